@@ -1,0 +1,34 @@
+"""LLM inference, taught and built: load a model, decode with a technique, measure what it gains.
+
+    from lessons_lib import load, generate
+    model = load("smollm2-135m")
+    print(generate(model.target(), "Once upon a time").text)
+
+load       a model by name or folder -> LanguageModel; `.target()` is what decodes
+generate   continue a prompt with a target, a proposer and an acceptance rule
+Greedy     acceptance: the target's most probable token
+Sampling   acceptance: samples from the target's distribution, exactly
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "lessons_lib.models",
+    "generate": "lessons_lib.decoding.generate",
+    "Greedy": "lessons_lib.decoding.acceptance",
+    "Sampling": "lessons_lib.decoding.acceptance",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str):
+    """Public names are imported when they are first used, so that the set-up runs without any package."""
+    if name not in _HOMES:
+        raise AttributeError(f"lessons_lib has no {name!r}; it offers {', '.join(_HOMES)}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

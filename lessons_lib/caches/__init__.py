@@ -1,0 +1,1 @@
+"""Key-value caches of our decoder and the arithmetic of their size."""

@@ -1,0 +1,67 @@
+"""The key-value cache of one sequence (lesson 02): preallocated buffers and one length per layer.
+
+The cache alone knows how long it is, at which position the next token sits and which entries stay.
+Buffers double when they are full, so that growing copies every entry about once in total; growing by
+concatenation, as dynamic caches often do, copies all of them at every step.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class ContiguousCache:
+    """Keys and values of one sequence: per layer two buffers (H_kv, capacity, d), rotated keys."""
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype, device="cpu", capacity: int = 16):
+        """capacity: entries to allocate at once; more are made when they are needed."""
+        new = lambda: torch.zeros(kv_heads, max(1, capacity), head_dim, dtype=dtype, device=device)  # noqa: E731
+        self.keys = [new() for _ in range(layers)]
+        self.values = [new() for _ in range(layers)]
+        self._lengths = [0] * layers
+
+    def length(self, layer: int = -1) -> int:
+        """Entries kept in a layer; without one, in the last layer (a partial forward leaves it behind)."""
+        return self._lengths[layer]
+
+    @property
+    def capacity(self) -> int:
+        """Entries that fit without a new buffer."""
+        return self.keys[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not."""
+        return sum(buffer.nbytes for buffer in self.keys + self.values)
+
+    def positions(self, offsets: Sequence[int]) -> list[int]:
+        """Positions of tokens about to be fed, offset 0 being the first one the cache lacks."""
+        return [self.length() + offset for offset in offsets]
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
+        start = self._lengths[layer]
+        end = start + keys.shape[1]
+        if end > self.keys[layer].shape[1]:
+            self._grow(layer, end)
+        self.keys[layer][:, start:end] = keys
+        self.values[layer][:, start:end] = values
+        self._lengths[layer] = end
+        return self.keys[layer][:, :end], self.values[layer][:, :end]
+
+    def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
+        """Keep the first `prefix` entries, then those numbered `then` (ascending); the rest leaves no trace."""
+        end = prefix + len(then)
+        for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
+            if list(then) != list(range(prefix, end)):  # an unbroken path stays where it is
+                index = torch.tensor(then, device=buffers[0].device)
+                for buffer in buffers:
+                    buffer[:, prefix:end] = buffer.index_select(1, index)
+            self._lengths[layer] = min(end, self._lengths[layer])
+
+    def _grow(self, layer: int, needed: int) -> None:
+        for buffers in (self.keys, self.values):
+            old = buffers[layer]
+            buffers[layer] = old.new_zeros(old.shape[0], max(needed, 2 * old.shape[1]), old.shape[2])
+            buffers[layer][:, : old.shape[1]] = old

@@ -1,0 +1,100 @@
+"""How many bytes a KV cache takes: every variant of the formula (lesson 02).
+
+K and V, for every layer, KV head, head dimension and cached token: b·S·L·2·H_kv·d·e bytes, e an element.
+GB = 1e9, GiB = 2**30: print the unit. Sources: GQA, Ainslie et al. 2023; MLA, DeepSeek-V2 2024;
+KIVI, Liu et al. 2024; paging, Kwon et al. 2023.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..measure.shape import ModelShape
+
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+
+
+def course_formula(shape: ModelShape, tokens: int = 1, batch: int = 1) -> int:
+    """2·2·b·S·L·D bytes: K and V, 2 bytes each. True only for 16 bits, multi-head attention and H·d = D."""
+    return 2 * 2 * batch * tokens * shape.layers * shape.width
+
+
+def kv_bytes_per_token(shape: ModelShape, cache_bytes: float = 2) -> float:
+    """k = 2·L·H_kv·d·e: bytes that one more token takes, as long as no window is full."""
+    return shape.kv_elements(1) * cache_bytes
+
+
+def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, cache_bytes: float = 2) -> float:
+    """Bytes of a cache with `tokens` tokens of each of `batch` sequences; windowed layers: min(S, window).
+
+    Beams and parallel samples multiply `batch` unless they share blocks.
+    """
+    return batch * shape.kv_elements(tokens) * cache_bytes
+
+
+def overstated(shape: ModelShape) -> float:
+    """How many times too large the course formula is for this model: D/(H_kv·d) at 16 bits."""
+    return course_formula(shape) / kv_bytes_per_token(shape)
+
+
+def static_bytes(shape: ModelShape, capacity: int, batch: int = 1, cache_bytes: float = 2) -> float:
+    """Bytes of a static cache: `capacity` tokens a sequence, taken from the first token on."""
+    return kv_bytes(shape, capacity, batch, cache_bytes)
+
+
+def paged_bytes(shape: ModelShape, tokens: int, page: int, batch: int = 1, cache_bytes: float = 2) -> float:
+    """Bytes of a paged cache: ceil(S/P) pages of P tokens a sequence, the last one partly empty."""
+    return kv_bytes(shape, math.ceil(tokens / page) * page, batch, cache_bytes)
+
+
+def mla_bytes_per_token(layers: int, latent: int, rotary: int, cache_bytes: float = 2) -> float:
+    """Multi-head latent attention: a layer keeps one compressed vector and one rotary key: no heads, no 2."""
+    return layers * (latent + rotary) * cache_bytes
+
+
+def concat_bytes(shape: ModelShape, cached: int, cache_bytes: float = 2) -> float:
+    """Extra bytes of a step that grows the cache by concatenation: 2·S·k, the old cache read and written."""
+    return 2 * kv_bytes(shape, cached, 1, cache_bytes)
+
+
+def cached_tokens(prompt: int, new: int) -> int:
+    """Tokens in the cache after `new` tokens were emitted: P + n - 1, the newest has not been fed yet."""
+    return prompt + max(new, 1) - 1
+
+
+def capacity_needed(prompt: int, new: int, drafted: int = 0) -> int:
+    """Smallest capacity for `prompt` and `new` tokens; drafting γ a step takes up to γ + 1 slots more."""
+    return cached_tokens(prompt, new) + (drafted + 1 if drafted else 0)
+
+
+def quantized_bits(bits: int, group: int, parameter_bits: int = 32) -> float:
+    """Bits per element with scale and zero point (16 bits each) for every group of G elements: n + 32/G."""
+    return bits + parameter_bits / group
+
+
+def quantized_bytes(shape: ModelShape, tokens: int, bits: int, group: int, residual: int = 0, batch: int = 1) -> float:
+    """Bytes of a quantized cache, its newest `residual` tokens in 16 bits (KIVI: 2 bits, G = 32, R = 128)."""
+    newest = min(tokens, residual)
+    exact = kv_bytes(shape, newest, batch)
+    return exact + (kv_bytes(shape, tokens, batch, 1) - exact / 2) * quantized_bits(bits, group) / 8
+
+
+def tokens_that_fit(memory: float, weight_bytes: float, shape: ModelShape, cache_bytes: float = 2) -> int:
+    """Tokens whose cache fits beside the weights (bytes), activations and windows ignored; at least 0."""
+    return max(0, int((memory - weight_bytes) // kv_bytes_per_token(shape, cache_bytes)))
+
+
+def requests_that_fit(
+    memory: float,
+    weight_bytes: float,
+    shape: ModelShape,
+    tokens: int,
+    cache_bytes: float = 2,
+    draft: ModelShape | None = None,
+) -> int:
+    """Sequences of `tokens` tokens whose caches fit beside the weights; a draft's own cache counts for each.
+
+    weight_bytes: all weights that lie in memory, the draft's included.
+    """
+    each = kv_bytes(shape, tokens, 1, cache_bytes) + (kv_bytes(draft, tokens, 1, cache_bytes) if draft else 0)
+    return max(0, int((memory - weight_bytes) // each))

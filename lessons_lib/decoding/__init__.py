@@ -1,0 +1,1 @@
+"""Decoding: one loop for every technique. `generate` repeats `step`; see row.py."""

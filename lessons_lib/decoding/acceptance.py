@@ -1,0 +1,125 @@
+"""Acceptance rules (lessons 01, 06): from a tree and the target's logits to a path and one more token.
+
+Greedy and Sampling are lossless: the text is what the target alone would have written, or is distributed
+like it. Rules and proofs: Leviathan et al. 2022 (arXiv 2211.17192) for chains, SpecInfer (Miao et al. 2023,
+arXiv 2305.09781) for trees. p and q are distributions after temperature, top-k and top-p.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lessons_lib.decoding.proposal import ANCHOR, Tree
+
+TINY = 1e-12  # less than this is left over from rounding, not from probability
+
+
+class Acceptance(Protocol):
+    """lossless: whether the target's own distribution (or greedy text) is kept."""
+
+    lossless: bool
+
+    def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None) -> tuple[list[int], int]:
+        """logits (1 + n, V), row 0 the anchor's, row 1 + i node i's -> (path of nodes, bonus token)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Follow the target's most probable token as long as somebody guessed it: the text of plain greedy decoding."""
+
+    lossless = True
+
+    def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None = None) -> tuple[list[int], int]:
+        """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
+        choices = logits.argmax(-1).tolist()
+        path, node = [], ANCHOR
+        while (child := tree.child(node, choices[node + 1])) is not None:
+            path.append(child)
+            node = child
+        return path, choices[node + 1]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sample from softmax(logits / temperature), kept to the top_k tokens and to top_p of the mass.
+
+    top_k 0 and top_p 1.0 leave everything in; temperature 0 is refused, since Greedy is what it means.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    lossless = True
+
+    def __post_init__(self):
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}; for the argmax use Greedy()")
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(f"top_k >= 0 and 0 < top_p <= 1 are needed, not {self.top_k} and {self.top_p}")
+
+    def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None = None) -> tuple[list[int], int]:
+        """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
+        path, node = [], ANCHOR
+        while True:
+            p = self.probabilities(logits[node + 1])
+            token, accepted = choose_child(p, tree.draws.get(node, ()), tree.q.get(node), tree.mode, generator)
+            if not accepted:
+                return path, token
+            node = tree.child(node, token)
+            path.append(node)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(..., V) -> (..., V) in single precision or better: what plain sampling would draw from."""
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            least = scores.topk(self.top_k).values[..., -1:]
+            scores = scores.masked_fill(scores < least, float("-inf"))
+        p = scores.softmax(-1)
+        return p if self.top_p == 1 else nucleus(p, self.top_p)
+
+
+def nucleus(p: Tensor, top_p: float) -> Tensor:
+    """Keep the fewest most probable tokens of p (..., V) that reach `top_p`, renormalised (Holtzman 2019)."""
+    ordered, order = p.sort(descending=True, dim=-1)
+    kept = ordered.cumsum(-1) - ordered < top_p  # mass before the token: the first is always kept
+    p = torch.zeros_like(p).scatter(-1, order, ordered * kept)
+    return p / p.sum(-1, keepdim=True)
+
+
+def choose_child(
+    p: Tensor, children: Sequence[int], q: Tensor | None, mode: str, generator: torch.Generator | None
+) -> tuple[int, bool]:
+    """Multi-round rejection at one node -> (token, whether it is one of `children`), distributed exactly as p (V,).
+
+    After a rejection what is still owed is the part of p above the proposal, renormalised. The strict < keeps
+    a token of probability 0 out even when the uniform number is exactly 0.
+    """
+    for token in children:
+        if mode == "point":
+            accepted = _uniform(p, generator) < p[token]
+            w = torch.zeros_like(p).index_fill_(0, torch.tensor([token], device=p.device), 1.0)
+        else:
+            w = q.to(p)
+            accepted = _uniform(p, generator) * w[token] < p[token]
+        if accepted:
+            return token, True
+        p = _owed(p, w)
+        if mode == "without_replacement":
+            q = q.index_fill(0, torch.tensor([token], device=q.device), 0.0)
+            q = q / q.sum().clamp_min(TINY)
+    return int(torch.multinomial(p, 1, generator=generator)), False
+
+
+def _owed(p: Tensor, w: Tensor) -> Tensor:
+    """normalise((p - w)+); p itself when rounding is all that is left."""
+    rest = (p - w).clamp_min(0)
+    mass = rest.sum()
+    return rest / mass if mass > TINY else p
+
+
+def _uniform(p: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.rand((), dtype=p.dtype, device=p.device, generator=generator)

@@ -1,0 +1,118 @@
+"""`generate`: one text from one prompt, by any target, proposer and acceptance rule (lessons 01, 06)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lessons_lib.decoding.acceptance import Acceptance, Greedy
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.row import Ending, Row, step
+from lessons_lib.decoding.stopping import cut_at, stop_check
+from lessons_lib.decoding.targets import as_target
+from lessons_lib.decoding.trace import Step
+
+Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Output:
+    """ids: new tokens, the one that ended the text included; text: them decoded, without special tokens and
+    cut before a stop text; trace: one Step per target forward; finish: "eos", "stop" or "length"."""
+
+    ids: list[int]
+    text: str | None
+    trace: list[Step]
+    finish: str
+
+
+@torch.no_grad()
+def generate(
+    target,
+    prompt: Prompt,
+    proposer: Proposer | None = None,
+    acceptance: Acceptance | None = None,
+    max_new_tokens: int = 128,
+    min_new_tokens: int = 0,
+    stop: str | Sequence[str] | None = None,
+    generator: torch.Generator | None = None,
+    on_tokens: Callable[[list[int]], None] | None = None,
+) -> Output:
+    """Continue `prompt` by up to `max_new_tokens` tokens.
+
+    target: a Target, a LanguageModel, or any causal LM of transformers. prompt: text, token ids, or messages
+    ([{"role": "user", "content": ...}], the only form that gets the chat template). proposer: guesses ahead
+    (None: plain decoding); acceptance: Greedy() unless given. stop: texts that end the output when they are
+    complete. generator: randomness of sampling. on_tokens: called with the new ids after every step.
+
+    Raises ValueError for an empty prompt, one that does not fit the context together with the new tokens,
+    and lengths below 1; TypeError for text without a tokenizer; Unsupported if the target lacks what the
+    proposer needs.
+    """
+    target, proposer = as_target(target), proposer or Proposer()
+    row = new_row(target, prompt, proposer, acceptance or Greedy(), max_new_tokens, min_new_tokens, stop, generator)
+    while row.finish is None:
+        shown = len(row.ids)
+        step(target, [row])
+        if on_tokens:
+            on_tokens(row.ids[shown:])
+    text = target.tokenizer and cut_at(target.tokenizer.decode(row.new, skip_special_tokens=True), stop)
+    return Output(row.new, text, row.trace, row.finish)
+
+
+def new_row(
+    target,
+    prompt: Prompt,
+    proposer: Proposer,
+    acceptance: Acceptance,
+    max_new_tokens: int,
+    min_new_tokens: int = 0,
+    stop: str | Sequence[str] | None = None,
+    generator: torch.Generator | None = None,
+) -> Row:
+    """A row ready for its first step, everything that can be wrong with it checked. Arguments as `generate`."""
+    if max_new_tokens < 1 or not 0 <= min_new_tokens <= max_new_tokens:
+        raise ValueError(
+            f"max_new_tokens must be at least 1 and min_new_tokens between 0 and it, not {max_new_tokens} and "
+            f"{min_new_tokens}"
+        )
+    ids = encode(target, prompt)
+    check_fits(target, len(ids), max_new_tokens)
+    target.check(proposer)
+    proposer.reset(target, ids)
+    ending = Ending(max_new_tokens, min_new_tokens, frozenset(target.eos), stop_check(target.tokenizer, stop))
+    cache = target.new_cache(len(ids) + max_new_tokens - 1)  # the last token is never fed
+    return Row(ids, len(ids), cache, ending, proposer, acceptance, generator)
+
+
+def encode(target, prompt: Prompt) -> list[int]:
+    """Text, ids or messages -> token ids. Raises ValueError if there are none or one is not in the vocabulary."""
+    if isinstance(prompt, Tensor):
+        prompt = prompt.squeeze(0).tolist() if prompt.ndim == 2 and len(prompt) == 1 else prompt.tolist()
+    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
+        ids = _tokenize(target.tokenizer, prompt)
+    else:
+        ids = [int(token) for token in prompt]
+    if not ids:
+        raise ValueError("the prompt is empty; give at least one token")
+    if outside := [token for token in ids if not 0 <= token < target.vocab_size]:
+        raise ValueError(f"token id {outside[0]} is not in this model's vocabulary of {target.vocab_size}")
+    return ids
+
+
+def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
+    """Raise ValueError if prompt and new tokens do not fit the model's context."""
+    if prompt_length + max_new_tokens - 1 > target.context:
+        raise ValueError(
+            f"a prompt of {prompt_length} tokens and {max_new_tokens} new ones do not fit the context of "
+            f"{target.context}; shorten the prompt or lower max_new_tokens"
+        )
+
+
+def _tokenize(tokenizer, prompt) -> list[int]:
+    if tokenizer is None:
+        raise TypeError("this target has no tokenizer: pass token ids, or a model from lessons_lib.load")
+    if isinstance(prompt, str):
+        return tokenizer(prompt).input_ids
+    return tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=False)

@@ -1,0 +1,126 @@
+"""What a proposer hands to the loop (lessons 06-09): a tree of guesses, and scratch tokens of its own.
+
+The tree is checked, cut to the depth that can still be used, and equal siblings are merged into one node:
+with duplicates a walk could enter the shorter of two equal branches, exact all the same but slower.
+A chain of guesses is a tree without branches; an empty tree makes the step a plain decoding step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+ANCHOR = -1  # parent of the first guesses: the last committed token
+MODES = ("point", "iid", "without_replacement")
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Tokens fed beside the tree for the proposer's own use; their cache entries are always dropped.
+
+    offsets: positions relative to the anchor's. sees[i][j]: token i may attend to scratch token j (itself in
+    any case). sees_tree[i]: tree nodes, in the proposer's numbering, that token i may attend to. All see the
+    committed text and the anchor; the tree never sees scratch.
+    """
+
+    tokens: Sequence[int]
+    offsets: Sequence[int]
+    sees: Sequence[Sequence[bool]]
+    sees_tree: Sequence[Sequence[int]] = ()
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Guesses for what follows the anchor: node i holds tokens[i] below parents[i] (ANCHOR, or a node < i).
+
+    mode: how they were drawn, which decides the lossless acceptance rule: "point" (any deterministic choice),
+    "iid" or "without_replacement" draws from q. q: parent -> distribution (V,) its children were drawn from.
+    draws: parent -> child tokens in draw order, if it differs from their order in tokens.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    mode: str = "point"
+    q: Mapping[int, Tensor] = field(default_factory=dict)
+    draws: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    scratch: Scratch | None = None
+    draft_calls: int = 0
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], **rest) -> "Proposal":
+        """A tree without branches: each token follows the one before it."""
+        return cls(tokens, range(-1, len(tokens) - 1), **rest)
+
+    def __post_init__(self):
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents: give each node its parent")
+        if bad := [i for i, p in enumerate(self.parents) if not ANCHOR <= p < i]:
+            raise ValueError(f"node {bad[0]} stands before its parent {self.parents[bad[0]]}: list parents first")
+        if self.mode not in MODES:
+            raise ValueError(f"mode {self.mode!r} is unknown; one of {', '.join(MODES)}")
+        if self.mode != "point" and (lost := set(self.parents) - set(self.q)):
+            raise ValueError(f"mode {self.mode!r} needs the row of q for every parent; {min(lost)} has none")
+        if any(not row.isfinite().all() for row in self.q.values()):
+            raise ValueError("a row of q holds NaN or infinity; give probabilities")
+        if self.scratch and not len(self.scratch.tokens) == len(self.scratch.offsets) == len(self.scratch.sees):
+            raise ValueError("scratch needs one offset and one row of `sees` for each token")
+
+
+@dataclass
+class Tree:
+    """A proposal made ready for one forward: merged, pruned, with depths and children looked up.
+
+    merged[i] is the node that the proposer's node i became, None if it was cut off.
+    """
+
+    mode: str = "point"
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    draws: dict[int, list[int]] = field(default_factory=dict)
+    q: dict[int, Tensor] = field(default_factory=dict)
+    merged: list[int | None] = field(default_factory=list)
+    nodes: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, proposal: Proposal, limit: int) -> "Tree":
+        """Merge equal siblings and drop nodes deeper than `limit` (tokens that may still be committed)."""
+        tree = cls(mode=proposal.mode)
+        for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+            tree.merged.append(tree._add(int(token), ANCHOR if parent == ANCHOR else tree.merged[parent], limit))
+        for parent, order in _draw_orders(proposal).items():
+            node = ANCHOR if parent == ANCHOR else tree.merged[parent]
+            if node in tree.draws:
+                tree.draws[node] += order
+                tree.q |= {node: proposal.q[parent]} if parent in proposal.q else {}
+        return tree
+
+    def _add(self, token: int, parent: int | None, limit: int) -> int | None:
+        """The node of `token` below `parent`, made if it is new; None if it is too deep."""
+        depth = None if parent is None else 1 if parent == ANCHOR else self.depths[parent] + 1
+        if depth is None or depth > limit:
+            return None
+        if (parent, token) not in self.nodes:
+            self.nodes[parent, token] = len(self.tokens)
+            self.draws.setdefault(parent, [])
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(depth)
+        return self.nodes[parent, token]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node follows the one before it, so that plain causal attention will do."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The node that continues `parent` with `token`, None if nobody guessed it."""
+        return self.nodes.get((parent, token))
+
+
+def _draw_orders(proposal: Proposal) -> dict[int, list[int]]:
+    """parent -> its children's tokens in the order they were drawn."""
+    orders: dict[int, list[int]] = {}
+    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+        orders.setdefault(parent, []).append(int(token))
+    return orders | {parent: [int(t) for t in order] for parent, order in proposal.draws.items() if parent in orders}

@@ -1,0 +1,45 @@
+"""Proposers: one file per technique, each a way to guess what the target will say next (lessons 06-09)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from lessons_lib.decoding.proposal import Proposal
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a step brought to light, in the proposer's own numbering of its nodes.
+
+    path: accepted nodes; tokens: what was committed, bonus last; anchor_logits (V,); node_logits: node ->
+    (V,) for every node that was fed; scratch_logits (m, V); states: name -> (1 + m, D) of the last accepted
+    node (or the anchor) followed by scratch, for the states that the proposer needs.
+    """
+
+    path: list[int]
+    tokens: list[int]
+    anchor_logits: Tensor
+    node_logits: dict[int, Tensor]
+    scratch_logits: Tensor
+    states: dict[int | str, Tensor] = field(default_factory=dict)
+
+
+class Proposer:
+    """Proposes nothing: plain decoding. Techniques override what they need.
+
+    needs: abilities the target must offer, such as "states". after: layers whose states `observe` wants.
+    """
+
+    needs: frozenset[str] = frozenset()
+    after: tuple = ()
+
+    def reset(self, target, prompt: Sequence[int]) -> None:
+        """A new text begins with these token ids, to be continued by `target`."""
+
+    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
+        """ids: all committed tokens; at most `limit` deep can be used -> guesses for what follows."""
+        return Proposal()
+
+    def observe(self, seen: Observation) -> None:
+        """Called after every commit, the prefill's included."""

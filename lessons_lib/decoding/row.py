@@ -1,0 +1,182 @@
+"""A row and the loop's body (lesson 06): propose, run the target once, accept a path, commit it.
+
+`step` is the whole of decoding: `generate` repeats it with one row, the serving engine with those that its
+scheduler picked. No technique is named here; they differ in their proposers, rules and targets alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from lessons_lib.decoding.acceptance import Acceptance, Greedy
+from lessons_lib.decoding.blocks import Block, Scores, make_block
+from lessons_lib.decoding.proposal import Proposal, Tree
+from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.trace import Step
+
+
+@dataclass
+class Ending:
+    """When a row ends. eos: ids that end it; stop: says of the new tokens whether a stop text is complete."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    eos: frozenset[int] = frozenset()
+    stop: Callable[[list[int]], bool] | None = None
+
+    def reason(self, new: list[int]) -> str | None:
+        """Why a text ends with the last of its new tokens: "eos", "stop", "length", or None: it goes on."""
+        if new[-1] in self.eos and len(new) > self.min_new_tokens:
+            return "eos"
+        if self.stop and len(new) >= self.min_new_tokens and self.stop(new):
+            return "stop"
+        return "length" if len(new) >= self.max_new_tokens else None
+
+
+@dataclass
+class Draft:
+    """A row's plan for one forward."""
+
+    tree: Tree
+    proposal: Proposal
+    block: Block
+    completes: bool  # whether the forward reaches the anchor, so that tokens can be committed
+
+
+@dataclass
+class Row:
+    """One sequence in the making. ids: prompt and committed tokens; the cache lacks the last of them, or more.
+
+    chunk: at most so many prompt tokens are fed in one step (None: all).
+    """
+
+    ids: list[int]
+    prompt_length: int
+    cache: object
+    ending: Ending
+    proposer: Proposer = field(default_factory=Proposer)
+    acceptance: Acceptance = field(default_factory=Greedy)
+    generator: torch.Generator | None = None
+    chunk: int | None = None
+    trace: list[Step] = field(default_factory=list)
+    finish: str | None = None
+
+    @property
+    def new(self) -> list[int]:
+        """The tokens committed so far, without the prompt."""
+        return self.ids[self.prompt_length :]
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether no token has been committed yet."""
+        return len(self.ids) == self.prompt_length
+
+    def draft(self) -> Draft:
+        """What to feed: the part of the prompt that is due, or the anchor and the proposer's guesses."""
+        cached = self.cache.length()
+        lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
+        completes = cached + len(lacking) == len(self.ids)
+        limit = self.prompt_length + self.ending.max_new_tokens - len(self.ids) - 1  # the step adds one itself
+        proposal = Proposal() if self.prefilling else self.proposer.propose(self.ids, limit)
+        tree = Tree.of(proposal, limit)
+        block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
+        return Draft(tree, proposal, block, completes)
+
+    def accept(self, draft: Draft, scores: Scores) -> tuple[list[int], list[int]]:
+        """Ask the acceptance rule, end the text where it must end -> (path, committed tokens)."""
+        if not draft.completes:
+            return [], []
+        nodes = 1 + len(draft.tree.tokens)
+        logits = self._hold_back_eos(draft.tree, scores.logits[:nodes])
+        path, bonus = self.acceptance.accept(draft.tree, logits, self.generator)
+        return path, self._until_end([draft.tree.tokens[node] for node in path] + [bonus])
+
+    def commit(self, draft: Draft, path: list[int], tokens: list[int], scores: Scores) -> None:
+        """Keep the cache entries of what was committed, all but the last token's, and tell the proposer."""
+        if not draft.completes:
+            return
+        first = len(self.ids)  # entry of node 0: everything committed so far is cached now
+        path = path[: max(0, len(tokens) - 1)] if len(tokens) <= len(path) else path
+        self.cache.keep(first, [first + node for node in path])
+        self.ids.extend(tokens)
+        self.proposer.observe(observation(draft, path, tokens, scores))
+
+    def _hold_back_eos(self, tree: Tree, logits: Tensor) -> Tensor:
+        """No end of text before min_new_tokens, at whatever depth of the tree a row of logits stands."""
+        missing = self.ending.min_new_tokens - (len(self.ids) - self.prompt_length)
+        early = [row for row, depth in enumerate([0, *tree.depths]) if depth < missing]
+        if not early or not self.ending.eos:
+            return logits
+        logits = logits.clone()
+        logits[torch.tensor(early)[:, None], torch.tensor(sorted(self.ending.eos))] = float("-inf")
+        return logits
+
+    def _until_end(self, tokens: list[int]) -> list[int]:
+        new = self.new
+        for count, token in enumerate(tokens, 1):
+            new.append(token)
+            self.finish = self.ending.reason(new)
+            if self.finish:
+                return tokens[:count]
+        return tokens
+
+
+def step(target, rows: Sequence[Row]) -> None:
+    """One target forward for any number of rows; each commits 0 to n tokens and records a Step."""
+    clock = [perf_counter()]
+    lap = lambda: clock.append(perf_counter())  # noqa: E731
+    drafts = [row.draft() for row in rows]
+    lap()
+    scored = target.run([draft.block for draft in drafts])
+    lap()
+    for row, draft, scores in zip(rows, drafts, scored, strict=True):
+        since = perf_counter()
+        before, prefilling = len(row.ids), row.prefilling
+        path, tokens = row.accept(draft, scores)
+        accepted = perf_counter()
+        row.commit(draft, path, tokens, scores)
+        row.trace.append(record(row, draft, path, tokens, before, prefilling, clock, since, accepted))
+
+
+def record(row, draft, path, tokens, before, prefilling, clock, since, accepted) -> Step:
+    """The trace's record of one row's share of a step."""
+    done = perf_counter()
+    times = clock[1] - clock[0], clock[2] - clock[1], accepted - since, done - accepted
+    return Step(
+        length_before=before,
+        forwarded=len(draft.block.tokens),
+        proposed=len(draft.tree.tokens),
+        depth=max(draft.tree.depths, default=0),
+        scratch=len(draft.proposal.scratch.tokens) if draft.proposal.scratch else 0,
+        accepted=min(len(path), len(tokens)),
+        committed=len(tokens),
+        draft_calls=draft.proposal.draft_calls,
+        is_prefill=prefilling,
+        eos_cut=row.finish == "eos" and len(tokens) <= len(path),
+        length_cut=row.finish == "length" and len(tokens) <= len(path),
+        t_propose=times[0],
+        t_forward=times[1],
+        t_accept=times[2],
+        t_commit=times[3],
+        t_total=sum(times),
+    )
+
+
+def observation(draft: Draft, path: list[int], tokens: list[int], scores: Scores) -> Observation:
+    """Translate what a step found from the merged tree's numbering to the proposer's."""
+    tree, nodes = draft.tree, 1 + len(draft.tree.tokens)
+    theirs = {merged: node for node, merged in reversed(list(enumerate(tree.merged))) if merged is not None}
+    fed = {node: scores.logits[1 + merged] for node, merged in enumerate(tree.merged) if merged is not None}
+    last = 1 + path[-1] if path else 0
+    rows = [last, *range(nodes, len(scores.logits))]
+    return Observation(
+        path=[theirs[node] for node in path],
+        tokens=tokens,
+        anchor_logits=scores.logits[0],
+        node_logits=fed,
+        scratch_logits=scores.logits[nodes:],
+        states={name: states[rows] for name, states in scores.states.items()},
+    )

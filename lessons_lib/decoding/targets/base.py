@@ -1,0 +1,48 @@
+"""What the loop asks of a target (lessons 01, 06)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from lessons_lib.decoding.blocks import Block, Scores
+
+
+class Unsupported(ValueError):
+    """A proposer needs what this target does not offer."""
+
+
+class Target(ABC):
+    """Runs blocks and says what it thinks of them; its caches keep or forget entries.
+
+    offers: abilities a proposer may need: "states" (hidden states beside logits), "layers" (a range of layers),
+    "rows" (several rows in one forward; without it they run one after another). tokenizer may be None.
+    context: the most tokens a text may have. eos: ids that end a text. seconds the device needs are waited for.
+    """
+
+    offers: frozenset[str] = frozenset()
+    tokenizer = None
+    vocab_size: int
+    context: int
+    eos: tuple[int, ...]
+
+    @abstractmethod
+    def new_cache(self, tokens: int):
+        """An empty cache of one row for a text of so many tokens."""
+
+    @abstractmethod
+    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+        """Feed every block; its cache holds all its tokens afterwards, until `keep` drops those rejected."""
+
+    def check(self, proposer) -> None:
+        """Raise Unsupported if the proposer needs what is not offered."""
+        if missing := proposer.needs - self.offers:
+            raise Unsupported(
+                f"{type(proposer).__name__} needs {', '.join(sorted(missing))}, which {type(self).__name__} does not "
+                'offer; use model.target(kind="decoder")'
+            )
+
+
+def eos_ids(network, tokenizer) -> tuple[int, ...]:
+    """Ids that end a text, from the model's generation config, else its tokenizer, else none."""
+    eos = getattr(getattr(network, "generation_config", None), "eos_token_id", None)
+    eos = eos if eos is not None else getattr(tokenizer, "eos_token_id", None)
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)

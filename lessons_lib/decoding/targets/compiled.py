@@ -1,0 +1,120 @@
+"""Our decoder as a compiled target (lesson 03): static buffers, one graph per number of rows.
+
+Plain `torch.compile` gains little on a CPU: three quarters of a one-token step are matrix products, and those
+stay calls of the same library. What helps is frozen weights (constants that the compiler may repack) and
+autotuned products, which it writes for one row itself. Both settings are global and break other compiled
+code, so they hold only while a step compiles. Keys and values travel as arguments: a frozen graph would
+otherwise keep writing into the first prompt's cache.
+"""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from lessons_lib.caches.static import Slots, StaticCache
+from lessons_lib.decoding.blocks import Block, Scores
+from lessons_lib.decoding.targets.compiler import compiler_problem, keep_compiled_code, settings
+from lessons_lib.decoding.targets.decoder import DecoderTarget
+from lessons_lib.models.attention import attend_by_products
+from lessons_lib.models.decoder import Decoder, Segment
+from lessons_lib.progress import say
+
+
+class CompiledTarget(DecoderTarget):
+    """As DecoderTarget, with forwards of up to max(widths) tokens compiled, others eager.
+
+    context: tokens of every cache, fixed because shapes are compiled. widths: token counts to compile for;
+    a block is padded up to the next one. tuned: freeze weights and autotune products, else compile plainly.
+    compile_seconds: width -> what its first call took. problem: why nothing is compiled, None if it is.
+    """
+
+    offers = frozenset({"states"})
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer=None,
+        eos: Sequence[int] = (),
+        context: int = 512,
+        widths: Sequence[int] = (1,),
+        tuned: bool = True,
+    ):
+        super().__init__(decoder, tokenizer, eos)
+        self.capacity = min(context, self.context) + max(widths)  # slack: padding is written, too
+        self.context, self.tuned, self.widths = min(context, self.context), tuned, sorted(widths)
+        self.compile_seconds: dict[int, float] = {}
+        self._steps: dict[int, Callable] = {}
+        self.problem = compiler_problem(self.device)
+        if self.problem:
+            say(f"{self.problem}; decoding runs uncompiled")
+            self.widths = []
+
+    def new_cache(self, tokens: int) -> StaticCache:
+        """An empty cache of this target's fixed size."""
+        c = self.decoder.config
+        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=self.capacity)
+
+    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+        """Each block in a forward of its own -> its scores."""
+        return [self._run_compiled(block) if self._compiles(block) else super(CompiledTarget, self).run([block])[0]
+                for block in blocks]  # fmt: skip
+
+    def _compiles(self, block: Block) -> bool:
+        return any(len(block.tokens) <= width for width in self.widths) and set(block.after) <= {"final"}
+
+    def _run_compiled(self, block: Block) -> Scores:
+        count = len(block.tokens)
+        width = next(w for w in self.widths if count <= w)
+        padding, cache = [0] * (width - count), block.cache
+        tokens = torch.tensor(block.tokens + padding, device=self.device)
+        positions = torch.tensor(cache.positions(block.offsets) + padding, device=self.device)
+        slots, mask = cache.slots(count, width), cache.mask(block.mask, count, width)
+        final, logits = self._step(width)(tokens, positions, slots, mask, cache.keys, cache.values)
+        cache.advance(count)
+        rows = slice(count - block.wanted, count)
+        return Scores(logits[rows], {name: final[rows] for name in block.after})
+
+    def _step(self, width: int) -> Callable:
+        """The compiled step of one width; compiled at the first call, which is timed and announced."""
+        if width not in self._steps:
+            self._steps[width] = self._compile(width)
+        return self._steps[width]
+
+    def _compile(self, width: int) -> Callable:
+        keep_compiled_code()
+        compiled = torch.compile(static_step(self.decoder), dynamic=False)
+        say(f"compiling the {width}-token step ({self.decoder.config.layers} layers, {self.dtype}) ...")
+
+        def first(*args):
+            since = perf_counter()
+            with settings(self.tuned):
+                out = compiled(*args)
+            self.compile_seconds[width] = perf_counter() - since
+            say(f"compiled in {self.compile_seconds[width]:.0f} s")
+            self._steps[width] = unguarded(compiled)
+            return out
+
+        return first
+
+
+def static_step(decoder: Decoder) -> Callable:
+    """One forward over static buffers as a function of tensors alone, so that it can be compiled."""
+
+    def step(tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list, values: list):
+        segment = Segment(positions, Slots(keys, values, slots), mask)
+        final = decoder.final(decoder(tokens, [segment], attend=attend_by_products).last)
+        return final, decoder.head(final)
+
+    return step
+
+
+def unguarded(compiled: Callable) -> Callable:
+    """Skip the checks that every call of a compiled function begins with (up to 1 ms): shapes never change here."""
+
+    def call(*args):
+        with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
+            return compiled(*args)
+
+    return call

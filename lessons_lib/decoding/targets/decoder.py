@@ -1,0 +1,49 @@
+"""Our readable decoder as a target, eager (lessons 02, 03): all rows packed in one forward."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.decoding.blocks import Block, Scores
+from lessons_lib.decoding.targets.base import Target
+from lessons_lib.models.decoder import Decoder, Segment, States
+
+
+class DecoderTarget(Target):
+    """decoder: `Decoder.from_transformers(...)`. tokenizer and eos as of the model it came from."""
+
+    offers = frozenset({"states", "layers", "rows"})
+
+    def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = ()):
+        self.decoder, self.tokenizer, self.eos = decoder, tokenizer, tuple(eos)
+        self.vocab_size, self.context = decoder.config.vocab_size, decoder.config.context
+        self.device, self.dtype = decoder.embedding.weight.device, decoder.embedding.weight.dtype
+
+    def new_cache(self, tokens: int) -> ContiguousCache:
+        """An empty cache with room for a text of so many tokens; guesses beyond them make it grow."""
+        c = self.decoder.config
+        return ContiguousCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=tokens)
+
+    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+        """One packed forward for all blocks -> the scores of each."""
+        tokens = torch.tensor([token for block in blocks for token in block.tokens], device=self.device)
+        layers = [name for block in blocks for name in block.after if name != "final"]
+        states = self.decoder(tokens, [self.segment(block) for block in blocks], after=layers)
+        ends = torch.tensor([len(block.tokens) for block in blocks]).cumsum(0).tolist()
+        rows = [slice(end - block.wanted, end) for end, block in zip(ends, blocks, strict=True)]
+        last = torch.cat([states.last[wanted] for wanted in rows])
+        logits = self.decoder.logits(last).split([block.wanted for block in blocks])
+        return [
+            Scores(logits[i], {name: self._states(states, name, rows[i]) for name in block.after})
+            for i, block in enumerate(blocks)
+        ]
+
+    def segment(self, block: Block) -> Segment:
+        """A block as the decoder reads it."""
+        positions = torch.tensor(block.cache.positions(block.offsets), device=self.device)
+        return Segment(positions, block.cache, None if block.mask is None else block.mask.to(self.device))
+
+    def _states(self, states: States, name: int | str, rows: slice) -> Tensor:
+        return self.decoder.final(states.last[rows]) if name == "final" else states.after[name][rows]

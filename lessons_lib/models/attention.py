@@ -1,0 +1,52 @@
+"""Attention of one sequence over its cache (lessons 01-04): two ways of computing the same thing.
+
+Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): H query heads share H_kv key/value heads,
+g = H / H_kv queries each. Folding the g queries of a group into the query axis turns it into plain
+attention with H_kv heads, and no key or value is ever copied.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lessons_lib.caches.masks import causal_mask
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """q (H, T, d), keys and values (H_kv, S, d), mask (T, S) bool with True = may attend -> (H, T, d).
+
+    mask None is causal: the last query sees all S entries, the one before it S - 1, and so on.
+    """
+    heads, count, dim = q.shape
+    groups, entries = heads // keys.shape[0], keys.shape[1]
+    if mask is None and 1 < count == entries:  # a prompt: the kernel knows this mask and skips half the work
+        args = dict(is_causal=True, enable_gqa=groups > 1)
+        return F.scaled_dot_product_attention(q[None], keys[None], values[None], **args)[0]
+    if mask is None and count > 1:
+        mask = causal_mask(count, entries, q.device)
+    folded = q.reshape(keys.shape[0], groups * count, dim)
+    mask = mask if mask is None or groups == 1 else mask.repeat(groups, 1)
+    out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask)
+    return out[0].view(heads, count, dim)
+
+
+def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """As `attend`, with the scores in the open: what a compiler can fuse with its surroundings.
+
+    One query is a sum over products, which the compiler turns into one vectorised loop; the CPU kernel
+    behind scaled_dot_product_attention takes as long as all matrix products of the step together there.
+    """
+    heads, count, dim = q.shape
+    keys, values = (x.repeat_interleave(heads // x.shape[0], 0) for x in (keys, values))  # no copy once fused
+    exact = torch.promote_types(q.dtype, torch.float32)
+    if count == 1:
+        scores = (q * keys).sum(-1, dtype=exact)[:, None]
+    else:
+        scores = (q @ keys.transpose(1, 2)).to(exact)
+    scores = scores * dim**-0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = scores.softmax(-1)
+    if count == 1:
+        return (weights.transpose(1, 2) * values).sum(1, keepdim=True).to(q.dtype)
+    return weights.to(q.dtype) @ values

@@ -1,0 +1,205 @@
+"""A Llama-family decoder to read (lessons 01-03): the same weights and logits as transformers, nothing hidden.
+
+Pre-norm blocks of RMSNorm, rotary embeddings (Su et al. 2021, arXiv 2104.09864), grouped-query attention and
+SwiGLU (Shazeer 2020, arXiv 2002.05202), as in Llama, Mistral and SmolLM. Sequences are *packed*: the tokens
+of all rows stand behind one another, every product runs over all of them at once, and only attention looks
+at one row at a time, each with its own cache, positions and mask.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lessons_lib.models.attention import attend
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes of a decoder. L layers, D width, H heads, H_kv kv_heads, d head_dim, V vocab_size.
+
+    context: the longest sequence; for a model with a sliding window no longer than the window, within which
+    plain causal attention is the same thing.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    vocab_size: int
+    context: int
+    tied: bool
+    norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+
+    @classmethod
+    def from_transformers(cls, config) -> "DecoderConfig":
+        """Read a Llama, Mistral or SmolLM config. Raises ValueError for what this decoder does not compute."""
+        rope = getattr(config, "rope_parameters", None) or {}
+        unsupported = {
+            f"model type {config.model_type!r}": config.model_type not in ("llama", "mistral"),
+            f"rope type {rope.get('rope_type')!r}": rope.get("rope_type", "default") != "default",
+            f"activation {config.hidden_act!r}": config.hidden_act != "silu",
+            "biases": getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False),
+        }
+        for what, present in unsupported.items():
+            if present:
+                raise ValueError(f'the readable decoder has no {what}; use target(kind="transformers") instead')
+        return cls(
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            mlp_width=config.intermediate_size,
+            vocab_size=config.vocab_size,
+            context=min(config.max_position_embeddings, getattr(config, "sliding_window", None) or sys.maxsize),
+            tied=config.tie_word_embeddings,
+            norm_eps=config.rms_norm_eps,
+            rope_theta=rope.get("rope_theta", 10_000.0),
+        )
+
+
+class KeysAndValues(Protocol):
+    """What a layer asks of a cache: take new keys and values, give back all that attention sees."""
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass
+class Segment:
+    """One sequence's part of a packed forward.
+
+    positions (T,) of its tokens; mask (T, S) bool or None for causal, S counting the new tokens too.
+    """
+
+    positions: Tensor
+    cache: KeysAndValues
+    mask: Tensor | None = None
+
+
+@dataclass
+class States:
+    """Hidden states (T, D) after the last layer that ran, and those asked for by layer number."""
+
+    last: Tensor
+    after: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). q, k, v come from one product, gate and up from another."""
+
+    def __init__(self, config: DecoderConfig, index: int):
+        super().__init__()
+        self.config, self.index = config, index
+        self.attention_norm = nn.Parameter(torch.empty(config.width))
+        self.mlp_norm = nn.Parameter(torch.empty(config.width))
+        heads = config.heads + 2 * config.kv_heads
+        self.qkv = nn.Linear(config.width, heads * config.head_dim, bias=False)
+        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
+        self.gate_up = nn.Linear(config.width, 2 * config.mlp_width, bias=False)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], attend: Callable) -> Tensor:
+        x = x + self.attention(self._norm(x, self.attention_norm), cos, sin, segments, attend)
+        gate, up = self.gate_up(self._norm(x, self.mlp_norm)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], attend: Callable) -> Tensor:
+        """(T, D) -> (T, D): project all rows at once, then attend row by row."""
+        c = self.config
+        qkv = self.qkv(x).view(len(x), -1, c.head_dim)
+        qk, v = qkv.split([c.heads + c.kv_heads, c.kv_heads], dim=1)
+        q, k = rotate(qk, cos, sin).split([c.heads, c.kv_heads], dim=1)
+        mixed, start = [], 0
+        for segment in segments:
+            rows = slice(start, start := start + len(segment.positions))
+            keys, values = segment.cache.append(self.index, k[rows].transpose(0, 1), v[rows].transpose(0, 1))
+            mixed.append(attend(q[rows].transpose(0, 1), keys, values, segment.mask).transpose(0, 1))
+        together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        return self.out(together.reshape(len(x), -1))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+
+
+class Decoder(nn.Module):
+    """Token ids to logits. `forward` gives hidden states, `logits` turns those that matter into scores."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
+        self.norm = nn.Parameter(torch.empty(config.width))
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding.weight
+        for name, table in zip(("cos", "sin"), rotary_tables(config), strict=True):
+            self.register_buffer(name, table, persistent=False)
+
+    @classmethod
+    def from_transformers(cls, network) -> "Decoder":
+        """The decoder with the weights, dtype and device of a transformers Llama or Mistral model."""
+        from lessons_lib.models.checkpoint import fused_weights  # beside the names of other formats
+
+        with torch.device("meta"):  # no memory is filled twice
+            decoder = cls(DecoderConfig.from_transformers(network.config))
+        decoder.load_state_dict(fused_weights(network.state_dict(), decoder.config), assign=True)
+        if decoder.config.tied:
+            decoder.head.weight = decoder.embedding.weight
+        for name, table in zip(("cos", "sin"), rotary_tables(decoder.config), strict=True):
+            setattr(decoder, name, table.to(network.device, network.dtype))
+        return decoder.eval().requires_grad_(False)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        segments: Sequence[Segment],
+        *,
+        layers: range | None = None,
+        states: Tensor | None = None,
+        after: Sequence[int] = (),
+        attend: Callable = attend,
+    ) -> States:
+        """tokens (T,) of all segments -> States with T rows.
+
+        layers: run only these (default all); states (T, D): start from these instead of the embeddings.
+        after: numbers of layers whose output to return as well (1 = after the first layer).
+        """
+        x = self.embedding(tokens) if states is None else states
+        positions = segments[0].positions if len(segments) == 1 else torch.cat([s.positions for s in segments])
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        found = {}
+        for index in layers if layers is not None else range(len(self.layers)):
+            x = self.layers[index](x, cos, sin, segments, attend)
+            if index + 1 in after:
+                found[index + 1] = x
+        return States(x, found)
+
+    def final(self, states: Tensor) -> Tensor:
+        """(..., D) after the last layer -> (..., D) after the final norm: what the head reads."""
+        return F.rms_norm(states, self.norm.shape, self.norm, self.config.norm_eps)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(..., D) after any layer -> scores (..., V)."""
+        return self.head(self.final(states))
+
+
+def rotary_tables(config: DecoderConfig) -> tuple[Tensor, Tensor]:
+    """cos and sin (context, d) in float64; the first half of sin carries the minus of the rotation."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device="cpu")
+    frequencies = config.rope_theta ** -(half / config.head_dim)
+    angles = torch.arange(config.context, dtype=torch.float64, device="cpu")[:, None] * frequencies
+    return angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn (T, heads, d) by the angles of its positions; channel i is paired with channel i + d/2."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

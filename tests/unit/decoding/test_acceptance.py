@@ -1,0 +1,214 @@
+"""Acceptance rules: exact enumeration, frequencies, and wrong rules that must be caught."""
+
+from fractions import Fraction
+from itertools import product
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lessons_lib.decoding import acceptance
+from lessons_lib.decoding.acceptance import Greedy, Sampling, choose_child, nucleus
+from lessons_lib.decoding.proposal import Proposal, Tree
+
+P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+Q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+
+
+def law(p, q, count, mode, choose=choose_child):
+    """Exact output distribution and acceptance at one node, over all draws of `count` children from q.
+
+    The uniform numbers are integrated out: each comparison is answered both ways, weighted by its probability.
+    """
+    out, accepted = torch.zeros_like(p), 0.0
+    for children, weight in draws(q, count, mode):
+        for token, hit, chance in outcomes(p, children, q, mode, choose):
+            out[token] += weight * chance
+            accepted += weight * chance * hit
+    return out, accepted
+
+
+def draws(q, count, mode):
+    """All ways to draw the children, with their probabilities."""
+    for children in product(range(len(q)), repeat=count):
+        weight, rest = 1.0, q.clone()
+        for token in children:
+            weight *= float(rest[token] / rest.sum()) if rest.sum() > 0 else 0.0
+            if mode == "without_replacement":
+                rest[token] = 0
+        if weight > 0:
+            yield children, weight
+
+
+def outcomes(p, children, q, mode, choose):
+    """Run the rule once for each pattern of rejections, steering its uniform numbers and its last draw."""
+    for hits in range(len(children) + 1):
+        chances, last = [], []
+
+        def uniform(p, generator, chances=chances, hits=hits):
+            return Steered(chances, accept=len(chances) == hits)
+
+        def multinomial(rest, *_, last=last, **__):
+            last.append(rest)
+            return torch.tensor([0])
+
+        with mock.patch.object(acceptance, "_uniform", uniform), mock.patch.object(torch, "multinomial", multinomial):
+            token, hit = choose(p.clone(), children, q, mode, None)
+        rejected = 1.0
+        for chance in chances[:hits]:
+            rejected *= 1 - chance
+        if hit:
+            yield token, True, rejected * chances[hits]
+        else:
+            for token, chance in enumerate(last[0] / last[0].sum()):
+                yield token, False, rejected * float(chance)
+
+
+class Steered:
+    """A uniform number u that answers u * q < p as told, and notes the probability of a yes."""
+
+    def __init__(self, chances, accept, q=1.0):
+        self.chances, self.accept, self.q = chances, accept, q
+
+    def __mul__(self, q):
+        return Steered(self.chances, self.accept, float(q))
+
+    def __lt__(self, p):
+        self.chances.append(min(1.0, float(p) / self.q) if self.q > 0 else float(p > 0))
+        return self.accept
+
+
+@pytest.mark.parametrize("count, mode, expected", [
+    (1, "iid", Fraction(7, 10)),
+    (2, "iid", Fraction(19, 25)),
+    (2, "without_replacement", Fraction(283, 350)),
+    (3, "iid", Fraction(101, 125)),
+    (3, "without_replacement", Fraction(1)),
+])  # fmt: skip
+def test_output_is_p_and_acceptance_as_computed_by_hand(count, mode, expected):
+    out, accepted = law(P, Q, count, mode)
+    torch.testing.assert_close(out, P, rtol=0, atol=1e-12)
+    assert accepted == pytest.approx(float(expected), abs=1e-12)
+
+
+def test_point_children_are_accepted_with_their_own_mass():
+    found = list(outcomes(P, [1, 2], None, "point", choose_child))
+    assert sum(chance for _, hit, chance in found if hit) == pytest.approx(0.5)
+    out = torch.zeros(3, dtype=torch.float64)
+    for token, _, chance in found:
+        out[token] += chance
+    torch.testing.assert_close(out, P, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    p=st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any),
+    q=st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any),
+    count=st.integers(1, 3),
+    mode=st.sampled_from(["iid", "without_replacement"]),
+)
+def test_any_p_and_q_give_p(p, q, count, mode):
+    p, q = (torch.tensor(x, dtype=torch.float64) / sum(x) for x in (p, q))
+    torch.testing.assert_close(law(p, q, count, mode)[0], p, rtol=0, atol=1e-9)
+
+
+def swapped_ratio(p, children, q, mode, generator):
+    for token in children:
+        if acceptance._uniform(p, generator) * p[token] < q[token]:
+            return token, True
+        p = acceptance._owed(p, q)
+    return int(torch.multinomial(p, 1)), False
+
+
+def correction_from_p(p, children, q, mode, generator):
+    for token in children:
+        if acceptance._uniform(p, generator) * q[token] < p[token]:
+            return token, True
+    return int(torch.multinomial(p, 1)), False
+
+
+@pytest.mark.parametrize("wrong", [swapped_ratio, correction_from_p])
+def test_the_enumeration_catches_a_wrong_rule(wrong):
+    assert (law(P, Q, 1, "iid", wrong)[0] - P).abs().max() > 0.01
+
+
+def test_the_ratio_rule_on_a_top_1_child_is_caught_as_biased():
+    """p=(.5,.5), q=(.6,.4), child chosen as the most probable: (.833, .167) by the ratio, (.5, .5) by the point rule."""
+    p, q = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.6, 0.4], dtype=torch.float64)
+    law_of = lambda mode: sum(  # noqa: E731
+        chance for token, _, chance in outcomes(p, [0], q, mode, choose_child) if token == 0
+    )
+    assert law_of("iid") == pytest.approx(5 / 6)
+    assert law_of("point") == pytest.approx(0.5)
+
+
+def test_a_token_of_probability_zero_is_refused_even_by_a_zero_draw():
+    p = torch.tensor([0.0, 1.0])
+    with mock.patch.object(acceptance, "_uniform", lambda p, generator: torch.zeros(())):
+        assert choose_child(p, [0], torch.tensor([1.0, 0.0]), "iid", None) == (1, False)
+
+
+def test_an_exhausted_q_leaves_no_nan():
+    q = torch.tensor([1.0, 0.0, 0.0])
+    p = torch.tensor([0.0, 0.5, 0.5])
+    token, accepted = choose_child(p, [0, 1], q, "without_replacement", torch.Generator().manual_seed(0))
+    assert token in (1, 2)
+
+
+@pytest.mark.parametrize("rule, caught", [(choose_child, False), (correction_from_p, True)])
+def test_generated_pairs_follow_the_targets_distribution(rule, caught):
+    """Chi-square of two tokens from chains drawn from q; drawing the correction from p must be caught."""
+    generator = torch.Generator().manual_seed(1)
+    p, q = (torch.rand(2, 4, generator=generator).softmax(-1) ** 3 for _ in range(2))
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    logits = p.log()[[0, 1, 1, 1, 1]]  # second row after any first token
+    counts = torch.zeros(4, 4)
+    runs = 6000
+    with mock.patch.object(acceptance, "choose_child", rule):
+        for _ in range(runs):
+            first = int(torch.multinomial(q[0], 1, generator=generator))
+            tree = Tree.of(Proposal([first], [-1], mode="iid", q={-1: q[0]}), limit=1)
+            path, bonus = Sampling().accept(tree, logits, generator)
+            pair = (first, bonus) if path else (bonus, int(torch.multinomial(p[1], 1, generator=generator)))
+            counts[pair] += 1
+    expected = runs * p[0][:, None] * p[1][None]
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert (chi_square > 37.7) == caught  # 15 degrees of freedom, p = 0.001
+
+
+def test_greedy_follows_the_tree_as_far_as_it_agrees():
+    tree = Tree.of(Proposal([7, 4, 5, 9], [-1, -1, 1, 2]), limit=9)
+    logits = torch.full((5, 10), -1.0)
+    for row, choice in enumerate([4, 0, 5, 3, 0]):  # anchor says 4, node 1 (4) says 5, node 2 (5) says 3
+        logits[row, choice] = 1
+    assert Greedy().accept(tree, logits) == ([1, 2], 3)
+
+
+def test_sampling_from_a_one_hot_is_greedy():
+    logits = torch.tensor([[0.0, 80.0, 0.0], [80.0, 0.0, 0.0]])
+    tree = Tree.of(Proposal.chain([1]), limit=1)
+    assert Sampling().accept(tree, logits) == Greedy().accept(tree, logits) == ([0], 0)
+
+
+def test_processing_equals_transformers_warpers():
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores = TemperatureLogitsWarper(0.7)(None, logits)
+    scores = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(20)(None, scores))
+    found = Sampling(temperature=0.7, top_k=20, top_p=0.8).probabilities(logits)
+    torch.testing.assert_close(found, scores.softmax(-1), rtol=0, atol=1e-12)
+
+
+def test_the_nucleus_keeps_the_fewest_tokens_that_reach_the_mass():
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    torch.testing.assert_close(nucleus(p, 0.6), torch.tensor([0.625, 0.375, 0, 0]))
+    torch.testing.assert_close(nucleus(p, 0.01), torch.tensor([1.0, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("bad", [dict(temperature=0.0), dict(top_k=-1), dict(top_p=0.0), dict(top_p=1.5)])
+def test_impossible_settings_are_refused(bad):
+    with pytest.raises(ValueError, match="needed|above 0"):
+        Sampling(**bad)

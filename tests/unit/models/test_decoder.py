@@ -1,0 +1,121 @@
+"""The readable decoder against transformers and against itself."""
+
+import pytest
+import torch
+from support.oracle import exact
+
+from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.masks import causal_mask
+from lessons_lib.caches.static import Slots, StaticCache
+from lessons_lib.models import tiny
+from lessons_lib.models.attention import attend, attend_by_products
+from lessons_lib.models.decoder import Decoder, DecoderConfig, Segment
+
+TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9])
+
+
+def segment(decoder, positions, cache=None, mask=None) -> Segment:
+    c = decoder.config
+    cache = cache or ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64)
+    return Segment(torch.as_tensor(positions), cache, mask)
+
+
+def logits_of(decoder, tokens, *segments, **options):
+    with torch.no_grad():
+        return decoder.logits(decoder(tokens, segments, **options).last)
+
+
+@pytest.mark.parametrize("family, tied", [("llama", False), ("llama", True), ("mistral", False)])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_logits_equal_a_float64_oracle(family, tied, kv_heads):
+    network = tiny(family=family, tied=tied, kv_heads=kv_heads)
+    decoder = Decoder.from_transformers(network)
+    with torch.no_grad(), exact():
+        expected = network(TOKENS[None]).logits[0]
+    found = logits_of(decoder, TOKENS, segment(decoder, range(8)))
+    assert (found - expected).abs().max() < 1e-10
+
+
+def test_cached_forwards_equal_one_forward(tiny_model):
+    decoder = Decoder.from_transformers(tiny_model)
+    whole = logits_of(decoder, TOKENS, segment(decoder, range(8)))
+    part = segment(decoder, range(3))
+    pieces = [logits_of(decoder, TOKENS[:3], part)]
+    for at in ([3], [4, 5, 6], [7]):  # one token, several at once, one
+        pieces.append(logits_of(decoder, TOKENS[at], segment(decoder, at, part.cache)))
+    assert (torch.cat(pieces) - whole).abs().max() < 1e-12
+
+
+def test_packed_rows_do_not_see_each_other(tiny_model):
+    decoder = Decoder.from_transformers(tiny_model)
+    alone = [logits_of(decoder, TOKENS[:5], segment(decoder, range(5)))]
+    alone += [logits_of(decoder, TOKENS[5:], segment(decoder, range(3)))]
+    together = logits_of(decoder, TOKENS, segment(decoder, range(5)), segment(decoder, range(3)))
+    assert (together - torch.cat(alone)).abs().max() < 1e-12
+
+
+def test_a_mask_and_positions_are_obeyed(tiny_model):
+    """Two branches after the same three tokens, in one forward, equal each branch alone."""
+    decoder = Decoder.from_transformers(tiny_model)
+    mask = causal_mask(5, 5)
+    mask[4, 3] = False  # the second branch does not see the first
+    both = logits_of(decoder, TOKENS[:5], segment(decoder, [0, 1, 2, 3, 3], mask=mask))
+    second = logits_of(decoder, TOKENS[[0, 1, 2, 4]], segment(decoder, range(4)))
+    assert (both[4] - second[3]).abs().max() < 1e-12
+
+
+def test_a_range_of_layers_continues_from_states(tiny_model):
+    decoder = Decoder.from_transformers(tiny_model)
+    rows = segment(decoder, range(8))
+    with torch.no_grad():
+        lower = decoder(TOKENS, [rows], layers=range(0, 1)).last
+        upper = decoder(TOKENS, [rows], layers=range(1, 2), states=lower).last
+        whole = decoder(TOKENS, [segment(decoder, range(8))], after=[1])
+    assert rows.cache.length(0) == rows.cache.length(1) == 8
+    torch.testing.assert_close(upper, whole.last, rtol=0, atol=1e-12)
+    torch.testing.assert_close(lower, whole.after[1], rtol=0, atol=1e-12)
+
+
+def test_static_buffers_give_the_same_logits(tiny_model):
+    decoder = Decoder.from_transformers(tiny_model)
+    c = decoder.config
+    cache = StaticCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=12)
+    logits_of(decoder, TOKENS[:5], segment(decoder, range(5), cache))
+    slots = Slots(cache.keys, cache.values, cache.slots(3, 4))
+    padded = torch.cat([TOKENS[5:], torch.tensor([0])])
+    given = Segment(torch.tensor([5, 6, 7, 0]), slots, cache.mask(None, 3, 4))
+    found = logits_of(decoder, padded, given, attend=attend_by_products)[:3]
+    whole = logits_of(decoder, TOKENS, segment(decoder, range(8)))
+    assert (found - whole[5:]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("masked", [True, False])
+def test_both_ways_of_attending_agree(count, masked):
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731
+    q, keys, values = draw(4, count, 8), draw(2, 7, 8), draw(2, 7, 8)
+    mask = causal_mask(count, 7)
+    if masked:
+        mask = mask & (torch.arange(7) % 3 > 0)
+    expected = attend_by_products(q, keys, values, mask)
+    found = attend(q, keys, values, mask if masked else None)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("change, said", [
+    (dict(model_type="gpt_neox"), "model type 'gpt_neox'"),
+    (dict(attention_bias=True), "biases"),
+    (dict(hidden_act="gelu"), "activation 'gelu'"),
+    (dict(rope_parameters={"rope_type": "yarn"}), "rope type 'yarn'"),
+])  # fmt: skip
+def test_what_it_does_not_compute_is_refused(tiny_model, change, said):
+    config = tiny_model.config
+    for name, value in change.items():
+        object.__setattr__(config, name, value)
+    with pytest.raises(ValueError, match=said):
+        DecoderConfig.from_transformers(config)
+
+
+def test_a_sliding_window_bounds_the_context():
+    assert Decoder.from_transformers(tiny(family="mistral", window=8)).config.context == 8
