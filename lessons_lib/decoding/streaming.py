@@ -7,9 +7,10 @@ from functools import partial
 class TextStream:
     """Decode tokens as they come and hand on the text; `generate(..., on_tokens=TextStream(tokenizer))`."""
 
-    def __init__(self, tokenizer, write: Callable[[str], None] = partial(print, end="", flush=True)):
+    def __init__(self, tokenizer, write: Callable[[str], None] | None = None):
+        """write: where the text goes; None prints it."""
         self._decode = partial(tokenizer.decode, skip_special_tokens=True)
-        self._write = write
+        self._write = write or partial(print, end="", flush=True)
         self._ids: list[int] = []
         self._written = ""
 

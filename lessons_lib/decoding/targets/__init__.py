@@ -16,4 +16,4 @@ def as_target(model) -> Target:
         return TransformersTarget(model.network, model.tokenizer)
     if hasattr(model, "config") and callable(model):
         return TransformersTarget(model)
-    raise TypeError(f"{type(model).__name__} cannot decode; pass a Target, lessons_lib.load(...) or a transformers model")
+    raise TypeError(f"{type(model).__name__} cannot decode; pass lessons_lib.load(...) or a transformers model")

@@ -101,6 +101,6 @@ def as_attention_mask(allow: Tensor, implementation: str, dtype: torch.dtype) ->
         return allow[None, None]
     if implementation != "eager":
         raise Unsupported(f'tree guesses need attn_implementation "sdpa" or "eager", not {implementation!r}')
-    return torch.zeros(allow.shape, dtype=dtype, device=allow.device).masked_fill(
-        ~allow, torch.finfo(dtype).min
-    )[None, None]
+    return torch.zeros(allow.shape, dtype=dtype, device=allow.device).masked_fill(~allow, torch.finfo(dtype).min)[
+        None, None
+    ]

@@ -135,7 +135,7 @@ def test_the_enumeration_catches_a_wrong_rule(wrong):
 
 
 def test_the_ratio_rule_on_a_top_1_child_is_caught_as_biased():
-    """p=(.5,.5), q=(.6,.4), child chosen as the most probable: (.833, .167) by the ratio, (.5, .5) by the point rule."""
+    """p=(.5,.5), q=(.6,.4), one top-1 child: (.833, .167) by the ratio, (.5, .5) by the point rule."""
     p, q = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.6, 0.4], dtype=torch.float64)
     law_of = lambda mode: sum(  # noqa: E731
         chance for token, _, chance in outcomes(p, [0], q, mode, choose_child) if token == 0

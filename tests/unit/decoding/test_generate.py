@@ -163,10 +163,7 @@ def test_rows_of_one_step_decode_as_if_alone(network):
     texts = [network.generate(torch.tensor([p]), max_new_tokens=N, do_sample=False)[0].tolist() for p in prompts]
     target = decoder_target(network)
     makes = [scripts.tree_with_decoys, scripts.random_chain, with_scratch(scripts.right_until_third)]
-    rows = [
-        new_row(target, p, Scripted(t, 97, m), Greedy(), N)
-        for p, t, m in zip(prompts, texts, makes, strict=True)
-    ]
+    rows = [new_row(target, p, Scripted(t, 97, m), Greedy(), N) for p, t, m in zip(prompts, texts, makes, strict=True)]
     rows[1].chunk = 3
     while unfinished := [row for row in rows if row.finish is None]:
         step(target, unfinished)

@@ -1,0 +1,98 @@
+"""Claims of lessons 01-03: the loop's overhead, the cache, the readable decoder eager and compiled."""
+
+from functools import cache
+
+import torch
+from registry import Measured, Run, claim
+
+from lessons_lib import generate, load
+from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.measure import hardware, roofline
+from lessons_lib.measure.clock import Ratio, Samples, compare, timed
+
+PROMPT = (
+    "A lighthouse keeper writes a letter to the next keeper of the light. It says what to do in a storm, when the "
+    "fog comes in, and how to keep the lamp burning through the night. Dear friend,"
+)
+THEIRS = "transformers generate, greedy, dynamic cache, eager"
+
+
+@cache
+def model(dtype: str):
+    return load("smollm2-135m", device="cpu", dtype=dtype)
+
+
+@cache
+def target(dtype: str, compiled: bool = False):
+    return model(dtype).target(compiled=compiled)
+
+
+def theirs(dtype: str, count: int):
+    """-> a call of transformers' own generate for exactly `count` new tokens."""
+    ids = model(dtype).tokenizer(PROMPT, return_tensors="pt")
+    options = dict(max_new_tokens=count, min_new_tokens=count, do_sample=False)
+    return lambda: model(dtype).network.generate(**ids, **options)
+
+
+def ours(of, count: int):
+    """-> a call of our generate for exactly `count` new tokens."""
+    return lambda: generate(of, PROMPT, max_new_tokens=count, min_new_tokens=count)
+
+
+@claim("generate/overhead", "<= 1.03", f"{THEIRS}, bf16; ours: TransformersTarget")
+def overhead(run: Run) -> Measured:
+    network = TransformersTarget(model("bf16").network, model("bf16").tokenizer)
+    return Measured(compare(ours(network, run.tokens), theirs("bf16", run.tokens), repeats=run.repeats))
+
+
+@claim("cache/512/vs-uncached", ">= 8", "the same network, bf16, one forward over all 513 tokens")
+def cached(run: Run) -> Measured:
+    network = model("bf16").network
+    ids = torch.randint(3, 49_000, (1, 513), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        state = network(ids[:, :512], use_cache=True).past_key_values
+
+        def step():
+            network(ids[:, 512:], past_key_values=state)
+            state.crop(-1)
+
+        return Measured(compare(lambda: network(ids, logits_to_keep=1), step, repeats=3 * run.repeats))
+
+
+@claim("decoder/eager/vs-generate", ">= 1.2", f"{THEIRS}, bf16; ours: DecoderTarget, bf16, nothing compiled")
+def eager(run: Run) -> Measured:
+    return Measured(compare(theirs("bf16", run.tokens), ours(target("bf16"), run.tokens), repeats=run.repeats))
+
+
+@claim("decoder/bf16/vs-generate", ">= 3.0", f"{THEIRS}, bf16; ours: CompiledTarget, bf16, 512 positions")
+def bf16(run: Run) -> Measured:
+    return compiled("bf16", run)
+
+
+@claim("decoder/fp32/vs-generate", ">= 2.7", f"{THEIRS}, fp32; ours: CompiledTarget, fp32, 512 positions")
+def fp32(run: Run) -> Measured:
+    return compiled("fp32", run)
+
+
+@claim("decoder/bf16/of-bandwidth-limit", ">= 0.7", "bytes of one step over read bandwidth, measured around each run")
+def of_limit(run: Run) -> Measured:
+    """The time that reading weights and cache must take, over the time of a compiled step, pair by pair."""
+    of, count = target("bf16", compiled=True), run.tokens
+    ours(of, count)()
+    shape, limits, steps = model("bf16").shape, [], []
+    moved = roofline.bytes_decode(shape, 1, len(of.tokenizer(PROMPT).input_ids) + count // 2)
+    for _ in range(run.repeats):
+        _, bandwidth = hardware.kernels.streams("cpu", 5)
+        limits.append(moved / bandwidth)
+        trace = ours(of, count)().trace
+        steps.append(sum(step.t_total for step in trace[1:]) / (count - 1))
+    return Measured(Ratio.of(Samples(tuple(limits)), Samples(tuple(steps))), facts={"bytes": moved})
+
+
+def compiled(dtype: str, run: Run) -> Measured:
+    of = target(dtype, compiled=True)
+    timed(ours(of, 4), repeats=1, warmup=1)  # compiles
+    ratio = compare(theirs(dtype, run.tokens), ours(of, run.tokens), repeats=run.repeats)
+    seconds = of.compile_seconds.get(1)
+    said = of.problem or f"compiled in {seconds:.0f} s"
+    return Measured(ratio, said, {"compile_seconds": seconds})

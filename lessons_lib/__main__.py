@@ -1,0 +1,67 @@
+"""The course's commands: `python -m lessons_lib COMMAND`, which is all that the Makefile calls."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lessons_lib.course import bootstrap
+
+LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them without any"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line, make the environment ready, go on in it; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser().parse_args(arguments)
+    try:
+        if options.command != "clean":  # the one command that needs nothing installed
+            python, installed = bootstrap.ensure()
+            if installed or not bootstrap.is_running(python):
+                return bootstrap.run_again(python, arguments)
+    except bootstrap.SetupError as error:
+        print(error, file=sys.stderr)
+        return 1
+    from lessons_lib.course import commands  # from here on everything is installed
+
+    return commands.dispatch(options)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="python -m lessons_lib",
+        description="The first call makes the environment (the active one, else .venv) and installs the pins; "
+        "TORCH_SPEC and TORCH_INDEX in the environment choose another build of torch.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_run(commands.add_parser("run", help="execute the lessons into build/: pages, index and scorecard"))
+    test = "lint, unit and peer tests, then all lessons with nbval"
+    commands.add_parser("test", help=test, description=test)
+    commands.add_parser("test-quick", help="lint, unit and peer tests, without executing the lessons")
+    commands.add_parser("lab", help="open JupyterLab on notebooks/")
+    store = commands.add_parser("lessons", help="execute the lessons and store their outputs in notebooks/")
+    store.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
+    bench = commands.add_parser("bench", help="measure the claims; writes bench/results/ and README's tables")
+    bench.add_argument(
+        "claims", nargs="*", metavar="CLAIM", help="a claim's name, or how it begins; default: all"
+    )
+    bench.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
+    commands.add_parser("figures", help="draw imgs/")
+    commands.add_parser("lint", help="ruff, and the house rules for notebooks")
+    commands.add_parser("clean", help="remove build/ and the tools' caches; keeps .venv and models")
+    return top
+
+
+def add_run(run: argparse.ArgumentParser) -> None:
+    """Options of `run`: which lessons, and what is put into their parameters."""
+    run.description = "Execute lessons into build/, a line each; a failing lesson does not stop the others."
+    run.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
+    run.add_argument("--model", help="a registered model's name, or a folder with a checkpoint")
+    run.add_argument("--device", help="cpu, cuda, mps or auto")
+    run.add_argument("--dtype", help="fp32, bf16, fp16 or auto")
+    run.add_argument("--params", nargs="+", default=[], metavar="NAME=VALUE", help="other parameters")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What each command does once the environment is ready. Each returns an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .bootstrap import ROOT
+
+LEFTOVERS = ("build", ".pytest_cache", ".ruff_cache", ".hypothesis", "lessons_lib.egg-info")
+
+
+def dispatch(options: argparse.Namespace) -> int:
+    """Carry out the parsed command."""
+    if options.command == "clean":
+        return clean()
+    from .lessons import UsageError
+
+    try:
+        return COMMANDS[options.command](options)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    from . import runner
+
+    return runner.start(options.lessons, options.model, options.device, options.dtype, options.params)
+
+
+def lessons(options: argparse.Namespace) -> int:
+    from . import store
+
+    return store.store(options.lessons)
+
+
+def test_quick(options: argparse.Namespace) -> int:
+    """Lint, then every test that executes no lesson."""
+    return lint(options) or python("-m", "pytest", "-q")
+
+
+def test(options: argparse.Namespace) -> int:
+    """The quick tests, then all lessons, even if a test failed, so that one call shows all."""
+    return max(test_quick(options), nbval())
+
+
+def nbval() -> int:
+    """Execute every lesson and compare the outputs of the cells tagged nbval-check-output."""
+    from .lessons import NOTEBOOKS, batch, find
+
+    if not find():
+        return 0
+    batch()
+    return python("-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", NOTEBOOKS)
+
+
+def lint(options: argparse.Namespace) -> int:
+    """ruff, then the house rules for lessons."""
+    from . import checks
+
+    found = checks.lint()
+    print("\n".join(found), end="\n" if found else "", file=sys.stderr)
+    return max(python("-m", "ruff", "check", "--quiet"), int(bool(found)))
+
+
+def lab(options: argparse.Namespace) -> int:
+    return python("-m", "jupyter", "lab", ROOT / "notebooks")
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure, write README's tables, and end with the claims that fall short of their bar."""
+    from lessons_lib.measure import claims
+
+    from . import readme
+
+    status = python(ROOT / "bench" / "run.py", *options.claims, *(["--quick"] if options.quick else []))
+    readme.fill()
+    for row in claims.short_of_bar(claims.load(readme.CLAIMS)):
+        print(f"short of its bar: {row.claim} is {row.value}, bar {row.bar}")
+    return status
+
+
+def figures(options: argparse.Namespace) -> int:
+    from lessons_lib.figures.drawings import draw_all
+
+    for path in draw_all(ROOT / "imgs"):
+        print(path.relative_to(ROOT))
+    return 0
+
+
+def clean(root: Path = ROOT) -> int:
+    """Remove what the commands leave in the checkout, but neither .venv nor models."""
+    for folder in [root / name for name in LEFTOVERS]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for part in ("lessons_lib", "tests", "bench", "notebooks"):
+        for name in ("__pycache__", ".ipynb_checkpoints"):
+            for folder in list((root / part).rglob(name)):
+                shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def python(*arguments: str | Path) -> int:
+    """Run this environment's Python in the checkout."""
+    return subprocess.call([sys.executable, *map(str, arguments)], cwd=ROOT)
+
+
+COMMANDS = {
+    "run": run,
+    "lessons": lessons,
+    "test": test,
+    "test-quick": test_quick,
+    "lint": lint,
+    "lab": lab,
+    "bench": bench,
+    "figures": figures,
+}

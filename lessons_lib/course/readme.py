@@ -1,0 +1,64 @@
+"""README's tables of lessons and claims, written from the stored lessons and bench/results/claims.json."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lessons_lib.measure import claims, scorecard, tables
+
+from . import colab
+from .bootstrap import ROOT
+from .lessons import Lesson, find
+from .render import title
+
+README = ROOT / "README.md"
+CLAIMS = ROOT / "bench" / "results" / "claims.json"
+HEADINGS = ("lesson", "question", "claim", "predicted", "measured")
+
+
+def fill(readme: Path = README, lessons: list[Lesson] | None = None, claims_file: Path = CLAIMS) -> None:
+    """Write both tables into README, between their markers."""
+    lessons = find() if lessons is None else lessons
+    readme.write_text(filled(readme.read_text(encoding="utf-8"), lessons, claims_file), encoding="utf-8", newline="\n")
+
+
+def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
+    """README's text with what the stored lessons and the claims say now."""
+    rows = claims.load(claims_file)
+    text = between(text, "lessons", lesson_table(lessons, colab.address()))
+    return between(text, "claims", claims.markdown(rows) if rows else "Not measured yet: `make bench` does.")
+
+
+def between(text: str, marker: str, content: str) -> str:
+    """Replace what stands between <!-- marker:begin --> and <!-- marker:end -->; ValueError without them."""
+    begin, end = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"README needs the lines {begin} and {end} once each.")
+    head, tail = text.split(begin)[0], text.split(end)[1]
+    return f"{head}{begin}\n{content}\n{end}{tail}"
+
+
+def lesson_table(lessons: list[Lesson], address: str) -> str:
+    """A row per lesson: its question, and the first of its scores that has prediction and measurement."""
+    rows = [lesson_row(lesson, address) for lesson in lessons]
+    return tables.markdown(HEADINGS, rows) if rows else "No lessons yet."
+
+
+def lesson_row(lesson: Lesson, address: str) -> list[str]:
+    nb = lesson.read()
+    name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name})"
+    opening = colab.link(address, lesson.name)
+    score = next((s for s in scorecard.collect([lesson.path]) if s.ratio is not None), None)
+    said = (
+        [score.claim, *(f"{tables.number(x)} {score.unit}" for x in (score.predicted, score.measured))] if score else []
+    )
+    return [f"{name} {opening}".strip(), question(nb), *(said or ["-"] * 3)]
+
+
+def question(nb) -> str:
+    """The first question that a lesson asks in words; "" without one."""
+    text = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+    prose = " ".join(line for line in text.splitlines() if line and not line.startswith("#"))
+    found = re.search(r"[^.!?]*\?", prose)
+    return found.group().strip(" *_") if found else ""

@@ -1,0 +1,139 @@
+"""`run`: execute lessons with papermill into build/, one line each, and gather pages, index and scorecard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+
+from . import render
+from .bootstrap import ROOT
+from .lessons import QUIET, Lesson, UsageError, batch, find, overrides, parameters, select, settings
+
+BUILD = ROOT / "build"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one lesson ended; `failure` is empty when it went well. seconds: execution alone."""
+
+    lesson: Lesson
+    seconds: float
+    failure: str = ""
+
+
+def run(asked: list[str], given: dict[str, str], build: Path = BUILD, lessons: list[Lesson] | None = None) -> int:
+    """Execute the lessons asked for with the parameters given; returns the exit status.
+
+    Every name is checked before anything runs. UsageError names the valid lessons, parameters or models.
+    """
+    chosen = select(find() if lessons is None else lessons, asked)
+    if not chosen:
+        raise UsageError("There are no lessons in notebooks/ yet.")
+    defaults = {lesson: parameters(lesson.read()) for lesson in chosen}
+    injected = overrides(defaults, absolute(given))
+    prepare({(v := {**defaults[x], **injected[x]})["model"]: (v["device"], v["dtype"]) for x in chosen})
+    build.mkdir(parents=True, exist_ok=True)
+    results = [execute(lesson, injected[lesson], build) for lesson in chosen]
+    finish(results, build)
+    return int(any(result.failure for result in results))
+
+
+def absolute(given: dict[str, str]) -> dict[str, str]:
+    """The same settings, with a model that is a folder made absolute, since kernels run elsewhere."""
+    folder = Path(given.get("model", ""))
+    return {**given, "model": str(folder.resolve())} if "model" in given and folder.is_dir() else given
+
+
+def prepare(models: dict[str, tuple[str, str]]) -> None:
+    """Fetch and convert each model once, before the lessons, so that no lesson's time holds a download.
+
+    models: name or folder -> (device, dtype). What `load` says against one of them becomes a UsageError.
+    """
+    from lessons_lib.models import ModelUnavailable, load
+
+    for model, (device, dtype) in models.items():
+        try:
+            with line(f"model {Path(model).name}"):
+                load(model, device=device, dtype=dtype)
+        except (ValueError, ModelUnavailable) as error:
+            raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def line(name: str):
+    """One line of progress: the name at once, then what the caller puts in front, and the seconds."""
+    print(f"{name:<44}", end="", flush=True)
+    start, said = time.perf_counter(), ["ok"]
+    try:
+        yield said
+    except Exception:
+        said[0] = "FAILED"
+        raise
+    finally:
+        print(f"{said[0]}  {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
+    """Run one notebook into build/ and render its page; a failure is kept in the result, not raised."""
+    target, start, failure = build / lesson.path.name, time.perf_counter(), ""
+    batch()
+    with line(lesson.name) as said:
+        try:
+            papermill.execute_notebook(
+                lesson.path,
+                target,
+                values,
+                kernel_name="python3",
+                cwd=lesson.path.parent,
+                progress_bar=False,
+                extra_arguments=QUIET,
+            )
+        except papermill.PapermillExecutionError as error:
+            failure = describe(error, nbformat.read(target, as_version=4))
+        except Exception as error:  # a kernel that died or never started
+            failure = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        said[0] = f"FAILED in {failure}" if failure else "ok"
+    seconds = time.perf_counter() - start
+    if target.exists():
+        render.write_page(target, target.with_suffix(".html"))
+    return Result(lesson, seconds, failure)
+
+
+def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode) -> str:
+    """Cell [7] (`x = load(model)`): ValueError: no such model."""
+    cells = [c for c in nb.cells if c.cell_type == "code" and c.get("execution_count") == error.exec_count]
+    first = next((text for c in cells for text in c.source.splitlines() if text.strip()), "")
+    said = str(error.evalue).strip().splitlines() or [""]
+    return f"cell [{error.exec_count}] (`{first[:60]}`): {error.ename}: {said[0]}"
+
+
+def finish(results: list[Result], build: Path) -> None:
+    """Write scorecard and index, and print where they are and what failed."""
+    from lessons_lib.measure import scorecard
+
+    done = [build / result.lesson.path.name for result in results]
+    scorecard.write(scorecard.collect([path for path in done if path.exists()]), build)
+    (build / "index.html").write_text(render.index(results), encoding="utf-8")
+    print(f"\nRead {shown(build / 'index.html')} and {shown(build / 'scorecard.html')}.")
+    failed = [result for result in results if result.failure]
+    if failed:
+        print(f"{len(failed)} of {len(results)} lessons failed:")
+    for result in failed:
+        print(f"  {result.lesson.name}: {result.failure}")
+
+
+def shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def start(asked: list[str], model: str | None, device: str | None, dtype: str | None, params: list[str]) -> int:
+    """`run` from the command line's options."""
+    named = {"model": model, "device": device, "dtype": dtype}
+    return run(asked, {**settings(params), **{name: value for name, value in named.items() if value}})

@@ -1,0 +1,24 @@
+"""Functions that draw from rows, and drawings made by code; `display` shows either with alt text.
+
+A figure function takes rows, draws and returns the Axes; it never measures, saves or shows. The drawings that
+README and the lessons use are in `drawings`.
+"""
+
+from lessons_lib.figures.caches import plot_cache_cost, plot_cache_memory, show_mask
+from lessons_lib.figures.compare import plot_prediction, plot_width_curve
+from lessons_lib.figures.latency import (
+    plot_break_even,
+    plot_latency_parts,
+    plot_parts,
+    plot_step_parts,
+    plot_timeline,
+)
+from lessons_lib.figures.output import display
+from lessons_lib.figures.roofline import plot_roofline
+from lessons_lib.figures.style import COLORS, axes
+
+__all__ = [
+    "COLORS", "axes", "display", "plot_break_even", "plot_cache_cost", "plot_cache_memory",
+    "plot_latency_parts", "plot_parts", "plot_prediction", "plot_roofline", "plot_step_parts",
+    "plot_timeline", "plot_width_curve", "show_mask",
+]  # fmt: skip

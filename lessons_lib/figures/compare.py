@@ -1,0 +1,50 @@
+"""Figures that set a prediction beside what was measured (every lesson), and the width curve (lesson 00)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from lessons_lib.figures.rows import as_dicts, by_key, spread
+from lessons_lib.figures.style import COLORS, axes, color
+
+
+def plot_prediction(rows: Iterable[Any], x: str, y: str, ax: Axes | None = None) -> Axes:
+    """Predicted (dashed) against measured (median, bar from minimum to maximum).
+
+    rows: `method`, the value under `x`, `samples` (repeated measurements), and where there is a prediction
+    `predicted`, or `low` and `high` for a bracket, which is shaded. `x`, `y` label the axes: name the unit.
+    """
+    ax = ax or axes()
+    for method, group in by_key(as_dicts(rows), "method").items():
+        group = sorted(group, key=lambda row: row[x])
+        at, shade = [row[x] for row in group], color(method)
+        middle, bars = spread([row["samples"] for row in group])
+        if all("predicted" in row for row in group):
+            ax.plot(at, [row["predicted"] for row in group], "--", color=shade)
+        if all("low" in row for row in group):
+            low, high = [row["low"] for row in group], [row["high"] for row in group]
+            ax.fill_between(at, low, high, color=shade, alpha=0.2, linewidth=0)
+        ax.errorbar(at, middle, yerr=bars, fmt="o", capsize=3, color=shade, label=method)
+    ax.set(xlabel=x, ylabel=y, ylim=(0, None))
+    ax.legend(title="dots: measured; dashed, shaded: predicted")
+    return ax
+
+
+def plot_width_curve(curves: Mapping[str, Mapping[int, Any]], ax: Axes | None = None) -> Axes:
+    """v(w): what a forward over w rows costs, in forwards over one row.
+
+    curves: method -> {rows w: seconds, as samples with a median}; each needs w = 1. Drawn beside them: the two
+    extremes, rows for free (memory is the limit) and rows at full price (arithmetic is).
+    """
+    ax = ax or axes()
+    widest = max(max(curve) for curve in curves.values())
+    for method, curve in curves.items():
+        one, widths = curve[1].median, sorted(curve)
+        middle, bars = spread([[t / one for t in curve[w].times] for w in widths])
+        ax.errorbar(widths, middle, yerr=bars, fmt="o-", capsize=3, color=color(method), label=method)
+    ax.plot([1, widest], [1, widest], ":", color=COLORS["limit"], label="each row at full price")
+    ax.plot([1, widest], [1, 1], "-.", color=COLORS["limit"], label="extra rows for free")
+    ax.set(xlabel="rows w in one forward", ylabel="v(w), forwards over one row", ylim=(0, None))
+    ax.legend(loc="upper left")
+    return ax

@@ -1,0 +1,96 @@
+"""Drawings of the key-value cache: how it works, what it saves, and the two ways to store it."""
+
+from matplotlib.axes import Axes
+
+from lessons_lib.figures.drawings.gallery import drawing
+from lessons_lib.figures.drawings.shapes import arrow, canvas, cell, grid, key, note
+from lessons_lib.figures.style import BLUE, FONT_SIZE, GREEN, GREY, ORANGE
+
+SMALL = FONT_SIZE - 1
+COMPUTED, REUSED, WASTED = ORANGE, BLUE, GREY
+
+
+@drawing(
+    "Key-value caching, step by step, for a prompt of three tokens. Prefill computes queries, keys and "
+    "values of tokens 1 to 3 and stores keys and values. Each decode step computes query, key and value "
+    "of its one new token only, appends key and value, and reads all earlier ones from the cache: three "
+    "after the prompt, then four, then five. Old queries are never needed again."
+)
+def kv_caching() -> Axes:
+    """Which q, k and v each step computes, and which it finds in the cache."""
+    ax = canvas(29)
+    size = 2.6
+    for number, name in enumerate(["queries", "keys", "values"]):
+        note(ax, 11 + number * 17.6 + 3 * size, 27, name, bold=True)
+    for step, cached in enumerate([0, 3, 4, 5]):
+        top, end = 25.2 - step * 5.2, cached + (3 if step == 0 else 1)
+        note(ax, 9.8, top - size / 2, "prefill" if step == 0 else f"decode {step}", align="right")
+        for number in range(3):
+            x = 11 + number * 17.6
+            for token in range(6):
+                fresh, old = cached <= token < end, token < cached and number > 0
+                shade = COMPUTED if fresh else REUSED if old else None
+                text = str(token + 1) if fresh or old else ""
+                cell(ax, x + token * size, top - size, size, shade, text)
+    key(ax, 2, [(COMPUTED, "computed in this step"), (REUSED, "read from the cache")])
+    return ax
+
+
+@drawing(
+    "What the cache saves, for three prompt tokens and five new ones. Two staircases, one row per "
+    "forward, one column per token. Without the cache every forward computes all tokens so far: 3, 4, 5, "
+    "6 and 7, together 25. With it only the prompt and then one token a forward, together 7; the rest is "
+    "read from the cache."
+)
+def cache_savings() -> Axes:
+    """The work of five forwards, without and with the cache."""
+    ax = canvas(27)
+    size, prompt, forwards = 3.2, 3, 5
+    for number, title in enumerate(["without cache", "with cache"]):
+        x, total = 8 + number * 29.5, 0
+        note(ax, x + 3.5 * size, 25.2, title, bold=True)
+        for step in range(forwards):
+            end = prompt + step
+            known = 0 if number == 0 or step == 0 else end - 1
+            total += end - known
+            shades = [COMPUTED if known <= t < end else REUSED if t < known else None for t in range(7)]
+            grid(ax, x, 23.2 - step * size, size, [shades])
+        note(ax, x + 3.5 * size, 5.4, f"{total} tokens computed")
+    for step in range(forwards):
+        note(ax, 7.2, 23.2 - (step + 0.5) * size, "prefill" if step == 0 else f"{step}", GREY, "right", SMALL)
+    key(ax, 1.8, [(COMPUTED, "computed (all layers)"), (REUSED, "read from the cache")])
+    return ax
+
+
+@drawing(
+    "Two ways to store the cache over three decode steps. Dynamic: every step makes a larger buffer, 4, "
+    "5, then 6 slots, and copies the old entries into it, so shapes and addresses change. Static: one "
+    "buffer of 8 slots is there from the start; each step writes one slot in place and a mask hides the "
+    "empty ones, so that nothing changes shape and a compiled step can be used again."
+)
+def static_and_dynamic() -> Axes:
+    """A growing buffer against one of fixed size."""
+    ax = canvas(29)
+    size = 2.7
+    for number, (title, remark) in enumerate(
+        [
+            ("dynamic: grows", "a new shape each step:\nold entries copied, nothing to replay"),
+            ("static: fixed size", "one shape, one address:\ncompile once, mask the empty slots"),
+        ]
+    ):
+        x = 8 + number * 29
+        note(ax, x + 4 * size, 27, title, bold=True)
+        for step in range(3):
+            top, filled = 24.5 - step * 5, 3 + step
+            slots = 8 if number else filled + 1
+            for slot in range(slots):
+                shade = GREEN if number == 0 and slot < filled else REUSED if slot < filled else None
+                cell(ax, x + slot * size, top - size, size, COMPUTED if slot == filled else shade)
+            if number == 0 and step < 2:
+                arrow(ax, (x + 2 * size, top - size), (x + 2 * size, top - 5), GREEN)
+        note(ax, x + 4 * size, 6.6, remark, size=SMALL)
+    for step in range(3):
+        note(ax, 7, 24.5 - step * 5 - size / 2, f"step {step + 1}", GREY, "right", SMALL)
+    entries = [(COMPUTED, "written"), (GREEN, "copied"), (REUSED, "stays where it is"), (None, "empty")]
+    key(ax, 1.8, entries)
+    return ax

@@ -1,0 +1,93 @@
+"""The few shapes that every drawing is made of. Ten units are one inch, x to the right and y upwards."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from lessons_lib.figures.style import FONT_SIZE, GREY, INK, PAPER, WIDTH
+
+UNITS = 10  # per inch
+Point = tuple[float, float]
+
+
+def canvas(height: float) -> Axes:
+    """An empty drawing, 64 units wide and `height` units high."""
+    figure = Figure(figsize=(WIDTH, height / UNITS), facecolor=PAPER)
+    ax = figure.add_axes((0, 0, 1, 1))
+    ax.set(xlim=(0, WIDTH * UNITS), ylim=(0, height))
+    ax.set_axis_off()
+    return ax
+
+
+def tint(color: str, strength: float = 0.22) -> str:
+    """A colour thinned with white, so that dark text stands on it."""
+    return to_hex([1 - strength * (1 - channel) for channel in to_rgb(color)])
+
+
+def note(ax: Axes, x: float, y: float, text: str, color: str = INK, align: str = "center",
+         size: float = FONT_SIZE, bold: bool = False) -> None:  # fmt: skip
+    """Text, centred on y; `align` says which of its ends lies at x."""
+    weight = "bold" if bold else "normal"
+    ax.text(x, y, text, color=color, ha=align, va=_vertical(text), fontsize=size, weight=weight,
+            linespacing=1.3, family="DejaVu Sans")  # fmt: skip
+
+
+def _vertical(text: str) -> str:
+    """One line is centred without regard to its letters, so that "on" and "the" stand level side by side."""
+    return "center" if "\n" in text else "center_baseline"
+
+
+def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", color: str = GREY,
+        size: float = FONT_SIZE, bold: bool = False) -> None:  # fmt: skip
+    """A rounded box with its lower left corner at (x, y) and its text in the middle."""
+    shape = "round,pad=0,rounding_size=0.6"
+    ax.add_patch(FancyBboxPatch((x, y), width, height, shape, facecolor=tint(color), edgecolor=color))
+    if text:
+        note(ax, x + width / 2, y + height / 2, text, size=size, bold=bold)
+
+
+def frame(ax: Axes, x: float, y: float, width: float, height: float, color: str = GREY) -> None:
+    """A dashed frame around things that belong together."""
+    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=color, linestyle="--"))
+
+
+def arrow(ax: Axes, start: Point, end: Point, color: str = INK, width: float = 1.4) -> None:
+    """An arrow from start to end."""
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, color=color,
+                                 linewidth=width, shrinkA=0, shrinkB=0))  # fmt: skip
+
+
+def line(ax: Axes, points: Sequence[Point], color: str = INK, style: str = "-", width: float = 1.4) -> None:
+    """A line through points."""
+    ax.plot([x for x, _ in points], [y for _, y in points], style, color=color, linewidth=width)
+
+
+def cell(ax: Axes, x: float, y: float, size: float, color: str | None = None, text: str = "",
+         strength: float = 0.35, text_size: float = FONT_SIZE - 1) -> None:  # fmt: skip
+    """One square of a grid, lower left corner at (x, y); without colour an empty one."""
+    fill = PAPER if color is None else tint(color, strength)
+    ax.add_patch(Rectangle((x, y), size, size, facecolor=fill, edgecolor=GREY, linewidth=0.8))
+    if text:
+        note(ax, x + size / 2, y + size / 2, text, size=text_size)
+
+
+def grid(ax: Axes, x: float, y: float, size: float, colors: Sequence[Sequence[str | None]],
+         texts: Sequence[Sequence[str]] | None = None, strength: float = 0.35) -> None:  # fmt: skip
+    """A grid of cells, its upper left corner at (x, y), the first row on top."""
+    for i, row in enumerate(colors):
+        for j, shade in enumerate(row):
+            text = texts[i][j] if texts else ""
+            cell(ax, x + j * size, y - (i + 1) * size, size, shade, text, strength)
+
+
+def key(ax: Axes, y: float, entries: Sequence[tuple[str | None, str]]) -> None:
+    """A legend in one line, centred: (colour, what it stands for)."""
+    widths = [5.5 + 0.9 * len(text) for _, text in entries]
+    x = (WIDTH * UNITS - sum(widths) + 2.5) / 2
+    for (shade, text), width in zip(entries, widths, strict=True):
+        cell(ax, x, y - 0.9, 1.8, shade)
+        note(ax, x + 2.6, y, text, align="left", size=FONT_SIZE - 1)
+        x += width

@@ -1,0 +1,59 @@
+"""Colours, sizes and the look of every figure, so that a method looks the same in every lesson.
+
+The palette joins Okabe and Ito's colours with Paul Tol's "muted" set, without the pale ones: readers with any
+common colour blindness tell them apart, and all stand out on white. Methods that never meet in one figure
+share a colour.
+"""
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#3C9BD0", "#009E73", "#D55E00"
+PURPLE, WINE, GOLD, INDIGO = "#B4548A", "#882255", "#A67C00", "#332288"
+INK, GREY, PALE, PAPER = "#222222", "#6B6B6B", "#E4E4E4", "#FFFFFF"
+
+COLORS = {
+    # how a run is judged
+    "predicted": GREY, "measured": BLUE, "limit": INK, "peer": GOLD,
+    # caches and compilation
+    "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
+    "compiled": GREEN, "frozen": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
+    # the two phases of a request, and the parts of a step
+    "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
+    "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
+    # speculation
+    "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
+    "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,
+    # number formats
+    "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
+}  # fmt: skip
+
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, GOLD, INDIGO, SKY, WINE, GREY)  # for what is no method: models, prompts
+
+WIDTH = 6.4  # inches; a figure is shown 704 CSS pixels wide, stored at twice that, and shrinks on a phone
+DPI = 220  # 110 stored twice as fine
+FONT_SIZE = 11
+
+
+def color(method: str) -> str:
+    """The hex colour of a method. Raises KeyError naming the table to extend when it has none yet."""
+    if method not in COLORS:
+        raise KeyError(f"no colour for {method!r}: add it to COLORS in lessons_lib/figures/style.py")
+    return COLORS[method]
+
+
+def axes(figsize: tuple[float, float] = (WIDTH, 3.6)) -> Axes:
+    """Empty axes in the house style; figsize in inches.
+
+    Styled one by one and not through rc_context: the first figure of a session loads the notebook's backend,
+    which turns interactive mode on, and leaving the context would turn it off again, also for other plots.
+    """
+    _, ax = plt.subplots(figsize=figsize, layout="constrained", facecolor=PAPER)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(GREY)
+    ax.grid(color=PALE)
+    ax.set_axisbelow(True)
+    ax.tick_params(labelsize=FONT_SIZE - 1)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_size(FONT_SIZE)
+    return ax

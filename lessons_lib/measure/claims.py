@@ -1,0 +1,157 @@
+"""Named claims: every number that is asked for or boasted of, with its bar, in bench/results/claims.json.
+
+A claim below its bar stays, and says so. A partial run replaces only its own rows; a quick run never
+overwrites a full one. Names keep their meaning once given.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import tables
+
+if TYPE_CHECKING:
+    from .clock import Ratio
+
+HEADINGS = ("claim", "value", "95% interval", "bar", "holds", "baseline", "date", "note")
+COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+
+
+@dataclass(frozen=True)
+class ClaimRow:
+    """One claim. value: median paired ratio; low, high: its bootstrap 95 % interval; holds: None if open."""
+
+    claim: str
+    value: float | None
+    low: float | None
+    high: float | None
+    unit: str
+    bar: str
+    holds: bool | None
+    baseline: str
+    date: str
+    note: str = ""
+    quick: bool = False
+
+
+def holds(value: float | None, bar: str) -> bool | None:
+    """Whether value meets a bar such as ">= 2.0" or "<= 1.03"; None without a bar or a value.
+
+    Raises ValueError for a bar of another form.
+    """
+    if not bar:
+        return None
+    sign, _, limit = bar.strip().partition(" ")
+    try:
+        compare, limit = COMPARE[sign], float(limit)
+    except (KeyError, ValueError):
+        raise ValueError(f"Cannot read the bar {bar!r}; write it like '>= 2.0' or '<= 1.03'.") from None
+    return None if value is None or math.isnan(value) else compare(value, limit)
+
+
+def make_row(
+    claim: str,
+    measured: Ratio | Sequence[tuple[float, float]] | float | None,
+    bar: str = "",
+    baseline: str = "",
+    unit: str = "x",
+    note: str = "",
+    quick: bool = False,
+) -> ClaimRow:
+    """A row dated today. measured: a Ratio, pairs (a, b) whose ratio a/b counts, or one number.
+
+    baseline names target, dtype and state of what is compared with.
+    """
+    value, low, high = _interval(measured)
+    today = datetime.date.today().isoformat()
+    return ClaimRow(claim, value, low, high, unit, bar, holds(value, bar), baseline, today, note, quick)
+
+
+def load(path: str | Path) -> list[ClaimRow]:
+    """The rows of a claims file; none if there is no file. Raises ValueError for a file that is damaged."""
+    return [ClaimRow(**row) for row in _read(Path(path)).get("rows", [])]
+
+
+def update(
+    path: str | Path, rows: Sequence[ClaimRow], quick: bool = False, host: Any = None, versions: Any = None
+) -> list[ClaimRow]:
+    """Write rows into a claims file, which is replaced in one move; gives all rows that it then holds.
+
+    Other claims' rows stay as they are. With quick=True the rows are marked quick, and those whose claim has
+    a full row already are dropped. host, versions: of this run; stored only if a row was written.
+    """
+    path = Path(path)
+    old = _read(path)
+    kept = {row["claim"]: row for row in old.get("rows", [])}
+    new = [asdict(row) | {"quick": quick or row.quick} for row in rows]
+    full = {name for name, row in kept.items() if not row.get("quick")}
+    new = [row for row in new if not (row["quick"] and row["claim"] in full)]
+    if new:
+        merged = kept | {row["claim"]: _short(row) for row in new}
+        head = {"host": host or old.get("host", ""), "versions": versions or old.get("versions", {})}
+        _write(path, head | {"rows": [merged[name] for name in sorted(merged)]})
+    return load(path)
+
+
+def short_of_bar(rows: Sequence[ClaimRow]) -> list[ClaimRow]:
+    """The rows that fall short of their bar, and those with a bar but without a value."""
+    return [row for row in rows if row.bar and not row.holds]
+
+
+def markdown(rows: Sequence[ClaimRow]) -> str:
+    """The claims as a Markdown table."""
+    return tables.markdown(HEADINGS, cells(rows))
+
+
+def cells(rows: Sequence[ClaimRow]) -> list[list[str]]:
+    """The table's cells under HEADINGS."""
+    said = {True: "yes", False: "NO", None: "-"}
+    lines = []
+    for row in rows:
+        value = "not measured" if row.value is None else f"{tables.number(row.value)} {row.unit}".strip()
+        interval = "-" if row.low is None else f"{tables.number(row.low)} to {tables.number(row.high)}"
+        note = "; ".join(filter(None, [row.note, "quick run" if row.quick else ""]))
+        bar = [row.bar or "-", said[row.holds]]
+        lines.append([row.claim, value, interval, *bar, row.baseline, row.date, note])
+    return lines
+
+
+def _interval(measured: Any) -> tuple[float | None, float | None, float | None]:
+    if measured is None:
+        return None, None, None
+    if hasattr(measured, "low"):
+        return measured.value, measured.low, measured.high
+    if isinstance(measured, Sequence):
+        from .clock import bootstrap
+
+        return bootstrap(measured)
+    value = float(measured)
+    return (None if math.isnan(value) else value), None, None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}); restore or delete it.") from error
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    return row if row["quick"] else {name: value for name, value in row.items() if name != "quick"}

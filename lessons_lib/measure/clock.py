@@ -1,0 +1,192 @@
+"""Timing a callable, and comparing two in turn (lesson 00): warm-up, device sync, samples, paired ratios.
+
+A time is a median with its spread; a comparison is A and B in turn in one process, quoted as a ratio.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+ASYNCHRONOUS = ("cuda", "mps", "xpu")  # devices that return before the work is done
+STEADY = 0.05  # warm-up ends when two runs in a row differ by less
+NOISY = 0.10  # quartile range over median from which samples are called noisy
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Seconds of repeated runs, and of the warm-up runs before them (the first one holds compilation)."""
+
+    times: tuple[float, ...]
+    warmup: tuple[float, ...] = ()
+
+    @property
+    def median(self) -> float:
+        return self._quantile(50)
+
+    @property
+    def q1(self) -> float:
+        return self._quantile(25)
+
+    @property
+    def q3(self) -> float:
+        return self._quantile(75)
+
+    @property
+    def min(self) -> float:
+        return min(self.times)
+
+    @property
+    def max(self) -> float:
+        return max(self.times)
+
+    @property
+    def noisy(self) -> bool:
+        """True if the middle half of the samples spreads over more than 10 % of the median."""
+        return self.q3 - self.q1 > NOISY * self.median
+
+    def __str__(self) -> str:
+        text = f"{seconds_text(self.median)} (min {seconds_text(self.min)}, quartiles {seconds_text(self.q1)}"
+        return f"{text} to {seconds_text(self.q3)}, n={len(self.times)}{', noisy' if self.noisy else ''})"
+
+    def _quantile(self, percent: float) -> float:
+        return float(np.percentile(self.times, percent))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median of the paired ratios a/b with its bootstrap 95 % interval. Of seconds, 2: b is twice as fast."""
+
+    value: float
+    low: float
+    high: float
+    a: Samples
+    b: Samples
+
+    @property
+    def differs(self) -> bool:
+        """False if the interval contains 1: no difference seen."""
+        return not self.low <= 1 <= self.high
+
+    def __str__(self) -> str:
+        text = f"{self.value:.2f} (95%: {self.low:.2f} to {self.high:.2f})"
+        return text if self.differs else f"{text}: no difference seen"
+
+    @classmethod
+    def of(cls, a: Samples, b: Samples) -> Ratio:
+        """Pair the i-th sample of a with the i-th of b. Raises ValueError if their numbers differ."""
+        return cls(*bootstrap(list(zip(a.times, b.times, strict=True))), a, b)
+
+
+def sync(device: Any) -> None:
+    """Wait until the device has done all its work. Nothing to wait for on a CPU."""
+    import torch
+
+    kind = _kind(device)
+    if kind in ASYNCHRONOUS:
+        getattr(torch, kind).synchronize(*([] if kind == "mps" else [device]))
+
+
+def timed(
+    fn: Callable[[], Any],
+    device: Any = "cpu",
+    repeats: int = 5,
+    warmup: int | str = "auto",
+    now: Callable[[], float] = time.perf_counter,
+    synchronize: Callable[[Any], None] = sync,
+) -> Samples:
+    """Seconds of `repeats` runs of fn after warm-up, garbage collection off, device synced around each run.
+
+    warmup: a number of runs, or "auto": until two in a row differ by less than 5 %, at least 2, at most 10.
+    now, synchronize: replaced by fakes in tests.
+    """
+    with no_gc():
+        run = _block(fn, device, now, synchronize)
+        before = _warm_up(run, warmup)
+        return Samples(tuple(run() for _ in range(repeats)), before)
+
+
+def compare(
+    a: Callable[[], Any],
+    b: Callable[[], Any],
+    device: Any = "cpu",
+    repeats: int = 5,
+    warmup: int | str = "auto",
+    now: Callable[[], float] = time.perf_counter,
+    synchronize: Callable[[Any], None] = sync,
+) -> Ratio:
+    """Time a and b in turn (ABAB...) after warming up both; the ratio of their times a/b."""
+    with no_gc():
+        runs = [_block(fn, device, now, synchronize) for fn in (a, b)]
+        before = [_warm_up(run, warmup) for run in runs]
+        pairs = [(runs[0](), runs[1]()) for _ in range(repeats)]
+    times_a, times_b = zip(*pairs, strict=True)
+    return Ratio.of(Samples(times_a, before[0]), Samples(times_b, before[1]))
+
+
+def bootstrap(pairs: Sequence[tuple[float, float]], resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+    """Median of the ratios a/b over pairs (a, b), and the ends of its 95 % interval: (value, low, high).
+
+    Pairs are drawn again with replacement. Medians are of logarithms, so that swapping a and b inverts.
+    """
+    if not pairs:
+        raise ValueError("No pairs to compare; measure at least one.")
+    logs = np.log([a / b for a, b in pairs])
+    drawn = np.random.default_rng(seed).integers(len(logs), size=(resamples, len(logs)))
+    low, high = np.percentile(np.median(logs[drawn], axis=1), [2.5, 97.5])
+    return math.exp(np.median(logs)), math.exp(low), math.exp(high)
+
+
+@contextmanager
+def no_gc() -> Iterator[None]:
+    """Keep Python's garbage collector out of the timed part."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def seconds_text(seconds: float) -> str:
+    """0.0123 -> '12.3 ms': seconds in the unit that reads best."""
+    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _block(fn, device, now, synchronize) -> Callable[[], float]:
+    waits = _kind(device) in ASYNCHRONOUS
+
+    def run() -> float:
+        if waits:
+            synchronize(device)
+        start = now()
+        fn()
+        if waits:
+            synchronize(device)
+        return now() - start
+
+    return run
+
+
+def _warm_up(run: Callable[[], float], warmup: int | str) -> tuple[float, ...]:
+    if warmup != "auto":
+        return tuple(run() for _ in range(int(warmup)))
+    times = [run(), run()]
+    while abs(times[-1] - times[-2]) >= STEADY * times[-2] and len(times) < 10:
+        times.append(run())
+    return tuple(times)
+
+
+def _kind(device: Any) -> str:
+    return str(device).split(":")[0]

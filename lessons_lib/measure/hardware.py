@@ -1,0 +1,166 @@
+"""What this machine can do: memory bandwidth, FLOP/s, and what wider forwards cost (lesson 00).
+
+Predictions take the bandwidth that a one-row matrix product reaches in the same dtype, not that of a copy,
+and not a data sheet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import clock, kernels, machine, tables
+from .data_sheets import PUBLISHED  # noqa: F401
+from .kernels import linears_bandwidth, linears_flops  # noqa: F401
+from .machine import environment  # noqa: F401
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Measured rates of one device: bytes/s and FLOP/s, the last two by dtype name. load: at that time."""
+
+    device: str
+    name: str
+    threads: int
+    copy_bandwidth: float  # read + written
+    read_bandwidth: float
+    matvec_bandwidth: dict[str, float]
+    matmul_flops: dict[str, float]
+    load: float | None = None
+    quick: bool = True
+    torch: str = ""
+
+    def ridge(self, dtype: str = "bf16") -> float:
+        """FLOPs per byte from which a product in this dtype is compute-bound here."""
+        return self.matmul_flops[dtype] / self.matvec_bandwidth[dtype]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Hardware:
+        return cls(**json.loads(text))
+
+    def __str__(self) -> str:
+        rows = [
+            ["copy (read + write)", f"{self.copy_bandwidth / 1e9:.1f} GB/s", "", ""],
+            ["read", f"{self.read_bandwidth / 1e9:.1f} GB/s", "", ""],
+        ]
+        for dtype, bandwidth in self.matvec_bandwidth.items():
+            rates = [f"{bandwidth / 1e9:.1f} GB/s", f"{self.matmul_flops[dtype] / 1e9:,.0f} GFLOP/s"]
+            rows.append([f"products in {dtype}", *rates, f"{self.ridge(dtype):.1f}"])
+        head = f"{self.device}: {self.name}, {self.threads} threads, load {self.load}"
+        return f"{head}\n{tables.text(('', 'bandwidth', 'arithmetic', 'ridge, FLOP/byte'), rows)}"
+
+
+def probe(
+    device: Any = "cpu", dtypes: Sequence[str] | None = None, quick: bool = True, refresh: bool = False
+) -> Hardware:
+    """Measure this device once, and read the stored result afterwards. The quick probe takes up to 10 s.
+
+    dtypes: names such as "bf16"; None: default_dtypes. refresh: measure again. Kept per machine, device,
+    number of threads and torch version under the cache folder, if that can be written.
+    """
+    import torch
+
+    wanted = list(dtypes or default_dtypes(device))
+    if unknown := [name for name in wanted if name not in kernels.DTYPES]:
+        raise ValueError(f"Cannot measure {', '.join(unknown)}; choose from {', '.join(kernels.DTYPES)}.")
+    path = _store(device, torch.__version__, torch.get_num_threads())
+    stored = _read(path)
+    if stored and not refresh and (quick or not stored.quick):
+        if set(wanted) <= set(stored.matvec_bandwidth):
+            return stored
+        wanted += [name for name in stored.matvec_bandwidth if name not in wanted]
+    measured = measure(device, wanted, quick)
+    _keep(path, measured)
+    return measured
+
+
+def default_dtypes(device: Any = "cpu") -> tuple[str, ...]:
+    """fp32 and bf16; on GPUs fp16 too (on CPUs it is rarely fast)."""
+    return ("fp32", "bf16") if str(device) == "cpu" else ("fp32", "bf16", "fp16")
+
+
+def measure(device: Any, dtypes: Sequence[str], quick: bool = True) -> Hardware:
+    """Measure now and store nothing. dtypes: names of kernels.DTYPES."""
+    import torch
+
+    from ..progress import say
+
+    load = machine.load()
+    say(f"Measuring {machine.device_name(device)} (once; kept for later) ...")
+    repeats = 5 if quick else 20
+    copy, read = kernels.streams(device, repeats)
+    return Hardware(
+        device=str(device),
+        name=machine.device_name(device),
+        threads=torch.get_num_threads(),
+        copy_bandwidth=copy,
+        read_bandwidth=read,
+        matvec_bandwidth={name: kernels.matvec(device, name, repeats) for name in dtypes},
+        matmul_flops={name: kernels.matmul(device, name, 0.5 if quick else 2.0) for name in dtypes},
+        load=load,
+        quick=quick,
+        torch=torch.__version__,
+    )
+
+
+def width_curve(
+    step: Callable[[int], Any],
+    widths: Sequence[int] = (1, 2, 4, 8, 16),
+    device: Any = "cpu",
+    repeats: int = 10,
+) -> dict[int, clock.Samples]:
+    """Time step(w), a forward of w rows, for every width in turn, `repeats` times over: {w: Samples}."""
+    warm = {w: clock.timed(lambda w=w: step(w), device, repeats=1).warmup for w in widths}
+    times: dict[int, list[float]] = {w: [] for w in widths}
+    for _ in range(repeats):
+        for w in widths:
+            times[w] += clock.timed(lambda w=w: step(w), device, repeats=1, warmup=0).times
+    return {w: clock.Samples(tuple(times[w]), warm[w]) for w in widths}
+
+
+def width_costs(curve: dict[int, clock.Samples]) -> dict[int, float]:
+    """v(w): median time at each width over that of the narrowest (one row)."""
+    one = curve[min(curve)].median
+    return {w: samples.median / one for w, samples in curve.items()}
+
+
+def _store(device: Any, version: str, threads: int) -> Path | None:
+    from ..paths import cache_dir
+
+    name = f"{platform.node()} {machine.device_name(device)} {device} {threads} {version} {os.cpu_count()}"
+    try:
+        return cache_dir() / "hardware" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    except OSError:
+        return None
+
+
+def _read(path: Path | None) -> Hardware | None:
+    """The stored result; None if there is none, or one that this version cannot read."""
+    try:
+        return Hardware.from_json(path.read_text(encoding="utf-8")) if path else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _keep(path: Path | None, measured: Hardware) -> None:
+    """Store for later, or go on without: a cache that cannot be written costs only the next probe."""
+    if path is None:
+        return
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(measured.to_json(), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

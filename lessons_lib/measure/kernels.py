@@ -1,0 +1,118 @@
+"""The kernels that the hardware probe times: copy, read, one-row and square products (lesson 00).
+
+Best of several runs: other programs can only make a run slower.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import clock, machine
+from .shape import ModelShape
+
+DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+MOST_BYTES = 512 * 2**20  # of the buffers on a CPU
+
+
+def torch_dtype(name: str) -> Any:
+    """'bf16' -> torch.bfloat16."""
+    import torch
+
+    return getattr(torch, DTYPES[name])
+
+
+def best(fn: Callable[[], Any], device: Any, repeats: int) -> float:
+    """Seconds of the fastest of `repeats` runs."""
+    return clock.timed(fn, device, repeats=repeats, warmup=2).min
+
+
+def buffer_bytes(device: Any) -> int:
+    """At least 8 times the last-level cache, so that nothing is read from it, within MOST_BYTES."""
+    floor = MOST_BYTES // 2 if str(device) == "cpu" else 2**30
+    size = max(floor, 8 * machine.cache_bytes(device))
+    return min(size, MOST_BYTES) if str(device) == "cpu" else size
+
+
+def streams(device: Any, repeats: int) -> tuple[float, float]:
+    """(copy, read) bandwidth in bytes/s. Copy counts what is read and what is written."""
+    import torch
+
+    buffer = torch.ones(buffer_bytes(device) // 4, dtype=torch.float32, device=device)
+    source, target = buffer.chunk(2)
+    copy = best(lambda: target.copy_(source), device, repeats)  # half is read, half is written
+    read = best(buffer.sum, device, repeats)
+    return buffer.nbytes / copy, buffer.nbytes / read
+
+
+def matvec(device: Any, dtype: str, repeats: int) -> float:
+    """Bytes/s at which torch's eager one-row product x Wᵀ reads W."""
+    import torch
+
+    width, kind = 4096, torch_dtype(dtype)
+    rows = buffer_bytes(device) // (width * kind.itemsize)
+    weight = torch.full((rows, width), 0.01, dtype=kind, device=device)
+    x = torch.ones(1, width, dtype=kind, device=device)
+    with torch.inference_mode():
+        seconds = best(lambda: torch.nn.functional.linear(x, weight), device, repeats)
+    return weight.nbytes / seconds
+
+
+def matmul(device: Any, dtype: str, budget: float) -> float:
+    """FLOP/s of the best square product; sizes double until the next would take over `budget` seconds."""
+    import torch
+
+    rate, side = 0.0, 256
+    deadline = time.perf_counter() + 4 * budget
+    while side <= 16384:
+        a = torch.rand(side, side, device=device).to(torch_dtype(dtype))  # constants: less heat, more clock
+        seconds = best(lambda a=a: a @ a, device, 3)
+        rate = max(rate, 2 * side**3 / seconds)
+        if 8 * seconds > budget or time.perf_counter() + 5 * 8 * seconds > deadline:
+            break
+        side *= 2
+    return rate
+
+
+def linears(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: int = 1) -> float:
+    """Seconds of torch's eager products of `rows` rows with this model's own matrices, of one row with its head.
+
+    Small matrices are read more slowly than the probe's large one. Of a large model only as many layers as fit
+    1 GiB are made, and their time is scaled up.
+    """
+    import torch
+
+    made = {"dtype": torch_dtype(dtype), "device": device}
+    sizes = _matrices(shape)
+    layer = sum(height * width for height, width in sizes) * made["dtype"].itemsize
+    layers = min(shape.layers, max(1, 2**30 // layer))
+    weights = [torch.full(size, 0.01, **made) for size in sizes * layers]
+    inputs = {width: torch.ones(rows, width, **made) for _, width in sizes}
+    head, last = torch.full((shape.vocab_size, shape.width), 0.01, **made), torch.ones(1, shape.width, **made)
+
+    def read() -> None:
+        for weight in weights:
+            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+
+    with torch.inference_mode():
+        inside = best(read, device, 5) * shape.layers / layers
+        return inside + best(lambda: torch.nn.functional.linear(last, head), device, 5)
+
+
+def linears_bandwidth(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu") -> float:
+    """Bytes/s at which one-row products read this model's weights: W over the seconds of `linears`."""
+    return shape.weights * torch_dtype(dtype).itemsize / linears(shape, dtype, device)
+
+
+def linears_flops(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: int = 512) -> float:
+    """FLOP/s of this model's own products with `rows` rows, as in a prefill of so many tokens."""
+    work = 2 * (shape.layer_weights * rows + shape.head_weights)
+    return work / linears(shape, dtype, device, rows)
+
+
+def _matrices(shape: ModelShape) -> list[tuple[int, int]]:
+    """(rows, columns) of one layer's matrices, as torch's linear keeps them."""
+    d, heads, kv = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    up = [(shape.mlp_width, d)] * (2 if shape.gated else 1)
+    return [(heads, d), (kv, d), (kv, d), (d, heads), *up, (d, shape.mlp_width)]

@@ -1,0 +1,92 @@
+"""Which machine this is: for a lesson's first output, for stored measurements and for raw results."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "numpy")
+
+
+def cpu_name() -> str:
+    """The processor's name as the system tells it, such as 'AMD EPYC'."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def device_name(device: Any = "cpu") -> str:
+    """Name of the CPU or of the GPU that `device` means."""
+    import torch
+
+    kind = str(device).split(":")[0]
+    if kind in ("cuda", "xpu"):
+        return getattr(torch, kind).get_device_name(device)
+    return cpu_name() if kind == "cpu" else f"{kind} on {cpu_name()}"
+
+
+def load() -> float | None:
+    """Processes that want to run, averaged over the last minute; None where the system does not say."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def busy(load_now: float | None) -> bool:
+    """True if more processes want to run than there are cores: times measured then are not to be trusted."""
+    return load_now is not None and load_now > (os.cpu_count() or 1)
+
+
+def cache_bytes(device: Any = "cpu") -> int:
+    """Size of the last-level cache; 32 MiB where it cannot be found out."""
+    if str(device).startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    found = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    sizes = [int(text[:-1]) * 2**10 for path in found if (text := path.read_text().strip()).endswith("K")]
+    return max(sizes, default=32 * 2**20)
+
+
+def host(device: Any = "cpu") -> dict[str, Any]:
+    """What to store beside measurements; no name of a person or a network."""
+    import torch
+
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device_name(device),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load": load(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of what decides about speed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def environment(device: Any = "cpu", dtype: Any = None) -> str:
+    """Several lines for the top of a lesson: processor or GPU, threads, load, versions, dtype."""
+    about = host(device)
+    lines = [
+        f"device        {device} ({about['device']})",
+        f"CPU           {about['cpu']}, {about['cores']} cores, {about['threads']} threads used by torch",
+        f"load          {'unknown' if about['load'] is None else about['load']}",
+        *(f"{package:<13} {version}" for package, version in versions().items()),
+    ]
+    if dtype is not None:
+        lines.append(f"dtype         {str(dtype).removeprefix('torch.')}")
+    if busy(about["load"]):
+        lines.append(f"Other programs keep this machine's {about['cores']} cores busy: expect slow and noisy times.")
+    return "\n".join(lines)

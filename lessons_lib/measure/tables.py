@@ -1,0 +1,71 @@
+"""Tables as plain text, Markdown or HTML: what the scorecard, the claims and the hardware are shown in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+Cells = Sequence[Sequence[str]]
+Table = tuple[Sequence[str], Cells]
+
+# Only the text colour's own shades: legible on a light and on a dark page.
+RULE = "border-bottom:1px solid rgba(128,128,128,.4);padding:.3em .7em;text-align:left;vertical-align:top"
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>:root {{ color-scheme: light dark }} body {{ font: 15px/1.4 system-ui, sans-serif; margin: 1.5em auto;
+max-width: 90em; padding: 0 1em }}</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+def number(value: float) -> str:
+    """Three digits that matter: 134479872 -> '134,479,872', 0.01234 -> '0.0123'."""
+    if value == 0 or abs(value) >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def text(headings: Sequence[str], rows: Cells) -> str:
+    """Columns lined up with spaces."""
+    lines = [list(headings), *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def markdown(headings: Sequence[str], rows: Cells) -> str:
+    """A GitHub table; pipes in cells are escaped."""
+    lines = [list(headings), ["---"] * len(headings), *([c.replace("|", "\\|") for c in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def html(headings: Sequence[str], rows: Cells) -> str:
+    """A table that scrolls sideways on a narrow screen; styles inline, since notebooks drop style sheets."""
+    head = "".join(f'<th scope="col" style="{RULE}">{escape(h)}</th>' for h in headings)
+    cells = ("".join(f'<td style="{RULE}">{escape(c)}</td>' for c in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>\n" for row in cells)
+    return (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:90%">\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
+    )
+
+
+def html_page(title: str, parts: Sequence[str | Table]) -> str:
+    """One self-contained HTML page: parts are paragraphs (str) and tables (headings, rows)."""
+    body = "\n".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else html(*part) for part in parts)
+    return PAGE.format(title=escape(title), body=body)
+
+
+def markdown_page(title: str, parts: Sequence[str | Table]) -> str:
+    """The same as Markdown."""
+    shown = [part if isinstance(part, str) else markdown(*part) for part in parts]
+    return "\n\n".join([f"# {title}", *shown]) + "\n"

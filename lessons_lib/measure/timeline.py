@@ -1,0 +1,130 @@
+"""When each token arrived, and the figures made of it (lessons 01, 05): TTFT, ITL, TPOT, throughput, goodput.
+
+t_0: the request was handed in; t_1..t_n: output tokens readable on the host.
+TTFT = t_1 - t_0, ITL_i = t_i - t_{i-1}, TPOT = (t_n - t_1)/(n - 1), E2E = t_n - t_0 = TTFT + (n - 1)·TPOT.
+Tools differ in these: print the formula.
+Sources: Zhong et al. 2024 (DistServe: goodput, capacity); Yu et al. 2022 (Orca: normalized latency).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One request: handed in at `start`, tokens readable at `times` (seconds). No tokens: failed."""
+
+    start: float
+    times: Sequence[float]
+
+    @property
+    def failed(self) -> bool:
+        return len(self.times) == 0
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token; NaN if there is none."""
+        return NAN if self.failed else self.times[0] - self.start
+
+    @property
+    def itl(self) -> list[float]:
+        """Inter-token latencies, n - 1 of them. A step committing several tokens gives zeros: use TPOT."""
+        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+
+    @property
+    def tpot(self) -> float:
+        """Time per output token after the first, (t_n - t_1)/(n - 1); NaN below two tokens, never 0."""
+        return NAN if len(self.times) < 2 else (self.times[-1] - self.times[0]) / (len(self.times) - 1)
+
+    @property
+    def e2e(self) -> float:
+        """End-to-end latency: t_n - t_0; NaN if there is no token."""
+        return NAN if self.failed else self.times[-1] - self.start
+
+    @property
+    def normalized(self) -> float:
+        """Normalized latency, E2E/n: seconds per output token, the first one's wait included."""
+        return NAN if self.failed else self.e2e / len(self.times)
+
+
+class TokenClock:
+    """A streamer for transformers: `generate(..., streamer=clock)` notes when each token came.
+
+    Text streamers hold text back until a word ends, so text arrival is not token arrival.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self.now, self.start, self.times = now, now(), []
+        self._prompt_seen = False
+
+    def put(self, value: Any) -> None:
+        """Called by generate: first with the prompt's ids, which are no output, then with each token."""
+        if self._prompt_seen:
+            self.times.append(self.now())
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Called by generate after the last token."""
+
+    def timeline(self) -> Timeline:
+        return Timeline(self.start, tuple(self.times))
+
+
+def makespan(timelines: Sequence[Timeline]) -> float:
+    """Seconds from the first arrival to the last token of a run."""
+    ends = [t.times[-1] for t in timelines if not t.failed]
+    return max(ends) - min(t.start for t in timelines) if ends else NAN
+
+
+def percentiles(values: Sequence[float], name: str, points: Sequence[int] = (50, 90, 99)) -> dict[str, float]:
+    """{'name_p50': ...} by linear interpolation; NaNs (undefined for their request) are left out."""
+    finite = [v for v in values if not math.isnan(v)]
+    return {f"{name}_p{p}": float(np.percentile(finite, p)) if finite else NAN for p in points}
+
+
+def summarize(timelines: Sequence[Timeline], prompt_tokens: Sequence[int]) -> dict[str, float]:
+    """Figures of a run of requests in seconds and tokens per second; prompt_tokens: each one's prompt length.
+
+    ttft, tpot, e2e, normalized: percentiles over requests; itl: over all tokens of all requests, pooled.
+    output_throughput counts generated tokens, total_throughput prompt tokens too: say which one you quote.
+    Throughputs count finished requests only.
+    """
+    done = [(t, prompt) for t, prompt in zip(timelines, prompt_tokens, strict=True) if not t.failed]
+    span, output = makespan(timelines), sum(len(t.times) for t, _ in done)
+    figures = {"requests": len(timelines), "failed": len(timelines) - len(done), "makespan": span}
+    for name in ("ttft", "tpot", "e2e", "normalized"):
+        figures |= percentiles([getattr(t, name) for t, _ in done], name)
+    figures |= percentiles([gap for t, _ in done for gap in t.itl], "itl")
+    total = output + sum(prompt for _, prompt in done)
+    amounts = {"output_throughput": output, "total_throughput": total, "request_rate": len(done)}
+    return figures | {name: amount / span if span else NAN for name, amount in amounts.items()}
+
+
+def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:
+    """True if a request kept both limits (seconds). A single token has no TPOT and is judged by its TTFT."""
+    in_time = not timeline.failed and timeline.ttft <= ttft
+    return in_time and (math.isnan(timeline.tpot) or timeline.tpot <= tpot)
+
+
+def attainment(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float:
+    """Fraction of requests that kept both limits; failed ones count as misses."""
+    return sum(meets(t, ttft, tpot) for t in timelines) / len(timelines)
+
+
+def goodput(timelines: Sequence[Timeline], ttft: float, tpot: float, span: float | None = None) -> float:
+    """Requests per second that kept both limits; span: the run's seconds, its makespan if None."""
+    return sum(meets(t, ttft, tpot) for t in timelines) / (makespan(timelines) if span is None else span)
+
+
+def capacity(attained: dict[float, float], threshold: float = 0.90) -> float:
+    """Highest arrival rate with attainment >= threshold, from {rate: attainment}; 0 if none has it."""
+    return max((rate for rate, fraction in attained.items() if fraction >= threshold), default=0.0)

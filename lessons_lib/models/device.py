@@ -1,0 +1,91 @@
+"""Which device and which number format: "auto" takes what the machine does well, not what it can emulate."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+DEVICES = ("cuda", "mps", "cpu")
+
+
+def pick_device(device: str | torch.device = "auto") -> str:
+    """ "auto" -> "cuda", else "mps", else "cpu"; a device that is named is checked and returned as text.
+
+    ValueError where the machine lacks it.
+    """
+    device = str(device)
+    present = [name for name in DEVICES if _present(name)]
+    if device == "auto":
+        return present[0]
+    kind, _, index = device.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in present or (index and not (index.isdigit() and int(index) < count)):
+        raise ValueError(f"device {device!r} is not here; use 'auto' or one of: {', '.join(present)}.")
+    return device
+
+
+def pick_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> torch.dtype:
+    """ "auto" -> bf16 where the device computes in it, else fp16 on GPUs and fp32 on CPUs.
+
+    Takes "fp32", "bf16", "fp16", "fp64", torch's own names ("float32") and torch dtypes. ValueError for any
+    other, and for a format that the device lacks.
+    """
+    if dtype == "auto":
+        return _fast_dtype(device)
+    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    chosen = chosen or getattr(torch, str(dtype), None)
+    if chosen not in DTYPES.values():
+        raise ValueError(f"dtype {dtype!r} is not known; use 'auto' or one of: {', '.join(DTYPES)}.")
+    if not _has(chosen, device):
+        name, other = dtype_name(chosen), dtype_name(_fast_dtype(device))
+        raise ValueError(f"dtype '{name}' is not supported by the device '{device}'; use dtype='{other}'.")
+    return chosen
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.bfloat16 -> "bf16": the names used in tables and arguments."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def _present(kind: str) -> bool:
+    if kind == "cpu":
+        return True
+    return torch.cuda.is_available() if kind == "cuda" else torch.backends.mps.is_available()
+
+
+def _fast_dtype(device: str) -> torch.dtype:
+    if device.startswith("cuda"):
+        return torch.bfloat16 if _cuda_bf16(device) else torch.float16
+    if device.startswith("mps"):
+        return torch.float16  # every Apple GPU has it; bf16 only from the M2 on
+    return torch.bfloat16 if _cpu_bf16() else torch.float32
+
+
+def _has(dtype: torch.dtype, device: str) -> bool:
+    if device.startswith("cuda"):
+        return dtype != torch.bfloat16 or _cuda_bf16(device)
+    return not (device.startswith("mps") and dtype == torch.float64)
+
+
+def _cuda_bf16(device: str) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _cpu_bf16() -> bool:
+    """True where the processor multiplies bf16 itself; elsewhere torch emulates it, slower than fp32.
+
+    torch.ops.mkldnn._is_mkldnn_bf16_supported does not tell: it is True for any AVX512.
+    """
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return " bf16" in _linux_cpu_flags()  # Apple's CPUs: no flag to read here, so fp32
+    cpu = torch.cpu
+    return cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
+
+
+def _linux_cpu_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""

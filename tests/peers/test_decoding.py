@@ -1,0 +1,71 @@
+"""The real model: our decoder and our loop against transformers, in float32."""
+
+import pytest
+import torch
+
+from lessons_lib import Sampling, generate
+from lessons_lib.decoding.proposal import Proposal
+from lessons_lib.decoding.proposers import Proposer
+
+TEXT = "The lighthouse keeper climbed 217 steps, counted the ships, and wrote in the log:"
+
+
+def test_logits_of_the_readable_decoder_equal_those_of_transformers(smollm2):
+    ids = smollm2.tokenizer(TEXT, return_tensors="pt").input_ids
+    target = smollm2.target()
+    with torch.no_grad():
+        expected = smollm2.network(ids).logits[0]
+        found = target.decoder.logits(target.decoder(ids[0], [prefill(target, ids[0])]).last)
+    assert (found - expected).abs().max() < 2e-4
+
+
+def prefill(target, ids):
+    from lessons_lib.models.decoder import Segment
+
+    return Segment(torch.arange(len(ids)), target.new_cache(len(ids)))
+
+
+@pytest.mark.parametrize("kind", ["decoder", "transformers"])
+def test_greedy_text_equals_that_of_transformers(smollm2, kind):
+    ids = smollm2.tokenizer(TEXT, return_tensors="pt")
+    expected = smollm2.network.generate(**ids, max_new_tokens=40, do_sample=False)[0, ids.input_ids.shape[1] :].tolist()
+    out = generate(smollm2.target(kind), TEXT, max_new_tokens=40)
+    assert out.ids == expected
+    assert out.text == smollm2.tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_messages_get_the_chat_template_and_end_by_themselves(smollm2):
+    messages = [{"role": "user", "content": "Answer with one word: what is the capital of France?"}]
+    prompt = smollm2.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    expected = smollm2.network.generate(**prompt, max_new_tokens=40, do_sample=False)
+    out = generate(smollm2, messages, max_new_tokens=40)
+    assert out.ids == expected[0, prompt.input_ids.shape[1] :].tolist()
+    assert out.finish == "eos" and "Paris" in out.text
+
+
+def test_a_stop_text_ends_the_output_whoever_proposes(smollm2):
+    class Knows(Proposer):
+        def __init__(self, text):
+            self.text = text
+
+        def propose(self, ids, limit):
+            return Proposal.chain(self.text[len(ids) : len(ids) + 6])
+
+    target = smollm2.target()
+    plain = generate(target, TEXT, max_new_tokens=40)
+    word = plain.text.split()[5]
+    stopped = generate(target, TEXT, max_new_tokens=40, stop=word)
+    assert stopped.finish == "stop"
+    assert stopped.text == plain.text[: plain.text.index(word)]
+    full = target.tokenizer(TEXT).input_ids + plain.ids
+    assert generate(target, TEXT, Knows(full), max_new_tokens=40, stop=word).ids == stopped.ids
+
+
+def test_sampling_is_repeatable_with_a_generator_and_varies_without_a_seed(smollm2):
+    def sample(seed):
+        rule = Sampling(temperature=1.0, top_p=0.9)
+        generator = torch.Generator().manual_seed(seed)
+        return generate(smollm2.target(), TEXT, acceptance=rule, max_new_tokens=12, generator=generator).ids
+
+    assert sample(1) == sample(1)
+    assert len({tuple(sample(seed)) for seed in range(3)}) > 1

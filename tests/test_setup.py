@@ -1,0 +1,132 @@
+"""What is installed: pyproject, pins and conda's environment agree, and are all that the code imports."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from lessons_lib.course import readme
+from lessons_lib.course.bootstrap import EXTRAS, ROOT
+from lessons_lib.course.lessons import find
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
+PINNED = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in PINS}
+EXTRA = PROJECT["optional-dependencies"]
+REQUIRED = [Requirement(text) for texts in (PROJECT["dependencies"], *EXTRA.values()) for text in texts]
+CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+OLDEST = PROJECT["requires-python"].removeprefix(">=")
+
+
+@pytest.mark.parametrize("required", REQUIRED, ids=str)
+def test_every_requirement_has_a_pin_within_its_bounds(required):
+    assert required.specifier.contains(PINNED[canonicalize_name(required.name)])
+
+
+def test_pins_are_exact_unique_and_of_no_build_and_torch_is_first():
+    assert PINS[0].name == "torch" and len(PINNED) == len(PINS)
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in PINS)
+
+
+def test_pins_cover_what_the_requirements_require_in_turn():
+    missing = set()
+    for name in PINNED:
+        try:
+            requires = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue
+        needed = (Requirement(text) for text in requires)
+        missing |= {r.name for r in needed if (not r.marker or r.marker.evaluate({"extra": ""})) and in_reach(r)}
+    assert missing == set()
+
+
+def in_reach(required: Requirement) -> bool:
+    """Whether a requirement is unpinned and belongs to every machine: the CUDA build of torch brings its own."""
+    name = canonicalize_name(required.name)
+    return name not in PINNED and not name.startswith(("nvidia-", "cuda-", "triton"))
+
+
+def test_condas_environment_says_the_same():
+    pip = next(entry["pip"] for entry in CONDA if isinstance(entry, dict))
+    assert pip == [str(PINS[0]), "-c constraints.txt", f"-e .[{EXTRAS}]"]
+    assert set(EXTRAS.split(",")) == set(EXTRA)
+    python = next(str(entry) for entry in CONDA if str(entry).startswith("python="))
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python.removeprefix("python="))
+
+
+def test_the_oldest_python_that_we_promise_is_one_that_all_pins_support():
+    refusing = {
+        name: distribution(name).metadata["Requires-Python"]
+        for name in PINNED
+        if (found := installed(name)) and not SpecifierSet(found.metadata["Requires-Python"] or "").contains(OLDEST)
+    }
+    assert refusing == {}
+
+
+def installed(name: str):
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def imported(folder: Path) -> set[str]:
+    """Top-level names that the Python files under a folder import."""
+    names = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - {"lessons_lib"}
+
+
+def test_whatever_the_library_imports_is_required():
+    required = {canonicalize_name(r.name) for r in REQUIRED}
+    providers = packages_distributions()
+    unknown = {
+        name for name in imported(ROOT / "lessons_lib")
+        if not {canonicalize_name(provider) for provider in providers.get(name, [])} & required
+    }  # fmt: skip
+    assert unknown == set()
+
+
+def test_every_package_folder_is_packed():
+    folders = {path.parent for path in (ROOT / "lessons_lib").rglob("*.py")}
+    assert {folder for folder in folders if not (folder / "__init__.py").exists()} == set()
+
+
+def test_readmes_tables_are_those_of_the_stored_lessons_and_claims():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.filled(text, find()) == text, "`make bench` or `make lessons` writes them"
+
+
+def test_readmes_ten_lines_run_on_another_model(tmp_path, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from lessons_lib.models import tiny
+
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S).group(1)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(96)} | {"<unk>": 96}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tiny().save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="w0").save_pretrained(tmp_path)
+    exec(compile(code.replace("path/to/your/model", tmp_path.as_posix()), "README.md", "exec"), {})
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    assert "tokens, 32 forwards" in capsys.readouterr().out
+
+
+def test_nothing_names_a_package_index_or_a_machine():
+    names = ("pyproject.toml", "constraints.txt", "environment.yml", "Makefile", "README.md", ".ci/run")
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in names)
+    assert re.findall(r"pypi\.|download\.pytorch|--extra-index|/home/|/root/|/tmp/", text) == []

@@ -1,0 +1,145 @@
+"""KV-cache arithmetic: the table of models, windows, pages, quantization, capacity, and bytes really allocated."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, StaticCache
+
+from lessons_lib.caches import sizes
+from lessons_lib.caches.sizes import GiB, MiB
+from lessons_lib.measure.shape import SHAPES, ModelShape
+
+SMOL = SHAPES["smollm2-135m"]
+TINY = dict(
+    num_hidden_layers=2, hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    intermediate_size=64, vocab_size=50, max_position_embeddings=64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, course, true, factor, mib, own",
+    [
+        ("pythia-1.4b", 196_608, 196_608, 1, 384, 0.375),
+        ("opt-1.3b", 196_608, 196_608, 1, 384, 0.375),
+        ("gemma-2b", 147_456, 18_432, 8, 36, 0.140625),
+        ("llama-2-7b", 524_288, 524_288, 1, 1024, 2),
+        ("mistral-7b-v0.1", 524_288, 131_072, 4, 256, 0.5),
+        ("llama-3-8b", 524_288, 131_072, 4, 256, 1),
+        ("smollm2-135m", 69_120, 23_040, 3, 45, 0.17578125),
+        ("opt-13b", 819_200, 819_200, 1, 1600, 1.5625),
+    ],
+)
+def test_bytes_equal_the_table_of_models(name, course, true, factor, mib, own):
+    shape = SHAPES[name]
+    assert sizes.course_formula(shape) == course
+    assert sizes.kv_bytes_per_token(shape) == true
+    assert sizes.overstated(shape) == factor
+    assert sizes.kv_bytes(shape, 2048) == mib * MiB
+    assert sizes.kv_bytes(shape, shape.context) == own * GiB
+
+
+def test_without_its_window_mistral_would_need_4_gib():
+    open_ended = dataclasses.replace(SHAPES["mistral-7b-v0.1"], window=None)
+    assert sizes.kv_bytes(open_ended, 32_768) == 4 * GiB
+
+
+@pytest.mark.parametrize("tokens", [3, 8, 9, 20])
+def test_only_windowed_layers_stop_growing(tokens):
+    hybrid = dataclasses.replace(SMOL, window=8, windowed_layers=20)
+    assert sizes.kv_bytes(hybrid, tokens) == 768 * (10 * tokens + 20 * min(tokens, 8))  # 2·3·64·2 bytes a layer
+
+
+@pytest.mark.parametrize("dtype, size", [(torch.float32, 4), (torch.bfloat16, 2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_bytes_allocated_by_a_real_cache_equal_the_formula(dtype, size, batch, kv_heads):
+    config = LlamaConfig(**TINY | {"num_key_value_heads": kv_heads})
+    model = LlamaForCausalLM(config).to(dtype)
+    with torch.no_grad():
+        cache = model(torch.zeros(batch, 7, dtype=torch.long)).past_key_values
+    assert allocated(cache) == sizes.kv_bytes(ModelShape.from_config(config), 7, batch, size)
+
+
+def test_two_layers_of_two_heads_of_sixteen_take_512_bytes_a_token_in_fp32():
+    assert sizes.kv_bytes_per_token(ModelShape.from_config(LlamaConfig(**TINY)), 4) == 512
+
+
+def test_a_static_cache_takes_its_capacity_from_the_first_token_on():
+    config = LlamaConfig(**TINY)
+    model, cache = LlamaForCausalLM(config), StaticCache(config=config, max_cache_len=32)
+    with torch.no_grad():
+        model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)
+    assert allocated(cache) == sizes.static_bytes(ModelShape.from_config(config), 32, cache_bytes=4)
+
+
+@pytest.mark.parametrize("tokens", [5, 8, 13])
+def test_a_sliding_static_cache_takes_no_more_than_its_window(tokens):
+    config = MistralConfig(**TINY, sliding_window=8)
+    model, cache = MistralForCausalLM(config), StaticCache(config=config, max_cache_len=tokens)
+    with torch.no_grad():
+        model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)
+    assert allocated(cache) == sizes.static_bytes(ModelShape.from_config(config), tokens, cache_bytes=4)
+
+
+@pytest.mark.parametrize("tokens, pages", [(1, 1), (16, 1), (17, 2)])
+def test_a_paged_cache_takes_whole_pages(tokens, pages):
+    assert sizes.paged_bytes(SMOL, tokens, page=16) == pages * 16 * 23_040
+
+
+def test_latent_attention_keeps_69120_bytes_a_token_57_times_less_than_its_heads():
+    latent = sizes.mla_bytes_per_token(layers=60, latent=512, rotary=64)
+    heads = ModelShape("deepseek-v2, all heads", 60, 5120, 128, 128, 128, 12288, 102400, 131072)
+    assert (latent, sizes.kv_bytes_per_token(heads)) == (69_120, 3_932_160)
+    assert sizes.kv_bytes_per_token(heads) / latent == pytest.approx(57, abs=0.2)
+
+
+def test_the_newest_token_is_not_cached_yet():
+    assert sizes.cached_tokens(5, 4) == 8
+    assert sizes.capacity_needed(5, 4) == 8
+    assert sizes.capacity_needed(5, 0) == 5
+    assert sizes.capacity_needed(5, 4, drafted=3) == 12
+
+
+def test_generating_leaves_as_many_cached_tokens_as_predicted():
+    model = LlamaForCausalLM(LlamaConfig(**TINY, pad_token_id=0))
+    cache = DynamicCache(config=model.config)
+    length = dict(max_new_tokens=4, min_new_tokens=4)
+    model.generate(torch.ones(1, 5, dtype=torch.long), past_key_values=cache, do_sample=False, **length)
+    assert cache.get_seq_length() == sizes.cached_tokens(5, 4)
+
+
+def test_growing_by_concatenation_moves_the_whole_cache_twice():
+    assert sizes.concat_bytes(SMOL, 2048) == 2 * 2048 * 23_040
+    assert sizes.concat_bytes(SMOL, 2048) / (2 * SMOL.weights) == pytest.approx(0.35, abs=0.005)
+
+
+@pytest.mark.parametrize("bits, group, expected", [(2, 32, 3), (4, 64, 4.5), (8, 32, 9)])
+def test_quantized_bits_count_scale_and_zero_point(bits, group, expected):
+    assert sizes.quantized_bits(bits, group) == expected
+
+
+def test_a_quantized_cache_keeps_its_newest_tokens_in_16_bits():
+    exact, packed = 23_040, 23_040 * 3 / 16
+    assert sizes.quantized_bytes(SMOL, 1000, bits=2, group=32, residual=128) == 128 * exact + 872 * packed
+    assert sizes.quantized_bytes(SMOL, 100, bits=2, group=32, residual=128) == 100 * exact
+    assert sizes.quantized_bytes(SMOL, 10, bits=2, group=32, batch=3) == 30 * packed
+
+
+def test_a_13b_model_on_40_gb_leaves_room_for_17089_tokens():
+    opt = SHAPES["opt-13b"]
+    assert sizes.tokens_that_fit(40e9, 26e9, opt) == 17_089
+    assert sizes.requests_that_fit(40e9, 26e9, opt, 512) == 33
+    assert sizes.requests_that_fit(40e9, 26e9, opt, 2048) == 8
+    assert sizes.requests_that_fit(20e9, 26e9, opt, 512) == sizes.tokens_that_fit(20e9, 26e9, opt) == 0
+
+
+def test_a_draft_model_takes_room_from_every_request():
+    llama = SHAPES["llama-2-7b"]
+    alone = sizes.requests_that_fit(24 * GiB, 14 * GiB, llama, 1024)
+    assert alone == 20
+    assert sizes.requests_that_fit(24 * GiB, 14 * GiB, llama, 1024, draft=llama) == 10
+
+
+def allocated(cache) -> int:
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)

@@ -1,0 +1,139 @@
+import shutil
+import subprocess
+import sys
+import venv
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from lessons_lib.course import colab
+from lessons_lib.course.bootstrap import ROOT, python_of
+
+ADDRESS = "https://github.com/someone/lessons"
+
+
+def test_the_cell_is_short_and_compiles():
+    for address in ("", ADDRESS):
+        source = colab.setup_cell(address)
+        compile(source, "cell", "exec")
+        assert len(source.splitlines()) <= 12
+
+
+def test_the_cell_does_nothing_where_lessons_lib_is_there(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("installed something"))
+    exec(colab.setup_cell(""), {})
+    exec(colab.setup_cell(ADDRESS), {})
+
+
+def test_an_address_on_github_gives_a_link_and_others_none():
+    link = colab.link(ADDRESS + ".git", "02_kv_cache")
+    assert link.endswith("github/someone/lessons/blob/main/notebooks/02_kv_cache.ipynb)")
+    assert colab.link("", "02_kv_cache") == colab.link("https://example.org/x/y", "02_kv_cache") == ""
+
+
+def test_refreshing_twice_gives_one_set_up_cell_behind_the_title(sound_lesson):
+    before = [cell.source for cell in sound_lesson.cells]
+    colab.refresh(sound_lesson, "00_a_lesson", ADDRESS)
+    colab.refresh(sound_lesson, "00_a_lesson", ADDRESS)
+    now = [cell.source for cell in sound_lesson.cells]
+    assert now == [before[0], colab.link(ADDRESS, "00_a_lesson"), colab.setup_cell(ADDRESS), *before[2:]]
+    colab.refresh(sound_lesson, "00_a_lesson", "")
+    assert [cell.source for cell in sound_lesson.cells] == before
+
+
+def test_the_address_is_the_one_in_pyproject(tmp_path):
+    file = tmp_path / "pyproject.toml"
+    file.write_text('[project]\nname = "x"\n')
+    assert colab.address(tmp_path) == ""
+    file.write_text(f'[project]\nname = "x"\n[project.urls]\nRepository = "{ADDRESS}"\n')
+    assert colab.address(tmp_path) == ADDRESS
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    """A git repository with what the working tree would install."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "lessons_lib", folder / "lessons_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    who = ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "A clone"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> Path:
+    """Python of a virtual environment with nothing but pip, setuptools, and a torch of its own kind."""
+    folder = tmp_path_factory.mktemp("environment") / "empty"
+    venv.create(folder, system_site_packages=True, with_pip=True, symlinks=True)
+    ask = [python_of(folder), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
+    here = distribution("setuptools")
+    for top in {Path(str(file)).parts[0] for file in here.files} - {".."}:
+        source = Path(str(here.locate_file(top)))
+        shutil.copytree(source, packages / top, dirs_exist_ok=True) if source.is_dir() else shutil.copy(
+            source, packages
+        )
+    (packages / "torch").mkdir()
+    (packages / "torch" / "__init__.py").write_text("kept = True\n")
+    (packages / "torch-2.9.9+cu999.dist-info").mkdir()
+    (packages / "torch-2.9.9+cu999.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.9.9+cu999\n")
+    return python_of(folder)
+
+
+@pytest.fixture
+def empty(environment) -> Path:
+    """The environment, emptied again after each test."""
+    yield environment
+    subprocess.run([environment, "-m", "pip", "uninstall", "-q", "-y", "lessons_lib"], check=True, capture_output=True)
+
+
+def run_cell(python: Path, source: str, folder: Path, then: str) -> subprocess.CompletedProcess:
+    """Run the cell as a lone process without network, dependencies or build isolation, then more code in it."""
+    folder.mkdir(exist_ok=True)
+    # pip reads the variable for a no-option as the value of the option without "no"
+    settings = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "HOME": str(folder)}
+    code = f"{source}\n{then}"
+    path = {"PATH": f"{python.parent}:/usr/bin:/bin:{Path(shutil.which('git')).parent}"}
+    return subprocess.run([python, "-c", code], cwd=folder, env={**settings, **path}, capture_output=True, text=True)
+
+
+CHECK = "import lessons_lib, torch; print(lessons_lib.__version__, lessons_lib.__file__, torch.kept)"
+
+
+def test_in_an_empty_environment_the_cell_installs_from_the_address(empty, repository, tmp_path):
+    source = colab.setup_cell(repository.as_uri())
+    done = run_cell(empty, source, tmp_path / "elsewhere", CHECK)
+    assert done.returncode == 0, done.stderr
+    version, file, kept = done.stdout.split()
+    assert Path(file).is_relative_to(empty.parent.parent) and kept == "True"
+    for name in ("course", "models", "measure"):
+        assert (Path(file).parent / name / "__init__.py").exists()
+
+
+def test_in_a_checkout_the_cell_installs_the_checkout(empty, repository):
+    notebooks = repository / "notebooks"
+    done = run_cell(empty, colab.setup_cell(""), notebooks, CHECK)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.split()[1]).is_relative_to(repository)
+
+
+def test_without_an_address_the_cell_says_what_to_do(empty, tmp_path):
+    done = run_cell(empty, colab.setup_cell(""), tmp_path / "elsewhere", CHECK)
+    assert done.returncode == 1
+    assert "clone the course's repository" in done.stderr.splitlines()[-1]
+
+
+def test_an_installed_torch_is_named_to_pip_so_that_it_stays(monkeypatch):
+    import importlib.util
+
+    seen = []
+    find = importlib.util.find_spec
+    monkeypatch.setattr(subprocess, "run", lambda command, check: seen.append(command))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lessons_lib" else find(name))
+    monkeypatch.chdir("/")
+    exec(colab.setup_cell(ADDRESS), {})
+    assert seen[0][:4] == [sys.executable, "-m", "pip", "install"]
+    assert seen[0][-2:] == [f"git+{ADDRESS}", f"torch=={distribution('torch').version}"]

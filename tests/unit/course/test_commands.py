@@ -1,0 +1,125 @@
+import argparse
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lessons_lib import __main__ as command_line
+from lessons_lib.course import bootstrap, checks, commands, lessons, readme, runner
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.measure import claims
+
+NONE = argparse.Namespace()
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would have been started, each as one text; `started.status` is what it returns, by its beginning."""
+
+    class Started(list):
+        status: dict[str, int] = {}
+
+    ran = Started()
+
+    def pretend(*arguments):
+        ran.append(" ".join(map(str, arguments)))
+        return next((status for start, status in ran.status.items() if ran[-1].startswith(start)), 0)
+
+    monkeypatch.setattr(commands, "python", pretend)
+    monkeypatch.setattr(checks, "lint", lambda: [])
+    return ran
+
+
+def test_the_quick_tests_are_lint_and_pytest(started):
+    assert commands.test_quick(NONE) == 0
+    assert started == ["-m ruff check --quiet", "-m pytest -q"]
+
+
+def test_all_tests_run_every_lesson_even_after_a_failure(started, monkeypatch):
+    monkeypatch.setattr(lessons, "find", lambda: ["one"])
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+    started.status = {"-m pytest": 1}
+    assert commands.test(NONE) == 1
+    assert any("--nbval-lax" in line and line.endswith("notebooks") for line in started)
+    assert os.environ["LESSONS_LIB_BATCH"] == "1"
+
+
+def test_lint_reports_lessons_and_still_runs_ruff(started, monkeypatch, capsys):
+    monkeypatch.setattr(checks, "lint", lambda: ["02: is wrong"])
+    assert commands.lint(NONE) == 1
+    assert "02: is wrong" in capsys.readouterr().err and started == ["-m ruff check --quiet"]
+
+
+def test_bench_ends_with_what_falls_short_and_fills_readme(started, monkeypatch, capsys):
+    filled = []
+    monkeypatch.setattr(readme, "fill", lambda: filled.append(1))
+    monkeypatch.setattr(
+        claims, "load", lambda path: [claims.make_row("a", 1.0, ">= 2"), claims.make_row("b", 3.0, ">= 2")]
+    )
+    assert commands.bench(argparse.Namespace(claims=["cache"], quick=True)) == 0
+    assert started[0].endswith("run.py cache --quick") and filled
+    assert capsys.readouterr().out == "short of its bar: a is 1.0, bar >= 2\n"
+
+
+def test_a_wrong_name_is_one_sentence_and_a_status(monkeypatch, capsys):
+    def refuse(*arguments):
+        raise lessons.UsageError("No lesson 99. The lessons are: 00_machine.")
+
+    monkeypatch.setattr(runner, "start", refuse)
+    options = command_line.parser().parse_args(["run", "99"])
+    assert commands.dispatch(options) == 2
+    assert capsys.readouterr().err == "No lesson 99. The lessons are: 00_machine.\n"
+
+
+def test_run_takes_lessons_and_parameters():
+    options = command_line.parser().parse_args(["run", "01", "02", "--dtype", "fp32", "--params", "a=1", "b=x y"])
+    assert (options.lessons, options.dtype, options.params) == (["01", "02"], "fp32", ["a=1", "b=x y"])
+
+
+def test_every_command_of_the_command_line_exists(capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(f"    {name}" in said for name in [*commands.COMMANDS, "clean"])
+
+
+def test_a_command_goes_on_in_the_environment_that_was_made(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(bootstrap, "ensure", lambda: (tmp_path / "bin" / "python", False))
+    monkeypatch.setattr(bootstrap, "run_again", lambda python, arguments: seen.append((python, arguments)) or 7)
+    assert command_line.main(["lint"]) == 7
+    assert seen == [(tmp_path / "bin" / "python", ["lint"])]
+
+
+def test_a_failed_set_up_is_said_and_nothing_runs(monkeypatch, capsys):
+    def fail():
+        raise bootstrap.SetupError("no network")
+
+    monkeypatch.setattr(bootstrap, "ensure", fail)
+    assert command_line.main(["lint"]) == 1
+    assert capsys.readouterr().err == "no network\n"
+
+
+def test_clean_removes_what_commands_leave_and_nothing_else(tmp_path):
+    for name in ("build/lib", ".venv/bin", "lessons_lib/course/__pycache__", "notebooks/.ipynb_checkpoints", "imgs"):
+        (tmp_path / name).mkdir(parents=True)
+    assert commands.clean(tmp_path) == 0
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {".venv", ".venv/bin", "lessons_lib", "lessons_lib/course", "notebooks", "imgs"}
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("run LESSONS='01 02' MODEL=m PARAMS='a=1 b=2'", "run 01 02 --model m --params a=1 b=2"),
+        ("run DEVICE=cpu DTYPE=fp32", "run --device cpu --dtype fp32"),
+        ("test-quick", "test-quick"),
+        ("lessons LESSONS=02", "lessons 02"),
+        ("bench QUICK=1 CLAIMS=cache", "bench cache --quick"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="make is not at hand on Windows")
+def test_make_calls_the_same_commands(line, said):
+    done = subprocess.run(f"make -n PYTHON=python {line}", shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["python", "-m", "lessons_lib", *said.split()]

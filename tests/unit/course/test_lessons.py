@@ -1,0 +1,74 @@
+import pytest
+
+from lessons_lib.course import lessons
+from lessons_lib.course.lessons import UsageError
+
+
+@pytest.fixture
+def three(write_lesson):
+    return [write_lesson(name) for name in ("00_machine", "01_prefill", "02_kv_cache")]
+
+
+def test_lessons_are_found_in_order_and_other_files_are_not(three, tmp_path):
+    (tmp_path / "notebooks" / "scratch.ipynb").write_text("{}")
+    assert [lesson.name for lesson in lessons.find(tmp_path / "notebooks")] == [
+        "00_machine",
+        "01_prefill",
+        "02_kv_cache",
+    ]
+
+
+@pytest.mark.parametrize(
+    "asked, chosen", [([], "012"), (["02"], "2"), (["kv_cache", "00"], "02"), (["01_prefill"], "1")]
+)
+def test_number_name_and_short_name_choose_a_lesson(three, asked, chosen):
+    assert lessons.select(three, asked) == [three[int(digit)] for digit in chosen]
+
+
+def test_unknown_lesson_is_answered_with_the_valid_ones(three):
+    with pytest.raises(UsageError, match="No lesson 07.*00_machine, 01_prefill, 02_kv_cache"):
+        lessons.select(three, ["01", "07"])
+
+
+def test_parameters_are_read_with_their_types(three):
+    expected = {"model": "tiny", "device": "auto", "dtype": "auto", "seed": 0, "tokens": 3, "rate": 0.5}
+    assert lessons.parameters(three[0].read()) == expected
+
+
+@pytest.mark.parametrize("source", ["import os", "seed = len('x')"])
+def test_parameters_cell_with_more_than_literals_is_refused(three, source):
+    nb = three[0].read()
+    lessons.tagged(nb, "parameters")[0].source = source
+    with pytest.raises(UsageError):
+        lessons.parameters(nb)
+
+
+def test_misspelt_parameter_is_answered_with_the_valid_ones(three):
+    with pytest.raises(UsageError, match="No parameter tokns.*device, dtype, model, rate, seed, tokens"):
+        lessons.overrides(
+            {three[0]: {"model": "", "device": "", "dtype": "", "rate": 1.0, "seed": 0, "tokens": 3}}, {"tokns": "4"}
+        )
+
+
+def test_each_lesson_gets_only_the_parameters_that_it_has(three):
+    given = lessons.overrides({three[0]: {"a": 1}, three[1]: {"b": "x"}}, {"a": "5", "b": "7"})
+    assert given == {three[0]: {"a": 5}, three[1]: {"b": "7"}}
+
+
+@pytest.mark.parametrize(
+    "text, default, value",
+    [("32", 64, 32), ("32", "auto", "32"), ("2", 0.5, 2), ("[1, 2]", [1], [1, 2]), ("x", None, "x")],
+)
+def test_a_value_is_read_as_its_defaults_type(text, default, value):
+    assert lessons.parse("name", text, default) == value
+
+
+@pytest.mark.parametrize("text, default", [("many", 64), ("1.5", 64), ("1", True)])
+def test_a_value_of_another_type_is_refused(text, default):
+    with pytest.raises(UsageError, match="Parameter name takes"):
+        lessons.parse("name", text, default)
+
+
+def test_a_parameter_without_a_value_is_refused():
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        lessons.settings(["tokens"])

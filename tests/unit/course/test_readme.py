@@ -1,0 +1,60 @@
+import pytest
+from nbformat.v4 import new_output
+
+from lessons_lib.course import colab, readme, store
+from lessons_lib.measure import claims
+from lessons_lib.measure.scorecard import MIME
+
+TEXT = """before
+<!-- lessons:begin -->
+old
+<!-- lessons:end -->
+between
+<!-- claims:begin --><!-- claims:end -->
+after
+"""
+
+
+def score(claim, predicted, measured):
+    return {"lesson": "02", "claim": claim, "unit": "tok/s", "predicted": predicted, "measured": measured}
+
+
+@pytest.fixture
+def measured_lesson(write_lesson, monkeypatch):
+    """A stored lesson with a score that lacks its measurement, and one that has it."""
+    monkeypatch.setattr(colab, "address", lambda: "")
+    lesson = write_lesson("02_kv_cache", "show()", title="# 02 KV cache\n\nPrefill is done. What does a cache save?")
+    nb = lesson.read()
+    rows = [score("forgotten", 1, None), score("decode | speed", 100, 80.5), score("later", 1, 1)]
+    nb.cells[-1].outputs = [new_output("display_data", {MIME: rows})]
+    store.write(nb, lesson.path)
+    return lesson
+
+
+def test_the_tables_come_from_stored_lessons_and_claims(measured_lesson, tmp_path):
+    claims.update(tmp_path / "claims.json", [claims.make_row("cache/512", 9.0, ">= 8", "eager fp32")])
+    now = readme.filled(TEXT, [measured_lesson], tmp_path / "claims.json")
+    assert "| [02 KV cache](notebooks/02_kv_cache.ipynb) | What does a cache save? | decode \\| speed |" in now
+    assert " | 100 tok/s | 80.5 tok/s |" in now
+    assert "cache/512" in now and ">= 8" in now and "old\n" not in now
+    assert now.startswith("before\n") and "\nbetween\n" in now and now.endswith("after\n")
+    assert readme.filled(now, [measured_lesson], tmp_path / "claims.json") == now
+
+
+def test_a_lesson_without_scores_still_has_a_row(write_lesson, tmp_path, monkeypatch):
+    monkeypatch.setattr(colab, "address", lambda: "https://github.com/a/b")
+    now = readme.filled(TEXT, [write_lesson("00_lesson")], tmp_path / "none.json")
+    assert "| How much is it? | - | - | - |" in now and "[Open in Colab](" in now
+    assert "Not measured yet" in now
+
+
+def test_readme_without_markers_is_an_error():
+    with pytest.raises(ValueError, match="lessons:begin"):
+        readme.between("no markers", "lessons", "x")
+
+
+def test_fill_writes_the_file(measured_lesson, tmp_path):
+    file = tmp_path / "README.md"
+    file.write_text(TEXT)
+    readme.fill(file, [measured_lesson], tmp_path / "none.json")
+    assert "02 KV cache" in file.read_text()

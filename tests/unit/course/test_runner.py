@@ -1,0 +1,82 @@
+import json
+
+import nbformat
+import pytest
+
+from lessons_lib.course import runner
+from lessons_lib.course.lessons import UsageError
+from lessons_lib.measure.scorecard import MIME
+
+SCORE = {"lesson": "01", "claim": "tokens", "unit": "", "predicted": 4, "measured": 4}
+SHOW = f"from IPython.display import display\ndisplay({{{MIME!r}: [{SCORE!r}], 'text/plain': 'scores'}}, raw=True)"
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """The models that a run prepared, none of them loaded; the kernels' variable is put back afterwards."""
+    seen = {}
+    monkeypatch.setattr(runner, "prepare", seen.update)
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+    return seen
+
+
+def test_a_failing_lesson_stops_no_other_and_is_named_with_its_cell(prepared, write_lesson, tmp_path, capsys):
+    lessons = [
+        write_lesson("00_broken", "1 + 1", "value = {}\nvalue['missing']"),
+        write_lesson("01_sound", "import os\nassert os.environ['LESSONS_LIB_BATCH'] == '1'", "print(tokens + 1)", SHOW),
+    ]
+    status = runner.run([], {"tokens": "3", "model": "other"}, tmp_path / "build", lessons)
+    said = capsys.readouterr().out
+    assert status == 1
+    assert "1 of 2 lessons failed:\n  00_broken: cell [5] (`value = {}`): KeyError: 'missing'" in said
+    assert [line.split()[:2] for line in said.splitlines()[:2]] == [["00_broken", "FAILED"], ["01_sound", "ok"]]
+    assert prepared == {"other": ("auto", "auto")}
+    built = {path.name for path in (tmp_path / "build").iterdir()}
+    assert built >= {
+        "index.html",
+        "scorecard.html",
+        "scorecard.md",
+        "scorecard.json",
+        "00_broken.html",
+        "01_sound.html",
+    }
+    scores = json.loads((tmp_path / "build" / "scorecard.json").read_text())["scores"]
+    assert [(row["claim"], row["measured"]) for row in scores] == [("tokens", 4)]
+    index = (tmp_path / "build" / "index.html").read_text()
+    assert "failed in cell [5]" in index and 'href="01_sound.html"' in index and 'href="scorecard.html"' in index
+
+
+def test_injected_parameters_reach_the_lesson_and_its_source_stays(prepared, write_lesson, tmp_path):
+    lesson = write_lesson("00_lesson", "print(tokens + 1, model)")
+    before = lesson.path.read_bytes()
+    assert runner.run(["00"], {"tokens": "41", "model": "other"}, tmp_path / "build", [lesson]) == 0
+    done = nbformat.read(tmp_path / "build" / "00_lesson.ipynb", as_version=4)
+    assert done.cells[-1].outputs[0].text == "42 other\n"
+    assert lesson.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("asked, given", [(["99"], {}), ([], {"tokns": "1"}), ([], {"tokens": "many"})])
+def test_nothing_runs_when_something_asked_for_does_not_exist(prepared, write_lesson, tmp_path, asked, given):
+    with pytest.raises(UsageError):
+        runner.run(asked, given, tmp_path / "build", [write_lesson("00_lesson")])
+    assert not (tmp_path / "build").exists() and not prepared
+
+
+def test_an_unknown_model_is_answered_with_the_valid_ones(write_lesson, tmp_path):
+    with pytest.raises(UsageError, match="smollm2-135m"):
+        runner.run([], {"model": "smollm2-135"}, tmp_path / "build", [write_lesson("00_lesson")])
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_models_folder_is_made_absolute_because_kernels_run_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "checkpoint").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert runner.absolute({"model": "checkpoint"}) == {"model": str((tmp_path / "checkpoint").resolve())}
+    assert runner.absolute({"model": "smollm2-135m"}) == {"model": "smollm2-135m"}
+
+
+def test_the_command_line_and_the_named_settings_become_one(monkeypatch):
+    seen = []
+    monkeypatch.setattr(runner, "run", lambda asked, given: seen.append((asked, given)) or 0)
+    runner.start(["01"], "m", None, "fp32", ["tokens=2"])
+    assert seen == [(["01"], {"tokens": "2", "model": "m", "dtype": "fp32"})]

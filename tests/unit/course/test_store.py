@@ -1,0 +1,66 @@
+import json
+
+import pytest
+from nbformat.v4 import new_output
+
+from lessons_lib.course import checks, colab, readme, store
+
+
+@pytest.fixture(autouse=True)
+def repository(monkeypatch):
+    """Neither README nor the environment of later tests is touched; the address is unset."""
+    monkeypatch.setattr(readme, "fill", lambda: None)
+    monkeypatch.setattr(colab, "address", lambda: "")
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+
+
+def test_a_stored_lesson_keeps_its_ids_and_the_house_rules(write_lesson):
+    lesson = write_lesson("00_a_lesson", "import sys\nprint(tokens)\nprint('noise', file=sys.stderr)", "tokens + 1")
+    before = lesson.read()
+    before.metadata["papermill"] = {"left": "over"}
+    before.cells[-1].metadata["execution"] = {"started": "now"}
+    store.write(before, lesson.path)
+    assert store.store([], [lesson]) == 0
+    now = lesson.read()
+    assert checks.problems(now, lesson.name, "") == []
+    assert [cell.id for cell in now.cells] == [cell.id for cell in before.cells]
+    assert [cell.outputs[0].get("text") for cell in now.cells[-2:-1]] == ["3\n"]
+    assert now.cells[-1].outputs[0].data == {"text/plain": "4"}
+    assert [len(cell.outputs) for cell in now.cells[-2:]] == [1, 1]
+    assert now.cells[-1].metadata == {} and set(now.metadata) == {"kernelspec", "language_info"}
+
+
+def test_storing_twice_gives_the_same_bytes(write_lesson):
+    lesson = write_lesson("00_a_lesson", "print(tokens)")
+    store.store([], [lesson])
+    once = lesson.path.read_bytes()
+    store.store([], [lesson])
+    assert lesson.path.read_bytes() == once
+    assert once.endswith(b"}\n") and b'\n "cells"' in once and json.loads(once)["nbformat_minor"] == 5
+
+
+def test_a_failing_lesson_is_left_as_it_was_and_the_others_are_stored(write_lesson, capsys):
+    broken, sound = write_lesson("00_broken", "print(tokens)", "1 / 0"), write_lesson("01_sound", "print(tokens)")
+    before = broken.path.read_bytes(), sound.path.read_bytes()
+    assert store.store([], [broken, sound]) == 1
+    assert broken.path.read_bytes() == before[0] and sound.path.read_bytes() != before[1]
+    said = capsys.readouterr().out
+    assert "ZeroDivisionError" in said and "left as they were: 00_broken" in said
+
+
+@pytest.mark.parametrize(
+    "data, kept",
+    [
+        ({"text/plain": "1"}, {"text/plain"}),
+        ({"image/png": "a", "image/svg+xml": "<svg/>", "text/plain": "f"}, {"image/png", "text/plain"}),
+        ({"application/vnd.jupyter.widget-view+json": {}, "text/plain": "IntSlider()"}, None),
+        (
+            {"application/vnd.lessons-lib.scores+json": [], "text/html": "x"},
+            {"application/vnd.lessons-lib.scores+json", "text/html"},
+        ),
+    ],
+)
+def test_outputs_lose_their_live_and_drawn_forms(data, kept):
+    output = new_output("display_data", data)
+    assert store.keeps(output) is (kept is not None)
+    assert kept is None or set(output.data) == kept

@@ -1,0 +1,109 @@
+"""Named claims: bars, and what a partial or quick run may change in the file."""
+
+import json
+
+import pytest
+
+from lessons_lib.measure import claims
+from lessons_lib.measure.claims import holds, load, make_row, short_of_bar, update
+from lessons_lib.measure.clock import Ratio, Samples
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results" / "claims.json"
+
+
+@pytest.mark.parametrize(
+    "value, bar, expected",
+    [
+        (2.0, ">= 2.0", True), (1.99, ">= 2.0", False), (1.03, "<= 1.03", True), (1.04, "<= 1.03", False),
+        (2.0, "> 2", False), (1.0, "< 2", True), (5.0, "", None), (None, ">= 2.0", None),
+        (float("nan"), ">= 2.0", None),
+    ],
+)  # fmt: skip
+def test_a_bar_is_judged_by_the_value(value, bar, expected):
+    assert holds(value, bar) is expected
+
+
+@pytest.mark.parametrize("bar", ["2.0", "at least 2", "=> 2", ">= two"])
+def test_a_bar_of_another_form_is_refused(bar):
+    with pytest.raises(ValueError, match="write it like"):
+        holds(1.0, bar)
+
+
+def test_holds_is_judged_by_the_value_and_not_by_the_interval():
+    ratio = Ratio(2.1, 1.5, 2.6, Samples((2.1,)), Samples((1.0,)))
+    row = make_row("x/y", ratio, ">= 2.0", "plain, bf16, eager")
+    assert (row.value, row.low, row.high, row.holds) == (2.1, 1.5, 2.6, True)
+
+
+def test_pairs_become_the_median_ratio_with_its_interval():
+    row = make_row("x/y", [(2.0, 1.0), (6.0, 2.0), (8.0, 2.0)], ">= 2.9")
+    assert row.value == pytest.approx(3) and row.low == pytest.approx(2) and row.high == pytest.approx(4)
+
+
+def test_a_plain_number_has_no_interval_and_none_is_not_measured():
+    assert (make_row("x", 5).value, make_row("x", 5).low) == (5.0, None)
+    assert make_row("x", None, ">= 1").holds is None
+
+
+def test_a_file_has_the_agreed_form(path):
+    update(path, [make_row("b", 2, ">= 1", "base", note="why")], host="some CPU", versions={"torch": "2"})
+    content = json.loads(path.read_text())
+    assert (content["host"], content["versions"]) == ("some CPU", {"torch": "2"})
+    (row,) = content["rows"]
+    assert set(row) == {"claim", "value", "low", "high", "unit", "bar", "holds", "baseline", "date", "note"}
+
+
+def test_a_partial_run_replaces_only_its_rows(path):
+    update(path, [make_row("a", 1), make_row("b", 2)])
+    rows = update(path, [make_row("b", 3), make_row("c", 4)])
+    assert (
+        [(row.claim, row.value) for row in rows]
+        == [("a", 1), ("b", 3), ("c", 4)]
+        == [(row.claim, row.value) for row in load(path)]
+    )
+
+
+def test_a_quick_run_never_overwrites_a_full_one(path):
+    update(path, [make_row("a", 1)], host="full host")
+    before = path.read_bytes()
+    update(path, [make_row("a", 9)], quick=True, host="quick host")
+    assert path.read_bytes() == before
+
+
+def test_a_quick_row_fills_a_gap_is_marked_and_gives_way(path):
+    update(path, [make_row("a", 1)])
+    rows = update(path, [make_row("a", 9), make_row("b", 2)], quick=True)
+    assert [(row.value, row.quick) for row in rows] == [(1, False), (2, True)]
+    assert update(path, [make_row("b", 3)], quick=True)[1].value == 3
+    assert [(row.value, row.quick) for row in update(path, [make_row("b", 4)])] == [(1, False), (4, False)]
+
+
+def test_writing_leaves_nothing_else_in_the_folder(path):
+    update(path, [make_row("a", 1)])
+    assert [file.name for file in path.parent.iterdir()] == ["claims.json"]
+
+
+def test_no_file_means_no_rows_and_a_damaged_one_is_named(path):
+    assert load(path) == []
+    path.parent.mkdir()
+    path.write_text('{"rows": [')
+    with pytest.raises(ValueError, match="claims.json is damaged"):
+        load(path)
+
+
+def test_those_that_fall_short_are_listed_with_those_never_measured():
+    rows = [
+        make_row("ok", 2, ">= 1"),
+        make_row("low", 0.5, ">= 1"),
+        make_row("open", None, ">= 1"),
+        make_row("free", 3),
+    ]
+    assert [row.claim for row in short_of_bar(rows)] == ["low", "open"]
+
+
+def test_the_table_shows_value_interval_and_failure():
+    text = claims.markdown([make_row("low", [(1.0, 2.0)] * 3, ">= 1", "plain"), make_row("open", None, ">= 1")])
+    assert "| low | 0.5 x | 0.5 to 0.5 | >= 1 | NO | plain |" in text and "not measured" in text

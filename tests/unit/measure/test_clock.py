@@ -1,0 +1,157 @@
+"""Clocks: sync, warm-up, samples and paired ratios, on a fake clock (no test asserts a real time)."""
+
+import gc
+
+import pytest
+
+from lessons_lib.measure import clock
+from lessons_lib.measure.clock import Ratio, Samples, bootstrap, compare, seconds_text, timed
+
+
+class World:
+    """A clock that only work and sync advance."""
+
+    def __init__(self):
+        self.time, self.syncs, self.runs = 0.0, [], 0
+
+    def now(self):
+        return self.time
+
+    def sync(self, device):
+        self.syncs.append(device)
+        self.time += 1.0
+
+    def work(self, *durations):
+        """A callable whose i-th run takes the i-th duration, and the last one from then on."""
+
+        def run():
+            self.time += durations[min(self.runs, len(durations) - 1)]
+            self.runs += 1
+
+        return run
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_a_cpu_is_never_synced(world):
+    samples = timed(world.work(2.0), "cpu", repeats=3, now=world.now, synchronize=world.sync)
+    assert world.syncs == [] and samples.times == (2.0, 2.0, 2.0)
+
+
+def test_a_device_is_synced_exactly_twice_per_timed_block(world):
+    samples = timed(world.work(2.0), "cuda:0", repeats=3, warmup=1, now=world.now, synchronize=world.sync)
+    assert world.syncs == ["cuda:0"] * 2 * (1 + 3)
+    assert samples.times == (3.0, 3.0, 3.0)  # the work and the wait after it, not the wait before
+
+
+def test_comparing_on_a_device_syncs_twice_per_block_too(world):
+    compare(world.work(2.0), world.work(4.0), "cuda", 5, 2, world.now, world.sync)
+    assert len(world.syncs) == 2 * 2 * (2 + 5)
+
+
+def test_syncing_a_cpu_does_nothing():
+    assert clock.sync("cpu") is None
+
+
+@pytest.mark.parametrize(
+    "durations, warm",
+    [
+        pytest.param((1.0,), 2, id="steady: two"),
+        pytest.param((9.0, 1.0), 3, id="slow first run: three"),
+        pytest.param((9.0, 3.0, 1.04, 1.0), 4, id="until two differ by less than 5 %"),
+        pytest.param((1.0, 1.06, 1.0, 1.06, 1.0, 1.06, 1.0, 1.06, 1.0, 1.06, 1.0), 10, id="never steady: ten"),
+    ],
+)
+def test_warm_up_ends_when_two_runs_agree(world, durations, warm):
+    samples = timed(world.work(*durations), repeats=2, now=world.now)
+    assert len(samples.warmup) == warm and samples.warmup[0] == durations[0]
+    assert len(samples.times) == 2 and world.runs == warm + 2
+
+
+def test_a_given_number_of_warm_up_runs_is_kept(world):
+    assert len(timed(world.work(1.0), warmup=0, now=world.now).warmup) == 0
+    assert len(timed(world.work(1.0), warmup=5, now=world.now).warmup) == 5
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_garbage_collection_is_off_while_timing_and_then_as_before(was_on):
+    seen = []
+    (gc.enable if was_on else gc.disable)()
+    try:
+        timed(lambda: seen.append(gc.isenabled()), repeats=2)
+        with pytest.raises(ZeroDivisionError):
+            timed(lambda: 1 / 0)
+        assert not any(seen) and gc.isenabled() == was_on
+    finally:
+        gc.enable()
+
+
+def test_samples_give_median_range_and_quartiles():
+    samples = Samples((4.0, 1.0, 3.0, 2.0, 5.0))
+    assert (samples.median, samples.min, samples.max, samples.q1, samples.q3) == (3, 1, 5, 2, 4)
+
+
+def test_samples_are_noisy_above_ten_percent_of_the_median():
+    assert Samples((90.0, 95.0, 100.0, 106.0, 110.0)).noisy  # quartiles 11 apart
+    assert not Samples((90.0, 96.0, 100.0, 105.0, 400.0)).noisy  # 9 apart: one outlier is no noise
+
+
+def test_a_and_b_run_in_turn():
+    order = []
+    compare(lambda: order.append("a"), lambda: order.append("b"), repeats=3, warmup=1)
+    assert "".join(order) == "ab" + "ababab"
+
+
+def test_the_ratio_is_the_median_over_pairs():
+    drift = Ratio.of(Samples((2.0, 20.0, 6.0)), Samples((1.0, 10.0, 2.0)))  # a slow phase of the machine cancels
+    assert drift.value == pytest.approx(2) and drift.low == pytest.approx(2) and drift.high == pytest.approx(3)
+
+
+def test_identical_samples_have_ratio_one_within_the_interval():
+    same = Samples((1.0, 1.2, 0.9, 1.1))
+    ratio = Ratio.of(same, same)
+    assert ratio.value == 1 and ratio.low <= 1 <= ratio.high and not ratio.differs
+    assert "no difference seen" in str(ratio)
+
+
+@pytest.mark.parametrize("count", [5, 8])
+def test_swapping_inverts_value_and_interval(count):
+    a = Samples((3.0, 2.5, 3.3, 2.9, 3.1, 2.0, 4.0, 3.5)[:count])
+    b = Samples((1.0, 1.3, 0.8, 1.1, 1.2, 0.9, 1.05, 1.4)[:count])
+    one, other = Ratio.of(a, b), Ratio.of(b, a)
+    assert other.value == pytest.approx(1 / one.value)
+    assert (other.low, other.high) == pytest.approx((1 / one.high, 1 / one.low))
+    assert one.differs and one.low < one.value < one.high
+
+
+def test_the_bootstrap_interval_covers_the_median_in_about_95_percent_of_draws():
+    import numpy as np
+
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(200):
+        pairs = [(float(x), 1.0) for x in np.exp(rng.normal(0.5, 0.2, 21))]
+        _, low, high = bootstrap(pairs, resamples=400)
+        hits += low <= np.exp(0.5) <= high
+    assert 180 <= hits <= 200
+
+
+def test_the_same_pairs_always_give_the_same_interval():
+    pairs = [(1.0, 2.0), (1.5, 2.0), (1.1, 2.5)]
+    assert bootstrap(pairs) == bootstrap(pairs)
+
+
+def test_pairs_must_match_and_exist():
+    with pytest.raises(ValueError, match="shorter"):
+        Ratio.of(Samples((1.0, 2.0)), Samples((1.0,)))
+    with pytest.raises(ValueError, match="measure at least one"):
+        bootstrap([])
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4e-5, "40 µs"), (3e-9, "3 ns"), (61.7, "61.7 s")]
+)
+def test_seconds_read_in_the_best_unit(seconds, text):
+    assert seconds_text(seconds) == text

@@ -1,0 +1,153 @@
+"""The hardware probe: what it keeps, when it measures again, and what it prints. No rate is asserted, only sense."""
+
+import dataclasses
+import json
+
+import pytest
+
+from lessons_lib.measure import clock, hardware, kernels, machine
+from lessons_lib.measure.hardware import Hardware, probe
+from lessons_lib.measure.shape import SHAPES, ModelShape
+
+SOME = Hardware("cpu", "some CPU", 2, 30e9, 32e9, {"fp32": 20e9, "bf16": 25e9}, {"fp32": 100e9, "bf16": 250e9}, 0.5)
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """Calls to `measure`, which gives SOME's numbers for the dtypes asked for; an empty cache folder."""
+    calls = []
+
+    def measure(device, dtypes, quick=True):
+        calls.append((list(dtypes), quick))
+        rates = {name: 1e9 for name in dtypes}
+        return dataclasses.replace(SOME, matvec_bandwidth=rates, matmul_flops=rates, quick=quick)
+
+    monkeypatch.setattr(hardware, "measure", measure)
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
+    return calls
+
+
+def test_a_machine_is_measured_once(measured):
+    assert probe() == probe() and len(measured) == 1
+
+
+def test_refresh_measures_again(measured):
+    probe()
+    probe(refresh=True)
+    assert len(measured) == 2
+
+
+def test_a_missing_dtype_is_measured_beside_those_known(measured):
+    probe(dtypes=["fp32"])
+    assert set(probe(dtypes=["bf16"]).matmul_flops) == {"fp32", "bf16"}
+    probe(dtypes=["fp32", "bf16"])
+    assert measured == [(["fp32"], True), (["bf16", "fp32"], True)]
+
+
+def test_a_thorough_result_serves_a_quick_question_but_not_the_reverse(measured):
+    probe(quick=True)
+    probe(quick=False)
+    probe(quick=True)
+    assert [quick for _, quick in measured] == [True, False]
+
+
+def test_another_number_of_threads_is_another_machine(measured, monkeypatch):
+    import torch
+
+    probe()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    probe()
+    assert len(measured) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_next_probe(measured, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "file"))
+    assert probe().name == probe().name == "some CPU"
+    assert len(measured) == 2
+
+
+def test_a_failed_move_leaves_no_partial_file(measured, monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(hardware.os, "replace", full)
+    assert probe().name == "some CPU"
+    assert list((tmp_path / "cache" / "hardware").iterdir()) == []
+
+
+def test_a_damaged_result_is_measured_again(measured, tmp_path):
+    probe()
+    (stored,) = (tmp_path / "cache" / "hardware").iterdir()
+    for text in ("{", '{"other": 1}', "[]"):
+        stored.write_text(text)
+        probe()
+    assert len(measured) == 4 and Hardware.from_json(stored.read_text()).name == "some CPU"
+
+
+def test_an_unknown_dtype_is_refused_with_the_choices(measured):
+    with pytest.raises(ValueError, match="Cannot measure int3; choose from fp64, fp32, bf16, fp16"):
+        probe(dtypes=["int3"])
+
+
+def test_hardware_goes_through_json_unchanged():
+    assert Hardware.from_json(SOME.to_json()) == SOME
+    assert json.loads(SOME.to_json())["matvec_bandwidth"]["bf16"] == 25e9
+
+
+def test_hardware_prints_rates_with_units_and_ridge():
+    text = str(SOME)
+    assert "30.0 GB/s" in text and "250 GFLOP/s" in text and text.splitlines()[-1].endswith("10.0")
+    assert SOME.ridge("fp32") == 5
+
+
+def test_a_real_measurement_gives_positive_rates_for_every_dtype(monkeypatch):
+    plain = kernels.matmul
+    monkeypatch.setattr(kernels, "matmul", lambda device, dtype, budget: plain(device, dtype, 1e-3))
+    monkeypatch.setattr(kernels, "buffer_bytes", lambda device: 2**22)
+    found = hardware.measure("cpu", ["fp32", "fp64"])
+    rates = [found.copy_bandwidth, found.read_bandwidth, *found.matvec_bandwidth.values(), *found.matmul_flops.values()]
+    assert len(rates) == 6 and min(rates) > 0
+
+
+def test_copying_counts_reads_and_writes_and_products_count_two_per_multiply_add(monkeypatch):
+    monkeypatch.setattr(kernels, "best", lambda fn, device, repeats: fn() is not None and 2.0)
+    monkeypatch.setattr(kernels, "buffer_bytes", lambda device: 2**20)
+    assert kernels.streams("cpu", 1) == (2**19, 2**19)  # half a MiB read and half written, a MiB read: in 2 s
+    assert kernels.matvec("cpu", "bf16", 1) == 2**19
+    assert kernels.matmul("cpu", "fp32", budget=1.0) == 256**3  # 2·n³ FLOPs in 2 s
+
+
+def test_buffers_are_eight_caches_large_but_never_beyond_the_cap(monkeypatch):
+    for cache, expected in ((2**20, 256), (48 * 2**20, 384), (2**30, 512)):
+        monkeypatch.setattr(machine, "cache_bytes", lambda device, cache=cache: cache)
+        assert kernels.buffer_bytes("cpu") == expected * 2**20
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_products_of_a_shape_are_all_its_weights(name):
+    shape = SHAPES[name]
+    layer = sum(rows * columns for rows, columns in kernels._matrices(shape))
+    assert shape.layers * layer == shape.layer_weights
+
+
+def test_rates_of_a_shape_are_its_work_over_the_time_of_its_products(monkeypatch):
+    shape = ModelShape("x", 2, 32, 4, 2, 8, 64, 100, 64)
+    monkeypatch.setattr(kernels, "best", lambda fn, device, repeats: fn() is not None or 1.0)
+    assert kernels.linears_bandwidth(shape, "fp32") == shape.weights * 4 / 2  # layers 1 s, head 1 s
+    assert kernels.linears_flops(shape, "fp32", rows=8) == 2 * (8 * shape.layer_weights + shape.head_weights) / 2
+
+
+def test_the_width_curve_times_every_width_in_turn(monkeypatch):
+    seen, time = [], [0.0]
+
+    def step(width):
+        seen.append(width)
+        time[0] += 1 + width / 4
+
+    plain = clock.timed
+    monkeypatch.setattr(clock, "timed", lambda *a, **k: plain(*a, **k, now=lambda: time[0]))
+    curve = hardware.width_curve(step, widths=(1, 4), repeats=3)
+    assert seen[-6:] == [1, 4] * 3
+    assert curve[1].times == (1.25,) * 3 and curve[4].times == (2.0,) * 3
+    assert hardware.width_costs(curve) == {1: 1.0, 4: 1.6}

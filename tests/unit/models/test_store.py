@@ -1,0 +1,124 @@
+import errno
+import multiprocessing
+import os
+import time
+
+import pytest
+from safetensors import SafetensorError
+
+from lessons_lib.models.store import ModelUnavailable, intact, stored
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="starts its processes by fork")
+
+
+def fill(folder):
+    (folder / "inner").mkdir()
+    (folder / "inner" / "weights").write_bytes(bytes(range(256)) * 9)
+
+
+def visible(folder):
+    """What lies beside folder but for the lock, which stays and is empty."""
+    return sorted(path.name for path in folder.parent.iterdir() if path.suffix != ".lock")
+
+
+def test_a_folder_is_made_once_and_then_found(tmp_path):
+    calls = []
+    for _ in range(2):
+        folder = stored(tmp_path / "deep" / "model", lambda fresh: (calls.append(1), fill(fresh)))
+    assert (folder / "inner" / "weights").read_bytes() == bytes(range(256)) * 9
+    assert calls == [1] and visible(folder) == ["model"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda file: file.write_bytes(file.read_bytes()[:-1]), id="cut short"),
+        pytest.param(lambda file: file.write_bytes(b"x" + file.read_bytes()[1:]), id="one byte changed"),
+        pytest.param(lambda file: file.unlink(), id="a file missing"),
+        pytest.param(lambda file: (file.parent.parent / "manifest.json").unlink(), id="the manifest missing"),
+    ],
+)
+def test_a_damaged_folder_is_made_again(tmp_path, damage):
+    folder = stored(tmp_path / "model", fill)
+    damage(folder / "inner" / "weights")
+    assert not intact(folder)
+    assert intact(stored(folder, fill)) and visible(folder) == ["model"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug"), OSError(errno.EIO, "a broken disk")])
+def test_an_interruption_leaves_nothing_and_passes_on(tmp_path, error):
+    def interrupted(fresh):
+        fill(fresh)
+        raise error
+
+    with pytest.raises(type(error)):
+        stored(tmp_path / "model", interrupted)
+    assert visible(tmp_path / "model") == []
+
+
+@pytest.mark.parametrize(
+    "error, sentence",
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "disk of .* is full; free about 1 GB there, or set LESSONS"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "disk of .* is full"),
+        (PermissionError(errno.EACCES, "Permission denied"), "cannot be written .*; make it writable, or set LESSONS"),
+        (OSError(errno.EROFS, "Read-only file system"), "cannot be written"),
+    ],
+)
+def test_a_full_disk_and_a_forbidden_folder_give_one_sentence_and_leave_nothing(tmp_path, error, sentence):
+    def failing(fresh):
+        fill(fresh)
+        raise error
+
+    with pytest.raises(ModelUnavailable, match=sentence) as caught:
+        stored(tmp_path / "model", failing)
+    assert "\n" not in str(caught.value)
+    assert visible(tmp_path / "model") == []
+
+
+def test_a_cache_folder_that_cannot_be_made_gives_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ModelUnavailable, match="cannot be written"):
+        stored(tmp_path / "file" / "models" / "model", fill)
+
+
+def test_an_intact_folder_is_used_even_if_nothing_can_be_written(tmp_path, monkeypatch):
+    folder = stored(tmp_path / "model", fill)
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    assert stored(folder, refuse) == folder
+
+
+@needs_fork
+def test_two_processes_at_once_make_it_once(tmp_path):
+    def slow(fresh):
+        with (tmp_path / "calls").open("a") as calls:
+            calls.write("x")
+        fill(fresh)
+        time.sleep(1.5)  # longer than the first wait for the lock
+
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=stored, args=(tmp_path / "models" / "model", slow)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert (tmp_path / "calls").read_text() == "x" and intact(tmp_path / "models" / "model")
+
+
+@needs_fork
+def test_what_a_killed_process_left_is_swept_away(tmp_path):
+    def killed(fresh):
+        fill(fresh)
+        os._exit(9)
+
+    process = multiprocessing.get_context("fork").Process(target=stored, args=(tmp_path / "model", killed))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 9 and len(visible(tmp_path / "model")) == 1  # the half-made folder
+    assert intact(stored(tmp_path / "model", fill)) and visible(tmp_path / "model") == ["model"]

@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+from lessons_lib.models import tiny
+from lessons_lib.models.tiny_models import FAMILIES
+
+IDS = torch.randint(97, (4, 30), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_logits_are_sharp_enough_to_choose_by(family):
+    logits = tiny(family=family)(IDS).logits
+    best, second = logits.topk(2).values.unbind(-1)
+    assert logits.dtype == torch.float64 and logits.shape == (4, 30, 97)
+    assert (best - second).min() > 1e-6  # no ties: rounding in float64 changes no choice
+    assert len(logits.argmax(-1).unique()) > 20  # and the choice depends on the text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_seed_decides_and_the_global_random_state_stays(family):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = (tiny(family=family, seed=seed).state_dict() for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first if first[name].numel() > 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_and_uncached_generation_agree_and_do_not_end_early(family):
+    network = tiny(family=family)
+    runs = [network.generate(IDS[:1, :9], max_new_tokens=25, do_sample=False, use_cache=use) for use in (True, False)]
+    assert torch.equal(*runs) and runs[0].shape == (1, 34)
+
+
+@pytest.mark.parametrize("family, kv_heads", [("llama", 2), ("mistral", 2), ("gemma", 2)])
+def test_keys_and_values_have_fewer_heads_where_the_family_can(family, kv_heads):
+    assert tiny(family=family).config.num_key_value_heads == kv_heads < tiny(family=family).config.num_attention_heads
+
+
+def test_sizes_are_as_asked():
+    config = tiny(layers=3, width=48, heads=6, kv_heads=3, vocab_size=61, context=128, tied=True).config
+    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (3, 48, 8)
+    assert (config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings) == (61, 128, True)
+
+
+@torch.no_grad()
+def test_a_window_hides_what_lies_before_it():
+    changed = IDS[:1].clone()
+    changed[0, 0] = (changed[0, 0] + 1) % 97
+    far, near = (tiny(layers=1, family="mistral", window=window) for window in (None, 8))
+    assert not torch.allclose(far(IDS[:1]).logits[0, -1], far(changed).logits[0, -1])
+    assert torch.allclose(near(IDS[:1]).logits[0, -1], near(changed).logits[0, -1])
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [({"family": "bert"}, "choose one of: llama"), ({"family": "opt", "window": 8}, "no sliding window")],
+)
+def test_a_wrong_family_or_window_is_refused(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        tiny(**wrong)
+
+
+@torch.no_grad()
+def test_a_tied_model_is_no_parrot():
+    network = tiny(tied=True)
+    assert network.lm_head.weight is network.model.embed_tokens.weight
+    assert (network(IDS).logits.argmax(-1) == IDS).float().mean() < 0.5

@@ -1,0 +1,40 @@
+import warnings
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from lessons_lib.paths import cache_dir
+
+
+@pytest.fixture(autouse=True)
+def variable_unset_and_put_back(monkeypatch):
+    monkeypatch.setenv("LESSONS_LIB_CACHE", "set, so that it is put back after the test")
+    monkeypatch.delenv("LESSONS_LIB_CACHE")
+
+
+def test_the_variable_names_the_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "mine"))
+    assert cache_dir() == tmp_path / "mine"
+
+
+def test_a_tilde_in_the_variable_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("LESSONS_LIB_CACHE", "~/models")
+    assert cache_dir() == Path.home() / "models"
+
+
+def test_without_the_variable_it_is_the_users_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: tmp_path / "user")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache_dir() == tmp_path / "user"
+
+
+def test_a_users_cache_folder_that_cannot_be_written_gives_one_shared_temporary_folder(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("a file where a folder should be")
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: tmp_path / "file" / "cache")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.warns(UserWarning, match="LESSONS_LIB_CACHE"):
+        first = cache_dir()
+    assert first.is_dir() and first.parent == tmp_path
+    assert cache_dir() == first
