@@ -84,7 +84,7 @@ def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, Tensor]:
 
 
 def hf_name(name: str) -> str:
-    """ "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"."""
+    """A tensor's name in transformers: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if layer and layer[2] in LAYER:
         return f"model.layers.{layer[1]}.{LAYER[layer[2]]}.weight"

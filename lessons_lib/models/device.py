@@ -74,7 +74,7 @@ def _cuda_bf16(device: str) -> bool:
 
 
 def _cpu_bf16() -> bool:
-    """True where the processor multiplies bf16 itself; elsewhere torch emulates it, slower than fp32.
+    """True where the processor multiplies bf16 itself; elsewhere emulated products gain nothing over fp32.
 
     torch.ops.mkldnn._is_mkldnn_bf16_supported does not tell: it is True for any AVX512.
     """

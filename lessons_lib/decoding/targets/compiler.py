@@ -1,20 +1,35 @@
 """The compiler's global settings, applied only while one of our steps compiles, and where its work is kept."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from lessons_lib.paths import cache_dir
 
 
-def settings(tuned: bool) -> AbstractContextManager:
-    """Frozen weights and autotuned matrix products, or the compiler's defaults."""
-    if not tuned:
-        return nullcontext()
+TUNED = {
+    "freezing": True,
+    "max_autotune_gemm": True,
+    "autotune_num_choices_displayed": 0,  # else every product prints a table of its candidates
+    "max_autotune_report_choices_stats": False,
+}
+NAMED = {"cpp.enable_kernel_profile": True}  # kernels appear in torch.profiler; costs nothing while nobody profiles
+
+
+@contextmanager
+def settings(tuned: bool) -> Iterator[None]:
+    """Frozen weights and autotuned matrix products, or the compiler's defaults; without gradients, silently.
+
+    Freezing turns parameters into constants, which is only allowed where no gradient can be asked for.
+    """
     import torch._inductor.config as inductor
 
-    return inductor.patch(freezing=True, max_autotune_gemm=True)
+    with torch.no_grad(), inductor.patch(NAMED | (TUNED if tuned else {})), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # of torch, about itself
+        yield
 
 
 def keep_compiled_code() -> None:

@@ -82,6 +82,18 @@ def test_an_interrupted_install_starts_again(checkout, commands, monkeypatch):
     assert bootstrap.ensure(checkout, {})[1] is True
 
 
+def test_an_interrupted_change_leaves_no_stamp_of_the_state_before(checkout, commands, monkeypatch):
+    bootstrap.ensure(checkout, {})
+
+    def fail(name, command):
+        raise SetupError("no network")
+
+    monkeypatch.setattr(bootstrap, "stage", fail)
+    with pytest.raises(SetupError):
+        bootstrap.ensure(checkout, {"TORCH_SPEC": "torch==2.12.1"})
+    assert not bootstrap.is_current(checkout / ".venv", checkout, {})
+
+
 def test_another_build_of_torch_replaces_the_one_that_is_there_and_is_remembered(checkout, commands):
     choice = {"TORCH_INDEX": "https://example.org/cpu"}
     bootstrap.ensure(checkout, {})

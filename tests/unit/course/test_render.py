@@ -61,6 +61,11 @@ def test_latex_outputs_become_mathml(write_lesson):
     assert "<mfrac>" in page and "displaystyle \\frac" not in page
 
 
+def test_aligned_equations_become_rows():
+    element = render.math("\\begin{aligned} a &= b \\\\ c &= d \\end{aligned}", "block")
+    assert element.count("<mtr>") == 2 and element.count("<mtd") == 4
+
+
 @pytest.mark.parametrize("latex", ["\\left( x", "\\unknown{x}", "a & b < c"])
 def test_an_unreadable_formula_is_shown_as_it_was_written(latex):
     shown = latex.replace("&", "&amp;").replace("<", "&lt;")

@@ -85,6 +85,11 @@ def test_the_written_page_says_everything_that_a_row_knows(tmp_path):
             assert part in text, (path.name, part)
 
 
+def test_what_is_missing_is_said(tmp_path):
+    table = write([BARE], tmp_path)[1].read_text()
+    assert "| 00 | GPU bandwidth | - | not measured | - | - | - | - | - |" in table
+
+
 def test_the_page_needs_no_other_file_and_scrolls_on_a_phone(tmp_path):
     page = write([FULL], tmp_path)[0].read_text()
     assert "http" not in page and "src=" not in page and "<link" not in page

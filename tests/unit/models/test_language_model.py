@@ -1,33 +1,13 @@
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-import lessons_lib
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget
 from lessons_lib.models import LanguageModel, cut, tiny
 
 
 @pytest.fixture
 def model():
-    return LanguageModel(tiny(layers=4), tokenizer="a tokenizer", name="small", device="cpu", dtype=torch.float64)
-
-
-@pytest.fixture
-def targets(monkeypatch):
-    """Stands in for decoding.targets and the decoder: shows what they are called with."""
-    fake = SimpleNamespace(
-        TransformersTarget=lambda network, tokenizer: ("transformers", network, tokenizer),
-        DecoderTarget=lambda decoder, tokenizer, compiled: ("decoder", decoder, tokenizer, compiled),
-    )
-    from lessons_lib import decoding
-    from lessons_lib.models.decoder import Decoder
-
-    monkeypatch.setitem(sys.modules, "lessons_lib.decoding.targets", fake)
-    monkeypatch.setattr(decoding, "targets", fake, raising=False)
-    monkeypatch.setattr(Decoder, "from_transformers", lambda network: network)
-    assert lessons_lib.decoding is decoding
-    return fake
+    return LanguageModel(tiny(layers=4), tokenizer=None, name="small", device="cpu", dtype=torch.float64)
 
 
 def test_its_shape_is_its_configs(model):
@@ -38,17 +18,32 @@ def test_it_shows_itself_in_one_line(model):
     assert repr(model) == f"LanguageModel(small, {model.network.num_parameters() / 1e6:.1f}M parameters, fp64, cpu)"
 
 
-def test_a_target_is_the_readable_decoder_unless_said_otherwise(model, targets):
-    assert model.target() == ("decoder", model.network, "a tokenizer", False)
-    assert model.target(compiled=True)[3] is True
-    assert model.target(kind="transformers") == ("transformers", model.network, "a tokenizer")
+def test_a_target_is_the_readable_decoder_unless_said_otherwise(model):
+    assert type(model.target()) is DecoderTarget
+    assert type(model.target(compiled=True, context=64)) is CompiledTarget
+    assert type(model.target(kind="transformers")) is TransformersTarget
 
 
-def test_other_weights_are_a_copy_and_the_same_ones_are_not(model, targets):
-    other = model.target(kind="transformers", weights="bf16")[1]
-    assert other.dtype == torch.bfloat16 and model.network.dtype == torch.float64
+def test_a_target_has_the_models_weights_and_dtype(model):
+    assert model.target(kind="transformers").network is model.network
+    target = model.target()
+    assert target.dtype == torch.float64
+    assert torch.equal(target.decoder.embedding.weight, model.network.model.embed_tokens.weight)
+
+
+def test_other_weights_are_a_copy_and_the_same_ones_are_not(model):
+    assert model.target(weights="bf16").dtype == torch.bfloat16
+    assert model.target(kind="transformers", weights="fp16").network.dtype == torch.float16
+    assert model.network.dtype == torch.float64
     single = LanguageModel(tiny(dtype=torch.float32), None, "small", "cpu", torch.float32)
-    assert single.target(kind="transformers", weights="fp32")[1] is single.network
+    assert single.target(kind="transformers", weights="fp32").network is single.network
+
+
+def test_a_family_that_the_readable_decoder_lacks_is_sent_to_transformers():
+    opt = LanguageModel(tiny(family="opt"), None, "opt", "cpu", torch.float64)
+    with pytest.raises(ValueError, match="kind=.transformers"):
+        opt.target()
+    assert opt.target(kind="transformers").network is opt.network
 
 
 @pytest.mark.parametrize(
@@ -57,6 +52,7 @@ def test_other_weights_are_a_copy_and_the_same_ones_are_not(model, targets):
         ({"kind": "vllm"}, "kind='vllm' is not known; choose one of: decoder, transformers"),
         ({"weights": "int3"}, "weights='int3' is not known; choose one of: fp32, bf16, fp16"),
         ({"kind": "transformers", "compiled": True}, "Only the readable decoder is compiled"),
+        ({"context": 64}, "Only the readable decoder is compiled"),
     ],
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(model, choice, sentence):

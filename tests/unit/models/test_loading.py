@@ -41,7 +41,7 @@ def same_weights(a, b):
 def test_a_packaged_model_is_fetched_converted_and_kept(tiny_package, tmp_path, monkeypatch):
     first = load("packaged-tiny", device="cpu", dtype="fp32")
     assert isinstance(first, LanguageModel) and first.name == "packaged-tiny"
-    assert (tmp_path / "cache" / "models" / "packaged-tiny" / "model.safetensors").is_file()
+    assert (tmp_path / "cache" / "models" / "packaged-tiny-1" / "model.safetensors").is_file()
     monkeypatch.setattr(packaged, "_download", None)  # calling either would fail
     monkeypatch.setattr(convert, "convert", None)
     assert same_weights(load("packaged-tiny", "cpu", "fp32").network, first.network)
@@ -58,7 +58,7 @@ def test_once_in_the_cache_it_loads_without_a_network_and_without_a_word(tiny_pa
 
 def test_a_damaged_conversion_is_made_again(tiny_package, tmp_path):
     whole = load("packaged-tiny", device="cpu", dtype="fp32").network
-    file = tmp_path / "cache" / "models" / "packaged-tiny" / "model.safetensors"
+    file = tmp_path / "cache" / "models" / "packaged-tiny-1" / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 64
     file.unlink()  # `whole` still reads the old file
@@ -74,7 +74,7 @@ def test_a_disk_that_fills_during_conversion_leaves_nothing_half_written(tiny_pa
     monkeypatch.setattr(convert, broken, full)
     with pytest.raises(ModelUnavailable, match="The disk of .*models is full; free about 1 GB there, or set LESSONS"):
         load("packaged-tiny", device="cpu")
-    assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == ["packaged-tiny.lock"]
+    assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == ["packaged-tiny-1.lock"]
     monkeypatch.undo()
 
 
@@ -157,3 +157,18 @@ def test_every_promised_name_is_there():
     promised = """smollm2-135m smollm2-360m smollm2-1.7b pythia-1.4b-deduped pythia-160m opt-1.3b opt-125m opt-6.7b
         gemma-2b llama-2-7b mistral-7b llama-3.2-1b phi-1.3b openllama-7b"""
     assert sorted(names()) == sorted(promised.split()) and list(PACKAGED) == ["smollm2-135m"]
+
+
+def test_an_older_conversion_is_not_used(tiny_package, tmp_path, monkeypatch):
+    load("packaged-tiny", device="cpu")
+    monkeypatch.setattr(loading, "FORMAT", 2)
+    load("packaged-tiny", device="cpu")
+    assert (tmp_path / "cache" / "models" / "packaged-tiny-2").is_dir()
+
+
+def test_transformers_settings_are_put_back(checkpoint):
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load(checkpoint, device="cpu")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before == (before[0], True)

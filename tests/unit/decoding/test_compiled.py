@@ -1,0 +1,136 @@
+"""The compiled target: same tokens as eager, one graph per width, its own settings, and a way without a compiler."""
+
+import pytest
+import torch
+import torch._inductor.config as inductor
+from support.proposers import Scripted, always_right, tree_with_decoys
+
+from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.proposal import Proposal
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+
+PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cold_compiler(tmp_path_factory):
+    """The compiler's cache in a folder of this file's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+def decoder(dtype=torch.float64, seed=0, layers=2) -> Decoder:
+    return Decoder.from_transformers(tiny(layers, dtype, seed))
+
+
+@pytest.fixture(scope="module")
+def plain() -> CompiledTarget:
+    """Compiled plainly in float64 for 1 and 4 tokens; both widths have run once."""
+    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4), tuned=False)
+    generate(target, PROMPT, TwoGuesses(), max_new_tokens=4)
+    generate(target, PROMPT, max_new_tokens=2)
+    return target
+
+
+@pytest.fixture(scope="module")
+def eager() -> DecoderTarget:
+    return DecoderTarget(decoder())
+
+
+class TwoGuesses(Scripted):
+    """Guesses two tokens, whatever they are: a block of three."""
+
+    def __init__(self):
+        pass
+
+    def propose(self, ids, limit):
+        return Proposal.chain([1, 2])
+
+    def observe(self, seen):
+        pass
+
+
+def greedy(target, prompt=PROMPT, count=N) -> list[int]:
+    return generate(target, prompt, max_new_tokens=count).ids
+
+
+def test_a_compiled_target_decodes_the_tokens_of_eager_greedy(plain, eager):
+    assert greedy(plain) == greedy(eager)
+    assert sorted(plain.compile_seconds) == [1, 4]
+
+
+def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind():
+    network = decoder(torch.float32, layers=1)  # one is enough: every product of it is autotuned
+    target = CompiledTarget(network, context=CONTEXT)
+    assert greedy(target) == greedy(DecoderTarget(network))
+    assert inductor.freezing is False and inductor.max_autotune_gemm is False
+
+
+def test_a_block_of_three_is_padded_to_four_and_scored_as_eager_scores_it(plain, eager):
+    logits = []
+    for target in (plain, eager):
+        cache = target.new_cache(CONTEXT)
+        for tokens in (PROMPT, [9, 8, 7], [4]):  # eager, padded, and one after the padding
+            (scores,) = target.run([Block(tokens, list(range(len(tokens))), None, cache, len(tokens))])
+        logits.append(scores.logits)
+        assert cache.length() == len(PROMPT) + 4
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [always_right, tree_with_decoys])
+def test_guesses_in_padded_blocks_leave_the_greedy_text_alone(plain, eager, make):
+    text = PROMPT + greedy(eager)
+    assert generate(plain, PROMPT, Scripted(text, 97, make), max_new_tokens=N).ids == text[len(PROMPT) :]
+
+
+def test_a_second_prompt_brings_its_own_cache(plain, eager):
+    other = [60, 2, 9]
+    assert greedy(plain) == greedy(eager)
+    assert greedy(plain, other) == greedy(eager, other)
+    assert greedy(plain) == greedy(eager)
+
+
+def test_new_caches_and_prompts_compile_nothing_again(plain):
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for prompt in (PROMPT, [60, 2, 9], [1] * 20):
+            greedy(plain, prompt)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+def test_two_models_of_equal_shape_keep_their_own_weights(plain, eager):
+    network = decoder(seed=1)
+    other = CompiledTarget(network, context=CONTEXT, tuned=False)
+    assert greedy(other) == greedy(DecoderTarget(network)) != greedy(eager)
+    assert greedy(plain) == greedy(eager)
+
+
+def test_without_a_compiler_decoding_goes_on_uncompiled_and_says_so_once(monkeypatch, capsys, eager):
+    monkeypatch.setattr(compiled, "compiler_problem", lambda device: "there is no C++ compiler")
+    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
+    target = CompiledTarget(decoder(), context=CONTEXT)
+    assert greedy(target) == greedy(target) == greedy(eager)
+    assert capsys.readouterr().err == "there is no C++ compiler; decoding runs uncompiled\n"
+    assert target.problem and not target.compile_seconds
+
+
+def test_a_text_that_does_not_fit_the_static_cache_is_refused_before_anything_runs(plain):
+    assert len(greedy(plain, count=CONTEXT + 1 - len(PROMPT))) == CONTEXT + 1 - len(PROMPT)
+    with pytest.raises(ValueError, match=f"do not fit the context of {CONTEXT}; shorten the prompt"):
+        greedy(plain, count=CONTEXT + 2 - len(PROMPT))
+
+
+def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
+    def fail(*args):
+        assert inductor.freezing is True
+        raise RuntimeError("no kernel")
+
+    target = CompiledTarget(decoder(), context=CONTEXT)
+    monkeypatch.setattr(torch, "compile", lambda step, **options: fail)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        greedy(target)
+    assert inductor.freezing is False
