@@ -51,6 +51,7 @@ def plot_cache_memory(rows: Iterable[Any], memory: float | None = None, ax: Axes
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:,.0f}")
+    ax.tick_params(axis="x", rotation=30)
     ax.yaxis.set_major_formatter(lambda gib, _: f"{gib:.2g}")
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return ax

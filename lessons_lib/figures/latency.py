@@ -57,7 +57,7 @@ def plot_latency_parts(rows: Iterable[Any], ax: Axes | None = None) -> Axes:
     """
     bars = {}
     for row in as_dicts(rows):
-        label = row.get("label", f"{row['prompt']} in, {row['output']} out")
+        label = row.get("label") or f"{row['prompt']} in, {row['output']} out"
         bars[label] = {"prefill": row["prefill"], "decode": row["decode"]}
     return plot_parts(bars, "seconds per request", ax=ax)
 

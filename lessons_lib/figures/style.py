@@ -17,10 +17,10 @@ COLORS = {
     "predicted": GREY, "measured": BLUE, "limit": INK, "peer": GOLD,
     # caches and compilation
     "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
-    "compiled": GREEN, "frozen": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
+    "compiled": GREEN, "frozen": GOLD, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
     # the two phases of a request, and the parts of a step
     "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
-    "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
+    "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN, "slow products": SKY, "one kernel": PURPLE,
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
     "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -129,6 +129,25 @@ def compare(
         pairs = [(runs[0](), runs[1]()) for _ in range(repeats)]
     times_a, times_b = zip(*pairs, strict=True)
     return Ratio.of(Samples(times_a, before[0]), Samples(times_b, before[1]))
+
+
+def in_turn(
+    fns: Mapping[Any, Callable[[], Any]],
+    device: Any = "cpu",
+    repeats: int = 5,
+    warmup: int | str = "auto",
+    now: Callable[[], float] = time.perf_counter,
+    synchronize: Callable[[Any], None] = sync,
+) -> dict[Any, Samples]:
+    """Time several functions in turn (ABCABC...) after warming up each: a slow moment falls on all of them.
+
+    fns: by any key, such as (method, length); the samples come back under the same keys.
+    """
+    with no_gc():
+        runs = {key: _block(fn, device, now, synchronize) for key, fn in fns.items()}
+        before = {key: _warm_up(run, warmup) for key, run in runs.items()}
+        rounds = [{key: run() for key, run in runs.items()} for _ in range(repeats)]
+    return {key: Samples(tuple(times[key] for times in rounds), before[key]) for key in runs}
 
 
 def bootstrap(pairs: Sequence[tuple[float, float]], resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:

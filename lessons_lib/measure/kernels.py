@@ -75,8 +75,10 @@ def matmul(device: Any, dtype: str, budget: float) -> float:
     return rate
 
 
-def linears(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: int = 1) -> float:
-    """Seconds of torch's eager products of `rows` rows with this model's own matrices, of one row with its head.
+def linears(
+    shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: int = 1, head_rows: int = 1
+) -> float:
+    """Seconds of torch's eager products of `rows` rows with this model's own matrices, `head_rows` with its head.
 
     Small matrices are read more slowly than the probe's large one. Of a large model only as many layers as fit
     1 GiB are made, and their time is scaled up.
@@ -89,7 +91,7 @@ def linears(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: i
     layers = min(shape.layers, max(1, 2**30 // layer))
     weights = [torch.full(size, 0.01, **made) for size in sizes * layers]
     inputs = {width: torch.ones(rows, width, **made) for _, width in sizes}
-    head, last = torch.full((shape.vocab_size, shape.width), 0.01, **made), torch.ones(1, shape.width, **made)
+    head, last = torch.full((shape.vocab_size, shape.width), 0.01, **made), torch.ones(head_rows, shape.width, **made)
 
     def read() -> None:
         for weight in weights:

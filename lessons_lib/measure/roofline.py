@@ -154,13 +154,15 @@ def predict_prefill(
     tokens: int = 1,
     rows: int = 1,
     flop_rate: float | None = None,
+    bandwidth: float | None = None,
 ) -> Bracket:
     """Seconds of one prefill of `tokens` tokens; rows as in flops_prefill.
 
     flop_rate: FLOP/s to take instead of the best square product's, such as hardware.linears_flops.
+    bandwidth: bytes/s to take instead of the probe's matvec, as in predict_decode_step.
     """
     moved = bytes_prefill(shape, tokens, ELEMENT_BYTES[dtype], cache_element_bytes(dtype))
-    return _time(flops_prefill(shape, tokens, rows), moved, hardware, dtype, flop_rate=flop_rate)
+    return _time(flops_prefill(shape, tokens, rows), moved, hardware, dtype, bandwidth, flop_rate)
 
 
 def cache_element_bytes(dtype: str) -> float:

@@ -7,7 +7,7 @@ at one row at a time, each with its own cache, positions and mask.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lessons_lib.models.attention import attend
+from lessons_lib.models.kernels import LIBRARY, Kernels
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class DecoderConfig:
     @classmethod
     def from_transformers(cls, config) -> "DecoderConfig":
         """Read a Llama, Mistral or SmolLM config. Raises ValueError for what this decoder does not compute."""
-        rope = getattr(config, "rope_parameters", None) or {}
+        rope, activation = getattr(config, "rope_parameters", None) or {}, getattr(config, "hidden_act", None)
         unsupported = {
             f"model type {config.model_type!r}": config.model_type not in ("llama", "mistral"),
             f"rope type {rope.get('rope_type')!r}": rope.get("rope_type", "default") != "default",
-            f"activation {config.hidden_act!r}": config.hidden_act != "silu",
+            f"activation {activation!r}": activation != "silu",
             "biases": getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False),
         }
         for what, present in unsupported.items():
@@ -106,24 +106,24 @@ class Layer(nn.Module):
         self.gate_up = nn.Linear(config.width, 2 * config.mlp_width, bias=False)
         self.down = nn.Linear(config.mlp_width, config.width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], attend: Callable) -> Tensor:
-        x = x + self.attention(self._norm(x, self.attention_norm), cos, sin, segments, attend)
-        gate, up = self.gate_up(self._norm(x, self.mlp_norm)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], kernels: Kernels) -> Tensor:
+        x = x + self.attention(self._norm(x, self.attention_norm), cos, sin, segments, kernels)
+        gate, up = kernels.multiply(self._norm(x, self.mlp_norm), self.gate_up.weight).chunk(2, -1)
+        return x + kernels.multiply(F.silu(gate) * up, self.down.weight)
 
-    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], attend: Callable) -> Tensor:
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], kernels: Kernels) -> Tensor:
         """(T, D) -> (T, D): project all rows at once, then attend row by row."""
         c = self.config
-        qkv = self.qkv(x).view(len(x), -1, c.head_dim)
+        qkv = kernels.multiply(x, self.qkv.weight).view(len(x), -1, c.head_dim)
         qk, v = qkv.split([c.heads + c.kv_heads, c.kv_heads], dim=1)
         q, k = rotate(qk, cos, sin).split([c.heads, c.kv_heads], dim=1)
         mixed, start = [], 0
         for segment in segments:
             rows = slice(start, start := start + len(segment.positions))
             keys, values = segment.cache.append(self.index, k[rows].transpose(0, 1), v[rows].transpose(0, 1))
-            mixed.append(attend(q[rows].transpose(0, 1), keys, values, segment.mask).transpose(0, 1))
+            mixed.append(kernels.attend(q[rows].transpose(0, 1), keys, values, segment.mask).transpose(0, 1))
         together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-        return self.out(together.reshape(len(x), -1))
+        return kernels.multiply(together.reshape(len(x), -1), self.out.weight)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
@@ -166,19 +166,20 @@ class Decoder(nn.Module):
         layers: range | None = None,
         states: Tensor | None = None,
         after: Sequence[int] = (),
-        attend: Callable = attend,
+        kernels: Kernels = LIBRARY,
     ) -> States:
         """tokens (T,) of all segments -> States with T rows.
 
         layers: run only these (default all); states (T, D): start from these instead of the embeddings.
         after: numbers of layers whose output to return as well (1 = after the first layer).
+        kernels: how products and attention are computed.
         """
         x = self.embedding(tokens) if states is None else states
         positions = segments[0].positions if len(segments) == 1 else torch.cat([s.positions for s in segments])
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         found = {}
         for index in layers if layers is not None else range(len(self.layers)):
-            x = self.layers[index](x, cos, sin, segments, attend)
+            x = self.layers[index](x, cos, sin, segments, kernels)
             if index + 1 in after:
                 found[index + 1] = x
         return States(x, found)
@@ -187,9 +188,9 @@ class Decoder(nn.Module):
         """(..., D) after the last layer -> (..., D) after the final norm: what the head reads."""
         return F.rms_norm(states, self.norm.shape, self.norm, self.config.norm_eps)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """(..., D) after any layer -> scores (..., V)."""
-        return self.head(self.final(states))
+    def logits(self, states: Tensor, kernels: Kernels = LIBRARY) -> Tensor:
+        """(T, D) after any layer -> scores (T, V)."""
+        return kernels.multiply(self.final(states), self.head.weight)
 
 
 def rotary_tables(config: DecoderConfig) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Checkers of lesson 00: limits, brackets, the ridge point and the three regimes."""
+"""Checkers of lesson 00: limits, the ridge point and the three regimes."""
 
 from lessons_lib.course.exercises import Attempt, exercise, expect
 
@@ -12,14 +12,6 @@ def decode_limit(attempt: Attempt) -> None:
 
 
 @exercise("00.2")
-def time_bracket(attempt: Attempt) -> None:
-    """(max, sum) of compute and memory time."""
-    expect(attempt, 10, 20, 40, 10, equals=(2.0, 2.25))
-    expect(attempt, 400, 20, 40, 10, equals=(10.0, 12.0))
-    expect(attempt, 80, 20, 40, 10, equals=(2.0, 4.0))
-
-
-@exercise("00.3")
 def tokens_to_ridge(attempt: Attempt) -> None:
     """ridge * weight_bytes / 2."""
     expect(attempt, 10, 2, equals=10)
@@ -27,7 +19,7 @@ def tokens_to_ridge(attempt: Attempt) -> None:
     expect(attempt, 153, 0.625, equals=47.8125)
 
 
-@exercise("00.4")
+@exercise("00.3")
 def regime(attempt: Attempt) -> None:
     """Overhead beyond twice the bracket's upper end, else the longer of the two."""
     expect(attempt, 10, 20, 40, 10, 2.1, equals="memory")

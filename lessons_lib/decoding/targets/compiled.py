@@ -1,10 +1,9 @@
 """Our decoder as a compiled target (lesson 03): static buffers, one graph per number of rows.
 
 Plain `torch.compile` gains little on a CPU: three quarters of a one-token step are matrix products, and those
-stay calls of the same library. What helps is frozen weights (constants that the compiler may repack) and
-autotuned products, which it writes for one row itself. Both settings are global and break other compiled
-code, so they hold only while a step compiles. Keys and values travel as arguments: a frozen graph would
-otherwise keep writing into the first prompt's cache.
+stay calls of the same library. What helps is to take the products out of the library: written as sums over
+products, they are compiled with all the rest. Keys and values travel as arguments, so that every prompt may
+bring its own cache to the same graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +16,20 @@ from lessons_lib.caches.static import Slots, StaticCache
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.compiler import compiler_problem, keep_compiled_code, settings
 from lessons_lib.decoding.targets.decoder import DecoderTarget
-from lessons_lib.models.attention import attend_by_products
 from lessons_lib.models.decoder import Decoder, Segment
+from lessons_lib.models.kernels import FUSED, OPEN, Kernels
 from lessons_lib.progress import say
+
+PRODUCTS = ("open", "tuned", "library")
 
 
 class CompiledTarget(DecoderTarget):
     """As DecoderTarget, with forwards of up to max(widths) tokens compiled, others eager.
 
     context: tokens of every cache, fixed because shapes are compiled. widths: token counts to compile for;
-    a block is padded up to the next one. tuned: freeze weights and autotune products, else compile plainly.
+    a block is padded up to the next one. products: "open" writes those of one row as sums and freezes the
+    weights for more rows; "tuned" freezes them and lets the compiler tune every product; "library" leaves
+    products to the library.
     compile_seconds: width -> what its first call took. problem: why nothing is compiled, None if it is.
     """
 
@@ -39,11 +42,13 @@ class CompiledTarget(DecoderTarget):
         eos: Sequence[int] = (),
         context: int = 512,
         widths: Sequence[int] = (1,),
-        tuned: bool = True,
+        products: str = "open",
     ):
+        if products not in PRODUCTS:
+            raise ValueError(f"products={products!r} is not known; choose one of: {', '.join(PRODUCTS)}")
         super().__init__(decoder, tokenizer, eos)
         self.capacity = min(context, self.context) + max(widths)  # slack: padding is written, too
-        self.context, self.tuned, self.widths = min(context, self.context), tuned, sorted(widths)
+        self.context, self.products, self.widths = min(context, self.context), products, sorted(widths)
         self.compile_seconds: dict[int, float] = {}
         self._steps: dict[int, Callable] = {}
         self.problem = compiler_problem(self.device)
@@ -85,12 +90,14 @@ class CompiledTarget(DecoderTarget):
 
     def _compile(self, width: int) -> Callable:
         keep_compiled_code()
-        compiled = torch.compile(static_step(self.decoder), dynamic=False, fullgraph=True)
+        opened = self.products == "open" and width == 1
+        step = static_step(self.decoder, OPEN if opened else FUSED)
+        compiled = torch.compile(step, dynamic=False, fullgraph=True)
         say(f"compiling the {width}-token step ({self.decoder.config.layers} layers, {self.dtype}) ...")
 
         def first(*args):
             since = perf_counter()
-            with settings(self.tuned):
+            with settings(frozen=self.products != "library" and not opened, tuned=self.products == "tuned"):
                 out = compiled(*args)
             self.compile_seconds[width] = perf_counter() - since
             say(f"compiled in {self.compile_seconds[width]:.0f} s")
@@ -100,13 +107,13 @@ class CompiledTarget(DecoderTarget):
         return first
 
 
-def static_step(decoder: Decoder) -> Callable:
+def static_step(decoder: Decoder, kernels: Kernels = OPEN) -> Callable:
     """One forward over static buffers as a function of tensors alone, so that it can be compiled."""
 
     def step(tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list, values: list):
         segment = Segment(positions, Slots(keys, values, slots), mask)
-        final = decoder.final(decoder(tokens, [segment], attend=attend_by_products).last)
-        return final, decoder.head(final)
+        final = decoder.final(decoder(tokens, [segment], kernels=kernels).last)
+        return final, kernels.multiply(final, decoder.head.weight)
 
     step.__code__ = step.__code__.replace()  # its own copy: graphs are kept with the code, a handful at most
     return step

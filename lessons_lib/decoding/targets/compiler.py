@@ -9,25 +9,29 @@ import torch
 
 from lessons_lib.paths import cache_dir
 
-
+FROZEN = {"freezing": True}
 TUNED = {
-    "freezing": True,
     "max_autotune_gemm": True,
     "autotune_num_choices_displayed": 0,  # else every product prints a table of its candidates
     "max_autotune_report_choices_stats": False,
 }
-NAMED = {"cpp.enable_kernel_profile": True}  # kernels appear in torch.profiler; costs nothing while nobody profiles
+ALWAYS = {
+    "cpp.enable_kernel_profile": True,  # kernels appear in torch.profiler; costs nothing while nobody profiles
+    "size_asserts": False,  # of some 300 arguments at every call, whose shapes never change here
+}
 
 
 @contextmanager
-def settings(tuned: bool) -> Iterator[None]:
-    """Frozen weights and autotuned matrix products, or the compiler's defaults; without gradients, silently.
+def settings(frozen: bool = False, tuned: bool = False) -> Iterator[None]:
+    """Frozen weights, autotuned matrix products, or the compiler's defaults; without gradients, silently.
 
-    Freezing turns parameters into constants, which is only allowed where no gradient can be asked for.
+    Freezing turns parameters into constants, which the compiler may repack; that is only allowed where no
+    gradient can be asked for.
     """
     import torch._inductor.config as inductor
 
-    with torch.no_grad(), inductor.patch(NAMED | (TUNED if tuned else {})), warnings.catch_warnings():
+    chosen = ALWAYS | (FROZEN if frozen else {}) | (TUNED if tuned else {})
+    with torch.no_grad(), inductor.patch(chosen), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # of torch, about itself
         yield
 

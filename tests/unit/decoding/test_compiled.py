@@ -30,7 +30,7 @@ def decoder(dtype=torch.float64, seed=0, layers=2) -> Decoder:
 @pytest.fixture(scope="module")
 def plain() -> CompiledTarget:
     """Compiled plainly in float64 for 1 and 4 tokens; both widths have run once."""
-    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4), tuned=False)
+    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4), products="library")
     generate(target, PROMPT, TwoGuesses(), max_new_tokens=4)
     generate(target, PROMPT, max_new_tokens=2)
     return target
@@ -65,9 +65,21 @@ def test_a_compiled_target_decodes_the_tokens_of_eager_greedy(plain, eager):
 
 def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind():
     network = decoder(torch.float32, layers=1)  # one is enough: every product of it is autotuned
-    target = CompiledTarget(network, context=CONTEXT)
+    target = CompiledTarget(network, context=CONTEXT, products="tuned")
     assert greedy(target) == greedy(DecoderTarget(network))
     assert inductor.freezing is False and inductor.max_autotune_gemm is False
+
+
+def test_open_products_for_one_row_and_frozen_ones_for_several_decode_the_same(eager):
+    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4))
+    text = PROMPT + greedy(eager)
+    assert greedy(target) == text[len(PROMPT) :]
+    assert generate(target, PROMPT, Scripted(text, 97, always_right), max_new_tokens=N).ids == text[len(PROMPT) :]
+
+
+def test_an_unknown_way_of_multiplying_is_refused():
+    with pytest.raises(ValueError, match="products='fast' is not known; choose one of: open, tuned, library"):
+        CompiledTarget(decoder(), products="fast")
 
 
 def test_a_block_of_three_is_padded_to_four_and_scored_as_eager_scores_it(plain, eager):
@@ -104,7 +116,7 @@ def test_new_caches_and_prompts_compile_nothing_again(plain):
 
 def test_two_models_of_equal_shape_keep_their_own_weights(plain, eager):
     network = decoder(seed=1)
-    other = CompiledTarget(network, context=CONTEXT, tuned=False)
+    other = CompiledTarget(network, context=CONTEXT, products="library")
     assert greedy(other) == greedy(DecoderTarget(network)) != greedy(eager)
     assert greedy(plain) == greedy(eager)
 
@@ -129,7 +141,7 @@ def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
         assert inductor.freezing is True
         raise RuntimeError("no kernel")
 
-    target = CompiledTarget(decoder(), context=CONTEXT)
+    target = CompiledTarget(decoder(), context=CONTEXT, products="tuned")
     monkeypatch.setattr(torch, "compile", lambda step, **options: fail)
     with pytest.raises(RuntimeError, match="no kernel"):
         greedy(target)

@@ -155,3 +155,12 @@ def test_pairs_must_match_and_exist():
 )
 def test_seconds_read_in_the_best_unit(seconds, text):
     assert seconds_text(seconds) == text
+
+
+def test_several_functions_are_timed_in_turn_and_keep_their_keys():
+    order, ticks = [], iter(range(1000))
+    fns = {key: (lambda key=key: order.append(key)) for key in ("a", ("b", 2))}
+    found = clock.in_turn(fns, repeats=3, warmup=1, now=lambda: next(ticks))
+    assert order == ["a", ("b", 2)] * 4
+    assert {key: len(samples.times) for key, samples in found.items()} == {"a": 3, ("b", 2): 3}
+    assert found["a"].times == (1, 1, 1) and found["a"].warmup == (1,)

@@ -162,6 +162,8 @@ def test_predictions_take_rates_given_instead():
     assert roofline.predict_decode_step(SMOL, rates, bandwidth=1e9).low == pytest.approx(0.268959744)
     slow = roofline.predict_prefill(SMOL, rates, tokens=64, flop_rate=1e9)
     assert slow.low == pytest.approx(roofline.flops_prefill(SMOL, 64) / 1e9)
+    narrow = roofline.predict_prefill(SMOL, rates, tokens=1, bandwidth=1e9)
+    assert narrow.low == pytest.approx(0.268959744 + 23_040e-9)
 
 
 def test_a_dtype_that_was_not_measured_is_refused():

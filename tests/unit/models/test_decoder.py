@@ -8,8 +8,8 @@ from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.caches.static import Slots, StaticCache
 from lessons_lib.models import tiny
-from lessons_lib.models.attention import attend, attend_by_products
 from lessons_lib.models.decoder import Decoder, DecoderConfig, Segment
+from lessons_lib.models.kernels import FUSED, attend, attend_by_products, multiply_by_products
 
 TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9])
 
@@ -84,7 +84,7 @@ def test_static_buffers_give_the_same_logits(tiny_model):
     slots = Slots(cache.keys, cache.values, cache.slots(3, 4))
     padded = torch.cat([TOKENS[5:], torch.tensor([0])])
     given = Segment(torch.tensor([5, 6, 7, 0]), slots, cache.mask(None, 3, 4))
-    found = logits_of(decoder, padded, given, attend=attend_by_products)[:3]
+    found = logits_of(decoder, padded, given, kernels=FUSED)[:3]
     whole = logits_of(decoder, TOKENS, segment(decoder, range(8)))
     assert (found - whole[5:]).abs().max() < 1e-12
 
@@ -101,6 +101,16 @@ def test_both_ways_of_attending_agree(count, masked):
     expected = attend_by_products(q, keys, values, mask)
     found = attend(q, keys, values, mask if masked else None)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_product_of_one_row_written_as_sums_is_the_library_s(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 33, dtype=torch.float64, generator=generator).to(dtype) for n in (1, 7))
+    expected = x.double() @ weight.double().T
+    tolerance = 1e-12 if dtype == torch.float64 else 2**-8 * expected.abs().max()
+    assert (multiply_by_products(x, weight).double() - expected).abs().max() <= tolerance
+    assert multiply_by_products(x, weight).dtype == dtype
 
 
 @pytest.mark.parametrize("change, said", [

@@ -1,9 +1,12 @@
-"""Attention of one sequence over its cache (lessons 01-04): two ways of computing the same thing.
+"""Matrix products and attention (lessons 01-04): the library's kernels, or sums that a compiler can fuse.
 
 Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): H query heads share H_kv key/value heads,
 g = H / H_kv queries each. Folding the g queries of a group into the query axis turns it into plain
 attention with H_kv heads, and no key or value is ever copied.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +40,7 @@ def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     behind scaled_dot_product_attention takes as long as all matrix products of the step together there.
     """
     heads, count, dim = q.shape
+    q = stored(q)
     keys, values = (x.repeat_interleave(heads // x.shape[0], 0) for x in (keys, values))  # no copy once fused
     exact = torch.promote_types(q.dtype, torch.float32)
     if count == 1:
@@ -50,3 +54,36 @@ def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     if count == 1:
         return (weights.transpose(1, 2) * values).sum(1, keepdim=True).to(q.dtype)
     return weights.to(q.dtype) @ values
+
+
+def multiply_by_products(x: Tensor, weight: Tensor) -> Tensor:
+    """x (1, D) times weight (N, D) transposed -> (1, N), as N sums over products in single precision or better.
+
+    Compiled, each sum is one vectorised loop that reads its row of the weights once, in order. On CPUs that
+    streams several times faster than the library's product of one row, which is made for many.
+    """
+    exact = torch.promote_types(x.dtype, torch.float32)
+    x = stored(x)
+    return (x.to(exact) * weight.to(exact)).sum(-1).to(x.dtype)[None]
+
+
+def stored(x: Tensor) -> Tensor:
+    """x itself, in memory. A compiler that fuses too well would compute it again for each row that reads it.
+
+    A strided view needs memory to point at, so what it looks at is written out first; it costs no copy.
+    """
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How a forward computes: attend(q, keys, values, mask) and multiply(x, weight) as `F.linear`."""
+
+    attend: Callable = attend
+    multiply: Callable = F.linear
+
+
+LIBRARY = Kernels()  # eager: every product and every attention is one call of a library
+FUSED = Kernels(attend_by_products)  # compiled, several rows: library products, attention in the open
+OPEN = Kernels(attend_by_products, multiply_by_products)  # compiled, one row: nothing is a call

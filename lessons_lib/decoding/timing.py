@@ -1,0 +1,69 @@
+"""Requests and batched steps to put a clock to (lessons 00, 01, 05): our loop's, and transformers' as its peer."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+from transformers import DynamicCache
+
+from lessons_lib.decoding.acceptance import Greedy
+from lessons_lib.decoding.generate import generate, new_row
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.row import step
+from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.measure.kernels import torch_dtype
+from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.timeline import Timeline, TokenClock
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+
+ROOM = 128  # decode steps that a batch of ours has buffers for
+
+
+def twin(shape: ModelShape, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
+    """A random decoder with this shape's layers and so its operators, but so narrow that bytes and FLOPs vanish:
+    what its steps take is overhead."""
+    network = tiny(shape.layers, torch_dtype(dtype), width=32, context=context)
+    return DecoderTarget(Decoder.from_transformers(network.to(device)))
+
+
+def time_request(target, prompt: Sequence[int], new: int) -> Timeline:
+    """When each of exactly `new` greedy tokens after `prompt` (ids) could be read; no token ends the text."""
+    start, times = perf_counter(), []
+    generate(target, prompt, max_new_tokens=new, min_new_tokens=new, on_tokens=lambda _: times.append(perf_counter()))
+    return Timeline(start, times)
+
+
+def time_transformers(network, prompt: Sequence[int], new: int) -> Timeline:
+    """The same through transformers' own generate."""
+    ids, clock = torch.tensor([list(prompt)], device=network.device), TokenClock()
+    lengths = {"max_new_tokens": new, "min_new_tokens": new}
+    network.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, streamer=clock, **lengths)
+    return clock.timeline()
+
+
+@torch.no_grad()
+def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], None]:
+    """A decode step of `batch` equal requests, packed into one forward, their prompts fed already; call it again
+    and again: each call adds a token to every request."""
+    room = min(ROOM, target.context - len(prompt))
+    rows = [new_row(target, list(prompt), Proposer(), Greedy(), room, room) for _ in range(batch)]
+    step(target, rows)
+    return torch.no_grad()(lambda: step(target, rows))
+
+
+@torch.no_grad()
+def batched_transformers_step(network, prompt: Sequence[int], batch: int) -> Callable[[], list]:
+    """The same through transformers' forward with a batch dimension and a dynamic cache."""
+    cache = DynamicCache()
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        return network(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)
+
+    newest = [forward(torch.tensor([list(prompt)] * batch, device=network.device))]
+
+    def advance() -> list[int]:
+        newest[0] = forward(newest[0][:, None])
+        return newest[0].tolist()
+
+    return torch.no_grad()(advance)

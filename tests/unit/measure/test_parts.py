@@ -1,0 +1,44 @@
+"""Taking a step apart: kernels fall into the right part, and the parts add up to the step."""
+
+import pytest
+import torch
+
+from lessons_lib.measure import clock
+from lessons_lib.measure.parts import grouped, kernel_times, taken_apart
+
+
+@pytest.mark.parametrize("kernel, part", [
+    ("aten::mm", "matrix products"),
+    ("aten::addmm", "matrix products"),
+    ("mkldnn::_linear_pointwise", "matrix products"),
+    ("mkl::_mkl_linear", "matrix products"),
+    ("graph_5_gemm_m1n960k576_kernel", "matrix products"),
+    ("graph_0_cpp_fused__softmax_addcmul_mul_roll_1", "attention"),
+    ("graph_0_cpp_fused__softmax_add_embedding_mul_rsqrt_silu_split_sum_view_0", "one kernel"),
+    ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+])  # fmt: skip
+def test_kernels_fall_into_the_part_they_belong_to(kernel, part):
+    assert grouped({kernel: 1.0})[part] == 1.0
+
+
+@pytest.mark.parametrize("kernel", ["aten::add", "aten::argmax", "graph_0_cpp_fused_mul_silu_split_3", "aten::mul"])
+def test_other_kernels_belong_to_the_rest(kernel):
+    assert not any(grouped({kernel: 1.0}).values())
+
+
+def test_a_kernel_counts_once_for_the_first_part_that_matches():
+    assert grouped({"both": 2.0}, {"first": "bo", "second": "both"}) == {"first": 2.0, "second": 0.0}
+
+
+def test_the_profiler_sees_a_matrix_product():
+    a = torch.ones(64, 64)
+    assert kernel_times(lambda: a @ a)["aten::mm"] > 0
+
+
+def test_parts_add_up_to_the_time_without_the_profiler(monkeypatch):
+    monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((1000.0,)))
+    a = torch.ones(64, 64)
+    parts = taken_apart(lambda: (a @ a).softmax(-1), runs=2)
+    assert list(parts) == ["matrix products", "attention", "the rest"] and all(parts.values())
+    assert list(taken_apart(lambda: a + 1, runs=2)) == ["the rest"]
+    assert sum(parts.values()) == pytest.approx(1000.0)
