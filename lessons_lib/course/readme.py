@@ -14,7 +14,7 @@ from .render import title
 
 README = ROOT / "README.md"
 CLAIMS = ROOT / "bench" / "results" / "claims.json"
-HEADINGS = ("lesson", "question", "claim", "predicted", "measured")
+HEADINGS = ("technique", "question", "claim", "predicted", "measured")
 
 
 def fill(readme: Path = README, lessons: list[Lesson] | None = None, claims_file: Path = CLAIMS) -> None:
