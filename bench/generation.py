@@ -14,6 +14,7 @@ PROMPT = (
     "A lighthouse keeper writes a letter to the next keeper of the light. It says what to do in a storm, when the "
     "fog comes in, and how to keep the lamp burning through the night. Dear friend,"
 )
+CONTEXT = 256  # tokens of the compiled targets' caches: prompt and new tokens fit, and every step reads them all
 THEIRS = "transformers generate, greedy, dynamic cache, eager"
 
 
@@ -24,7 +25,7 @@ def model(dtype: str):
 
 @cache
 def target(dtype: str, compiled: bool = False):
-    return model(dtype).target(compiled=compiled)
+    return model(dtype).target(compiled=compiled, context=CONTEXT if compiled else None)
 
 
 def theirs(dtype: str, count: int):
@@ -42,7 +43,7 @@ def ours(of, count: int):
 @claim("generate/overhead", "<= 1.03", f"{THEIRS}, bf16; ours: TransformersTarget")
 def overhead(run: Run) -> Measured:
     network = TransformersTarget(model("bf16").network, model("bf16").tokenizer)
-    return Measured(compare(ours(network, run.tokens), theirs("bf16", run.tokens), repeats=run.repeats))
+    return Measured(compare(ours(network, run.tokens), theirs("bf16", run.tokens), repeats=run.repeats, warmup=1))
 
 
 @claim("cache/512/vs-uncached", ">= 8", "the same network, bf16, one forward over all 513 tokens")
@@ -56,20 +57,21 @@ def cached(run: Run) -> Measured:
             network(ids[:, 512:], past_key_values=state)
             state.crop(-1)
 
-        return Measured(compare(lambda: network(ids, logits_to_keep=1), step, repeats=3 * run.repeats))
+        return Measured(compare(lambda: network(ids, logits_to_keep=1), step, repeats=3 * run.repeats, warmup=2))
 
 
 @claim("decoder/eager/vs-generate", ">= 1.2", f"{THEIRS}, bf16; ours: DecoderTarget, bf16, nothing compiled")
 def eager(run: Run) -> Measured:
-    return Measured(compare(theirs("bf16", run.tokens), ours(target("bf16"), run.tokens), repeats=run.repeats))
+    calls = theirs("bf16", run.tokens), ours(target("bf16"), run.tokens)
+    return Measured(compare(*calls, repeats=run.repeats, warmup=1))
 
 
-@claim("decoder/bf16/vs-generate", ">= 3.0", f"{THEIRS}, bf16; ours: CompiledTarget, bf16, 512 positions")
+@claim("decoder/bf16/vs-generate", ">= 3.0", f"{THEIRS}, bf16; ours: CompiledTarget, bf16, 256 positions")
 def bf16(run: Run) -> Measured:
     return compiled("bf16", run)
 
 
-@claim("decoder/fp32/vs-generate", ">= 2.7", f"{THEIRS}, fp32; ours: CompiledTarget, fp32, 512 positions")
+@claim("decoder/fp32/vs-generate", ">= 2.7", f"{THEIRS}, fp32; ours: CompiledTarget, fp32, 256 positions")
 def fp32(run: Run) -> Measured:
     return compiled("fp32", run)
 
@@ -86,13 +88,13 @@ def of_limit(run: Run) -> Measured:
         limits.append(moved / bandwidth)
         trace = ours(of, count)().trace
         steps.append(sum(step.t_total for step in trace[1:]) / (count - 1))
-    return Measured(Ratio.of(Samples(tuple(limits)), Samples(tuple(steps))), facts={"bytes": moved})
+    return Measured(Ratio.of(Samples(tuple(limits)), Samples(tuple(steps))), of.problem or "", {"bytes": moved})
 
 
 def compiled(dtype: str, run: Run) -> Measured:
     of = target(dtype, compiled=True)
     timed(ours(of, 4), repeats=1, warmup=1)  # compiles
-    ratio = compare(theirs(dtype, run.tokens), ours(of, run.tokens), repeats=run.repeats)
+    ratio = compare(theirs(dtype, run.tokens), ours(of, run.tokens), repeats=run.repeats, warmup=1)
     seconds = of.compile_seconds.get(1)
     said = of.problem or f"compiled in {seconds:.0f} s"
     return Measured(ratio, said, {"compile_seconds": seconds})

@@ -14,7 +14,7 @@ class Run:
 
     @property
     def repeats(self) -> int:
-        return 3 if self.quick else 9
+        return 3 if self.quick else 7
 
     @property
     def tokens(self) -> int:

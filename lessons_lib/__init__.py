@@ -10,6 +10,8 @@ Greedy     acceptance: the target's most probable token
 Sampling   acceptance: samples from the target's distribution, exactly
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 
 __version__ = "0.1.0"

@@ -21,6 +21,11 @@ class ContiguousCache:
         self.values = [new() for _ in range(layers)]
         self._lengths = [0] * layers
 
+    @property
+    def most(self) -> int | None:
+        """Entries it can ever hold; None: as many as there is memory for."""
+        return None
+
     def length(self, layer: int = -1) -> int:
         """Entries kept in a layer; without one, in the last layer (a partial forward leaves it behind)."""
         return self._lengths[layer]

@@ -20,6 +20,10 @@ class CacheFullError(ValueError):
 class StaticCache(ContiguousCache):
     """A contiguous cache of fixed capacity; eager forwards use it as such, compiled ones through `Slots`."""
 
+    @property
+    def most(self) -> int:
+        return self.capacity
+
     def slots(self, count: int, width: int) -> Tensor:
         """(width,) entries that `count` new tokens and the padding behind them are written to."""
         start = self.length()

@@ -40,12 +40,17 @@ def lessons(options: argparse.Namespace) -> int:
 
 def test_quick(options: argparse.Namespace) -> int:
     """Lint, then every test that executes no lesson."""
-    return lint(options) or python("-m", "pytest", "-q")
+    return worst(lint(options), python("-m", "pytest", "-q"))
 
 
 def test(options: argparse.Namespace) -> int:
     """The quick tests, then all lessons, even if a test failed, so that one call shows all."""
-    return max(test_quick(options), nbval())
+    return worst(test_quick(options), nbval())
+
+
+def worst(*statuses: int) -> int:
+    """1 if any failed. A process that a signal ended has a negative status, which a maximum would lose."""
+    return int(any(statuses))
 
 
 def nbval() -> int:
@@ -64,7 +69,7 @@ def lint(options: argparse.Namespace) -> int:
 
     found = checks.lint()
     print("\n".join(found), end="\n" if found else "", file=sys.stderr)
-    return max(python("-m", "ruff", "check", "--quiet"), int(bool(found)))
+    return worst(python("-m", "ruff", "check", "--quiet"), len(found))
 
 
 def lab(options: argparse.Namespace) -> int:

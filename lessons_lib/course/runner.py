@@ -17,6 +17,7 @@ from .bootstrap import ROOT
 from .lessons import QUIET, Lesson, UsageError, batch, find, overrides, parameters, select, settings
 
 BUILD = ROOT / "build"
+CLAIMS = ROOT / "bench" / "results" / "claims.json"
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ def prepare(models: dict[str, tuple[str, str]]) -> None:
     models: name or folder -> (device, dtype). What `load` says against one of them becomes a UsageError.
     """
     from lessons_lib.models import ModelUnavailable, load
+    from lessons_lib.models.decoder import DecoderConfig
 
     for model, (device, dtype) in models.items():
         try:
             with line(f"model {Path(model).name}"):
-                load(model, device=device, dtype=dtype)
+                DecoderConfig.from_transformers(load(model, device=device, dtype=dtype).network.config)
         except (ValueError, ModelUnavailable) as error:
             raise UsageError(str(error)) from error
 
@@ -116,10 +118,12 @@ def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode
 
 def finish(results: list[Result], build: Path) -> None:
     """Write scorecard and index, and print where they are and what failed."""
-    from lessons_lib.measure import scorecard
+    from lessons_lib.measure import claims, machine, scorecard
 
     done = [build / result.lesson.path.name for result in results]
-    scorecard.write(scorecard.collect([path for path in done if path.exists()]), build)
+    scores = scorecard.collect([path for path in done if path.exists()])
+    about = ", ".join(f"{name} {value}" for name, value in (machine.host() | machine.versions()).items())
+    scorecard.write(scores, build, machine=about, named=claims.load(CLAIMS))
     (build / "index.html").write_text(render.index(results), encoding="utf-8")
     print(f"\nRead {shown(build / 'index.html')} and {shown(build / 'scorecard.html')}.")
     failed = [result for result in results if result.failure]

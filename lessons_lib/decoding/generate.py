@@ -57,8 +57,8 @@ def generate(
         step(target, [row])
         if on_tokens:
             on_tokens(row.ids[shown:])
-    text = target.tokenizer and cut_at(target.tokenizer.decode(row.new, skip_special_tokens=True), stop)
-    return Output(row.new, text, row.trace, row.finish)
+    text = target.tokenizer and target.tokenizer.decode(row.new, skip_special_tokens=True)
+    return Output(row.new, cut_at(text, stop) if row.finish == "stop" else text, row.trace, row.finish)
 
 
 def new_row(
@@ -83,7 +83,7 @@ def new_row(
     proposer.reset(target, ids)
     ending = Ending(max_new_tokens, min_new_tokens, frozenset(target.eos), stop_check(target.tokenizer, stop))
     cache = target.new_cache(len(ids) + max_new_tokens - 1)  # the last token is never fed
-    return Row(ids, len(ids), cache, ending, proposer, acceptance, generator)
+    return Row(ids, len(ids), cache, ending, proposer, acceptance, generator, context=target.context)
 
 
 def encode(target, prompt: Prompt) -> list[int]:

@@ -4,8 +4,9 @@
 scheduler picked. No technique is named here; they differ in their proposers, rules and targets alone.
 """
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -50,7 +51,7 @@ class Draft:
 class Row:
     """One sequence in the making. ids: prompt and committed tokens; the cache lacks the last of them, or more.
 
-    chunk: at most so many prompt tokens are fed in one step (None: all).
+    chunk: at most so many prompt tokens are fed in one step (None: all). context: positions the target has.
     """
 
     ids: list[int]
@@ -61,6 +62,7 @@ class Row:
     acceptance: Acceptance = field(default_factory=Greedy)
     generator: torch.Generator | None = None
     chunk: int | None = None
+    context: int = sys.maxsize
     trace: list[Step] = field(default_factory=list)
     finish: str | None = None
 
@@ -81,9 +83,18 @@ class Row:
         completes = cached + len(lacking) == len(self.ids)
         limit = self.prompt_length + self.ending.max_new_tokens - len(self.ids) - 1  # the step adds one itself
         proposal = Proposal() if self.prefilling else self.proposer.propose(self.ids, limit)
+        proposal = self._fitting(proposal, cached + len(lacking))
         tree = Tree.of(proposal, limit)
         block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
         return Draft(tree, proposal, block, completes)
+
+    def _fitting(self, proposal: Proposal, entries: int) -> Proposal:
+        """The proposal without scratch beyond the last position; nothing of it if the cache cannot hold it."""
+        scratch, most = proposal.scratch, self.cache.most
+        if scratch and max(scratch.offsets, default=0) > self.context - len(self.ids):
+            proposal, scratch = replace(proposal, scratch=None), None
+        fed = len(proposal.tokens) + (len(scratch.tokens) if scratch else 0)
+        return proposal if most is None or entries + fed <= most else Proposal()
 
     def accept(self, draft: Draft, scores: Scores) -> tuple[list[int], list[int]]:
         """Ask the acceptance rule, end the text where it must end -> (path, committed tokens)."""

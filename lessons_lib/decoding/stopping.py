@@ -22,9 +22,9 @@ def stop_check(tokenizer, stop: str | Sequence[str] | None) -> Callable[[list[in
 
 
 def cut_at(text: str, stop: str | Sequence[str] | None) -> str:
-    """The text before the first stop text in it."""
-    ends = [at for at in (text.find(one) for one in as_texts(stop)) if at >= 0]
-    return text[: min(ends, default=len(text))]
+    """The text before the last stop text in it: the one that ended it, earlier ones came before the minimum."""
+    ends = [at for at in (text.rfind(one) for one in as_texts(stop)) if at >= 0]
+    return text[: max(ends, default=len(text))]
 
 
 def as_texts(stop: str | Sequence[str] | None) -> list[str]:

@@ -20,7 +20,8 @@ COLORS = {
     "compiled": GREEN, "frozen": GOLD, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
     # the two phases of a request, and the parts of a step
     "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
-    "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN, "slow products": SKY, "one kernel": PURPLE,
+    "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
+    "slow products": SKY, "one kernel": PURPLE,
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
     "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,

@@ -29,8 +29,9 @@ def taken_apart(
 ) -> dict[str, float]:
     """Seconds of a step by part, medians over `runs`: {"matrix products": ..., "attention": ..., "the rest": ...}.
 
-    Parts that take no time are left out, the rest is always there. parts: name -> regular expression of kernel names, the first that matches counts. A compiled kernel counts
-    whole, with what the compiler fused into it. The rest: norms, positions, sampling, and starting all of them.
+    Parts that take no time are left out, the rest is always there. parts: name -> regular expression of kernel
+    names, the first that matches counts. A compiled kernel counts whole, with what the compiler fused into it.
+    The rest: norms, positions, sampling, and starting all of them.
     """
     whole = clock.timed(step, device, repeats=runs).median
     profiles = [grouped(kernel_times(step, device), parts) for _ in range(runs)]

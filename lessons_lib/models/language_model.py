@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lessons_lib.measure.shape import ModelShape
-from lessons_lib.models.device import DTYPES, dtype_name
+from lessons_lib.models.device import DTYPES, dtype_name, pick_dtype
 
 KINDS = ("decoder", "transformers")
 WEIGHTS = ("fp32", "bf16", "fp16")
@@ -58,6 +58,7 @@ class LanguageModel:
         if weights is None:
             return self.network
         _check_choice("weights", weights, WEIGHTS)
+        pick_dtype(weights, self.device)  # refuses a format that the device lacks
         if DTYPES[weights] == self.dtype:
             return self.network
         return copy.deepcopy(self.network).to(DTYPES[weights])

@@ -68,22 +68,25 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
     raise unknown(name)
 
 
+UNREADABLE = (OSError, SafetensorError, ValueError)  # what a missing, cut or garbled file raises
+
+
 def _read(folder: Path, dtype: torch.dtype) -> Loaded:
     try:
         return _from_pretrained(folder, dtype, local=True)
-    except (OSError, SafetensorError, ValueError) as error:
+    except UNREADABLE as error:
         why = _first_line(error)
         raise ModelUnavailable(f"{folder} is no readable checkpoint ({why}); copy or download it again.") from error
 
 
 def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
     try:
-        return _from_pretrained(repo, dtype, local=True)  # in the hub's own cache already?
-    except OSError:
+        return _from_pretrained(repo, dtype, local=True)  # in the hub's own cache already, and whole?
+    except UNREADABLE:
         _ask_hub(name, repo)
     try:
         return _from_pretrained(repo, dtype, local=False)
-    except (OSError, SafetensorError) as error:
+    except UNREADABLE as error:
         raise _no_hub(name, repo, error) from error
 
 

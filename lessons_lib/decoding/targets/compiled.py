@@ -27,9 +27,9 @@ class CompiledTarget(DecoderTarget):
     """As DecoderTarget, with forwards of up to max(widths) tokens compiled, others eager.
 
     context: tokens of every cache, fixed because shapes are compiled. widths: token counts to compile for;
-    a block is padded up to the next one. products: "open" writes those of one row as sums and freezes the
-    weights for more rows; "tuned" freezes them and lets the compiler tune every product; "library" leaves
-    products to the library.
+    a block is padded up to the next one. products: with "open" those of one row are
+    written as sums and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
+    "library" leaves products to the library and weights as they are.
     compile_seconds: width -> what its first call took. problem: why nothing is compiled, None if it is.
     """
 
@@ -97,7 +97,7 @@ class CompiledTarget(DecoderTarget):
 
         def first(*args):
             since = perf_counter()
-            with settings(frozen=self.products != "library" and not opened, tuned=self.products == "tuned"):
+            with settings(frozen=self.products != "library", tuned=self.products == "tuned"):
                 out = compiled(*args)
             self.compile_seconds[width] = perf_counter() - since
             say(f"compiled in {self.compile_seconds[width]:.0f} s")

@@ -37,8 +37,17 @@ def settings(frozen: bool = False, tuned: bool = False) -> Iterator[None]:
 
 
 def keep_compiled_code() -> None:
-    """Let compiled code outlive the process, beside the models, unless the user has chosen a place."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+    """Let compiled code outlive the process, beside the models, unless the user has chosen a place.
+
+    Where our cache cannot be written, torch's own temporary folder serves.
+    """
+    folder = cache_dir() / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(folder, os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def compiler_problem(device: torch.device) -> str | None:

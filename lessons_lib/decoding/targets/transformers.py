@@ -18,6 +18,8 @@ from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids
 class TransformersCache:
     """The interface of `caches.ContiguousCache` over a DynamicCache."""
 
+    most = None
+
     def __init__(self):
         self.inner = DynamicCache()
 

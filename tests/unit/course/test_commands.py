@@ -45,6 +45,13 @@ def test_all_tests_run_every_lesson_even_after_a_failure(started, monkeypatch):
     assert os.environ["LESSONS_LIB_BATCH"] == "1"
 
 
+def test_a_run_that_a_signal_ended_has_failed(started, monkeypatch):
+    monkeypatch.setattr(lessons, "find", lambda: ["one"])
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+    started.status = {"-m pytest -q": -11}
+    assert commands.test_quick(NONE) == 1 and commands.test(NONE) == 1
+
+
 def test_lint_reports_lessons_and_still_runs_ruff(started, monkeypatch, capsys):
     monkeypatch.setattr(checks, "lint", lambda: ["02: is wrong"])
     assert commands.lint(NONE) == 1

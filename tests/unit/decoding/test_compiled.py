@@ -1,5 +1,10 @@
 """The compiled target: same tokens as eager, one graph per width, its own settings, and a way without a compiler."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch._inductor.config as inductor
@@ -8,7 +13,7 @@ from support.proposers import Scripted, always_right, tree_with_decoys
 from lessons_lib.decoding.blocks import Block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposal import Proposal
-from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled, compiler
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 
@@ -146,3 +151,27 @@ def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
     with pytest.raises(RuntimeError, match="no kernel"):
         greedy(target)
     assert inductor.freezing is False
+
+
+def test_a_missing_compiler_is_found_out_by_asking_the_compilers_own_search(monkeypatch):
+    """A process of its own, since torch remembers a compiler that it has found."""
+    script = (
+        "import torch, sys; sys.path.insert(0, sys.argv[1]);"
+        "from lessons_lib.decoding.targets.compiler import compiler_problem;"
+        "print(compiler_problem(torch.device('cpu')))"
+    )
+    root = str(Path(__file__).parents[3])
+    environment = {**os.environ, "CXX": "/nonexistent/compiler", "PATH": ""}
+    out = subprocess.run([sys.executable, "-c", script, root], env=environment, capture_output=True, text=True)
+    assert out.stdout.startswith("torch.compile needs a C++ compiler and none was found"), out.stderr
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_compiler_its_own_folder(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "file"))
+    compiler.keep_compiled_code()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "good"))
+    compiler.keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "good" / "compiled")

@@ -11,6 +11,7 @@ from support.oracle import exact
 from support.proposers import SCRIPTS, Scripted, with_scratch
 
 from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.static import StaticCache
 from lessons_lib.decoding.acceptance import Greedy
 from lessons_lib.decoding.generate import generate, new_row
 from lessons_lib.decoding.proposers import Proposer
@@ -224,6 +225,26 @@ def test_states_of_both_targets_agree(network, greedy):
 def test_bad_input_is_one_clear_sentence(network, target, bad, said):
     with pytest.raises(ValueError, match=said):
         generate(target(network), **dict(prompt=PROMPT) | bad)
+
+
+@pytest.mark.parametrize("make", [scripts.tree_with_decoys, with_scratch(scripts.tree_with_decoys)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(target, make):
+    network = tiny(context=24)
+    text = network.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0].tolist()
+    out = generate(target(network), PROMPT, Scripted(text, 97, make), max_new_tokens=20)
+    assert PROMPT + out.ids == text
+
+
+def test_guesses_that_a_static_cache_cannot_hold_are_dropped(network, greedy):
+    class Tight(DecoderTarget):
+        def new_cache(self, tokens):
+            c = self.decoder.config
+            return StaticCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=tokens + 2)
+
+    target = Tight(Decoder.from_transformers(network))
+    out = generate(target, PROMPT, Scripted(greedy, 97, scripts.tree_with_decoys), max_new_tokens=N)
+    assert PROMPT + out.ids == greedy
 
 
 def test_a_text_may_fill_the_context_to_the_last_position(network):

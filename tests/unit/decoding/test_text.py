@@ -29,8 +29,9 @@ def test_a_text_stops_at_the_token_that_completes_a_stop_text(text, stop, ends):
     assert first == ends
 
 
-def test_the_text_is_cut_before_the_first_stop_text():
-    assert cut_at("one two three", ["three", "two"]) == "one "
+def test_the_text_is_cut_before_the_stop_text_that_ended_it():
+    assert cut_at("one two", ["three", "two"]) == "one "
+    assert cut_at("one. two.", ".") == "one. two"  # the first came before the minimum length
     assert cut_at("one", "two") == "one"
     assert cut_at("one", None) == "one"
 
