@@ -68,11 +68,21 @@ def test_a_compiled_target_decodes_the_tokens_of_eager_greedy(plain, eager):
     assert sorted(plain.compile_seconds) == [1, 4]
 
 
-def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind():
-    network = decoder(torch.float32, layers=1)  # one is enough: every product of it is autotuned
+def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind(monkeypatch):
+    monkeypatch.setitem(compiler.TUNED, "max_autotune_gemm_backends", "ATEN")  # the templates: see the next test
+    network = decoder(torch.float32)
     target = CompiledTarget(network, context=CONTEXT, products="tuned")
     assert greedy(target) == greedy(DecoderTarget(network))
     assert inductor.freezing is False and inductor.max_autotune_gemm is False
+
+
+def test_tuning_a_product_writes_no_tables_and_computes_the_same(capfd):
+    product = torch.nn.Linear(32, 64, bias=False).requires_grad_(False)
+    x = torch.randn(1, 32)
+    with compiler.settings(frozen=True, tuned=True):
+        found = torch.compile(product, dynamic=False)(x)
+    torch.testing.assert_close(found, product(x))
+    assert "AUTOTUNE" not in capfd.readouterr().err
 
 
 def test_open_products_for_one_row_and_frozen_ones_for_several_decode_the_same(eager):
