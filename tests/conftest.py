@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,10 @@ from lessons_lib.models import LanguageModel, ModelUnavailable, load, tiny
 
 Q4_1, Q8_0, F32 = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0, GGMLQuantizationType.F32
 SIZES = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "mlp": 96}
+
+
+hypothesis.settings.register_profile("steady", derandomize=True)  # the same examples on every machine
+hypothesis.settings.load_profile("steady")
 
 
 def pytest_configure(config: pytest.Config) -> None:
