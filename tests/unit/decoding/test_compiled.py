@@ -1,6 +1,7 @@
 """The compiled target: same tokens as eager, one graph per width, its own settings, and a way without a compiler."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 from support.proposers import Scripted, always_right, tree_with_decoys
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch._inductor.utils import run_and_get_code
 
 from lessons_lib.decoding.blocks import Block
 from lessons_lib.decoding.generate import generate
@@ -16,6 +19,7 @@ from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled, compiler
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.kernels import multiply_by_products
 
 PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
 
@@ -185,3 +189,25 @@ def test_a_cache_that_cannot_be_written_leaves_the_compiler_its_own_folder(monke
     monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "good"))
     compiler.keep_compiled_code()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "good" / "compiled")
+
+
+def test_a_folder_the_user_chose_is_kept_and_torchs_own_default_is_not(monkeypatch, tmp_path):
+    """Importing the compiler sets the variable to a temporary folder, whoever imports it first."""
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/their/own")
+    compiler.keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/their/own"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    compiler.keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+
+
+def test_frozen_weights_are_read_in_their_own_dtype():
+    """A cast in the open would be folded into the constant: the kernel would read twice the bytes."""
+    head = torch.nn.Linear(64, 96, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    product = torch.compile(lambda x: multiply_by_products(x, head.weight))
+    with compiler.settings(frozen=True):
+        out, code = run_and_get_code(product, torch.ones(1, 64, dtype=torch.bfloat16))
+    read = set(re.findall(r"const (\S+)\*", "".join(code)))
+    assert read == {"at::BFloat16"}
+    torch.testing.assert_close(out.float(), head.weight.float().sum(-1)[None], atol=4e-3, rtol=8e-3)
