@@ -8,6 +8,10 @@ load       a model by name or folder -> LanguageModel; `.target()` is what decod
 generate   continue a prompt with a target, a proposer and an acceptance rule
 Greedy     acceptance: the target's most probable token
 Sampling   acceptance: samples from the target's distribution, exactly
+PromptLookup   proposer: copies what followed an earlier occurrence of the text's last tokens
+Jacobi         proposer: refines its own guess with the target's leftover predictions
+Lookahead      proposer: collects n-grams in a window beside the text and verifies those that fit
+DraftModel proposer: a small model of the same tokenizer drafts
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ _HOMES = {
     "generate": "lessons_lib.decoding.generate",
     "Greedy": "lessons_lib.decoding.acceptance",
     "Sampling": "lessons_lib.decoding.acceptance",
+    "PromptLookup": "lessons_lib.decoding.proposers.prompt_lookup",
+    "Jacobi": "lessons_lib.decoding.proposers.jacobi",
+    "Lookahead": "lessons_lib.decoding.proposers.lookahead",
+    "DraftModel": "lessons_lib.decoding.proposers.draft_model",
 }
 __all__ = [*_HOMES]
 

@@ -39,7 +39,7 @@ def generate(
     generator: torch.Generator | None = None,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Output:
-    """Continue `prompt` by up to `max_new_tokens` tokens.
+    """Continue `prompt` by up to `max_new_tokens` tokens, but not end it before `min_new_tokens`.
 
     target: a Target, a LanguageModel, or any causal LM of transformers. prompt: text, token ids, or messages
     ([{"role": "user", "content": ...}], the only form that gets the chat template). proposer: guesses ahead

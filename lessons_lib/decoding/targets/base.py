@@ -13,8 +13,8 @@ class Unsupported(ValueError):
 class Target(ABC):
     """Runs blocks and says what it thinks of them; its caches keep or forget entries.
 
-    offers: abilities a proposer may need: "states" (hidden states beside logits), "layers" (a range of layers),
-    "rows" (several rows in one forward; without it they run one after another). tokenizer may be None.
+    offers: abilities a proposer may need: "states" (hidden states beside logits), "rows" (several rows in one
+    forward; without it they run one after another). tokenizer may be None.
     context: the most tokens a text may have. eos: ids that end a text. seconds the device needs are waited for.
     """
 

@@ -14,7 +14,7 @@ from lessons_lib.models.decoder import Decoder, Segment, States
 class DecoderTarget(Target):
     """decoder: `Decoder.from_transformers(...)`. tokenizer and eos as of the model it came from."""
 
-    offers = frozenset({"states", "layers", "rows"})
+    offers = frozenset({"states", "rows"})
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = ()):
         self.decoder, self.tokenizer, self.eos = decoder, tokenizer, tuple(eos)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from support import proposers as scripts
 from support.oracle import exact
 from support.proposers import SCRIPTS, Scripted, with_scratch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.static import StaticCache
@@ -40,6 +42,14 @@ def network():
 def greedy(network) -> list[int]:
     """transformers' own greedy text, prompt included."""
     return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
+
+
+@pytest.fixture(scope="module")
+def words() -> PreTrainedTokenizerFast:
+    """One token a word, none for spaces: "w5" -> [5]."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 @pytest.mark.parametrize("scratch", [False, True], ids=["", "scratch"])
@@ -259,11 +269,21 @@ def test_text_without_a_tokenizer_is_refused(network):
         generate(network, PROMPT, stop="x")
 
 
+@pytest.mark.parametrize("prompt", ["", "   ", [], torch.tensor([], dtype=torch.long)], ids=repr)
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_empty_prompt_is_refused_as_text_too(network, words, target, prompt):
+    target = target(network)
+    target.tokenizer = words
+    assert len(generate(target, "w5", max_new_tokens=2).ids) == 2
+    with pytest.raises(ValueError, match="the prompt is empty; give at least one token"):
+        generate(target, prompt, max_new_tokens=2)
+
+
 def test_a_proposer_whose_needs_are_not_offered_is_refused(network):
     class Demanding(Proposer):
-        needs = frozenset({"layers"})
+        needs = frozenset({"rows"})
 
-    with pytest.raises(Unsupported, match="Demanding needs layers, which TransformersTarget does not offer"):
+    with pytest.raises(Unsupported, match="Demanding needs rows, which TransformersTarget does not offer"):
         generate(network, PROMPT, Demanding())
 
 

@@ -1,0 +1,125 @@
+"""How many tokens to draft per step (lesson 06): gamma as a constant, by rules of thumb, or by predicted speed.
+
+A schedule may stop drafting *behind* a token, judging by the tokens so far: that token is verified all the same.
+Throwing away a token that was drawn would bias sampling. Rules and defaults as in transformers, the oracle in
+tests/peers/test_assisted.py.
+"""
+
+from dataclasses import dataclass
+
+from lessons_lib.measure.speculation import WidthCurve, best_gamma, width_cost
+
+
+class DraftLength:
+    """Says for every step how deep to draft, and learns from what became of it. Belongs to one proposer."""
+
+    def reset(self) -> None:
+        """A new text begins."""
+
+    def next(self) -> int:
+        """gamma of the step that begins, asked once per step; 0: do not speculate."""
+        raise NotImplementedError
+
+    def goes_on(self, confidence: float) -> bool:
+        """Whether to draft further behind a token of this probability in the draft's eyes."""
+        return True
+
+    def observe(self, depth: int, examined: int, accepted: int) -> None:
+        """`depth` tokens were drafted, the target looked at `examined` of them and accepted `accepted`."""
+
+
+@dataclass
+class Constant(DraftLength):
+    """gamma tokens at every step."""
+
+    gamma: int = 5
+
+    def __post_init__(self):
+        _at_least_one("gamma", self.gamma)
+
+    def next(self) -> int:
+        return self.gamma
+
+
+@dataclass
+class Confidence(Constant):
+    """Up to gamma tokens, but none behind one that the draft itself gives less than `threshold`."""
+
+    gamma: int = 20
+    threshold: float = 0.4
+
+    def goes_on(self, confidence: float) -> bool:
+        return confidence >= self.threshold
+
+
+@dataclass
+class Heuristic(DraftLength):
+    """Two more after a step in which every guess was accepted, one less after any other, never below one.
+
+    What was reached carries over to the next text, unless `transient`.
+    """
+
+    gamma: int = 5
+    transient: bool = False
+
+    def __post_init__(self):
+        _at_least_one("gamma", self.gamma)
+        self.start = self.gamma
+
+    def reset(self) -> None:
+        if self.transient:
+            self.gamma = self.start
+
+    def next(self) -> int:
+        return self.gamma
+
+    def observe(self, depth: int, examined: int, accepted: int) -> None:
+        self.gamma = self.gamma + 2 if accepted == depth else max(1, self.gamma - 1)
+
+
+class Adaptive(DraftLength):
+    """The gamma with the highest predicted speed E[N] / (gamma c + v(gamma + 1)), 0 included, for chains.
+
+    c, v: a draft forward and a w-row target forward over a one-row one (measure.speculation). alpha: acceptance
+    assumed at first, with the weight of four guesses; then accepted over examined guesses, where `decay` is what
+    a step's count still weighs one step later. While 0 is best, one token is drafted every `probe_every` steps:
+    without new evidence it would stay 0 for good. The estimate carries over to the next text.
+    """
+
+    def __init__(
+        self,
+        c: float,
+        v: WidthCurve = None,
+        most: int = 16,
+        alpha: float = 0.7,
+        decay: float = 0.9,
+        probe_every: int = 16,
+    ):
+        if c < 0 or not 0 <= alpha <= 1 or not 0 < decay <= 1:
+            raise ValueError(f"c >= 0, 0 <= alpha <= 1 and 0 < decay <= 1 are needed, not {c}, {alpha} and {decay}")
+        _at_least_one("most", most)
+        _at_least_one("probe_every", probe_every)
+        self.c, self.v, self.most, self.decay, self.probe_every = c, width_cost(v), most, decay, probe_every
+        self._accepted, self._examined, self._idle = 4 * alpha, 4.0, 0
+
+    @property
+    def alpha(self) -> float:
+        """alpha-hat: the estimated probability that an examined guess is accepted."""
+        return self._accepted / self._examined
+
+    def next(self) -> int:
+        gamma = best_gamma(self.alpha, self.c, self.v, self.most)
+        self._idle = 0 if gamma else self._idle + 1
+        if self._idle < self.probe_every:
+            return gamma
+        self._idle = 0
+        return 1
+
+    def observe(self, depth: int, examined: int, accepted: int) -> None:
+        self._accepted = self.decay * self._accepted + accepted
+        self._examined = self.decay * self._examined + examined
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")

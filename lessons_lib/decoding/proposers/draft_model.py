@@ -1,0 +1,186 @@
+"""Assisted decoding (lesson 06): a small model drafts what a large one verifies in one forward.
+
+Leviathan et al. 2022 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318); trees as in SpecInfer (Miao et al.
+2023, arXiv 2305.09781). The draft has a cache of its own. After drafting it holds all guesses but the deepest,
+which were never fed; rolled back to what was accepted it lacks one token, or two when every guess was accepted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lessons_lib.decoding.acceptance import Sampling
+from lessons_lib.decoding.blocks import Block, make_block, tree_mask
+from lessons_lib.decoding.proposal import ANCHOR, MODES, Proposal, Tree
+from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
+from lessons_lib.decoding.targets import as_target
+from lessons_lib.models.same_tokenizer import check_same_tokenizer
+
+
+@dataclass
+class Growing:
+    """A tree of guesses that grows by a level per draft forward; equal siblings are one node from the start.
+
+    depth: levels so far; level: the nodes of the deepest.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    draws: dict[int, list[int]] = field(default_factory=dict)
+    q: dict[int, Tensor] = field(default_factory=dict)
+    level: list[int] = field(default_factory=lambda: [ANCHOR])
+    depth: int = 0
+
+    def grow(self, drawn: dict[int, list[int]]) -> None:
+        """Add the next level. drawn: node of the deepest level -> tokens below it, in draw order."""
+        first = len(self.tokens)
+        for parent, tokens in drawn.items():
+            new = list(dict.fromkeys(tokens))
+            self.tokens += new
+            self.parents += [parent] * len(new)
+        self.draws |= drawn
+        self.level, self.depth = list(range(first, len(self.tokens))), self.depth + 1
+
+
+class DraftModel(Proposer):
+    """draft: a Target, LanguageModel or causal LM with the target's tokenizer. One DraftModel serves one row.
+
+    gamma: tokens drafted per step (a tree's depth), or a schedule of draft_length.
+    children: guesses below each node, depth by depth, 1 beyond the end: () is a chain, (3, 2) has six branches.
+    mode: "point" takes the draft's most probable tokens; "iid" and "without_replacement" draw from its
+    distribution q after `sampling`. All are lossless under Greedy and Sampling; drawing pays under Sampling.
+    generator: randomness of the draws. Share the one given to `generate`, or seed it differently: equal seeds
+    would tie the draws to the numbers that judge them.
+
+    Raises ValueError for impossible settings; at the start of a text, for a target with another tokenizer.
+    """
+
+    def __init__(
+        self,
+        draft,
+        gamma: int | DraftLength = 5,
+        mode: str = "point",
+        children: Sequence[int] = (),
+        sampling: Sampling | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        if mode not in MODES:
+            raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
+        if mode == "point" and sampling:
+            raise ValueError('mode "point" draws nothing; choose mode "iid" or leave `sampling` out')
+        if any(count < 1 for count in children):
+            raise ValueError(f"children must be at least 1 at every depth, not {tuple(children)}")
+        self.draft, self.mode, self.children = as_target(draft), mode, tuple(children)
+        self.length = gamma if isinstance(gamma, DraftLength) else Constant(gamma)
+        self.sampling, self.generator = sampling or Sampling(), generator
+        self.target = None
+
+    def reset(self, target, prompt: Sequence[int]) -> None:
+        if target is not self.target:
+            self.target, self.known = target, shared_ids(target, self.draft)
+        self.cache = self.draft.new_cache(len(prompt))
+        self.tree = Growing()
+        self.length.reset()
+
+    @torch.no_grad()
+    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
+        self.committed, self.tree = len(ids), (tree := Growing())
+        gamma = min(self.length.next(), limit, self.draft.context - len(ids) + 1)  # the last guess is never fed
+        if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
+            return Proposal()  # also where the target wrote an id that no token has: the draft cannot read it
+        while tree.depth < gamma and self._has_room(tree):
+            logits = self._shared(self.draft.run([self._block(ids, tree)])[0].logits)
+            confidence = self._grow(tree, logits)
+            if self._all_ended(tree) or not self.length.goes_on(confidence):
+                break
+        q = {} if self.mode == "point" else tree.q
+        return Proposal(tree.tokens, tree.parents, self.mode, q, tree.draws, draft_calls=tree.depth)
+
+    def observe(self, seen: Observation) -> None:
+        """Keep the cache entries of accepted guesses; those of the deepest level were never made."""
+        tree = self.tree
+        if not tree.depth:
+            return
+        first = self.committed  # entry of node 0
+        fed = self.cache.length() - first
+        self.cache.keep(first, [first + node for node in seen.path if node < fed])
+        if seen.node_logits:
+            last = seen.path[-1] if seen.path else ANCHOR
+            ended = seen.tokens[-1] in tree.draws.get(last, ())  # the text ends with a guess: accepted, no bonus
+            self.length.observe(tree.depth, min(len(seen.tokens), tree.depth), len(seen.path) + ended)
+
+    def _block(self, ids: Sequence[int], tree: Growing) -> Block:
+        """What the draft is fed next: the committed tokens that its cache lacks, then one level after another."""
+        if not tree.depth:
+            return make_block(list(ids[self.cache.length() :]), Tree(), None, self.cache)
+        tokens = [tree.tokens[node] for node in tree.level]
+        offset = len(ids) - 1 + tree.depth - self.cache.length()
+        mask = None
+        if len(tree.tokens) > tree.depth:  # it branches: a node sees its ancestors, all in the cache already
+            whole = Tree.of(Proposal(tree.tokens, tree.parents), tree.depth)
+            mask = tree_mask(1, whole, None, len(ids) - 1)[-len(tokens) :]
+        return Block(tokens, [offset] * len(tokens), mask, self.cache, len(tokens))
+
+    def _grow(self, tree: Growing, logits: Tensor) -> float:
+        """Guess below every node of the deepest level, logits (nodes, V) -> the highest q of a new guess."""
+        count = self.children[tree.depth] if tree.depth < len(self.children) else 1
+        q = self.sampling.probabilities(logits)
+        drawn = {}
+        for node, scores, row in zip(tree.level, logits, q, strict=True):
+            if node == ANCHOR or tree.tokens[node] not in self.target.eos:  # nothing follows an end
+                drawn[node], tree.q[node] = self._draw(scores, row, count), row
+        tree.grow(drawn)
+        return max(float(tree.q[node][tokens].max()) for node, tokens in drawn.items())
+
+    def _draw(self, scores: Tensor, q: Tensor, count: int) -> list[int]:
+        """Tokens in draw order, as many as there are with q > 0 at most."""
+        if self.mode == "iid":
+            return torch.multinomial(q, count, replacement=True, generator=self.generator).tolist()
+        if count == 1 and self.mode == "point":
+            return [int(scores.argmax())]  # as Greedy chooses among equals
+        count = min(count, int(q.count_nonzero()))
+        if self.mode == "point":
+            return scores.topk(count).indices.tolist()
+        return torch.multinomial(q, count, generator=self.generator).tolist()
+
+    def _shared(self, logits: Tensor) -> Tensor:
+        """(n, V of the draft) -> (n, V of the target), nothing on ids without a token: q renormalises over the rest.
+
+        The target's own logits stay as they are, padding included: what it alone would write is the standard.
+        """
+        return pad(logits[:, : self.known], (0, self.target.vocab_size - self.known), value=float("-inf"))
+
+    def _all_ended(self, tree: Growing) -> bool:
+        return all(tree.tokens[node] in self.target.eos for node in tree.level)
+
+    def _has_room(self, tree: Growing) -> bool:
+        return self.cache.most is None or not tree.depth or self.cache.length() + len(tree.level) <= self.cache.most
+
+
+def shared_ids(target, draft) -> int:
+    """Ids, from 0 on, that mean the same token to both. Raises ValueError if the tokenizers differ or, of models
+    without tokenizers, the vocabulary sizes."""
+    if target.tokenizer is None and draft.tokenizer is None:
+        if target.vocab_size != draft.vocab_size:
+            raise ValueError(
+                f"without tokenizers target and draft need vocabularies of one size, not {target.vocab_size} and "
+                f"{draft.vocab_size}; use models with the same tokenizer"
+            )
+        return target.vocab_size
+    if target.tokenizer is None or draft.tokenizer is None:
+        without = "draft" if draft.tokenizer is None else "target"
+        raise ValueError(
+            f"the {without} has no tokenizer to compare; use a model from lessons_lib.load, or "
+            "TransformersTarget(network, tokenizer)"
+        )
+    ids = check_same_tokenizer(target.tokenizer, draft.tokenizer)
+    if ids > min(target.vocab_size, draft.vocab_size):
+        raise ValueError(
+            f"the tokenizer has ids up to {ids - 1}, but target and draft have logits for {target.vocab_size} and "
+            f"{draft.vocab_size} ids; use models made for this tokenizer"
+        )
+    return ids

@@ -1,0 +1,62 @@
+"""The exact law of anything that draws at random: every way in which its draws can fall, with its probability."""
+
+from collections import defaultdict
+from unittest import mock
+
+import torch
+
+from lessons_lib.decoding import acceptance
+
+
+def exact_law(run) -> dict:
+    """outcome -> probability, over every way in which the random draws of `run()` can fall."""
+    law, scripts = defaultdict(float), [[]]
+    while scripts:
+        replay = Replay(scripts.pop(), scripts)
+        with (
+            mock.patch.object(torch, "multinomial", replay.multinomial),
+            mock.patch.object(acceptance, "_uniform", lambda p, generator, replay=replay: Coin(replay)),
+        ):
+            outcome = run()
+        law[outcome] += replay.weight
+    return law
+
+
+class Replay:
+    """Answers draws as the script says; at the first one beyond it, notes the other answers for later runs."""
+
+    def __init__(self, script: list[int], scripts: list[list[int]]):
+        self.script, self.scripts, self.taken, self.weight = script, scripts, [], 1.0
+
+    def choose(self, chances: list[float]) -> int:
+        at = len(self.taken)
+        if at < len(self.script):
+            pick = self.script[at]
+        else:
+            pick, *others = [i for i, chance in enumerate(chances) if chance > 0]
+            self.scripts += [[*self.taken, other] for other in others]
+        self.taken.append(pick)
+        self.weight *= chances[pick]
+        return pick
+
+    def multinomial(self, q, count, replacement=False, generator=None):
+        drawn, rest = [], q.clone()
+        for _ in range(count):
+            drawn.append(self.choose((rest / rest.sum()).tolist()))
+            if not replacement:
+                rest[drawn[-1]] = 0
+        return torch.tensor(drawn)
+
+
+class Coin:
+    """The uniform number u, as far as u * q < p asks about it."""
+
+    def __init__(self, replay, q=1.0):
+        self.replay, self.q = replay, q
+
+    def __mul__(self, q):
+        return Coin(self.replay, float(q))
+
+    def __lt__(self, p):
+        chance = min(1.0, float(p) / self.q) if self.q > 0 else float(p > 0)
+        return bool(self.replay.choose([1 - chance, chance]))

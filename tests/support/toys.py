@@ -1,0 +1,77 @@
+"""Toy targets: a rule from a prefix to logits, seen through the blocks' own masks and positions."""
+
+import random
+from collections.abc import Callable
+
+import torch
+
+from lessons_lib.decoding.blocks import Block, Scores
+from lessons_lib.decoding.targets.base import Target
+
+
+class ToyCache:
+    """Remembers tokens and positions instead of keys and values."""
+
+    most = None
+
+    def __init__(self):
+        self.entries: list[tuple[int, int]] = []  # position, token
+
+    def length(self) -> int:
+        return len(self.entries)
+
+    def positions(self, offsets) -> list[int]:
+        return [self.length() + offset for offset in offsets]
+
+    def keep(self, prefix, then=()) -> None:
+        assert prefix + len(then) <= len(self.entries)
+        self.entries = self.entries[:prefix] + [self.entries[i] for i in then]
+
+
+class ToyTarget(Target):
+    """logits: prefix (token ids) -> (V,). A token that does not see exactly one token at every position up to
+    its own is an error: no model could make sense of it."""
+
+    offers = frozenset({"rows"})
+
+    def __init__(self, logits: Callable[[tuple[int, ...]], torch.Tensor], vocab_size: int, eos=(), context=10**6):
+        self.logits, self.vocab_size, self.eos, self.context = logits, vocab_size, eos, context
+
+    def new_cache(self, tokens: int) -> ToyCache:
+        return ToyCache()
+
+    def run(self, blocks: list[Block]) -> list[Scores]:
+        return [self._run(block) for block in blocks]
+
+    def _run(self, block: Block) -> Scores:
+        start, count = block.cache.length(), len(block.tokens)
+        entries = block.cache.entries + list(zip(block.cache.positions(block.offsets), block.tokens, strict=True))
+        block.cache.entries = entries
+        rows = range(count - block.wanted, count)
+        mask = block.mask.tolist() if block.mask is not None else None
+        seen = [[e for e, ok in zip(entries, mask[i], strict=True) if ok] if mask else entries[: start + i + 1]
+                for i in rows]  # fmt: skip
+        for i, prefix in zip(rows, seen, strict=True):
+            assert sorted(position for position, _ in prefix) == list(range(entries[start + i][0] + 1))
+        return Scores(torch.stack([self.logits(tuple(t for _, t in sorted(prefix))) for prefix in seen]))
+
+
+def choosing(choice: Callable[[tuple[int, ...]], int], vocab_size: int, eos=()) -> ToyTarget:
+    """A target whose most probable next token is choice(prefix)."""
+    table = torch.eye(vocab_size, dtype=torch.float64)
+    return ToyTarget(lambda prefix: table[choice(prefix)], vocab_size, eos)
+
+
+def whimsical(seed: int, vocab_size: int, memory: int = 10**6) -> ToyTarget:
+    """A random choice for each different prefix (or its last `memory` tokens)."""
+    return choosing(lambda prefix: random.Random(f"{seed} {prefix[-memory:]}").randrange(vocab_size), vocab_size)
+
+
+def continued(target: ToyTarget, prompt, count: int) -> list[int]:
+    """The greedy text, token by token from the rule itself."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(target.logits(tuple(text)).argmax()))
+        if text[-1] in target.eos:
+            break
+    return text[len(prompt) :]

@@ -1,0 +1,107 @@
+"""Draft-length schedules: their traces by hand, and an adaptive one that finds the best length."""
+
+import random
+
+import pytest
+
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, DraftLength, Heuristic
+from lessons_lib.measure.speculation import best_gamma, expected_tokens, width_cost
+
+CURVE = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 16: 3.0}
+
+
+def played(schedule: DraftLength, alpha: float, steps: int, seed: int = 0) -> list[int]:
+    """The draft lengths of `steps` steps in which guesses are accepted with probability alpha."""
+    rng, lengths = random.Random(seed), []
+    for _ in range(steps):
+        lengths.append(gamma := schedule.next())
+        if gamma:
+            accepted = next((i for i in range(gamma) if rng.random() >= alpha), gamma)
+            schedule.observe(gamma, min(accepted + 1, gamma), accepted)
+    return lengths
+
+
+def test_constant_stays():
+    assert played(Constant(3), 0.5, 5) == [3] * 5
+    assert Constant(3).goes_on(0.0)
+
+
+def test_the_heuristic_rises_by_two_and_falls_by_one_to_one():
+    assert played(Heuristic(3), 1.0, 6) == [3, 5, 7, 9, 11, 13]
+    assert played(Heuristic(3), 0.0, 5) == [3, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("transient, start", [(False, 9), (True, 3)])
+def test_the_heuristic_carries_over_unless_transient(transient, start):
+    schedule = Heuristic(3, transient)
+    played(schedule, 1.0, 3)
+    schedule.reset()
+    assert schedule.next() == start
+
+
+def test_confidence_stops_below_the_threshold():
+    schedule = Confidence(gamma=7, threshold=0.4)
+    assert schedule.next() == 7
+    assert schedule.goes_on(0.4) and not schedule.goes_on(0.39)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+def test_adaptive_estimates_alpha_and_drafts_near_the_best_length(alpha):
+    schedule = Adaptive(0.1, CURVE, decay=0.99)
+    lengths = played(schedule, alpha, 400)[200:]
+    assert schedule.alpha == pytest.approx(alpha, abs=0.12)
+    assert sum(lengths) / len(lengths) == pytest.approx(best_gamma(alpha, 0.1, CURVE), abs=2)
+
+
+def test_adaptive_follows_the_formula_of_its_estimate():
+    schedule = Adaptive(0.05, CURVE, most=12, alpha=0.8)
+    assert schedule.next() == best_gamma(0.8, 0.05, CURVE, most=12)
+    schedule.observe(4, 2, 1)  # weights: (0.9 * 4 * 0.8 + 1) / (0.9 * 4 + 2)
+    assert schedule.alpha == pytest.approx((0.9 * 3.2 + 1) / (0.9 * 4 + 2))
+    assert schedule.next() == best_gamma(schedule.alpha, 0.05, CURVE, most=12)
+
+
+def test_adaptive_stops_speculating_but_looks_again_now_and_then():
+    schedule = Adaptive(0.3, CURVE, probe_every=8)
+    lengths = played(schedule, 0.0, 100)[20:]
+    assert set(lengths) == {0, 1}
+    assert sum(lengths) == 10
+    gaps = [i for i, gamma in enumerate(lengths) if gamma]
+    assert {b - a for a, b in zip(gaps, gaps[1:], strict=False)} == {8}
+
+
+def test_adaptive_comes_back_when_guesses_turn_good():
+    schedule = Adaptive(0.1, CURVE)
+    played(schedule, 0.0, 100)
+    assert max(played(schedule, 0.95, 300)[-50:]) >= 4
+
+
+def test_adaptive_keeps_its_estimate_for_the_next_text():
+    schedule = Adaptive(0.1)
+    played(schedule, 0.2, 50)
+    before = schedule.alpha
+    schedule.reset()
+    assert schedule.alpha == before != 0.7
+
+
+def test_adaptive_beats_a_bad_constant_by_its_own_measure():
+    def speed(lengths):
+        seconds = sum(0.1 * gamma + width_cost(CURVE)(gamma + 1) for gamma in lengths)
+        return sum(expected_tokens(0.3, gamma) for gamma in lengths) / seconds
+
+    assert speed(played(Adaptive(0.1, CURVE, most=7), 0.3, 300)) > speed([7] * 300)
+
+
+@pytest.mark.parametrize("make, said", [
+    (lambda: Constant(0), "gamma must be at least 1, not 0"),
+    (lambda: Heuristic(-1), "gamma must be at least 1, not -1"),
+    (lambda: Confidence(0), "gamma must be at least 1, not 0"),
+    (lambda: Adaptive(-0.1), "c >= 0"),
+    (lambda: Adaptive(0.1, alpha=1.5), "0 <= alpha <= 1"),
+    (lambda: Adaptive(0.1, decay=0.0), "0 < decay <= 1"),
+    (lambda: Adaptive(0.1, most=0), "most must be at least 1"),
+    (lambda: Adaptive(0.1, probe_every=0), "probe_every must be at least 1"),
+])  # fmt: skip
+def test_impossible_settings_are_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

@@ -1,0 +1,145 @@
+"""Jacobi: trajectories worked by hand, the bounds of the iteration, and leftovers that become the next guess."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.toys import choosing, continued, whimsical
+
+from lessons_lib import Jacobi, generate
+from lessons_lib.decoding.proposers import Observation
+from lessons_lib.decoding.proposers.jacobi import FILLS, iterates
+from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+
+MAP = choosing(lambda prefix: (3 * prefix[-1] + 1) % 7, 7)  # 2 is followed by 0, 1, 4, 6, 5, 2
+
+
+def starting_with(guess, **options) -> Jacobi:
+    """A proposer whose first guess is given."""
+
+    class Given(Jacobi):
+        def reset(self, target, prompt):
+            super().reset(target, prompt)
+            self.first = list(guess)
+
+        def propose(self, ids, limit):
+            self.guess, self.first = self.first or self.guess, None
+            return super().propose(ids, limit)
+
+    return Given(n=len(guess) + 1, **options)
+
+
+@pytest.mark.parametrize("guess, trajectory", [
+    ([0, 0, 0, 0], ["0000", "0111", "0144", "0146", "0146"]),
+    ([5, 5, 5, 5], ["5555", "0222", "0100", "0141", "0146", "0146"]),
+    ([0, 1, 4, 6], ["0146", "0146"]),
+])  # fmt: skip
+def test_textbook_iterates_as_by_hand(guess, trajectory):
+    assert ["".join(map(str, row)) for row in iterates(MAP, [2], guess)] == trajectory
+
+
+def test_a_target_that_counts_positions_is_solved_in_one_round_and_one_to_see_it():
+    target = choosing(lambda prefix: len(prefix) % 5, 5)
+    assert iterates(target, [3, 3], [0, 0, 0, 0]) == [[0] * 4, [2, 3, 4, 0], [2, 3, 4, 0]]
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 10**6), m=st.integers(1, 7), prompt=st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_k_rounds_make_the_first_k_tokens_final(seed, m, prompt):
+    target = whimsical(seed, 4)
+    truth = continued(target, prompt, m)
+    rows = iterates(target, prompt, [seed % 4] * m)
+    assert rows[-1] == truth and len(rows) - 1 <= m + 1
+    assert all(row[:k] == truth[:k] for k, row in enumerate(rows))
+
+
+def test_the_bound_on_rounds_is_attained():
+    assert len(iterates(MAP, [2], [5, 5, 5, 5])) - 1 == 4 + 1
+
+
+def test_blocks_solved_one_after_another_are_the_greedy_text():
+    text = [2]
+    for _ in range(4):
+        text += iterates(MAP, text, [0, 0, 0])[-1]
+    assert text[1:] == continued(MAP, [2], 12)
+
+
+@pytest.mark.parametrize("target", [TransformersTarget, lambda n: DecoderTarget(Decoder.from_transformers(n))])
+def test_iterates_of_a_network_end_in_its_greedy_text(target):
+    target = target(tiny(vocab_size=11))
+    prompt = [5, 3, 3, 1]
+    assert iterates(target, prompt, [0] * 8)[-1] == generate(target, prompt, max_new_tokens=8).ids
+
+
+@pytest.mark.parametrize("guess, committed", [([0, 0, 0], [2, 1, 1, 1, 1]), ([0, 1, 4], [4, 2]), ([5, 5, 5], [1] * 6)])
+def test_tokens_per_step_as_by_hand(guess, committed):
+    """Prompt [6, 5]: the prefill commits 2, the steps 0, 1, 4, 6, 5, 2."""
+    out = generate(MAP, [6, 5], starting_with(guess, fill="last"), max_new_tokens=7)
+    assert out.ids == [2, 0, 1, 4, 6, 5, 2]
+    assert [s.committed for s in out.trace] == [1, *committed]
+
+
+def test_the_next_guess_is_what_was_predicted_behind_the_bonus_then_filling():
+    proposer = Jacobi(5, fill="last")
+    proposer.reset(MAP, [8, 9])
+    assert list(proposer.propose([8, 9, 0], limit=9).tokens) == [9, 9, 9, 9]
+    rows = torch.eye(10)[[1, 2, 3, 4]]  # after nodes 0 to 3
+    proposer.observe(Observation([0], [9, 1], torch.eye(10)[9], dict(enumerate(rows)), torch.zeros(0, 10)))
+    assert list(proposer.propose([8, 9, 0, 9, 1], limit=9).tokens) == [2, 3, 4, 9]
+    proposer.observe(Observation([0, 1, 2, 3], [2, 3, 4, 9, 5], torch.eye(10)[2], {}, torch.zeros(0, 10)))
+    assert list(proposer.propose([8, 9, 0, 9, 1, 2, 3, 4, 9, 5], limit=9).tokens) == [9, 9, 9, 9]
+
+
+def first_guess(prompt, eos=(), **options) -> list[int]:
+    proposer = Jacobi(5, **options)
+    proposer.reset(choosing(len, 99, eos), prompt)
+    return list(proposer.propose(prompt, limit=9).tokens)
+
+
+def test_the_filling_is_the_one_asked_for():
+    assert first_guess([3, 1, 8], fill="last") == [8] * 4
+    assert first_guess([3, 1, 8], eos=(2,), fill="eos") == [2] * 4
+    assert first_guess([3, 1, 5, 6, 3], fill="lookup") == [1, 5, 6, 3]
+    assert set(first_guess([3, 1, 8], fill="lookup")) <= {3, 1, 8}  # nothing found
+    drawn = {tuple(first_guess([3, 1, 8], seed=seed)) for seed in range(9)}
+    assert len(drawn) > 3 and all(set(guess) <= {3, 1, 8} for guess in drawn)
+    assert first_guess([3, 1, 8], seed=4) == first_guess([3, 1, 8], seed=4)
+
+
+def test_what_is_looked_up_goes_on_behind_the_predictions():
+    proposer = Jacobi(6, fill="lookup")
+    proposer.reset(MAP, ids := [3, 1, 5, 6, 4, 8, 3])
+    proposer.guess = [9, 5]
+    assert list(proposer.propose(ids, limit=9).tokens) == [9, 5, 6, 4, 8]  # 5 was followed by 6, 4, 8; five in all
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("n", [2, 8, 16])
+def test_greedy_text_is_kept_for_every_length_and_filling(n, fill):
+    target = DecoderTarget(Decoder.from_transformers(tiny(vocab_size=11)), eos=(7,))
+    plain = generate(target, [5, 3, 3, 1], max_new_tokens=40)
+    out = generate(target, [5, 3, 3, 1], Jacobi(n, fill), max_new_tokens=40)
+    assert out.ids == plain.ids and len(out.trace) <= len(plain.trace)
+
+
+def test_longer_guesses_take_no_more_forwards_on_average():
+    targets = [DecoderTarget(Decoder.from_transformers(tiny(vocab_size=7, seed=seed))) for seed in range(4)]
+    forwards = [
+        sum(len(generate(target, [5, 3, 3, 1], Jacobi(n, "last"), max_new_tokens=40).trace) for target in targets)
+        for n in (2, 4, 16)
+    ]
+    assert forwards == sorted(forwards, reverse=True) and forwards[-1] < 0.8 * 4 * 40
+
+
+@pytest.mark.parametrize("call, said", [
+    (lambda: Jacobi(1), "n must be at least 2"),
+    (lambda: Jacobi(fill="zeros"), "fill='zeros' is not known; choose one of: random, last, eos, lookup"),
+    (lambda: generate(MAP, [2], Jacobi(fill="eos")), 'fill="eos" needs a target with an end token'),
+    (lambda: iterates(MAP, [], [1]), "prompt and guess need at least one token each"),
+    (lambda: iterates(MAP, [1], []), "prompt and guess need at least one token each"),
+])  # fmt: skip
+def test_impossible_settings_are_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

@@ -1,0 +1,265 @@
+"""Lookahead: masks written by hand, every window token against a forward of its own, pool and slide by hand."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.oracle import exact
+from support.toys import choosing, continued
+
+from lessons_lib import Greedy, Lookahead, generate
+from lessons_lib.decoding.acceptance import Sampling
+from lessons_lib.decoding.blocks import make_block
+from lessons_lib.decoding.generate import new_row
+from lessons_lib.decoding.proposal import Scratch, Tree
+from lessons_lib.decoding.proposers import Observation
+from lessons_lib.decoding.proposers.lookahead import Pool, window_layout
+from lessons_lib.decoding.row import step
+from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+
+PROMPT = [5, 3, 3, 1, 7]
+MAP = choosing(lambda prefix: (3 * prefix[-1] + 1) % 7, 7)
+
+
+def decoder_target(network) -> DecoderTarget:
+    return DecoderTarget(Decoder.from_transformers(network))
+
+
+targets = pytest.mark.parametrize("target", [TransformersTarget, decoder_target], ids=["transformers", "decoder"])
+
+
+def block_of(proposer, ids, ngrams):
+    """The forward of a step whose pool holds these n-grams, and the proposal it was made of; nothing is cached."""
+    proposer.reset(MAP, ids)
+    for ngram in ngrams:
+        proposer.pool.add(ngram)
+    proposal, cache = proposer.propose(ids, limit=9), MAP.new_cache(0)
+    cache.entries = list(enumerate(ids[:-1]))
+    return make_block(ids[-1:], Tree.of(proposal, 9), proposal.scratch, cache), proposal
+
+
+def test_the_mask_for_w_5_n_4_g_2_is_the_papers():
+    """c, two n-grams a and b, then the window: row 0 (columns 1-4), row 1 and row 2 (columns 0-4)."""
+    block, _ = block_of(Lookahead(W=5, N=4, G=2), [3], [(3, 10, 11, 12), (3, 20, 21, 22)])
+    expected = """
+        1 000 000 0000 00000 00000
+        1 100 000 0000 00000 00000
+        1 110 000 0000 00000 00000
+        1 111 000 0000 00000 00000
+        1 000 100 0000 00000 00000
+        1 000 110 0000 00000 00000
+        1 000 111 0000 00000 00000
+        1 000 000 1000 00000 00000
+        1 000 000 1100 00000 00000
+        1 000 000 1110 00000 00000
+        1 000 000 1111 00000 00000
+        1 000 000 0000 10000 00000
+        1 000 000 1000 01000 00000
+        1 000 000 1100 00100 00000
+        1 000 000 1110 00010 00000
+        1 000 000 1111 00001 00000
+        1 000 000 0000 10000 10000
+        1 000 000 1000 01000 01000
+        1 000 000 1100 00100 00100
+        1 000 000 1110 00010 00010
+        1 000 000 1111 00001 00001"""
+    assert block.mask.int().tolist() == [[int(c) for c in row if c != " "] for row in expected.split("\n")[1:]]
+    assert block.offsets == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6]
+    assert block.tokens[:7] == [3, 10, 11, 12, 20, 21, 22] and len(block.tokens) == 1 + (5 + 2) * 3 - 1
+
+
+def test_the_mask_for_w_3_n_3_and_one_n_gram():
+    """In the order c, row 0, row 1, n-gram."""
+    block, _ = block_of(Lookahead(W=3, N=3, G=1), [3], [(3, 10, 11)])
+    order = [0, 3, 4, 5, 6, 7, 1, 2]
+    rows = ["".join(str(int(x)) for x in row) for row in block.mask[order][:, order]]
+    assert rows == [
+        "10000000", "11000000", "11100000", "10010000", "11001000", "11100100", "10000010", "10000011"
+    ]  # fmt: skip
+    assert [block.offsets[i] for i in order] == [0, 1, 2, 1, 2, 3, 1, 2]
+
+
+@given(W=st.integers(1, 8), N=st.integers(3, 6))
+def test_every_window_token_sees_one_token_at_each_position_up_to_its_own(W, N):
+    offsets, sees = window_layout(W, N)
+    assert len(offsets) == W * (N - 1) - 1
+    for own, row in zip(offsets, sees, strict=True):
+        assert sorted(offset for offset, seen in zip(offsets, row, strict=True) if seen) == list(range(1, own + 1))
+
+
+def test_n_grams_with_a_common_beginning_share_its_nodes():
+    block, _ = block_of(Lookahead(W=2, N=4), [3], [(3, 1, 2, 5), (3, 1, 2, 6), (3, 4, 2, 5), (2, 1, 1, 1)])
+    assert block.tokens[:8] == [3, 1, 2, 5, 6, 4, 2, 5]
+
+
+class Recorded(Lookahead):
+    """Keeps what it proposed, what it saw, and its rows at that time."""
+
+    def reset(self, target, prompt):
+        super().reset(target, prompt)
+        self.log = []
+
+    def propose(self, ids, limit):
+        self.proposal = super().propose(ids, limit)
+        self.at = list(ids), [list(row) for row in self.rows], self.pool.of(ids[-1])
+        return self.proposal
+
+    def observe(self, seen):
+        if len(seen.scratch_logits):
+            self.log.append((*self.at, self.proposal, seen))
+        super().observe(seen)
+
+
+@targets
+@pytest.mark.parametrize("W, N", [(5, 4), (2, 3), (3, 5)])
+def test_every_token_of_both_branches_is_predicted_as_by_a_forward_of_its_own(target, W, N):
+    network, proposer = tiny(vocab_size=11), Recorded(W, N, G=3, pool_from_text=True)
+    row = new_row(target(network), PROMPT * 2, proposer, Greedy(), 14)
+
+    @torch.no_grad()
+    def alone(ids):
+        return network(torch.tensor([ids])).logits[0, -1]
+
+    with exact(), torch.no_grad():
+        while row.finish is None:
+            step(row_target := target(network), [row])
+        assert row_target.vocab_size == 11 and len(proposer.log) >= 4
+        for ids, rows, _, proposal, seen in proposer.log[:6]:
+            cells = [(0, i) for i in range(1, W)] + [(r, i) for r in range(1, N - 1) for i in range(W)]
+            for (r, i), found in zip(cells, seen.scratch_logits, strict=True):
+                stream = ids + rows[0][1 : i + 1] + [rows[s][i] for s in range(1, r + 1)]
+                torch.testing.assert_close(found, alone(stream), rtol=0, atol=1e-10)
+            for node, found in seen.node_logits.items():
+                torch.testing.assert_close(found, alone(ids + branch(proposal, node)), rtol=0, atol=1e-10)
+    assert any(seen.node_logits for *_, seen in proposer.log[:6])
+
+
+def branch(proposal, node) -> list[int]:
+    return [] if node < 0 else branch(proposal, proposal.parents[node]) + [proposal.tokens[node]]
+
+
+def test_neither_branch_changes_the_logits_of_the_other():
+    network = tiny()
+    target = decoder_target(network)
+
+    @torch.no_grad()
+    def logits(ngrams, window=None):
+        proposer = Lookahead(W=4, N=4)
+        block, proposal = block_of(proposer, PROMPT, ngrams)
+        scratch = Scratch(window or proposal.scratch.tokens, proposer.offsets, proposer.sees)
+        cache = target.new_cache(64)
+        target.run([make_block(PROMPT[:-1], Tree(), None, cache)])
+        tree = Tree.of(proposal, 9)
+        found = target.run([make_block(PROMPT[-1:], tree, scratch, cache)])[0].logits
+        return found[: 1 + len(tree.tokens)], found[1 + len(tree.tokens) :]
+
+    ngrams = [(7, 10, 11, 12), (7, 10, 21, 22)]
+    tree, window = logits(ngrams)
+    torch.testing.assert_close(logits(ngrams, [*range(50, 61)])[0], tree, rtol=0, atol=1e-12)
+    assert (logits(ngrams, [*range(50, 61)])[1] - window).abs().max() > 0.1
+    torch.testing.assert_close(logits([(7, 60, 61, 62)])[1], window, rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits([])[1], window, rtol=0, atol=1e-12)
+
+
+def test_one_slide_by_hand():
+    """Next is last + 1 mod 10. Anchor 5, row 0 = [9, 2], row 1 = [6, 0, 3]."""
+    proposer = Lookahead(W=3, N=3)
+    proposer.reset(choosing(len, 10), [5])
+    proposer.rows, proposer.predicted = [[4, 9, 2], [6, 0, 3]], 1
+    window = proposer.propose([5], limit=9).scratch.tokens
+    assert window == [9, 2, 6, 0, 3]
+    after = torch.eye(10)[[(token + 1) % 10 for token in window]]
+    proposer.observe(Observation([], [6], torch.eye(10)[6], {}, after))
+    assert {first: proposer.pool.of(first) for first in proposer.pool.ngrams} == {5: [(6, 7)], 9: [(0, 1)], 2: [(3, 4)]}
+    assert proposer.propose([5, 6], limit=9).scratch.tokens == [0, 3, 7, 1, 4]
+
+
+def test_the_pool_keeps_the_latest_g_and_refreshes_what_comes_again():
+    pool = Pool(G=2)
+    for ngram in [(1, 10, 11), (1, 20, 21), (1, 10, 11), (1, 30, 31), (2, 40, 41)]:
+        pool.add(ngram)
+    assert pool.of(1) == [(10, 11), (30, 31)] and pool.of(2) == [(40, 41)] and pool.of(3) == []
+
+
+@pytest.mark.parametrize("W, N, forwards", [(5, 4, 19), (7, 5, 17), (3, 3, 24)])
+@pytest.mark.parametrize("seed", range(3))
+def test_once_the_pool_knows_how_it_goes_on_a_step_yields_n_tokens(W, N, forwards, seed):
+    proposer = Recorded(W, N, G=W, seed=seed)
+    out = generate(MAP, [2, 5, 1], proposer, max_new_tokens=60)
+    assert out.ids == continued(MAP, [2, 5, 1], 60)
+    assert abs(len(out.trace) - forwards) <= 2
+    known = [
+        len(seen.tokens)
+        for ids, _, candidates, _, seen in proposer.log
+        if tuple(continued(MAP, ids, N - 1)) in candidates and len(ids) + N <= 63
+    ]
+    assert len(known) > 8 and set(known) == {N}
+
+
+def test_what_the_columns_collect_is_how_the_target_goes_on():
+    """All but column 0, which stands below the anchor while its rows follow a guess for it."""
+    proposer = Recorded(5, 4)
+    generate(MAP, [2, 5, 1], proposer, max_new_tokens=60)
+    for _, rows, _, _, seen in proposer.log[4 - 2 :]:
+        new = seen.scratch_logits[-5:].argmax(-1).tolist()
+        for ngram in list(zip(*rows, new, strict=True))[1:]:
+            assert list(ngram[1:]) == continued(MAP, ngram[:1], 3)
+
+
+def test_nothing_is_collected_while_seed_tokens_stand_below_the_first_row():
+    proposer = Recorded(5, 5)
+    generate(MAP, [2, 5, 1], proposer, max_new_tokens=1 + 3)
+    assert len(proposer.log) == 2 and not proposer.pool.ngrams
+    generate(MAP, [2, 5, 1], proposer, max_new_tokens=1 + 5)
+    assert len(proposer.log) == 4 and proposer.pool.ngrams
+
+
+def test_the_n_grams_of_prompt_and_output_are_entered_once_when_asked_for():
+    text, proposer = [1, 2, 3, 4, 5, 6], Lookahead(W=2, N=3, pool_from_text=True)
+    proposer.reset(MAP, text[:4])
+    proposer.propose(text[:5], limit=9)
+    assert {first: proposer.pool.of(first) for first in proposer.pool.ngrams} == {1: [(2, 3)], 2: [(3, 4)], 3: [(4, 5)]}
+    entered, proposer.pool.add = [], lambda ngram: entered.append(tuple(ngram))
+    proposer.propose(text, limit=9)
+    assert entered == [(4, 5, 6)]
+
+
+def test_an_end_token_does_not_stay_in_the_window():
+    proposer = Lookahead(W=2, N=3)
+    proposer.reset(choosing(len, 10, eos=(4,)), [7, 8])
+    proposer.propose([7, 8, 1], limit=9)
+    proposer.observe(Observation([], [1], torch.zeros(10), {}, torch.eye(10)[[0, 5, 4]]))
+    assert proposer.rows[-1][0] == 5 and proposer.rows[-1][1] in (7, 8)
+
+
+def test_the_last_token_is_decoded_without_window_and_guesses():
+    out = generate(MAP, [2, 5, 1], Lookahead(), max_new_tokens=2)
+    assert [s.forwarded for s in out.trace] == [3, 1]
+
+
+def test_the_window_stays_greedy_under_sampling():
+    def windows(rule, seed):
+        proposer = Recorded(4, 3, seed=1)
+        generator = torch.Generator().manual_seed(seed)
+        generate(decoder_target(tiny()), PROMPT, proposer, rule, max_new_tokens=3, generator=generator)
+        return proposer.log[0][4].scratch_logits[-4:].argmax(-1).tolist(), proposer.rows[-1]
+
+    new, rows = windows(Sampling(temperature=2.0), 0)
+    assert rows == new
+
+
+@pytest.mark.parametrize("sizes", [(5, 4, 5), (7, 5, 7), (4, 3, 4), (15, 5, 15)])
+@pytest.mark.parametrize("pool_from_text", [False, True])
+def test_greedy_text_is_kept_for_the_usual_sizes(sizes, pool_from_text):
+    target = decoder_target(tiny(vocab_size=11))
+    plain = generate(target, PROMPT, max_new_tokens=80).ids
+    out = generate(target, PROMPT, Lookahead(*sizes, pool_from_text=pool_from_text), max_new_tokens=80)
+    assert out.ids == plain and len(out.trace) < 60
+
+
+@pytest.mark.parametrize("bad", [dict(W=0), dict(N=2), dict(G=0)])
+def test_impossible_sizes_are_refused(bad):
+    with pytest.raises(ValueError, match="W >= 1, N >= 3 and G >= 1 are needed"):
+        Lookahead(**bad)

@@ -1,0 +1,268 @@
+"""Whatever proposes, the text is the target's own: greedy tokens exactly, sampled ones with their exact law.
+
+A new proposer is one more row of the table.
+"""
+
+from functools import cache
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.laws import exact_law
+from support.oracle import exact
+from support.toys import ToyTarget, choosing, continued, whimsical
+
+from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, PromptLookup, Sampling, generate
+from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.static import StaticCache
+from lessons_lib.decoding import acceptance
+from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.generate import new_row
+from lessons_lib.decoding.row import step
+from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
+from lessons_lib.decoding.trace import tokens_per_forward
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+
+V, N = 11, 30
+PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
+
+# name -> network -> proposer for a target of that network
+PROPOSERS = {
+    "prompt-lookup": lambda network: PromptLookup(),
+    "prompt-lookup-transformers": lambda network: PromptLookup(rule="transformers"),
+    "prompt-lookup-original": lambda network: PromptLookup(num_tokens=2, rule="original"),
+    "prompt-lookup-corpus": lambda network: PromptLookup(corpus=[*range(V)] * 3, min_ngram=2),
+    "prompt-lookup-silent": lambda network: PromptLookup(min_hit_rate=0.4),
+    "jacobi": lambda network: Jacobi(),
+    "jacobi-last": lambda network: Jacobi(2, fill="last"),
+    "jacobi-lookup": lambda network: Jacobi(16, fill="lookup"),
+    "lookahead": lambda network: Lookahead(),
+    "lookahead-narrow": lambda network: Lookahead(W=1, N=3, G=1),
+    "lookahead-text": lambda network: Lookahead(7, 5, 7, pool_from_text=True),
+    "draft-model": lambda network: DraftModel(decoder_target(network_of(seed=1)), gamma=3),
+}
+FAMILIES = ["llama", "gpt_neox", "opt", "gemma", "mistral"]
+proposers = pytest.mark.parametrize("make", PROPOSERS.values(), ids=PROPOSERS)
+
+
+def decoder_target(network, eos=()) -> DecoderTarget:
+    return DecoderTarget(Decoder.from_transformers(network), eos=eos)
+
+
+targets = pytest.mark.parametrize("target", [TransformersTarget, decoder_target], ids=["transformers", "decoder"])
+
+
+@cache
+def network_of(family: str = "llama", seed: int = 0):
+    return tiny(family=family, seed=seed, vocab_size=V)
+
+
+@cache
+def greedy_text(family: str = "llama", **options) -> list[int]:
+    """transformers' own greedy text."""
+    prompt = torch.tensor([PROMPT])
+    return network_of(family).generate(prompt, max_new_tokens=N, do_sample=False, **options)[0, len(PROMPT) :].tolist()
+
+
+@proposers
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_transformers_for_any_family(family, make):
+    network = network_of(family)
+    assert generate(network, PROMPT, make(network), max_new_tokens=N).ids == greedy_text(family)
+
+
+@proposers
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_greedy_text_is_that_of_transformers_on_the_readable_decoder(family, make):
+    network = network_of(family)
+    assert generate(decoder_target(network), PROMPT, make(network), max_new_tokens=N).ids == greedy_text(family)
+
+
+@pytest.mark.parametrize("name", [name for name in PROPOSERS if name.startswith(("prompt-lookup", "jacobi"))])
+def test_chains_run_beyond_a_sliding_window(name):
+    network = tiny(family="mistral", vocab_size=V, window=8)
+    expected = network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
+    assert PROMPT + generate(network, PROMPT, PROPOSERS[name](network), max_new_tokens=N).ids == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(PROPOSERS)),
+    seed=st.integers(0, 5),
+    prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=12),
+    count=st.integers(1, 24),
+    eos=st.lists(st.integers(0, V - 1), max_size=2),
+)
+def test_greedy_text_is_kept_for_random_models_prompts_and_end_tokens(name, seed, prompt, count, eos):
+    network = network_of(seed=seed)
+    target = decoder_target(network, eos=tuple(eos))
+    plain = generate(target, prompt, max_new_tokens=count)
+    out = generate(target, prompt, PROPOSERS[name](network), max_new_tokens=count)
+    assert (out.ids, out.finish) == (plain.ids, plain.finish)
+    assert len(out.trace) <= len(plain.trace)
+
+
+@proposers
+@targets
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_small_budgets_are_kept(target, make, count):
+    network = network_of()
+    out = generate(target(network), PROMPT, make(network), max_new_tokens=count)
+    assert out.ids == greedy_text()[:count]
+
+
+@proposers
+@pytest.mark.parametrize("at", range(8))
+def test_nothing_follows_an_end_token_wherever_it_stands(make, at):
+    network, eos = network_of(), greedy_text()[at]
+    out = generate(decoder_target(network, eos=(eos,)), PROMPT, make(network), max_new_tokens=N)
+    assert out.ids == greedy_text()[: greedy_text().index(eos) + 1]
+    assert out.finish == "eos"
+
+
+@proposers
+def test_an_end_token_held_back_by_the_minimum_length_does_not_disturb(make):
+    network, eos = network_of(), greedy_text()[1]
+    held = greedy_text(min_new_tokens=12, eos_token_id=eos, pad_token_id=0)
+    out = generate(decoder_target(network, (eos,)), PROMPT, make(network), max_new_tokens=N, min_new_tokens=12)
+    assert out.ids == held
+
+
+@proposers
+@targets
+def test_after_every_step_the_cache_is_that_of_the_committed_text(target, make):
+    network = network_of()
+    target = target(network)
+    row = new_row(target, PROMPT, make(network), Greedy(), 16)
+    with exact(), torch.no_grad():
+        while row.finish is None:
+            step(target, [row])
+            fresh = target.new_cache(len(row.ids))
+            target.run([Block(row.ids[:-1], list(range(len(row.ids) - 1)), None, fresh, 1)])
+            for found, expected in zip(entries(row.cache), entries(fresh), strict=True):
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def entries(cache) -> list[torch.Tensor]:
+    if isinstance(cache, ContiguousCache):
+        return [keys[:, : cache.length()] for keys in cache.keys]
+    return [layer.keys[0] for layer in cache.inner.layers]
+
+
+@targets
+def test_rows_with_different_proposers_decode_as_if_alone(target):
+    """Prompts of unequal length, one fed in chunks, every proposer of the table, in common steps."""
+    network = network_of()
+    target = target(network)
+    prompts = [(PROMPT * 3)[: 3 + 2 * i] for i in range(len(PROPOSERS))]
+    rows = [
+        new_row(target, p, make(network), Greedy(), 12) for p, make in zip(prompts, PROPOSERS.values(), strict=True)
+    ]
+    rows[-1].chunk = 4
+    with torch.no_grad():
+        while unfinished := [row for row in rows if row.finish is None]:
+            step(target, unfinished)
+    assert [row.new for row in rows] == [generate(target, p, max_new_tokens=12).ids for p in prompts]
+
+
+@proposers
+def test_a_proposer_starts_every_text_afresh(make):
+    network = network_of()
+    target, proposer = decoder_target(network), make(network)
+    runs = [generate(target, p, proposer, max_new_tokens=N).trace for p in (PROMPT, [1, 2], PROMPT)]
+    first, _, again = [[(s.forwarded, s.committed) for s in trace] for trace in runs]
+    assert again == first
+
+
+@proposers
+def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(make):
+    network = tiny(vocab_size=V, context=24)
+    plain = generate(network, PROMPT, max_new_tokens=16).ids
+    assert generate(network, PROMPT, make(network), max_new_tokens=16).ids == plain
+    assert generate(decoder_target(network), PROMPT, make(network), max_new_tokens=16).ids == plain
+
+
+@proposers
+def test_guesses_that_a_static_cache_cannot_hold_are_dropped(make):
+    class Tight(DecoderTarget):
+        def new_cache(self, tokens):
+            c = self.decoder.config
+            return StaticCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=tokens + 3)
+
+    network = network_of()
+    target = Tight(Decoder.from_transformers(network))
+    assert generate(target, PROMPT, make(network), max_new_tokens=N).ids == greedy_text()
+
+
+# ---- proposers that need no network: toy targets, where the truth is known token by token
+
+TOKEN_ONLY = {name: PROPOSERS[name] for name in PROPOSERS if name.startswith(("prompt-lookup", "jacobi", "lookahead"))}
+token_only = pytest.mark.parametrize("make", TOKEN_ONLY.values(), ids=TOKEN_ONLY)
+
+
+@token_only
+def test_a_text_that_repeats_gets_guesses_accepted(make):
+    """Otherwise the rest of this file would prove nothing about accepted guesses."""
+    target = choosing(lambda prefix: len(prefix) % V, V)  # counts on, whatever the tokens before
+    out = generate(target, [*range(V), 0, 1], make(None), max_new_tokens=60)
+    assert out.ids == [(2 + i) % V for i in range(60)]
+    assert sum(s.accepted for s in out.trace) >= 8 and tokens_per_forward(out.trace) > 1.15
+
+
+@settings(max_examples=120, deadline=None)
+@given(name=st.sampled_from(sorted(TOKEN_ONLY)), seed=st.integers(0, 10**6), memory=st.integers(1, 4))
+def test_greedy_text_is_kept_for_random_tables_of_next_tokens(name, seed, memory):
+    target = whimsical(seed, 6, memory)
+    out = generate(target, [seed % 6, 1, 2], TOKEN_ONLY[name](None), max_new_tokens=20)
+    assert out.ids == continued(target, [seed % 6, 1, 2], 20)
+    assert len(out.trace) <= 20
+
+
+LOGITS = torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+TOY = ToyTarget(lambda prefix: LOGITS[prefix[-2], prefix[-1]], 3)
+TOY_PROMPT, TOY_TOKENS = [0, 1, 2, 0, 1, 2, 0, 1], 4
+SAMPLED = {
+    "prompt-lookup": lambda: PromptLookup(),
+    "prompt-lookup-silent": lambda: PromptLookup(max_ngram=1, min_hit_rate=0.5),
+    "jacobi": lambda: Jacobi(3),
+    "lookahead": lambda: Lookahead(W=2, N=3, G=3, pool_from_text=True),
+}
+sampled = pytest.mark.parametrize("make", SAMPLED.values(), ids=SAMPLED)
+
+
+def law(make, rule) -> dict[tuple[int, ...], float]:
+    """The exact probability of every text that generate can write."""
+    return exact_law(lambda: tuple(generate(TOY, TOY_PROMPT, make(), rule, max_new_tokens=TOY_TOKENS).ids))
+
+
+def target_law(rule) -> dict[tuple[int, ...], float]:
+    """The same by the chain rule from the target's own distributions."""
+    texts = {(): 1.0}
+    for _ in range(TOY_TOKENS):
+        rows = {text: rule.probabilities(TOY.logits((*TOY_PROMPT, *text))).tolist() for text in texts}
+        texts = {(*text, t): pr * rows[text][t] for text, pr in texts.items() for t in range(3) if rows[text][t] > 0}
+    return texts
+
+
+@sampled
+@pytest.mark.parametrize("rule", [Sampling(), Sampling(temperature=0.6, top_k=2)], ids=["plain", "top-2"])
+def test_sampled_texts_have_exactly_the_targets_law(make, rule):
+    assert law(make, rule) == pytest.approx(target_law(rule), abs=1e-12)
+
+
+def correction_from_p(p, children, q, mode, generator):
+    """Wrong on purpose: after a rejection it draws from p, in which the rejected token is still there."""
+    for token in children:
+        if acceptance._uniform(p, generator) < p[token]:
+            return token, True
+    return int(torch.multinomial(p, 1)), False
+
+
+@sampled
+def test_a_wrong_rule_would_be_caught(make):
+    with mock.patch.object(acceptance, "choose_child", correction_from_p):
+        found = law(make, Sampling())
+    assert max(abs(found[text] - pr) for text, pr in target_law(Sampling()).items()) > 0.01

@@ -1,0 +1,202 @@
+"""Prompt lookup: three rules against cases by hand and naive scans, an index that only grows, silence."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.toys import choosing, continued, whimsical
+
+from lessons_lib import PromptLookup, generate
+from lessons_lib.decoding.proposers import Observation
+from lessons_lib.decoding.trace import tokens_per_forward
+
+
+def guess(ids, eos=(), **options) -> list[int]:
+    proposer = PromptLookup(**options)
+    proposer.reset(choosing(len, 100, eos), ids)
+    return list(proposer.propose(ids, limit=10**6).tokens)
+
+
+@pytest.mark.parametrize("ids, max_ngram, num_tokens, transformers, original, recent", [
+    ([5, 6, 7, 8, 5, 6], 2, 3, [7, 8, 5], [7, 8, 5], [7, 8, 5]),
+    ([5, 6, 7, 8, 5, 6], 2, 10, [7, 8, 5, 6], [], [7, 8, 5, 6, 7, 8, 5, 6, 7, 8]),
+    ([1, 1, 1, 1], 2, 10, [1, 1], [], [1] * 10),
+    ([3, 9, 4, 3, 9, 5, 3, 9], 2, 3, [4, 3, 9], [4, 3, 9], [5, 3, 9]),
+    ([4, 8, 4], 3, 2, [8, 4], [8, 4], [8, 4]),
+    ([8, 4], 3, 2, [], [], []),
+    ([8], 3, 2, [], [], []),
+    ([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 3, 2, [9, 2], [9, 2], [9, 2]),
+    ([7, 2, 3, 8, 1, 2, 3, 9, 1, 2, 3], 3, 2, [9, 1], [9, 1], [9, 1]),  # longest first, not first match first
+])  # fmt: skip
+def test_cases_by_hand(ids, max_ngram, num_tokens, transformers, original, recent):
+    sizes = dict(max_ngram=max_ngram, num_tokens=num_tokens)
+    assert guess(ids, rule="transformers", **sizes) == transformers
+    assert guess(ids, rule="original", **sizes) == original
+    assert guess(ids, rule="recent", **sizes) == recent
+
+
+def test_an_overlapping_match_is_refused_by_the_original_rule_alone():
+    sizes = dict(max_ngram=2, min_ngram=2, num_tokens=2)
+    assert [guess([6, 1, 6, 1], rule=r, **sizes) for r in ("original", "transformers", "recent")] == [
+        [],
+        [6, 1],
+        [6, 1],
+    ]
+
+
+@pytest.mark.parametrize("rule, found", [("transformers", [4]), ("recent", [4]), ("original", [4, 2])])
+def test_the_guess_stops_before_an_end_token_except_by_the_original_rule(rule, found):
+    assert guess([7, 4, 2, 5, 7], eos=(2,), rule=rule, num_tokens=2) == found
+    assert guess([7, 2, 7], eos=(2,), rule=rule, num_tokens=1) == ([2] if rule == "original" else [])
+
+
+def naive(ids, rule, max_ngram, k) -> list[int]:
+    """Every rule as a scan over the whole text, n by n, occurrence by occurrence."""
+    for n in range(min(max_ngram, len(ids) - 1), 0, -1):
+        starts = [i + n for i in range(len(ids) - n) if ids[i : i + n] == ids[-n:]]
+        if rule == "original":
+            starts = [s for s in starts if s + k <= len(ids) and s < len(ids) - n]
+        if starts:
+            start = starts[-1] if rule == "recent" else starts[0]
+            text = ids + [None] * k
+            for i in range(len(ids), len(text) if rule == "recent" else 0):
+                text[i] = text[i - (len(ids) - start)]  # a copy that overlaps itself, token by token
+            return [token for token in text[start : start + k] if token is not None]
+    return []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ids=st.integers(2, 5).flatmap(lambda v: st.lists(st.integers(0, v), min_size=1, max_size=40)),
+    rule=st.sampled_from(["recent", "transformers", "original"]),
+    max_ngram=st.integers(1, 4),
+    k=st.integers(1, 6),
+    cuts=st.lists(st.integers(1, 40)),
+)
+def test_the_index_grown_in_any_steps_finds_what_a_scan_of_the_whole_text_finds(ids, rule, max_ngram, k, cuts):
+    proposer = PromptLookup(k, max_ngram, rule)
+    proposer.reset(choosing(len, 100), ids)
+    for end in sorted({cut for cut in cuts if cut <= len(ids)} | {len(ids)}):
+        assert list(proposer.propose(ids[:end], limit=99).tokens) == naive(ids[:end], rule, max_ngram, k)
+
+
+class Watched(list):
+    """A text that counts how many of its tokens are read."""
+
+    read = 0
+
+    def __getitem__(self, at):
+        found = super().__getitem__(at)
+        self.read += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("rule", ["recent", "transformers", "original"])
+def test_a_step_reads_no_more_of_a_long_text_than_of_a_short_one(rule):
+    reads = []
+    for length in (20, 4000):
+        ids, proposer = Watched(i * i % 17 for i in range(length)), PromptLookup(rule=rule)
+        proposer.reset(choosing(len, 100), ids)
+        proposer.propose(ids, limit=99)
+        ids.extend([1, 2])
+        ids.read, indexed = 0, len(proposer.text.after)
+        proposer.text.tokens = Watched(proposer.text.tokens)
+        proposer.propose(ids, limit=99)
+        reads.append(ids.read + proposer.text.tokens.read)
+        assert len(proposer.text.after) - indexed <= 2 * proposer.max_ngram
+    assert reads[1] <= reads[0] + proposer.num_tokens
+
+
+def test_matches_shorter_than_min_ngram_do_not_count():
+    assert guess([4, 8, 4], min_ngram=2) == []
+    assert guess([4, 8, 9, 4, 8], min_ngram=2, num_tokens=2) == [9, 4]
+
+
+def test_the_corpus_is_asked_where_the_text_has_no_match_of_that_length():
+    corpus = [1, 2, 3, 4, 5]
+    assert guess([9, 2, 3], corpus=corpus) == [4, 5]
+    assert guess([2, 3, 7, 2, 3], corpus=corpus, num_tokens=2) == [7, 2]  # the text first
+    assert guess([3, 7, 2, 3], corpus=corpus, num_tokens=2) == [4, 5]  # but a longer match before a shorter one
+    assert guess([1, 2, 3], corpus=[1, 2, 3]) == []  # nothing follows there
+
+
+def test_a_prompt_that_holds_the_whole_output_yields_k_plus_1_tokens_a_step():
+    text = torch.randperm(50, generator=torch.Generator().manual_seed(0)).tolist()
+    target = choosing(lambda prefix: text[len(prefix) % 50], 50)
+    out = generate(target, text, PromptLookup(num_tokens=7), max_new_tokens=33)
+    assert out.ids == text[:33]
+    assert [s.committed for s in out.trace] == [1, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("rule, settled", [("recent", 5 + 1), ("transformers", 5 + 6), ("original", 5 + 6)])
+def test_a_periodic_text_yields_k_plus_1_tokens_a_step_once_the_rule_has_seen_enough(rule, settled):
+    """Period 5, k = 6: "recent" needs one period, the others k tokens more."""
+    target = choosing(lambda prefix: (prefix[-1] + 1) % 5, 5)
+    out = generate(target, [0], PromptLookup(6, max_ngram=1, rule=rule), max_new_tokens=60)
+    assert out.ids == continued(target, [0], 60)
+    full = [s.committed for s in out.trace[1:-1] if s.length_before >= settled]
+    assert set(full) == {7}
+
+
+def told(proposer, ids, following) -> bool:
+    """One step that commits a single token -> whether a guess was told."""
+    proposal = proposer.propose(ids, limit=99)
+    proposer.observe(Observation([], [following], torch.zeros(9), {}, torch.zeros(0, 9)))
+    ids.append(following)
+    return bool(proposal.tokens)
+
+
+def test_silence_follows_the_running_mean_of_right_first_tokens():
+    """.5, .38, .28, .21, .16 after misses; a silent hit brings .12 to .34, and the next guess is told again."""
+    proposer, ids = PromptLookup(max_ngram=1, min_hit_rate=0.2), [0]
+    proposer.reset(choosing(len, 100), ids)
+    proposer.learn(ids)
+    misses = [told(proposer, ids, token) for token in (0, 1, 0, 2, 0, 3, 0, 4, 0)]
+    assert misses == [False, True, False, True, False, True, False, True, False]  # 1, 2, 3, 4 were never seen before
+    assert proposer.hit_rate[1] == pytest.approx(0.5 * 0.75**4)
+    assert not told(proposer, ids, 4)  # 0 was followed by 4: right, but not told
+    assert proposer.hit_rate[1] == pytest.approx(0.5 * 0.75**5 + 0.25)
+    assert told(proposer, ids, 7)
+
+
+def test_each_match_length_is_judged_by_itself():
+    proposer, ids = PromptLookup(max_ngram=2, min_hit_rate=0.5), [1, 2, 5, 9, 2]
+    proposer.reset(choosing(len, 100), ids)
+    assert told(proposer, ids, 7) and proposer.hit_rate == [0.5, 0.375, 0.5]  # a match of one token missed
+    ids += [1, 2]
+    assert told(proposer, ids, 5)  # one of two tokens is still believed
+    ids += [2]
+    assert not told(proposer, ids, 3)
+
+
+def test_random_text_costs_hardly_more_than_plain_decoding_and_a_repeating_one_gains_all_the_same():
+    options = dict(num_tokens=6, min_hit_rate=0.5)
+    free = [generate(whimsical(1, 30), [1, 2, 3], PromptLookup(**o), max_new_tokens=300).trace for o in (options, {})]
+    fed, careless = [sum(s.forwarded for s in trace) for trace in free]
+    assert fed < 1.2 * 302 and careless > 3 * 302
+    repeating = choosing(lambda prefix: (prefix[-1] + 1) % 20, 20)
+    assert tokens_per_forward(generate(repeating, [0], PromptLookup(**options), max_new_tokens=200).trace) > 4
+
+
+def test_the_corpus_outlives_a_text_and_what_was_learned_does_not():
+    proposer = PromptLookup(corpus=[1, 2, 3], min_hit_rate=0.3)
+    for _ in range(2):
+        ids = [8, 2]
+        proposer.reset(choosing(len, 100), ids)
+        spoken = []
+        for following in (9, 5, 7):  # 2 was followed by 3 in the corpus, by 9, by 5 in the text: all wrong
+            spoken.append(told(proposer, ids, following))
+            ids.append(2)
+        assert spoken == [True, True, False]
+
+
+@pytest.mark.parametrize("bad, said", [
+    (dict(rule="best"), "rule='best' is not known; choose one of: recent, transformers, original"),
+    (dict(num_tokens=0), "num_tokens >= 1"),
+    (dict(min_ngram=0), "1 <= min_ngram"),
+    (dict(min_ngram=4), "min_ngram <= max_ngram are needed, not 10, 4 and 3"),
+    (dict(min_hit_rate=1.5), "between 0 and 1, not 1.5"),
+])  # fmt: skip
+def test_impossible_settings_are_refused(bad, said):
+    with pytest.raises(ValueError, match=said):
+        PromptLookup(**bad)
