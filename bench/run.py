@@ -6,7 +6,6 @@ was interrupted goes on where it stopped; one that ended starts anew.
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -27,7 +26,8 @@ def main() -> int:
     if not chosen:
         print(f"no claim begins with {' or '.join(options.claims)}; there are: {', '.join(CLAIMS)}", file=sys.stderr)
         return 2
-    warn_of_load()
+    if warning := machine.load_warning(machine.load(), share=0.5):  # ours alone should be running
+        say(warning)
     run, wanted = Run(options.quick), [chosen, options.quick]
     done = unfinished(wanted)
     for name in (progress := bar(chosen, desc="claims", unit="claim")):
@@ -72,13 +72,6 @@ def record(claim: Claim, run: Run) -> None:
         raw |= measured.facts or {}
         path = RESULTS / f"{claim.name.replace('/', '-')}.json"
         path.write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
-
-
-def warn_of_load() -> None:
-    """Another busy process makes every parallel region wait: up to nine times slower."""
-    load = machine.load()
-    if load and load > 0.5 * (os.cpu_count() or 1):
-        say(f"the load is {load} on {os.cpu_count()} cores: other work will distort the figures")
 
 
 if __name__ == "__main__":

@@ -43,9 +43,7 @@ def parser() -> argparse.ArgumentParser:
     store = commands.add_parser("lessons", help="execute the lessons and store their outputs in notebooks/")
     store.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
     bench = commands.add_parser("bench", help="measure the claims; writes bench/results/ and README's tables")
-    bench.add_argument(
-        "claims", nargs="*", metavar="CLAIM", help="a claim's name, or how it begins; default: all"
-    )
+    bench.add_argument("claims", nargs="*", metavar="CLAIM", help="a claim's name, or how it begins; default: all")
     bench.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
     commands.add_parser("figures", help="draw imgs/")
     commands.add_parser("lint", help="ruff, and the house rules for notebooks")

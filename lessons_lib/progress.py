@@ -1,4 +1,8 @@
-"""Progress for a person who waits: a bar, or one line. Silent in batch runs (LESSONS_LIB_BATCH=1)."""
+"""Progress for a person who waits: a bar, or one line.
+
+Batch runs (LESSONS_LIB_BATCH=1) draw no bars, which would fill a kept page, but keep the lines: whoever reads the
+page later, or the terminal now, must learn why something takes long or runs another way than asked for.
+"""
 
 import os
 import sys
@@ -19,6 +23,5 @@ def bar(iterable: Iterable | None = None, total: float | None = None, desc: str 
 
 
 def say(text: str) -> None:
-    """One line to stderr."""
-    if not batch():
-        print(text, file=sys.stderr, flush=True)
+    """One line to stderr, in batch runs too."""
+    print(text, file=sys.stderr, flush=True)

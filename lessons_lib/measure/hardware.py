@@ -13,6 +13,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,10 @@ def probe(
 
 
 def default_dtypes(device: Any = "cpu") -> tuple[str, ...]:
-    """fp32 and bf16; on GPUs fp16 too (on CPUs it is rarely fast)."""
-    return ("fp32", "bf16") if str(device) == "cpu" else ("fp32", "bf16", "fp16")
+    """fp32 and bf16; on GPUs fp16 too (on CPUs it is rarely fast), and bf16 only where the GPU has it."""
+    if str(device) == "cpu":
+        return "fp32", "bf16"
+    return ("fp32", "bf16", "fp16") if machine.gpu_bf16(device) else ("fp32", "fp16")
 
 
 def measure(device: Any, dtypes: Sequence[str], quick: bool = True) -> Hardware:
@@ -120,12 +123,7 @@ def width_curve(
     repeats: int = 10,
 ) -> dict[int, clock.Samples]:
     """Time step(w), a forward of w rows, for every width in turn, `repeats` times over: {w: Samples}."""
-    warm = {w: clock.timed(lambda w=w: step(w), device, repeats=1).warmup for w in widths}
-    times: dict[int, list[float]] = {w: [] for w in widths}
-    for _ in range(repeats):
-        for w in widths:
-            times[w] += clock.timed(lambda w=w: step(w), device, repeats=1, warmup=0).times
-    return {w: clock.Samples(tuple(times[w]), warm[w]) for w in widths}
+    return clock.in_turn({w: partial(step, w) for w in widths}, device, repeats)
 
 
 def width_costs(curve: dict[int, clock.Samples]) -> dict[int, float]:

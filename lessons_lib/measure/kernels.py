@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from . import clock, machine
 from .shape import ModelShape
 
-DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MOST_BYTES = 512 * 2**20  # of the buffers on a CPU
 
 
-def torch_dtype(name: str) -> Any:
+def torch_dtype(name: str) -> torch.dtype:
     """'bf16' -> torch.bfloat16."""
-    import torch
-
-    return getattr(torch, DTYPES[name])
+    return DTYPES[name]
 
 
 def best(fn: Callable[[], Any], device: Any, repeats: int) -> float:
@@ -37,8 +37,6 @@ def buffer_bytes(device: Any) -> int:
 
 def streams(device: Any, repeats: int) -> tuple[float, float]:
     """(copy, read) bandwidth in bytes/s. Copy counts what is read and what is written."""
-    import torch
-
     buffer = torch.ones(buffer_bytes(device) // 4, dtype=torch.float32, device=device)
     source, target = buffer.chunk(2)
     copy = best(lambda: target.copy_(source), device, repeats)  # half is read, half is written
@@ -48,8 +46,6 @@ def streams(device: Any, repeats: int) -> tuple[float, float]:
 
 def matvec(device: Any, dtype: str, repeats: int) -> float:
     """Bytes/s at which torch's eager one-row product x Wᵀ reads W."""
-    import torch
-
     width, kind = 4096, torch_dtype(dtype)
     rows = buffer_bytes(device) // (width * kind.itemsize)
     weight = torch.full((rows, width), 0.01, dtype=kind, device=device)
@@ -61,8 +57,6 @@ def matvec(device: Any, dtype: str, repeats: int) -> float:
 
 def matmul(device: Any, dtype: str, budget: float) -> float:
     """FLOP/s of the best square product; sizes double until the next would take over `budget` seconds."""
-    import torch
-
     rate, side = 0.0, 256
     deadline = time.perf_counter() + 4 * budget
     while side <= 16384:
@@ -75,16 +69,12 @@ def matmul(device: Any, dtype: str, budget: float) -> float:
     return rate
 
 
-def linears(
-    shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: int = 1, head_rows: int = 1
-) -> float:
+def linears(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: int = 1, head_rows: int = 1) -> float:
     """Seconds of torch's eager products of `rows` rows with this model's own matrices, `head_rows` with its head.
 
     Small matrices are read more slowly than the probe's large one. Of a large model only as many layers as fit
     1 GiB are made, and their time is scaled up.
     """
-    import torch
-
     made = {"dtype": torch_dtype(dtype), "device": device}
     sizes = _matrices(shape)
     layer = sum(height * width for height, width in sizes) * made["dtype"].itemsize

@@ -35,9 +35,25 @@ def load() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-def busy(load_now: float | None) -> bool:
-    """True if more processes want to run than there are cores: times measured then are not to be trusted."""
-    return load_now is not None and load_now > (os.cpu_count() or 1)
+def load_warning(load_now: float | None, share: float = 1.0) -> str:
+    """A sentence if more processes want to run than this share of the cores, whose times mean little; else "".
+
+    A parallel region waits for its slowest thread: one busy process beside it makes it up to nine times slower.
+    """
+    cores = os.cpu_count() or 1
+    if load_now is None or load_now <= share * cores:
+        return ""
+    return f"Other programs load this machine's {cores} cores ({load_now}): expect slow and noisy times."
+
+
+def gpu_bf16(device: Any) -> bool:
+    """True if a GPU multiplies bf16 itself. Not assumed of Apple's, which do so only from the M2 on."""
+    import torch
+
+    if str(device).startswith("cuda"):
+        with torch.cuda.device(device):
+            return torch.cuda.is_bf16_supported(including_emulation=False)
+    return not str(device).startswith("mps")
 
 
 def cache_bytes(device: Any = "cpu") -> int:
@@ -87,6 +103,6 @@ def environment(device: Any = "cpu", dtype: Any = None) -> str:
     ]
     if dtype is not None:
         lines.append(f"dtype         {str(dtype).removeprefix('torch.')}")
-    if busy(about["load"]):
-        lines.append(f"Other programs keep this machine's {about['cores']} cores busy: expect slow and noisy times.")
+    if warning := load_warning(about["load"]):
+        lines.append(warning)
     return "\n".join(lines)

@@ -85,19 +85,9 @@ def intensity(flops: float, moved: float) -> float:
     return flops / moved
 
 
-def attention_intensity(shape: ModelShape, cache_bytes: float = 2) -> float:
-    """FLOPs per byte of decoding's attention, 2(H/H_kv)/e: whatever the batch and the length."""
-    return 2 * shape.heads / shape.kv_heads / cache_bytes
-
-
 def ridge(flop_rate: float, bandwidth: float) -> float:
     """Ridge point in FLOPs per byte: work of lower intensity is memory-bound, of higher compute-bound."""
     return flop_rate / bandwidth
-
-
-def attainable(work_intensity: float, flop_rate: float, bandwidth: float) -> float:
-    """The roofline: FLOP/s that work of this intensity can reach."""
-    return min(flop_rate, work_intensity * bandwidth)
 
 
 def critical_batch(ridge_point: float, weight_bytes: float = 2) -> float:

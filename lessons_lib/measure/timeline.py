@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 NAN = math.nan
 
 
@@ -83,30 +81,6 @@ def makespan(timelines: Sequence[Timeline]) -> float:
     """Seconds from the first arrival to the last token of a run."""
     ends = [t.times[-1] for t in timelines if not t.failed]
     return max(ends) - min(t.start for t in timelines) if ends else NAN
-
-
-def percentiles(values: Sequence[float], name: str, points: Sequence[int] = (50, 90, 99)) -> dict[str, float]:
-    """{'name_p50': ...} by linear interpolation; NaNs (undefined for their request) are left out."""
-    finite = [v for v in values if not math.isnan(v)]
-    return {f"{name}_p{p}": float(np.percentile(finite, p)) if finite else NAN for p in points}
-
-
-def summarize(timelines: Sequence[Timeline], prompt_tokens: Sequence[int]) -> dict[str, float]:
-    """Figures of a run of requests in seconds and tokens per second; prompt_tokens: each one's prompt length.
-
-    ttft, tpot, e2e, normalized: percentiles over requests; itl: over all tokens of all requests, pooled.
-    output_throughput counts generated tokens, total_throughput prompt tokens too: say which one you quote.
-    Throughputs count finished requests only.
-    """
-    done = [(t, prompt) for t, prompt in zip(timelines, prompt_tokens, strict=True) if not t.failed]
-    span, output = makespan(timelines), sum(len(t.times) for t, _ in done)
-    figures = {"requests": len(timelines), "failed": len(timelines) - len(done), "makespan": span}
-    for name in ("ttft", "tpot", "e2e", "normalized"):
-        figures |= percentiles([getattr(t, name) for t, _ in done], name)
-    figures |= percentiles([gap for t, _ in done for gap in t.itl], "itl")
-    total = output + sum(prompt for _, prompt in done)
-    amounts = {"output_throughput": output, "total_throughput": total, "request_rate": len(done)}
-    return figures | {name: amount / span if span else NAN for name, amount in amounts.items()}
 
 
 def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:

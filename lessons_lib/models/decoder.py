@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from lessons_lib.models.kernels import LIBRARY, Kernels
 
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """Sizes of a decoder. L layers, D width, H heads, H_kv kv_heads, d head_dim, V vocab_size.
 
     context: the longest sequence; for a model with a sliding window no longer than the window, within which
-    plain causal attention is the same thing.
+    plain causal attention is the same thing. rope_scaling: Llama 3.1's, as rotary_tables reads it.
     """
 
     layers: int
@@ -37,6 +39,7 @@ class DecoderConfig:
     tied: bool
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
+    rope_scaling: tuple[float, float, float, int] | None = None
 
     @classmethod
     def from_transformers(cls, config) -> "DecoderConfig":
@@ -44,7 +47,7 @@ class DecoderConfig:
         rope, activation = getattr(config, "rope_parameters", None) or {}, getattr(config, "hidden_act", None)
         unsupported = {
             f"model type {config.model_type!r}": config.model_type not in ("llama", "mistral"),
-            f"rope type {rope.get('rope_type')!r}": rope.get("rope_type", "default") != "default",
+            f"rope type {rope.get('rope_type')!r}": rope.get("rope_type", "default") not in ("default", "llama3"),
             f"activation {activation!r}": activation != "silu",
             "biases": getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False),
         }
@@ -63,6 +66,7 @@ class DecoderConfig:
             tied=config.tie_word_embeddings,
             norm_eps=config.rms_norm_eps,
             rope_theta=rope.get("rope_theta", 10_000.0),
+            rope_scaling=tuple(rope[name] for name in LLAMA3) if rope.get("rope_type") == "llama3" else None,
         )
 
 
@@ -194,9 +198,19 @@ class Decoder(nn.Module):
 
 
 def rotary_tables(config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin (context, d) in float64; the first half of sin carries the minus of the rotation."""
+    """cos and sin (context, d) in float64; the first half of sin carries the minus of the rotation.
+
+    rope_scaling (factor, low, high, first context) is Llama 3.1's way to a longer context (Meta, llama-models,
+    apply_scaling): channels of fewer than `low` turns in the first context turn `factor` times slower, those of
+    more than `high` as before, those between in between.
+    """
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device="cpu")
     frequencies = config.rope_theta ** -(half / config.head_dim)
+    if config.rope_scaling:
+        factor, low, high, first_context = config.rope_scaling
+        turns = first_context * frequencies / (2 * torch.pi)
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / factor)
     angles = torch.arange(config.context, dtype=torch.float64, device="cpu")[:, None] * frequencies
     return angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import torch
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+from lessons_lib.measure.kernels import DTYPES
+from lessons_lib.measure.machine import gpu_bf16
+
 DEVICES = ("cuda", "mps", "cpu")
 
 
@@ -39,7 +41,7 @@ def pick_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> torch.
         raise ValueError(f"dtype {dtype!r} is not known; use 'auto' or one of: {', '.join(DTYPES)}.")
     if not _has(chosen, device):
         name, other = dtype_name(chosen), dtype_name(_fast_dtype(device))
-        raise ValueError(f"dtype '{name}' is not supported by the device '{device}'; use dtype='{other}'.")
+        raise ValueError(f"dtype '{name}' is not supported by the device '{device}'; use '{other}'.")
     return chosen
 
 
@@ -55,22 +57,15 @@ def _present(kind: str) -> bool:
 
 
 def _fast_dtype(device: str) -> torch.dtype:
-    if device.startswith("cuda"):
-        return torch.bfloat16 if _cuda_bf16(device) else torch.float16
-    if device.startswith("mps"):
-        return torch.float16  # every Apple GPU has it; bf16 only from the M2 on
-    return torch.bfloat16 if _cpu_bf16() else torch.float32
+    if device.startswith("cpu"):
+        return torch.bfloat16 if _cpu_bf16() else torch.float32
+    return torch.bfloat16 if gpu_bf16(device) else torch.float16
 
 
 def _has(dtype: torch.dtype, device: str) -> bool:
     if device.startswith("cuda"):
-        return dtype != torch.bfloat16 or _cuda_bf16(device)
+        return dtype != torch.bfloat16 or gpu_bf16(device)
     return not (device.startswith("mps") and dtype == torch.float64)
-
-
-def _cuda_bf16(device: str) -> bool:
-    with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _cpu_bf16() -> bool:

@@ -60,12 +60,12 @@ def multiply_by_products(x: Tensor, weight: Tensor) -> Tensor:
     """x (1, D) times weight (N, D) transposed -> (1, N), as N sums over products in single precision or better.
 
     Compiled, each sum is one vectorised loop that reads its row of the weights once, in order. On CPUs that
-    streams several times faster than the library's product of one row, which is made for many. (Uncompiled,
-    half-precision products are rounded before they are summed.)
+    streams several times faster than the library's product of one row, which is made for many.
     """
     exact = torch.promote_types(x.dtype, torch.float32)
-    # the sum alone names the precision: a cast of frozen weights would be done ahead and kept, at twice the bytes
-    return (stored(x) * weight).sum(-1, dtype=exact).to(x.dtype)[None]
+    # x alone is cast, and the product takes its precision: a cast of frozen weights would be done ahead of time
+    # and kept, twice the bytes to read at every step
+    return (stored(x.to(exact)) * weight).sum(-1).to(x.dtype)[None]
 
 
 def stored(x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def test_a_damaged_result_is_measured_again(measured, tmp_path):
 
 
 def test_an_unknown_dtype_is_refused_with_the_choices(measured):
-    with pytest.raises(ValueError, match="Cannot measure int3; choose from fp64, fp32, bf16, fp16"):
+    with pytest.raises(ValueError, match="Cannot measure int3; choose from fp32, bf16, fp16, fp64"):
         probe(dtypes=["int3"])
 
 
@@ -138,16 +138,27 @@ def test_rates_of_a_shape_are_its_work_over_the_time_of_its_products(monkeypatch
     assert kernels.linears_flops(shape, "fp32", rows=8) == 2 * (8 * shape.layer_weights + shape.head_weights) / 2
 
 
-def test_the_width_curve_times_every_width_in_turn(monkeypatch):
-    seen, time = [], [0.0]
+def test_the_width_curve_times_every_width_in_turn():
+    seen = []
+    curve = hardware.width_curve(seen.append, widths=(1, 4), repeats=3)
+    assert seen[-6:] == [1, 4] * 3 and set(seen[:-6]) == {1, 4}
+    assert {width: len(samples.times) for width, samples in curve.items()} == {1: 3, 4: 3}
 
-    def step(width):
-        seen.append(width)
-        time[0] += 1 + width / 4
 
-    plain = clock.timed
-    monkeypatch.setattr(clock, "timed", lambda *a, **k: plain(*a, **k, now=lambda: time[0]))
-    curve = hardware.width_curve(step, widths=(1, 4), repeats=3)
-    assert seen[-6:] == [1, 4] * 3
-    assert curve[1].times == (1.25,) * 3 and curve[4].times == (2.0,) * 3
+def test_the_cost_of_a_width_is_its_median_time_over_that_of_one_row():
+    curve = {1: clock.Samples((1.0, 1.25, 9.0)), 4: clock.Samples((2.0, 2.0, 3.0))}
     assert hardware.width_costs(curve) == {1: 1.0, 4: 1.6}
+
+
+@pytest.mark.parametrize("device, bf16, expected", [
+    ("cpu", False, ("fp32", "bf16")),
+    ("cuda", True, ("fp32", "bf16", "fp16")),
+    ("cuda:1", False, ("fp32", "fp16")),
+])  # fmt: skip
+def test_a_gpu_is_measured_in_bf16_only_where_it_has_it(monkeypatch, measured, device, bf16, expected):
+    asked = []
+    monkeypatch.setattr(machine, "gpu_bf16", lambda device: asked.append(device) or bf16)
+    monkeypatch.setattr(machine, "device_name", lambda device: "some device")
+    assert hardware.default_dtypes(device) == expected
+    probe(device)
+    assert measured == [(list(expected), True)] and set(asked) <= {device} - {"cpu"}

@@ -1,9 +1,11 @@
 """Naming the machine: what a lesson prints first, and what is stored beside numbers."""
 
+import contextlib
 import json
 import os
 import platform
 
+import pytest
 import torch
 
 from lessons_lib.measure import machine
@@ -22,6 +24,22 @@ def test_the_environment_names_what_decides_about_speed():
     assert "torch.bfloat16" not in text and "dtype" not in machine.environment("cpu")
 
 
+def test_a_machine_is_loaded_above_the_given_share_of_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert machine.load_warning(4.0) == machine.load_warning(2.0, share=0.5) == machine.load_warning(None) == ""
+    assert "4 cores (4.1): expect slow and noisy times" in machine.load_warning(4.1)
+    assert "4 cores (2.1)" in machine.load_warning(2.1, share=0.5)
+
+
+@pytest.mark.parametrize(
+    "device, native, expected", [("cuda:0", True, True), ("cuda", False, False), ("mps", True, False)]
+)
+def test_a_gpu_has_bf16_where_it_need_not_emulate_it(monkeypatch, device, native, expected):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    assert machine.gpu_bf16(torch.device(device)) is expected
+
+
 def test_a_busy_machine_says_so(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0, 0))
     assert "expect slow and noisy times" in machine.environment()
@@ -31,7 +49,7 @@ def test_a_busy_machine_says_so(monkeypatch):
 
 def test_a_system_without_load_averages_is_fine(monkeypatch):
     monkeypatch.delattr(os, "getloadavg")
-    assert machine.load() is None and not machine.busy(None)
+    assert machine.load() is None
     assert "unknown" in machine.environment()
 
 

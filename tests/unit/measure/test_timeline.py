@@ -1,4 +1,4 @@
-"""Timelines of tokens: the worked examples of the definitions, percentiles, goodput."""
+"""Timelines of tokens: the worked examples of the definitions, goodput."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lessons_lib.measure import timeline
-from lessons_lib.measure.timeline import Timeline, TokenClock, attainment, capacity, goodput, summarize
+from lessons_lib.measure.timeline import Timeline, TokenClock, attainment, capacity, goodput, makespan
 
 FOUR = Timeline(0.0, (0.5, 0.6, 0.8, 1.0))
 GIVEN = [(0.2, 0.05), (0.9, 0.05), (0.3, 0.2), (0.2, 0.04)]  # (TTFT, TPOT)
@@ -27,35 +27,19 @@ def test_times_count_from_the_start_of_the_request():
     assert (late.ttft, late.e2e, late.normalized) == pytest.approx((0.5, 1.0, 0.25))
 
 
-def test_one_token_has_no_tpot_and_aggregates_stay_finite():
+def test_one_token_has_no_tpot():
     one = Timeline(0.0, (0.4,))
     assert math.isnan(one.tpot) and one.itl == [] and one.e2e == 0.4
-    found = summarize([one, FOUR], [3, 3])
-    assert found["tpot_p50"] == pytest.approx(1 / 6)
-    assert all(math.isfinite(value) for value in found.values())
 
 
 def test_an_empty_output_has_no_ttft_and_counts_as_failed():
     empty = Timeline(0.0, ())
-    assert empty.failed and math.isnan(empty.ttft)
-    found = summarize([empty, FOUR], [3, 3])
-    assert (found["requests"], found["failed"], found["ttft_p50"]) == (2, 1, 0.5)
-    assert found["total_throughput"] == 4 + 3
-    assert math.isnan(summarize([empty], [3])["output_throughput"])
+    assert empty.failed and math.isnan(empty.ttft) and math.isnan(empty.e2e) and math.isnan(empty.normalized)
+    assert math.isnan(makespan([empty]))
 
 
-def test_throughputs_are_per_makespan_and_say_what_they_count():
-    found = summarize([FOUR, Timeline(1.0, (1.5, 2.0))], [10, 20])
-    assert found["makespan"] == 2.0
-    assert (found["output_throughput"], found["total_throughput"], found["request_rate"]) == (3, 18, 1)
-
-
-def test_percentiles_interpolate_and_itl_is_pooled_while_tpot_is_per_request():
-    slow, fast = Timeline(0.0, (1.0, 2.0)), Timeline(0.0, tuple(0.1 * i for i in range(1, 12)))
-    found = summarize([slow, fast], [1, 1])
-    assert found["tpot_p50"] == pytest.approx((1.0 + 0.1) / 2)
-    assert found["itl_p50"] == pytest.approx(0.1)  # ten gaps of 0.1, one of 1
-    assert found["ttft_p90"] == pytest.approx(np.percentile([1.0, 0.1], 90))
+def test_a_makespan_lasts_from_the_first_arrival_to_the_last_token():
+    assert makespan([FOUR, Timeline(1.0, (1.5, 2.0)), Timeline(-1.0, ())]) == 3.0
 
 
 def test_a_burst_of_tokens_gives_gaps_of_zero_but_an_honest_tpot():

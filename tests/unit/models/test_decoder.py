@@ -1,14 +1,17 @@
 """The readable decoder against transformers and against itself."""
 
+import math
+
 import pytest
 import torch
 from support.oracle import exact
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.caches.static import Slots, StaticCache
 from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder, DecoderConfig, Segment
+from lessons_lib.models.decoder import Decoder, DecoderConfig, Segment, rotary_tables
 from lessons_lib.models.kernels import FUSED, attend, attend_by_products, multiply_by_products
 
 TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9])
@@ -118,6 +121,9 @@ def test_a_product_of_one_row_written_as_sums_is_the_library_s(dtype):
     (dict(attention_bias=True), "biases"),
     (dict(hidden_act="gelu"), "activation 'gelu'"),
     (dict(rope_parameters={"rope_type": "yarn"}), "rope type 'yarn'"),
+    (dict(rope_parameters={"rope_type": "linear", "factor": 2.0}), "rope type 'linear'"),
+    (dict(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "rope type 'dynamic'"),
+    (dict(rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'"),
 ])  # fmt: skip
 def test_what_it_does_not_compute_is_refused(tiny_model, change, said):
     config = tiny_model.config
@@ -125,6 +131,42 @@ def test_what_it_does_not_compute_is_refused(tiny_model, change, said):
         object.__setattr__(config, name, value)
     with pytest.raises(ValueError, match=said):
         DecoderConfig.from_transformers(config)
+
+
+def test_scaled_angles_of_three_channels_by_hand():
+    """Frequencies 1, 1/4, 1/16 make 8, 2 and 1/2 turns in the first context: kept, a third kept, 8 times slower."""
+    scaling = (8.0, 1.0, 4.0, 16 * math.pi)
+    config = DecoderConfig(1, 6, 1, 1, 6, 8, 9, 3, True, rope_theta=64.0, rope_scaling=scaling)
+    cos, sin = rotary_tables(config)
+    angles = torch.tensor([1, (1 / 3 + 2 / 3 / 8) / 4, 1 / 128], dtype=torch.float64)
+    torch.testing.assert_close(cos[2, :3], (2 * angles).cos(), rtol=0, atol=1e-15)
+    torch.testing.assert_close(sin[2], torch.cat([-(2 * angles).sin(), (2 * angles).sin()]), rtol=0, atol=1e-15)
+
+
+@pytest.fixture
+def scaled() -> LlamaForCausalLM:
+    """tiny() with Llama 3.1's scaled angles: turns of its four channels in 64 tokens are 10, 3.2, 1.02 and 0.3."""
+    plain = tiny()
+    sizes = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    rope = sizes | {"rope_type": "llama3", "rope_theta": 100.0}
+    network = LlamaForCausalLM(LlamaConfig(**plain.config.to_dict() | {"rope_parameters": rope}))
+    network.double().eval().load_state_dict(plain.state_dict())
+    return network
+
+
+def test_scaled_angles_are_those_of_transformers(scaled):
+    cos, sin = rotary_tables(DecoderConfig.from_transformers(scaled.config))
+    theirs = scaled.model.rotary_emb(torch.zeros(1), torch.arange(len(cos))[None])  # in float32
+    torch.testing.assert_close(cos.float(), theirs[0][0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(sin.float()[:, 4:], theirs[1][0, :, 4:], rtol=0, atol=1e-4)
+
+
+def test_logits_with_scaled_angles_equal_transformers(scaled):
+    decoder = Decoder.from_transformers(scaled)
+    with torch.no_grad():
+        expected = scaled(TOKENS[None]).logits[0]  # norms and angles in float32
+    found = logits_of(decoder, TOKENS, segment(decoder, range(8)))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 def test_a_sliding_window_bounds_the_context():

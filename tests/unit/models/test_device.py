@@ -79,7 +79,7 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones(wrong):
 
 def test_bf16_on_a_gpu_without_it_is_refused_and_fp16_proposed(machine):
     machine(cuda=1, gpu_bf16=False)
-    with pytest.raises(ValueError, match="'bf16' is not supported by the device 'cuda'; use dtype='fp16'"):
+    with pytest.raises(ValueError, match="'bf16' is not supported by the device 'cuda'; use 'fp16'"):
         pick_dtype("bf16", "cuda")
 
 

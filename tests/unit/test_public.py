@@ -1,0 +1,58 @@
+"""What the package offers: documented, and imported without what only notebooks need."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import lessons_lib
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.decoding.acceptance import Acceptance
+
+FOR_NOTEBOOKS = {"IPython", "gguf", "ipykernel", "ipywidgets", "matplotlib", "nbclient", "nbformat", "papermill"}
+ERROR = re.compile(r"\b(ValueError|TypeError|ModelUnavailable|Unsupported)\b")
+
+
+def imported_by(code: str) -> set[str]:
+    """The packages that a fresh process has imported after `code`, beyond those of torch and transformers."""
+    lines = [
+        "import json, sys, torch, transformers",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel",
+        "before = set(sys.modules)",
+        code,
+        "print(json.dumps(sorted(set(sys.modules) - before)))",
+    ]
+    out = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in json.loads(out.stdout)}
+
+
+def test_importing_the_package_imports_nothing_else():
+    assert imported_by("import lessons_lib") == {"lessons_lib"}
+
+
+def test_using_all_it_offers_imports_nothing_that_only_notebooks_need():
+    found = imported_by("import lessons_lib\nfor name in lessons_lib.__all__: getattr(lessons_lib, name)")
+    assert "lessons_lib" in found and not found & FOR_NOTEBOOKS
+
+
+def test_the_packages_own_text_lists_all_it_offers():
+    table = lessons_lib.__doc__.strip().split("\n\n")[-1]
+    assert [line.split()[0] for line in table.splitlines()] == lessons_lib.__all__
+
+
+@pytest.mark.parametrize("name", lessons_lib.__all__)
+def test_help_explains_every_argument_and_what_is_refused(name):
+    offered = getattr(lessons_lib, name)
+    text, arguments = inspect.getdoc(offered), inspect.signature(offered).parameters
+    assert offered.__doc__ and set(arguments) - set(re.findall(r"\w+", text)) == set()
+    assert ERROR.search(text) or not arguments
+    if hasattr(offered, "accept"):
+        assert re.search(r"\(.*V\)", inspect.getdoc(offered.accept) + inspect.getdoc(Acceptance.accept))
+
+
+def test_a_name_that_is_not_offered_is_refused_with_those_that_are():
+    with pytest.raises(AttributeError, match="lessons_lib has no 'medusa'; it offers load, generate, Greedy"):
+        lessons_lib.medusa  # noqa: B018
