@@ -47,9 +47,9 @@ class LanguageModel:
 
         if kind == "transformers":
             return targets.TransformersTarget(network, self.tokenizer)
-        from lessons_lib.models.decoder import Decoder
+        from lessons_lib.models.draft import decoder_of
 
-        decoder, eos = Decoder.from_transformers(network), targets.base.eos_ids(network, self.tokenizer)
+        decoder, eos = decoder_of(network), targets.base.eos_ids(network, self.tokenizer)
         if compiled:
             return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
         return targets.DecoderTarget(decoder, self.tokenizer, eos)

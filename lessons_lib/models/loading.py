@@ -17,10 +17,11 @@ from lessons_lib import progress
 from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.language_model import LanguageModel
 from lessons_lib.models.packaged import gguf_file
-from lessons_lib.models.registry import HUB, OFFLINE, PACKAGED, unknown
+from lessons_lib.models.registry import DRAFTS, HUB, OFFLINE, PACKAGED, unknown
 from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
 
+OURS = Path(__file__).parents[1] / "weights"  # small checkpoints that come with the package
 FORMAT = 1  # of converted folders: raise it when convert changes, and they are made anew
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -59,6 +60,8 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
         return _read(folder, dtype)
     if name in PACKAGED:
         return _read(packaged_folder(name), dtype)
+    if name in DRAFTS:
+        return _draft(name, dtype)
     if name in HUB:
         return _from_hub(name, HUB[name], dtype)
     if folder.is_dir():
@@ -68,7 +71,17 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
     raise unknown(name)
 
 
-UNREADABLE = (OSError, SafetensorError, ValueError)  # what a missing, cut or garbled file raises
+def _draft(name: str, dtype: torch.dtype) -> Loaded:
+    from lessons_lib.models.stored_draft import load_draft
+
+    folder = OURS / name
+    if not folder.is_dir():
+        raise ModelUnavailable(f"{name!r} is not trained yet; `python -m lessons_lib.training --help` says how.")
+    target, tokenizer = _load(DRAFTS[name], dtype)
+    return load_draft(folder, target), tokenizer
+
+
+UNREADABLE = (OSError, SafetensorError, ValueError, KeyError)  # what a missing, cut or garbled file raises
 
 
 def _read(folder: Path, dtype: torch.dtype) -> Loaded:
@@ -82,25 +95,42 @@ def _read(folder: Path, dtype: torch.dtype) -> Loaded:
 def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
     try:
         return _from_pretrained(repo, dtype, local=True)  # in the hub's own cache already, and whole?
-    except UNREADABLE:
-        _ask_hub(name, repo)
+    except UNREADABLE as error:
+        _ask_hub(name, repo, error)
     try:
-        return _from_pretrained(repo, dtype, local=False)
+        return _from_pretrained(repo, dtype, local=False)  # fetches what is missing, not what is damaged
     except UNREADABLE as error:
         raise _no_hub(name, repo, error) from error
 
 
-def _ask_hub(name: str, repo: str) -> None:
-    """One short request, because transformers retries for half a minute. ModelUnavailable if it fails."""
+def _ask_hub(name: str, repo: str, unread: Exception) -> None:
+    """One short request, because transformers retries for half a minute. ModelUnavailable if it fails.
+
+    unread: why the hub's own cache did not serve.
+    """
     from huggingface_hub import HfApi
 
     try:
         HfApi().model_info(repo, timeout=5)
     except Exception as error:  # whichever its HTTP library raises: they all mean no model
-        raise _no_hub(name, repo, error) from error
+        raise _no_hub(name, repo, unread if _hub_copy(repo) else error) from error
+
+
+def _hub_copy(repo: str) -> Path | None:
+    """The folder of the hub's own cache that holds files of this repository, if there is one."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    return folder if any(folder.glob("snapshots/*/*")) else None
 
 
 def _no_hub(name: str, repo: str, error: Exception) -> ModelUnavailable:
+    if copy := _hub_copy(repo):
+        return ModelUnavailable(
+            f"The copy of {name!r} in {copy} cannot be read ({_first_line(error)}); with the hub in reach, delete "
+            f"that folder and load it again, or use {OFFLINE!r}."
+        )
     return ModelUnavailable(
         f"{name!r} comes from the Hugging Face hub ({repo}), which did not give it ({_first_line(error)}); "
         f"offline use {OFFLINE!r}, and for a gated model accept its licence there and run `hf auth login`."

@@ -29,12 +29,13 @@ HUB = {
     "openllama-7b": "openlm-research/open_llama_7b",
     "phi-1.3b": "microsoft/phi-1_5",
 }
+DRAFTS = {"smol-draft": "smollm2-135m"}  # ours, distilled from the target beside it
 OFFLINE = "smollm2-135m"
 
 
 def names() -> list[str]:
     """The names that `load` knows; it also takes a folder and a hub id ("owner/model")."""
-    return [*PACKAGED, *HUB]
+    return [*PACKAGED, *DRAFTS, *HUB]
 
 
 def unknown(name: str) -> ValueError:

@@ -1,3 +1,6 @@
+import re
+import shutil
+
 import pytest
 import torch
 
@@ -56,14 +59,25 @@ def test_once_in_the_cache_it_loads_without_a_network_and_without_a_word(tiny_pa
     assert capfd.readouterr() == ("", "") and list(recwarn) == []
 
 
-def test_a_damaged_conversion_is_made_again(tiny_package, tmp_path):
-    whole = load("packaged-tiny", device="cpu", dtype="fp32").network
-    file = tmp_path / "cache" / "models" / "packaged-tiny-1" / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 64
+def flipped(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 64])
+
+
+def cut_short(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize("damage", [flipped, cut_short])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_a_damaged_conversion_is_made_again(tiny_package, tmp_path, name, damage):
+    whole = load("packaged-tiny", device="cpu", dtype="fp32")
+    file = tmp_path / "cache" / "models" / "packaged-tiny-1" / name
+    content = file.read_bytes()
     file.unlink()  # `whole` still reads the old file
-    file.write_bytes(content)
-    assert same_weights(load("packaged-tiny", "cpu", "fp32").network, whole)
+    file.write_bytes(damage(content))
+    again = load("packaged-tiny", "cpu", "fp32")
+    assert file.read_bytes() == content and same_weights(again.network, whole.network)
+    assert again.tokenizer("the 42 ways").input_ids == whole.tokenizer("the 42 ways").input_ids
 
 
 @pytest.mark.parametrize("broken", ["save_file", "build_tokenizer", "GGUFReader"])
@@ -118,7 +132,14 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "file, content", [("model.safetensors", b"cut"), ("config.json", b"{"), ("config.json", b"{}")]
+    "file, content",
+    [
+        ("model.safetensors", b"cut"),
+        ("config.json", b"{"),
+        ("config.json", b"{}"),
+        ("tokenizer.json", b"{"),
+        ("tokenizer.json", b"{}"),
+    ],
 )
 def test_a_folder_with_a_damaged_file_is_explained_in_one_sentence(checkpoint, file, content):
     (checkpoint / file).write_bytes(content)
@@ -141,6 +162,47 @@ def test_a_hub_model_offline_names_the_offline_choice_after_one_request(hub, nam
     assert hub == [repo] and "\n" not in str(caught.value) and "Name or service not known" in str(caught.value)
 
 
+@pytest.fixture
+def hub_copy(monkeypatch, tmp_path, checkpoint):
+    """The hub's own cache with "owner/absent" in it, as the hub lays it out: the folder of its files."""
+    repo = tmp_path / "hub" / "models--owner--absent"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return shutil.copytree(checkpoint, repo / "snapshots" / ("a" * 40))
+
+
+def test_a_hub_model_that_the_hubs_own_cache_holds_loads_without_asking(hub, hub_copy):
+    assert load("owner/absent", device="cpu").shape.layers == 2
+    assert hub == []
+
+
+@pytest.mark.parametrize("in_reach", [False, True], ids=["offline", "online"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_copy_in_the_hubs_own_cache_is_named_and_not_the_hub_blamed(
+    hub, hub_copy, monkeypatch, tmp_path, name, in_reach
+):
+    (hub_copy / name).write_bytes(cut_short((hub_copy / name).read_bytes()))
+    if in_reach:  # the hub believes its cache: it fetches what is missing, not what is damaged
+        real = loading._from_pretrained
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: hub.append("owner/absent"))
+        monkeypatch.setattr(loading, "_from_pretrained", lambda source, dtype, local: real(source, dtype, True))
+    folder = re.escape(str(tmp_path / "hub" / "models--owner--absent"))
+    said = f"The copy of 'owner/absent' in {folder} cannot be read (.*); with the hub in reach, delete that folder"
+    with pytest.raises(ModelUnavailable, match=said) as caught:
+        load("owner/absent", device="cpu")
+    assert hub == ["owner/absent"] and "\n" not in str(caught.value)
+    assert "Name or service not known" not in str(caught.value)
+
+
+def test_a_dtype_that_the_device_lacks_is_refused_before_anything_is_fetched(monkeypatch):
+    monkeypatch.setattr(loading, "pick_device", lambda device: "cuda")
+    monkeypatch.setattr("lessons_lib.models.device.gpu_bf16", lambda device: False)
+    monkeypatch.setattr(loading, "_load", None)  # calling it would fail
+    with pytest.raises(ValueError, match="'bf16' is not supported by the device 'cuda'; use 'fp16'"):
+        load("smollm2-135m", device="cuda", dtype="bf16")
+
+
 def test_a_hub_model_loads_when_the_hub_answers(hub, checkpoint):
     assert load("owner/there", device="cpu").shape.layers == 2
     assert hub == ["owner/there"]
@@ -155,7 +217,7 @@ def test_a_mistyped_path_is_not_asked_of_the_hub(hub, name):
 
 def test_every_promised_name_is_there():
     promised = """smollm2-135m smollm2-360m smollm2-1.7b pythia-1.4b-deduped pythia-160m opt-1.3b opt-125m opt-6.7b
-        gemma-2b llama-2-7b mistral-7b llama-3.2-1b phi-1.3b openllama-7b"""
+        gemma-2b llama-2-7b mistral-7b llama-3.2-1b phi-1.3b openllama-7b smol-draft"""
     assert sorted(names()) == sorted(promised.split()) and list(PACKAGED) == ["smollm2-135m"]
 
 

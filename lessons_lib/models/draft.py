@@ -1,0 +1,114 @@
+"""A small draft of a larger model (lesson 06): a few layers of its own, all else borrowed from its target.
+
+Embedding and head are the target's and are not stored. The head keeps the rows of frequent tokens only (Zhao
+et al. 2025, arXiv 2502.14856): all 49,152 rows would cost as much as three layers. Tokens without a row score
+-inf, so a distribution still covers the whole vocabulary and no token map is needed outside.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.eight_bit import EightBit
+from lessons_lib.models.kernels import LIBRARY, Kernels
+
+
+class TrimmedDecoder(Decoder):
+    """A decoder whose head scores the tokens `kept` (K,), ascending, and no others."""
+
+    kernels = LIBRARY
+
+    @classmethod
+    def of(cls, decoder: Decoder, kept: Tensor) -> "TrimmedDecoder":
+        """decoder with its head cut down to `kept`; all else is shared."""
+        with torch.device("meta"):
+            trimmed = cls(replace(decoder.config, tied=False))
+        trimmed.config = decoder.config
+        trimmed.embedding, trimmed.layers, trimmed.norm = decoder.embedding, decoder.layers, decoder.norm
+        trimmed.cos, trimmed.sin = decoder.cos, decoder.sin
+        trimmed.head.weight = nn.Parameter(decoder.head.weight[kept], requires_grad=False)
+        trimmed.register_buffer("kept", kept, persistent=False)
+        return trimmed
+
+    def forward(self, tokens: Tensor, segments, *, kernels: Kernels | None = None, **options):
+        """As of any decoder; without `kernels` with those of this one."""
+        return super().forward(tokens, segments, kernels=kernels or self.kernels, **options)
+
+    def logits(self, states: Tensor, kernels: Kernels | None = None) -> Tensor:
+        """(T, D) after any layer -> scores (T, V), -inf for tokens that are not kept."""
+        return spread(super().logits(states, kernels or self.kernels), self.kept, self.config.vocab_size)
+
+
+def spread(scores: Tensor, kept: Tensor, vocab_size: int) -> Tensor:
+    """scores (..., K) of the tokens `kept` -> (..., V), -inf elsewhere."""
+    return scores.new_full((*scores.shape[:-1], vocab_size), float("-inf")).index_copy_(-1, kept, scores)
+
+
+class TrimmedHead(nn.Linear):
+    """The target's tied head, of which only the rows of `kept` are computed."""
+
+    kept: Tensor
+    rows: Tensor
+
+    def forward(self, states: Tensor) -> Tensor:
+        return spread(F.linear(states, self.rows), self.kept, self.out_features)
+
+
+class DraftForCausalLM(LlamaForCausalLM):
+    """A draft as a transformers model: what assisted generation and other peers take."""
+
+    def trim(self, kept: Tensor) -> "DraftForCausalLM":
+        """Score the tokens `kept` alone from now on; the head is the embedding's, as in the target."""
+        embedding = self.get_input_embeddings().weight
+        with torch.device("meta"):
+            head = TrimmedHead(embedding.shape[1], embedding.shape[0], bias=False)
+        head.weight = embedding
+        head.register_buffer("kept", kept.to(embedding.device), persistent=False)
+        head.register_buffer("rows", embedding.detach()[kept], persistent=False)
+        self.set_output_embeddings(head)
+        return self
+
+
+def decoder_of(network: PreTrainedModel) -> Decoder:
+    """The readable decoder of a transformers model; of a draft, the trimmed one with the kernels that suit it."""
+    decoder, head = Decoder.from_transformers(network), network.get_output_embeddings()
+    if not isinstance(head, TrimmedHead):
+        return decoder
+    trimmed = TrimmedDecoder.of(decoder, head.kept)
+    if network.dtype == torch.bfloat16 and network.device.type == "cpu":
+        trimmed.kernels = Kernels(multiply=EightBit(m.weight for m in trimmed.modules() if isinstance(m, nn.Linear)))
+    return trimmed
+
+
+def start_from(target: Decoder, layers: Sequence[int], kept: Tensor) -> TrimmedDecoder:
+    """An untrained draft: copies of the target's layers with these numbers (0 is the first), float32, trainable.
+
+    ValueError for a layer that the target lacks.
+    """
+    if not layers or not all(0 <= number < target.config.layers for number in layers):
+        raise ValueError(f"layers {list(layers)} cannot be copied; choose numbers from 0 to {target.config.layers - 1}")
+    exact = torch.promote_types(target.embedding.weight.dtype, torch.float32)
+    with torch.device("meta"):
+        draft = Decoder(replace(target.config, layers=len(layers)))
+    for ours, theirs in zip(draft.layers, layers, strict=True):
+        state = {name: value.to(exact).clone() for name, value in target.layers[theirs].state_dict().items()}
+        ours.load_state_dict(state, assign=True)
+    draft.embedding.weight = nn.Parameter(target.embedding.weight.to(exact), requires_grad=False)
+    draft.head.weight = nn.Parameter(target.head.weight.to(exact), requires_grad=False)
+    draft.norm = nn.Parameter(target.norm.to(exact).clone())
+    draft.cos, draft.sin = target.cos.to(exact), target.sin.to(exact)
+    trimmed = TrimmedDecoder.of(draft, kept)
+    for weight in own_weights(trimmed).values():
+        weight.requires_grad_(True)
+    return trimmed
+
+
+def own_weights(draft: TrimmedDecoder) -> dict[str, nn.Parameter]:
+    """What a draft does not borrow: its layers and the final norm."""
+    borrowed = ("embedding.weight", "head.weight")
+    return {name: weight for name, weight in draft.named_parameters() if name not in borrowed}

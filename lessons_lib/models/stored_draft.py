@@ -1,0 +1,75 @@
+"""A draft as a file: its layers in 8 bits, its final norm, which tokens it scores; the rest is its target's."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lessons_lib.models.decoder import DecoderConfig
+from lessons_lib.models.draft import DraftForCausalLM, TrimmedDecoder, own_weights
+from lessons_lib.models.eight_bit import round_rows
+
+WEIGHTS, CARD = "draft.safetensors", "draft.json"
+
+
+def save_draft(draft: TrimmedDecoder, folder: Path, target: str, **card) -> None:
+    """Write what the draft does not borrow, its matrices in 8 bits, and the card that says how it was made."""
+    tensors = {"kept": draft.kept.to(torch.int32)}
+    for name, weight in own_weights(draft).items():
+        if weight.ndim == 2:
+            tensors[name], scales = round_rows(weight)
+            tensors[f"{name}.scales"] = scales.float()
+        else:
+            tensors[name] = weight.detach().float()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, folder / WEIGHTS)
+    card = {"target": target, "layers": draft.config.layers} | card
+    (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
+
+
+def load_draft(folder: Path, target: PreTrainedModel) -> DraftForCausalLM:
+    """The draft stored in `folder`, with the embedding of its target, in the target's dtype and device."""
+    stored = load_file(folder / WEIGHTS)
+    config = type(target.config).from_dict(target.config.to_dict())
+    config.num_hidden_layers = json.loads((folder / CARD).read_text())["layers"]
+    with torch.device("meta"):
+        network = DraftForCausalLM(config)
+    weights = their_names(restored(stored), DecoderConfig.from_transformers(config))
+    weights = {name: weight.to(target.device, target.dtype) for name, weight in weights.items()}
+    weights["model.embed_tokens.weight"] = target.get_input_embeddings().weight.detach()
+    network.load_state_dict(weights, strict=False, assign=True)
+    network.model.rotary_emb = target.model.rotary_emb
+    network.generation_config = target.generation_config
+    return network.trim(stored["kept"].long()).eval().requires_grad_(False)
+
+
+def restored(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Stored tensors -> weights by our names: levels times scales, norms as they are."""
+    scaled = {name: stored[f"{name}.scales"] for name in stored if f"{name}.scales" in stored}
+    return {
+        name: value.float() * scaled[name][:, None] if name in scaled else value
+        for name, value in stored.items()
+        if name != "kept" and not name.endswith(".scales")
+    }
+
+
+def their_names(weights: dict[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    """Our fused matrices -> transformers' names: the inverse of `checkpoint.fused_weights`."""
+    found, heads = {"model.norm.weight": weights["norm"]}, [config.heads, config.kv_heads, config.kv_heads]
+    for i in range(config.layers):
+        theirs, ours = f"model.layers.{i}.", f"layers.{i}."
+        qkv = weights[ours + "qkv.weight"].split([n * config.head_dim for n in heads])
+        gate, up = weights[ours + "gate_up.weight"].chunk(2)
+        found |= {theirs + f"self_attn.{x}_proj.weight": part for x, part in zip("qkv", qkv, strict=True)}
+        found |= {
+            theirs + "self_attn.o_proj.weight": weights[ours + "out.weight"],
+            theirs + "mlp.gate_proj.weight": gate,
+            theirs + "mlp.up_proj.weight": up,
+            theirs + "mlp.down_proj.weight": weights[ours + "down.weight"],
+            theirs + "input_layernorm.weight": weights[ours + "attention_norm"],
+            theirs + "post_attention_layernorm.weight": weights[ours + "mlp_norm"],
+        }
+    return found

@@ -1,0 +1,77 @@
+"""How good a draft is, counted by replay: along the target's recorded greedy text, not by generating again.
+
+Greedy output does not depend on the draft, and a greedy draft that has been right so far has read that very
+text; so one forward over a text gives every guess that the draft would have made at any of its steps.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.training.batched import Text
+from lessons_lib.training.distill import read
+
+BARRED = ("chat", "qa", "summary", "code", "math")  # the kinds that the bar averages over
+GAMMAS = (1, 2, 3, 4, 5, 6, 8)
+
+
+def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
+    """Held-out texts -> tokens per forward by kind and by gamma, and how often single guesses were right.
+
+    macro is the mean over the kinds in BARRED that are there, at `gamma`. Only greedy texts count.
+    """
+    kinds = defaultdict(list)
+    for text in texts:
+        if text.temperature == 0 and len(text.ids) > text.prompt_length + 1:
+            kinds[text.key.split("/")[0]].append(right(draft, text))
+    by_kind = {kind: row(found, gamma) for kind, found in sorted(kinds.items())}
+    barred = [kind for kind in BARRED if kind in kinds]
+    return {
+        "gamma": gamma,
+        "macro": mean([by_kind[kind]["tokens_per_forward"] for kind in barred]),
+        "kinds": by_kind,
+        "by_gamma": {g: mean([tokens_per_forward(kinds[kind], g) for kind in barred]) for g in GAMMAS},
+    }
+
+
+def row(found: Sequence[Sequence[bool]], gamma: int) -> dict[str, float]:
+    """One kind's figures."""
+    guesses = [guess for text in found for guess in text]
+    return {
+        "texts": len(found),
+        "tokens_per_forward": round(tokens_per_forward(found, gamma), 4),
+        "right": round(mean(guesses), 4),
+    }
+
+
+@torch.no_grad()
+def right(draft: Decoder, text: Text) -> list[bool]:
+    """For each answer token but the first, which the prefill yields: would the draft have guessed it?"""
+    start = text.prompt_length
+    logits = draft.logits(read(draft, [text.ids[:-1]])[start:])
+    return (logits.argmax(-1) == torch.tensor(text.ids[start + 1 :])).tolist()
+
+
+def tokens_per_forward(found: Sequence[Sequence[bool]], gamma: int) -> float:
+    """tau over several texts: tokens committed over verification forwards, the prefill and its token left out."""
+    return sum(map(len, found)) / sum(forwards(text, gamma) for text in found)
+
+
+def forwards(guesses: Sequence[bool], gamma: int) -> int:
+    """Target forwards that the text takes, the guesses being right or wrong: [True, True, False], 4 -> 1.
+
+    A forward commits the guesses up to the first wrong one, `gamma` at most, and one token of the target's own.
+    """
+    count, at = 0, 0
+    while at < len(guesses):
+        run = guesses[at : at + gamma]
+        at += (run.index(False) if False in run else len(run)) + 1
+        count += 1
+    return count
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean; nan of nothing."""
+    return sum(values) / len(values) if values else float("nan")

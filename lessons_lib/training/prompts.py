@@ -1,0 +1,113 @@
+"""What the target writes about while a draft watches: prompts from a file, passages, and templates of our own.
+
+A prompts file holds one JSON object a line: {"id", "kind", "prompt", "context"}. Every tenth id is held out: it
+measures the draft and never trains it.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, product, zip_longest
+from pathlib import Path
+
+HELD_OUT = 10  # ids divisible by it
+WORDS = (60, 220)  # passages shorter or longer are left out, as are those with more unknown words than
+MOST_UNKNOWN = 2
+FORMS = {
+    "qa": ("What is meant by {}?", "Why does {} matter?", "How did {} change over time?"),
+    "list": ("List five facts about {}.", "Give me seven tips about {}.", "Name the pros and cons of {}."),
+    "dialogue": ("Write a dialogue between two friends about {}.", "Interview an expert on {}."),
+    "chat": (
+        "Explain {} to a child.",
+        "I want to learn about {}. Where should I start?",
+        "Write a short story about {}.",
+        "Write an email to a colleague about {}.",
+        "Tell me something surprising about {}.",
+    ),
+}
+TOPICS = """gardening, solar power, the Roman Empire, public libraries, sleep, bread baking, chess, glaciers, electric
+cars, the human heart, budgeting, jazz, vaccines, volcanoes, remote work, photography, coral reefs, inflation,
+bicycles, the printing press, yoga, black holes, tea, recycling, job interviews, dinosaurs, time management,
+bridges, honey bees, the French Revolution, meditation, computer networks, the water cycle, running a
+marathon, poetry, earthquakes, small businesses, friendship, the Silk Road, robots, nutrition, migration of
+birds, databases, first aid, ancient Egypt, weather forecasts, learning a language, cheese, mountains,
+theatre, online safety, antibiotics, space travel, houseplants, the stock market, cats, public speaking,
+rivers, algebra, furniture, the Moon, olive oil, team sports, museums, batteries, wolves, urban planning,
+handwriting, film music, airports, clean water, stress, maps, pottery, democracy, camping, steel, the immune
+system, video games, rice"""
+ASKED_OF_PASSAGES = {
+    "summary": ("Summarize the passage in three sentences.", "What are the main points of this text?"),
+    "qa": ("Who or what is this paragraph about, and what happened?", "Name three facts that this text states."),
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One user turn. key names it within its source: the id, or a text for those of our own."""
+
+    key: int | str
+    kind: str
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it measures drafts, and so must never train them."""
+        return isinstance(self.key, int) and self.key % HELD_OUT == 0
+
+
+def read(path: str | Path) -> list[Prompt]:
+    """The prompts of a file, context below the prompt. ValueError names the first line that is no prompt."""
+    found = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            text = "\n\n".join(part for part in (row["prompt"], row.get("context")) if part)
+            found.append(Prompt(int(row["id"]), row["kind"], text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"line {number} of {path} is no prompt with id, kind and prompt: {error}") from None
+    return found
+
+
+def for_training(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """All that is not held out, and no copy of what is."""
+    prompts = list(prompts)
+    hidden = {prompt.text for prompt in prompts if prompt.held_out}
+    return [prompt for prompt in prompts if not prompt.held_out and prompt.text not in hidden]
+
+
+def own() -> list[Prompt]:
+    """Questions, lists and dialogues about everyday topics."""
+    topics = [" ".join(topic.split()) for topic in TOPICS.split(",")]
+    forms = [(kind, form) for kind, several in FORMS.items() for form in several]
+    return [
+        Prompt(f"own-{kind}-{form}-{topic}", kind, form.format(topic)) for topic, (kind, form) in product(topics, forms)
+    ]
+
+
+def from_passages(path: str | Path) -> list[Prompt]:
+    """Summaries and questions about the whole paragraphs of a text file, WikiText's spacing undone."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if line.count("<unk>") <= MOST_UNKNOWN]
+    passages = [detokenize(line) for line in lines if WORDS[0] <= len(line.split()) <= WORDS[1]]
+    asked = [(kind, text) for kind, texts in ASKED_OF_PASSAGES.items() for text in texts]
+    found = []
+    for number, passage in enumerate(passages):
+        kind, question = asked[number % len(asked)]
+        found.append(Prompt(f"passage-{number}", kind, f"{question}\n\n{passage}"))
+    return found
+
+
+def detokenize(text: str) -> str:
+    """ "a @-@ b , c ( 1 @.@ 5 )" -> "a-b, c (1.5)"; unknown words become a name."""
+    text = re.sub(r" @(.)@ ", r"\1", text.strip()).replace("<unk>", "Marlow")
+    text = re.sub(r" ([,.;:!?)\]'])", r"\1", text)
+    return re.sub(r"([(\[]) ", r"\1", text)
+
+
+def interleave(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """One of each kind in turn, so that whatever is done first is mixed."""
+    kinds: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kinds.setdefault(prompt.kind, []).append(prompt)
+    return [prompt for prompt in chain(*zip_longest(*kinds.values())) if prompt is not None]

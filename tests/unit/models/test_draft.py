@@ -1,0 +1,156 @@
+"""A draft scores its tokens exactly, as a decoder and as a transformers model, before and after it is stored."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.oracle import exact
+
+from lessons_lib.models import LanguageModel, ModelUnavailable, load, loading, registry, tiny
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.draft import TrimmedDecoder, decoder_of, own_weights, start_from
+from lessons_lib.models.eight_bit import FEW, EightBit, round_rows
+from lessons_lib.models.stored_draft import CARD, WEIGHTS, load_draft, restored, save_draft, their_names
+from lessons_lib.training.distill import read
+
+KEPT = torch.tensor([0, 3, 4, 17, 42, 61, 80, 96])
+IDS = [5, 80, 3, 3, 61, 17, 42, 9]
+
+
+@pytest.fixture
+def network():
+    return tiny(layers=3, tied=True)
+
+
+@pytest.fixture
+def draft(network) -> TrimmedDecoder:
+    return start_from(Decoder.from_transformers(network), (2, 0), KEPT)
+
+
+@pytest.fixture
+def loaded(network, draft, tmp_path):
+    save_draft(draft, tmp_path / "draft", "tiny")
+    return load_draft(tmp_path / "draft", network)
+
+
+def logits_of(decoder):
+    with torch.no_grad():
+        return decoder.logits(read(decoder, [IDS]))
+
+
+def test_kept_tokens_score_as_with_the_whole_head_and_no_others_score(network):
+    whole = Decoder.from_transformers(network)
+    trimmed, full = logits_of(TrimmedDecoder.of(whole, KEPT)), logits_of(whole)
+    assert trimmed.shape == full.shape and torch.allclose(trimmed[:, KEPT], full[:, KEPT], atol=1e-12)
+    others = torch.ones(97, dtype=torch.bool).index_fill(0, KEPT, False)
+    assert (trimmed[:, others] == float("-inf")).all() and (trimmed.softmax(-1)[:, others] == 0).all()
+
+
+def test_a_draft_starts_as_copies_of_the_layers_that_were_named(network, draft):
+    target = Decoder.from_transformers(network)
+    for ours, theirs in zip(draft.layers, (target.layers[2], target.layers[0]), strict=True):
+        assert torch.equal(ours.qkv.weight, theirs.qkv.weight)
+        assert ours.qkv.weight.data_ptr() != theirs.qkv.weight.data_ptr()
+    assert all(weight.requires_grad for weight in own_weights(draft).values())
+    assert not draft.embedding.weight.requires_grad and not draft.head.weight.requires_grad
+
+
+@pytest.mark.parametrize("layers", [(), (3,), (-1,)])
+def test_layers_that_the_target_lacks_are_refused(network, layers):
+    with pytest.raises(ValueError, match="cannot be copied; choose numbers from 0 to 2"):
+        start_from(Decoder.from_transformers(network), layers, KEPT)
+
+
+def test_as_a_transformers_model_it_gives_the_decoders_logits(loaded):
+    with exact(), torch.no_grad():
+        theirs = loaded(torch.tensor([IDS])).logits[0]
+    ours = logits_of(decoder_of(loaded))
+    assert theirs.shape == (len(IDS), 97) and torch.equal(theirs == float("-inf"), ours == float("-inf"))
+    assert torch.allclose(theirs[:, KEPT], ours[:, KEPT], atol=1e-12)
+
+
+def test_a_stored_draft_differs_by_the_rounding_of_its_matrices_alone(draft, loaded):
+    with torch.no_grad():
+        for weight in own_weights(draft).values():
+            if weight.ndim == 2:
+                levels, scales = round_rows(weight)
+                weight.copy_(levels * scales[:, None].float())
+    assert torch.allclose(logits_of(draft)[:, KEPT], logits_of(decoder_of(loaded))[:, KEPT], atol=1e-6)
+
+
+def test_nothing_of_the_target_is_stored_and_its_embedding_is_shared(network, draft, loaded, tmp_path):
+    matrices = sum(weight.numel() for weight in own_weights(draft).values() if weight.ndim == 2)
+    stored = (tmp_path / "draft" / WEIGHTS).stat().st_size
+    assert matrices < stored < 1.5 * matrices + 4096  # a byte each, then scales, norms and names
+    assert loaded.get_input_embeddings().weight.data_ptr() == network.get_input_embeddings().weight.data_ptr()
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+
+
+def test_their_names_are_the_inverse_of_ours(network):
+    from lessons_lib.models.checkpoint import fused_weights
+
+    decoder = Decoder.from_transformers(network)
+    state = network.state_dict()
+    back = their_names(fused_weights(state, decoder.config), decoder.config)
+    assert set(back) == set(state) - {"model.embed_tokens.weight", "lm_head.weight"}
+    assert all(torch.equal(back[name], state[name]) for name in back)
+
+
+def test_rounding_is_to_the_nearest_of_255_levels():
+    levels, scales = round_rows(torch.tensor([[1.27, -0.5, 0.004], [0.0, 0.0, 0.0]]))
+    assert levels.tolist() == [[127, -50, 0], [0, 0, 0]] and scales[0].item() == pytest.approx(0.01)
+    stored = {"a": levels, "a.scales": scales, "norm": torch.ones(2), "kept": KEPT}
+    assert torch.allclose(restored(stored)["a"][0], torch.tensor([1.27, -0.5, 0.0])) and set(restored(stored)) == {
+        "a",
+        "norm",
+    }
+
+
+def test_a_few_rows_are_multiplied_in_8_bits_and_many_as_they_are():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 64, generator=generator).bfloat16()
+    x = torch.randn(FEW + 1, 64, generator=generator).bfloat16()
+    multiply = EightBit([weight])
+    plain = F.linear(x, weight)
+    assert torch.equal(multiply(x, weight), plain)
+    few = multiply(x[:FEW], weight)
+    assert not torch.equal(few, plain[:FEW]) and torch.allclose(few, plain[:FEW], atol=0.3)
+    levels, scales = round_rows(weight)
+    assert torch.allclose(few.float(), x[:FEW].float() @ (levels * scales.float()[:, None]).T, rtol=0.02, atol=0.05)
+
+
+def test_in_bf16_on_a_cpu_a_draft_decodes_in_8_bits(network, draft, tmp_path):
+    save_draft(draft, tmp_path / "draft", "tiny")
+    small = decoder_of(load_draft(tmp_path / "draft", network.bfloat16()))
+    assert isinstance(small.kernels.multiply, EightBit)
+    one = small.logits(torch.ones(1, 32).bfloat16())
+    assert torch.allclose(one[0, KEPT], small.logits(torch.ones(9, 32).bfloat16())[0, KEPT], atol=0.2)
+
+
+def test_transformers_drafts_with_it_and_the_text_stays_the_targets(loaded, network):
+    ids, lengths = torch.tensor([IDS]), {"max_new_tokens": 20, "do_sample": False}
+    plain = network.generate(ids, **lengths)
+    assert torch.equal(network.generate(ids, assistant_model=loaded, **lengths), plain)
+
+
+@pytest.fixture
+def stored_by_name(tiny_package, monkeypatch, tmp_path):
+    """ "tiny-draft", a draft of the packaged tiny model."""
+    monkeypatch.setattr(loading, "OURS", tmp_path / "weights")
+    monkeypatch.setitem(registry.DRAFTS, "tiny-draft", "packaged-tiny")
+    target = Decoder.from_transformers(load("packaged-tiny", device="cpu", dtype="fp32").network)
+    draft = start_from(target, (1,), torch.arange(3, 40))
+    return lambda: save_draft(draft, tmp_path / "weights" / "tiny-draft", "packaged-tiny", steps=7)
+
+
+def test_a_draft_loads_by_name_with_its_targets_tokenizer(stored_by_name, tmp_path):
+    with pytest.raises(ModelUnavailable, match="'tiny-draft' is not trained yet; `python -m lessons_lib.training"):
+        load("tiny-draft", device="cpu")
+    stored_by_name()
+    assert '"steps": 7' in (tmp_path / "weights" / "tiny-draft" / CARD).read_text()
+    model, target = load("tiny-draft", device="cpu", dtype="fp32"), load("packaged-tiny", device="cpu")
+    assert isinstance(model, LanguageModel) and model.shape.layers == 1
+    assert model.tokenizer.get_vocab() == target.tokenizer.get_vocab()
+    decoder = model.target(kind="decoder").decoder
+    assert isinstance(decoder, TrimmedDecoder) and len(decoder.kept) == 37
+    assert isinstance(model.target(kind="decoder", weights="bf16").decoder.kernels.multiply, EightBit)
+    assert model.target(kind="transformers").vocab_size == target.shape.vocab_size

@@ -1,0 +1,80 @@
+"""Many texts at once are the texts that one at a time would be, and collecting them can be cut short anywhere."""
+
+import pytest
+import torch
+
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.training import collect
+from lessons_lib.training.batched import Text, Writer, choose
+from lessons_lib.training.prompts import Prompt
+
+PROMPTS = [Prompt(n, "chat", text) for n, text in enumerate(["one", "two two", "a", "b" * 9, "fourth", "five", "six"])]
+
+
+def test_texts_written_together_equal_texts_written_alone(target):
+    prompts = [[5, 80, 3], [7], [9, 9, 9, 9, 1, 60, 2, 2], [30, 31], [11, 12, 13, 14]]
+    alone = [generate(DecoderTarget(target, eos=(4, 5)), ids, max_new_tokens=9).ids for ids in prompts]
+    writer = Writer(target, eos=(4, 5), rows=2, capacity=20, max_new=9)
+    together = {text.key: text for text in writer.write(Text(str(n), list(ids), len(ids)) for n, ids in enumerate(prompts))}  # fmt: skip  # noqa: E501
+    assert [together[str(n)].ids[len(ids) :] for n, ids in enumerate(prompts)] == alone
+
+
+def test_state_i_is_what_the_head_read_to_choose_token_i_plus_1(target, texts):
+    for text in texts:
+        chosen = (text.hidden @ target.head.weight.T).argmax(-1).tolist()
+        assert len(text.hidden) == len(text.ids) - 1
+        assert chosen[text.prompt_length - 1 :] == text.ids[text.prompt_length :]
+
+
+def test_an_empty_row_stays_empty_while_others_write(target):
+    writer = Writer(target, eos=(), rows=3, capacity=12, max_new=8)
+    assert len(list(writer.write([Text("a", [5], 1)]))) == 1  # rows 1 and 2 never hold a text
+    assert writer.cache.lengths.tolist() == [0, 0, 0]
+
+
+def test_a_prompt_that_does_not_fit_is_left_out(target):
+    writer = Writer(target, eos=(), rows=2, capacity=10, max_new=6)
+    assert [text.key for text in writer.write([Text("long", [1] * 5, 5), Text("short", [1] * 4, 4)])] == ["short"]
+
+
+def test_a_drawn_token_follows_the_softmax_and_a_greedy_one_is_the_likeliest():
+    logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(4000, 1)
+    drawn = torch.tensor(choose(logits, [2.0] * 3999 + [0.0], torch.Generator().manual_seed(0)))
+    shares = torch.bincount(drawn[:-1], minlength=3) / 3999
+    assert torch.allclose(shares, (logits[0] / 2).softmax(-1), atol=0.03) and drawn[-1] == 2
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(collect, "SHARD", 2)
+
+
+def run(model, folder, **options):
+    return collect.collect(model, PROMPTS, folder, rows=3, max_new=6, drawn=0, **options)
+
+
+def test_a_collection_cut_short_goes_on_where_it_stopped(model, tmp_path, small_shards):
+    assert run(model, tmp_path / "whole") == 7
+    assert run(model, tmp_path / "parts", texts=3) == 3
+    assert run(model, tmp_path / "parts") == run(model, tmp_path / "parts") == 7
+    whole, parts = ({text.key: text.ids for text in collect.read_all(tmp_path / name)} for name in ("whole", "parts"))
+    assert parts == whole and len(collect.read_all(tmp_path / "parts")) == 7
+
+
+def test_a_shard_gives_its_texts_back(texts, tmp_path):
+    collect.save(texts, tmp_path / "0.safetensors")
+    for text, back in zip(texts, collect.read_all(tmp_path), strict=True):
+        assert (text.key, text.ids, text.prompt_length, text.temperature) == (
+            back.key, back.ids, back.prompt_length, back.temperature,
+        )  # fmt: skip
+        assert torch.equal(text.hidden, back.hidden)
+
+
+def test_every_fourth_text_is_drawn(model):
+    assert [text.temperature for text in collect.plan(model.tokenizer, PROMPTS, 4)] == [0, 0, 0, 0.8, 0, 0, 0]
+
+
+def test_a_folder_without_texts_says_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match="holds no texts; run"):
+        collect.read_all(tmp_path)

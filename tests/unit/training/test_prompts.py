@@ -1,0 +1,58 @@
+"""Which prompts train a draft and which measure it."""
+
+import json
+
+import pytest
+
+from lessons_lib.training import prompts
+from lessons_lib.training.prompts import Prompt
+
+
+def file(tmp_path, *rows):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def test_a_context_stands_below_its_prompt(tmp_path):
+    path = file(tmp_path, {"id": 3, "kind": "qa", "prompt": "Who?", "context": "Ann came."}, {"id": 4, "kind": "chat", "prompt": "Hi"})  # fmt: skip  # noqa: E501
+    assert prompts.read(path) == [Prompt(3, "qa", "Who?\n\nAnn came."), Prompt(4, "chat", "Hi")]
+
+
+@pytest.mark.parametrize("row", [{"kind": "qa", "prompt": "Who?"}, {"id": "x", "kind": "qa", "prompt": "Who?"}, [1]])
+def test_a_line_that_is_no_prompt_is_named(tmp_path, row):
+    with pytest.raises(ValueError, match="line 2 of .* is no prompt"):
+        prompts.read(file(tmp_path, {"id": 1, "kind": "qa", "prompt": "Who?"}, row))
+
+
+def test_every_tenth_prompt_is_held_out_and_so_is_every_copy_of_it():
+    several = [Prompt(key, "chat", f"question {key}") for key in range(31)] + [Prompt(41, "chat", "question 20")]
+    kept = prompts.for_training(several)
+    assert [prompt.key for prompt in several if prompt.held_out] == [0, 10, 20, 30]
+    assert {prompt.key for prompt in kept} == set(range(31)) - {0, 10, 20, 30}
+
+
+def test_prompts_of_our_own_differ_and_none_is_held_out():
+    own = prompts.own()
+    assert len({prompt.text for prompt in own}) == len({prompt.key for prompt in own}) == len(own) > 500
+    assert prompts.for_training(own) == own and not any("\n" in prompt.key or "{" in prompt.text for prompt in own)
+
+
+def test_spacing_of_tokenized_text_is_undone():
+    assert (
+        prompts.detokenize(" a well @-@ known 1 @,@ 500 ( or so ) , he said . ")
+        == "a well-known 1,500 (or so), he said."
+    )
+
+
+def test_passages_become_questions_about_whole_paragraphs(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("\n".join(["= Title =", "word " * 80, "short", "<unk> " * 3 + "word " * 80, "other " * 80]))
+    found = prompts.from_passages(path)
+    assert [prompt.text.split()[-1] for prompt in found] == ["word", "other"]
+    assert [prompt.kind for prompt in found] == ["summary", "summary"] and not any(prompt.held_out for prompt in found)
+
+
+def test_whatever_is_done_first_is_of_every_kind():
+    several = [Prompt(n, "math", "") for n in range(5)] + [Prompt(9, "chat", "")]
+    assert [prompt.kind for prompt in prompts.interleave(several)] == ["math", "chat", "math", "math", "math", "math"]
