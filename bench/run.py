@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import generation  # noqa: F401  (registers its claims)
+import speculation  # noqa: F401
 from registry import CLAIMS, Claim, Run
 
 from lessons_lib.measure import claims, machine

@@ -27,7 +27,8 @@ def kv_bytes_per_token(shape: ModelShape, cache_bytes: float = 2) -> float:
 def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, cache_bytes: float = 2) -> float:
     """Bytes of a cache with `tokens` tokens of each of `batch` sequences; windowed layers: min(S, window).
 
-    Beams and parallel samples multiply `batch` unless they share blocks.
+    Beams and parallel samples multiply `batch` unless they share blocks. A static cache takes the bytes of its
+    capacity from the first token on.
     """
     return batch * shape.kv_elements(tokens) * cache_bytes
 
@@ -35,11 +36,6 @@ def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, cache_bytes: float 
 def overstated(shape: ModelShape) -> float:
     """How many times too large the course formula is for this model: D/(H_kv·d) at 16 bits."""
     return course_formula(shape) / kv_bytes_per_token(shape)
-
-
-def static_bytes(shape: ModelShape, capacity: int, batch: int = 1, cache_bytes: float = 2) -> float:
-    """Bytes of a static cache: `capacity` tokens a sequence, taken from the first token on."""
-    return kv_bytes(shape, capacity, batch, cache_bytes)
 
 
 def paged_bytes(shape: ModelShape, tokens: int, page: int, batch: int = 1, cache_bytes: float = 2) -> float:

@@ -14,6 +14,7 @@ from .lessons import Lesson, UsageError, find, parameters
 
 REQUIRED = {"model", "device", "dtype", "seed"}
 LONGEST, TYPICAL = 25, 8  # lines of a code cell: the most, and the median
+CELLS = 80  # of a lesson at most: short cells make many of them
 ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|tmp|work|usr|opt|var|mnt|Users)/[\w.-]+|\b[A-Z]:\\\\?\w")
 NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=\"[^\"])")
 
@@ -29,6 +30,7 @@ def problems(nb: nbformat.NotebookNode, name: str, address: str | None = None) -
         of_text(nb),
         of_outputs(code),
         of_length(code),
+        of_size(nb),
     )
     return [f"{name}: {problem}" for rule in rules for problem in rule]
 
@@ -107,3 +109,9 @@ def of_length(code: list[nbformat.NotebookNode]) -> Iterator[str]:
         yield f"has a code cell of {max(lengths)} lines; past {LONGEST} it belongs in lessons_lib"
     if lengths and median(lengths) > TYPICAL:
         yield f"its median code cell has {median(lengths):.0f} lines; {TYPICAL} at most"
+
+
+def of_size(nb: nbformat.NotebookNode) -> Iterator[str]:
+    """A lesson that can be read in one sitting."""
+    if len(nb.cells) > CELLS:
+        yield f"has {len(nb.cells)} cells; {CELLS} at most"

@@ -12,12 +12,11 @@ from typing import Any
 import nbformat
 import papermill
 
-from . import render
+from . import readme, render
 from .bootstrap import ROOT
 from .lessons import QUIET, Lesson, UsageError, batch, find, overrides, parameters, select, settings
 
 BUILD = ROOT / "build"
-CLAIMS = ROOT / "bench" / "results" / "claims.json"
 
 
 @dataclass(frozen=True)
@@ -55,17 +54,36 @@ def absolute(given: dict[str, str]) -> dict[str, str]:
 def prepare(models: dict[str, tuple[str, str]]) -> None:
     """Fetch and convert each model once, before the lessons, so that no lesson's time holds a download.
 
-    models: name or folder -> (device, dtype). What `load` says against one of them becomes a UsageError.
+    models: name or folder -> (device, dtype). What `load` says against one of them becomes a UsageError, and so
+    does a model that the readable decoder cannot compute; one with a known name before it is fetched.
     """
     from lessons_lib.models import ModelUnavailable, load
-    from lessons_lib.models.decoder import DecoderConfig
+    from lessons_lib.models.registry import HUB, LLAMA_LIKE
 
     for model, (device, dtype) in models.items():
+        if model in HUB and model not in LLAMA_LIKE:
+            raise not_taken(model)
         try:
             with line(f"model {Path(model).name}"):
-                DecoderConfig.from_transformers(load(model, device=device, dtype=dtype).network.config)
+                check_taken(model, load(model, device=device, dtype=dtype).network.config)
         except (ValueError, ModelUnavailable) as error:
             raise UsageError(str(error)) from error
+
+
+def check_taken(model: str, config: Any) -> None:
+    """UsageError unless the readable decoder, which every lesson builds on, computes a model of this config."""
+    from lessons_lib.models.decoder import DecoderConfig
+
+    try:
+        DecoderConfig.from_transformers(config)
+    except ValueError as error:
+        raise not_taken(model) from error
+
+
+def not_taken(model: str) -> UsageError:
+    from lessons_lib.models.registry import LLAMA_LIKE
+
+    return UsageError(f"The lessons take Llama-like models such as {', '.join(LLAMA_LIKE)}, and {model} is none.")
 
 
 @contextlib.contextmanager
@@ -123,7 +141,7 @@ def finish(results: list[Result], build: Path) -> None:
     done = [build / result.lesson.path.name for result in results]
     scores = scorecard.collect([path for path in done if path.exists()])
     about = ", ".join(f"{name} {value}" for name, value in (machine.host() | machine.versions()).items())
-    scorecard.write(scores, build, machine=about, named=claims.load(CLAIMS))
+    scorecard.write(scores, build, machine=about, named=claims.load(readme.CLAIMS))
     (build / "index.html").write_text(render.index(results), encoding="utf-8")
     print(f"\nRead {shown(build / 'index.html')} and {shown(build / 'scorecard.html')}.")
     failed = [result for result in results if result.failure]

@@ -10,6 +10,7 @@ from lessons_lib.decoding.acceptance import Acceptance, Greedy
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import Ending, Row, step
 from lessons_lib.decoding.stopping import cut_at, stop_check
+from lessons_lib.decoding.streaming import UNREADABLE
 from lessons_lib.decoding.targets import as_target
 from lessons_lib.decoding.trace import Step
 
@@ -44,7 +45,8 @@ def generate(
     target: a Target, a LanguageModel, or any causal LM of transformers. prompt: text, token ids, or messages
     ([{"role": "user", "content": ...}], the only form that gets the chat template). proposer: guesses ahead
     (None: plain decoding); acceptance: Greedy() unless given. stop: texts that end the output when they are
-    complete. generator: randomness of sampling. on_tokens: called with the new ids after every step.
+    complete. generator: randomness of sampling. on_tokens: called with the new ids after every step, such
+    as a TextStream; its `end`, if it has one, after the last.
 
     Raises ValueError for an empty prompt, one that does not fit the context together with the new tokens,
     and lengths below 1; TypeError for text without a tokenizer; Unsupported if the target lacks what the
@@ -57,8 +59,9 @@ def generate(
         step(target, [row])
         if on_tokens:
             on_tokens(row.ids[shown:])
-    text = target.tokenizer and target.tokenizer.decode(row.new, skip_special_tokens=True)
-    return Output(row.new, cut_at(text, stop) if row.finish == "stop" else text, row.trace, row.finish)
+    if end := getattr(on_tokens, "end", None):
+        end()
+    return Output(row.new, _text(target.tokenizer, row, stop), row.trace, row.finish)
 
 
 def new_row(
@@ -108,6 +111,14 @@ def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
             f"a prompt of {prompt_length} tokens and {max_new_tokens} new ones do not fit the context of "
             f"{target.context}; shorten the prompt or lower max_new_tokens"
         )
+
+
+def _text(tokenizer, row: Row, stop: str | Sequence[str] | None) -> str | None:
+    """What was written; cut before the stop text that the last token completed, if one did."""
+    if tokenizer is None:
+        return None
+    text, before = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (row.new, row.new[:-1]))
+    return cut_at(text, stop, since=len(before.rstrip(UNREADABLE))) if row.finish == "stop" else text
 
 
 def _tokenize(tokenizer, prompt) -> list[int]:

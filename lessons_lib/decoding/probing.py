@@ -25,14 +25,16 @@ def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> C
 
 
 @torch.no_grad()
-def shortfall(target: Target, prompt: Sequence[int], new: Sequence[int]) -> Tensor:
+def shortfall(target: Target, prompt: Sequence[int], new: Sequence[int], barred: Sequence[int] = ()) -> Tensor:
     """(n,) by how many logits each new token falls short of the target's favourite at its place; 0: it is the one.
 
     One forward over the whole text. A greedy text of the same weights in another rounding differs only where
-    this is tiny; a large value is an error, not rounding.
+    this is tiny; a large value is an error, not rounding. barred: ids that the text was kept from, such as an end
+    token that was held back: they are no favourites.
     """
     tokens = [*prompt, *new][:-1]
     cache = target.new_cache(len(tokens))
     (scores,) = target.run([Block(tokens, list(range(len(tokens))), None, cache, len(new))])
     logits = scores.logits.float()
+    logits[:, list(barred)] = -torch.inf
     return logits.max(-1).values - logits[range(len(new)), list(new)]

@@ -21,10 +21,13 @@ def stop_check(tokenizer, stop: str | Sequence[str] | None) -> Callable[[list[in
     return lambda new: any(text in tokenizer.decode(new[-window:]) for text in texts)
 
 
-def cut_at(text: str, stop: str | Sequence[str] | None) -> str:
-    """The text before the last stop text in it: the one that ended it, earlier ones came before the minimum."""
-    ends = [at for at in (text.rfind(one) for one in as_texts(stop)) if at >= 0]
-    return text[: max(ends, default=len(text))]
+def cut_at(text: str, stop: str | Sequence[str] | None, since: int = 0) -> str:
+    """The text before the first complete stop text in it, the one that begins first: "b" within "ab" is not it.
+
+    since: stop texts that end within so many characters are text: they came before the minimum length.
+    """
+    found = [text.find(one, max(0, since - len(one) + 1)) for one in as_texts(stop)]
+    return text[: min((at for at in found if at >= 0), default=len(text))]
 
 
 def as_texts(stop: str | Sequence[str] | None) -> list[str]:

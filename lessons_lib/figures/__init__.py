@@ -13,12 +13,13 @@ from lessons_lib.figures.latency import (
     plot_step_parts,
     plot_timeline,
 )
+from lessons_lib.figures.lookup import plot_guesses, plot_lookup, plot_spans
 from lessons_lib.figures.output import display
 from lessons_lib.figures.roofline import plot_roofline
 from lessons_lib.figures.style import COLORS, axes
 
 __all__ = [
     "COLORS", "axes", "display", "plot_break_even", "plot_cache_cost", "plot_cache_memory",
-    "plot_latency_parts", "plot_parts", "plot_prediction", "plot_roofline", "plot_step_parts",
-    "plot_timeline", "plot_width_curve", "show_mask",
+    "plot_guesses", "plot_latency_parts", "plot_lookup", "plot_parts", "plot_prediction", "plot_roofline",
+    "plot_spans", "plot_step_parts", "plot_timeline", "plot_width_curve", "show_mask",
 ]  # fmt: skip

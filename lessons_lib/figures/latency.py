@@ -27,7 +27,7 @@ def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float 
         _bar(ax, label, parts, longest)
     names = dict.fromkeys(name for parts in bars.values() for name in parts)
     handles = [ax.barh(next(iter(bars)), 0, color=color(name), label=name) for name in names]
-    ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(names))
+    ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(4, len(names)))
     ax.grid(axis="y", visible=False)
     ax.set(xlabel=unit, xlim=(0, 1.14 * longest))
     ax.invert_yaxis()

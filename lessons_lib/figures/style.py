@@ -21,7 +21,7 @@ COLORS = {
     # the two phases of a request, and the parts of a step
     "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
     "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
-    "slow products": SKY, "one kernel": PURPLE,
+    "slow products": SKY, "one kernel": GREEN,
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
     "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,

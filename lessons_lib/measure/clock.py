@@ -123,12 +123,8 @@ def compare(
     synchronize: Callable[[Any], None] = sync,
 ) -> Ratio:
     """Time a and b in turn (ABAB...) after warming up both; the ratio of their times a/b."""
-    with no_gc():
-        runs = [_block(fn, device, now, synchronize) for fn in (a, b)]
-        before = [_warm_up(run, warmup) for run in runs]
-        pairs = [(runs[0](), runs[1]()) for _ in range(repeats)]
-    times_a, times_b = zip(*pairs, strict=True)
-    return Ratio.of(Samples(times_a, before[0]), Samples(times_b, before[1]))
+    found = in_turn({"a": a, "b": b}, device, repeats, warmup, now, synchronize)
+    return Ratio.of(found["a"], found["b"])
 
 
 def in_turn(

@@ -122,12 +122,15 @@ def width_curve(
     device: Any = "cpu",
     repeats: int = 10,
 ) -> dict[int, clock.Samples]:
-    """Time step(w), a forward of w rows, for every width in turn, `repeats` times over: {w: Samples}."""
+    """Time step(w) for every width w in turn -> {w: Samples of `repeats` times in seconds}, after warm-up.
+
+    step: runs one forward of w rows (w tokens of one sequence, or one token of each of w) on `device`.
+    """
     return clock.in_turn({w: partial(step, w) for w in widths}, device, repeats)
 
 
 def width_costs(curve: dict[int, clock.Samples]) -> dict[int, float]:
-    """v(w): median time at each width over that of the narrowest (one row)."""
+    """{w: Samples in seconds} -> {w: v(w)}, without unit: median time over that of the narrowest width, of one row."""
     one = curve[min(curve)].median
     return {w: samples.median / one for w, samples in curve.items()}
 

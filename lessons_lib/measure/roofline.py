@@ -16,6 +16,7 @@ from .shape import ELEMENT_BYTES, ModelShape
 class Rates(Protocol):
     """What predictions need of a machine; hardware.Hardware has it."""
 
+    read_bandwidth: float
     matvec_bandwidth: dict[str, float]
     matmul_flops: dict[str, float]
 
@@ -41,16 +42,11 @@ def flops_decode(shape: ModelShape, batch: int = 1, cached: int = 0) -> int:
 def flops_prefill(shape: ModelShape, tokens: int, rows: int = 1) -> int:
     """FLOPs of one forward over T `tokens`, causal kernel: 2·N_lay·T + 2·N_head·rows + 4·L·H·d·T(T+1)/2.
 
-    rows: positions that get logits, 1 with logits_to_keep=1, else T. A dense (eager) kernel computes T² pairs
-    instead of T(T+1)/2: see flops_attention_dense.
+    rows: positions that get logits, 1 with logits_to_keep=1, else T. A dense (eager) kernel computes masked pairs
+    too, T² instead of T(T+1)/2.
     """
     matrices = 2 * shape.layer_weights * tokens + 2 * shape.head_weights * rows
     return matrices + 4 * shape.heads * shape.head_dim * shape.attended(tokens)
-
-
-def flops_attention_dense(shape: ModelShape, tokens: int) -> int:
-    """FLOPs of attention that computes masked pairs too (eager): 4·L·H·d·T², causal times 2T/(T+1)."""
-    return 4 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
 
 
 def flops_uncached(shape: ModelShape, length: int) -> int:
@@ -80,11 +76,6 @@ def bytes_prefill(shape: ModelShape, tokens: int, weight_bytes: float = 2, cache
     return shape.weights * weight_bytes + shape.kv_elements(tokens) * cache_bytes
 
 
-def intensity(flops: float, moved: float) -> float:
-    """Arithmetic intensity: FLOPs per byte moved."""
-    return flops / moved
-
-
 def ridge(flop_rate: float, bandwidth: float) -> float:
     """Ridge point in FLOPs per byte: work of lower intensity is memory-bound, of higher compute-bound."""
     return flop_rate / bandwidth
@@ -99,6 +90,16 @@ def bracket(flops: float, moved: float, flop_rate: float, bandwidth: float) -> B
     """Seconds for this work: between max(compute, memory) and compute + memory."""
     compute, memory = flops / flop_rate, moved / bandwidth
     return Bracket(max(compute, memory), compute + memory)
+
+
+def limit(flops: float, moved: float, hardware: Rates, dtype: str, flop_rate: float = 0.0) -> float:
+    """Seconds that no kernel beats: all bytes at the read bandwidth, or all FLOPs at the best rate seen in any product.
+
+    flop_rate: FLOP/s of other products that were timed, such as this model's own; the best square product's if
+    that is faster. A dtype without any rate is limited by its bytes alone.
+    """
+    best = max(flop_rate, hardware.matmul_flops.get(dtype, 0.0))
+    return max(moved / hardware.read_bandwidth, flops / best if best else 0.0)
 
 
 def overhead(measured: float, predicted: Bracket) -> float:

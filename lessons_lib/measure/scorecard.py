@@ -35,7 +35,7 @@ HEADINGS = (
 class Score:
     """One row. Numbers are in `unit`; None or NaN: "not measured" (measured) or nothing to say (the others).
 
-    limit: the physical limit, such as tokens/s at the measured bandwidth. peer: the official implementation
+    limit: the physical limit (of a time: roofline.limit). peer: the official implementation
     (peer_name), measured in the same run. published: somebody's number, from `source`.
     """
 
@@ -142,7 +142,8 @@ def write(
 
 EXPLAINED = (
     "Ratio: measured over predicted; within 25% means from 0.75 to 1.25. Peer: the official implementation, "
-    "measured in the same run. Limit: what the hardware or the method allows at best. -: nothing to say."
+    "measured in the same run. Limit: what the method allows at best or, of a time, the hardware: all bytes at the "
+    "read bandwidth, or all FLOPs at the best rate seen in any product. -: nothing to say."
 )
 
 

@@ -3,7 +3,7 @@
 t_0: the request was handed in; t_1..t_n: output tokens readable on the host.
 TTFT = t_1 - t_0, ITL_i = t_i - t_{i-1}, TPOT = (t_n - t_1)/(n - 1), E2E = t_n - t_0 = TTFT + (n - 1)·TPOT.
 Tools differ in these: print the formula.
-Sources: Zhong et al. 2024 (DistServe: goodput, capacity); Yu et al. 2022 (Orca: normalized latency).
+Source: Zhong et al. 2024 (DistServe: goodput, capacity).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 NAN = math.nan
 
@@ -48,11 +50,6 @@ class Timeline:
         """End-to-end latency: t_n - t_0; NaN if there is no token."""
         return NAN if self.failed else self.times[-1] - self.start
 
-    @property
-    def normalized(self) -> float:
-        """Normalized latency, E2E/n: seconds per output token, the first one's wait included."""
-        return NAN if self.failed else self.e2e / len(self.times)
-
 
 class TokenClock:
     """A streamer for transformers: `generate(..., streamer=clock)` notes when each token came.
@@ -81,6 +78,23 @@ def makespan(timelines: Sequence[Timeline]) -> float:
     """Seconds from the first arrival to the last token of a run."""
     ends = [t.times[-1] for t in timelines if not t.failed]
     return max(ends) - min(t.start for t in timelines) if ends else NAN
+
+
+def throughput(timelines: Sequence[Timeline]) -> float:
+    """Output throughput of a run: new tokens per second of its makespan, prompt tokens not counted; NaN without any."""
+    return sum(len(t.times) for t in timelines) / makespan(timelines)
+
+
+def percentiles(values: Sequence[float], qs: Sequence[float] = (50, 90, 99)) -> dict[float, float]:
+    """{q: the value that q % of `values` do not exceed}, interpolated linearly; NaNs, as of failed requests, left out.
+
+    TTFT and TPOT: of one value a request. ITL: of the gaps of all requests together, which shows the longest.
+    ValueError for a q outside 0 to 100; every percentile of nothing is NaN.
+    """
+    known = [value for value in values if not math.isnan(value)]
+    if not all(0 <= q <= 100 for q in qs):
+        raise ValueError(f"percentiles lie between 0 and 100, not {list(qs)}; for the median ask for 50")
+    return {q: float(np.percentile(known, q)) if known else NAN for q in qs}
 
 
 def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:

@@ -36,8 +36,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tens
 def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """As `attend`, with the scores in the open: what a compiler can fuse with its surroundings.
 
-    One query is a sum over products, which the compiler turns into one vectorised loop; the CPU kernel
-    behind scaled_dot_product_attention takes as long as all matrix products of the step together there.
+    One query is a sum over products, which the compiler turns into one vectorised loop. The CPU kernel
+    behind scaled_dot_product_attention, made for many queries, stays a call of its own and can take far longer.
     """
     heads, count, dim = q.shape
     q = stored(q)

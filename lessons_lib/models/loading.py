@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from lessons_lib import progress
+from lessons_lib.models import registry
 from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.language_model import LanguageModel
 from lessons_lib.models.packaged import gguf_file
@@ -21,7 +22,6 @@ from lessons_lib.models.registry import DRAFTS, HUB, OFFLINE, PACKAGED, unknown
 from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
 
-OURS = Path(__file__).parents[1] / "weights"  # small checkpoints that come with the package
 FORMAT = 1  # of converted folders: raise it when convert changes, and they are made anew
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -74,7 +74,7 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
 def _draft(name: str, dtype: torch.dtype) -> Loaded:
     from lessons_lib.models.stored_draft import load_draft
 
-    folder = OURS / name
+    folder = registry.OURS / name
     if not folder.is_dir():
         raise ModelUnavailable(f"{name!r} is not trained yet; `python -m lessons_lib.training --help` says how.")
     target, tokenizer = _load(DRAFTS[name], dtype)

@@ -1,6 +1,7 @@
 """Where each model comes from: the one list of names."""
 
 from difflib import get_close_matches
+from pathlib import Path
 
 from lessons_lib.models.packaged import PackagedModel
 
@@ -30,12 +31,14 @@ HUB = {
     "phi-1.3b": "microsoft/phi-1_5",
 }
 DRAFTS = {"smol-draft": "smollm2-135m"}  # ours, distilled from the target beside it
+LLAMA_LIKE = (*PACKAGED, "smollm2-360m", "smollm2-1.7b", "llama-2-7b", "llama-3.2-1b", "mistral-7b", "openllama-7b")
+OURS = Path(__file__).parents[1] / "weights"  # small checkpoints that come with the package
 OFFLINE = "smollm2-135m"
 
 
 def names() -> list[str]:
-    """The names that `load` knows; it also takes a folder and a hub id ("owner/model")."""
-    return [*PACKAGED, *DRAFTS, *HUB]
+    """The names that `load` can serve; it also takes a folder and a hub id ("owner/model")."""
+    return [*PACKAGED, *(name for name in DRAFTS if (OURS / name).is_dir()), *HUB]
 
 
 def unknown(name: str) -> ValueError:

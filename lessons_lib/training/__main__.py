@@ -9,7 +9,7 @@ from pathlib import Path
 from lessons_lib.models import load
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
-from lessons_lib.models.loading import OURS
+from lessons_lib.models.registry import OURS
 from lessons_lib.models.stored_draft import save_draft
 from lessons_lib.paths import cache_dir
 from lessons_lib.training import collect, distill, evaluate, prompts

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.measure import claims
 from lessons_lib.measure.clock import Ratio, Samples
 
 
@@ -71,3 +72,14 @@ def test_a_quick_run_leaves_no_raw_samples_and_no_mark_on_a_full_row(bench, monk
     call(bench, monkeypatch, "--quick")
     assert not (tmp_path / "a.json").exists()
     assert json.loads((tmp_path / "claims.json").read_text())["rows"][0]["quick"] is True
+
+
+def test_stored_claims_have_the_bars_and_baselines_of_the_registry(monkeypatch):
+    """A bar that moves, or a comparison that changes, asks for a new measurement."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import registry
+    import run  # noqa: F401  (registers all claims)
+
+    known = {name: (claim.bar, claim.baseline) for name, claim in registry.CLAIMS.items()}
+    stored = {row.claim: (row.bar, row.baseline) for row in claims.load(ROOT / "bench" / "results" / "claims.json")}
+    assert stored and stored == {name: known.get(name) for name in stored}

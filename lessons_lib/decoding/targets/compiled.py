@@ -1,9 +1,9 @@
 """Our decoder as a compiled target (lesson 03): static buffers, one graph per number of rows.
 
-Plain `torch.compile` gains little on a CPU: three quarters of a one-token step are matrix products, and those
-stay calls of the same library. What helps is to take the products out of the library: written as sums over
-products, they are compiled with all the rest. Keys and values travel as arguments, so that every prompt may
-bring its own cache to the same graph.
+Plain `torch.compile` gains little on a CPU: most of a one-token step is matrix products, and those stay calls
+of the same library. What helps is to take the products out of the library: written as sums over products, they
+are compiled with all the rest. Keys and values travel as arguments, so that every prompt may bring its own cache
+to the same graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import ShortenTraceback
 
 from lessons_lib.caches.static import Slots, StaticCache
 from lessons_lib.decoding.blocks import Block, Scores
@@ -51,10 +52,9 @@ class CompiledTarget(DecoderTarget):
         self.context, self.products, self.widths = min(context, self.context), products, sorted(widths)
         self.compile_seconds: dict[int, float] = {}
         self._steps: dict[int, Callable] = {}
-        self.problem = compiler_problem(self.device)
-        if self.problem:
-            say(f"{self.problem}; decoding runs uncompiled")
-            self.widths = []
+        self.problem: str | None = None
+        if problem := compiler_problem(self.device):
+            self._give_up(problem)
 
     def new_cache(self, tokens: int) -> StaticCache:
         """An empty cache of this target's fixed size."""
@@ -97,14 +97,28 @@ class CompiledTarget(DecoderTarget):
 
         def first(*args):
             since = perf_counter()
-            with settings(frozen=self.products != "library", tuned=self.products == "tuned"):
-                out = compiled(*args)
+            try:
+                with settings(frozen=self.products != "library", tuned=self.products == "tuned"):
+                    out = compiled(*args)
+            except ShortenTraceback as error:  # of the compiler, whatever it lacks
+                self._give_up(f"torch.compile failed ({reason(error)})")
+                return static_step(self.decoder, FUSED)(*args)
             self.compile_seconds[width] = perf_counter() - since
             say(f"compiled in {self.compile_seconds[width]:.0f} s")
             self._steps[width] = unguarded(compiled)
             return out
 
         return first
+
+    def _give_up(self, problem: str) -> None:
+        """Decode uncompiled from now on, and say why."""
+        self.problem, self.widths = problem, []
+        say(f"{problem}; decoding runs uncompiled")
+
+
+def reason(error: Exception) -> str:
+    """The first line of what a compiler's error says, without its end mark."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
 
 
 def static_step(decoder: Decoder, kernels: Kernels = OPEN) -> Callable:

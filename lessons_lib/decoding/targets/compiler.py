@@ -4,6 +4,9 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -55,13 +58,30 @@ def keep_compiled_code() -> None:
 
 
 def compiler_problem(device: torch.device) -> str | None:
-    """Why nothing can be compiled for this device, None if it can."""
-    if device.type != "cpu":
-        return None
-    from torch._inductor.cpp_builder import get_cpp_compiler
+    """Why nothing can be compiled for this device, None if it can. One small file is compiled, once a process."""
+    return _gpu_problem() if device.type in ("cuda", "xpu") else _cpp_problem() if device.type == "cpu" else None
+
+
+@cache
+def _gpu_problem() -> str | None:
+    from torch.utils._triton import has_triton
+
+    return None if has_triton() else "torch.compile needs Triton and a GPU that it knows (install triton)"
+
+
+@cache
+def _cpp_problem() -> str | None:
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
 
     try:
-        get_cpp_compiler()
+        compiler = get_cpp_compiler()
     except Exception:  # inductor raises errors of several kinds, from several places
         return "torch.compile needs a C++ compiler and none was found (install g++ or clang, or set CXX)"
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text("#include <Python.h>\n")  # as every compiled step begins
+        try:
+            CppBuilder("probe", [str(source)], CppTorchOptions(warning_all=False), folder).build()
+        except Exception:
+            return f"the C++ compiler {compiler} compiles nothing (repair it, or set CXX to another)"
     return None

@@ -70,7 +70,7 @@ def test_a_static_cache_takes_its_capacity_from_the_first_token_on():
     model, cache = LlamaForCausalLM(config), StaticCache(config=config, max_cache_len=32)
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)
-    assert allocated(cache) == sizes.static_bytes(ModelShape.from_config(config), 32, cache_bytes=4)
+    assert allocated(cache) == sizes.kv_bytes(ModelShape.from_config(config), 32, cache_bytes=4)
 
 
 @pytest.mark.parametrize("tokens", [5, 8, 13])
@@ -79,7 +79,7 @@ def test_a_sliding_static_cache_takes_no_more_than_its_window(tokens):
     model, cache = MistralForCausalLM(config), StaticCache(config=config, max_cache_len=tokens)
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)
-    assert allocated(cache) == sizes.static_bytes(ModelShape.from_config(config), tokens, cache_bytes=4)
+    assert allocated(cache) == sizes.kv_bytes(ModelShape.from_config(config), tokens, cache_bytes=4)
 
 
 @pytest.mark.parametrize("tokens, pages", [(1, 1), (16, 1), (17, 2)])

@@ -2,10 +2,15 @@ import json
 
 import nbformat
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from lessons_lib.course import runner
+from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import UsageError
 from lessons_lib.measure.scorecard import MIME
+from lessons_lib.models import names, tiny
+from lessons_lib.models.registry import LLAMA_LIKE
 
 SCORE = {"lesson": "01", "claim": "tokens", "unit": "", "predicted": 4, "measured": 4}
 SHOW = f"from IPython.display import display\ndisplay({{{MIME!r}: [{SCORE!r}], 'text/plain': 'scores'}}, raw=True)"
@@ -66,6 +71,35 @@ def test_an_unknown_model_is_answered_with_the_valid_ones(write_lesson, tmp_path
     with pytest.raises(UsageError, match="smollm2-135m"):
         runner.run([], {"model": "smollm2-135"}, tmp_path / "build", [write_lesson("00_lesson")])
     assert not (tmp_path / "build").exists()
+
+
+@pytest.fixture
+def opt_folder(tmp_path):
+    """A checkpoint of a family that the readable decoder does not compute."""
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    tiny(family="opt").save_pretrained(tmp_path / "tiny-opt")
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1").save_pretrained(tmp_path / "tiny-opt")
+    return str(tmp_path / "tiny-opt")
+
+
+def test_a_model_that_is_not_llama_like_is_refused_with_those_that_are(opt_folder, write_lesson, tmp_path, capsys):
+    with pytest.raises(UsageError) as caught:
+        runner.run([], {"model": opt_folder, "dtype": "fp32"}, tmp_path / "build", [write_lesson("00_lesson")])
+    assert str(caught.value).startswith("The lessons take Llama-like models such as smollm2-135m, ")
+    assert str(caught.value).endswith("tiny-opt is none.") and "target(" not in str(caught.value)
+    assert "tiny-opt" in capsys.readouterr().out and not (tmp_path / "build").exists()
+
+
+def test_a_known_name_that_is_not_llama_like_is_refused_before_it_is_fetched(monkeypatch):
+    monkeypatch.setattr("lessons_lib.models.load", None)  # calling it would fail
+    with pytest.raises(UsageError, match="and pythia-160m is none"):
+        runner.prepare({"pythia-160m": ("cpu", "fp32")})
+
+
+def test_readme_names_the_models_that_the_lessons_take():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"The lessons take Llama-like models such as {', '.join(LLAMA_LIKE)};" in text
+    assert set(LLAMA_LIKE) <= {*names()}
 
 
 def test_a_models_folder_is_made_absolute_because_kernels_run_elsewhere(tmp_path, monkeypatch):

@@ -180,6 +180,60 @@ def test_a_missing_compiler_is_found_out_by_asking_the_compilers_own_search(monk
     assert out.stdout.startswith("torch.compile needs a C++ compiler and none was found"), out.stderr
 
 
+@pytest.fixture
+def broken_compiler(tmp_path) -> Path:
+    """A compiler that says its version and compiles nothing."""
+    script = tmp_path / "broken-g++"
+    script.write_text(
+        '#!/bin/sh\ncase "$1" in --version|-v) echo "g++ 13.0.0";; *) echo "no backend" >&2; exit 1;; esac\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+BROKEN = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+if sys.argv[2] == "unseen":
+    compiled.compiler_problem = lambda device: None
+decoder = Decoder.from_transformers(tiny())
+target = CompiledTarget(decoder, context=32)
+text = generate(DecoderTarget(decoder), [5, 80, 3], max_new_tokens=6).ids
+assert generate(target, [5, 80, 3], max_new_tokens=6).ids == generate(target, [5, 80, 3], max_new_tokens=6).ids == text
+assert not target.compile_seconds
+print(target.problem)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
+@pytest.mark.parametrize("seen, said", [
+    ("seen", r"the C\+\+ compiler .*broken-g\+\+ compiles nothing \(repair it, or set CXX to another\)"),
+    ("unseen", r"torch.compile failed \(.+\)"),
+])  # fmt: skip
+def test_a_compiler_that_fails_at_every_file_leaves_decoding_eager_with_one_sentence(
+    broken_compiler, tmp_path, seen, said
+):
+    environment = {**os.environ, "CXX": str(broken_compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
+    root, command = str(Path(__file__).parents[3]), [sys.executable, "-c", BROKEN]
+    out = subprocess.run([*command, root, seen], env=environment, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert re.fullmatch(said, out.stdout.strip()) and out.stderr.count("decoding runs uncompiled") == 1
+
+
+def test_a_gpu_without_triton_is_told_so_before_anything_compiles(monkeypatch):
+    compiler._gpu_problem.cache_clear()
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    assert compiler.compiler_problem(torch.device("cuda")).startswith("torch.compile needs Triton")
+    compiler._gpu_problem.cache_clear()
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    assert compiler.compiler_problem(torch.device("cuda")) is None
+    compiler._gpu_problem.cache_clear()
+
+
 def test_a_cache_that_cannot_be_written_leaves_the_compiler_its_own_folder(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)

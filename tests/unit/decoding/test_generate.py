@@ -18,6 +18,7 @@ from lessons_lib.decoding.acceptance import Greedy
 from lessons_lib.decoding.generate import generate, new_row
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import step
+from lessons_lib.decoding.streaming import TextStream
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget, Unsupported, as_target
 from lessons_lib.decoding.trace import compression, tokens_per_forward
 from lessons_lib.models import tiny
@@ -290,3 +291,14 @@ def test_a_proposer_whose_needs_are_not_offered_is_refused(network):
 def test_what_cannot_decode_is_refused():
     with pytest.raises(TypeError, match="str cannot decode"):
         as_target("smollm2-135m")
+
+
+@pytest.mark.parametrize("stop", [None, "{word}"], ids=["", "stop text"])
+def test_a_stream_has_shown_the_text_of_the_output_when_generate_returns(network, greedy, words, stop):
+    target, written = DecoderTarget(Decoder.from_transformers(network), words), []
+    stop = stop and f"w{greedy[len(PROMPT) + 6]}"
+    stream = TextStream(words, written.append, stop)
+    proposer = Scripted(greedy, 97, scripts.always_right)
+    out = generate(target, PROMPT, proposer, max_new_tokens=N, stop=stop, on_tokens=stream)
+    assert "".join(written) == out.text and len(written) > 1
+    assert out.finish == ("stop" if stop else "length")

@@ -40,3 +40,14 @@ def test_a_targets_own_greedy_text_falls_short_nowhere_and_another_token_does(ma
     new[-1] = (new[-1] + 1) % 97
     short = shortfall(target, PROMPT, new)
     assert short[-1] > 0 and not short[:-1].any()
+
+
+@pytest.mark.parametrize("make", TARGETS)
+def test_a_token_that_was_held_back_is_nobodys_favourite(make):
+    target = make(tiny())
+    free = generate(target, PROMPT, max_new_tokens=8).ids
+    target.eos = (free[3],)
+    new = generate(target, PROMPT, max_new_tokens=8, min_new_tokens=8).ids
+    assert new[:3] == free[:3] and free[3] not in new
+    assert shortfall(target, PROMPT, new, target.eos).tolist() == [0] * 8
+    assert shortfall(target, PROMPT, new)[3] > 0

@@ -15,6 +15,8 @@ from lessons_lib.measure.parts import grouped, kernel_times, taken_apart
     ("graph_5_gemm_m1n960k576_kernel", "matrix products"),
     ("graph_0_cpp_fused__softmax_addcmul_mul_roll_1", "attention"),
     ("graph_0_cpp_fused__softmax_add_embedding_mul_rsqrt_silu_split_sum_view_0", "one kernel"),
+    ("## Call CompiledFxGraph fhn2wfaqxtjt ##", "launch"),
+    ("Torch-Compiled Region: 0/0", "launch"),
     ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
 ])  # fmt: skip
 def test_kernels_fall_into_the_part_they_belong_to(kernel, part):
@@ -42,3 +44,11 @@ def test_parts_add_up_to_the_time_without_the_profiler(monkeypatch):
     assert list(parts) == ["matrix products", "attention", "the rest"] and all(parts.values())
     assert list(taken_apart(lambda: a + 1, runs=2)) == ["the rest"]
     assert sum(parts.values()) == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize("launch, rest", [(300.0, 700.0), (5000.0, 0.0)])
+def test_launching_is_a_share_of_the_rest_and_never_more(monkeypatch, launch, rest):
+    monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((1000.0,)))
+    a = torch.ones(64, 64)
+    parts = taken_apart(lambda: a + 1, runs=2, launch=launch)
+    assert parts == {"launch": 1000.0 - rest, "the rest": rest}

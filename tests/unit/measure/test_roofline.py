@@ -24,6 +24,11 @@ def tiny():
     return LlamaForCausalLM(config).eval(), ModelShape.from_config(config)
 
 
+def dense_attention(shape: ModelShape, tokens: int) -> int:
+    """FLOPs of attention that computes masked pairs too, as eager attention does: 4·L·H·d·T²."""
+    return 4 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
+
+
 def counted(model, tokens: int, **kwargs) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, tokens, dtype=torch.long), **kwargs)
@@ -34,7 +39,7 @@ def counted(model, tokens: int, **kwargs) -> int:
 def test_counted_flops_of_a_prefill_equal_the_formula_with_dense_attention(tiny, rows):
     model, shape = tiny
     matrices = roofline.flops_prefill(shape, 7, rows) - 4 * shape.heads * shape.head_dim * shape.attended(7)
-    dense = roofline.flops_attention_dense(shape, 7)
+    dense = dense_attention(shape, 7)
     assert counted(model, 7, logits_to_keep=rows) == matrices + dense
     causal = 4 * shape.heads * shape.head_dim * shape.attended(7)
     assert dense == causal * 2 * 7 / (7 + 1)  # what masking leaves unused
@@ -54,7 +59,7 @@ def test_counted_flops_of_generating_without_a_cache_equal_the_sum_of_prefills(t
     total = expected = 0
     for length in range(5, 9):  # prompt 5, four new tokens
         total += counted(model, length, logits_to_keep=1, use_cache=False)
-        extra = roofline.flops_attention_dense(shape, length) - pairs * shape.attended(length)
+        extra = dense_attention(shape, length) - pairs * shape.attended(length)
         expected += roofline.flops_uncached(shape, length) + extra
     assert total == expected
     assert roofline.flops_generate(shape, 5, 4, cached=False) == sum(
@@ -95,14 +100,14 @@ def test_intensity_of_attention_is_the_grouping_whatever_batch_and_length(name, 
     for batch, cached in ((1, 10), (8, 1000)):
         flops = roofline.flops_decode(shape, batch, cached) - roofline.flops_decode(shape, batch)
         moved = roofline.bytes_decode(shape, batch, cached) - roofline.bytes_decode(shape, batch)
-        assert roofline.intensity(flops, moved) == pytest.approx(expected)
+        assert flops / moved == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("weight_bytes, times_batch", [(2, 1), (1, 2), (0.625, 3.2)])
 def test_intensity_of_the_weights_grows_with_the_batch(weight_bytes, times_batch):
     for batch in (1, 16):
         flops, moved = roofline.flops_decode(SMOL, batch), roofline.bytes_decode(SMOL, batch, 0, weight_bytes)
-        assert roofline.intensity(flops, moved) == pytest.approx(times_batch * batch)
+        assert flops / moved == pytest.approx(times_batch * batch)
 
 
 def test_from_the_critical_batch_on_the_matrices_are_compute_bound():
@@ -159,6 +164,15 @@ def test_predictions_take_rates_given_instead():
     assert slow.low == pytest.approx(roofline.flops_prefill(SMOL, 64) / 1e9)
     narrow = roofline.predict_prefill(SMOL, rates, tokens=1, bandwidth=1e9)
     assert narrow.low == pytest.approx(0.268959744 + 23_040e-9)
+
+
+def test_the_limit_is_bytes_at_the_read_bandwidth_or_flops_at_the_best_rate_seen():
+    rates = SimpleNamespace(read_bandwidth=10.0, matvec_bandwidth={"bf16": 1.0}, matmul_flops={"bf16": 40.0})
+    assert roofline.limit(10, 20, rates, "bf16") == 2  # memory; the slower one-row products do not count
+    assert roofline.limit(400, 20, rates, "bf16") == 10  # arithmetic, at the square product's rate
+    assert roofline.limit(400, 20, rates, "bf16", flop_rate=80) == 5  # at a faster product's
+    assert roofline.limit(400, 20, rates, "bf16", flop_rate=8) == 10  # a slower one does not count
+    assert roofline.limit(400, 20, rates, "int4") == 2  # nothing known but its bytes
 
 
 def test_a_dtype_that_was_not_measured_is_refused():

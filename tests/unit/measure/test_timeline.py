@@ -1,4 +1,4 @@
-"""Timelines of tokens: the worked examples of the definitions, goodput."""
+"""Timelines of tokens: the worked examples of the definitions, throughput, percentiles, goodput."""
 
 import math
 
@@ -8,7 +8,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lessons_lib.measure import timeline
-from lessons_lib.measure.timeline import Timeline, TokenClock, attainment, capacity, goodput, makespan
+from lessons_lib.measure.timeline import (
+    Timeline,
+    TokenClock,
+    attainment,
+    capacity,
+    goodput,
+    makespan,
+    percentiles,
+    throughput,
+)
 
 FOUR = Timeline(0.0, (0.5, 0.6, 0.8, 1.0))
 GIVEN = [(0.2, 0.05), (0.9, 0.05), (0.3, 0.2), (0.2, 0.04)]  # (TTFT, TPOT)
@@ -19,12 +28,11 @@ def test_the_worked_example():
     assert FOUR.itl == pytest.approx([0.1, 0.2, 0.2])
     assert FOUR.tpot == pytest.approx(1 / 6)
     assert FOUR.e2e == 1.0 == pytest.approx(FOUR.ttft + 3 * FOUR.tpot)
-    assert FOUR.normalized == 0.25
 
 
 def test_times_count_from_the_start_of_the_request():
     late = Timeline(10.0, (10.5, 10.6, 10.8, 11.0))
-    assert (late.ttft, late.e2e, late.normalized) == pytest.approx((0.5, 1.0, 0.25))
+    assert (late.ttft, late.e2e) == pytest.approx((0.5, 1.0))
 
 
 def test_one_token_has_no_tpot():
@@ -34,12 +42,34 @@ def test_one_token_has_no_tpot():
 
 def test_an_empty_output_has_no_ttft_and_counts_as_failed():
     empty = Timeline(0.0, ())
-    assert empty.failed and math.isnan(empty.ttft) and math.isnan(empty.e2e) and math.isnan(empty.normalized)
-    assert math.isnan(makespan([empty]))
+    assert empty.failed and math.isnan(empty.ttft) and math.isnan(empty.e2e)
+    assert math.isnan(makespan([empty])) and math.isnan(throughput([empty]))
 
 
 def test_a_makespan_lasts_from_the_first_arrival_to_the_last_token():
     assert makespan([FOUR, Timeline(1.0, (1.5, 2.0)), Timeline(-1.0, ())]) == 3.0
+
+
+def test_throughput_is_all_new_tokens_over_the_makespan_waits_included():
+    assert throughput([FOUR, Timeline(1.0, (1.5, 2.0)), Timeline(-1.0, ())]) == 6 / 3.0
+    assert throughput([Timeline(10.0, (10.5, 12.0))]) == 1.0
+
+
+def test_percentiles_are_interpolated_linearly_by_hand():
+    assert percentiles([4.0, 1.0, 3.0, 2.0]) == pytest.approx({50: 2.5, 90: 3.7, 99: 3.97})
+    assert percentiles([7.0], qs=(0, 100)) == {0: 7.0, 100: 7.0}
+
+
+def test_percentiles_leave_out_requests_without_a_value_and_know_nothing_of_none():
+    runs = [FOUR, Timeline(0.0, ()), Timeline(0.0, (1.5,))]
+    assert percentiles([run.ttft for run in runs], qs=(50,)) == {50: 1.0}
+    assert all(math.isnan(value) for value in percentiles([run.tpot for run in runs[1:]]).values())
+
+
+@pytest.mark.parametrize("q", [-1, 101])
+def test_a_percentile_beyond_all_values_is_refused(q):
+    with pytest.raises(ValueError, match="between 0 and 100"):
+        percentiles([1.0], qs=(q,))
 
 
 def test_a_burst_of_tokens_gives_gaps_of_zero_but_an_honest_tpot():

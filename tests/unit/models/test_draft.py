@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from support.oracle import exact
 
-from lessons_lib.models import LanguageModel, ModelUnavailable, load, loading, registry, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, load, registry, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, decoder_of, own_weights, start_from
 from lessons_lib.models.eight_bit import FEW, EightBit, round_rows
@@ -135,7 +135,7 @@ def test_transformers_drafts_with_it_and_the_text_stays_the_targets(loaded, netw
 @pytest.fixture
 def stored_by_name(tiny_package, monkeypatch, tmp_path):
     """ "tiny-draft", a draft of the packaged tiny model."""
-    monkeypatch.setattr(loading, "OURS", tmp_path / "weights")
+    monkeypatch.setattr(registry, "OURS", tmp_path / "weights")
     monkeypatch.setitem(registry.DRAFTS, "tiny-draft", "packaged-tiny")
     target = Decoder.from_transformers(load("packaged-tiny", device="cpu", dtype="fp32").network)
     draft = start_from(target, (1,), torch.arange(3, 40))
@@ -145,7 +145,9 @@ def stored_by_name(tiny_package, monkeypatch, tmp_path):
 def test_a_draft_loads_by_name_with_its_targets_tokenizer(stored_by_name, tmp_path):
     with pytest.raises(ModelUnavailable, match="'tiny-draft' is not trained yet; `python -m lessons_lib.training"):
         load("tiny-draft", device="cpu")
+    assert "tiny-draft" not in registry.names()
     stored_by_name()
+    assert "tiny-draft" in registry.names()
     assert '"steps": 7' in (tmp_path / "weights" / "tiny-draft" / CARD).read_text()
     model, target = load("tiny-draft", device="cpu", dtype="fp32"), load("packaged-tiny", device="cpu")
     assert isinstance(model, LanguageModel) and model.shape.layers == 1

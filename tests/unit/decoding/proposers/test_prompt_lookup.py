@@ -171,11 +171,25 @@ def test_each_match_length_is_judged_by_itself():
 
 def test_random_text_costs_hardly_more_than_plain_decoding_and_a_repeating_one_gains_all_the_same():
     options = dict(num_tokens=6, min_hit_rate=0.5)
-    free = [generate(whimsical(1, 30), [1, 2, 3], PromptLookup(**o), max_new_tokens=300).trace for o in (options, {})]
+    free = [
+        generate(whimsical(1, 30), [1, 2, 3], PromptLookup(**o), max_new_tokens=300).trace
+        for o in (options, {"min_hit_rate": 0.0})
+    ]
     fed, careless = [sum(s.forwarded for s in trace) for trace in free]
     assert fed < 1.2 * 302 and careless > 3 * 302
     repeating = choosing(lambda prefix: (prefix[-1] + 1) % 20, 20)
     assert tokens_per_forward(generate(repeating, [0], PromptLookup(**options), max_new_tokens=200).trace) > 4
+
+
+@pytest.mark.parametrize("rule, silent", [("recent", True), ("transformers", False), ("original", False)])
+def test_only_the_rule_of_our_own_keeps_silent_unless_told_otherwise(rule, silent):
+    for options, expected in (({}, silent), ({"min_hit_rate": 0.0}, False), ({"min_hit_rate": 0.35}, True)):
+        proposer, ids = PromptLookup(num_tokens=1, max_ngram=1, rule=rule, **options), [0, 8]
+        proposer.reset(choosing(len, 100), ids)
+        for token in (0, 2, 0, 3, 0, 4):  # each 0 is followed by what it was not followed by before
+            told(proposer, ids, token)
+        assert told(proposer, ids, 0) is False  # 4 was never seen
+        assert told(proposer, ids, 5) is not expected
 
 
 def test_the_corpus_outlives_a_text_and_what_was_learned_does_not():

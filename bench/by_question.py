@@ -1,0 +1,118 @@
+"""Measuring question by question: methods in turn on each, kept as it goes so that a killed run goes on, and sums.
+
+Over several questions a speed is the sum of tokens over the sum of seconds: long answers weigh more than short ones.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from lessons_lib.data import Question
+from lessons_lib.decoding.probing import shortfall
+from lessons_lib.decoding.trace import Step
+from lessons_lib.measure.clock import Ratio, Samples, no_gc
+from lessons_lib.progress import bar, say
+
+KEPT = Path(__file__).parent.parent / "build" / "bench-questions"
+Made = tuple[Sequence[int], Sequence[Step]]  # new ids, and the trace where it is ours
+
+
+def first_of(questions: Sequence[Question], categories: Sequence[str], count: int) -> list[Question]:
+    """The first `count` questions of each category, as they stand in the file."""
+    of = {category: [q for q in questions if q.category == category][:count] for category in categories}
+    return [question for chosen in of.values() for question in chosen]
+
+
+def each(claim: str, questions: Sequence[Question], measure: Callable[[Question], dict], settings: dict) -> list[dict]:
+    """measure(question) for every question. Rows are on disk as soon as they are there, until all are: a run that
+    was killed goes on behind them if it asks for the same questions with the same settings."""
+    path = KEPT / f"{claim.replace('/', '-')}.json"
+    wanted = json.loads(json.dumps([[asdict(question) for question in questions], settings]))
+    rows = kept(path, wanted)
+    for question in bar(questions[len(rows) :], desc=claim, unit="question"):
+        rows.append(measure(question))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"wanted": wanted, "rows": rows}))
+    path.unlink(missing_ok=True)
+    return rows
+
+
+def kept(path: Path, wanted: list) -> list[dict]:
+    """Rows of an interrupted run of the same measurement."""
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):  # there is none, or the run was killed while it wrote
+        return []
+    if before["wanted"] != wanted:
+        return []
+    say(f"going on with {path.stem}: {len(before['rows'])} questions are measured")
+    return before["rows"]
+
+
+def in_turn(target, question: Question, ids: list[int], methods: Mapping[str, Callable[[], Made]]) -> dict:
+    """Every method on one question, backwards on every second one -> what each took and made, and how they differ.
+
+    equal: whether all texts are the first method's. shortfall: by how many logits a token of the text falls short of
+    the target's favourite at most, both from one forward over the whole text: rounding, unless it is large.
+    """
+    seconds, made = {}, {}
+    with no_gc():
+        for name in list(methods)[:: -1 if question.question_id % 2 else 1]:
+            since = perf_counter()
+            made[name] = methods[name]()
+            seconds[name] = perf_counter() - since
+    texts = [list(new) for new, _ in made.values()]
+    row = {
+        "question_id": question.question_id,
+        "category": question.category,
+        "equal": texts.count(texts[0]) == len(texts),
+    }
+    for name, (new, trace) in made.items():
+        steps = [step for step in trace if not step.is_prefill]
+        row[name] = {
+            "tokens": len(new), "seconds": seconds[name], "forwards": len(trace),
+            "forwarded": sum(step.forwarded for step in steps),
+            "shortfall": float(shortfall(target, ids, new, target.eos).max()),
+        }  # fmt: skip
+    return row
+
+
+def speed(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
+    """Tokens per second of method `fast` over those of `slow`."""
+    taken = [[(row[name]["tokens"], row[name]["seconds"]) for row in rows] for name in (slow, fast)]
+    return rate_ratio(*taken)
+
+
+def compression(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
+    """Tokens per forward, prefill included, of method `fast` over those of `slow`; plain decoding has exactly 1."""
+    return rate_ratio(*[[(row[name]["tokens"], row[name]["forwards"]) for row in rows] for name in (slow, fast)])
+
+
+def tokens_per_forward(rows: Sequence[dict], name: str) -> float:
+    """tau: prefill and its token left out."""
+    return sum(row[name]["tokens"] - 1 for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
+
+
+def rate_ratio(a: Sequence[tuple], b: Sequence[tuple], resamples: int = 2000, seed: int = 0) -> Ratio:
+    """a, b: for each question (tokens, cost) -> sum of tokens over sum of costs, b's over a's.
+
+    The 95 % interval comes from drawing the questions again, so it says how much the choice of questions matters.
+    The samples are each question's cost per token. ValueError without questions.
+    """
+    if not len(a) or len(a) != len(b):
+        raise ValueError(f"both methods need the same questions, at least one, not {len(a)} and {len(b)}")
+    both = np.array([a, b], dtype=float)  # (2, questions, 2)
+
+    def ratio(drawn):
+        tokens, cost = np.moveaxis(both[:, drawn].sum(-2), -1, 0)
+        slow, fast = tokens / cost
+        return fast / slow
+
+    drawn = np.random.default_rng(seed).integers(len(a), size=(resamples, len(a)))
+    low, high = np.percentile(ratio(drawn), [2.5, 97.5])
+    samples = [Samples(tuple((cost / tokens).tolist())) for tokens, cost in np.moveaxis(both, -1, 1)]
+    return Ratio(float(ratio(np.arange(len(a)))), float(low), float(high), *samples)

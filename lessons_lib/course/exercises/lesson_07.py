@@ -1,0 +1,44 @@
+"""Checkers of lesson 07: the latest occurrence, what a guess must bring, tokens per forward, and a replay."""
+
+import random
+
+from lessons_lib.course.exercises import exercise, expect
+from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+from lessons_lib.decoding.replay import Recording, replay
+from lessons_lib.measure.speculation import expected_tokens
+
+
+@exercise("07.1")
+def latest(attempt):
+    """What followed the last earlier occurrence of the last n tokens."""
+    expect(attempt, [1, 2, 3, 1, 2, 4, 1, 2], 2, 2, equals=[4, 1])
+    expect(attempt, [1, 2, 3, 1, 2, 4, 1, 2], 1, 3, equals=[4, 1, 2])
+    expect(attempt, [5, 5, 5], 2, 4, equals=[5])
+    expect(attempt, [1, 2, 3], 1, 4, equals=[])
+    expect(attempt, [7], 2, 4, equals=[])
+
+
+@exercise("07.2")
+def share_that_pays(attempt):
+    """(v - 1) / k: k more tokens, that often, for v - 1 more forwards."""
+    expect(attempt, 2.0, 10, equals=0.1)
+    expect(attempt, 1.0, 4, equals=0.0)
+    expect(attempt, 3.5, 5, equals=0.5)
+
+
+@exercise("07.3")
+def tokens_per_forward(attempt):
+    """1 + m (E[N] - 1)."""
+    for share, alpha, gamma in [(1.0, 0.8, 5), (0.4, 0.5, 10), (0.0, 0.9, 10), (0.7, 0.0, 3)]:
+        expect(attempt, share, alpha, gamma, equals=1 + share * (expected_tokens(alpha, gamma) - 1))
+
+
+@exercise("07.4")
+def forwards(attempt):
+    """Verification forwards of a text, against `replay`."""
+    rng = random.Random(0)
+    expect(attempt, [1, 2, 3, 4], [1, 2, 3, 4, 1], 2, 10, equals=1)
+    for alphabet in (2, 3, 50):
+        ids = [rng.randrange(alphabet) for _ in range(60)]
+        trace = replay(Recording(ids[:30], ids[30:]), PromptLookup(4, 2, rule="transformers"))
+        expect(attempt, ids[:30], ids[30:], 2, 4, equals=len(trace) - 1)

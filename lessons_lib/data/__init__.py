@@ -1,0 +1,65 @@
+"""Prompts and texts that lessons and benches use, as package data.
+
+questions.jsonl: written for this project, in Spec-Bench's format, so that both files serve. Its categories:
+"chat" (some of several turns), "summarization", "qa" and "code" (these three work on a passage or a program that the
+prompt holds, most of them so that much of it comes back in the answer), "math", "writing" (free) and "lists".
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+QUESTIONS = Path(__file__).with_name("questions.jsonl")
+FORM = '{"question_id": 1, "category": "math", "turns": ["..."]}'
+
+
+@dataclass(frozen=True)
+class Question:
+    """One conversation: the user's turns, each to be asked after the answer to the one before."""
+
+    question_id: int
+    category: str
+    turns: tuple[str, ...]
+
+    def __post_init__(self):
+        if isinstance(self.question_id, bool) or not isinstance(self.question_id, int):
+            raise ValueError(f"question_id is no whole number but {self.question_id!r}")
+        if not isinstance(self.category, str) or not self.category:
+            raise ValueError(f"category is no text but {self.category!r}")
+        if not self.turns or not all(isinstance(turn, str) and turn.strip() for turn in self.turns):
+            raise ValueError("turns is no list of texts, or one of them is empty")
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The first turn as `generate` takes it."""
+        return [{"role": "user", "content": self.turns[0]}]
+
+
+def questions(path: str | Path | None = None) -> list[Question]:
+    """The questions of a file in Spec-Bench's format, one JSON object a line; without path our own.
+
+    Further keys, such as Spec-Bench's "reference", are ignored. Raises ValueError naming the line that is no
+    question, or the question_id that comes twice, or the file if nothing is in it. Format: Xia et al. 2024 (arXiv
+    2401.07851).
+    """
+    path = Path(path or QUESTIONS)
+    lines = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)  # splitlines cuts at more than line ends
+    found = [_read(line, f"line {number} of {path}") for number, line in lines if line.strip()]
+    if not found:
+        raise ValueError(f"{path} holds no question; write one a line: {FORM}")
+    twice = [number for number, count in Counter(question.question_id for question in found).items() if count > 1]
+    if twice:
+        raise ValueError(f"question_id {twice[0]} comes twice in {path}; give every question its own")
+    return found
+
+
+def _read(line: str, where: str) -> Question:
+    try:
+        row = json.loads(line)
+        turns = row["turns"]
+        return Question(row["question_id"], row["category"], tuple(turns) if isinstance(turns, list) else ())
+    except KeyError as error:
+        raise ValueError(f"{where} lacks {error}; write it like {FORM}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} is no question ({error}); write it like {FORM}") from None

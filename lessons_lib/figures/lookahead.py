@@ -1,0 +1,153 @@
+"""Jacobi trajectories, lookahead's mask and pool, and where wider forwards pay (lesson 08)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from torch import Tensor
+
+from lessons_lib.caches.masks import causal_mask
+from lessons_lib.decoding.blocks import tree_mask
+from lessons_lib.decoding.proposal import Proposal, Scratch, Tree
+from lessons_lib.decoding.proposers.lookahead import branches, window_layout
+from lessons_lib.figures.drawings.shapes import tint
+from lessons_lib.figures.rows import as_dicts, by_key
+from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, PAPER, axes, color
+from lessons_lib.measure.speculation import WidthCurve, width_cost
+
+WRONG, LUCKY, SETTLED = range(3)
+STATES = {WRONG: "wrong", LUCKY: "right, but behind a wrong one", SETTLED: "settled"}
+TINTS = [PAPER, tint(COLORS["jacobi"], 0.45), tint(COLORS["accepted"], 0.45)]
+READABLE = 32  # tokens up to which a mask's rows and columns are named
+
+
+def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What became of every token of every round, judged by the last: WRONG, LUCKY or SETTLED (all before it right)."""
+    solution, states = list(rounds[-1]), []
+    for row in rounds:
+        right = [a == b for a, b in zip(row, solution, strict=True)]
+        states.append([SETTLED if all(right[: i + 1]) else LUCKY if ok else WRONG for i, ok in enumerate(right)])
+    return states
+
+
+def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str] = str, ax: Axes | None = None) -> Axes:
+    """Jacobi's rounds from the top: the guess, each refinement, the solution. rounds: rows of m ids.
+
+    words: id -> what stands in the cell.
+    """
+    m = len(rounds[0])
+    ax = ax or axes((max(5.2, 1.2 + 0.62 * m), 1.3 + 0.3 * len(rounds)))
+    ax.imshow(trajectory_states(rounds), cmap=ListedColormap(TINTS), vmin=0, vmax=2, aspect="auto")
+    for k, row in enumerate(rounds):
+        for i, token in enumerate(row):
+            ax.text(i, k, words(token), ha="center", va="center", fontsize=9, color=INK)
+    ax.set_xticks(range(m), range(1, m + 1))
+    ax.set_yticks(range(len(rounds)), ["guess", *range(1, len(rounds))])
+    _ruled(ax, m, len(rounds))
+    ax.set(xlabel="position behind the prompt", ylabel="round")
+    shown = [Patch(facecolor=TINTS[s], edgecolor=GREY, label=name) for s, name in STATES.items()]
+    ax.legend(handles=shown, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False, fontsize=9)
+    return ax
+
+
+def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]]:
+    """The loop's own mask of one lookahead step -> allow (T, T), names (T), offsets from the anchor (T).
+
+    T = (W + G)(N - 1): the anchor, G n-grams without a common beginning (A1 A2 ..), the window (row,column).
+    """
+    tokens, parents = branches([[a * N + k for k in range(1, N)] for a in range(G)])
+    tree, (behind, sees) = Tree.of(Proposal(tokens, parents), N), window_layout(W, N)
+    allow = tree_mask(1, tree, Scratch([0] * len(behind), behind, sees), cached=0)
+    ngrams = [f"{chr(ord('A') + a)}{k}" for a in range(G) for k in range(1, N)]
+    window = [f"{r},{i}" for r in range(N - 1) for i in range(W)][1:]
+    return allow, ["anchor", *ngrams, *window], [0, *tree.depths, *behind]
+
+
+def plot_branch_mask(W: int = 5, N: int = 4, G: int = 2, ax: Axes | None = None) -> Axes:
+    """The mask of one lookahead step; rows are labelled with their offset from the anchor."""
+    allow, names, offsets = lookahead_mask(W, N, G)
+    kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # of the token that is looked at
+    shown = {"anchor": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
+    ax = _mask(allow, kinds, list(shown.values()), ax)
+    rows = [f"{name}  +{offset}" for name, offset in zip(names, offsets, strict=True)]
+    _name(ax, names, rows)
+    ax.set(xlabel="may look at", ylabel="token, and where it stands")
+    patches = [Patch(color=shade, label=name) for name, shade in shown.items()]
+    ax.legend(handles=patches, loc="upper right", fontsize=8)
+    return ax
+
+
+def plot_masks(W: int = 5, N: int = 4, G: int = 2) -> Figure:
+    """Beside each other: the causal mask of as many tokens in a row, and the mask of one lookahead step."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 5.2), layout="constrained", facecolor=PAPER)
+    T = (W + G) * (N - 1)
+    _mask(causal_mask(T, T), [1] * T, [COLORS["cache"]], left)
+    _name(left, [str(i) for i in range(T)], [f"+{i}" for i in range(T)])
+    left.set_title(f"causal: {T} tokens in a row", fontsize=10)
+    plot_branch_mask(W, N, G, right).set_title(f"lookahead: W={W}, N={N}, G={G}", fontsize=10)
+    return figure
+
+
+def plot_pool_growth(rows: Iterable[Any], ax: Axes | None = None) -> Axes:
+    """n-grams in the pool after each step, a line per prompt; dots where a step committed more than one token.
+
+    rows: `prompt`, `step`, `ngrams`, `committed`.
+    """
+    ax = ax or axes()
+    for shade, (prompt, group) in zip(CYCLE, by_key(as_dicts(rows), "prompt").items(), strict=False):
+        ax.plot([r["step"] for r in group], [r["ngrams"] for r in group], color=shade, label=prompt)
+        hits = [r for r in group if r["committed"] > 1]
+        ax.scatter([r["step"] for r in hits], [r["ngrams"] for r in hits], [12 * r["committed"] for r in hits], shade)
+    ax.set(xlabel="step", ylabel="n-grams in the pool", xlim=(0, None), ylim=(0, None))
+    ax.legend(title="dots: more than one token committed")
+    return ax
+
+
+def plot_payoff(rows: Iterable[Any], costs: WidthCurve, ax: Axes | None = None) -> Axes:
+    """Tokens committed per forward against tokens fed, and what so wide a forward costs: above the line pays.
+
+    rows: `method`, `label`, `width` (tokens fed per forward), `tokens` (committed per forward). costs: v(w).
+    """
+    ax, rows = ax or axes(), as_dicts(rows)
+    v, widest = width_cost(costs), max(row["width"] for row in rows)
+    at = [1 + (1.1 * widest - 1) * k / 99 for k in range(100)]
+    ax.plot(at, [v(w) for w in at], color=COLORS["limit"], label="v(w): must be exceeded to gain")
+    for method, group in by_key(rows, "method").items():
+        ax.scatter([r["width"] for r in group], [r["tokens"] for r in group], 36, color(method), label=method)
+    for i, row in enumerate(sorted(rows, key=lambda row: row["width"])):
+        place = (5, -12 if i % 2 else 5)  # neighbours above and below: they do not cover each other
+        ax.annotate(row["label"], (row["width"], row["tokens"]), place, textcoords="offset points", fontsize=9)
+    ax.set(xlabel="tokens fed per forward, w", ylabel="tokens committed per forward", xlim=(0, None), ylim=(0, None))
+    ax.legend(loc="lower right")
+    return ax
+
+
+def _mask(allow: Tensor, kinds: Sequence[int], shades: Sequence[str], ax: Axes | None) -> Axes:
+    """A square mask, each allowed cell in the shade of the kind (1, 2, ..) of the token that is looked at."""
+    size = len(kinds)
+    ax = ax or axes((6.4, 5.8))
+    cells = [[kind if ok else 0 for kind, ok in zip(kinds, row, strict=True)] for row in allow.tolist()]
+    ax.imshow(cells, cmap=ListedColormap([PAPER, *shades]), vmin=0, vmax=len(shades))
+    _ruled(ax, size, size)
+    return ax
+
+
+def _name(ax: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Label a mask's tokens, as long as there is room for it."""
+    many = len(columns) > READABLE
+    ax.set_xticks([] if many else range(len(columns)), [] if many else columns, rotation=90, fontsize=8)
+    ax.set_yticks([] if many else range(len(rows)), [] if many else rows, fontsize=8)
+
+
+def _ruled(ax: Axes, columns: int, rows: int) -> None:
+    """Thin lines between cells and none through them."""
+    ax.set_xticks([i - 0.5 for i in range(1, columns)], minor=True)
+    ax.set_yticks([i - 0.5 for i in range(1, rows)], minor=True)
+    ax.grid(visible=False)
+    ax.grid(which="minor", color=GREY, linewidth=0.4)
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(True)

@@ -1,0 +1,84 @@
+"""Replaying a recorded text counts what the loop itself counts, without a model."""
+
+import math
+
+import pytest
+from support.proposers import Scripted, random_chain, tree_with_decoys
+from support.toys import choosing, continued, whimsical
+
+from lessons_lib import PromptLookup, generate
+from lessons_lib.decoding.proposal import Proposal, Tree
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.replay import Recording, follow, foretold_speed, replay
+
+PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
+LOOKUPS = [
+    dict(rule="transformers"), dict(rule="recent"), dict(rule="original", num_tokens=3), dict(num_tokens=1),
+    dict(max_ngram=1, num_tokens=30), dict(min_ngram=2), dict(min_hit_rate=0.6), dict(corpus=range(6)),
+]  # fmt: skip
+COUNTED = ("length_before", "forwarded", "proposed", "depth", "accepted", "committed", "is_prefill")
+
+
+def counts(trace):
+    return [tuple(getattr(step, name) for name in COUNTED) for step in trace]
+
+
+@pytest.mark.parametrize("settings", LOOKUPS, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_replay_counts_what_the_loop_counts(settings, seed):
+    target = whimsical(seed, 6, memory=2)  # soon repeats itself
+    out = generate(target, PROMPT, PromptLookup(**settings), max_new_tokens=40)
+    assert counts(replay(Recording(PROMPT, out.ids), PromptLookup(**settings))) == counts(out.trace)
+
+
+@pytest.mark.parametrize("rule", ["transformers", "recent", "original"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_text_that_an_end_token_ended_is_counted_as_the_loop_counts_it(rule, seed):
+    target = whimsical(seed, 6, memory=2)
+    target.eos = (0,)
+    out = generate(target, PROMPT, PromptLookup(4, rule=rule), max_new_tokens=60)
+    recording = Recording(PROMPT, out.ids, eos=(0,), max_new_tokens=60)
+    assert counts(replay(recording, PromptLookup(4, rule=rule))) == counts(out.trace)
+
+
+@pytest.mark.parametrize("rule, step", [
+    ("original", (7, 3, 2, 2, 2, 2, False)),  # copies the end token itself, behind which nothing counts
+    ("transformers", (7, 2, 1, 1, 1, 2, False)),  # stops before it, so that the target says it
+])  # fmt: skip
+def test_a_copied_end_token_by_hand(rule, step):
+    recording = Recording([1, 2, 3, 0, 4, 1], [2, 3, 0], eos=(0,), max_new_tokens=10)
+    assert counts(replay(recording, PromptLookup(2, rule=rule)))[1:] == [step]
+
+
+@pytest.mark.parametrize("script", [random_chain, tree_with_decoys])
+def test_trees_are_followed_as_greedy_acceptance_follows_them(script):
+    target = whimsical(0, 6)
+    new = continued(target, PROMPT, 20)
+    proposers = [Scripted([*PROMPT, *new], 6, script) for _ in range(2)]
+    out = generate(target, PROMPT, proposers[0], max_new_tokens=20)
+    assert counts(replay(Recording(PROMPT, new), proposers[1])) == counts(out.trace)
+    paths = [[(seen.path, seen.tokens) for seen in proposer.seen] for proposer in proposers]
+    assert paths[0] == paths[1]
+
+
+def test_without_a_proposer_every_token_costs_a_forward():
+    assert counts(replay(Recording([1], [2, 3]), Proposer())) == [(1, 1, 0, 0, 0, 1, True), (2, 1, 0, 0, 0, 1, False)]
+
+
+def test_a_path_ends_with_the_first_token_that_nobody_guessed():
+    tree = Tree.of(Proposal([5, 6, 7], [-1, 0, -1]), 9)
+    assert [follow(tree, text) for text in ([5, 6, 8], [7, 6], [6], [])] == [[0, 1], [2], [], []]
+
+
+def test_the_speed_by_hand():
+    target = choosing(lambda prefix: len(prefix) % 2, 2)
+    trace = generate(target, [0, 1, 0, 1], PromptLookup(2), max_new_tokens=6).trace
+    assert [step.forwarded for step in trace] == [4, 3, 2] and [step.committed for step in trace] == [1, 3, 2]
+    assert foretold_speed(trace, {1: 1.0, 2: 1.5, 3: 2.0}) == pytest.approx(5 / 3.5)
+    assert foretold_speed(trace) == 2.5 and math.isnan(foretold_speed(trace[:1]))
+
+
+@pytest.mark.parametrize("prompt, new", [([], [1]), ([1], [])])
+def test_a_recording_without_prompt_or_text_is_refused(prompt, new):
+    with pytest.raises(ValueError, match="at least one token each"):
+        Recording(prompt, new)

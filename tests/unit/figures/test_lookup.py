@@ -1,0 +1,78 @@
+"""The figures of lesson 07: every character has its place and its producer, every bar its count."""
+
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from matplotlib.colors import to_rgb  # noqa: E402
+
+from lessons_lib.figures.lookup import PRODUCERS, lay_out, plot_guesses, plot_lookup, plot_spans  # noqa: E402
+
+PIECES = st.lists(st.tuples(st.text("ab \n", min_size=1), st.sampled_from(list(PRODUCERS))))
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def test_pieces_are_broken_at_line_ends_behind_spaces_and_only_then_within_a_word():
+    assert lay_out([("ab\ncd", "model"), ("efg", "prompt")], 4) == [
+        (0, 0, "ab", "model"), (1, 0, "cd", "model"), (2, 0, "efg", "prompt"),
+    ]  # fmt: skip
+    assert lay_out([("a bcd", "model"), ("efghij", "answer")], 4) == [
+        (0, 0, "a ", "model"), (1, 0, "bcd", "model"), (2, 0, "efgh", "answer"), (3, 0, "ij", "answer"),
+    ]  # fmt: skip
+
+
+@given(PIECES, st.integers(1, 9))
+def test_no_character_is_lost_or_laid_over_another(pieces, columns):
+    spans = lay_out(pieces, columns)
+    taken = [(line, column + i) for line, column, text, _ in spans for i in range(len(text))]
+    assert len(taken) == len(set(taken)) and all(column < columns for _, column in taken)
+    assert "".join(text for *_, text, _ in spans) == "".join(text for text, _ in pieces).replace("\n", "")
+
+
+def test_each_span_has_its_producers_colour_and_copies_are_underlined():
+    ax = plot_spans([("I say ", "model"), ("what you said", "prompt"), (" $x$", "answer")], columns=30)
+    assert [text.get_text() for text in ax.texts] == ["I say ", "what you said", " $x$"]
+    assert [patch.get_facecolor()[:3] for patch in ax.patches] == [
+        pytest.approx(to_rgb(PRODUCERS[who])) for who in ("model", "prompt", "answer")
+    ]
+    assert [list(line.get_xdata()) for line in ax.get_lines()] == [[6, 19], [19, 23]]
+
+
+def test_the_characters_fit_the_cells_they_are_drawn_in():
+    ax = plot_spans([("m" * 84, "prompt")])
+    ax.figure.set_dpi(880)  # pixels fine enough for a character's true width
+    ax.figure.canvas.draw()
+    text, box = ax.texts[0].get_window_extent(), ax.patches[0].get_window_extent()
+    assert 0.97 < text.width / box.width < 1.01
+
+
+def test_an_unknown_producer_and_an_empty_text_are_refused():
+    with pytest.raises(ValueError, match="'nobody' is not known; choose from model"):
+        plot_spans([("a", "nobody")])
+    with pytest.raises(ValueError, match="at least one piece"):
+        plot_spans([])
+
+
+def test_counts_are_solid_and_predictions_dashed_in_the_order_of_the_guesses():
+    rows = [{"kind": "code", "num_tokens": k, "tokens_per_forward": k + 1, "speed": k / 2} for k in (5, 1)]
+    counted, foreseen, _ = plot_guesses(rows).get_lines()
+    assert list(counted.get_xdata()) == [1, 5] and list(counted.get_ydata()) == [2, 6]
+    assert list(foreseen.get_ydata()) == [0.5, 2.5] and foreseen.get_linestyle() == "--"
+    assert len(plot_guesses([{"kind": "code", "num_tokens": 1, "tokens_per_forward": 2}]).get_lines()) == 2
+
+
+def test_the_bars_are_as_long_as_the_counts():
+    rows = [
+        {"kind": kind, "tokens_per_forward": t, "speed": s} for kind, t, s in [("code", 3.0, 2.0), ("free", 1.2, 0.8)]
+    ]
+    ax = plot_lookup(rows)
+    assert [bar.get_width() for bar in ax.patches] == [3.0, 1.2, 2.0, 0.8]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["code", "free"]

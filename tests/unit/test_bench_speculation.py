@@ -1,0 +1,182 @@
+"""The claims of speculation on a tiny model and two questions; resuming by question; sums by hand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lessons_lib import PromptLookup, generate
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.data import Question
+from lessons_lib.models import LanguageModel, tiny
+
+TOKENS = 12
+
+
+class Letters:
+    """A tokenizer of single characters; 97 of them."""
+
+    eos_token_id = None
+
+    def apply_chat_template(self, messages, **options) -> list[int]:
+        return [ord(letter) % 97 for message in messages for letter in message["content"]]
+
+    def decode(self, ids, **options) -> str:
+        return "".join(map(chr, ids))
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """bench/speculation.py with a tiny float64 model and short answers, and what it imports."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import by_question
+    import speculation
+
+    of = LanguageModel(tiny(context=2048), Letters(), "tiny", "cpu", torch.float64)
+    monkeypatch.setattr(speculation, "model", lambda: of)
+    monkeypatch.setattr(speculation, "TOKENS", TOKENS)
+    monkeypatch.setattr(by_question, "KEPT", tmp_path / "build" / "kept")
+    return speculation
+
+
+def asking(bench, monkeypatch, *categories) -> None:
+    """Two questions, of these categories in turn."""
+    kinds = (*categories, *categories)[:2]
+    own = [Question(i, kind, (f"Repeat {i}: ab ab ab ab.",)) for i, kind in enumerate(kinds, 1)]
+    monkeypatch.setattr(bench, "questions", lambda: own)
+
+
+@pytest.mark.parametrize("name, categories, methods", [
+    ("prompt-lookup/grounded/vs-plain", ("qa", "code"), ("plain", "lookup")),
+    ("prompt-lookup/free/vs-plain", ("writing",), ("plain", "lookup")),
+    ("prompt-lookup/vs-transformers", ("summarization", "code"), ("theirs", "ours", "loop")),
+    ("lookahead/code-lists/compression", ("lists", "code"), ("plain", "lookahead")),
+])  # fmt: skip
+def test_a_claim_measures_each_question_with_each_method(bench, monkeypatch, name, categories, methods):
+    from registry import CLAIMS, Run
+
+    asking(bench, monkeypatch, *categories)
+    measured = CLAIMS[name].measure(Run(quick=False))
+    rows = measured.facts["questions"]
+    assert {row["question_id"] for row in rows} == {1, 2} and len(rows) == 2
+    assert all(row[method]["tokens"] == TOKENS and row[method]["seconds"] > 0 for row in rows for method in methods)
+    assert measured.facts["parted"] == 0 and measured.facts["largest_shortfall"] < 1e-9  # float64 is exact
+    assert set(measured.facts["tokens_per_forward"]) == set(categories)
+    assert len(measured.ratio.a.times) == len(measured.ratio.b.times) == 2
+    assert measured.ratio.low <= measured.ratio.value <= measured.ratio.high
+    json.dumps(measured.facts)
+
+
+def test_compression_is_counted_from_the_forwards_prefill_included(bench, monkeypatch):
+    asking(bench, monkeypatch, "code", "lists")
+    measured = bench.code_lists(bench.Run(quick=True))
+    rows = measured.facts["questions"]
+    assert all(row["plain"]["forwards"] == row["plain"]["tokens"] for row in rows)
+    assert measured.ratio.value == pytest.approx(2 * TOKENS / sum(row["lookahead"]["forwards"] for row in rows))
+    assert measured.facts["unit"] == "forwards per token" and set(measured.facts["width_costs"]) == set(bench.WIDTHS)
+
+
+def test_questions_with_short_answers_are_named_and_do_not_count(bench, monkeypatch):
+    asking(bench, monkeypatch, "writing")
+    network = bench.model().network
+    prompts = [Letters().apply_chat_template(question.messages) for question in bench.questions()]
+    texts = [generate(network, prompt, max_new_tokens=TOKENS).ids for prompt in prompts]
+    network.generation_config.eos_token_id = next(token for token in texts[0] if token not in texts[1])
+    rows = bench.free(bench.Run(quick=True)).facts["questions"]
+    assert rows[0] == {"question_id": 1, "category": "writing", "short": rows[0]["short"]} and rows[0]["short"] < TOKENS
+    measured = bench.measured(rows, bench.speed, "plain", "lookup", {})
+    assert len(measured.ratio.a.times) == 1 and measured.note.endswith("shortfall at most 0 logits")
+    assert "0 of 1 texts part" in measured.note and measured.facts["questions"] == rows
+
+
+def test_the_interval_and_the_speed_of_questions_by_hand(bench):
+    """10 tokens in 1 s and 10 in 9 s are 2 tokens/s, not the 5.56 that a mean of rates would say."""
+    from by_question import rate_ratio
+
+    ratio = rate_ratio([(10, 1.0), (10, 9.0)], [(10, 1.0), (30, 1.0)])
+    assert ratio.value == pytest.approx((40 / 2) / (20 / 10))
+    assert ratio.low == pytest.approx(1) and ratio.high == pytest.approx(27)  # either question drawn twice
+    assert ratio.a.times == (0.1, 0.9) and ratio.b.times == pytest.approx((0.1, 1 / 30))
+    with pytest.raises(ValueError, match="at least one, not 0 and 0"):
+        rate_ratio([], [])
+
+
+def row(slow: float, fast: float, forwards: int, tokens: int = 13) -> dict:
+    def of(seconds):
+        return {"tokens": tokens, "seconds": seconds, "forwards": forwards, "shortfall": 0.0}
+
+    plain, quick = of(slow), of(fast)
+    return {"question_id": 1, "category": "qa", "equal": True, "plain": plain, "fast": quick}
+
+
+def test_speed_compression_and_tau_of_rows_by_hand(bench):
+    from by_question import compression, speed, tokens_per_forward
+
+    rows = [row(2.0, 1.0, 4), row(4.0, 1.0, 6)]
+    assert speed(rows, "plain", "fast").value == pytest.approx(6 / 2)
+    assert tokens_per_forward(rows, "fast") == pytest.approx((12 + 12) / (3 + 5))
+    rows[0]["plain"] |= {"forwards": 13}
+    assert compression(rows, "plain", "fast").value == pytest.approx((26 / 10) / (26 / 19))
+
+
+def test_every_second_question_turns_the_order_and_a_text_that_parts_is_found(bench):
+    from by_question import in_turn
+
+    target, called = bench.model().target(), []
+    prompt = [1, 2, 3]
+    target.eos = (bench.ours(target, prompt)[0][3],)  # held back: no text falls short of it
+    right, trace = bench.ours(target, prompt)
+    wrong = [*right[:5], (right[5] + 1) % 97, *right[6:]]
+
+    def method(name, text):
+        return lambda: (called.append(name), (text, trace))[1]
+
+    methods = {"a": method("a", right), "b": method("b", wrong)}
+    for number in (7, 8):
+        found = in_turn(target, Question(number, "qa", ("?",)), prompt, methods)
+    assert called == ["b", "a", "a", "b"]
+    assert not found["equal"] and found["a"]["shortfall"] < 1e-9 < 1e-3 < found["b"]["shortfall"]
+    assert found["a"]["forwards"] == TOKENS and found["a"]["forwarded"] == TOKENS - 1
+
+
+def test_a_killed_run_goes_on_behind_the_questions_it_has_measured(bench, monkeypatch, tmp_path):
+    from by_question import each
+
+    own = [Question(i, "qa", ("?",)) for i in (1, 2, 3)]
+    asked = []
+
+    def measure(question, fails=()):
+        asked.append(question.question_id)
+        if question.question_id in fails:
+            raise KeyboardInterrupt
+        return {"question_id": question.question_id}
+
+    with pytest.raises(KeyboardInterrupt):
+        each("a/b", own, lambda question: measure(question, fails=[2]), {"k": 3})
+    (path,) = (tmp_path / "build" / "kept").iterdir()
+    left = path.read_text()
+    assert each("a/b", own, measure, {"k": 3}) == [{"question_id": i} for i in (1, 2, 3)]
+    assert asked == [1, 2, 2, 3] and not path.exists()
+    for text, questions, settings in [
+        (left, own, {"k": 4}),  # other settings
+        (left, [replace(own[0], turns=("!",)), *own[1:]], {"k": 3}),  # another text
+        (left[:-3], own, {"k": 3}),  # killed while it wrote
+    ]:
+        path.write_text(text)
+        asked.clear()
+        each("a/b", questions, measure, settings)
+        assert asked == [1, 2, 3]
+
+
+def test_the_settings_spelled_out_are_the_defaults(bench):
+    default, spelled = PromptLookup(), PromptLookup(**bench.LOOKUP)
+    assert {name: getattr(default, name) for name in bench.LOOKUP} == bench.LOOKUP
+    assert vars(default).keys() == vars(spelled).keys() and default.min_ngram == spelled.min_ngram
+
+
+def test_a_quick_run_asks_fewer_questions(bench):
+    from by_question import first_of
+
+    own = [Question(i, kind, ("?",)) for i, kind in enumerate(("qa", "code", "qa", "qa", "code"))]
+    assert [q.question_id for q in first_of(own, ("code", "qa"), 2)] == [1, 4, 0, 2]

@@ -1,0 +1,66 @@
+"""The questions: our own file keeps its promises, any file in Spec-Bench's format is read, a bad line is named."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from lessons_lib.data import Question, questions
+
+LINE = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."], "reference": ["", ""]}
+GROUNDED = ("summarization", "qa", "code")
+
+
+def test_our_own_questions_are_many_of_every_category_and_some_have_several_turns():
+    own = questions()
+    counts = Counter(question.category for question in own)
+    assert set(counts) == {"chat", *GROUNDED, "math", "writing", "lists"} and min(counts.values()) >= 8
+    assert sum(counts.values()) - counts["lists"] >= 60
+    several = {question.category for question in own if len(question.turns) > 1}
+    assert several == {"chat"} and sum(len(question.turns) > 1 for question in own) >= 4
+    assert len({question.turns for question in own}) == len(own)
+
+
+@pytest.mark.parametrize("question", [q for q in questions() if q.category in GROUNDED], ids=lambda q: q.question_id)
+def test_a_grounded_question_carries_a_passage_of_some_length(question):
+    task, _, passage = question.turns[0].partition("\n\n")
+    assert 80 <= len(passage.split()) <= 250
+    assert len(task.split()) < 50
+
+
+def test_a_spec_bench_file_is_read_with_its_further_keys_and_empty_lines(tmp_path):
+    path = tmp_path / "question.jsonl"
+    text = "Line\u2028separator"  # inside a JSON text this ends no line
+    second = json.dumps(LINE | {"question_id": 82, "turns": [text]}, ensure_ascii=False)
+    path.write_text(f"{json.dumps(LINE)}\n\n{second}\n", encoding="utf-8")
+    assert questions(path) == [Question(81, "writing", ("Write.", "Rewrite.")), Question(82, "writing", (text,))]
+    assert questions(str(path))[0].messages == [{"role": "user", "content": "Write."}]
+
+
+@pytest.mark.parametrize("bad, said", [
+    ('{"question_id": 2,', "is no question"),
+    ("[1, 2]", "is no question"),
+    ('{"question_id": 2, "turns": ["a"]}', "lacks 'category'"),
+    ('{"question_id": 2, "category": "math"}', "lacks 'turns'"),
+    ('{"question_id": "2", "category": "math", "turns": ["a"]}', "question_id is no whole number but '2'"),
+    ('{"question_id": 2, "category": "", "turns": ["a"]}', "category is no text"),
+    ('{"question_id": 2, "category": "math", "turns": "a"}', "turns is no list of texts"),
+    ('{"question_id": 2, "category": "math", "turns": []}', "turns is no list of texts"),
+    ('{"question_id": 2, "category": "math", "turns": ["a", " "]}', "one of them is empty"),
+    ('{"question_id": 2, "category": "math", "turns": ["a", 3]}', "turns is no list of texts"),
+])  # fmt: skip
+def test_a_line_that_is_no_question_is_named(tmp_path, bad, said):
+    path = tmp_path / "question.jsonl"
+    path.write_text(json.dumps(LINE) + "\n" + bad)
+    with pytest.raises(ValueError, match=f"line 2 of .*question.jsonl.*{said}.*write it like"):
+        questions(path)
+
+
+def test_an_empty_file_and_a_question_that_comes_twice_are_refused(tmp_path):
+    path = tmp_path / "question.jsonl"
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="holds no question; write one a line"):
+        questions(path)
+    path.write_text(2 * (json.dumps(LINE) + "\n"))
+    with pytest.raises(ValueError, match="question_id 81 comes twice"):
+        questions(path)
