@@ -14,7 +14,7 @@ from .lessons import Lesson, UsageError, find, parameters
 
 REQUIRED = {"model", "device", "dtype", "seed"}
 LONGEST, TYPICAL = 25, 8  # lines of a code cell: the most, and the median
-CELLS = 80  # of a lesson at most: short cells make many of them
+CELLS = 90  # of a lesson at most: short cells make many of them
 ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|tmp|work|usr|opt|var|mnt|Users)/[\w.-]+|\b[A-Z]:\\\\?\w")
 NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=\"[^\"])")
 

@@ -68,7 +68,7 @@ BREAKS = {
     "warning": (output("stream", name="stderr", text="careful"), "keeps a warning: careful"),
     "not executed": (lambda nb: setattr(last(nb), "execution_count", 9), "top to bottom"),
     "long cell": (source("x = 1\n" * 26), "26 lines"),
-    "many cells": (lambda nb: nb.cells.extend(new_markdown_cell("x") for _ in range(76)), "has 81 cells; 80 at most"),
+    "many cells": (lambda nb: nb.cells.extend(new_markdown_cell("x") for _ in range(86)), "has 91 cells; 90 at most"),
     "long cells": (lambda nb: [setattr(c, "source", "x = 1\n" * 9) for c in nb.cells[3:]], "median"),
 }
 
