@@ -12,10 +12,11 @@ from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.registry import OURS
 from lessons_lib.models.stored_draft import save_draft
 from lessons_lib.paths import cache_dir
-from lessons_lib.training import collect, distill, evaluate, prompts
+from lessons_lib.training import collect, evaluate, prompts
+from lessons_lib.training.distill import distill
+from lessons_lib.training.run import Recipe, trained
 
 TARGET, DRAFT = "smollm2-135m", "smol-draft"
-RECIPE = distill.Recipe()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     part = parts.add_parser("distill", help="train on the texts; resumable")
     part.add_argument("--run", default="default", help="name of this training run")
     part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
-    for field in fields(distill.Recipe):
+    for field in fields(Recipe):
         several = {"nargs": "+", "type": int} if field.name == "layers" else {"type": type(field.default)}
         part.add_argument(f"--{field.name}", default=field.default, **several)
     part = parts.add_parser("evaluate", help="tokens per forward on the held-out texts")
@@ -58,7 +59,8 @@ def run_collect(options: argparse.Namespace) -> int:
     if options.held_out:
         chosen = [prompt for prompt in found if prompt.held_out]
     else:
-        chosen = prompts.for_training(found) + prompts.own()
+        people = prompts.for_training(found)
+        chosen = people + prompts.again(people) + prompts.own()
         chosen += prompts.from_passages(options.passages) if options.passages else []
     into, drawn = collect.folder(options.held_out), 0 if options.held_out else collect.DRAWN
     model = load(TARGET, device="cpu", dtype="bf16")
@@ -68,17 +70,17 @@ def run_collect(options: argparse.Namespace) -> int:
 
 
 def run_distill(options: argparse.Namespace) -> int:
-    chosen = {field.name: getattr(options, field.name) for field in fields(distill.Recipe)}
-    recipe = distill.Recipe(**chosen | {"layers": tuple(options.layers)})
+    chosen = {field.name: getattr(options, field.name) for field in fields(Recipe)}
+    recipe = Recipe(**chosen | {"layers": tuple(options.layers)})
     texts = collect.read_all(collect.folder())
-    run = distill.distill(target(), texts, recipe, runs(options.run), options.minutes)
+    run = distill(target(), texts, recipe, runs(options.run), options.minutes)
     print(f"{run.step} of {recipe.steps} steps, loss {run.curve[-1]['loss']}; {runs(options.run)}")
     return 0
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
     if options.run:
-        draft = distill.trained(target(), runs(options.run)).draft
+        draft = trained(target(), runs(options.run)).draft
     else:
         draft = decoder_of(load(DRAFT, device="cpu", dtype="bf16").network)
     print(
@@ -88,7 +90,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    run = distill.trained(target(), runs(options.run))
+    run = trained(target(), runs(options.run))
     curve = run.curve[:: max(1, len(run.curve) // 200)]
     save_draft(run.draft, options.into, TARGET, recipe=asdict(run.recipe), steps=run.step, curve=curve)
     print(f"{sum(file.stat().st_size for file in options.into.iterdir()) / 1e6:.2f} MB in {options.into}")

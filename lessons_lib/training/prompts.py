@@ -40,15 +40,21 @@ ASKED_OF_PASSAGES = {
     "summary": ("Summarize the passage in three sentences.", "What are the main points of this text?"),
     "qa": ("Who or what is this paragraph about, and what happened?", "Name three facts that this text states."),
 }
+ASKED_AGAIN = {
+    "summary": ("Write a headline and two sentences on this text.", "Explain this text to a ten-year-old."),
+    "qa": ("What does this text say? Answer in your own words.", "List the names and numbers in this text."),
+}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user turn. key names it within its source: the id, or a text for those of our own."""
+    """One user turn. key names it within its source: the id, or a text for those of our own. context: the part of
+    the text that is asked about."""
 
     key: int | str
     kind: str
     text: str
+    context: str = ""
 
     @property
     def held_out(self) -> bool:
@@ -63,17 +69,33 @@ def read(path: str | Path) -> list[Prompt]:
         try:
             row = json.loads(line)
             text = "\n\n".join(part for part in (row["prompt"], row.get("context")) if part)
-            found.append(Prompt(int(row["id"]), row["kind"], text))
+            found.append(Prompt(int(row["id"]), row["kind"], text, row.get("context") or ""))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} of {path} is no prompt with id, kind and prompt: {error}") from None
     return found
 
 
 def for_training(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """All that is not held out, and no copy of what is."""
+    """All that is not held out, no copy of what is, and nothing that asks about its passage."""
     prompts = list(prompts)
-    hidden = {prompt.text for prompt in prompts if prompt.held_out}
-    return [prompt for prompt in prompts if not prompt.held_out and prompt.text not in hidden]
+    hidden = {text for prompt in prompts if prompt.held_out for text in (prompt.text, prompt.context) if text}
+    return [prompt for prompt in prompts if not prompt.held_out and not {prompt.text, prompt.context} & hidden]
+
+
+def again(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """More tasks on the passages of prompts that ask about one, which are few: for copying, every task counts."""
+    tasks = [
+        (f"{kind}-again", task)
+        for asked in (ASKED_OF_PASSAGES, ASKED_AGAIN)
+        for kind, several in asked.items()
+        for task in several
+    ]
+    passages = [prompt for prompt in prompts if prompt.kind in ASKED_AGAIN and prompt.context]
+    return [
+        Prompt(f"{prompt.key}-{number}", kind, f"{task}\n\n{prompt.context}", prompt.context)
+        for number, (kind, task) in enumerate(tasks)
+        for prompt in passages
+    ]
 
 
 def own() -> list[Prompt]:

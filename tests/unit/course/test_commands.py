@@ -132,3 +132,10 @@ def test_make_calls_the_same_commands(line, said):
     call = f"make -n PYTHON=python {line}"
     done = subprocess.run(call, shell=True, cwd=ROOT, capture_output=True, text=True, env=alone)
     assert done.stdout.split() == ["python", "-m", "lessons_lib", *said.split()]
+
+
+@pytest.mark.parametrize(("user", "said"), [(0, True), (1000, False)])
+def test_jupyter_is_told_that_root_is_meant(started, monkeypatch, user, said):
+    monkeypatch.setattr(os, "geteuid", lambda: user, raising=False)
+    commands.lab(NONE)
+    assert ("--allow-root" in started[0]) is said and started[0].endswith("notebooks")

@@ -7,37 +7,51 @@ import pytest
 import torch
 
 from lessons_lib.models.draft import own_weights
-from lessons_lib.training import distill
+from lessons_lib.training import distill, run
 from lessons_lib.training.batched import Text
-from lessons_lib.training.distill import Recipe, distillation_loss
+from lessons_lib.training.loss import DistillationLoss
+from lessons_lib.training.run import Recipe
 
 RECIPE = Recipe(layers=(1,), kept=40, steps=6, tokens=50, warmup=2, skip=1)
 
 
+def loss_of(p, q, hard):
+    """The loss for probabilities p and q (T, K): logarithms as states, read by a head that changes nothing."""
+    p, q = (torch.tensor(rows, dtype=torch.float64).log() for rows in (p, q))
+    return DistillationLoss.apply(q, p, torch.eye(q.shape[1], dtype=torch.float64), hard)[0]
+
+
 def test_the_loss_is_the_divergence_mixed_with_the_likeliest_tokens_surprise():
-    p, q = torch.tensor([[0.75, 0.25]]).log(), torch.tensor([[0.4, 0.6]]).log()
     divergence = 0.75 * math.log(0.75 / 0.4) + 0.25 * math.log(0.25 / 0.6)
-    loss = lambda hard: distillation_loss(p.double(), q.double(), torch.ones(1), hard).item()  # noqa: E731
+    loss = lambda hard: loss_of([[0.75, 0.25]], [[0.4, 0.6]], hard).item()  # noqa: E731
     assert loss(0.0) == pytest.approx(divergence) and loss(1.0) == pytest.approx(-math.log(0.4))
     assert loss(0.3) == pytest.approx(0.7 * divergence - 0.3 * math.log(0.4))
 
 
-def test_positions_count_by_their_weights():
-    p = torch.tensor([[0.75, 0.25], [0.5, 0.5]], dtype=torch.float64).log()
-    q = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64).log()
-    one = distillation_loss(p[:1], q[:1], torch.ones(1), 0.0)
-    assert distillation_loss(p, q, torch.tensor([1.0, 3.0]), 0.0).item() == pytest.approx(one.item() / 4)
+def test_the_loss_is_a_mean_over_positions():
+    p, q = [[0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]
+    assert loss_of(p, q, 0.0).item() == pytest.approx(loss_of(p[:1], q[:1], 0.0).item() / 2)
 
 
-def test_states_are_compared_by_their_angle():
-    theirs, ours = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[6.0, 8.0], [0.0, 2.0]])
-    assert distill.distance(theirs, ours, torch.tensor([3.0, 1.0])).item() == pytest.approx(0.25)
+@pytest.mark.parametrize("hard", [0.0, 0.3, 1.0])
+def test_the_gradient_is_the_slope_of_the_loss_across_chunks(hard, monkeypatch):
+    monkeypatch.setattr("lessons_lib.training.loss.ROWS", 2)
+    random = torch.Generator().manual_seed(0)
+    ours, theirs, head = (torch.randn(n, 4, dtype=torch.float64, generator=random) for n in (5, 5, 7))
+    loss = lambda x: DistillationLoss.apply(x, theirs, head, hard)[0]  # noqa: E731
+    assert torch.autograd.gradcheck(loss, ours.requires_grad_(True))
 
 
-def test_answers_weigh_1_prompts_less_and_the_template_nothing():
-    text = Text("k", [1, 10, 11, 12, 20, 21, 22], prompt_length=4)
-    weights = distill.position_weights(text, Recipe(skip=1, prompt=0.25))
-    assert weights.tolist() == [0, 0.25, 0.25, 1, 1, 1]  # row 3 chooses token 4, the answer's first
+def test_it_says_where_both_like_the_same_token_best():
+    theirs, ours = torch.eye(3), torch.eye(3)[[0, 2, 2]]
+    assert DistillationLoss.apply(ours, theirs, torch.eye(3), 0.0)[1].tolist() == [True, False, True]
+
+
+def test_every_answer_token_counts_some_of_the_prompts_and_none_of_the_templates():
+    text = Text("k", [1, 10, 11, 12, 13, 20, 21], prompt_length=5)
+    counted = [distill.counted(text, Recipe(skip=1, prompt=2), step).int().tolist() for step in (0, 1)]
+    assert counted == [[0, 0, 1, 0, 1, 1], [0, 1, 0, 1, 1, 1]]  # row 4 chooses token 5, the answer's first
+    assert distill.counted(text, Recipe(skip=1, prompt=0), 0).int().tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def test_a_text_in_a_pack_is_read_as_if_alone(target):
@@ -48,8 +62,8 @@ def test_a_text_in_a_pack_is_read_as_if_alone(target):
 
 def test_the_head_keeps_the_tokens_that_texts_use_most_then_the_lowest_ids():
     text = Text("k", [8, 8, 8, 8, 50, 50, 9, 70], prompt_length=4)
-    assert distill.frequent([text], 97, 2).tolist() == [8, 50]
-    assert distill.frequent([text], 97, 6).tolist() == [0, 1, 8, 9, 50, 70]
+    assert run.frequent([text], 97, 2).tolist() == [8, 50]
+    assert run.frequent([text], 97, 6).tolist() == [0, 1, 8, 9, 50, 70]
 
 
 def test_every_epoch_reads_every_text_once():
@@ -65,11 +79,11 @@ def test_training_brings_the_draft_nearer_to_its_target(target, texts, tmp_path)
 
 
 def test_only_what_the_draft_owns_is_trained(target, texts, tmp_path):
-    before = distill.fresh(target, RECIPE, distill.frequent(texts, 97, 40)).draft
-    run = distill.distill(target, texts, RECIPE, tmp_path, fast=False)
-    assert torch.equal(run.draft.embedding.weight, target.embedding.weight)
-    assert torch.equal(run.draft.head.weight, target.head.weight[run.draft.kept])
-    trained, started = own_weights(run.draft), own_weights(before)
+    before = run.fresh(target, RECIPE, run.frequent(texts, 97, 40)).draft
+    after = distill.distill(target, texts, RECIPE, tmp_path, fast=False).draft
+    assert torch.equal(after.embedding.weight, target.embedding.weight)
+    assert torch.equal(after.head.weight, target.head.weight[after.kept])
+    trained, started = own_weights(after), own_weights(before)
     assert len(trained) == 7 and not any(torch.equal(trained[name], started[name]) for name in trained)
 
 
@@ -86,10 +100,12 @@ def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, t
 
 def test_every_part_of_the_recipe_matters(target, texts, tmp_path):
     losses = set()
-    for number, change in enumerate([{}, {"states": 1.0}, {"prompt": 0.7}, {"skip": 3}, {"rate": 1e-5}, {"warmup": 5}]):
-        run = distill.distill(target, texts, replace(RECIPE, **change), tmp_path / str(number), fast=False)
-        losses.add(run.curve[-1]["loss"])
-    assert len(losses) == 6
+    for number, change in enumerate(
+        [{}, {"hard": 0.9}, {"prompt": 1}, {"skip": 3}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 0}]
+    ):
+        after = distill.distill(target, texts, replace(RECIPE, **change), tmp_path / str(number), fast=False)
+        losses.add(after.curve[-1]["loss"])
+    assert len(losses) == 7
 
 
 def test_a_finished_run_is_not_trained_further(target, texts, tmp_path):
@@ -105,7 +121,7 @@ def test_a_run_of_another_recipe_is_refused(target, texts, tmp_path):
 
 def test_a_folder_without_a_run_says_what_to_do(target, tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint; run"):
-        distill.trained(target, tmp_path)
+        run.trained(target, tmp_path)
 
 
 def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():

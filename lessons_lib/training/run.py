@@ -1,0 +1,120 @@
+"""A training run as it is kept: its recipe, the draft, its optimizers, the curve, and the checkpoint of them all."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
+from lessons_lib.training.batched import Text
+
+CHECKPOINT, CURVE = "checkpoint.pt", "curve.json"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """layers: numbers of the target's layers to start from. kept: tokens the head scores. tokens: per step.
+
+    muon: 1 or 0, whether matrices are trained by Muon. hard: weight of the cross-entropy, the rest is KL's.
+    prompt: every so manieth token of a prompt counts, others from step to step (0: none). skip: first tokens of
+    every text, the template's, that teach nothing.
+    """
+
+    layers: tuple[int, ...] = (0, 1, 29)
+    kept: int = 16_384
+    steps: int = 3_000
+    tokens: int = 2_048
+    rate: float = 8e-3
+    warmup: int = 100
+    muon: int = 1
+    hard: float = 0.3
+    prompt: int = 5
+    skip: int = 24
+    seed: int = 0
+
+
+@dataclass
+class Run:
+    """A training run: the draft, its optimizers, the steps done, and what each cost."""
+
+    recipe: Recipe
+    draft: TrimmedDecoder
+    optimizers: list[torch.optim.Optimizer]
+    step: int = 0
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+
+def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> Tensor:
+    """The tokens that texts use most, prompts too, since answers quote them, ascending; where they know too few,
+    those with the lowest ids, which the tokenizer merged first because they are frequent."""
+    tokens = torch.tensor([token for text in texts for token in text.ids])
+    order = torch.bincount(tokens, minlength=vocab_size).argsort(descending=True, stable=True)
+    return order[:kept].sort().values
+
+
+def resume(target: Decoder, texts: Sequence[Text], recipe: Recipe, folder: Path) -> Run:
+    """The run that `folder` holds, or a fresh one. ValueError if it holds one of another recipe."""
+    if not (folder / CHECKPOINT).is_file():
+        return fresh(target, recipe, frequent(texts, target.config.vocab_size, recipe.kept))
+    run = trained(target, folder)
+    if run.recipe != recipe:
+        raise ValueError(f"{folder} holds a run of another recipe, {run.recipe}; remove it, or choose another folder")
+    return run
+
+
+def trained(target: Decoder, folder: Path) -> Run:
+    """The run that `folder` holds. ValueError if it holds none."""
+    if not (folder / CHECKPOINT).is_file():
+        raise ValueError(f"{folder} holds no checkpoint; run `python -m lessons_lib.training distill` first")
+    saved = torch.load(folder / CHECKPOINT, weights_only=True)
+    run = fresh(target, Recipe(**saved["recipe"]), saved["kept"])
+    restore(run, saved)
+    return run
+
+
+def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> Run:
+    """A run at its start."""
+    draft = start_from(target, recipe.layers, kept)
+    return Run(recipe, draft, optimizers(draft, recipe))
+
+
+def optimizers(draft: TrimmedDecoder, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW, or for the matrices Muon, whose orthogonal updates (Jordan et al. 2024) learn more from a text."""
+    matrices, vectors = [], []
+    for weight in own_weights(draft).values():
+        (matrices if recipe.muon and weight.ndim == 2 else vectors).append(weight)
+    adamw = torch.optim.AdamW(vectors, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    if not recipe.muon:
+        return [adamw]
+    return [adamw, torch.optim.Muon(matrices, lr=recipe.rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
+
+
+@torch.no_grad()
+def restore(run: Run, saved: dict) -> None:
+    """Put a checkpoint's weights, optimizer and counters into a run."""
+    for name, weight in own_weights(run.draft).items():
+        weight.copy_(saved["weights"][name])
+    for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    run.step, run.curve = saved["step"], saved["curve"]
+
+
+def save(run: Run, folder: Path) -> None:
+    """The checkpoint, whole or not at all, and the loss curve."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        "recipe": asdict(run.recipe),
+        "kept": run.draft.kept,
+        "weights": {name: weight.detach() for name, weight in own_weights(run.draft).items()},
+        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+        "step": run.step,
+        "curve": run.curve,
+    }
+    part = folder / f"{CHECKPOINT}.part"
+    torch.save(state, part)
+    part.replace(folder / CHECKPOINT)
+    (folder / CURVE).write_text(json.dumps(run.curve))
