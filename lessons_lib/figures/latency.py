@@ -97,9 +97,10 @@ def plot_break_even(rows: Iterable[Any], tokens: int, ax: Axes | None = None) ->
     for row in (first, *others):
         ends = [row["startup"], row["startup"] + tokens * row["per_token"]]
         ax.plot([0, tokens], ends, color=color(row["method"]), label=row["method"])
-    crossings = [at for row in others if (at := _crossing(first, row)) is not None and at <= tokens]
+    crossings = sorted(at for row in others if (at := _crossing(first, row)) is not None and at <= tokens)
     for at in crossings:
-        _mark_crossing(ax, at, first["startup"] + at * first["per_token"], left=at > 0.7 * tokens)
+        aside = at < crossings[-1] and at > 0.2 * tokens  # the next number stands to the right of the next dot
+        _mark_crossing(ax, at, first["startup"] + at * first["per_token"], left=aside or at > 0.7 * tokens)
     ax.set(xlabel="new tokens", ylabel="total time [s]", xlim=(0, tokens), ylim=(0, None))
     ax.legend(loc="upper left")
     return ax

@@ -156,6 +156,13 @@ def test_break_even_is_where_the_lines_meet_and_nowhere_else(startup, per_token,
     assert line(ax, "compiled").get_ydata()[1] == startup + 5000 * per_token
 
 
+def test_numbers_of_neighbouring_crossings_stand_on_opposite_sides():
+    rows = [{"method": name, "startup": startup, "per_token": per_token}
+            for name, startup, per_token in (("eager", 0, 0.04), ("compiled", 60, 0.01), ("frozen", 70, 0.01))]  # fmt: skip
+    ax = figures.plot_break_even(rows, 5000)
+    assert [note.get_ha() for note in ax.texts if "tokens" in note.get_text()] == ["right", "left"]
+
+
 def test_cache_cost_starts_at_the_position_it_is_told():
     ax = figures.plot_cache_cost({"no-cache": [1.0, 2.0], "cache": [1.0, 1.0]}, {"cache": [0.9, 0.9]}, start=32)
     assert list(line(ax, "no-cache").get_xdata()) == [32, 33]
