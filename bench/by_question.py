@@ -6,6 +6,7 @@ Over several questions a speed is the sum of tokens over the sum of seconds: lon
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 
@@ -65,6 +66,7 @@ def in_turn(target, question: Question, ids: list[int], methods: Mapping[str, Ca
             since = perf_counter()
             made[name] = methods[name]()
             seconds[name] = perf_counter() - since
+    short = cache(lambda text: float(shortfall(target, ids, text, target.eos).max()))  # most texts are the same
     texts = [list(new) for new, _ in made.values()]
     row = {
         "question_id": question.question_id,
@@ -76,7 +78,7 @@ def in_turn(target, question: Question, ids: list[int], methods: Mapping[str, Ca
         row[name] = {
             "tokens": len(new), "seconds": seconds[name], "forwards": len(trace),
             "forwarded": sum(step.forwarded for step in steps),
-            "shortfall": float(shortfall(target, ids, new, target.eos).max()),
+            "shortfall": short(tuple(new)),
         }  # fmt: skip
     return row
 
@@ -112,7 +114,31 @@ def rate_ratio(a: Sequence[tuple], b: Sequence[tuple], resamples: int = 2000, se
         slow, fast = tokens / cost
         return fast / slow
 
-    drawn = np.random.default_rng(seed).integers(len(a), size=(resamples, len(a)))
-    low, high = np.percentile(ratio(drawn), [2.5, 97.5])
+    low, high = np.percentile(ratio(drawings(len(a), resamples, seed)), [2.5, 97.5])
     samples = [Samples(tuple((cost / tokens).tolist())) for tokens, cost in np.moveaxis(both, -1, 1)]
     return Ratio(float(ratio(np.arange(len(a)))), float(low), float(high), *samples)
+
+
+def mean_rate(kinds: Sequence[Sequence[tuple]], resamples: int = 2000, seed: int = 0) -> Ratio:
+    """kinds: for each kind of text its texts' (tokens, forwards) -> the mean over kinds of tokens per forward.
+
+    Every kind counts the same, however many texts it has. The interval is that of texts drawn again within their
+    kinds; the samples are forwards per token, first plain decoding's. ValueError for a kind without texts.
+    """
+    if not kinds or not all(map(len, kinds)):
+        raise ValueError("every kind needs a text to count")
+
+    def mean(drawn):
+        sums = [np.array(texts, dtype=float)[those].sum(-2) for texts, those in zip(kinds, drawn, strict=True)]
+        return np.mean([found[..., 0] / found[..., 1] for found in sums], axis=0)
+
+    again = mean([drawings(len(texts), resamples, seed + kind) for kind, texts in enumerate(kinds)])
+    low, high = np.percentile(again, [2.5, 97.5])
+    taken = [forwards / tokens for texts in kinds for tokens, forwards in texts]
+    value = float(mean([np.arange(len(texts)) for texts in kinds]))
+    return Ratio(value, float(low), float(high), Samples((1.0,) * len(taken)), Samples(tuple(taken)))
+
+
+def drawings(count: int, resamples: int, seed: int) -> np.ndarray:
+    """(resamples, count) numbers below `count`: what a bootstrap draws again."""
+    return np.random.default_rng(seed).integers(count, size=(resamples, count))

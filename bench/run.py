@@ -9,7 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-import generation  # noqa: F401  (registers its claims)
+import assisted  # noqa: F401  (each registers its claims)
+import counted  # noqa: F401
+import generation  # noqa: F401
 import speculation  # noqa: F401
 from registry import CLAIMS, Claim, Run
 

@@ -22,6 +22,7 @@ hypothesis.settings.load_profile("steady")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "model: needs the real model (fetched once); leave out with -m 'not model'")
+    config.addinivalue_line("markers", "hub: fetches gigabytes from the Hugging Face hub; runs only with -m hub")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

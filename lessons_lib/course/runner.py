@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,19 @@ def run(asked: list[str], given: dict[str, str], build: Path = BUILD, lessons: l
         raise UsageError("There are no lessons in notebooks/ yet.")
     defaults = {lesson: parameters(lesson.read()) for lesson in chosen}
     injected = overrides(defaults, absolute(given))
-    prepare({(v := {**defaults[x], **injected[x]})["model"]: (v["device"], v["dtype"]) for x in chosen})
+    taken = [{**defaults[lesson], **injected[lesson]} for lesson in chosen]
+    models, pairs = (needed(values for values in taken if ("draft" in values) is pair) for pair in (False, True))
+    prepare(models)
+    prepare({name: how for name, how in pairs.items() if name not in models}, any_family=True)
     build.mkdir(parents=True, exist_ok=True)
     results = [execute(lesson, injected[lesson], build) for lesson in chosen]
     finish(results, build)
     return int(any(result.failure for result in results))
+
+
+def needed(taken: Iterable[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Lessons' parameters -> name of each model and draft among them: (device, dtype)."""
+    return {v[name]: (v["device"], v["dtype"]) for v in taken for name in ("model", "draft") if name in v}
 
 
 def absolute(given: dict[str, str]) -> dict[str, str]:
@@ -51,21 +60,23 @@ def absolute(given: dict[str, str]) -> dict[str, str]:
     return {**given, "model": str(folder.resolve())} if "model" in given and folder.is_dir() else given
 
 
-def prepare(models: dict[str, tuple[str, str]]) -> None:
+def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> None:
     """Fetch and convert each model once, before the lessons, so that no lesson's time holds a download.
 
-    models: name or folder -> (device, dtype). What `load` says against one of them becomes a UsageError, and so
+    models: name or folder -> (device, dtype). any_family: of lessons that take a pair of models, and run others than
+    Llama-like ones by transformers' own forward. What `load` says against one of them becomes a UsageError, and so
     does a model that the readable decoder cannot compute; one with a known name before it is fetched.
     """
     from lessons_lib.models import ModelUnavailable, load
     from lessons_lib.models.registry import HUB, LLAMA_LIKE
 
     for model, (device, dtype) in models.items():
-        if model in HUB and model not in LLAMA_LIKE:
+        if model in HUB and model not in LLAMA_LIKE and not any_family:
             raise not_taken(model)
         try:
             with line(f"model {Path(model).name}"):
-                check_taken(model, load(model, device=device, dtype=dtype).network.config)
+                config = load(model, device=device, dtype=dtype).network.config
+                any_family or check_taken(model, config)
         except (ValueError, ModelUnavailable) as error:
             raise UsageError(str(error)) from error
 

@@ -3,6 +3,9 @@
 questions.jsonl: written for this project, in Spec-Bench's format, so that both files serve. Its categories:
 "chat" (some of several turns), "summarization", "qa" and "code" (these three work on a passage or a program that the
 prompt holds, most of them so that much of it comes back in the answer), "math", "writing" (free) and "lists".
+
+held_out.jsonl: prompts of other people's that no draft of ours is trained on, each with its source; NOTICE has their
+licences. Chosen by `lessons_lib.training.held_out`. Categories: "chat", "qa", "summarization", "code", "math".
 """
 
 import json
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
+HELD_OUT = Path(__file__).with_name("held_out.jsonl")
 FORM = '{"question_id": 1, "category": "math", "turns": ["..."]}'
 
 

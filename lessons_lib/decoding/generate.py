@@ -61,7 +61,7 @@ def generate(
             on_tokens(row.ids[shown:])
     if end := getattr(on_tokens, "end", None):
         end()
-    return Output(row.new, _text(target.tokenizer, row, stop), row.trace, row.finish)
+    return Output(row.new, text_of(target.tokenizer, row, stop), row.trace, row.finish)
 
 
 def new_row(
@@ -113,7 +113,7 @@ def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
         )
 
 
-def _text(tokenizer, row: Row, stop: str | Sequence[str] | None) -> str | None:
+def text_of(tokenizer, row: Row, stop: str | Sequence[str] | None) -> str | None:
     """What was written; cut before the stop text that the last token completed, if one did."""
     if tokenizer is None:
         return None

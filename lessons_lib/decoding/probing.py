@@ -1,7 +1,8 @@
-"""What lessons and benches ask of a target beside text (lesson 03): one step to time again and again, and how
-far a text written in another rounding falls short of this target's own choices."""
+"""What lessons and benches ask of a target beside text (lessons 03, 06): one step to time again and again, what it
+says along a text, how far a text written in another rounding falls short of its own choices, and where two part."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +26,13 @@ def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> C
 
 
 @torch.no_grad()
+def logits_along(target: Target, ids: Sequence[int], wanted: int) -> Tensor:
+    """(wanted, V) what the target says after each of the last `wanted` tokens of ids: one forward over all of them."""
+    cache = target.new_cache(len(ids))
+    (scores,) = target.run([Block(list(ids), list(range(len(ids))), None, cache, wanted)])
+    return scores.logits
+
+
 def shortfall(target: Target, prompt: Sequence[int], new: Sequence[int], barred: Sequence[int] = ()) -> Tensor:
     """(n,) by how many logits each new token falls short of the target's favourite at its place; 0: it is the one.
 
@@ -32,9 +40,33 @@ def shortfall(target: Target, prompt: Sequence[int], new: Sequence[int], barred:
     this is tiny; a large value is an error, not rounding. barred: ids that the text was kept from, such as an end
     token that was held back: they are no favourites.
     """
-    tokens = [*prompt, *new][:-1]
-    cache = target.new_cache(len(tokens))
-    (scores,) = target.run([Block(tokens, list(range(len(tokens))), None, cache, len(new))])
-    logits = scores.logits.float()
+    logits = logits_along(target, [*prompt, *new][:-1], len(new)).float()
     logits[:, list(barred)] = -torch.inf
     return logits.max(-1).values - logits[range(len(new)), list(new)]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two texts part: after `same` tokens, whose rivals are `margin` logits apart, while numbers of that size
+    can be told apart from `spacing` on in the target's format."""
+
+    same: int
+    margin: float
+    spacing: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains it: each of the two logits may be off by two steps of its format."""
+        return self.margin <= 4 * self.spacing
+
+
+def parting(target: Target, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Parting | None:
+    """Audit two texts that should be equal -> where they part; None if one of them is how the other begins."""
+    pairs = zip(one, other, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if same is None:
+        return None
+    (logits,) = logits_along(target, [*prompt, *one[:same]], 1)
+    rivals = logits[[one[same], other[same]]].double()
+    step = torch.finfo(logits.dtype).eps * 2.0 ** rivals.abs().max().log2().floor().item()
+    return Parting(same, (rivals[0] - rivals[1]).abs().item(), step)

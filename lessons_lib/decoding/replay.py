@@ -1,4 +1,4 @@
-"""Counting without a model (lesson 07): what a proposer saves on a text that is written already.
+"""Counting without a model (lessons 06, 07): what a proposer saves on a text that is written already.
 
 Greedy text does not depend on the proposer. A recorded one therefore answers for every setting of a proposer that
 looks at token ids alone: no forward is run, and a replay takes milliseconds.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lessons_lib.decoding.proposal import ANCHOR, Tree
 from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.proposers.draft_length import DraftLength
 from lessons_lib.decoding.trace import Step
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
@@ -61,13 +62,43 @@ def follow(tree: Tree, text: Sequence[int]) -> list[int]:
     return path
 
 
-def foretold_speed(trace: Sequence[Step], v: WidthCurve = None) -> float:
-    """Speed over plain decoding, prefill left out: tokens over the sum of v(rows fed), the guesses being free.
+def replay_draft(right: Sequence[bool], length: DraftLength) -> list[Step]:
+    """The trace, without the prefill, of a draft model that guesses one chain as deep as `length` says.
 
-    v: as in `measure.speculation`. nan for a trace of the prefill alone.
+    right: for every token behind the first, whether the draft guesses it, having read all tokens before it: a
+    greedy draft has read the very text, or it would have been rejected. For schedules that ask for no confidence,
+    and texts that end because they are long enough.
     """
-    v, steps = width_cost(v), [step for step in trace if not step.is_prefill]
-    return sum(step.committed for step in steps) / sum(v(step.forwarded) for step in steps) if steps else float("nan")
+    length.reset()
+    trace, at = [], 0
+    while at < len(right):
+        guesses = right[at : at + min(length.next(), len(right) - at - 1)]  # the step adds one token itself
+        gamma, accepted = len(guesses), first_wrong(guesses)
+        if gamma:
+            length.observe(gamma, min(accepted + 1, gamma), accepted)
+        trace.append(Step(at, 1 + gamma, gamma, gamma, 0, accepted, accepted + 1, draft_calls=gamma))
+        at += accepted + 1
+    return trace
+
+
+def first_wrong(guesses: Sequence[bool]) -> int:
+    """How many guesses stand before the first wrong one: [True, False, True] -> 1."""
+    return next((count for count, guess in enumerate(guesses) if not guess), len(guesses))
+
+
+def foretold_speed(trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
+    """Speed over plain decoding, prefill left out: tokens over the sum of v(rows fed) and c for each draft call.
+
+    v, c: as in `measure.speculation`; 0 for guesses that are free. nan for a trace of the prefill alone.
+    """
+    steps = [step for step in trace if not step.is_prefill]
+    return sum(step.committed for step in steps) / foretold_cost(steps, v, c) if steps else float("nan")
+
+
+def foretold_cost(steps: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
+    """What steps cost in units of a one-row forward: v(rows fed) each, and c for each draft call."""
+    v = width_cost(v)
+    return sum(v(step.forwarded) + c * step.draft_calls for step in steps)
 
 
 def _seen(path: list[int], tokens: list[int]) -> Observation:

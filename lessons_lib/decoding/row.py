@@ -81,20 +81,26 @@ class Row:
         cached = self.cache.length()
         lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
         completes = cached + len(lacking) == len(self.ids)
-        limit = self.prompt_length + self.ending.max_new_tokens - len(self.ids) - 1  # the step adds one itself
-        proposal = Proposal() if self.prefilling else self.proposer.propose(self.ids, limit)
-        proposal = self._fitting(proposal, cached + len(lacking))
-        tree = Tree.of(proposal, limit)
+        limit = self._limit(cached + len(lacking))
+        early = self.prefilling or not completes  # guesses stand behind the anchor, which must be fed first
+        proposal = Proposal() if early else self.proposer.propose(self.ids, limit)
+        proposal, tree = self._fitting(proposal, limit, cached + len(lacking))
         block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
         return Draft(tree, proposal, block, completes)
 
-    def _fitting(self, proposal: Proposal, entries: int) -> Proposal:
-        """The proposal without scratch beyond the last position; nothing of it if the cache cannot hold it."""
+    def _limit(self, entries: int) -> int:
+        """How many guesses in a row are of use: those that may still be committed and that the cache can hold."""
+        wanted = self.prompt_length + self.ending.max_new_tokens - len(self.ids) - 1  # the step adds one itself
+        return wanted if self.cache.most is None else max(0, min(wanted, self.cache.most - entries))
+
+    def _fitting(self, proposal: Proposal, limit: int, entries: int) -> tuple[Proposal, Tree]:
+        """The proposal and its tree, no scratch beyond the last position; nothing of it if the cache cannot hold it."""
         scratch, most = proposal.scratch, self.cache.most
         if scratch and max(scratch.offsets, default=0) > self.context - len(self.ids):
             proposal, scratch = replace(proposal, scratch=None), None
-        fed = len(proposal.tokens) + (len(scratch.tokens) if scratch else 0)
-        return proposal if most is None or entries + fed <= most else Proposal()
+        tree = Tree.of(proposal, limit)
+        fed = len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
+        return (proposal, tree) if most is None or entries + fed <= most else (Proposal(), Tree())
 
     def accept(self, draft: Draft, scores: Scores) -> tuple[list[int], list[int]]:
         """Ask the acceptance rule, end the text where it must end -> (path, committed tokens)."""

@@ -26,7 +26,8 @@ UNGATED = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of one model. window: tokens a windowed layer keeps; windowed_layers: how many do (None: all)."""
+    """Sizes of one model. window: tokens a windowed layer keeps; windowed_layers: how many do (None: all).
+    head_rows: tokens that the LM head scores (None: all V); a trimmed draft's are fewer."""
 
     name: str
     layers: int
@@ -41,6 +42,7 @@ class ModelShape:
     tied: bool = True  # the LM head is the embedding table
     window: int | None = None
     windowed_layers: int | None = None
+    head_rows: int | None = None
 
     @property
     def layer_weights(self) -> int:
@@ -50,8 +52,8 @@ class ModelShape:
 
     @property
     def head_weights(self) -> int:
-        """N_head = V·D: weights of the LM head, tied or not."""
-        return self.vocab_size * self.width
+        """N_head = V·D, or as many rows of it as are scored: weights of the LM head, tied or not."""
+        return (self.head_rows or self.vocab_size) * self.width
 
     @property
     def weights(self) -> int:
@@ -59,13 +61,14 @@ class ModelShape:
         return self.layer_weights + self.head_weights
 
     def params(self) -> int:
-        """All parameters of a Llama, Mistral or SmolLM: N, 2L + 1 norms, an untied embedding.
+        """All parameters of a Llama, Mistral or SmolLM: N_lay, V·D for a tied head or twice that, 2L + 1 norms.
 
         Raises ValueError for ungated families, whose biases and position tables this shape does not know.
         """
         if not self.gated:
             raise ValueError(f"The shape of {self.name} does not tell its biases; count model.parameters() instead.")
-        return self.weights + (2 * self.layers + 1) * self.width + (0 if self.tied else self.head_weights)
+        tables = (1 if self.tied else 2) * self.vocab_size * self.width
+        return self.layer_weights + tables + (2 * self.layers + 1) * self.width
 
     def kept(self, tokens: int) -> int:
         """Cached positions after S `tokens`, summed over layers: L·S, in windowed layers min(S, window)."""

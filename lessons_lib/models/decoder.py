@@ -194,7 +194,11 @@ class Decoder(nn.Module):
 
     def logits(self, states: Tensor, kernels: Kernels = LIBRARY) -> Tensor:
         """(T, D) after any layer -> scores (T, V)."""
-        return kernels.multiply(self.final(states), self.head.weight)
+        return self.score(self.final(states), kernels)
+
+    def score(self, final: Tensor, kernels: Kernels = LIBRARY) -> Tensor:
+        """(T, D) after the final norm -> scores (T, V)."""
+        return kernels.multiply(final, self.head.weight)
 
 
 def rotary_tables(config: DecoderConfig) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,11 @@ class TrimmedDecoder(Decoder):
 
     def logits(self, states: Tensor, kernels: Kernels | None = None) -> Tensor:
         """(T, D) after any layer -> scores (T, V), -inf for tokens that are not kept."""
-        return spread(super().logits(states, kernels or self.kernels), self.kept, self.config.vocab_size)
+        return super().logits(states, kernels or self.kernels)
+
+    def score(self, final: Tensor, kernels: Kernels | None = None) -> Tensor:
+        """(T, D) after the final norm -> scores (T, V), -inf for tokens that are not kept."""
+        return spread(super().score(final, kernels or self.kernels), self.kept, self.config.vocab_size)
 
 
 def spread(scores: Tensor, kept: Tensor, vocab_size: int) -> Tensor:
@@ -80,9 +84,21 @@ def decoder_of(network: PreTrainedModel) -> Decoder:
     if not isinstance(head, TrimmedHead):
         return decoder
     trimmed = TrimmedDecoder.of(decoder, head.kept)
-    if network.dtype == torch.bfloat16 and network.device.type == "cpu":
+    if in_eight_bits(network):
         trimmed.kernels = Kernels(multiply=EightBit(m.weight for m in trimmed.modules() if isinstance(m, nn.Linear)))
     return trimmed
+
+
+def in_eight_bits(network: PreTrainedModel) -> bool:
+    """Whether the readable decoder of this network multiplies a few rows in 8 bits: drafts in bf16 on a CPU do."""
+    trimmed = isinstance(network.get_output_embeddings(), TrimmedHead)
+    return trimmed and network.dtype == torch.bfloat16 and network.device.type == "cpu"
+
+
+def scored(network: PreTrainedModel) -> int | None:
+    """How many tokens the head of a draft scores; None for a whole head."""
+    head = network.get_output_embeddings()
+    return len(head.kept) if isinstance(head, TrimmedHead) else None
 
 
 def start_from(target: Decoder, layers: Sequence[int], kept: Tensor) -> TrimmedDecoder:

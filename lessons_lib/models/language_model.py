@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models.device import DTYPES, dtype_name, pick_dtype
+from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
 
 KINDS = ("decoder", "transformers")
 WEIGHTS = ("fp32", "bf16", "fp16")
@@ -27,7 +28,12 @@ class LanguageModel:
     @property
     def shape(self) -> ModelShape:
         """Layers, width, heads and so on: what bytes and FLOPs are computed from."""
-        return ModelShape.from_config(self.network.config, self.name)
+        return replace(ModelShape.from_config(self.network.config, self.name), head_rows=scored(self.network))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the readable decoder's one-row forward reads of each weight: 1 where a draft runs in 8 bits."""
+        return 1 if in_eight_bits(self.network) else self.dtype.itemsize
 
     def target(
         self, kind: str = "decoder", weights: str | None = None, compiled: bool = False, context: int | None = None
@@ -47,8 +53,6 @@ class LanguageModel:
 
         if kind == "transformers":
             return targets.TransformersTarget(network, self.tokenizer)
-        from lessons_lib.models.draft import decoder_of
-
         decoder, eos = decoder_of(network), targets.base.eos_ids(network, self.tokenizer)
         if compiled:
             return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)

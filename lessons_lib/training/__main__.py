@@ -8,15 +8,17 @@ from pathlib import Path
 
 from lessons_lib.models import load
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.draft import decoder_of
+from lessons_lib.models.draft import decoder_of, own_weights
+from lessons_lib.models.draft_card import read_card
 from lessons_lib.models.registry import OURS
-from lessons_lib.models.stored_draft import save_draft
+from lessons_lib.models.stored_draft import load_draft, save_draft
 from lessons_lib.paths import cache_dir
-from lessons_lib.training import collect, evaluate, prompts
+from lessons_lib.training import card, collect, evaluate, held_out, prompts
 from lessons_lib.training.distill import distill
-from lessons_lib.training.run import Recipe, trained
+from lessons_lib.training.run import Recipe, fresh, trained
 
 TARGET, DRAFT = "smollm2-135m", "smol-draft"
+DESIGNS = "designs.json"  # beside the weights
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,9 +36,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m lessons_lib.training")
     parts = top.add_subparsers(dest="command", required=True, metavar="PART")
     part = parts.add_parser("collect", help="the target writes texts; resumable")
-    part.add_argument("--prompts", type=Path, required=True, help="JSON lines with id, kind, prompt, context")
-    part.add_argument("--passages", type=Path, help="a text file whose paragraphs are asked about, too")
-    part.add_argument("--held-out", action="store_true", help="answer the held-out prompts, greedily, instead")
+    part.add_argument("--prompts", type=Path, help="JSON lines with id, kind, prompt, context, to train on")
+    part.add_argument("--held-out", action="store_true", help="answer our held-out prompts, greedily, instead")
     part.add_argument("--texts", type=int, help="stop at so many (default: all prompts)")
     part.add_argument("--rows", type=int, default=64, help="texts written at a time")
     part = parts.add_parser("distill", help="train on the texts; resumable")
@@ -48,25 +49,30 @@ def parser() -> argparse.ArgumentParser:
     part = parts.add_parser("evaluate", help="tokens per forward on the held-out texts")
     part.add_argument("--run", help="a run's checkpoint (default: the stored draft)")
     part.add_argument("--gamma", type=int, default=4)
+    part.add_argument("--log", action="store_true", help="add the run to the designs that the card lists")
     part = parts.add_parser("export", help="store a run's draft with the package")
     part.add_argument("--run", default="default")
     part.add_argument("--into", type=Path, default=OURS / DRAFT)
+    part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
     return top
 
 
 def run_collect(options: argparse.Namespace) -> int:
-    found = prompts.read(options.prompts)
-    if options.held_out:
-        chosen = [prompt for prompt in found if prompt.held_out]
-    else:
-        people = prompts.for_training(found)
-        chosen = people + prompts.again(people) + prompts.own()
-        chosen += prompts.from_passages(options.passages) if options.passages else []
+    if not options.held_out and not options.prompts:
+        raise ValueError("what shall be answered? --prompts FILE names the prompts to train on, --held-out takes ours")
+    chosen = held_out.prompts() if options.held_out else training_prompts(options)
     into, drawn = collect.folder(options.held_out), 0 if options.held_out else collect.DRAWN
+    longest = held_out.LONGER["qa"] if options.held_out else collect.LONGEST
     model = load(TARGET, device="cpu", dtype="bf16")
-    count = collect.collect(model, prompts.interleave(chosen), into, options.texts, options.rows, drawn=drawn)
+    chosen = prompts.interleave(chosen)
+    count = collect.collect(model, chosen, into, options.texts, options.rows, longest=longest, drawn=drawn)
     print(f"{count} texts in {into}")
     return 0
+
+
+def training_prompts(options: argparse.Namespace) -> list[prompts.Prompt]:
+    people = prompts.for_training(prompts.read(options.prompts))
+    return people + prompts.again(people) + prompts.own()
 
 
 def run_distill(options: argparse.Namespace) -> int:
@@ -83,18 +89,39 @@ def run_evaluate(options: argparse.Namespace) -> int:
         draft = trained(target(), runs(options.run)).draft
     else:
         draft = decoder_of(load(DRAFT, device="cpu", dtype="bf16").network)
-    print(
-        json.dumps(evaluate.evaluate(draft, collect.read_all(collect.folder(held_out=True)), options.gamma), indent=1)
-    )
+    found = evaluate.evaluate(draft, collect.read_all(collect.folder(held_out=True)), options.gamma)
+    print(json.dumps(found, indent=1))
+    if options.log:
+        log_design(options.run or DRAFT, draft, found)
     return 0
+
+
+def log_design(name: str, draft: Decoder, found: dict) -> None:
+    """Add a line to the designs that were tried; a later one of this name replaces the earlier."""
+    run = trained(target(), runs(name))
+    line = {"name": name, "parameters": sum(weight.numel() for weight in own_weights(draft).values())}
+    line |= {"steps": run.step, "macro": round(found["macro"], 4), "recipe": asdict(run.recipe)}
+    others = [design for design in tried() if design["name"] != name]
+    (OURS / DRAFT / DESIGNS).write_text(json.dumps([*others, line], indent=1) + "\n", encoding="utf-8")
 
 
 def run_export(options: argparse.Namespace) -> int:
-    run = trained(target(), runs(options.run))
-    curve = run.curve[:: max(1, len(run.curve) // 200)]
-    save_draft(run.draft, options.into, TARGET, recipe=asdict(run.recipe), steps=run.step, curve=curve)
+    texts, run = collect.read_all(collect.folder(held_out=True)), trained(target(), runs(options.run))
+    before = evaluate.evaluate(fresh(target(), run.recipe, run.draft.kept).draft, texts)
+    save_draft(run.draft, options.into, TARGET)  # what is measured is what was stored, rounded
+    stored = decoder_of(load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network))
+    after = evaluate.evaluate(stored, texts)
+    facts = card.facts(run, collect.read_all(collect.folder()), tried(), before, after, options.note)
+    save_draft(run.draft, options.into, TARGET, **facts)
+    (options.into / card.PAGE).write_text(card.page(DRAFT, run, read_card(DRAFT), options.into), encoding="utf-8")
     print(f"{sum(file.stat().st_size for file in options.into.iterdir()) / 1e6:.2f} MB in {options.into}")
     return 0
+
+
+def tried() -> list[dict]:
+    """The designs that were screened, as they were logged."""
+    path = OURS / DRAFT / DESIGNS
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
 def target() -> Decoder:

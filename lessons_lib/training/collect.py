@@ -20,6 +20,7 @@ from lessons_lib.training.batched import Text, Writer
 from lessons_lib.training.prompts import Prompt
 
 SHARD = 64  # texts
+LONGEST = 320  # tokens of a prompt
 DRAWN, TEMPERATURE = 4, 0.8  # every fourth text is drawn, so that the draft sees more than the likeliest one
 
 
@@ -35,7 +36,7 @@ def collect(
     texts: int | None = None,
     rows: int = 64,
     max_new: int = 160,
-    longest: int = 320,
+    longest: int = LONGEST,
     drawn: int = DRAWN,
 ) -> int:
     """Write the answers to `prompts` as shards below `into`; returns how many texts are there.

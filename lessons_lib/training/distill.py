@@ -46,7 +46,9 @@ def distill(
     with bar(total=recipe.steps, desc="Distilling", unit="step") as shown:
         shown.update(run.step)
         for indices in order:
+            since = monotonic()
             train_step(run, [texts[i] for i in indices], fast)
+            run.seconds += monotonic() - since
             shown.update(1)
             shown.set_postfix(loss=f"{run.curve[-1]['loss']:.3f}", agree=f"{run.curve[-1]['agree']:.0%}")
             stop = monotonic() > until

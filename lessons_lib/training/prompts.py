@@ -1,19 +1,16 @@
-"""What the target writes about while a draft watches: prompts from a file, passages, and templates of our own.
+"""What the target writes about while a draft watches: prompts from a file, and templates of our own.
 
 A prompts file holds one JSON object a line: {"id", "kind", "prompt", "context"}. Every tenth id is held out: it
 measures the draft and never trains it.
 """
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, product, zip_longest
 from pathlib import Path
 
 HELD_OUT = 10  # ids divisible by it
-WORDS = (60, 220)  # passages shorter or longer are left out, as are those with more unknown words than
-MOST_UNKNOWN = 2
 FORMS = {
     "qa": ("What is meant by {}?", "Why does {} matter?", "How did {} change over time?"),
     "list": ("List five facts about {}.", "Give me seven tips about {}.", "Name the pros and cons of {}."),
@@ -36,13 +33,19 @@ theatre, online safety, antibiotics, space travel, houseplants, the stock market
 rivers, algebra, furniture, the Moon, olive oil, team sports, museums, batteries, wolves, urban planning,
 handwriting, film music, airports, clean water, stress, maps, pottery, democracy, camping, steel, the immune
 system, video games, rice"""
-ASKED_OF_PASSAGES = {
-    "summary": ("Summarize the passage in three sentences.", "What are the main points of this text?"),
-    "qa": ("Who or what is this paragraph about, and what happened?", "Name three facts that this text states."),
-}
 ASKED_AGAIN = {
-    "summary": ("Write a headline and two sentences on this text.", "Explain this text to a ten-year-old."),
-    "qa": ("What does this text say? Answer in your own words.", "List the names and numbers in this text."),
+    "summary": (
+        "Summarize the passage in three sentences.",
+        "What are the main points of this text?",
+        "Write a headline and two sentences on this text.",
+        "Explain this text to a ten-year-old.",
+    ),
+    "qa": (
+        "Who or what is this paragraph about, and what happened?",
+        "Name three facts that this text states.",
+        "What does this text say? Answer in your own words.",
+        "List the names and numbers in this text.",
+    ),
 }
 
 
@@ -84,12 +87,7 @@ def for_training(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 def again(prompts: Iterable[Prompt]) -> list[Prompt]:
     """More tasks on the passages of prompts that ask about one, which are few: for copying, every task counts."""
-    tasks = [
-        (f"{kind}-again", task)
-        for asked in (ASKED_OF_PASSAGES, ASKED_AGAIN)
-        for kind, several in asked.items()
-        for task in several
-    ]
+    tasks = [(f"{kind}-again", task) for kind, several in ASKED_AGAIN.items() for task in several]
     passages = [prompt for prompt in prompts if prompt.kind in ASKED_AGAIN and prompt.context]
     return [
         Prompt(f"{prompt.key}-{number}", kind, f"{task}\n\n{prompt.context}", prompt.context)
@@ -105,26 +103,6 @@ def own() -> list[Prompt]:
     return [
         Prompt(f"own-{kind}-{form}-{topic}", kind, form.format(topic)) for topic, (kind, form) in product(topics, forms)
     ]
-
-
-def from_passages(path: str | Path) -> list[Prompt]:
-    """Summaries and questions about the whole paragraphs of a text file, WikiText's spacing undone."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    lines = [line for line in lines if line.count("<unk>") <= MOST_UNKNOWN]
-    passages = [detokenize(line) for line in lines if WORDS[0] <= len(line.split()) <= WORDS[1]]
-    asked = [(kind, text) for kind, texts in ASKED_OF_PASSAGES.items() for text in texts]
-    found = []
-    for number, passage in enumerate(passages):
-        kind, question = asked[number % len(asked)]
-        found.append(Prompt(f"passage-{number}", kind, f"{question}\n\n{passage}"))
-    return found
-
-
-def detokenize(text: str) -> str:
-    """ "a @-@ b , c ( 1 @.@ 5 )" -> "a-b, c (1.5)"; unknown words become a name."""
-    text = re.sub(r" @(.)@ ", r"\1", text.strip()).replace("<unk>", "Marlow")
-    text = re.sub(r" ([,.;:!?)\]'])", r"\1", text)
-    return re.sub(r"([(\[]) ", r"\1", text)
 
 
 def interleave(prompts: Iterable[Prompt]) -> list[Prompt]:

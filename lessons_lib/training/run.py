@@ -39,12 +39,13 @@ class Recipe:
 
 @dataclass
 class Run:
-    """A training run: the draft, its optimizers, the steps done, and what each cost."""
+    """A training run: the draft, its optimizers, the steps and seconds it took so far, and the loss of each step."""
 
     recipe: Recipe
     draft: TrimmedDecoder
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
+    seconds: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -100,7 +101,7 @@ def restore(run: Run, saved: dict) -> None:
         weight.copy_(saved["weights"][name])
     for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
         optimizer.load_state_dict(state)
-    run.step, run.curve = saved["step"], saved["curve"]
+    run.step, run.seconds, run.curve = saved["step"], saved["seconds"], saved["curve"]
 
 
 def save(run: Run, folder: Path) -> None:
@@ -112,6 +113,7 @@ def save(run: Run, folder: Path) -> None:
         "weights": {name: weight.detach() for name, weight in own_weights(run.draft).items()},
         "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
         "step": run.step,
+        "seconds": run.seconds,
         "curve": run.curve,
     }
     part = folder / f"{CHECKPOINT}.part"

@@ -1,62 +1,50 @@
 """The claims of speculation on a tiny model and two questions; resuming by question; sums by hand."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
-import torch
+from support.benches import TOKENS, offline
 
 from lessons_lib import PromptLookup, generate
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.data import Question
-from lessons_lib.models import LanguageModel, tiny
-
-TOKENS = 12
-
-
-class Letters:
-    """A tokenizer of single characters; 97 of them."""
-
-    eos_token_id = None
-
-    def apply_chat_template(self, messages, **options) -> list[int]:
-        return [ord(letter) % 97 for message in messages for letter in message["content"]]
-
-    def decode(self, ids, **options) -> str:
-        return "".join(map(chr, ids))
 
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
     """bench/speculation.py with a tiny float64 model and short answers, and what it imports."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import by_question
+    import asking
     import speculation
 
-    of = LanguageModel(tiny(context=2048), Letters(), "tiny", "cpu", torch.float64)
-    monkeypatch.setattr(speculation, "model", lambda: of)
-    monkeypatch.setattr(speculation, "TOKENS", TOKENS)
-    monkeypatch.setattr(by_question, "KEPT", tmp_path / "build" / "kept")
+    monkeypatch.setattr(speculation, "really_compiled", asking.compiled, raising=False)
+    offline(monkeypatch, tmp_path)
     return speculation
 
 
-def asking(bench, monkeypatch, *categories) -> None:
+PAIR = ("plain", "lookup", "plain compiled", "lookup compiled")
+WINDOWED = ("plain", "lookahead", "plain compiled", "lookahead compiled")
+
+
+def ask(monkeypatch, *categories) -> None:
     """Two questions, of these categories in turn."""
     kinds = (*categories, *categories)[:2]
     own = [Question(i, kind, (f"Repeat {i}: ab ab ab ab.",)) for i, kind in enumerate(kinds, 1)]
-    monkeypatch.setattr(bench, "questions", lambda: own)
+    monkeypatch.setattr(sys.modules["asking"], "questions", lambda: own)
 
 
 @pytest.mark.parametrize("name, categories, methods", [
-    ("prompt-lookup/grounded/vs-plain", ("qa", "code"), ("plain", "lookup")),
-    ("prompt-lookup/free/vs-plain", ("writing",), ("plain", "lookup")),
-    ("prompt-lookup/vs-transformers", ("summarization", "code"), ("theirs", "ours", "loop")),
-    ("lookahead/code-lists/compression", ("lists", "code"), ("plain", "lookahead")),
+    ("prompt-lookup/grounded/vs-plain", ("qa", "code"), PAIR),
+    ("prompt-lookup/free/vs-plain", ("writing",), PAIR),
+    ("prompt-lookup/vs-transformers", ("summarization", "code"), ("theirs", "ours", "loop", "ours compiled")),
+    ("lookahead/code-lists/compression", ("lists", "code"), WINDOWED),
 ])  # fmt: skip
 def test_a_claim_measures_each_question_with_each_method(bench, monkeypatch, name, categories, methods):
     from registry import CLAIMS, Run
 
-    asking(bench, monkeypatch, *categories)
+    ask(monkeypatch, *categories)
     measured = CLAIMS[name].measure(Run(quick=False))
     rows = measured.facts["questions"]
     assert {row["question_id"] for row in rows} == {1, 2} and len(rows) == 2
@@ -65,11 +53,13 @@ def test_a_claim_measures_each_question_with_each_method(bench, monkeypatch, nam
     assert set(measured.facts["tokens_per_forward"]) == set(categories)
     assert len(measured.ratio.a.times) == len(measured.ratio.b.times) == 2
     assert measured.ratio.low <= measured.ratio.value <= measured.ratio.high
+    beside = measured.facts["compiled"]
+    assert set(beside["by_category"]) == set(categories) and f"speed compiled: {beside['value']:.2f}" in measured.note
     json.dumps(measured.facts)
 
 
 def test_compression_is_counted_from_the_forwards_prefill_included(bench, monkeypatch):
-    asking(bench, monkeypatch, "code", "lists")
+    ask(monkeypatch, "code", "lists")
     measured = bench.code_lists(bench.Run(quick=True))
     rows = measured.facts["questions"]
     assert all(row["plain"]["forwards"] == row["plain"]["tokens"] for row in rows)
@@ -78,11 +68,10 @@ def test_compression_is_counted_from_the_forwards_prefill_included(bench, monkey
 
 
 def test_questions_with_short_answers_are_named_and_do_not_count(bench, monkeypatch):
-    asking(bench, monkeypatch, "writing")
-    network = bench.model().network
-    prompts = [Letters().apply_chat_template(question.messages) for question in bench.questions()]
-    texts = [generate(network, prompt, max_new_tokens=TOKENS).ids for prompt in prompts]
-    network.generation_config.eos_token_id = next(token for token in texts[0] if token not in texts[1])
+    ask(monkeypatch, "writing")
+    target, asked = bench.asking.eager(), bench.asking.questions()
+    texts = [generate(target, bench.asking.encode(question), max_new_tokens=TOKENS).ids for question in asked]
+    target.eos = (next(token for token in texts[0] if token not in texts[1]),)
     rows = bench.free(bench.Run(quick=True)).facts["questions"]
     assert rows[0] == {"question_id": 1, "category": "writing", "short": rows[0]["short"]} and rows[0]["short"] < TOKENS
     measured = bench.measured(rows, bench.speed, "plain", "lookup", {})
@@ -123,7 +112,7 @@ def test_speed_compression_and_tau_of_rows_by_hand(bench):
 def test_every_second_question_turns_the_order_and_a_text_that_parts_is_found(bench):
     from by_question import in_turn
 
-    target, called = bench.model().target(), []
+    target, called = bench.asking.model().target(), []
     prompt = [1, 2, 3]
     target.eos = (bench.ours(target, prompt)[0][3],)  # held back: no text falls short of it
     right, trace = bench.ours(target, prompt)
@@ -180,3 +169,38 @@ def test_a_quick_run_asks_fewer_questions(bench):
 
     own = [Question(i, kind, ("?",)) for i, kind in enumerate(("qa", "code", "qa", "qa", "code"))]
     assert [q.question_id for q in first_of(own, ("code", "qa"), 2)] == [1, 4, 0, 2]
+
+
+def test_the_compiled_targets_speed_is_over_the_compiled_plain_where_ours_is_compared_with(bench):
+    rows = [row(2.0, 1.0, 4), row(4.0, 1.0, 6)]
+    for of in rows:
+        of |= {"plain compiled": of["plain"] | {"seconds": 1.0}, "fast compiled": of["fast"] | {"seconds": 2.0}}
+    kinds = {"qa": rows}
+    assert bench.asking.in_compiled(kinds, rows, "plain", "fast")["value"] == pytest.approx(0.5)
+    theirs = [{"theirs": of["plain"], "fast compiled": of["fast compiled"]} for of in rows]
+    assert bench.asking.in_compiled({"qa": theirs}, theirs, "theirs", "fast")["value"] == pytest.approx(6 / 4)
+    assert bench.asking.in_compiled(kinds, [row(1.0, 1.0, 4)], "plain", "fast") is None
+
+
+def test_a_mean_over_kinds_counts_every_kind_the_same(bench):
+    """10 tokens in 5 forwards are 2; 30 in 10 and 20 in 10 are 2.5; all together would be 60 / 25 = 2.4."""
+    from by_question import mean_rate
+
+    ratio = mean_rate([[(10, 5)], [(30, 10), (20, 10)]])
+    assert ratio.value == pytest.approx((2 + 2.5) / 2)
+    assert ratio.low == pytest.approx((2 + 2) / 2) and ratio.high == pytest.approx((2 + 3) / 2)
+    assert ratio.a.times == (1.0,) * 3 and ratio.b.times == pytest.approx((0.5, 1 / 3, 0.5))
+    with pytest.raises(ValueError, match="every kind needs a text"):
+        mean_rate([[(10, 5)], []])
+
+
+def test_the_compiled_target_shares_the_eager_ones_decoder_and_is_padded_by_its_widths(bench, monkeypatch):
+    from asking import repeatable_step
+
+    asking, made, ran = bench.asking, [], []
+    monkeypatch.setattr(asking, "CompiledTarget", lambda *given: made.append(given) or asking.eager())
+    monkeypatch.setattr(asking, "repeatable_step", lambda *given: ran.append(given[2]) or repeatable_step(*given))
+    bench.really_compiled.__wrapped__()
+    ((decoder, tokenizer, eos, context, widths),) = made
+    assert decoder is asking.eager().decoder and tokenizer is asking.eager().tokenizer and eos == asking.eager().eos
+    assert (context, widths) == (asking.CONTEXT, asking.COMPILED) and tuple(ran) == asking.COMPILED

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from lessons_lib.data import Question, questions
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.data import HELD_OUT, Question, questions
 
 LINE = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."], "reference": ["", ""]}
 GROUNDED = ("summarization", "qa", "code")
@@ -19,6 +20,17 @@ def test_our_own_questions_are_many_of_every_category_and_some_have_several_turn
     several = {question.category for question in own if len(question.turns) > 1}
     assert several == {"chat"} and sum(len(question.turns) > 1 for question in own) >= 4
     assert len({question.turns for question in own}) == len(own)
+
+
+def test_held_out_prompts_are_of_every_kind_that_is_measured_and_each_source_is_in_the_notice():
+    """Every tenth id: what `training.prompts` never trains on."""
+    kinds = Counter(question.category for question in questions(HELD_OUT))
+    assert set(kinds) == {"chat", "qa", "summarization", "code", "math"} and 4 <= min(kinds.values())
+    assert max(kinds.values()) == 12 and all(question.question_id % 10 == 0 for question in questions(HELD_OUT))
+    sources = {json.loads(line)["source"] for line in HELD_OUT.read_text(encoding="utf-8").splitlines()}
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    assert len(sources) == 6 and all(f'"{source}"' in notice for source in sources)
+    assert not {question.turns for question in questions(HELD_OUT)} & {question.turns for question in questions()}
 
 
 @pytest.mark.parametrize("question", [q for q in questions() if q.category in GROUNDED], ids=lambda q: q.question_id)

@@ -5,9 +5,13 @@ Throwing away a token that was drawn would bias sampling. Rules and defaults as 
 tests/peers/test_assisted.py.
 """
 
+import math
 from dataclasses import dataclass
+from functools import cache
 
-from lessons_lib.measure.speculation import WidthCurve, best_gamma, width_cost
+from lessons_lib.measure.speculation import WidthCurve, best_gamma
+
+CARRIED = 8.0  # guesses that an assumed alpha weighs, or an earlier text's
 
 
 class DraftLength:
@@ -81,9 +85,11 @@ class Adaptive(DraftLength):
     """The gamma with the highest predicted speed E[N] / (gamma c + v(gamma + 1)), 0 included, for chains.
 
     c, v: a draft forward and a w-row target forward over a one-row one (measure.speculation). alpha: acceptance
-    assumed at first, with the weight of four guesses; then accepted over examined guesses, where `decay` is what
-    a step's count still weighs one step later. While 0 is best, one token is drafted every `probe_every` steps:
-    without new evidence it would stay 0 for good. The estimate carries over to the next text.
+    assumed at first, with the weight of eight guesses; then accepted over examined guesses, where `decay` is what
+    a step's count still weighs one step later. The next text begins with the estimate reached, which weighs no more
+    than eight guesses either: texts differ, and its own guesses soon count for more.
+    It stops drafting when 0 is best for an alpha one standard error higher, too, for a stop brings no evidence; and
+    then it still drafts one token every `probe_every` steps.
     """
 
     def __init__(
@@ -92,23 +98,35 @@ class Adaptive(DraftLength):
         v: WidthCurve = None,
         most: int = 16,
         alpha: float = 0.7,
-        decay: float = 0.9,
+        decay: float = 0.98,
         probe_every: int = 16,
     ):
         if c < 0 or not 0 <= alpha <= 1 or not 0 < decay <= 1:
             raise ValueError(f"c >= 0, 0 <= alpha <= 1 and 0 < decay <= 1 are needed, not {c}, {alpha} and {decay}")
         _at_least_one("most", most)
         _at_least_one("probe_every", probe_every)
-        self.c, self.v, self.most, self.decay, self.probe_every = c, width_cost(v), most, decay, probe_every
-        self._accepted, self._examined, self._idle = 4 * alpha, 4.0, 0
+        self.decay, self.probe_every = decay, probe_every
+        self._best = cache(lambda percent: best_gamma(percent / 100, c, v, most))  # asked at every step
+        self._accepted, self._examined, self._idle = CARRIED * alpha, CARRIED, 0
 
     @property
     def alpha(self) -> float:
         """alpha-hat: the estimated probability that an examined guess is accepted."""
         return self._accepted / self._examined
 
+    @property
+    def hoped(self) -> float:
+        """alpha-hat and its standard error, that of as many guesses as the evidence weighs, 1 at most."""
+        return min(1.0, self.alpha + math.sqrt(self.alpha * (1 - self.alpha) / self._examined))
+
+    def reset(self) -> None:
+        share = min(1.0, CARRIED / self._examined)
+        self._accepted, self._examined = share * self._accepted, share * self._examined
+
     def next(self) -> int:
-        gamma = best_gamma(self.alpha, self.c, self.v, self.most)
+        gamma = self._best(round(100 * self.alpha))
+        if not gamma and self._best(round(100 * self.hoped)):
+            gamma = 1
         self._idle = 0 if gamma else self._idle + 1
         if self._idle < self.probe_every:
             return gamma

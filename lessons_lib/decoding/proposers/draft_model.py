@@ -6,7 +6,6 @@ which were never fed; rolled back to what was accepted it lacks one token, or tw
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,33 +16,9 @@ from lessons_lib.decoding.blocks import Block, make_block, tree_mask
 from lessons_lib.decoding.proposal import ANCHOR, MODES, Proposal, Tree
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
+from lessons_lib.decoding.proposers.growing import Growing
+from lessons_lib.decoding.proposers.shared_ids import shared_ids
 from lessons_lib.decoding.targets import as_target
-from lessons_lib.models.same_tokenizer import check_same_tokenizer
-
-
-@dataclass
-class Growing:
-    """A tree of guesses that grows by a level per draft forward; equal siblings are one node from the start.
-
-    depth: levels so far; level: the nodes of the deepest.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    draws: dict[int, list[int]] = field(default_factory=dict)
-    q: dict[int, Tensor] = field(default_factory=dict)
-    level: list[int] = field(default_factory=lambda: [ANCHOR])
-    depth: int = 0
-
-    def grow(self, drawn: dict[int, list[int]]) -> None:
-        """Add the next level. drawn: node of the deepest level -> tokens below it, in draw order."""
-        first = len(self.tokens)
-        for parent, tokens in drawn.items():
-            new = list(dict.fromkeys(tokens))
-            self.tokens += new
-            self.parents += [parent] * len(new)
-        self.draws |= drawn
-        self.level, self.depth = list(range(first, len(self.tokens))), self.depth + 1
 
 
 class DraftModel(Proposer):
@@ -159,28 +134,3 @@ class DraftModel(Proposer):
 
     def _has_room(self, tree: Growing) -> bool:
         return self.cache.most is None or not tree.depth or self.cache.length() + len(tree.level) <= self.cache.most
-
-
-def shared_ids(target, draft) -> int:
-    """Ids, from 0 on, that mean the same token to both. Raises ValueError if the tokenizers differ or, of models
-    without tokenizers, the vocabulary sizes."""
-    if target.tokenizer is None and draft.tokenizer is None:
-        if target.vocab_size != draft.vocab_size:
-            raise ValueError(
-                f"without tokenizers target and draft need vocabularies of one size, not {target.vocab_size} and "
-                f"{draft.vocab_size}; use models with the same tokenizer"
-            )
-        return target.vocab_size
-    if target.tokenizer is None or draft.tokenizer is None:
-        without = "draft" if draft.tokenizer is None else "target"
-        raise ValueError(
-            f"the {without} has no tokenizer to compare; use a model from lessons_lib.load, or "
-            "TransformersTarget(network, tokenizer)"
-        )
-    ids = check_same_tokenizer(target.tokenizer, draft.tokenizer)
-    if ids > min(target.vocab_size, draft.vocab_size):
-        raise ValueError(
-            f"the tokenizer has ids up to {ids - 1}, but target and draft have logits for {target.vocab_size} and "
-            f"{draft.vocab_size} ids; use models made for this tokenizer"
-        )
-    return ids

@@ -127,7 +127,7 @@ def static_step(decoder: Decoder, kernels: Kernels = OPEN) -> Callable:
     def step(tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list, values: list):
         segment = Segment(positions, Slots(keys, values, slots), mask)
         final = decoder.final(decoder(tokens, [segment], kernels=kernels).last)
-        return final, kernels.multiply(final, decoder.head.weight)
+        return final, decoder.score(final, kernels)
 
     step.__code__ = step.__code__.replace()  # its own copy: graphs are kept with the code, a handful at most
     return step

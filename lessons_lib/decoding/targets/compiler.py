@@ -20,6 +20,7 @@ TUNED = {
 }
 ALWAYS = {
     "cpp.enable_kernel_profile": True,  # kernels appear in torch.profiler; costs nothing while nobody profiles
+    "cpp.enable_floating_point_contract_flag": "fast",  # multiply and add in one instruction, rounded once
     "size_asserts": False,  # of some 300 arguments at every call, whose shapes never change here
 }
 

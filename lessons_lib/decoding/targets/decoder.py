@@ -30,7 +30,7 @@ class DecoderTarget(Target):
         """One packed forward for all blocks -> the scores of each."""
         tokens = torch.tensor([token for block in blocks for token in block.tokens], device=self.device)
         layers = [name for block in blocks for name in block.after if name != "final"]
-        states = self.decoder(tokens, [self.segment(block) for block in blocks], after=layers)
+        states = self.forward(tokens, blocks, layers)
         ends = torch.tensor([len(block.tokens) for block in blocks]).cumsum(0).tolist()
         rows = [slice(end - block.wanted, end) for end, block in zip(ends, blocks, strict=True)]
         last = torch.cat([states.last[wanted] for wanted in rows])
@@ -39,6 +39,10 @@ class DecoderTarget(Target):
             Scores(logits[i], {name: self._states(states, name, rows[i]) for name in block.after})
             for i, block in enumerate(blocks)
         ]
+
+    def forward(self, tokens: Tensor, blocks: Sequence[Block], layers: Sequence[int]) -> States:
+        """tokens (T,) of all blocks, packed -> states after the last layer and after each of `layers`."""
+        return self.decoder(tokens, [self.segment(block) for block in blocks], after=layers)
 
     def segment(self, block: Block) -> Segment:
         """A block as the decoder reads it."""

@@ -10,10 +10,11 @@ from lessons_lib.course.lessons import Lesson
 PARAMETERS = 'model = "tiny"\ndevice = "auto"\ndtype = "auto"\nseed = 0\ntokens = 3\nrate = 0.5'
 
 
-def notebook(*sources: str, title: str = "# 00 A lesson\n\nHow much is it?") -> nbformat.NotebookNode:
-    """A lesson that keeps the house rules: title, set-up cell, parameters, then code cells with these sources."""
+def notebook(*sources: str, title: str = "# 00 A lesson\n\nHow much is it?", **more) -> nbformat.NotebookNode:
+    """A lesson that keeps the house rules: title, set-up cell, parameters and `more`, then cells with these sources."""
     nb = new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
-    tagged = new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})
+    parameters = "\n".join([PARAMETERS, *(f"{name} = {value!r}" for name, value in more.items())])
+    tagged = new_code_cell(parameters, metadata={"tags": ["parameters"]})
     nb.cells = [new_markdown_cell(title), tagged, *(new_code_cell(source) for source in sources)]
     colab.refresh(nb, "00_a_lesson", "")
     for count, cell in enumerate((c for c in nb.cells if c.cell_type == "code"), start=1):

@@ -20,7 +20,7 @@ SHOW = f"from IPython.display import display\ndisplay({{{MIME!r}: [{SCORE!r}], '
 def prepared(monkeypatch):
     """The models that a run prepared, none of them loaded; the kernels' variable is put back afterwards."""
     seen = {}
-    monkeypatch.setattr(runner, "prepare", seen.update)
+    monkeypatch.setattr(runner, "prepare", lambda models, any_family=False: seen.update(models))
     monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
     return seen
 
@@ -94,6 +94,14 @@ def test_a_known_name_that_is_not_llama_like_is_refused_before_it_is_fetched(mon
     monkeypatch.setattr("lessons_lib.models.load", None)  # calling it would fail
     with pytest.raises(UsageError, match="and pythia-160m is none"):
         runner.prepare({"pythia-160m": ("cpu", "fp32")})
+
+
+def test_a_lesson_with_a_draft_takes_a_pair_of_any_family(opt_folder, write_lesson, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "execute", lambda *given: pytest.fail("enough"))
+    lesson = write_lesson("06_lesson", draft=opt_folder)
+    with pytest.raises(pytest.fail.Exception, match="enough"):
+        runner.run([], {"model": opt_folder, "dtype": "fp32"}, tmp_path / "build", [lesson])
+    assert capsys.readouterr().out.count("tiny-opt") == 1
 
 
 def test_readme_names_the_models_that_the_lessons_take():

@@ -19,6 +19,7 @@ from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled, compiler
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.draft import TrimmedDecoder
 from lessons_lib.models.kernels import multiply_by_products
 
 PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
@@ -70,6 +71,18 @@ def greedy(target, prompt=PROMPT, count=N) -> list[int]:
 def test_a_compiled_target_decodes_the_tokens_of_eager_greedy(plain, eager):
     assert greedy(plain) == greedy(eager)
     assert sorted(plain.compile_seconds) == [1, 4]
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_trimmed_draft_scores_the_whole_vocabulary_compiled_as_it_does_eager(width):
+    trimmed = TrimmedDecoder.of(decoder(), torch.tensor([0, 3, 17, 42, 96]))
+    scores = []
+    for target in (CompiledTarget(trimmed, context=CONTEXT, widths=(width,)), DecoderTarget(trimmed)):
+        cache = target.new_cache(CONTEXT)
+        target.run([Block(PROMPT, list(range(len(PROMPT))), None, cache, 1)])
+        scores += [target.run([Block([9] * width, list(range(width)), None, cache, width)])[0].logits]
+    assert scores[0].shape == (width, 97) and (scores[0] > float("-inf")).sum() == 5 * width
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-10)
 
 
 def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind(monkeypatch):

@@ -1,10 +1,10 @@
-"""A step that can be repeated, and the distance of a text from a target's own choices."""
+"""A step that can be repeated, what a target says along a text, and how far a text is from its own choices."""
 
 import pytest
 import torch
 
 from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.probing import repeatable_step, shortfall
+from lessons_lib.decoding.probing import Parting, logits_along, parting, repeatable_step, shortfall
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
@@ -51,3 +51,39 @@ def test_a_token_that_was_held_back_is_nobodys_favourite(make):
     assert new[:3] == free[:3] and free[3] not in new
     assert shortfall(target, PROMPT, new, target.eos).tolist() == [0] * 8
     assert shortfall(target, PROMPT, new)[3] > 0
+
+
+@pytest.mark.parametrize("make", TARGETS)
+def test_one_forward_along_a_text_says_what_steps_say_one_by_one(make):
+    target, network = make(tiny()), tiny()
+    with torch.no_grad():
+        whole = network(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(logits_along(target, PROMPT, 3), whole[-3:], atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits_along(target, PROMPT[:3], 1)[0], whole[2], atol=1e-5, rtol=0)
+
+
+def test_an_audit_names_the_first_difference_and_the_rivals_margin():
+    target = TransformersTarget(tiny())
+    text = generate(target, PROMPT, max_new_tokens=6).ids
+    rival = (text[4] + 1) % 97
+    found = parting(target, PROMPT, text, [*text[:4], rival, 0])
+    logits = logits_along(target, PROMPT + text[:4], 1)[0]
+    assert found.same == 4 and found.margin == pytest.approx((logits[text[4]] - logits[rival]).item())
+    assert 0 < found.spacing < 1e-14 and not found.near_tie
+    assert parting(target, PROMPT, text, text) is None and parting(target, PROMPT, text, text[:3]) is None
+
+
+@pytest.mark.parametrize("margin, near", [(0.5, True), (0.51, False)])
+def test_a_near_tie_is_within_two_roundings_of_each_logit(margin, near):
+    assert Parting(3, margin, 0.125).near_tie is near
+
+
+def test_the_spacing_is_that_of_the_targets_format():
+    class Flat(TransformersTarget):
+        def run(self, blocks):
+            scores = super().run(blocks)
+            scores[0].logits = torch.tensor([[17.0, 16.0, -3.0]], dtype=torch.bfloat16)
+            return scores
+
+    found = parting(Flat(tiny()), PROMPT, [0], [1])
+    assert (found.margin, found.spacing, found.near_tie) == (1.0, 0.125, False)  # bf16 has 8 bits: 16 to 32 by eighths

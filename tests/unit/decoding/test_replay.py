@@ -1,15 +1,17 @@
 """Replaying a recorded text counts what the loop itself counts, without a model."""
 
 import math
+import random
 
 import pytest
 from support.proposers import Scripted, random_chain, tree_with_decoys
 from support.toys import choosing, continued, whimsical
 
-from lessons_lib import PromptLookup, generate
+from lessons_lib import DraftModel, PromptLookup, generate
 from lessons_lib.decoding.proposal import Proposal, Tree
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.replay import Recording, follow, foretold_speed, replay
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Heuristic
+from lessons_lib.decoding.replay import Recording, follow, foretold_cost, foretold_speed, replay, replay_draft
 
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
 LOOKUPS = [
@@ -82,3 +84,48 @@ def test_the_speed_by_hand():
 def test_a_recording_without_prompt_or_text_is_refused(prompt, new):
     with pytest.raises(ValueError, match="at least one token each"):
         Recording(prompt, new)
+
+
+def often_right(target, seed: int, share: float):
+    """A draft that says what the target says for a share of all prefixes, and something else for the others."""
+
+    def choice(prefix):
+        token = int(target.logits(prefix).argmax())
+        return token if random.Random(f"{seed} {prefix}").random() < share else (token + 1) % target.vocab_size
+
+    return choosing(choice, target.vocab_size)
+
+
+SCHEDULES = [
+    pytest.param(lambda: Constant(3), id="constant"),
+    pytest.param(lambda: Heuristic(2), id="heuristic"),
+    pytest.param(lambda: Adaptive(0.2, {1: 1.0, 9: 2.0}, most=8), id="adaptive"),
+    pytest.param(lambda: Adaptive(0.9, {1: 1.0, 9: 3.0}, most=8), id="adaptive that stops"),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+def test_a_replayed_draft_takes_the_steps_that_the_loop_takes(make, share):
+    """Two texts one after the other, so that what a schedule carries over counts, too."""
+    target, schedule = whimsical(1, 6), make()
+    draft = often_right(target, 0, share)
+    proposer = DraftModel(draft, make())
+    for prompt in ([1, 2, 3], [4, 4]):
+        out = generate(target, prompt, proposer, max_new_tokens=50)
+        prefixes = [tuple([*prompt, *out.ids[:at]]) for at in range(1, len(out.ids))]
+        right = [int(draft.logits(p).argmax()) == t for p, t in zip(prefixes, out.ids[1:], strict=True)]
+        steps = replay_draft(right, schedule)
+        counted = [(s.forwarded, s.proposed, s.depth, s.accepted, s.committed, s.draft_calls) for s in out.trace[1:]]
+        assert [(s.forwarded, s.proposed, s.depth, s.accepted, s.committed, s.draft_calls) for s in steps] == counted
+
+
+def test_a_replayed_draft_by_hand_and_what_it_costs():
+    right = [True, True, False, True, True, True, False]
+    steps = replay_draft(right, Constant(2))
+    assert [(step.depth, step.accepted, step.committed) for step in steps] == [(2, 2, 3), (2, 2, 3), (0, 0, 1)]
+    assert [step.length_before for step in steps] == [0, 3, 6]
+    v = {1: 1.0, 3: 1.5}
+    assert foretold_cost(steps, v, c=0.1) == pytest.approx(2 * (1.5 + 0.2) + 1.0)
+    assert foretold_speed(steps, v, c=0.1) == pytest.approx(7 / 4.4) and foretold_cost(steps) == 3
+    assert replay_draft([], Constant(2)) == []

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from support.oracle import exact
 
+from lessons_lib.measure.roofline import bytes_decode
 from lessons_lib.models import LanguageModel, ModelUnavailable, load, registry, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, decoder_of, own_weights, start_from
@@ -43,6 +44,29 @@ def test_kept_tokens_score_as_with_the_whole_head_and_no_others_score(network):
     assert trimmed.shape == full.shape and torch.allclose(trimmed[:, KEPT], full[:, KEPT], atol=1e-12)
     others = torch.ones(97, dtype=torch.bool).index_fill(0, KEPT, False)
     assert (trimmed[:, others] == float("-inf")).all() and (trimmed.softmax(-1)[:, others] == 0).all()
+
+
+def test_a_scores_row_has_one_width_whatever_stands_between_norm_and_head(draft):
+    states = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).double()
+    assert torch.equal(draft.score(draft.final(states)), draft.logits(states))
+    assert draft.score(states).shape == (3, 97)
+
+
+@pytest.mark.parametrize("dtype, weight_bytes", [(torch.float64, 8), (torch.float32, 4), (torch.bfloat16, 1)])
+def test_a_drafts_shape_and_bytes_are_what_its_one_row_forward_reads(network, draft, tmp_path, dtype, weight_bytes):
+    """The kept rows of the head instead of all; in bf16 the 8-bit levels, which are there once each."""
+    save_draft(draft, tmp_path / "draft", "tiny")
+    network = network.to(dtype)
+    model = LanguageModel(load_draft(tmp_path / "draft", network), None, "draft", "cpu", dtype)
+    decoder = model.target(kind="decoder").decoder
+    read_by = [module.weight for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
+    if dtype == torch.bfloat16:
+        read_by = [levels for _, levels, _ in decoder.kernels.multiply.rounded.values()]
+    assert model.shape.head_weights == len(KEPT) * 32 and model.weight_bytes == weight_bytes
+    assert bytes_decode(model.shape, weight_bytes=model.weight_bytes) == sum(weight.nbytes for weight in read_by)
+    assert model.shape.params() == sum(weight.numel() for weight in model.network.parameters())
+    whole = LanguageModel(network, None, "tiny", "cpu", dtype)
+    assert whole.shape.head_weights == 97 * 32 and whole.weight_bytes == dtype.itemsize
 
 
 def test_a_draft_starts_as_copies_of_the_layers_that_were_named(network, draft):

@@ -59,6 +59,18 @@ def test_replay_counts_the_forwards_that_decoding_takes(target, gamma):
     assert max(counts) > 1.2
 
 
+def test_guesses_token_by_token_are_those_of_one_reading(target):
+    draft = start_from(target, (0, 1), torch.arange(0, 97, 2))
+    found = []
+    for start in range(4):
+        prompt = [start, 5, 9]
+        new = generate(DecoderTarget(target), prompt, max_new_tokens=20).ids
+        found.append(evaluate.right_in_steps(DecoderTarget(draft), prompt, new))
+        assert found[-1] == evaluate.right(draft, Text("chat/0", prompt + new, 3))
+    assert {True, False} == {guess for text in found for guess in text}
+    assert evaluate.right_in_steps(DecoderTarget(draft), [1, 2], [3]) == []
+
+
 def test_kinds_are_averaged_each_counting_the_same(target):
     draft = start_from(target, (0, 1), torch.arange(97))  # the target itself: always right
     texts = [

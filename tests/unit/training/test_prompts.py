@@ -16,7 +16,7 @@ def file(tmp_path, *rows):
 
 def test_a_context_stands_below_its_prompt(tmp_path):
     path = file(tmp_path, {"id": 3, "kind": "qa", "prompt": "Who?", "context": "Ann came."}, {"id": 4, "kind": "chat", "prompt": "Hi"})  # fmt: skip  # noqa: E501
-    assert prompts.read(path) == [Prompt(3, "qa", "Who?\n\nAnn came."), Prompt(4, "chat", "Hi")]
+    assert prompts.read(path) == [Prompt(3, "qa", "Who?\n\nAnn came.", "Ann came."), Prompt(4, "chat", "Hi")]
 
 
 @pytest.mark.parametrize("row", [{"kind": "qa", "prompt": "Who?"}, {"id": "x", "kind": "qa", "prompt": "Who?"}, [1]])
@@ -38,19 +38,23 @@ def test_prompts_of_our_own_differ_and_none_is_held_out():
     assert prompts.for_training(own) == own and not any("\n" in prompt.key or "{" in prompt.text for prompt in own)
 
 
-def test_spacing_of_tokenized_text_is_undone():
-    assert (
-        prompts.detokenize(" a well @-@ known 1 @,@ 500 ( or so ) , he said . ")
-        == "a well-known 1,500 (or so), he said."
-    )
+def test_a_passage_of_a_held_out_prompt_trains_nothing():
+    several = [
+        Prompt(10, "qa", "Who?\n\nAnn came.", "Ann came."),
+        Prompt(11, "summary", "Sum up\n\nAnn came.", "Ann came."),
+    ]
+    assert prompts.for_training(several) == []
 
 
-def test_passages_become_questions_about_whole_paragraphs(tmp_path):
-    path = tmp_path / "text"
-    path.write_text("\n".join(["= Title =", "word " * 80, "short", "<unk> " * 3 + "word " * 80, "other " * 80]))
-    found = prompts.from_passages(path)
-    assert [prompt.text.split()[-1] for prompt in found] == ["word", "other"]
-    assert [prompt.kind for prompt in found] == ["summary", "summary"] and not any(prompt.held_out for prompt in found)
+def test_passages_are_asked_about_again_under_every_task():
+    several = [
+        Prompt(3, "qa", "Who?\n\nAnn came.", "Ann came."),
+        Prompt(4, "qa", "Who?"),
+        Prompt(5, "code", "x\n\ny", "y"),
+    ]
+    found = prompts.again(several)
+    assert len(found) == len({prompt.text for prompt in found}) == len({(p.kind, p.key) for p in found}) == 8
+    assert all(prompt.text.endswith("\n\nAnn came.") for prompt in found) and prompts.for_training(found) == found
 
 
 def test_whatever_is_done_first_is_of_every_kind():

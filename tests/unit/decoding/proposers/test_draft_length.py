@@ -5,6 +5,7 @@ import random
 import pytest
 
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, DraftLength, Heuristic
+from lessons_lib.decoding.replay import foretold_speed, replay_draft
 from lessons_lib.measure.speculation import best_gamma, expected_tokens, width_cost
 
 CURVE = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 16: 3.0}
@@ -54,10 +55,10 @@ def test_adaptive_estimates_alpha_and_drafts_near_the_best_length(alpha):
 
 
 def test_adaptive_follows_the_formula_of_its_estimate():
-    schedule = Adaptive(0.05, CURVE, most=12, alpha=0.8)
+    schedule = Adaptive(0.05, CURVE, most=12, alpha=0.8, decay=0.9)
     assert schedule.next() == best_gamma(0.8, 0.05, CURVE, most=12)
-    schedule.observe(4, 2, 1)  # weights: (0.9 * 4 * 0.8 + 1) / (0.9 * 4 + 2)
-    assert schedule.alpha == pytest.approx((0.9 * 3.2 + 1) / (0.9 * 4 + 2))
+    schedule.observe(4, 2, 1)
+    assert schedule.alpha == pytest.approx((0.9 * 6.4 + 1) / (0.9 * 8 + 2))
     assert schedule.next() == best_gamma(schedule.alpha, 0.05, CURVE, most=12)
 
 
@@ -81,7 +82,46 @@ def test_adaptive_keeps_its_estimate_for_the_next_text():
     played(schedule, 0.2, 50)
     before = schedule.alpha
     schedule.reset()
-    assert schedule.alpha == before != 0.7
+    assert schedule.alpha == pytest.approx(before) != 0.7
+
+
+def test_what_earlier_texts_said_weighs_no_more_than_eight_guesses():
+    schedule = Adaptive(0.1, decay=1.0)
+    played(schedule, 0.2, 200)
+    before = schedule.alpha
+    schedule.reset()
+    schedule.observe(4, 4, 4)
+    assert schedule.alpha == pytest.approx((8 * before + 4) / 12)
+    few = Adaptive(0.1, alpha=0.5)
+    few.reset()
+    few.observe(2, 2, 0)
+    assert few.alpha == pytest.approx(0.98 * 4 / (0.98 * 8 + 2))
+
+
+def test_adaptive_goes_on_drafting_while_stopping_may_be_a_mistake():
+    """c = 0.3 pays from alpha = 0.3 on: an estimate just below it, of few guesses, may be too low."""
+    schedule = Adaptive(0.3, decay=1.0, alpha=0.28)
+    assert best_gamma(schedule.alpha, 0.3) == 0 and schedule.hoped == pytest.approx(0.28 + (0.28 * 0.72 / 8) ** 0.5)
+    assert schedule.next() == 1
+    schedule.observe(500, 500, 140)  # the same alpha, now for sure
+    schedule.observe(500, 500, 100)
+    assert schedule.hoped < 0.3 and schedule.next() == 0
+
+
+@pytest.mark.parametrize("alphas", [(0.5,), (0.7,), (0.35, 0.5, 0.65)], ids=str)
+def test_adaptive_loses_little_on_the_best_fixed_length_of_each_kind(alphas):
+    """Texts of 128 tokens, kinds in turn: what each kind takes against the best constant in hindsight."""
+    rng = random.Random(1)
+    texts = [(alpha, [rng.random() < alpha for _ in range(128)]) for alpha in alphas * (24 // len(alphas))]
+    v = {width: width_cost(CURVE)(width) for width in range(1, 18)}.get
+    schedule, speeds = Adaptive(0.1, v), {}
+    steps = [(alpha, replay_draft(text, schedule)) for alpha, text in texts]
+    for alpha in alphas:
+        adaptive = [step for kind, trace in steps if kind == alpha for step in trace]
+        fixed = [[step for kind, text in texts if kind == alpha for step in replay_draft(text, Constant(gamma))]
+                 for gamma in range(1, 9)]  # fmt: skip
+        speeds[alpha] = foretold_speed(adaptive, v, 0.1) / max(foretold_speed(t, v, 0.1) for t in fixed)
+    assert 0.96 < min(speeds.values()) and max(speeds.values()) < 1.01
 
 
 def test_adaptive_beats_a_bad_constant_by_its_own_measure():

@@ -1,0 +1,144 @@
+"""What the claims of speculation share: questions, methods in turn on each of them, and what is said of the rows.
+
+All run on the bf16 decoder, eager; the compiled one stands beside it in the same run.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+import by_question
+import generation
+import torch
+from by_question import Made, first_of, speed, tokens_per_forward
+from registry import Measured, Run
+
+from lessons_lib import generate
+from lessons_lib.data import Question, questions
+from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.targets import CompiledTarget
+from lessons_lib.measure.hardware import width_costs, width_curve
+
+TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
+EAGER = "greedy on the eager bf16 DecoderTarget, 128 tokens each"
+CONTEXT = 672  # positions of the compiled target's caches: the longest prompt, its answer and a lookahead window fit
+COMPILED = (1, 5, 11)  # token counts compiled: plain, a chain of four, prompt lookup's ten; more run eager
+
+
+def model():
+    return generation.model("bf16")
+
+
+def eager():
+    return generation.target("bf16")
+
+
+@cache
+def compiled() -> CompiledTarget:
+    """The eager target's decoder, each of its compiled steps run once."""
+    of = eager()
+    target = CompiledTarget(of.decoder, of.tokenizer, of.eos, CONTEXT, COMPILED)
+    for width in COMPILED:
+        repeatable_step(target, prompt_of(32), width)()
+    return target
+
+
+def prompt_of(tokens: int) -> list[int]:
+    """A prompt of so many ids, for what does not depend on the text."""
+    return [10 + i % 50 for i in range(tokens)]
+
+
+def costs_of(target, widths: Sequence[int], repeats: int, cached: int = 300) -> dict[int, float]:
+    """{w: v(w)}: forwards of w tokens behind `cached` ones, over one of one token."""
+    steps = {width: repeatable_step(target, prompt_of(cached), width) for width in widths}
+    return width_costs(width_curve(lambda width: steps[width](), widths, repeats=repeats))
+
+
+def encode(question: Question) -> list[int]:
+    """The first turn under the chat template."""
+    template = model().tokenizer.apply_chat_template
+    return list(template(question.messages, add_generation_prompt=True, return_dict=False))
+
+
+def ours(target, ids: list[int], proposer=None) -> Made:
+    out = generate(target, ids, proposer, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
+    return out.ids, out.trace
+
+
+def theirs(ids: list[int], **options) -> Made:
+    """transformers' own generate, which keeps no trace."""
+    prompt = torch.tensor([ids], device=model().network.device)
+    options |= {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "attention_mask": torch.ones_like(prompt)}
+    return model().network.generate(prompt, do_sample=False, **options)[0, len(ids) :].tolist(), []
+
+
+def with_and_without(target, ids: list[int], name: str, proposer: Callable) -> dict[str, Callable[[], Made]]:
+    """Plain decoding and `name`, on the eager target and on the compiled one. proposer: target -> its proposer."""
+    on = {"": target, " compiled": compiled()}
+    plain = {f"plain{state}": partial(ours, of, ids) for state, of in on.items()}
+    return plain | {f"{name}{state}": partial(ours, of, ids, proposer(of)) for state, of in on.items()}
+
+
+def asked(name: str, run: Run, categories: Sequence[str], count: int, methods: Callable, settings: dict) -> list[dict]:
+    """Rows of the first `count` questions of each category, {"short": tokens} where the answer is short.
+
+    methods: (target, ids) -> {name: call}, the one to compare with first.
+    """
+    target = eager()
+    chosen = first_of(questions(), categories, max(1, count // 4) if run.quick else count)
+
+    def measure(question: Question) -> dict:
+        ids = encode(question)
+        natural = generate(target, ids, max_new_tokens=TOKENS)  # and a warm-up
+        if natural.finish != "length":
+            return {"question_id": question.question_id, "category": question.category, "short": len(natural.ids)}
+        return by_question.in_turn(target, question, ids, methods(target, ids))
+
+    for warm_up in methods(target, prompt_of(32)).values():
+        warm_up()
+    return by_question.each(name, chosen, measure, settings | {"tokens": TOKENS})
+
+
+def measured(
+    rows: list[dict], ratio: Callable, slow: str, fast: str, settings: dict, note: str = "", **facts
+) -> Measured:
+    """The ratio over the questions with long answers, and what is said and kept beside it."""
+    counted = long_enough(rows)
+    kinds = {kind: [row for row in counted if row["category"] == kind] for kind in [row["category"] for row in counted]}
+    tau = {kind: tokens_per_forward(of, fast) for kind, of in kinds.items()}
+    parted = sum(not row["equal"] for row in counted)
+    names = [name for name in (slow, fast, f"{slow} compiled", f"{fast} compiled") if name in counted[0]]
+    shortfall = max(row[name]["shortfall"] for row in counted for name in names)
+    beside = in_compiled(kinds, counted, slow, fast)
+    said = [
+        note,
+        "tokens per forward: " + listed(tau),
+        beside and f"speed compiled: {beside['value']:.2f} ({listed(beside['by_category'])})",
+        beside and beside["problem"],
+        f"{parted} of {len(counted)} texts part, shortfall at most {shortfall:.2g} logits",
+    ]
+    facts |= {
+        "settings": settings, "tokens_per_forward": tau, "parted": parted, "largest_shortfall": shortfall,
+        "by_category": {kind: ratio(of, slow, fast).value for kind, of in kinds.items()}, "compiled": beside,
+        "questions": rows,
+    }  # fmt: skip
+    return Measured(ratio(counted, slow, fast), "; ".join(filter(None, said)), facts)
+
+
+def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast: str) -> dict | None:
+    """The speed of `fast` compiled over `slow`, which is compiled too if it is ours; None if it was not run."""
+    fast, known = f"{fast} compiled", rows[0]
+    if fast not in known:
+        return None
+    slow = f"{slow} compiled" if f"{slow} compiled" in known else slow
+    found = speed(rows, slow, fast)
+    by_category = {kind: speed(of, slow, fast).value for kind, of in kinds.items()}
+    facts = {"value": found.value, "low": found.low, "high": found.high, "by_category": by_category}
+    return facts | {"widths": COMPILED, "problem": getattr(compiled(), "problem", None)}
+
+
+def long_enough(rows: list[dict]) -> list[dict]:
+    return [row for row in rows if "short" not in row]
+
+
+def listed(values: dict) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in values.items())

@@ -1,0 +1,112 @@
+"""Claims of lesson 06 that are timed: smol-draft drafts for smollm2-135m, greedy, bf16."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+import asking
+from asking import EAGER, asked, costs_of, long_enough, measured, ours, prompt_of, theirs, with_and_without
+from by_question import speed
+from registry import Measured, Run, claim
+
+from lessons_lib import DraftModel, load
+from lessons_lib.decoding.peers import assist
+from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.measure.clock import Ratio, Samples, in_turn
+
+GAMMA = 4  # tokens drafted per step, wherever the length is fixed
+KINDS = ("chat", "summarization", "qa", "code", "math", "writing", "lists")
+CACHED = 200  # tokens behind which one forward's cost is taken
+SETTINGS = {"draft": "smol-draft", "gamma": GAMMA}
+
+
+@cache
+def draft():
+    return load("smol-draft", device="cpu", dtype="bf16")
+
+
+@cache
+def drafting():
+    """The draft as DraftModel uses it fastest: its readable decoder, eager, with products in 8 bits."""
+    return draft().target()
+
+
+@cache  # the tokenizers are compared once, not for every text
+def drafter(target) -> DraftModel:
+    """The proposer of all texts that this target writes."""
+    return DraftModel(drafting(), GAMMA)
+
+
+def assistant():
+    """The same draft as transformers takes it, told to draft GAMMA tokens at every step."""
+    assist(draft().network, GAMMA)
+    return draft().network
+
+
+def chain_step(target, prompt: Sequence[int]) -> Callable[[], None]:
+    """A function that drafts GAMMA tokens behind the prompt, everything around the forwards included."""
+    by = DraftModel(drafting(), GAMMA)
+    by.reset(target, prompt)
+    by.propose(prompt, GAMMA)
+
+    def again() -> None:
+        by.cache.keep(len(prompt) - 1)
+        by.propose(prompt, GAMMA)
+
+    return again
+
+
+@cache
+def cost_of_draft(repeats: int) -> tuple[Ratio, Ratio]:
+    """(c, c with all that DraftModel does around a forward): seconds per guess over those of a one-row target forward.
+
+    GAMMA guesses are made in a row, as they are between two steps of the target, which empties the CPU's caches.
+    """
+    target, prompt = asking.eager(), prompt_of(CACHED)
+    one, guess = repeatable_step(target, prompt), repeatable_step(drafting(), prompt)
+    calls = {"forward": lambda: [guess() for _ in range(GAMMA)], "one": one, "chain": chain_step(target, prompt)}
+    found = in_turn(calls, repeats=repeats)
+    each = [Samples(tuple(time / GAMMA for time in found[name].times)) for name in ("forward", "chain")]
+    return Ratio.of(each[0], found["one"]), Ratio.of(each[1], found["one"])
+
+
+@claim("draft/cost", "<= 0.10", f"one row of the eager bf16 DecoderTarget, both behind {CACHED} cached tokens")
+def cost(run: Run) -> Measured:
+    forward, whole = cost_of_draft(5 * run.repeats)
+    said = f"{whole.value:.3f} with the choice of each guess and all else that DraftModel does"
+    return Measured(forward, said, {"whole": [whole.value, whole.low, whole.high], "settings": SETTINGS})
+
+
+@claim("assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens a step")
+def mixed(run: Run) -> Measured:
+    def methods(target, ids):
+        return with_and_without(target, ids, "assisted", drafter)
+
+    rows = asked("assisted/mixed/vs-plain", run, KINDS, 2, methods, SETTINGS)
+    v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in targets().items()}
+    dear = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
+    note = f"cost of {GAMMA + 1} rows: {dear}"
+    return measured(rows, speed, "plain", "assisted", SETTINGS, note, width_costs=v)
+
+
+def targets() -> dict:
+    return {"eager": asking.eager(), "compiled": asking.compiled()}
+
+
+@claim(
+    "assisted/vs-transformers", ">= 1.2",
+    f"transformers generate(assistant_model=), {GAMMA} tokens a step, constant, no confidence threshold, bf16, eager; "
+    "ours: the same pair and settings on DecoderTargets",
+)  # fmt: skip
+def vs_transformers(run: Run) -> Measured:
+    network, by_network = asking.model().target(kind="transformers"), DraftModel(draft(), GAMMA)
+
+    def methods(target, ids):
+        on = {"ours": target, "ours compiled": asking.compiled()}
+        both = {name: partial(ours, of, ids, drafter(of)) for name, of in on.items()}
+        both |= {"loop": partial(ours, network, ids, by_network)}
+        return {"theirs": partial(theirs, ids, assistant_model=assistant())} | both
+
+    rows = asked("assisted/vs-transformers", run, KINDS, 1, methods, SETTINGS)
+    loop = speed(long_enough(rows), "theirs", "loop")
+    note = f"our loop on TransformersTargets: {loop.value:.2f}"
+    return measured(rows, speed, "theirs", "ours", SETTINGS, note, loop=[loop.value, loop.low, loop.high])

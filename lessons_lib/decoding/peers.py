@@ -1,0 +1,47 @@
+"""Peers to run beside the loop (lesson 06): transformers' own assisted generation, with its settings spelled out."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from transformers.utils import logging
+
+
+def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0) -> None:
+    """Set how long a transformers draft drafts. It reads that from the draft's own configuration, not from generate.
+
+    Its defaults: 20 tokens, schedule "constant", none behind a token that the draft gives less than 0.4.
+    """
+    config = draft.generation_config
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, schedule
+    config.assistant_confidence_threshold = threshold
+
+
+def by_transformers(network, prompt: Sequence[int], new: int, draft=None) -> list[int]:
+    """`new` greedy tokens (T,) after `prompt` by transformers' generate, assisted by a draft network if given."""
+    ids = torch.tensor([list(prompt)], device=network.device)
+    lengths = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    with silent():
+        out = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **lengths)
+    return out[0, ids.shape[1] :].tolist()
+
+
+def count_forwards(network, prompt: Sequence[int], new: int, draft=None) -> tuple[list[int], int]:
+    """The same tokens, and how many forwards of `network` they took, the one over the prompt included."""
+    calls: list[int] = []
+    hook = network.register_forward_pre_hook(lambda module, given: calls.append(1))
+    try:
+        return by_transformers(network, prompt, new, draft), len(calls)
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Without transformers' warnings: its assisted generation warns about how it calls its own generate."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

@@ -1,0 +1,179 @@
+"""Two models at work (lesson 06): what a sampled guess is worth, when drafting pays, and who wrote each token."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from lessons_lib.figures.lookup import ADVANCE, lay_out
+from lessons_lib.figures.rows import as_dicts, spread
+from lessons_lib.figures.style import BLUE, COLORS, CYCLE, GREY, INK, PALE, PAPER, WIDTH, axes
+
+WRITERS = {"accepted": COLORS["accepted"], "rejected": COLORS["rejected"], "own": PALE}
+WRITTEN = {"accepted": "drafted and accepted", "rejected": "drafted, rejected", "own": "the target's own"}
+LINE = 0.19  # inches that a line of text takes
+
+
+def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str], ax: Axes | None = None) -> Axes:
+    """Why sampling with a draft keeps p: what is accepted, min(p, q), and what the residual adds make p again.
+
+    p, q: probabilities of the tokens `names`, of target and draft; q is drawn as an outline.
+    """
+    ax, at = ax or axes((WIDTH, 3.0)), range(len(names))
+    kept = [min(a, b) for a, b in zip(p, q, strict=True)]
+    owed = [a - k for a, k in zip(p, kept, strict=True)]
+    ax.bar(at, kept, 0.6, color=COLORS["accepted"], label="min(p, q): drafted and accepted")
+    ax.bar(at, owed, 0.6, bottom=kept, color=BLUE, label="(p - q)+: drawn after a rejection")
+    ax.bar(at, q, 0.72, facecolor="none", edgecolor=COLORS["rejected"], linewidth=1.6, linestyle="--", label="q")
+    ax.set_xticks(at, names)
+    ax.set(ylabel="probability", ylim=(0, None))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="full height of a bar: p")
+    return ax
+
+
+def plot_draft_length(rows: Iterable[Any], chosen: int | None = None, ax: Axes | None = None) -> Axes:
+    """Speed over plain decoding against the draft length: predicted (dashed), counted, and measured where timed.
+
+    rows: `gamma`, `predicted`, and where known `counted` and `samples` (repeated measurements). chosen: a gamma to
+    mark.
+    """
+    ax, rows = ax or axes(), sorted(as_dicts(rows), key=lambda row: row["gamma"])
+    ax.plot(*_points(rows, "predicted"), "--", color=COLORS["predicted"], label="predicted from alpha")
+    counted, timed = [[row for row in rows if key in row] for key in ("counted", "samples")]
+    if counted:
+        ax.plot(*_points(counted, "counted"), "s", markersize=5, color=COLORS["draft"], label="from counted forwards")
+    if timed:
+        middle, bars = spread([row["samples"] for row in timed])
+        style = dict(fmt="o", capsize=3, color=COLORS["measured"], label="measured")
+        ax.errorbar([row["gamma"] for row in timed], middle, yerr=bars, **style)
+    if chosen is not None:
+        ax.axvline(chosen, color=COLORS["accepted"], alpha=0.35, linewidth=6)
+    ax.axhline(1, linestyle=":", color=COLORS["limit"])
+    ax.set(xlabel="tokens drafted per step (gamma)", ylabel="speed [times plain]", ylim=(0, None))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return ax
+
+
+def plot_pays(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    points: Iterable[tuple[str, float, float]] = (),
+    rule: float | None = 3,
+    ax: Axes | None = None,
+) -> Axes:
+    """The acceptance from which a draft gains, against how much faster than its target it is; above a line it pays.
+
+    curves: label -> [(c, alpha)]; alpha above 1 is left out: no draft gains there. points: (label, c, alpha) of
+    real drafts. rule: mark a draft so many times as fast.
+    """
+    ax = ax or axes()
+    for number, (label, curve) in enumerate(curves.items()):
+        known = [(1 / c, alpha) for c, alpha in curve if alpha <= 1]
+        speeds, needed = zip(*known, strict=True) if known else ((), ())
+        ax.plot(speeds, needed, ("-", "--", ":")[number % 3], color=CYCLE[number], label=label)
+    points = sorted(points, key=lambda point: point[2])
+    for (label, c, alpha), height in zip(points, apart([alpha for *_, alpha in points], 0.06), strict=True):
+        ax.plot(1 / c, alpha, "o", color=COLORS["draft"])
+        thin = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6}
+        ax.annotate(label, (1 / c, alpha), (1.25 / c, height), arrowprops=thin, fontsize=9, va="center")
+    if rule:
+        ax.axvline(rule, linestyle=":", color=COLORS["limit"])
+    ax.set_xscale("log")
+    ticks = [1, 2, 3, 5, 10, 20, 50, 100]
+    ax.set_xticks(ticks, map(str, ticks))
+    ax.minorticks_off()
+    ax.set(xlabel="draft forwards in the time of one target forward (1/c)", ylabel="acceptance needed", ylim=(0, 1))
+    ax.legend(loc="upper right")
+    return ax
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights, moved up where they are closer than `gap` to the one below, so that labels do not overlap.
+
+    >>> apart([0.5, 0.5, 0.75], 0.25)
+    [0.5, 0.75, 1.0]
+    """
+    moved: list[float] = []
+    for height in heights:
+        moved.append(max(height, moved[-1] + gap) if moved else height)
+    return moved
+
+
+def plot_distillation(curve: Iterable[Mapping[str, float]], ax: Axes | None = None) -> Axes:
+    """How often a draft's guess is the target's choice, along its training. curve: rows of `step`, `agree`."""
+    ax, rows = ax or axes((WIDTH, 3.0)), list(curve)
+    ax.plot([row["step"] for row in rows], [row["agree"] for row in rows], color=COLORS["draft"])
+    ax.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
+    return ax
+
+
+def plot_written(pieces: Sequence[tuple[str, str]], columns: int = 84) -> Axes:
+    """A text with a background that says who wrote each piece; accepted guesses are underlined, rejected struck out.
+
+    pieces: (text, who), in order, who one of WRITERS. Raises ValueError for another or for no text.
+    """
+    spans = placed(pieces, columns)
+    lines = spans[-1][0] + 1
+    ax = axes((WIDTH, LINE * (lines + 2)))
+    ax.figure.set_layout_engine("none")
+    ax.set_position((0.01, 0, 0.98, lines / (lines + 2)))
+    return _write(ax, spans, columns)
+
+
+def plot_length_and_text(
+    rows: Iterable[Any], gamma: int, pieces: Sequence[tuple[str, str]], title: str = "", columns: int = 84
+) -> Figure:
+    """plot_draft_length with `gamma` marked, and below it the text as it is written with that gamma."""
+    spans = placed(pieces, columns)
+    lines, top = spans[-1][0] + 1, 3.2
+    tall = top + LINE * (lines + 2)
+    figure = plt.figure(figsize=(WIDTH, tall), facecolor=PAPER)
+    above = axes_in(figure, (0.09, 1 - (top - 0.75) / tall, 0.55, (top - 1.05) / tall))
+    plot_draft_length(rows, gamma, above).set_title(title, fontsize=11)
+    below = axes_in(figure, (0.01, 0.01, 0.98, LINE * lines / tall))
+    _write(below, spans, columns)
+    return figure
+
+
+def axes_in(figure: Figure, place: tuple[float, float, float, float]) -> Axes:
+    """Empty axes at a place of a figure (left, bottom, width, height as shares), looking like style.axes."""
+    ax = figure.add_axes(place)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(GREY)
+    ax.grid(color=PALE)
+    ax.set_axisbelow(True)
+    return ax
+
+
+def placed(pieces: Sequence[tuple[str, str]], columns: int) -> list[tuple[int, int, str, str]]:
+    """lay_out for writers; a rejected line end is drawn as an arrow, since the text does not break there."""
+    if strange := {who for _, who in pieces} - set(WRITERS):
+        raise ValueError(f"writer {min(strange)!r} is not known; choose from {', '.join(WRITERS)}")
+    shown = [(text.replace("\n", "↵") if who == "rejected" else text, who) for text, who in pieces]
+    spans = lay_out(shown, columns)
+    if not spans:
+        raise ValueError("nothing to draw: pass at least one piece of text")
+    return spans
+
+
+def _write(ax: Axes, spans: Sequence[tuple[int, int, str, str]], columns: int) -> Axes:
+    """Draw laid-out spans on axes that are 0.98 of a figure wide."""
+    ax.set(xlim=(0, columns), ylim=(spans[-1][0] + 1, 0))
+    ax.set_axis_off()
+    size = 0.98 * WIDTH * 72 / columns / ADVANCE
+    for line, column, text, who in spans:
+        ax.add_patch(Rectangle((column, line + 0.04), len(text), 0.88, color=WRITERS[who], alpha=0.45, linewidth=0))
+        if who != "own":
+            height = line + (0.92 if who == "accepted" else 0.5)
+            ax.plot([column, column + len(text)], [height] * 2, color=WRITERS[who], linewidth=1.4)
+        ax.text(column, line + 0.5, text, family="monospace", size=size, va="center", color=INK, parse_math=False)
+    handles = [Patch(color=WRITERS[who], alpha=0.45, label=WRITTEN[who]) for who in WRITERS]
+    beside = dict(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1)
+    ax.legend(handles=handles, frameon=False, fontsize=9, **beside)
+    return ax
+
+
+def _points(rows: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:
+    return [row["gamma"] for row in rows], [row[key] for row in rows]

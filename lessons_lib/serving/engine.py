@@ -1,0 +1,185 @@
+"""The engine (lesson 05): the scheduler's plans on a real model, with paged keys and values, on the wall clock.
+
+What the simulator only counts is done here: `step` runs the rows of a plan in one forward. Neither the policy, nor a
+preemption, nor a shared prefix changes what a request is answered, since a row never sees another one's tokens.
+
+    scheduler = Scheduler(BlockPool(256), slots=16)
+    engine = Engine(load("smollm2-135m"), scheduler)
+    requests = [engine.request(prompt, max_new_tokens=64) for prompt in prompts]
+    log = engine.serve(requests)
+    engine.output(requests[0]).text
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lessons_lib.caches.paged import PagedCache
+from lessons_lib.decoding.acceptance import Acceptance, Greedy
+from lessons_lib.decoding.generate import Output, Prompt, new_row, text_of
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.row import Row, step
+
+from .block_pool import BlockPool
+from .loop import serve
+from .plan import Log, Plan
+from .request import Request, State
+from .scheduler import Scheduler
+from .target import PagedTarget
+
+MOMENT = 0.05  # seconds
+
+
+@dataclass
+class Job:
+    """What the engine knows of a request beside the scheduler: its row, who reads along, where its text stops."""
+
+    row: Row
+    on_tokens: Callable[[list[int]], None] | None = None
+    stop: str | Sequence[str] | None = None
+
+
+class Engine:
+    """Runs requests on a model of the Llama family, in the order and company that the scheduler decides.
+
+    model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size. The scheduler's pool must be a
+    BlockPool, else ValueError. clock: seconds, as time.perf_counter.
+    """
+
+    def __init__(self, model, scheduler: Scheduler, clock: Callable[[], float] = time.perf_counter):
+        pool = scheduler.pool
+        if not isinstance(pool, BlockPool):
+            raise ValueError(
+                f"the engine keeps real blocks, {type(pool).__name__} has none; give Scheduler a BlockPool"
+            )
+        pool.clear()  # what a simulator or another engine left there is not in this memory
+        self.target = paged(model, pool)
+        self.scheduler, self.pool, self.clock, self.start = scheduler, pool, clock, clock()
+        self.jobs: dict[Request, Job] = {}
+
+    def request(
+        self,
+        prompt: Prompt,
+        *,
+        id: int | str | None = None,
+        arrival: float = 0.0,
+        max_new_tokens: int = 128,
+        min_new_tokens: int = 0,
+        stop: str | Sequence[str] | None = None,
+        proposer: Proposer | None = None,
+        acceptance: Acceptance | None = None,
+        generator: torch.Generator | None = None,
+        on_tokens: Callable[[list[int]], None] | None = None,
+    ) -> Request:
+        """A request for `serve`, arriving at `arrival` seconds; the other arguments, and ValueErrors, as `generate`.
+
+        A proposer finds room for its guesses in the scheduler's `lookahead`; what does not fit is not guessed. Give
+        each request its own proposer and generator. A failing on_tokens cancels its request alone.
+        """
+        rules = proposer or Proposer(), acceptance or Greedy()
+        row = new_row(self.target, prompt, *rules, max_new_tokens, min_new_tokens, stop, generator)
+        id = len(self.jobs) if id is None else id
+        request = Request(id, arrival, output_length=max_new_tokens, ids=list(row.ids))
+        self.jobs[request] = Job(row, on_tokens, stop)
+        return request
+
+    def serve(self, requests: Sequence[Request]) -> Log:
+        """Serve requests as they arrive, seconds from now, until all have ended -> the event log.
+
+        Requests may also come from a workload with ids: their answers have exactly `output_length` tokens. One that
+        can never run is rejected, its `error` says why, and the others go on.
+        """
+        possible = [request for request in requests if request in self.jobs or self._adopt(request)]
+        self.start = self.clock()
+        log = serve(possible, self.scheduler, self)
+        log.requests = list(requests)
+        return log
+
+    def output(self, request: Request) -> Output:
+        """What a request was answered, as `generate` gives it; finish may also be "cancelled" or "rejected"."""
+        if (job := self.jobs.get(request)) is None:
+            return Output([], None, [], request.state.value)
+        text = text_of(self.target.tokenizer, job.row, job.stop)
+        return Output(job.row.new, text, job.row.trace, job.row.finish or request.state.value)
+
+    def cancel(self, request: Request) -> None:
+        """End a request now, whether it waits or runs; what it was answered so far stays."""
+        if request.state is State.WAITING and request not in self.scheduler.waiting:
+            request.state, request.arrival = State.CANCELLED, min(request.arrival, self.now())  # nobody waits for it
+        self.scheduler.cancel(request)
+
+    def now(self) -> float:
+        """Seconds since `serve` began."""
+        return self.clock() - self.start
+
+    def wait(self, until: float) -> None:
+        """Sleep until then, a moment at most: the loop asks again, and somebody may have been cancelled meanwhile."""
+        time.sleep(max(0.0, min(until - self.now(), MOMENT)))
+
+    @torch.no_grad()
+    def run(self, plan: Plan) -> list[list[int]]:
+        """One forward for the rows of the plan -> the new tokens of each; the plan then says what they really fed."""
+        rows = [self._row(request, tokens) for request, tokens in plan.rows]
+        for source, to in self.pool.copies:
+            self.target.memory.copy(source, to)
+        self.pool.copies.clear()
+        known = [len(row.ids) for row in rows]
+        if rows:
+            step(self.target, rows)
+        committed = [row.ids[count:] for row, count in zip(rows, known, strict=True)]
+        plan.rows = [(request, row.trace[-1].forwarded) for (request, _), row in zip(plan.rows, rows, strict=True)]
+        for (request, _), row, tokens in zip(plan.rows, rows, committed, strict=True):
+            request.stopped = row.finish is not None
+            self._tell(request, tokens)
+        return committed
+
+    def _adopt(self, request: Request) -> bool:
+        """Make the row of a request that came from elsewhere; False, and rejected, if that cannot be done."""
+        try:
+            if not request.ids:
+                raise ValueError("it has no ids; let the workload draw them")
+            length = min(request.output_length, request.max_tokens)
+            row = new_row(self.target, request.ids, Proposer(), Greedy(), length)
+        except ValueError as error:
+            request.state, request.error = State.REJECTED, f"Request {request.id} can never run: {error}"
+            return False
+        row.ending.eos = frozenset()  # as many tokens as the workload says
+        self.jobs[request] = Job(row)
+        return True
+
+    def _row(self, request: Request, tokens: int) -> Row:
+        """The request's row, about to feed so many tokens, on the blocks that the pool gave it."""
+        row, blocks = self.jobs[request].row, self.pool.tables[request].blocks
+        if row.cache.blocks is not blocks:  # newly admitted, perhaps with a prefix, perhaps once more
+            row.cache = PagedCache(self.target.memory, blocks, request.computed)
+        row.chunk, row.cache.planned = tokens, request.computed + tokens
+        return row
+
+    def _tell(self, request: Request, tokens: list[int]) -> None:
+        """Stream new tokens to whoever reads along."""
+        listener = self.jobs[request].on_tokens
+        try:
+            if listener and tokens and request.state is State.RUNNING:
+                listener(tokens)
+                if request.stopped and (end := getattr(listener, "end", None)):
+                    end()
+        except Exception as error:  # the reader has gone: nobody else should suffer from it
+            request.error = f"on_tokens failed: {error!r}"
+            self.cancel(request)
+
+
+def paged(model, pool: BlockPool) -> PagedTarget:
+    """The model's decoder on paged caches of the pool's size. TypeError for what is no decoder of ours."""
+    sizes = dict(num_blocks=pool.num_blocks, block_size=pool.block_size)
+    if isinstance(model, PagedTarget):
+        if model.sizes != sizes:
+            raise ValueError(f"the target was made for {model.sizes}, the pool has {sizes}; make them equal")
+        return model
+    if not hasattr(model, "decoder") and not hasattr(model, "target"):
+        raise TypeError(f"the engine runs our decoder, not {type(model).__name__}; pass lessons_lib.load(...)")
+    target = model if hasattr(model, "decoder") else model.target()
+    return PagedTarget(target.decoder, target.tokenizer, target.eos, **sizes)

@@ -1,0 +1,67 @@
+"""The serving loop (lesson 05): arrivals, schedule, run, commit; the same for the simulator and for an engine."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from .plan import Log, Plan
+from .request import Request, State
+from .scheduler import Scheduler
+
+
+class Backend(Protocol):
+    """What runs plans: the simulator or an engine, each with its own clock (seconds from the start of the run)."""
+
+    def now(self) -> float:
+        """The time."""
+
+    def wait(self, until: float) -> None:
+        """Let the time pass until then."""
+
+    def run(self, plan: Plan) -> list[Sequence[int]]:
+        """Run one forward -> for each row its new tokens, none if it fed only a part of a prompt."""
+
+
+def serve(requests: Sequence[Request], scheduler: Scheduler, backend: Backend) -> Log:
+    """Serve the requests as they arrive, until all have finished -> the event log.
+
+    A request that can never run is rejected (see its `error`) and the others go on. RuntimeError if the policy lets
+    nobody in though nothing runs and nothing will change.
+    """
+    arrivals = deque(sorted(requests, key=lambda r: r.arrival))
+    log = Log.of(list(requests), scheduler)
+    while arrivals or scheduler.unfinished:
+        _arrive(arrivals, scheduler, backend.now())
+        start = backend.now()
+        plan = scheduler.schedule(start)
+        if plan:
+            committed = backend.run(plan)
+            end = backend.now()
+            log.record(scheduler, plan, committed, start, end)
+            scheduler.commit(plan, committed, end)
+        elif not plan.preempted and (arrivals or scheduler.unfinished):
+            backend.wait(_next_event(arrivals, scheduler, start))
+    return log
+
+
+def _arrive(arrivals: deque[Request], scheduler: Scheduler, now: float) -> None:
+    while arrivals and arrivals[0].arrival <= now:
+        request = arrivals.popleft()
+        if request.state is State.CANCELLED:
+            continue
+        try:
+            scheduler.add(request)
+        except ValueError as error:
+            request.error = str(error)
+    scheduler.closed = not arrivals
+
+
+def _next_event(arrivals: deque[Request], scheduler: Scheduler, now: float) -> float:
+    """When something can change: the next arrival, or when the policy wants to be asked again."""
+    event = min(arrivals[0].arrival if arrivals else math.inf, scheduler.policy.wake(scheduler))
+    if math.isinf(event) or (not arrivals and event <= now):
+        raise RuntimeError(f"{scheduler.policy} lets none of the waiting in though nothing runs: its admit returns 0.")
+    return event

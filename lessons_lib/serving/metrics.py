@@ -1,0 +1,142 @@
+"""Metrics of a run (lesson 05), from its event log: the same for simulator, engine and client.
+
+Per request: TTFT = t_1 - t_0, TPOT = (t_n - t_1)/(n - 1), E2E = t_n - t_0 (measure/timeline.py). Per run:
+    makespan = last token - first arrival; output throughput = sum n / makespan; total: sum (P + n) / makespan
+    occupancy = rows that emitted a token or fed a prompt / (slots x iterations); the rest of the slots is wasted
+Requests that failed or were refused have no times: they count in `failed`, and against goodput.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lessons_lib.measure import timeline
+from lessons_lib.measure.timeline import Timeline, percentiles
+
+from .plan import Iteration, Log
+from .request import Request
+
+Percentiles = dict[float, float]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Of all requests that were served: percentiles {50: ..., 90: ..., 99: ...} in seconds, or tokens per second.
+
+    itl: gaps between tokens, those of all requests together; queueing: arrival to first slot, NaN where no log says;
+    normalized: E2E over n.
+    """
+
+    requests: int
+    failed: int
+    makespan: float
+    output_throughput: float
+    total_throughput: float
+    ttft: Percentiles
+    itl: Percentiles
+    tpot: Percentiles
+    e2e: Percentiles
+    normalized: Percentiles
+    queueing: Percentiles
+
+    @property
+    def request_rate(self) -> float:
+        """Requests served per second."""
+        return (self.requests - self.failed) / self.makespan
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How the slots and blocks of a run were used.
+
+    occupancy: part of the slots that worked, over iterations, whatever each takes; wasted_slots: the others, counted,
+    of which idle_slots were held by finished requests. Over the time of the iterations: kv_blocks, the part of the
+    blocks in use; kv_tokens, tokens cached over the room in those blocks (1 less internal fragmentation; above 1 if
+    prefixes are shared); queue, requests waiting. in_system: mean number of requests waiting or running.
+    reused_tokens: prompt tokens found in the prefix cache.
+    """
+
+    iterations: int
+    occupancy: float
+    wasted_slots: int
+    idle_slots: int
+    kv_blocks: float
+    kv_tokens: float
+    in_system: float
+    queue: float
+    preemptions: int
+    reused_tokens: int
+
+
+def latency(requests: Sequence[Request], qs: Sequence[float] = (50, 90, 99)) -> Latency:
+    """The latencies of requests that have been served."""
+    good = [r for r in requests if served(r)]
+    lines = [r.timeline() for r in good]
+    span = timeline.makespan(lines)
+    output = sum(len(line.times) for line in lines)
+    queued = [r.admitted - r.arrival if r.admitted is not None else math.nan for r in good]
+    return Latency(
+        requests=len(requests), failed=len(requests) - len(good), makespan=span,
+        output_throughput=output / span, total_throughput=(output + sum(r.prompt_length for r in good)) / span,
+        ttft=percentiles([line.ttft for line in lines], qs),
+        itl=percentiles([gap for line in lines for gap in line.itl], qs),
+        tpot=percentiles([line.tpot for line in lines], qs),
+        e2e=percentiles([line.e2e for line in lines], qs),
+        normalized=percentiles([line.e2e / len(line.times) for line in lines], qs),
+        queueing=percentiles(queued, qs),
+    )  # fmt: skip
+
+
+def usage(log: Log) -> Usage:
+    """How well a run used what it had; zeros and NaN for a run without iterations."""
+    steps = log.iterations
+    useful, offered = sum(len(i.shares) for i in steps), log.slots * len(steps)
+    blocks = over_time(steps, [i.used_blocks for i in steps])
+    return Usage(
+        iterations=len(steps), occupancy=useful / offered if offered else math.nan, wasted_slots=offered - useful,
+        idle_slots=sum(i.idle for i in steps),
+        kv_blocks=blocks / log.num_blocks if log.num_blocks else math.nan,
+        kv_tokens=over_time(steps, [i.cached_tokens for i in steps]) / (blocks * log.block_size or math.nan),
+        in_system=in_system(log.requests), queue=over_time(steps, [i.waiting for i in steps]),
+        preemptions=sum(len(i.preempted) for i in steps), reused_tokens=sum(r.reused for r in log.requests),
+    )  # fmt: skip
+
+
+def served(request: Request) -> bool:
+    """Whether a request got its tokens: neither refused, nor broken off, nor cancelled."""
+    return request.error is None and request.finished is not None and bool(request.times)
+
+
+def goodput(requests: Sequence[Request], ttft: float, tpot: float) -> tuple[float, float]:
+    """(requests per second that kept both limits, their fraction); limits in seconds, failures count as misses."""
+    lines = [r.timeline() if served(r) else Timeline(r.arrival, ()) for r in requests]
+    return timeline.goodput(lines, ttft, tpot), timeline.attainment(lines, ttft, tpot)
+
+
+def service_level(unloaded: Latency, ttft: float = 10.0, tpot: float = 3.0) -> tuple[float, float]:
+    """Limits (TTFT, TPOT) in seconds for goodput: so many times the medians of requests that were served alone."""
+    return ttft * unloaded.ttft[50], tpot * unloaded.tpot[50]
+
+
+def over_time(steps: Sequence[Iteration], values: Sequence[float]) -> float:
+    """Mean of one value per iteration, weighted with its duration (idle time between iterations left out)."""
+    durations = [i.end - i.start for i in steps]
+    total = sum(durations)
+    return sum(d * v for d, v in zip(durations, values, strict=True)) / total if total else math.nan
+
+
+def in_system(requests: Sequence[Request]) -> float:
+    """Mean number of requests in the system between the first arrival and the last departure.
+
+    Counted by walking through arrivals and departures, so that Little's law can be checked against it.
+    """
+    inside = [r for r in requests if r.finished is not None]
+    events = sorted([(r.arrival, 1) for r in inside] + [(r.finished, -1) for r in inside])
+    area, count = 0.0, 0
+    for (time, change), (following, _) in zip(events, events[1:], strict=False):
+        count += change
+        area += count * (following - time)
+    span = events[-1][0] - events[0][0] if events else 0.0
+    return area / span if span else math.nan

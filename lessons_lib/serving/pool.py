@@ -1,0 +1,72 @@
+"""What a scheduler asks of a block pool, and the simplest pool that answers: one that only counts (lesson 05)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .request import Request
+
+
+class Pool(Protocol):
+    """What a scheduler asks of a block pool. CountingPool has it, and block_pool.BlockPool, which shares prefixes."""
+
+    num_blocks: int
+    block_size: int  # tokens per block
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that could be handed out now, cached prefixes that nobody uses included."""
+
+    def match(self, request: Request) -> int:
+        """Give a request without blocks those that already hold the start of its ids -> how many tokens they hold.
+
+        Always fewer than request.known, since at least one token must be computed; 0 without a prefix cache.
+        """
+
+    def allocate(self, request: Request, tokens: int, spare: int = 0) -> bool:
+        """See that the request owns blocks for its first `tokens` tokens (keeping those it has); all or nothing.
+
+        False, and nothing changed, if there are too few, or fewer than `spare` would stay free.
+        """
+
+    def store(self, request: Request) -> None:
+        """Told after each forward: the first request.computed of request.ids are cached, full blocks may be shared."""
+
+    def release(self, request: Request) -> None:
+        """Take back all blocks of the request, if it has any; full ones may stay as a cached prefix."""
+
+
+@dataclass
+class CountingPool:
+    """Counts blocks and shares none: enough where no prefix is shared. ValueError for a pool without blocks."""
+
+    num_blocks: int
+    block_size: int = 16
+
+    held: dict[Request, int] = field(default_factory=dict)  # blocks that each owns
+    free_blocks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1 or self.block_size < 1:
+            raise ValueError(f"A pool needs blocks of tokens; {self.num_blocks} of {self.block_size} were asked for.")
+        self.free_blocks = self.num_blocks
+
+    def match(self, request: Request) -> int:
+        return 0
+
+    def allocate(self, request: Request, tokens: int, spare: int = 0) -> bool:
+        owned = self.held.get(request, 0)
+        more = -(-tokens // self.block_size) - owned
+        if more > 0:
+            if more > self.free_blocks - spare:
+                return False
+            self.free_blocks -= more
+            self.held[request] = owned + more
+        return True
+
+    def store(self, request: Request) -> None:
+        pass
+
+    def release(self, request: Request) -> None:
+        self.free_blocks += self.held.pop(request, 0)

@@ -1,0 +1,113 @@
+"""The continuous-batching study by Anyscale (2023), simulated (lesson 05): OPT-13B in fp16 on one A100-40GB.
+
+Its workload: 1,000 requests at once, 512 prompt tokens each, output lengths exponential with scale 128, those above M
+drawn again; throughput counts prompt and output tokens. Its tables are images; quotable are the values in its text,
+all for M = 1536. Nothing is tuned here: the cost model is the data sheet's roofline, without any overhead, so that an
+error is what the roofline and the systems' scheduling do not explain.
+Source: anyscale.com/blog/continuous-batching-llm-inference, and its public benchmark scripts for the settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lessons_lib.measure.data_sheets import PUBLISHED
+from lessons_lib.measure.shape import SHAPES
+
+from .cost_model import Cost, analytic
+from .lengths import Exponential, Fixed
+from .policies import Static
+from .pool import CountingPool
+from .request import Request
+from .scheduler import Scheduler
+from .simulator import simulate
+from .workload import Workload
+
+STATIC_SLOTS = {32: 16, 128: 12, 512: 8, 1536: 4}  # one budget, worst case 512 + M tokens a request
+TOKEN_BUDGET = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
+CACHE_TOKENS = 17_089  # what 14 GB, left beside the weights, hold of OPT-13B's 819,200 bytes a token
+MANY = 256  # slots that are never the limit; also vLLM's own
+NAIVE, BATCH_MAX, SAME_SLOTS, RESERVED, PAGED = (
+    "static, every batch as long as the job's longest",  # Hugging Face pipelines as the study ran them
+    "static, each batch to its own longest",  # FasterTransformer
+    "continuous, as many slots as static",  # no system of the study: iteration-level scheduling alone
+    "continuous, whole length reserved",  # TGI, Ray Serve
+    "continuous, paged",  # vLLM
+)
+TOKENS_PER_SECOND = {NAIVE: 81, BATCH_MAX: 4 * 81, RESERVED: 8 * 81, PAGED: 23 * 81}  # at M = 1536
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system at one M. Throughputs in tokens/s, prompt tokens counted; published is None where none is quotable.
+
+    error = |simulated/published - 1|; gain: simulated over the naive static of this M; concurrency: mean requests a
+    forward.
+    """
+
+    longest: int
+    system: str
+    simulated: float
+    gain: float
+    concurrency: float
+    published: float | None = None
+    published_gain: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        return None if self.published is None else abs(self.simulated / self.published - 1)
+
+    @property
+    def gain_error(self) -> float | None:
+        return None if self.published_gain is None else abs(self.gain / self.published_gain - 1)
+
+
+def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Request]:
+    """The study's requests with outputs of at most `longest` (M) tokens."""
+    return Workload(requests, Fixed(512), Exponential(128, longest, reject=True), seed=seed).requests()
+
+
+def systems(longest: int, requests: list[Request]) -> dict[str, Scheduler]:
+    """A fresh scheduler for each system at this M."""
+    slots, budget = STATIC_SLOTS[longest], CountingPool(TOKEN_BUDGET[longest], 1)
+    job = max(request.output_length for request in requests)
+    paged = CountingPool(CACHE_TOKENS // 16, 16)
+    unlimited = lambda: CountingPool(10**9, 1)  # noqa: E731 - the static systems fit by their choice of slots
+    return {
+        NAIVE: Scheduler(unlimited(), slots, Static(steps=job)),
+        BATCH_MAX: Scheduler(unlimited(), slots, Static()),
+        SAME_SLOTS: Scheduler(unlimited(), slots, mixed=False),
+        RESERVED: Scheduler(budget, MANY, mixed=False, reserve="max", watermark=0),
+        PAGED: Scheduler(paged, MANY, mixed=False, token_budget=TOKEN_BUDGET[longest]),
+    }
+
+
+def device(overhead: float = 0.0) -> Cost:
+    """OPT-13B's roofline on an A100-40GB; overhead: seconds a forward, to see what it would have to be."""
+    sheet = PUBLISHED["A100-40GB"]
+    return analytic(SHAPES["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
+
+
+def table(requests: int = 1000, seed: int = 0, cost: Cost | None = None) -> list[Row]:
+    """Every system at every M, simulated, beside what the study says."""
+    return [row for longest in STATIC_SLOTS for row in _rows(longest, requests, seed, cost or device())]
+
+
+def _rows(longest: int, requests: int, seed: int, cost: Cost) -> list[Row]:
+    made = workload(longest, requests, seed)
+    logs = {name: simulate(made, scheduler, cost) for name, scheduler in systems(longest, made).items()}
+    speeds = {name: _speed(log) for name, log in logs.items()}
+    naive = speeds[NAIVE]
+    rows = []
+    for name, log in logs.items():
+        known = TOKENS_PER_SECOND.get(name) if longest == 1536 else None
+        mean = sum(len(i.shares) for i in log.iterations) / len(log.iterations)
+        ratio = known and known / TOKENS_PER_SECOND[NAIVE]
+        rows.append(Row(longest, name, speeds[name], speeds[name] / naive, mean, known, ratio))
+    return rows
+
+
+def _speed(log) -> float:
+    """Total throughput up to the last departure: a batch that runs on for nothing costs its time."""
+    tokens = sum(r.prompt_length + r.emitted for r in log.requests)
+    return tokens / (max(r.finished for r in log.requests) - min(r.arrival for r in log.requests))

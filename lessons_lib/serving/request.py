@@ -1,0 +1,113 @@
+"""A request and its state (lesson 05): what came in, how much of it is cached, when each token came out.
+
+Letters as in the lessons: P prompt tokens, n output tokens. After emitting n tokens P + n - 1 are cached: the newest
+one has not been fed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from lessons_lib.measure.timeline import Timeline
+
+
+class State(Enum):
+    """Where a request stands. A preempted one waits again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request; times are seconds on the clock of whoever serves it.
+
+    id: any unique name. prompt_length: P, the ids' count if ids are given (0 means: take it from there).
+    output_length: tokens that will come, which only the simulator and an oracle know; max_tokens: the limit that
+    every policy may see, output_length if None. ids: prompt and committed tokens, where they matter (prefix caching,
+    the engine). reply: the tokens that a simulated server answers. priority: smaller is more urgent, for policies
+    that look at it. error: why a request failed or was refused.
+    """
+
+    id: int | str
+    arrival: float = 0.0
+    prompt_length: int = 0
+    output_length: int = 1
+    max_tokens: int | None = None
+    ids: list[int] | None = None
+    reply: Sequence[int] | None = None
+    priority: float = 0.0
+
+    state: State = State.WAITING
+    computed: int = 0  # tokens whose keys and values are cached
+    emitted: int = 0
+    slot: int | None = None
+    turn: int = 0  # place among those that arrived together, given by the scheduler
+    stopped: bool = False  # set by an engine that saw an end of text: the output ends here
+    admitted: float | None = None  # when it first got a slot
+    finished: float | None = None  # when it left; under static batching with its batch
+    times: list[float] = field(default_factory=list)  # one per emitted token
+    reused: int = 0  # prompt tokens found in the prefix cache, summed over admissions
+    preemptions: int = 0
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.ids is not None and self.prompt_length not in (0, len(self.ids)):
+            raise ValueError(f"Request {self.id}: prompt_length {self.prompt_length}, but {len(self.ids)} ids.")
+        self.prompt_length = self.prompt_length or len(self.ids or ())
+        self.max_tokens = self.output_length if self.max_tokens is None else self.max_tokens
+        if self.prompt_length < 1 or self.output_length < 1 or self.max_tokens < 1:
+            raise ValueError(f"Request {self.id} needs at least one prompt token and one output token.")
+        if self.arrival < 0:
+            raise ValueError(f"Request {self.id} arrives at {self.arrival} s; arrivals start at 0.")
+
+    @property
+    def known(self) -> int:
+        """Tokens known so far, prompt and output: P + n."""
+        return self.prompt_length + self.emitted
+
+    @property
+    def lacking(self) -> int:
+        """Known tokens that are not cached: 1 while decoding, the rest of the prompt before that."""
+        return self.prompt_length + self.emitted - self.computed
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether the next forward works on a prompt, or rebuilds one after a preemption."""
+        return self.emitted == 0 or self.lacking > 1
+
+    @property
+    def done(self) -> bool:
+        """Whether its last token has been emitted."""
+        return self.stopped or self.emitted >= self.output_length or self.emitted >= self.max_tokens
+
+    def commit(self, fed: int, tokens: Sequence[int], now: float) -> None:
+        """Note a forward over `fed` tokens that gave these new ones: none from a part of a prompt, n if speculated."""
+        if tokens:
+            self.emitted += len(tokens)
+            self.times.extend([now] * len(tokens))
+            if self.ids is not None:
+                self.ids.extend(tokens)
+        self.computed = min(self.computed + fed, self.known - 1) if not tokens else self.known - 1
+
+    def restart(self) -> None:
+        """Preempted: its keys and values are gone; what was emitted stays and becomes part of the prompt to rebuild."""
+        self.state, self.slot, self.computed = State.WAITING, None, 0
+        self.preemptions += 1
+
+    def timeline(self) -> Timeline:
+        """Arrival and token times, from which measure.timeline takes TTFT, ITL, TPOT and the end-to-end latency."""
+        return Timeline(self.arrival, self.times)
+
+    def fresh(self) -> Request:
+        """The same request, not served yet: for the next run of a workload."""
+        ids = None if self.ids is None else self.ids[: self.prompt_length]
+        return Request(
+            self.id, self.arrival, self.prompt_length, self.output_length, self.max_tokens, ids, self.reply,
+            self.priority,
+        )  # fmt: skip

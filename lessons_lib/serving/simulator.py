@@ -1,0 +1,64 @@
+"""The simulator (lesson 05): the serving loop with a cost model for a GPU and a number for a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .cost_model import Cost, load
+from .loop import serve
+from .plan import Log, Plan
+from .request import Request
+from .scheduler import Scheduler
+
+NONE, ANY = (), (0,)  # nothing, and a token whose id nobody asked for
+
+
+@dataclass
+class Simulator:
+    """A backend whose clock advances by what the cost model says of each forward.
+
+    accepted(request, guesses): how many of the tokens fed beyond the first are right (Scheduler.lookahead); None: none.
+    padded: finished requests that a static batch holds cost a row each, as where sequences are padded to a rectangle;
+    an engine that packs its rows only wastes their slots.
+    """
+
+    cost: Cost
+    time: float = 0.0
+    accepted: Callable[[Request, int], int] | None = None
+    padded: bool = True
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, until: float) -> None:
+        self.time = max(self.time, until)
+
+    def run(self, plan: Plan) -> list[Sequence[int]]:
+        self.time += self.cost.seconds(load(plan, self.padded))
+        return [self._tokens(request, fed) for request, fed in plan.rows]
+
+    def _tokens(self, request: Request, fed: int) -> Sequence[int]:
+        """What the forward emits: nothing before the last known token is fed, then one token and accepted guesses."""
+        guesses = request.computed + fed - request.prompt_length - request.emitted
+        if guesses < 0:
+            return NONE
+        if not guesses and request.reply is None:
+            return ANY
+        count = 1 + (self.accepted(request, guesses) if guesses and self.accepted else 0)
+        count = min(count, min(request.output_length, request.max_tokens) - request.emitted)
+        return ANY * count if request.reply is None else request.reply[request.emitted : request.emitted + count]
+
+
+def simulate(
+    requests: Sequence[Request],
+    scheduler: Scheduler,
+    cost: Cost,
+    accepted: Callable[[Request, int], int] | None = None,
+    padded: bool = True,
+) -> Log:
+    """Serve fresh copies of the requests on the virtual clock -> the event log, the copies in it.
+
+    The scheduler must be fresh as well; accepted and padded: see Simulator.
+    """
+    return serve([request.fresh() for request in requests], scheduler, Simulator(cost, 0.0, accepted, padded))

@@ -1,0 +1,83 @@
+"""The card of a trained draft: numbers for the lessons, and a page to read beside the weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lessons_lib.measure.tables import markdown
+from lessons_lib.models.draft import own_weights
+from lessons_lib.models.draft_card import before_and_after, designs
+from lessons_lib.training.batched import Text
+from lessons_lib.training.run import Run
+
+PAGE = "README.md"
+TEXT = """# {name}: a draft for {target}
+
+{parameters:,} parameters of its own in {layers} layers, begun as copies of the target's layers {copied}, stored in 8
+bits with a scale per row ({megabytes:.1f} MB). Embedding and head are the target's and are not stored; the head scores
+the {kept:,} tokens that the training texts use most. It shares the target's tokenizer. Use: `load("{name}")`, as
+`DraftModel(load("{name}"))` in `generate`, or as `assistant_model` in transformers.
+
+## Data
+{texts:,} texts ({answers:,} tokens of answers) that {target} wrote itself under its chat template, three of four
+greedily, the fourth drawn at temperature 0.8. Their prompts: GSM8K train questions, MBPP, self-instruct tasks, a part
+of databricks-dolly-15k and paragraphs of WikiText-2's validation split (NOTICE names their licences and addresses),
+every tenth held out; further tasks on the same passages; and questions, lists and dialogues of our own
+(`lessons_lib/training/prompts.py`). The draft's weights are under the Apache License 2.0, as the target's, whose
+layers they began as.
+
+## Recipe
+{steps:,} steps of about {tokens:,} tokens: KL to the target's own distribution, mixed with the cross-entropy of its
+likeliest token (weight {hard}); {optimizer} at a rate of {rate}, {warmup} steps of warm-up, then a cosine to 0. Seed
+{seed}. On 2 cores, {hours:.1f} hours. {note}
+
+    python -m lessons_lib.training collect --prompts FILE
+    python -m lessons_lib.training distill --run main
+    python -m lessons_lib.training collect --held-out
+    python -m lessons_lib.training export --run main
+
+## Worth
+Tokens per target forward, greedy, counted along held-out texts, and how many single guesses are right.
+
+{worth}
+
+## Designs that were screened
+Short runs, to choose by; all figures are tokens per forward on the held-out prompts of that time.
+
+{designs}
+"""
+
+
+def facts(run: Run, texts: Sequence[Text], tried: Sequence[dict], before: dict, after: dict, note: str = "") -> dict:
+    """What the card says beside layers and target. tried: designs; before, after: as `evaluate` returns them."""
+    return {
+        "recipe": vars(run.recipe),
+        "steps": run.step,
+        "hours": run.seconds / 3600,
+        "texts": len(texts),
+        "answer_tokens": sum(len(text.ids) - text.prompt_length for text in texts),
+        "before": before,
+        "after": after,
+        "designs": list(tried),
+        "note": note,
+        "curve": run.curve[:: max(1, len(run.curve) // 200)],
+    }
+
+
+def page(name: str, run: Run, card: dict, folder: Path) -> str:
+    """The card as a page, for a draft stored in `folder`."""
+    return TEXT.format(
+        name=name,
+        target=card["target"],
+        parameters=sum(weight.numel() for weight in own_weights(run.draft).values()),
+        layers=card["layers"],
+        copied=", ".join(map(str, run.recipe.layers)),
+        megabytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6,
+        texts=card["texts"],
+        answers=card["answer_tokens"],
+        optimizer="Muon" if run.recipe.muon else "AdamW",
+        hours=card["hours"],
+        note=card["note"],
+        worth=markdown(*before_and_after(card)),
+        designs=markdown(*designs(card)) if card["designs"] else "None.",
+        **{name: value for name, value in vars(run.recipe).items() if name != "layers"},
+    )

@@ -1,0 +1,74 @@
+"""The held-out prompts that travel with the package, so that a draft is measured wherever it runs.
+
+`python -m lessons_lib.training.held_out --prompts FILE` writes lessons_lib/data/held_out.jsonl anew, in the format
+of the questions beside it, each line with its source.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lessons_lib.data import HELD_OUT, Question, questions
+from lessons_lib.models import load
+from lessons_lib.training.prompts import Prompt, read
+
+CATEGORIES = {"chat": "chat", "qa": "qa", "summary": "summarization", "code": "code", "math": "math"}
+PER_KIND = 12
+LONGEST = 320  # tokens of a prompt, the template's included
+LONGER = {"qa": 700}  # with a passage to answer from
+
+
+def measured() -> list[Question]:
+    """What drafts are measured on: PER_KIND questions of every kind, small kinds filled up with our own."""
+    found = [*questions(HELD_OUT), *questions()]
+    return [
+        question for kind in CATEGORIES.values() for question in [q for q in found if q.category == kind][:PER_KIND]
+    ]
+
+
+def prompts() -> list[Prompt]:
+    """The same as prompts to answer, the first turn of each."""
+    return [Prompt(question.question_id, question.category, question.turns[0]) for question in measured()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Choose and write; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m lessons_lib.training.held_out")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with id, kind, prompt, context, source")
+    parser.add_argument("--into", type=Path, default=HELD_OUT)
+    options, tokenizer = parser.parse_args(arguments), load(device="cpu").tokenizer
+    chosen = choose(read(options.prompts), lambda text: prompt_tokens(tokenizer, text))
+    sources = {row["id"]: row["source"] for row in map(json.loads, options.prompts.open(encoding="utf-8"))}
+    lines = [json.dumps(row(prompt, sources[prompt.key]), ensure_ascii=False) for prompt in chosen]
+    options.into.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{len(chosen)} prompts in {options.into}")
+    return 0
+
+
+def choose(prompts: Sequence[Prompt], tokens: Callable[[str], int]) -> list[Prompt]:
+    """Up to PER_KIND held-out prompts of every kind in CATEGORIES, spread evenly over those that are short enough."""
+    found = []
+    for kind in CATEGORIES:
+        held_out = [prompt for prompt in prompts if prompt.held_out and prompt.kind == kind]
+        fit = [prompt for prompt in held_out if tokens(prompt.text) <= LONGER.get(kind, LONGEST)]
+        count = min(PER_KIND, len(fit))
+        found += [fit[i * len(fit) // count] for i in range(count)]
+    return found
+
+
+def row(prompt: Prompt, source: str) -> dict:
+    """One line of the file."""
+    category = CATEGORIES[prompt.kind]
+    return {"question_id": prompt.key, "category": category, "turns": [prompt.text], "source": source}
+
+
+def prompt_tokens(tokenizer, text: str) -> int:
+    """Tokens of one user turn under the chat template."""
+    turn = [{"role": "user", "content": text}]
+    return len(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Lesson 06 with other pairs than its own: nothing but its parameters changes."""
+
+import pytest
+import torch
+from huggingface_hub import HfApi
+
+from lessons_lib.course.lessons import find
+from lessons_lib.course.runner import execute
+from lessons_lib.models import tiny
+from lessons_lib.models.registry import HUB
+
+CLASSIC = {"pythia-1.4b-deduped": "pythia-160m", "opt-1.3b": "opt-125m"}
+
+
+def run(folder, **values):
+    """-> what failed, nothing if all went well."""
+    [lesson] = [lesson for lesson in find() if lesson.number == "06"]
+    return execute(lesson, {"repeats": 1} | values, folder).failure
+
+
+@pytest.fixture
+def in_reach(request):
+    """Skips unless the hub was asked for and gives both models of a pair."""
+    if "hub" not in request.config.option.markexpr:
+        pytest.skip("fetches gigabytes from the Hugging Face hub; ask for it with pytest -m hub")
+
+    def check(*names):
+        for name in names:
+            try:
+                HfApi().model_info(HUB[name], timeout=5)
+            except Exception as error:  # whichever its HTTP library raises
+                pytest.skip(f"the Hugging Face hub does not give {HUB[name]}: {type(error).__name__}")
+
+    return check
+
+
+@pytest.mark.hub
+@pytest.mark.parametrize(("model", "draft"), CLASSIC.items(), ids=list(CLASSIC))
+def test_the_classic_pairs_run(model, draft, in_reach, tmp_path):
+    in_reach(model, draft)
+    assert run(tmp_path, model=model, draft=draft) == ""
+
+
+@pytest.fixture
+def folders(smollm2, tmp_path):
+    """A pair that is no Llama, on disk, with a tokenizer that has no chat template: model, draft."""
+    template, smollm2.tokenizer.chat_template = smollm2.tokenizer.chat_template, None
+    try:
+        for seed, name in enumerate(("model", "draft")):
+            network = tiny(2 - seed, torch.float32, seed, "gpt_neox", vocab_size=smollm2.shape.vocab_size, context=1024)
+            network.save_pretrained(tmp_path / name)
+            smollm2.tokenizer.save_pretrained(tmp_path / name)
+    finally:
+        smollm2.tokenizer.chat_template = template
+    return {name: str(tmp_path / name) for name in ("model", "draft")}
+
+
+def test_a_pair_of_another_family_runs_without_card_and_chat_template(folders, tmp_path):
+    assert run(tmp_path, **folders, gamma=3, max_new_tokens=8, timed_tokens=8) == ""

@@ -1,0 +1,41 @@
+"""The benches with tiny models: what is measured takes milliseconds, and its numbers mean nothing."""
+
+import torch
+from support.drafts import perturbed
+
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.models import LanguageModel, tiny
+
+TOKENS = 12
+
+
+class Letters:
+    """A tokenizer of single characters; 97 of them."""
+
+    eos_token_id = None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(i): i for i in range(97)}
+
+    def apply_chat_template(self, messages, **options) -> list[int]:
+        return [ord(letter) % 97 for message in messages for letter in message["content"]]
+
+    def decode(self, ids, **options) -> str:
+        return "".join(map(chr, ids))
+
+
+def offline(monkeypatch, tmp_path) -> tuple[LanguageModel, LanguageModel]:
+    """Make the benches' modules importable, with a tiny float64 model, and one like it as its draft; answers of
+    TOKENS tokens; nothing compiled; what they keep in tmp_path."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import asking
+    import by_question
+
+    letters, network = Letters(), tiny(context=2048)
+    of = LanguageModel(network, letters, "tiny", "cpu", torch.float64)
+    targets = of.target(), of.target()
+    for name, value in (("model", of), ("eager", targets[0]), ("compiled", targets[1])):
+        monkeypatch.setattr(asking, name, lambda value=value: value)
+    monkeypatch.setattr(asking, "TOKENS", TOKENS)
+    monkeypatch.setattr(by_question, "KEPT", tmp_path / "build" / "kept")
+    return of, LanguageModel(perturbed(network, 0.03), letters, "tiny-draft", "cpu", torch.float64)

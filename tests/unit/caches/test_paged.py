@@ -1,0 +1,128 @@
+"""Paged caches: the entries of a contiguous one, wherever the blocks lie and whatever others left in them."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.paged import PagedCache, PagedRows
+from lessons_lib.caches.paged_memory import PagedMemory
+from lessons_lib.caches.static import CacheFullError
+from lessons_lib.models.decoder import Decoder, Segment
+
+LAYERS, HEADS, DIM, SIZE = 2, 2, 3, 4
+
+
+def memory(blocks: int, block_size: int = SIZE) -> PagedMemory:
+    """Full of NaN, as if whoever had it before had overflowed; the padding block is nobody's and zero."""
+    made = PagedMemory(LAYERS, HEADS, DIM, torch.float64, blocks=blocks, block_size=block_size)
+    for buffer in made.keys + made.values:
+        buffer[:-1] = float("nan")
+    return made
+
+
+def fresh(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(2, HEADS, count, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def feed(caches, count: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same new entries for every cache -> what attention would see of the last layer."""
+    for layer in range(LAYERS):
+        seen = [cache.append(layer, *fresh(count, seed + layer)) for cache in caches]
+    return seen
+
+
+operations = st.one_of(
+    st.integers(1, 7),  # tokens to feed
+    st.lists(st.booleans(), min_size=1, max_size=7),  # tokens to feed, and which of them to keep
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 99), st.lists(operations, max_size=8))
+def test_any_sequence_of_appends_and_keeps_leaves_the_entries_of_a_contiguous_cache(seed, sequence):
+    blocks = random.Random(seed).sample(range(20), 16)
+    caches = ContiguousCache(LAYERS, HEADS, DIM, torch.float64), PagedCache(memory(20), blocks)
+    for number, operation in enumerate(sequence):
+        count = operation if isinstance(operation, int) else len(operation)
+        start = caches[0].length()
+        one, other = feed(caches, count, 10 * number)
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+        if not isinstance(operation, int):
+            for cache in caches:
+                cache.keep(start, [start + i for i, kept in enumerate(operation) if kept])
+        assert caches[0].length() == caches[1].length() == caches[1].length(0)
+        assert caches[0].positions([0, 2]) == caches[1].positions([0, 2])
+
+
+def test_blocks_that_are_given_later_are_used_and_a_full_cache_refuses_more():
+    cache = PagedCache(memory(3), blocks := [2])
+    feed([cache], 4, 0)
+    with pytest.raises(CacheFullError, match="1 blocks of 4 tokens cannot hold 5 entries; extend"):
+        cache.append(0, *fresh(1, 0))
+    with pytest.raises(CacheFullError):
+        PagedRows([cache])
+    blocks.append(0)
+    assert cache.capacity == cache.most == 8 and cache.length() == 4
+    feed([cache], 1, 5)
+    cache.planned = 6
+    assert cache.most == 6 and cache.length() == 5
+
+
+def test_rows_that_feed_one_token_each_are_written_and_read_as_if_alone():
+    shared, lengths = memory(12), [1, 4, 7, 0]
+    tables = [[5], [1, 9], [0, 11], [3]]
+    together = [PagedCache(shared, table) for table in tables]
+    alone = [ContiguousCache(LAYERS, HEADS, DIM, torch.float64) for _ in tables]
+    for row, length in enumerate(lengths):
+        if length:
+            feed([together[row], alone[row]], length, 100 * row)
+    rows = PagedRows(together)
+    for layer in range(LAYERS):
+        keys, values = fresh(4, layer)
+        all_keys, all_values = rows.append(layer, keys, values)
+        for row, length in enumerate(lengths):
+            one = alone[row].append(layer, keys[:, row : row + 1], values[:, row : row + 1])
+            assert torch.equal(all_keys[row, :, : length + 1], one[0])
+            assert torch.equal(all_values[row, :, : length + 1], one[1])
+        assert all_values.isfinite().all()  # masked entries are multiplied by zero, which a NaN would survive
+    assert [cache.length() for cache in together] == [cache.length(0) for cache in together] == [2, 5, 8, 1]
+    bias = rows.bias(torch.float64)
+    assert bias.shape == (4 * HEADS, 1, 8)
+    assert (bias == 0).sum(-1).flatten().tolist() == [2, 2, 5, 5, 8, 8, 1, 1]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_the_decoder_gives_the_same_logits_on_scattered_blocks(tiny_model, block_size):
+    decoder = Decoder.from_transformers(tiny_model)
+    c = decoder.config
+    blocks = random.Random(block_size).sample(range(40), -(-21 // block_size))
+    paged = PagedMemory(c.layers, c.kv_heads, c.head_dim, torch.float64, blocks=40, block_size=block_size)
+    for buffer in paged.keys + paged.values:
+        buffer[:-1] = float("nan")
+    caches = ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64), PagedCache(paged, blocks)
+    tokens = torch.randint(97, (21,), generator=torch.Generator().manual_seed(0))
+    for part in tokens.split([7, 1, 1, 8, 4]):
+        positions = torch.arange(len(part)) + caches[0].length()
+        one, other = (decoder.logits(decoder(part, [Segment(positions, cache)]).last) for cache in caches)
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-12)
+
+
+def test_a_copied_block_has_the_same_entries_and_is_written_apart():
+    shared = memory(4)
+    one = PagedCache(shared, [0])
+    feed([one], 2, 0)
+    shared.copy(0, 3)
+    other = PagedCache(shared, [3], length=2)
+    seen = feed([one], 1, 5)[0], feed([other], 1, 9)[0]
+    assert torch.equal(seen[0][0][:, :2], seen[1][0][:, :2])
+    assert not torch.equal(seen[0][0][:, 2], seen[1][0][:, 2])
+
+
+def test_bytes_are_those_of_the_blocks():
+    made = PagedMemory(2, 2, 16, torch.float32, blocks=10, block_size=16)
+    assert made.nbytes == 11 * 16 * 512  # 2 layers, 2 heads of 16, keys and values, 4 bytes: 512 a token
+    assert PagedCache(made, [3, 4]).nbytes == 32 * 512

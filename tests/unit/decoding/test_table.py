@@ -1,0 +1,46 @@
+"""A table as a target: the loop reads it as it stands, and its laws are the table's."""
+
+import pytest
+from support.laws import exact_law
+
+from lessons_lib import DraftModel, Sampling, generate
+from lessons_lib.decoding.proposal import Proposal, Tree
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.targets.table import Table
+
+P = [[0.2, 0.7, 0.1], [0.1, 0.2, 0.7], [0.5, 0.3, 0.2]]
+Q = [[0.3, 0.6, 0.1], [0.2, 0.2, 0.6], [0.2, 0.5, 0.3]]
+
+
+def test_greedy_text_follows_the_largest_entries_with_a_draft_or_without():
+    plain = generate(Table(P), [2], max_new_tokens=7)
+    drafted = generate(Table(P), [2], DraftModel(Table(Q), 3), max_new_tokens=7)
+    assert plain.ids == drafted.ids == [0, 1, 2, 0, 1, 2, 0]
+    assert [step.committed for step in drafted.trace] == [1, 3, 3]
+
+
+def test_drafted_texts_have_exactly_the_tables_probabilities():
+    def run():
+        proposer = DraftModel(Table(Q), 2, mode="iid")
+        return tuple(generate(Table(P), [2], proposer, Sampling(), max_new_tokens=3).ids)
+
+    law = exact_law(run)
+    assert sum(law.values()) == pytest.approx(1)
+    for (x, y, z), chance in law.items():
+        assert chance == pytest.approx(P[2][x] * P[x][y] * P[y][z], abs=1e-12)
+
+
+@pytest.mark.parametrize("rows", [[[0.5, 0.5]], [[0.5, 0.6], [0.5, 0.5]]])
+def test_rows_that_are_no_distributions_are_refused(rows):
+    with pytest.raises(ValueError, match="one row per token"):
+        Table(rows)
+
+
+def test_branches_are_refused():
+    class Fork(Proposer):
+        def propose(self, ids, limit):
+            return Proposal([0, 1], [-1, -1])
+
+    assert not Tree.of(Fork().propose([], 2), 2).is_chain
+    with pytest.raises(ValueError, match="chains only"):
+        generate(Table(P), [2], Fork(), max_new_tokens=4)

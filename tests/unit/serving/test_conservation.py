@@ -1,0 +1,113 @@
+"""Whatever the settings: no token, block, slot or request is lost, and nobody waits for ever."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.loop import serve
+from lessons_lib.serving.policies import Continuous, Dynamic, ShortestFirst, Static
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request, State
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.simulator import Simulator
+
+LONGEST, BLOCK = 24, 4  # tokens of the longest prompt and output together; just fits the smallest pool
+COST = Linear(step=1.0, prefill_token=0.1)
+POLICIES = [Continuous, ShortestFirst, Static, lambda: Static(steps=7), lambda: Dynamic(window=2.0)]
+
+
+@dataclass
+class Checked(Simulator):
+    """A simulator that checks every plan before it runs."""
+
+    scheduler: Scheduler | None = None
+    fed: dict = field(default_factory=dict)
+
+    def run(self, plan):
+        scheduler, rows = self.scheduler, plan.rows
+        slots = [request.slot for request, _ in rows] + [request.slot for request in plan.idle]
+        assert len(set(slots)) == len(slots) <= scheduler.slots and set(slots) <= set(range(scheduler.slots))
+        assert len({request for request, _ in rows}) == len(rows)
+        assert all(1 <= n <= request.lacking + scheduler.lookahead for request, n in rows)
+        assert scheduler.token_budget is None or sum(n for _, n in rows) <= scheduler.token_budget
+        self.check_blocks(rows)
+        for request, n in rows:
+            self.fed[request] = self.fed.get(request, 0) + n
+        before = self.time
+        tokens = super().run(plan)
+        assert self.time > before
+        return tokens
+
+    def check_blocks(self, rows):
+        """free + used = pool, and every token that is cached or about to be owns room."""
+        pool, requests = self.scheduler.pool, [*self.scheduler.running, *self.scheduler.held]
+        if isinstance(pool, CountingPool):
+            owned = {request: pool.held[request] for request in requests}
+            assert pool.free_blocks + sum(owned.values()) == pool.num_blocks
+        else:
+            owned = {request: len(pool.tables[request].blocks) for request in requests}
+            used = {block for request in requests for block in pool.tables[request].blocks}
+            assert pool.free_blocks + len(used) == pool.num_blocks
+        assert all(owned[request] * BLOCK >= request.computed + n for request, n in rows)
+
+
+@st.composite
+def cases(draw):
+    """(requests, scheduler), small enough for collisions: few slots, few blocks, equal arrivals."""
+    ids = draw(st.booleans())
+    requests = []
+    for i in range(draw(st.integers(1, 9))):
+        prompt, output = draw(st.integers(1, LONGEST - 8)), draw(st.integers(1, 8))
+        arrival = float(draw(st.integers(0, 6)))
+        limit = draw(st.sampled_from([None, 8]))
+        requests.append(Request(i, arrival, prompt, output, limit, [k % 3 for k in range(prompt)] if ids else None))
+    slots, lookahead = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 2]))
+    blocks = draw(st.integers(-(-(LONGEST + lookahead) // BLOCK), 20))
+    pool = BlockPool(blocks, BLOCK) if ids else CountingPool(blocks, BLOCK)
+    budget, chunked, mixed = draw(st.sampled_from([
+        (None, False, True), (None, False, False), (LONGEST, False, True), (12, True, True),
+    ]))  # fmt: skip
+    reserve, policy = draw(st.sampled_from(["none", "none", "max", "oracle"])), draw(st.sampled_from(POLICIES))()
+    watermark = draw(st.sampled_from([0, 0.01, 0.2]))
+    return requests, Scheduler(pool, slots, policy, budget, chunked, mixed, reserve, watermark, lookahead)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(), st.integers(0, 2))
+def test_tokens_blocks_and_slots_are_conserved(case, right):
+    requests, scheduler = case
+    backend = Checked(COST, accepted=lambda request, guesses: min(right, guesses), scheduler=scheduler)
+    log = serve(requests, scheduler, backend)
+    assert all(request.state is State.FINISHED for request in log.requests)
+    assert all(len(r.times) == r.emitted == r.output_length for r in log.requests)
+    assert sum(s.emitted for i in log.iterations for s in i.shares) == sum(r.output_length for r in log.requests)
+    assert scheduler.unfinished == 0 and scheduler.pool.free_blocks == scheduler.pool.num_blocks
+    calm = [r for r in log.requests if not r.preemptions and not scheduler.lookahead]
+    assert all(backend.fed[r] + r.reused == r.prompt_length + r.output_length - 1 for r in calm)
+    assert all(i.end > i.start for i in log.iterations)
+    assert all(a.end <= b.start for a, b in zip(log.iterations, log.iterations[1:], strict=False))
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases())
+def test_first_come_first_served_starves_nobody(case):
+    requests, scheduler = case
+    scheduler.policy = Continuous()
+    log = serve(requests, scheduler, Simulator(COST))
+    by_arrival = sorted(log.requests, key=lambda r: r.arrival)  # stable: by id among equals
+    admitted = [request.admitted for request in by_arrival]
+    assert admitted == sorted(admitted)
+
+
+def test_a_stream_of_short_requests_starves_a_long_one_only_if_the_policy_prefers_them():
+    def made():
+        return [Request("long", 0.5, 1, 9), *(Request(i, float(i), 1, 1) for i in range(50))]
+
+    def wait(policy):
+        log = serve(made(), Scheduler(CountingPool(100), 1, policy), Simulator(Linear(step=1.0)))
+        return log.requests[0].admitted - log.requests[0].arrival
+
+    assert wait(Continuous()) <= 1 and wait(ShortestFirst()) >= 49

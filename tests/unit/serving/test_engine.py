@@ -1,0 +1,270 @@
+"""The engine: every request is answered as if it ran alone, whatever the scheduler and the other requests do."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.drafts import decoder_target
+from support.proposers import Scripted, tree_with_decoys, with_scratch
+
+from lessons_lib.decoding.acceptance import Sampling
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+from lessons_lib.models import tiny
+from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.engine import Engine
+from lessons_lib.serving.policies import Dynamic, ShortestFirst, Static
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request, State
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.simulator import simulate
+
+TARGET = decoder_target(tiny())
+PREFIX = [7, 7, 3, 9, 11, 7, 7, 3, 5, 2]
+PROMPTS = [PREFIX + [4], [5, 80, 3, 3, 61], PREFIX * 2, [1], PREFIX[:8] + [9, 9, 9], PREFIX + [4], [8] * 13, [2, 6]]
+LENGTHS = [9, 14, 6, 17, 1, 12, 8, 11]
+KINDS = ["plain", "lookup", "sampled", "tree"]
+KNOWN: dict[tuple, list[int]] = {}
+
+
+def asked(kind: str, prompt, length: int) -> dict:
+    """The arguments of generate for one kind of request, made anew: proposers and generators have a state."""
+    rest = dict(max_new_tokens=length)
+    if kind == "lookup":
+        return rest | dict(proposer=PromptLookup(4, rule="transformers"))
+    if kind == "sampled":
+        return rest | dict(acceptance=Sampling(1.5, top_k=40), generator=torch.Generator().manual_seed(len(prompt)))
+    if kind == "tree":
+        text = [*prompt, *alone("plain", prompt, length)]
+        return rest | dict(proposer=Scripted(text, 97, with_scratch(tree_with_decoys)))
+    return rest
+
+
+def alone(kind: str, prompt, length: int) -> list[int]:
+    """What the request is answered when nobody else is served; guessing changes nothing of it."""
+    key = ("sampled" if kind == "sampled" else "plain"), tuple(prompt), length
+    if key not in KNOWN:
+        KNOWN[key] = generate(TARGET, prompt, **asked(key[0], prompt, length)).ids
+    return KNOWN[key]
+
+
+def together(scheduler: Scheduler, kinds=KINDS, prompts=PROMPTS, lengths=LENGTHS, arrivals=(0.0,)):
+    """Serve the prompts, kinds and arrivals in turn; each must be answered as alone -> (requests, log)."""
+    engine, every = Engine(TARGET, scheduler), range(len(prompts))
+    turn = lambda values, i: values[i % len(values)]  # noqa: E731
+    requests = [
+        engine.request(prompts[i], arrival=turn(arrivals, i), **asked(turn(kinds, i), prompts[i], lengths[i]))
+        for i in every
+    ]
+    log = engine.serve(requests)
+    for i in every:
+        assert engine.output(requests[i]).ids == alone(turn(kinds, i), prompts[i], lengths[i])
+        assert engine.output(requests[i]).finish == "length" and requests[i].state is State.FINISHED
+    assert scheduler.pool.tables == {} and scheduler.pool.free_blocks == scheduler.pool.num_blocks
+    return requests, log
+
+
+@pytest.mark.parametrize("setting", [
+    dict(),
+    dict(slots=1),
+    dict(slots=8, lookahead=4),
+    dict(slots=3, lookahead=40),
+    dict(policy=ShortestFirst()),
+    dict(policy=Static()),
+    dict(policy=Dynamic(window=0.001)),
+    dict(mixed=False),
+    dict(reserve="max"),
+    dict(token_budget=7, chunked=True),
+    dict(token_budget=30, chunked=True, lookahead=4),
+], ids=str)  # fmt: skip
+def test_every_request_is_answered_as_if_it_ran_alone(setting):
+    together(Scheduler(BlockPool(80, 4), **{"slots": 4} | setting))
+
+
+@pytest.mark.parametrize("setting", [dict(), dict(token_budget=8, chunked=True), dict(lookahead=4)], ids=str)
+@pytest.mark.parametrize("sharing", [False, True])
+def test_preempted_requests_are_answered_as_if_they_ran_alone(setting, sharing):
+    requests, log = together(Scheduler(BlockPool(11, 3, sharing=sharing), slots=4, watermark=0.0, **setting))
+    assert sum(request.preemptions for request in requests) > 0
+    assert sum(len(step.preempted) for step in log.iterations) == sum(request.preemptions for request in requests)
+
+
+def test_a_pool_that_just_fits_the_longest_request_serves_them_all():
+    together(Scheduler(BlockPool(25, 1), slots=4))
+
+
+def test_shared_prefixes_are_not_computed_again():
+    shared, _ = together(Scheduler(BlockPool(80, 4), slots=2), kinds=["plain"])
+    assert [request.reused for request in shared] == [0, 0, 8, 0, 8, 8, 0, 0]
+    apart, _ = together(Scheduler(BlockPool(80, 4, sharing=False), slots=2), kinds=["plain"])
+    assert sum(request.reused for request in apart) == 0
+
+
+def test_the_next_turn_of_a_talk_finds_the_answer_to_the_last_one_in_the_cache():
+    engine = Engine(TARGET, Scheduler(BlockPool(40, 4)))
+    first = engine.request(PREFIX, max_new_tokens=9)
+    engine.serve([first])
+    prompt = [*PREFIX, *engine.output(first).ids, 5, 6]
+    second = engine.request(prompt, max_new_tokens=9)
+    engine.serve([second])
+    assert second.reused == 16  # 18 of the first 19 tokens were fed
+    assert engine.output(second).ids == alone("plain", prompt, 9)
+
+
+def test_an_engine_does_not_look_in_its_memory_for_what_another_one_computed():
+    scheduler = Scheduler(BlockPool(40, 4))
+    for target in (decoder_target(tiny(seed=1)), TARGET):
+        engine = Engine(target, scheduler)
+        engine.serve([one := engine.request(PREFIX, max_new_tokens=9)])
+    assert one.reused == 0 and engine.output(one).ids == alone("plain", PREFIX, 9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
+    size = data.draw(st.integers(1, 5), "block size")
+    setting = data.draw(st.sampled_from([
+        dict(), dict(policy=Static()), dict(policy=ShortestFirst()), dict(mixed=False), dict(reserve="max"),
+        dict(token_budget=12, chunked=True),
+    ]))  # fmt: skip
+    least = -(-(36 + 2) // size)  # the longest prompt and output, and two guesses
+    pool = BlockPool(least + data.draw(st.integers(0, 20), "more blocks"), size, data.draw(st.booleans(), "sharing"))
+    lookahead = data.draw(st.integers(0, 2), "lookahead")
+    ids = st.lists(st.sampled_from([3, 7]), min_size=1, max_size=20)
+    prompts = data.draw(st.lists(ids, min_size=1, max_size=6), "prompts")
+    lengths = [data.draw(st.integers(1, 17)) for _ in prompts]
+    kinds = data.draw(st.permutations(KINDS))
+    slots = data.draw(st.integers(1, 4), "slots")
+    together(Scheduler(pool, slots=slots, lookahead=lookahead, **setting), kinds, prompts, lengths, (0.0, 0.001))
+
+
+def test_the_schedule_is_the_simulators_step_for_step():
+    make = lambda: Scheduler(BlockPool(14, 3), slots=4, token_budget=9, chunked=True, watermark=0.0)  # noqa: E731
+    requests, log = together(make(), kinds=["plain"])
+    replies = [alone("plain", prompt, length) for prompt, length in zip(PROMPTS, LENGTHS, strict=True)]
+    same = [Request(r.id, ids=prompt, output_length=len(reply), reply=reply)
+            for r, prompt, reply in zip(requests, PROMPTS, replies, strict=True)]  # fmt: skip
+    simulated = simulate(same, make(), Linear(step=1.0))
+    assert [step._replace(start=0, end=0) for step in log.iterations] == [
+        step._replace(start=0, end=0) for step in simulated.iterations
+    ]
+    assert sum(request.preemptions for request in requests) > 0
+
+
+def test_guesses_save_forwards_where_lookahead_leaves_room_for_them():
+    steps = {}
+    for lookahead in (0, 2, 40):
+        _, log = together(Scheduler(BlockPool(80, 4), slots=4, lookahead=lookahead), kinds=["tree"])
+        steps[lookahead] = len(log.iterations)
+        assert all(share.fed <= 1 + lookahead for step in log.iterations for share in step.shares if not share.prefill)
+    assert steps[40] < steps[2] == steps[0]  # the tree does not fit two tokens, and goes as a whole
+    _, log = together(Scheduler(BlockPool(80, 4), slots=4, lookahead=2), kinds=["lookup"], prompts=[PREFIX] * 4)
+    assert max(share.fed for step in log.iterations for share in step.shares if not share.prefill) == 3
+
+
+def test_a_text_ends_where_it_would_alone_and_its_slot_is_free_at_once():
+    text = alone("plain", PREFIX, 20)
+    target = decoder_target(tiny(), eos=(text[5],))
+    want = generate(target, PREFIX, max_new_tokens=20), generate(target, PREFIX, max_new_tokens=20, min_new_tokens=9)
+    engine = Engine(target, Scheduler(BlockPool(20, 4), slots=2))
+    requests = [engine.request(PREFIX, max_new_tokens=20, min_new_tokens=least) for least in (0, 9)]
+    engine.serve(requests)
+    for request, one in zip(requests, want, strict=True):
+        out = engine.output(request)
+        assert (out.ids, out.finish) == (one.ids, one.finish)
+        assert len(request.times) == request.emitted == len(out.ids)
+    assert want[0].finish == "eos" and len(want[0].ids) < len(want[1].ids)
+
+
+class Reader:
+    """Collects what is streamed; does something at the n-th call."""
+
+    def __init__(self, at: int = -1, then=lambda: None):
+        self.pieces, self.ended, self.at, self.then = [], 0, at, then
+
+    def __call__(self, tokens):
+        self.pieces.append(list(tokens))
+        if len(self.pieces) == self.at:
+            self.then()
+
+    def end(self):
+        self.ended += 1
+
+
+def test_tokens_are_streamed_as_they_are_committed():
+    engine = Engine(TARGET, Scheduler(BlockPool(60, 4), slots=3, lookahead=30))
+    readers = [Reader() for _ in PROMPTS]
+    requests = [
+        engine.request(prompt, on_tokens=reader, **asked("tree", prompt, length))
+        for prompt, length, reader in zip(PROMPTS, LENGTHS, readers, strict=True)
+    ]
+    engine.serve(requests)
+    for request, reader in zip(requests, readers, strict=True):
+        assert sum(reader.pieces, []) == engine.output(request).ids and reader.ended == 1
+        assert [] not in reader.pieces
+
+
+def test_a_cancelled_request_stops_there_and_gives_its_blocks_to_others():
+    engine = Engine(TARGET, Scheduler(BlockPool(12, 4), slots=2))
+    gone = Reader(3, lambda: [engine.cancel(requests[i]) for i in (0, 2, 3)])
+    requests = [engine.request(PREFIX, max_new_tokens=12, on_tokens=gone)]
+    requests += [engine.request(PROMPTS[i], max_new_tokens=LENGTHS[i]) for i in (1, 2, 3, 4)]
+    requests[3].arrival = 1e6  # never waited for
+    engine.serve(requests)
+    assert [r.state.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled", "finished"]
+    assert engine.output(requests[0]).ids == sum(gone.pieces, []) == alone("plain", PREFIX, 12)[:3]
+    assert engine.output(requests[0]).finish == "cancelled" and gone.ended == 0
+    assert engine.output(requests[2]).ids == []
+    for i in (1, 4):
+        assert engine.output(requests[i]).ids == alone("plain", PROMPTS[i], LENGTHS[i])
+    assert engine.pool.free_blocks == 12 and engine.pool.tables == {}
+
+
+def test_a_reader_that_fails_loses_its_own_request_alone():
+    def fail():
+        raise ConnectionError("the client has gone")
+
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), slots=4))
+    requests = [engine.request(PREFIX, max_new_tokens=9, on_tokens=Reader(2, fail))]
+    requests += [engine.request(PROMPTS[1], max_new_tokens=14)]
+    engine.serve(requests)
+    assert requests[0].state is State.CANCELLED and "the client has gone" in requests[0].error
+    assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
+
+
+@pytest.mark.parametrize("bad, why", [
+    (Request("bad", ids=[1] * 30, output_length=20), "need 49 cached tokens, the pool has room for 40"),
+    (Request("bad", ids=[1] * 30, output_length=500), "do not fit the context of 256"),
+    (Request("bad", ids=[1, 97], output_length=2), "token id 97 is not in this model's vocabulary"),
+    (Request("bad", prompt_length=5, output_length=2), "has no ids"),
+], ids=["pool", "context", "vocabulary", "ids"])  # fmt: skip
+def test_an_impossible_request_is_rejected_and_the_others_go_on(bad, why):
+    engine = Engine(TARGET, Scheduler(BlockPool(10, 4), slots=2))
+    good = Request("good", ids=list(PREFIX), output_length=9)
+    log = engine.serve([bad.fresh(), good])
+    assert log.requests[0].state is State.REJECTED and why in log.requests[0].error
+    assert engine.output(log.requests[0]).finish == "rejected"
+    assert engine.output(good).ids == alone("plain", PREFIX, 9) and good.ids == PREFIX + alone("plain", PREFIX, 9)
+
+
+def test_a_workloads_answers_are_as_long_as_it_says_whatever_ends_a_text():
+    target = decoder_target(tiny(), eos=tuple(range(97)))
+    engine = Engine(target, Scheduler(BlockPool(20, 4)))
+    one = Request(0, ids=list(PREFIX), output_length=5, max_tokens=9)
+    engine.serve([one])
+    assert one.emitted == 5 and engine.output(one).ids == alone("plain", PREFIX, 5)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: Scheduler(BlockPool(4), slots=0), "at least one slot"),
+    (lambda: Engine(TARGET, Scheduler(CountingPool(4))), "give Scheduler a BlockPool"),
+    (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(5))), "make them equal"),
+    (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([]), "the prompt is empty"),
+    (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([5], max_new_tokens=0), "at least 1"),
+])  # fmt: skip
+def test_settings_that_cannot_work_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+    with pytest.raises(TypeError, match="the engine runs our decoder, not str"):
+        Engine("smollm2-135m", Scheduler(BlockPool(4)))

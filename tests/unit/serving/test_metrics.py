@@ -1,0 +1,81 @@
+"""Metrics of runs small enough to count by hand."""
+
+import math
+
+import pytest
+
+from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.metrics import goodput, latency, service_level, usage
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.simulator import simulate
+
+
+def run(made, slots=2, blocks=10, block_size=4, **settings):
+    return simulate(made, Scheduler(CountingPool(blocks, block_size), slots, **settings), Linear(step=1.0))
+
+
+def served(arrival, times, prompt=10):
+    request = Request(0, arrival, prompt, len(times))
+    request.times, request.finished = list(times), times[-1]
+    return request
+
+
+def test_latencies_of_two_requests_by_hand():
+    seen = latency([served(0.0, [0.5, 0.6, 0.8, 1.0]), served(1.0, [3.0], prompt=5)], qs=(0, 50, 100))
+    assert seen.makespan == 3 and seen.output_throughput == 5 / 3 and seen.total_throughput == 20 / 3
+    assert seen.request_rate == 2 / 3
+    assert seen.ttft == {0: 0.5, 50: 1.25, 100: 2.0}
+    assert seen.itl == pytest.approx({0: 0.1, 50: 0.2, 100: 0.2})
+    assert seen.tpot[50] == pytest.approx(1 / 6)  # one token has no TPOT and is left out
+    assert seen.e2e[100] == 2.0 and seen.normalized[0] == 0.25
+    assert math.isnan(seen.queueing[50])
+
+
+def test_failed_requests_are_counted_apart():
+    broken = served(0.0, [0.1, 0.2])
+    broken.error = "the connection broke off"
+    seen = latency([served(1.0, [2.0, 3.0]), broken, Request(1, 0, 1)])
+    assert (seen.requests, seen.failed) == (3, 2) and seen.output_throughput == 1.0 and seen.ttft[50] == 1.0
+
+
+def test_goodput_counts_who_kept_both_limits():
+    first = [(0.2, 0.05), (0.9, 0.05), (0.3, 0.2), (0.2, 0.04)]
+    made = [served(0.0, [ttft, ttft + tpot]) for ttft, tpot in first]
+    made[1].times = [1.95, 2.0]
+    assert goodput(made, ttft=0.5, tpot=0.1) == (pytest.approx(1.0), 0.5)
+    made[0].error = "late"
+    assert goodput(made, ttft=0.5, tpot=0.1) == (pytest.approx(0.5), 0.25)
+
+
+def test_the_service_level_is_a_multiple_of_the_unloaded_medians():
+    alone = latency([served(0.0, [0.5, 0.6]), served(5.0, [5.5, 5.6])])
+    assert service_level(alone) == pytest.approx((5.0, 0.3))
+
+
+def test_slots_and_blocks_by_hand():
+    """Outputs 3 and 1 after prompts of 4, blocks of 4: the first needs a second block for its third forward's token."""
+    log = run([Request(0, 0, 4, 3), Request(1, 0, 4, 1)])
+    assert [i.used_blocks for i in log.iterations] == [2, 2, 2]
+    assert [i.cached_tokens for i in log.iterations] == [8, 5, 6]
+    seen = usage(log)
+    assert seen.iterations == 3 and seen.occupancy == 4 / 6 and seen.wasted_slots == 2 and seen.idle_slots == 0
+    assert seen.kv_blocks == pytest.approx(0.2) and seen.kv_tokens == pytest.approx((19 / 3) / 8)
+    assert seen.in_system == pytest.approx(4 / 3)
+
+
+def test_queueing_is_the_time_before_the_first_slot():
+    log = run([Request(0, 0, 4, 3), Request(1, 0.5, 4, 1)], slots=1)
+    assert latency(log.requests, qs=(100,)).queueing == {100: 2.5}
+    assert usage(log).queue == pytest.approx(2 / 4)  # the second waits during two of four forwards
+
+
+def test_preemptions_are_counted():
+    assert usage(run([Request(i, 0, 4, 5) for i in range(2)], blocks=3, watermark=0)).preemptions == 1
+
+
+def test_a_run_without_iterations_has_no_occupancy():
+    seen = usage(run([]))
+    assert seen.iterations == 0 and math.isnan(seen.occupancy) and math.isnan(seen.in_system)
+    assert math.isnan(latency([]).makespan)

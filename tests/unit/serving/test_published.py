@@ -1,0 +1,44 @@
+"""The study's workload and systems, and what the simulation of them must and need not reproduce."""
+
+import pytest
+
+from lessons_lib.serving import published
+from lessons_lib.serving.cost_model import Linear, Load
+from lessons_lib.serving.simulator import simulate
+
+
+def test_the_devices_step_reads_all_weights_once():
+    """26 GB at 1.555 TB/s."""
+    assert published.device().seconds(Load(decode_tokens=1)) == pytest.approx(0.0167, rel=0.02)
+    assert published.device(overhead=0.1).seconds(Load()) == pytest.approx(0.1 + 0.0167, rel=0.02)
+
+
+def test_static_slots_fill_one_budget_with_worst_cases():
+    for longest, slots in published.STATIC_SLOTS.items():
+        assert slots * (512 + longest) == pytest.approx(published.TOKEN_BUDGET[longest], rel=0.03)
+
+
+def test_the_table_has_every_system_at_every_m_and_its_published_value_where_there_is_one():
+    rows = published.table(requests=40)
+    assert len(rows) == 4 * 5 and all(row.simulated > 0 for row in rows)
+    known = [row for row in rows if row.published]
+    assert [(row.longest, row.published) for row in known] == [(1536, 81), (1536, 324), (1536, 648), (1536, 1863)]
+    assert [row.published_gain for row in known] == [1, 4, 8, 23]
+    first = known[0]
+    assert first.gain == 1 and first.error == pytest.approx(abs(first.simulated / 81 - 1)) and first.gain_error == 0
+    assert all(row.error is None for row in rows if row.longest < 1536)
+
+
+@pytest.mark.parametrize("longest, batch_max, same_slots", [(32, 1.06, 2.04), (128, 1.13, 2.37)])
+def test_counted_in_iterations_alone_the_gains_are_those_of_the_lengths(longest, batch_max, same_slots):
+    made = published.workload(longest)
+    systems = published.systems(longest, made)
+    systems[published.SAME_SLOTS].mixed = True  # one forward an iteration, whether prompts are in it or not
+    logs = {
+        name: simulate(made, systems[name], Linear(step=1.0))
+        for name in (published.NAIVE, published.BATCH_MAX, published.SAME_SLOTS)
+    }
+    naive, own, continuous = (log.iterations[-1].end for log in logs.values())
+    assert naive / own == pytest.approx(batch_max, rel=0.02) and naive / continuous == pytest.approx(
+        same_slots, rel=0.05
+    )

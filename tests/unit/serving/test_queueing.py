@@ -1,0 +1,82 @@
+"""Queueing theory as the oracle: one slot, one forward per request, so that a request is a customer with a service."""
+
+import math
+from random import Random
+
+import pytest
+
+from lessons_lib.serving.arrivals import Poisson
+from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.metrics import in_system
+from lessons_lib.serving.policies import Continuous, Static
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.simulator import simulate
+
+COUNT, WARM_UP = 40_000, 4_000
+MILLISECONDS = Linear(prefill_token=1e-3)  # a prompt token is a millisecond of service, and one output token ends it
+
+
+def waits(rate, service, seed=1):
+    """(waiting times, times in system) after the warm-up, of Poisson arrivals with services drawn from service(rng)."""
+    rng = Random(seed)
+    times = Poisson(rate).times(COUNT, rng)
+    made = [Request(i, time, max(1, round(1000 * service(rng)))) for i, time in enumerate(times)]
+    log = simulate(made, Scheduler(CountingPool(10**9, 1), slots=1), MILLISECONDS)
+    late = log.requests[WARM_UP:]
+    return [r.admitted - r.arrival for r in late], sorted(r.finished - r.arrival for r in late)
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def test_exponential_service_at_half_load_waits_as_long_as_it_serves():
+    queued, inside = waits(0.5, lambda rng: rng.expovariate(1))
+    assert mean(queued) == pytest.approx(1, rel=0.05) and mean(inside) == pytest.approx(2, rel=0.03)
+    assert inside[int(0.95 * len(inside))] == pytest.approx(-2 * math.log(0.05), rel=0.04)  # 5.99
+
+
+def test_fixed_service_at_80_percent_load_waits_half_as_long_as_exponential():
+    fixed, _ = waits(0.8, lambda rng: 1.0)
+    exponential, _ = waits(0.8, lambda rng: rng.expovariate(1))
+    assert mean(fixed) == pytest.approx(2, rel=0.08) and mean(exponential) == pytest.approx(4, rel=0.12)
+
+
+def test_waiting_grows_with_the_variance_of_service():
+    """M/G/1: W_q = lambda E[s^2] / (2 (1 - rho)), services .5 or 1.5."""
+    queued, _ = waits(0.8, lambda rng: rng.choice((0.5, 1.5)))
+    assert mean(queued) == pytest.approx(0.8 * 1.25 / (2 * 0.2), rel=0.08)
+
+
+@pytest.mark.parametrize("policy, inside", [(Continuous(), 19), (Static(), 34)])
+def test_littles_law_holds_exactly_on_a_finite_run(policy, inside):
+    """The time-average number in the system is the arrival rate times the mean time in it."""
+    made = [Request(i, 0, 1, n) for i, n in enumerate([5, 1, 1, 2, 3])]
+    log = simulate(made, Scheduler(CountingPool(100), 2, policy), Linear(step=1.0))
+    counted = sum((i.waiting + len(i.shares) + i.idle) * (i.end - i.start) for i in log.iterations)
+    span = log.iterations[-1].end
+    assert counted == sum(r.finished - r.arrival for r in log.requests) == inside
+    assert in_system(log.requests) == pytest.approx(counted / span) == pytest.approx(inside / span)
+
+
+def test_littles_law_holds_under_poisson_arrivals_and_batching():
+    rng = Random(3)
+    times = Poisson(1.5).times(500, rng)
+    made = [Request(i, time, rng.randint(1, 50), rng.randint(1, 9)) for i, time in enumerate(times)]
+    log = simulate(made, Scheduler(CountingPool(60), 4), Linear(step=0.2, prefill_token=0.01))
+    inside = [r.finished - r.arrival for r in log.requests]
+    span = max(r.finished for r in log.requests) - made[0].arrival
+    assert in_system(log.requests) == pytest.approx(len(made) / span * mean(inside))
+
+
+def test_beyond_capacity_the_queue_grows_with_what_cannot_be_served():
+    """8 slots of forwards that take 1 s give 8 tokens a second: 2 requests of 4 tokens; 3 arrive."""
+    times = Poisson(3).times(3000, Random(5))
+    made = [Request(i, time, 1, 4) for i, time in enumerate(times)]
+    log = simulate(made, Scheduler(CountingPool(10**6), 8), Linear(step=1.0))
+    half = [i for i in log.iterations if times[300] < i.start < times[-1]]
+    slope = (half[-1].waiting - half[0].waiting) / (half[-1].start - half[0].start)
+    assert slope == pytest.approx(3 - 2, rel=0.1)
+    assert all(len(i.shares) == 8 for i in half)

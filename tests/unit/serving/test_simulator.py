@@ -1,0 +1,94 @@
+"""The virtual clock, what a forward commits, prefixes, and the loop around it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.cost_model import Linear, Load, errors, steps
+from lessons_lib.serving.loop import serve
+from lessons_lib.serving.policies import Static
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request, State
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.simulator import Simulator, simulate
+from lessons_lib.serving.workload import Conversations
+
+
+def test_the_clock_advances_by_the_cost_of_each_forward_and_jumps_over_idle_time():
+    log = simulate(
+        [Request(0, 1.0, 10, 3), Request(1, 100.0, 20, 1)],
+        Scheduler(CountingPool(100)),
+        Linear(step=0.5, prefill_token=0.1, decode_token=0.25),
+    )
+    assert log.requests[0].times == [2.5, 3.25, 4.0]
+    assert log.requests[1].times == [102.5]
+
+
+def test_what_arrives_during_a_forward_joins_the_next():
+    log = simulate([Request(0, 0, 1, 3), Request(1, 0.5, 1, 1)], Scheduler(CountingPool(9)), Linear(step=1.0))
+    assert log.requests[1].admitted == 1.0 and log.requests[1].times == [2.0]
+
+
+def test_the_workload_can_be_served_again():
+    made = [Request(0, 0, 4, 2, ids=[1, 2, 3, 4])]
+    first = simulate(made, Scheduler(CountingPool(9)), Linear(step=1.0))
+    again = simulate(made, Scheduler(CountingPool(9)), Linear(step=1.0))
+    assert made[0].state is State.WAITING and made[0].ids == [1, 2, 3, 4]
+    assert first.requests[0].times == again.requests[0].times and first.requests[0].ids == [1, 2, 3, 4, 0, 0]
+
+
+@pytest.mark.parametrize("right, forwards", [(0, 9), (1, 5), (2, 4), (3, 3)])
+def test_a_forward_may_commit_several_tokens(right, forwards):
+    """Nine tokens: the first from the prompt, then 1 + accepted guesses a forward."""
+    scheduler = Scheduler(CountingPool(9), lookahead=3)
+    log = simulate([Request(0, 0, 4, 9)], scheduler, Linear(step=1.0), accepted=lambda request, guesses: right)
+    assert len(log.iterations) == forwards and len(log.requests[0].times) == 9
+    assert log.iterations[1].shares[0].fed == 4 and not log.iterations[1].shares[0].prefill
+
+
+def test_later_turns_of_a_chat_find_their_history_cached():
+    chats = Conversations(count=2, turns=3, system=40, pause=1000.0).requests()
+    log = simulate(chats, Scheduler(BlockPool(1000, 16), 8), Linear(step=0.01))
+    first, second, third = log.requests[:3]
+    for turn, before in ((second, first), (third, second)):
+        history = before.prompt_length + before.output_length - 1  # the last token of an answer was never fed
+        assert turn.reused == history // 16 * 16
+    assert log.requests[3].reused == 0  # both chats began in the same forward
+    assert sum(r.reused for r in simulate(chats, Scheduler(CountingPool(1000)), Linear(step=0.01)).requests) == 0
+
+
+def test_a_log_gives_the_loads_and_seconds_that_a_cost_model_is_fitted_to():
+    cost = Linear(step=1.0, prefill_token=0.5)
+    log = simulate([Request(0, 0, 4, 3)], Scheduler(CountingPool(9)), cost)
+    assert steps(log) == [(Load(4, 10, 1, 0, 0), 3.0), (Load(0, 0, 0, 1, 5), 1.0), (Load(0, 0, 0, 1, 6), 1.0)]
+    made = [Request(i, i, 7 + i, 4 + i) for i in range(9)]
+    log = simulate(made, Scheduler(CountingPool(9, 8), 3, token_budget=9, chunked=True, lookahead=1), cost)
+    assert errors(cost, steps(log)) == pytest.approx([0] * len(log.iterations))
+
+
+@pytest.mark.parametrize("padded, end", [(True, 10.0), (False, 8.0)])
+def test_held_rows_cost_time_only_where_batches_are_padded(padded, end):
+    """Outputs 1 and 3 in a static batch: two forwards run beside a finished row."""
+    made = [Request(0, 0, 1, 1), Request(1, 0, 1, 3)]
+    cost, scheduler = Linear(step=2.0, decode_token=1.0), Scheduler(CountingPool(9), 2, Static())
+    assert simulate(made, scheduler, cost, padded=padded).iterations[-1].end == end
+
+
+def test_a_request_cancelled_before_it_arrives_is_never_served():
+    made = [Request(0, 0, 1, 2), Request(1, 5, 1, 2)]
+    scheduler = Scheduler(CountingPool(9))
+    scheduler.cancel(made[1])
+    log = serve(made, scheduler, Simulator(Linear(step=1.0)))
+    assert made[1].state is State.CANCELLED and made[1].error is None and len(log.iterations) == 2
+
+
+def test_serving_nobody_is_an_empty_log():
+    assert simulate([], Scheduler(CountingPool(9)), Linear(step=1.0)).iterations == []
+
+
+def test_the_simulator_needs_no_torch():
+    modules = "simulator, workload, metrics, published, client, policies, loop"
+    code = f"import sys; from lessons_lib.serving import {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

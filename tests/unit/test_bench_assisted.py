@@ -1,0 +1,163 @@
+"""The claims of assisted decoding on a tiny model and a draft like it: what is counted, replayed and compared."""
+
+import json
+import sys
+
+import pytest
+from support.benches import TOKENS, offline
+
+from lessons_lib import DraftModel, generate
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.data import Question
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
+from lessons_lib.decoding.trace import tokens_per_forward
+from lessons_lib.measure.clock import Samples
+from lessons_lib.measure.speculation import width_cost
+
+R, W = True, False
+
+
+@pytest.fixture
+def assisted(monkeypatch, tmp_path):
+    """bench/assisted.py with a tiny model, a tiny draft, and two short questions of each kind."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import asking
+    import assisted
+
+    _, draft = offline(monkeypatch, tmp_path)
+    drafting = draft.target()
+    monkeypatch.setattr(assisted, "draft", lambda: draft)
+    monkeypatch.setattr(assisted, "drafting", lambda: drafting)
+    assisted.cost_of_draft.cache_clear()
+    own = [Question(i, kind, (f"{kind} {i}: ab ab.",)) for i, kind in enumerate(assisted.KINDS * 2, 1)]
+    monkeypatch.setattr(asking, "questions", lambda: own)
+    return assisted
+
+
+@pytest.fixture
+def counted(assisted, monkeypatch):
+    """bench/counted.py beside it."""
+    import counted
+
+    held_out = [Question(1000 + i, kind, (f"held out {kind}",)) for i, kind in enumerate(counted.KINDS)]
+    own = sys.modules["asking"].questions()
+    monkeypatch.setattr(counted, "questions", lambda path=None: held_out if path else own)
+    monkeypatch.setattr(counted, "drafting", assisted.drafting)
+    counted.texts.cache_clear()
+    return counted
+
+
+def test_a_claim_of_mixed_prompts_measures_two_of_each_kind_eager_and_compiled(assisted):
+    measured = assisted.mixed(assisted.Run(quick=False))
+    rows = measured.facts["questions"]
+    assert [row["category"] for row in rows] == [kind for kind in assisted.KINDS for _ in range(2)]
+    names = ("plain", "assisted", "plain compiled", "assisted compiled")
+    assert all(row[name]["tokens"] == TOKENS and row["equal"] for row in rows for name in names)
+    assert set(measured.facts["tokens_per_forward"]) == set(assisted.KINDS)
+    assert max(measured.facts["tokens_per_forward"].values()) > 1  # the draft was asked
+    assert measured.facts["compiled"]["value"] > 0 and measured.facts["settings"]["gamma"] == assisted.GAMMA
+    assert set(measured.facts["width_costs"]) == {"eager", "compiled"}
+    json.dumps(measured.facts)
+
+
+def test_transformers_drafts_as_long_as_ours_and_takes_as_many_forwards(assisted):
+    """Its first forward verifies guesses with the prompt, where ours yields a token of its own first."""
+    ids, small, fed = [5, 80, 3, 3, 61], assisted.assistant(), []
+    target = sys.modules["asking"].eager()
+    new, trace = sys.modules["asking"].ours(target, ids, assisted.drafter(target))
+    network = sys.modules["asking"].model().network
+    hook = network.register_forward_pre_hook(lambda m, a, k: fed.append(k["input_ids"].shape[1]), with_kwargs=True)
+    theirs, _ = sys.modules["asking"].theirs(ids, assistant_model=small)
+    hook.remove()
+    assert new == theirs and fed[0] == len(ids) + assisted.GAMMA
+    assert abs(len(fed) - len(trace)) <= 1
+
+
+def test_the_claim_against_transformers_shows_our_loop_and_the_compiled_target_beside(assisted):
+    measured = assisted.vs_transformers(assisted.Run(quick=False))
+    rows = measured.facts["questions"]
+    assert len(rows) == len(assisted.KINDS) and measured.facts["parted"] == 0
+    assert all({"theirs", "ours", "loop", "ours compiled"} <= set(row) for row in rows)
+    assert all(row["loop"]["forwards"] == row["ours"]["forwards"] for row in rows)  # the same guesses either way
+    assert "our loop on TransformersTargets: " in measured.note
+
+
+def test_the_cost_of_a_guess_is_of_one_forward_of_the_draft_behind_the_same_text(assisted, monkeypatch):
+    fed, seen = [], {}
+    for name, of in (("draft", assisted.drafting()), ("target", sys.modules["asking"].eager())):
+
+        def run(blocks, name=name, run=of.run):
+            fed.append((name, len(blocks[0].tokens), blocks[0].cache.length()))
+            return run(blocks)
+
+        monkeypatch.setattr(of, "run", run)
+
+    def in_turn(calls, repeats):
+        for name, call in calls.items():
+            fed.clear()
+            call()
+            seen[name] = [*fed]
+        return {name: Samples((seconds,)) for name, seconds in (("forward", 3.0), ("one", 1.0), ("chain", 5.0))}
+
+    monkeypatch.setattr(assisted, "in_turn", in_turn)
+    measured = assisted.cost(assisted.Run(quick=True))
+    many, behind = assisted.GAMMA, assisted.CACHED
+    assert seen["forward"] == [("draft", 1, behind)] * many and seen["one"] == [("target", 1, behind)]
+    assert seen["chain"] == [("draft", 1, behind - 1 + i) for i in range(many)]  # as behind a rejected guess
+    assert measured.ratio.value == pytest.approx(3 / many) and measured.facts["whole"][0] == pytest.approx(5 / many)
+
+
+def test_texts_are_of_held_out_prompts_first_and_of_our_own_where_those_are_few(counted):
+    found = counted.texts(True)
+    assert set(found) == set(counted.KINDS)
+    for number, (kind, rows) in enumerate(found.items()):
+        assert [row["question_id"] for row in rows][0] == 1000 + number and len(rows) == 2
+        assert all(row["category"] == kind and len(row["right"]) == TOKENS - 1 for row in rows)
+
+
+def test_tokens_per_forward_are_those_that_decoding_takes(counted, assisted):
+    asking = sys.modules["asking"]
+    measured = counted.tokens_per_forward(counted.Run(quick=True))
+    for kind, rows in counted.texts(True).items():
+        spent = []
+        for row in rows:
+            question = next(q for q in [*counted.questions("held out"), *counted.questions()]
+                            if (q.question_id, q.category) == (row["question_id"], kind))  # fmt: skip
+            by = DraftModel(assisted.drafting(), counted.GAMMA)
+            spent += generate(asking.eager(), asking.encode(question), by, max_new_tokens=TOKENS).trace
+        assert measured.facts["tokens_per_forward"][kind] == pytest.approx(tokens_per_forward(spent))
+    assert measured.ratio.value == pytest.approx(sum(measured.facts["tokens_per_forward"].values()) / 5)
+    assert measured.facts["by_gamma"][counted.GAMMA] == pytest.approx(measured.ratio.value)
+    assert max(measured.facts["tokens_per_forward"].values()) > 1.2
+    assert set("".join(row["right"] for row in measured.facts["texts"])) == {"0", "1"}
+    json.dumps(measured.facts)
+
+
+def test_adaptive_is_held_against_the_best_fixed_length_of_the_worst_kind(counted, monkeypatch):
+    """By hand: c = 0.5, v = 1. All right: the longest wins; all wrong: plain decoding, which costs 1 a token."""
+    texts = {"chat": [{"right": [R] * 34}], "qa": [{"right": [W] * 20}, {"right": [W] * 20}]}
+    monkeypatch.setattr(counted, "texts", lambda quick: texts)
+    monkeypatch.setattr(counted, "cost_of_draft", lambda repeats: [type("C", (), {"value": 0.5})])
+    monkeypatch.setattr(sys.modules["asking"], "costs_of", lambda *given, **options: {1: 1.0, 17: 1.0})
+    measured = counted.adaptive(counted.Run(quick=True))
+    facts = measured.facts
+    assert facts["best_fixed"] == {"chat": 16, "qa": 0} and set(facts["by_category"]) == {"chat", "qa"}
+    assert measured.ratio.value == min(facts["by_category"].values()) < 1
+    assert facts["alone"]["qa"] == pytest.approx(40 / sum(cost for _, cost in by_hand(counted, texts["qa"])))
+    assert f"qa {facts['by_category']['qa']:.2f}" in measured.note and "best fixed: chat 16, qa 0" in measured.note
+    json.dumps(facts)
+
+
+def by_hand(counted, rows):
+    return counted.spent([row["right"] for row in rows], Adaptive(0.5, most=16), 0.5, width_cost(None))
+
+
+def test_one_schedule_goes_through_the_kinds_in_turn(counted):
+    seen = []
+
+    class Noting(Constant):
+        def observe(self, depth, examined, accepted):
+            seen.append(accepted)
+
+    found = counted.spent_in_turn({"a": [[R, R], [R, R]], "b": [[W, W]]}, Noting(1), 0.1, lambda width: float(width))
+    assert seen == [1, 0, 1] and found == {"a": [(2, 2.1), (2, 2.1)], "b": [(2, pytest.approx(3.1))]}

@@ -1,0 +1,60 @@
+"""The card says what the run and the texts say, and the command line ties the parts together."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lessons_lib.models import tiny
+from lessons_lib.models.stored_draft import CARD
+from lessons_lib.training import __main__ as command_line
+from lessons_lib.training import card, collect, distill
+from lessons_lib.training.run import Recipe
+
+RECIPE = Recipe(layers=(1,), kept=40, steps=3, tokens=50, warmup=1, skip=1)
+
+
+@pytest.fixture
+def at_home(target, texts, tmp_path, monkeypatch):
+    """A tiny target, its texts for training and for measuring, and a run named "main", all below tmp_path."""
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(command_line, "OURS", tmp_path)
+    monkeypatch.setattr("lessons_lib.models.registry.OURS", tmp_path)
+    monkeypatch.setattr(command_line, "target", lambda: target)
+    monkeypatch.setattr(command_line, "load", lambda *names, **options: type("Loaded", (), {"network": tiny()}))
+    for held_out in (False, True):
+        collect.folder(held_out).mkdir(parents=True)
+        collect.save(texts, collect.folder(held_out) / "00000.safetensors")
+    distill.distill(target, texts, RECIPE, command_line.runs("main"), fast=False)
+    (tmp_path / "smol-draft").mkdir()
+    return tmp_path / "smol-draft"
+
+
+def test_export_leaves_weights_a_card_and_a_page(at_home, texts):
+    assert command_line.main(["evaluate", "--run", "main", "--log"]) == 0
+    assert command_line.main(["export", "--run", "main", "--into", str(at_home), "--note", "It rained."]) == 0
+    found = json.loads((at_home / CARD).read_text())
+    assert found["recipe"]["kept"] == 40 and found["steps"] == 3 == len(found["curve"]) and found["texts"] == 10
+    assert found["answer_tokens"] == sum(len(text.ids) - text.prompt_length for text in texts)
+    assert found["before"]["kinds"]["chat"]["texts"] == found["after"]["kinds"]["chat"]["texts"] == 10
+    assert [design["name"] for design in found["designs"]] == ["main"]
+    page = (at_home / card.PAGE).read_text()
+    assert f"{found['answer_tokens']:,} tokens of answers" in page and "layers 1," in page and "It rained." in page
+    assert f"| after | {found['after']['kinds']['chat']['tokens_per_forward']:.2f}" in page
+
+
+def test_a_design_that_is_logged_twice_stands_once(at_home):
+    for _ in range(2):
+        command_line.main(["evaluate", "--run", "main", "--log"])
+    (design,) = command_line.tried()
+    assert design["steps"] == 3 and design["recipe"] == json.loads(json.dumps(vars(replace(RECIPE))))
+
+
+def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys):
+    assert command_line.main(["export", "--run", "other"]) == 2
+    assert "holds no checkpoint" in capsys.readouterr().err
+
+
+def test_collecting_needs_to_know_what(capsys):
+    assert command_line.main(["collect"]) == 2
+    assert "--prompts FILE" in capsys.readouterr().err
