@@ -106,8 +106,7 @@ def measured(
     kinds = {kind: [row for row in counted if row["category"] == kind] for kind in [row["category"] for row in counted]}
     tau = {kind: tokens_per_forward(of, fast) for kind, of in kinds.items()}
     parted = sum(not row["equal"] for row in counted)
-    names = [name for name in (slow, fast, f"{slow} compiled", f"{fast} compiled") if name in counted[0]]
-    shortfall = max(row[name]["shortfall"] for row in counted for name in names)
+    shortfall = max(made["shortfall"] for row in counted for made in row.values() if isinstance(made, dict))
     beside = in_compiled(kinds, counted, slow, fast)
     said = [
         note,

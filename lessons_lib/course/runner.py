@@ -55,9 +55,9 @@ def needed(taken: Iterable[dict[str, Any]]) -> dict[str, tuple[str, str]]:
 
 
 def absolute(given: dict[str, str]) -> dict[str, str]:
-    """The same settings, with a model that is a folder made absolute, since kernels run elsewhere."""
-    folder = Path(given.get("model", ""))
-    return {**given, "model": str(folder.resolve())} if "model" in given and folder.is_dir() else given
+    """The same settings, with a model or draft that is a folder made absolute, since kernels run elsewhere."""
+    folders = {name: Path(given[name]) for name in ("model", "draft") if name in given}
+    return given | {name: str(folder.resolve()) for name, folder in folders.items() if folder.is_dir()}
 
 
 def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> None:

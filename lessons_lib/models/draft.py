@@ -118,7 +118,7 @@ def start_from(target: Decoder, layers: Sequence[int], kept: Tensor) -> TrimmedD
     draft.head.weight = nn.Parameter(target.head.weight.to(exact), requires_grad=False)
     draft.norm = nn.Parameter(target.norm.to(exact).clone())
     draft.cos, draft.sin = target.cos.to(exact), target.sin.to(exact)
-    trimmed = TrimmedDecoder.of(draft, kept)
+    trimmed = TrimmedDecoder.of(draft, kept.to(draft.norm.device))
     for weight in own_weights(trimmed).values():
         weight.requires_grad_(True)
     return trimmed

@@ -9,9 +9,8 @@ from pathlib import Path
 from lessons_lib.models import load
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of, own_weights
-from lessons_lib.models.draft_card import read_card
 from lessons_lib.models.registry import OURS
-from lessons_lib.models.stored_draft import load_draft, save_draft
+from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
 from lessons_lib.paths import cache_dir
 from lessons_lib.training import card, collect, evaluate, held_out, prompts
 from lessons_lib.training.distill import distill
@@ -40,9 +39,11 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument("--held-out", action="store_true", help="answer our held-out prompts, greedily, instead")
     part.add_argument("--texts", type=int, help="stop at so many (default: all prompts)")
     part.add_argument("--rows", type=int, default=64, help="texts written at a time")
+    part.add_argument("--device", default="cpu", help="cpu, cuda or auto")
     part = parts.add_parser("distill", help="train on the texts; resumable")
     part.add_argument("--run", default="default", help="name of this training run")
     part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
+    part.add_argument("--device", default="cpu", help="cpu, cuda or auto")
     for field in fields(Recipe):
         several = {"nargs": "+", "type": int} if field.name == "layers" else {"type": type(field.default)}
         part.add_argument(f"--{field.name}", default=field.default, **several)
@@ -63,7 +64,7 @@ def run_collect(options: argparse.Namespace) -> int:
     chosen = held_out.prompts() if options.held_out else training_prompts(options)
     into, drawn = collect.folder(options.held_out), 0 if options.held_out else collect.DRAWN
     longest = held_out.LONGER["qa"] if options.held_out else collect.LONGEST
-    model = load(TARGET, device="cpu", dtype="bf16")
+    model = load(TARGET, device=options.device, dtype="bf16")
     chosen = prompts.interleave(chosen)
     count = collect.collect(model, chosen, into, options.texts, options.rows, longest=longest, drawn=drawn)
     print(f"{count} texts in {into}")
@@ -79,12 +80,14 @@ def run_distill(options: argparse.Namespace) -> int:
     chosen = {field.name: getattr(options, field.name) for field in fields(Recipe)}
     recipe = Recipe(**chosen | {"layers": tuple(options.layers)})
     texts = collect.read_all(collect.folder())
-    run = distill(target(), texts, recipe, runs(options.run), options.minutes)
+    run = distill(target(options.device), texts, recipe, runs(options.run), options.minutes)
     print(f"{run.step} of {recipe.steps} steps, loss {run.curve[-1]['loss']}; {runs(options.run)}")
     return 0
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
+    if options.log and not options.run:
+        raise ValueError("--log lists a run; name it with --run")
     if options.run:
         draft = trained(target(), runs(options.run)).draft
     else:
@@ -92,7 +95,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
     found = evaluate.evaluate(draft, collect.read_all(collect.folder(held_out=True)), options.gamma)
     print(json.dumps(found, indent=1))
     if options.log:
-        log_design(options.run or DRAFT, draft, found)
+        log_design(options.run, draft, found)
     return 0
 
 
@@ -100,7 +103,12 @@ def log_design(name: str, draft: Decoder, found: dict) -> None:
     """Add a line to the designs that were tried; a later one of this name replaces the earlier."""
     run = trained(target(), runs(name))
     line = {"name": name, "parameters": sum(weight.numel() for weight in own_weights(draft).values())}
-    line |= {"steps": run.step, "macro": round(found["macro"], 4), "recipe": asdict(run.recipe)}
+    line |= {
+        "steps": run.step,
+        "gamma": found["gamma"],
+        "macro": round(found["macro"], 4),
+        "recipe": asdict(run.recipe),
+    }
     others = [design for design in tried() if design["name"] != name]
     (OURS / DRAFT / DESIGNS).write_text(json.dumps([*others, line], indent=1) + "\n", encoding="utf-8")
 
@@ -113,7 +121,8 @@ def run_export(options: argparse.Namespace) -> int:
     after = evaluate.evaluate(stored, texts)
     facts = card.facts(run, collect.read_all(collect.folder()), tried(), before, after, options.note)
     save_draft(run.draft, options.into, TARGET, **facts)
-    (options.into / card.PAGE).write_text(card.page(DRAFT, run, read_card(DRAFT), options.into), encoding="utf-8")
+    said = json.loads((options.into / CARD).read_text(encoding="utf-8"))
+    (options.into / card.PAGE).write_text(card.page(DRAFT, run, said, options.into), encoding="utf-8")
     print(f"{sum(file.stat().st_size for file in options.into.iterdir()) / 1e6:.2f} MB in {options.into}")
     return 0
 
@@ -124,8 +133,8 @@ def tried() -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
-def target() -> Decoder:
-    return load(TARGET, device="cpu", dtype="fp32").target(kind="decoder").decoder
+def target(device: str = "cpu") -> Decoder:
+    return load(TARGET, device=device, dtype="fp32").target(kind="decoder").decoder
 
 
 def runs(name: str) -> Path:

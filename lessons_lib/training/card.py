@@ -15,7 +15,7 @@ TEXT = """# {name}: a draft for {target}
 {parameters:,} parameters of its own in {layers} layers, begun as copies of the target's layers {copied}, stored in 8
 bits with a scale per row ({megabytes:.1f} MB). Embedding and head are the target's and are not stored; the head scores
 the {kept:,} tokens that the training texts use most. It shares the target's tokenizer. Use: `load("{name}")`, as
-`DraftModel(load("{name}"))` in `generate`, or as `assistant_model` in transformers.
+`DraftModel(load("{name}").target())` in `generate`, or as `assistant_model` in transformers.
 
 ## Data
 {texts:,} texts ({answers:,} tokens of answers) that {target} wrote itself under its chat template, three of four
@@ -28,10 +28,10 @@ layers they began as.
 ## Recipe
 {steps:,} steps of about {tokens:,} tokens: KL to the target's own distribution, mixed with the cross-entropy of its
 likeliest token (weight {hard}); {optimizer} at a rate of {rate}, {warmup} steps of warm-up, then a cosine to 0. Seed
-{seed}. On 2 cores, {hours:.1f} hours. {note}
+{seed}. Training took {hours:.1f} hours. {note}
 
-    python -m lessons_lib.training collect --prompts FILE
-    python -m lessons_lib.training distill --run main
+    python -m lessons_lib.training collect --prompts FILE --texts {texts}
+    python -m lessons_lib.training distill --run main --steps {steps}
     python -m lessons_lib.training collect --held-out
     python -m lessons_lib.training export --run main
 

@@ -63,7 +63,7 @@ def train_step(run: Run, texts: Sequence[Text], fast: bool) -> None:
     """One update from a batch of texts, recorded in the curve."""
     for group in [group for optimizer in run.optimizers for group in optimizer.param_groups]:
         group["lr"] = run.recipe.rate * pace(run.step, run.recipe)
-    with torch.autocast("cpu", torch.bfloat16) if fast else nullcontext():
+    with torch.autocast(run.draft.embedding.weight.device.type, torch.bfloat16) if fast else nullcontext():
         theirs, ours = states(run.draft, texts, run.recipe, run.step)
     read = (ours, theirs, run.draft.head.weight)
     ours, theirs, head = (tensor.to(torch.bfloat16 if fast else ours.dtype) for tensor in read)
@@ -81,14 +81,15 @@ def train_step(run: Run, texts: Sequence[Text], fast: bool) -> None:
 def states(draft: TrimmedDecoder, texts: Sequence[Text], recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
     """What the target's head read and what the draft's reads (T, D) at every position that counts."""
     counts = torch.cat([counted(text, recipe, step) for text in texts])
-    ours = draft.final(read(draft, [text.ids[:-1] for text in texts])[counts])
-    return torch.cat([text.hidden for text in texts])[counts], ours
+    ours = draft.final(read(draft, [text.ids[:-1] for text in texts])[counts.to(draft.norm.device)])
+    return torch.cat([text.hidden for text in texts])[counts].to(ours.device), ours
 
 
 def read(draft: Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
     """The draft's states (T, D) after its last layer over all texts, packed."""
-    segments = [Segment(torch.arange(len(ids)), Nothing()) for ids in texts]
-    return draft(torch.tensor([token for ids in texts for token in ids]), segments).last
+    at = draft.embedding.weight.device
+    segments = [Segment(torch.arange(len(ids), device=at), Nothing()) for ids in texts]
+    return draft(torch.tensor([token for ids in texts for token in ids], device=at), segments).last
 
 
 def counted(text: Text, recipe: Recipe, step: int) -> Tensor:

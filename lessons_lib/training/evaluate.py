@@ -11,6 +11,8 @@ from itertools import pairwise
 import torch
 
 from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.replay import replay_draft
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.training.batched import Text
@@ -79,12 +81,7 @@ def forwards(guesses: Sequence[bool], gamma: int) -> int:
 
     A forward commits the guesses up to the first wrong one, `gamma` at most, and one token of the target's own.
     """
-    count, at = 0, 0
-    while at < len(guesses):
-        run = guesses[at : at + gamma]
-        at += (run.index(False) if False in run else len(run)) + 1
-        count += 1
-    return count
+    return len(replay_draft(guesses, Constant(gamma)))
 
 
 def mean(values: Sequence[float]) -> float:

@@ -71,7 +71,7 @@ def trained(target: Decoder, folder: Path) -> Run:
     """The run that `folder` holds. ValueError if it holds none."""
     if not (folder / CHECKPOINT).is_file():
         raise ValueError(f"{folder} holds no checkpoint; run `python -m lessons_lib.training distill` first")
-    saved = torch.load(folder / CHECKPOINT, weights_only=True)
+    saved = torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
     run = fresh(target, Recipe(**saved["recipe"]), saved["kept"])
     restore(run, saved)
     return run

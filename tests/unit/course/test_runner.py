@@ -113,7 +113,8 @@ def test_readme_names_the_models_that_the_lessons_take():
 def test_a_models_folder_is_made_absolute_because_kernels_run_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "checkpoint").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert runner.absolute({"model": "checkpoint"}) == {"model": str((tmp_path / "checkpoint").resolve())}
+    at = str((tmp_path / "checkpoint").resolve())
+    assert runner.absolute({"model": "checkpoint", "draft": "checkpoint"}) == {"model": at, "draft": at}
     assert runner.absolute({"model": "smollm2-135m"}) == {"model": "smollm2-135m"}
 
 

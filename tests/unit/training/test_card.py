@@ -20,7 +20,7 @@ def at_home(target, texts, tmp_path, monkeypatch):
     monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(command_line, "OURS", tmp_path)
     monkeypatch.setattr("lessons_lib.models.registry.OURS", tmp_path)
-    monkeypatch.setattr(command_line, "target", lambda: target)
+    monkeypatch.setattr(command_line, "target", lambda device="cpu": target)
     monkeypatch.setattr(command_line, "load", lambda *names, **options: type("Loaded", (), {"network": tiny()}))
     for held_out in (False, True):
         collect.folder(held_out).mkdir(parents=True)
@@ -32,13 +32,19 @@ def at_home(target, texts, tmp_path, monkeypatch):
 
 def test_export_leaves_weights_a_card_and_a_page(at_home, texts):
     assert command_line.main(["evaluate", "--run", "main", "--log"]) == 0
-    assert command_line.main(["export", "--run", "main", "--into", str(at_home), "--note", "It rained."]) == 0
-    found = json.loads((at_home / CARD).read_text())
+    assert (
+        command_line.main(
+            ["export", "--run", "main", "--into", str(at_home.parent / "elsewhere"), "--note", "It rained."]
+        )
+        == 0
+    )
+    elsewhere = at_home.parent / "elsewhere"
+    found = json.loads((elsewhere / CARD).read_text())
     assert found["recipe"]["kept"] == 40 and found["steps"] == 3 == len(found["curve"]) and found["texts"] == 10
     assert found["answer_tokens"] == sum(len(text.ids) - text.prompt_length for text in texts)
     assert found["before"]["kinds"]["chat"]["texts"] == found["after"]["kinds"]["chat"]["texts"] == 10
     assert [design["name"] for design in found["designs"]] == ["main"]
-    page = (at_home / card.PAGE).read_text()
+    page = (elsewhere / card.PAGE).read_text()
     assert f"{found['answer_tokens']:,} tokens of answers" in page and "layers 1," in page and "It rained." in page
     assert f"| after | {found['after']['kinds']['chat']['tokens_per_forward']:.2f}" in page
 
