@@ -115,10 +115,13 @@ def test_small_budgets_are_kept(target, make, count):
 
 
 @proposers
+@targets
 @pytest.mark.parametrize("at", range(8))
-def test_nothing_follows_an_end_token_wherever_it_stands(make, at):
+def test_nothing_follows_an_end_token_wherever_it_stands(target, make, at):
     network, eos = network_of(), greedy_text()[at]
-    out = generate(decoder_target(network, eos=(eos,)), PROMPT, make(network), max_new_tokens=N)
+    of = target(network)
+    of.eos = (eos,)
+    out = generate(of, PROMPT, make(network), max_new_tokens=N)
     assert out.ids == greedy_text()[: greedy_text().index(eos) + 1]
     assert out.finish == "eos"
 
@@ -248,9 +251,52 @@ def target_law(rule) -> dict[tuple[int, ...], float]:
 
 
 @sampled
-@pytest.mark.parametrize("rule", [Sampling(), Sampling(temperature=0.6, top_k=2)], ids=["plain", "top-2"])
+@pytest.mark.parametrize(
+    "rule",
+    [Sampling(), Sampling(temperature=0.6, top_k=2), Sampling(top_p=0.8)],
+    ids=["plain", "top-2", "top-p"],
+)
 def test_sampled_texts_have_exactly_the_targets_law(make, rule):
     assert law(make, rule) == pytest.approx(target_law(rule), abs=1e-12)
+
+
+@sampled
+@targets
+def test_sampled_texts_have_exactly_the_law_of_a_real_model(target, make):
+    network, rule = tiny(vocab_size=3), Sampling(temperature=0.5, top_p=0.95)
+    of, expected = target(network), {(): 1.0}
+    for _ in range(3):
+        laws = {text: next_law(network, [*TOY_PROMPT, *text], rule) for text in expected}
+        expected = {
+            (*text, t): p * laws[text][t] for text, p in expected.items() for t in range(3) if laws[text][t] > 0
+        }
+    with exact():
+        found = exact_law(lambda: tuple(generate(of, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+@torch.no_grad()
+def next_law(network, ids, rule) -> list[float]:
+    """What transformers' own forward gives for the next token."""
+    with exact():
+        return rule.probabilities(network(torch.tensor([ids])).logits[0, -1:])[0].tolist()
+
+
+@targets
+def test_sampled_rows_in_common_steps_are_those_written_alone(target):
+    target, prompts = target(network_of()), [PROMPT, PROMPT[3:], [1, 2]]
+
+    def row(i):
+        proposer, generator = PromptLookup(num_tokens=3), torch.Generator().manual_seed(i)
+        return new_row(target, prompts[i], proposer, Sampling(0.9), 12, generator=generator)
+
+    together, alone = [row(i) for i in range(3)], [row(i) for i in range(3)]
+    with torch.no_grad():
+        for rows in (together, *([one] for one in alone)):
+            while unfinished := [one for one in rows if one.finish is None]:
+                step(target, unfinished)
+    assert [one.new for one in together] == [one.new for one in alone]
+    assert len({tuple(one.new) for one in together}) == 3
 
 
 def correction_from_p(p, children, q, mode, generator):
