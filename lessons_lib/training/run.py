@@ -26,7 +26,7 @@ class Recipe:
 
     layers: tuple[int, ...] = (0, 1, 29)
     kept: int = 16_384
-    steps: int = 3_000
+    steps: int = 1_900
     tokens: int = 2_048
     rate: float = 8e-3
     warmup: int = 100
