@@ -13,7 +13,7 @@ run:
 lessons:
 	@$(PYTHON) -m lessons_lib lessons $(LESSONS)
 bench:
-	@$(PYTHON) -m lessons_lib bench $(CLAIMS) $(if $(QUICK),--quick)
+	@$(PYTHON) -m lessons_lib bench $(CLAIMS) $(if $(QUESTIONS),--questions $(QUESTIONS)) $(if $(QUICK),--quick)
 test test-quick lab figures lint clean:
 	@$(PYTHON) -m lessons_lib $@
 

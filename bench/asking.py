@@ -1,21 +1,27 @@
 """What the claims of speculation share: questions, methods in turn on each of them, and what is said of the rows.
 
-All run on the bf16 decoder, eager; the compiled one stands beside it in the same run.
+All run on the bf16 decoder, eager; the compiled one stands beside it in the same run. Every turn of a question is
+asked, behind the conversation so far with plain decoding's answers.
+
+Another file's questions (Run.questions) are asked by its own categories, as many of each as of one of ours, and of the
+eager target alone: they may be longer than the compiled one's caches, which are as long as ours need.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
 import by_question
 import generation
-import torch
 from by_question import Made, first_of, speed, tokens_per_forward
 from registry import Measured, Run
 
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
+from lessons_lib.decoding.generate import Output
+from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget
+from lessons_lib.decoding.targets.base import Target
 from lessons_lib.measure.hardware import width_costs, width_curve
 
 TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
@@ -53,10 +59,33 @@ def costs_of(target, widths: Sequence[int], repeats: int, cached: int = 300) -> 
     return width_costs(width_curve(lambda width: steps[width](), widths, repeats=repeats))
 
 
-def encode(question: Question) -> list[int]:
-    """The first turn under the chat template."""
+def encode(messages: list[dict[str, str]]) -> list[int]:
+    """A conversation under the chat template."""
     template = model().tokenizer.apply_chat_template
-    return list(template(question.messages, add_generation_prompt=True, return_dict=False))
+    return list(template(messages, add_generation_prompt=True, return_dict=False))
+
+
+def conversation(target, question: Question) -> Iterator[tuple[dict, list[int], Output]]:
+    """For each turn: what its row begins with, its prompt behind the turns before, and plain decoding's answer."""
+    messages = []
+    for number, turn in enumerate(question.turns, 1):
+        messages.append({"role": "user", "content": turn})
+        ids = encode(messages)
+        answer = generate(target, ids, max_new_tokens=TOKENS)
+        yield {"question_id": question.question_id, "turn": number, "category": question.category}, ids, answer
+        messages.append({"role": "assistant", "content": answer.text})
+
+
+def chosen(run: Run, own: Sequence[Question], categories: Sequence[str], count: int) -> list[Question]:
+    """The first `count` questions of each category, `own` ones unless the run brings a file with its categories."""
+    if not run.questions:
+        return first_of(own, categories, count)
+    found = questions(run.questions)
+    return first_of(found, categories_of(found), count)
+
+
+def categories_of(found: Sequence[Question]) -> list[str]:
+    return list(dict.fromkeys(question.category for question in found))
 
 
 def ours(target, ids: list[int], proposer=None) -> Made:
@@ -66,43 +95,50 @@ def ours(target, ids: list[int], proposer=None) -> Made:
 
 def theirs(ids: list[int], **options) -> Made:
     """transformers' own generate, which keeps no trace."""
-    prompt = torch.tensor([ids], device=model().network.device)
-    options |= {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "attention_mask": torch.ones_like(prompt)}
-    return model().network.generate(prompt, do_sample=False, **options)[0, len(ids) :].tolist(), []
+    return by_transformers(model().network, ids, TOKENS, **options), []
 
 
-def with_and_without(target, ids: list[int], name: str, proposer: Callable) -> dict[str, Callable[[], Made]]:
-    """Plain decoding and `name`, on the eager target and on the compiled one. proposer: target -> its proposer."""
-    on = {"": target, " compiled": compiled()}
+def targets(run: Run) -> dict[str, Target]:
+    """What methods run on, each with the suffix of its methods' names."""
+    return {"": eager()} if run.questions else {"": eager(), " compiled": compiled()}
+
+
+def with_and_without(run: Run, ids: list[int], name: str, proposer: Callable) -> dict[str, Callable[[], Made]]:
+    """Plain decoding and `name` on every target. proposer: target -> its proposer."""
+    on = targets(run)
     plain = {f"plain{state}": partial(ours, of, ids) for state, of in on.items()}
     return plain | {f"{name}{state}": partial(ours, of, ids, proposer(of)) for state, of in on.items()}
 
 
 def asked(name: str, run: Run, categories: Sequence[str], count: int, methods: Callable, settings: dict) -> list[dict]:
-    """Rows of the first `count` questions of each category, {"short": tokens} where the answer is short.
+    """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
 
-    methods: (target, ids) -> {name: call}, the one to compare with first.
+    methods: ids -> {name: call}, the one to compare with first.
     """
     target = eager()
-    chosen = first_of(questions(), categories, max(1, count // 4) if run.quick else count)
+    wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
 
-    def measure(question: Question) -> dict:
-        ids = encode(question)
-        natural = generate(target, ids, max_new_tokens=TOKENS)  # and a warm-up
-        if natural.finish != "length":
-            return {"question_id": question.question_id, "category": question.category, "short": len(natural.ids)}
-        return by_question.in_turn(target, question, ids, methods(target, ids))
+    def measure(question: Question) -> list[dict]:
+        rows = []
+        for row, ids, natural in conversation(target, question):  # the natural answer is a warm-up, too
+            if natural.finish == "length":
+                row |= by_question.in_turn(target, ids, methods(ids), backwards=question.question_id % 2 == 1)
+            else:
+                row["short"] = len(natural.ids)
+            rows.append(row)
+        return rows
 
-    for warm_up in methods(target, prompt_of(32)).values():
+    for warm_up in methods(prompt_of(32)).values():
         warm_up()
-    return by_question.each(name, chosen, measure, settings | {"tokens": TOKENS})
+    return by_question.each(name, wanted, measure, settings | {"tokens": TOKENS})
 
 
 def measured(
     rows: list[dict], ratio: Callable, slow: str, fast: str, settings: dict, note: str = "", **facts
 ) -> Measured:
-    """The ratio over the questions with long answers, and what is said and kept beside it."""
-    counted = long_enough(rows)
+    """The ratio over the questions with long answers, and what is said and kept beside it. ValueError without any."""
+    if not (counted := long_enough(rows)):
+        raise ValueError(f"no answer reaches {TOKENS} tokens, so there is nothing to measure; ask other questions")
     kinds = {kind: [row for row in counted if row["category"] == kind] for kind in [row["category"] for row in counted]}
     tau = {kind: tokens_per_forward(of, fast) for kind, of in kinds.items()}
     parted = sum(not row["equal"] for row in counted)

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from hashlib import sha256
 
 import asking
+import torch
 from asking import EAGER, asked, costs_of, long_enough, measured, ours, prompt_of, theirs, with_and_without
 from by_question import speed
 from registry import Measured, Run, claim
@@ -16,12 +18,26 @@ from lessons_lib.measure.clock import Ratio, Samples, in_turn
 GAMMA = 4  # tokens drafted per step, wherever the length is fixed
 KINDS = ("chat", "summarization", "qa", "code", "math", "writing", "lists")
 CACHED = 200  # tokens behind which one forward's cost is taken
-SETTINGS = {"draft": "smol-draft", "gamma": GAMMA}
 
 
 @cache
 def draft():
     return load("smol-draft", device="cpu", dtype="bf16")
+
+
+@cache
+def settings() -> dict:
+    """What a measurement depends on: another draft, even of the same name, needs another one."""
+    return {"draft": "smol-draft", "weights": fingerprint(draft().network), "gamma": GAMMA}
+
+
+def fingerprint(network: torch.nn.Module) -> str:
+    """The first 16 digits of the SHA-256 of a network's tensors."""
+    digest = sha256()
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
 
 
 @cache
@@ -73,40 +89,36 @@ def cost_of_draft(repeats: int) -> tuple[Ratio, Ratio]:
 def cost(run: Run) -> Measured:
     forward, whole = cost_of_draft(5 * run.repeats)
     said = f"{whole.value:.3f} with the choice of each guess and all else that DraftModel does"
-    return Measured(forward, said, {"whole": [whole.value, whole.low, whole.high], "settings": SETTINGS})
+    return Measured(forward, said, {"whole": [whole.value, whole.low, whole.high], "settings": settings()})
 
 
-@claim("assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens a step")
+@claim("assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens a step", asks=True)
 def mixed(run: Run) -> Measured:
-    def methods(target, ids):
-        return with_and_without(target, ids, "assisted", drafter)
+    def methods(ids):
+        return with_and_without(run, ids, "assisted", drafter)
 
-    rows = asked("assisted/mixed/vs-plain", run, KINDS, 2, methods, SETTINGS)
-    v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in targets().items()}
+    rows = asked("assisted/mixed/vs-plain", run, KINDS, 2, methods, settings())
+    on = {state.strip() or "eager": of for state, of in asking.targets(run).items()}
+    v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in on.items()}
     dear = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
     note = f"cost of {GAMMA + 1} rows: {dear}"
-    return measured(rows, speed, "plain", "assisted", SETTINGS, note, width_costs=v)
-
-
-def targets() -> dict:
-    return {"eager": asking.eager(), "compiled": asking.compiled()}
+    return measured(rows, speed, "plain", "assisted", settings(), note, width_costs=v)
 
 
 @claim(
     "assisted/vs-transformers", ">= 1.2",
     f"transformers generate(assistant_model=), {GAMMA} tokens a step, constant, no confidence threshold, bf16, eager; "
-    "ours: the same pair and settings on DecoderTargets, few rows of the draft in 8 bits",
+    "ours: the same pair and settings on DecoderTargets, few rows of the draft in 8 bits", asks=True,
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
     network, by_network = asking.model().target(kind="transformers"), DraftModel(draft(), GAMMA)
 
-    def methods(target, ids):
-        on = {"ours": target, "ours compiled": asking.compiled()}
-        both = {name: partial(ours, of, ids, drafter(of)) for name, of in on.items()}
+    def methods(ids):
+        both = {f"ours{state}": partial(ours, of, ids, drafter(of)) for state, of in asking.targets(run).items()}
         both |= {"loop": partial(ours, network, ids, by_network)}
-        return {"theirs": partial(theirs, ids, assistant_model=assistant())} | both
+        return {"theirs": partial(theirs, ids, draft=assistant())} | both
 
-    rows = asked("assisted/vs-transformers", run, KINDS, 1, methods, SETTINGS)
+    rows = asked("assisted/vs-transformers", run, KINDS, 1, methods, settings())
     loop = speed(long_enough(rows), "theirs", "loop")
     note = f"our loop on TransformersTargets: {loop.value:.2f}"
-    return measured(rows, speed, "theirs", "ours", SETTINGS, note, loop=[loop.value, loop.low, loop.high])
+    return measured(rows, speed, "theirs", "ours", settings(), note, loop=[loop.value, loop.low, loop.high])

@@ -28,9 +28,12 @@ def first_of(questions: Sequence[Question], categories: Sequence[str], count: in
     return [question for chosen in of.values() for question in chosen]
 
 
-def each(claim: str, questions: Sequence[Question], measure: Callable[[Question], dict], settings: dict) -> list[dict]:
-    """measure(question) for every question. Rows are on disk as soon as they are there, until all are: a run that
-    was killed goes on behind them if it asks for the same questions with the same settings."""
+def each(
+    claim: str, questions: Sequence[Question], measure: Callable[[Question], list[dict]], settings: dict
+) -> list[dict]:
+    """All rows of measure(question), a turn each, for every question. They are on disk as soon as they are there,
+    until all are: a run that was killed goes on behind them if it asks for the same questions with the same settings.
+    """
     path = KEPT / f"{claim.replace('/', '-')}.json"
     wanted = json.loads(json.dumps([[asdict(question) for question in questions], settings]))
     rows = kept(path, wanted)
@@ -39,11 +42,11 @@ def each(claim: str, questions: Sequence[Question], measure: Callable[[Question]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"wanted": wanted, "rows": rows}))
     path.unlink(missing_ok=True)
-    return rows
+    return [row for of in rows for row in of]
 
 
-def kept(path: Path, wanted: list) -> list[dict]:
-    """Rows of an interrupted run of the same measurement."""
+def kept(path: Path, wanted: list) -> list[list[dict]]:
+    """Each question's rows from an interrupted run of the same measurement."""
     try:
         before = json.loads(path.read_text())
     except (OSError, ValueError):  # there is none, or the run was killed while it wrote
@@ -54,25 +57,21 @@ def kept(path: Path, wanted: list) -> list[dict]:
     return before["rows"]
 
 
-def in_turn(target, question: Question, ids: list[int], methods: Mapping[str, Callable[[], Made]]) -> dict:
-    """Every method on one question, backwards on every second one -> what each took and made, and how they differ.
+def in_turn(target, ids: list[int], methods: Mapping[str, Callable[[], Made]], backwards: bool = False) -> dict:
+    """Every method on one prompt, the last one first if backwards -> what each took and made, and how they differ.
 
     equal: whether all texts are the first method's. shortfall: by how many logits a token of the text falls short of
     the target's favourite at most, both from one forward over the whole text: rounding, unless it is large.
     """
     seconds, made = {}, {}
     with no_gc():
-        for name in list(methods)[:: -1 if question.question_id % 2 else 1]:
+        for name in list(methods)[:: -1 if backwards else 1]:
             since = perf_counter()
             made[name] = methods[name]()
             seconds[name] = perf_counter() - since
     short = cache(lambda text: float(shortfall(target, ids, text, target.eos).max()))  # most texts are the same
     texts = [list(new) for new, _ in made.values()]
-    row = {
-        "question_id": question.question_id,
-        "category": question.category,
-        "equal": texts.count(texts[0]) == len(texts),
-    }
+    row = {"equal": texts.count(texts[0]) == len(texts)}
     for name, (new, trace) in made.items():
         steps = [step for step in trace if not step.is_prefill]
         row[name] = {

@@ -7,11 +7,10 @@ from functools import cache
 from itertools import zip_longest
 
 import asking
-from assisted import GAMMA, cost_of_draft, drafting
-from by_question import each, first_of, mean_rate, rate_ratio
+from assisted import GAMMA, cost_of_draft, drafting, settings
+from by_question import each, mean_rate, rate_ratio
 from registry import Measured, Run, claim
 
-from lessons_lib import generate
 from lessons_lib.data import Question
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
 from lessons_lib.decoding.replay import foretold_cost, replay_draft
@@ -24,18 +23,17 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 
 
 @cache
-def texts(quick: bool) -> dict[str, list[dict]]:
+def texts(run: Run) -> dict[str, list[dict]]:
     """Greedy answers of up to 128 tokens by category, and for every token behind the first whether it was guessed."""
-    chosen = first_of(held_out.measured(), KINDS, 2 if quick else held_out.PER_KIND)
+    chosen = asking.chosen(run, held_out.measured(), KINDS, 2 if run.quick else held_out.PER_KIND)
 
-    def measure(question: Question) -> dict:
-        ids = asking.encode(question)
-        out = generate(asking.eager(), ids, max_new_tokens=asking.TOKENS)
-        right = evaluate.right_in_steps(drafting(), ids, out.ids)
-        return {"question_id": question.question_id, "category": question.category, "right": right}
+    def measure(question: Question) -> list[dict]:
+        turns = asking.conversation(asking.eager(), question)
+        return [row | {"right": evaluate.right_in_steps(drafting(), ids, out.ids)} for row, ids, out in turns]
 
-    rows = [row for row in each("draft/texts", chosen, measure, {"tokens": asking.TOKENS}) if row["right"]]
-    return {kind: [row for row in rows if row["category"] == kind] for kind in KINDS}
+    depends = settings() | {"tokens": asking.TOKENS}
+    rows = [row for row in each("draft/texts", chosen, measure, depends) if row["right"]]
+    return {kind: [row for row in rows if row["category"] == kind] for kind in asking.categories_of(chosen)}
 
 
 def strings(rows: list[dict]) -> list[dict]:
@@ -46,10 +44,10 @@ def strings(rows: list[dict]) -> list[dict]:
 @claim(
     "draft/tokens-per-forward", ">= 1.9",
     f"plain decoding (1 token a forward); mean of {', '.join(KINDS)}; greedy, up to 128 tokens each, bf16, "
-    f"{GAMMA} tokens a step, counted by replay",
+    f"{GAMMA} tokens a step, counted by replay", asks=True,
 )  # fmt: skip
 def tokens_per_forward(run: Run) -> Measured:
-    found = {kind: [row["right"] for row in rows] for kind, rows in texts(run.quick).items()}
+    found = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
     counts = [[(len(text), evaluate.forwards(text, GAMMA)) for text in right] for right in found.values()]
     tau = {kind: evaluate.tokens_per_forward(right, GAMMA) for kind, right in found.items()}
     by_gamma = {
@@ -59,31 +57,25 @@ def tokens_per_forward(run: Run) -> Measured:
     share = {kind: evaluate.mean([guess for text in right for guess in text]) for kind, right in found.items()}
     note = f"tokens per forward: {asking.listed(tau)}; {sum(map(len, found.values()))} texts"
     facts = {"tokens_per_forward": tau, "right": share, "by_gamma": by_gamma, "unit": "forwards per token"}
-    rows = [row for of in texts(run.quick).values() for row in strings(of)]
+    rows = [row for of in texts(run).values() for row in strings(of)]
     return Measured(mean_rate(counts), note, facts | {"gamma": GAMMA, "texts": rows})
-
-
-class Never(DraftLength):
-    """Plain decoding."""
-
-    def next(self) -> int:
-        return 0
 
 
 @claim(
     "adaptive/vs-best-fixed", ">= 0.97",
     f"each kind's best fixed draft length of 0 to {MOST}; one Adaptive over all kinds in turn; modelled time from "
-    "measured c and v, eager bf16; the worst kind",
+    "measured c and v, eager bf16; the worst kind", asks=True,
 )  # fmt: skip
 def adaptive(run: Run) -> Measured:
     c = cost_of_draft(5 * run.repeats)[0].value
     measured_costs = asking.costs_of(asking.eager(), WIDTHS, run.repeats, cached=200)
     v = cache(width_cost(measured_costs))
-    kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run.quick).items()}
+    kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
     best, ratios, alone = {}, {}, {}
     together = spent_in_turn(kinds, Adaptive(c, v, most=MOST), c, v)
     for kind, right in kinds.items():
-        fixed = {gamma: spent(right, Constant(gamma) if gamma else Never(), c, v) for gamma in range(MOST + 1)}
+        fixed = {gamma: spent(right, Constant(gamma), c, v) for gamma in range(1, MOST + 1)}
+        fixed[0] = [(len(text), float(len(text))) for text in right]  # plain decoding: one token per one-row forward
         best[kind] = max(fixed, key=lambda gamma: sum(n for n, _ in fixed[gamma]) / sum(t for _, t in fixed[gamma]))
         ratios[kind] = rate_ratio(fixed[best[kind]], together[kind])
         alone[kind] = rate_ratio(fixed[best[kind]], spent(right, Adaptive(c, v, most=MOST), c, v)).value

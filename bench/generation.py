@@ -1,11 +1,12 @@
 """Claims of lessons 01-03: the loop's overhead, the cache, the readable decoder eager and compiled."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from registry import Measured, Run, claim
 
 from lessons_lib import generate, load
+from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.timing import batched_step
 from lessons_lib.measure import roofline
@@ -31,9 +32,7 @@ def target(dtype: str, compiled: bool = False):
 
 def theirs(dtype: str, count: int):
     """-> a call of transformers' own generate for exactly `count` new tokens."""
-    ids = model(dtype).tokenizer(PROMPT, return_tensors="pt")
-    options = dict(max_new_tokens=count, min_new_tokens=count, do_sample=False)
-    return lambda: model(dtype).network.generate(**ids, **options)
+    return partial(by_transformers, model(dtype).network, model(dtype).tokenizer(PROMPT).input_ids, count)
 
 
 def ours(of, count: int):

@@ -2,15 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from lessons_lib.measure.clock import Ratio
 
 
 @dataclass(frozen=True)
 class Run:
-    """How thoroughly to measure: pairs of runs a comparison, and new tokens a generation."""
+    """How thoroughly to measure: pairs of runs a comparison, and new tokens a generation.
+
+    questions: a file in Spec-Bench's format whose questions are asked instead of our own.
+    """
 
     quick: bool
+    questions: Path | None = None
 
     @property
     def repeats(self) -> int:
@@ -23,9 +28,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """A paired ratio and what else is worth keeping: a note for the table, raw facts for the JSON file."""
+    """A paired ratio (None: not measured), and what else is worth keeping: a note for the table, facts for the file."""
 
-    ratio: Ratio
+    ratio: Ratio | None
     note: str = ""
     facts: dict | None = None
 
@@ -36,16 +41,22 @@ class Claim:
     bar: str
     baseline: str
     measure: Callable[[Run], Measured]
+    asks: bool = False  # questions, which may be another file's
+    unit: str = "x"
+
+
+class NotMeasured(Exception):
+    """What this machine lacks for a claim: a sentence that says what to do."""
 
 
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(name: str, bar: str, baseline: str):
+def claim(name: str, bar: str, baseline: str, asks: bool = False, unit: str = "x"):
     """Register the decorated function as what measures `name`."""
 
     def register(measure: Callable[[Run], Measured]):
-        CLAIMS[name] = Claim(name, bar, baseline, measure)
+        CLAIMS[name] = Claim(name, bar, baseline, measure, asks, unit)
         return measure
 
     return register

@@ -1,10 +1,12 @@
-"""Measure claims one by one: `python bench/run.py [CLAIM ...] [--quick]`, as `make bench` does.
+"""Measure claims one by one: `python bench/run.py [CLAIM ...] [--quick] [--questions FILE]`, as `make bench` does.
 
 Each claim's row goes into results/claims.json as soon as it is there, its raw samples beside it. A run that
-was interrupted goes on where it stopped; one that ended starts anew.
+was interrupted goes on where it stopped; one that ended starts anew. With another file's questions, only claims that
+ask some are measured, and all goes to build/bench/, by the file's name: the stored rows are about our own questions.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -12,26 +14,30 @@ from pathlib import Path
 import assisted  # noqa: F401  (each registers its claims)
 import counted  # noqa: F401
 import generation  # noqa: F401
+import serving  # noqa: F401
 import speculation  # noqa: F401
-from registry import CLAIMS, Claim, Run
+from registry import CLAIMS, Claim, Measured, NotMeasured, Run
 
+from lessons_lib.data import questions
 from lessons_lib.measure import claims, machine
 from lessons_lib.progress import bar, say
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
+OTHERS = ROOT / "build" / "bench"  # results with other files' questions
 UNFINISHED = ROOT / "build" / "bench-unfinished.json"
 
 
 def main() -> int:
     options = parse()
-    chosen = [name for name in CLAIMS if not options.claims or name.startswith(tuple(options.claims))]
-    if not chosen:
-        print(f"no claim begins with {' or '.join(options.claims)}; there are: {', '.join(CLAIMS)}", file=sys.stderr)
+    try:
+        chosen, asked = choose(options), key_of(options.questions)
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 2
     if warning := machine.load_warning(machine.load(), share=0.5):  # ours alone should be running
         say(warning)
-    run, wanted = Run(options.quick), [chosen, options.quick]
+    run, wanted = Run(options.quick, options.questions), [chosen, options.quick, asked]
     done = unfinished(wanted)
     for name in (progress := bar(chosen, desc="claims", unit="claim")):
         progress.set_postfix_str(name)
@@ -41,13 +47,40 @@ def main() -> int:
             UNFINISHED.parent.mkdir(exist_ok=True)
             UNFINISHED.write_text(json.dumps({"wanted": wanted, "done": done}))
     UNFINISHED.unlink(missing_ok=True)
-    print(claims.markdown([row for row in claims.load(RESULTS / "claims.json") if row.claim in chosen]))
+    print(claims.markdown([row for row in claims.load(results(run) / "claims.json") if row.claim in chosen]))
     return 0
+
+
+def choose(options: argparse.Namespace) -> list[str]:
+    """The claims to measure. ValueError names those that there are, if none is meant."""
+    known = [name for name in CLAIMS if CLAIMS[name].asks or not options.questions]
+    chosen = [name for name in known if not options.claims or name.startswith(tuple(options.claims))]
+    if not chosen:
+        kind = "claim that asks questions" if options.questions else "claim"
+        raise ValueError(f"no {kind} begins with {' or '.join(options.claims)}; there are: {', '.join(known)}")
+    return chosen
+
+
+def key_of(file: Path | None) -> str:
+    """What tells question files apart, "" for our own questions. ValueError if it cannot be read as one."""
+    if not file:
+        return ""
+    try:
+        questions(file)
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}; --questions takes a file of questions") from None
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def results(run: Run) -> Path:
+    """Where rows and raw samples go."""
+    return OTHERS / run.questions.stem if run.questions else RESULTS
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure named claims on this machine.")
     parser.add_argument("claims", nargs="*", help="a claim's name, or how it begins; default: all")
+    parser.add_argument("--questions", type=Path, metavar="FILE", help="ask these, in Spec-Bench's format, not ours")
     parser.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
     return parser.parse_args()
 
@@ -65,15 +98,20 @@ def unfinished(wanted: list) -> list[str]:
 
 def record(claim: Claim, run: Run) -> None:
     """Measure one claim; its row and its raw samples are on disk when this returns."""
-    measured = claim.measure(run)
-    row = claims.make_row(claim.name, measured.ratio, claim.bar, claim.baseline, note=measured.note, quick=run.quick)
+    try:
+        measured = claim.measure(run)
+    except NotMeasured as lack:
+        say(f"{claim.name}: {lack}")
+        measured = Measured(None, str(lack))
+    facts = (claim.bar, claim.baseline, claim.unit, measured.note, run.quick)
     machine_facts = {"host": machine.host(), "versions": machine.versions()}
-    claims.update(RESULTS / "claims.json", [row], run.quick, **machine_facts)
-    if not run.quick:
+    row = claims.make_row(claim.name, measured.ratio, *facts)
+    claims.update(results(run) / "claims.json", [row], run.quick, **machine_facts)
+    if measured.ratio and not run.quick:
         ratio = measured.ratio
         raw = {"claim": claim.name, **machine_facts, "unit": "s", "a": ratio.a.times, "b": ratio.b.times}
         raw |= measured.facts or {}
-        path = RESULTS / f"{claim.name.replace('/', '-')}.json"
+        path = results(run) / f"{claim.name.replace('/', '-')}.json"
         path.write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
 
 

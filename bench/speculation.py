@@ -22,19 +22,19 @@ WIDTHS = (1, 8, 16, 31)  # the widest: anchor, window and guesses of a lookahead
 def with_lookup(name: str, run: Run, categories: Sequence[str], count: int) -> Measured:
     """Plain decoding and prompt lookup by its defaults in turn."""
 
-    def methods(target, ids):
-        return with_and_without(target, ids, "lookup", lambda of: PromptLookup(**LOOKUP))
+    def methods(ids):
+        return with_and_without(run, ids, "lookup", lambda of: PromptLookup(**LOOKUP))
 
     rows = asked(name, run, categories, count, methods, LOOKUP)
     return measured(rows, speed, "plain", "lookup", LOOKUP)
 
 
-@claim("prompt-lookup/grounded/vs-plain", ">= 2.0", f"plain: {EAGER}; {LOOKED_UP}")
+@claim("prompt-lookup/grounded/vs-plain", ">= 2.0", f"plain: {EAGER}; {LOOKED_UP}", asks=True)
 def grounded(run: Run) -> Measured:
     return with_lookup("prompt-lookup/grounded/vs-plain", run, GROUNDED, 8)
 
 
-@claim("prompt-lookup/free/vs-plain", ">= 0.95", f"plain: {EAGER}; {LOOKED_UP}")
+@claim("prompt-lookup/free/vs-plain", ">= 0.95", f"plain: {EAGER}; {LOOKED_UP}", asks=True)
 def free(run: Run) -> Measured:
     return with_lookup("prompt-lookup/free/vs-plain", run, ("writing",), 10)
 
@@ -42,13 +42,13 @@ def free(run: Run) -> Measured:
 @claim(
     "prompt-lookup/vs-transformers", ">= 1.2",
     "transformers generate(prompt_lookup_num_tokens=10, max_matching_ngram_size=2), bf16, eager; ours: the same rule "
-    "and settings on the DecoderTarget",
+    "and settings on the DecoderTarget", asks=True,
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
     network = asking.model().target(kind="transformers")
 
-    def methods(target, ids):
-        on = {"ours": target, "loop": network, "ours compiled": asking.compiled()}
+    def methods(ids):
+        on = {f"ours{state}": of for state, of in asking.targets(run).items()} | {"loop": network}
         both = {name: partial(ours, of, ids, PromptLookup(**SAME)) for name, of in on.items()}
         return {"theirs": partial(theirs, ids, **THEIRS)} | both
 
@@ -58,10 +58,12 @@ def vs_transformers(run: Run) -> Measured:
     return measured(rows, speed, "theirs", "ours", SAME, note, loop=[loop.value, loop.low, loop.high])
 
 
-@claim("lookahead/code-lists/compression", ">= 1.3", f"plain decoding (1 token a forward); {EAGER}, counted")
+@claim(
+    "lookahead/code-lists/compression", ">= 1.3", f"plain decoding (1 token a forward); {EAGER}, counted", asks=True
+)  # fmt: skip
 def code_lists(run: Run) -> Measured:
-    def methods(target, ids):
-        return with_and_without(target, ids, "lookahead", lambda of: Lookahead(**WINDOW))
+    def methods(ids):
+        return with_and_without(run, ids, "lookahead", lambda of: Lookahead(**WINDOW))
 
     rows = asked("lookahead/code-lists/compression", run, ("code", "lists"), 5, methods, WINDOW)
     wall = speed(long_enough(rows), "plain", "lookahead")

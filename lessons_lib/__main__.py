@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     store.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
     bench = commands.add_parser("bench", help="measure the claims; writes bench/results/ and README's tables")
     bench.add_argument("claims", nargs="*", metavar="CLAIM", help="a claim's name, or how it begins; default: all")
+    bench.add_argument("--questions", metavar="FILE", help="ask these, in Spec-Bench's format; into build/bench/")
     bench.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
     commands.add_parser("figures", help="draw imgs/")
     commands.add_parser("lint", help="ruff, and the house rules for notebooks")

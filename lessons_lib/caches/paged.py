@@ -73,6 +73,10 @@ class PagedCache:
             self._places = key, self.memory.places([self.blocks], [start], count)
         return self._places[1]
 
+    def used(self, count: int) -> list[int]:
+        """Its blocks up to the one that takes the last of `count` new entries."""
+        return self.blocks[: -(-(self.length() + count) // self.memory.block_size)]
+
     def check(self, needed: int) -> None:
         """Raise CacheFullError unless `needed` entries fit into its blocks."""
         if needed > self.capacity:

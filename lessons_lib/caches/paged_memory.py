@@ -29,7 +29,7 @@ class Places:
 class PagedMemory:
     """The blocks of all sequences: per layer keys and values (blocks + 1, H_kv, P, d), P = block_size tokens.
 
-    The last block belongs to nobody and stays zero: short rows are padded with it when rows are read together.
+    The last block belongs to nobody and is finite: short rows are padded with it when rows are read together.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype, device="cpu", *, blocks: int, block_size: int):
@@ -52,11 +52,16 @@ class PagedMemory:
         used = [-(-end // size) for end in ends]
         last = zip(tables, used, starts, ends, strict=True)
         begun = [table[n - 1] for table, n, start, end in last if start <= (n - 1) * size and end % size]
-        padded = [[*t[:n], *[self.padding] * (max(used) - n)] for t, n in zip(tables, used, strict=True)]
+        padded = self.padded([table[:n] for table, n in zip(tables, used, strict=True)])
         new = lambda numbers: torch.tensor(numbers, dtype=torch.long, device=device)  # noqa: E731
         pages = new(padded)[:, None] * len(self.heads) + self.heads  # (rows, H_kv, n)
         blocks, offsets = new([table[i // size] for table, i in at]), new([i % size for _, i in at])
         return Places(blocks, offsets, new(begun), pages.flatten(), len(tables))
+
+    def padded(self, tables: Sequence[Sequence[int]], at_least: int = 1) -> list[list[int]]:
+        """Lists of blocks, all as long as the longest and no shorter than `at_least`."""
+        longest = max(at_least, *map(len, tables))
+        return [[*table, *[self.padding] * (longest - len(table))] for table in tables]
 
     def write(self, layer: int, places: Places, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (H_kv, T, d) of the new entries."""

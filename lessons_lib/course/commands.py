@@ -80,12 +80,18 @@ def lab(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure, write README's tables, and end with the claims that fall short of their bar."""
+    """Measure, write README's tables, and end with the claims that fall short of their bar.
+
+    With another file's questions only measure: the claims are about our own.
+    """
     from lessons_lib.measure import claims
 
     from . import readme
 
-    status = python(ROOT / "bench" / "run.py", *options.claims, *(["--quick"] if options.quick else []))
+    call = [ROOT / "bench" / "run.py", *options.claims, *(["--quick"] if options.quick else [])]
+    if options.questions:
+        return python(*call, "--questions", Path(options.questions).resolve())
+    status = python(*call)
     readme.fill()
     for row in claims.short_of_bar(claims.load(readme.CLAIMS)):
         print(f"short of its bar: {row.claim} is {row.value}, bar {row.bar}")

@@ -17,12 +17,15 @@ def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0
     config.assistant_confidence_threshold = threshold
 
 
-def by_transformers(network, prompt: Sequence[int], new: int, draft=None) -> list[int]:
-    """`new` greedy tokens (T,) after `prompt` by transformers' generate, assisted by a draft network if given."""
+def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **options) -> list[int]:
+    """`new` greedy tokens (T,) after `prompt` by transformers' generate, assisted by a draft network if given.
+
+    options: further ones of generate, such as prompt_lookup_num_tokens.
+    """
     ids = torch.tensor([list(prompt)], device=network.device)
     lengths = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
     with silent():
-        out = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **lengths)
+        out = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **lengths, **options)
     return out[0, ids.shape[1] :].tolist()
 
 

@@ -109,19 +109,6 @@ def plot_distillation(curve: Iterable[Mapping[str, float]], ax: Axes | None = No
     return ax
 
 
-def plot_written(pieces: Sequence[tuple[str, str]], columns: int = 84) -> Axes:
-    """A text with a background that says who wrote each piece; accepted guesses are underlined, rejected struck out.
-
-    pieces: (text, who), in order, who one of WRITERS. Raises ValueError for another or for no text.
-    """
-    spans = placed(pieces, columns)
-    lines = spans[-1][0] + 1
-    ax = axes((WIDTH, LINE * (lines + 2)))
-    ax.figure.set_layout_engine("none")
-    ax.set_position((0.01, 0, 0.98, lines / (lines + 2)))
-    return _write(ax, spans, columns)
-
-
 def plot_length_and_text(
     rows: Iterable[Any], gamma: int, pieces: Sequence[tuple[str, str]], title: str = "", columns: int = 84
 ) -> Figure:

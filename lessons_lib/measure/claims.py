@@ -27,7 +27,10 @@ COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """One claim. value: median paired ratio; low, high: its bootstrap 95 % interval; holds: None if open."""
+    """One claim. value: median paired ratio; low, high: its bootstrap 95 % interval; holds: None if open.
+
+    host: what it was measured on, where that is another machine than the file's.
+    """
 
     claim: str
     value: float | None
@@ -40,6 +43,7 @@ class ClaimRow:
     date: str
     note: str = ""
     quick: bool = False
+    host: str = ""
 
 
 def holds(value: float | None, bar: str) -> bool | None:
@@ -86,19 +90,33 @@ def update(
     """Write rows into a claims file, which is replaced in one move; gives all rows that it then holds.
 
     Other claims' rows stay as they are. With quick=True the rows are marked quick, and those whose claim has
-    a full row already are dropped. host, versions: of this run; stored only if a row was written.
+    a full row already are dropped. host, versions: of this run; they become the file's if no row of another machine
+    stays, else the new rows name their host. One without a value replaces none that has one.
     """
     path = Path(path)
     old = _read(path)
     kept = {row["claim"]: row for row in old.get("rows", [])}
     new = [asdict(row) | {"quick": quick or row.quick} for row in rows]
     full = {name for name, row in kept.items() if not row.get("quick")}
+    measured = {name for name, row in kept.items() if row["value"] is not None}
     new = [row for row in new if not (row["quick"] and row["claim"] in full)]
+    new = [row for row in new if row["value"] is not None or row["claim"] not in measured]
     if new:
+        named = set(kept) - {row["claim"] for row in new} and described(host) != described(old.get("host", ""))
+        new = [row | {"host": described(host) if named else ""} for row in new]
         merged = kept | {row["claim"]: _short(row) for row in new}
-        head = {"host": host or old.get("host", ""), "versions": versions or old.get("versions", {})}
+        head = {name: old[name] for name in ("host", "versions")} if named else {}
+        head = head or {"host": host or old.get("host", ""), "versions": versions or old.get("versions", {})}
         _write(path, head | {"rows": [merged[name] for name in sorted(merged)]})
     return load(path)
+
+
+def described(host: Any) -> str:
+    """A host in a few words, by what decides about speed."""
+    if not isinstance(host, dict):
+        return host or ""
+    parts = [host.get("cpu"), host.get("instructions"), f"{host.get('cores')} cores"]
+    return ", ".join([str(part) for part in parts if part] + [host["device"]] * (host.get("device") != host.get("cpu")))
 
 
 def short_of_bar(rows: Sequence[ClaimRow]) -> list[ClaimRow]:
@@ -118,7 +136,7 @@ def cells(rows: Sequence[ClaimRow]) -> list[list[str]]:
     for row in rows:
         value = "not measured" if row.value is None else f"{tables.number(row.value)} {row.unit}".strip()
         interval = "-" if row.low is None else f"{tables.number(row.low)} to {tables.number(row.high)}"
-        note = "; ".join(filter(None, [row.note, "quick run" if row.quick else ""]))
+        note = "; ".join(filter(None, [row.note, row.host and f"on {row.host}", "quick run" if row.quick else ""]))
         bar = [row.bar or "-", said[row.holds]]
         lines.append([row.claim, value, interval, *bar, row.baseline, row.date, note])
     return lines
@@ -154,4 +172,4 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    return row if row["quick"] else {name: value for name, value in row.items() if name != "quick"}
+    return {name: value for name, value in row.items() if value or name not in ("quick", "host")}

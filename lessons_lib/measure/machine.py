@@ -73,12 +73,40 @@ def host(device: Any = "cpu") -> dict[str, Any]:
 
     return {
         "cpu": cpu_name(),
+        "instructions": instructions(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device_name(device),
         "system": f"{platform.system()} {platform.machine()}",
         "load": load(),
     }
+
+
+def instructions() -> str:
+    """The widest vectors that torch uses here, and whether the processor multiplies bf16: "AVX512 bf16", "AVX2"."""
+    import torch
+
+    known = torch.backends.cpu.get_cpu_capability()
+    return f"{known} bf16" if cpu_bf16() else known
+
+
+def cpu_bf16() -> bool:
+    """True where the processor multiplies bf16 itself; elsewhere emulated products gain nothing over fp32.
+
+    torch.ops.mkldnn._is_mkldnn_bf16_supported does not tell: it is True for any AVX512.
+    """
+    import torch
+
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return " bf16" in _linux_cpu_flags()  # Apple's CPUs: no flag to read here, so fp32
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def _linux_cpu_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
 
 
 def versions() -> dict[str, str]:

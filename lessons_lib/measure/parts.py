@@ -19,7 +19,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages w
 # What torch, MKL, oneDNN and the compiler's templates call the kernels of a decode step.
 PARTS = {
     "one kernel": r"softmax.*silu|silu.*softmax",  # compiled: products, attention and all else of a layer at once
-    "matrix products": r"gemm|matmul|::(add|b)?mm$|_linear|gemv|cutlass|nvjet",
+    "matrix products": r"gemm|matmul|int8pack_mm|::(add|b)?mm$|_linear|gemv|cutlass|nvjet",
     "attention": r"scaled_dot_product|softmax|flash|fmha",
     "launch": r"CompiledFxGraph|Torch-Compiled Region|TorchDynamo|Runtime Wrapper|Pregraph",  # Python around a graph
 }

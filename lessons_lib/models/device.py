@@ -1,12 +1,9 @@
 """Which device and which number format: "auto" takes what the machine does well, not what it can emulate."""
 
-import platform
-from pathlib import Path
-
 import torch
 
 from lessons_lib.measure.kernels import DTYPES
-from lessons_lib.measure.machine import gpu_bf16
+from lessons_lib.measure.machine import cpu_bf16, gpu_bf16
 
 DEVICES = ("cuda", "mps", "cpu")
 
@@ -58,7 +55,7 @@ def _present(kind: str) -> bool:
 
 def _fast_dtype(device: str) -> torch.dtype:
     if device.startswith("cpu"):
-        return torch.bfloat16 if _cpu_bf16() else torch.float32
+        return torch.bfloat16 if cpu_bf16() else torch.float32
     return torch.bfloat16 if gpu_bf16(device) else torch.float16
 
 
@@ -66,21 +63,3 @@ def _has(dtype: torch.dtype, device: str) -> bool:
     if device.startswith("cuda"):
         return dtype != torch.bfloat16 or gpu_bf16(device)
     return not (device.startswith("mps") and dtype == torch.float64)
-
-
-def _cpu_bf16() -> bool:
-    """True where the processor multiplies bf16 itself; elsewhere emulated products gain nothing over fp32.
-
-    torch.ops.mkldnn._is_mkldnn_bf16_supported does not tell: it is True for any AVX512.
-    """
-    if platform.machine().lower() in ("aarch64", "arm64"):
-        return " bf16" in _linux_cpu_flags()  # Apple's CPUs: no flag to read here, so fp32
-    cpu = torch.cpu
-    return cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
-
-
-def _linux_cpu_flags() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""

@@ -8,7 +8,7 @@ Source: Williams et al. 2009 (roofline); measure/roofline.py has the formulas of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -65,9 +65,15 @@ def _total(rows: Iterable[tuple[int, bool, int]]) -> Load:
 
 @dataclass(frozen=True)
 class Linear:
-    """Seconds = step + the sum of a price times a count, the counts those of Load."""
+    """Seconds = the sum of a price times a count, the counts those of Load.
+
+    step: of every forward; prefill_step, decode_step: of one in which a prompt was fed, or a row decoded. Where those
+    run one after the other, each has a price of its own.
+    """
 
     step: float = 0.0
+    prefill_step: float = 0.0
+    decode_step: float = 0.0
     prefill_token: float = 0.0
     prefill_pair: float = 0.0
     prompt: float = 0.0
@@ -76,10 +82,12 @@ class Linear:
 
     def seconds(self, load: Load) -> float:
         tokens, pairs, prompts, decode, kv = load
-        return (
-            self.step + self.prefill_token * tokens + self.prefill_pair * pairs + self.prompt * prompts
-            + self.decode_token * decode + self.kv_token * kv
-        )  # fmt: skip
+        time = self.step
+        if prompts:
+            time += self.prefill_step + self.prefill_token * tokens + self.prefill_pair * pairs + self.prompt * prompts
+        if decode:
+            time += self.decode_step + self.decode_token * decode + self.kv_token * kv
+        return time
 
 
 @dataclass(frozen=True)
@@ -110,14 +118,13 @@ def analytic(
         raise ValueError(f"{shape.name} has windowed attention, which this model does not know; fit() one instead.")
     layer, head = 2 * shape.layer_weights / flop_rate, 2 * shape.head_weights / flop_rate
     pair = 4 * shape.layers * shape.heads * shape.head_dim / flop_rate
-    compute = Linear(0.0, layer, pair, head, layer + head, pair)
+    compute = Linear(prefill_token=layer, prefill_pair=pair, prompt=head, decode_token=layer + head, kv_token=pair)
     kv = shape.kv_elements(1) * cache_bytes / bandwidth
     memory = Linear(shape.weights * weight_bytes / bandwidth, prefill_token=kv, kv_token=kv)
     return Overlapped(compute, memory, overhead)
 
 
 TERMS = ("step", "prefill_token", "prefill_pair", "decode_token", "kv_token")
-COUNTS = {"prefill_token": 0, "prefill_pair": 1, "prompt": 2, "decode_token": 3, "kv_token": 4}  # places in Load
 
 
 def fit(measured: Sequence[tuple[Load, float]], terms: Sequence[str] = TERMS) -> Linear:
@@ -127,7 +134,8 @@ def fit(measured: Sequence[tuple[Load, float]], terms: Sequence[str] = TERMS) ->
     """
     if len(measured) < len(terms):
         raise ValueError(f"{len(measured)} steps cannot fix {len(terms)} prices; measure at least as many forwards.")
-    counts = np.array([[1 if t == "step" else work[COUNTS[t]] for t in terms] for work, _ in measured], dtype=float)
+    one = [Linear(**{term: 1.0}) for term in terms]  # a price of 1 gives the count
+    counts = np.array([[price.seconds(work) for price in one] for work, _ in measured])
     prices = _not_negative(counts / np.array([[seconds] for _, seconds in measured]))
     return Linear(**dict(zip(terms, prices.tolist(), strict=True)))
 
@@ -148,8 +156,3 @@ def _not_negative(rows: np.ndarray) -> np.ndarray:
 def errors(cost: Cost, measured: Sequence[tuple[Load, float]]) -> list[float]:
     """|predicted/measured - 1| of each step; for an honest figure take steps that were left out of the fit."""
     return [abs(cost.seconds(work) / seconds - 1) for work, seconds in measured]
-
-
-def coefficients(cost: Linear) -> dict[str, float]:
-    """Prices in seconds by name, to be shown beside what they should be (step: W/B, kv_token: k/B, ...)."""
-    return asdict(cost)

@@ -25,6 +25,7 @@ from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import Row, step
 
 from .block_pool import BlockPool
+from .compiled import CompiledPagedTarget
 from .loop import serve
 from .plan import Log, Plan
 from .request import Request, State
@@ -47,17 +48,20 @@ class Engine:
     """Runs requests on a model of the Llama family, in the order and company that the scheduler decides.
 
     model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size. The scheduler's pool must be a
-    BlockPool, else ValueError. clock: seconds, as time.perf_counter.
+    BlockPool, else ValueError. compiled: the step of all decoding rows is compiled at its first use, for the
+    scheduler's slots. clock: seconds, as time.perf_counter.
     """
 
-    def __init__(self, model, scheduler: Scheduler, clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self, model, scheduler: Scheduler, compiled: bool = False, clock: Callable[[], float] = time.perf_counter
+    ):
         pool = scheduler.pool
         if not isinstance(pool, BlockPool):
             raise ValueError(
                 f"the engine keeps real blocks, {type(pool).__name__} has none; give Scheduler a BlockPool"
             )
         pool.clear()  # what a simulator or another engine left there is not in this memory
-        self.target = paged(model, pool)
+        self.target = paged(model, pool, scheduler.slots if compiled else None)
         self.scheduler, self.pool, self.clock, self.start = scheduler, pool, clock, clock()
         self.jobs: dict[Request, Job] = {}
 
@@ -172,8 +176,11 @@ class Engine:
             self.cancel(request)
 
 
-def paged(model, pool: BlockPool) -> PagedTarget:
-    """The model's decoder on paged caches of the pool's size. TypeError for what is no decoder of ours."""
+def paged(model, pool: BlockPool, slots: int | None = None) -> PagedTarget:
+    """The model's decoder on paged caches of the pool's size, its step of `slots` rows compiled (None: eager).
+
+    TypeError for what is no decoder of ours, ValueError for a PagedTarget that was made for another pool.
+    """
     sizes = dict(num_blocks=pool.num_blocks, block_size=pool.block_size)
     if isinstance(model, PagedTarget):
         if model.sizes != sizes:
@@ -182,4 +189,5 @@ def paged(model, pool: BlockPool) -> PagedTarget:
     if not hasattr(model, "decoder") and not hasattr(model, "target"):
         raise TypeError(f"the engine runs our decoder, not {type(model).__name__}; pass lessons_lib.load(...)")
     target = model if hasattr(model, "decoder") else model.target()
-    return PagedTarget(target.decoder, target.tokenizer, target.eos, **sizes)
+    of = target.decoder, target.tokenizer, target.eos
+    return CompiledPagedTarget(*of, slots=slots, **sizes) if slots else PagedTarget(*of, **sizes)

@@ -4,8 +4,9 @@ For collecting text, not for timing. Each row has its own length in one large bu
 weights once for all rows and attention is one call; a prompt is fed alone and its entries copied to its row.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import torch
 import torch.nn.functional as F
@@ -74,13 +75,16 @@ ROWS = Kernels(attend=attend_rows)
 
 
 class Writer:
-    """Writes up to max_new tokens to each text, `rows` texts at a time; a text ends with a token of `eos`."""
+    """Writes up to max_new tokens to each text, `rows` texts at a time; a text ends with a token of `eos`.
 
-    def __init__(self, decoder: Decoder, eos: Iterable[int], rows: int, capacity: int, max_new: int, seed: int = 0):
+    What is drawn for a text depends on its key alone, not on the texts written before it or beside it.
+    """
+
+    def __init__(self, decoder: Decoder, eos: Iterable[int], rows: int, capacity: int, max_new: int):
         self.decoder, self.eos, self.max_new, self.capacity = decoder, frozenset(eos), max_new, capacity
         self.cache = RowsCache(decoder, rows, capacity)
         self.texts: list[Text | None] = [None] * rows
-        self.generator = torch.Generator(decoder.embedding.weight.device).manual_seed(seed)
+        self.generators: list[torch.Generator | None] = [None] * rows
 
     @torch.no_grad()
     def write(self, jobs: Iterable[Text]) -> Iterator[Text]:
@@ -103,6 +107,7 @@ class Writer:
         states = self.decoder(torch.tensor(text.ids, device=like.device), [Segment(positions, one)])
         final = self.decoder.final(states.last)
         text.hidden, self.texts[row] = list(final[:-1].clone()[None]), text
+        self.generators[row] = generator_of(text.key, like.device)
         self.cache.put(row, one)
         yield from self._take([row], final[-1:])
 
@@ -118,7 +123,8 @@ class Writer:
     def _take(self, rows: list[int], final: Tensor) -> Iterator[Text]:
         """Choose the next token of each row from the states (rows, D); hand out texts that end with it."""
         logits = F.linear(final, self.decoder.head.weight).float()
-        chosen = choose(logits, [self.texts[row].temperature for row in rows], self.generator)
+        temperatures = [self.texts[row].temperature for row in rows]
+        chosen = choose(logits, temperatures, [self.generators[row] for row in rows])
         for row, state, token in zip(rows, final, chosen, strict=True):
             text = self.texts[row]
             text.hidden.append(state[None])
@@ -130,10 +136,16 @@ class Writer:
                 yield text
 
 
-def choose(logits: Tensor, temperatures: list[float], generator: torch.Generator) -> list[int]:
-    """logits (rows, V) -> a token a row: the likeliest at temperature 0, else a draw."""
+def generator_of(key: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator seeded by a text's key: the same in every process, unlike one seeded by hash()."""
+    seed = int.from_bytes(sha256(key.encode()).digest()[:8], "big")
+    return torch.Generator(device).manual_seed(seed)
+
+
+def choose(logits: Tensor, temperatures: Sequence[float], generators: Sequence[torch.Generator]) -> list[int]:
+    """logits (rows, V) -> a token a row: the likeliest at temperature 0, else a draw by the row's generator."""
     chosen = logits.argmax(-1)
-    for row, temperature in enumerate(temperatures):
+    for row, (temperature, generator) in enumerate(zip(temperatures, generators, strict=True)):
         if temperature > 0:
             chosen[row] = torch.multinomial((logits[row] / temperature).softmax(-1), 1, generator=generator)[0]
     return chosen.tolist()

@@ -41,15 +41,18 @@ def collect(
 ) -> int:
     """Write the answers to `prompts` as shards below `into`; returns how many texts are there.
 
-    Resumable: prompts that a shard answers are passed over. texts: stop at so many. rows: texts at a time.
-    longest: prompts of more tokens are left out. drawn: every so manieth text is drawn (0: all greedy).
+    Resumable: prompts that a shard answers are passed over, and the texts are those of one go, however often it was
+    cut short (but for near ties in bf16, which rows side by side may round differently).
+
+    texts: stop at so many. rows: texts at a time. longest: prompts of more tokens are left out. drawn: every so
+    manieth text is drawn (0: all greedy).
     """
     into.mkdir(parents=True, exist_ok=True)
     done = {text_key for shard in shards(into) for text_key in keys(shard)}
     target = model.target(kind="decoder")
     jobs = (job for job in plan(model.tokenizer, prompts, drawn) if job.key not in done and len(job.ids) <= longest)
     left = None if texts is None else max(0, texts - len(done))
-    writer = Writer(target.decoder, target.eos, rows, longest + max_new, max_new, seed=len(done))
+    writer = Writer(target.decoder, target.eos, rows, longest + max_new, max_new)
     with bar(total=texts or len(prompts), desc="Texts", unit="text") as shown:
         shown.update(len(done))
         for batch in batches(writer.write(islice(jobs, left)), SHARD):
@@ -104,11 +107,14 @@ def read(path: Path) -> list[Text]:
 
 
 def read_all(where: Path) -> list[Text]:
-    """The texts of all shards of a folder. ValueError if there are none."""
+    """The texts of all shards of a folder by their keys: training must not depend on when collecting was cut short.
+
+    ValueError if there are none.
+    """
     texts = [text for shard in shards(where) for text in read(shard)]
     if not texts:
         raise ValueError(f"{where} holds no texts; run `python -m lessons_lib.training collect` first")
-    return texts
+    return sorted(texts, key=lambda text: text.key)
 
 
 def batches(items: Iterable[Text], size: int) -> Iterator[list[Text]]:

@@ -22,6 +22,14 @@ def exact_law(run) -> dict:
     return law
 
 
+def correction_from_p(p, children, q, mode, generator):
+    """Wrong on purpose: after a rejection it draws from p, in which the rejected token is still there."""
+    for token in children:
+        if acceptance._uniform(p, generator) * (1.0 if mode == "point" else q[token]) < p[token]:
+            return token, True
+    return int(torch.multinomial(p, 1, generator=generator)), False
+
+
 class Replay:
     """Answers draws as the script says; at the first one beyond it, notes the other answers for later runs."""
 

@@ -2,12 +2,15 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.measure import claims
 from lessons_lib.measure.clock import Ratio, Samples
+
+SPECULATION = ("adaptive/", "assisted/", "draft/", "lookahead/", "prompt-lookup/")
 
 
 @pytest.fixture
@@ -48,6 +51,20 @@ def test_a_claim_leaves_its_row_and_its_raw_samples(bench, monkeypatch, tmp_path
     assert raw["a"] == [4.0, 4.0] and raw["bytes"] == 7 and raw["versions"]["torch"]
 
 
+def test_what_this_machine_cannot_measure_is_said_and_replaces_no_value(bench, monkeypatch, tmp_path):
+    from registry import NotMeasured
+
+    bench.add("a", fails=[NotMeasured("set THAT")])
+    bench.add("b")
+    call(bench, monkeypatch)
+    a, b = json.loads((tmp_path / "claims.json").read_text())["rows"]
+    assert (a["value"], a["holds"], a["note"]) == (None, None, "set THAT") and b["value"] == pytest.approx(2.0)
+    assert not (tmp_path / "a.json").exists()
+    bench.add("b", fails=[NotMeasured("set THAT")])
+    call(bench, monkeypatch, "b")
+    assert json.loads((tmp_path / "claims.json").read_text())["rows"][1] == b
+
+
 def test_an_interrupted_run_goes_on_where_it_stopped_and_a_finished_one_starts_anew(bench, monkeypatch):
     bench.add("a")
     bench.add("b", fails=[KeyboardInterrupt()])
@@ -83,3 +100,67 @@ def test_stored_claims_have_the_bars_and_baselines_of_the_registry(monkeypatch):
     known = {name: (claim.bar, claim.baseline) for name, claim in registry.CLAIMS.items()}
     stored = {row.claim: (row.bar, row.baseline) for row in claims.load(ROOT / "bench" / "results" / "claims.json")}
     assert stored and stored == {name: known.get(name) for name in stored}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "theirs.jsonl"
+    path.write_text('{"question_id": 1, "category": "math", "turns": ["1 + 1?"]}\n')
+    return path
+
+
+def test_other_questions_go_to_the_claims_that_ask_and_leave_the_stored_rows_alone(bench, monkeypatch, tmp_path, file):
+    seen = []
+    bench.add("a/asks")
+    bench.add("b/times")
+    measure = bench.CLAIMS["a/asks"].measure
+    noting = lambda run: seen.append(run.questions) or measure(run)  # noqa: E731
+    bench.CLAIMS["a/asks"] = replace(bench.CLAIMS["a/asks"], measure=noting, asks=True)
+    monkeypatch.setattr(bench, "OTHERS", tmp_path / "others")
+    assert call(bench, monkeypatch) == 0
+    stored = {path: path.read_text() for path in tmp_path.glob("*.json")}
+    assert call(bench, monkeypatch, "--questions", str(file)) == 0
+    assert seen == [None, file] and bench.measured == ["a/asks", "b/times", "a/asks"]
+    assert {path: path.read_text() for path in tmp_path.glob("*.json")} == stored
+    assert {path.name for path in (tmp_path / "others" / "theirs").iterdir()} == {"claims.json", "a-asks.json"}
+
+
+def test_an_interrupted_run_does_not_go_on_with_other_questions(bench, monkeypatch, tmp_path, file):
+    monkeypatch.setattr(bench, "OTHERS", tmp_path / "others")
+    bench.add("a")
+    bench.add("b", fails=[KeyboardInterrupt()])
+    bench.CLAIMS |= {name: replace(claim, asks=True) for name, claim in bench.CLAIMS.items()}
+    with pytest.raises(KeyboardInterrupt):
+        call(bench, monkeypatch, "--questions", str(file))
+    file.write_text(file.read_text().replace("1 + 1", "1 + 2"))
+    assert call(bench, monkeypatch, "--questions", str(file)) == 0
+    assert bench.measured == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("text, said", [
+    (None, "cannot read"), ("", "holds no question"), ('{"question_id": 1, "turns": ["?"]}', "line 1 of"),
+    ('{"question_id": 1, "category": "qa", "turns": []}', "line 1 of"), ("[", "line 1 of"),
+])  # fmt: skip
+def test_a_file_that_holds_no_questions_is_one_sentence_and_nothing_runs(bench, monkeypatch, capsys, file, text, said):
+    bench.add("a")
+    bench.CLAIMS["a"] = replace(bench.CLAIMS["a"], asks=True)
+    file.unlink() if text is None else file.write_text(text)
+    assert call(bench, monkeypatch, "--questions", str(file)) == 2
+    error = capsys.readouterr().err
+    assert said in error and file.name in error and error.count("\n") == 1 and bench.measured == []
+
+
+def test_a_claim_that_asks_no_questions_is_not_measured_on_others(bench, monkeypatch, capsys, file):
+    bench.add("cache/512")
+    assert call(bench, monkeypatch, "cache", "--questions", str(file)) == 2
+    assert "no claim that asks questions begins with cache" in capsys.readouterr().err
+
+
+def test_every_claim_that_asks_questions_says_so(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import registry
+    import run  # noqa: F401  (registers all claims)
+
+    asking = {name for name, claim in registry.CLAIMS.items() if claim.asks}
+    assert asking >= {"draft/tokens-per-forward", "adaptive/vs-best-fixed", "lookahead/code-lists/compression"}
+    assert asking == {name for name in registry.CLAIMS if name.startswith(SPECULATION) and name != "draft/cost"}

@@ -9,6 +9,7 @@ from support.benches import TOKENS, offline
 from lessons_lib import DraftModel, generate
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.data import Question
+from lessons_lib.data import questions as read
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
 from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.measure.clock import Samples
@@ -29,8 +30,9 @@ def assisted(monkeypatch, tmp_path):
     monkeypatch.setattr(assisted, "draft", lambda: draft)
     monkeypatch.setattr(assisted, "drafting", lambda: drafting)
     assisted.cost_of_draft.cache_clear()
+    assisted.settings.cache_clear()
     own = [Question(i, kind, (f"{kind} {i}: ab ab.",)) for i, kind in enumerate(assisted.KINDS * 2, 1)]
-    monkeypatch.setattr(asking, "questions", lambda: own)
+    monkeypatch.setattr(asking, "questions", lambda path=None: read(path) if path else own)
     return assisted
 
 
@@ -67,7 +69,7 @@ def test_transformers_drafts_as_long_as_ours_and_takes_as_many_forwards(assisted
     new, trace = sys.modules["asking"].ours(target, ids, assisted.drafter(target))
     network = sys.modules["asking"].model().network
     hook = network.register_forward_pre_hook(lambda m, a, k: fed.append(k["input_ids"].shape[1]), with_kwargs=True)
-    theirs, _ = sys.modules["asking"].theirs(ids, assistant_model=small)
+    theirs, _ = sys.modules["asking"].theirs(ids, draft=small)
     hook.remove()
     assert new == theirs and fed[0] == len(ids) + assisted.GAMMA
     assert abs(len(fed) - len(trace)) <= 1
@@ -108,7 +110,7 @@ def test_the_cost_of_a_guess_is_of_one_forward_of_the_draft_behind_the_same_text
 
 
 def test_texts_are_of_held_out_prompts_first_and_of_our_own_where_those_are_few(counted):
-    found = counted.texts(True)
+    found = counted.texts(counted.Run(quick=True))
     assert set(found) == set(counted.KINDS)
     for number, (kind, rows) in enumerate(found.items()):
         assert [row["question_id"] for row in rows][0] == 1000 + number and len(rows) == 2
@@ -118,13 +120,13 @@ def test_texts_are_of_held_out_prompts_first_and_of_our_own_where_those_are_few(
 def test_tokens_per_forward_are_those_that_decoding_takes(counted, assisted):
     asking = sys.modules["asking"]
     measured = counted.tokens_per_forward(counted.Run(quick=True))
-    for kind, rows in counted.texts(True).items():
+    for kind, rows in counted.texts(counted.Run(quick=True)).items():
         spent = []
         for row in rows:
             question = next(q for q in counted.held_out.measured()
                             if (q.question_id, q.category) == (row["question_id"], kind))  # fmt: skip
             by = DraftModel(assisted.drafting(), counted.GAMMA)
-            spent += generate(asking.eager(), asking.encode(question), by, max_new_tokens=TOKENS).trace
+            spent += generate(asking.eager(), asking.encode(question.messages), by, max_new_tokens=TOKENS).trace
         assert measured.facts["tokens_per_forward"][kind] == pytest.approx(tokens_per_forward(spent))
     assert measured.ratio.value == pytest.approx(sum(measured.facts["tokens_per_forward"].values()) / 5)
     assert measured.facts["by_gamma"][counted.GAMMA] == pytest.approx(measured.ratio.value)
@@ -136,7 +138,7 @@ def test_tokens_per_forward_are_those_that_decoding_takes(counted, assisted):
 def test_adaptive_is_held_against_the_best_fixed_length_of_the_worst_kind(counted, monkeypatch):
     """By hand: c = 0.5, v = 1. All right: the longest wins; all wrong: plain decoding, which costs 1 a token."""
     texts = {"chat": [{"right": [R] * 34}], "qa": [{"right": [W] * 20}, {"right": [W] * 20}]}
-    monkeypatch.setattr(counted, "texts", lambda quick: texts)
+    monkeypatch.setattr(counted, "texts", lambda run: texts)
     monkeypatch.setattr(counted, "cost_of_draft", lambda repeats: [type("C", (), {"value": 0.5})])
     monkeypatch.setattr(sys.modules["asking"], "costs_of", lambda *given, **options: {1: 1.0, 17: 1.0})
     measured = counted.adaptive(counted.Run(quick=True))
@@ -161,3 +163,36 @@ def test_one_schedule_goes_through_the_kinds_in_turn(counted):
 
     found = counted.spent_in_turn({"a": [[R, R], [R, R]], "b": [[W, W]]}, Noting(1), 0.1, lambda width: float(width))
     assert seen == [1, 0, 1] and found == {"a": [(2, 2.1), (2, 2.1)], "b": [(2, pytest.approx(3.1))]}
+
+
+def test_another_files_questions_reach_every_claim_that_asks(assisted, counted, monkeypatch, tmp_path):
+    path = tmp_path / "other.jsonl"
+    path.write_text(json.dumps({"question_id": 81, "category": "roleplay", "turns": ["ab ab.", "cd cd."]}) + "\n")
+    monkeypatch.setattr(sys.modules["asking"], "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
+    run = assisted.Run(quick=False, questions=path)
+    for measure in (assisted.mixed, assisted.vs_transformers, counted.tokens_per_forward):
+        facts = measure(run).facts
+        rows = facts.get("questions") or facts["texts"]
+        assert [(row["question_id"], row["turn"]) for row in rows] == [(81, 1), (81, 2)]
+        assert set(facts["tokens_per_forward"]) == {"roleplay"}
+    monkeypatch.setattr(counted, "cost_of_draft", lambda repeats: [type("C", (), {"value": 0.5})])
+    assert set(counted.adaptive(run).facts["best_fixed"]) == {"roleplay"}
+
+
+def test_what_was_measured_with_another_draft_is_measured_again(assisted, counted, monkeypatch):
+    """Only the weights tell the two apart: the run that was interrupted had a draft of the same name."""
+    asked, draft = [], assisted.draft()
+    keyed = lambda claim, questions, measure, settings: asked.append(settings) or []  # noqa: E731
+    monkeypatch.setattr(sys.modules["by_question"], "each", keyed)
+    monkeypatch.setattr(counted, "each", keyed)
+    monkeypatch.setattr(assisted, "measured", lambda *given, **facts: None)
+    monkeypatch.setattr(assisted, "speed", lambda *given: type("S", (), {"value": 1, "low": 1, "high": 1}))
+    for change in (0.0, 1e-3):
+        next(draft.network.parameters()).data[0, 0] += change
+        assisted.settings.cache_clear()
+        counted.texts.cache_clear()
+        for measure in (assisted.mixed, assisted.vs_transformers, counted.texts):
+            measure(assisted.Run(quick=True))
+    before, after = asked[:3], asked[3:]
+    assert all(old["weights"] != new["weights"] for old, new in zip(before, after, strict=True))
+    assert len({settings["weights"] for settings in before}) == 1

@@ -10,6 +10,7 @@ from support.benches import TOKENS, offline
 from lessons_lib import PromptLookup, generate
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.data import Question
+from lessons_lib.data import questions as read
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def ask(monkeypatch, *categories) -> None:
     """Two questions, of these categories in turn."""
     kinds = (*categories, *categories)[:2]
     own = [Question(i, kind, (f"Repeat {i}: ab ab ab ab.",)) for i, kind in enumerate(kinds, 1)]
-    monkeypatch.setattr(sys.modules["asking"], "questions", lambda: own)
+    monkeypatch.setattr(sys.modules["asking"], "questions", lambda path=None: read(path) if path else own)
 
 
 @pytest.mark.parametrize("name, categories, methods", [
@@ -70,13 +71,18 @@ def test_compression_is_counted_from_the_forwards_prefill_included(bench, monkey
 def test_questions_with_short_answers_are_named_and_do_not_count(bench, monkeypatch):
     ask(monkeypatch, "writing")
     target, asked = bench.asking.eager(), bench.asking.questions()
-    texts = [generate(target, bench.asking.encode(question), max_new_tokens=TOKENS).ids for question in asked]
+    texts = [generate(target, bench.asking.encode(question.messages), max_new_tokens=TOKENS).ids for question in asked]
     target.eos = (next(token for token in texts[0] if token not in texts[1]),)
     rows = bench.free(bench.Run(quick=True)).facts["questions"]
-    assert rows[0] == {"question_id": 1, "category": "writing", "short": rows[0]["short"]} and rows[0]["short"] < TOKENS
+    assert (
+        rows[0] == {"question_id": 1, "turn": 1, "category": "writing", "short": rows[0]["short"]}
+        and rows[0]["short"] < TOKENS
+    )
     measured = bench.measured(rows, bench.speed, "plain", "lookup", {})
     assert len(measured.ratio.a.times) == 1 and measured.note.endswith("shortfall at most 0 logits")
     assert "0 of 1 texts part" in measured.note and measured.facts["questions"] == rows
+    with pytest.raises(ValueError, match=f"no answer reaches {TOKENS} tokens"):
+        bench.measured(rows[:1], bench.speed, "plain", "lookup", {})
 
 
 def test_the_interval_and_the_speed_of_questions_by_hand(bench):
@@ -109,7 +115,7 @@ def test_speed_compression_and_tau_of_rows_by_hand(bench):
     assert compression(rows, "plain", "fast").value == pytest.approx((26 / 10) / (26 / 19))
 
 
-def test_every_second_question_turns_the_order_and_a_text_that_parts_is_found(bench):
+def test_the_order_can_be_turned_and_a_text_that_parts_is_found(bench):
     from by_question import in_turn
 
     target, called = bench.asking.model().target(), []
@@ -122,8 +128,8 @@ def test_every_second_question_turns_the_order_and_a_text_that_parts_is_found(be
         return lambda: (called.append(name), (text, trace))[1]
 
     methods = {"a": method("a", right), "b": method("b", wrong)}
-    for number in (7, 8):
-        found = in_turn(target, Question(number, "qa", ("?",)), prompt, methods)
+    for backwards in (True, False):
+        found = in_turn(target, prompt, methods, backwards)
     assert called == ["b", "a", "a", "b"]
     assert not found["equal"] and found["a"]["shortfall"] < 1e-9 < 1e-3 < found["b"]["shortfall"]
     assert found["a"]["forwards"] == TOKENS and found["a"]["forwarded"] == TOKENS - 1
@@ -139,13 +145,15 @@ def test_a_killed_run_goes_on_behind_the_questions_it_has_measured(bench, monkey
         asked.append(question.question_id)
         if question.question_id in fails:
             raise KeyboardInterrupt
-        return {"question_id": question.question_id}
+        return [{"question_id": question.question_id, "turn": turn} for turn in (1, 2)]
 
     with pytest.raises(KeyboardInterrupt):
         each("a/b", own, lambda question: measure(question, fails=[2]), {"k": 3})
     (path,) = (tmp_path / "build" / "kept").iterdir()
     left = path.read_text()
-    assert each("a/b", own, measure, {"k": 3}) == [{"question_id": i} for i in (1, 2, 3)]
+    assert each("a/b", own, measure, {"k": 3}) == [
+        {"question_id": i, "turn": turn} for i in (1, 2, 3) for turn in (1, 2)
+    ]
     assert asked == [1, 2, 2, 3] and not path.exists()
     for text, questions, settings in [
         (left, own, {"k": 4}),  # other settings
@@ -204,3 +212,50 @@ def test_the_compiled_target_shares_the_eager_ones_decoder_and_is_padded_by_its_
     ((decoder, tokenizer, eos, context, widths),) = made
     assert decoder is asking.eager().decoder and tokenizer is asking.eager().tokenizer and eos == asking.eager().eos
     assert (context, widths) == (asking.CONTEXT, asking.COMPILED) and tuple(ran) == asking.COMPILED
+
+
+TURNS = ("Repeat: ab ab ab ab.", "Now cd cd cd.")
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A file with one question of two turns, of a category that ours do not have."""
+    path = tmp_path / "other.jsonl"
+    path.write_text(json.dumps({"question_id": 81, "category": "roleplay", "turns": TURNS}) + "\n")
+    return path
+
+
+def test_another_files_questions_are_asked_by_its_categories_on_the_eager_target_alone(bench, monkeypatch, other):
+    monkeypatch.setattr(bench.asking, "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
+    for measure, names in (
+        (bench.free, {"plain", "lookup"}),
+        (bench.vs_transformers, {"theirs", "ours", "loop"}),
+        (bench.code_lists, {"plain", "lookahead"}),
+    ):
+        measured = measure(bench.Run(quick=False, questions=other))
+        rows = measured.facts["questions"]
+        assert [(row["question_id"], row["turn"], row["category"]) for row in rows] == [
+            (81, 1, "roleplay"), (81, 2, "roleplay"),
+        ]  # fmt: skip
+        assert all({name for name, made in row.items() if isinstance(made, dict)} == names for row in rows)
+        assert set(measured.facts["tokens_per_forward"]) == {"roleplay"} and measured.facts["compiled"] is None
+
+
+def test_a_later_turn_is_asked_behind_the_plain_answer_to_the_one_before(bench, other):
+    target = bench.asking.eager()
+    (_, first, answer), (row, second, _) = bench.asking.conversation(target, Question(81, "roleplay", TURNS))
+    encode = bench.asking.encode
+    assert first == encode([{"role": "user", "content": TURNS[0]}]) and len(answer.ids) == TOKENS
+    assert answer.ids == generate(target, first, max_new_tokens=TOKENS).ids
+    said = [{"role": "user", "content": TURNS[0]}, {"role": "assistant", "content": answer.text}]
+    assert second == encode([*said, {"role": "user", "content": TURNS[1]}]) and row["turn"] == 2
+
+
+def test_questions_are_measured_backwards_in_turn(bench, monkeypatch):
+    turned = []
+    monkeypatch.setattr(
+        bench.asking.by_question, "in_turn", lambda *given, backwards: turned.append(backwards) or {"equal": True}
+    )
+    ask(monkeypatch, "writing")
+    bench.asked("a", bench.Run(quick=False), ["writing"], 2, lambda ids: {}, {})
+    assert turned == [True, False]

@@ -126,8 +126,10 @@ class DraftModel(Proposer):
         """(n, V of the draft) -> (n, V of the target), nothing on ids without a token: q renormalises over the rest.
 
         The target's own logits stay as they are, padding included: what it alone would write is the standard.
+        Favourites need no q, and so no padding.
         """
-        return pad(logits[:, : self.known], (0, self.target.vocab_size - self.known), value=float("-inf"))
+        known, lacking = logits[:, : self.known], self.target.vocab_size - self.known
+        return known if self.mode == "point" or not lacking else pad(known, (0, lacking), value=float("-inf"))
 
     def _all_ended(self, tree: Growing) -> bool:
         return all(tree.tokens[node] in self.target.eos for node in tree.level)

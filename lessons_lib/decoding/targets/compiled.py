@@ -7,15 +7,14 @@ to the same graph.
 """
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import ShortenTraceback
 
 from lessons_lib.caches.static import Slots, StaticCache
 from lessons_lib.decoding.blocks import Block, Scores
-from lessons_lib.decoding.targets.compiler import compiler_problem, keep_compiled_code, settings
+from lessons_lib.decoding.targets.compiled_step import CompiledStep
+from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import FUSED, OPEN, Kernels
@@ -31,7 +30,7 @@ class CompiledTarget(DecoderTarget):
     a block is padded up to the next one. products: with "open" those of one row are
     written as sums and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
     "library" leaves products to the library and weights as they are.
-    compile_seconds: width -> what its first call took. problem: why nothing is compiled, None if it is.
+    problem: why nothing is compiled, None if it is.
     """
 
     offers = frozenset({"states"})
@@ -50,11 +49,15 @@ class CompiledTarget(DecoderTarget):
         super().__init__(decoder, tokenizer, eos)
         self.capacity = min(context, self.context) + max(widths)  # slack: padding is written, too
         self.context, self.products, self.widths = min(context, self.context), products, sorted(widths)
-        self.compile_seconds: dict[int, float] = {}
-        self._steps: dict[int, Callable] = {}
+        self._steps: dict[int, CompiledStep] = {}
         self.problem: str | None = None
         if problem := compiler_problem(self.device):
             self._give_up(problem)
+
+    @property
+    def compile_seconds(self) -> dict[int, float]:
+        """Width -> what its first call took."""
+        return {width: step.seconds for width, step in self._steps.items() if step.seconds is not None}
 
     def new_cache(self, tokens: int) -> StaticCache:
         """An empty cache of this target's fixed size."""
@@ -69,7 +72,6 @@ class CompiledTarget(DecoderTarget):
     def _compiles(self, block: Block) -> bool:
         return any(len(block.tokens) <= width for width in self.widths) and set(block.after) <= {"final"}
 
-    @torch.no_grad()  # as the step was compiled: a graph for another mode would be another graph
     def _run_compiled(self, block: Block) -> Scores:
         count = len(block.tokens)
         width = next(w for w in self.widths if count <= w)
@@ -77,48 +79,27 @@ class CompiledTarget(DecoderTarget):
         tokens = torch.tensor(block.tokens + padding, device=self.device)
         positions = torch.tensor(cache.positions(block.offsets) + padding, device=self.device)
         slots, mask = cache.slots(count, width), cache.mask(block.mask, count, width)
-        final, logits = self._step(width)(tokens, positions, slots, mask, cache.keys, cache.values)
+        step = self._step(width)
+        final, logits = step(tokens, positions, slots, mask, cache.keys, cache.values)
+        if step.problem:
+            self._give_up(step.problem)
         cache.advance(count)
         rows = slice(count - block.wanted, count)
         return Scores(logits[rows], {name: final[rows] for name in block.after})
 
-    def _step(self, width: int) -> Callable:
-        """The compiled step of one width; compiled at the first call, which is timed and announced."""
+    def _step(self, width: int) -> CompiledStep:
+        """The compiled step of one width; made when it is first needed."""
         if width not in self._steps:
-            self._steps[width] = self._compile(width)
+            opened = self.products == "open" and width == 1
+            name = f"{width}-token step ({self.decoder.config.layers} layers, {self.dtype})"
+            how = dict(frozen=self.products != "library", tuned=self.products == "tuned")
+            self._steps[width] = CompiledStep(static_step(self.decoder, OPEN if opened else FUSED), name, **how)
         return self._steps[width]
-
-    def _compile(self, width: int) -> Callable:
-        keep_compiled_code()
-        opened = self.products == "open" and width == 1
-        step = static_step(self.decoder, OPEN if opened else FUSED)
-        compiled = torch.compile(step, dynamic=False, fullgraph=True)
-        say(f"compiling the {width}-token step ({self.decoder.config.layers} layers, {self.dtype}) ...")
-
-        def first(*args):
-            since = perf_counter()
-            try:
-                with settings(frozen=self.products != "library", tuned=self.products == "tuned"):
-                    out = compiled(*args)
-            except ShortenTraceback as error:  # of the compiler, whatever it lacks
-                self._give_up(f"torch.compile failed ({reason(error)})")
-                return static_step(self.decoder, FUSED)(*args)
-            self.compile_seconds[width] = perf_counter() - since
-            say(f"compiled in {self.compile_seconds[width]:.0f} s")
-            self._steps[width] = unguarded(compiled)
-            return out
-
-        return first
 
     def _give_up(self, problem: str) -> None:
         """Decode uncompiled from now on, and say why."""
         self.problem, self.widths = problem, []
         say(f"{problem}; decoding runs uncompiled")
-
-
-def reason(error: Exception) -> str:
-    """The first line of what a compiler's error says, without its end mark."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
 
 
 def static_step(decoder: Decoder, kernels: Kernels = OPEN) -> Callable:
@@ -129,15 +110,4 @@ def static_step(decoder: Decoder, kernels: Kernels = OPEN) -> Callable:
         final = decoder.final(decoder(tokens, [segment], kernels=kernels).last)
         return final, decoder.score(final, kernels)
 
-    step.__code__ = step.__code__.replace()  # its own copy: graphs are kept with the code, a handful at most
     return step
-
-
-def unguarded(compiled: Callable) -> Callable:
-    """Skip the checks that every call of a compiled function begins with (up to 1 ms): shapes never change here."""
-
-    def call(*args):
-        with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
-            return compiled(*args)
-
-    return call

@@ -64,9 +64,17 @@ def test_bench_ends_with_what_falls_short_and_fills_readme(started, monkeypatch,
     monkeypatch.setattr(
         claims, "load", lambda path: [claims.make_row("a", 1.0, ">= 2"), claims.make_row("b", 3.0, ">= 2")]
     )
-    assert commands.bench(argparse.Namespace(claims=["cache"], quick=True)) == 0
+    assert commands.bench(argparse.Namespace(claims=["cache"], quick=True, questions=None)) == 0
     assert started[0].endswith("run.py cache --quick") and filled
     assert capsys.readouterr().out == "short of its bar: a is 1.0, bar >= 2\n"
+
+
+def test_bench_with_other_questions_leaves_readme_alone(started, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(readme, "fill", lambda: pytest.fail("the tables are of our own questions"))
+    monkeypatch.chdir(tmp_path)
+    started.status = {str(ROOT): 3}
+    assert commands.bench(command_line.parser().parse_args(["bench", "--questions", "spec.jsonl"])) == 3
+    assert started[0].endswith(f"run.py --questions {tmp_path / 'spec.jsonl'}") and not capsys.readouterr().out
 
 
 def test_a_wrong_name_is_one_sentence_and_a_status(monkeypatch, capsys):
@@ -124,6 +132,7 @@ def test_clean_removes_what_commands_leave_and_nothing_else(tmp_path):
         ("test-quick", "test-quick"),
         ("lessons LESSONS=02", "lessons 02"),
         ("bench QUICK=1 CLAIMS=cache", "bench cache --quick"),
+        ("bench QUESTIONS=spec.jsonl", "bench --questions spec.jsonl"),
     ],
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="make is not at hand on Windows")

@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.laws import correction_from_p
 
 from lessons_lib.decoding import acceptance
 from lessons_lib.decoding.acceptance import Greedy, Sampling, choose_child, nucleus
 from lessons_lib.decoding.proposal import Proposal, Tree
+from lessons_lib.measure.fit import chi_square
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
@@ -125,13 +127,6 @@ def swapped_ratio(p, children, q, mode, generator):
     return int(torch.multinomial(p, 1)), False
 
 
-def correction_from_p(p, children, q, mode, generator):
-    for token in children:
-        if acceptance._uniform(p, generator) * q[token] < p[token]:
-            return token, True
-    return int(torch.multinomial(p, 1)), False
-
-
 @pytest.mark.parametrize("wrong", [swapped_ratio, correction_from_p])
 def test_the_enumeration_catches_a_wrong_rule(wrong):
     assert (law(P, Q, 1, "iid", wrong)[0] - P).abs().max() > 0.01
@@ -176,9 +171,8 @@ def test_generated_pairs_follow_the_targets_distribution(rule, caught):
             path, bonus = Sampling().accept(tree, logits, generator)
             pair = (first, bonus) if path else (bonus, int(torch.multinomial(p[1], 1, generator=generator)))
             counts[pair] += 1
-    expected = runs * p[0][:, None] * p[1][None]
-    chi_square = float(((counts - expected) ** 2 / expected).sum())
-    assert (chi_square > 37.7) == caught  # 15 degrees of freedom, p = 0.001
+    _, chance = chi_square(counts, p[0][:, None] * p[1][None])
+    assert (chance < 1e-3) == caught
 
 
 def test_greedy_follows_the_tree_as_far_as_it_agrees():

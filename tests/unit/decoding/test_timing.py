@@ -1,47 +1,42 @@
 """What is timed does the work that it stands for. No time is asserted."""
 
 import torch
+from support.drafts import decoder_target
 
 from lessons_lib.decoding import timing
 from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure.shape import SHAPES
 from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder
 
 PROMPT = [5, 6, 7, 8]
 
 
-def decoder_target():
-    return DecoderTarget(Decoder.from_transformers(tiny()))
-
-
 def test_a_request_has_one_time_per_token_for_ours_and_for_transformers():
-    ours, theirs = timing.time_request(decoder_target(), PROMPT, 5), timing.time_transformers(tiny(), PROMPT, 5)
+    ours, theirs = timing.time_request(decoder_target(tiny()), PROMPT, 5), timing.time_transformers(tiny(), PROMPT, 5)
     for timeline in (ours, theirs):
         assert len(timeline.times) == 5
         assert timeline.start < timeline.times[0] and list(timeline.times) == sorted(timeline.times)
 
 
 def test_every_call_of_a_batched_step_adds_the_greedy_token_to_every_request():
-    plain = generate(decoder_target(), PROMPT, max_new_tokens=5, min_new_tokens=5).ids
+    plain = generate(decoder_target(tiny()), PROMPT, max_new_tokens=5, min_new_tokens=5).ids
     advance = timing.batched_transformers_step(tiny(), PROMPT, 3)
     assert [advance() for _ in range(4)] == [[token] * 3 for token in plain[1:]]
 
 
 def test_a_batched_step_of_ours_runs_all_rows_in_one_forward(monkeypatch):
-    target, fed = decoder_target(), []
+    target, fed = decoder_target(tiny()), []
     run = target.run
     monkeypatch.setattr(target, "run", lambda blocks: fed.append([block.tokens for block in blocks]) or run(blocks))
     advance = timing.batched_step(target, PROMPT, 3)
     advance(), advance()
-    plain = generate(decoder_target(), PROMPT, max_new_tokens=3, min_new_tokens=3).ids
+    plain = generate(decoder_target(tiny()), PROMPT, max_new_tokens=3, min_new_tokens=3).ids
     assert fed[0] == [PROMPT] * 3
     assert fed[1:3] == [[[plain[0]]] * 3, [[plain[1]]] * 3]
 
 
 def test_batched_steps_leave_gradients_off_although_they_are_called_later():
-    advance = timing.batched_step(decoder_target(), PROMPT, 1)
+    advance = timing.batched_step(decoder_target(tiny()), PROMPT, 1)
     assert torch.is_grad_enabled()
     advance()
     assert torch.is_grad_enabled()

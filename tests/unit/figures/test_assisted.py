@@ -16,9 +16,9 @@ from lessons_lib.figures.assisted import (  # noqa: E402
     plot_length_and_text,
     plot_overlap,
     plot_pays,
-    plot_written,
 )
 
+ROWS = [{"gamma": 1, "predicted": 1}]
 PIECES = [("I say ", "own"), ("what it", "accepted"), (" no\n", "rejected"), (" said", "own")]
 
 
@@ -65,7 +65,7 @@ def test_the_curve_of_a_training_is_its_share_of_right_guesses():
 
 
 def test_each_span_has_its_writers_colour_and_rejected_ones_are_struck_out():
-    ax = plot_written(PIECES, columns=40)
+    _, ax = plot_length_and_text(ROWS, 1, PIECES, columns=40).axes
     assert [text.get_text() for text in ax.texts] == ["I say ", "what it", " no↵", " said"]
     assert [patch.get_facecolor()[:3] for patch in ax.patches] == [pytest.approx(to_rgb(WRITERS[w])) for _, w in PIECES]
     under, struck = ax.get_lines()
@@ -78,7 +78,7 @@ def test_a_rejected_line_end_does_not_break_the_line_and_an_accepted_one_does():
 
 
 def test_curve_and_text_share_a_figure_without_overlap():
-    figure = plot_length_and_text([{"gamma": 1, "predicted": 1}], 1, PIECES, "code", columns=9)
+    figure = plot_length_and_text(ROWS, 1, PIECES, "code", columns=9)
     above, below = figure.axes
     assert above.get_title() == "code" and len(below.texts) == len(placed(PIECES, 9))
     assert below.get_position().y1 < above.get_position().y0
@@ -86,6 +86,6 @@ def test_curve_and_text_share_a_figure_without_overlap():
 
 def test_an_unknown_writer_and_an_empty_text_are_refused():
     with pytest.raises(ValueError, match="'nobody' is not known; choose from accepted"):
-        plot_written([("a", "nobody")])
+        plot_length_and_text(ROWS, 1, [("a", "nobody")])
     with pytest.raises(ValueError, match="at least one piece"):
-        plot_written([])
+        plot_length_and_text(ROWS, 1, [])

@@ -107,3 +107,30 @@ def test_those_that_fall_short_are_listed_with_those_never_measured():
 def test_the_table_shows_value_interval_and_failure():
     text = claims.markdown([make_row("low", [(1.0, 2.0)] * 3, ">= 1", "plain"), make_row("open", None, ">= 1")])
     assert "| low | 0.5 x | 0.5 to 0.5 | >= 1 | NO | plain |" in text and "not measured" in text
+
+
+HERE = {"cpu": "EPYC", "instructions": "AVX512 bf16", "device": "EPYC", "cores": 2}
+THERE = HERE | {"instructions": "AVX2"}
+
+
+def test_rows_of_another_machine_say_so_and_leave_the_files_host(path):
+    update(path, [make_row("a", 1), make_row("b", 1)], host=HERE, versions={"torch": "1"})
+    update(path, [make_row("b", 2, note="why")], host=THERE, versions={"torch": "2"})
+    content = json.loads(path.read_text())
+    assert (content["host"], content["versions"]) == (HERE, {"torch": "1"})
+    assert [row.host for row in load(path)] == ["", "EPYC, AVX2, 2 cores"]
+    assert "why; on EPYC, AVX2, 2 cores" in claims.markdown(load(path))
+    update(path, [make_row("b", 3)], host=HERE | {"load": 1.0})
+    assert [row.host for row in load(path)] == ["", ""]
+
+
+def test_a_machine_that_measured_every_row_is_the_files_host(path):
+    update(path, [make_row("a", 1)], host=HERE)
+    update(path, [make_row("a", 2), make_row("b", 2)], host=THERE, versions={"torch": "2"})
+    assert json.loads(path.read_text())["host"] == THERE and [row.host for row in load(path)] == ["", ""]
+
+
+def test_what_was_measured_stays_where_it_could_not_be_measured_again(path):
+    update(path, [make_row("a", 1, ">= 1")])
+    rows = update(path, [make_row("a", None, ">= 1", note="no engine"), make_row("b", None, ">= 1", note="no engine")])
+    assert [(row.value, row.holds) for row in rows] == [(1, True), (None, None)]

@@ -10,6 +10,7 @@ from lessons_lib.measure.parts import grouped, kernel_times, taken_apart
 @pytest.mark.parametrize("kernel, part", [
     ("aten::mm", "matrix products"),
     ("aten::addmm", "matrix products"),
+    ("aten::_weight_int8pack_mm", "matrix products"),
     ("mkldnn::_linear_pointwise", "matrix products"),
     ("mkl::_mkl_linear", "matrix products"),
     ("graph_5_gemm_m1n960k576_kernel", "matrix products"),

@@ -21,7 +21,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr("platform.machine", lambda: kind)
-        monkeypatch.setattr("lessons_lib.models.device._linux_cpu_flags", lambda: flags)
+        monkeypatch.setattr("lessons_lib.measure.machine._linux_cpu_flags", lambda: flags)
 
     return having
 

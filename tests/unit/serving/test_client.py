@@ -17,6 +17,7 @@ from lessons_lib.serving.stream import Server, Usage, tokens
 
 GAP = 0.01
 RELEASE = threading.Event()
+REFUSED = {"refuse": (422, "too long"), "fail": (500, "out of order")}
 
 
 class Fake(BaseHTTPRequestHandler):
@@ -29,8 +30,8 @@ class Fake(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, dict(self.headers), asked))
         prompt = asked.get("prompt") or asked["messages"][0]["content"]
         self.how = prompt.split()[0] if isinstance(prompt, str) else "well"
-        if self.how == "refuse":
-            return self.send_error(422, "too long")
+        if self.how in REFUSED:
+            return self.send_error(*REFUSED[self.how])
         self.close_connection = True
         self.send_response(200)
         self.chunked = self.how != "plain-cut"
@@ -160,6 +161,7 @@ def test_a_dropped_connection_is_one_clear_error_and_the_others_go_on(fake, how)
         ("garbage", "no event of a completion: b'{oops'"),
         ("report", "the server reports: .*out of memory"),
         ("refuse", "the server answered 422: .*too long"),
+        ("fail", "the server answered 500: .*out of order"),
     ],
 )
 def test_a_server_that_misbehaves_gives_an_error_and_the_others_go_on(fake, how, message):

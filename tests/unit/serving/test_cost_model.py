@@ -1,12 +1,13 @@
 """What a forward costs: loads counted by hand, the roofline's own formulas, and prices found again by the fit."""
 
+from dataclasses import asdict
 from random import Random
 
 import pytest
 
 from lessons_lib.measure import roofline
 from lessons_lib.measure.shape import SHAPES
-from lessons_lib.serving.cost_model import Linear, Load, Overlapped, analytic, coefficients, errors, fit, load
+from lessons_lib.serving.cost_model import Linear, Load, Overlapped, analytic, errors, fit, load
 from lessons_lib.serving.plan import Plan
 from lessons_lib.serving.request import Request
 
@@ -82,7 +83,7 @@ PRICES = Linear(0.04, 1e-3, 2e-7, 0.0, 2e-3, 1e-6)
 
 def test_the_fit_finds_the_prices_again():
     found = fit([(work, PRICES.seconds(work)) for work in loads(40, 0)])
-    assert coefficients(found) == pytest.approx(coefficients(PRICES), rel=1e-6)
+    assert asdict(found) == pytest.approx(asdict(PRICES), rel=1e-6)
 
 
 def test_the_fit_predicts_steps_it_has_not_seen_in_spite_of_noise():

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lessons_lib.models import tiny
 from lessons_lib.models.stored_draft import CARD
 from lessons_lib.training import __main__ as command_line
-from lessons_lib.training import card, collect, distill
+from lessons_lib.training import card, collect, distill, evaluate
 from lessons_lib.training.run import Recipe
 
 RECIPE = Recipe(layers=(1,), kept=40, steps=3, tokens=50, warmup=1, skip=1)
@@ -47,6 +48,21 @@ def test_export_leaves_weights_a_card_and_a_page(at_home, texts):
     page = (elsewhere / card.PAGE).read_text()
     assert f"{found['answer_tokens']:,} tokens of answers" in page and "layers 1," in page and "It rained." in page
     assert f"| after | {found['after']['kinds']['chat']['tokens_per_forward']:.2f}" in page
+
+
+def test_the_card_says_what_the_untrained_draft_is_worth_and_what_the_stored_one(at_home, target, monkeypatch):
+    drafts, evaluated = [], evaluate.evaluate
+
+    def noting(draft, texts, gamma=4):
+        drafts.append(draft)
+        return evaluated(draft, texts, gamma) | {"number": len(drafts)}
+
+    monkeypatch.setattr(evaluate, "evaluate", noting)
+    assert command_line.main(["export", "--run", "main", "--into", str(at_home)]) == 0
+    found = json.loads((at_home / CARD).read_text())
+    assert (found["before"]["number"], found["after"]["number"]) == (1, 2)
+    copied = [torch.allclose(draft.layers[0].qkv.weight.double(), target.layers[1].qkv.weight) for draft in drafts]
+    assert copied == [True, False]
 
 
 def test_a_design_that_is_logged_twice_stands_once(at_home):

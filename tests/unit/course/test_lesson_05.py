@@ -1,0 +1,48 @@
+"""Lesson 05's policies: what passes, what almost does, and what the reader is told."""
+
+import pytest
+
+from lessons_lib.course.exercises import check
+from lessons_lib.serving.policies import Continuous, ShortestFirst
+
+
+def policy(order):
+    """A policy class with this order."""
+    return type("Policy", (Continuous,), {"order": lambda self, requests, now: order(requests, now)})
+
+
+def aged(speed):
+    """Priority, and so many points an iteration for waiting."""
+    return policy(lambda requests, now: sorted(requests, key=lambda r: r.priority - speed * (now - r.arrival)))
+
+
+by_priority = policy(lambda requests, now: sorted(requests, key=lambda r: r.priority))
+longest_first = policy(lambda requests, now: sorted(requests, key=lambda r: r.emitted - r.max_tokens))
+
+
+@pytest.mark.parametrize("name, attempt, said", [
+    ("05.3", ShortestFirst, "05.3: passed"),
+    ("05.3", Continuous, "05.3: not yet. the mean latency is 173 iterations"),
+    ("05.3", longest_first, "05.3: not yet. the mean latency is 260 iterations"),
+    ("05.3", policy(lambda requests, now: [r.deadline for r in requests]), "it raised AttributeError"),
+    ("05.3", policy(lambda requests, now: []), "it raised RuntimeError"),
+    ("05.3", lambda: None, "None is no policy; make a class on top of Continuous"),
+    ("05.4", Continuous, "05.4: not yet. urgent requests wait 46 iterations"),
+    ("05.4", by_priority, "05.4: not yet. somebody waits 258 iterations"),
+    ("05.4", aged(5), "05.4: not yet. urgent"),
+    ("05.4", aged(1), "05.4: passed"),
+])  # fmt: skip
+def test_a_policy_is_judged_by_how_long_requests_wait(name, attempt, said, capsys):
+    check(name, attempt)
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name, wrong", [
+    ("05.1", lambda prompt, output, size: -(-(prompt + output) // size)),  # the newest token is not fed
+    ("05.1", lambda prompt, output, size: (prompt + output - 1) // size),
+    ("05.2", lambda outputs, slots: (sum(max(outputs[i:i + slots]) for i in range(0, len(outputs), slots)),
+                                     -(-sum(outputs) // slots))),
+])  # fmt: skip
+def test_the_usual_mistakes_are_seen(name, wrong, capsys):
+    check(name, wrong)
+    assert capsys.readouterr().out.startswith(f"{name}: not yet")

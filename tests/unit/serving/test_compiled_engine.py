@@ -1,0 +1,109 @@
+"""The compiled step of the engine: the same tokens, one graph for all lengths, deaf to what other sequences left."""
+
+import pytest
+import torch
+from support.drafts import decoder_target
+from support.serving import TARGET, alone, together
+
+from lessons_lib.caches.paged import PagedRows
+from lessons_lib.models import tiny
+from lessons_lib.serving import compiled
+from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.compiled import CompiledPagedTarget, attend_pages
+from lessons_lib.serving.engine import Engine
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.target import PagedTarget, attend_rows
+
+BLOCKS, SIZE = 60, 4
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """Compiled in float64 for three rows; every block that somebody may own holds NaN at first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
+        spoil(made)
+        together(scheduler(), target=made)
+        yield made
+
+
+def scheduler(**settings) -> Scheduler:
+    return Scheduler(BlockPool(BLOCKS, SIZE), **{"slots": 3} | settings)
+
+
+def spoil(target: PagedTarget) -> None:
+    for buffer in target.memory.keys + target.memory.values:
+        buffer[:-1] = float("nan")
+
+
+def calls(target, monkeypatch) -> list[int]:
+    """The rows that each compiled forward from now on was given for real."""
+    found, decode = [], target._decode
+    monkeypatch.setattr(target, "_decode", lambda blocks: found.append(len(blocks)) or decode(blocks))
+    return found
+
+
+@pytest.mark.parametrize("setting", [
+    dict(), dict(slots=1), dict(slots=8), dict(lookahead=4), dict(mixed=False), dict(token_budget=7, chunked=True),
+], ids=str)  # fmt: skip
+def test_every_request_is_answered_as_if_it_ran_alone_and_nothing_compiles_again(target, setting, monkeypatch):
+    spoil(target)
+    rows = calls(target, monkeypatch)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        together(scheduler(**setting), target=target)
+    assert target.problem is None and target.step.seconds is not None
+    assert max(rows) == min(3, setting.get("slots", 3)) and min(rows) == 1
+
+
+def test_a_text_longer_than_any_before_takes_the_same_graph(target):
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    engine = Engine(target, scheduler())
+    engine.serve([one := engine.request([5, 80, 3], max_new_tokens=90)])
+    assert engine.output(one).ids == alone("plain", [5, 80, 3], 90)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+def test_preempted_requests_are_answered_as_if_they_ran_alone(target):
+    short_of_blocks = dict(kinds=["plain"], lengths=[70, 75, 80, 72, 66, 71, 68, 79])  # four of them need 76 or more
+    requests, _ = together(scheduler(slots=4, watermark=0.0), **short_of_blocks, target=target)
+    assert sum(request.preemptions for request in requests) > 0
+
+
+def test_an_engine_is_compiled_for_its_schedulers_slots():
+    assert isinstance(Engine(TARGET, scheduler(slots=5), compiled=True).target, CompiledPagedTarget)
+    assert Engine(TARGET, scheduler(slots=5), compiled=True).target.slots == 5
+    assert type(Engine(TARGET, scheduler()).target) is PagedTarget
+
+
+def test_without_a_compiler_the_engine_goes_on_uncompiled_and_says_so_once(monkeypatch, capsys):
+    monkeypatch.setattr(compiled, "compiler_problem", lambda device: "there is no C++ compiler")
+    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
+    made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
+    together(scheduler(), target=made)
+    assert capsys.readouterr().err == "there is no C++ compiler; decoding runs uncompiled\n"
+    assert made.step.seconds is None
+
+
+def test_no_slots_are_refused():
+    with pytest.raises(ValueError, match="slots=0: a step needs at least one row"):
+        CompiledPagedTarget(TARGET.decoder, slots=0, num_blocks=4, block_size=4)
+
+
+def test_attention_through_the_lists_of_blocks_is_attention_over_collected_rows():
+    target = PagedTarget(decoder_target(tiny()).decoder, num_blocks=12, block_size=4)
+    spoil(target)
+    caches, c = [target.new_cache(0) for _ in range(2)], target.decoder.config
+    caches[0].blocks, caches[1].blocks = [7, 2, 9], [0]
+    generator = torch.Generator().manual_seed(0)
+    random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    for cache, length in zip(caches, (9, 2), strict=True):
+        cache.append(0, random(c.kv_heads, length, c.head_dim), random(c.kv_heads, length, c.head_dim))
+        cache._lengths = [length] * c.layers
+    q, new = random(c.heads, 2, c.head_dim), random(2, c.kv_heads, 2, c.head_dim)
+    rows = PagedRows(caches)
+    wanted = attend_rows(q, *rows.append(0, *new), rows.bias(torch.float64))
+    tables = torch.tensor(target.memory.padded([[7, 2, 9], [0]]))
+    pages = compiled.Pages(target.memory.keys, target.memory.values, torch.tensor([9, 2]), tables)
+    seen = torch.arange(12).view(3, 4) <= torch.tensor([9, 2])[:, None, None]
+    torch.testing.assert_close(attend_pages(q, *pages.append(0, *new), seen), wanted, atol=1e-12, rtol=0)

@@ -1,0 +1,155 @@
+"""Other engines on the same requests: vLLM's process with a vllm module of the tests' own, transformers for real."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.serving.request import Request
+
+REQUESTS = [Request("a", ids=[7, 8], output_length=3), Request("b", ids=[20], output_length=9, max_tokens=2)]
+
+VLLM = """
+import json, os, subprocess, sys, time
+from types import SimpleNamespace as Some
+HOW = os.environ["HOW"]
+class SamplingParams(Some):
+    pass
+class LLM:
+    def __init__(self, **settings):
+        print("a banner, which goes to stdout")
+        with open(os.environ["SEEN"], "w") as file:
+            print(json.dumps(settings), os.environ["VLLM_CPU_KVCACHE_SPACE"], os.getpid(), file=file)
+        if HOW == "die":
+            raise MemoryError("no room for the cache")
+        if HOW == "child":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            print(child.pid, file=open(os.environ["SEEN"], "w"))
+        self.calls = 0
+    def generate(self, prompts, params, use_tqdm):
+        self.calls += 1
+        if self.calls > 1:
+            if HOW == "hang":
+                time.sleep(60)
+            if HOW == "later":
+                os._exit(3)
+            assert all(p.ignore_eos and p.temperature == 0 and p.min_tokens == p.max_tokens for p in params)
+        short = HOW == "short" and self.calls > 1
+        made = [range(x["prompt_token_ids"][-1] + 1, x["prompt_token_ids"][-1] + 1 + p.max_tokens - short)
+                for x, p in zip(prompts, params, strict=True)]
+        return [Some(outputs=[Some(token_ids=tuple(ids))]) for ids in made]
+"""
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import other_engines
+
+    return other_engines
+
+
+@pytest.fixture
+def seen(monkeypatch, tmp_path):
+    """Where the vllm of these tests writes what it was told; vLLM's Python is this one, told to go wrong by HOW."""
+    (tmp_path / "vllm.py").write_text(VLLM)
+    for name, value in {"PYTHONPATH": tmp_path, "SEEN": tmp_path / "seen", "HOW": "well"}.items():
+        monkeypatch.setenv(name, str(value))
+    return tmp_path / "seen"
+
+
+def once(engines, python, folder, requests, **settings):
+    with engines.vllm(python, folder, **settings) as run:
+        return run(requests)
+
+
+@pytest.mark.parametrize("environ", [{}, {"VLLM_PYTHON": ""}, {"VLLM_PYTHON": "/no/such/python"}])
+def test_without_an_environment_for_vllm_a_sentence_says_what_to_set(engines, environ):
+    with pytest.raises(engines.NotMeasured, match="^not measured: set VLLM_PYTHON to the Python of an environment"):
+        engines.vllm_python(environ)
+    assert engines.vllm_python({"VLLM_PYTHON": sys.executable}) == sys.executable
+
+
+def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(engines, seen, tmp_path):
+    ran = once(engines, sys.executable, tmp_path / "model", REQUESTS, slots=4)
+    assert ran.ids == [[9, 10, 11], [21, 22]] and ran.seconds > 0
+    assert ran.facts["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert ran.facts["model"] == "model" and ran.facts["max_num_seqs"] == 4  # no path of this machine is kept
+    told, space, _ = seen.read_text().rsplit(maxsplit=2)
+    told = json.loads(told)
+    assert told["model"] == str(tmp_path / "model") and told["dtype"] == "bfloat16" and told["max_num_seqs"] == 4
+    assert told["enable_prefix_caching"] is False and space == "1"
+
+
+def test_one_vllm_serves_several_runs(engines, seen, tmp_path):
+    with engines.vllm(sys.executable, tmp_path) as run:
+        pid = seen.read_text().split()[-1]
+        assert run(REQUESTS).ids == run(REQUESTS).ids and run(REQUESTS[:1]).ids == [[9, 10, 11]]
+        assert seen.read_text().split()[-1] == pid
+
+
+def test_a_setting_of_vllm_that_is_there_already_stays(engines, seen, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+    ran = once(engines, sys.executable, tmp_path, REQUESTS)
+    assert seen.read_text().split()[-2] == ran.facts["VLLM_CPU_KVCACHE_SPACE"] == "3"
+
+
+def test_an_engine_that_appended_to_the_ids_changes_no_prompt(engines, seen, tmp_path):
+    served = Request("a", ids=[7, 8], output_length=3)
+    served.commit(2, [50], 0.0)
+    assert once(engines, sys.executable, tmp_path, [served]).ids == [[9, 10, 11]]
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ("die", "(?s)^vLLM's process gave no answer; the end of its log: .*no room for the cache"),
+        ("later", "^vLLM's process gave no answer"),
+        ("hang", "^vLLM's process took longer than 3 s"),
+        ("short", "^Request a got 2 tokens instead of 3"),
+    ],
+)
+def test_a_vllm_that_fails_gives_a_clear_error_and_no_hang(engines, seen, tmp_path, monkeypatch, how, message):
+    monkeypatch.setenv("HOW", how)
+    with pytest.raises(RuntimeError, match=message):
+        once(engines, sys.executable, tmp_path, REQUESTS, limit=3 if how == "hang" else 60)
+
+
+def test_a_python_without_vllm_is_said_so(engines, tmp_path):
+    bare = [sys.executable, "-c", "import vllm"]
+    if subprocess.run(bare, capture_output=True).returncode == 0:
+        pytest.skip("this environment has vLLM")
+    with pytest.raises(RuntimeError, match="No module named 'vllm'"):
+        once(engines, sys.executable, tmp_path, REQUESTS)
+
+
+def test_nothing_that_vllm_started_stays(engines, seen, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOW", "child")
+    once(engines, sys.executable, tmp_path, REQUESTS)
+    child, end = int(seen.read_text()), time.monotonic() + 20
+    while running(child) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not running(child)
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and no zombie that nobody has waited for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+    return not status.startswith("Z")
+
+
+def test_the_worker_needs_nothing_of_this_environment():
+    tree = ast.parse((ROOT / "bench" / "vllm_worker.py").read_text())
+    plain = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    given = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert (plain | given) - set(sys.stdlib_module_names) == {"vllm"}

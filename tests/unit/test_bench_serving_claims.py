@@ -1,0 +1,81 @@
+"""The claims of lesson 05 with a tiny model: every one is measured as it says, though its numbers mean nothing."""
+
+import pytest
+import torch
+from support.benches import Letters
+
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.models import LanguageModel, tiny
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory):
+    """bench/serving.py on a tiny model, nothing compiled, few requests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "bench"))
+        import serving
+
+        from lessons_lib.serving import compiled
+
+        patch.setattr(compiled, "compiler_problem", lambda device: "not compiled in this test")
+        patch.setattr(serving, "CompiledStep", lambda step, *how, **chosen: step)
+        patch.setattr(serving, "COUNT", 6)
+        patch.setattr(serving, "SLOTS", 4)
+        words = Letters()
+        words.vocab_size = 97
+        of = LanguageModel(tiny(context=2048, dtype=torch.float32), words, "tiny", "cpu", torch.float32)
+        patch.setattr(serving, "model", lambda: of)
+        patch.setattr(serving, "workload", small(serving))
+        serving.target.cache_clear(), serving.trace_runs.cache_clear()
+        yield serving
+        serving.target.cache_clear(), serving.trace_runs.cache_clear()
+
+
+def small(serving):
+    made = serving.workload
+    return lambda count=None, seed=0: made(count or serving.COUNT, seed=seed)
+
+
+def measured(serving, name):
+    from registry import CLAIMS, Run
+
+    return CLAIMS[name].measure(Run(quick=True))
+
+
+@pytest.mark.parametrize("name", [
+    "serving/continuous-vs-static", "serving/vs-sequential", "serving/vs-generate-batch", "serving/overhead",
+    "simulator/throughput-error", "simulator/latency-error", "simulator/requests-per-second",
+])  # fmt: skip
+def test_a_claim_is_measured_and_says_in_which_number_format(serving, name):
+    found = measured(serving, name)
+    assert found.ratio.value > -1 and found.ratio.low <= found.ratio.value <= found.ratio.high
+    assert "fp32" in found.note or "requests" in found.note
+
+
+def test_an_error_of_the_simulator_is_the_median_over_runs_of_the_worst_figure(serving, monkeypatch):
+    monkeypatch.setattr(serving, "trace_runs", lambda quick: [(1.0, 1.1), (2.0, 3.0), (4.0, 4.4)])
+    found = serving.simulated_error(serving.Run(True), lambda log: {"a": log, "b": 10.0})
+    assert found.ratio.value == pytest.approx(0.1) and (found.ratio.low, found.ratio.high) == pytest.approx((0.1, 0.5))
+
+
+def test_overhead_is_what_comes_on_top(serving, monkeypatch):
+    from lessons_lib.measure.clock import Samples
+
+    monkeypatch.setattr(serving, "timed", lambda *what, **how: Samples((1e-9,)))
+    assert measured(serving, "serving/overhead").ratio.value > 1e3
+
+
+def test_buffers_in_one_piece_hold_what_blocks_hold(serving):
+    """The bare step gives the logits of the engine's step, so that both do the same work."""
+    from lessons_lib.serving.compiled import Pages, paged_step
+
+    decoder = serving.model().target().decoder
+    c, made = decoder.config, torch.Generator().manual_seed(0)
+    pieces = [torch.randn(2, 1, c.kv_heads, 8, c.head_dim, generator=made) for _ in range(2 * c.layers)]
+    blocks = [piece.view(2, c.kv_heads, 2, 4, -1).transpose(1, 2).flatten(0, 1).contiguous() for piece in pieces]
+    tokens, positions, tables = torch.tensor([5, 9]), torch.tensor([6, 2]), torch.tensor([[0, 1], [2, 3]])
+    both = [
+        paged_step(decoder, cache)(tokens, positions, tables, held[: c.layers], held[c.layers :])
+        for cache, held in ((Pages, blocks), (serving.InOnePiece, pieces))
+    ]
+    torch.testing.assert_close(*both)
