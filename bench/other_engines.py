@@ -26,11 +26,10 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Ran:
-    """All requests served: seconds from the first one in to the last one out, the new ids of each, what it ran on."""
+class Other:
+    """Another engine, warmed up. serve: requests, all at once -> the new ids of each; facts: what it runs on."""
 
-    seconds: float
-    ids: list[list[int]]
+    serve: Callable[[Sequence[Request]], list[list[int]]]
     facts: dict
 
 
@@ -46,8 +45,8 @@ def vllm_python(environ=os.environ) -> str:
 @contextmanager
 def vllm(
     python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", context: int = 1024, limit: float = 900
-) -> Iterator[Callable[[Sequence[Request]], Ran]]:
-    """vLLM on a checkpoint's folder, warmed up: a function that serves all requests at once, as often as one likes.
+) -> Iterator[Other]:
+    """vLLM on a checkpoint's folder: it serves as often as one likes.
 
     limit: seconds for loading, and for each run. RuntimeError with the end of its log where vLLM fails. What of
     ENVIRONMENT is set already stays so.
@@ -57,11 +56,11 @@ def vllm(
     with answering("vLLM", [python, "-P", str(WORKER)], environment, limit) as ask:
         facts = settings | environment | {"model": Path(folder).name, "versions": ask(settings)["versions"]}
 
-        def run(requests: Sequence[Request]) -> Ran:
-            said = ask({"requests": [{"ids": prompt(r), "output_length": length(r)} for r in requests]})
-            return checked(requests, Ran(said["seconds"], said["ids"], facts))
+        def serve(requests: Sequence[Request]) -> list[list[int]]:
+            said = ask({"requests": [{"ids": prompt(r), "output_length": r.length} for r in requests]})
+            return checked(requests, said["ids"])
 
-        yield run
+        yield Other(serve, facts)
 
 
 def prompt(request: Request) -> list[int]:
@@ -69,14 +68,9 @@ def prompt(request: Request) -> list[int]:
     return list(request.ids[: request.prompt_length])
 
 
-def length(request: Request) -> int:
-    """Exactly so many tokens are wanted, as from our engine."""
-    return min(request.output_length, request.max_tokens)
-
-
-def checked(requests: Sequence[Request], ran: Ran) -> Ran:
+def checked(requests: Sequence[Request], answers: list[list[int]]) -> list[list[int]]:
     """The same, if every request got as many tokens as it shall have. RuntimeError naming the first that did not."""
-    for request, ids in zip(requests, ran.ids, strict=True):
-        if len(ids) != length(request):
-            raise RuntimeError(f"Request {request.id} got {len(ids)} tokens instead of {length(request)}.")
-    return ran
+    for request, ids in zip(requests, answers, strict=True):
+        if len(ids) != request.length:
+            raise RuntimeError(f"Request {request.id} got {len(ids)} tokens instead of {request.length}.")
+    return answers

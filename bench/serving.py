@@ -43,7 +43,7 @@ ENGINE = "our engine, compiled decode step"
 
 @cache
 def model():
-    return load("smollm2-135m", device="cpu")
+    return load("smollm2-135m")
 
 
 @cache
@@ -68,13 +68,26 @@ def requests(run: Run) -> list[Request]:
 
 def serve(asked: Sequence[Request], policy=Continuous) -> Log:
     """A run of our engine on copies of the requests."""
-    return Engine(target(), scheduler(policy)).serve([request.fresh() for request in asked])
+    log = Engine(target(), scheduler(policy)).serve([request.fresh() for request in asked])
+    all_served(log.requests)
+    return log
 
 
-def over_ours(run: Run, theirs: Callable[[Sequence[Request]], object], note: str = "", repeats: int = 3) -> Measured:
-    """Our output throughput over theirs: the same tokens, so the ratio of times."""
+def all_served(served: Sequence[Request]) -> None:
+    """RuntimeError naming the first request that did not get its tokens: who drops work is not fast."""
+    for request in served:
+        if request.error or request.emitted != request.length:
+            raise RuntimeError(
+                f"Request {request.id} got {request.emitted} of {request.length} tokens: {request.error}"
+            )
+
+
+def over_ours(run: Run, theirs: Callable[[Sequence[Request]], object], note: str = "") -> Measured:
+    """Our output throughput over theirs: the same tokens, so the ratio of times. Both are warmed up first."""
     asked, problem = requests(run), target().problem  # compiled by now
-    ratio = compare(lambda: theirs(asked), lambda: serve(asked), repeats=1 if run.quick else repeats, warmup=0)
+    theirs(workload(3, seed=9))
+    how = dict(device=model().device, repeats=1 if run.quick else 3, warmup=0)
+    ratio = compare(lambda: theirs(asked), lambda: serve(asked), **how)
     tokens = sum(request.output_length for request in asked)
     facts = {"requests": len(asked), "output_tokens": tokens, "dtype": dtype_name(model().dtype)}
     facts |= {"tokens_per_second": tokens / ratio.b.median, "problem": problem}
@@ -91,7 +104,7 @@ def continuous(run: Run) -> Measured:
 
 @claim("serving/vs-sequential", ">= 5", "transformers generate, one request after another, dynamic cache, same dtype")
 def sequential(run: Run) -> Measured:
-    return over_ours(run, lambda asked: peers.padded_batches(model().network, asked, 1), repeats=1)
+    return over_ours(run, lambda asked: all_served(peers.padded_batches(model().network, asked, 1)))
 
 
 @claim(
@@ -99,7 +112,8 @@ def sequential(run: Run) -> Measured:
     "transformers' continuous batching, same dtype, pages of 32 tokens, 256 blocks, 256 tokens a batch",
 )  # fmt: skip
 def generate_batch(run: Run) -> Measured:
-    return over_ours(run, lambda asked: peers.continuous_batches(model().network, asked), repeats=2)
+    pages = peers.PAGES if model().device == "cpu" else {}  # a GPU has memory for its own choice
+    return over_ours(run, lambda asked: all_served(peers.continuous_batches(model().network, asked, pages)))
 
 
 @claim("serving/vs-vllm", ">= 1.0", "vLLM's build for the CPU, the same requests, slots and dtype, its own process")
@@ -108,15 +122,15 @@ def vllm(run: Run) -> Measured:
     python, folder = other_engines.vllm_python(), Path(model().network.config._name_or_path)
     name = str(model().dtype).removeprefix("torch.")
     with other_engines.vllm(python, folder, SLOTS, name) as theirs:
-        found = over_ours(run, theirs, repeats=2)
-        versions = theirs(requests(run)).facts["versions"]
-    said = ", ".join(f"{package} {version}" for package, version in versions.items())
-    return Measured(found.ratio, f"{found.note}; {said}", found.facts | {"their_versions": versions})
+        found = over_ours(run, theirs.serve)
+    said = ", ".join(f"{package} {version}" for package, version in theirs.facts["versions"].items())
+    return Measured(found.ratio, f"{found.note}; {said}", found.facts | {"theirs": theirs.facts})
 
 
 @claim(
     "serving/overhead", "<= 0.08",
     f"a compiled forward of {SLOTS} rows over buffers that lie in one piece, nothing scheduled, nothing chosen",
+    unit="",
 )  # fmt: skip
 def overhead(run: Run) -> Measured:
     """From one forward's end to the next one's, over a bare forward of as many rows and entries; minus 1."""
@@ -128,7 +142,9 @@ def overhead(run: Run) -> Measured:
         return Samples(tuple(b - a for a, b in pairwise(ends))).median
 
     bare()
-    rounds = [(in_engine(), timed(bare, repeats=20, warmup=2).median) for _ in range(1 if run.quick else 5)]
+    rounds = [
+        (in_engine(), timed(bare, model().device, repeats=20, warmup=2).median) for _ in range(1 if run.quick else 5)
+    ]
     whole = Ratio.of(*(Samples(times) for times in zip(*rounds, strict=True)))
     minus_1 = replace(whole, value=whole.value - 1, low=whole.low - 1, high=whole.high - 1)
     return Measured(minus_1, dtype_name(model().dtype), {"entries": 128, "problem": target().problem})
@@ -146,9 +162,10 @@ class InOnePiece(Pages):
 
 def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], Tensor]:
     """A compiled forward of so many rows, each behind 3/4 of `entries` cached ones."""
-    c, long = decoder.config, dict(dtype=torch.long)
+    c, long = decoder.config, dict(dtype=torch.long, device=model().device)
     step = CompiledStep(paged_step(decoder, InOnePiece), f"{rows}-row contiguous step", frozen=True, tuned=True)
-    made = [torch.zeros(rows, 1, c.kv_heads, entries, c.head_dim, dtype=model().dtype) for _ in range(2 * c.layers)]
+    like = dict(dtype=model().dtype, device=model().device)
+    made = [torch.zeros(rows, 1, c.kv_heads, entries, c.head_dim, **like) for _ in range(2 * c.layers)]
     tokens, positions = torch.full((rows,), 50, **long), torch.full((rows,), entries * 3 // 4, **long)
     tables = torch.zeros(rows, 1, **long)
     return lambda: step(tokens, positions, tables, made[: c.layers], made[c.layers :])
@@ -187,10 +204,19 @@ def simulated_error(run: Run, measure: Callable[[Log], dict[str, float]]) -> Mea
     names = list(measure(trace_runs(run.quick)[0][0]))
     each = {name: float(np.median([errs[i] for errs in errors])) for i, name in enumerate(names)}
     said = ", ".join(f"{name} {error:.1%}" for name, error in each.items())
-    return Measured(ratio, f"{said}; {dtype_name(model().dtype)}; the interval is that of the runs", {"errors": each})
+    return Measured(
+        ratio,
+        f"{said}; {dtype_name(model().dtype)}; the interval is that of the runs",
+        {"errors": each, "unit": "relative error"},
+    )
 
 
-@claim("simulator/throughput-error", "<= 0.10", f"{ENGINE}, the same requests; calibrated on others before and after")
+@claim(
+    "simulator/throughput-error",
+    "<= 0.10",
+    f"{ENGINE}, the same requests; calibrated on others before and after",
+    unit="",
+)
 def throughput_error(run: Run) -> Measured:
     return simulated_error(run, lambda log: {"output": metrics.latency(log.requests).output_throughput})
 
@@ -198,6 +224,7 @@ def throughput_error(run: Run) -> Measured:
 @claim(
     "simulator/latency-error", "<= 0.20",
     f"{ENGINE}, the same requests; the worst of TTFT and ITL at p50 and p90; calibrated on others before and after",
+    unit="",
 )  # fmt: skip
 def latency_error(run: Run) -> Measured:
     def measure(log: Log) -> dict[str, float]:
@@ -213,4 +240,8 @@ def requests_per_second(run: Run) -> Measured:
     asked = Workload(count, Fixed(872), Fixed(128)).requests()
     cost = Linear(step=0.01, prefill_token=1e-4, decode_token=1e-3)
     taken = timed(lambda: simulate(asked, Scheduler(CountingPool(4096), SLOTS), cost), repeats=run.repeats, warmup=1)
-    return Measured(Ratio.of(Samples((float(count),) * run.repeats), taken), f"{count} requests, {SLOTS} slots")
+    return Measured(
+        Ratio.of(Samples((float(count),) * run.repeats), taken),
+        f"{count} requests, {SLOTS} slots",
+        {"unit": "requests, s"},
+    )

@@ -1,13 +1,12 @@
 """What vLLM's own Python runs for other_engines.vllm: JSON lines in, JSON lines out; nothing of lessons_lib.
 
 First line in: {"model": folder, "dtype": .., "max_num_seqs": .., "max_model_len": ..}; out: {"versions": .., ..}.
-Then each line in: {"requests": [{"ids": [..], "output_length": n}]}; out: {"seconds": .., "tokens": .., "ids": ..}.
+Then each line in: {"requests": [{"ids": [..], "output_length": n}]}; out: {"ids": ..}.
 """
 
 import json
 import os
 import sys
-import time
 from importlib.metadata import PackageNotFoundError, version
 
 
@@ -41,11 +40,8 @@ def run(llm, requests: list[dict]) -> dict:
     greedy = [
         SamplingParams(temperature=0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False) for n in lengths
     ]
-    start = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": r["ids"]} for r in requests], greedy, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    ids = [list(output.outputs[0].token_ids) for output in outputs]
-    return {"seconds": seconds, "tokens": sum(map(len, ids)), "ids": ids}
+    return {"ids": [list(output.outputs[0].token_ids) for output in outputs]}
 
 
 def versions() -> dict[str, str]:

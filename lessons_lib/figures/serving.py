@@ -12,6 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from lessons_lib.figures.assisted import axes_in
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.style import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PALE, PAPER, PURPLE, WIDTH, axes
+from lessons_lib.serving.metrics import usage
 from lessons_lib.serving.plan import Log
 
 STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))  # lines differ in style as well as in colour
@@ -19,27 +20,22 @@ LANES = (BLUE, ORANGE, GREEN, PURPLE)
 
 
 def slot_cells(log: Log) -> list[tuple[int, int, int | str, str]]:
-    """(slot, iteration, request id, "prefill" | "decode" | "idle") of every slot that was taken.
+    """(slot, iteration, request id, "prefill" | "decode" | "idle") of every slot that worked or was held.
 
     idle: held by a request that has finished, until its static batch ends.
     """
-    left = {request.id: request.finished for request in log.requests}
-    cells, last = [], {}
+    cells = []
     for number, step in enumerate(log.iterations):
-        working = {share.slot: (share.id, "prefill" if share.prefill else "decode") for share in step.shares}
-        last |= {slot: id for slot, (id, _) in working.items()}
-        for slot, id in last.items():
-            if slot in working:
-                cells.append((slot, number, *working[slot]))
-            elif left[id] is not None and left[id] >= step.end:
-                cells.append((slot, number, id, "idle"))
+        cells += [(share.slot, number, share.id, "prefill" if share.prefill else "decode") for share in step.shares]
+        cells += [(slot, number, id, "idle") for slot, id in step.idle]
     return cells
 
 
 def plot_slots(log: Log, until: int | None = None, ax: Axes | None = None) -> Axes:
     """A row per slot, a column per iteration: which request worked there, hatched while it fed its prompt.
 
-    until: draw only so many iterations, keeping the room of all. Grey crosses: held by a finished request; white: free.
+    until: draw only so many iterations, keeping the room of all. Grey crosses: held by a finished request; white: free,
+    or its request waits for a prompt of others.
     """
     ax = ax or axes((WIDTH, 0.9 + 0.3 * log.slots))
     shades, seen = {}, set()
@@ -76,9 +72,8 @@ def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
     for (name, log), height in zip(logs.items(), heights, strict=True):
         place = (0.08, 1 - (top + height - 0.45) / tall, 0.9, (height - 0.8) / tall)
         ax = plot_slots(log, ax=axes_in(figure, place))
-        wasted = log.slots * len(log.iterations) - sum(len(step.shares) for step in log.iterations)
         ax.set_xlim(0, longest)
-        ax.set_title(f"{name}: {len(log.iterations)} iterations, {wasted} slots wasted", fontsize=11)
+        ax.set_title(f"{name}: {len(log.iterations)} iterations, {usage(log).wasted_slots} slots wasted", fontsize=11)
         top += height
     kinds = {"hatch": "////", "label": "feeds its prompt"}, {"label": "decodes"}, {"hatch": "xxxx", "label": "held"}
     shades = GREY, GREY, PALE

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from .pool import check_size
 from .request import Request
 
 
@@ -34,8 +35,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16, sharing: bool = True):
-        if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"A pool needs blocks of tokens; {num_blocks} of {block_size} were asked for.")
+        check_size(num_blocks, block_size)
         self.num_blocks, self.block_size, self.sharing = num_blocks, block_size, sharing
         self.tables: dict[Request, Table] = {}
         self.references = [0] * num_blocks  # tables that list the block
@@ -103,7 +103,10 @@ class BlockPool:
         del table.hashes[tokens // self.block_size :]
 
     def fork(self, request: Request, child: Request) -> None:
-        """Let `child` share all blocks of a request; who writes first copies the last, half-filled one."""
+        """Let `child` share all blocks of a request; who writes first copies the last, half-filled one.
+
+        For whoever continues one text in several ways: parallel sampling, beams. The scheduler does neither.
+        """
         table = self.tables[request]
         self.tables[child] = Table([self._share(block) for block in table.blocks], list(table.hashes))
 

@@ -53,12 +53,14 @@ def _ask(request: Request, prompt: Prompt, server: Server, start: float, clock: 
     times: list[float] = []
     request.state = State.RUNNING
     try:
-        for _ in tokens(server, prompt, min(request.output_length, request.max_tokens), usage):
+        for _ in tokens(server, prompt, request.length, usage):
             times.append(clock() - start)
         if not times:
             raise StreamError("the server sent no token")
     except StreamError as error:
         request.error = f"Request {request.id}: {error} (after {len(times)} tokens)."
+    except Exception as error:  # in a thread nobody else would say so
+        request.error = f"Request {request.id}: {error!r} (after {len(times)} tokens)."
     request.times = spread(times, usage.tokens)
     request.emitted = len(request.times)
     request.prompt_length = usage.prompt_tokens or request.prompt_length

@@ -151,8 +151,3 @@ def _not_negative(rows: np.ndarray) -> np.ndarray:
             break
         kept = np.delete(kept, part.argmin())
     return x
-
-
-def errors(cost: Cost, measured: Sequence[tuple[Load, float]]) -> list[float]:
-    """|predicted/measured - 1| of each step; for an honest figure take steps that were left out of the fit."""
-    return [abs(cost.seconds(work) / seconds - 1) for work, seconds in measured]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -23,6 +24,7 @@ from lessons_lib.decoding.acceptance import Acceptance, Greedy
 from lessons_lib.decoding.generate import Output, Prompt, new_row, text_of
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import Row, step
+from lessons_lib.measure.clock import sync
 
 from .block_pool import BlockPool
 from .compiled import CompiledPagedTarget
@@ -82,11 +84,12 @@ class Engine:
         """A request for `serve`, arriving at `arrival` seconds; the other arguments, and ValueErrors, as `generate`.
 
         A proposer finds room for its guesses in the scheduler's `lookahead`; what does not fit is not guessed. Give
-        each request its own proposer and generator. A failing on_tokens cancels its request alone.
+        each request its own proposer and generator. A failing on_tokens cancels its request alone. ValueError also for
+        an id that is taken; without one it gets a number.
         """
+        id = self._name(id)
         rules = proposer or Proposer(), acceptance or Greedy()
         row = new_row(self.target, prompt, *rules, max_new_tokens, min_new_tokens, stop, generator)
-        id = len(self.jobs) if id is None else id
         request = Request(id, arrival, output_length=max_new_tokens, ids=list(row.ids))
         self.jobs[request] = Job(row, on_tokens, stop)
         return request
@@ -95,11 +98,16 @@ class Engine:
         """Serve requests as they arrive, seconds from now, until all have ended -> the event log.
 
         Requests may also come from a workload with ids: their answers have exactly `output_length` tokens. One that
-        can never run is rejected, its `error` says why, and the others go on.
+        can never run is rejected, its `error` says why, and the others go on. An exception on the way, such as a
+        proposer's, cancels all that run or wait, and is raised again.
         """
         possible = [request for request in requests if request in self.jobs or self._adopt(request)]
         self.start = self.clock()
-        log = serve(possible, self.scheduler, self)
+        try:
+            log = serve(possible, self.scheduler, self)
+        except BaseException:  # an interrupt, too: the blocks are for whoever is served next
+            self.scheduler.stop(self.now())
+            raise
         log.requests = list(requests)
         return log
 
@@ -134,20 +142,27 @@ class Engine:
         known = [len(row.ids) for row in rows]
         if rows:
             step(self.target, rows)
-        committed = [row.ids[count:] for row, count in zip(rows, known, strict=True)]
+            sync(self.target.device)  # so that the time of this forward is the log's
+        committed = [row.ids[before:] for row, before in zip(rows, known, strict=True)]
         plan.rows = [(request, row.trace[-1].forwarded) for (request, _), row in zip(plan.rows, rows, strict=True)]
         for (request, _), row, tokens in zip(plan.rows, rows, committed, strict=True):
             request.stopped = row.finish is not None
             self._tell(request, tokens)
         return committed
 
+    def _name(self, id: int | str | None) -> int | str:
+        """The id, or a number that is free; ValueError for one that is taken."""
+        taken = {request.id for request in self.jobs}
+        if id in taken:
+            raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
+        return next(i for i in count(len(taken)) if i not in taken) if id is None else id
+
     def _adopt(self, request: Request) -> bool:
         """Make the row of a request that came from elsewhere; False, and rejected, if that cannot be done."""
         try:
             if not request.ids:
                 raise ValueError("it has no ids; let the workload draw them")
-            length = min(request.output_length, request.max_tokens)
-            row = new_row(self.target, request.ids, Proposer(), Greedy(), length)
+            row = new_row(self.target, request.ids, Proposer(), Greedy(), request.length)
         except ValueError as error:
             request.state, request.error = State.REJECTED, f"Request {request.id} can never run: {error}"
             return False
@@ -179,12 +194,15 @@ class Engine:
 def paged(model, pool: BlockPool, slots: int | None = None) -> PagedTarget:
     """The model's decoder on paged caches of the pool's size, its step of `slots` rows compiled (None: eager).
 
-    TypeError for what is no decoder of ours, ValueError for a PagedTarget that was made for another pool.
+    TypeError for what is no decoder of ours, ValueError for a PagedTarget that was made for another pool, or that is
+    eager where a compiled one was asked for.
     """
     sizes = dict(num_blocks=pool.num_blocks, block_size=pool.block_size)
     if isinstance(model, PagedTarget):
         if model.sizes != sizes:
             raise ValueError(f"the target was made for {model.sizes}, the pool has {sizes}; make them equal")
+        if slots and not isinstance(model, CompiledPagedTarget):
+            raise ValueError("this PagedTarget is eager; hand in a CompiledPagedTarget, or the model itself")
         return model
     if not hasattr(model, "decoder") and not hasattr(model, "target"):
         raise TypeError(f"the engine runs our decoder, not {type(model).__name__}; pass lessons_lib.load(...)")

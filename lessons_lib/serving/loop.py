@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from .plan import Log, Plan
@@ -28,7 +29,8 @@ class Backend(Protocol):
 def serve(requests: Sequence[Request], scheduler: Scheduler, backend: Backend) -> Log:
     """Serve the requests as they arrive, until all have finished -> the event log.
 
-    A request that can never run is rejected (see its `error`) and the others go on. RuntimeError if the policy lets
+    A request that can never run is rejected (see its `error`) and the others go on; one that is being served or has
+    been stays as it is. RuntimeError if the policy lets
     nobody in though nothing runs and nothing will change.
     """
     arrivals = deque(sorted(requests, key=lambda r: r.arrival))
@@ -52,10 +54,8 @@ def _arrive(arrivals: deque[Request], scheduler: Scheduler, now: float) -> None:
         request = arrivals.popleft()
         if request.state is State.CANCELLED:
             continue
-        try:
+        with suppress(ValueError):  # who is rejected has an error that says why
             scheduler.add(request)
-        except ValueError as error:
-            request.error = str(error)
     scheduler.closed = not arrivals
 
 
@@ -63,5 +63,6 @@ def _next_event(arrivals: deque[Request], scheduler: Scheduler, now: float) -> f
     """When something can change: the next arrival, or when the policy wants to be asked again."""
     event = min(arrivals[0].arrival if arrivals else math.inf, scheduler.policy.wake(scheduler))
     if math.isinf(event) or (not arrivals and event <= now):
-        raise RuntimeError(f"{scheduler.policy} lets none of the waiting in though nothing runs: its admit returns 0.")
+        name = type(scheduler.policy).__name__
+        raise RuntimeError(f"{name} lets none of the waiting in though nothing runs: its admit returns 0.")
     return event

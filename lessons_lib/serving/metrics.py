@@ -25,8 +25,7 @@ Percentiles = dict[float, float]
 class Latency:
     """Of all requests that were served: percentiles {50: ..., 90: ..., 99: ...} in seconds, or tokens per second.
 
-    itl: gaps between tokens, those of all requests together; queueing: arrival to first slot, NaN where no log says;
-    normalized: E2E over n.
+    itl: gaps between tokens, those of all requests together; queueing: arrival to first slot, NaN where no log says.
     """
 
     requests: int
@@ -38,13 +37,7 @@ class Latency:
     itl: Percentiles
     tpot: Percentiles
     e2e: Percentiles
-    normalized: Percentiles
     queueing: Percentiles
-
-    @property
-    def request_rate(self) -> float:
-        """Requests served per second."""
-        return (self.requests - self.failed) / self.makespan
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,6 @@ def latency(requests: Sequence[Request], qs: Sequence[float] = (50, 90, 99)) -> 
         itl=percentiles([gap for line in lines for gap in line.itl], qs),
         tpot=percentiles([line.tpot for line in lines], qs),
         e2e=percentiles([line.e2e for line in lines], qs),
-        normalized=percentiles([line.e2e / len(line.times) for line in lines], qs),
         queueing=percentiles(queued, qs),
     )  # fmt: skip
 
@@ -96,7 +88,7 @@ def usage(log: Log) -> Usage:
     blocks = over_time(steps, [i.used_blocks for i in steps])
     return Usage(
         iterations=len(steps), occupancy=useful / offered if offered else math.nan, wasted_slots=offered - useful,
-        idle_slots=sum(i.idle for i in steps),
+        idle_slots=sum(len(i.idle) for i in steps),
         kv_blocks=blocks / log.num_blocks if log.num_blocks else math.nan,
         kv_tokens=over_time(steps, [i.cached_tokens for i in steps]) / (blocks * log.block_size or math.nan),
         in_system=in_system(log.requests), queue=over_time(steps, [i.waiting for i in steps]),

@@ -44,7 +44,7 @@ def _pad(network, batch: Sequence[Request], start: float) -> None:
     longest, clock = max(request.prompt_length for request in batch), StepClock()
     ids = torch.tensor([[0] * (longest - r.prompt_length) + r.ids for r in batch], device=network.device)
     mask = torch.tensor([[0] * (longest - r.prompt_length) + [1] * r.prompt_length for r in batch], device=ids.device)
-    settings = {"max_new_tokens": max(r.output_length for r in batch), "do_sample": False}
+    settings = {"max_new_tokens": max(r.length for r in batch), "do_sample": False}
     admitted = time.perf_counter() - start
     with silent():
         out = network.generate(
@@ -53,7 +53,7 @@ def _pad(network, batch: Sequence[Request], start: float) -> None:
         )  # fmt: skip
     times = [at - start for at in clock.times]
     for request, row in zip(batch, out[:, longest:].tolist(), strict=True):
-        _note(request, row[: request.output_length], times[: request.output_length], admitted, times[-1])
+        _note(request, row[: request.length], times[: request.length], admitted, times[-1])
 
 
 def continuous_batches(network, requests: Sequence[Request], pages: dict = PAGES) -> list[Request]:
@@ -67,7 +67,7 @@ def continuous_batches(network, requests: Sequence[Request], pages: dict = PAGES
     served = [request.fresh() for request in requests]
     with silent(), network.continuous_batching_context_manager(settings, continuous_batching_config=config) as manager:
         start = time.perf_counter()
-        names = {manager.add_request(r.ids, max_new_tokens=r.output_length, record_timestamps=True): r for r in served}
+        names = {manager.add_request(r.ids, max_new_tokens=r.length, record_timestamps=True): r for r in served}
         waiting = set(names)
         while waiting and (manager.is_running() or not manager.output_router.output_queue.empty()):
             result = manager.get_result(timeout=1)
@@ -82,7 +82,7 @@ def continuous_batches(network, requests: Sequence[Request], pages: dict = PAGES
 def _take(request: Request, result, start: float) -> None:
     """Note one result of transformers' manager, which logs errors and does not raise them."""
     times = [at - start for at in result.timestamps or ()]
-    if result.error or len(result.generated_tokens) != request.output_length:
+    if result.error or len(result.generated_tokens) != request.length:
         request.state, request.error = State.CANCELLED, f"Request {request.id}: {result.error or 'too few tokens'}."
         return
     _note(request, list(result.generated_tokens), times, result.lifespan[0] - start, times[-1])

@@ -39,14 +39,15 @@ class Share(NamedTuple):
 
 class Iteration(NamedTuple):
     """One forward, planned at `start` and done at `end` (seconds). waiting: requests in the queue meanwhile; idle:
-    slots that finished requests still held; preempted: ids; used_blocks: of the pool; cached_tokens: keys and values
-    of the running requests, those fed in this forward included (a shared prefix counts once for each)."""
+    (slot, id) of the finished requests that still held theirs; preempted: ids; used_blocks: of the pool;
+    cached_tokens: keys and values of the running requests, those fed in this forward included (a shared prefix counts
+    once for each)."""
 
     start: float
     end: float
     shares: list[Share]
     waiting: int
-    idle: int
+    idle: list[tuple[int, int | str]]
     preempted: list[int | str]
     used_blocks: int
     cached_tokens: int
@@ -76,4 +77,5 @@ class Log:
         cached = sum([r.computed for r in scheduler.running]) + sum([fed for _, fed in plan.rows])
         used = self.num_blocks - scheduler.pool.free_blocks
         waiting, preempted = len(scheduler.waiting), [r.id for r in plan.preempted]
-        self.iterations.append(Iteration(start, end, shares, waiting, len(plan.idle), preempted, used, cached))
+        idle = [(r.slot, r.id) for r in plan.idle]
+        self.iterations.append(Iteration(start, end, shares, waiting, idle, preempted, used, cached))

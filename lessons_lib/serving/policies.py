@@ -2,9 +2,9 @@
 
 A policy answers four small questions; override the one that you want to change:
 
-    class Ageing(Continuous):
+    class LongPromptsLast(Continuous):
         def order(self, requests, now):
-            return sorted(requests, key=lambda r: r.priority - 0.1 * (now - r.arrival))
+            return sorted(requests, key=lambda r: r.prompt_length)
 
 order: of the waiting, who enters first; of the running, the last one is preempted when no block is free.
 admit: how many may enter in this iteration. over: whether a batch that is held together may end.

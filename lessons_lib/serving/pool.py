@@ -33,8 +33,17 @@ class Pool(Protocol):
     def store(self, request: Request) -> None:
         """Told after each forward: the first request.computed of request.ids are cached, full blocks may be shared."""
 
+    def truncate(self, request: Request, tokens: int) -> None:
+        """Keep only the blocks that the first `tokens` tokens need: after guesses that were rejected."""
+
     def release(self, request: Request) -> None:
         """Take back all blocks of the request, if it has any; full ones may stay as a cached prefix."""
+
+
+def check_size(num_blocks: int, block_size: int) -> None:
+    """ValueError for a pool without blocks, or blocks without room."""
+    if num_blocks < 1 or block_size < 1:
+        raise ValueError(f"A pool needs blocks of tokens; {num_blocks} of {block_size} were asked for.")
 
 
 @dataclass
@@ -48,8 +57,7 @@ class CountingPool:
     free_blocks: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.num_blocks < 1 or self.block_size < 1:
-            raise ValueError(f"A pool needs blocks of tokens; {self.num_blocks} of {self.block_size} were asked for.")
+        check_size(self.num_blocks, self.block_size)
         self.free_blocks = self.num_blocks
 
     def match(self, request: Request) -> int:
@@ -67,6 +75,11 @@ class CountingPool:
 
     def store(self, request: Request) -> None:
         pass
+
+    def truncate(self, request: Request, tokens: int) -> None:
+        spare = max(0, self.held[request] - -(-tokens // self.block_size))
+        self.held[request] -= spare
+        self.free_blocks += spare
 
     def release(self, request: Request) -> None:
         self.free_blocks += self.held.pop(request, 0)

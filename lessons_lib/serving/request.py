@@ -6,6 +6,7 @@ one has not been fed yet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,8 +31,8 @@ class Request:
     id: any unique name. prompt_length: P, the ids' count if ids are given (0 means: take it from there).
     output_length: tokens that will come, which only the simulator and an oracle know; max_tokens: the limit that
     every policy may see, output_length if None. ids: prompt and committed tokens, where they matter (prefix caching,
-    the engine). reply: the tokens that a simulated server answers. priority: smaller is more urgent, for policies
-    that look at it. error: why a request failed or was refused.
+    the engine). reply: the tokens that a simulated server answers, no fewer than will come. priority: smaller is more
+    urgent, for policies that look at it. error: why a request failed or was refused. ValueError for what cannot be.
     """
 
     id: int | str
@@ -63,8 +64,15 @@ class Request:
         self.max_tokens = self.output_length if self.max_tokens is None else self.max_tokens
         if self.prompt_length < 1 or self.output_length < 1 or self.max_tokens < 1:
             raise ValueError(f"Request {self.id} needs at least one prompt token and one output token.")
-        if self.arrival < 0:
-            raise ValueError(f"Request {self.id} arrives at {self.arrival} s; arrivals start at 0.")
+        if not 0 <= self.arrival < math.inf:
+            raise ValueError(f"Request {self.id} arrives at {self.arrival} s; arrivals start at 0 and are finite.")
+        if self.reply is not None and len(self.reply) < self.length:
+            raise ValueError(f"Request {self.id}: a reply of {len(self.reply)} tokens, but {self.length} are to come.")
+
+    @property
+    def length(self) -> int:
+        """Tokens it will get, unless a text ends before."""
+        return min(self.output_length, self.max_tokens)
 
     @property
     def known(self) -> int:
@@ -84,7 +92,7 @@ class Request:
     @property
     def done(self) -> bool:
         """Whether its last token has been emitted."""
-        return self.stopped or self.emitted >= self.output_length or self.emitted >= self.max_tokens
+        return self.stopped or self.emitted >= self.length
 
     def commit(self, fed: int, tokens: Sequence[int], now: float) -> None:
         """Note a forward over `fed` tokens that gave these new ones: none from a part of a prompt, n if speculated."""

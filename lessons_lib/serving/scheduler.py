@@ -7,7 +7,7 @@ An iteration is schedule, run, commit:
     ended = scheduler.commit(plan, committed, now)
 
 It knows no model and no clock, so that the simulator and the engine share it. Blocks come from a pool.Pool: match,
-allocate, store and release; the tokens of a request always own blocks before the forward that caches them.
+allocate, store, truncate and release; the tokens of a request always own blocks before the forward that caches them.
 Preemption is by recompute: the victim gives all its blocks back and rebuilds its keys and values later.
 Source: Yu et al. 2022 (Orca); Kwon et al. 2023 (vLLM: blocks, preemption); Agrawal et al. 2023 (chunked prefill).
 """
@@ -70,7 +70,9 @@ class Scheduler:
         return len(self.waiting) + len(self.running) + len(self.held)
 
     def add(self, request: Request) -> None:
-        """Queue a request. ValueError, and the request rejected, if it could never run."""
+        """Queue a request. ValueError if it has been queued or served, or, the request rejected, could never run."""
+        if request in self.waiting:
+            raise ValueError(f"Request {request.id} waits already; queue it once.")
         if request.state is not State.WAITING or request.computed:
             raise ValueError(f"Request {request.id} is {request.state.value}; hand in request.fresh() to run it again.")
         problem = impossible(self, request)
@@ -101,6 +103,8 @@ class Scheduler:
             request.commit(fed, tokens, now)
             if request.ids is not None:
                 self.pool.store(request)
+            if self.lookahead:  # room that rejected guesses took
+                self.pool.truncate(request, self._reserved(request, 1))
             if request.done:
                 ended.append(request)
         for request in ended:
@@ -117,6 +121,12 @@ class Scheduler:
             self.waiting.remove(request)
         if request.state in (State.WAITING, State.RUNNING):
             request.state = State.CANCELLED
+
+    def stop(self, now: float) -> None:
+        """Cancel all that run or wait and end a held batch, since a run has broken off: every block is free again."""
+        for request in [*self.running, *self.waiting]:
+            self.cancel(request)
+        self._dismiss(now)
 
     def _continue(self, plan: Plan, now: float) -> None:
         """A row for every running request: one token, or the next part of its prompt."""
@@ -179,17 +189,20 @@ class Scheduler:
         return math.inf if self.token_budget is None else self.token_budget - sum(n for _, n in plan.rows)
 
     def _reserved(self, request: Request, tokens: int) -> int:
-        """Tokens to own blocks for at admission: the whole known text, also if its first part is fed now."""
-        outputs = {"none": request.emitted + 1, "max": request.max_tokens, "oracle": request.output_length}
+        """Tokens to own blocks for, about to feed so many: the whole known text, also if only a part is fed now."""
+        outputs = {"none": request.emitted + 1, "max": request.max_tokens, "oracle": request.length}
         return max(request.prompt_length + outputs[self.reserve] - 1, request.computed + tokens)
 
     def _end_batch(self, now: float) -> None:
         """Once a held batch has run to its end, its requests leave together."""
         if self.held and not self.running and self.policy.over(self):
-            for request in self.held:
-                request.finished = now
-                self._vacate(request)
-            self.held = []
+            self._dismiss(now)
+
+    def _dismiss(self, now: float) -> None:
+        for request in self.held:
+            request.finished = now
+            self._vacate(request)
+        self.held = []
 
     def _finish(self, request: Request, now: float) -> None:
         request.state, request.finished = State.FINISHED, now

@@ -46,7 +46,7 @@ class Simulator:
         if not guesses and request.reply is None:
             return ANY
         count = 1 + (self.accepted(request, guesses) if guesses and self.accepted else 0)
-        count = min(count, min(request.output_length, request.max_tokens) - request.emitted)
+        count = min(count, request.length - request.emitted)
         return ANY * count if request.reply is None else request.reply[request.emitted : request.emitted + count]
 
 

@@ -20,7 +20,7 @@ class Server:
 
     extra: more fields of the request's body, such as {"ignore_eos": True} for vLLM and SGLang, so that outputs have
     the length that the workload says. timeout: seconds without a byte before a request is given up; limit: seconds
-    for a whole request. ValueError for an address without http:// or https://.
+    for a whole request. ValueError for an address or a key that cannot be sent to.
     """
 
     url: str
@@ -32,9 +32,10 @@ class Server:
     limit: float = 600.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _reachable(self.url):
             raise ValueError(f"A server's address looks like http://127.0.0.1:8000, not {self.url!r}.")
+        if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ValueError("An api_key is one line of ASCII characters; this one has others, perhaps a line's end.")
 
     def connect(self) -> HTTPConnection:
         """A connection, not yet used."""
@@ -59,15 +60,24 @@ class Usage:
 
 def tokens(server: Server, prompt: str | list[int], max_tokens: int, usage: Usage) -> Iterator[str]:
     """Ask, and yield the text of each event as it comes, filling in `usage`. StreamError if the end never comes."""
-    with closing(server.connect()) as connection:
-        try:
+    try:
+        with closing(server.connect()) as connection:
             yield from _texts(_post(connection, server, server.body(prompt, max_tokens)), usage)
-        except TimeoutError:
-            raise StreamError(f"nothing came from {server.url} for {server.timeout} s") from None
-        except ConnectionRefusedError:
-            raise StreamError(f"{server.url} refused the connection; is the server running?") from None
-        except (OSError, HTTPException) as error:
-            raise StreamError(f"the connection to {server.url} broke off: {error!r}") from None
+    except TimeoutError:
+        raise StreamError(f"nothing came from {server.url} for {server.timeout} s") from None
+    except ConnectionRefusedError:
+        raise StreamError(f"{server.url} refused the connection; is the server running?") from None
+    except (OSError, HTTPException) as error:
+        raise StreamError(f"the connection to {server.url} broke off: {error!r}") from None
+
+
+def _reachable(url: str) -> bool:
+    """Whether a url has all that a connection needs."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        return False
 
 
 def _post(connection: HTTPConnection, server: Server, body: dict) -> HTTPResponse:
@@ -108,8 +118,8 @@ def _event(data: bytes, usage: Usage) -> tuple[str, bool]:
         if event.get("error"):
             raise StreamError(f"the server reports: {event['error']}")
         counted = event.get("usage") or {}
-        usage.prompt_tokens = counted.get("prompt_tokens", usage.prompt_tokens)
-        usage.tokens = counted.get("completion_tokens", usage.tokens)
+        usage.prompt_tokens = int(counted.get("prompt_tokens") or usage.prompt_tokens)
+        usage.tokens = int(counted.get("completion_tokens") or usage.tokens)
         choice = (event.get("choices") or [{}])[0]
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         return text, choice.get("finish_reason") is not None

@@ -37,7 +37,7 @@ class PagedTarget(DecoderTarget):
         return [one for _, one in sorted(zip(order, scores, strict=True), key=lambda pair: pair[0])]
 
     def forward(self, tokens: Tensor, blocks: Sequence[Block], layers: Sequence[int]) -> States:
-        """As DecoderTarget; a compiled step of many rows would stand in here, where every block decodes."""
+        """As DecoderTarget, the rows that decode as one segment; `compiled` has this step compiled."""
         rows = [block.cache for block in blocks if decodes(block)]
         together = [self.rows(PagedRows(rows))] if rows else []
         segments = together + [self.segment(block) for block in blocks[len(rows) :]]

@@ -8,7 +8,7 @@ arrival, ids, max_tokens, reply and priority may be left out; an id that is left
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +91,7 @@ def random_ids(count: int, vocab_size: int, rng: Random) -> list[int]:
 
 def read_trace(path: str | Path) -> list[Request]:
     """The requests of a trace file. ValueError naming the first bad line and what is wrong with it."""
-    lines = enumerate(Path(path).read_text().splitlines(), 1)
+    lines = enumerate(Path(path).read_bytes().splitlines(), 1)
     made = [_parse(line, f"{path}, line {number}", number) for number, line in lines if line.strip()]
     if not made:
         raise ValueError(f"{path} holds no request; write one JSON object a line.")
@@ -111,12 +111,14 @@ def write_trace(path: str | Path, requests: Sequence[Request]) -> None:
 COUNTS, LISTS = ("prompt_length", "output_length", "max_tokens"), ("ids", "reply")
 
 
-def _parse(line: str, where: str, number: int) -> Request:
+def _parse(line: bytes, where: str, number: int) -> Request:
     try:
         row = json.loads(line)
         problem = _problem(row)
         if problem is None:
             return Request(**{"id": number, **row})
+    except UnicodeDecodeError:
+        problem = "not UTF-8; save the file in that encoding."
     except ValueError as error:  # also what json raises
         problem = str(error)
     raise ValueError(f"{where}: {problem}")
@@ -134,8 +136,8 @@ def _problem(row: object) -> str | None:
     for name, value in row.items():
         if name in COUNTS and (type(value) is not int or value < 1):
             return f"{name} must be a whole number from 1, not {value!r}."
-        if name in ("arrival", "priority") and not (type(value) in (int, float) and math.isfinite(value)):
-            return f"{name} must be a number, not {value!r}."
+        if name in ("arrival", "priority") and not (type(value) in (int, float) and abs(value) <= sys.float_info.max):
+            return f"{name} must be a finite number, not {value!r:.40}."
         if name == "id" and type(value) not in (int, str):
             return f"id must be a number or a text, not {value!r}."
         if name in LISTS and not (isinstance(value, list) and value and all(type(i) is int for i in value)):

@@ -53,9 +53,9 @@ def describe_batching(slots: int, load: str, spread: str, policy: str, step: int
     finished = sum(request.times[-1] <= now.end for request in log.requests)
     working = ", ".join(f"request {share.id} in slot {share.slot + 1}" for share in now.shares) or "nobody"
     return (
-        f"{policy} batching, {slots} slots, lengths {spread}, load {load}; iteration {step}: {working}; {now.idle} "
-        f"slots held by finished requests, {now.waiting} requests waiting, {finished} of {len(log.requests)} finished. "
-        f"The whole run: {_headline(log)}."
+        f"{policy} batching, {slots} slots, lengths {spread}, load {load}; iteration {step}: {working}; "
+        f"{len(now.idle)} slots held by finished requests, {now.waiting} requests waiting, "
+        f"{finished} of {len(log.requests)} finished. The whole run: {_headline(log)}."
     )
 
 

@@ -43,6 +43,16 @@ def test_a_padded_batch_ends_together_and_the_next_begins_after_it():
     assert last.admitted >= third.finished and first.times == third.times[:5]
 
 
+@pytest.mark.parametrize("serve", [
+    lambda requests: peers.padded_batches(NETWORK, requests, 2),
+    lambda requests: peers.continuous_batches(NETWORK, requests, PAGES),
+], ids=["padded", "continuous"])  # fmt: skip
+def test_a_limit_below_the_length_ends_an_answer(serve):
+    served = serve([Request(0, ids=[7, 7, 3], output_length=9, max_tokens=2), Request(1, ids=[1], output_length=4)])
+    assert [len(request.times) for request in served] == [2, 4] and not any(request.error for request in served)
+    assert served[0].ids[3:] == alone([7, 7, 3], 2)
+
+
 def test_what_transformers_does_not_answer_is_an_error_and_no_hang():
     small = PAGES | {"num_blocks": 2}
     served = peers.continuous_batches(NETWORK, [Request(0, ids=[5] * 200, output_length=3)], small)

@@ -65,8 +65,8 @@ def seen(monkeypatch, tmp_path):
 
 
 def once(engines, python, folder, requests, **settings):
-    with engines.vllm(python, folder, **settings) as run:
-        return run(requests)
+    with engines.vllm(python, folder, **settings) as other:
+        return other.serve(requests), other.facts
 
 
 @pytest.mark.parametrize("environ", [{}, {"VLLM_PYTHON": ""}, {"VLLM_PYTHON": "/no/such/python"}])
@@ -77,10 +77,10 @@ def test_without_an_environment_for_vllm_a_sentence_says_what_to_set(engines, en
 
 
 def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(engines, seen, tmp_path):
-    ran = once(engines, sys.executable, tmp_path / "model", REQUESTS, slots=4)
-    assert ran.ids == [[9, 10, 11], [21, 22]] and ran.seconds > 0
-    assert ran.facts["versions"]["torch"].startswith(torch.__version__.split("+")[0])
-    assert ran.facts["model"] == "model" and ran.facts["max_num_seqs"] == 4  # no path of this machine is kept
+    ids, facts = once(engines, sys.executable, tmp_path / "model", REQUESTS, slots=4)
+    assert ids == [[9, 10, 11], [21, 22]]
+    assert facts["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert facts["model"] == "model" and facts["max_num_seqs"] == 4  # no path of this machine is kept
     told, space, _ = seen.read_text().rsplit(maxsplit=2)
     told = json.loads(told)
     assert told["model"] == str(tmp_path / "model") and told["dtype"] == "bfloat16" and told["max_num_seqs"] == 4
@@ -88,22 +88,22 @@ def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(engine
 
 
 def test_one_vllm_serves_several_runs(engines, seen, tmp_path):
-    with engines.vllm(sys.executable, tmp_path) as run:
+    with engines.vllm(sys.executable, tmp_path) as other:
         pid = seen.read_text().split()[-1]
-        assert run(REQUESTS).ids == run(REQUESTS).ids and run(REQUESTS[:1]).ids == [[9, 10, 11]]
+        assert other.serve(REQUESTS) == other.serve(REQUESTS) and other.serve(REQUESTS[:1]) == [[9, 10, 11]]
         assert seen.read_text().split()[-1] == pid
 
 
 def test_a_setting_of_vllm_that_is_there_already_stays(engines, seen, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
-    ran = once(engines, sys.executable, tmp_path, REQUESTS)
-    assert seen.read_text().split()[-2] == ran.facts["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    _, facts = once(engines, sys.executable, tmp_path, REQUESTS)
+    assert seen.read_text().split()[-2] == facts["VLLM_CPU_KVCACHE_SPACE"] == "3"
 
 
 def test_an_engine_that_appended_to_the_ids_changes_no_prompt(engines, seen, tmp_path):
     served = Request("a", ids=[7, 8], output_length=3)
     served.commit(2, [50], 0.0)
-    assert once(engines, sys.executable, tmp_path, [served]).ids == [[9, 10, 11]]
+    assert once(engines, sys.executable, tmp_path, [served])[0] == [[9, 10, 11]]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """The claims of lesson 05 with a tiny model: every one is measured as it says, though its numbers mean nothing."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from support.benches import Letters
 
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.serving.request import Request
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +82,26 @@ def test_buffers_in_one_piece_hold_what_blocks_hold(serving):
         for cache, held in ((Pages, blocks), (serving.InOnePiece, pieces))
     ]
     torch.testing.assert_close(*both)
+
+
+def test_vllm_is_named_with_its_versions_and_is_not_measured_without_its_environment(serving, monkeypatch):
+    import other_engines
+    from registry import NotMeasured
+
+    @contextmanager
+    def fake(python, folder, slots, dtype):
+        yield other_engines.Other(lambda asked: None, {"versions": {"vllm": "1.2"}, "dtype": dtype})
+
+    monkeypatch.delenv("VLLM_PYTHON", raising=False)
+    with pytest.raises(NotMeasured, match="VLLM_PYTHON"):
+        measured(serving, "serving/vs-vllm")
+    monkeypatch.setattr(other_engines, "vllm_python", lambda: "python")
+    monkeypatch.setattr(other_engines, "vllm", fake)
+    found = measured(serving, "serving/vs-vllm")
+    assert found.note.endswith("vllm 1.2") and found.facts["theirs"]["dtype"] == "float32"
+
+
+def test_who_drops_a_request_is_not_fast(serving):
+    lost = Request("a", ids=[5, 6], output_length=3)
+    with pytest.raises(RuntimeError, match="Request a got 0 of 3 tokens"):
+        serving.all_served([lost])

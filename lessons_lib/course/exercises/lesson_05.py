@@ -15,7 +15,7 @@ from lessons_lib.serving.workload import Workload
 
 SLOTS = 8
 SOON = 120  # mean end-to-end latency to reach, in iterations; first come, first served has 173
-URGENT, PATIENT = 30, 180  # mean wait of the urgent and longest wait of the others; 46 and 88 by arrival, 10 and 258
+URGENT, ANYBODY = 30, 180  # mean wait of the urgent and longest wait of all; 46 and 88 by arrival, 10 and 258
 # by priority alone
 
 
@@ -55,9 +55,9 @@ def ageing(attempt: Attempt) -> None:
         request.priority = 100.0 if i % 4 == 0 else 0.0
     waits = [(request.priority, request.timeline().ttft) for request in run(attempt, made)]
     urgent = mean(wait for priority, wait in waits if priority == 0)
-    longest = max(wait for priority, wait in waits if priority > 0)
+    longest = max(wait for _, wait in waits)
     assert urgent <= URGENT, f"urgent requests wait {urgent:.0f} iterations on average; bring that to {URGENT} or less."
-    assert longest <= PATIENT, f"somebody waits {longest:.0f} iterations; let nobody wait more than {PATIENT}."
+    assert longest <= ANYBODY, f"somebody waits {longest:.0f} iterations; let nobody wait more than {ANYBODY}."
 
 
 def outputs(count: int, arrivals: Arrivals) -> list[Request]:

@@ -17,6 +17,7 @@ def aged(speed):
 
 
 by_priority = policy(lambda requests, now: sorted(requests, key=lambda r: r.priority))
+aged_but_one = policy(lambda requests, now: sorted(requests, key=lambda r: (r.id == 41, r.priority - now + r.arrival)))
 longest_first = policy(lambda requests, now: sorted(requests, key=lambda r: r.emitted - r.max_tokens))
 
 
@@ -29,6 +30,7 @@ longest_first = policy(lambda requests, now: sorted(requests, key=lambda r: r.em
     ("05.3", lambda: None, "None is no policy; make a class on top of Continuous"),
     ("05.4", Continuous, "05.4: not yet. urgent requests wait 46 iterations"),
     ("05.4", by_priority, "05.4: not yet. somebody waits 258 iterations"),
+    ("05.4", aged_but_one, "05.4: not yet. somebody waits 559 iterations"),  # an urgent one
     ("05.4", aged(5), "05.4: not yet. urgent"),
     ("05.4", aged(1), "05.4: passed"),
 ])  # fmt: skip

@@ -51,6 +51,15 @@ def test_a_slot_that_continuous_batching_frees_is_held_by_nobody():
     assert [cell for cell in free if cell[3] == "idle"] == [(0, 1, 0, "idle")]  # not in the next batch, which lacks one
 
 
+@pytest.mark.parametrize("setting", [dict(slots=2, blocks=3, block_size=4, watermark=0), dict(slots=2, mixed=False)])
+def test_a_slot_is_held_by_the_finished_alone(setting):
+    """Neither the slot of a preempted request nor that of one that waits for another's prompt."""
+    log = run(Continuous(), (5, 3, 3), **setting)
+    working = [(slot, column) for column, step in enumerate(log.iterations) for slot in {s.slot for s in step.shares}]
+    assert sorted(cell[:2] for cell in slot_cells(log)) == sorted(working)
+    assert len(working) < 2 * len(log.iterations)  # there are slots where nobody worked
+
+
 def test_prompts_are_hatched_held_slots_crossed_and_each_request_is_named_once():
     ax = plot_slots(run(Static()))
     hatches = [patch.get_hatch() for patch in ax.patches]

@@ -52,7 +52,9 @@ class Fake(BaseHTTPRequestHandler):
             time.sleep(GAP)
         self.event({"choices": [{"text": "", "delta": {}, "finish_reason": "length"}]})
         if self.how != "silent":
-            self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": count * self.server.burst}})
+            counts = {"prompt_tokens": 7, "completion_tokens": count * self.server.burst}
+            unsaid = dict.fromkeys(counts)
+            self.event({"choices": [], "usage": unsaid if self.how == "null" else counts})
             self.write(b"data: [DONE]\n\n")
         self.write(b"")
 
@@ -181,6 +183,22 @@ def test_a_finish_reason_is_an_end_even_without_done(fake):
     assert request.error is None and request.prompt_length == 1 and len(request.times) == 4
 
 
+def test_counts_that_are_null_are_counts_that_nobody_said(fake):
+    (request,) = ask(fake, "null")
+    assert request.error is None and request.prompt_length == 1 and len(request.times) == 4
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(extra={"seed": object()}), r"TypeError.*not JSON serializable.* \(after 0 tokens\)"),
+    (dict(path="/é"), "UnicodeEncodeError"),
+], ids=["body", "path"])  # fmt: skip
+def test_whatever_goes_wrong_in_a_thread_is_its_requests_error_at_once(fake, settings, message):
+    settings = {"url": fake.url + settings.pop("path", ""), **settings}
+    (request,) = replay([Request(0, 0, 1, 1)], Server(model="m", **settings), prompt=lambda r: "well")
+    assert request.state is State.CANCELLED and re.search(message, request.error)
+    assert request.finished is not None
+
+
 def test_nobody_listening_is_said_so():
     made = [Request(0, 0, 1, 1)]
     (request,) = replay(made, Server("http://127.0.0.1:9", "m"), prompt=lambda r: "well")
@@ -206,7 +224,16 @@ def test_requests_without_anything_to_send_are_refused_before_any_is_sent(fake):
     assert fake.asked == []
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://"])
+BAD = ["127.0.0.1:8000", "ftp://host", "http://", "http://host:80000", "http://host:0", "http://host:x", "http://[::1"]
+
+
+@pytest.mark.parametrize("url", BAD)
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ValueError, match="looks like http"):
         Server(url, "m")
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown():
+    with pytest.raises(ValueError, match="one line of ASCII") as raised:
+        Server("http://host", "m", api_key="secret\n")
+    assert "secret" not in str(raised.value)

@@ -3,15 +3,19 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.benches import Letters
 from support.drafts import decoder_target
 from support.serving import KINDS, LENGTHS, PREFIX, PROMPTS, TARGET, alone, asked, together
 
 from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models import tiny
+from lessons_lib.serving import engine as engine_module
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine
-from lessons_lib.serving.policies import Dynamic, ShortestFirst, Static
+from lessons_lib.serving.policies import Continuous, Dynamic, ShortestFirst, Static
 from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
@@ -130,6 +134,99 @@ def test_a_text_ends_where_it_would_alone_and_its_slot_is_free_at_once():
     assert want[0].finish == "eos" and len(want[0].ids) < len(want[1].ids)
 
 
+def test_a_stop_text_ends_a_request_where_generate_ends_it():
+    """Single characters: the model's own text, cut where two of them come together for the first time."""
+    target = DecoderTarget(TARGET.decoder, Letters())
+    text = generate(target, PREFIX, max_new_tokens=20).text
+    stop = text[6:8]
+    engine = Engine(target, Scheduler(BlockPool(40, 4), slots=2))
+    requests = [engine.request(PREFIX, max_new_tokens=20, stop=one) for one in (stop, None)]
+    engine.serve(requests)
+    for request, one in zip(requests, (stop, None), strict=True):
+        out, want = engine.output(request), generate(target, PREFIX, max_new_tokens=20, stop=one)
+        assert (out.ids, out.text, out.finish) == (want.ids, want.text, want.finish)
+    first, second = map(engine.output, requests)
+    assert first.finish == "stop" and second.finish == "length" and second.text == text
+    assert len(first.ids) < 20 and first.text == text[: text.find(stop)]
+
+
+class Failing(Proposer):
+    """Raises when it is asked the second time."""
+
+    def __init__(self, error):
+        self.asked, self.error = 0, error
+
+    def propose(self, ids, limit):
+        self.asked += 1
+        if self.asked == 2:
+            raise self.error
+        return super().propose(ids, limit)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
+@pytest.mark.parametrize("policy", [Continuous(), Static()])
+def test_an_exception_ends_a_run_and_the_engine_serves_the_next(error, policy):
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), 3, policy))
+    requests = [engine.request(PREFIX, max_new_tokens=9, proposer=Failing(error))]
+    requests += [engine.request(PROMPTS[1], max_new_tokens=n) for n in (1, 9, 9)]
+    with pytest.raises(type(error)):
+        engine.serve(requests)
+    assert [r.state.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled"]
+    assert engine.pool.free_blocks == 20 and engine.pool.tables == {} and engine.scheduler.empty
+    assert len(engine.output(requests[0]).ids) == 2
+    engine.serve([again := engine.request(PREFIX, max_new_tokens=9)])
+    assert engine.output(again).ids == alone("plain", PREFIX, 9)
+    engine.pool.clear()  # for another engine
+
+
+def test_forked_rows_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):
+    """Two ways to continue one text share all its blocks, the last of them half-filled."""
+    pool = BlockPool(20, 4)
+    engine = Engine(TARGET, scheduler := Scheduler(pool))
+    copied, copy = [], engine.target.memory.copy
+    monkeypatch.setattr(engine.target.memory, "copy", lambda *blocks: copied.append(blocks) or copy(*blocks))
+    scheduler.add(parent := engine.request(PREFIX, max_new_tokens=9))
+    plan = scheduler.schedule(0.0)
+    scheduler.commit(plan, engine.run(plan), 0.0)
+    child = engine.request(list(parent.ids), max_new_tokens=8)
+    monkeypatch.setattr(pool, "match", lambda request: pool.fork(parent, request) or parent.computed)
+    scheduler.add(child)
+    while scheduler.unfinished:
+        plan = scheduler.schedule(0.0)
+        scheduler.commit(plan, engine.run(plan), 0.0)
+    assert len(copied) == 1 and pool.copies == [] and child.reused == len(PREFIX)
+    assert engine.output(parent).ids == parent.ids[len(PREFIX) :] == alone("plain", PREFIX, 9)
+    assert child.ids == parent.ids and pool.free_blocks == 20
+
+
+def test_rejected_guesses_leave_no_blocks_behind():
+    """After each forward the request owns what its text needs, and no longer the room of 40 guesses."""
+    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(80, 4), lookahead=40))
+    scheduler.add(one := engine.request(PREFIX, **asked("tree", PREFIX, 9)))
+    owned = []
+    while scheduler.unfinished:
+        plan = scheduler.schedule(0.0)
+        owned.append(80 - engine.pool.free_blocks)
+        if not scheduler.commit(plan, engine.run(plan), 0.0):
+            assert 80 - engine.pool.free_blocks <= -(-one.known // 4)
+    assert max(owned) > 10 and engine.output(one).ids == alone("plain", PREFIX, 9)
+
+
+def test_every_forward_is_waited_for(monkeypatch):
+    waited = []
+    monkeypatch.setattr(engine_module, "sync", waited.append)
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
+    log = engine.serve([engine.request(PREFIX, max_new_tokens=5)])
+    assert waited == [engine.target.device] * len(log.iterations)
+
+
+def test_an_id_is_given_once():
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
+    assert [engine.request(PREFIX, id=id).id for id in (1, None, "a", None)] == [1, 2, "a", 3]
+    with pytest.raises(ValueError, match="has a request 'a' already"):
+        engine.request(PREFIX, id="a")
+
+
 class Reader:
     """Collects what is streamed; does something at the n-th call."""
 
@@ -213,6 +310,7 @@ def test_a_workloads_answers_are_as_long_as_it_says_whatever_ends_a_text():
     (lambda: Scheduler(BlockPool(4), slots=0), "at least one slot"),
     (lambda: Engine(TARGET, Scheduler(CountingPool(4))), "give Scheduler a BlockPool"),
     (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(5))), "make them equal"),
+    (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(4)), True), "is eager"),
     (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([]), "the prompt is empty"),
     (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([5], max_new_tokens=0), "at least 1"),
 ])  # fmt: skip

@@ -25,11 +25,10 @@ def served(arrival, times, prompt=10):
 def test_latencies_of_two_requests_by_hand():
     seen = latency([served(0.0, [0.5, 0.6, 0.8, 1.0]), served(1.0, [3.0], prompt=5)], qs=(0, 50, 100))
     assert seen.makespan == 3 and seen.output_throughput == 5 / 3 and seen.total_throughput == 20 / 3
-    assert seen.request_rate == 2 / 3
     assert seen.ttft == {0: 0.5, 50: 1.25, 100: 2.0}
     assert seen.itl == pytest.approx({0: 0.1, 50: 0.2, 100: 0.2})
     assert seen.tpot[50] == pytest.approx(1 / 6)  # one token has no TPOT and is left out
-    assert seen.e2e[100] == 2.0 and seen.normalized[0] == 0.25
+    assert seen.e2e[100] == 2.0
     assert math.isnan(seen.queueing[50])
 
 

@@ -55,7 +55,7 @@ def test_littles_law_holds_exactly_on_a_finite_run(policy, inside):
     """The time-average number in the system is the arrival rate times the mean time in it."""
     made = [Request(i, 0, 1, n) for i, n in enumerate([5, 1, 1, 2, 3])]
     log = simulate(made, Scheduler(CountingPool(100), 2, policy), Linear(step=1.0))
-    counted = sum((i.waiting + len(i.shares) + i.idle) * (i.end - i.start) for i in log.iterations)
+    counted = sum((i.waiting + len(i.shares) + len(i.idle)) * (i.end - i.start) for i in log.iterations)
     span = log.iterations[-1].end
     assert counted == sum(r.finished - r.arrival for r in log.requests) == inside
     assert in_system(log.requests) == pytest.approx(counted / span) == pytest.approx(inside / span)

@@ -37,6 +37,8 @@ def test_the_limit_that_policies_see_may_differ_from_the_true_length():
     request.commit(1, [1], 2.0)
     assert request.done
     assert Request(0, 0, 1, 10).max_tokens == 10
+    assert (Request(0, 0, 1, 10, 2).length, Request(0, 0, 1, 2, 10).length) == (2, 2)
+    assert Request(0, 0, 1, 9, 2, reply=[1, 2]).length == 2  # a reply need not go on behind the limit
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,10 @@ def test_the_limit_that_policies_see_may_differ_from_the_true_length():
         ({"prompt_length": 3, "output_length": 0}, "one output token"),
         ({"prompt_length": 3, "ids": [1]}, "prompt_length 3, but 1 ids"),
         ({"prompt_length": 3, "arrival": -1.0}, "arrivals start at 0"),
+        ({"prompt_length": 3, "arrival": float("nan")}, "arrives at nan s; arrivals start at 0 and are finite"),
+        ({"prompt_length": 3, "arrival": float("inf")}, "are finite"),
+        ({"prompt_length": 3, "output_length": 9, "reply": [1, 2]}, "a reply of 2 tokens, but 9 are to come"),
+        ({"prompt_length": 3, "output_length": 9, "max_tokens": 3, "reply": [1, 2]}, "but 3 are to come"),
     ],
 )
 def test_impossible_requests_are_refused(values, message):

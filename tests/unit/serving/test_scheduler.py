@@ -191,6 +191,24 @@ def test_reserving_the_whole_length_never_preempts_and_admits_fewer(reserve):
     assert max(len(i.shares) for i in run(made, slots=4, blocks=6, watermark=0).iterations) == 4
 
 
+def test_an_oracle_knows_that_the_limit_ends_a_text_too():
+    log = run([Request(i, 0, 4, 1000, max_tokens=2) for i in range(2)], blocks=4, reserve="oracle", watermark=0)
+    assert [request.emitted for request in log.requests] == [2, 2]
+    assert log.iterations[0].used_blocks == 4  # 4 + 2 - 1 tokens each
+
+
+@pytest.mark.parametrize("pool", [CountingPool, BlockPool])
+@pytest.mark.parametrize("reserve, kept", [("none", 2), ("max", 4)])
+def test_room_for_rejected_guesses_is_given_back_and_what_was_reserved_is_not(pool, reserve, kept):
+    scheduler = Scheduler(pool(20, 4), 1, reserve=reserve, lookahead=16)
+    scheduler.add(Request(0, 0, 4, 12, ids=[1, 2, 3, 4]))
+    scheduler.commit(scheduler.schedule(0), [[7]], 1)
+    plan = scheduler.schedule(1)
+    assert 20 - scheduler.pool.free_blocks == 6 and plan.rows[0][1] == 17  # 4 cached tokens and 17 more
+    scheduler.commit(plan, [[7]], 2)
+    assert 20 - scheduler.pool.free_blocks == kept  # 5 cached tokens and the next one, or 4 + 12 - 1
+
+
 def test_blocks_are_needed_for_tokens_fed_not_for_tokens_emitted():
     for prompt, output, size, blocks in [(5, 4, 4, 2), (5, 5, 4, 3), (16, 1, 16, 1), (16, 2, 16, 2)]:
         log = run([Request(0, 0, prompt, output)], blocks=10, block_size=size)
@@ -269,6 +287,30 @@ def test_a_served_request_must_be_made_fresh_to_run_again():
     scheduler.add(request.fresh())
 
 
+def test_a_request_is_queued_once():
+    scheduler, request = Scheduler(CountingPool(10)), Request(0, 0, 4, 2)
+    scheduler.add(request)
+    with pytest.raises(ValueError, match="waits already"):
+        scheduler.add(request)
+    scheduler.schedule(0)
+    with pytest.raises(ValueError, match="is running"):
+        scheduler.add(request)
+
+
+@pytest.mark.parametrize("policy", [Continuous(), Static(steps=9)])
+def test_a_stopped_scheduler_holds_nothing(policy):
+    pool = CountingPool(10, 4)
+    scheduler, made = Scheduler(pool, 2, policy), requests([1, 5, 2])
+    for request in made:
+        scheduler.add(request)
+    scheduler.commit(scheduler.schedule(0), [[1], [1]], 1)
+    scheduler.stop(1.5)
+    assert [request.state.value for request in made] == ["finished", "cancelled", "cancelled"]
+    assert pool.free_blocks == 10 and scheduler.empty and not scheduler.unfinished
+    assert sorted(scheduler._free_slots) == [0, 1]
+    assert made[0].finished == (1.5 if policy.hold else 1)
+
+
 def test_a_pool_without_blocks_is_refused():
     with pytest.raises(ValueError, match="needs blocks"):
         CountingPool(0)
@@ -279,5 +321,5 @@ def test_a_policy_that_lets_nobody_in_is_an_error_and_no_hang():
         def admit(self, scheduler, now):
             return 0
 
-    with pytest.raises(RuntimeError, match="lets none of the waiting in"):
+    with pytest.raises(RuntimeError, match="^Closed lets none of the waiting in"):
         run(requests([1]), policy=Closed())

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear, Load, errors, steps
+from lessons_lib.serving.cost_model import Linear, Load, steps
 from lessons_lib.serving.loop import serve
 from lessons_lib.serving.policies import Static
 from lessons_lib.serving.pool import CountingPool
@@ -65,7 +65,7 @@ def test_a_log_gives_the_loads_and_seconds_that_a_cost_model_is_fitted_to():
     assert steps(log) == [(Load(4, 10, 1, 0, 0), 3.0), (Load(0, 0, 0, 1, 5), 1.0), (Load(0, 0, 0, 1, 6), 1.0)]
     made = [Request(i, i, 7 + i, 4 + i) for i in range(9)]
     log = simulate(made, Scheduler(CountingPool(9, 8), 3, token_budget=9, chunked=True, lookahead=1), cost)
-    assert errors(cost, steps(log)) == pytest.approx([0] * len(log.iterations))
+    assert [cost.seconds(work) for work, _ in steps(log)] == pytest.approx([seconds for _, seconds in steps(log)])
 
 
 @pytest.mark.parametrize("padded, end", [(True, 10.0), (False, 8.0)])
@@ -82,6 +82,14 @@ def test_a_request_cancelled_before_it_arrives_is_never_served():
     scheduler.cancel(made[1])
     log = serve(made, scheduler, Simulator(Linear(step=1.0)))
     assert made[1].state is State.CANCELLED and made[1].error is None and len(log.iterations) == 2
+
+
+def test_a_request_that_has_been_served_or_comes_twice_is_served_once_and_has_not_failed():
+    made, backend = [Request(0, 0, 1, 2), Request(1, 0, 1, 2)], Simulator(Linear(step=1.0))
+    serve(made[:1], Scheduler(CountingPool(9)), backend)
+    log = serve([made[0], made[1], made[1]], Scheduler(CountingPool(9)), backend)
+    assert [request.error for request in made] == [None, None]
+    assert [request.times for request in made] == [[1, 2], [3, 4]] and len(log.iterations) == 2
 
 
 def test_serving_nobody_is_an_empty_log():

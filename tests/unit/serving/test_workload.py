@@ -104,7 +104,9 @@ def test_a_trace_needs_little(tmp_path):
         ('{"prompt_length": 4, "output_length": 0}', "line 2: output_length must be a whole number from 1, not 0"),
         ('{"prompt_length": "4", "output_length": 1}', "line 2: prompt_length must be a whole number from 1, not '4'"),
         ('{"prompt_length": 4, "output_length": 1, "arrival": -1}', "line 2: .*arrivals start at 0"),
-        ('{"prompt_length": 4, "output_length": 1, "arrival": NaN}', "line 2: arrival must be a number"),
+        ('{"prompt_length": 4, "output_length": 1, "arrival": NaN}', "line 2: arrival must be a finite number"),
+        ('{"prompt_length": 4, "output_length": 1, "arrival": 1' + 400 * "0" + "}", "line 2: arrival must be a finite"),
+        ('{"prompt_length": 4, "output_length": 9, "reply": [1, 2]}', "line 2: .*a reply of 2 tokens, but 9"),
         ('{"prompt_length": 4, "output_length": 1, "ids": []}', "line 2: ids must be a list"),
         ('{"prompt_length": 4, "output_length": 1, "ids": [1]}', "line 2: .*prompt_length 4, but 1 ids"),
         ('{"prompt_length": 4, "output_length": 1, "slot": 1}', "line 2: 'slot' is not known"),
@@ -116,6 +118,13 @@ def test_a_malformed_trace_line_is_named(tmp_path, line, message):
     (tmp_path / "t").write_text(GOOD + "\n" + line)
     with pytest.raises(ValueError, match=message):
         read_trace(tmp_path / "t")
+
+
+def test_a_trace_in_another_encoding_is_refused_by_file_and_line(tmp_path):
+    (tmp_path / "t").write_bytes(GOOD.encode() + b"\n" + GOOD.replace("{", '{"id": "é", ').encode("latin-1"))
+    with pytest.raises(ValueError, match="t, line 2: not UTF-8") as raised:
+        read_trace(tmp_path / "t")
+    assert type(raised.value) is ValueError
 
 
 def test_an_empty_trace_is_refused(tmp_path):
