@@ -19,10 +19,10 @@ from lessons_lib import generate
 from lessons_lib.data import Question, questions
 from lessons_lib.decoding.generate import Output
 from lessons_lib.decoding.peers import by_transformers
-from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.probing import repeatable_step, width_curve
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
-from lessons_lib.measure.hardware import width_costs, width_curve
+from lessons_lib.measure.hardware import width_costs
 
 TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
 EAGER = "greedy on the eager bf16 DecoderTarget, 128 tokens each"
@@ -55,8 +55,7 @@ def prompt_of(tokens: int) -> list[int]:
 
 def costs_of(target, widths: Sequence[int], repeats: int, cached: int = 300) -> dict[int, float]:
     """{w: v(w)}: forwards of w tokens behind `cached` ones, over one of one token."""
-    steps = {width: repeatable_step(target, prompt_of(cached), width) for width in widths}
-    return width_costs(width_curve(lambda width: steps[width](), widths, repeats=repeats))
+    return width_costs(width_curve(target, prompt_of(cached), widths, "cpu", repeats))
 
 
 def encode(messages: list[dict[str, str]]) -> list[int]:
@@ -157,6 +156,13 @@ def measured(
         "questions": rows,
     }  # fmt: skip
     return Measured(ratio(counted, slow, fast), "; ".join(filter(None, said)), facts)
+
+
+def over_transformers(rows: list[dict], settings: dict) -> Measured:
+    """`ours` over `theirs`, and beside it `loop`: our loop on transformers' own forwards."""
+    loop = speed(long_enough(rows), "theirs", "loop")
+    note = f"our loop on TransformersTarget: {loop.value:.2f}"
+    return measured(rows, speed, "theirs", "ours", settings, note, loop=[loop.value, loop.low, loop.high])
 
 
 def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast: str) -> dict | None:

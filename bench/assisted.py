@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import asking
 import torch
-from asking import EAGER, asked, costs_of, long_enough, measured, ours, prompt_of, theirs, with_and_without
+from asking import EAGER, asked, costs_of, measured, ours, prompt_of, theirs, with_and_without
 from by_question import speed
 from registry import Measured, Run, claim
 
@@ -94,9 +94,7 @@ def cost(run: Run) -> Measured:
 
 @claim("assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens a step", asks=True)
 def mixed(run: Run) -> Measured:
-    def methods(ids):
-        return with_and_without(run, ids, "assisted", drafter)
-
+    methods = lambda ids: with_and_without(run, ids, "assisted", drafter)  # noqa: E731
     rows = asked("assisted/mixed/vs-plain", run, KINDS, 2, methods, settings())
     on = {state.strip() or "eager": of for state, of in asking.targets(run).items()}
     v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in on.items()}
@@ -119,6 +117,4 @@ def vs_transformers(run: Run) -> Measured:
         return {"theirs": partial(theirs, ids, draft=assistant())} | both
 
     rows = asked("assisted/vs-transformers", run, KINDS, 1, methods, settings())
-    loop = speed(long_enough(rows), "theirs", "loop")
-    note = f"our loop on TransformersTargets: {loop.value:.2f}"
-    return measured(rows, speed, "theirs", "ours", settings(), note, loop=[loop.value, loop.low, loop.high])
+    return asking.over_transformers(rows, settings())

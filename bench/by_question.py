@@ -15,7 +15,7 @@ import numpy as np
 from lessons_lib.data import Question
 from lessons_lib.decoding.probing import shortfall
 from lessons_lib.decoding.trace import Step
-from lessons_lib.measure.clock import Ratio, Samples, no_gc
+from lessons_lib.measure.clock import RESAMPLES, Ratio, Samples, no_gc
 from lessons_lib.progress import bar, say
 
 KEPT = Path(__file__).parent.parent / "build" / "bench-questions"
@@ -98,7 +98,7 @@ def tokens_per_forward(rows: Sequence[dict], name: str) -> float:
     return sum(row[name]["tokens"] - 1 for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
 
 
-def rate_ratio(a: Sequence[tuple], b: Sequence[tuple], resamples: int = 2000, seed: int = 0) -> Ratio:
+def rate_ratio(a: Sequence[tuple], b: Sequence[tuple]) -> Ratio:
     """a, b: for each question (tokens, cost) -> sum of tokens over sum of costs, b's over a's.
 
     The 95 % interval comes from drawing the questions again, so it says how much the choice of questions matters.
@@ -113,12 +113,12 @@ def rate_ratio(a: Sequence[tuple], b: Sequence[tuple], resamples: int = 2000, se
         slow, fast = tokens / cost
         return fast / slow
 
-    low, high = np.percentile(ratio(drawings(len(a), resamples, seed)), [2.5, 97.5])
+    low, high = np.percentile(ratio(drawings(len(a))), [2.5, 97.5])
     samples = [Samples(tuple((cost / tokens).tolist())) for tokens, cost in np.moveaxis(both, -1, 1)]
     return Ratio(float(ratio(np.arange(len(a)))), float(low), float(high), *samples)
 
 
-def mean_rate(kinds: Sequence[Sequence[tuple]], resamples: int = 2000, seed: int = 0) -> Ratio:
+def mean_rate(kinds: Sequence[Sequence[tuple]]) -> Ratio:
     """kinds: for each kind of text its texts' (tokens, forwards) -> the mean over kinds of tokens per forward.
 
     Every kind counts the same, however many texts it has. The interval is that of texts drawn again within their
@@ -131,13 +131,13 @@ def mean_rate(kinds: Sequence[Sequence[tuple]], resamples: int = 2000, seed: int
         sums = [np.array(texts, dtype=float)[those].sum(-2) for texts, those in zip(kinds, drawn, strict=True)]
         return np.mean([found[..., 0] / found[..., 1] for found in sums], axis=0)
 
-    again = mean([drawings(len(texts), resamples, seed + kind) for kind, texts in enumerate(kinds)])
+    again = mean([drawings(len(texts), kind) for kind, texts in enumerate(kinds)])
     low, high = np.percentile(again, [2.5, 97.5])
     taken = [forwards / tokens for texts in kinds for tokens, forwards in texts]
     value = float(mean([np.arange(len(texts)) for texts in kinds]))
     return Ratio(value, float(low), float(high), Samples((1.0,) * len(taken)), Samples(tuple(taken)))
 
 
-def drawings(count: int, resamples: int, seed: int) -> np.ndarray:
-    """(resamples, count) numbers below `count`: what a bootstrap draws again."""
-    return np.random.default_rng(seed).integers(count, size=(resamples, count))
+def drawings(count: int, seed: int = 0) -> np.ndarray:
+    """(RESAMPLES, count) numbers below `count`: what a bootstrap draws again."""
+    return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))

@@ -17,7 +17,7 @@ from lessons_lib.decoding.replay import foretold_cost, replay_draft
 from lessons_lib.measure.speculation import width_cost
 from lessons_lib.training import evaluate, held_out
 
-KINDS = evaluate.BARRED
+KINDS = tuple(held_out.CATEGORIES.values())
 MOST = 16  # the longest draft tried
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 

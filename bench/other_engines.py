@@ -43,29 +43,22 @@ def vllm_python(environ=os.environ) -> str:
 
 
 @contextmanager
-def vllm(
-    python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", context: int = 1024, limit: float = 900
-) -> Iterator[Other]:
+def vllm(python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", limit: float = 900) -> Iterator[Other]:
     """vLLM on a checkpoint's folder: it serves as often as one likes.
 
     limit: seconds for loading, and for each run. RuntimeError with the end of its log where vLLM fails. What of
     ENVIRONMENT is set already stays so.
     """
     environment = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
-    settings = {"model": str(folder), "dtype": dtype, "max_num_seqs": slots, "max_model_len": context}
+    settings = {"model": str(folder), "dtype": dtype, "max_num_seqs": slots, "max_model_len": 1024}
     with answering("vLLM", [python, "-P", str(WORKER)], environment, limit) as ask:
         facts = settings | environment | {"model": Path(folder).name, "versions": ask(settings)["versions"]}
 
         def serve(requests: Sequence[Request]) -> list[list[int]]:
-            said = ask({"requests": [{"ids": prompt(r), "output_length": r.length} for r in requests]})
+            said = ask({"requests": [{"ids": r.fresh().ids, "output_length": r.length} for r in requests]})
             return checked(requests, said["ids"])
 
         yield Other(serve, facts)
-
-
-def prompt(request: Request) -> list[int]:
-    """The ids to send, without what an engine appended to them."""
-    return list(request.ids[: request.prompt_length])
 
 
 def checked(requests: Sequence[Request], answers: list[list[int]]) -> list[list[int]]:

@@ -37,6 +37,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Claim:
+    """A named figure that is boasted of: its bar, what it is compared with, and the function that measures it."""
+
     name: str
     bar: str
     baseline: str

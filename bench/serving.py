@@ -1,4 +1,4 @@
-"""Claims of lesson 05: the engine against other ways of serving the same requests, and the simulator against it.
+"""Claims of lesson 05 about the engine: against other ways of serving the same requests, and a bare forward.
 
 48 requests at once, prompts of 16 to 128 random tokens, outputs exponential with mean 48 and cap 192, 16 slots; in
 the number format that this machine is fast in. The engine runs its decode step compiled where a compiler is at hand.
@@ -10,7 +10,6 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import other_engines
 import torch
 from registry import Measured, Run, claim
@@ -21,16 +20,14 @@ from lessons_lib.decoding.targets.compiled_step import CompiledStep
 from lessons_lib.measure.clock import Ratio, Samples, compare, timed
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.device import dtype_name
-from lessons_lib.progress import bar
-from lessons_lib.serving import metrics, peers
+from lessons_lib.serving import peers
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.compiled import Pages, paged_step
-from lessons_lib.serving.cost_model import Linear, fit, steps
+from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.lengths import Fixed
 from lessons_lib.serving.plan import Log
 from lessons_lib.serving.policies import Continuous, Static
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
@@ -54,11 +51,11 @@ def target():
     return made
 
 
-def scheduler(policy=Continuous, slots: int = SLOTS) -> Scheduler:
-    return Scheduler(BlockPool(BLOCKS), slots, policy())
+def scheduler(policy=Continuous) -> Scheduler:
+    return Scheduler(BlockPool(BLOCKS), SLOTS, policy())
 
 
-def workload(count: int = COUNT, seed: int = 0) -> list[Request]:
+def workload(count: int, seed: int = 0) -> list[Request]:
     return Workload(count, vocab_size=model().tokenizer.vocab_size, seed=seed).requests()
 
 
@@ -169,79 +166,3 @@ def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], T
     tokens, positions = torch.full((rows,), 50, **long), torch.full((rows,), entries * 3 // 4, **long)
     tables = torch.zeros(rows, 1, **long)
     return lambda: step(tokens, positions, tables, made[: c.layers], made[c.layers :])
-
-
-TERMS = ("step", "prefill_step", "prefill_token", "prefill_pair", "decode_step", "decode_token", "kv_token")
-
-
-@cache
-def trace_runs(quick: bool) -> list[tuple[Log, Log]]:
-    """(engine's log, simulator's log) of the same requests, a few times, calibrated before and after each."""
-    found = []
-    for i in bar(range(1 if quick else 5), desc="engine and simulator", unit="run"):
-        before, after = [
-            Workload(24, vocab_size=model().tokenizer.vocab_size, seed=100 + 2 * i + j).requests() for j in range(2)
-        ]
-        asked = requests(Run(quick))
-        calibrated = steps(serve(before))
-        log = serve(asked)
-        cost = fit(calibrated + steps(serve(after)), TERMS)
-        found.append((log, simulate(asked, scheduler(), cost, padded=False)))
-    return found
-
-
-def errors_of(run: Run, measure: Callable[[Log], list[float]]) -> tuple[Ratio, list]:
-    """The median over the runs of the worst |simulated / measured - 1|, and all of them."""
-    pairs = [(measure(simulated), measure(real)) for real, simulated in trace_runs(run.quick)]
-    errors = [[abs(ours / real - 1) for ours, real in zip(*both, strict=True)] for both in pairs]
-    worst = [max(each) for each in errors]
-    low, high = np.percentile(worst, [0, 100])
-    return Ratio(float(np.median(worst)), low, high, Samples(tuple(worst)), Samples((1.0,) * len(worst))), errors
-
-
-def simulated_error(run: Run, measure: Callable[[Log], dict[str, float]]) -> Measured:
-    ratio, errors = errors_of(run, lambda log: list(measure(log).values()))
-    names = list(measure(trace_runs(run.quick)[0][0]))
-    each = {name: float(np.median([errs[i] for errs in errors])) for i, name in enumerate(names)}
-    said = ", ".join(f"{name} {error:.1%}" for name, error in each.items())
-    return Measured(
-        ratio,
-        f"{said}; {dtype_name(model().dtype)}; the interval is that of the runs",
-        {"errors": each, "unit": "relative error"},
-    )
-
-
-@claim(
-    "simulator/throughput-error",
-    "<= 0.10",
-    f"{ENGINE}, the same requests; calibrated on others before and after",
-    unit="",
-)
-def throughput_error(run: Run) -> Measured:
-    return simulated_error(run, lambda log: {"output": metrics.latency(log.requests).output_throughput})
-
-
-@claim(
-    "simulator/latency-error", "<= 0.20",
-    f"{ENGINE}, the same requests; the worst of TTFT and ITL at p50 and p90; calibrated on others before and after",
-    unit="",
-)  # fmt: skip
-def latency_error(run: Run) -> Measured:
-    def measure(log: Log) -> dict[str, float]:
-        found = metrics.latency(log.requests)
-        return {f"{name} p{p}": getattr(found, name)[p] for name in ("ttft", "itl") for p in (50, 90)}
-
-    return simulated_error(run, measure)
-
-
-@claim("simulator/requests-per-second", ">= 170", "872 prompt and 128 output tokens a request, one core", unit="/s")
-def requests_per_second(run: Run) -> Measured:
-    count = 100 if run.quick else 1000
-    asked = Workload(count, Fixed(872), Fixed(128)).requests()
-    cost = Linear(step=0.01, prefill_token=1e-4, decode_token=1e-3)
-    taken = timed(lambda: simulate(asked, Scheduler(CountingPool(4096), SLOTS), cost), repeats=run.repeats, warmup=1)
-    return Measured(
-        Ratio.of(Samples((float(count),) * run.repeats), taken),
-        f"{count} requests, {SLOTS} slots",
-        {"unit": "requests, s"},
-    )

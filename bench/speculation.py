@@ -21,10 +21,7 @@ WIDTHS = (1, 8, 16, 31)  # the widest: anchor, window and guesses of a lookahead
 
 def with_lookup(name: str, run: Run, categories: Sequence[str], count: int) -> Measured:
     """Plain decoding and prompt lookup by its defaults in turn."""
-
-    def methods(ids):
-        return with_and_without(run, ids, "lookup", lambda of: PromptLookup(**LOOKUP))
-
+    methods = lambda ids: with_and_without(run, ids, "lookup", lambda of: PromptLookup(**LOOKUP))  # noqa: E731
     rows = asked(name, run, categories, count, methods, LOOKUP)
     return measured(rows, speed, "plain", "lookup", LOOKUP)
 
@@ -52,19 +49,14 @@ def vs_transformers(run: Run) -> Measured:
         both = {name: partial(ours, of, ids, PromptLookup(**SAME)) for name, of in on.items()}
         return {"theirs": partial(theirs, ids, **THEIRS)} | both
 
-    rows = asked("prompt-lookup/vs-transformers", run, GROUNDED, 4, methods, SAME)
-    loop = speed(long_enough(rows), "theirs", "loop")
-    note = f"our loop on TransformersTarget: {loop.value:.2f}"
-    return measured(rows, speed, "theirs", "ours", SAME, note, loop=[loop.value, loop.low, loop.high])
+    return asking.over_transformers(asked("prompt-lookup/vs-transformers", run, GROUNDED, 4, methods, SAME), SAME)
 
 
 @claim(
     "lookahead/code-lists/compression", ">= 1.3", f"plain decoding (1 token a forward); {EAGER}, counted", asks=True
 )  # fmt: skip
 def code_lists(run: Run) -> Measured:
-    def methods(ids):
-        return with_and_without(run, ids, "lookahead", lambda of: Lookahead(**WINDOW))
-
+    methods = lambda ids: with_and_without(run, ids, "lookahead", lambda of: Lookahead(**WINDOW))  # noqa: E731
     rows = asked("lookahead/code-lists/compression", run, ("code", "lists"), 5, methods, WINDOW)
     wall = speed(long_enough(rows), "plain", "lookahead")
     v = costs_of(asking.eager(), WIDTHS, run.repeats)

@@ -4,14 +4,29 @@
     model = load("smollm2-135m")
     print(generate(model.target(), "Once upon a time").text)
 
-load       a model by name or folder -> LanguageModel; `.target()` is what decodes
-generate   continue a prompt with a target, a proposer and an acceptance rule
-Greedy     acceptance: the target's most probable token
-Sampling   acceptance: samples from the target's distribution, exactly
+The rooms, each importing only from those below it; `help("lessons_lib.serving")` and so on lead further:
+
+course         set-up, running and storing lessons, their checks, exercises and pages
+widgets        figures with sliders, and their still form
+figures        functions that draw from rows; drawings
+training       distilling a small draft
+serving        scheduler, block pool, simulator, engine, client
+decoding       the one loop, its targets, proposers and acceptance rules
+models         where weights come from, and the readable decoder
+caches         keys and values: contiguous, static, paged
+measure        clocks, this machine, cost models, scorecard, claims
+data, weights  prompts, texts and a trained draft
+
+What the package itself offers:
+
+load           a model by name or folder -> LanguageModel; `.target()` is what decodes
+generate       continue a prompt with a target, a proposer and an acceptance rule
+Greedy         acceptance: the target's most probable token
+Sampling       acceptance: samples from the target's distribution, exactly
 PromptLookup   proposer: copies what followed an earlier occurrence of the text's last tokens
 Jacobi         proposer: refines its own guess with the target's leftover predictions
 Lookahead      proposer: collects n-grams in a window beside the text and verifies those that fit
-DraftModel proposer: a small model of the same tokenizer drafts
+DraftModel     proposer: a small model of the same tokenizer drafts
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Progress for a person who waits: a bar, or one line.
+"""Progress for a person who waits: a bar, one line, or one that ends with the seconds taken.
 
 Batch runs (LESSONS_LIB_BATCH=1) draw no bars, which would fill a kept page, but keep the lines: whoever reads the
 page later, or the terminal now, must learn why something takes long or runs another way than asked for.
@@ -6,14 +6,23 @@ page later, or the terminal now, must learn why something takes long or runs ano
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
 
 from tqdm.auto import tqdm
+
+VARIABLE = "LESSONS_LIB_BATCH"
 
 
 def batch() -> bool:
     """True where nobody watches: executed notebooks keep no progress bars."""
-    return os.environ.get("LESSONS_LIB_BATCH") == "1"
+    return os.environ.get(VARIABLE) == "1"
+
+
+def start_batch() -> None:
+    """Tell the kernels of this process, which inherit it, that nobody watches: no progress bars, no widgets."""
+    os.environ[VARIABLE] = "1"
 
 
 def bar(iterable: Iterable | None = None, total: float | None = None, desc: str = "", unit: str = "it") -> tqdm:
@@ -25,3 +34,17 @@ def bar(iterable: Iterable | None = None, total: float | None = None, desc: str 
 def say(text: str) -> None:
     """One line to stderr, in batch runs too."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def line(name: str) -> Iterator[list[str]]:
+    """One line to stdout: the name at once, then how it went, and the seconds. Gives ["ok"], whose word can change."""
+    print(f"{name:<44}", end="", flush=True)
+    start, said = perf_counter(), ["ok"]
+    try:
+        yield said
+    except Exception:
+        said[0] = "FAILED"
+        raise
+    finally:
+        print(f"{said[0]}  {perf_counter() - start:.0f} s", flush=True)

@@ -1,9 +1,12 @@
 """What many tests need: a tiny model, a tiny GGUF file, and the real model."""
 
+import os
 import socket
 from pathlib import Path
 
 import hypothesis
+import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -18,9 +21,12 @@ SIZES = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "mlp": 96}
 
 hypothesis.settings.register_profile("steady", derandomize=True)  # the same examples on every machine
 hypothesis.settings.load_profile("steady")
+matplotlib.use("Agg")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # processes that share the cores make each other several times slower
     config.addinivalue_line("markers", "model: needs the real model (fetched once); leave out with -m 'not model'")
     config.addinivalue_line("markers", "hub: fetches gigabytes from the Hugging Face hub; runs only with -m hub")
 
@@ -35,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def tiny_model() -> torch.nn.Module:
     """Two random Llama layers in float64."""
     return tiny()
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +72,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     yield
     assert not attempts
+
+
+@pytest.fixture(scope="module")
+def cold_compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The compiler's cache in a folder of the test file's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lessons_lib.caches.cache import Cache
 
-class ContiguousCache:
+
+class ContiguousCache(Cache):
     """Keys and values of one sequence: per layer two buffers (H_kv, capacity, d), rotated keys."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype, device="cpu", capacity: int = 16):
@@ -21,13 +23,7 @@ class ContiguousCache:
         self.values = [new() for _ in range(layers)]
         self._lengths = [0] * layers
 
-    @property
-    def most(self) -> int | None:
-        """Entries it can ever hold; None: as many as there is memory for."""
-        return None
-
     def length(self, layer: int = -1) -> int:
-        """Entries kept in a layer; without one, in the last layer (a partial forward leaves it behind)."""
         return self._lengths[layer]
 
     @property
@@ -39,10 +35,6 @@ class ContiguousCache:
     def nbytes(self) -> int:
         """Bytes allocated, used or not."""
         return sum(buffer.nbytes for buffer in self.keys + self.values)
-
-    def positions(self, offsets: Sequence[int]) -> list[int]:
-        """Positions of tokens about to be fed, offset 0 being the first one the cache lacks."""
-        return [self.length() + offset for offset in offsets]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
@@ -56,10 +48,10 @@ class ContiguousCache:
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
-        """Keep the first `prefix` entries, then those numbered `then` (ascending); the rest leaves no trace."""
         end = prefix + len(then)
+        broken = list(then) != list(range(prefix, end))  # else the path stays where it is
         for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
-            if list(then) != list(range(prefix, end)):  # an unbroken path stays where it is
+            if broken and self._lengths[layer] > prefix:
                 index = torch.tensor(then, device=buffers[0].device)
                 for buffer in buffers:
                     buffer[:, prefix:end] = buffer.index_select(1, index)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lessons_lib.caches.cache import Cache
 from lessons_lib.caches.paged_memory import PagedMemory, Places
 from lessons_lib.caches.static import CacheFullError
 
 
-class PagedCache:
+class PagedCache(Cache):
     """Keys and values of one sequence in the blocks that `blocks` lists in order; its owner may change the list.
 
     planned: entries that its owner wants it to hold at most after the next forward, None without such a plan.
@@ -43,12 +44,7 @@ class PagedCache:
         return self.memory.nbytes // len(self.memory.keys[0]) * len(self.blocks)
 
     def length(self, layer: int = -1) -> int:
-        """Entries kept in a layer; without one, in the last layer (a partial forward leaves it behind)."""
         return self._lengths[layer]
-
-    def positions(self, offsets: Sequence[int]) -> list[int]:
-        """Positions of tokens about to be fed, offset 0 being the first one the cache lacks."""
-        return [self.length() + offset for offset in offsets]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
@@ -86,7 +82,6 @@ class PagedCache:
             )
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
-        """Keep the first `prefix` entries, then those numbered `then` (ascending); the rest leaves no trace."""
         end = prefix + len(then)
         if list(then) != list(range(prefix, end)):  # an unbroken path stays where it is
             self._move(then, range(prefix, end))

@@ -5,13 +5,11 @@ GB = 1e9, GiB = 2**30: print the unit. Sources: GQA, Ainslie et al. 2023; MLA, D
 KIVI, Liu et al. 2024; paging, Kwon et al. 2023.
 """
 
-from __future__ import annotations
-
 import math
 
-from ..measure.shape import ModelShape
+from lessons_lib.measure.shape import ModelShape
 
-KiB, MiB, GiB = 2**10, 2**20, 2**30
+MiB, GiB = 2**20, 2**30
 
 
 def course_formula(shape: ModelShape, tokens: int = 1, batch: int = 1) -> int:
@@ -63,9 +61,9 @@ def capacity_needed(prompt: int, new: int, drafted: int = 0) -> int:
     return cached_tokens(prompt, new) + (drafted + 1 if drafted else 0)
 
 
-def quantized_bits(bits: int, group: int, parameter_bits: int = 32) -> float:
+def quantized_bits(bits: int, group: int) -> float:
     """Bits per element with scale and zero point (16 bits each) for every group of G elements: n + 32/G."""
-    return bits + parameter_bits / group
+    return bits + 32 / group
 
 
 def quantized_bytes(shape: ModelShape, tokens: int, bits: int, group: int, residual: int = 0, batch: int = 1) -> float:

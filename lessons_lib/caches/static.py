@@ -24,8 +24,8 @@ class StaticCache(ContiguousCache):
     def most(self) -> int:
         return self.capacity
 
-    def slots(self, count: int, width: int) -> Tensor:
-        """(width,) entries that `count` new tokens and the padding behind them are written to."""
+    def slots(self, width: int) -> Tensor:
+        """(width,) entries that new tokens and the padding behind them are written to."""
         start = self.length()
         if start + width > self.capacity:
             self._grow(0, start + width)

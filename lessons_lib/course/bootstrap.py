@@ -82,6 +82,7 @@ def is_current(folder: Path, root: Path, environ=os.environ) -> bool:
 
 
 def has_pip(folder: Path) -> bool:
+    """Whether an environment is there and can install."""
     python = python_of(folder)
     return python.exists() and not subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode
 
@@ -128,10 +129,12 @@ def install(folder: Path, root: Path, environ=os.environ) -> None:
 
 
 def pinned_torch(pins: list[str]) -> str:
+    """The line of constraints.txt that pins torch."""
     return next(line for line in pins if line.startswith("torch=="))
 
 
 def installed_torch(python: Path) -> str:
+    """The version of another interpreter's torch, the tag of its build included."""
     ask = "from importlib.metadata import version; print(version('torch'))"
     return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
 

@@ -9,16 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .bootstrap import ROOT
+from lessons_lib.course.bootstrap import ROOT
 
 LEFTOVERS = ("build", ".pytest_cache", ".ruff_cache", ".hypothesis", "lessons_lib.egg-info")
+AT_ONCE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")  # a file's tests share what they made
+IN_ORDER = ("-p", "no:cacheprovider", "-p", "no:randomly")  # a lesson's cells, unlike tests, follow one another
 
 
 def dispatch(options: argparse.Namespace) -> int:
     """Carry out the parsed command."""
     if options.command == "clean":
         return clean()
-    from .lessons import UsageError
+    from lessons_lib.course.lessons import UsageError
 
     try:
         return COMMANDS[options.command](options)
@@ -28,20 +30,25 @@ def dispatch(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    from . import runner
+    """Execute lessons into build/, with the named settings and the others as one."""
+    from lessons_lib.course import runner
+    from lessons_lib.course.lessons import settings
 
-    return runner.start(options.lessons, options.model, options.device, options.dtype, options.params)
+    named = {"model": options.model, "device": options.device, "dtype": options.dtype}
+    given = settings(options.params) | {name: value for name, value in named.items() if value}
+    return runner.run(options.lessons, given)
 
 
 def lessons(options: argparse.Namespace) -> int:
-    from . import store
+    """Execute lessons and store their outputs in notebooks/."""
+    from lessons_lib.course import store
 
     return store.store(options.lessons)
 
 
 def test_quick(options: argparse.Namespace) -> int:
     """Lint, then every test that executes no lesson."""
-    return worst(lint(options), python("-m", "pytest", "-q"))
+    return worst(lint(options), python("-m", "pytest", "-q", *AT_ONCE))
 
 
 def test(options: argparse.Namespace) -> int:
@@ -56,21 +63,22 @@ def worst(*statuses: int) -> int:
 
 def nbval() -> int:
     """Execute every lesson and compare the outputs of the cells tagged nbval-check-output."""
-    from .lessons import NOTEBOOKS, batch, find
+    from lessons_lib.course.lessons import NOTEBOOKS, find
+    from lessons_lib.progress import start_batch
 
     if not find():
         return 0
-    batch()
-    return python("-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", NOTEBOOKS)
+    start_batch()
+    return python("-m", "pytest", "-q", "--nbval-lax", *IN_ORDER, NOTEBOOKS)
 
 
 def lint(options: argparse.Namespace) -> int:
-    """ruff, then the house rules for lessons."""
-    from . import checks
+    """The tools that read code, then the house rules for lessons."""
+    from lessons_lib.course import checks, tools
 
-    found = checks.lint()
+    found = [*tools.lint(), *checks.lint()]
     print("\n".join(found), end="\n" if found else "", file=sys.stderr)
-    return worst(python("-m", "ruff", "check", "--quiet"), len(found))
+    return worst(len(found))
 
 
 def lab(options: argparse.Namespace) -> int:
@@ -84,9 +92,8 @@ def bench(options: argparse.Namespace) -> int:
 
     With another file's questions only measure: the claims are about our own.
     """
+    from lessons_lib.course import readme
     from lessons_lib.measure import claims
-
-    from . import readme
 
     call = [ROOT / "bench" / "run.py", *options.claims, *(["--quick"] if options.quick else [])]
     if options.questions:
@@ -99,6 +106,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def figures(options: argparse.Namespace) -> int:
+    """Draw imgs/."""
     from lessons_lib.figures.drawings import draw_all
 
     for path in draw_all(ROOT / "imgs"):

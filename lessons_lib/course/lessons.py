@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,10 @@ from typing import Any
 
 import nbformat
 
-from .bootstrap import ROOT
+from lessons_lib.course.bootstrap import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 QUIET = ["--log-level=50"]  # for kernels, which announce their transport and their end on stderr
-
-
-def batch() -> None:
-    """Tell kernels, which inherit it, that nobody watches: no progress bars, no widgets."""
-    os.environ["LESSONS_LIB_BATCH"] = "1"
 
 
 class UsageError(Exception):
@@ -28,7 +22,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Lesson:
-    """One numbered notebook, such as notebooks/02_kv_cache.ipynb."""
+    """One numbered notebook, such as notebooks/02_kv_cache.ipynb: its name is 02_kv_cache, its number 02."""
 
     path: Path
 

@@ -1,16 +1,16 @@
-"""README's tables of lessons and claims, written from the stored lessons and bench/results/claims.json."""
+"""README's tables, written from the package's own text, the stored lessons and bench/results/claims.json."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import lessons_lib
+from lessons_lib.course import colab
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.course.lessons import Lesson, find
+from lessons_lib.course.render import title
 from lessons_lib.measure import claims, scorecard, tables
-
-from . import colab
-from .bootstrap import ROOT
-from .lessons import Lesson, find
-from .render import title
 
 README = ROOT / "README.md"
 CLAIMS = ROOT / "bench" / "results" / "claims.json"
@@ -18,14 +18,15 @@ HEADINGS = ("technique", "question", "claim", "predicted", "measured")
 
 
 def fill(readme: Path = README, lessons: list[Lesson] | None = None, claims_file: Path = CLAIMS) -> None:
-    """Write both tables into README, between their markers."""
+    """Write the tables into README, between their markers."""
     lessons = find() if lessons is None else lessons
     readme.write_text(filled(readme.read_text(encoding="utf-8"), lessons, claims_file), encoding="utf-8", newline="\n")
 
 
 def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
-    """README's text with what the stored lessons and the claims say now."""
+    """README's text with what the package offers and what the stored lessons and the claims say now."""
     rows = claims.load(claims_file)
+    text = between(text, "names", name_table())
     text = between(text, "lessons", lesson_table(lessons, colab.address()))
     return between(text, "claims", claims.markdown(rows) if rows else "Not measured yet: `make bench` does.")
 
@@ -37,6 +38,12 @@ def between(text: str, marker: str, content: str) -> str:
         raise ValueError(f"README needs the lines {begin} and {end} once each.")
     head, tail = text.split(begin)[0], text.split(end)[1]
     return f"{head}{begin}\n{content}\n{end}{tail}"
+
+
+def name_table() -> str:
+    """A row per public name, from the package's own text."""
+    lines = [line.split(None, 1) for line in lessons_lib.__doc__.strip().split("\n\n")[-1].splitlines()]
+    return tables.markdown(("name", "what it is"), [[f"`{name}`", what] for name, what in lines])
 
 
 def lesson_table(lessons: list[Lesson], address: str) -> str:

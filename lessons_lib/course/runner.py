@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -13,9 +12,10 @@ from typing import Any
 import nbformat
 import papermill
 
-from . import readme, render
-from .bootstrap import ROOT
-from .lessons import QUIET, Lesson, UsageError, batch, find, overrides, parameters, select, settings
+from lessons_lib.course import readme, render
+from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.course.lessons import QUIET, Lesson, UsageError, find, overrides, parameters, select
+from lessons_lib.progress import line, start_batch
 
 BUILD = ROOT / "build"
 
@@ -92,29 +92,16 @@ def check_taken(model: str, config: Any) -> None:
 
 
 def not_taken(model: str) -> UsageError:
+    """Why a lesson cannot run with a model, and which ones it takes."""
     from lessons_lib.models.registry import LLAMA_LIKE
 
     return UsageError(f"The lessons take Llama-like models such as {', '.join(LLAMA_LIKE)}, and {model} is none.")
 
 
-@contextlib.contextmanager
-def line(name: str):
-    """One line of progress: the name at once, then what the caller puts in front, and the seconds."""
-    print(f"{name:<44}", end="", flush=True)
-    start, said = time.perf_counter(), ["ok"]
-    try:
-        yield said
-    except Exception:
-        said[0] = "FAILED"
-        raise
-    finally:
-        print(f"{said[0]}  {time.perf_counter() - start:.0f} s", flush=True)
-
-
 def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
     """Run one notebook into build/ and render its page; a failure is kept in the result, not raised."""
     target, start, failure = build / lesson.path.name, time.perf_counter(), ""
-    batch()
+    start_batch()
     with line(lesson.name) as said:
         try:
             papermill.execute_notebook(
@@ -163,10 +150,5 @@ def finish(results: list[Result], build: Path) -> None:
 
 
 def shown(path: Path) -> str:
+    """A path as it is said to a person: from here, where it lies below."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def start(asked: list[str], model: str | None, device: str | None, dtype: str | None, params: list[str]) -> int:
-    """`run` from the command line's options."""
-    named = {"model": model, "device": device, "dtype": dtype}
-    return run(asked, {**settings(params), **{name: value for name, value in named.items() if value}})

@@ -8,9 +8,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from . import colab, readme
-from .lessons import QUIET, Lesson, batch, find, select
-from .runner import line
+from lessons_lib.course import colab, readme
+from lessons_lib.course.lessons import QUIET, Lesson, find, select
+from lessons_lib.progress import line, start_batch
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 DROPPED = ("application/vnd.jupyter.widget-view+json", "image/svg+xml", "application/javascript")
@@ -21,7 +21,7 @@ def store(asked: list[str], lessons: list[Lesson] | None = None) -> int:
 
     A lesson that fails keeps its old outputs.
     """
-    batch()
+    start_batch()
     chosen = select(find() if lessons is None else lessons, asked)
     failed = [lesson.name for lesson in chosen if not again(lesson)]
     readme.fill()

@@ -10,6 +10,7 @@ licences. Chosen by `lessons_lib.training.held_out`. Categories: "chat", "qa", "
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,14 +49,19 @@ def questions(path: str | Path | None = None) -> list[Question]:
     2401.07851).
     """
     path = Path(path or QUESTIONS)
-    lines = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)  # splitlines cuts at more than line ends
-    found = [_read(line, f"line {number} of {path}") for number, line in lines if line.strip()]
+    found = [_read(line, f"line {number} of {path}") for number, line in numbered_lines(path)]
     if not found:
         raise ValueError(f"{path} holds no question; write one a line: {FORM}")
     twice = [number for number, count in Counter(question.question_id for question in found).items() if count > 1]
     if twice:
         raise ValueError(f"question_id {twice[0]} comes twice in {path}; give every question its own")
     return found
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, line) of the lines of a file that hold something."""
+    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines cuts at more than line ends
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def _read(line: str, where: str) -> Question:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.cache import Cache
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.decoding.proposal import Scratch, Tree
 
@@ -24,7 +24,7 @@ class Block:
     tokens: list[int]
     offsets: list[int]
     mask: Tensor | None
-    cache: ContiguousCache
+    cache: Cache
     wanted: int
     after: tuple = ()
 
@@ -37,7 +37,7 @@ class Scores:
     states: dict[int | str, Tensor] = field(default_factory=dict)
 
 
-def make_block(lacking: list[int], tree: Tree, scratch: Scratch | None, cache, after: tuple = ()) -> Block:
+def make_block(lacking: list[int], tree: Tree, scratch: Scratch | None, cache: Cache, after: tuple = ()) -> Block:
     """Lay out one row's forward; the mask is only built where plain causal attention is not the right one."""
     anchor = len(lacking) - 1
     tokens = lacking + tree.tokens
@@ -52,7 +52,10 @@ def make_block(lacking: list[int], tree: Tree, scratch: Scratch | None, cache, a
 
 
 def tree_mask(lacking: int, tree: Tree, scratch: Scratch | None, cached: int) -> Tensor:
-    """(T, S + T): everyone sees the committed text; nodes their ancestors, scratch what it declares."""
+    """(T, S + T) bool: everyone sees the committed text; nodes their ancestors, scratch what it declares.
+
+    Of the tree its tokens and parents are read, and for scratch that sees nodes `merged`.
+    """
     first = cached + lacking  # entry of tree node 0
     count = lacking + len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
     allow = torch.zeros(count, cached + count, dtype=torch.bool)

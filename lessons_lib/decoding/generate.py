@@ -52,8 +52,8 @@ def generate(
     and lengths below 1; TypeError for text without a tokenizer; Unsupported if the target lacks what the
     proposer needs.
     """
-    target, proposer = as_target(target), proposer or Proposer()
-    row = new_row(target, prompt, proposer, acceptance or Greedy(), max_new_tokens, min_new_tokens, stop, generator)
+    target = as_target(target)
+    row = new_row(target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
     while row.finish is None:
         shown = len(row.ids)
         step(target, [row])
@@ -61,20 +61,20 @@ def generate(
             on_tokens(row.ids[shown:])
     if end := getattr(on_tokens, "end", None):
         end()
-    return Output(row.new, text_of(target.tokenizer, row, stop), row.trace, row.finish)
+    return Output(row.new, text_of(target.tokenizer, row), row.trace, row.finish)
 
 
 def new_row(
     target,
     prompt: Prompt,
-    proposer: Proposer,
-    acceptance: Acceptance,
+    proposer: Proposer | None,
+    acceptance: Acceptance | None,
     max_new_tokens: int,
     min_new_tokens: int = 0,
     stop: str | Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> Row:
-    """A row ready for its first step, everything that can be wrong with it checked. Arguments as `generate`."""
+    """A row ready for its first step, all that can be wrong with it checked. Arguments and errors as `generate`."""
     if max_new_tokens < 1 or not 0 <= min_new_tokens <= max_new_tokens:
         raise ValueError(
             f"max_new_tokens must be at least 1 and min_new_tokens between 0 and it, not {max_new_tokens} and "
@@ -82,11 +82,13 @@ def new_row(
         )
     ids = encode(target, prompt)
     check_fits(target, len(ids), max_new_tokens)
+    proposer = proposer or Proposer()
     target.check(proposer)
     proposer.reset(target, ids)
-    ending = Ending(max_new_tokens, min_new_tokens, frozenset(target.eos), stop_check(target.tokenizer, stop))
+    check = stop_check(target.tokenizer, stop)
+    ending = Ending(max_new_tokens, min_new_tokens, frozenset(target.eos), check, stop)
     cache = target.new_cache(len(ids) + max_new_tokens - 1)  # the last token is never fed
-    return Row(ids, len(ids), cache, ending, proposer, acceptance, generator, context=target.context)
+    return Row(ids, len(ids), cache, ending, proposer, acceptance or Greedy(), generator, target.context)
 
 
 def encode(target, prompt: Prompt) -> list[int]:
@@ -113,12 +115,13 @@ def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
         )
 
 
-def text_of(tokenizer, row: Row, stop: str | Sequence[str] | None) -> str | None:
+def text_of(tokenizer, row: Row) -> str | None:
     """What was written; cut before the stop text that the last token completed, if one did."""
     if tokenizer is None:
         return None
     text, before = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (row.new, row.new[:-1]))
-    return cut_at(text, stop, since=len(before.rstrip(UNREADABLE))) if row.finish == "stop" else text
+    since = len(before.rstrip(UNREADABLE))
+    return cut_at(text, row.ending.stop_texts, since) if row.finish == "stop" else text
 
 
 def _tokenize(tokenizer, prompt) -> list[int]:

@@ -1,10 +1,10 @@
 """Peers to run beside the loop (lesson 06): transformers' own assisted generation, with its settings spelled out."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
-from transformers.utils import logging
+
+from lessons_lib.models.quiet import quiet
 
 
 def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0) -> None:
@@ -24,7 +24,7 @@ def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **opti
     """
     ids = torch.tensor([list(prompt)], device=network.device)
     lengths = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-    with silent():
+    with quiet():  # its assisted generation warns about how it calls its own generate
         out = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **lengths, **options)
     return out[0, ids.shape[1] :].tolist()
 
@@ -37,14 +37,3 @@ def count_forwards(network, prompt: Sequence[int], new: int, draft=None) -> tupl
         return by_transformers(network, prompt, new, draft), len(calls)
     finally:
         hook.remove()
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Without transformers' warnings: its assisted generation warns about how it calls its own generate."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)

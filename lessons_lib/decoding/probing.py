@@ -1,14 +1,17 @@
-"""What lessons and benches ask of a target beside text (lessons 03, 06): one step to time again and again, what it
-says along a text, how far a text written in another rounding falls short of its own choices, and where two part."""
+"""What lessons and benches ask of a target beside text (lessons 03, 06): one step to time again and again, what wider
+ones cost, what it says along a text, how far a text written in another rounding falls short of its own choices, and
+where two part."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from lessons_lib.decoding.blocks import Block
 from lessons_lib.decoding.targets.base import Target
+from lessons_lib.measure.clock import Samples, in_turn
 
 
 def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> Callable[[], None]:
@@ -23,6 +26,13 @@ def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> C
         cache.keep(len(prompt))
 
     return step
+
+
+def width_curve(
+    target: Target, prompt: Sequence[int], widths: Sequence[int], device: str, repeats: int
+) -> dict[int, Samples]:
+    """{w: seconds of a forward of w tokens after the prompt}, timed in turn; v(w) of it: `hardware.width_costs`."""
+    return in_turn({w: repeatable_step(target, prompt, w) for w in widths}, device, repeats)
 
 
 @torch.no_grad()
@@ -45,6 +55,11 @@ def shortfall(target: Target, prompt: Sequence[int], new: Sequence[int], barred:
     return logits.max(-1).values - logits[range(len(new)), list(new)]
 
 
+def agreed(one: Sequence, other: Sequence) -> int:
+    """How many tokens two texts share before the first difference, or before one of them ends."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
 @dataclass(frozen=True)
 class Parting:
     """Where two texts part: after `same` tokens, whose rivals are `margin` logits apart, while numbers of that size
@@ -62,9 +77,8 @@ class Parting:
 
 def parting(target: Target, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Parting | None:
     """Audit two texts that should be equal -> where they part; None if one of them is how the other begins."""
-    pairs = zip(one, other, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if same is None:
+    same = agreed(one, other)
+    if same == min(len(one), len(other)):
         return None
     (logits,) = logits_along(target, [*prompt, *one[:same]], 1)
     rivals = logits[[one[same], other[same]]].double()

@@ -4,7 +4,6 @@
 scheduler picked. No technique is named here; they differ in their proposers, rules and targets alone.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -12,7 +11,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.acceptance import Acceptance, Greedy
+from lessons_lib.caches.cache import Cache
+from lessons_lib.decoding.acceptance import Acceptance
 from lessons_lib.decoding.blocks import Block, Scores, make_block
 from lessons_lib.decoding.proposal import Proposal, Tree
 from lessons_lib.decoding.proposers import Observation, Proposer
@@ -21,12 +21,13 @@ from lessons_lib.decoding.trace import Step
 
 @dataclass
 class Ending:
-    """When a row ends. eos: ids that end it; stop: says of the new tokens whether a stop text is complete."""
+    """When a row ends. eos: ids that end it; stop: says of the new tokens whether one of `stop_texts` is complete."""
 
     max_new_tokens: int
-    min_new_tokens: int = 0
-    eos: frozenset[int] = frozenset()
-    stop: Callable[[list[int]], bool] | None = None
+    min_new_tokens: int
+    eos: frozenset[int]
+    stop: Callable[[list[int]], bool] | None
+    stop_texts: str | Sequence[str] | None
 
     def reason(self, new: list[int]) -> str | None:
         """Why a text ends with the last of its new tokens: "eos", "stop", "length", or None: it goes on."""
@@ -51,18 +52,18 @@ class Draft:
 class Row:
     """One sequence in the making. ids: prompt and committed tokens; the cache lacks the last of them, or more.
 
-    chunk: at most so many prompt tokens are fed in one step (None: all). context: positions the target has.
+    context: positions the target has. chunk: at most so many prompt tokens are fed in one step (None: all).
     """
 
     ids: list[int]
     prompt_length: int
-    cache: object
+    cache: Cache
     ending: Ending
-    proposer: Proposer = field(default_factory=Proposer)
-    acceptance: Acceptance = field(default_factory=Greedy)
-    generator: torch.Generator | None = None
+    proposer: Proposer
+    acceptance: Acceptance
+    generator: torch.Generator | None
+    context: int
     chunk: int | None = None
-    context: int = sys.maxsize
     trace: list[Step] = field(default_factory=list)
     finish: str | None = None
 
@@ -71,20 +72,15 @@ class Row:
         """The tokens committed so far, without the prompt."""
         return self.ids[self.prompt_length :]
 
-    @property
-    def prefilling(self) -> bool:
-        """Whether no token has been committed yet."""
-        return len(self.ids) == self.prompt_length
-
     def draft(self) -> Draft:
         """What to feed: the part of the prompt that is due, or the anchor and the proposer's guesses."""
         cached = self.cache.length()
         lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
-        completes = cached + len(lacking) == len(self.ids)
-        limit = self._limit(cached + len(lacking))
-        early = self.prefilling or not completes  # guesses stand behind the anchor, which must be fed first
+        entries = cached + len(lacking)
+        completes, limit = entries == len(self.ids), self._limit(entries)
+        early = len(self.ids) == self.prompt_length or not completes  # the anchor of all guesses must be fed first
         proposal = Proposal() if early else self.proposer.propose(self.ids, limit)
-        proposal, tree = self._fitting(proposal, limit, cached + len(lacking))
+        proposal, tree = self._fitting(proposal, limit, entries)
         block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
         return Draft(tree, proposal, block, completes)
 
@@ -143,25 +139,23 @@ class Row:
 
 def step(target, rows: Sequence[Row]) -> None:
     """One target forward for any number of rows; each commits 0 to n tokens and records a Step."""
-    clock = [perf_counter()]
-    lap = lambda: clock.append(perf_counter())  # noqa: E731
+    start = perf_counter()
     drafts = [row.draft() for row in rows]
-    lap()
+    proposed = perf_counter()
     scored = target.run([draft.block for draft in drafts])
-    lap()
+    run = perf_counter()
     for row, draft, scores in zip(rows, drafts, scored, strict=True):
         since = perf_counter()
-        before, prefilling = len(row.ids), row.prefilling
         path, tokens = row.accept(draft, scores)
         accepted = perf_counter()
         row.commit(draft, path, tokens, scores)
-        row.trace.append(record(row, draft, path, tokens, before, prefilling, clock, since, accepted))
+        times = proposed - start, run - proposed, accepted - since, perf_counter() - accepted
+        row.trace.append(record(row, draft, path, tokens, times))
 
 
-def record(row, draft, path, tokens, before, prefilling, clock, since, accepted) -> Step:
-    """The trace's record of one row's share of a step."""
-    done = perf_counter()
-    times = clock[1] - clock[0], clock[2] - clock[1], accepted - since, done - accepted
+def record(row: Row, draft: Draft, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
+    """The trace's record of one row's share of a step that is done; times: of its four parts."""
+    before = len(row.ids) - len(tokens)
     return Step(
         length_before=before,
         forwarded=len(draft.block.tokens),
@@ -171,7 +165,7 @@ def record(row, draft, path, tokens, before, prefilling, clock, since, accepted)
         accepted=min(len(path), len(tokens)),
         committed=len(tokens),
         draft_calls=draft.proposal.draft_calls,
-        is_prefill=prefilling,
+        is_prefill=before == row.prompt_length,
         eos_cut=row.finish == "eos" and len(tokens) <= len(path),
         length_cut=row.finish == "length" and len(tokens) <= len(path),
         t_propose=times[0],

@@ -6,12 +6,11 @@ from time import perf_counter
 import torch
 from transformers import DynamicCache
 
-from lessons_lib.decoding.acceptance import Greedy
 from lessons_lib.decoding.generate import generate, new_row
-from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.row import step
 from lessons_lib.decoding.targets import DecoderTarget
-from lessons_lib.measure.kernels import torch_dtype
+from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.measure.timeline import Timeline, TokenClock
 from lessons_lib.models import tiny
@@ -23,7 +22,7 @@ ROOM = 128  # decode steps that a batch of ours has buffers for
 def twin(shape: ModelShape, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
     """A random decoder with this shape's layers and so its operators, but so narrow that bytes and FLOPs vanish:
     what its steps take is overhead."""
-    network = tiny(shape.layers, torch_dtype(dtype), width=32, context=context)
+    network = tiny(shape.layers, DTYPES[dtype], width=32, context=context)
     return DecoderTarget(Decoder.from_transformers(network.to(device)))
 
 
@@ -36,9 +35,8 @@ def time_request(target, prompt: Sequence[int], new: int) -> Timeline:
 
 def time_transformers(network, prompt: Sequence[int], new: int) -> Timeline:
     """The same through transformers' own generate."""
-    ids, clock = torch.tensor([list(prompt)], device=network.device), TokenClock()
-    lengths = {"max_new_tokens": new, "min_new_tokens": new}
-    network.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, streamer=clock, **lengths)
+    clock = TokenClock()
+    by_transformers(network, prompt, new, streamer=clock)
     return clock.timeline()
 
 
@@ -47,7 +45,7 @@ def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], None
     """A decode step of `batch` equal requests, packed into one forward, their prompts fed already; call it again
     and again: each call adds a token to every request."""
     room = min(ROOM, target.context - len(prompt))
-    rows = [new_row(target, list(prompt), Proposer(), Greedy(), room, room) for _ in range(batch)]
+    rows = [new_row(target, list(prompt), None, None, room, room) for _ in range(batch)]
     step(target, rows)
     return torch.no_grad()(lambda: step(target, rows))
 

@@ -4,22 +4,15 @@ A figure function takes rows, draws and returns the Axes; it never measures, sav
 README and the lessons use are in `drawings`.
 """
 
-from lessons_lib.figures.caches import plot_cache_cost, plot_cache_memory, show_mask
+from lessons_lib.figures.caches import plot_cache_memory
 from lessons_lib.figures.compare import plot_prediction, plot_width_curve
-from lessons_lib.figures.latency import (
-    plot_break_even,
-    plot_latency_parts,
-    plot_parts,
-    plot_step_parts,
-    plot_timeline,
-)
-from lessons_lib.figures.lookup import plot_guesses, plot_lookup, plot_spans
+from lessons_lib.figures.latency import plot_parts, plot_timeline
+from lessons_lib.figures.lookup import plot_guesses, plot_spans
 from lessons_lib.figures.output import display
 from lessons_lib.figures.roofline import plot_roofline
-from lessons_lib.figures.style import COLORS, axes
+from lessons_lib.figures.style import axes
 
 __all__ = [
-    "COLORS", "axes", "display", "plot_break_even", "plot_cache_cost", "plot_cache_memory",
-    "plot_guesses", "plot_latency_parts", "plot_lookup", "plot_parts", "plot_prediction", "plot_roofline",
-    "plot_spans", "plot_step_parts", "plot_timeline", "plot_width_curve", "show_mask",
+    "axes", "display", "plot_cache_memory", "plot_guesses", "plot_parts", "plot_prediction", "plot_roofline",
+    "plot_spans", "plot_timeline", "plot_width_curve",
 ]  # fmt: skip

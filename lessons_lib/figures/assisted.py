@@ -6,23 +6,25 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-from lessons_lib.figures.lookup import ADVANCE, lay_out
 from lessons_lib.figures.rows import as_dicts, spread
-from lessons_lib.figures.style import BLUE, COLORS, CYCLE, GREY, INK, PALE, PAPER, WIDTH, axes
+from lessons_lib.figures.spans import LINE, STRUCK, UNDERLINED, Producer, Span, draw_spans, spans_of
+from lessons_lib.figures.style import BLUE, COLORS, CYCLE, GREY, PALE, PAPER, WIDTH, axes, axes_in
 
-WRITERS = {"accepted": COLORS["accepted"], "rejected": COLORS["rejected"], "own": PALE}
-WRITTEN = {"accepted": "drafted and accepted", "rejected": "drafted, rejected", "own": "the target's own"}
-LINE = 0.19  # inches that a line of text takes
+WRITERS = {
+    "accepted": Producer(COLORS["accepted"], "drafted and accepted", UNDERLINED),
+    "rejected": Producer(COLORS["rejected"], "drafted, rejected", STRUCK),
+    "own": Producer(PALE, "the target's own"),
+}
+FASTER = 3  # a draft so many times as fast as its target is marked
 
 
-def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str], ax: Axes | None = None) -> Axes:
+def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -> Axes:
     """Why sampling with a draft keeps p: what is accepted, min(p, q), and what the residual adds make p again.
 
     p, q: probabilities of the tokens `names`, of target and draft; q is drawn as an outline.
     """
-    ax, at = ax or axes((WIDTH, 3.0)), range(len(names))
+    ax, at = axes((WIDTH, 3.0)), range(len(names))
     kept = [min(a, b) for a, b in zip(p, q, strict=True)]
     owed = [a - k for a, k in zip(p, kept, strict=True)]
     ax.bar(at, kept, 0.6, color=COLORS["accepted"], label="min(p, q): drafted and accepted")
@@ -58,17 +60,14 @@ def plot_draft_length(rows: Iterable[Any], chosen: int | None = None, ax: Axes |
 
 
 def plot_pays(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    points: Iterable[tuple[str, float, float]] = (),
-    rule: float | None = 3,
-    ax: Axes | None = None,
+    curves: Mapping[str, Sequence[tuple[float, float]]], points: Iterable[tuple[str, float, float]] = ()
 ) -> Axes:
     """The acceptance from which a draft gains, against how much faster than its target it is; above a line it pays.
 
     curves: label -> [(c, alpha)]; alpha above 1 is left out: no draft gains there. points: (label, c, alpha) of
-    real drafts. rule: mark a draft so many times as fast.
+    real drafts.
     """
-    ax = ax or axes()
+    ax = axes()
     for number, (label, curve) in enumerate(curves.items()):
         known = [(1 / c, alpha) for c, alpha in curve if alpha <= 1]
         speeds, needed = zip(*known, strict=True) if known else ((), ())
@@ -78,8 +77,7 @@ def plot_pays(
         ax.plot(1 / c, alpha, "o", color=COLORS["draft"])
         thin = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6}
         ax.annotate(label, (1 / c, alpha), (1.25 / c, height), arrowprops=thin, fontsize=9, va="center")
-    if rule:
-        ax.axvline(rule, linestyle=":", color=COLORS["limit"])
+    ax.axvline(FASTER, linestyle=":", color=COLORS["limit"])
     ax.set_xscale("log")
     ticks = [1, 2, 3, 5, 10, 20, 50, 100]
     ax.set_xticks(ticks, map(str, ticks))
@@ -101,9 +99,9 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
     return moved
 
 
-def plot_distillation(curve: Iterable[Mapping[str, float]], ax: Axes | None = None) -> Axes:
+def plot_distillation(curve: Iterable[Mapping[str, float]]) -> Axes:
     """How often a draft's guess is the target's choice, along its training. curve: rows of `step`, `agree`."""
-    ax, rows = ax or axes((WIDTH, 3.0)), list(curve)
+    ax, rows = axes((WIDTH, 3.0)), list(curve)
     ax.plot([row["step"] for row in rows], [row["agree"] for row in rows], color=COLORS["draft"])
     ax.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
     return ax
@@ -112,7 +110,10 @@ def plot_distillation(curve: Iterable[Mapping[str, float]], ax: Axes | None = No
 def plot_length_and_text(
     rows: Iterable[Any], gamma: int, pieces: Sequence[tuple[str, str]], title: str = "", columns: int = 84
 ) -> Figure:
-    """plot_draft_length with `gamma` marked, and below it the text as it is written with that gamma."""
+    """plot_draft_length with `gamma` marked, and below it the text as it is written with that gamma.
+
+    pieces: (text, writer), in order, writer one of WRITERS. ValueError for another or for no text.
+    """
     spans = placed(pieces, columns)
     lines, top = spans[-1][0] + 1, 3.2
     tall = top + LINE * (lines + 2)
@@ -120,46 +121,14 @@ def plot_length_and_text(
     above = axes_in(figure, (0.09, 1 - (top - 0.75) / tall, 0.55, (top - 1.05) / tall))
     plot_draft_length(rows, gamma, above).set_title(title, fontsize=11)
     below = axes_in(figure, (0.01, 0.01, 0.98, LINE * lines / tall))
-    _write(below, spans, columns)
+    draw_spans(below, spans, columns, WRITERS)
     return figure
 
 
-def axes_in(figure: Figure, place: tuple[float, float, float, float]) -> Axes:
-    """Empty axes at a place of a figure (left, bottom, width, height as shares), looking like style.axes."""
-    ax = figure.add_axes(place)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(GREY)
-    ax.grid(color=PALE)
-    ax.set_axisbelow(True)
-    return ax
-
-
-def placed(pieces: Sequence[tuple[str, str]], columns: int) -> list[tuple[int, int, str, str]]:
-    """lay_out for writers; a rejected line end is drawn as an arrow, since the text does not break there."""
-    if strange := {who for _, who in pieces} - set(WRITERS):
-        raise ValueError(f"writer {min(strange)!r} is not known; choose from {', '.join(WRITERS)}")
+def placed(pieces: Sequence[tuple[str, str]], columns: int) -> list[Span]:
+    """spans_of for writers; a rejected line end is drawn as an arrow, since the text does not break there."""
     shown = [(text.replace("\n", "↵") if who == "rejected" else text, who) for text, who in pieces]
-    spans = lay_out(shown, columns)
-    if not spans:
-        raise ValueError("nothing to draw: pass at least one piece of text")
-    return spans
-
-
-def _write(ax: Axes, spans: Sequence[tuple[int, int, str, str]], columns: int) -> Axes:
-    """Draw laid-out spans on axes that are 0.98 of a figure wide."""
-    ax.set(xlim=(0, columns), ylim=(spans[-1][0] + 1, 0))
-    ax.set_axis_off()
-    size = 0.98 * WIDTH * 72 / columns / ADVANCE
-    for line, column, text, who in spans:
-        ax.add_patch(Rectangle((column, line + 0.04), len(text), 0.88, color=WRITERS[who], alpha=0.45, linewidth=0))
-        if who != "own":
-            height = line + (0.92 if who == "accepted" else 0.5)
-            ax.plot([column, column + len(text)], [height] * 2, color=WRITERS[who], linewidth=1.4)
-        ax.text(column, line + 0.5, text, family="monospace", size=size, va="center", color=INK, parse_math=False)
-    handles = [Patch(color=WRITERS[who], alpha=0.45, label=WRITTEN[who]) for who in WRITERS]
-    beside = dict(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1)
-    ax.legend(handles=handles, frameon=False, fontsize=9, **beside)
-    return ax
+    return spans_of(shown, columns, WRITERS)
 
 
 def _points(rows: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:

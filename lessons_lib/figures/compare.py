@@ -14,6 +14,7 @@ def plot_prediction(rows: Iterable[Any], x: str, y: str, ax: Axes | None = None)
 
     rows: `method`, the value under `x`, `samples` (repeated measurements), and where there is a prediction
     `predicted`, or `low` and `high` for a bracket, which is shaded. `x`, `y` label the axes: name the unit.
+    ValueError without rows, KeyError for a method without a colour, as in all figures.
     """
     ax = ax or axes()
     for method, group in by_key(as_dicts(rows), "method").items():
@@ -31,13 +32,13 @@ def plot_prediction(rows: Iterable[Any], x: str, y: str, ax: Axes | None = None)
     return ax
 
 
-def plot_width_curve(curves: Mapping[str, Mapping[int, Any]], ax: Axes | None = None) -> Axes:
+def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
     """v(w): what a forward over w rows costs, in forwards over one row.
 
     curves: method -> {rows w: seconds, as samples with a median}; each needs w = 1. Drawn beside them: the two
     extremes, rows for free (memory is the limit) and rows at full price (arithmetic is).
     """
-    ax = ax or axes()
+    ax = axes()
     widest = max(max(curve) for curve in curves.values())
     for method, curve in curves.items():
         one, widths = curve[1].median, sorted(curve)

@@ -14,9 +14,8 @@ from lessons_lib.caches.masks import causal_mask
 from lessons_lib.decoding.blocks import tree_mask
 from lessons_lib.decoding.proposal import Proposal, Scratch, Tree
 from lessons_lib.decoding.proposers.lookahead import branches, window_layout
-from lessons_lib.figures.drawings.shapes import tint
 from lessons_lib.figures.rows import as_dicts, by_key
-from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, PAPER, axes, color
+from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, PAPER, axes, color, tint
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
 WRONG, LUCKY, SETTLED = range(3)
@@ -34,13 +33,13 @@ def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
     return states
 
 
-def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str] = str, ax: Axes | None = None) -> Axes:
+def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str] = str) -> Axes:
     """Jacobi's rounds from the top: the guess, each refinement, the solution. rounds: rows of m ids.
 
     words: id -> what stands in the cell.
     """
     m = len(rounds[0])
-    ax = ax or axes((max(5.2, 1.2 + 0.62 * m), 1.3 + 0.3 * len(rounds)))
+    ax = axes((max(5.2, 1.2 + 0.62 * m), 1.3 + 0.3 * len(rounds)))
     ax.imshow(trajectory_states(rounds), cmap=ListedColormap(TINTS), vmin=0, vmax=2, aspect="auto")
     for k, row in enumerate(rounds):
         for i, token in enumerate(row):
@@ -92,12 +91,12 @@ def plot_masks(W: int = 5, N: int = 4, G: int = 2) -> Figure:
     return figure
 
 
-def plot_pool_growth(rows: Iterable[Any], ax: Axes | None = None) -> Axes:
+def plot_pool_growth(rows: Iterable[Any]) -> Axes:
     """n-grams in the pool after each step, a line per prompt; dots where a step committed more than one token.
 
     rows: `prompt`, `step`, `ngrams`, `committed`.
     """
-    ax = ax or axes()
+    ax = axes()
     for shade, (prompt, group) in zip(CYCLE, by_key(as_dicts(rows), "prompt").items(), strict=False):
         ax.plot([r["step"] for r in group], [r["ngrams"] for r in group], color=shade, label=prompt)
         hits = [r for r in group if r["committed"] > 1]
@@ -107,12 +106,12 @@ def plot_pool_growth(rows: Iterable[Any], ax: Axes | None = None) -> Axes:
     return ax
 
 
-def plot_payoff(rows: Iterable[Any], costs: WidthCurve, ax: Axes | None = None) -> Axes:
+def plot_payoff(rows: Iterable[Any], costs: WidthCurve) -> Axes:
     """Tokens committed per forward against tokens fed, and what so wide a forward costs: above the line pays.
 
     rows: `method`, `label`, `width` (tokens fed per forward), `tokens` (committed per forward). costs: v(w).
     """
-    ax, rows = ax or axes(), as_dicts(rows)
+    ax, rows = axes(), as_dicts(rows)
     v, widest = width_cost(costs), max(row["width"] for row in rows)
     at = [1 + (1.1 * widest - 1) * k / 99 for k in range(100)]
     ax.plot(at, [v(w) for w in at], color=COLORS["limit"], label="v(w): must be exceeded to gain")

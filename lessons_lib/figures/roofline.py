@@ -14,15 +14,15 @@ from lessons_lib.figures.style import COLORS, INK, PAPER, WIDTH, axes, color
 GIGA = 1e9
 
 
-def plot_roofline(hardware: Any, points: Iterable[Any] = (), ax: Axes | None = None) -> Axes:
+def plot_roofline(hardware: Any, points: Iterable[Any] = ()) -> Axes:
     """Log-log roofline in GFLOP/s against FLOP per byte: a roof per dtype, its ridge marked, `points` on it.
 
     hardware: as measure.probe returns it; a dtype's roof rises with its matvec_bandwidth up to its
     matmul_flops, and the bandwidth of reading and of copying is dotted. points: `name`, `intensity` in
     FLOP/byte, `rate` in FLOP/s, and where wanted `method` (for the colour).
     """
-    ax = ax or axes((WIDTH, 4.6))
-    points = list(as_dicts(points)) if points else []
+    ax = axes((WIDTH, 4.6))
+    points = as_dicts(points) if points else []
     fastest = max(hardware.matmul_flops.values())
     left = min([0.25, *(p["intensity"] / 2 for p in points)])
     right = max([4 * fastest / min(hardware.matvec_bandwidth.values()), *(2 * p["intensity"] for p in points)])

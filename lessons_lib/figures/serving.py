@@ -9,14 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from lessons_lib.figures.assisted import axes_in
 from lessons_lib.figures.rows import as_dicts, by_key
-from lessons_lib.figures.style import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PALE, PAPER, PURPLE, WIDTH, axes
+from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, MARKERS, PALE, PAPER, WIDTH, axes, axes_in
 from lessons_lib.serving.metrics import usage
 from lessons_lib.serving.plan import Log
 
 STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))  # lines differ in style as well as in colour
-LANES = (BLUE, ORANGE, GREEN, PURPLE)
 
 
 def slot_cells(log: Log) -> list[tuple[int, int, int | str, str]]:
@@ -82,18 +80,19 @@ def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
     return figure
 
 
-def plot_load(rows: Iterable[Any], y: str, limit: float | None = None, capacity: Mapping[str, float] | None = None,
-              ax: Axes | None = None) -> Axes:  # fmt: skip
+def plot_load(
+    rows: Iterable[Any], y: str, limit: float | None = None, capacity: Mapping[str, float] | None = None
+) -> Axes:
     """Latency against load, a line per policy, on a logarithmic scale: flat, then the wall.
 
     rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted); capacity:
     policy -> predicted rate at which its queue starts to grow (vertical, dashed).
     """
-    ax, rows = ax or axes((WIDTH, 3.8)), as_dicts(rows)
+    ax, rows = axes((WIDTH, 3.8)), as_dicts(rows)
     for number, (policy, group) in enumerate(by_key(rows, "policy").items()):
-        group, shade = sorted(group, key=lambda row: row["rate"]), LANES[number % len(LANES)]
-        ax.plot([r["rate"] for r in group], [r[y] for r in group], "os^D"[number % 4] + "-", markersize=4, color=shade,
-                label=policy)  # fmt: skip
+        group, shade = sorted(group, key=lambda row: row["rate"]), CYCLE[number % len(CYCLE)]
+        at, marker = [r["rate"] for r in group], MARKERS[number % len(MARKERS)]
+        ax.plot(at, [r[y] for r in group], marker=marker, markersize=4, color=shade, label=policy)
         if capacity and policy in capacity:
             ax.axvline(capacity[policy], linestyle="--", color=shade, alpha=0.7)
     if limit is not None:
@@ -131,15 +130,15 @@ def plot_memory(logs: Mapping[str, Log]) -> Figure:
     return figure
 
 
-def plot_tails(gaps: Mapping[str, Sequence[float]], unit: str = "ms", ax: Axes | None = None) -> Axes:
-    """The share of gaps longer than x, a line per policy: tails that a median hides. gaps: name -> values in `unit`."""
-    ax = ax or axes((WIDTH, 3.6))
+def plot_tails(gaps: Mapping[str, Sequence[float]]) -> Axes:
+    """The share of gaps longer than x, a line per policy: tails that a median hides. gaps: name -> values in ms."""
+    ax = axes()
     for number, (name, values) in enumerate(gaps.items()):
         values = sorted(values)
         longer = [1 - i / len(values) for i in range(len(values))]
         look = {"linestyle": STYLES[number % len(STYLES)], "color": CYCLE[number % len(CYCLE)]}
         ax.step(values, longer, where="pre", label=name, **look)
-    said = f"gap between two tokens of a request [{unit}]"
+    said = "gap between two tokens of a request [ms]"
     ax.set(xscale="log", yscale="log", xlabel=said, ylabel="share as long or longer")
     ticks = [10, 20, 50, 100, 200, 500, 1000]
     shown = [tick for tick in ticks if min(map(min, gaps.values())) * 0.6 <= tick <= max(map(max, gaps.values())) * 1.7]
@@ -149,15 +148,14 @@ def plot_tails(gaps: Mapping[str, Sequence[float]], unit: str = "ms", ax: Axes |
     return ax
 
 
-def plot_progress(served: Mapping[str, Sequence[Any]], simulated: Mapping[str, Sequence[Any]] | None = None,
-                  ax: Axes | None = None) -> Axes:  # fmt: skip
+def plot_progress(served: Mapping[str, Sequence[Any]], simulated: Mapping[str, Sequence[Any]] | None = None) -> Axes:
     """Tokens emitted so far against time, of whole runs: the slope is the throughput, the flat end is a batch's tail.
 
     served: name -> requests with `times`, solid; simulated: the same names, dashed in the same colour.
     """
-    ax = ax or axes((WIDTH, 3.6))
+    ax = axes()
     for number, (name, requests) in enumerate(served.items()):
-        shade = LANES[number % len(LANES)]
+        shade = CYCLE[number % len(CYCLE)]
         ax.plot(*_progress(requests), color=shade, label=name)
         if name in (simulated or {}):
             ax.plot(*_progress(simulated[name]), "--", color=shade)
@@ -172,15 +170,15 @@ def _progress(requests: Sequence[Any]) -> tuple[list[float], list[int]]:
     return [0.0, *times], list(accumulate([0] + [1] * len(times)))
 
 
-def plot_gains(rows: Iterable[Any], ax: Axes | None = None) -> Axes:
+def plot_gains(rows: Iterable[Any]) -> Axes:
     """How many times the naive static throughput each system reaches, by the longest output, with what was published.
 
     rows: `longest`, `system`, `gain`, and `published_gain` where one is known (a cross).
     """
-    ax, marked = ax or axes((WIDTH, 3.8)), []
+    ax, marked = axes((WIDTH, 3.8)), []
     for number, (system, group) in enumerate(by_key(as_dicts(rows), "system").items()):
-        at, shade = range(len(group)), CYCLE[number % len(CYCLE)]
-        ax.plot(at, [row["gain"] for row in group], "os^Dv"[number % 5] + "-", markersize=4, color=shade, label=system)
+        at, shade, marker = range(len(group)), CYCLE[number % len(CYCLE)], MARKERS[number % len(MARKERS)]
+        ax.plot(at, [row["gain"] for row in group], marker=marker, markersize=4, color=shade, label=system)
         known = [(i, row["published_gain"]) for i, row in enumerate(group) if row["published_gain"] is not None]
         marked += [ax.plot(*point, "x", markersize=9, markeredgewidth=2, color=shade) for point in known]
         ax.set_xticks(at, [str(row["longest"]) for row in group])

@@ -7,6 +7,8 @@ share a colour.
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#3C9BD0", "#009E73", "#D55E00"
 PURPLE, WINE, GOLD, INDIGO = "#B4548A", "#882255", "#A67C00", "#332288"
@@ -32,10 +34,12 @@ COLORS = {
 }  # fmt: skip
 
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, GOLD, INDIGO, SKY, WINE, GREY)  # for what is no method: models, prompts
+MARKERS = "os^Dv<>P*X"  # such lines differ in marker as well as in colour
 
 WIDTH = 6.4  # inches; a figure is shown 704 CSS pixels wide, stored at twice that, and shrinks on a phone
 DPI = 220  # 110 stored twice as fine
 FONT_SIZE = 11
+SMALL = FONT_SIZE - 1
 
 
 def color(method: str) -> str:
@@ -45,6 +49,11 @@ def color(method: str) -> str:
     return COLORS[method]
 
 
+def tint(color: str, strength: float = 0.22) -> str:
+    """A colour thinned with white, so that dark text stands on it."""
+    return to_hex([1 - strength * (1 - channel) for channel in to_rgb(color)])
+
+
 def axes(figsize: tuple[float, float] = (WIDTH, 3.6)) -> Axes:
     """Empty axes in the house style; figsize in inches.
 
@@ -52,11 +61,20 @@ def axes(figsize: tuple[float, float] = (WIDTH, 3.6)) -> Axes:
     which turns interactive mode on, and leaving the context would turn it off again, also for other plots.
     """
     _, ax = plt.subplots(figsize=figsize, layout="constrained", facecolor=PAPER)
+    ax.tick_params(labelsize=SMALL)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_size(FONT_SIZE)
+    return _dressed(ax)
+
+
+def axes_in(figure: Figure, place: tuple[float, float, float, float]) -> Axes:
+    """The same at a place of a figure (left, bottom, width, height as shares), its labels in matplotlib's own size."""
+    return _dressed(figure.add_axes(place))
+
+
+def _dressed(ax: Axes) -> Axes:
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(GREY)
     ax.grid(color=PALE)
     ax.set_axisbelow(True)
-    ax.tick_params(labelsize=FONT_SIZE - 1)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.label.set_size(FONT_SIZE)
     return ax

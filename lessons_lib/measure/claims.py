@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import tables
+from lessons_lib.measure import tables
 
 if TYPE_CHECKING:
-    from .clock import Ratio
+    from lessons_lib.measure.clock import Ratio
 
 HEADINGS = ("claim", "value", "95% interval", "bar", "holds", "baseline", "date", "note")
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -63,20 +63,19 @@ def holds(value: float | None, bar: str) -> bool | None:
 
 def make_row(
     claim: str,
-    measured: Ratio | Sequence[tuple[float, float]] | float | None,
+    measured: Ratio | float | None,
     bar: str = "",
     baseline: str = "",
     unit: str = "x",
     note: str = "",
-    quick: bool = False,
 ) -> ClaimRow:
-    """A row dated today. measured: a Ratio, pairs (a, b) whose ratio a/b counts, or one number.
+    """A row dated today. measured: a Ratio, or one number; None and NaN: not measured.
 
-    baseline names target, dtype and state of what is compared with.
+    baseline names target, dtype and state of what is compared with. ValueError for a bar that cannot be read.
     """
     value, low, high = _interval(measured)
     today = datetime.date.today().isoformat()
-    return ClaimRow(claim, value, low, high, unit, bar, holds(value, bar), baseline, today, note, quick)
+    return ClaimRow(claim, value, low, high, unit, bar, holds(value, bar), baseline, today, note)
 
 
 def load(path: str | Path) -> list[ClaimRow]:
@@ -96,10 +95,10 @@ def update(
     path = Path(path)
     old = _read(path)
     kept = {row["claim"]: row for row in old.get("rows", [])}
-    new = [asdict(row) | {"quick": quick or row.quick} for row in rows]
+    new = [asdict(row) | {"quick": quick} for row in rows]
     full = {name for name, row in kept.items() if not row.get("quick")}
     measured = {name for name, row in kept.items() if row["value"] is not None}
-    new = [row for row in new if not (row["quick"] and row["claim"] in full)]
+    new = [row for row in new if not (quick and row["claim"] in full)]
     new = [row for row in new if row["value"] is not None or row["claim"] not in measured]
     if new:
         named = set(kept) - {row["claim"] for row in new} and described(host) != described(old.get("host", ""))
@@ -147,10 +146,6 @@ def _interval(measured: Any) -> tuple[float | None, float | None, float | None]:
         return None, None, None
     if hasattr(measured, "low"):
         return measured.value, measured.low, measured.high
-    if isinstance(measured, Sequence):
-        from .clock import bootstrap
-
-        return bootstrap(measured)
     value = float(measured)
     return (None if math.isnan(value) else value), None, None
 

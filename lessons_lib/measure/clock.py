@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 ASYNCHRONOUS = ("cuda", "mps", "xpu")  # devices that return before the work is done
 STEADY = 0.05  # warm-up ends when two runs in a row differ by less
 NOISY = 0.10  # quartile range over median from which samples are called noisy
+RESAMPLES = 2000  # of the bootstrap
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Ratio:
         """False if the interval contains 1: no difference seen."""
         return not self.low <= 1 <= self.high
 
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """The ratios a/b of the pairs, in the order of the runs."""
+        return tuple(a / b for a, b in zip(self.a.times, self.b.times, strict=True))
+
     def __str__(self) -> str:
         text = f"{self.value:.2f} (95%: {self.low:.2f} to {self.high:.2f})"
         return text if self.differs else f"{text}: no difference seen"
@@ -94,23 +100,12 @@ def sync(device: Any) -> None:
         getattr(torch, kind).synchronize(*([] if kind == "mps" else [device]))
 
 
-def timed(
-    fn: Callable[[], Any],
-    device: Any = "cpu",
-    repeats: int = 5,
-    warmup: int | str = "auto",
-    now: Callable[[], float] = time.perf_counter,
-    synchronize: Callable[[Any], None] = sync,
-) -> Samples:
+def timed(fn: Callable[[], Any], device: Any = "cpu", repeats: int = 5, warmup: int | str = "auto") -> Samples:
     """Seconds of `repeats` runs of fn after warm-up, garbage collection off, device synced around each run.
 
     warmup: a number of runs, or "auto": until two in a row differ by less than 5 %, at least 2, at most 10.
-    now, synchronize: replaced by fakes in tests.
     """
-    with no_gc():
-        run = _block(fn, device, now, synchronize)
-        before = _warm_up(run, warmup)
-        return Samples(tuple(run() for _ in range(repeats)), before)
+    return in_turn({"fn": fn}, device, repeats, warmup)["fn"]
 
 
 def compare(
@@ -119,11 +114,9 @@ def compare(
     device: Any = "cpu",
     repeats: int = 5,
     warmup: int | str = "auto",
-    now: Callable[[], float] = time.perf_counter,
-    synchronize: Callable[[Any], None] = sync,
 ) -> Ratio:
     """Time a and b in turn (ABAB...) after warming up both; the ratio of their times a/b."""
-    found = in_turn({"a": a, "b": b}, device, repeats, warmup, now, synchronize)
+    found = in_turn({"a": a, "b": b}, device, repeats, warmup)
     return Ratio.of(found["a"], found["b"])
 
 
@@ -132,29 +125,28 @@ def in_turn(
     device: Any = "cpu",
     repeats: int = 5,
     warmup: int | str = "auto",
-    now: Callable[[], float] = time.perf_counter,
-    synchronize: Callable[[Any], None] = sync,
 ) -> dict[Any, Samples]:
-    """Time several functions in turn (ABCABC...) after warming up each: a slow moment falls on all of them.
+    """Time several functions in turn (ABCABC...) after warming up each as `timed`: a slow moment falls on all of them.
 
     fns: by any key, such as (method, length); the samples come back under the same keys.
     """
     with no_gc():
-        runs = {key: _block(fn, device, now, synchronize) for key, fn in fns.items()}
+        runs = {key: _block(fn, device) for key, fn in fns.items()}
         before = {key: _warm_up(run, warmup) for key, run in runs.items()}
         rounds = [{key: run() for key, run in runs.items()} for _ in range(repeats)]
     return {key: Samples(tuple(times[key] for times in rounds), before[key]) for key in runs}
 
 
-def bootstrap(pairs: Sequence[tuple[float, float]], resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+def bootstrap(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Median of the ratios a/b over pairs (a, b), and the ends of its 95 % interval: (value, low, high).
 
-    Pairs are drawn again with replacement. Medians are of logarithms, so that swapping a and b inverts.
+    Pairs are drawn again with replacement (Efron 1979), always the same draws. Medians are of logarithms, so that
+    swapping a and b inverts. ValueError for no pairs.
     """
     if not pairs:
         raise ValueError("No pairs to compare; measure at least one.")
     logs = np.log([a / b for a, b in pairs])
-    drawn = np.random.default_rng(seed).integers(len(logs), size=(resamples, len(logs)))
+    drawn = np.random.default_rng(0).integers(len(logs), size=(RESAMPLES, len(logs)))
     low, high = np.percentile(np.median(logs[drawn], axis=1), [2.5, 97.5])
     return math.exp(np.median(logs)), math.exp(low), math.exp(high)
 
@@ -179,17 +171,17 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def _block(fn, device, now, synchronize) -> Callable[[], float]:
+def _block(fn: Callable[[], Any], device: Any) -> Callable[[], float]:
     waits = _kind(device) in ASYNCHRONOUS
 
     def run() -> float:
         if waits:
-            synchronize(device)
-        start = now()
+            sync(device)
+        start = perf_counter()
         fn()
         if waits:
-            synchronize(device)
-        return now() - start
+            sync(device)
+        return perf_counter() - start
 
     return run
 

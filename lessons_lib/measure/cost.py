@@ -1,4 +1,4 @@
-"""A calibrated cost model of one forward (lesson 01): what the roofline leaves out, measured and added.
+"""A calibrated cost model of one forward (lessons 00-02): what the roofline leaves out, measured and added.
 
 Matrix products of exactly this model's sizes are timed without the model; attention and cache are computed
 from the hardware's rates; what launching takes is measured with a narrow twin (decoding.timing.twin), and what
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from . import kernels, roofline
-from .hardware import Hardware
-from .shape import ModelShape
+from lessons_lib.measure import kernels, roofline
+from lessons_lib.measure.hardware import Hardware
+from lessons_lib.measure.shape import ELEMENT_BYTES, ModelShape
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class CostModel:
     @property
     def bandwidth(self) -> float:
         """Bytes/s at which one-row products read this model's weights."""
-        return self.shape.weights * kernels.torch_dtype(self.dtype).itemsize / self.steps[1]
+        return self.shape.weights * ELEMENT_BYTES[self.dtype] / self.steps[1]
 
     @property
     def flop_rate(self) -> float:

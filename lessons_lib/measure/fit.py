@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import torch
+from torch import Tensor
 
 
-def chi_square(seen: Any, law: Any) -> tuple[float, float]:
-    """seen: counts, law: their expected shares, tensors of one shape -> (statistic, chance).
+def chi_square(seen: Tensor, law: Tensor) -> tuple[float, float]:
+    """seen: counts, law: their expected shares, of one shape -> (statistic, chance).
 
     chance: probability of a statistic at least as large if the counts follow the law. Reliable where some five of each
     are expected. ValueError if something was seen that the law rules out, or if shapes differ.
     """
-    import torch
-
     if seen.shape != law.shape:
         raise ValueError(f"counts of shape {tuple(seen.shape)} do not fit a law of shape {tuple(law.shape)}")
     if bool((seen[law == 0] > 0).any()):

@@ -11,16 +11,16 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import clock, kernels, machine, tables
-from .data_sheets import PUBLISHED  # noqa: F401
-from .kernels import linears_bandwidth, linears_flops  # noqa: F401
-from .machine import environment  # noqa: F401
+import torch
+
+from lessons_lib.measure import clock, kernels, machine, tables
+from lessons_lib.paths import cache_dir
+from lessons_lib.progress import say
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,11 @@ class Hardware:
     matvec_bandwidth: dict[str, float]
     matmul_flops: dict[str, float]
     load: float | None = None
-    quick: bool = True
     torch: str = ""
 
-    def ridge(self, dtype: str = "bf16") -> float:
+    def ridge(self, dtype: str) -> float:
         """FLOPs per byte from which a product in this dtype is compute-bound here."""
         return self.matmul_flops[dtype] / self.matvec_bandwidth[dtype]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Hardware:
-        return cls(**json.loads(text))
 
     def __str__(self) -> str:
         rows = [
@@ -61,26 +53,22 @@ class Hardware:
         return f"{head}\n{tables.text(('', 'bandwidth', 'arithmetic', 'ridge, FLOP/byte'), rows)}"
 
 
-def probe(
-    device: Any = "cpu", dtypes: Sequence[str] | None = None, quick: bool = True, refresh: bool = False
-) -> Hardware:
-    """Measure this device once, and read the stored result afterwards. The quick probe takes up to 10 s.
+def probe(device: Any = "cpu", dtypes: Sequence[str] | None = None, refresh: bool = False) -> Hardware:
+    """Measure this device once, which takes up to 10 s, and read the stored result afterwards.
 
-    dtypes: names such as "bf16"; None: default_dtypes. refresh: measure again. Kept per machine, device,
-    number of threads and torch version under the cache folder, if that can be written.
+    dtypes: names such as "bf16"; None: default_dtypes. refresh: measure again. Kept per machine, device, number of
+    threads and torch version under the cache folder, if that can be written. ValueError for an unknown dtype.
     """
-    import torch
-
     wanted = list(dtypes or default_dtypes(device))
     if unknown := [name for name in wanted if name not in kernels.DTYPES]:
         raise ValueError(f"Cannot measure {', '.join(unknown)}; choose from {', '.join(kernels.DTYPES)}.")
     path = _store(device, torch.__version__, torch.get_num_threads())
     stored = _read(path)
-    if stored and not refresh and (quick or not stored.quick):
+    if stored and not refresh:
         if set(wanted) <= set(stored.matvec_bandwidth):
             return stored
         wanted += [name for name in stored.matvec_bandwidth if name not in wanted]
-    measured = measure(device, wanted, quick)
+    measured = measure(device, wanted)
     _keep(path, measured)
     return measured
 
@@ -92,41 +80,22 @@ def default_dtypes(device: Any = "cpu") -> tuple[str, ...]:
     return ("fp32", "bf16", "fp16") if machine.gpu_bf16(device) else ("fp32", "fp16")
 
 
-def measure(device: Any, dtypes: Sequence[str], quick: bool = True) -> Hardware:
+def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
     """Measure now and store nothing. dtypes: names of kernels.DTYPES."""
-    import torch
-
-    from ..progress import say
-
     load = machine.load()
     say(f"Measuring {machine.device_name(device)} (once; kept for later) ...")
-    repeats = 5 if quick else 20
-    copy, read = kernels.streams(device, repeats)
+    copy, read = kernels.streams(device)
     return Hardware(
         device=str(device),
         name=machine.device_name(device),
         threads=torch.get_num_threads(),
         copy_bandwidth=copy,
         read_bandwidth=read,
-        matvec_bandwidth={name: kernels.matvec(device, name, repeats) for name in dtypes},
-        matmul_flops={name: kernels.matmul(device, name, 0.5 if quick else 2.0) for name in dtypes},
+        matvec_bandwidth={name: kernels.matvec(device, name) for name in dtypes},
+        matmul_flops={name: kernels.matmul(device, name) for name in dtypes},
         load=load,
-        quick=quick,
         torch=torch.__version__,
     )
-
-
-def width_curve(
-    step: Callable[[int], Any],
-    widths: Sequence[int] = (1, 2, 4, 8, 16),
-    device: Any = "cpu",
-    repeats: int = 10,
-) -> dict[int, clock.Samples]:
-    """Time step(w) for every width w in turn -> {w: Samples of `repeats` times in seconds}, after warm-up.
-
-    step: runs one forward of w rows (w tokens of one sequence, or one token of each of w) on `device`.
-    """
-    return clock.in_turn({w: partial(step, w) for w in widths}, device, repeats)
 
 
 def width_costs(curve: dict[int, clock.Samples]) -> dict[int, float]:
@@ -136,8 +105,6 @@ def width_costs(curve: dict[int, clock.Samples]) -> dict[int, float]:
 
 
 def _store(device: Any, version: str, threads: int) -> Path | None:
-    from ..paths import cache_dir
-
     name = f"{platform.node()} {machine.device_name(device)} {device} {threads} {version} {os.cpu_count()}"
     try:
         return cache_dir() / "hardware" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
@@ -148,7 +115,7 @@ def _store(device: Any, version: str, threads: int) -> Path | None:
 def _read(path: Path | None) -> Hardware | None:
     """The stored result; None if there is none, or one that this version cannot read."""
     try:
-        return Hardware.from_json(path.read_text(encoding="utf-8")) if path else None
+        return Hardware(**json.loads(path.read_text(encoding="utf-8"))) if path else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -160,7 +127,7 @@ def _keep(path: Path | None, measured: Hardware) -> None:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(measured.to_json(), encoding="utf-8")
+        partial.write_text(json.dumps(asdict(measured), indent=1), encoding="utf-8")
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -11,19 +11,15 @@ from typing import Any
 
 import torch
 
-from . import clock, machine
-from .shape import ModelShape
+from lessons_lib.measure import clock, machine
+from lessons_lib.measure.shape import ModelShape
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MOST_BYTES = 512 * 2**20  # of the buffers on a CPU
+BUDGET = 0.5  # seconds that one square product may take
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """'bf16' -> torch.bfloat16."""
-    return DTYPES[name]
-
-
-def best(fn: Callable[[], Any], device: Any, repeats: int) -> float:
+def best(fn: Callable[[], Any], device: Any, repeats: int = 5) -> float:
     """Seconds of the fastest of `repeats` runs."""
     return clock.timed(fn, device, repeats=repeats, warmup=2).min
 
@@ -35,47 +31,47 @@ def buffer_bytes(device: Any) -> int:
     return min(size, MOST_BYTES) if str(device) == "cpu" else size
 
 
-def streams(device: Any, repeats: int) -> tuple[float, float]:
+def streams(device: Any) -> tuple[float, float]:
     """(copy, read) bandwidth in bytes/s. Copy counts what is read and what is written."""
     buffer = torch.ones(buffer_bytes(device) // 4, dtype=torch.float32, device=device)
     source, target = buffer.chunk(2)
-    copy = best(lambda: target.copy_(source), device, repeats)  # half is read, half is written
-    read = best(buffer.sum, device, repeats)
+    copy = best(lambda: target.copy_(source), device)  # half is read, half is written
+    read = best(buffer.sum, device)
     return buffer.nbytes / copy, buffer.nbytes / read
 
 
-def matvec(device: Any, dtype: str, repeats: int) -> float:
+def matvec(device: Any, dtype: str) -> float:
     """Bytes/s at which torch's eager one-row product x Wᵀ reads W."""
-    width, kind = 4096, torch_dtype(dtype)
+    width, kind = 4096, DTYPES[dtype]
     rows = buffer_bytes(device) // (width * kind.itemsize)
     weight = torch.full((rows, width), 0.01, dtype=kind, device=device)
     x = torch.ones(1, width, dtype=kind, device=device)
     with torch.inference_mode():
-        seconds = best(lambda: torch.nn.functional.linear(x, weight), device, repeats)
+        seconds = best(lambda: torch.nn.functional.linear(x, weight), device)
     return weight.nbytes / seconds
 
 
-def matmul(device: Any, dtype: str, budget: float) -> float:
-    """FLOP/s of the best square product; sizes double until the next would take over `budget` seconds."""
+def matmul(device: Any, dtype: str) -> float:
+    """FLOP/s of the best square product; sizes double until the next would take over BUDGET seconds."""
     rate, side = 0.0, 256
-    deadline = time.perf_counter() + 4 * budget
+    deadline = time.perf_counter() + 4 * BUDGET
     while side <= 16384:
-        a = torch.rand(side, side, device=device).to(torch_dtype(dtype))  # constants: less heat, more clock
+        a = torch.rand(side, side, device=device).to(DTYPES[dtype])  # constants: less heat, more clock
         seconds = best(lambda a=a: a @ a, device, 3)
         rate = max(rate, 2 * side**3 / seconds)
-        if 8 * seconds > budget or time.perf_counter() + 5 * 8 * seconds > deadline:
+        if 8 * seconds > BUDGET or time.perf_counter() + 5 * 8 * seconds > deadline:
             break
         side *= 2
     return rate
 
 
-def linears(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: int = 1, head_rows: int = 1) -> float:
+def linears(shape: ModelShape, dtype: str, device: Any, rows: int = 1, head_rows: int = 1) -> float:
     """Seconds of torch's eager products of `rows` rows with this model's own matrices, `head_rows` with its head.
 
     Small matrices are read more slowly than the probe's large one. Of a large model only as many layers as fit
-    1 GiB are made, and their time is scaled up.
+    1 GiB are made, and their time is scaled up. `cost.CostModel` keeps them, and the rates that follow.
     """
-    made = {"dtype": torch_dtype(dtype), "device": device}
+    made = {"dtype": DTYPES[dtype], "device": device}
     sizes = _matrices(shape)
     layer = sum(height * width for height, width in sizes) * made["dtype"].itemsize
     layers = min(shape.layers, max(1, 2**30 // layer))
@@ -88,19 +84,8 @@ def linears(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: i
             torch.nn.functional.linear(inputs[weight.shape[1]], weight)
 
     with torch.inference_mode():
-        inside = best(read, device, 5) * shape.layers / layers
-        return inside + best(lambda: torch.nn.functional.linear(last, head), device, 5)
-
-
-def linears_bandwidth(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu") -> float:
-    """Bytes/s at which one-row products read this model's weights: W over the seconds of `linears`."""
-    return shape.weights * torch_dtype(dtype).itemsize / linears(shape, dtype, device)
-
-
-def linears_flops(shape: ModelShape, dtype: str = "bf16", device: Any = "cpu", rows: int = 512) -> float:
-    """FLOP/s of this model's own products with `rows` rows, as in a prefill of so many tokens."""
-    work = 2 * (shape.layer_weights * rows + shape.head_weights)
-    return work / linears(shape, dtype, device, rows)
+        inside = best(read, device) * shape.layers / layers
+        return inside + best(lambda: torch.nn.functional.linear(last, head), device)
 
 
 def _matrices(shape: ModelShape) -> list[tuple[int, int]]:

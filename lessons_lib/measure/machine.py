@@ -8,22 +8,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 PACKAGES = ("torch", "transformers", "numpy")
 
 
 def cpu_name() -> str:
     """The processor's name as the system tells it, such as 'AMD EPYC'."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    named = (line.split(":", 1)[1].strip() for line in _cpuinfo().splitlines() if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def device_name(device: Any = "cpu") -> str:
     """Name of the CPU or of the GPU that `device` means."""
-    import torch
-
     kind = str(device).split(":")[0]
     if kind in ("cuda", "xpu"):
         return getattr(torch, kind).get_device_name(device)
@@ -48,8 +45,6 @@ def load_warning(load_now: float | None, share: float = 1.0) -> str:
 
 def gpu_bf16(device: Any) -> bool:
     """True if a GPU multiplies bf16 itself. Not assumed of Apple's, which do so only from the M2 on."""
-    import torch
-
     if str(device).startswith("cuda"):
         with torch.cuda.device(device):
             return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -59,8 +54,6 @@ def gpu_bf16(device: Any) -> bool:
 def cache_bytes(device: Any = "cpu") -> int:
     """Size of the last-level cache; 32 MiB where it cannot be found out."""
     if str(device).startswith("cuda"):
-        import torch
-
         return torch.cuda.get_device_properties(device).L2_cache_size
     found = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     sizes = [int(text[:-1]) * 2**10 for path in found if (text := path.read_text().strip()).endswith("K")]
@@ -69,8 +62,6 @@ def cache_bytes(device: Any = "cpu") -> int:
 
 def host(device: Any = "cpu") -> dict[str, Any]:
     """What to store beside measurements; no name of a person or a network."""
-    import torch
-
     return {
         "cpu": cpu_name(),
         "instructions": instructions(),
@@ -84,8 +75,6 @@ def host(device: Any = "cpu") -> dict[str, Any]:
 
 def instructions() -> str:
     """The widest vectors that torch uses here, and whether the processor multiplies bf16: "AVX512 bf16", "AVX2"."""
-    import torch
-
     known = torch.backends.cpu.get_cpu_capability()
     return f"{known} bf16" if cpu_bf16() else known
 
@@ -95,14 +84,13 @@ def cpu_bf16() -> bool:
 
     torch.ops.mkldnn._is_mkldnn_bf16_supported does not tell: it is True for any AVX512.
     """
-    import torch
-
     if platform.machine().lower() in ("aarch64", "arm64"):
-        return " bf16" in _linux_cpu_flags()  # Apple's CPUs: no flag to read here, so fp32
+        return " bf16" in _cpuinfo()  # Apple's CPUs: no flag to read here, so fp32
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def _linux_cpu_flags() -> str:
+def _cpuinfo() -> str:
+    """What Linux says about the processor; "" elsewhere."""
     try:
         return Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import clock
+from lessons_lib.measure import clock
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would land in notebooks
 
@@ -26,23 +26,18 @@ PARTS = {
 
 
 def taken_apart(
-    step: Callable[[], Any],
-    device: Any = "cpu",
-    runs: int = 10,
-    parts: Mapping[str, str] = PARTS,
-    launch: float | None = None,
+    step: Callable[[], Any], device: Any = "cpu", runs: int = 10, launch: float | None = None
 ) -> dict[str, float]:
     """Seconds of a step by part, medians over `runs`: {"matrix products": ..., "attention": ..., "the rest": ...}.
 
-    Parts that take no time are left out, the rest is always there. parts: name -> regular expression of kernel
-    names, the first that matches counts. A compiled kernel counts whole, with what the compiler fused into it.
-    The rest: norms, positions, sampling, and starting all of them. launch: seconds of the rest that an eager step
-    spends on starting its operators, which is all of it in a twin too narrow for anything else to count; a part of
-    its own then. Around a compiled graph it is Python, which the profiler names.
+    Parts that take no time are left out, the rest is always there. A compiled kernel counts whole, with what the
+    compiler fused into it. The rest: norms, positions, sampling, and starting all of them. launch: seconds of the
+    rest that an eager step spends on starting its operators, which is all of it in a twin too narrow for anything
+    else to count; a part of its own then. Around a compiled graph it is Python, which the profiler names.
     """
     whole = clock.timed(step, device, repeats=runs).median
-    profiles = [grouped(kernel_times(step, device), parts) for _ in range(runs)]
-    found = {name: statistics.median(profile[name] for profile in profiles) for name in parts}
+    profiles = [grouped(kernel_times(step, device)) for _ in range(runs)]
+    found = {name: statistics.median(profile[name] for profile in profiles) for name in PARTS}
     found = {name: seconds for name, seconds in found.items() if seconds}
     rest = max(0.0, whole - sum(found.values()))
     if launch is None:
@@ -64,6 +59,8 @@ def kernel_times(fn: Callable[[], Any], device: Any = "cpu") -> dict[str, float]
 
 def grouped(times: Mapping[str, float], parts: Mapping[str, str] = PARTS) -> dict[str, float]:
     """Sums of kernel times by part; kernels that no expression matches are left out.
+
+    parts: name -> regular expression of kernel names, the first that matches counts.
 
     >>> grouped({"aten::mm": 2.0, "aten::addmm": 1.0, "aten::add": 5.0})
     {'one kernel': 0.0, 'matrix products': 3.0, 'attention': 0.0, 'launch': 0.0}

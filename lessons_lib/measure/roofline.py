@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from .shape import ELEMENT_BYTES, ModelShape
+from lessons_lib.measure.shape import ELEMENT_BYTES, ModelShape
 
 
 class Rates(Protocol):
@@ -49,18 +49,14 @@ def flops_prefill(shape: ModelShape, tokens: int, rows: int = 1) -> int:
     return matrices + 4 * shape.heads * shape.head_dim * shape.attended(tokens)
 
 
-def flops_uncached(shape: ModelShape, length: int) -> int:
-    """FLOPs of one step without a cache at `length` tokens: the whole text again, logits for the last row."""
-    return flops_prefill(shape, length)
-
-
 def flops_generate(shape: ModelShape, prompt: int, new: int, cached: bool = True) -> int:
     """FLOPs of producing `new` tokens after `prompt` tokens; the first comes from the prefill, cached or not.
 
-    Matrices: linear in the length with a cache, quadratic without; attention: quadratic with, cubic without.
+    Without a cache a step is a prefill of the whole text so far. Matrices: linear in the length with a cache,
+    quadratic without; attention: quadratic with, cubic without.
     """
     lengths = range(prompt + 1, prompt + new)  # the last new token is never fed
-    steps = (flops_decode(shape, 1, s) if cached else flops_uncached(shape, s) for s in lengths)
+    steps = (flops_decode(shape, 1, s) if cached else flops_prefill(shape, s) for s in lengths)
     return flops_prefill(shape, prompt) + sum(steps)
 
 
@@ -117,9 +113,9 @@ def mfu(step_flops: float, steps_per_second: float, peak_flops: float) -> float:
     return step_flops * steps_per_second / peak_flops
 
 
-def tokens_per_second_limit(bandwidth: float, shape: ModelShape, cached: int = 0, dtype: str = "bf16") -> float:
-    """Most tokens per second one sequence can decode: B/(W + S·k)."""
-    return bandwidth / bytes_decode(shape, 1, cached, ELEMENT_BYTES[dtype], cache_element_bytes(dtype))
+def tokens_per_second_limit(bandwidth: float, shape: ModelShape) -> float:
+    """Most tokens per second one sequence can decode with weights of 16 bits: B/W, before anything is cached."""
+    return bandwidth / bytes_decode(shape)
 
 
 def predict_decode_step(
@@ -132,28 +128,22 @@ def predict_decode_step(
 ) -> Bracket:
     """Seconds of one decode step, from the bandwidth that a matvec in this dtype reaches on this machine.
 
-    bandwidth: bytes/s to take instead, such as hardware.linears_bandwidth of this model's own matrices.
+    bandwidth: bytes/s to take instead, such as CostModel.bandwidth, of this model's own matrices. ValueError for a
+    dtype that was not measured.
     """
     moved = bytes_decode(shape, batch, cached, ELEMENT_BYTES[dtype], cache_element_bytes(dtype))
     return _time(flops_decode(shape, batch, cached), moved, hardware, dtype, bandwidth=bandwidth)
 
 
 def predict_prefill(
-    shape: ModelShape,
-    hardware: Rates,
-    dtype: str = "bf16",
-    tokens: int = 1,
-    rows: int = 1,
-    flop_rate: float | None = None,
-    bandwidth: float | None = None,
+    shape: ModelShape, hardware: Rates, dtype: str = "bf16", tokens: int = 1, flop_rate: float | None = None
 ) -> Bracket:
-    """Seconds of one prefill of `tokens` tokens; rows as in flops_prefill.
+    """Seconds of one prefill of `tokens` tokens, with logits of the last.
 
-    flop_rate: FLOP/s to take instead of the best square product's, such as hardware.linears_flops.
-    bandwidth: bytes/s to take instead of the probe's matvec, as in predict_decode_step.
+    flop_rate: FLOP/s to take instead of the best square product's, such as CostModel.flop_rate. ValueError as above.
     """
     moved = bytes_prefill(shape, tokens, ELEMENT_BYTES[dtype], cache_element_bytes(dtype))
-    return _time(flops_prefill(shape, tokens, rows), moved, hardware, dtype, bandwidth, flop_rate)
+    return _time(flops_prefill(shape, tokens), moved, hardware, dtype, flop_rate=flop_rate)
 
 
 def cache_element_bytes(dtype: str) -> float:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from . import claims, tables
+from lessons_lib.measure import claims, tables
 
 MIME = "application/vnd.lessons-lib.scores+json"
 WITHIN = 0.25  # of the prediction

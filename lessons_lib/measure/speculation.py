@@ -29,21 +29,21 @@ def walltime_factor(alpha: float, gamma: int, c: float, v: WidthCurve = None, h:
     return expected_tokens(alpha, gamma) / (gamma * c + width_cost(v)(gamma + 1) + h)
 
 
-def best_gamma(alpha: float, c: float, v: WidthCurve = None, most: int = 32, h: float = 0.0) -> int:
+def best_gamma(alpha: float, c: float, v: WidthCurve = None, most: int = 32) -> int:
     """The draft length from 0 to `most` with the highest W; 0 where plain decoding (W = 1) is not beaten."""
     v = width_cost(v)
-    factors = [1.0, *(walltime_factor(alpha, gamma, c, v, h) for gamma in range(1, most + 1))]
+    factors = [1.0, *(walltime_factor(alpha, gamma, c, v) for gamma in range(1, most + 1))]
     return factors.index(max(factors))  # of equals the shortest
 
 
-def break_even(c: float, v: WidthCurve = None, most: int = 32, h: float = 0.0) -> float:
-    """The alpha above which some draft length up to `most` gains; inf if none does. c itself where v is 1, h 0."""
+def break_even(c: float, v: WidthCurve = None, most: int = 32) -> float:
+    """The alpha above which some draft length up to `most` gains; inf if none does. c itself where v is 1."""
     v, low, high = width_cost(v), 0.0, 1.0
-    if not best_gamma(1.0, c, v, most, h):
+    if not best_gamma(1.0, c, v, most):
         return math.inf
     for _ in range(50):  # W grows with alpha, so bisection finds the one crossing
         middle = (low + high) / 2
-        low, high = (low, middle) if best_gamma(middle, c, v, most, h) else (middle, high)
+        low, high = (low, middle) if best_gamma(middle, c, v, most) else (middle, high)
     return high
 
 

@@ -9,14 +9,15 @@ Source: Zhong et al. 2024 (DistServe: goodput, capacity).
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 NAN = math.nan
+NINE_IN_TEN = 0.9  # of the requests that must keep their limits
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,21 @@ class TokenClock:
     Text streamers hold text back until a word ends, so text arrival is not token arrival.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
-        self.now, self.start, self.times = now, now(), []
+    def __init__(self):
+        self.start, self.times = perf_counter(), []
         self._prompt_seen = False
 
     def put(self, value: Any) -> None:
         """Called by generate: first with the prompt's ids, which are no output, then with each token."""
         if self._prompt_seen:
-            self.times.append(self.now())
+            self.times.append(perf_counter())
         self._prompt_seen = True
 
     def end(self) -> None:
         """Called by generate after the last token."""
 
     def timeline(self) -> Timeline:
+        """What was noted: the clock's making as the start, a time a token."""
         return Timeline(self.start, tuple(self.times))
 
 
@@ -108,11 +110,11 @@ def attainment(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float
     return sum(meets(t, ttft, tpot) for t in timelines) / len(timelines)
 
 
-def goodput(timelines: Sequence[Timeline], ttft: float, tpot: float, span: float | None = None) -> float:
-    """Requests per second that kept both limits; span: the run's seconds, its makespan if None."""
-    return sum(meets(t, ttft, tpot) for t in timelines) / (makespan(timelines) if span is None else span)
+def goodput(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float:
+    """Requests per second of a run's makespan that kept both limits (seconds)."""
+    return sum(meets(t, ttft, tpot) for t in timelines) / makespan(timelines)
 
 
-def capacity(attained: dict[float, float], threshold: float = 0.90) -> float:
-    """Highest arrival rate with attainment >= threshold, from {rate: attainment}; 0 if none has it."""
-    return max((rate for rate, fraction in attained.items() if fraction >= threshold), default=0.0)
+def capacity(attained: dict[float, float]) -> float:
+    """Highest arrival rate with an attainment of NINE_IN_TEN, from {rate: attainment}; 0 if none has it."""
+    return max((rate for rate, fraction in attained.items() if fraction >= NINE_IN_TEN), default=0.0)

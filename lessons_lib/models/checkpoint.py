@@ -1,4 +1,4 @@
-"""Weight names: from a transformers Llama checkpoint to the readable decoder's fused matrices."""
+"""Weight names: between a transformers Llama checkpoint and the readable decoder's fused matrices."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def fused_weights(state: Mapping[str, Tensor], config) -> dict[str, Tensor]:
-    """transformers' state dict -> ours: q, k, v stacked in one matrix, gate and up in another."""
+    """transformers' state dict -> ours: q, k, v stacked, and gate and up. config: DecoderConfig."""
     weights = {"embedding.weight": state["model.embed_tokens.weight"], "norm": state["model.norm.weight"]}
     weights["head.weight"] = weights["embedding.weight"] if config.tied else state["lm_head.weight"]
     for i in range(config.layers):
@@ -22,3 +22,22 @@ def fused_weights(state: Mapping[str, Tensor], config) -> dict[str, Tensor]:
             ours + "down.weight": state[mlp + "down_proj.weight"],
         }
     return weights
+
+
+def their_names(weights: dict[str, Tensor], config) -> dict[str, Tensor]:
+    """Our fused matrices -> transformers' names: the inverse of `fused_weights`, without the embedding and the head."""
+    found, heads = {"model.norm.weight": weights["norm"]}, [config.heads, config.kv_heads, config.kv_heads]
+    for i in range(config.layers):
+        theirs, ours = f"model.layers.{i}.", f"layers.{i}."
+        qkv = weights[ours + "qkv.weight"].split([n * config.head_dim for n in heads])
+        gate, up = weights[ours + "gate_up.weight"].chunk(2)
+        found |= {theirs + f"self_attn.{x}_proj.weight": part for x, part in zip("qkv", qkv, strict=True)}
+        found |= {
+            theirs + "self_attn.o_proj.weight": weights[ours + "out.weight"],
+            theirs + "mlp.gate_proj.weight": gate,
+            theirs + "mlp.up_proj.weight": up,
+            theirs + "mlp.down_proj.weight": weights[ours + "down.weight"],
+            theirs + "input_layernorm.weight": weights[ours + "attention_norm"],
+            theirs + "post_attention_layernorm.weight": weights[ours + "mlp_norm"],
+        }
+    return found

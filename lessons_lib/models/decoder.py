@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lessons_lib.models.checkpoint import fused_weights
 from lessons_lib.models.kernels import LIBRARY, Kernels
 
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -134,7 +135,12 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to logits. `forward` gives hidden states, `logits` turns those that matter into scores."""
+    """Token ids to logits. `forward` gives hidden states, `logits` turns those that matter into scores.
+
+    kernels: how products and attention are computed unless a call says otherwise.
+    """
+
+    kernels = LIBRARY
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -150,16 +156,13 @@ class Decoder(nn.Module):
 
     @classmethod
     def from_transformers(cls, network) -> "Decoder":
-        """The decoder with the weights, dtype and device of a transformers Llama or Mistral model."""
-        from lessons_lib.models.checkpoint import fused_weights  # beside the names of other formats
-
+        """The decoder with the weights, dtype and device of a transformers Llama or Mistral model; else ValueError."""
         with torch.device("meta"):  # no memory is filled twice
             decoder = cls(DecoderConfig.from_transformers(network.config))
         decoder.load_state_dict(fused_weights(network.state_dict(), decoder.config), assign=True)
         if decoder.config.tied:
             decoder.head.weight = decoder.embedding.weight
-        for name, table in zip(("cos", "sin"), rotary_tables(decoder.config), strict=True):
-            setattr(decoder, name, table.to(network.device, network.dtype))
+        decoder.cos, decoder.sin = (table.to(network.device, network.dtype) for table in (decoder.cos, decoder.sin))
         return decoder.eval().requires_grad_(False)
 
     def forward(
@@ -170,14 +173,14 @@ class Decoder(nn.Module):
         layers: range | None = None,
         states: Tensor | None = None,
         after: Sequence[int] = (),
-        kernels: Kernels = LIBRARY,
+        kernels: Kernels | None = None,
     ) -> States:
         """tokens (T,) of all segments -> States with T rows.
 
         layers: run only these (default all); states (T, D): start from these instead of the embeddings.
         after: numbers of layers whose output to return as well (1 = after the first layer).
-        kernels: how products and attention are computed.
         """
+        kernels = kernels or self.kernels
         x = self.embedding(tokens) if states is None else states
         positions = segments[0].positions if len(segments) == 1 else torch.cat([s.positions for s in segments])
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
@@ -192,13 +195,13 @@ class Decoder(nn.Module):
         """(..., D) after the last layer -> (..., D) after the final norm: what the head reads."""
         return F.rms_norm(states, self.norm.shape, self.norm, self.config.norm_eps)
 
-    def logits(self, states: Tensor, kernels: Kernels = LIBRARY) -> Tensor:
+    def logits(self, states: Tensor, kernels: Kernels | None = None) -> Tensor:
         """(T, D) after any layer -> scores (T, V)."""
         return self.score(self.final(states), kernels)
 
-    def score(self, final: Tensor, kernels: Kernels = LIBRARY) -> Tensor:
+    def score(self, final: Tensor, kernels: Kernels | None = None) -> Tensor:
         """(T, D) after the final norm -> scores (T, V)."""
-        return kernels.multiply(final, self.head.weight)
+        return (kernels or self.kernels).multiply(final, self.head.weight)
 
 
 def rotary_tables(config: DecoderConfig) -> tuple[Tensor, Tensor]:

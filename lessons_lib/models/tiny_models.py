@@ -27,7 +27,8 @@ def tiny(
     """A random causal LM of transformers on the CPU, without tokenizer and without end token.
 
     The same arguments give the same weights; the global random state is left alone. window: a sliding window,
-    mistral only. kv_heads: for llama, mistral and gemma (the others have heads of each).
+    mistral only. kv_heads: for llama, mistral and gemma (the others have heads of each). ValueError for an unknown
+    family, or a window where there is none.
     """
     if family not in FAMILIES:
         raise ValueError(f"family={family!r} is not known; choose one of: {', '.join(FAMILIES)}.")
@@ -38,10 +39,8 @@ def tiny(
         "num_attention_heads": heads, "max_position_embeddings": context, "tie_word_embeddings": tied,
         "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
-    if family == "opt":
-        sizes |= {"ffn_dim": 2 * width, "word_embed_proj_dim": width, "dropout": 0.0}
-    else:
-        sizes |= {"intermediate_size": 2 * width}
+    opt = {"ffn_dim": 2 * width, "word_embed_proj_dim": width, "dropout": 0.0}
+    sizes |= opt if family == "opt" else {"intermediate_size": 2 * width}
     if family in ("llama", "mistral", "gemma"):
         sizes |= {"num_key_value_heads": kv_heads, "head_dim": width // heads}
     if family == "mistral":

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from .pool import check_size
-from .request import Request
+from lessons_lib.serving.pool import check_size
+from lessons_lib.serving.request import Request
 
 
 @dataclass

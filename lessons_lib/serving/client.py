@@ -13,17 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Thread
 
-from .request import Request, State
-from .stream import Server, StreamError, Usage, tokens
+from lessons_lib.serving.request import Request, State
+from lessons_lib.serving.stream import Counted, Server, StreamError, tokens
 
 Prompt = str | list[int]
 
 
 def replay(
-    requests: Sequence[Request],
-    server: Server,
-    prompt: Callable[[Request], Prompt] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    requests: Sequence[Request], server: Server, prompt: Callable[[Request], Prompt] | None = None
 ) -> list[Request]:
     """Send each request at its arrival time -> served copies, with their tokens' times in seconds from the start.
 
@@ -32,39 +29,34 @@ def replay(
     last arrival.
     """
     copies = sorted((request.fresh() for request in requests), key=lambda r: r.arrival)
-    prompts = [prompt(request) if prompt else _ids(request) for request in copies]
-    start = clock()
-    threads = [Thread(target=_ask, args=(r, p, server, start, clock), daemon=True) for r, p in _pairs(copies, prompts)]
-    for request, thread in _pairs(copies, threads):
-        time.sleep(max(0.0, start + request.arrival - clock()))
+    asked = [(request, prompt(request) if prompt else _ids(request)) for request in copies]
+    start = time.perf_counter()
+    threads = [Thread(target=_ask, args=(*both, server, start), daemon=True) for both in asked]
+    for request, thread in zip(copies, threads, strict=True):
+        time.sleep(max(0.0, start + request.arrival - time.perf_counter()))
         thread.start()
-    for request, thread in _pairs(copies, threads):
-        thread.join(max(0.0, start + request.arrival + server.limit - clock()))
+    for request, thread in zip(copies, threads, strict=True):
+        thread.join(max(0.0, start + request.arrival + server.limit - time.perf_counter()))
     return [_outcome(request, server) for request in copies]
 
 
-def _pairs(requests: Sequence[Request], others: Sequence) -> list[tuple]:
-    return list(zip(requests, others, strict=True))
-
-
-def _ask(request: Request, prompt: Prompt, server: Server, start: float, clock: Callable[[], float]) -> None:
+def _ask(request: Request, prompt: Prompt, server: Server, start: float) -> None:
     """Run one request to its end or its error; in a thread of its own."""
-    usage = Usage()
+    counted = Counted()
     times: list[float] = []
     request.state = State.RUNNING
     try:
-        for _ in tokens(server, prompt, request.length, usage):
-            times.append(clock() - start)
+        for _ in tokens(server, prompt, request.length, counted):
+            times.append(time.perf_counter() - start)
         if not times:
             raise StreamError("the server sent no token")
-    except StreamError as error:
-        request.error = f"Request {request.id}: {error} (after {len(times)} tokens)."
-    except Exception as error:  # in a thread nobody else would say so
-        request.error = f"Request {request.id}: {error!r} (after {len(times)} tokens)."
-    request.times = spread(times, usage.tokens)
+    except Exception as error:  # whatever it is: in a thread nobody else would say so
+        why = error if isinstance(error, StreamError) else repr(error)
+        request.error = f"Request {request.id}: {why} (after {len(times)} tokens)."
+    request.times = spread(times, counted.tokens)
     request.emitted = len(request.times)
-    request.prompt_length = usage.prompt_tokens or request.prompt_length
-    request.finished = clock() - start
+    request.prompt_length = counted.prompt_tokens or request.prompt_length
+    request.finished = time.perf_counter() - start
     request.state = State.CANCELLED if request.error else State.FINISHED
 
 

@@ -17,8 +17,7 @@ from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import Kernels, stored
 from lessons_lib.progress import say
-
-from .target import PagedTarget, decodes
+from lessons_lib.serving.target import PagedTarget, decodes
 
 
 class CompiledPagedTarget(PagedTarget):
@@ -27,7 +26,7 @@ class CompiledPagedTarget(PagedTarget):
     problem: why nothing is compiled, None if it is. ValueError for less than one slot.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, slots: int = 16, **sizes: int):
+    def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, slots: int, **sizes: int):
         if slots < 1:
             raise ValueError(f"slots={slots}: a step needs at least one row.")
         super().__init__(decoder, tokenizer, eos, **sizes)

@@ -14,8 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from lessons_lib.measure.shape import ModelShape
-
-from .plan import Log, Plan
+from lessons_lib.serving.plan import Log, Plan
 
 
 class Load(NamedTuple):
@@ -107,19 +106,19 @@ def analytic(
     flop_rate: float,
     bandwidth: float,
     weight_bytes: float = 2,
-    cache_bytes: float = 2,
     overhead: float = 0.0,
 ) -> Overlapped:
     """The roofline of a model on a device of so many FLOP/s and bytes/s; overhead: seconds added to every forward.
 
-    Logits: one row per prompt and per decoded token. ValueError for windowed attention, whose reads depend on lengths.
+    Keys and values take 2 bytes a number, weights `weight_bytes`. Logits: one row per prompt and per decoded token.
+    ValueError for windowed attention, whose reads depend on lengths.
     """
     if shape.window is not None:
         raise ValueError(f"{shape.name} has windowed attention, which this model does not know; fit() one instead.")
     layer, head = 2 * shape.layer_weights / flop_rate, 2 * shape.head_weights / flop_rate
     pair = 4 * shape.layers * shape.heads * shape.head_dim / flop_rate
     compute = Linear(prefill_token=layer, prefill_pair=pair, prompt=head, decode_token=layer + head, kv_token=pair)
-    kv = shape.kv_elements(1) * cache_bytes / bandwidth
+    kv = 2 * shape.kv_elements(1) / bandwidth
     memory = Linear(shape.weights * weight_bytes / bandwidth, prefill_token=kv, kv_token=kv)
     return Overlapped(compute, memory, overhead)
 

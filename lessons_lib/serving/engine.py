@@ -20,30 +20,28 @@ from itertools import count
 import torch
 
 from lessons_lib.caches.paged import PagedCache
-from lessons_lib.decoding.acceptance import Acceptance, Greedy
+from lessons_lib.decoding.acceptance import Acceptance
 from lessons_lib.decoding.generate import Output, Prompt, new_row, text_of
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import Row, step
 from lessons_lib.measure.clock import sync
-
-from .block_pool import BlockPool
-from .compiled import CompiledPagedTarget
-from .loop import serve
-from .plan import Log, Plan
-from .request import Request, State
-from .scheduler import Scheduler
-from .target import PagedTarget
+from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.compiled import CompiledPagedTarget
+from lessons_lib.serving.loop import serve
+from lessons_lib.serving.plan import Log, Plan
+from lessons_lib.serving.request import Request, State
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.target import PagedTarget
 
 MOMENT = 0.05  # seconds
 
 
 @dataclass
 class Job:
-    """What the engine knows of a request beside the scheduler: its row, who reads along, where its text stops."""
+    """What the engine knows of a request beside the scheduler: its row and who reads along."""
 
     row: Row
     on_tokens: Callable[[list[int]], None] | None = None
-    stop: str | Sequence[str] | None = None
 
 
 class Engine:
@@ -51,12 +49,10 @@ class Engine:
 
     model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size. The scheduler's pool must be a
     BlockPool, else ValueError. compiled: the step of all decoding rows is compiled at its first use, for the
-    scheduler's slots. clock: seconds, as time.perf_counter.
+    scheduler's slots.
     """
 
-    def __init__(
-        self, model, scheduler: Scheduler, compiled: bool = False, clock: Callable[[], float] = time.perf_counter
-    ):
+    def __init__(self, model, scheduler: Scheduler, compiled: bool = False):
         pool = scheduler.pool
         if not isinstance(pool, BlockPool):
             raise ValueError(
@@ -64,7 +60,7 @@ class Engine:
             )
         pool.clear()  # what a simulator or another engine left there is not in this memory
         self.target = paged(model, pool, scheduler.slots if compiled else None)
-        self.scheduler, self.pool, self.clock, self.start = scheduler, pool, clock, clock()
+        self.scheduler, self.pool, self.start = scheduler, pool, time.perf_counter()
         self.jobs: dict[Request, Job] = {}
 
     def request(
@@ -88,10 +84,9 @@ class Engine:
         an id that is taken; without one it gets a number.
         """
         id = self._name(id)
-        rules = proposer or Proposer(), acceptance or Greedy()
-        row = new_row(self.target, prompt, *rules, max_new_tokens, min_new_tokens, stop, generator)
+        row = new_row(self.target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
         request = Request(id, arrival, output_length=max_new_tokens, ids=list(row.ids))
-        self.jobs[request] = Job(row, on_tokens, stop)
+        self.jobs[request] = Job(row, on_tokens)
         return request
 
     def serve(self, requests: Sequence[Request]) -> Log:
@@ -102,7 +97,7 @@ class Engine:
         proposer's, cancels all that run or wait, and is raised again.
         """
         possible = [request for request in requests if request in self.jobs or self._adopt(request)]
-        self.start = self.clock()
+        self.start = time.perf_counter()
         try:
             log = serve(possible, self.scheduler, self)
         except BaseException:  # an interrupt, too: the blocks are for whoever is served next
@@ -115,18 +110,18 @@ class Engine:
         """What a request was answered, as `generate` gives it; finish may also be "cancelled" or "rejected"."""
         if (job := self.jobs.get(request)) is None:
             return Output([], None, [], request.state.value)
-        text = text_of(self.target.tokenizer, job.row, job.stop)
+        text = text_of(self.target.tokenizer, job.row)
         return Output(job.row.new, text, job.row.trace, job.row.finish or request.state.value)
 
     def cancel(self, request: Request) -> None:
-        """End a request now, whether it waits or runs; what it was answered so far stays."""
-        if request.state is State.WAITING and request not in self.scheduler.waiting:
-            request.state, request.arrival = State.CANCELLED, min(request.arrival, self.now())  # nobody waits for it
+        """End a request now, whether it waits, runs or is yet to come; what it was answered so far stays."""
+        if request.state is State.WAITING:
+            request.arrival = min(request.arrival, self.now())  # nobody waits for one that is yet to come
         self.scheduler.cancel(request)
 
     def now(self) -> float:
         """Seconds since `serve` began."""
-        return self.clock() - self.start
+        return time.perf_counter() - self.start
 
     def wait(self, until: float) -> None:
         """Sleep until then, a moment at most: the loop asks again, and somebody may have been cancelled meanwhile."""
@@ -139,11 +134,10 @@ class Engine:
         for source, to in self.pool.copies:
             self.target.memory.copy(source, to)
         self.pool.copies.clear()
-        known = [len(row.ids) for row in rows]
         if rows:
             step(self.target, rows)
             sync(self.target.device)  # so that the time of this forward is the log's
-        committed = [row.ids[before:] for row, before in zip(rows, known, strict=True)]
+        committed = [row.ids[row.trace[-1].length_before :] for row in rows]
         plan.rows = [(request, row.trace[-1].forwarded) for (request, _), row in zip(plan.rows, rows, strict=True)]
         for (request, _), row, tokens in zip(plan.rows, rows, committed, strict=True):
             request.stopped = row.finish is not None
@@ -162,7 +156,7 @@ class Engine:
         try:
             if not request.ids:
                 raise ValueError("it has no ids; let the workload draw them")
-            row = new_row(self.target, request.ids, Proposer(), Greedy(), request.length)
+            row = new_row(self.target, request.ids, None, None, request.length)
         except ValueError as error:
             request.state, request.error = State.REJECTED, f"Request {request.id} can never run: {error}"
             return False

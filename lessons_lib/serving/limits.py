@@ -1,13 +1,13 @@
-"""Settings that cannot work, and requests that could never run: said at once instead of waiting for ever."""
+"""Settings that cannot work, and requests that could never run (lesson 05): said at once, not waited for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .request import Request
+from lessons_lib.serving.request import Request
 
 if TYPE_CHECKING:
-    from .scheduler import Scheduler
+    from lessons_lib.serving.scheduler import Scheduler
 
 
 def check_settings(scheduler: Scheduler) -> None:

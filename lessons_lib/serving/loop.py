@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from .plan import Log, Plan
-from .request import Request, State
-from .scheduler import Scheduler
+from lessons_lib.serving.plan import Log, Plan
+from lessons_lib.serving.request import Request, State
+from lessons_lib.serving.scheduler import Scheduler
 
 
 class Backend(Protocol):
@@ -30,11 +30,11 @@ def serve(requests: Sequence[Request], scheduler: Scheduler, backend: Backend) -
     """Serve the requests as they arrive, until all have finished -> the event log.
 
     A request that can never run is rejected (see its `error`) and the others go on; one that is being served or has
-    been stays as it is. RuntimeError if the policy lets
-    nobody in though nothing runs and nothing will change.
+    been stays as it is. RuntimeError if the policy lets nobody in though nothing runs and nothing will change.
     """
     arrivals = deque(sorted(requests, key=lambda r: r.arrival))
-    log = Log.of(list(requests), scheduler)
+    pool = scheduler.pool
+    log = Log(list(requests), scheduler.slots, pool.num_blocks, pool.block_size)
     while arrivals or scheduler.unfinished:
         _arrive(arrivals, scheduler, backend.now())
         start = backend.now()

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from lessons_lib.measure import timeline
 from lessons_lib.measure.timeline import Timeline, percentiles
-
-from .plan import Iteration, Log
-from .request import Request
+from lessons_lib.serving.plan import Iteration, Log
+from lessons_lib.serving.request import Request
 
 Percentiles = dict[float, float]
 
@@ -107,9 +106,9 @@ def goodput(requests: Sequence[Request], ttft: float, tpot: float) -> tuple[floa
     return timeline.goodput(lines, ttft, tpot), timeline.attainment(lines, ttft, tpot)
 
 
-def service_level(unloaded: Latency, ttft: float = 10.0, tpot: float = 3.0) -> tuple[float, float]:
-    """Limits (TTFT, TPOT) in seconds for goodput: so many times the medians of requests that were served alone."""
-    return ttft * unloaded.ttft[50], tpot * unloaded.tpot[50]
+def service_level(unloaded: Latency) -> tuple[float, float]:
+    """Limits (TTFT, TPOT) in seconds for goodput: 10 and 3 times the medians of requests that were served alone."""
+    return 10 * unloaded.ttft[50], 3 * unloaded.tpot[50]
 
 
 def over_time(steps: Sequence[Iteration], values: Sequence[float]) -> float:

@@ -10,25 +10,14 @@ import time
 from collections.abc import Sequence
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from lessons_lib.decoding.peers import silent
-
-from .request import Request, State
+from lessons_lib.measure.timeline import TokenClock
+from lessons_lib.models.quiet import quiet
+from lessons_lib.serving.request import Request, State
 
 PAGES = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 256}  # generate_batch's best on a small CPU
 NO_END = -1  # a token id that never comes
-
-
-class StepClock(StoppingCriteria):
-    """Notes when each step of a `generate` call has its tokens, and ends nothing."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def __call__(self, input_ids, scores, **kwargs):
-        self.times.append(time.perf_counter())
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def padded_batches(network, requests: Sequence[Request], slots: int) -> list[Request]:
@@ -41,16 +30,13 @@ def padded_batches(network, requests: Sequence[Request], slots: int) -> list[Req
 
 
 def _pad(network, batch: Sequence[Request], start: float) -> None:
-    longest, clock = max(request.prompt_length for request in batch), StepClock()
+    longest, clock = max(request.prompt_length for request in batch), TokenClock()
     ids = torch.tensor([[0] * (longest - r.prompt_length) + r.ids for r in batch], device=network.device)
     mask = torch.tensor([[0] * (longest - r.prompt_length) + [1] * r.prompt_length for r in batch], device=ids.device)
-    settings = {"max_new_tokens": max(r.length for r in batch), "do_sample": False}
+    settings = {"max_new_tokens": max(r.length for r in batch), "do_sample": False, "eos_token_id": NO_END}
     admitted = time.perf_counter() - start
-    with silent():
-        out = network.generate(
-            ids, attention_mask=mask, eos_token_id=NO_END, pad_token_id=0,
-            stopping_criteria=StoppingCriteriaList([clock]), **settings,
-        )  # fmt: skip
+    with quiet():
+        out = network.generate(ids, attention_mask=mask, pad_token_id=0, streamer=clock, **settings)
     times = [at - start for at in clock.times]
     for request, row in zip(batch, out[:, longest:].tolist(), strict=True):
         _note(request, row[: request.length], times[: request.length], admitted, times[-1])
@@ -65,7 +51,7 @@ def continuous_batches(network, requests: Sequence[Request], pages: dict = PAGES
     settings = GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=0)
     config = ContinuousBatchingConfig(**pages)
     served = [request.fresh() for request in requests]
-    with silent(), network.continuous_batching_context_manager(settings, continuous_batching_config=config) as manager:
+    with quiet(), network.continuous_batching_context_manager(settings, continuous_batching_config=config) as manager:
         start = time.perf_counter()
         names = {manager.add_request(r.ids, max_new_tokens=r.length, record_timestamps=True): r for r in served}
         waiting = set(names)

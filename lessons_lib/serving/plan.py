@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from .request import Request
+from lessons_lib.serving.request import Request
 
 if TYPE_CHECKING:
-    from .scheduler import Scheduler
+    from lessons_lib.serving.scheduler import Scheduler
 
 
 @dataclass(slots=True)
@@ -58,15 +58,10 @@ class Log:
     """A run: its requests (with their own times) and its iterations, on `slots` slots and a pool of so many blocks."""
 
     requests: list[Request]
-    slots: int = 0
-    num_blocks: int = 0
-    block_size: int = 0
+    slots: int
+    num_blocks: int
+    block_size: int
     iterations: list[Iteration] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, requests: list[Request], scheduler: Scheduler) -> Log:
-        """An empty log of these requests on this scheduler's slots and pool."""
-        return cls(requests, scheduler.slots, scheduler.pool.num_blocks, scheduler.pool.block_size)
 
     def record(self, scheduler: Scheduler, plan: Plan, committed: Sequence[Sequence[int]], start: float, end: float):
         """Note an iteration that has run; call it before scheduler.commit, which moves the requests on."""

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .request import Request
-    from .scheduler import Scheduler
+    from lessons_lib.serving.request import Request
+    from lessons_lib.serving.scheduler import Scheduler
 
 
 class Continuous:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .request import Request
+from lessons_lib.serving.request import Request
 
 
 class Pool(Protocol):
@@ -53,7 +53,7 @@ class CountingPool:
     num_blocks: int
     block_size: int = 16
 
-    held: dict[Request, int] = field(default_factory=dict)  # blocks that each owns
+    owned: dict[Request, int] = field(default_factory=dict, init=False)  # blocks of each
     free_blocks: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,22 +64,22 @@ class CountingPool:
         return 0
 
     def allocate(self, request: Request, tokens: int, spare: int = 0) -> bool:
-        owned = self.held.get(request, 0)
+        owned = self.owned.get(request, 0)
         more = -(-tokens // self.block_size) - owned
         if more > 0:
             if more > self.free_blocks - spare:
                 return False
             self.free_blocks -= more
-            self.held[request] = owned + more
+            self.owned[request] = owned + more
         return True
 
     def store(self, request: Request) -> None:
         pass
 
     def truncate(self, request: Request, tokens: int) -> None:
-        spare = max(0, self.held[request] - -(-tokens // self.block_size))
-        self.held[request] -= spare
+        spare = max(0, self.owned[request] - -(-tokens // self.block_size))
+        self.owned[request] -= spare
         self.free_blocks += spare
 
     def release(self, request: Request) -> None:
-        self.free_blocks += self.held.pop(request, 0)
+        self.free_blocks += self.owned.pop(request, 0)

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from lessons_lib.measure.data_sheets import PUBLISHED
 from lessons_lib.measure.shape import SHAPES
-
-from .cost_model import Cost, analytic
-from .lengths import Exponential, Fixed
-from .policies import Static
-from .pool import CountingPool
-from .request import Request
-from .scheduler import Scheduler
-from .simulator import simulate
-from .workload import Workload
+from lessons_lib.serving.cost_model import Cost, analytic
+from lessons_lib.serving.lengths import Exponential, Fixed
+from lessons_lib.serving.plan import Log
+from lessons_lib.serving.policies import Static
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.simulator import simulate
+from lessons_lib.serving.workload import Workload
 
 STATIC_SLOTS = {32: 16, 128: 12, 512: 8, 1536: 4}  # one budget, worst case 512 + M tokens a request
 TOKEN_BUDGET = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
@@ -41,8 +41,7 @@ TOKENS_PER_SECOND = {NAIVE: 81, BATCH_MAX: 4 * 81, RESERVED: 8 * 81, PAGED: 23 *
 class Row:
     """One system at one M. Throughputs in tokens/s, prompt tokens counted; published is None where none is quotable.
 
-    error = |simulated/published - 1|; gain: simulated over the naive static of this M; concurrency: mean requests a
-    forward.
+    gain: simulated over the naive static of this M; concurrency: mean requests a forward.
     """
 
     longest: int
@@ -52,14 +51,6 @@ class Row:
     concurrency: float
     published: float | None = None
     published_gain: float | None = None
-
-    @property
-    def error(self) -> float | None:
-        return None if self.published is None else abs(self.simulated / self.published - 1)
-
-    @property
-    def gain_error(self) -> float | None:
-        return None if self.published_gain is None else abs(self.gain / self.published_gain - 1)
 
 
 def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Request]:
@@ -88,15 +79,15 @@ def device(overhead: float = 0.0) -> Cost:
     return analytic(SHAPES["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
 
 
-def table(requests: int = 1000, seed: int = 0, cost: Cost | None = None) -> list[Row]:
+def table(requests: int = 1000, seed: int = 0) -> list[Row]:
     """Every system at every M, simulated, beside what the study says."""
-    return [row for longest in STATIC_SLOTS for row in _rows(longest, requests, seed, cost or device())]
+    return [row for longest in STATIC_SLOTS for row in _rows(longest, requests, seed)]
 
 
-def _rows(longest: int, requests: int, seed: int, cost: Cost) -> list[Row]:
+def _rows(longest: int, requests: int, seed: int) -> list[Row]:
     made = workload(longest, requests, seed)
-    logs = {name: simulate(made, scheduler, cost) for name, scheduler in systems(longest, made).items()}
-    speeds = {name: _speed(log) for name, log in logs.items()}
+    logs = {name: simulate(made, scheduler, device()) for name, scheduler in systems(longest, made).items()}
+    speeds = {name: throughput(log) for name, log in logs.items()}
     naive = speeds[NAIVE]
     rows = []
     for name, log in logs.items():
@@ -107,7 +98,7 @@ def _rows(longest: int, requests: int, seed: int, cost: Cost) -> list[Row]:
     return rows
 
 
-def _speed(log) -> float:
-    """Total throughput up to the last departure: a batch that runs on for nothing costs its time."""
+def throughput(log: Log) -> float:
+    """Prompt and output tokens per second, to the last departure: a batch that runs on for nothing costs its time."""
     tokens = sum(r.prompt_length + r.emitted for r in log.requests)
     return tokens / (max(r.finished for r in log.requests) - min(r.arrival for r in log.requests))

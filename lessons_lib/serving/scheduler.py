@@ -20,11 +20,11 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .limits import check_settings, impossible
-from .plan import Plan
-from .policies import Continuous
-from .pool import Pool
-from .request import Request, State
+from lessons_lib.serving.limits import check_settings, impossible
+from lessons_lib.serving.plan import Plan
+from lessons_lib.serving.policies import Continuous
+from lessons_lib.serving.pool import Pool
+from lessons_lib.serving.request import Request, State
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """Requests that wait or run."""
+        """Requests that wait, run or hold a slot."""
         return len(self.waiting) + len(self.running) + len(self.held)
 
     def add(self, request: Request) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .cost_model import Cost, load
-from .loop import serve
-from .plan import Log, Plan
-from .request import Request
-from .scheduler import Scheduler
+from lessons_lib.serving.cost_model import Cost, load
+from lessons_lib.serving.loop import serve
+from lessons_lib.serving.plan import Log, Plan
+from lessons_lib.serving.request import Request
+from lessons_lib.serving.scheduler import Scheduler
 
 NONE, ANY = (), (0,)  # nothing, and a token whose id nobody asked for
 
@@ -24,9 +24,9 @@ class Simulator:
     """
 
     cost: Cost
-    time: float = 0.0
     accepted: Callable[[Request, int], int] | None = None
     padded: bool = True
+    time: float = field(default=0.0, init=False)
 
     def now(self) -> float:
         return self.time
@@ -40,7 +40,7 @@ class Simulator:
 
     def _tokens(self, request: Request, fed: int) -> Sequence[int]:
         """What the forward emits: nothing before the last known token is fed, then one token and accepted guesses."""
-        guesses = request.computed + fed - request.prompt_length - request.emitted
+        guesses = fed - request.lacking
         if guesses < 0:
             return NONE
         if not guesses and request.reply is None:
@@ -61,4 +61,4 @@ def simulate(
 
     The scheduler must be fresh as well; accepted and padded: see Simulator.
     """
-    return serve([request.fresh() for request in requests], scheduler, Simulator(cost, 0.0, accepted, padded))
+    return serve([request.fresh() for request in requests], scheduler, Simulator(cost, accepted, padded))

@@ -1,4 +1,7 @@
-"""One streamed answer of an OpenAI-compatible server: server-sent events over the standard library's http.client."""
+"""One streamed answer of an OpenAI-compatible server (lesson 05): server-sent events over the standard library.
+
+Source: OpenAI's completions and chat completions; the event stream of the HTML standard.
+"""
 
 from __future__ import annotations
 
@@ -51,18 +54,18 @@ class Server:
 
 
 @dataclass
-class Usage:
+class Counted:
     """What the server counted; 0 if it did not say."""
 
     prompt_tokens: int = 0
     tokens: int = 0
 
 
-def tokens(server: Server, prompt: str | list[int], max_tokens: int, usage: Usage) -> Iterator[str]:
-    """Ask, and yield the text of each event as it comes, filling in `usage`. StreamError if the end never comes."""
+def tokens(server: Server, prompt: str | list[int], max_tokens: int, counted: Counted) -> Iterator[str]:
+    """Ask, and yield the text of each event as it comes, filling in `counted`. StreamError if the end never comes."""
     try:
         with closing(server.connect()) as connection:
-            yield from _texts(_post(connection, server, server.body(prompt, max_tokens)), usage)
+            yield from _texts(_post(connection, server, server.body(prompt, max_tokens)), counted)
     except TimeoutError:
         raise StreamError(f"nothing came from {server.url} for {server.timeout} s") from None
     except ConnectionRefusedError:
@@ -94,7 +97,7 @@ def _post(connection: HTTPConnection, server: Server, body: dict) -> HTTPRespons
     return response
 
 
-def _texts(response: HTTPResponse, usage: Usage) -> Iterator[str]:
+def _texts(response: HTTPResponse, counted: Counted) -> Iterator[str]:
     """The texts of the events up to [DONE]; a stream that just ends is complete only if it gave a finish reason."""
     finished = False
     for line in response:
@@ -103,7 +106,7 @@ def _texts(response: HTTPResponse, usage: Usage) -> Iterator[str]:
         data = line[5:].strip()
         if data == b"[DONE]":
             return
-        text, ended = _event(data, usage)
+        text, ended = _event(data, counted)
         finished |= ended
         if text:
             yield text
@@ -111,15 +114,15 @@ def _texts(response: HTTPResponse, usage: Usage) -> Iterator[str]:
         raise StreamError("the server closed the connection before the end")
 
 
-def _event(data: bytes, usage: Usage) -> tuple[str, bool]:
+def _event(data: bytes, counted: Counted) -> tuple[str, bool]:
     """(new text, whether it is the last) of one event."""
     try:
         event = json.loads(data)
         if event.get("error"):
             raise StreamError(f"the server reports: {event['error']}")
-        counted = event.get("usage") or {}
-        usage.prompt_tokens = int(counted.get("prompt_tokens") or usage.prompt_tokens)
-        usage.tokens = int(counted.get("completion_tokens") or usage.tokens)
+        usage = event.get("usage") or {}
+        counted.prompt_tokens = int(usage.get("prompt_tokens") or counted.prompt_tokens)
+        counted.tokens = int(usage.get("completion_tokens") or counted.tokens)
         choice = (event.get("choices") or [{}])[0]
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         return text, choice.get("finish_reason") is not None

@@ -33,8 +33,8 @@ class PagedTarget(DecoderTarget):
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """One packed forward for all blocks, those of one token first -> the scores of each."""
         order = sorted(range(len(blocks)), key=lambda i: not decodes(blocks[i]))
-        scores = super().run([blocks[i] for i in order])
-        return [one for _, one in sorted(zip(order, scores, strict=True), key=lambda pair: pair[0])]
+        scores = dict(zip(order, super().run([blocks[i] for i in order]), strict=True))
+        return [scores[i] for i in range(len(blocks))]
 
     def forward(self, tokens: Tensor, blocks: Sequence[Block], layers: Sequence[int]) -> States:
         """As DecoderTarget, the rows that decode as one segment; `compiled` has this step compiled."""

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from .arrivals import Arrivals, AtOnce
-from .lengths import Exponential, Lengths, Uniform
-from .request import Request
+from lessons_lib.serving.arrivals import Arrivals, AtOnce
+from lessons_lib.serving.lengths import Exponential, Lengths, Uniform
+from lessons_lib.serving.request import Request
+
+COUNTS, LISTS = ("prompt_length", "output_length", "max_tokens"), ("ids", "reply")
+NAMES = ("id", "arrival", *COUNTS, *LISTS, "priority")  # of a trace file
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,9 @@ def read_trace(path: str | Path) -> list[Request]:
 
 def write_trace(path: str | Path, requests: Sequence[Request]) -> None:
     """Write requests as a trace file that read_trace reads back."""
-    names = ("id", "arrival", "prompt_length", "output_length", "max_tokens", "ids", "reply", "priority")
-    rows = [{name: getattr(request.fresh(), name) for name in names} for request in requests]
+    rows = [{name: getattr(request.fresh(), name) for name in NAMES} for request in requests]
     kept = [{name: value for name, value in row.items() if value is not None} for row in rows]
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in kept))
-
-
-COUNTS, LISTS = ("prompt_length", "output_length", "max_tokens"), ("ids", "reply")
 
 
 def _parse(line: bytes, where: str, number: int) -> Request:
@@ -126,13 +125,12 @@ def _parse(line: bytes, where: str, number: int) -> Request:
 
 def _problem(row: object) -> str | None:
     """What is wrong with a line's content; None if nothing is."""
-    known = {"id", "arrival", "priority", *COUNTS, *LISTS}
     if not isinstance(row, dict):
         return 'not a JSON object; write {"prompt_length": 40, "output_length": 12}.'
     if missing := {"output_length"} - set(row) or ({"prompt_length"} - set(row) if "ids" not in row else set()):
         return f"{missing.pop()} is missing."
-    if unknown := sorted(set(row) - known):
-        return f"{unknown[0]!r} is not known; use {', '.join(sorted(known))}."
+    if unknown := sorted(set(row) - set(NAMES)):
+        return f"{unknown[0]!r} is not known; use {', '.join(sorted(NAMES))}."
     for name, value in row.items():
         if name in COUNTS and (type(value) is not int or value < 1):
             return f"{name} must be a whole number from 1, not {value!r}."

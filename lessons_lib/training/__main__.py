@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from lessons_lib.models import load
+from lessons_lib.models import load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of, own_weights
 from lessons_lib.models.registry import OURS
@@ -59,12 +59,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_collect(options: argparse.Namespace) -> int:
+    """The target writes; what it wrote lies in the cache."""
     if not options.held_out and not options.prompts:
         raise ValueError("what shall be answered? --prompts FILE names the prompts to train on, --held-out takes ours")
     chosen = held_out.prompts() if options.held_out else training_prompts(options)
     into, drawn = collect.folder(options.held_out), 0 if options.held_out else collect.DRAWN
-    longest = held_out.LONGER["qa"] if options.held_out else collect.LONGEST
-    model = load(TARGET, device=options.device, dtype="bf16")
+    longest = held_out.LONGER["qa"] if options.held_out else prompts.LONGEST
+    model = load(TARGET, device=options.device)
     chosen = prompts.interleave(chosen)
     count = collect.collect(model, chosen, into, options.texts, options.rows, longest=longest, drawn=drawn)
     print(f"{count} texts in {into}")
@@ -72,20 +73,23 @@ def run_collect(options: argparse.Namespace) -> int:
 
 
 def training_prompts(options: argparse.Namespace) -> list[prompts.Prompt]:
+    """Those of the file that may train, more tasks on their passages, and our own."""
     people = prompts.for_training(prompts.read(options.prompts))
     return people + prompts.again(people) + prompts.own()
 
 
 def run_distill(options: argparse.Namespace) -> int:
+    """Train a run, or go on with it; products in bf16 where the device computes in it."""
     chosen = {field.name: getattr(options, field.name) for field in fields(Recipe)}
     recipe = Recipe(**chosen | {"layers": tuple(options.layers)})
-    texts = collect.read_all(collect.folder())
-    run = distill(target(options.device), texts, recipe, runs(options.run), options.minutes)
+    texts, (device, dtype) = collect.read_all(collect.folder()), pick(options.device, "auto")
+    run = distill(target(device), texts, recipe, runs(options.run), options.minutes, fast=dtype == "bf16")
     print(f"{run.step} of {recipe.steps} steps, loss {run.curve[-1]['loss']}; {runs(options.run)}")
     return 0
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
+    """Print what a draft is worth on the held-out texts."""
     if options.log and not options.run:
         raise ValueError("--log lists a run; name it with --run")
     if options.run:
@@ -114,6 +118,7 @@ def log_design(name: str, draft: Decoder, found: dict) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
+    """Store a run's draft with its card and page."""
     texts, run = collect.read_all(collect.folder(held_out=True)), trained(target(), runs(options.run))
     before = evaluate.evaluate(fresh(target(), run.recipe, run.draft.kept).draft, texts)
     save_draft(run.draft, options.into, TARGET)  # what is measured is what was stored, rounded
@@ -134,10 +139,12 @@ def tried() -> list[dict]:
 
 
 def target(device: str = "cpu") -> Decoder:
+    """The target in float32, to begin drafts from."""
     return load(TARGET, device=device, dtype="fp32").target(kind="decoder").decoder
 
 
 def runs(name: str) -> Path:
+    """The folder of a run of this name."""
     return cache_dir() / "training" / DRAFT / f"run-{name}"
 
 

@@ -1,4 +1,4 @@
-"""Many texts at once: a batch of rows that all take one token per forward, refilled as rows end.
+"""Many texts at once (lesson 06): a batch of rows that all take one token per forward, refilled as rows end.
 
 For collecting text, not for timing. Each row has its own length in one large buffer, so a forward reads the
 weights once for all rows and attention is one call; a prompt is fed alone and its entries copied to its row.

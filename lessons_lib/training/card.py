@@ -1,4 +1,4 @@
-"""The card of a trained draft: numbers for the lessons, and a page to read beside the weights."""
+"""The card of a trained draft (lesson 06): numbers for the lesson, and a page to read beside the weights."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""The target writes, and every state that its head read is kept: what a draft is distilled from.
+"""The target writes, and every state that its head read is kept: what a draft is distilled from (lesson 06).
 
 Own text rather than other people's: a draft is only ever asked to go on with what the target wrote (Kim & Rush
-2016, arXiv 1606.07947; Zhou et al. 2023, arXiv 2310.08461). States rather than logits: 576 numbers of 2 bytes
-a token give all 49,152 logits back.
+2016, arXiv 1606.07947; Zhou et al. 2023, arXiv 2310.08461). States rather than logits: 576 numbers, of 2 bytes in
+bf16, a token give all 49,152 logits back.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,14 +13,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from lessons_lib.decoding.generate import encode
+from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models import LanguageModel
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 from lessons_lib.training.batched import Text, Writer
-from lessons_lib.training.prompts import Prompt
+from lessons_lib.training.prompts import LONGEST, Prompt
 
 SHARD = 64  # texts
-LONGEST = 320  # tokens of a prompt
 DRAWN, TEMPERATURE = 4, 0.8  # every fourth text is drawn, so that the draft sees more than the likeliest one
 
 
@@ -50,7 +51,7 @@ def collect(
     into.mkdir(parents=True, exist_ok=True)
     done = {text_key for shard in shards(into) for text_key in keys(shard)}
     target = model.target(kind="decoder")
-    jobs = (job for job in plan(model.tokenizer, prompts, drawn) if job.key not in done and len(job.ids) <= longest)
+    jobs = (job for job in plan(target, prompts, drawn) if job.key not in done and len(job.ids) <= longest)
     left = None if texts is None else max(0, texts - len(done))
     writer = Writer(target.decoder, target.eos, rows, longest + max_new, max_new)
     with bar(total=texts or len(prompts), desc="Texts", unit="text") as shown:
@@ -62,13 +63,12 @@ def collect(
     return len(done)
 
 
-def plan(tokenizer, prompts: Sequence[Prompt], drawn: int) -> Iterator[Text]:
+def plan(target: Target, prompts: Sequence[Prompt], drawn: int) -> Iterator[Text]:
     """Every prompt under the chat template, as a text to be written."""
     for number, prompt in enumerate(prompts, 1):
-        turn = [{"role": "user", "content": prompt.text}]
-        ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+        ids = encode(target, prompt.messages)
         temperature = TEMPERATURE if drawn and number % drawn == 0 else 0.0
-        yield Text(f"{prompt.kind}/{prompt.key}", list(ids), len(ids), temperature)
+        yield Text(f"{prompt.kind}/{prompt.key}", ids, len(ids), temperature)
 
 
 def shards(where: Path) -> list[Path]:

@@ -33,7 +33,8 @@ def distill(
     recipe: Recipe,
     folder: Path,
     minutes: float | None = None,
-    fast: bool = True,
+    *,
+    fast: bool,
 ) -> Run:
     """Train, or go on training where `folder` holds a checkpoint, until recipe.steps or for some minutes.
 

@@ -1,4 +1,4 @@
-"""How good a draft is, counted by replay: along the target's recorded greedy text, not by generating again.
+"""How good a draft is (lesson 06), counted by replay along the target's recorded greedy text.
 
 Greedy output does not depend on the draft, and a greedy draft that has been right so far has read that very
 text; so one forward over a text gives every guess that the draft would have made at any of its steps.
@@ -17,27 +17,27 @@ from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.training.batched import Text
 from lessons_lib.training.distill import read
+from lessons_lib.training.held_out import CATEGORIES
 
-BARRED = ("chat", "qa", "summarization", "code", "math")  # the kinds that the bar averages over
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 
 
 def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
     """Held-out texts -> tokens per forward by kind and by gamma, and how often single guesses were right.
 
-    macro is the mean over the kinds in BARRED that are there, at `gamma`. Only greedy texts count.
+    macro is the mean over the kinds in CATEGORIES that are there, at `gamma`. Only greedy texts count.
     """
     kinds = defaultdict(list)
     for text in texts:
         if text.temperature == 0 and len(text.ids) > text.prompt_length + 1:
             kinds[text.key.split("/")[0]].append(right(draft, text))
     by_kind = {kind: row(found, gamma) for kind, found in sorted(kinds.items())}
-    barred = [kind for kind in BARRED if kind in kinds]
+    counted = [kind for kind in CATEGORIES.values() if kind in kinds]
     return {
         "gamma": gamma,
-        "macro": mean([by_kind[kind]["tokens_per_forward"] for kind in barred]),
+        "macro": mean([by_kind[kind]["tokens_per_forward"] for kind in counted]),
         "kinds": by_kind,
-        "by_gamma": {g: mean([tokens_per_forward(kinds[kind], g) for kind in barred]) for g in GAMMAS},
+        "by_gamma": {g: mean([tokens_per_forward(kinds[kind], g) for kind in counted]) for g in GAMMAS},
     }
 
 

@@ -1,4 +1,4 @@
-"""The held-out prompts that travel with the package, so that a draft is measured wherever it runs.
+"""The held-out prompts that travel with the package (lesson 06), so that a draft is measured wherever it runs.
 
 `python -m lessons_lib.training.held_out --prompts FILE` writes lessons_lib/data/held_out.jsonl anew, in the format
 of the questions beside it, each line with its source.
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lessons_lib.data import HELD_OUT, Question, questions
+from lessons_lib.decoding.generate import encode
 from lessons_lib.models import load
-from lessons_lib.training.prompts import Prompt, read
+from lessons_lib.training.prompts import LONGEST, Prompt, read
 
 CATEGORIES = {"chat": "chat", "qa": "qa", "summary": "summarization", "code": "code", "math": "math"}
 PER_KIND = 12
-LONGEST = 320  # tokens of a prompt, the template's included
-LONGER = {"qa": 700}  # with a passage to answer from
+LONGER = {"qa": 700}  # tokens, with a passage to answer from
 
 
 def measured() -> list[Question]:
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lessons_lib.training.held_out")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with id, kind, prompt, context, source")
     parser.add_argument("--into", type=Path, default=HELD_OUT)
-    options, tokenizer = parser.parse_args(arguments), load(device="cpu").tokenizer
-    chosen = choose(read(options.prompts), lambda text: prompt_tokens(tokenizer, text))
+    options, target = parser.parse_args(arguments), load(device="cpu").target()
+    chosen = choose(read(options.prompts), lambda prompt: len(encode(target, prompt.messages)))
     sources = {row["id"]: row["source"] for row in map(json.loads, options.prompts.open(encoding="utf-8"))}
     lines = [json.dumps(row(prompt, sources[prompt.key]), ensure_ascii=False) for prompt in chosen]
     options.into.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -47,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def choose(prompts: Sequence[Prompt], tokens: Callable[[str], int]) -> list[Prompt]:
+def choose(prompts: Sequence[Prompt], tokens: Callable[[Prompt], int]) -> list[Prompt]:
     """Up to PER_KIND held-out prompts of every kind in CATEGORIES, spread evenly over those that are short enough."""
     found = []
     for kind in CATEGORIES:
         held_out = [prompt for prompt in prompts if prompt.held_out and prompt.kind == kind]
-        fit = [prompt for prompt in held_out if tokens(prompt.text) <= LONGER.get(kind, LONGEST)]
+        fit = [prompt for prompt in held_out if tokens(prompt) <= LONGER.get(kind, LONGEST)]
         count = min(PER_KIND, len(fit))
         found += [fit[i * len(fit) // count] for i in range(count)]
     return found
@@ -62,12 +62,6 @@ def row(prompt: Prompt, source: str) -> dict:
     """One line of the file."""
     category = CATEGORIES[prompt.kind]
     return {"question_id": prompt.key, "category": category, "turns": [prompt.text], "source": source}
-
-
-def prompt_tokens(tokenizer, text: str) -> int:
-    """Tokens of one user turn under the chat template."""
-    turn = [{"role": "user", "content": text}]
-    return len(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False))
 
 
 if __name__ == "__main__":

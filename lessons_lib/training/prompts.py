@@ -1,4 +1,4 @@
-"""What the target writes about while a draft watches: prompts from a file, and templates of our own.
+"""What the target writes about while a draft watches (lesson 06): prompts from a file, and templates of our own.
 
 A prompts file holds one JSON object a line: {"id", "kind", "prompt", "context"}. Every tenth id is held out: it
 measures the draft and never trains it.
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from itertools import chain, product, zip_longest
 from pathlib import Path
 
+from lessons_lib.data import numbered_lines
+
 HELD_OUT = 10  # ids divisible by it
+LONGEST = 320  # tokens of a prompt, the template's included
 FORMS = {
     "qa": ("What is meant by {}?", "Why does {} matter?", "How did {} change over time?"),
     "list": ("List five facts about {}.", "Give me seven tips about {}.", "Name the pros and cons of {}."),
@@ -64,11 +67,16 @@ class Prompt:
         """Whether it measures drafts, and so must never train them."""
         return isinstance(self.key, int) and self.key % HELD_OUT == 0
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """As `generate` takes it."""
+        return [{"role": "user", "content": self.text}]
+
 
 def read(path: str | Path) -> list[Prompt]:
     """The prompts of a file, context below the prompt. ValueError names the first line that is no prompt."""
     found = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in numbered_lines(Path(path)):
         try:
             row = json.loads(line)
             text = "\n\n".join(part for part in (row["prompt"], row.get("context")) if part)

@@ -1,4 +1,4 @@
-"""A training run as it is kept: its recipe, the draft, its optimizers, the curve, and the checkpoint of them all."""
+"""A training run as it is kept (lesson 06): its recipe, the draft, its optimizers, the curve, and their checkpoint."""
 
 import json
 from collections.abc import Sequence

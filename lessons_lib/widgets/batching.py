@@ -64,12 +64,12 @@ def _headline(log: Log) -> str:
     return f"{used.iterations} iterations, {used.occupancy:.0%} of the slots worked"
 
 
-def show_batching(slots: int = 4, spread: str = "exponential") -> None:
+def show_batching() -> None:
     """Sliders for slots, load, spread of the lengths, policy and iteration over a chart of slots and queue."""
     controls = {
-        "slots": Slider("slots", SLOTS, slots),
+        "slots": Slider("slots", SLOTS, 4),
         "load": Slider("requests/iteration", LOADS, "at once"),
-        "spread": Slider("output lengths", tuple(SPREADS), spread),
+        "spread": Slider("output lengths", tuple(SPREADS), "exponential"),
         "policy": Slider("policy", tuple(POLICIES), "continuous"),
         "step": Slider("iteration", STEPS, 24),
     }

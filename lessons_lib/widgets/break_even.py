@@ -7,20 +7,11 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from lessons_lib.figures.latency import plot_break_even
+from lessons_lib.measure.crossing import break_even
 from lessons_lib.widgets.controls import Slider, show
 
 HORIZONS = tuple(2**k for k in range(7, 18))
 SHARES = (0, 25, 50, 75, 90, 100)
-
-
-def break_even(startup: float, slow: float, fast: float) -> float:
-    """Tokens after which `startup` seconds are earned back, at `slow` and `fast` seconds a token; inf if never.
-
-    >>> break_even(60, 0.04, 0.01)
-    2000
-    """
-    gain = slow - fast
-    return math.ceil(round(startup / gain, 6)) if gain > 0 else 0 if startup <= 0 else math.inf
 
 
 def with_warm_cache(rows: Sequence[dict], share: int) -> list[dict]:
@@ -43,7 +34,7 @@ def describe_break_even(rows: Sequence[dict], tokens: int, warm: int) -> str:
     return f"Total time for up to {tokens:,} tokens; it overtakes {first['method']}: {', '.join(said)}."
 
 
-def show_break_even(rows: Sequence[dict], tokens: int = 4096, warm: int = 0) -> None:
+def show_break_even(rows: Sequence[dict], tokens: int) -> None:
     """Sliders over plot_break_even's rows: how many tokens, and how much of compiling a warm cache saves.
 
     tokens: where the first slider starts, rounded up to one of HORIZONS.
@@ -51,6 +42,6 @@ def show_break_even(rows: Sequence[dict], tokens: int = 4096, warm: int = 0) -> 
     start = next((horizon for horizon in HORIZONS if horizon >= tokens), HORIZONS[-1])
     controls = {
         "tokens": Slider("new tokens up to", HORIZONS, start),
-        "warm": Slider("compile time saved", SHARES, warm, "%"),
+        "warm": Slider("compile time saved", SHARES, 0, "%"),
     }
     show(controls, partial(draw_break_even, rows), partial(describe_break_even, rows))

@@ -18,6 +18,7 @@ from lessons_lib.figures.output import display, figure_of, image_tag
 from lessons_lib.progress import batch
 
 Draw = Callable[..., Axes | Figure]
+Describe = Callable[..., str]
 Settings = dict[str, Any]
 
 
@@ -41,41 +42,31 @@ class Slider:
         return [(f"{name} {self.unit}".strip(), value) for name, value in zip(names, self.values, strict=True)]
 
 
-def show(
-    controls: Mapping[str, Slider],
-    draw: Draw,
-    alt: str | Callable[..., str],
-    static: Sequence[Settings] | None = None,
-) -> None:
+def show(controls: Mapping[str, Slider], draw: Draw, describe: Describe, static: Sequence[Settings] = ({},)) -> None:
     """Show draw(**settings) with a control per setting; without anybody to move them, only the figure.
 
-    controls: setting -> Slider. alt: alt text, or a function of the settings that says it with numbers.
-    static: what to draw in a batch run, each completed by the controls' starts; default: the starts alone.
+    controls: setting -> Slider. describe: settings -> alt text, which says with numbers what the figure shows.
+    static: what to draw in a batch run, each completed by the controls' starts.
     """
     start = {name: control.start for name, control in controls.items()}
     if batch():
-        for settings in static or [{}]:
+        for settings in static:
             chosen = start | settings
-            display(draw(**chosen), say(alt, chosen))
+            display(draw(**chosen), describe(**chosen))
     else:
-        IPython.display.display(live(controls, draw, alt))
+        IPython.display.display(live(controls, draw, describe))
 
 
-def say(alt: str | Callable[..., str], settings: Settings) -> str:
-    """The alt text at these settings."""
-    return alt if isinstance(alt, str) else alt(**settings)
-
-
-def picture(draw: Draw, alt: str | Callable[..., str], settings: Settings) -> str:
+def picture(draw: Draw, describe: Describe, settings: Settings) -> str:
     """The figure at these settings as an <img>, closed afterwards so that redrawing does not pile figures up."""
     figure = figure_of(draw(**settings))
     try:
-        return image_tag(figure, say(alt, settings))
+        return image_tag(figure, describe(**settings))
     finally:
         plt.close(figure)
 
 
-def live(controls: Mapping[str, Slider], draw: Draw, alt: str | Callable[..., str]) -> Any:
+def live(controls: Mapping[str, Slider], draw: Draw, describe: Describe) -> Any:
     """The ipywidgets box: the controls, and below them the figure that follows them."""
     import ipywidgets
 
@@ -83,7 +74,7 @@ def live(controls: Mapping[str, Slider], draw: Draw, alt: str | Callable[..., st
     shown = ipywidgets.HTML()
 
     def redraw(_change: Any = None) -> None:
-        shown.value = picture(draw, alt, {name: widget.value for name, widget in inputs.items()})
+        shown.value = picture(draw, describe, {name: widget.value for name, widget in inputs.items()})
 
     for widget in inputs.values():
         widget.observe(redraw, names="value")

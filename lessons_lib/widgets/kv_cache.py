@@ -1,6 +1,5 @@
 """Lesson 02's widget: how many bytes a KV cache takes, and how many requests fit beside the weights."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -44,10 +43,9 @@ def fit(shape: ModelShape, dtype: str, batch: int, context: int, memory: float) 
     return Fit(weights, cache, memory, requests_that_fit(memory, weights, shape, context, element))
 
 
-def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int,
-                  shapes: Mapping[str, ModelShape] = SHAPES) -> Axes:  # fmt: skip
+def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int) -> Axes:
     """Weights and cache of this batch as one bar, against the memory (GiB, dotted)."""
-    shape = shapes[model]
+    shape = SHAPES[model]
     context = min(context, shape.context)
     need = fit(shape, dtype, batch, context, memory * GIB)
     label = f"{batch} × {context:,}\ntokens"
@@ -57,10 +55,9 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int,
     return ax
 
 
-def describe_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int,
-                      shapes: Mapping[str, ModelShape] = SHAPES) -> str:  # fmt: skip
+def describe_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int) -> str:
     """The figure in words."""
-    shape = shapes[model]
+    shape = SHAPES[model]
     context = min(context, shape.context)
     need = fit(shape, dtype, batch, context, memory * GIB)
     return (

@@ -5,7 +5,7 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from lessons_lib.figures.latency import plot_latency_parts
+from lessons_lib.figures.latency import plot_parts
 from lessons_lib.measure.hardware import Hardware
 from lessons_lib.measure.roofline import Bracket, predict_decode_step, predict_prefill
 from lessons_lib.measure.shape import ModelShape
@@ -40,14 +40,11 @@ def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: i
 def draw_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Axes:
     """The chosen request as stacked bars: both ends of the prediction, overlapping or one after the other."""
     latency = predict_latency(shape, hardware, dtype, prompt, output)
-    rows = [
-        {"label": label, "prompt": prompt, "output": output, "prefill": prefill, "decode": decode}
-        for label, prefill, decode in (
-            ("fastest", latency.ttft.low, latency.decode.low),
-            ("slowest", latency.ttft.high, latency.decode.high),
-        )
-    ]
-    ax = plot_latency_parts(rows)
+    bars = {
+        "fastest": {"prefill": latency.ttft.low, "decode": latency.decode.low},
+        "slowest": {"prefill": latency.ttft.high, "decode": latency.decode.high},
+    }
+    ax = plot_parts(bars, "seconds per request")
     ax.set_title(_headline(latency, output), fontsize=11, pad=32)
     return ax
 

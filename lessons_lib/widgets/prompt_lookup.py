@@ -46,16 +46,14 @@ def describe_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_toke
     )
 
 
-def show_prompt_lookup(
-    texts: Texts, v: WidthCurve, max_ngram: int = 3, num_tokens: int = 10, rule: str = "transformers"
-) -> None:
+def show_prompt_lookup(texts: Texts, v: WidthCurve) -> None:
     """Sliders for the longest n-gram, the number of guesses and the rule, over counts by kind of prompt.
 
     texts: kind -> recordings; v: the measured width curve, for the predicted speed.
     """
     controls = {
-        "max_ngram": Slider("longest n-gram", NGRAMS, max_ngram, "tokens"),
-        "num_tokens": Slider("guesses", GUESSES, num_tokens),
-        "rule": Slider("which occurrence", RULES, rule),
+        "max_ngram": Slider("longest n-gram", NGRAMS, 3, "tokens"),
+        "num_tokens": Slider("guesses", GUESSES, 10),
+        "rule": Slider("which occurrence", RULES, "transformers"),
     }
     show(controls, partial(draw_prompt_lookup, texts, v), partial(describe_prompt_lookup, texts, v))

@@ -7,6 +7,7 @@ import torch
 from support.drafts import perturbed
 
 from lessons_lib import DraftModel, generate
+from lessons_lib.decoding.peers import assist
 from lessons_lib.decoding.proposers.draft_length import Confidence, Constant, Heuristic
 from lessons_lib.models import tiny
 
@@ -15,9 +16,7 @@ START, N = [5, 80, 3, 3], 24
 
 def theirs(network, draft, prompt, schedule: str, gamma: int, threshold: float):
     """-> (new tokens, tokens fed to each target forward, draft forwards)."""
-    draft.generation_config.num_assistant_tokens = gamma
-    draft.generation_config.num_assistant_tokens_schedule = schedule
-    draft.generation_config.assistant_confidence_threshold = threshold
+    assist(draft, gamma, schedule, threshold)
     fed, calls = [], []
     hooks = [
         network.register_forward_pre_hook(lambda m, a, k: fed.append(k["input_ids"].shape[1]), with_kwargs=True),

@@ -1,9 +1,10 @@
 """The benches with tiny models: what is measured takes milliseconds, and its numbers mean nothing."""
 
+import asking
+import by_question
 import torch
 from support.drafts import perturbed
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.models import LanguageModel, tiny
 
 TOKENS = 12
@@ -25,12 +26,8 @@ class Letters:
 
 
 def offline(monkeypatch, tmp_path) -> tuple[LanguageModel, LanguageModel]:
-    """Make the benches' modules importable, with a tiny float64 model, and one like it as its draft; answers of
-    TOKENS tokens; nothing compiled; what they keep in tmp_path."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import asking
-    import by_question
-
+    """The benches with a tiny float64 model, and one like it as its draft; answers of TOKENS tokens; nothing compiled;
+    what they keep in tmp_path."""
     letters, network = Letters(), tiny(context=2048)
     of = LanguageModel(network, letters, "tiny", "cpu", torch.float64)
     targets = of.target(), of.target()

@@ -4,9 +4,6 @@ import copy
 
 import torch
 
-from lessons_lib.decoding.targets import DecoderTarget
-from lessons_lib.models.decoder import Decoder
-
 
 @torch.no_grad()
 def perturb(network, noise: float, seed: int = 0):
@@ -20,7 +17,3 @@ def perturb(network, noise: float, seed: int = 0):
 def perturbed(network, noise: float, seed: int = 0):
     """A copy with noise; the original stays as it is."""
     return perturb(copy.deepcopy(network), noise, seed)
-
-
-def decoder_target(network, eos=()):
-    return DecoderTarget(Decoder.from_transformers(network), eos=eos)

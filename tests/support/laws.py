@@ -68,3 +68,8 @@ class Coin:
     def __lt__(self, p):
         chance = min(1.0, float(p) / self.q) if self.q > 0 else float(p > 0)
         return bool(self.replay.choose([1 - chance, chance]))
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Dice that fall the same way every time."""
+    return torch.Generator().manual_seed(seed)

@@ -1,8 +1,8 @@
 """Requests for the engine that must be answered as if each ran alone: several kinds, several lengths."""
 
 import torch
-from support.drafts import decoder_target
 from support.proposers import Scripted, tree_with_decoys, with_scratch
+from support.targets import decoder_target
 
 from lessons_lib.decoding.acceptance import Sampling
 from lessons_lib.decoding.generate import generate

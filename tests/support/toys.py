@@ -5,23 +5,19 @@ from collections.abc import Callable
 
 import torch
 
+from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.base import Target
 
 
-class ToyCache:
+class ToyCache(Cache):
     """Remembers tokens and positions instead of keys and values."""
-
-    most = None
 
     def __init__(self):
         self.entries: list[tuple[int, int]] = []  # position, token
 
-    def length(self) -> int:
+    def length(self, layer=-1) -> int:
         return len(self.entries)
-
-    def positions(self, offsets) -> list[int]:
-        return [self.length() + offset for offset in offsets]
 
     def keep(self, prefix, then=()) -> None:
         assert prefix + len(then) <= len(self.entries)
@@ -75,3 +71,8 @@ def continued(target: ToyTarget, prompt, count: int) -> list[int]:
         if text[-1] in target.eos:
             break
     return text[len(prompt) :]
+
+
+def constant(p) -> ToyTarget:
+    """The same law p (V,) after any text."""
+    return ToyTarget(lambda prefix: torch.tensor(p, dtype=torch.float64).log(), len(p))

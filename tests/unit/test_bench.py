@@ -5,6 +5,8 @@ import sys
 from dataclasses import replace
 
 import pytest
+import registry
+import run  # registers all claims
 
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.measure import claims
@@ -15,10 +17,6 @@ SPECULATION = ("adaptive/", "assisted/", "draft/", "lookahead/", "prompt-lookup/
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import registry
-    import run
-
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(run, "UNFINISHED", tmp_path / "build" / "unfinished.json")
     monkeypatch.setattr(run, "CLAIMS", {})
@@ -52,15 +50,13 @@ def test_a_claim_leaves_its_row_and_its_raw_samples(bench, monkeypatch, tmp_path
 
 
 def test_what_this_machine_cannot_measure_is_said_and_replaces_no_value(bench, monkeypatch, tmp_path):
-    from registry import NotMeasured
-
-    bench.add("a", fails=[NotMeasured("set THAT")])
+    bench.add("a", fails=[registry.NotMeasured("set THAT")])
     bench.add("b")
     call(bench, monkeypatch)
     a, b = json.loads((tmp_path / "claims.json").read_text())["rows"]
     assert (a["value"], a["holds"], a["note"]) == (None, None, "set THAT") and b["value"] == pytest.approx(2.0)
     assert not (tmp_path / "a.json").exists()
-    bench.add("b", fails=[NotMeasured("set THAT")])
+    bench.add("b", fails=[registry.NotMeasured("set THAT")])
     call(bench, monkeypatch, "b")
     assert json.loads((tmp_path / "claims.json").read_text())["rows"][1] == b
 
@@ -91,12 +87,8 @@ def test_a_quick_run_leaves_no_raw_samples_and_no_mark_on_a_full_row(bench, monk
     assert json.loads((tmp_path / "claims.json").read_text())["rows"][0]["quick"] is True
 
 
-def test_stored_claims_have_the_bars_and_baselines_of_the_registry(monkeypatch):
+def test_stored_claims_have_the_bars_and_baselines_of_the_registry():
     """A bar that moves, or a comparison that changes, asks for a new measurement."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import registry
-    import run  # noqa: F401  (registers all claims)
-
     known = {name: (claim.bar, claim.baseline) for name, claim in registry.CLAIMS.items()}
     stored = {row.claim: (row.bar, row.baseline) for row in claims.load(ROOT / "bench" / "results" / "claims.json")}
     assert stored and stored == {name: known.get(name) for name in stored}
@@ -156,11 +148,7 @@ def test_a_claim_that_asks_no_questions_is_not_measured_on_others(bench, monkeyp
     assert "no claim that asks questions begins with cache" in capsys.readouterr().err
 
 
-def test_every_claim_that_asks_questions_says_so(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import registry
-    import run  # noqa: F401  (registers all claims)
-
+def test_every_claim_that_asks_questions_says_so():
     asking = {name for name, claim in registry.CLAIMS.items() if claim.asks}
     assert asking >= {"draft/tokens-per-forward", "adaptive/vs-best-fixed", "lookahead/code-lists/compression"}
     assert asking == {name for name in registry.CLAIMS if name.startswith(SPECULATION) and name != "draft/cost"}

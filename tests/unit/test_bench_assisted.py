@@ -1,13 +1,12 @@
 """The claims of assisted decoding on a tiny model and a draft like it: what is counted, replayed and compared."""
 
 import json
-import sys
 
+import asking
 import pytest
 from support.benches import TOKENS, offline
 
 from lessons_lib import DraftModel, generate
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.data import Question
 from lessons_lib.data import questions as read
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
@@ -21,8 +20,6 @@ R, W = True, False
 @pytest.fixture
 def assisted(monkeypatch, tmp_path):
     """bench/assisted.py with a tiny model, a tiny draft, and two short questions of each kind."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import asking
     import assisted
 
     _, draft = offline(monkeypatch, tmp_path)
@@ -42,7 +39,7 @@ def counted(assisted, monkeypatch):
     import counted
 
     held_out = [Question(1000 + i, kind, (f"held out {kind}",)) for i, kind in enumerate(counted.KINDS)]
-    own = sys.modules["asking"].questions()
+    own = asking.questions()
     monkeypatch.setattr(counted.held_out, "questions", lambda path=None: held_out if path else own)
     monkeypatch.setattr(counted, "drafting", assisted.drafting)
     counted.texts.cache_clear()
@@ -65,11 +62,11 @@ def test_a_claim_of_mixed_prompts_measures_two_of_each_kind_eager_and_compiled(a
 def test_transformers_drafts_as_long_as_ours_and_takes_as_many_forwards(assisted):
     """Its first forward verifies guesses with the prompt, where ours yields a token of its own first."""
     ids, small, fed = [5, 80, 3, 3, 61], assisted.assistant(), []
-    target = sys.modules["asking"].eager()
-    new, trace = sys.modules["asking"].ours(target, ids, assisted.drafter(target))
-    network = sys.modules["asking"].model().network
+    target = asking.eager()
+    new, trace = asking.ours(target, ids, assisted.drafter(target))
+    network = asking.model().network
     hook = network.register_forward_pre_hook(lambda m, a, k: fed.append(k["input_ids"].shape[1]), with_kwargs=True)
-    theirs, _ = sys.modules["asking"].theirs(ids, draft=small)
+    theirs, _ = asking.theirs(ids, draft=small)
     hook.remove()
     assert new == theirs and fed[0] == len(ids) + assisted.GAMMA
     assert abs(len(fed) - len(trace)) <= 1
@@ -81,12 +78,12 @@ def test_the_claim_against_transformers_shows_our_loop_and_the_compiled_target_b
     assert len(rows) == len(assisted.KINDS) and measured.facts["parted"] == 0
     assert all({"theirs", "ours", "loop", "ours compiled"} <= set(row) for row in rows)
     assert all(row["loop"]["forwards"] == row["ours"]["forwards"] for row in rows)  # the same guesses either way
-    assert "our loop on TransformersTargets: " in measured.note
+    assert "our loop on TransformersTarget: " in measured.note
 
 
 def test_the_cost_of_a_guess_is_of_one_forward_of_the_draft_behind_the_same_text(assisted, monkeypatch):
     fed, seen = [], {}
-    for name, of in (("draft", assisted.drafting()), ("target", sys.modules["asking"].eager())):
+    for name, of in (("draft", assisted.drafting()), ("target", asking.eager())):
 
         def run(blocks, name=name, run=of.run):
             fed.append((name, len(blocks[0].tokens), blocks[0].cache.length()))
@@ -118,7 +115,6 @@ def test_texts_are_of_held_out_prompts_first_and_of_our_own_where_those_are_few(
 
 
 def test_tokens_per_forward_are_those_that_decoding_takes(counted, assisted):
-    asking = sys.modules["asking"]
     measured = counted.tokens_per_forward(counted.Run(quick=True))
     for kind, rows in counted.texts(counted.Run(quick=True)).items():
         spent = []
@@ -140,7 +136,7 @@ def test_adaptive_is_held_against_the_best_fixed_length_of_the_worst_kind(counte
     texts = {"chat": [{"right": [R] * 34}], "qa": [{"right": [W] * 20}, {"right": [W] * 20}]}
     monkeypatch.setattr(counted, "texts", lambda run: texts)
     monkeypatch.setattr(counted, "cost_of_draft", lambda repeats: [type("C", (), {"value": 0.5})])
-    monkeypatch.setattr(sys.modules["asking"], "costs_of", lambda *given, **options: {1: 1.0, 17: 1.0})
+    monkeypatch.setattr(asking, "costs_of", lambda *given, **options: {1: 1.0, 17: 1.0})
     measured = counted.adaptive(counted.Run(quick=True))
     facts = measured.facts
     assert facts["best_fixed"] == {"chat": 16, "qa": 0} and set(facts["by_category"]) == {"chat", "qa"}
@@ -168,7 +164,7 @@ def test_one_schedule_goes_through_the_kinds_in_turn(counted):
 def test_another_files_questions_reach_every_claim_that_asks(assisted, counted, monkeypatch, tmp_path):
     path = tmp_path / "other.jsonl"
     path.write_text(json.dumps({"question_id": 81, "category": "roleplay", "turns": ["ab ab.", "cd cd."]}) + "\n")
-    monkeypatch.setattr(sys.modules["asking"], "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
+    monkeypatch.setattr(asking, "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
     run = assisted.Run(quick=False, questions=path)
     for measure in (assisted.mixed, assisted.vs_transformers, counted.tokens_per_forward):
         facts = measure(run).facts
@@ -183,10 +179,10 @@ def test_what_was_measured_with_another_draft_is_measured_again(assisted, counte
     """Only the weights tell the two apart: the run that was interrupted had a draft of the same name."""
     asked, draft = [], assisted.draft()
     keyed = lambda claim, questions, measure, settings: asked.append(settings) or []  # noqa: E731
-    monkeypatch.setattr(sys.modules["by_question"], "each", keyed)
+    monkeypatch.setattr(asking.by_question, "each", keyed)
     monkeypatch.setattr(counted, "each", keyed)
     monkeypatch.setattr(assisted, "measured", lambda *given, **facts: None)
-    monkeypatch.setattr(assisted, "speed", lambda *given: type("S", (), {"value": 1, "low": 1, "high": 1}))
+    monkeypatch.setattr(asking, "over_transformers", lambda *given: None)
     for change in (0.0, 1e-3):
         next(draft.network.parameters()).data[0, 0] += change
         assisted.settings.cache_clear()

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 
+import other_engines
 import pytest
 import torch
+from registry import NotMeasured
 
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.serving.request import Request
@@ -48,14 +50,6 @@ class LLM:
 
 
 @pytest.fixture
-def engines(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import other_engines
-
-    return other_engines
-
-
-@pytest.fixture
 def seen(monkeypatch, tmp_path):
     """Where the vllm of these tests writes what it was told; vLLM's Python is this one, told to go wrong by HOW."""
     (tmp_path / "vllm.py").write_text(VLLM)
@@ -64,20 +58,20 @@ def seen(monkeypatch, tmp_path):
     return tmp_path / "seen"
 
 
-def once(engines, python, folder, requests, **settings):
-    with engines.vllm(python, folder, **settings) as other:
+def once(python, folder, requests, **settings):
+    with other_engines.vllm(python, folder, **settings) as other:
         return other.serve(requests), other.facts
 
 
 @pytest.mark.parametrize("environ", [{}, {"VLLM_PYTHON": ""}, {"VLLM_PYTHON": "/no/such/python"}])
-def test_without_an_environment_for_vllm_a_sentence_says_what_to_set(engines, environ):
-    with pytest.raises(engines.NotMeasured, match="^not measured: set VLLM_PYTHON to the Python of an environment"):
-        engines.vllm_python(environ)
-    assert engines.vllm_python({"VLLM_PYTHON": sys.executable}) == sys.executable
+def test_without_an_environment_for_vllm_a_sentence_says_what_to_set(environ):
+    with pytest.raises(NotMeasured, match="^not measured: set VLLM_PYTHON to the Python of an environment"):
+        other_engines.vllm_python(environ)
+    assert other_engines.vllm_python({"VLLM_PYTHON": sys.executable}) == sys.executable
 
 
-def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(engines, seen, tmp_path):
-    ids, facts = once(engines, sys.executable, tmp_path / "model", REQUESTS, slots=4)
+def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(seen, tmp_path):
+    ids, facts = once(sys.executable, tmp_path / "model", REQUESTS, slots=4)
     assert ids == [[9, 10, 11], [21, 22]]
     assert facts["versions"]["torch"].startswith(torch.__version__.split("+")[0])
     assert facts["model"] == "model" and facts["max_num_seqs"] == 4  # no path of this machine is kept
@@ -87,23 +81,23 @@ def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(engine
     assert told["enable_prefix_caching"] is False and space == "1"
 
 
-def test_one_vllm_serves_several_runs(engines, seen, tmp_path):
-    with engines.vllm(sys.executable, tmp_path) as other:
+def test_one_vllm_serves_several_runs(seen, tmp_path):
+    with other_engines.vllm(sys.executable, tmp_path) as other:
         pid = seen.read_text().split()[-1]
         assert other.serve(REQUESTS) == other.serve(REQUESTS) and other.serve(REQUESTS[:1]) == [[9, 10, 11]]
         assert seen.read_text().split()[-1] == pid
 
 
-def test_a_setting_of_vllm_that_is_there_already_stays(engines, seen, tmp_path, monkeypatch):
+def test_a_setting_of_vllm_that_is_there_already_stays(seen, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
-    _, facts = once(engines, sys.executable, tmp_path, REQUESTS)
+    _, facts = once(sys.executable, tmp_path, REQUESTS)
     assert seen.read_text().split()[-2] == facts["VLLM_CPU_KVCACHE_SPACE"] == "3"
 
 
-def test_an_engine_that_appended_to_the_ids_changes_no_prompt(engines, seen, tmp_path):
+def test_an_engine_that_appended_to_the_ids_changes_no_prompt(seen, tmp_path):
     served = Request("a", ids=[7, 8], output_length=3)
     served.commit(2, [50], 0.0)
-    assert once(engines, sys.executable, tmp_path, [served])[0] == [[9, 10, 11]]
+    assert once(sys.executable, tmp_path, [served])[0] == [[9, 10, 11]]
 
 
 @pytest.mark.parametrize(
@@ -115,23 +109,23 @@ def test_an_engine_that_appended_to_the_ids_changes_no_prompt(engines, seen, tmp
         ("short", "^Request a got 2 tokens instead of 3"),
     ],
 )
-def test_a_vllm_that_fails_gives_a_clear_error_and_no_hang(engines, seen, tmp_path, monkeypatch, how, message):
+def test_a_vllm_that_fails_gives_a_clear_error_and_no_hang(seen, tmp_path, monkeypatch, how, message):
     monkeypatch.setenv("HOW", how)
     with pytest.raises(RuntimeError, match=message):
-        once(engines, sys.executable, tmp_path, REQUESTS, limit=3 if how == "hang" else 60)
+        once(sys.executable, tmp_path, REQUESTS, limit=3 if how == "hang" else 60)
 
 
-def test_a_python_without_vllm_is_said_so(engines, tmp_path):
+def test_a_python_without_vllm_is_said_so(tmp_path):
     bare = [sys.executable, "-c", "import vllm"]
     if subprocess.run(bare, capture_output=True).returncode == 0:
         pytest.skip("this environment has vLLM")
     with pytest.raises(RuntimeError, match="No module named 'vllm'"):
-        once(engines, sys.executable, tmp_path, REQUESTS)
+        once(sys.executable, tmp_path, REQUESTS)
 
 
-def test_nothing_that_vllm_started_stays(engines, seen, tmp_path, monkeypatch):
+def test_nothing_that_vllm_started_stays(seen, tmp_path, monkeypatch):
     monkeypatch.setenv("HOW", "child")
-    once(engines, sys.executable, tmp_path, REQUESTS)
+    once(sys.executable, tmp_path, REQUESTS)
     child, end = int(seen.read_text()), time.monotonic() + 20
     while running(child) and time.monotonic() < end:
         time.sleep(0.02)

@@ -2,23 +2,24 @@
 
 from contextlib import contextmanager
 
+import other_engines
 import pytest
+import simulated
 import torch
+from registry import CLAIMS, NotMeasured, Run
 from support.benches import Letters
 
-from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.serving import compiled
 from lessons_lib.serving.request import Request
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory):
+def serving():
     """bench/serving.py on a tiny model, nothing compiled, few requests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "bench"))
         import serving
-
-        from lessons_lib.serving import compiled
 
         patch.setattr(compiled, "compiler_problem", lambda device: "not compiled in this test")
         patch.setattr(serving, "CompiledStep", lambda step, *how, **chosen: step)
@@ -28,20 +29,12 @@ def serving(tmp_path_factory):
         words.vocab_size = 97
         of = LanguageModel(tiny(context=2048, dtype=torch.float32), words, "tiny", "cpu", torch.float32)
         patch.setattr(serving, "model", lambda: of)
-        patch.setattr(serving, "workload", small(serving))
-        serving.target.cache_clear(), serving.trace_runs.cache_clear()
+        serving.target.cache_clear(), simulated.trace_runs.cache_clear()
         yield serving
-        serving.target.cache_clear(), serving.trace_runs.cache_clear()
-
-
-def small(serving):
-    made = serving.workload
-    return lambda count=None, seed=0: made(count or serving.COUNT, seed=seed)
+        serving.target.cache_clear(), simulated.trace_runs.cache_clear()
 
 
 def measured(serving, name):
-    from registry import CLAIMS, Run
-
     return CLAIMS[name].measure(Run(quick=True))
 
 
@@ -56,38 +49,31 @@ def test_a_claim_is_measured_and_says_in_which_number_format(serving, name):
 
 
 def test_an_error_of_the_simulator_is_the_median_over_runs_of_the_worst_figure(serving, monkeypatch):
-    monkeypatch.setattr(serving, "trace_runs", lambda quick: [(1.0, 1.1), (2.0, 3.0), (4.0, 4.4)])
-    found = serving.simulated_error(serving.Run(True), lambda log: {"a": log, "b": 10.0})
+    monkeypatch.setattr(simulated, "trace_runs", lambda run: [(1.0, 1.1), (2.0, 3.0), (4.0, 4.4)])
+    found = simulated.simulated_error(Run(True), lambda log: {"a": log, "b": 10.0})
     assert found.ratio.value == pytest.approx(0.1) and (found.ratio.low, found.ratio.high) == pytest.approx((0.1, 0.5))
 
 
 def test_overhead_is_what_comes_on_top(serving, monkeypatch):
-    from lessons_lib.measure.clock import Samples
-
     monkeypatch.setattr(serving, "timed", lambda *what, **how: Samples((1e-9,)))
     assert measured(serving, "serving/overhead").ratio.value > 1e3
 
 
 def test_buffers_in_one_piece_hold_what_blocks_hold(serving):
     """The bare step gives the logits of the engine's step, so that both do the same work."""
-    from lessons_lib.serving.compiled import Pages, paged_step
-
     decoder = serving.model().target().decoder
     c, made = decoder.config, torch.Generator().manual_seed(0)
     pieces = [torch.randn(2, 1, c.kv_heads, 8, c.head_dim, generator=made) for _ in range(2 * c.layers)]
     blocks = [piece.view(2, c.kv_heads, 2, 4, -1).transpose(1, 2).flatten(0, 1).contiguous() for piece in pieces]
     tokens, positions, tables = torch.tensor([5, 9]), torch.tensor([6, 2]), torch.tensor([[0, 1], [2, 3]])
     both = [
-        paged_step(decoder, cache)(tokens, positions, tables, held[: c.layers], held[c.layers :])
-        for cache, held in ((Pages, blocks), (serving.InOnePiece, pieces))
+        compiled.paged_step(decoder, cache)(tokens, positions, tables, held[: c.layers], held[c.layers :])
+        for cache, held in ((compiled.Pages, blocks), (serving.InOnePiece, pieces))
     ]
     torch.testing.assert_close(*both)
 
 
 def test_vllm_is_named_with_its_versions_and_is_not_measured_without_its_environment(serving, monkeypatch):
-    import other_engines
-    from registry import NotMeasured
-
     @contextmanager
     def fake(python, folder, slots, dtype):
         yield other_engines.Other(lambda asked: None, {"versions": {"vllm": "1.2"}, "dtype": dtype})

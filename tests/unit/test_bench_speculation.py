@@ -1,14 +1,16 @@
 """The claims of speculation on a tiny model and two questions; resuming by question; sums by hand."""
 
 import json
-import sys
 from dataclasses import replace
 
+import asking
 import pytest
+import speculation
+from by_question import compression, each, first_of, in_turn, mean_rate, rate_ratio, speed, tokens_per_forward
+from registry import CLAIMS, Run
 from support.benches import TOKENS, offline
 
 from lessons_lib import PromptLookup, generate
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.data import Question
 from lessons_lib.data import questions as read
 
@@ -16,10 +18,6 @@ from lessons_lib.data import questions as read
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
     """bench/speculation.py with a tiny float64 model and short answers, and what it imports."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import asking
-    import speculation
-
     monkeypatch.setattr(speculation, "really_compiled", asking.compiled, raising=False)
     offline(monkeypatch, tmp_path)
     return speculation
@@ -33,7 +31,7 @@ def ask(monkeypatch, *categories) -> None:
     """Two questions, of these categories in turn."""
     kinds = (*categories, *categories)[:2]
     own = [Question(i, kind, (f"Repeat {i}: ab ab ab ab.",)) for i, kind in enumerate(kinds, 1)]
-    monkeypatch.setattr(sys.modules["asking"], "questions", lambda path=None: read(path) if path else own)
+    monkeypatch.setattr(asking, "questions", lambda path=None: read(path) if path else own)
 
 
 @pytest.mark.parametrize("name, categories, methods", [
@@ -43,8 +41,6 @@ def ask(monkeypatch, *categories) -> None:
     ("lookahead/code-lists/compression", ("lists", "code"), WINDOWED),
 ])  # fmt: skip
 def test_a_claim_measures_each_question_with_each_method(bench, monkeypatch, name, categories, methods):
-    from registry import CLAIMS, Run
-
     ask(monkeypatch, *categories)
     measured = CLAIMS[name].measure(Run(quick=False))
     rows = measured.facts["questions"]
@@ -87,8 +83,6 @@ def test_questions_with_short_answers_are_named_and_do_not_count(bench, monkeypa
 
 def test_the_interval_and_the_speed_of_questions_by_hand(bench):
     """10 tokens in 1 s and 10 in 9 s are 2 tokens/s, not the 5.56 that a mean of rates would say."""
-    from by_question import rate_ratio
-
     ratio = rate_ratio([(10, 1.0), (10, 9.0)], [(10, 1.0), (30, 1.0)])
     assert ratio.value == pytest.approx((40 / 2) / (20 / 10))
     assert ratio.low == pytest.approx(1) and ratio.high == pytest.approx(27)  # either question drawn twice
@@ -106,8 +100,6 @@ def row(slow: float, fast: float, forwards: int, tokens: int = 13) -> dict:
 
 
 def test_speed_compression_and_tau_of_rows_by_hand(bench):
-    from by_question import compression, speed, tokens_per_forward
-
     rows = [row(2.0, 1.0, 4), row(4.0, 1.0, 6)]
     assert speed(rows, "plain", "fast").value == pytest.approx(6 / 2)
     assert tokens_per_forward(rows, "fast") == pytest.approx((12 + 12) / (3 + 5))
@@ -116,8 +108,6 @@ def test_speed_compression_and_tau_of_rows_by_hand(bench):
 
 
 def test_the_order_can_be_turned_and_a_text_that_parts_is_found(bench):
-    from by_question import in_turn
-
     target, called = bench.asking.model().target(), []
     prompt = [1, 2, 3]
     target.eos = (bench.ours(target, prompt)[0][3],)  # held back: no text falls short of it
@@ -136,8 +126,6 @@ def test_the_order_can_be_turned_and_a_text_that_parts_is_found(bench):
 
 
 def test_a_killed_run_goes_on_behind_the_questions_it_has_measured(bench, monkeypatch, tmp_path):
-    from by_question import each
-
     own = [Question(i, "qa", ("?",)) for i in (1, 2, 3)]
     asked = []
 
@@ -173,8 +161,6 @@ def test_the_settings_spelled_out_are_the_defaults(bench):
 
 
 def test_a_quick_run_asks_fewer_questions(bench):
-    from by_question import first_of
-
     own = [Question(i, kind, ("?",)) for i, kind in enumerate(("qa", "code", "qa", "qa", "code"))]
     assert [q.question_id for q in first_of(own, ("code", "qa"), 2)] == [1, 4, 0, 2]
 
@@ -192,8 +178,6 @@ def test_the_compiled_targets_speed_is_over_the_compiled_plain_where_ours_is_com
 
 def test_a_mean_over_kinds_counts_every_kind_the_same(bench):
     """10 tokens in 5 forwards are 2; 30 in 10 and 20 in 10 are 2.5; all together would be 60 / 25 = 2.4."""
-    from by_question import mean_rate
-
     ratio = mean_rate([[(10, 5)], [(30, 10), (20, 10)]])
     assert ratio.value == pytest.approx((2 + 2.5) / 2)
     assert ratio.low == pytest.approx((2 + 2) / 2) and ratio.high == pytest.approx((2 + 3) / 2)

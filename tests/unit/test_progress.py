@@ -27,6 +27,17 @@ def test_a_batch_run_draws_no_bar_and_keeps_the_line(batch, capsys):
     assert capsys.readouterr() == ("", "done\n")
 
 
+def test_a_line_ends_with_how_it_went_also_where_that_raises(capsys):
+    with progress.line("lesson") as said:
+        said[0] = "half done"
+    with pytest.raises(ZeroDivisionError), progress.line("model"):
+        1 / 0  # noqa: B018
+    assert [line.split()[:-2] for line in capsys.readouterr().out.splitlines()] == [
+        ["lesson", "half", "done"],
+        ["model", "FAILED"],
+    ]
+
+
 def test_a_batch_run_says_that_nothing_is_compiled(batch, monkeypatch, capsys):
     monkeypatch.setattr(compiled, "compiler_problem", lambda device: "there is no C++ compiler")
     CompiledTarget(Decoder.from_transformers(tiny()), context=32)

@@ -55,6 +55,7 @@ class DraftModel(Proposer):
         self.target = None
 
     def reset(self, target, prompt: Sequence[int]) -> None:
+        """Start with an empty cache of the draft's. ValueError for a target with other tokens."""
         if target is not self.target:
             self.target, self.known = target, shared_ids(target, self.draft)
         self.cache = self.draft.new_cache(len(prompt))
@@ -63,6 +64,7 @@ class DraftModel(Proposer):
 
     @torch.no_grad()
     def propose(self, ids: Sequence[int], limit: int) -> Proposal:
+        """A tree as deep as `length` says, a draft forward for each level."""
         self.committed, self.tree = len(ids), (tree := Growing())
         gamma = min(self.length.next(), limit, self.draft.context - len(ids) + 1)  # the last guess is never fed
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
@@ -96,8 +98,7 @@ class DraftModel(Proposer):
         offset = len(ids) - 1 + tree.depth - self.cache.length()
         mask = None
         if len(tree.tokens) > tree.depth:  # it branches: a node sees its ancestors, all in the cache already
-            whole = Tree.of(Proposal(tree.tokens, tree.parents), tree.depth)
-            mask = tree_mask(1, whole, None, len(ids) - 1)[-len(tokens) :]
+            mask = tree_mask(1, tree, None, len(ids) - 1)[-len(tokens) :]
         return Block(tokens, [offset] * len(tokens), mask, self.cache, len(tokens))
 
     def _grow(self, tree: Growing, logits: Tensor) -> float:

@@ -22,8 +22,8 @@ class Jacobi(Proposer):
     """A chain of n - 1 guesses: what the last step predicted behind its first wrong guess, then filling.
 
     n: tokens per forward, the anchor included. fill: what stands where nothing is predicted yet: "random" tokens
-    of the prompt (by `seed`), its "last" token, the target's "eos" token, or what prompt "lookup" finds (random
-    tokens where it finds too little). Raises ValueError for n < 2, an unknown fill, or "eos" where there is none.
+    of the text so far (by `seed`), the prompt's "last" token, the target's "eos" token, or what prompt "lookup" finds
+    (random ones where it finds too little). Raises ValueError for n < 2, an unknown fill, or "eos" where there is none.
     """
 
     def __init__(self, n: int = 8, fill: str = "random", seed: int = 0):
@@ -38,7 +38,7 @@ class Jacobi(Proposer):
         if self.fill == "eos" and not target.eos:
             raise ValueError('fill="eos" needs a target with an end token; choose another fill')
         self.rng, self.guess = random.Random(self.seed), []
-        self.choices = {"last": prompt[-1:], "eos": target.eos[:1]}.get(self.fill, prompt)
+        self.fixed = {"last": prompt[-1:], "eos": target.eos[:1]}.get(self.fill)
         self.lookup = PromptLookup(self.n - 1) if self.fill == "lookup" else None
         if self.lookup:
             self.lookup.reset(target, prompt)
@@ -49,7 +49,7 @@ class Jacobi(Proposer):
         if self.lookup:
             self.lookup.learn(ids)
             guess = guess + self.lookup.lookup([*ids[-self.lookup.max_ngram :], *guess])[1]
-        guess = guess + [self.rng.choice(self.choices) for _ in range(self.n - 1 - len(guess))]
+        guess = guess + [self.rng.choice(self.fixed or ids) for _ in range(self.n - 1 - len(guess))]
         return Proposal.chain(guess[: self.n - 1])
 
     def observe(self, seen: Observation) -> None:

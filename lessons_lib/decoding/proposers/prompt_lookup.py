@@ -7,7 +7,7 @@ n-grams, so a step costs the same in a long text as in a short one. Saxena, "Pro
 from collections.abc import Sequence
 
 from lessons_lib.decoding.proposal import Proposal
-from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers import Observation, Proposer
 
 RULES = ("recent", "transformers", "original")
 UNDECIDED, MEMORY = 0.5, 4  # a hit rate begins here and is a running mean over about so many guesses
@@ -92,7 +92,7 @@ class PromptLookup(Proposer):
         self.awaited = (n, guess[0]) if guess else None
         return Proposal.chain(guess if self.hit_rate[n] >= self.min_hit_rate else ())
 
-    def observe(self, seen) -> None:
+    def observe(self, seen: Observation) -> None:
         """Judge the guess by its first token, whether it was told or not."""
         if self.awaited:
             n, token = self.awaited

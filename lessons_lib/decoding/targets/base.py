@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.blocks import Block, Scores
 
 
@@ -15,7 +16,7 @@ class Target(ABC):
 
     offers: abilities a proposer may need: "states" (hidden states beside logits), "rows" (several rows in one
     forward; without it they run one after another). tokenizer may be None.
-    context: the most tokens a text may have. eos: ids that end a text. seconds the device needs are waited for.
+    context: the most tokens a text may have. eos: ids that end a text.
     """
 
     offers: frozenset[str] = frozenset()
@@ -25,7 +26,7 @@ class Target(ABC):
     eos: tuple[int, ...]
 
     @abstractmethod
-    def new_cache(self, tokens: int):
+    def new_cache(self, tokens: int) -> Cache:
         """An empty cache of one row for a text of so many tokens."""
 
     @abstractmethod

@@ -66,19 +66,20 @@ class CompiledTarget(DecoderTarget):
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Each block in a forward of its own -> its scores."""
-        return [self._run_compiled(block) if self._compiles(block) else super(CompiledTarget, self).run([block])[0]
-                for block in blocks]  # fmt: skip
+        eager = super().run
+        return [self._run_compiled(block, w) if (w := self._width(block)) else eager([block])[0] for block in blocks]
 
-    def _compiles(self, block: Block) -> bool:
-        return any(len(block.tokens) <= width for width in self.widths) and set(block.after) <= {"final"}
+    def _width(self, block: Block) -> int | None:
+        """The compiled width that a block is padded to, None if it runs eagerly."""
+        wide_enough = (width for width in self.widths if len(block.tokens) <= width)
+        return next(wide_enough, None) if set(block.after) <= {"final"} else None
 
-    def _run_compiled(self, block: Block) -> Scores:
+    def _run_compiled(self, block: Block, width: int) -> Scores:
         count = len(block.tokens)
-        width = next(w for w in self.widths if count <= w)
         padding, cache = [0] * (width - count), block.cache
         tokens = torch.tensor(block.tokens + padding, device=self.device)
         positions = torch.tensor(cache.positions(block.offsets) + padding, device=self.device)
-        slots, mask = cache.slots(count, width), cache.mask(block.mask, count, width)
+        slots, mask = cache.slots(width), cache.mask(block.mask, count, width)
         step = self._step(width)
         final, logits = step(tokens, positions, slots, mask, cache.keys, cache.values)
         if step.problem:
@@ -102,7 +103,7 @@ class CompiledTarget(DecoderTarget):
         say(f"{problem}; decoding runs uncompiled")
 
 
-def static_step(decoder: Decoder, kernels: Kernels = OPEN) -> Callable:
+def static_step(decoder: Decoder, kernels: Kernels) -> Callable:
     """One forward over static buffers as a function of tensors alone, so that it can be compiled."""
 
     def step(tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list, values: list):

@@ -1,4 +1,4 @@
-"""One forward as a compiled function of tensors: announced and timed as it compiles, uncompiled where it cannot be."""
+"""One forward as a compiled function of tensors (lesson 03): announced and timed as it compiles, or uncompiled."""
 
 from collections.abc import Callable
 from time import perf_counter

@@ -1,4 +1,4 @@
-"""The compiler's global settings, applied only while one of our steps compiles, and where its work is kept."""
+"""The compiler's global settings, applied only while one of our steps compiles, and its cache (lesson 03)."""
 
 import os
 import warnings

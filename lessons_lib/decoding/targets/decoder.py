@@ -1,6 +1,7 @@
 """Our readable decoder as a target, eager (lessons 02, 03): all rows packed in one forward."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,13 +32,13 @@ class DecoderTarget(Target):
         tokens = torch.tensor([token for block in blocks for token in block.tokens], device=self.device)
         layers = [name for block in blocks for name in block.after if name != "final"]
         states = self.forward(tokens, blocks, layers)
-        ends = torch.tensor([len(block.tokens) for block in blocks]).cumsum(0).tolist()
-        rows = [slice(end - block.wanted, end) for end, block in zip(ends, blocks, strict=True)]
-        last = torch.cat([states.last[wanted] for wanted in rows])
-        logits = self.decoder.logits(last).split([block.wanted for block in blocks])
+        ends, counts = accumulate(len(block.tokens) for block in blocks), [block.wanted for block in blocks]
+        rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        final = self.decoder.final(torch.cat([states.last[wanted] for wanted in rows]))
+        parts = zip(blocks, rows, final.split(counts), self.decoder.score(final).split(counts), strict=True)
         return [
-            Scores(logits[i], {name: self._states(states, name, rows[i]) for name in block.after})
-            for i, block in enumerate(blocks)
+            Scores(logits, {name: normed if name == "final" else states.after[name][wanted] for name in block.after})
+            for block, wanted, normed, logits in parts
         ]
 
     def forward(self, tokens: Tensor, blocks: Sequence[Block], layers: Sequence[int]) -> States:
@@ -48,6 +49,3 @@ class DecoderTarget(Target):
         """A block as the decoder reads it."""
         positions = torch.tensor(block.cache.positions(block.offsets), device=self.device)
         return Segment(positions, block.cache, None if block.mask is None else block.mask.to(self.device))
-
-    def _states(self, states: States, name: int | str, rows: slice) -> Tensor:
-        return self.decoder.final(states.last[rows]) if name == "final" else states.after[name][rows]

@@ -4,23 +4,19 @@ from collections.abc import Sequence
 
 import torch
 
+from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.base import Target
 
 
-class Tape:
+class Tape(Cache):
     """A cache of nothing but a length: a table looks at the last token alone."""
-
-    most = None
 
     def __init__(self):
         self.held = 0
 
-    def length(self) -> int:
+    def length(self, layer: int = -1) -> int:
         return self.held
-
-    def positions(self, offsets: Sequence[int]) -> list[int]:
-        return [self.held + offset for offset in offsets]
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         self.held = prefix + len(then)

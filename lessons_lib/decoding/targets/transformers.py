@@ -9,32 +9,28 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache
 
+from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids
 
 
-class TransformersCache:
-    """The interface of `caches.ContiguousCache` over a DynamicCache."""
-
-    most = None
+class TransformersCache(Cache):
+    """Our interface over a DynamicCache, which made without a config has plain layers, all of one length."""
 
     def __init__(self):
         self.inner = DynamicCache()
 
-    def length(self) -> int:
+    def length(self, layer: int = -1) -> int:
         return int(self.inner.get_seq_length())
-
-    def positions(self, offsets: Sequence[int]) -> list[int]:
-        return [self.length() + offset for offset in offsets]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all keys and values."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.inner.layers)
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
-        """Keep the first `prefix` entries, then those numbered `then` (ascending)."""
         end, length = prefix + len(then), self.length()
         if end > length:
             raise ValueError(f"{end} entries cannot be kept of {length}")
@@ -44,8 +40,6 @@ class TransformersCache:
             return
         index = torch.tensor([*range(prefix), *then], device=self.inner.layers[0].keys.device)
         for layer in self.inner.layers:
-            if type(layer) is not DynamicLayer:
-                raise Unsupported("tree guesses need a plain cache in every layer; use chains with this model")
             layer.keys, layer.values = layer.keys.index_select(-2, index), layer.values.index_select(-2, index)
 
 

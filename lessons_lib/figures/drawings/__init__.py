@@ -6,10 +6,12 @@ PNGs that `draw_all` writes.
 
 from lessons_lib.figures.drawings.caching import cache_savings, kv_caching, static_and_dynamic
 from lessons_lib.figures.drawings.gallery import ALT, GALLERY, draw_all
+from lessons_lib.figures.drawings.house import the_house
 from lessons_lib.figures.drawings.machine import memory_and_arithmetic, one_loop, prefill_and_decode
 from lessons_lib.figures.drawings.model import decoder_only_model, head_sharing, masked_self_attention
 
 __all__ = [
     "ALT", "GALLERY", "cache_savings", "decoder_only_model", "draw_all", "head_sharing", "kv_caching",
     "masked_self_attention", "memory_and_arithmetic", "one_loop", "prefill_and_decode", "static_and_dynamic",
+    "the_house",
 ]  # fmt: skip

@@ -4,10 +4,9 @@ from matplotlib.axes import Axes
 
 from lessons_lib.figures.drawings.gallery import drawing
 from lessons_lib.figures.drawings.shapes import arrow, canvas, cell, grid, key, note
-from lessons_lib.figures.style import BLUE, FONT_SIZE, GREEN, GREY, ORANGE
+from lessons_lib.figures.style import BLUE, GREEN, GREY, ORANGE, SMALL
 
-SMALL = FONT_SIZE - 1
-COMPUTED, REUSED, WASTED = ORANGE, BLUE, GREY
+COMPUTED, REUSED = ORANGE, BLUE
 
 
 @drawing(

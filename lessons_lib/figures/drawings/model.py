@@ -6,9 +6,7 @@ from matplotlib.axes import Axes
 
 from lessons_lib.figures.drawings.gallery import drawing
 from lessons_lib.figures.drawings.shapes import arrow, box, canvas, frame, grid, line, note
-from lessons_lib.figures.style import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE
-
-SMALL = FONT_SIZE - 1
+from lessons_lib.figures.style import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE, SMALL
 
 
 @drawing(

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from lessons_lib.figures.style import FONT_SIZE, GREY, INK, PAPER, WIDTH
+from lessons_lib.figures.style import FONT_SIZE, GREY, INK, PAPER, SMALL, WIDTH, tint
 
 UNITS = 10  # per inch
 Point = tuple[float, float]
@@ -20,11 +19,6 @@ def canvas(height: float) -> Axes:
     ax.set(xlim=(0, WIDTH * UNITS), ylim=(0, height))
     ax.set_axis_off()
     return ax
-
-
-def tint(color: str, strength: float = 0.22) -> str:
-    """A colour thinned with white, so that dark text stands on it."""
-    return to_hex([1 - strength * (1 - channel) for channel in to_rgb(color)])
 
 
 def note(ax: Axes, x: float, y: float, text: str, color: str = INK, align: str = "center",
@@ -41,12 +35,12 @@ def _vertical(text: str) -> str:
 
 
 def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", color: str = GREY,
-        size: float = FONT_SIZE, bold: bool = False) -> None:  # fmt: skip
+        bold: bool = False) -> None:  # fmt: skip
     """A rounded box with its lower left corner at (x, y) and its text in the middle."""
     shape = "round,pad=0,rounding_size=0.6"
     ax.add_patch(FancyBboxPatch((x, y), width, height, shape, facecolor=tint(color), edgecolor=color))
     if text:
-        note(ax, x + width / 2, y + height / 2, text, size=size, bold=bold)
+        note(ax, x + width / 2, y + height / 2, text, bold=bold)
 
 
 def frame(ax: Axes, x: float, y: float, width: float, height: float, color: str = GREY) -> None:
@@ -60,18 +54,18 @@ def arrow(ax: Axes, start: Point, end: Point, color: str = INK, width: float = 1
                                  linewidth=width, shrinkA=0, shrinkB=0))  # fmt: skip
 
 
-def line(ax: Axes, points: Sequence[Point], color: str = INK, style: str = "-", width: float = 1.4) -> None:
+def line(ax: Axes, points: Sequence[Point], color: str = INK, width: float = 1.4) -> None:
     """A line through points."""
-    ax.plot([x for x, _ in points], [y for _, y in points], style, color=color, linewidth=width)
+    ax.plot([x for x, _ in points], [y for _, y in points], color=color, linewidth=width)
 
 
 def cell(ax: Axes, x: float, y: float, size: float, color: str | None = None, text: str = "",
-         strength: float = 0.35, text_size: float = FONT_SIZE - 1) -> None:  # fmt: skip
+         strength: float = 0.35) -> None:  # fmt: skip
     """One square of a grid, lower left corner at (x, y); without colour an empty one."""
     fill = PAPER if color is None else tint(color, strength)
     ax.add_patch(Rectangle((x, y), size, size, facecolor=fill, edgecolor=GREY, linewidth=0.8))
     if text:
-        note(ax, x + size / 2, y + size / 2, text, size=text_size)
+        note(ax, x + size / 2, y + size / 2, text, size=SMALL)
 
 
 def grid(ax: Axes, x: float, y: float, size: float, colors: Sequence[Sequence[str | None]],
@@ -89,5 +83,5 @@ def key(ax: Axes, y: float, entries: Sequence[tuple[str | None, str]]) -> None:
     x = (WIDTH * UNITS - sum(widths) + 2.5) / 2
     for (shade, text), width in zip(entries, widths, strict=True):
         cell(ax, x, y - 0.9, 1.8, shade)
-        note(ax, x + 2.6, y, text, align="left", size=FONT_SIZE - 1)
+        note(ax, x + 2.6, y, text, align="left", size=SMALL)
         x += width

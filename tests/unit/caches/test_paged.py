@@ -70,11 +70,33 @@ def test_blocks_that_are_given_later_are_used_and_a_full_cache_refuses_more():
     feed([cache], 1, 5)
     cache.planned = 6
     assert cache.most == 6 and cache.length() == 5
+    cache.keep(4)
+    blocks[1] = 1
+    feed([cache], 1, 5)
+    assert cache.memory.keys[0][1, :, 0].isfinite().all()  # in the new block, though it is the same entry
+
+
+def test_a_block_that_its_owner_replaced_is_the_one_that_is_written():
+    cache = PagedCache(memory(3), [0])
+    feed([cache], 2, 0)
+    cache.keep(0)
+    cache.blocks[0] = 2
+    feed([cache], 2, 0)
+    assert torch.equal(cache.memory.keys[1][2, :, :2], cache.memory.keys[1][0, :, :2])
+
+
+def test_layers_may_be_of_unequal_length_and_a_cut_makes_none_longer():
+    cache = PagedCache(memory(2), [1, 0])
+    feed([cache], 3, 0)
+    cache.append(0, *fresh(2, 5))
+    assert (cache.length(0), cache.length(1), cache.length(), cache.positions([0])) == (5, 3, 3, [3])
+    cache.keep(4)
+    assert (cache.length(0), cache.length(1)) == (4, 3)
 
 
 def test_rows_that_feed_one_token_each_are_written_and_read_as_if_alone():
-    shared, lengths = memory(12), [1, 4, 7, 0]
-    tables = [[5], [1, 9], [0, 11], [3]]
+    shared, lengths = memory(12), [1, 4, 7, 0, 5]
+    tables = [[5], [1, 9], [0, 11], [3], [2, 6]]
     together = [PagedCache(shared, table) for table in tables]
     alone = [ContiguousCache(LAYERS, HEADS, DIM, torch.float64) for _ in tables]
     for row, length in enumerate(lengths):
@@ -82,17 +104,17 @@ def test_rows_that_feed_one_token_each_are_written_and_read_as_if_alone():
             feed([together[row], alone[row]], length, 100 * row)
     rows = PagedRows(together)
     for layer in range(LAYERS):
-        keys, values = fresh(4, layer)
+        keys, values = fresh(5, layer)
         all_keys, all_values = rows.append(layer, keys, values)
         for row, length in enumerate(lengths):
             one = alone[row].append(layer, keys[:, row : row + 1], values[:, row : row + 1])
             assert torch.equal(all_keys[row, :, : length + 1], one[0])
             assert torch.equal(all_values[row, :, : length + 1], one[1])
         assert all_values.isfinite().all()  # masked entries are multiplied by zero, which a NaN would survive
-    assert [cache.length() for cache in together] == [cache.length(0) for cache in together] == [2, 5, 8, 1]
+    assert [cache.length() for cache in together] == [cache.length(0) for cache in together] == [2, 5, 8, 1, 6]
     bias = rows.bias(torch.float64)
-    assert bias.shape == (4 * HEADS, 1, 8)
-    assert (bias == 0).sum(-1).flatten().tolist() == [2, 2, 5, 5, 8, 8, 1, 1]
+    assert bias.shape == (5 * HEADS, 1, 8)
+    assert (bias == 0).sum(-1).flatten().tolist() == [2, 2, 5, 5, 8, 8, 1, 1, 6, 6]
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lessons_lib import __main__ as command_line
-from lessons_lib.course import bootstrap, checks, commands, lessons, readme, runner
+from lessons_lib.course import bootstrap, checks, commands, lessons, readme, runner, tools
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.measure import claims
 
@@ -28,12 +28,14 @@ def started(monkeypatch):
 
     monkeypatch.setattr(commands, "python", pretend)
     monkeypatch.setattr(checks, "lint", lambda: [])
+    monkeypatch.setattr(tools, "lint", lambda: [])
     return ran
 
 
 def test_the_quick_tests_are_lint_and_pytest(started):
     assert commands.test_quick(NONE) == 0
-    assert started == ["-m ruff check --quiet", "-m pytest -q"]
+    (call,) = started
+    assert call.startswith("-m pytest -q -n auto")
 
 
 def test_all_tests_run_every_lesson_even_after_a_failure(started, monkeypatch):
@@ -52,10 +54,24 @@ def test_a_run_that_a_signal_ended_has_failed(started, monkeypatch):
     assert commands.test_quick(NONE) == 1 and commands.test(NONE) == 1
 
 
-def test_lint_reports_lessons_and_still_runs_ruff(started, monkeypatch, capsys):
+def test_lint_reports_what_tools_and_house_rules_find(started, monkeypatch, capsys):
     monkeypatch.setattr(checks, "lint", lambda: ["02: is wrong"])
-    assert commands.lint(NONE) == 1
-    assert "02: is wrong" in capsys.readouterr().err and started == ["-m ruff check --quiet"]
+    monkeypatch.setattr(tools, "lint", lambda: ["unused"])
+    assert commands.lint(NONE) == 1 and capsys.readouterr().err == "unused\n02: is wrong\n"
+
+
+@pytest.mark.parametrize(
+    "call, said", [("print('all is well')", ""), ("print('no'); exit(1)", "no"), ("exit(1)", "failed")]
+)
+def test_a_tool_is_heard_when_it_complains(call, said):
+    heard = tools.complaint([sys.executable, "-c", call])
+    assert said in heard and bool(said) == bool(heard)
+
+
+def test_a_lessons_code_becomes_a_script(write_lesson, tmp_path, monkeypatch):
+    monkeypatch.setattr(tools, "find", lambda: [write_lesson("02_kv_cache", "show()")])
+    tools.write_scripts(tmp_path / "lint")
+    assert "show()" in (tmp_path / "lint" / "02_kv_cache.py").read_text()
 
 
 def test_bench_ends_with_what_falls_short_and_fills_readme(started, monkeypatch, capsys):
@@ -81,15 +97,16 @@ def test_a_wrong_name_is_one_sentence_and_a_status(monkeypatch, capsys):
     def refuse(*arguments):
         raise lessons.UsageError("No lesson 99. The lessons are: 00_machine.")
 
-    monkeypatch.setattr(runner, "start", refuse)
+    monkeypatch.setattr(runner, "run", refuse)
     options = command_line.parser().parse_args(["run", "99"])
     assert commands.dispatch(options) == 2
     assert capsys.readouterr().err == "No lesson 99. The lessons are: 00_machine.\n"
 
 
-def test_run_takes_lessons_and_parameters():
+def test_run_takes_lessons_and_all_parameters_as_one(monkeypatch):
+    monkeypatch.setattr(runner, "run", lambda *given: given)
     options = command_line.parser().parse_args(["run", "01", "02", "--dtype", "fp32", "--params", "a=1", "b=x y"])
-    assert (options.lessons, options.dtype, options.params) == (["01", "02"], "fp32", ["a=1", "b=x y"])
+    assert commands.run(options) == (["01", "02"], {"a": "1", "b": "x y", "dtype": "fp32"})
 
 
 def test_every_command_of_the_command_line_exists(capsys):

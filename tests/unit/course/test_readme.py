@@ -6,6 +6,7 @@ from lessons_lib.measure import claims
 from lessons_lib.measure.scorecard import MIME
 
 TEXT = """before
+<!-- names:begin --><!-- names:end -->
 <!-- lessons:begin -->
 old
 <!-- lessons:end -->

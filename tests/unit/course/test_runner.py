@@ -116,10 +116,3 @@ def test_a_models_folder_is_made_absolute_because_kernels_run_elsewhere(tmp_path
     at = str((tmp_path / "checkpoint").resolve())
     assert runner.absolute({"model": "checkpoint", "draft": "checkpoint"}) == {"model": at, "draft": at}
     assert runner.absolute({"model": "smollm2-135m"}) == {"model": "smollm2-135m"}
-
-
-def test_the_command_line_and_the_named_settings_become_one(monkeypatch):
-    seen = []
-    monkeypatch.setattr(runner, "run", lambda asked, given: seen.append((asked, given)) or 0)
-    runner.start(["01"], "m", None, "fp32", ["tokens=2"])
-    assert seen == [(["01"], {"tokens": "2", "model": "m", "dtype": "fp32"})]

@@ -1,14 +1,13 @@
 """Acceptance rules: exact enumeration, frequencies, and wrong rules that must be caught."""
 
 from fractions import Fraction
-from itertools import product
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.laws import correction_from_p
+from support.laws import correction_from_p, exact_law
 
 from lessons_lib.decoding import acceptance
 from lessons_lib.decoding.acceptance import Greedy, Sampling, choose_child, nucleus
@@ -20,68 +19,24 @@ Q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 
 
 def law(p, q, count, mode, choose=choose_child):
-    """Exact output distribution and acceptance at one node, over all draws of `count` children from q.
-
-    The uniform numbers are integrated out: each comparison is answered both ways, weighted by its probability.
-    """
-    out, accepted = torch.zeros_like(p), 0.0
+    """Exact output distribution and acceptance at one node, over all draws of `count` children from q."""
     if mode == "without_replacement":
         count = min(count, int((q > 0).sum()))  # no more can be drawn
-    for children, weight in draws(q, count, mode):
-        for token, hit, chance in outcomes(p, children, q, mode, choose):
-            out[token] += weight * chance
-            accepted += weight * chance * hit
+
+    def run():
+        children = torch.multinomial(q, count, replacement=mode == "iid").tolist()
+        return choose(p, children, q, mode, None)
+
+    return summed(run, len(p))
+
+
+def summed(run, size: int):
+    """run() -> (token, whether it is one of the children): the distribution of tokens, and how often it is."""
+    out, accepted = torch.zeros(size, dtype=torch.float64), 0.0
+    for (token, hit), chance in exact_law(run).items():
+        out[token] += chance
+        accepted += chance * hit
     return out, accepted
-
-
-def draws(q, count, mode):
-    """All ways to draw the children, with their probabilities."""
-    for children in product(range(len(q)), repeat=count):
-        weight, rest = 1.0, q.clone()
-        for token in children:
-            weight *= float(rest[token] / rest.sum()) if rest.sum() > 0 else 0.0
-            if mode == "without_replacement":
-                rest[token] = 0
-        if weight > 0:
-            yield children, weight
-
-
-def outcomes(p, children, q, mode, choose):
-    """Run the rule once for each pattern of rejections, steering its uniform numbers and its last draw."""
-    for hits in range(len(children) + 1):
-        chances, last = [], []
-
-        def uniform(p, generator, chances=chances, hits=hits):
-            return Steered(chances, accept=len(chances) == hits)
-
-        def multinomial(rest, *_, last=last, **__):
-            last.append(rest)
-            return torch.tensor([0])
-
-        with mock.patch.object(acceptance, "_uniform", uniform), mock.patch.object(torch, "multinomial", multinomial):
-            token, hit = choose(p.clone(), children, q, mode, None)
-        rejected = 1.0
-        for chance in chances[:hits]:
-            rejected *= 1 - chance
-        if hit:
-            yield token, True, rejected * chances[hits]
-        else:
-            for token, chance in enumerate(last[0] / last[0].sum()):
-                yield token, False, rejected * float(chance)
-
-
-class Steered:
-    """A uniform number u that answers u * q < p as told, and notes the probability of a yes."""
-
-    def __init__(self, chances, accept, q=1.0):
-        self.chances, self.accept, self.q = chances, accept, q
-
-    def __mul__(self, q):
-        return Steered(self.chances, self.accept, float(q))
-
-    def __lt__(self, p):
-        self.chances.append(min(1.0, float(p) / self.q) if self.q > 0 else float(p > 0))
-        return self.accept
 
 
 @pytest.mark.parametrize("count, mode, expected", [
@@ -98,11 +53,8 @@ def test_output_is_p_and_acceptance_as_computed_by_hand(count, mode, expected):
 
 
 def test_point_children_are_accepted_with_their_own_mass():
-    found = list(outcomes(P, [1, 2], None, "point", choose_child))
-    assert sum(chance for _, hit, chance in found if hit) == pytest.approx(0.5)
-    out = torch.zeros(3, dtype=torch.float64)
-    for token, _, chance in found:
-        out[token] += chance
+    out, accepted = summed(lambda: choose_child(P, [1, 2], None, "point", None), 3)
+    assert accepted == pytest.approx(0.5)
     torch.testing.assert_close(out, P, rtol=0, atol=1e-12)
 
 
@@ -135,17 +87,28 @@ def test_the_enumeration_catches_a_wrong_rule(wrong):
 def test_the_ratio_rule_on_a_top_1_child_is_caught_as_biased():
     """p=(.5,.5), q=(.6,.4), one top-1 child: (.833, .167) by the ratio, (.5, .5) by the point rule."""
     p, q = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.6, 0.4], dtype=torch.float64)
-    law_of = lambda mode: sum(  # noqa: E731
-        chance for token, _, chance in outcomes(p, [0], q, mode, choose_child) if token == 0
-    )
-    assert law_of("iid") == pytest.approx(5 / 6)
-    assert law_of("point") == pytest.approx(0.5)
+    first = {mode: float(summed(lambda m=mode: choose_child(p, [0], q, m, None), 2)[0][0]) for mode in ("iid", "point")}
+    assert first == {"iid": pytest.approx(5 / 6), "point": pytest.approx(0.5)}
 
 
 def test_a_token_of_probability_zero_is_refused_even_by_a_zero_draw():
     p = torch.tensor([0.0, 1.0])
     with mock.patch.object(acceptance, "_uniform", lambda p, generator: torch.zeros(())):
         assert choose_child(p, [0], torch.tensor([1.0, 0.0]), "iid", None) == (1, False)
+
+
+def test_a_rejection_by_rounding_alone_draws_from_p():
+    with mock.patch.object(acceptance, "_uniform", lambda p, generator: torch.ones(())):  # nothing is owed
+        token, accepted = choose_child(P, [0], P, "iid", torch.Generator().manual_seed(0))
+    assert not accepted and token in range(3)
+
+
+def test_all_that_is_random_comes_from_the_generator():
+    def tokens(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return [choose_child(P, [1], Q, "iid", generator) for _ in range(20)]
+
+    assert tokens(1) == tokens(1) != tokens(2)
 
 
 def test_an_exhausted_q_leaves_no_nan():
@@ -163,7 +126,7 @@ def test_generated_pairs_follow_the_targets_distribution(rule, caught):
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     logits = p.log()[[0, 1, 1, 1, 1]]  # second row after any first token
     counts = torch.zeros(4, 4)
-    runs = 6000
+    runs = 2500
     with mock.patch.object(acceptance, "choose_child", rule):
         for _ in range(runs):
             first = int(torch.multinomial(q[0], 1, generator=generator))
@@ -183,6 +146,18 @@ def test_greedy_follows_the_tree_as_far_as_it_agrees():
     assert Greedy().accept(tree, logits) == ([1, 2], 3)
 
 
+def test_sampling_tries_siblings_in_turn_and_judges_each_by_its_parents_rows():
+    """1 is refused (.9 · .8 > .2), then 2 taken (.9 · .1 < .5, now owed); below it 0 is refused, and only 1 is owed."""
+    q = {
+        parent: torch.tensor(row, dtype=torch.float64)
+        for parent, row in {-1: [0.1, 0.8, 0.1], 1: [0.5, 0.05, 0.45]}.items()
+    }
+    p = torch.tensor([[0.4, 0.2, 0.4], [0, 0, 1], [0.2, 0.35, 0.45], [0, 0, 1]], dtype=torch.float64)
+    tree, numbers = Tree.of(Proposal([1, 2, 0], [-1, -1, 1], mode="iid", q=q), limit=2), iter([0.9, 0.9, 0.5])
+    with mock.patch.object(acceptance, "_uniform", lambda p, generator: torch.tensor(next(numbers))):
+        assert Sampling().accept(tree, p.log()) == ([1], 1)
+
+
 def test_sampling_from_a_one_hot_is_greedy():
     logits = torch.tensor([[0.0, 80.0, 0.0], [80.0, 0.0, 0.0]])
     tree = Tree.of(Proposal.chain([1]), limit=1)
@@ -197,6 +172,11 @@ def test_processing_equals_transformers_warpers():
     scores = TopPLogitsWarper(0.8)(None, TopKLogitsWarper(20)(None, scores))
     found = Sampling(temperature=0.7, top_k=20, top_p=0.8).probabilities(logits)
     torch.testing.assert_close(found, scores.softmax(-1), rtol=0, atol=1e-12)
+
+
+def test_logits_of_half_precision_are_processed_in_single_precision():
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    torch.testing.assert_close(Sampling(0.7).probabilities(logits), Sampling(0.7).probabilities(logits.float()))
 
 
 def test_the_nucleus_keeps_the_fewest_tokens_that_reach_the_mass():

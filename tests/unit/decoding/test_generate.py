@@ -9,29 +9,17 @@ from hypothesis import strategies as st
 from support import proposers as scripts
 from support.oracle import exact
 from support.proposers import SCRIPTS, Scripted, with_scratch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from support.targets import assert_holds, decoder_target, targets
+from support.toys import choosing
 
-from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.caches.static import StaticCache
 from lessons_lib.decoding.acceptance import Greedy
 from lessons_lib.decoding.generate import generate, new_row
-from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import step
-from lessons_lib.decoding.streaming import TextStream
-from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget, Unsupported, as_target
+from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.trace import compression, tokens_per_forward
 from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder, Segment
 
 PROMPT, N = [5, 80, 3, 3, 61], 24
-
-
-def decoder_target(network, eos=()):
-    return DecoderTarget(Decoder.from_transformers(network), eos=eos)
-
-
-TARGETS = [pytest.param(TransformersTarget, id="transformers"), pytest.param(decoder_target, id="decoder")]
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +33,9 @@ def greedy(network) -> list[int]:
     return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
 
 
-@pytest.fixture(scope="module")
-def words() -> PreTrainedTokenizerFast:
-    """One token a word, none for spaces: "w5" -> [5]."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-
-
 @pytest.mark.parametrize("scratch", [False, True], ids=["", "scratch"])
 @pytest.mark.parametrize("make", SCRIPTS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("target", TARGETS)
+@targets
 def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy, target, make, scratch):
     proposer = Scripted(greedy, 97, with_scratch(make) if scratch else make)
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
@@ -71,7 +51,7 @@ def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy, target, ma
     (scripts.tree_with_decoys, 1 + math.ceil((N - 1) / 5)),
     (scripts.right_until_third, 1 + math.ceil((N - 1) / 3)),
 ])  # fmt: skip
-@pytest.mark.parametrize("target", TARGETS)
+@targets
 def test_target_forwards_are_as_few_as_the_guesses_allow(network, greedy, target, make, forwards):
     out = generate(target(network), PROMPT, Scripted(greedy, 97, make), max_new_tokens=N)
     assert len(out.trace) == forwards
@@ -103,7 +83,7 @@ def test_greedy_text_is_kept_for_random_models_prompts_and_proposers(seed, promp
 
 
 @pytest.mark.parametrize("make", SCRIPTS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("target", TARGETS)
+@targets
 def test_after_every_step_the_cache_is_that_of_the_committed_text(network, greedy, target, make):
     target = target(network)
     row = new_row(target, PROMPT, Scripted(greedy, 97, with_scratch(make)), Greedy(), N)
@@ -111,26 +91,10 @@ def test_after_every_step_the_cache_is_that_of_the_committed_text(network, greed
         with exact():
             step(target, [row])
         assert row.cache.length() == len(row.ids) - 1
-        for found, expected in zip(entries(row.cache), fresh_entries(network, row.ids[:-1]), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        assert_holds(row.cache, row.ids[:-1], decoder_target(network))
 
 
-def entries(cache) -> list[torch.Tensor]:
-    if isinstance(cache, ContiguousCache):
-        return [keys[:, : cache.length()] for keys in cache.keys]
-    return [layer.keys[0] for layer in cache.inner.layers]
-
-
-def fresh_entries(network, ids) -> list[torch.Tensor]:
-    decoder = Decoder.from_transformers(network)
-    c = decoder.config
-    cache = ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64)
-    with torch.no_grad():
-        decoder(torch.tensor(ids), [Segment(torch.arange(len(ids)), cache)])
-    return entries(cache)
-
-
-@pytest.mark.parametrize("target", TARGETS)
+@targets
 @pytest.mark.parametrize("at", range(0, 9))
 def test_nothing_is_committed_after_the_end_token(network, greedy, target, at):
     """The end token as the first token, inside a guess, as the bonus."""
@@ -141,6 +105,18 @@ def test_nothing_is_committed_after_the_end_token(network, greedy, target, at):
     out = generate(target, PROMPT, Scripted(greedy, 97, scripts.always_right), max_new_tokens=N)
     assert out.ids == new[: new.index(eos) + 1]
     assert out.finish == "eos"
+
+
+@targets
+@torch.no_grad()
+def test_an_end_token_among_accepted_guesses_leaves_the_cache_of_the_text(network, greedy, target):
+    new, target = greedy[len(PROMPT) :], target(network)
+    target.eos = (new[3],)
+    row = new_row(target, PROMPT, Scripted(greedy, 97, scripts.always_right), Greedy(), N)
+    while row.finish is None:
+        step(target, [row])
+    assert row.new == new[:4] and row.trace[-1].accepted == 3
+    assert_holds(row.cache, row.ids[:-1], target)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 6])
@@ -160,6 +136,15 @@ def test_no_end_before_the_minimum_length_as_in_transformers(network, least, mak
     padded = text + [0] * N  # the script must not run dry
     out = generate(target, PROMPT, Scripted(padded, 97, make), max_new_tokens=N, min_new_tokens=least)
     assert out.ids == text[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("make", [scripts.silent, scripts.always_right])
+def test_the_minimum_length_may_be_reached_within_a_step(make):
+    """A target that would end at once, and says 0 while it may not; its proposer sees what it would have said."""
+    target, by = choosing(lambda prefix: 3, 5, eos=(3,)), Scripted([2, 0, 0, 0, 3, *[0] * 9], 5, make)
+    out = generate(target, [2], by, max_new_tokens=9, min_new_tokens=3)
+    assert (out.ids, out.finish) == ([0, 0, 0, 3], "eos")
+    assert all(seen.anchor_logits.argmax() == 3 for seen in by.seen)
 
 
 def test_tokens_stream_in_order_as_they_are_committed(network, greedy):
@@ -182,6 +167,7 @@ def test_rows_of_one_step_decode_as_if_alone(network):
     assert [row.ids for row in rows] == texts
     assert [s.committed for s in rows[1].trace[:3]] == [0, 0, 1]  # 7 prompt tokens in chunks of 3
     assert all(s.is_prefill for s in rows[1].trace[:3])
+    assert all(seen.tokens for seen in rows[1].proposer.seen)  # told of commits alone
 
 
 def test_the_proposer_sees_its_own_nodes_again(network, greedy):
@@ -192,6 +178,7 @@ def test_the_proposer_sees_its_own_nodes_again(network, greedy):
     prefill, seen = by.seen[0], by.seen[1]
     assert prefill.path == [] and len(prefill.tokens) == 1
     assert seen.path == [1, 6, 11, 16] and len(seen.tokens) == 5
+    assert seen.tokens[0] == seen.anchor_logits.argmax()
     assert seen.tokens[-1] == seen.node_logits[16].argmax()
     assert seen.node_logits[1].equal(seen.node_logits[3])  # equal siblings are one node
     assert seen.scratch_logits.shape == (3, 97)
@@ -221,84 +208,3 @@ def test_states_of_both_targets_agree(network, greedy):
     ours, theirs = states(decoder_target), states(TransformersTarget)
     for name in (1, "final"):
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-5)  # theirs has float32 norms
-
-
-@pytest.mark.parametrize("bad, said", [
-    (dict(prompt=[]), "the prompt is empty"),
-    (dict(prompt=[1, 97]), "token id 97 is not in this model's vocabulary of 97"),
-    (dict(max_new_tokens=0), "max_new_tokens must be at least 1"),
-    (dict(max_new_tokens=-3), "max_new_tokens must be at least 1"),
-    (dict(min_new_tokens=9, max_new_tokens=4), "min_new_tokens between 0 and it"),
-    (dict(prompt=[1] * 300), "do not fit the context of 256"),
-    (dict(prompt=[1] * 200, max_new_tokens=58), "do not fit the context of 256"),
-])  # fmt: skip
-@pytest.mark.parametrize("target", TARGETS)
-def test_bad_input_is_one_clear_sentence(network, target, bad, said):
-    with pytest.raises(ValueError, match=said):
-        generate(target(network), **dict(prompt=PROMPT) | bad)
-
-
-@pytest.mark.parametrize("make", [scripts.tree_with_decoys, with_scratch(scripts.tree_with_decoys)])
-@pytest.mark.parametrize("target", TARGETS)
-def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(target, make):
-    network = tiny(context=24)
-    text = network.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0].tolist()
-    out = generate(target(network), PROMPT, Scripted(text, 97, make), max_new_tokens=20)
-    assert PROMPT + out.ids == text
-
-
-def test_guesses_that_a_static_cache_cannot_hold_are_dropped(network, greedy):
-    class Tight(DecoderTarget):
-        def new_cache(self, tokens):
-            c = self.decoder.config
-            return StaticCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=tokens + 2)
-
-    target = Tight(Decoder.from_transformers(network))
-    out = generate(target, PROMPT, Scripted(greedy, 97, scripts.tree_with_decoys), max_new_tokens=N)
-    assert PROMPT + out.ids == greedy
-
-
-def test_a_text_may_fill_the_context_to_the_last_position(network):
-    out = generate(decoder_target(network), [1] * 250, max_new_tokens=7)
-    assert len(out.ids) == 7
-
-
-def test_text_without_a_tokenizer_is_refused(network):
-    with pytest.raises(TypeError, match="no tokenizer"):
-        generate(network, "hello")
-    with pytest.raises(TypeError, match="need a tokenizer"):
-        generate(network, PROMPT, stop="x")
-
-
-@pytest.mark.parametrize("prompt", ["", "   ", [], torch.tensor([], dtype=torch.long)], ids=repr)
-@pytest.mark.parametrize("target", TARGETS)
-def test_an_empty_prompt_is_refused_as_text_too(network, words, target, prompt):
-    target = target(network)
-    target.tokenizer = words
-    assert len(generate(target, "w5", max_new_tokens=2).ids) == 2
-    with pytest.raises(ValueError, match="the prompt is empty; give at least one token"):
-        generate(target, prompt, max_new_tokens=2)
-
-
-def test_a_proposer_whose_needs_are_not_offered_is_refused(network):
-    class Demanding(Proposer):
-        needs = frozenset({"rows"})
-
-    with pytest.raises(Unsupported, match="Demanding needs rows, which TransformersTarget does not offer"):
-        generate(network, PROMPT, Demanding())
-
-
-def test_what_cannot_decode_is_refused():
-    with pytest.raises(TypeError, match="str cannot decode"):
-        as_target("smollm2-135m")
-
-
-@pytest.mark.parametrize("stop", [None, "{word}"], ids=["", "stop text"])
-def test_a_stream_has_shown_the_text_of_the_output_when_generate_returns(network, greedy, words, stop):
-    target, written = DecoderTarget(Decoder.from_transformers(network), words), []
-    stop = stop and f"w{greedy[len(PROMPT) + 6]}"
-    stream = TextStream(words, written.append, stop)
-    proposer = Scripted(greedy, 97, scripts.always_right)
-    out = generate(target, PROMPT, proposer, max_new_tokens=N, stop=stop, on_tokens=stream)
-    assert "".join(written) == out.text and len(written) > 1
-    assert out.finish == ("stop" if stop else "length")

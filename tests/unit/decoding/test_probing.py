@@ -2,20 +2,19 @@
 
 import pytest
 import torch
+from support.targets import targets
 
 from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.probing import Parting, logits_along, parting, repeatable_step, shortfall
-from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
+from lessons_lib.decoding.probing import Parting, agreed, logits_along, parting, repeatable_step, shortfall, width_curve
+from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder
 
 PROMPT = [5, 80, 3, 3, 61]
-TARGETS = [TransformersTarget, lambda network: DecoderTarget(Decoder.from_transformers(network))]
 
 
-@pytest.mark.parametrize("make", TARGETS)
-def test_a_repeated_step_finds_the_cache_as_the_first_one_did(make):
-    target, seen = make(tiny()), []
+@targets
+def test_a_repeated_step_finds_the_cache_as_the_first_one_did(target):
+    target, seen = target(tiny()), []
     run = target.run
 
     def spy(blocks):
@@ -32,9 +31,19 @@ def test_a_repeated_step_finds_the_cache_as_the_first_one_did(make):
         torch.testing.assert_close(logits, seen[1][1])
 
 
-@pytest.mark.parametrize("make", TARGETS)
-def test_a_targets_own_greedy_text_falls_short_nowhere_and_another_token_does(make):
-    target = make(tiny())
+@targets
+def test_the_width_curve_times_every_width_in_turn(target):
+    target, fed = target(tiny()), []
+    run = target.run
+    target.run = lambda blocks: fed.append(len(blocks[0].tokens)) or run(blocks)
+    curve = width_curve(target, PROMPT, (1, 4), "cpu", repeats=3)
+    assert fed[:2] == [5, 5] and fed[-6:] == [1, 4] * 3
+    assert {width: len(samples.times) for width, samples in curve.items()} == {1: 3, 4: 3}
+
+
+@targets
+def test_a_targets_own_greedy_text_falls_short_nowhere_and_another_token_does(target):
+    target = target(tiny())
     new = generate(target, PROMPT, max_new_tokens=8).ids
     assert shortfall(target, PROMPT, new).tolist() == [0] * 8
     new[-1] = (new[-1] + 1) % 97
@@ -42,9 +51,9 @@ def test_a_targets_own_greedy_text_falls_short_nowhere_and_another_token_does(ma
     assert short[-1] > 0 and not short[:-1].any()
 
 
-@pytest.mark.parametrize("make", TARGETS)
-def test_a_token_that_was_held_back_is_nobodys_favourite(make):
-    target = make(tiny())
+@targets
+def test_a_token_that_was_held_back_is_nobodys_favourite(target):
+    target = target(tiny())
     free = generate(target, PROMPT, max_new_tokens=8).ids
     target.eos = (free[3],)
     new = generate(target, PROMPT, max_new_tokens=8, min_new_tokens=8).ids
@@ -53,13 +62,20 @@ def test_a_token_that_was_held_back_is_nobodys_favourite(make):
     assert shortfall(target, PROMPT, new)[3] > 0
 
 
-@pytest.mark.parametrize("make", TARGETS)
-def test_one_forward_along_a_text_says_what_steps_say_one_by_one(make):
-    target, network = make(tiny()), tiny()
+@targets
+def test_one_forward_along_a_text_says_what_steps_say_one_by_one(target):
+    target, network = target(tiny()), tiny()
     with torch.no_grad():
         whole = network(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(logits_along(target, PROMPT, 3), whole[-3:], atol=1e-5, rtol=0)
     torch.testing.assert_close(logits_along(target, PROMPT[:3], 1)[0], whole[2], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("one, other, same", [
+    ([], [1], 0), ([1, 2, 3], [1, 2, 3], 3), ([1, 2], [1, 2, 3], 2), ([1, 9, 3], [1, 2, 3], 1), ("aba", "bba", 0),
+])  # fmt: skip
+def test_texts_agree_up_to_the_first_difference(one, other, same):
+    assert agreed(one, other) == agreed(other, one) == same
 
 
 def test_an_audit_names_the_first_difference_and_the_rivals_margin():

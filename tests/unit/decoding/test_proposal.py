@@ -69,6 +69,14 @@ def test_scratch_sees_what_it_declares_and_nothing_sees_scratch():
     assert block.wanted == 5
 
 
+def test_scratch_sees_the_nodes_that_its_own_became_and_none_that_were_cut():
+    tree = Tree.of(Proposal([7, 7, 8, 9], [-1, -1, 1, 2]), limit=2)  # the second 7 is the first, 9 is too deep
+    scratch = Scratch([1, 2], [3, 3], [[False, False]] * 2, sees_tree=[[1, 2], [3]])
+    block = make_block([6], tree, scratch, cache_of(0))
+    assert block.tokens == [6, 7, 8, 1, 2] and tree.is_chain
+    assert block.mask[3:].int().tolist() == [[1, 1, 1, 1, 0], [1, 0, 0, 0, 1]]
+
+
 def test_a_chain_needs_no_mask():
     assert make_block([9], Tree.of(Proposal.chain([1, 2, 3]), 3), None, cache_of(2)).mask is None
 

@@ -1,7 +1,7 @@
 """What is timed does the work that it stands for. No time is asserted."""
 
 import torch
-from support.drafts import decoder_target
+from support.targets import decoder_target
 
 from lessons_lib.decoding import timing
 from lessons_lib.decoding.generate import generate

@@ -1,13 +1,9 @@
 """The figures of lesson 06: heights, points, spans and their writers are those of the rows."""
 
-import matplotlib
 import pytest
+from matplotlib.colors import to_rgb
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.colors import to_rgb  # noqa: E402
-
-from lessons_lib.figures.assisted import (  # noqa: E402
+from lessons_lib.figures.assisted import (
     WRITERS,
     apart,
     placed,
@@ -20,12 +16,6 @@ from lessons_lib.figures.assisted import (  # noqa: E402
 
 ROWS = [{"gamma": 1, "predicted": 1}]
 PIECES = [("I say ", "own"), ("what it", "accepted"), (" no\n", "rejected"), (" said", "own")]
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
 
 
 def test_accepted_and_owed_parts_stack_to_p():
@@ -52,7 +42,6 @@ def test_needed_acceptance_is_drawn_against_speed_and_what_cannot_pay_is_left_ou
     assert list(here.get_xdata()) == [4] and list(here.get_ydata()) == [0.4] and not len(nowhere.get_xdata())
     assert (*point.get_xdata(), *point.get_ydata()) == (10, 0.7) and ax.texts[0].get_text() == "ours"
     assert list(rule.get_xdata()) == [3, 3]
-    assert len(plot_pays(curves, rule=None).get_lines()) == 2
 
 
 def test_labels_of_equal_points_stand_apart_and_others_where_they_belong():
@@ -67,7 +56,8 @@ def test_the_curve_of_a_training_is_its_share_of_right_guesses():
 def test_each_span_has_its_writers_colour_and_rejected_ones_are_struck_out():
     _, ax = plot_length_and_text(ROWS, 1, PIECES, columns=40).axes
     assert [text.get_text() for text in ax.texts] == ["I say ", "what it", " no↵", " said"]
-    assert [patch.get_facecolor()[:3] for patch in ax.patches] == [pytest.approx(to_rgb(WRITERS[w])) for _, w in PIECES]
+    shades = [pytest.approx(to_rgb(WRITERS[who].shade)) for _, who in PIECES]
+    assert [patch.get_facecolor()[:3] for patch in ax.patches] == shades
     under, struck = ax.get_lines()
     assert list(under.get_xdata()) == [6, 13] and under.get_ydata()[0] > 0.9
     assert list(struck.get_xdata()) == [13, 17] and struck.get_ydata()[0] == 0.5

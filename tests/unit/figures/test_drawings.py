@@ -2,16 +2,14 @@
 
 import io
 
-import matplotlib
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-matplotlib.use("Agg")
-from lessons_lib.figures import drawings  # noqa: E402
-from lessons_lib.figures.drawings.shapes import UNITS, canvas, tint  # noqa: E402
-from lessons_lib.figures.output import png  # noqa: E402
-from lessons_lib.figures.style import WIDTH  # noqa: E402
+from lessons_lib.figures import drawings
+from lessons_lib.figures.drawings.shapes import UNITS, canvas
+from lessons_lib.figures.output import png
+from lessons_lib.figures.style import WIDTH, tint
 
 NAMES = sorted(drawings.GALLERY)
 

@@ -1,12 +1,9 @@
 """Lesson 08's figures: what became of each guess, the loop's own mask, and the line that must be exceeded."""
 
-import matplotlib
 import pytest
+from matplotlib.colors import to_hex
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-from lessons_lib.figures.lookahead import (  # noqa: E402
+from lessons_lib.figures.lookahead import (
     LUCKY,
     SETTLED,
     WRONG,
@@ -18,15 +15,9 @@ from lessons_lib.figures.lookahead import (  # noqa: E402
     plot_trajectory,
     trajectory_states,
 )
-from lessons_lib.figures.style import COLORS  # noqa: E402
+from lessons_lib.figures.style import COLORS
 
 ROUNDS = [[5, 5, 4, 5], [0, 2, 2, 2], [0, 1, 0, 6], [0, 1, 4, 6]]
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
 
 
 def test_a_token_is_settled_only_if_all_before_it_are_right():
@@ -97,7 +88,7 @@ def test_the_payoff_line_is_the_width_curve():
     for w, v in zip(line.get_xdata(), line.get_ydata(), strict=True):
         assert v == pytest.approx(1 + (w - 1) / 10 if w <= 11 else 2 + (w - 11) / 20)
     assert [c.get_offsets().tolist() for c in ax.collections] == [[[8, 1.1]], [[25.5, 1.6]]]
-    assert matplotlib.colors.to_hex(ax.collections[1].get_facecolor()[0]).upper() == COLORS["lookahead"].upper()
+    assert to_hex(ax.collections[1].get_facecolor()[0]).upper() == COLORS["lookahead"].upper()
     assert [text.get_text() for text in ax.texts] == ["n=8", "5/4/5"]
 
 

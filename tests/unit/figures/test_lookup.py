@@ -1,23 +1,14 @@
 """The figures of lesson 07: every character has its place and its producer, every bar its count."""
 
-import matplotlib
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from matplotlib.colors import to_rgb  # noqa: E402
-
-from lessons_lib.figures.lookup import PRODUCERS, lay_out, plot_guesses, plot_lookup, plot_spans  # noqa: E402
+from lessons_lib.figures.lookup import PRODUCERS, plot_guesses, plot_lookup, plot_spans
+from lessons_lib.figures.spans import lay_out
 
 PIECES = st.lists(st.tuples(st.text("ab \n", min_size=1), st.sampled_from(list(PRODUCERS))))
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
 
 
 def test_pieces_are_broken_at_line_ends_behind_spaces_and_only_then_within_a_word():
@@ -41,7 +32,7 @@ def test_each_span_has_its_producers_colour_and_copies_are_underlined():
     ax = plot_spans([("I say ", "model"), ("what you said", "prompt"), (" $x$", "answer")], columns=30)
     assert [text.get_text() for text in ax.texts] == ["I say ", "what you said", " $x$"]
     assert [patch.get_facecolor()[:3] for patch in ax.patches] == [
-        pytest.approx(to_rgb(PRODUCERS[who])) for who in ("model", "prompt", "answer")
+        pytest.approx(to_rgb(PRODUCERS[who].shade)) for who in ("model", "prompt", "answer")
     ]
     assert [list(line.get_xdata()) for line in ax.get_lines()] == [[6, 19], [19, 23]]
 

@@ -4,25 +4,21 @@ import base64
 import io
 
 import IPython.display
-import matplotlib
+import matplotlib.pyplot as plt
 import nbclient
 import nbformat
 import pytest
 from PIL import Image
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-from lessons_lib import figures  # noqa: E402
-from lessons_lib.figures import drawings, output  # noqa: E402
+from lessons_lib import figures
+from lessons_lib.figures import drawings, output
 
 
 @pytest.fixture
 def shown(monkeypatch):
     calls = []
     monkeypatch.setattr(IPython.display, "display", lambda data, metadata, raw: calls.append((data, metadata)))
-    yield calls
-    plt.close("all")
+    return calls
 
 
 def test_in_batch_a_figure_is_a_png_with_its_alt_text_beside_it(shown, monkeypatch):

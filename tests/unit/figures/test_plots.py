@@ -3,22 +3,12 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import matplotlib
 import pytest
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-from lessons_lib import figures  # noqa: E402
-from lessons_lib.figures.latency import _crossing  # noqa: E402
-from lessons_lib.figures.rows import spread  # noqa: E402
-from lessons_lib.figures.style import COLORS, color  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
+from lessons_lib import figures
+from lessons_lib.figures.latency import plot_break_even
+from lessons_lib.figures.rows import spread
+from lessons_lib.figures.style import COLORS, color
 
 
 def line(ax, label):
@@ -120,21 +110,18 @@ def test_a_width_curve_is_relative_to_one_row():
 
 
 def test_parts_are_stacked_and_their_sum_is_written_at_the_end():
-    rows = [
-        {"method": "eager", "parts": {"matrix products": 30.0, "attention": 6.0, "the rest": 0.5}},
-        {"method": "frozen", "parts": {"matrix products": 9.0, "attention": 1.0, "the rest": 0.2}},
-    ]
-    ax = figures.plot_step_parts(rows)
+    bars = {
+        "eager": {"matrix products": 30.0, "attention": 6.0, "the rest": 0.5},
+        "frozen": {"matrix products": 9.0, "attention": 1.0, "the rest": 0.2},
+    }
+    ax = figures.plot_parts(bars, "ms per decode step")
     assert bars_of(ax) == pytest.approx([0, 30, 30, 6, 36, 0.5, 0, 9, 9, 1, 10, 0.2])
     assert "36.5" in notes(ax) and "10.2" in notes(ax) and "0.5" not in notes(ax)  # too thin for its number
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == list(bars)
     assert legend(ax) == ["matrix products", "attention", "the rest"]
     assert ax.get_xlabel() == "ms per decode step"
-
-
-def test_latency_is_labelled_by_the_lengths():
-    ax = figures.plot_latency_parts([{"prompt": 512, "output": 128, "prefill": 0.5, "decode": 5.0}])
-    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["512 in, 128 out"]
-    assert legend(ax) == ["prefill", "decode"] and "seconds" in ax.get_xlabel()
+    with pytest.raises(ValueError, match="at least one bar"):
+        figures.plot_parts({}, "ms")
 
 
 def test_a_timeline_begins_each_gap_where_the_last_token_arrived():
@@ -144,41 +131,23 @@ def test_a_timeline_begins_each_gap_where_the_last_token_arrived():
 
 @pytest.mark.parametrize(
     "startup, per_token, at",
-    [(40.0, 0.03, 4000), (40.0, 0.05, None), (0.0, 0.03, None), (40.0, 0.04, None)],
+    [(40.0, 0.03, 4000), (40.0, 0.05, None), (0.0, 0.03, None), (40.0, 0.04, None), (60.0, 0.03, None)],
 )
 def test_break_even_is_where_the_lines_meet_and_nowhere_else(startup, per_token, at):
     first = {"method": "eager", "startup": 0.0, "per_token": 0.04}
     other = {"method": "compiled", "startup": startup, "per_token": per_token}
-    meets = _crossing(first, other)
-    assert meets == (at and pytest.approx(at))
-    ax = figures.plot_break_even([first, other], 5000)
-    assert any("tokens" in note for note in notes(ax)) == (at is not None)
+    ax = plot_break_even([first, other], 5000)
+    assert notes(ax) == ([f"{at:,} tokens"] if at else [])
     assert line(ax, "compiled").get_ydata()[1] == startup + 5000 * per_token
 
 
 def test_numbers_of_neighbouring_crossings_stand_on_opposite_sides():
     known = (("eager", 0, 0.04), ("compiled", 60, 0.01), ("frozen", 70, 0.01))
     rows = [{"method": name, "startup": startup, "per_token": per_token} for name, startup, per_token in known]
-    ax = figures.plot_break_even(rows, 5000)
+    ax = plot_break_even(rows, 5000)
     assert [note.get_ha() for note in ax.texts if "tokens" in note.get_text()] == ["right", "left"]
 
 
-def test_cache_cost_starts_at_the_position_it_is_told():
-    ax = figures.plot_cache_cost({"no-cache": [1.0, 2.0], "cache": [1.0, 1.0]}, {"cache": [0.9, 0.9]}, start=32)
-    assert list(line(ax, "no-cache").get_xdata()) == [32, 33]
-    assert sum(drawn.get_linestyle() == "--" for drawn in ax.get_lines()) == 1
-    assert ax.get_ylabel() == "time per token [ms]"
-
-
-def test_cache_memory_is_in_gib_and_draws_the_limit():
+def test_cache_memory_is_in_gib():
     rows = [{"model": "Llama-2-7B", "tokens": t, "bytes": t * 524_288} for t in (2048, 4096)]
-    ax = figures.plot_cache_memory(rows, memory=8 * 2**30)
-    assert list(line(ax, "Llama-2-7B").get_ydata()) == [1, 2]
-    assert "8 GiB" in notes(ax)
-
-
-def test_a_mask_puts_a_dot_where_looking_is_allowed():
-    ax = figures.show_mask([[1, 0], [1, 1], [0, 1]], ["a", "b", "c"], ["k1", "k2"])
-    dots = ax.collections[0].get_offsets().tolist()  # (column, row)
-    assert dots == [[0, 0], [0, 1], [1, 1], [1, 2]]
-    assert ax.images[0].get_array().tolist() == [[1, 0], [1, 1], [0, 1]]
+    assert list(line(figures.plot_cache_memory(rows), "Llama-2-7B").get_ydata()) == [1, 2]

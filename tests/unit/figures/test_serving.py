@@ -1,12 +1,8 @@
 """The figures of lesson 05: cells, lines and fills are those of the logs and rows."""
 
-import matplotlib
 import pytest
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-from lessons_lib.figures.serving import (  # noqa: E402
+from lessons_lib.figures.serving import (
     plot_gains,
     plot_load,
     plot_memory,
@@ -17,18 +13,12 @@ from lessons_lib.figures.serving import (  # noqa: E402
     plot_timeline_of_slots,
     slot_cells,
 )
-from lessons_lib.serving.cost_model import Linear  # noqa: E402
-from lessons_lib.serving.policies import Continuous, Static  # noqa: E402
-from lessons_lib.serving.pool import CountingPool  # noqa: E402
-from lessons_lib.serving.request import Request  # noqa: E402
-from lessons_lib.serving.scheduler import Scheduler  # noqa: E402
-from lessons_lib.serving.simulator import simulate  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
+from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.policies import Continuous, Static
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request
+from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.simulator import simulate
 
 
 def run(policy, outputs=(3, 6, 2, 5), slots=4, blocks=100, block_size=1, **rest):

@@ -38,11 +38,6 @@ def test_holds_is_judged_by_the_value_and_not_by_the_interval():
     assert (row.value, row.low, row.high, row.holds) == (2.1, 1.5, 2.6, True)
 
 
-def test_pairs_become_the_median_ratio_with_its_interval():
-    row = make_row("x/y", [(2.0, 1.0), (6.0, 2.0), (8.0, 2.0)], ">= 2.9")
-    assert row.value == pytest.approx(3) and row.low == pytest.approx(2) and row.high == pytest.approx(4)
-
-
 def test_a_plain_number_has_no_interval_and_none_is_not_measured():
     assert (make_row("x", 5).value, make_row("x", 5).low) == (5.0, None)
     assert make_row("x", None, ">= 1").holds is None
@@ -105,7 +100,8 @@ def test_those_that_fall_short_are_listed_with_those_never_measured():
 
 
 def test_the_table_shows_value_interval_and_failure():
-    text = claims.markdown([make_row("low", [(1.0, 2.0)] * 3, ">= 1", "plain"), make_row("open", None, ">= 1")])
+    ratio = Ratio.of(Samples((1.0,) * 3), Samples((2.0,) * 3))
+    text = claims.markdown([make_row("low", ratio, ">= 1", "plain"), make_row("open", None, ">= 1")])
     assert "| low | 0.5 x | 0.5 to 0.5 | >= 1 | NO | plain |" in text and "not measured" in text
 
 

@@ -80,7 +80,7 @@ def test_a_burst_of_tokens_gives_gaps_of_zero_but_an_honest_tpot():
 def test_goodput_and_attainment_of_the_worked_example():
     runs = [Timeline(0.0, (ttft, ttft + tpot)) for ttft, tpot in GIVEN]
     assert attainment(runs, 0.5, 0.1) == 0.5
-    assert goodput(runs, 0.5, 0.1, span=2.0) == 1.0
+    assert goodput([*runs, Timeline(0.0, (1.0, 2.0))], 0.5, 0.1) == 2 / 2.0  # over the makespan, a late end included
 
 
 def test_failed_requests_miss_and_single_tokens_are_judged_by_their_first():
@@ -93,9 +93,10 @@ def test_capacity_is_the_highest_rate_that_serves_nine_in_ten():
     assert capacity({8: 0.5}) == 0
 
 
-def test_the_prompt_that_a_streamer_is_given_first_is_no_token():
+def test_the_prompt_that_a_streamer_is_given_first_is_no_token(monkeypatch):
     ticks = iter((0.0, 0.5, 0.6, 0.8, 1.0))
-    clock = TokenClock(now=lambda: next(ticks))
+    monkeypatch.setattr(timeline, "perf_counter", lambda: next(ticks))
+    clock = TokenClock()
     for value in ("prompt", "a", "b", "c", "d"):
         clock.put(value)
     assert clock.timeline() == FOUR

@@ -84,7 +84,7 @@ def test_static_buffers_give_the_same_logits(tiny_model):
     c = decoder.config
     cache = StaticCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=12)
     logits_of(decoder, TOKENS[:5], segment(decoder, range(5), cache))
-    slots = Slots(cache.keys, cache.values, cache.slots(3, 4))
+    slots = Slots(cache.keys, cache.values, cache.slots(4))
     padded = torch.cat([TOKENS[5:], torch.tensor([0])])
     given = Segment(torch.tensor([5, 6, 7, 0]), slots, cache.mask(None, 3, 4))
     found = logits_of(decoder, padded, given, kernels=FUSED)[:3]

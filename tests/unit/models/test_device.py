@@ -3,7 +3,7 @@ import contextlib
 import pytest
 import torch
 
-from lessons_lib.models import dtype_name, pick_device, pick_dtype
+from lessons_lib.models.device import dtype_name, pick, pick_device, pick_dtype
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr("platform.machine", lambda: kind)
-        monkeypatch.setattr("lessons_lib.measure.machine._linux_cpu_flags", lambda: flags)
+        monkeypatch.setattr("lessons_lib.measure.machine._cpuinfo", lambda: flags)
 
     return having
 
@@ -62,6 +62,11 @@ def test_a_device_that_is_absent_is_refused_with_those_present(machine, name):
 def test_auto_takes_bf16_only_where_the_device_computes_in_it(machine, device, has, expected):
     machine(**has)
     assert pick_dtype("auto", device) == expected
+
+
+def test_a_lesson_is_told_the_device_and_the_formats_name(machine):
+    machine(cuda=1, gpu_bf16=False)
+    assert pick("auto", "auto") == ("cuda", "fp16") and pick("cpu", "float32") == ("cpu", "fp32")
 
 
 def test_short_names_torch_names_and_dtypes_mean_the_same():

@@ -7,10 +7,12 @@ from support.oracle import exact
 
 from lessons_lib.measure.roofline import bytes_decode
 from lessons_lib.models import LanguageModel, ModelUnavailable, load, registry, tiny
+from lessons_lib.models.checkpoint import fused_weights, their_names
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, decoder_of, own_weights, start_from
 from lessons_lib.models.eight_bit import FEW, EightBit, round_rows
-from lessons_lib.models.stored_draft import CARD, WEIGHTS, load_draft, restored, save_draft, their_names
+from lessons_lib.models.kernels import Kernels
+from lessons_lib.models.stored_draft import CARD, WEIGHTS, load_draft, restored, save_draft
 from lessons_lib.training.distill import read
 
 KEPT = torch.tensor([0, 3, 4, 17, 42, 61, 80, 96])
@@ -110,8 +112,6 @@ def test_nothing_of_the_target_is_stored_and_its_embedding_is_shared(network, dr
 
 
 def test_their_names_are_the_inverse_of_ours(network):
-    from lessons_lib.models.checkpoint import fused_weights
-
     decoder = Decoder.from_transformers(network)
     state = network.state_dict()
     back = their_names(fused_weights(state, decoder.config), decoder.config)
@@ -148,6 +148,10 @@ def test_in_bf16_on_a_cpu_a_draft_decodes_in_8_bits(network, draft, tmp_path):
     assert isinstance(small.kernels.multiply, EightBit)
     one = small.logits(torch.ones(1, 32).bfloat16())
     assert torch.allclose(one[0, KEPT], small.logits(torch.ones(9, 32).bfloat16())[0, KEPT], atol=0.2)
+    multiply, products = small.kernels.multiply, []
+    small.kernels = Kernels(multiply=lambda x, weight: products.append(weight) or multiply(x, weight))
+    logits_of(small)
+    assert len(products) == 4 * small.config.layers + 1  # all of every layer, and the head
 
 
 def test_transformers_drafts_with_it_and_the_text_stays_the_targets(loaded, network):

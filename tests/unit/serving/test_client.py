@@ -13,7 +13,7 @@ import pytest
 from lessons_lib.serving.client import replay, spread
 from lessons_lib.serving.metrics import latency
 from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.stream import Server, Usage, tokens
+from lessons_lib.serving.stream import Counted, Server, tokens
 
 GAP = 0.01
 RELEASE = threading.Event()
@@ -117,7 +117,7 @@ def test_every_token_is_timed_and_the_metrics_are_those_of_the_engine(fake):
 
 
 def test_a_token_is_read_before_the_next_one_is_sent(fake):
-    stream = tokens(Server(fake.url, "m"), "gate", 4, Usage())
+    stream = tokens(Server(fake.url, "m"), "gate", 4, Counted())
     assert [next(stream), next(stream)] == ["a", "a"]  # the server goes on only when these are here
     RELEASE.set()
     assert list(stream) == ["a", "a"]

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.drafts import decoder_target
 from support.serving import TARGET, alone, together
+from support.targets import decoder_target
 
 from lessons_lib.caches.paged import PagedRows
 from lessons_lib.models import tiny
@@ -18,14 +18,12 @@ BLOCKS, SIZE = 60, 4
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
+def target(cold_compiler):
     """Compiled in float64 for three rows; every block that somebody may own holds NaN at first."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
-        spoil(made)
-        together(scheduler(), target=made)
-        yield made
+    made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
+    spoil(made)
+    together(scheduler(), target=made)
+    return made
 
 
 def scheduler(**settings) -> Scheduler:

@@ -45,7 +45,7 @@ class Checked(Simulator):
         """free + used = pool, and every token that is cached or about to be owns room."""
         pool, requests = self.scheduler.pool, [*self.scheduler.running, *self.scheduler.held]
         if isinstance(pool, CountingPool):
-            owned = {request: pool.held[request] for request in requests}
+            owned = {request: pool.owned[request] for request in requests}
             assert pool.free_blocks + sum(owned.values()) == pool.num_blocks
         else:
             owned = {request: len(pool.tables[request].blocks) for request in requests}

@@ -2,6 +2,7 @@
 
 import math
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -28,26 +29,22 @@ def waits(rate, service, seed=1):
     return [r.admitted - r.arrival for r in late], sorted(r.finished - r.arrival for r in late)
 
 
-def mean(values):
-    return sum(values) / len(values)
-
-
 def test_exponential_service_at_half_load_waits_as_long_as_it_serves():
     queued, inside = waits(0.5, lambda rng: rng.expovariate(1))
-    assert mean(queued) == pytest.approx(1, rel=0.05) and mean(inside) == pytest.approx(2, rel=0.03)
+    assert fmean(queued) == pytest.approx(1, rel=0.05) and fmean(inside) == pytest.approx(2, rel=0.03)
     assert inside[int(0.95 * len(inside))] == pytest.approx(-2 * math.log(0.05), rel=0.04)  # 5.99
 
 
 def test_fixed_service_at_80_percent_load_waits_half_as_long_as_exponential():
     fixed, _ = waits(0.8, lambda rng: 1.0)
     exponential, _ = waits(0.8, lambda rng: rng.expovariate(1))
-    assert mean(fixed) == pytest.approx(2, rel=0.08) and mean(exponential) == pytest.approx(4, rel=0.12)
+    assert fmean(fixed) == pytest.approx(2, rel=0.08) and fmean(exponential) == pytest.approx(4, rel=0.12)
 
 
 def test_waiting_grows_with_the_variance_of_service():
     """M/G/1: W_q = lambda E[s^2] / (2 (1 - rho)), services .5 or 1.5."""
     queued, _ = waits(0.8, lambda rng: rng.choice((0.5, 1.5)))
-    assert mean(queued) == pytest.approx(0.8 * 1.25 / (2 * 0.2), rel=0.08)
+    assert fmean(queued) == pytest.approx(0.8 * 1.25 / (2 * 0.2), rel=0.08)
 
 
 @pytest.mark.parametrize("policy, inside", [(Continuous(), 19), (Static(), 34)])
@@ -68,7 +65,7 @@ def test_littles_law_holds_under_poisson_arrivals_and_batching():
     log = simulate(made, Scheduler(CountingPool(60), 4), Linear(step=0.2, prefill_token=0.01))
     inside = [r.finished - r.arrival for r in log.requests]
     span = max(r.finished for r in log.requests) - made[0].arrival
-    assert in_system(log.requests) == pytest.approx(len(made) / span * mean(inside))
+    assert in_system(log.requests) == pytest.approx(len(made) / span * fmean(inside))
 
 
 def test_beyond_capacity_the_queue_grows_with_what_cannot_be_served():

@@ -6,7 +6,7 @@ from lessons_lib.serving.request import Request
 
 
 def test_all_but_the_newest_token_are_cached():
-    request = Request(0, 0, 5, 4)
+    request = Request(0, 0, 5, 4, ids=[4, 4, 4, 4, 4])
     assert request.lacking == 5 and request.prefilling
     request.commit(3, [], 1.0)
     assert request.computed == 3 and request.lacking == 2 and request.prefilling
@@ -17,6 +17,7 @@ def test_all_but_the_newest_token_are_cached():
     assert not request.done
     request.commit(1, [1], 4.0)
     assert request.done and request.computed == 8  # P + n - 1
+    assert request.ids[5:] == [7, 8, 9, 1]
 
 
 def test_a_prompt_of_one_token_is_a_prompt_nonetheless():

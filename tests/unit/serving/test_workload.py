@@ -1,6 +1,7 @@
 """Lengths, arrivals, workloads, chats and trace files."""
 
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -14,21 +15,17 @@ def draws(lengths, count=20_000):
     return [lengths.draw(rng) for _ in range(count)]
 
 
-def mean(values):
-    return sum(values) / len(values)
-
-
 @pytest.mark.parametrize("longest, expected", [(32, 15.3), (128, 53.5), (512, 118.4), (1536, 128.0)])
 def test_drawing_again_above_the_cap_lowers_the_mean(longest, expected):
     """The means of the continuous-batching study."""
     lengths = Exponential(128, longest, reject=True)
     assert lengths.expected == pytest.approx(expected, abs=0.06)
-    assert mean(draws(lengths)) == pytest.approx(expected, rel=0.03)
+    assert fmean(draws(lengths)) == pytest.approx(expected, rel=0.03)
 
 
 def test_a_capped_exponential_piles_up_at_the_cap():
     seen = draws(Exponential(48, 192))
-    assert mean(seen) == pytest.approx(Exponential(48, 192).expected, rel=0.03) and max(seen) == 192
+    assert fmean(seen) == pytest.approx(Exponential(48, 192).expected, rel=0.03) and max(seen) == 192
     assert seen.count(192) / len(seen) == pytest.approx(0.0183, abs=0.004)  # e^-4
     assert min(draws(Exponential(0.01, 4))) == 1
 

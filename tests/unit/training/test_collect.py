@@ -100,8 +100,11 @@ def test_a_shard_gives_its_texts_back(texts, tmp_path):
         assert torch.equal(text.hidden, back.hidden)
 
 
-def test_every_fourth_text_is_drawn(model):
-    assert [text.temperature for text in collect.plan(model.tokenizer, PROMPTS, 4)] == [0, 0, 0, 0.8, 0, 0, 0]
+def test_every_prompt_is_planned_under_the_template_and_every_fourth_to_be_drawn(model):
+    planned = list(collect.plan(model.target(), PROMPTS, 4))
+    assert [text.temperature for text in planned] == [0, 0, 0, 0.8, 0, 0, 0]
+    assert [len(text.ids) for text in planned] == [text.prompt_length for text in planned]
+    assert [text.prompt_length for text in planned] == [1 + len(prompt.text) for prompt in PROMPTS]
 
 
 def test_a_folder_without_texts_says_what_to_do(tmp_path):

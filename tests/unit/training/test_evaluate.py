@@ -73,6 +73,7 @@ def test_guesses_token_by_token_are_those_of_one_reading(target):
 
 def test_kinds_of_the_bar_are_averaged_each_counting_the_same(target, monkeypatch):
     guessed = {"chat/1": [True] * 4, "chat/2": [False], "math/3": [True, False], "rewrite/4": [False] * 3}
+    guessed["summarization/5"] = [True] * 3
     monkeypatch.setattr(evaluate, "right", lambda draft, text: guessed[text.key])
     texts = [Text(key, [1] * 9, 2) for key in guessed] + [
         Text("math/9", [1] * 9, 2, 0.8),
@@ -81,7 +82,7 @@ def test_kinds_of_the_bar_are_averaged_each_counting_the_same(target, monkeypatc
     result = evaluate.evaluate(target, texts, gamma=4)
     assert result["kinds"]["chat"] == {"texts": 2, "tokens_per_forward": 2.5, "right": 0.8}  # 5 tokens in 2 forwards
     assert result["kinds"]["math"]["tokens_per_forward"] == 2 and result["kinds"]["rewrite"]["tokens_per_forward"] == 1
-    assert result["macro"] == (2.5 + 2) / 2 and result["by_gamma"][1] == (5 / 3 + 2) / 2
+    assert result["macro"] == (2.5 + 3 + 2) / 3 and result["by_gamma"][1] == pytest.approx((5 / 3 + 3 / 2 + 2) / 3)
 
 
 def test_of_nothing_there_is_no_mean():

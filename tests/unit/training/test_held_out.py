@@ -13,11 +13,11 @@ def test_up_to_twelve_of_a_kind_are_chosen_spread_over_those_that_fit():
         Prompt(7, "math", "x"),
         Prompt(10, "rewrite", "x"),
     ]
-    chosen = held_out.choose(prompts, lambda text: 320 if len(text) < 48 else 321)
+    chosen = held_out.choose(prompts, lambda prompt: 320 if len(prompt.text) < 48 else 321)
     assert [prompt.key for prompt in chosen] == [40 * i for i in range(12)]
     few = [Prompt(10, "qa", "a"), Prompt(20, "qa", "b"), Prompt(30, "chat", "c"), Prompt(40, "qa", "d")]
     tokens = {"a": 700, "b": 701, "c": 320, "d": 1}
-    assert [prompt.key for prompt in held_out.choose(few, tokens.get)] == [30, 10, 40]
+    assert [prompt.key for prompt in held_out.choose(few, lambda prompt: tokens[prompt.text])] == [30, 10, 40]
 
 
 def test_the_file_is_written_in_the_format_of_questions_with_sources(monkeypatch, tmp_path, capsys):
@@ -28,8 +28,9 @@ def test_the_file_is_written_in_the_format_of_questions_with_sources(monkeypatch
     ]
     prompts, into = tmp_path / "prompts.jsonl", tmp_path / "held_out.jsonl"
     prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    words = SimpleNamespace(apply_chat_template=lambda turn, **options: turn[0]["content"].split())
-    monkeypatch.setattr(held_out, "load", lambda device: SimpleNamespace(tokenizer=words))
+    words = SimpleNamespace(apply_chat_template=lambda turn, **options: [0] * len(turn[0]["content"].split()))
+    target = SimpleNamespace(tokenizer=words, vocab_size=1)
+    monkeypatch.setattr(held_out, "load", lambda device: SimpleNamespace(target=lambda: target))
     assert held_out.main(["--prompts", str(prompts), "--into", str(into)]) == 0
     assert capsys.readouterr().out == f"2 prompts in {into}\n"
     found = questions(into)

@@ -1,13 +1,9 @@
 """Lesson 05's widget: what it runs, and what it says of each iteration."""
 
-import matplotlib
 import pytest
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-from lessons_lib.widgets import batching  # noqa: E402
-from lessons_lib.widgets.batching import (  # noqa: E402
+from lessons_lib.widgets import batching
+from lessons_lib.widgets.batching import (
     LOADS,
     POLICIES,
     SLOTS,
@@ -48,7 +44,6 @@ def test_the_words_count_what_the_chart_shows():
     figure = draw_batching(2, "at once", "exponential", "static", step)
     assert [patch.get_hatch() for patch in figure.axes[0].patches].count("xxxx") == 1
     assert figure.axes[0].get_title().startswith(f"static: {len(log.iterations)} iterations, ")
-    plt.close(figure)
 
 
 def test_a_step_behind_the_end_shows_the_end():
@@ -56,11 +51,7 @@ def test_a_step_behind_the_end_shows_the_end():
     assert "iteration 16:" in said and "16 of 16 finished" in said
 
 
-def test_a_batch_run_shows_static_and_continuous_and_no_widget(monkeypatch):
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "1")
-    shown = []
-    monkeypatch.setattr("lessons_lib.widgets.controls.display", lambda figure, alt: shown.append(alt))
+def test_a_batch_run_shows_static_and_continuous_and_no_widget(shown):
     batching.show_batching()
     assert [said.split()[0] for said in shown] == ["static", "continuous"]
     assert all("iteration 24:" in said for said in shown)
-    plt.close("all")

@@ -1,14 +1,12 @@
 """The widget shell: settings reach the drawing, alt texts follow, batch runs see a still figure."""
 
 import IPython.display
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-from lessons_lib.figures import axes  # noqa: E402
-from lessons_lib.widgets import Slider, controls, show  # noqa: E402
+from lessons_lib.figures import axes
+from lessons_lib.widgets import controls
+from lessons_lib.widgets.controls import Slider, show
 
 CONTROLS = {
     "n": Slider("length", (16, 1024), 16, "tokens"),
@@ -80,7 +78,7 @@ def test_sliders_show_units_and_wait_for_the_key_to_be_released():
 
 def test_redrawing_leaves_no_open_figures():
     before = plt.get_fignums()
-    length, *_ = controls.live(CONTROLS, Recorder(), "the same words").children
+    length, *_ = controls.live(CONTROLS, Recorder(), describe).children
     length.value = 1024
     assert plt.get_fignums() == before
 

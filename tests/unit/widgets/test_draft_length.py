@@ -1,15 +1,11 @@
 """Lesson 06's widget: what it counts, and who it says wrote each token."""
 
-import matplotlib
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from lessons_lib.measure.speculation import expected_tokens  # noqa: E402
-from lessons_lib.widgets.draft_length import (  # noqa: E402
+from lessons_lib.measure.speculation import expected_tokens
+from lessons_lib.widgets.draft_length import (
     GAMMAS,
     Drafted,
     describe_draft_length,
@@ -55,7 +51,6 @@ def test_the_sliders_reach_the_figure_and_its_words():
     above, below = figure.axes
     assert [text.get_text() for text in below.texts] == ["a", "bc", "i", "d", "e", "f"]
     assert above.get_title() == "code: 80% of the guesses right"
-    plt.close(figure)
     said = describe_draft_length({"code": TEXT}, 0.1, None, DECODE, "code", 4)
     assert "of 6 tokens 3 were drafted and accepted, 3 are the target's own, 1 guesses were rejected" in said
     assert "measured" not in said
@@ -63,13 +58,9 @@ def test_the_sliders_reach_the_figure_and_its_words():
     assert "measured 1.40" in describe_draft_length({"code": timed}, 0.1, None, DECODE, "code", 4)
 
 
-def test_the_widget_shows_one_figure_in_a_batch_run(monkeypatch):
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "1")
-    shown = []
-    monkeypatch.setattr("lessons_lib.widgets.controls.display", lambda figure, alt: shown.append(alt))
+def test_the_widget_shows_one_figure_in_a_batch_run(shown):
     show_draft_length({"chat": TEXT, "code": TEXT}, 0.1, {1: 1.0, 5: 1.5}, DECODE, gamma=9)
     assert len(shown) == 1 and "The chat text, 8 tokens drafted per step" in shown[0]
-    plt.close("all")
 
 
 def test_a_guess_for_every_later_token_is_needed():

@@ -1,25 +1,15 @@
 """The widgets' numbers: sums over the predictions of single steps, and bytes by hand."""
 
-import matplotlib
 import pytest
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-from lessons_lib.measure.hardware import Hardware  # noqa: E402
-from lessons_lib.measure.roofline import predict_decode_step, predict_prefill  # noqa: E402
-from lessons_lib.measure.shape import SHAPES  # noqa: E402
-from lessons_lib.widgets import kv_cache, latency, show_kv_cache, show_latency  # noqa: E402
+from lessons_lib.measure.hardware import Hardware
+from lessons_lib.measure.roofline import predict_decode_step, predict_prefill
+from lessons_lib.measure.shape import SHAPES
+from lessons_lib.widgets import kv_cache, latency
 
 SMOL = SHAPES["smollm2-135m"]
 MACHINE = Hardware("cpu", "test", 2, 33e9, 32e9, {"bf16": 20e9}, {"bf16": 200e9}, 0.0)
 GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
 
 
 def test_latency_is_the_prefill_and_one_step_for_every_further_token():
@@ -65,8 +55,7 @@ def test_a_context_beyond_the_models_own_is_cut_to_it():
     assert max(bar.get_x() + bar.get_width() for bar in ax.patches) < 16 < ax.get_xlim()[1]
 
 
-@pytest.mark.parametrize("widget", [lambda: show_latency(SMOL, MACHINE, "bf16"), show_kv_cache])
-def test_the_widgets_show_in_batch(widget, monkeypatch, capsys):
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "1")
-    widget()
-    assert capsys.readouterr().out.strip()  # outside of a notebook: the alt text
+def test_the_widgets_show_one_figure_in_a_batch_run(shown):
+    latency.show_latency(SMOL, MACHINE, "bf16")
+    kv_cache.show_kv_cache()
+    assert len(shown) == 2 and "512 tokens in, 128 out" in shown[0] and "8 requests of 2,048 tokens" in shown[1]

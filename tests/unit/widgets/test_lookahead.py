@@ -1,6 +1,5 @@
 """Lesson 08's widget: the step's size and its price, in numbers and in words."""
 
-import matplotlib.pyplot as plt
 import pytest
 
 from lessons_lib.widgets.lookahead import describe_lookahead, draw_lookahead, headline, show_lookahead, tokens_fed
@@ -20,12 +19,8 @@ def test_the_figure_is_the_mask_of_the_chosen_step():
     ax = draw_lookahead(None, 3, 3, 1)
     assert ax.images[0].get_array().shape == (8, 8) and "8 tokens fed" in ax.get_title()
     assert "W=3, N=3, G=1" in describe_lookahead(None, 3, 3, 1)
-    plt.close(ax.figure)
 
 
-def test_the_widget_shows_one_figure_in_a_batch_run(monkeypatch):
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "1")
-    shown = []
-    monkeypatch.setattr("lessons_lib.widgets.controls.display", lambda figure, alt: shown.append(alt))
+def test_the_widget_shows_one_figure_in_a_batch_run(shown):
     show_lookahead({1: 1.0, 31: 4.0})
     assert len(shown) == 1 and "21 tokens fed" in shown[0] and "pays above 3.00" in shown[0]

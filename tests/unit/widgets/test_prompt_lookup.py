@@ -1,14 +1,9 @@
 """Lesson 07's widget: its bars are the counts of a replay."""
 
-import matplotlib
 import pytest
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-from lessons_lib.decoding.replay import Recording  # noqa: E402
-from lessons_lib.widgets import show_prompt_lookup  # noqa: E402
-from lessons_lib.widgets.prompt_lookup import counts, describe_prompt_lookup, draw_prompt_lookup  # noqa: E402
+from lessons_lib.decoding.replay import Recording
+from lessons_lib.widgets.prompt_lookup import counts, describe_prompt_lookup, draw_prompt_lookup, show_prompt_lookup
 
 COPY, FRESH = Recording([1, 2, 3, 4], [1, 2, 3, 4, 1]), Recording([1], [2, 3, 4])
 V = {1: 1.0, 4: 2.0}
@@ -28,15 +23,11 @@ def test_several_recordings_of_a_kind_are_one_sum():
 def test_the_sliders_reach_the_figure_and_its_words():
     ax = draw_prompt_lookup({"copy": [COPY]}, V, 2, 1, "transformers")
     assert ax.patches[0].get_width() == pytest.approx(4 / 2)  # 1 + 1 and 1 + 1 tokens
-    plt.close(ax.figure)
     said = describe_prompt_lookup({"copy": [COPY]}, V, 2, 1, "transformers")
     assert "up to 2 tokens, 1 guesses, rule transformers" in said and "copy 2.00 and" in said
 
 
-def test_the_widget_shows_one_figure_in_a_batch_run(monkeypatch):
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "1")
-    shown = []
-    monkeypatch.setattr("lessons_lib.widgets.controls.display", lambda figure, alt: shown.append(alt))
+def test_the_widget_shows_one_figure_in_a_batch_run(shown):
     show_prompt_lookup({"copy": [COPY]}, V)
     assert len(shown) == 1 and "up to 3 tokens, 10 guesses" in shown[0]
 

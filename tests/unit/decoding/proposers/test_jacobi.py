@@ -4,14 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.targets import decoder_target, targets
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import Jacobi, generate
 from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.jacobi import FILLS, iterates
-from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder
 
 MAP = choosing(lambda prefix: (3 * prefix[-1] + 1) % 7, 7)  # 2 is followed by 0, 1, 4, 6, 5, 2
 
@@ -66,7 +65,7 @@ def test_blocks_solved_one_after_another_are_the_greedy_text():
     assert text[1:] == continued(MAP, [2], 12)
 
 
-@pytest.mark.parametrize("target", [TransformersTarget, lambda n: DecoderTarget(Decoder.from_transformers(n))])
+@targets
 def test_iterates_of_a_network_end_in_its_greedy_text(target):
     target = target(tiny(vocab_size=11))
     prompt = [5, 3, 3, 1]
@@ -118,14 +117,14 @@ def test_what_is_looked_up_goes_on_behind_the_predictions():
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("n", [2, 8, 16])
 def test_greedy_text_is_kept_for_every_length_and_filling(n, fill):
-    target = DecoderTarget(Decoder.from_transformers(tiny(vocab_size=11)), eos=(7,))
+    target = decoder_target(tiny(vocab_size=11), eos=(7,))
     plain = generate(target, [5, 3, 3, 1], max_new_tokens=40)
     out = generate(target, [5, 3, 3, 1], Jacobi(n, fill), max_new_tokens=40)
     assert out.ids == plain.ids and len(out.trace) <= len(plain.trace)
 
 
 def test_longer_guesses_take_no_more_forwards_on_average():
-    targets = [DecoderTarget(Decoder.from_transformers(tiny(vocab_size=7, seed=seed))) for seed in range(4)]
+    targets = [decoder_target(tiny(vocab_size=7, seed=seed)) for seed in range(4)]
     forwards = [
         sum(len(generate(target, [5, 3, 3, 1], Jacobi(n, "last"), max_new_tokens=40).trace) for target in targets)
         for n in (2, 4, 16)

@@ -1,10 +1,14 @@
-"""Lookahead: masks written by hand, every window token against a forward of its own, pool and slide by hand."""
+"""Lookahead: masks written by hand, every window token against a forward of its own, pool and slide by hand.
+
+Past 250 lines because two masks are written out, a row of the paper's figure a line.
+"""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.oracle import exact
+from support.targets import decoder_target, targets
 from support.toys import choosing, continued
 
 from lessons_lib import Greedy, Lookahead, generate
@@ -15,19 +19,10 @@ from lessons_lib.decoding.proposal import Scratch, Tree
 from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.lookahead import Pool, window_layout
 from lessons_lib.decoding.row import step
-from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder
 
 PROMPT = [5, 3, 3, 1, 7]
 MAP = choosing(lambda prefix: (3 * prefix[-1] + 1) % 7, 7)
-
-
-def decoder_target(network) -> DecoderTarget:
-    return DecoderTarget(Decoder.from_transformers(network))
-
-
-targets = pytest.mark.parametrize("target", [TransformersTarget, decoder_target], ids=["transformers", "decoder"])
 
 
 def block_of(proposer, ids, ngrams):

@@ -1,6 +1,6 @@
 """Whatever proposes, the text is the target's own: greedy tokens exactly, sampled ones with their exact law.
 
-A new proposer is one more row of the table.
+A new proposer is one more row of the table, which all of these tests share: hence more than 250 lines.
 """
 
 from functools import cache
@@ -10,22 +10,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.drafts import decoder_target
 from support.laws import correction_from_p, exact_law
 from support.oracle import exact
+from support.targets import Tight, assert_holds, decoder_target, targets
 from support.toys import ToyTarget, choosing, continued, whimsical
 
 from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, PromptLookup, Sampling, generate
-from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.caches.static import StaticCache
 from lessons_lib.decoding import acceptance
-from lessons_lib.decoding.blocks import Block
 from lessons_lib.decoding.generate import new_row
 from lessons_lib.decoding.row import step
-from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder
 
 V, N = 11, 30
 PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
@@ -48,9 +43,6 @@ PROPOSERS = {
 }
 FAMILIES = ["llama", "gpt_neox", "opt", "gemma", "mistral"]
 proposers = pytest.mark.parametrize("make", PROPOSERS.values(), ids=PROPOSERS)
-
-
-targets = pytest.mark.parametrize("target", [TransformersTarget, decoder_target], ids=["transformers", "decoder"])
 
 
 @cache
@@ -152,16 +144,7 @@ def test_after_every_step_the_cache_is_that_of_the_committed_text(target, make):
     with exact(), torch.no_grad():
         while row.finish is None:
             step(target, [row])
-            fresh = target.new_cache(len(row.ids))
-            target.run([Block(row.ids[:-1], list(range(len(row.ids) - 1)), None, fresh, 1)])
-            for found, expected in zip(entries(row.cache), entries(fresh), strict=True):
-                torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-
-
-def entries(cache) -> list[torch.Tensor]:
-    if isinstance(cache, ContiguousCache):
-        return [keys[:, : cache.length()] for keys in cache.keys]
-    return [layer.keys[0] for layer in cache.inner.layers]
+            assert_holds(row.cache, row.ids[:-1], target)
 
 
 @targets
@@ -199,14 +182,8 @@ def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(make):
 
 @proposers
 def test_guesses_that_a_static_cache_cannot_hold_are_dropped(make):
-    class Tight(DecoderTarget):
-        def new_cache(self, tokens):
-            c = self.decoder.config
-            return StaticCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=tokens + 3)
-
     network = network_of()
-    target = Tight(Decoder.from_transformers(network))
-    assert generate(target, PROMPT, make(network), max_new_tokens=N).ids == greedy_text()
+    assert generate(Tight(network, len(PROMPT) + N + 2), PROMPT, make(network), max_new_tokens=N).ids == greedy_text()
 
 
 # ---- proposers that need no network: toy targets, where the truth is known token by token

@@ -48,6 +48,7 @@ def test_an_overlapping_match_is_refused_by_the_original_rule_alone():
 def test_the_guess_stops_before_an_end_token_except_by_the_original_rule(rule, found):
     assert guess([7, 4, 2, 5, 7], eos=(2,), rule=rule, num_tokens=2) == found
     assert guess([7, 2, 7], eos=(2,), rule=rule, num_tokens=1) == ([2] if rule == "original" else [])
+    assert guess([7, 4, 2, 5, 2, 7], eos=(2,), rule=rule, num_tokens=4)[:2] == found
 
 
 def naive(ids, rule, max_ngram, k) -> list[int]:
@@ -157,6 +158,20 @@ def test_silence_follows_the_running_mean_of_right_first_tokens():
     assert not told(proposer, ids, 4)  # 0 was followed by 4: right, but not told
     assert proposer.hit_rate[1] == pytest.approx(0.5 * 0.75**5 + 0.25)
     assert told(proposer, ids, 7)
+
+
+def test_a_guess_is_judged_once_and_not_by_another_text():
+    proposer, ids = PromptLookup(max_ngram=1), [0, 5, 0]
+    seen = Observation([], [9], torch.zeros(9), {}, torch.zeros(0, 9))
+    proposer.reset(choosing(len, 100), ids)
+    proposer.propose(ids, limit=9)
+    proposer.observe(seen)
+    proposer.observe(seen)
+    assert proposer.hit_rate[1] == pytest.approx(0.5 * 0.75)
+    proposer.propose(ids, limit=9)
+    proposer.reset(choosing(len, 100), ids)
+    proposer.observe(seen)
+    assert proposer.hit_rate[1] == 0.5
 
 
 def test_each_match_length_is_judged_by_itself():

@@ -1,0 +1,25 @@
+"""What every cache is asked (lesson 02): how long it is, where the next tokens stand, which entries stay.
+
+One that our decoder reads has an `append`, too (`models.decoder.KeysAndValues`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+
+class Cache(ABC):
+    """Keys and values of one sequence. most: entries it can hold, None for as many as there is memory for."""
+
+    most: int | None = None
+
+    @abstractmethod
+    def length(self, layer: int = -1) -> int:
+        """Entries kept in a layer; without one, in the last layer (a partial forward leaves it behind)."""
+
+    @abstractmethod
+    def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
+        """Keep the first `prefix` entries, then those numbered `then` (ascending); the rest leaves no trace."""
+
+    def positions(self, offsets: Sequence[int]) -> list[int]:
+        """Positions of tokens about to be fed, offset 0 being the first one the cache lacks."""
+        return [self.length() + offset for offset in offsets]

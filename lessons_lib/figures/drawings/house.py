@@ -1,0 +1,68 @@
+"""The drawing of the house: the way of a prompt and of a request through the code, and where new things go."""
+
+from matplotlib.axes import Axes
+
+from lessons_lib.figures.drawings.gallery import drawing
+from lessons_lib.figures.drawings.shapes import arrow, box, canvas, line, note
+from lessons_lib.figures.style import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE
+
+SMALL = FONT_SIZE - 1
+LEFT, APART, WIDE, HIGH = 1.0, 16.0, 13.6, 4.6  # of the boxes: the first, the next, and their size
+
+ONCE = [
+    ("load", "a name or folder\n-> network", "+ model source:\nmodels/"),
+    ("model.target", "kind and weights\n-> a Target", "+ weight format:\nmodels/"),
+    ("encode", "text or messages\n-> ids, list of int", ""),
+    ("new_row", "all checked; cache,\nproposer.reset", "+ cache:\ncaches/"),
+]
+STEP = [
+    ("row.draft", "ids -> Proposal\n-> Tree -> Block", "+ technique:\nproposers/"),
+    ("target.run", "Blocks of all rows\n-> Scores, (T, V)", "+ target:\ntargets/"),
+    ("row.accept", "Tree and Scores\n-> path, tokens", "+ acceptance rule:\ndecoding/"),
+    ("row.commit", "ids, cache.keep,\nproposer.observe", ""),
+]
+SERVING = [
+    ("workload", "lengths, arrivals\n-> Requests", "+ distributions:\nserving/"),
+    ("schedule", "Requests -> Plan:\nrows and tokens", "+ policy:\nserving/"),
+    ("run the plan", "by a cost model,\nor as Rows by step", "+ cost model:\nserving/"),
+    ("commit", "blocks freed; Log\n-> metrics", "+ lesson:\nnotebooks/"),
+]
+
+
+@drawing(
+    "The way through the code. Generate: load a name, model.target makes a Target, encode text into ids, new_row "
+    "checks all and makes a cache. Step, until the text ends: row.draft makes a Block of the proposer's tree, "
+    "target.run Scores for all Blocks, row.accept a path and tokens, row.commit keeps them. Serving, until all is "
+    "done: a workload makes Requests, schedule a Plan, which a cost model or step runs, commit frees blocks. In "
+    "green where new things go: model source, weight format, cache, technique, target, rule, lengths, policy, "
+    "cost, lesson."
+)
+def the_house() -> Axes:
+    """From a name to the last token, and from a workload to its metrics."""
+    ax = canvas(52)
+    row_of_boxes(ax, 49.5, "generate", BLUE, ONCE)
+    row_of_boxes(ax, 32.5, "step", ORANGE, STEP)
+    row_of_boxes(ax, 15, "serving", PURPLE, SERVING)
+    again(ax, 32.5, 0, "until the text ends")
+    again(ax, 15, 1, "until all requests are done")
+    return ax
+
+
+def row_of_boxes(ax: Axes, top: float, title: str, shade: str, boxes: list[tuple[str, str, str]]) -> None:
+    """Boxes with arrows between them: (name, what becomes of what, where a new one goes)."""
+    note(ax, LEFT, top + 1.4, title, shade, align="left", bold=True)
+    for column, (name, what, new) in enumerate(boxes):
+        x = LEFT + column * APART
+        box(ax, x, top - HIGH, WIDE, HIGH, name, shade)
+        note(ax, x + WIDE / 2, top - HIGH - 2.2, what, size=SMALL)
+        note(ax, x + WIDE / 2, top - HIGH - 6, new, GREEN, size=SMALL)
+        if column:
+            arrow(ax, (x - APART + WIDE + 0.2, top - HIGH / 2), (x - 0.2, top - HIGH / 2))
+
+
+def again(ax: Axes, top: float, column: int, until: str) -> None:
+    """A line above a row of boxes, from the last back to that column."""
+    end, start, back = LEFT + 3 * APART + WIDE / 2, LEFT + column * APART + 0.7 * WIDE, top + 2
+    line(ax, [(end, top), (end, back), (start, back)], GREY)
+    arrow(ax, (start, back), (start, top + 0.1), GREY)
+    note(ax, (start + end) / 2, back + 1.1, until, GREY, size=SMALL)

@@ -1,0 +1,46 @@
+"""One network as either target, and what its caches hold."""
+
+import pytest
+import torch
+
+from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.static import StaticCache
+from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
+from lessons_lib.models.decoder import Decoder
+
+
+def decoder_target(network, eos=()) -> DecoderTarget:
+    return DecoderTarget(Decoder.from_transformers(network), eos=eos)
+
+
+class Tight(DecoderTarget):
+    """Its caches hold `capacity` entries and no more."""
+
+    def __init__(self, network, capacity: int):
+        super().__init__(Decoder.from_transformers(network))
+        self.capacity = capacity
+
+    def new_cache(self, tokens: int) -> StaticCache:
+        c = self.decoder.config
+        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, capacity=self.capacity)
+
+
+TARGETS = [pytest.param(TransformersTarget, id="transformers"), pytest.param(decoder_target, id="decoder")]
+targets = pytest.mark.parametrize("target", TARGETS)
+
+
+def entries(cache) -> list[torch.Tensor]:
+    """Keys of every layer, then values, each (H_kv, S, d)."""
+    if isinstance(cache, ContiguousCache):
+        return [buffer[:, : cache.length()] for buffer in cache.keys + cache.values]
+    return [layer.keys[0] for layer in cache.inner.layers] + [layer.values[0] for layer in cache.inner.layers]
+
+
+@torch.no_grad()
+def assert_holds(cache, ids, target) -> None:
+    """The cache's entries are those that one forward of the target over these ids leaves."""
+    fresh = target.new_cache(len(ids))
+    target.run([Block(ids, range(len(ids)), None, fresh, 1)])
+    for found, expected in zip(entries(cache), entries(fresh), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

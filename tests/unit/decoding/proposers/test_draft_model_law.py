@@ -1,0 +1,144 @@
+"""Assisted decoding under sampling: the text keeps the target's law, whatever the draft draws (lesson 06)."""
+
+import functools
+import math
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+from support.drafts import perturbed
+from support.laws import exact_law, seeded
+from support.toys import ToyTarget, constant
+
+from lessons_lib import DraftModel, Sampling, generate
+from lessons_lib.decoding.proposers.draft_length import Confidence
+from lessons_lib.measure.fit import chi_square
+from lessons_lib.measure.speculation import acceptance_rate, expected_tokens
+from lessons_lib.models import tiny
+
+PROMPT, N = [5, 80, 3, 3, 61], 24
+
+
+@pytest.fixture(scope="module")
+def network():
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def greedy(network) -> list[int]:
+    """The new tokens of transformers' own greedy decoding."""
+    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0, len(PROMPT) :].tolist()
+
+
+def random_law(size: int, seed: int) -> ToyTarget:
+    """After every prefix another distribution."""
+
+    @functools.cache
+    def logits(prefix):
+        return torch.randn(size, generator=seeded(hash((seed, prefix)) % 2**31), dtype=torch.float64)
+
+    return ToyTarget(logits, size)
+
+
+def sampled(target, proposer, seed: int, count: int):
+    return generate(target, [0], proposer, Sampling(), count, generator=seeded(seed))
+
+
+def law_of(target, draft: DraftModel, count: int) -> dict:
+    return exact_law(lambda: tuple(generate(target, [0], draft, Sampling(), count).ids))
+
+
+def far_from(law: dict, target, count: int) -> float:
+    """The largest error of a probability."""
+    assert sum(law.values()) == pytest.approx(1)
+    worst = 0.0
+    for text in product(range(target.vocab_size), repeat=count):
+        rows = [target.logits((0, *text[:i])).softmax(-1) for i in range(count)]
+        worst = max(worst, abs(law.get(text, 0) - math.prod(float(p[t]) for p, t in zip(rows, text, strict=True))))
+    return worst
+
+
+LAWS = [
+    pytest.param(3, 4, dict(mode="point"), id="greedy draft"),
+    pytest.param(3, 4, dict(mode="iid"), id="chain"),
+    pytest.param(2, 5, dict(mode="iid"), id="long chain"),
+    pytest.param(3, 4, dict(mode="point", children=(2,)), id="top-k tree"),
+    pytest.param(2, 4, dict(mode="iid", children=(2, 2)), id="drawn tree"),
+    pytest.param(3, 3, dict(mode="without_replacement", children=(2,)), id="without replacement"),
+    pytest.param(2, 4, dict(mode="without_replacement", children=(2, 2)), id="tree without replacement"),
+    pytest.param(2, 5, dict(mode="iid", gamma=Confidence(3, 0.6)), id="stops behind doubt"),
+    pytest.param(3, 4, dict(mode="iid", sampling=Sampling(2.0, top_k=2)), id="other sampling than the target's"),
+]
+
+
+@pytest.mark.parametrize("size, count, shape", LAWS)
+def test_every_text_has_exactly_the_targets_probability(size, count, shape):
+    target, shape = random_law(size, seed=1), dict(gamma=count - 2) | shape
+    law = law_of(target, DraftModel(random_law(size, seed=2), **shape), count)
+    assert far_from(law, target, count) < 1e-12
+
+
+class Boastful(DraftModel):
+    """Takes the most probable token but says that it drew it from q."""
+
+    def _draw(self, scores, q, count):
+        return [int(scores.argmax())]
+
+
+class Picky(DraftModel):
+    """Throws away a drawn token that the draft itself holds improbable."""
+
+    def propose(self, ids, limit):
+        proposal = super().propose(ids, limit)
+        doubtful = proposal.tokens and proposal.q[-1][proposal.tokens[0]] < 0.4
+        return type(proposal)() if doubtful else proposal
+
+
+@pytest.mark.parametrize("wrong", [Boastful, Picky])
+def test_a_biased_draft_is_caught(wrong):
+    target = random_law(3, seed=1)
+    assert far_from(law_of(target, wrong(random_law(3, seed=2), 2, "iid"), 4), target, 4) > 0.01
+
+
+class Reseeded(DraftModel):
+    """Starts the same random numbers anew for every step."""
+
+    def propose(self, ids, limit):
+        self.generator.manual_seed(0)
+        return super().propose(ids, limit)
+
+
+@pytest.mark.parametrize("kind, caught", [(DraftModel, False), (Reseeded, True)])
+def test_sampled_pairs_follow_the_targets_law(kind, caught):
+    """Chi-square over what follows each of four tokens; the target is a Markov chain."""
+    p, q = ((2 * torch.randn(2, 4, 4, generator=seeded(5), dtype=torch.float64)).softmax(-1)).unbind()
+    target, draft = (ToyTarget(lambda prefix, t=t: t[prefix[-1]].log(), 4) for t in (p, q))
+    counts = torch.zeros(4, 4)
+    proposer = kind(draft, 3, "iid", generator=seeded(6))
+    for seed in range(10):
+        text = sampled(target, proposer, seed, 200).ids
+        for pair, times in Counter(zip(text, text[1:], strict=False)).items():
+            counts[pair] += times
+    least = min(chi_square(row, law)[1] for row, law in zip(counts, p, strict=True))
+    assert (least < 1e-3 / 4) == caught
+
+
+def test_one_generator_for_draws_and_judgement_repeats_a_text(network):
+    def text(seed):
+        generator, draft = seeded(seed), perturbed(network, 0.05)
+        proposer = DraftModel(draft, 3, "iid", generator=generator)
+        return generate(network, PROMPT, proposer, Sampling(), N, generator=generator).ids
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_accepted_tokens_follow_the_capped_geometric_law():
+    """p and q the same after every prefix, so that each guess is accepted with probability sum(min(p, q)) = 0.7."""
+    p, q = ([0.5, 0.3, 0.2], [0.2, 0.5, 0.3])
+    draft = DraftModel(constant(q), 3, "iid", generator=seeded(3))
+    steps = [s for seed in range(8) for s in sampled(constant(p), draft, seed, 200).trace[1:-3]]
+    committed = torch.tensor([float(s.committed) for s in steps])
+    error = committed.std() / len(steps) ** 0.5
+    assert abs(committed.mean() - expected_tokens(0.7, 3)) < 3 * error
+    assert acceptance_rate(steps) == pytest.approx(0.7, abs=0.03)

@@ -1,0 +1,138 @@
+"""The compiler around a compiled target (lesson 03): its settings, its cache, and what is said where it is missing."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch._inductor.config as inductor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch._inductor.utils import run_and_get_code
+
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.targets import CompiledTarget, compiler
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.kernels import multiply_by_products
+
+pytestmark = pytest.mark.usefixtures("cold_compiler")
+PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
+
+
+def decoder(dtype=torch.float64, seed=0, layers=2) -> Decoder:
+    return Decoder.from_transformers(tiny(layers, dtype, seed))
+
+
+def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
+    def fail(*args):
+        assert inductor.freezing is True
+        raise RuntimeError("no kernel")
+
+    target = CompiledTarget(decoder(), context=CONTEXT, products="tuned")
+    monkeypatch.setattr(torch, "compile", lambda step, **options: fail)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        generate(target, PROMPT, max_new_tokens=N)
+    assert inductor.freezing is False
+
+
+def test_a_missing_compiler_is_found_out_by_asking_the_compilers_own_search(monkeypatch):
+    """A process of its own, since torch remembers a compiler that it has found."""
+    script = (
+        "import torch, sys; sys.path.insert(0, sys.argv[1]);"
+        "from lessons_lib.decoding.targets.compiler import compiler_problem;"
+        "print(compiler_problem(torch.device('cpu')))"
+    )
+    root = str(Path(__file__).parents[3])
+    environment = {**os.environ, "CXX": "/nonexistent/compiler", "PATH": ""}
+    out = subprocess.run([sys.executable, "-c", script, root], env=environment, capture_output=True, text=True)
+    assert out.stdout.startswith("torch.compile needs a C++ compiler and none was found"), out.stderr
+
+
+@pytest.fixture
+def broken_compiler(tmp_path) -> Path:
+    """A compiler that says its version and compiles nothing."""
+    script = tmp_path / "broken-g++"
+    script.write_text(
+        '#!/bin/sh\ncase "$1" in --version|-v) echo "g++ 13.0.0";; *) echo "no backend" >&2; exit 1;; esac\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+BROKEN = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+if sys.argv[2] == "unseen":
+    compiled.compiler_problem = lambda device: None
+decoder = Decoder.from_transformers(tiny())
+target = CompiledTarget(decoder, context=32)
+text = generate(DecoderTarget(decoder), [5, 80, 3], max_new_tokens=6).ids
+assert generate(target, [5, 80, 3], max_new_tokens=6).ids == generate(target, [5, 80, 3], max_new_tokens=6).ids == text
+assert not target.compile_seconds
+print(target.problem)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
+@pytest.mark.parametrize("seen, said", [
+    ("seen", r"the C\+\+ compiler .*broken-g\+\+ compiles nothing \(repair it, or set CXX to another\)"),
+    ("unseen", r"torch.compile failed \(.+\)"),
+])  # fmt: skip
+def test_a_compiler_that_fails_at_every_file_leaves_decoding_eager_with_one_sentence(
+    broken_compiler, tmp_path, seen, said
+):
+    environment = {**os.environ, "CXX": str(broken_compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
+    root, command = str(Path(__file__).parents[3]), [sys.executable, "-c", BROKEN]
+    out = subprocess.run([*command, root, seen], env=environment, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert re.fullmatch(said, out.stdout.strip()) and out.stderr.count("decoding runs uncompiled") == 1
+
+
+def test_a_gpu_without_triton_is_told_so_before_anything_compiles(monkeypatch):
+    compiler._gpu_problem.cache_clear()
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    assert compiler.compiler_problem(torch.device("cuda")).startswith("torch.compile needs Triton")
+    compiler._gpu_problem.cache_clear()
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    assert compiler.compiler_problem(torch.device("cuda")) is None
+    compiler._gpu_problem.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_compiler_its_own_folder(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "file"))
+    compiler.keep_compiled_code()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "good"))
+    compiler.keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "good" / "compiled")
+
+
+def test_a_folder_the_user_chose_is_kept_and_torchs_own_default_is_not(monkeypatch, tmp_path):
+    """Importing the compiler sets the variable to a temporary folder, whoever imports it first."""
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/their/own")
+    compiler.keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/their/own"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    compiler.keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+
+
+def test_frozen_weights_are_read_in_their_own_dtype():
+    """A cast in the open would be folded into the constant: the kernel would read twice the bytes."""
+    head = torch.nn.Linear(64, 96, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    product = torch.compile(lambda x: multiply_by_products(x, head.weight))
+    with compiler.settings(frozen=True):
+        out, code = run_and_get_code(product, torch.ones(1, 64, dtype=torch.bfloat16))
+    read = set(re.findall(r"const (\S+)\*", "".join(code)))
+    assert read == {"at::BFloat16"}
+    torch.testing.assert_close(out.float(), head.weight.float().sum(-1)[None], atol=4e-3, rtol=8e-3)

@@ -1,0 +1,95 @@
+"""The seams that techniques to come are built on: what a forward may leave out, look at beside the text, or take back.
+
+Unequal lengths of a cache's layers: tests/unit/caches. Rows with proposers of their own: test_generate.py.
+"""
+
+import pytest
+import torch
+from support.oracle import exact
+from support.targets import decoder_target, entries, targets
+
+from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.decoding.blocks import make_block
+from lessons_lib.decoding.proposal import Proposal, Scratch, Tree
+from lessons_lib.decoding.targets import TransformersTarget, Unsupported
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder, Segment
+
+PROMPT = [5, 80, 3, 3, 61]
+
+
+@pytest.fixture(autouse=True)
+def _exactly():
+    with exact(), torch.no_grad():
+        yield
+
+
+def fed(target, tokens):
+    """A cache that holds these tokens."""
+    target.run([make_block(tokens, Tree(), None, cache := target.new_cache(len(tokens)))])
+    return cache
+
+
+@targets
+def test_a_forward_whose_entries_are_all_dropped_leaves_no_trace(target):
+    """Read-only: branches and scratch are looked at beside the text, which then goes on as if nobody had asked."""
+    target = target(tiny())
+    cache = fed(target, PROMPT)
+    before = [entry.clone() for entry in entries(cache)]
+    tree, scratch = Tree.of(Proposal([7, 8, 9], [-1, -1, 1]), 9), Scratch([1, 2], [1, 2], [[False] * 2, [True, False]])
+    (scores,) = target.run([make_block([4], tree, scratch, cache)])
+    assert scores.logits.shape == (1 + 3 + 2, 97) and cache.length() == len(PROMPT) + 1 + 3 + 2
+    cache.keep(len(PROMPT))
+    assert cache.length() == len(PROMPT)
+    assert all(torch.equal(*pair) for pair in zip(entries(cache), before, strict=True))
+
+
+@targets
+def test_scratch_sees_the_nodes_that_it_names_in_the_proposers_numbering(target):
+    """Nodes 0 and 1 are merged into one, and node 3 is too deep: scratch behind 7, 8 says what 9 behind 7, 8 says."""
+    target = target(tiny())
+    tree = Tree.of(Proposal([7, 7, 8, 6], [-1, -1, 1, 2]), limit=2)
+    scratch = Scratch([9], [3], [[False]], sees_tree=[[1, 2, 3]])
+    (scores,) = target.run([make_block([4], tree, scratch, fed(target, PROMPT))])
+    (chain,) = target.run([make_block([4, 7, 8, 9], Tree(), None, fed(target, PROMPT))])
+    torch.testing.assert_close(scores.logits[-1], chain.logits[-1], rtol=0, atol=1e-12)
+
+
+def test_the_first_layers_may_draft_and_the_others_go_on_from_their_states():
+    """Guesses 7 | 8, 9 run through layer 1 alone, 8, 9 are kept of them, and layer 2 goes on from their states."""
+    decoder = Decoder.from_transformers(tiny())
+    c, mask = decoder.config, torch.ones(3, 8, dtype=torch.bool).tril(5)
+    mask[1:, 5] = False  # 8 and 9 do not see 7
+    cache = ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=5)
+    decoder(torch.tensor(PROMPT), [Segment(torch.arange(5), cache)])
+    drafted = decoder(torch.tensor([7, 8, 9]), [Segment(torch.tensor([5, 5, 6]), cache, mask)], layers=range(1)).last
+    assert (cache.length(0), cache.length(1)) == (8, 5)
+    cache.keep(5, [6, 7])
+    assert (cache.length(0), cache.length(1)) == (7, 5)
+    rest = [Segment(torch.tensor([5, 6]), cache)]
+    found = decoder(torch.tensor([8, 9]), rest, layers=range(1, 2), states=drafted[1:]).last
+    whole = ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64)
+    expected = decoder(torch.tensor([*PROMPT, 8, 9]), [Segment(torch.arange(7), whole)]).last[-2:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for one, other in zip(entries(cache), entries(whole), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_rows_of_unequal_length_get_in_one_forward_what_each_gets_alone():
+    """Logits, and the states of the layers that each row asks for."""
+    target = decoder_target(tiny())
+    asked = [([4, 7], Tree(), PROMPT, (1,)), ([9], Tree.of(Proposal([7, 8], [-1, -1]), 9), PROMPT[:2], ("final", 2))]
+    blocks = lambda: [make_block(new, tree, None, fed(target, text), after) for new, tree, text, after in asked]  # noqa: E731
+    for together, block in zip(target.run(blocks()), blocks(), strict=True):
+        (alone,) = target.run([block])
+        torch.testing.assert_close(together.logits, alone.logits, rtol=0, atol=1e-12)
+        assert together.states.keys() == alone.states.keys() == set(block.after)
+        for name in block.after:
+            assert together.states[name].shape == (block.wanted, 32)
+            torch.testing.assert_close(together.states[name], alone.states[name], rtol=0, atol=1e-12)
+
+
+def test_a_state_that_transformers_gives_only_behind_the_final_norm_is_refused():
+    target = TransformersTarget(tiny())
+    with pytest.raises(Unsupported, match="layer 2's state only after the final norm: ask for 'final'"):
+        target.run([make_block(PROMPT, Tree(), None, target.new_cache(5), (2,))])

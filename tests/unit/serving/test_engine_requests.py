@@ -1,0 +1,113 @@
+"""One request of the engine among others: streamed, cancelled, refused, or with a reader that fails."""
+
+import pytest
+from support.serving import LENGTHS, PREFIX, PROMPTS, TARGET, alone, asked
+from support.targets import decoder_target
+
+from lessons_lib.models import tiny
+from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.engine import Engine
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request, State
+from lessons_lib.serving.scheduler import Scheduler
+
+
+def test_an_id_is_given_once():
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
+    assert [engine.request(PREFIX, id=id).id for id in (1, None, "a", None)] == [1, 2, "a", 3]
+    with pytest.raises(ValueError, match="has a request 'a' already"):
+        engine.request(PREFIX, id="a")
+
+
+class Reader:
+    """Collects what is streamed; does something at the n-th call."""
+
+    def __init__(self, at: int = -1, then=lambda: None):
+        self.pieces, self.ended, self.at, self.then = [], 0, at, then
+
+    def __call__(self, tokens):
+        self.pieces.append(list(tokens))
+        if len(self.pieces) == self.at:
+            self.then()
+
+    def end(self):
+        self.ended += 1
+
+
+def test_tokens_are_streamed_as_they_are_committed():
+    engine = Engine(TARGET, Scheduler(BlockPool(60, 4), slots=3, lookahead=30))
+    readers = [Reader() for _ in PROMPTS]
+    requests = [
+        engine.request(prompt, on_tokens=reader, **asked("tree", prompt, length))
+        for prompt, length, reader in zip(PROMPTS, LENGTHS, readers, strict=True)
+    ]
+    engine.serve(requests)
+    for request, reader in zip(requests, readers, strict=True):
+        assert sum(reader.pieces, []) == engine.output(request).ids and reader.ended == 1
+        assert [] not in reader.pieces
+
+
+def test_a_cancelled_request_stops_there_and_gives_its_blocks_to_others():
+    engine = Engine(TARGET, Scheduler(BlockPool(12, 4), slots=2))
+    gone = Reader(3, lambda: [engine.cancel(requests[i]) for i in (0, 2, 3)])
+    requests = [engine.request(PREFIX, max_new_tokens=12, on_tokens=gone)]
+    requests += [engine.request(PROMPTS[i], max_new_tokens=LENGTHS[i]) for i in (1, 2, 3, 4)]
+    requests[3].arrival = 1e6  # never waited for
+    engine.serve(requests)
+    assert [r.state.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled", "finished"]
+    assert engine.output(requests[0]).ids == sum(gone.pieces, []) == alone("plain", PREFIX, 12)[:3]
+    assert engine.output(requests[0]).finish == "cancelled" and gone.ended == 0
+    assert engine.output(requests[2]).ids == []
+    for i in (1, 4):
+        assert engine.output(requests[i]).ids == alone("plain", PROMPTS[i], LENGTHS[i])
+    assert engine.pool.free_blocks == 12 and engine.pool.tables == {}
+
+
+def test_a_reader_that_fails_loses_its_own_request_alone():
+    def fail():
+        raise ConnectionError("the client has gone")
+
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), slots=4))
+    requests = [engine.request(PREFIX, max_new_tokens=9, on_tokens=Reader(2, fail))]
+    requests += [engine.request(PROMPTS[1], max_new_tokens=14)]
+    engine.serve(requests)
+    assert requests[0].state is State.CANCELLED and "the client has gone" in requests[0].error
+    assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
+
+
+@pytest.mark.parametrize("bad, why", [
+    (Request("bad", ids=[1] * 30, output_length=20), "need 49 cached tokens, the pool has room for 40"),
+    (Request("bad", ids=[1] * 30, output_length=500), "do not fit the context of 256"),
+    (Request("bad", ids=[1, 97], output_length=2), "token id 97 is not in this model's vocabulary"),
+    (Request("bad", prompt_length=5, output_length=2), "has no ids"),
+], ids=["pool", "context", "vocabulary", "ids"])  # fmt: skip
+def test_an_impossible_request_is_rejected_and_the_others_go_on(bad, why):
+    engine = Engine(TARGET, Scheduler(BlockPool(10, 4), slots=2))
+    good = Request("good", ids=list(PREFIX), output_length=9)
+    log = engine.serve([bad.fresh(), good])
+    assert log.requests[0].state is State.REJECTED and why in log.requests[0].error
+    assert engine.output(log.requests[0]).finish == "rejected"
+    assert engine.output(good).ids == alone("plain", PREFIX, 9) and good.ids == PREFIX + alone("plain", PREFIX, 9)
+
+
+def test_a_workloads_answers_are_as_long_as_it_says_whatever_ends_a_text():
+    target = decoder_target(tiny(), eos=tuple(range(97)))
+    engine = Engine(target, Scheduler(BlockPool(20, 4)))
+    one = Request(0, ids=list(PREFIX), output_length=5, max_tokens=9)
+    engine.serve([one])
+    assert one.emitted == 5 and engine.output(one).ids == alone("plain", PREFIX, 5)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: Scheduler(BlockPool(4), slots=0), "at least one slot"),
+    (lambda: Engine(TARGET, Scheduler(CountingPool(4))), "give Scheduler a BlockPool"),
+    (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(5))), "make them equal"),
+    (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(4)), True), "is eager"),
+    (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([]), "the prompt is empty"),
+    (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([5], max_new_tokens=0), "at least 1"),
+])  # fmt: skip
+def test_settings_that_cannot_work_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+    with pytest.raises(TypeError, match="the engine runs our decoder, not str"):
+        Engine("smollm2-135m", Scheduler(BlockPool(4)))
