@@ -4,7 +4,8 @@
     model = load("smollm2-135m")
     print(generate(model.target(), "Once upon a time").text)
 
-The rooms, each importing only from those below it; `help("lessons_lib.serving")` and so on lead further:
+The rooms, each importing only from those below it (and all from the small modules progress and paths);
+`help("lessons_lib.serving")` and so on lead further:
 
 course         set-up, running and storing lessons, their checks, exercises and pages
 widgets        figures with sliders, and their still form

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lessons_lib.caches.cache import Cache
 from lessons_lib.caches.paged_memory import PagedMemory, Places
+from lessons_lib.caches.sizes import blocks_for
 from lessons_lib.caches.static import CacheFullError
 
 
@@ -71,7 +72,7 @@ class PagedCache(Cache):
 
     def used(self, count: int) -> list[int]:
         """Its blocks up to the one that takes the last of `count` new entries."""
-        return self.blocks[: -(-(self.length() + count) // self.memory.block_size)]
+        return self.blocks[: blocks_for(self.length() + count, self.memory.block_size)]
 
     def check(self, needed: int) -> None:
         """Raise CacheFullError unless `needed` entries fit into its blocks."""

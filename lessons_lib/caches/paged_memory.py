@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lessons_lib.caches.sizes import blocks_for
+
 
 @dataclass
 class Places:
@@ -49,7 +51,7 @@ class PagedMemory:
         size, device = self.block_size, self.heads.device
         ends = [start + count for start in starts]
         at = [(table, i) for table, start, end in zip(tables, starts, ends, strict=True) for i in range(start, end)]
-        used = [-(-end // size) for end in ends]
+        used = [blocks_for(end, size) for end in ends]
         last = zip(tables, used, starts, ends, strict=True)
         begun = [table[n - 1] for table, n, start, end in last if start <= (n - 1) * size and end % size]
         padded = self.padded([table[:n] for table, n in zip(tables, used, strict=True)])

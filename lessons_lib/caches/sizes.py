@@ -5,8 +5,6 @@ GB = 1e9, GiB = 2**30: print the unit. Sources: GQA, Ainslie et al. 2023; MLA, D
 KIVI, Liu et al. 2024; paging, Kwon et al. 2023.
 """
 
-import math
-
 from lessons_lib.measure.shape import ModelShape
 
 MiB, GiB = 2**20, 2**30
@@ -36,9 +34,14 @@ def overstated(shape: ModelShape) -> float:
     return course_formula(shape) / kv_bytes_per_token(shape)
 
 
-def paged_bytes(shape: ModelShape, tokens: int, page: int, batch: int = 1, cache_bytes: float = 2) -> float:
-    """Bytes of a paged cache: ceil(S/P) pages of P tokens a sequence, the last one partly empty."""
-    return kv_bytes(shape, math.ceil(tokens / page) * page, batch, cache_bytes)
+def blocks_for(tokens: int, block_size: int) -> int:
+    """ceil(S / P): blocks of P tokens that S tokens need, the last one perhaps partly empty."""
+    return -(-tokens // block_size)
+
+
+def paged_bytes(shape: ModelShape, tokens: int, block_size: int, batch: int = 1, cache_bytes: float = 2) -> float:
+    """Bytes of a paged cache: whole blocks of P tokens for every sequence."""
+    return kv_bytes(shape, blocks_for(tokens, block_size) * block_size, batch, cache_bytes)
 
 
 def mla_bytes_per_token(layers: int, latent: int, rotary: int, cache_bytes: float = 2) -> float:

@@ -14,7 +14,7 @@ from lessons_lib.caches.contiguous import ContiguousCache
 
 
 class CacheFullError(ValueError):
-    """More tokens than a static cache was made for."""
+    """More tokens than a cache was made for, or was given blocks for."""
 
 
 class StaticCache(ContiguousCache):

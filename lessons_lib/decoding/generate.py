@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lessons_lib.caches.sizes import cached_tokens
 from lessons_lib.decoding.acceptance import Acceptance, Greedy
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import Ending, Row, step
@@ -87,7 +88,7 @@ def new_row(
     proposer.reset(target, ids)
     check = stop_check(target.tokenizer, stop)
     ending = Ending(max_new_tokens, min_new_tokens, frozenset(target.eos), check, stop)
-    cache = target.new_cache(len(ids) + max_new_tokens - 1)  # the last token is never fed
+    cache = target.new_cache(cached_tokens(len(ids), max_new_tokens))
     return Row(ids, len(ids), cache, ending, proposer, acceptance or Greedy(), generator, target.context)
 
 
@@ -108,7 +109,7 @@ def encode(target, prompt: Prompt) -> list[int]:
 
 def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
     """Raise ValueError if prompt and new tokens do not fit the model's context."""
-    if prompt_length + max_new_tokens - 1 > target.context:
+    if cached_tokens(prompt_length, max_new_tokens) > target.context:
         raise ValueError(
             f"a prompt of {prompt_length} tokens and {max_new_tokens} new ones do not fit the context of "
             f"{target.context}; shorten the prompt or lower max_new_tokens"

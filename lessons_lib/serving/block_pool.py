@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from lessons_lib.caches.sizes import blocks_for
 from lessons_lib.serving.pool import check_size
 from lessons_lib.serving.request import Request
 
@@ -73,7 +74,7 @@ class BlockPool:
         table = self.tables.setdefault(request, Table())
         written = range(request.computed // self.block_size, len(table.blocks))
         shared = [i for i in written if self.references[table.blocks[i]] > 1]
-        missing = -(-tokens // self.block_size) - len(table.blocks)
+        missing = blocks_for(tokens, self.block_size) - len(table.blocks)
         if max(missing, 0) + len(shared) > max(0, self.free_blocks - spare):
             return False
         for i in shared:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lessons_lib.caches.sizes import cached_tokens
 from lessons_lib.serving.request import Request
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def check_settings(scheduler: Scheduler) -> None:
 def impossible(scheduler: Scheduler, request: Request) -> str | None:
     """Why a request could never run to its end, or None."""
     pool, budget = scheduler.pool, scheduler.token_budget
-    longest = request.prompt_length + request.max_tokens - 1  # the newest token is never fed
+    longest = cached_tokens(request.prompt_length, request.max_tokens)
     need, room = longest + scheduler.lookahead, pool.num_blocks * pool.block_size
     if need > room:
         return f"prompt and output need {need} cached tokens, the pool has room for {room}."

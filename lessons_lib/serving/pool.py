@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lessons_lib.caches.sizes import blocks_for
 from lessons_lib.serving.request import Request
 
 
@@ -65,7 +66,7 @@ class CountingPool:
 
     def allocate(self, request: Request, tokens: int, spare: int = 0) -> bool:
         owned = self.owned.get(request, 0)
-        more = -(-tokens // self.block_size) - owned
+        more = blocks_for(tokens, self.block_size) - owned
         if more > 0:
             if more > self.free_blocks - spare:
                 return False
@@ -77,7 +78,7 @@ class CountingPool:
         pass
 
     def truncate(self, request: Request, tokens: int) -> None:
-        spare = max(0, self.owned[request] - -(-tokens // self.block_size))
+        spare = max(0, self.owned[request] - blocks_for(tokens, self.block_size))
         self.owned[request] -= spare
         self.free_blocks += spare
 

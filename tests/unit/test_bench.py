@@ -129,6 +129,16 @@ def test_an_interrupted_run_does_not_go_on_with_other_questions(bench, monkeypat
     assert bench.measured == ["a", "b", "a", "b"]
 
 
+@pytest.mark.parametrize("changed, measured", [("--quick", ["a", "b"]), ("a", ["a"])])
+def test_an_interrupted_run_does_not_go_on_quicker_or_with_fewer_claims(bench, monkeypatch, changed, measured):
+    bench.add("a")
+    bench.add("b", fails=[KeyboardInterrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        call(bench, monkeypatch)
+    assert call(bench, monkeypatch, changed) == 0
+    assert bench.measured == ["a", "b", *measured]
+
+
 @pytest.mark.parametrize("text, said", [
     (None, "cannot read"), ("", "holds no question"), ('{"question_id": 1, "turns": ["?"]}', "line 1 of"),
     ('{"question_id": 1, "category": "qa", "turns": []}', "line 1 of"), ("[", "line 1 of"),

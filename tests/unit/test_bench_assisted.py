@@ -192,3 +192,4 @@ def test_what_was_measured_with_another_draft_is_measured_again(assisted, counte
     before, after = asked[:3], asked[3:]
     assert all(old["weights"] != new["weights"] for old, new in zip(before, after, strict=True))
     assert len({settings["weights"] for settings in before}) == 1
+    assert before[0]["tokens"] == before[1]["tokens"] == TOKENS  # of every answer

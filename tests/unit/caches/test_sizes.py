@@ -84,7 +84,7 @@ def test_a_sliding_static_cache_takes_no_more_than_its_window(tokens):
 
 @pytest.mark.parametrize("tokens, pages", [(1, 1), (16, 1), (17, 2)])
 def test_a_paged_cache_takes_whole_pages(tokens, pages):
-    assert sizes.paged_bytes(SMOL, tokens, page=16) == pages * 16 * 23_040
+    assert sizes.paged_bytes(SMOL, tokens, block_size=16) == pages * 16 * 23_040
 
 
 def test_latent_attention_keeps_69120_bytes_a_token_57_times_less_than_its_heads():
