@@ -10,7 +10,7 @@ The rooms, each importing only from those below it (and all from the small modul
 course         set-up, running and storing lessons, their checks, exercises and pages
 widgets        figures with sliders, and their still form
 figures        functions that draw from rows; drawings
-training       distilling a small draft
+training       distilling a small draft, training heads
 serving        scheduler, block pool, simulator, engine, client
 decoding       the one loop, its targets, proposers and acceptance rules
 models         where weights come from, and the readable decoder
@@ -24,10 +24,12 @@ load           a model by name or folder -> LanguageModel; `.target()` is what d
 generate       continue a prompt with a target, a proposer and an acceptance rule
 Greedy         acceptance: the target's most probable token
 Sampling       acceptance: samples from the target's distribution, exactly
+Typical        acceptance: takes every guess that the target would not be surprised by; not lossless
 PromptLookup   proposer: copies what followed an earlier occurrence of the text's last tokens
 Jacobi         proposer: refines its own guess with the target's leftover predictions
 Lookahead      proposer: collects n-grams in a window beside the text and verifies those that fit
 DraftModel     proposer: a small model of the same tokenizer drafts
+Medusa         proposer: heads on the target's own final state guess, a tree of them is verified
 """
 
 from __future__ import annotations
@@ -41,10 +43,12 @@ _HOMES = {
     "generate": "lessons_lib.decoding.generate",
     "Greedy": "lessons_lib.decoding.acceptance",
     "Sampling": "lessons_lib.decoding.acceptance",
+    "Typical": "lessons_lib.decoding.typical",
     "PromptLookup": "lessons_lib.decoding.proposers.prompt_lookup",
     "Jacobi": "lessons_lib.decoding.proposers.jacobi",
     "Lookahead": "lessons_lib.decoding.proposers.lookahead",
     "DraftModel": "lessons_lib.decoding.proposers.draft_model",
+    "Medusa": "lessons_lib.decoding.proposers.medusa",
 }
 __all__ = [*_HOMES]
 

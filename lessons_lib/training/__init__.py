@@ -1,1 +1,4 @@
-"""Training: distilling a small draft from a target (lesson 06). `python -m lessons_lib.training` runs the recipe."""
+"""Training: a small draft distilled from a target (lesson 06), Medusa heads (lesson 09).
+
+`python -m lessons_lib.training` runs the recipes.
+"""

@@ -1,4 +1,7 @@
-"""The recipe of smol-draft: `python -m lessons_lib.training collect | distill | evaluate | export`."""
+"""The recipe of smol-draft: `python -m lessons_lib.training collect | distill | evaluate | export`.
+
+That of Medusa heads, which learn from the same texts, is in heads_commands.
+"""
 
 import argparse
 import json
@@ -12,7 +15,7 @@ from lessons_lib.models.draft import decoder_of, own_weights
 from lessons_lib.models.registry import OURS
 from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
 from lessons_lib.paths import cache_dir
-from lessons_lib.training import card, collect, evaluate, held_out, prompts
+from lessons_lib.training import card, collect, evaluate, heads_commands, held_out, prompts
 from lessons_lib.training.distill import distill
 from lessons_lib.training.run import Recipe, fresh, trained
 
@@ -55,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument("--run", default="default")
     part.add_argument("--into", type=Path, default=OURS / DRAFT)
     part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
+    heads_commands.add_parts(parts)
     return top
 
 
@@ -149,6 +153,7 @@ def runs(name: str) -> Path:
 
 
 COMMANDS = {"collect": run_collect, "distill": run_distill, "evaluate": run_evaluate, "export": run_export}
+COMMANDS |= heads_commands.COMMANDS
 
 if __name__ == "__main__":
     sys.exit(main())

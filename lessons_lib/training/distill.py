@@ -3,21 +3,18 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
-from time import monotonic
 
 import torch
 from torch import Tensor
 
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.draft import TrimmedDecoder, own_weights
-from lessons_lib.progress import bar
 from lessons_lib.training.batched import Text
+from lessons_lib.training.loop import go_on, set_rate
 from lessons_lib.training.loss import DistillationLoss
 from lessons_lib.training.run import Recipe, Run, resume, save
-
-SAVE_EVERY = 100  # steps
 
 
 class Nothing:
@@ -42,28 +39,16 @@ def distill(
     Interrupted and resumed, it ends with the same weights as in one go. ValueError if the checkpoint's recipe
     is another one.
     """
-    run, until = resume(target, texts, recipe, folder), monotonic() + 60 * (minutes or math.inf)
-    order = islice(schedule([len(text.ids) for text in texts], recipe), run.step, recipe.steps)
-    with bar(total=recipe.steps, desc="Distilling", unit="step") as shown:
-        shown.update(run.step)
-        for indices in order:
-            since = monotonic()
-            train_step(run, [texts[i] for i in indices], fast)
-            run.seconds += monotonic() - since
-            shown.update(1)
-            shown.set_postfix(loss=f"{run.curve[-1]['loss']:.3f}", agree=f"{run.curve[-1]['agree']:.0%}")
-            stop = monotonic() > until
-            if stop or run.step % SAVE_EVERY == 0 or run.step == recipe.steps:
-                save(run, folder)
-            if stop:
-                break
+    run = resume(target, texts, recipe, folder)
+    order = schedule([len(text.ids) for text in texts], recipe)
+    one_step = lambda indices: train_step(run, [texts[i] for i in indices], fast)  # noqa: E731
+    go_on(run, order, one_step, lambda: save(run, folder), minutes, "Distilling")
     return run
 
 
 def train_step(run: Run, texts: Sequence[Text], fast: bool) -> None:
     """One update from a batch of texts, recorded in the curve."""
-    for group in [group for optimizer in run.optimizers for group in optimizer.param_groups]:
-        group["lr"] = run.recipe.rate * pace(run.step, run.recipe)
+    set_rate(run, pace(run.step, run.recipe))
     with torch.autocast(run.draft.embedding.weight.device.type, torch.bfloat16) if fast else nullcontext():
         theirs, ours = states(run.draft, texts, run.recipe, run.step)
     read = (ours, theirs, run.draft.head.weight)
@@ -86,11 +71,11 @@ def states(draft: TrimmedDecoder, texts: Sequence[Text], recipe: Recipe, step: i
     return torch.cat([text.hidden for text in texts])[counts].to(ours.device), ours
 
 
-def read(draft: Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
-    """The draft's states (T, D) after its last layer over all texts, packed."""
+def read(draft: Decoder, texts: Sequence[Sequence[int]], **options) -> Tensor:
+    """The draft's states (T, D) after its last layer over all texts, packed; options as of its forward."""
     at = draft.embedding.weight.device
     segments = [Segment(torch.arange(len(ids), device=at), Nothing()) for ids in texts]
-    return draft(torch.tensor([token for ids in texts for token in ids], device=at), segments).last
+    return draft(torch.tensor([token for ids in texts for token in ids], device=at), segments, **options).last
 
 
 def counted(text: Text, recipe: Recipe, step: int) -> Tensor:

@@ -1,7 +1,7 @@
 """A training run as it is kept (lesson 06): its recipe, the draft, its optimizers, the curve, and their checkpoint."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -62,31 +62,41 @@ def resume(target: Decoder, texts: Sequence[Text], recipe: Recipe, folder: Path)
     if not (folder / CHECKPOINT).is_file():
         return fresh(target, recipe, frequent(texts, target.config.vocab_size, recipe.kept))
     run = trained(target, folder)
-    if run.recipe != recipe:
-        raise ValueError(f"{folder} holds a run of another recipe, {run.recipe}; remove it, or choose another folder")
+    check_recipe(run, recipe, folder)
     return run
 
 
 def trained(target: Decoder, folder: Path) -> Run:
     """The run that `folder` holds. ValueError if it holds none."""
-    if not (folder / CHECKPOINT).is_file():
-        raise ValueError(f"{folder} holds no checkpoint; run `python -m lessons_lib.training distill` first")
-    saved = torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
+    saved = read_checkpoint(folder, "distill")
     run = fresh(target, Recipe(**saved["recipe"]), saved["kept"])
-    restore(run, saved)
+    restore(run, own_weights(run.draft), saved)
     return run
+
+
+def check_recipe(run, recipe, folder: Path) -> None:
+    """Raise ValueError if the run that `folder` holds is one of another recipe."""
+    if run.recipe != recipe:
+        raise ValueError(f"{folder} holds a run of another recipe, {run.recipe}; remove it, or choose another folder")
+
+
+def read_checkpoint(folder: Path, command: str) -> dict:
+    """What `keep` wrote. ValueError if there is nothing; command: the part of the recipe that would write it."""
+    if not (folder / CHECKPOINT).is_file():
+        raise ValueError(f"{folder} holds no checkpoint; run `python -m lessons_lib.training {command}` first")
+    return torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
 
 
 def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> Run:
     """A run at its start."""
     draft = start_from(target, recipe.layers, kept)
-    return Run(recipe, draft, optimizers(draft, recipe))
+    return Run(recipe, draft, optimizers(own_weights(draft).values(), recipe))
 
 
-def optimizers(draft: TrimmedDecoder, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]:
     """AdamW, or for the matrices Muon, whose orthogonal updates (Jordan et al. 2024) learn more from a text."""
     matrices, vectors = [], []
-    for weight in own_weights(draft).values():
+    for weight in weights:
         (matrices if recipe.muon and weight.ndim == 2 else vectors).append(weight)
     adamw = torch.optim.AdamW(vectors, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
     if not recipe.muon:
@@ -95,9 +105,9 @@ def optimizers(draft: TrimmedDecoder, recipe: Recipe) -> list[torch.optim.Optimi
 
 
 @torch.no_grad()
-def restore(run: Run, saved: dict) -> None:
+def restore(run, weights: Mapping[str, Tensor], saved: dict) -> None:
     """Put a checkpoint's weights, optimizer and counters into a run."""
-    for name, weight in own_weights(run.draft).items():
+    for name, weight in weights.items():
         weight.copy_(saved["weights"][name])
     for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
         optimizer.load_state_dict(state)
@@ -105,12 +115,16 @@ def restore(run: Run, saved: dict) -> None:
 
 
 def save(run: Run, folder: Path) -> None:
-    """The checkpoint, whole or not at all, and the loss curve."""
+    """Keep a draft's run in `folder`."""
+    keep(run, own_weights(run.draft), folder, kept=run.draft.kept)
+
+
+def keep(run, weights: Mapping[str, Tensor], folder: Path, **more) -> None:
+    """The checkpoint of any run, whole or not at all, and the loss curve."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {
+    state = more | {
         "recipe": asdict(run.recipe),
-        "kept": run.draft.kept,
-        "weights": {name: weight.detach() for name, weight in own_weights(run.draft).items()},
+        "weights": {name: weight.detach() for name, weight in weights.items()},
         "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
         "step": run.step,
         "seconds": run.seconds,

@@ -16,6 +16,7 @@ from lessons_lib.decoding.blocks import Block, make_block, tree_mask
 from lessons_lib.decoding.proposal import ANCHOR, MODES, Proposal, Tree
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
+from lessons_lib.decoding.proposers.drawing import draw
 from lessons_lib.decoding.proposers.growing import Growing
 from lessons_lib.decoding.proposers.shared_ids import shared_ids
 from lessons_lib.decoding.targets import as_target
@@ -114,14 +115,11 @@ class DraftModel(Proposer):
 
     def _draw(self, scores: Tensor, q: Tensor, count: int) -> list[int]:
         """Tokens in draw order, as many as there are with q > 0 at most."""
-        if self.mode == "iid":
-            return torch.multinomial(q, count, replacement=True, generator=self.generator).tolist()
-        if count == 1 and self.mode == "point":
+        if self.mode != "point":
+            return draw(q, count, self.mode, self.generator)
+        if count == 1:
             return [int(scores.argmax())]  # as Greedy chooses among equals
-        count = min(count, int(q.count_nonzero()))
-        if self.mode == "point":
-            return scores.topk(count).indices.tolist()
-        return torch.multinomial(q, count, generator=self.generator).tolist()
+        return scores.topk(min(count, int(q.count_nonzero()))).indices.tolist()
 
     def _shared(self, logits: Tensor) -> Tensor:
         """(n, V of the draft) -> (n, V of the target), nothing on ids without a token: q renormalises over the rest.

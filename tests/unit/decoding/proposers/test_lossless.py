@@ -10,12 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.heads import heads_of
 from support.laws import correction_from_p, exact_law
 from support.oracle import exact
 from support.targets import Tight, assert_holds, decoder_target, targets
 from support.toys import ToyTarget, choosing, continued, whimsical
 
-from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, PromptLookup, Sampling, generate
+from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, Medusa, PromptLookup, Sampling, generate
 from lessons_lib.decoding import acceptance
 from lessons_lib.decoding.generate import new_row
 from lessons_lib.decoding.row import step
@@ -24,6 +25,7 @@ from lessons_lib.models import tiny
 
 V, N = 11, 30
 PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
+EVERYWHERE = [(i,) for i in range(V)] + [(i, j) for i in range(V) for j in range(3)]
 
 # name -> network -> proposer for a target of that network
 PROPOSERS = {
@@ -40,6 +42,8 @@ PROPOSERS = {
     "lookahead-text": lambda network: Lookahead(7, 5, 7, pool_from_text=True),
     "draft-model": lambda network: DraftModel(decoder_target(network_of(seed=1)), gamma=3),
     "draft-model-right": lambda network: DraftModel(network, gamma=3),  # ends stand inside what is accepted
+    "medusa": lambda network: Medusa(heads_of(network), [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
+    "medusa-everywhere": lambda network: Medusa(heads_of(network), EVERYWHERE),  # paths with gaps are accepted
 }
 FAMILIES = ["llama", "gpt_neox", "opt", "gemma", "mistral"]
 proposers = pytest.mark.parametrize("make", PROPOSERS.values(), ids=PROPOSERS)

@@ -1,0 +1,148 @@
+"""Training Medusa heads on a frozen model (lesson 09): Medusa-1 of Cai et al. 2024 (arXiv 2401.10774).
+
+The heads read what the model's own head read, and these states were kept when the model wrote its texts
+(`training.collect`): the model never runs, and a step is a few products.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.training import run as runs
+from lessons_lib.training.batched import Text
+from lessons_lib.training.distill import pace, schedule
+from lessons_lib.training.heads_loss import backward, batch, judge, total
+from lessons_lib.training.loop import go_on, set_rate
+
+LOOK_EVERY = 100  # steps between two looks at the texts that train nothing
+HELD_BACK = 10  # one text in so many
+
+
+@dataclass(frozen=True)
+class HeadsRecipe:
+    """heads, blocks: as MedusaHeads. decay: lambda, head k's loss counts lambda^k. tokens: per step, prompts included.
+
+    own: 1 or 0, whether each head has its own LM head. muon: 1 or 0, whether matrices are trained by Muon.
+    """
+
+    heads: int = 4
+    blocks: int = 1
+    own: int = 0
+    decay: float = 0.8
+    steps: int = 2_000
+    tokens: int = 2_048
+    rate: float = 1e-3
+    warmup: int = 100
+    muon: int = 0
+    seed: int = 0
+
+
+@dataclass
+class HeadsRun:
+    """A training run: the heads, their optimizers, the steps and seconds so far, and the curve.
+
+    Every row of the curve has the step and the loss, each LOOK_EVERY-th and the last the held-back texts' loss and
+    for each head how often its favourite (top1) or one of five (top5) was right there.
+    """
+
+    recipe: HeadsRecipe
+    heads: MedusaHeads
+    optimizers: list[torch.optim.Optimizer]
+    step: int = 0
+    seconds: float = 0.0
+    curve: list[dict] = field(default_factory=list)
+
+
+def train_heads(
+    lm_head: Tensor, texts: Sequence[Text], recipe: HeadsRecipe, folder: Path, minutes: float | None = None
+) -> HeadsRun:
+    """Train, or go on training where `folder` holds a checkpoint, until recipe.steps or for some minutes.
+
+    lm_head (V, D): the model's own, frozen; where it is bf16, products are, too, while the heads' weights stay
+    float32. Leaves a checkpoint and the curve in `folder`; interrupted and resumed, it ends with the same weights as
+    in one go. ValueError if the checkpoint's recipe is another one.
+    """
+    run, (texts, held) = resume(lm_head, recipe, folder), split(texts)
+
+    def one_step(indices: list[int]) -> None:
+        train_step(run, [texts[i] for i in indices])
+        if run.step % LOOK_EVERY == 0 or run.step == recipe.steps:
+            run.curve[-1] |= look(run, held)
+
+    order = schedule([len(text.ids) for text in texts], recipe)
+    go_on(run, order, one_step, lambda: runs.keep(run, weights(run.heads), folder), minutes, "Training heads")
+    return run
+
+
+def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
+    """Texts to train on, and the tenth that is held back to watch the heads and to choose their tree by.
+
+    By key, so that it is the same tenth however many texts there are. Held-out prompts are in neither.
+    """
+    parts = [], []
+    for text in texts:
+        parts[held_back(text.key)].append(text)
+    return parts
+
+
+def held_back(key: str) -> bool:
+    """Whether a text trains nothing."""
+    return int.from_bytes(sha256(key.encode()).digest()[:8], "big") % HELD_BACK == 0
+
+
+def train_step(run: HeadsRun, texts: Sequence[Text]) -> None:
+    """One update from a batch of texts, recorded in the curve."""
+    set_rate(run, pace(run.step, run.recipe))
+    run.heads.zero_grad()
+    losses = backward(run.heads, *batch(texts, run.heads.count), run.recipe.decay)
+    torch.nn.utils.clip_grad_norm_(run.heads.parameters(), 1.0)
+    for optimizer in run.optimizers:
+        optimizer.step()
+    run.step += 1
+    run.curve.append({"step": run.step, "loss": round(total(losses, run.recipe.decay), 5)})
+
+
+def look(run: HeadsRun, held: Sequence[Text]) -> dict:
+    """What the curve says of texts that train nothing; {} without any."""
+    if not held:
+        return {}
+    found = judge(run.heads, held)
+    top = lambda k: [round(sum(row[:k]), 4) for row in found["accuracies"]]  # noqa: E731
+    loss = total(torch.tensor(found["loss"]), run.recipe.decay)
+    return {"held_loss": round(loss, 5), "top1": top(1), "top5": top(5)}
+
+
+def weights(heads: MedusaHeads) -> dict[str, torch.nn.Parameter]:
+    """What is trained, by name."""
+    return dict(heads.named_parameters())
+
+
+def fresh(lm_head: Tensor, recipe: HeadsRecipe) -> HeadsRun:
+    """A run at its start."""
+    heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, bool(recipe.own))
+    exact = torch.promote_types(lm_head.dtype, torch.float32)
+    for part in (heads.stacks, heads.own):
+        part.to(exact)
+    return HeadsRun(recipe, heads, runs.optimizers(weights(heads).values(), recipe))
+
+
+def trained(lm_head: Tensor, folder: Path) -> HeadsRun:
+    """The run that `folder` holds. ValueError if it holds none."""
+    saved = runs.read_checkpoint(folder, "heads")
+    run = fresh(lm_head, HeadsRecipe(**saved["recipe"]))
+    runs.restore(run, weights(run.heads), saved)
+    return run
+
+
+def resume(lm_head: Tensor, recipe: HeadsRecipe, folder: Path) -> HeadsRun:
+    """The run that `folder` holds, or a fresh one. ValueError if it holds one of another recipe."""
+    if not (folder / runs.CHECKPOINT).is_file():
+        return fresh(lm_head, recipe)
+    run = trained(lm_head, folder)
+    runs.check_recipe(run, recipe, folder)
+    return run

@@ -1,0 +1,77 @@
+"""The card of trained heads as a page to read beside the weights (lesson 09)."""
+
+from lessons_lib.measure.tables import markdown
+from lessons_lib.models.medusa import own_parameters, shared_parameters
+
+PAGE = "README.md"
+TEXT = """# {name}: {count} Medusa heads for {base}
+
+{parameters:,} parameters in {count} heads of {blocks} residual block(s), stored in half precision
+({megabytes:.1f} MB). They read {base}'s state after the final norm; head k guesses the token k places behind the next
+one. Use: `Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from
+`lessons_lib.models.stored_heads`.
+
+## Data
+{texts:,} texts that {base} wrote itself, those of smol-draft (its card says which; NOTICE names licences and
+addresses). A tenth of them trains nothing: the tree is chosen by it. The weights are under the Apache License 2.0, as
+the model's.
+
+## Recipe
+{steps:,} steps of about {tokens:,} tokens, the model frozen: cross-entropy of every head, head k's weighted by
+{decay}^k; {optimizer} at a rate of {rate}, {warmup} steps of warm-up, then a cosine to 0. Seed {seed}. Training took
+{hours:.2f} hours. {note}
+
+    python -m lessons_lib.training collect --prompts FILE --texts {texts}
+    python -m lessons_lib.training heads --run main --steps {steps}
+    python -m lessons_lib.training collect --held-out
+    python -m lessons_lib.training heads-export --run main
+
+## Worth
+How often a head's favourite, or one of five, is right on the texts that train nothing:
+
+{accuracy}
+
+Tokens per target forward, greedy, counted along held-out texts with a tree of {nodes} nodes; {expected:.2f} were
+expected if heads were independent:
+
+{speed}
+"""
+
+
+def page(name: str, card: dict, megabytes: float) -> str:
+    """The page of heads stored under `name`; card: as `heads-export` writes it."""
+    recipe, after = card["recipe"], card["after"]
+    facts = {key: card[key] for key in ("base", "count", "blocks", "texts", "steps", "hours", "note")}
+    facts |= {key: recipe[key] for key in ("tokens", "decay", "rate", "warmup", "seed")}
+    return TEXT.format(
+        name=name,
+        parameters=parameters(card),
+        megabytes=megabytes,
+        optimizer="Muon" if recipe["muon"] else "AdamW",
+        accuracy=markdown(*accuracy(card)),
+        nodes=after["nodes"],
+        expected=after["expected"],
+        speed=markdown(*speed(card)),
+        **facts,
+    )
+
+
+def accuracy(card: dict) -> tuple[list[str], list[list[str]]]:
+    """A row per head: top-1 and top-5 before and after training."""
+    pairs = zip(card["before"]["accuracies"], card["after"]["accuracies"], strict=True)
+    rows = [[f"{k}", *(f"{sum(row[:top]):.0%}" for top in (1, 5) for row in pair)] for k, pair in enumerate(pairs, 1)]
+    return ["head", "top-1 untrained", "top-1", "top-5 untrained", "top-5"], rows
+
+
+def speed(card: dict) -> tuple[list[str], list[list[str]]]:
+    """Tokens per forward by kind, before and after training, each with the tree that is best for it."""
+    kinds = list(card["after"]["kinds"])
+    rows = [[when, *(f"{card[when]['kinds'][kind]:.2f}" for kind in kinds), f"{card[when]['macro']:.2f}"]
+            for when in ("before", "after")]  # fmt: skip
+    return ["training", *kinds, "mean of the kinds"], rows
+
+
+def parameters(card: dict) -> int:
+    """How many the heads have."""
+    shared = shared_parameters(card["count"], card["width"], card["blocks"])
+    return own_parameters(card["count"], card["width"], card["vocab_size"], card["blocks"]) if card["own"] else shared

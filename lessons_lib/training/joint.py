@@ -1,0 +1,125 @@
+"""Training a model together with its Medusa heads (lesson 09): Medusa-2 of Cai et al. 2024 (arXiv 2401.10774).
+
+Heads guess better where the model makes its states easier to read; but then its own text changes, and what greedy
+acceptance keeps is the text of the new model. Its distribution is held to the old one's on the old one's own texts
+(self-distillation), whose states were kept: with them, the old model need not run beside the new one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.lora import LowRank, adapted
+from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.training import run as runs
+from lessons_lib.training.batched import Text
+from lessons_lib.training.distill import pace, read, schedule
+from lessons_lib.training.heads_loss import backward, batch, total
+from lessons_lib.training.loop import go_on, set_rate
+from lessons_lib.training.loss import DistillationLoss
+
+
+@dataclass(frozen=True)
+class JointRecipe:
+    """rank, alpha: of the adapters. balance: lambda_0, the weight of the heads' losses. decay: lambda, as HeadsRecipe.
+    rate: the adapters'; the heads learn `faster` times as fast. tokens: per step."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    balance: float = 0.2
+    decay: float = 0.8
+    steps: int = 200
+    tokens: int = 1_024
+    rate: float = 5e-4
+    faster: float = 4.0
+    warmup: int = 20
+    seed: int = 0
+
+
+@dataclass
+class JointRun:
+    """A training run: adapters and heads with one optimizer, and the curve of both parts of the loss."""
+
+    recipe: JointRecipe
+    adapters: LowRank
+    heads: MedusaHeads
+    optimizers: list[torch.optim.Optimizer]
+    step: int = 0
+    seconds: float = 0.0
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+
+def train_joint(
+    decoder: Decoder,
+    heads: MedusaHeads,
+    texts: Sequence[Text],
+    recipe: JointRecipe,
+    folder: Path,
+    minutes: float | None = None,
+) -> JointRun:
+    """Train adapters of a frozen decoder (float32 or float64) and its heads, which should be trained alone first.
+
+    The heads change in place. Resumable as `train_heads`; ValueError if the checkpoint's recipe is another one.
+    """
+    run = resume(decoder, heads, recipe, folder)
+    order = schedule([len(text.ids) for text in texts], recipe)
+    one_step = lambda indices: joint_step(run, decoder, [texts[i] for i in indices])  # noqa: E731
+    go_on(run, order, one_step, lambda: runs.keep(run, weights(run), folder), minutes, "Training jointly")
+    return run
+
+
+def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
+    """One update from a batch of texts: L = KL(old, new) + balance * sum of decay^k L_k, both parts recorded."""
+    recipe = run.recipe
+    set_rate(run, pace(run.step, recipe))
+    run.optimizers[0].zero_grad()
+    theirs, labels = batch(texts, run.heads.count)
+    ours = states(run, decoder, texts)
+    cut = ours.detach().requires_grad_()  # the losses' gradients gather here, then run through the decoder once
+    divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
+    divergence.backward()
+    guessing = total(backward(run.heads, cut, labels, recipe.decay, recipe.balance), recipe.decay)
+    ours.backward(cut.grad)
+    torch.nn.utils.clip_grad_norm_(weights(run).values(), 1.0)
+    run.optimizers[0].step()
+    run.step += 1
+    parts = {"loss": divergence.item() + recipe.balance * guessing, "kl": divergence.item(), "heads": guessing}
+    run.curve.append({"step": run.step} | {name: round(value, 5) for name, value in parts.items()})
+
+
+def states(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> Tensor:
+    """What the adapted model's head reads (T, D), from every prompt's last token on."""
+    last = read(decoder, [text.ids[:-1] for text in texts], kernels=run.adapters.kernels())
+    counts = torch.cat([torch.arange(len(text.ids) - 1) >= text.prompt_length - 1 for text in texts])
+    return decoder.final(last[counts.to(last.device)])
+
+
+def weights(run: JointRun) -> dict[str, Tensor]:
+    """What is trained, by name."""
+    return {f"{part}.{name}": weight for part in ("adapters", "heads")
+            for name, weight in getattr(run, part).named_parameters()}  # fmt: skip
+
+
+def fresh(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe) -> JointRun:
+    """A run at its start."""
+    adapters = adapted(decoder, recipe.rank, recipe.alpha, recipe.seed)
+    groups = [
+        {"params": list(adapters.parameters())},
+        {"params": list(heads.requires_grad_(True).parameters()), "faster": recipe.faster},
+    ]
+    return JointRun(recipe, adapters, heads, [torch.optim.AdamW(groups, lr=recipe.rate, weight_decay=0.0)])
+
+
+def resume(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe, folder: Path) -> JointRun:
+    """The run that `folder` holds, or a fresh one. ValueError if it holds one of another recipe."""
+    run = fresh(decoder, heads, recipe)
+    if (folder / runs.CHECKPOINT).is_file():
+        saved = runs.read_checkpoint(folder, "heads")
+        run.recipe = JointRecipe(**saved["recipe"])
+        runs.check_recipe(run, recipe, folder)
+        runs.restore(run, weights(run), saved)
+    return run

@@ -1,0 +1,45 @@
+"""The loop of every training run (lessons 06, 09): step by step, saved now and then, stopped by the clock."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+from time import monotonic
+
+from lessons_lib.progress import bar
+
+SAVE_EVERY = 100  # steps
+
+
+def go_on(
+    run, order: Iterator[list[int]], one_step: Callable, keep: Callable[[], None], minutes: float | None, desc: str
+) -> None:
+    """Take the steps that `run` still lacks, for some minutes at most: one_step(text numbers) takes one.
+
+    order: batches of text numbers from the run's first step on, whatever was taken already. keep: writes the
+    checkpoint. one_step records the loss in the curve.
+    """
+    until = monotonic() + 60 * (minutes or math.inf)
+    with bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
+        shown.update(run.step)
+        for indices in islice(order, run.step, run.recipe.steps):
+            since = monotonic()
+            one_step(indices)
+            run.seconds += monotonic() - since
+            shown.update(1)
+            shown.set_postfix(said(run.curve[-1]))
+            stop = monotonic() > until
+            if stop or run.step % SAVE_EVERY == 0 or run.step == run.recipe.steps:
+                keep()
+            if stop:
+                break
+
+
+def said(row: dict) -> dict[str, str]:
+    """A row of the curve beside the bar: its plain numbers."""
+    return {name: f"{value:.3f}" for name, value in row.items() if isinstance(value, float)}
+
+
+def set_rate(run, pace: float) -> None:
+    """All optimizers go on at this share of the recipe's rate, a group that is `faster` at so much more."""
+    for group in [group for optimizer in run.optimizers for group in optimizer.param_groups]:
+        group["lr"] = run.recipe.rate * pace * group.get("faster", 1.0)

@@ -1,0 +1,32 @@
+"""Medusa heads of a tiny model: some that know nothing, and a target whose states are its own scores."""
+
+import torch
+from support.toys import ToyTarget
+
+from lessons_lib.models.medusa import MedusaHeads
+
+
+@torch.no_grad()
+def random_heads(lm_head: torch.Tensor, count: int = 3, seed: int = 0, **options) -> MedusaHeads:
+    """Heads with large random weights, so that every one guesses something else."""
+    heads = MedusaHeads(lm_head, count, **options)
+    generator = torch.Generator().manual_seed(seed)
+    for weight in heads.parameters():
+        weight.copy_(torch.randn(weight.shape, generator=generator) * 2 * weight.shape[-1] ** -0.5)
+    return heads
+
+
+def heads_of(network, count: int = 3, seed: int = 0) -> MedusaHeads:
+    """Random heads of a transformers model."""
+    return random_heads(network.get_output_embeddings().weight, count, seed)
+
+
+class OpenToy(ToyTarget):
+    """A toy that offers states: the scores themselves, so that its LM head is the unit matrix."""
+
+    offers = frozenset({"rows", "states"})
+
+    def _run(self, block):
+        scores = super()._run(block)
+        scores.states = dict.fromkeys(block.after, scores.logits)
+        return scores

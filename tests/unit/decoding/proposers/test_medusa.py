@@ -1,0 +1,336 @@
+"""Medusa: the state it reads, the tree it makes of it, the target's own text and law, and whom it refuses."""
+
+import functools
+import math
+from itertools import product
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.heads import OpenToy, heads_of, random_heads
+from support.laws import correction_from_p, exact_law
+from support.oracle import exact
+from support.targets import decoder_target
+
+from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
+from lessons_lib.decoding import acceptance
+from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.generate import new_row
+from lessons_lib.decoding.proposal import ANCHOR, Tree
+from lessons_lib.decoding.proposers import Observation
+from lessons_lib.decoding.row import step
+from lessons_lib.decoding.targets import CompiledTarget, TransformersTarget, Unsupported
+from lessons_lib.decoding.targets.table import Table
+from lessons_lib.decoding.trees import regular
+from lessons_lib.models import tiny
+from lessons_lib.models.medusa import MedusaHeads
+
+V, N = 11, 30
+PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
+EVERY_TOKEN = [(i,) for i in range(V)] + [(i, j) for i in range(V) for j in range(4)]  # some path is always accepted
+TARGETS = [pytest.param(TransformersTarget, id="transformers"), pytest.param(decoder_target, id="decoder")]
+MODES = ["point", "iid", "without_replacement"]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return tiny(vocab_size=V)
+
+
+@pytest.fixture(scope="module")
+def greedy(network) -> list[int]:
+    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0, len(PROMPT) :].tolist()
+
+
+# the state that is read, and the tree that is made of it
+
+
+class Watched(Medusa):
+    """Notes which paths were accepted, and what was guessed first behind which anchor."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.paths, self.pairs = [], []
+
+    def propose(self, ids, limit):
+        proposal = super().propose(ids, limit)
+        self.pairs += [(proposal.tokens[0], ids[-1])] if proposal.tokens else []
+        return proposal
+
+    def observe(self, seen):
+        super().observe(seen)
+        self.paths.append(seen.path)
+
+
+def has_gaps(path: list[int]) -> bool:
+    return path != list(range(len(path)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_untrained_heads_guess_the_anchor_again_as_they_read_the_state_that_chose_it(network, greedy, target):
+    proposer = Watched(MedusaHeads(network.get_output_embeddings().weight, 2), EVERY_TOKEN)
+    out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
+    assert out.ids == greedy
+    assert len(proposer.pairs) > 8 and all(guess == anchor for guess, anchor in proposer.pairs)
+    assert any(has_gaps(path) for path in proposer.paths)
+
+
+def proposed(heads, state: torch.Tensor, limit: int = 9, **options):
+    proposer = Medusa(heads, **options)
+    proposer.reset(OpenToy(None, heads.vocab_size), [0])
+    proposer.observe(Observation([], [1], None, {}, None, {"final": state[None]}))
+    return proposer.propose([0, 1], limit)
+
+
+def test_a_choice_is_a_favourite_of_the_head_of_its_depth(network):
+    heads, state = heads_of(network), torch.randn(32, generator=seeded(0), dtype=torch.float64)
+    choices = [(0,), (2,), (0, 1), (2, 0), (2, 0, 3)]
+    proposal = proposed(heads, state, choices=choices)
+    best = heads(state[None])[0].argsort(descending=True)
+    assert proposal.tokens == [best[0][0], best[0][2], best[1][1], best[1][0], best[2][3]]
+    assert proposal.parents == [ANCHOR, ANCHOR, 0, 1, 3] and proposal.mode == "point" and proposal.draft_calls == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("limit", [0, 1, 2, 3])
+def test_levels_that_cannot_be_used_are_not_guessed(network, mode, limit):
+    proposal = proposed(heads_of(network), torch.ones(32).double(), limit, choices=regular(2, 1, 1), mode=mode)
+    assert max(Tree.of(proposal, 9).depths, default=0) == limit
+
+
+def test_without_choices_the_chain_of_favourites_is_tried(network):
+    assert proposed(heads_of(network), torch.ones(32).double()).parents == [ANCHOR, 0, 1]
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_draws_come_from_the_head_of_their_depth_and_say_so(network, mode):
+    heads, state = heads_of(network), torch.randn(32, generator=seeded(0), dtype=torch.float64)
+    rule = Sampling(temperature=0.5, top_k=4)
+    proposal = proposed(heads, state, choices=regular(3, 2), mode=mode, sampling=rule, generator=seeded(1))
+    q = rule.probabilities(heads(state[None])[0])
+    assert len(proposal.tokens) == 3 + 6
+    for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
+        level = 0 if parent == ANCHOR else 1
+        assert torch.equal(proposal.q[parent], q[level]) and q[level][token] > 0, node
+
+
+def test_draws_follow_q(network):
+    heads, state = heads_of(network), torch.randn(32, generator=seeded(0), dtype=torch.float64)
+    proposer = Medusa(heads, [(0,)], "iid", generator=seeded(3))
+    proposer.state = state
+    counts = torch.zeros(V)
+    for _ in range(3000):
+        counts[proposer.propose([0], 5).tokens[0]] += 1
+    q = heads(state[None], 1)[0, 0].softmax(-1)
+    torch.testing.assert_close(counts.double() / 3000, q, rtol=0, atol=0.03)
+
+
+def test_where_q_has_fewer_tokens_than_children_the_tree_shrinks(network):
+    proposal = proposed(
+        heads_of(network), torch.ones(32).double(),
+        choices=[*regular(4, 2).choices, (3, 1, 0)], mode="without_replacement", sampling=Sampling(top_k=2),
+    )  # fmt: skip
+    assert proposal.parents == [ANCHOR, ANCHOR, 0, 0, 1, 1] and len(set(proposal.tokens[:2])) == 2
+
+
+# the same tokens as plain greedy decoding
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_greedy_text_is_kept_with_drawn_trees_too(network, greedy, target, mode):
+    proposer = Medusa(heads_of(network), regular(5, 3), mode, generator=seeded(0))
+    out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
+    assert out.ids == greedy and 0 < sum(s.accepted for s in out.trace) < sum(s.proposed for s in out.trace)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 9),
+    prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=9),
+    widths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    mode=st.sampled_from(MODES),
+    own=st.booleans(),
+    blocks=st.integers(1, 2),
+)
+def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, mode, own, blocks):
+    target, heads = decoder_target(network), network.get_output_embeddings().weight
+    proposer = Medusa(random_heads(heads, 3, seed, own=own, blocks=blocks), regular(*widths), mode, generator=seeded(1))
+    assert generate(target, prompt, proposer, max_new_tokens=16).ids == generate(target, prompt, max_new_tokens=16).ids
+
+
+class AllKnowing(MedusaHeads):
+    """Knows the text: scores the token that comes k + 1 places behind the one that the state chose."""
+
+    def __init__(self, text: list[int], count: int):
+        super().__init__(torch.eye(V), count)
+        self.text, self.at = text, None
+
+    def forward(self, final, count=None):
+        chosen = self.at - 1  # the anchor's place
+        ahead = [self.text[min(chosen + k, len(self.text) - 1)] for k in range(1, 1 + (count or self.count))]
+        return torch.eye(V)[ahead][None]
+
+
+class Told(Medusa):
+    def propose(self, ids, limit):
+        self.heads.at = len(ids)
+        return super().propose(ids, limit)
+
+    def observe(self, seen):
+        self.state = torch.zeros(V)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_heads_that_know_the_text_commit_one_token_more_than_there_are_heads(network, greedy, count):
+    out = generate(network, PROMPT, Told(AllKnowing(PROMPT + greedy, count)), max_new_tokens=N)
+    assert out.ids == greedy
+    assert len(out.trace) == 1 + math.ceil((N - 1) / (count + 1))
+
+
+# the cache
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_after_paths_with_gaps_the_next_scores_are_those_of_a_fresh_forward(network, target):
+    target, proposer = target(network), Watched(heads_of(network), EVERY_TOKEN)
+    row = new_row(target, PROMPT, proposer, Greedy(), 20)
+    with exact(), torch.no_grad():
+        while row.finish is None:
+            step(target, [row])
+            again = [logits_behind(target, row.ids, cache) for cache in (row.cache, None)]
+            torch.testing.assert_close(*again, rtol=0, atol=1e-10)
+    assert sum(has_gaps(path) for path in proposer.paths) > 3
+
+
+def logits_behind(target, ids: list[int], cache) -> torch.Tensor:
+    """What follows the text: with the row's cache, which is left as it was, or read anew."""
+    held = cache.length() if cache else 0
+    lent = cache or target.new_cache(len(ids))
+    (scores,) = target.run([Block(ids[held:], range(len(ids) - held), None, lent, 1)])
+    lent.keep(held)
+    return scores.logits[0]
+
+
+# the law of what is sampled
+
+
+def random_law(size: int, seed: int) -> OpenToy:
+    """After every prefix another distribution."""
+
+    @functools.cache
+    def logits(prefix):
+        return torch.randn(size, generator=seeded(hash((seed, prefix)) % 2**31), dtype=torch.float64)
+
+    return OpenToy(logits, size)
+
+
+def far_from(law: dict, target, count: int) -> float:
+    """The largest error of a probability."""
+    assert sum(law.values()) == pytest.approx(1)
+    worst = 0.0
+    for text in product(range(target.vocab_size), repeat=count):
+        rows = [target.logits((0, *text[:i])).softmax(-1) for i in range(count)]
+        worst = max(worst, abs(law.get(text, 0) - math.prod(float(p[t]) for p, t in zip(rows, text, strict=True))))
+    return worst
+
+
+LAWS = [
+    pytest.param(3, 4, dict(choices=[(0,), (1,), (0, 0), (1, 0), (1, 1)]), id="favourites"),
+    pytest.param(3, 4, dict(choices=[(1,), (1, 0)]), id="a second favourite alone"),
+    pytest.param(3, 4, dict(choices=[(0,), (0, 0)], mode="iid"), id="drawn chain"),
+    pytest.param(2, 4, dict(choices=regular(2, 2), mode="iid"), id="drawn tree"),
+    pytest.param(3, 3, dict(choices=[(0,), (1,)], mode="without_replacement"), id="without replacement"),
+    pytest.param(2, 4, dict(choices=regular(2, 2), mode="without_replacement"), id="tree without replacement"),
+    pytest.param(3, 4, dict(choices=regular(2, 1), mode="without_replacement", sampling=Sampling(top_k=1)), id="top 1"),
+]
+
+
+def law_of(target, count: int, rule=None, kind=Medusa, **options) -> dict:
+    proposer = kind(random_heads(torch.eye(target.vocab_size).double(), 2, seed=5), **options)
+    return exact_law(lambda: tuple(generate(target, [0], proposer, rule or Sampling(), count).ids))
+
+
+@pytest.mark.parametrize("size, count, options", LAWS)
+def test_every_text_has_exactly_the_targets_probability(size, count, options):
+    target = random_law(size, seed=1)
+    assert far_from(law_of(target, count, **options), target, count) < 1e-12
+
+
+def favourites(q, count, mode, generator):
+    """Takes the most probable tokens, but they will be judged as drawn."""
+    return q.topk(count).indices.tolist()
+
+
+class Mislabelled(Medusa):
+    """Says that every level was drawn from the first head's distribution."""
+
+    def _drawn(self, q):
+        proposal = super()._drawn(q)
+        proposal.q.update(dict.fromkeys(proposal.q, q[0]))
+        return proposal
+
+
+def test_favourites_judged_as_draws_are_caught():
+    target = random_law(3, seed=1)
+    with mock.patch("lessons_lib.decoding.proposers.medusa.draw", favourites):
+        assert far_from(law_of(target, 3, choices=[(0,), (1,)], mode="iid"), target, 3) > 0.01
+
+
+def test_rows_of_another_head_are_caught():
+    target = random_law(3, seed=1)
+    assert far_from(law_of(target, 4, kind=Mislabelled, choices=[(0,), (0, 0)], mode="iid"), target, 4) > 0.01
+
+
+def test_a_wrong_correction_is_caught():
+    target = random_law(3, seed=1)
+    with mock.patch.object(acceptance, "choose_child", correction_from_p):
+        assert far_from(law_of(target, 4, choices=[(0,), (0, 0)]), target, 4) > 0.01
+
+
+def test_typical_acceptance_is_another_law():
+    target = random_law(3, seed=1)
+    assert far_from(law_of(target, 3, Typical(), choices=[(0,), (1,)]), target, 3) > 0.01
+
+
+# whom it refuses
+
+
+def test_a_target_without_states_is_refused():
+    with pytest.raises(Unsupported, match="Medusa needs states, which Table does not offer"):
+        generate(Table([[0.5, 0.5], [0.5, 0.5]]), [0], Medusa(MedusaHeads(torch.eye(2))))
+
+
+def test_the_compiled_target_offers_what_it_needs():
+    assert Medusa.needs <= CompiledTarget.offers
+
+
+@pytest.mark.parametrize("other, said", [
+    (dict(vocab_size=V + 1), "guess among 11 tokens, but the target has 12"),
+    (dict(vocab_size=V, width=64), "read states of width 32, but the target's have 64"),
+])  # fmt: skip
+def test_a_target_of_another_size_is_refused(network, other, said):
+    with pytest.raises(ValueError, match=said):
+        generate(tiny(**other), PROMPT, Medusa(heads_of(network)), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("bad, said", [
+    (dict(mode="best"), "mode 'best' is unknown"),
+    (dict(sampling=Sampling()), 'mode "point" draws nothing'),
+    (dict(choices=regular(1, 1, 1, 1)), "the tree is 4 deep and 1 ranks wide, too much for 3 heads"),
+    (dict(choices=[(V,)]), "12 ranks wide"),
+])  # fmt: skip
+def test_impossible_settings_are_refused(network, bad, said):
+    with pytest.raises(ValueError, match=said):
+        Medusa(heads_of(network), **bad)
+
+
+def test_a_target_in_another_format_than_the_heads_is_read_all_the_same(network):
+    out = generate(tiny(vocab_size=V, dtype=torch.float32), PROMPT, Medusa(heads_of(network)), max_new_tokens=6)
+    assert len(out.ids) == 6

@@ -1,0 +1,148 @@
+"""Heads begin as the model's own head, count their parameters right, and come back from a file as they were."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.heads import heads_of, random_heads
+from support.targets import decoder_target
+
+from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.models import LanguageModel, ModelUnavailable, registry, tiny
+from lessons_lib.models.medusa import MedusaHeads, own_parameters, shared_parameters
+from lessons_lib.models.stored_heads import WEIGHTS, load_heads, read_card, save_heads
+
+FORMS = [dict(), dict(own=True), dict(blocks=3), dict(blocks=2, own=True)]
+IDS = [5, 80, 3, 61]
+
+
+def states_of(target):
+    """Final states and scores of a short text."""
+    block = Block(IDS, range(len(IDS)), None, target.new_cache(8), len(IDS), after=("final",))
+    (scores,) = target.run([block])
+    return scores.states["final"], scores.logits
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma", "gpt_neox", "opt"])
+@torch.no_grad()
+def test_untrained_heads_score_as_the_models_own(family, form):
+    network = tiny(family=family)
+    final, logits = states_of(TransformersTarget(network))
+    found = MedusaHeads(network.get_output_embeddings().weight, 3, **form)(final)
+    assert found.shape == (len(IDS), 3, 97)
+    for head in range(3):
+        torch.testing.assert_close(found[:, head], logits, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_both_targets_show_the_state_that_heads_read():
+    network = tiny()
+    for target in (TransformersTarget(network), decoder_target(network)):
+        final, logits = states_of(target)
+        torch.testing.assert_close(F.linear(final, network.get_output_embeddings().weight), logits, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_head_is_its_blocks_and_then_a_head():
+    """By the paper's formula, W2 (h + silu(W1 h + b)), block after block, each with weights of its own."""
+    heads = random_heads(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)), 2, blocks=2, own=True)
+    h = torch.randn(3, 4, generator=torch.Generator().manual_seed(2))
+    for k in range(2):
+        x = h
+        for block in heads.stacks[k]:
+            x = x + F.silu(x @ block.weight.T + block.bias)
+        torch.testing.assert_close(heads(h)[:, k], x @ heads.own[k].T)
+    first, second = heads.stacks[0]
+    assert not torch.equal(first.weight, second.weight) and torch.equal(heads(h, 1), heads(h)[:, :1])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_parameters_are_as_many_as_the_formula_says(form):
+    heads = heads_of(tiny(), 3) if not form else MedusaHeads(torch.zeros(97, 32), 3, **form)
+    blocks = form.get("blocks", 1)
+    expected = own_parameters(3, 32, 97, blocks) if form.get("own") else shared_parameters(3, 32, blocks)
+    assert sum(weight.numel() for weight in heads.parameters()) == expected
+
+
+@pytest.mark.parametrize("width, vocab_size, published", [
+    (2048, 50_272, 4.28e8),  # OPT-1.3B; Speculative Streaming (Bhendawade et al. 2024, arXiv 2402.11131), table 1
+    (2048, 51_200, 4.36e8),  # Phi-1.3B
+    (4096, 32_000, 5.91e8),  # OpenLlama-7B
+])  # fmt: skip
+def test_four_heads_with_their_own_lm_heads_count_as_published(width, vocab_size, published):
+    assert own_parameters(4, width, vocab_size) == pytest.approx(published, rel=2e-3)
+    assert own_parameters(4, width, vocab_size) - shared_parameters(4, width) == 4 * width * vocab_size
+
+
+def test_the_models_own_head_is_not_trained():
+    lm_head = torch.nn.Parameter(torch.randn(9, 4))
+    for own in (False, True):
+        MedusaHeads(lm_head, 2, own=own)(torch.ones(1, 4)).sum().backward()
+        assert lm_head.grad is None
+
+
+def test_the_gradient_at_the_start_is_not_zero():
+    """W = 0 is no dead end: silu has a slope there."""
+    heads = MedusaHeads(torch.randn(9, 4), 2)
+    heads(torch.ones(1, 4)).square().sum().backward()
+    assert all(weight.grad.abs().max() > 0 for weight in heads.parameters())
+
+
+@pytest.mark.parametrize("bad", [dict(count=0), dict(blocks=0)])
+def test_no_heads_are_refused(bad):
+    with pytest.raises(ValueError, match="at least one head of one block"):
+        MedusaHeads(torch.eye(3), **bad)
+
+
+# as a file
+
+
+def model(name: str = "tiny", **options) -> LanguageModel:
+    network = tiny(**options)
+    return LanguageModel(network, None, name, "cpu", network.dtype)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_heads_come_back_as_they_were_in_the_models_format(tmp_path, form):
+    of = model()
+    heads = random_heads(of.network.get_output_embeddings().weight, 3, **form)
+    save_heads(heads, tmp_path / "heads", "tiny", steps=7)
+    back = load_heads(tmp_path / "heads", of, count=3)
+    states = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(back(states), heads(states), rtol=0, atol=0.05)
+    assert all(weight.dtype == torch.float64 and not weight.requires_grad for weight in back.parameters())
+    assert read_card(tmp_path / "heads")["steps"] == 7
+    assert back.lm_head.data_ptr() == of.network.get_output_embeddings().weight.data_ptr()
+    half = load_heads(tmp_path / "heads", model(dtype=torch.bfloat16))
+    assert half(states.bfloat16()).dtype == torch.bfloat16
+
+
+def test_four_heads_of_the_default_model_take_less_than_4_mb(tmp_path):
+    with torch.device("meta"):
+        lm_head = torch.empty(49_152, 576)
+    heads = MedusaHeads(lm_head, 4)
+    save_heads(heads.to_empty(device="cpu"), tmp_path, "smollm2-135m")
+    size = (tmp_path / WEIGHTS).stat().st_size
+    assert 2 * shared_parameters(4, 576) < size < 4e6
+
+
+@pytest.mark.parametrize("other, count, said", [
+    (model("other"), None, r"holds heads of 'tiny' \(vocabulary 97, width 32\), not of 'other' \(97, 32\); load that"),
+    (model(vocab_size=98), None, r"not of 'tiny' \(98, 32\)"),
+    (model(width=64), None, r"not of 'tiny' \(97, 64\)"),
+    (model(), 4, "holds 3 heads, not 4"),
+])  # fmt: skip
+def test_heads_of_another_model_or_number_are_refused_in_one_sentence(tmp_path, other, count, said):
+    save_heads(heads_of(tiny(), 3), tmp_path, "tiny")
+    with pytest.raises(ValueError, match=said):
+        load_heads(tmp_path, other, count)
+
+
+def test_heads_of_the_package_load_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "OURS", tmp_path)
+    with pytest.raises(ModelUnavailable, match="holds no heads; train some with `python -m lessons_lib.training heads"):
+        load_heads("tiny-heads", model())
+    save_heads(heads_of(tiny(), 3), tmp_path / "tiny-heads", "tiny")
+    assert load_heads("tiny-heads", model()).count == 3

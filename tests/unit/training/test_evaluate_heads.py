@@ -1,0 +1,120 @@
+"""Replayed counts are those of real decoding, and the command line ties the parts together."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.heads import random_heads
+
+from lessons_lib import Medusa, generate
+from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.decoding.trace import tokens_per_forward
+from lessons_lib.decoding.tree_search import expected_tokens
+from lessons_lib.decoding.trees import TreeShape, regular
+from lessons_lib.models.medusa import shared_parameters
+from lessons_lib.models.stored_heads import CARD, load_heads
+from lessons_lib.training import __main__ as command_line
+from lessons_lib.training import collect, heads_commands
+from lessons_lib.training.evaluate_heads import evaluate_heads, favourites, trace_of
+from lessons_lib.training.heads import split
+from lessons_lib.training.heads_card import PAGE
+from lessons_lib.training.heads_loss import judge
+
+WIDE = regular(60, 4)  # of 97 tokens: about two of three first guesses are right
+
+
+def replayed(heads, text, tree):
+    return trace_of(heads, text, favourites(heads, text, tree.ranks), tree)
+
+
+@pytest.mark.parametrize("tree", [regular(1, 1), WIDE], ids=["chain", "wide"])
+def test_replay_counts_the_steps_that_decoding_takes(target, texts, tree):
+    heads, accepted = random_heads(target.head.weight, 2), 0
+    for text in texts:
+        prompt, new = text.ids[: text.prompt_length], text.ids[text.prompt_length :]
+        out = generate(DecoderTarget(target), prompt, Medusa(heads, tree), max_new_tokens=len(new))
+        counts = [[(s.forwarded, s.proposed, s.accepted, s.committed) for s in trace]
+                  for trace in (out.trace, replayed(heads, text, tree))]  # fmt: skip
+        assert out.ids == new and counts[0] == counts[1]
+        accepted += sum(s.accepted for s in out.trace)
+    assert accepted > 10 or tree is not WIDE
+
+
+def test_kinds_count_the_same_and_drawn_texts_not_at_all(target, texts):
+    heads = random_heads(target.head.weight, 2)
+    named = [replace(text, key=f"{kind}/{n}") for n, (kind, text) in enumerate(zip(["chat", "math", "math", "rewrite"], texts, strict=False))]  # fmt: skip  # noqa: E501
+    drawn = [replace(text, key=f"chat/drawn-{text.key}", temperature=0.8) for text in texts[4:]]
+    found, narrow = evaluate_heads(heads, [*named, *drawn], [WIDE, regular(1)])
+    tau = lambda some: tokens_per_forward([s for text in some for s in replayed(heads, text, WIDE)])  # noqa: E731
+    assert tau(named[:1]) != pytest.approx(tau([*named[:1], *drawn]), abs=1e-3)
+    assert found["kinds"] == pytest.approx({"chat": tau(named[:1]), "math": tau(named[1:3]), "rewrite": tau(named[3:])}, abs=1e-4)  # fmt: skip  # noqa: E501
+    assert found["macro"] == pytest.approx((found["kinds"]["chat"] + found["kinds"]["math"]) / 2)
+    assert (found["nodes"], narrow["nodes"]) == (60 + 240, 1) and narrow["macro"] < found["macro"]
+
+
+# the command line
+
+
+@pytest.fixture
+def at_home(model, texts, tmp_path, monkeypatch):
+    """A tiny model under the target's name, its texts for training and for measuring, all below tmp_path."""
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(heads_commands, "model", lambda device="cpu": replace(model, name=heads_commands.TARGET))
+    several = [replace(text, key=f"chat/{n}-{text.key}") for n in range(4) for text in texts]
+    for held_out, some in ((False, several), (True, texts)):
+        collect.folder(held_out).mkdir(parents=True)
+        collect.save(some, collect.folder(held_out) / "00000.safetensors")
+    return tmp_path
+
+
+SMALL = [*"--heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1 --device cpu".split()]
+
+
+def test_heads_are_trained_judged_and_stored_by_commands(at_home, model, texts, capsys):
+    assert command_line.main(["heads", *SMALL]) == 0
+    assert '"step": 5' in capsys.readouterr().out
+    assert command_line.main(["heads-evaluate", "--nodes", "6"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["nodes"] == len(found["choices"]) == 6 and found["kinds"]["chat"] == pytest.approx(found["macro"])
+    assert command_line.main(["heads-export", "--into", str(at_home / "heads"), "--nodes", "6", "--note", "Rain."]) == 0
+    card = json.loads((at_home / "heads" / CARD).read_text())
+    assert (card["base"], card["count"], card["steps"], card["texts"], card["note"]) == (heads_commands.TARGET, 2, 5, 40, "Rain.")  # fmt: skip  # noqa: E501
+    assert card["recipe"]["tokens"] == 100 and [row["step"] for row in card["curve"]] == [5]
+    stored = load_heads(at_home / "heads", heads_commands.model())
+    tree = TreeShape.of(card["after"]["choices"])
+    calibration = split(collect.read_all(collect.folder()))[1]
+    accuracies = judge(stored, calibration)["accuracies"]
+    assert card["after"]["macro"] == evaluate_heads(stored, texts, [tree])[0]["macro"]
+    assert card["after"]["expected"] == pytest.approx(expected_tokens(tree, accuracies))
+    assert card["before"]["accuracies"] != card["after"]["accuracies"]
+    page = (at_home / "heads" / PAGE).read_text()
+    assert f"with a tree of 6 nodes; {card['after']['expected']:.2f} were" in page and "Rain." in page
+    assert f"| after | {card['after']['kinds']['chat']:.2f}" in page
+    shares = [sum(card[when]["accuracies"][1][:top]) for top in (1, 5) for when in ("before", "after")]
+    assert "| 2 | " + " | ".join(f"{share:.0%}" for share in shares) in page
+    assert f"{shared_parameters(2, 32):,} parameters in 2 heads" in page
+
+
+def test_what_the_card_praises_is_what_was_stored(at_home, target, monkeypatch):
+    stored = random_heads(target.head.weight, 2, seed=9)
+    monkeypatch.setattr(heads_commands, "load_heads", lambda folder, model: stored)
+    command_line.main(["heads", *SMALL])
+    command_line.main(["heads-export", "--into", str(at_home / "heads")])
+    card = json.loads((at_home / "heads" / CARD).read_text())
+    assert card["after"]["accuracies"] == judge(stored, split(heads_commands.training_texts())[1])["accuracies"]
+
+
+def test_the_tree_is_chosen_by_texts_that_neither_train_nor_measure(at_home, monkeypatch):
+    seen, judging = [], heads_commands.judge
+    monkeypatch.setattr(heads_commands, "judge", lambda heads, texts: seen.extend(texts) or judging(heads, texts))
+    command_line.main(["heads", *SMALL])
+    command_line.main(["heads-evaluate"])
+    training, held = split(heads_commands.training_texts())
+    keys = {text.key for text in seen}
+    assert keys == {text.key for text in held} and keys
+    assert not keys & {text.key for text in training} and not keys & {text.key for text in heads_commands.held_out_texts()}  # fmt: skip  # noqa: E501
+
+
+def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys):
+    assert command_line.main(["heads-evaluate", "--run", "other"]) == 2
+    assert "holds no checkpoint; run `python -m lessons_lib.training heads` first" in capsys.readouterr().err

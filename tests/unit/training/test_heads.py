@@ -1,0 +1,177 @@
+"""What a head shall guess, what it is blamed for, what is trained, and a run in pieces that ends as in one go."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from support.heads import random_heads
+
+from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.training import heads, heads_loss
+from lessons_lib.training.batched import Text, Writer
+from lessons_lib.training.heads import HeadsRecipe, train_heads
+from lessons_lib.training.heads_loss import MISSING
+
+RECIPE = HeadsRecipe(heads=2, steps=6, tokens=50, warmup=2)
+
+
+@pytest.fixture(scope="module")
+def many(target) -> list[Text]:
+    """Texts of which some are held back."""
+    jobs = [Text(f"chat/{n}", [3 + n, 5 + 2 * n], 2) for n in range(40)]
+    writer = Writer(target, eos=(), rows=8, capacity=30, max_new=20)
+    return sorted(writer.write(jobs), key=lambda text: text.key)
+
+
+def train(target, texts, folder, recipe=RECIPE, **options):
+    return train_heads(target.head.weight, texts, recipe, folder, **options)
+
+
+# what a head shall guess
+
+
+def test_head_k_shall_guess_the_token_k_places_behind_the_next_one():
+    text = Text("k", [10, 11, 12, 13, 14, 15], prompt_length=3, hidden=torch.arange(5.0)[:, None])
+    states, labels = heads_loss.examples(text, 2)
+    assert states.flatten().tolist() == [2, 3, 4]  # the first of them chose token 3, the answer's first
+    assert labels.tolist() == [[14, 15], [15, MISSING], [MISSING, MISSING]]
+
+
+def test_several_texts_stand_behind_one_another_and_do_not_mix():
+    first = Text("a", [1, 2, 3], 1, hidden=torch.zeros(2, 4))
+    second = Text("b", [4, 5, 6, 7], 2, hidden=torch.ones(3, 4))
+    states, labels = heads_loss.batch([first, second], 1)
+    assert states[:, 0].tolist() == [0, 0, 1, 1] and labels.flatten().tolist() == [3, MISSING, 7, MISSING]
+
+
+def test_the_loss_of_untrained_heads_is_the_models_own_surprise_at_later_tokens(target, texts):
+    untrained = MedusaHeads(target.head.weight, 2)
+    found = heads_loss.judge(untrained, texts)["loss"]
+    for k in (1, 2):
+        surprises = []
+        for text in texts:
+            log_p = (text.hidden @ target.head.weight.T).log_softmax(-1)
+            rows = range(text.prompt_length - 1, len(text.ids) - 1 - k)
+            surprises += [-float(log_p[row, text.ids[row + 1 + k]]) for row in rows]
+        assert found[k - 1] == pytest.approx(sum(surprises) / len(surprises), rel=1e-5)
+
+
+def test_head_k_counts_lambda_to_the_k():
+    assert heads_loss.total(torch.tensor([1.0, 10.0]), 0.8) == pytest.approx(0.8 + 0.64 * 10)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_gradient_is_that_of_the_weighted_means_across_chunks(own, monkeypatch):
+    random = torch.Generator().manual_seed(0)
+    states, labels = torch.randn(7, 4, generator=random).double(), torch.randint(0, 9, (7, 2), generator=random)
+    labels[5:, 1] = labels[6:, 0] = MISSING
+    chunked, whole = (random_heads(torch.eye(9, 4).double(), 2, own=own) for _ in range(2))
+    log_q = whole(states).log_softmax(-1)
+    means = [-torch.stack([log_q[i, k, labels[i, k]] for i in range(count)]).mean() for k, count in ((0, 6), (1, 5))]
+    (0.5 * means[0] + 0.25 * means[1]).backward()
+    monkeypatch.setattr(heads_loss, "ROWS", 2)
+    losses = heads_loss.backward(chunked, states, labels, decay=0.5)
+    assert losses.tolist() == pytest.approx([float(mean.detach()) for mean in means])
+    for found, expected in zip(chunked.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_accuracies_say_at_which_rank_the_right_token_stood():
+    known = MedusaHeads(torch.eye(4), 1)  # scores are the states themselves
+    hidden = torch.tensor([[0.0, 3, 2, 1], [3, 2, 1, 0], [0, 1, 2, 3], [0.0, 0, 0, 1]])
+    text = Text("k", [0, 1, 2, 0, 1], 1, hidden=hidden)  # row 0 shall guess 2, row 1 shall guess 0, row 2 token 1
+    found = heads_loss.judge(known, [text], top_k=3)
+    assert found["accuracies"] == [pytest.approx([1 / 3, 1 / 3, 1 / 3])]
+    assert heads_loss.judge(known, [])["accuracies"] == [[0.0] * 4]
+
+
+# what is trained
+
+
+def test_training_lowers_the_loss_on_texts_that_train_nothing(target, many, tmp_path, monkeypatch):
+    monkeypatch.setattr(heads, "LOOK_EVERY", 20)
+    run = train(target, many, tmp_path, replace(RECIPE, steps=60, tokens=200, rate=3e-3))
+    looks = [row for row in run.curve if "held_loss" in row]
+    assert [row["step"] for row in looks] == [20, 40, 60] and len(run.curve) == 60
+    start = heads.look(heads.fresh(target.head.weight, RECIPE), heads.split(many)[1])
+    assert looks[-1]["held_loss"] < looks[0]["held_loss"] < start["held_loss"]
+    assert all(len(row["top1"]) == len(row["top5"]) == 2 for row in looks)
+    assert all(one <= five for row in looks for one, five in zip(row["top1"], row["top5"], strict=True))
+
+
+def test_trained_heads_look_k_tokens_further_than_the_next_one(tmp_path):
+    """Tokens that count in a circle; the model's own head sends each on to the next."""
+    next_one = torch.eye(8).roll(1, 1)  # state of token t -> scores of t + 1
+    ids = [token % 8 for token in range(40)]
+    texts = [Text(f"chat/{n}", ids[n:], 2, hidden=4 * torch.eye(8)[ids[n:-1]]) for n in range(8)]
+    recipe = HeadsRecipe(heads=3, steps=150, tokens=100, rate=0.05, warmup=5)
+    run = train_heads(next_one.T.contiguous(), texts, recipe, tmp_path)
+    states = 4 * torch.eye(8)
+    assert ((states @ next_one).argmax(-1) == (torch.arange(8) + 1) % 8).all()
+    for k in (1, 2, 3):
+        assert (run.heads(states)[:, k - 1].argmax(-1) == (torch.arange(8) + 1 + k) % 8).all()
+
+
+def test_the_model_stays_as_it_was(target, many, tmp_path):
+    before = target.head.weight.clone()
+    run = train(target, many, tmp_path)
+    assert torch.equal(target.head.weight, before) and run.heads.lm_head.data_ptr() == target.head.weight.data_ptr()
+    assert all(weight.abs().max() > 0 for weight in run.heads.parameters())
+
+
+def test_the_tenth_that_is_held_back_depends_on_the_key_alone_and_trains_nothing(target, many, tmp_path):
+    training, held = heads.split(many)
+    assert [text.key for text in held] == [f"chat/{n}" for n in (1, 14, 29, 31, 39)]  # in every process
+    assert len(training) + len(held) == len(many) and heads.split(many[::-1])[1] == held[::-1]
+    garbled = [replace(text, ids=[9] * len(text.ids)) if text in held else text for text in many]
+    runs = [train(target, texts, tmp_path / name) for name, texts in (("as it is", many), ("garbled", garbled))]
+    assert [row["loss"] for row in runs[0].curve] == [row["loss"] for row in runs[1].curve]
+    assert runs[0].curve[-1]["held_loss"] != runs[1].curve[-1]["held_loss"]
+
+
+def test_with_a_bf16_head_products_are_bf16_and_what_is_trained_is_not(target, many, tmp_path):
+    run = train_heads(target.head.weight.bfloat16(), many, replace(RECIPE, steps=30, rate=3e-3), tmp_path)
+    assert {weight.dtype for weight in run.heads.parameters()} == {torch.float32}
+    assert heads_loss.scores_of(run.heads, many[0].hidden).dtype == torch.bfloat16
+    assert run.curve[-1]["loss"] < run.curve[0]["loss"]
+
+
+# runs
+
+
+@pytest.mark.parametrize("muon", [0, 1])
+def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, many, tmp_path, monkeypatch, muon):
+    monkeypatch.setattr(heads, "LOOK_EVERY", 2)
+    recipe = replace(RECIPE, muon=muon)
+    whole = train(target, many, tmp_path / "whole", recipe)
+    for step in range(1, 7):
+        parts = train(target, many, tmp_path / "parts", recipe, minutes=1e-9)
+        assert parts.step == step
+    assert parts.curve == whole.curve and "top5" in parts.curve[1]
+    for name, weight in heads.weights(whole.heads).items():
+        assert torch.equal(weight, heads.weights(parts.heads)[name])
+
+
+def test_every_part_of_the_recipe_matters(target, many, tmp_path):
+    changes = [{}, {"heads": 3}, {"blocks": 2}, {"own": 1}, {"decay": 0.5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}]  # fmt: skip  # noqa: E501
+    losses = {train(target, many, tmp_path / str(n), replace(RECIPE, **change)).curve[-1]["loss"]
+              for n, change in enumerate(changes)}  # fmt: skip
+    assert len(losses) == len(changes)
+
+
+def test_a_run_of_another_recipe_is_refused(target, many, tmp_path):
+    train(target, many, tmp_path)
+    with pytest.raises(ValueError, match="holds a run of another recipe"):
+        train(target, many, tmp_path, replace(RECIPE, rate=1e-4))
+
+
+def test_a_folder_without_a_run_says_what_to_do(target, tmp_path):
+    with pytest.raises(ValueError, match="holds no checkpoint; run `python -m lessons_lib.training heads` first"):
+        heads.trained(target.head.weight, tmp_path)
+
+
+def test_a_finished_run_is_not_trained_further(target, many, tmp_path):
+    train(target, many, tmp_path)
+    again = train(target, many, tmp_path)
+    assert again.step == 6 and len(again.curve) == 6 and math.isfinite(again.curve[-1]["held_loss"])
