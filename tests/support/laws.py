@@ -1,8 +1,11 @@
 """The exact law of anything that draws at random: every way in which its draws can fall, with its probability."""
 
+import math
 from collections import defaultdict
+from itertools import product
 from unittest import mock
 
+import pytest
 import torch
 
 from lessons_lib.decoding import acceptance
@@ -73,3 +76,13 @@ class Coin:
 def seeded(seed: int) -> torch.Generator:
     """Dice that fall the same way every time."""
     return torch.Generator().manual_seed(seed)
+
+
+def far_from(law: dict, target, count: int) -> float:
+    """The largest error of a probability."""
+    assert sum(law.values()) == pytest.approx(1)
+    worst = 0.0
+    for text in product(range(target.vocab_size), repeat=count):
+        rows = [target.logits((0, *text[:i])).softmax(-1) for i in range(count)]
+        worst = max(worst, abs(law.get(text, 0) - math.prod(float(p[t]) for p, t in zip(rows, text, strict=True))))
+    return worst

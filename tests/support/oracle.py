@@ -7,6 +7,8 @@ import torch
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 
+PROMPT, N = [5, 80, 3, 3, 61], 24  # of the greedy texts that tests of decoding compare with
+
 
 def _norm(self, x):
     return self.weight * x / (x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).sqrt()

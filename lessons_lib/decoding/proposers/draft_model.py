@@ -13,10 +13,10 @@ from torch.nn.functional import pad
 
 from lessons_lib.decoding.acceptance import Sampling
 from lessons_lib.decoding.blocks import Block, make_block, tree_mask
-from lessons_lib.decoding.proposal import ANCHOR, MODES, Proposal, Tree
+from lessons_lib.decoding.proposal import ANCHOR, Proposal, Tree
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
-from lessons_lib.decoding.proposers.drawing import draw
+from lessons_lib.decoding.proposers.drawing import check_drawing, draw
 from lessons_lib.decoding.proposers.growing import Growing
 from lessons_lib.decoding.proposers.shared_ids import shared_ids
 from lessons_lib.decoding.targets import as_target
@@ -44,10 +44,7 @@ class DraftModel(Proposer):
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
     ):
-        if mode not in MODES:
-            raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
-        if mode == "point" and sampling:
-            raise ValueError('mode "point" draws nothing; choose mode "iid" or leave `sampling` out')
+        check_drawing(mode, sampling)
         if any(count < 1 for count in children):
             raise ValueError(f"children must be at least 1 at every depth, not {tuple(children)}")
         self.draft, self.mode, self.children = as_target(draft), mode, tuple(children)

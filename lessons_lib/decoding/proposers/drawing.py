@@ -3,9 +3,20 @@
 import torch
 from torch import Tensor
 
+from lessons_lib.decoding.acceptance import Sampling
+from lessons_lib.decoding.proposal import MODES
+
 
 def draw(q: Tensor, count: int, mode: str, generator: torch.Generator | None) -> list[int]:
     """q (V,) -> tokens in draw order: `count` if "iid", else as many different ones as have q > 0 at most."""
     if mode == "iid":
         return torch.multinomial(q, count, replacement=True, generator=generator).tolist()
     return torch.multinomial(q, min(count, int(q.count_nonzero())), generator=generator).tolist()
+
+
+def check_drawing(mode: str, sampling: Sampling | None) -> None:
+    """ValueError for an unknown mode, and for a law to draw from where nothing is drawn."""
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
+    if mode == "point" and sampling:
+        raise ValueError('mode "point" draws nothing; choose mode "iid" or leave `sampling` out')

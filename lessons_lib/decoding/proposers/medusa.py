@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lessons_lib.decoding.acceptance import Sampling
-from lessons_lib.decoding.proposal import ANCHOR, MODES, Proposal
+from lessons_lib.decoding.proposal import ANCHOR, Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
-from lessons_lib.decoding.proposers.drawing import draw
+from lessons_lib.decoding.proposers.drawing import check_drawing, draw
 from lessons_lib.decoding.trees import TreeShape, regular
 from lessons_lib.models.medusa import MedusaHeads
 
@@ -40,10 +40,7 @@ class Medusa(Proposer):
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
     ):
-        if mode not in MODES:
-            raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
-        if mode == "point" and sampling:
-            raise ValueError('mode "point" draws nothing; choose mode "iid" or leave `sampling` out')
+        check_drawing(mode, sampling)
         choices = regular(*[1] * heads.count) if choices is None else choices
         self.shape = choices if isinstance(choices, TreeShape) else TreeShape.of(choices)
         if self.shape.depth > heads.count or self.shape.ranks > heads.vocab_size:

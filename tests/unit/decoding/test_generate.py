@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import proposers as scripts
-from support.oracle import exact
+from support.oracle import PROMPT, N, exact
 from support.proposers import SCRIPTS, Scripted, with_scratch
 from support.targets import assert_holds, decoder_target, targets
 from support.toys import choosing
@@ -19,27 +19,14 @@ from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.trace import compression, tokens_per_forward
 from lessons_lib.models import tiny
 
-PROMPT, N = [5, 80, 3, 3, 61], 24
-
-
-@pytest.fixture(scope="module")
-def network():
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def greedy(network) -> list[int]:
-    """transformers' own greedy text, prompt included."""
-    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
-
 
 @pytest.mark.parametrize("scratch", [False, True], ids=["", "scratch"])
 @pytest.mark.parametrize("make", SCRIPTS, ids=lambda make: make.__name__)
 @targets
-def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy, target, make, scratch):
-    proposer = Scripted(greedy, 97, with_scratch(make) if scratch else make)
+def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy_text, target, make, scratch):
+    proposer = Scripted(greedy_text, 97, with_scratch(make) if scratch else make)
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
-    assert out.ids == greedy[len(PROMPT) :]
+    assert out.ids == greedy_text[len(PROMPT) :]
     assert sum(s.committed for s in out.trace) == N
     assert compression(out.trace) * len(out.trace) == pytest.approx(N)
 
@@ -52,8 +39,8 @@ def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy, target, ma
     (scripts.right_until_third, 1 + math.ceil((N - 1) / 3)),
 ])  # fmt: skip
 @targets
-def test_target_forwards_are_as_few_as_the_guesses_allow(network, greedy, target, make, forwards):
-    out = generate(target(network), PROMPT, Scripted(greedy, 97, make), max_new_tokens=N)
+def test_target_forwards_are_as_few_as_the_guesses_allow(network, greedy_text, target, make, forwards):
+    out = generate(target(network), PROMPT, Scripted(greedy_text, 97, make), max_new_tokens=N)
     assert len(out.trace) == forwards
     assert tokens_per_forward(out.trace) == pytest.approx((N - 1) / (forwards - 1))
 
@@ -84,9 +71,9 @@ def test_greedy_text_is_kept_for_random_models_prompts_and_proposers(seed, promp
 
 @pytest.mark.parametrize("make", SCRIPTS, ids=lambda make: make.__name__)
 @targets
-def test_after_every_step_the_cache_is_that_of_the_committed_text(network, greedy, target, make):
+def test_after_every_step_the_cache_is_that_of_the_committed_text(network, greedy_text, target, make):
     target = target(network)
-    row = new_row(target, PROMPT, Scripted(greedy, 97, with_scratch(make)), Greedy(), N)
+    row = new_row(target, PROMPT, Scripted(greedy_text, 97, with_scratch(make)), Greedy(), N)
     while row.finish is None:
         with exact():
             step(target, [row])
@@ -96,23 +83,23 @@ def test_after_every_step_the_cache_is_that_of_the_committed_text(network, greed
 
 @targets
 @pytest.mark.parametrize("at", range(0, 9))
-def test_nothing_is_committed_after_the_end_token(network, greedy, target, at):
+def test_nothing_is_committed_after_the_end_token(network, greedy_text, target, at):
     """The end token as the first token, inside a guess, as the bonus."""
-    new = greedy[len(PROMPT) :]
+    new = greedy_text[len(PROMPT) :]
     eos = new[at]
     target = target(network)
     target.eos = (eos,)
-    out = generate(target, PROMPT, Scripted(greedy, 97, scripts.always_right), max_new_tokens=N)
+    out = generate(target, PROMPT, Scripted(greedy_text, 97, scripts.always_right), max_new_tokens=N)
     assert out.ids == new[: new.index(eos) + 1]
     assert out.finish == "eos"
 
 
 @targets
 @torch.no_grad()
-def test_an_end_token_among_accepted_guesses_leaves_the_cache_of_the_text(network, greedy, target):
-    new, target = greedy[len(PROMPT) :], target(network)
+def test_an_end_token_among_accepted_guesses_leaves_the_cache_of_the_text(network, greedy_text, target):
+    new, target = greedy_text[len(PROMPT) :], target(network)
     target.eos = (new[3],)
-    row = new_row(target, PROMPT, Scripted(greedy, 97, scripts.always_right), Greedy(), N)
+    row = new_row(target, PROMPT, Scripted(greedy_text, 97, scripts.always_right), Greedy(), N)
     while row.finish is None:
         step(target, [row])
     assert row.new == new[:4] and row.trace[-1].accepted == 3
@@ -120,9 +107,9 @@ def test_an_end_token_among_accepted_guesses_leaves_the_cache_of_the_text(networ
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 6])
-def test_nothing_is_committed_beyond_the_length(network, greedy, count):
-    out = generate(network, PROMPT, Scripted(greedy, 97, scripts.always_right), max_new_tokens=count)
-    assert out.ids == greedy[len(PROMPT) :][:count]
+def test_nothing_is_committed_beyond_the_length(network, greedy_text, count):
+    out = generate(network, PROMPT, Scripted(greedy_text, 97, scripts.always_right), max_new_tokens=count)
+    assert out.ids == greedy_text[len(PROMPT) :][:count]
     assert out.finish == "length"
 
 
@@ -147,10 +134,12 @@ def test_the_minimum_length_may_be_reached_within_a_step(make):
     assert all(seen.anchor_logits.argmax() == 3 for seen in by.seen)
 
 
-def test_tokens_stream_in_order_as_they_are_committed(network, greedy):
+def test_tokens_stream_in_order_as_they_are_committed(network, greedy_text):
     bursts = []
-    generate(network, PROMPT, Scripted(greedy, 97, scripts.always_right), max_new_tokens=N, on_tokens=bursts.append)
-    assert [token for burst in bursts for token in burst] == greedy[len(PROMPT) :]
+    generate(
+        network, PROMPT, Scripted(greedy_text, 97, scripts.always_right), max_new_tokens=N, on_tokens=bursts.append
+    )
+    assert [token for burst in bursts for token in burst] == greedy_text[len(PROMPT) :]
     assert len(bursts[0]) == 1 and len(bursts[1]) == 5
 
 
@@ -170,9 +159,9 @@ def test_rows_of_one_step_decode_as_if_alone(network):
     assert all(seen.tokens for seen in rows[1].proposer.seen)  # told of commits alone
 
 
-def test_the_proposer_sees_its_own_nodes_again(network, greedy):
+def test_the_proposer_sees_its_own_nodes_again(network, greedy_text):
     """Merged and cut nodes are translated back; the states are those of the last accepted node, then scratch."""
-    by = Scripted(greedy, 97, with_scratch(scripts.tree_with_decoys))
+    by = Scripted(greedy_text, 97, with_scratch(scripts.tree_with_decoys))
     by.after = (1, "final")
     generate(decoder_target(network), PROMPT, by, max_new_tokens=N)
     prefill, seen = by.seen[0], by.seen[1]
@@ -187,9 +176,9 @@ def test_the_proposer_sees_its_own_nodes_again(network, greedy):
     torch.testing.assert_close(seen.states["final"][0] @ head.T, seen.node_logits[16], rtol=0, atol=1e-12)
 
 
-def test_scratch_does_not_change_the_logits_of_the_tree(network, greedy):
+def test_scratch_does_not_change_the_logits_of_the_tree(network, greedy_text):
     def logits(make):
-        by = Scripted(greedy, 97, make)
+        by = Scripted(greedy_text, 97, make)
         generate(decoder_target(network), PROMPT, by, max_new_tokens=6)
         return by.seen[1].node_logits
 
@@ -198,9 +187,9 @@ def test_scratch_does_not_change_the_logits_of_the_tree(network, greedy):
         torch.testing.assert_close(plain[node], beside[node], rtol=0, atol=1e-12)
 
 
-def test_states_of_both_targets_agree(network, greedy):
+def test_states_of_both_targets_agree(network, greedy_text):
     def states(target):
-        by = Scripted(greedy, 97, scripts.always_right)
+        by = Scripted(greedy_text, 97, scripts.always_right)
         by.after = (1, "final")
         generate(target(network), PROMPT, by, max_new_tokens=8)
         return by.seen[1].states

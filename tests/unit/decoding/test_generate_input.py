@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support import proposers as scripts
+from support.oracle import PROMPT, N
 from support.proposers import Scripted, with_scratch
 from support.targets import Tight, decoder_target, targets
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -14,19 +15,6 @@ from lessons_lib.decoding.streaming import TextStream
 from lessons_lib.decoding.targets import DecoderTarget, Unsupported, as_target
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
-
-PROMPT, N = [5, 80, 3, 3, 61], 24
-
-
-@pytest.fixture(scope="module")
-def network():
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def greedy(network) -> list[int]:
-    """transformers' own greedy text, prompt included."""
-    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +49,14 @@ def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(target, make):
     assert PROMPT + out.ids == text
 
 
-def test_guesses_that_a_static_cache_cannot_hold_are_dropped(network, greedy):
+def test_guesses_that_a_static_cache_cannot_hold_are_dropped(network, greedy_text):
     out = generate(
-        Tight(network, len(PROMPT) + N + 1), PROMPT, Scripted(greedy, 97, scripts.tree_with_decoys), max_new_tokens=N
+        Tight(network, len(PROMPT) + N + 1),
+        PROMPT,
+        Scripted(greedy_text, 97, scripts.tree_with_decoys),
+        max_new_tokens=N,
     )
-    assert PROMPT + out.ids == greedy
+    assert PROMPT + out.ids == greedy_text
 
 
 def test_a_text_may_fill_the_context_to_the_last_position(network):
@@ -104,18 +95,18 @@ def test_what_cannot_decode_is_refused():
 
 
 @pytest.mark.parametrize("stop", [None, "{word}"], ids=["", "stop text"])
-def test_a_stream_has_shown_the_text_of_the_output_when_generate_returns(network, greedy, words, stop):
+def test_a_stream_has_shown_the_text_of_the_output_when_generate_returns(network, greedy_text, words, stop):
     target, written = DecoderTarget(Decoder.from_transformers(network), words), []
-    stop = stop and f"w{greedy[len(PROMPT) + 6]}"
+    stop = stop and f"w{greedy_text[len(PROMPT) + 6]}"
     stream = TextStream(words, written.append, stop)
-    proposer = Scripted(greedy, 97, scripts.always_right)
+    proposer = Scripted(greedy_text, 97, scripts.always_right)
     out = generate(target, PROMPT, proposer, max_new_tokens=N, stop=stop, on_tokens=stream)
     assert "".join(written) == out.text and len(written) > 1
     assert out.finish == ("stop" if stop else "length")
 
 
 @pytest.mark.parametrize("least", [3, 4])
-def test_a_stop_text_counts_from_the_minimum_length_on(network, greedy, words, least):
-    target, new = DecoderTarget(Decoder.from_transformers(network), words), greedy[len(PROMPT) :]
+def test_a_stop_text_counts_from_the_minimum_length_on(network, greedy_text, words, least):
+    target, new = DecoderTarget(Decoder.from_transformers(network), words), greedy_text[len(PROMPT) :]
     out = generate(target, PROMPT, max_new_tokens=N, min_new_tokens=least, stop=f"w{new[2]}")
     assert (out.ids, out.finish) == (new[:least], "stop")

@@ -1,34 +1,15 @@
 """Who must leave and who owns which blocks: preemption, reserving, truncating, admitting and cancelling."""
 
 import pytest
+from support.schedules import UNIT, chart, requests, run
 
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.metrics import usage
 from lessons_lib.serving.policies import Continuous
 from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
-
-UNIT = Linear(step=1.0)
-
-
-def requests(outputs, prompt=1, arrivals=None):
-    return [Request(i, (arrivals or [0] * len(outputs))[i], prompt, n) for i, n in enumerate(outputs)]
-
-
-def run(made, slots=2, blocks=10_000, block_size=4, **settings):
-    return simulate(made, Scheduler(CountingPool(blocks, block_size), slots, **settings), UNIT)
-
-
-def chart(log):
-    """Who ran in each iteration."""
-    return [{share.id for share in iteration.shares} for iteration in log.iterations]
-
-
-def finished(log):
-    return [request.finished for request in log.requests]
 
 
 def test_the_newest_is_preempted_when_no_block_is_free_and_starts_again():

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drafts import perturb, perturbed
 from support.laws import seeded
+from support.oracle import PROMPT, N
 from support.targets import TARGETS, Tight, assert_holds, decoder_target, targets
 from support.toys import ToyTarget, constant
 
@@ -23,7 +24,6 @@ from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.measure.speculation import acceptance_rate
 from lessons_lib.models import tiny
 
-PROMPT, N = [5, 80, 3, 3, 61], 24
 SHAPES = [
     pytest.param(dict(), id="chain"),
     pytest.param(dict(children=(3, 2)), id="top-k tree"),
@@ -31,17 +31,6 @@ SHAPES = [
     pytest.param(dict(mode="iid", children=(3, 2)), id="drawn tree"),
     pytest.param(dict(mode="without_replacement", children=(2, 1, 2)), id="tree without replacement"),
 ]
-
-
-@pytest.fixture(scope="module")
-def network():
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def greedy(network) -> list[int]:
-    """The new tokens of transformers' own greedy decoding."""
-    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0, len(PROMPT) :].tolist()
 
 
 # the same tokens as plain greedy decoding

@@ -1,34 +1,19 @@
 """Assisted decoding under sampling: the text keeps the target's law, whatever the draft draws (lesson 06)."""
 
 import functools
-import math
 from collections import Counter
-from itertools import product
 
 import pytest
 import torch
 from support.drafts import perturbed
-from support.laws import exact_law, seeded
+from support.laws import exact_law, far_from, seeded
+from support.oracle import PROMPT, N
 from support.toys import ToyTarget, constant
 
 from lessons_lib import DraftModel, Sampling, generate
 from lessons_lib.decoding.proposers.draft_length import Confidence
 from lessons_lib.measure.fit import chi_square
 from lessons_lib.measure.speculation import acceptance_rate, expected_tokens
-from lessons_lib.models import tiny
-
-PROMPT, N = [5, 80, 3, 3, 61], 24
-
-
-@pytest.fixture(scope="module")
-def network():
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def greedy(network) -> list[int]:
-    """The new tokens of transformers' own greedy decoding."""
-    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0, len(PROMPT) :].tolist()
 
 
 def random_law(size: int, seed: int) -> ToyTarget:
@@ -47,16 +32,6 @@ def sampled(target, proposer, seed: int, count: int):
 
 def law_of(target, draft: DraftModel, count: int) -> dict:
     return exact_law(lambda: tuple(generate(target, [0], draft, Sampling(), count).ids))
-
-
-def far_from(law: dict, target, count: int) -> float:
-    """The largest error of a probability."""
-    assert sum(law.values()) == pytest.approx(1)
-    worst = 0.0
-    for text in product(range(target.vocab_size), repeat=count):
-        rows = [target.logits((0, *text[:i])).softmax(-1) for i in range(count)]
-        worst = max(worst, abs(law.get(text, 0) - math.prod(float(p[t]) for p, t in zip(rows, text, strict=True))))
-    return worst
 
 
 LAWS = [

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from itertools import product
 from unittest import mock
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.heads import OpenToy, heads_of, random_heads
-from support.laws import correction_from_p, exact_law
+from support.laws import correction_from_p, exact_law, far_from
 from support.oracle import exact
 from support.targets import decoder_target
 
@@ -229,16 +228,6 @@ def random_law(size: int, seed: int) -> OpenToy:
         return torch.randn(size, generator=seeded(hash((seed, prefix)) % 2**31), dtype=torch.float64)
 
     return OpenToy(logits, size)
-
-
-def far_from(law: dict, target, count: int) -> float:
-    """The largest error of a probability."""
-    assert sum(law.values()) == pytest.approx(1)
-    worst = 0.0
-    for text in product(range(target.vocab_size), repeat=count):
-        rows = [target.logits((0, *text[:i])).softmax(-1) for i in range(count)]
-        worst = max(worst, abs(law.get(text, 0) - math.prod(float(p[t]) for p, t in zip(rows, text, strict=True))))
-    return worst
 
 
 LAWS = [

@@ -5,23 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.laws import seeded
+from support.oracle import PROMPT, N
 
 from lessons_lib import DraftModel, Sampling, generate
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import LanguageModel, tiny
-
-PROMPT, N = [5, 80, 3, 3, 61], 24
-
-
-@pytest.fixture(scope="module")
-def network():
-    return tiny()
-
-
-@pytest.fixture(scope="module")
-def greedy(network) -> list[int]:
-    """The new tokens of transformers' own greedy decoding."""
-    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0, len(PROMPT) :].tolist()
 
 
 class Words:
