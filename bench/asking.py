@@ -109,12 +109,15 @@ def with_and_without(run: Run, ids: list[int], name: str, proposer: Callable) ->
     return plain | {f"{name}{state}": partial(ours, of, ids, proposer(of)) for state, of in on.items()}
 
 
-def asked(name: str, run: Run, categories: Sequence[str], count: int, methods: Callable, settings: dict) -> list[dict]:
+def asked(
+    name: str, run: Run, categories: Sequence[str], count: int, methods: Callable, settings: dict, target=None
+) -> list[dict]:
     """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
 
-    methods: ids -> {name: call}, the one to compare with first.
+    methods: ids -> {name: call}, the one to compare with first. target: whose greedy texts are asked for (None: the
+    eager bf16 one).
     """
-    target = eager()
+    target = target or eager()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
 
     def measure(question: Question) -> list[dict]:
@@ -136,9 +139,8 @@ def measured(
     rows: list[dict], ratio: Callable, slow: str, fast: str, settings: dict, note: str = "", **facts
 ) -> Measured:
     """The ratio over the questions with long answers, and what is said and kept beside it. ValueError without any."""
-    if not (counted := long_enough(rows)):
-        raise ValueError(f"no answer reaches {TOKENS} tokens, so there is nothing to measure; ask other questions")
-    kinds = {kind: [row for row in counted if row["category"] == kind] for kind in [row["category"] for row in counted]}
+    counted = answered(rows)
+    kinds = by_category(counted)
     tau = {kind: tokens_per_forward(of, fast) for kind, of in kinds.items()}
     parted = sum(not row["equal"] for row in counted)
     shortfall = max(made["shortfall"] for row in counted for made in row.values() if isinstance(made, dict))
@@ -179,6 +181,18 @@ def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast:
 
 def long_enough(rows: list[dict]) -> list[dict]:
     return [row for row in rows if "short" not in row]
+
+
+def answered(rows: list[dict]) -> list[dict]:
+    """The rows of long answers. ValueError without any."""
+    if not (found := long_enough(rows)):
+        raise ValueError(f"no answer reaches {TOKENS} tokens, so there is nothing to measure; ask other questions")
+    return found
+
+
+def by_category(rows: list[dict]) -> dict[str, list[dict]]:
+    """Rows under their categories, in the order in which these come first."""
+    return {kind: [row for row in rows if row["category"] == kind] for kind in [row["category"] for row in rows]}
 
 
 def listed(values: dict) -> str:

@@ -61,7 +61,8 @@ def in_turn(target, ids: list[int], methods: Mapping[str, Callable[[], Made]], b
     """Every method on one prompt, the last one first if backwards -> what each took and made, and how they differ.
 
     equal: whether all texts are the first method's. shortfall: by how many logits a token of the text falls short of
-    the target's favourite at most, both from one forward over the whole text: rounding, unless it is large.
+    the target's favourite at most, both from one forward over the whole text: rounding, unless it is large. prefill:
+    how many of the seconds went by before the first token, 0 without a trace.
     """
     seconds, made = {}, {}
     with no_gc():
@@ -76,6 +77,7 @@ def in_turn(target, ids: list[int], methods: Mapping[str, Callable[[], Made]], b
         steps = [step for step in trace if not step.is_prefill]
         row[name] = {
             "tokens": len(new), "seconds": seconds[name], "forwards": len(trace),
+            "prefill": sum(step.t_total for step in trace if step.is_prefill),
             "forwarded": sum(step.forwarded for step in steps),
             "shortfall": short(tuple(new)),
         }  # fmt: skip

@@ -17,15 +17,11 @@ from lessons_lib.caches.static import CacheFullError
 
 
 class PagedCache(Cache):
-    """Keys and values of one sequence in the blocks that `blocks` lists in order; its owner may change the list.
-
-    planned: entries that its owner wants it to hold at most after the next forward, None without such a plan.
-    """
+    """Keys and values of one sequence in the blocks that `blocks` lists in order; its owner may change the list."""
 
     def __init__(self, memory: PagedMemory, blocks: list[int], length: int = 0):
         """length: entries that the blocks hold already, when a prefix is shared."""
         self.memory, self.blocks = memory, blocks
-        self.planned: int | None = None
         self._lengths = [length] * len(memory.keys)
         self._places: tuple[tuple, Places] | None = None
 
@@ -37,7 +33,7 @@ class PagedCache(Cache):
     @property
     def most(self) -> int:
         """Entries it may hold now: it takes no blocks by itself."""
-        return self.capacity if self.planned is None else min(self.planned, self.capacity)
+        return self.capacity
 
     @property
     def nbytes(self) -> int:
@@ -52,15 +48,15 @@ class PagedCache(Cache):
         start, count = self._lengths[layer], keys.shape[1]
         places = self.places(start, count)
         self.memory.write(layer, places, keys, values)
-        self.advance(layer, count)
+        self._lengths[layer] += count
         if start == 0:  # a prompt sees itself alone: nothing to collect
             return keys, values
         keys, values = self.memory.read(layer, places)
         return keys[0, :, : start + count], values[0, :, : start + count]
 
-    def advance(self, layer: int, count: int) -> None:
-        """Count `count` entries of a layer, written to its blocks, as present."""
-        self._lengths[layer] += count
+    def advance(self, count: int) -> None:
+        """Count `count` entries, written to its blocks by a compiled step, as present."""
+        self._lengths = [length + count for length in self._lengths]
 
     def places(self, start: int, count: int) -> Places:
         """Where `count` entries behind `start` go; worked out once for all layers. CacheFullError without room."""
@@ -110,7 +106,7 @@ class PagedRows:
         """keys, values (H_kv, rows, d), a token of each row -> all (rows, H_kv, n · P, d), padding included."""
         self.memory.write(layer, self.places, keys, values)
         for cache in self.caches:
-            cache.advance(layer, 1)
+            cache._lengths[layer] += 1
         return self.memory.read(layer, self.places)
 
     def bias(self, dtype: torch.dtype) -> Tensor:

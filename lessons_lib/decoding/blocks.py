@@ -3,6 +3,7 @@
 Tokens stand in the order the cache will hold them: what the cache lacks (the anchor last), the tree, scratch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,6 +36,11 @@ class Scores:
 
     logits: Tensor
     states: dict[int | str, Tensor] = field(default_factory=dict)
+
+
+def plain_block(tokens: Sequence[int], cache: Cache, wanted: int = 1) -> Block:
+    """Tokens right behind what the cache holds, each seeing all before it: a prompt, or a part of one."""
+    return Block(list(tokens), list(range(len(tokens))), None, cache, wanted)
 
 
 def make_block(lacking: list[int], tree: Tree, scratch: Scratch | None, cache: Cache, after: tuple = ()) -> Block:

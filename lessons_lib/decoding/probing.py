@@ -9,7 +9,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.measure.clock import Samples, in_turn
 
@@ -18,11 +18,11 @@ def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> C
     """A function that feeds `tokens` tokens after the prompt and makes the cache forget them: always the same step."""
     cache = target.new_cache(len(prompt) + tokens)
     with torch.no_grad():
-        target.run([Block(list(prompt), list(range(len(prompt))), None, cache, 1)])
+        target.run([plain_block(prompt, cache)])
 
     @torch.no_grad()
     def step() -> None:
-        target.run([Block([prompt[-1]] * tokens, list(range(tokens)), None, cache, tokens)])
+        target.run([plain_block([prompt[-1]] * tokens, cache, tokens)])
         cache.keep(len(prompt))
 
     return step
@@ -39,7 +39,7 @@ def width_curve(
 def logits_along(target: Target, ids: Sequence[int], wanted: int) -> Tensor:
     """(wanted, V) what the target says after each of the last `wanted` tokens of ids: one forward over all of them."""
     cache = target.new_cache(len(ids))
-    (scores,) = target.run([Block(list(ids), list(range(len(ids))), None, cache, wanted)])
+    (scores,) = target.run([plain_block(ids, cache, wanted)])
     return scores.logits
 
 

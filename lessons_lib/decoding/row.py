@@ -4,6 +4,7 @@
 scheduler picked. No technique is named here; they differ in their proposers, rules and targets alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -52,7 +53,8 @@ class Draft:
 class Row:
     """One sequence in the making. ids: prompt and committed tokens; the cache lacks the last of them, or more.
 
-    context: positions the target has. chunk: at most so many prompt tokens are fed in one step (None: all).
+    context: positions the target has. chunk: at most so many tokens are fed in one step, guesses included (None: any
+    number).
     """
 
     ids: list[int]
@@ -76,27 +78,28 @@ class Row:
         """What to feed: the part of the prompt that is due, or the anchor and the proposer's guesses."""
         cached = self.cache.length()
         lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
-        entries = cached + len(lacking)
-        completes, limit = entries == len(self.ids), self._limit(entries)
+        completes = cached + len(lacking) == len(self.ids)
+        room, left = self._room(len(lacking)), self.prompt_length + self.ending.max_new_tokens - len(self.ids)
+        limit = min(room, left - 1)  # the step adds one itself
         early = len(self.ids) == self.prompt_length or not completes  # the anchor of all guesses must be fed first
         proposal = Proposal() if early else self.proposer.propose(self.ids, limit)
-        proposal, tree = self._fitting(proposal, limit, entries)
+        proposal, tree = self._fitting(proposal, limit, room)
         block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
         return Draft(tree, proposal, block, completes)
 
-    def _limit(self, entries: int) -> int:
-        """How many guesses in a row are of use: those that may still be committed and that the cache can hold."""
-        wanted = self.prompt_length + self.ending.max_new_tokens - len(self.ids) - 1  # the step adds one itself
-        return wanted if self.cache.most is None else max(0, min(wanted, self.cache.most - entries))
+    def _room(self, lacking: int) -> float:
+        """How many guesses may be fed behind so many tokens: the cache must hold and `chunk` allow them."""
+        held = math.inf if self.cache.most is None else self.cache.most - self.cache.length()
+        return max(0, min(held, math.inf if self.chunk is None else self.chunk) - lacking)
 
-    def _fitting(self, proposal: Proposal, limit: int, entries: int) -> tuple[Proposal, Tree]:
-        """The proposal and its tree, no scratch beyond the last position; nothing of it if the cache cannot hold it."""
-        scratch, most = proposal.scratch, self.cache.most
+    def _fitting(self, proposal: Proposal, limit: int, room: float) -> tuple[Proposal, Tree]:
+        """The proposal and its tree, no scratch beyond the last position; nothing of it if there is no room for it."""
+        scratch = proposal.scratch
         if scratch and max(scratch.offsets, default=0) > self.context - len(self.ids):
             proposal, scratch = replace(proposal, scratch=None), None
         tree = Tree.of(proposal, limit)
         fed = len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
-        return (proposal, tree) if most is None or entries + fed <= most else (Proposal(), Tree())
+        return (proposal, tree) if fed <= room else (Proposal(), Tree())
 
     def accept(self, draft: Draft, scores: Scores) -> tuple[list[int], list[int]]:
         """Ask the acceptance rule, end the text where it must end -> (path, committed tokens)."""

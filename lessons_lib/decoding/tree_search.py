@@ -5,7 +5,7 @@ accuracies[k][i]: the measured chance that the i-th favourite of head k + 1 is r
 commits one token plus the sum of these products. They are not quite: compare with what is counted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, islice
 from math import prod
@@ -58,7 +58,14 @@ def speed_by_size(accuracies: Accuracies, v: WidthCurve = None, c: float = 0.0, 
     return [count / (v(1 + nodes) + c) if nodes else 1.0 for nodes, count in enumerate(tokens)]
 
 
-def best_size(accuracies: Accuracies, v: WidthCurve = None, c: float = 0.0, most: int = 64) -> int:
-    """How many nodes make the fastest tree; of equals the fewest, 0 where plain decoding is not beaten."""
+def best_size(
+    accuracies: Accuracies, v: WidthCurve = None, c: float = 0.0, most: int = 64, sizes: Iterable[int] | None = None
+) -> int:
+    """How many nodes make the fastest tree; of equals the fewest, 0 where plain decoding is not beaten.
+
+    sizes: those to choose from (None: 0 to `most`), such as the widths that were measured or compiled less one;
+    sizes of more nodes than have any worth are left out, and 0 is the answer if none is left.
+    """
     speeds = speed_by_size(accuracies, v, c, most)
-    return speeds.index(max(speeds))
+    known = [nodes for nodes in sorted(range(len(speeds)) if sizes is None else sizes) if nodes < len(speeds)]
+    return max(known, key=speeds.__getitem__, default=0)

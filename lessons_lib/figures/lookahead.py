@@ -14,6 +14,7 @@ from lessons_lib.caches.masks import causal_mask
 from lessons_lib.decoding.blocks import tree_mask
 from lessons_lib.decoding.proposal import Proposal, Scratch, Tree
 from lessons_lib.decoding.proposers.lookahead import branches, window_layout
+from lessons_lib.figures.masks import name_tokens, plot_mask, rule
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, PAPER, axes, color, tint
 from lessons_lib.measure.speculation import WidthCurve, width_cost
@@ -21,7 +22,6 @@ from lessons_lib.measure.speculation import WidthCurve, width_cost
 WRONG, LUCKY, SETTLED = range(3)
 STATES = {WRONG: "wrong", LUCKY: "right, but behind a wrong one", SETTLED: "settled"}
 TINTS = [PAPER, tint(COLORS["jacobi"], 0.45), tint(COLORS["accepted"], 0.45)]
-READABLE = 32  # tokens up to which a mask's rows and columns are named
 
 
 def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -46,7 +46,7 @@ def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str]
             ax.text(i, k, words(token), ha="center", va="center", fontsize=9, color=INK)
     ax.set_xticks(range(m), range(1, m + 1))
     ax.set_yticks(range(len(rounds)), ["guess", *range(1, len(rounds))])
-    _ruled(ax, m, len(rounds))
+    rule(ax, m, len(rounds))
     ax.set(xlabel="position behind the prompt", ylabel="round")
     shown = [Patch(facecolor=TINTS[s], edgecolor=GREY, label=name) for s, name in STATES.items()]
     ax.legend(handles=shown, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False, fontsize=9)
@@ -71,9 +71,9 @@ def plot_branch_mask(W: int = 5, N: int = 4, G: int = 2, ax: Axes | None = None)
     allow, names, offsets = lookahead_mask(W, N, G)
     kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # of the token that is looked at
     shown = {"anchor": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
-    ax = _mask(allow, kinds, list(shown.values()), ax)
+    ax = plot_mask(allow, kinds, list(shown.values()), ax)
     rows = [f"{name}  +{offset}" for name, offset in zip(names, offsets, strict=True)]
-    _name(ax, names, rows)
+    name_tokens(ax, names, rows)
     ax.set(xlabel="may look at", ylabel="token, and where it stands")
     patches = [Patch(color=shade, label=name) for name, shade in shown.items()]
     ax.legend(handles=patches, loc="upper right", fontsize=8)
@@ -84,8 +84,8 @@ def plot_masks(W: int = 5, N: int = 4, G: int = 2) -> Figure:
     """Beside each other: the causal mask of as many tokens in a row, and the mask of one lookahead step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 5.2), layout="constrained", facecolor=PAPER)
     T = (W + G) * (N - 1)
-    _mask(causal_mask(T, T), [1] * T, [COLORS["cache"]], left)
-    _name(left, [str(i) for i in range(T)], [f"+{i}" for i in range(T)])
+    plot_mask(causal_mask(T, T), [1] * T, [COLORS["cache"]], left)
+    name_tokens(left, [str(i) for i in range(T)], [f"+{i}" for i in range(T)])
     left.set_title(f"causal: {T} tokens in a row", fontsize=10)
     plot_branch_mask(W, N, G, right).set_title(f"lookahead: W={W}, N={N}, G={G}", fontsize=10)
     return figure
@@ -123,30 +123,3 @@ def plot_payoff(rows: Iterable[Any], costs: WidthCurve) -> Axes:
     ax.set(xlabel="tokens fed per forward, w", ylabel="tokens committed per forward", xlim=(0, None), ylim=(0, None))
     ax.legend(loc="lower right")
     return ax
-
-
-def _mask(allow: Tensor, kinds: Sequence[int], shades: Sequence[str], ax: Axes | None) -> Axes:
-    """A square mask, each allowed cell in the shade of the kind (1, 2, ..) of the token that is looked at."""
-    size = len(kinds)
-    ax = ax or axes((6.4, 5.8))
-    cells = [[kind if ok else 0 for kind, ok in zip(kinds, row, strict=True)] for row in allow.tolist()]
-    ax.imshow(cells, cmap=ListedColormap([PAPER, *shades]), vmin=0, vmax=len(shades))
-    _ruled(ax, size, size)
-    return ax
-
-
-def _name(ax: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Label a mask's tokens, as long as there is room for it."""
-    many = len(columns) > READABLE
-    ax.set_xticks([] if many else range(len(columns)), [] if many else columns, rotation=90, fontsize=8)
-    ax.set_yticks([] if many else range(len(rows)), [] if many else rows, fontsize=8)
-
-
-def _ruled(ax: Axes, columns: int, rows: int) -> None:
-    """Thin lines between cells and none through them."""
-    ax.set_xticks([i - 0.5 for i in range(1, columns)], minor=True)
-    ax.set_yticks([i - 0.5 for i in range(1, rows)], minor=True)
-    ax.grid(visible=False)
-    ax.grid(which="minor", color=GREY, linewidth=0.4)
-    ax.tick_params(which="both", length=0)
-    ax.spines[:].set_visible(True)

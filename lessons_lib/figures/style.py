@@ -60,11 +60,18 @@ def axes(figsize: tuple[float, float] = (WIDTH, 3.6)) -> Axes:
     Styled one by one and not through rc_context: the first figure of a session loads the notebook's backend,
     which turns interactive mode on, and leaving the context would turn it off again, also for other plots.
     """
-    _, ax = plt.subplots(figsize=figsize, layout="constrained", facecolor=PAPER)
-    ax.tick_params(labelsize=SMALL)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.label.set_size(FONT_SIZE)
-    return _dressed(ax)
+    [ax] = panels(1, figsize)
+    return ax
+
+
+def panels(count: int, figsize: tuple[float, float]) -> list[Axes]:
+    """So many empty axes beside each other in one figure; figsize in inches, of all together."""
+    _, grid = plt.subplots(1, count, figsize=figsize, layout="constrained", facecolor=PAPER, squeeze=False)
+    for ax in grid[0]:
+        ax.tick_params(labelsize=SMALL)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.label.set_size(FONT_SIZE)
+    return [_dressed(ax) for ax in grid[0]]
 
 
 def axes_in(figure: Figure, place: tuple[float, float, float, float]) -> Axes:

@@ -35,10 +35,10 @@ class TrimmedDecoder(Decoder):
 
     def score(self, final: Tensor, kernels: Kernels | None = None) -> Tensor:
         """(T, D) after the final norm -> scores (T, V), -inf for tokens that are not kept."""
-        return spread(super().score(final, kernels), self.kept, self.config.vocab_size)
+        return scatter(super().score(final, kernels), self.kept, self.config.vocab_size)
 
 
-def spread(scores: Tensor, kept: Tensor, vocab_size: int) -> Tensor:
+def scatter(scores: Tensor, kept: Tensor, vocab_size: int) -> Tensor:
     """scores (..., K) of the tokens `kept` -> (..., V), -inf elsewhere."""
     return scores.new_full((*scores.shape[:-1], vocab_size), float("-inf")).index_copy_(-1, kept, scores)
 
@@ -50,7 +50,7 @@ class TrimmedHead(nn.Linear):
     rows: Tensor
 
     def forward(self, states: Tensor) -> Tensor:
-        return spread(F.linear(states, self.rows), self.kept, self.out_features)
+        return scatter(F.linear(states, self.rows), self.kept, self.out_features)
 
 
 class DraftForCausalLM(LlamaForCausalLM):
@@ -94,19 +94,22 @@ def scored(network: PreTrainedModel) -> int | None:
     return len(head.kept) if isinstance(head, TrimmedHead) else None
 
 
-def start_from(target: Decoder, layers: Sequence[int], kept: Tensor) -> TrimmedDecoder:
+def start_from(target: Decoder, layers: Sequence[int], kept: Tensor, mlp: int = 0) -> TrimmedDecoder:
     """An untrained draft: copies of the target's layers with these numbers (0 is the first), float32, trainable.
 
-    ValueError for a layer that the target lacks.
+    mlp: neurons of every MLP that are copied, those that write most (0: all). ValueError for a layer or so many
+    neurons that the target lacks.
     """
     if not layers or not all(0 <= number < target.config.layers for number in layers):
         raise ValueError(f"layers {list(layers)} cannot be copied; choose numbers from 0 to {target.config.layers - 1}")
-    exact = torch.promote_types(target.embedding.weight.dtype, torch.float32)
+    if not 0 <= mlp <= target.config.mlp_width:
+        raise ValueError(f"an MLP has {target.config.mlp_width} neurons, of which {mlp} cannot be copied")
+    mlp, exact = mlp or target.config.mlp_width, torch.promote_types(target.embedding.weight.dtype, torch.float32)
     with torch.device("meta"):
-        draft = Decoder(replace(target.config, layers=len(layers)))
+        draft = Decoder(replace(target.config, layers=len(layers), mlp_width=mlp))
     for ours, theirs in zip(draft.layers, layers, strict=True):
-        state = {name: value.to(exact).clone() for name, value in target.layers[theirs].state_dict().items()}
-        ours.load_state_dict(state, assign=True)
+        state = narrowed(target.layers[theirs].state_dict(), mlp)
+        ours.load_state_dict({name: value.to(exact).clone() for name, value in state.items()}, assign=True)
     draft.embedding.weight = nn.Parameter(target.embedding.weight.to(exact), requires_grad=False)
     draft.head.weight = nn.Parameter(target.head.weight.to(exact), requires_grad=False)
     draft.norm = nn.Parameter(target.norm.to(exact).clone())
@@ -115,6 +118,14 @@ def start_from(target: Decoder, layers: Sequence[int], kept: Tensor) -> TrimmedD
     for weight in own_weights(trimmed).values():
         weight.requires_grad_(True)
     return trimmed
+
+
+def narrowed(layer: dict[str, Tensor], mlp: int) -> dict[str, Tensor]:
+    """A layer's weights with the `mlp` neurons that write most: whose columns of `down` are longest."""
+    best = layer["down.weight"].norm(dim=0).topk(mlp).indices.sort().values
+    gate, up = layer["gate_up.weight"].chunk(2)
+    down = layer["down.weight"][:, best]
+    return layer | {"gate_up.weight": torch.cat([gate[best], up[best]]), "down.weight": down}
 
 
 def own_weights(draft: TrimmedDecoder) -> dict[str, nn.Parameter]:

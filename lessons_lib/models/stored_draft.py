@@ -36,6 +36,7 @@ def load_draft(folder: Path, target: PreTrainedModel) -> DraftForCausalLM:
     stored = load_file(folder / WEIGHTS)
     config = type(target.config).from_dict(target.config.to_dict())
     config.num_hidden_layers = json.loads((folder / CARD).read_text())["layers"]
+    config.intermediate_size = stored["layers.0.down.weight"].shape[1]
     with torch.device("meta"):
         network = DraftForCausalLM(config)
     weights = their_names(restored(stored), DecoderConfig.from_transformers(config))

@@ -53,7 +53,7 @@ def _ask(request: Request, prompt: Prompt, server: Server, start: float) -> None
     except Exception as error:  # whatever it is: in a thread nobody else would say so
         why = error if isinstance(error, StreamError) else repr(error)
         request.error = f"Request {request.id}: {why} (after {len(times)} tokens)."
-    request.times = spread(times, counted.tokens)
+    request.times = evenly(times, counted.tokens)
     request.emitted = len(request.times)
     request.prompt_length = counted.prompt_tokens or request.prompt_length
     request.finished = time.perf_counter() - start
@@ -69,7 +69,7 @@ def _outcome(request: Request, server: Server) -> Request:
     return late
 
 
-def spread(times: Sequence[float], count: int) -> list[float]:
+def evenly(times: Sequence[float], count: int) -> list[float]:
     """Times of `count` tokens that came in fewer events, evenly: [1, 2], 4 -> [1, 1, 2, 2]; else one per event."""
     if not times or count <= len(times):
         return list(times)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from lessons_lib.decoding.blocks import Block, Scores
-from lessons_lib.decoding.targets.compiled_step import CompiledStep
+from lessons_lib.decoding.targets.compiled_step import CompiledStep, say_uncompiled
 from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import Kernels, stored
-from lessons_lib.progress import say
 from lessons_lib.serving.target import PagedTarget, decodes
 
 
@@ -34,7 +33,7 @@ class CompiledPagedTarget(PagedTarget):
         name = f"{slots}-row step ({decoder.config.layers} layers, {self.dtype})"
         self.step = CompiledStep(paged_step(decoder), name, frozen=True, tuned=True)
         if self.problem:
-            say(f"{self.problem}; decoding runs uncompiled")
+            say_uncompiled(self.problem)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Rows that decode in compiled forwards, the others in an eager one -> the scores of each."""
@@ -58,10 +57,9 @@ class CompiledPagedTarget(PagedTarget):
         logits = self.step(tokens, positions, tables, self.memory.keys, self.memory.values)
         if self.step.problem:
             self.problem = self.step.problem
-            say(f"{self.problem}; decoding runs uncompiled")
+            say_uncompiled(self.problem)
         for cache in caches:
-            for layer in range(len(self.memory.keys)):
-                cache.advance(layer, 1)
+            cache.advance(1)
         return [Scores(one[None]) for one in logits[: len(blocks)]]
 
 

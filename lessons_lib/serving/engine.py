@@ -169,7 +169,7 @@ class Engine:
         row, blocks = self.jobs[request].row, self.pool.tables[request].blocks
         if row.cache.blocks is not blocks:  # newly admitted, perhaps with a prefix, perhaps once more
             row.cache = PagedCache(self.target.memory, blocks, request.computed)
-        row.chunk, row.cache.planned = tokens, request.computed + tokens
+        row.chunk = tokens
         return row
 
     def _tell(self, request: Request, tokens: list[int]) -> None:

@@ -16,6 +16,7 @@ from lessons_lib.models.registry import OURS
 from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
 from lessons_lib.paths import cache_dir
 from lessons_lib.training import card, collect, evaluate, heads_commands, held_out, prompts
+from lessons_lib.training.batched import Text
 from lessons_lib.training.distill import distill
 from lessons_lib.training.run import Recipe, fresh, trained
 
@@ -86,10 +87,21 @@ def run_distill(options: argparse.Namespace) -> int:
     """Train a run, or go on with it; products in bf16 where the device computes in it."""
     chosen = {field.name: getattr(options, field.name) for field in fields(Recipe)}
     recipe = Recipe(**chosen | {"layers": tuple(options.layers)})
-    texts, (device, dtype) = collect.read_all(collect.folder()), pick(options.device, "auto")
+    texts = written(collect.read_all(collect.folder()), recipe.only)
+    device, dtype = pick(options.device, "auto")
     run = distill(target(device), texts, recipe, runs(options.run), options.minutes, fast=dtype == "bf16")
     print(f"{run.step} of {recipe.steps} steps, loss {run.curve[-1]['loss']}; {runs(options.run)}")
     return 0
+
+
+def written(texts: list[Text], only: str) -> list[Text]:
+    """The texts that were written so. ValueError for a way that there is not, and if none was."""
+    if only not in ("", "greedy", "drawn"):
+        raise ValueError(f"--only {only!r} is unknown; choose greedy or drawn, or leave it out")
+    chosen = [text for text in texts if not only or (text.temperature > 0) == (only == "drawn")]
+    if not chosen:
+        raise ValueError(f"no text is {only}; collect more of them")
+    return chosen
 
 
 def run_evaluate(options: argparse.Namespace) -> int:

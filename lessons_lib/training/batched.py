@@ -1,7 +1,11 @@
 """Many texts at once (lesson 06): a batch of rows that all take one token per forward, refilled as rows end.
 
 For collecting text, not for timing. Each row has its own length in one large buffer, so a forward reads the
-weights once for all rows and attention is one call; a prompt is fed alone and its entries copied to its row.
+weights once for all rows and attention is one call; a prompt is fed alone and its entries copied to its row. A text of
+n new tokens takes one forward over its prompt and a share in n - 1 forwards of one token a row.
+
+Not `step`, which has states of those tokens alone that it scores: here a prompt's are all kept and only its last token
+is scored. Not the engine's blocks, which would be collected anew for all rows in every layer of every forward.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +68,11 @@ class RowsCache:
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """q (H, rows, d), one query a row; keys and values (rows, H_kv, S, d); mask (rows, S) -> (H, rows, d)."""
+    """q (H, rows, d), one query a row; keys and values (rows, H_kv, S, d); mask (rows, S) -> (H, rows, d).
+
+    Other than serving's: in bf16, which texts are collected in, this is faster than two products (a quarter less time
+    at 64 rows of 300 entries on two cores), and four times as exact.
+    """
     heads, rows, dim = q.shape
     folded = q.transpose(0, 1).reshape(rows, keys.shape[1], -1, dim)
     out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask[:, None, None])

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.replay import replay_draft
 from lessons_lib.decoding.targets.base import Target
@@ -64,9 +64,9 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
     """As `right`, token by token through the draft's cache, which is how it drafts: few rows may be computed in
     another format than many. prompt, new: ids of a greedy text."""
     cache, found = draft.new_cache(len(prompt) + len(new)), []
-    draft.run([Block(list(prompt), list(range(len(prompt))), None, cache, 1)])
+    draft.run([plain_block(prompt, cache)])
     for token, following in pairwise(new):
-        (scores,) = draft.run([Block([token], [0], None, cache, 1)])
+        (scores,) = draft.run([plain_block([token], cache)])
         found.append(int(scores.logits[-1].argmax()) == following)
     return found
 

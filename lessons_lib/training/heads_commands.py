@@ -1,6 +1,7 @@
 """The recipe of smol-medusa (lesson 09): `python -m lessons_lib.training heads | heads-evaluate | heads-export`.
 
 Texts come from `collect`, as for smol-draft. The tree is chosen by texts that train nothing, and judged by others.
+`heads-joint` trains heads and model together, to be compared with.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from lessons_lib.training.batched import Text
 from lessons_lib.training.evaluate_heads import evaluate_heads
 from lessons_lib.training.heads import HeadsRecipe, fresh, split, train_heads, trained
 from lessons_lib.training.heads_loss import judge
+from lessons_lib.training.joint import JointRecipe, train_joint
 
 TARGET, HEADS = "smollm2-135m", "smol-medusa"
 NODES = 16  # of the tree that figures are quoted for; lesson 09 chooses by the machine's width curve
@@ -31,12 +33,9 @@ NODES = 16  # of the tree that figures are quoted for; lesson 09 chooses by the 
 
 def add_parts(parts) -> None:
     """The commands and their options, as sub-parsers."""
-    part = parts.add_parser("heads", help="train Medusa heads on the texts; resumable")
-    part.add_argument("--run", default="default", help="name of this training run")
-    part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
-    part.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    for field in fields(HeadsRecipe):
-        part.add_argument(f"--{field.name}", default=field.default, type=type(field.default))
+    add_training(parts, "heads", HeadsRecipe, "train Medusa heads on the texts")
+    part = add_training(parts, "heads-joint", JointRecipe, "train heads further and the model with them (Medusa-2)")
+    part.add_argument("--from", dest="start", default="default", help="the run of `heads` that it begins with")
     part = parts.add_parser("heads-evaluate", help="accuracies, and tokens per forward on the held-out texts")
     part.add_argument("--run", default="default")
     part.add_argument("--nodes", type=int, default=NODES, help="of the tree, the root not counted")
@@ -47,10 +46,37 @@ def add_parts(parts) -> None:
     part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
 
 
+def add_training(parts, name: str, recipe: type, said: str) -> argparse.ArgumentParser:
+    """A command that trains by a recipe of this type, whose fields are options."""
+    part = parts.add_parser(name, help=f"{said}; resumable")
+    part.add_argument("--run", default="default", help="name of this training run")
+    part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
+    part.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    for field in fields(recipe):
+        part.add_argument(f"--{field.name}", default=field.default, type=type(field.default))
+    return part
+
+
+def chosen(options: argparse.Namespace, recipe: type):
+    """The recipe of this type that the options spell."""
+    return recipe(**{field.name: getattr(options, field.name) for field in fields(recipe)})
+
+
 def run_heads(options: argparse.Namespace) -> int:
-    recipe = HeadsRecipe(**{field.name: getattr(options, field.name) for field in fields(HeadsRecipe)})
+    recipe = chosen(options, HeadsRecipe)
     run = train_heads(lm_head(options.device), training_texts(), recipe, runs(options.run), options.minutes)
     print(f"{run.step} of {recipe.steps} steps, {json.dumps(run.curve[-1])}; {runs(options.run)}")
+    return 0
+
+
+def run_joint(options: argparse.Namespace) -> int:
+    """Medusa-2, on the texts that train heads; the model in float32, as its adapters learn little at a time."""
+    recipe, folder = chosen(options, JointRecipe), runs(options.run, "joint")
+    decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
+    heads = trained(decoder.head.weight, runs(options.start)).heads
+    run = train_joint(decoder, heads, split(training_texts())[0], recipe, folder, options.minutes)
+    first, last = json.dumps(run.curve[0]), json.dumps(run.curve[-1])
+    print(f"{run.step} of {recipe.steps} steps, from {first} to {last}; {folder}")
     return 0
 
 
@@ -110,8 +136,8 @@ def lm_head(device: str = "cpu") -> Tensor:
     return model(device).network.get_output_embeddings().weight
 
 
-def runs(name: str) -> Path:
-    return cache_dir() / "training" / HEADS / f"run-{name}"
+def runs(name: str, kind: str = "run") -> Path:
+    return cache_dir() / "training" / HEADS / f"{kind}-{name}"
 
 
-COMMANDS = {"heads": run_heads, "heads-evaluate": run_evaluate, "heads-export": run_export}
+COMMANDS = {"heads": run_heads, "heads-joint": run_joint, "heads-evaluate": run_evaluate, "heads-export": run_export}

@@ -21,7 +21,8 @@ class Recipe:
 
     muon: 1 or 0, whether matrices are trained by Muon. hard: weight of the cross-entropy, the rest is KL's.
     prompt: every so manieth token of a prompt counts, others from step to step (0: none). skip: first tokens of
-    every text, the template's, that teach nothing.
+    every text, the template's, that teach nothing. mlp: neurons of every MLP (0: all). only: "greedy" or
+    "drawn" texts ("": both).
     """
 
     layers: tuple[int, ...] = (0, 1, 29)
@@ -35,6 +36,8 @@ class Recipe:
     prompt: int = 5
     skip: int = 24
     seed: int = 0
+    mlp: int = 0
+    only: str = ""
 
 
 @dataclass
@@ -89,7 +92,7 @@ def read_checkpoint(folder: Path, command: str) -> dict:
 
 def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> Run:
     """A run at its start."""
-    draft = start_from(target, recipe.layers, kept)
+    draft = start_from(target, recipe.layers, kept, recipe.mlp)
     return Run(recipe, draft, optimizers(own_weights(draft).values(), recipe))
 
 

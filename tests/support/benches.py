@@ -2,12 +2,16 @@
 
 import asking
 import by_question
+import fitting
 import torch
 from support.drafts import perturbed
+from support.heads import heads_of
 
 from lessons_lib.models import LanguageModel, tiny
 
 TOKENS = 12
+WIDTHS = (1, 3, 61)  # rows of a Medusa step
+ACCURACIES = [[1 / 60] * 60, [0.01] * 4]  # of 97 tokens: 60 favourites hold about two of three first guesses
 
 
 class Letters:
@@ -36,3 +40,14 @@ def offline(monkeypatch, tmp_path) -> tuple[LanguageModel, LanguageModel]:
     monkeypatch.setattr(asking, "TOKENS", TOKENS)
     monkeypatch.setattr(by_question, "KEPT", tmp_path / "build" / "kept")
     return of, LanguageModel(perturbed(network, 0.03), letters, "tiny-draft", "cpu", torch.float64)
+
+
+def with_heads(monkeypatch, tmp_path) -> LanguageModel:
+    """As `offline`, and for bench/fitting.py two random heads, trees of 2 or 60 nodes, and shorter texts to time."""
+    of, _ = offline(monkeypatch, tmp_path)
+    guessing, eight = heads_of(of.network, count=2), of.target()
+    for name, value in (("heads", guessing), ("accuracies", ACCURACIES), ("eight_bits", eight)):
+        monkeypatch.setattr(fitting, name, lambda value=value: value)
+    monkeypatch.setattr(fitting, "WIDTHS", WIDTHS)
+    monkeypatch.setattr(fitting, "CACHED", 20)
+    return of

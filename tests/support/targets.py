@@ -5,7 +5,7 @@ import torch
 
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.static import StaticCache
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.models.decoder import Decoder
 
@@ -41,6 +41,6 @@ def entries(cache) -> list[torch.Tensor]:
 def assert_holds(cache, ids, target) -> None:
     """The cache's entries are those that one forward of the target over these ids leaves."""
     fresh = target.new_cache(len(ids))
-    target.run([Block(ids, range(len(ids)), None, fresh, 1)])
+    target.run([plain_block(ids, fresh)])
     for found, expected in zip(entries(cache), entries(fresh), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

@@ -12,7 +12,7 @@ from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.measure import claims
 from lessons_lib.measure.clock import Ratio, Samples
 
-SPECULATION = ("adaptive/", "assisted/", "draft/", "lookahead/", "prompt-lookup/")
+SPECULATION = ("adaptive/", "assisted/", "draft/", "lookahead/", "medusa/", "prompt-lookup/")
 
 
 @pytest.fixture

@@ -123,6 +123,7 @@ def test_the_order_can_be_turned_and_a_text_that_parts_is_found(bench):
     assert called == ["b", "a", "a", "b"]
     assert not found["equal"] and found["a"]["shortfall"] < 1e-9 < 1e-3 < found["b"]["shortfall"]
     assert found["a"]["forwards"] == TOKENS and found["a"]["forwarded"] == TOKENS - 1
+    assert found["a"]["prefill"] == trace[0].t_total > 0
 
 
 def test_a_killed_run_goes_on_behind_the_questions_it_has_measured(bench, monkeypatch, tmp_path):

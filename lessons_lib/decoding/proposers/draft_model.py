@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lessons_lib.decoding.acceptance import Sampling
-from lessons_lib.decoding.blocks import Block, make_block, tree_mask
-from lessons_lib.decoding.proposal import ANCHOR, Proposal, Tree
+from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
+from lessons_lib.decoding.proposal import ANCHOR, Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
 from lessons_lib.decoding.proposers.drawing import check_drawing, draw
@@ -91,7 +91,7 @@ class DraftModel(Proposer):
     def _block(self, ids: Sequence[int], tree: Growing) -> Block:
         """What the draft is fed next: the committed tokens that its cache lacks, then one level after another."""
         if not tree.depth:
-            return make_block(list(ids[self.cache.length() :]), Tree(), None, self.cache)
+            return plain_block(ids[self.cache.length() :], self.cache)
         tokens = [tree.tokens[node] for node in tree.level]
         offset = len(ids) - 1 + tree.depth - self.cache.length()
         mask = None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
@@ -72,7 +72,7 @@ def iterates(target, prompt: Sequence[int], guess: Sequence[int]) -> list[list[i
     cache = target.new_cache(len(prompt) + len(guess))
     while len(rounds) < 2 or rounds[-1] != rounds[-2]:
         tokens = lacking + rounds[-1][:-1]
-        (scores,) = target.run([Block(tokens, list(range(len(tokens))), None, cache, len(guess))])
+        (scores,) = target.run([plain_block(tokens, cache, len(guess))])
         rounds.append(scores.logits.argmax(-1).tolist())
         cache.keep(len(prompt) - 1)
         lacking = list(prompt[-1:])

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from lessons_lib.caches.static import Slots, StaticCache
 from lessons_lib.decoding.blocks import Block, Scores
-from lessons_lib.decoding.targets.compiled_step import CompiledStep
+from lessons_lib.decoding.targets.compiled_step import CompiledStep, say_uncompiled
 from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import FUSED, OPEN, Kernels
-from lessons_lib.progress import say
 
 PRODUCTS = ("open", "tuned", "library")
 
@@ -100,7 +99,7 @@ class CompiledTarget(DecoderTarget):
     def _give_up(self, problem: str) -> None:
         """Decode uncompiled from now on, and say why."""
         self.problem, self.widths = problem, []
-        say(f"{problem}; decoding runs uncompiled")
+        say_uncompiled(problem)
 
 
 def static_step(decoder: Decoder, kernels: Kernels) -> Callable:

@@ -52,3 +52,8 @@ class CompiledStep:
 def reason(error: Exception) -> str:
     """The first line of what a compiler's error says, without its end mark."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
+
+
+def say_uncompiled(problem: str) -> None:
+    """Tell whoever waits why nothing is compiled; decoding goes on."""
+    say(f"{problem}; decoding runs uncompiled")

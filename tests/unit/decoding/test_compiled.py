@@ -5,7 +5,7 @@ import torch
 import torch._inductor.config as inductor
 from support.proposers import Scripted, always_right, tree_with_decoys
 
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.blocks import Block, plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled, compiler
@@ -63,8 +63,8 @@ def test_a_trimmed_draft_scores_the_whole_vocabulary_compiled_as_it_does_eager(w
     scores = []
     for target in (CompiledTarget(trimmed, context=CONTEXT, widths=(width,)), DecoderTarget(trimmed)):
         cache = target.new_cache(CONTEXT)
-        target.run([Block(PROMPT, list(range(len(PROMPT))), None, cache, 1)])
-        scores += [target.run([Block([9] * width, list(range(width)), None, cache, width)])[0].logits]
+        target.run([plain_block(PROMPT, cache)])
+        scores += [target.run([plain_block([9] * width, cache, width)])[0].logits]
     assert scores[0].shape == (width, 97) and (scores[0] > float("-inf")).sum() == 5 * width
     torch.testing.assert_close(*scores, rtol=0, atol=1e-10)
 
@@ -103,7 +103,7 @@ def test_a_block_of_three_is_padded_to_four_and_scored_as_eager_scores_it(plain,
     for target in (plain, eager):
         cache = target.new_cache(CONTEXT)
         for tokens in (PROMPT, [9, 8, 7], [4]):  # eager, padded, and one after the padding
-            (scores,) = target.run([Block(tokens, list(range(len(tokens))), None, cache, len(tokens))])
+            (scores,) = target.run([plain_block(tokens, cache, len(tokens))])
         logits.append(scores.logits)
         assert cache.length() == len(PROMPT) + 4
     torch.testing.assert_close(*logits, rtol=0, atol=1e-10)

@@ -150,13 +150,28 @@ def test_rows_of_one_step_decode_as_if_alone(network):
     target = decoder_target(network)
     makes = [scripts.tree_with_decoys, scripts.random_chain, with_scratch(scripts.right_until_third)]
     rows = [new_row(target, p, Scripted(t, 97, m), Greedy(), N) for p, t, m in zip(prompts, texts, makes, strict=True)]
-    rows[1].chunk = 3
     while unfinished := [row for row in rows if row.finish is None]:
+        rows[1].chunk = None if rows[1].new else 3  # of the prompt: guesses would count, too
         step(target, unfinished)
     assert [row.ids for row in rows] == texts
     assert [s.committed for s in rows[1].trace[:3]] == [0, 0, 1]  # 7 prompt tokens in chunks of 3
     assert all(s.is_prefill for s in rows[1].trace[:3])
     assert all(seen.tokens for seen in rows[1].proposer.seen)  # told of commits alone
+
+
+@pytest.mark.parametrize("make, most", [
+    (scripts.always_right, 3),  # a chain is cut
+    (with_scratch(scripts.silent), 1),  # scratch is left out, as a tree is
+    (scripts.tree_with_decoys, 1),
+])  # fmt: skip
+def test_a_chunk_bounds_what_a_step_feeds_guesses_included(network, greedy_text, make, most):
+    target = decoder_target(network)
+    row = new_row(target, PROMPT, Scripted(greedy_text, 97, make), Greedy(), N)
+    row.chunk = 3
+    while row.finish is None:
+        step(target, [row])
+    assert row.ids == greedy_text
+    assert max(s.forwarded for s in row.trace if not s.is_prefill) == most
 
 
 def test_the_proposer_sees_its_own_nodes_again(network, greedy_text):

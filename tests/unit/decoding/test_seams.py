@@ -9,7 +9,7 @@ from support.oracle import exact
 from support.targets import decoder_target, entries, targets
 
 from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.decoding.blocks import make_block
+from lessons_lib.decoding.blocks import make_block, plain_block
 from lessons_lib.decoding.proposal import Proposal, Scratch, Tree
 from lessons_lib.decoding.targets import TransformersTarget, Unsupported
 from lessons_lib.models import tiny
@@ -26,7 +26,7 @@ def _exactly():
 
 def fed(target, tokens):
     """A cache that holds these tokens."""
-    target.run([make_block(tokens, Tree(), None, cache := target.new_cache(len(tokens)))])
+    target.run([plain_block(tokens, cache := target.new_cache(len(tokens)))])
     return cache
 
 
@@ -51,7 +51,7 @@ def test_scratch_sees_the_nodes_that_it_names_in_the_proposers_numbering(target)
     tree = Tree.of(Proposal([7, 7, 8, 6], [-1, -1, 1, 2]), limit=2)
     scratch = Scratch([9], [3], [[False]], sees_tree=[[1, 2, 3]])
     (scores,) = target.run([make_block([4], tree, scratch, fed(target, PROMPT))])
-    (chain,) = target.run([make_block([4, 7, 8, 9], Tree(), None, fed(target, PROMPT))])
+    (chain,) = target.run([plain_block([4, 7, 8, 9], fed(target, PROMPT))])
     torch.testing.assert_close(scores.logits[-1], chain.logits[-1], rtol=0, atol=1e-12)
 
 

@@ -8,10 +8,10 @@ from support.oracle import exact
 from support.targets import decoder_target
 
 from lessons_lib.decoding.acceptance import Greedy
-from lessons_lib.decoding.blocks import Block, make_block, tree_mask
+from lessons_lib.decoding.blocks import make_block, plain_block, tree_mask
 from lessons_lib.decoding.proposal import ANCHOR, Proposal, Tree
 from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.decoding.trees import PAD, TreeShape, buffers, regular
+from lessons_lib.decoding.trees import PAD, TreeShape, buffers, published_tree, regular
 from lessons_lib.decoding.typical import Typical
 from lessons_lib.models import tiny
 
@@ -105,7 +105,7 @@ def test_a_nodes_scores_are_those_of_the_text_along_its_path(target, shape, seed
         (scores,) = target.run([make_block(text, tree, None, target.new_cache(40))])
         for node in range(len(tree.tokens)):
             path = tokens_along(tree, node)
-            block = Block(text + path, range(len(text + path)), None, target.new_cache(40), 1)
+            block = plain_block(text + path, target.new_cache(40))
             torch.testing.assert_close(scores.logits[1 + node], target.run([block])[0].logits[0], rtol=0, atol=1e-10)
 
 
@@ -127,6 +127,15 @@ def test_regular_trees_hold_every_combination():
     assert regular(2, 1).choices == ((0,), (1,), (0, 0), (1, 0))
     assert len(regular(3, 2, 2).choices) == 3 + 6 + 12 and regular(3, 2, 2).ranks == 3
     assert regular().choices == () and regular().depth == regular().ranks == 0
+
+
+def test_the_published_tree_has_the_nodes_that_its_authors_count():
+    """As in their code: 64 rows, of which 10, 28, 23 and 2 on the four levels below the root, and 42 leaves."""
+    shape = published_tree()
+    assert [shape.depths.count(depth) for depth in range(1, 6)] == [10, 28, 23, 2, 0]
+    found = buffers(shape)
+    assert found.mask.shape == (64, 64) and found.retrieve.shape == (42, 5) and shape.ranks == 10
+    assert {(0, 9), (1, 6), (2, 2), (3, 1), (9, 0), (0, 0, 9), (0, 7, 0), (1, 0, 1), (0, 0, 0, 1)} <= set(shape.choices)
 
 
 @pytest.mark.parametrize("choices, said", [

@@ -86,6 +86,30 @@ def test_layers_that_the_target_lacks_are_refused(network, layers):
         start_from(Decoder.from_transformers(network), layers, KEPT)
 
 
+def test_a_narrow_draft_keeps_the_neurons_that_write_most(network):
+    target = Decoder.from_transformers(network)
+    with torch.no_grad():
+        target.layers[1].down.weight[:, [2, 5, 7]] *= 100
+    draft = start_from(target, (1,), KEPT, mlp=3)
+    gate, up = target.layers[1].gate_up.weight.chunk(2)
+    assert torch.equal(draft.layers[0].down.weight, target.layers[1].down.weight[:, [2, 5, 7]])
+    assert torch.equal(draft.layers[0].gate_up.weight, torch.cat([gate[[2, 5, 7]], up[[2, 5, 7]]]))
+
+
+def test_a_narrow_draft_comes_back_from_its_file(network, tmp_path):
+    draft = start_from(Decoder.from_transformers(network), (2, 0), KEPT, mlp=8)
+    save_draft(draft, tmp_path, "tiny")
+    stored = decoder_of(load_draft(tmp_path, network))
+    assert stored.config.mlp_width == 8
+    torch.testing.assert_close(stored.layers[0].down.weight, draft.layers[0].down.weight, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("mlp", [-1, 10_000])
+def test_neurons_that_the_target_lacks_are_refused(network, mlp):
+    with pytest.raises(ValueError, match="cannot be copied"):
+        start_from(Decoder.from_transformers(network), (0,), KEPT, mlp=mlp)
+
+
 def test_as_a_transformers_model_it_gives_the_decoders_logits(loaded):
     with exact(), torch.no_grad():
         theirs = loaded(torch.tensor([IDS])).logits[0]

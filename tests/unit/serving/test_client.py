@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lessons_lib.serving.client import replay, spread
+from lessons_lib.serving.client import evenly, replay
 from lessons_lib.serving.metrics import latency
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.stream import Counted, Server, tokens
@@ -214,8 +214,8 @@ def test_several_tokens_in_one_event_are_counted(fake):
     fake.burst = 2
     (request,) = ask(fake, "well", count=3)
     assert len(request.times) == 6 and len(set(request.times)) == 3
-    assert spread([1.0, 2.0], 4) == [1, 1, 2, 2] and spread([1.0, 2.0, 3.0], 4) == [1, 2, 3, 3]
-    assert spread([1.0, 2.0], 0) == [1, 2] and spread([], 3) == []
+    assert evenly([1.0, 2.0], 4) == [1, 1, 2, 2] and evenly([1.0, 2.0, 3.0], 4) == [1, 2, 3, 3]
+    assert evenly([1.0, 2.0], 0) == [1, 2] and evenly([], 3) == []
 
 
 def test_requests_without_anything_to_send_are_refused_before_any_is_sent(fake):

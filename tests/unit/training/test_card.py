@@ -10,6 +10,7 @@ from lessons_lib.models import tiny
 from lessons_lib.models.stored_draft import CARD
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import card, collect, distill, evaluate
+from lessons_lib.training.batched import Text
 from lessons_lib.training.run import Recipe
 
 RECIPE = Recipe(layers=(1,), kept=40, steps=3, tokens=50, warmup=1, skip=1)
@@ -80,3 +81,12 @@ def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys):
 def test_collecting_needs_to_know_what(capsys):
     assert command_line.main(["collect"]) == 2
     assert "--prompts FILE" in capsys.readouterr().err
+
+
+def test_a_run_may_learn_from_greedy_or_drawn_texts_alone():
+    texts = [Text("a", [1, 2], 1), Text("b", [1, 2], 1, 0.8)]
+    named = lambda only: [text.key for text in command_line.written(texts, only)]  # noqa: E731
+    assert named("") == ["a", "b"] and named("greedy") == ["a"] and named("drawn") == ["b"]
+    for only, said in {"some": "choose greedy or drawn", "drawn": "no text is drawn"}.items():
+        with pytest.raises(ValueError, match=said):
+            command_line.written(texts[:1], only)

@@ -2,8 +2,10 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support.heads import random_heads
 
 from lessons_lib import Medusa, generate
@@ -16,9 +18,10 @@ from lessons_lib.models.stored_heads import CARD, load_heads
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import collect, heads_commands
 from lessons_lib.training.evaluate_heads import evaluate_heads, favourites, trace_of
-from lessons_lib.training.heads import split
+from lessons_lib.training.heads import split, trained
 from lessons_lib.training.heads_card import PAGE
 from lessons_lib.training.heads_loss import judge
+from lessons_lib.training.joint import JointRecipe
 
 WIDE = regular(60, 4)  # of 97 tokens: about two of three first guesses are right
 
@@ -117,4 +120,45 @@ def test_the_tree_is_chosen_by_texts_that_neither_train_nor_measure(at_home, mon
 
 def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys):
     assert command_line.main(["heads-evaluate", "--run", "other"]) == 2
+    assert "holds no checkpoint; run `python -m lessons_lib.training heads` first" in capsys.readouterr().err
+
+
+JOINT = [*"heads-joint --run small --from default --rank 2 --steps 4 --tokens 100 --warmup 1 --device cpu".split()]
+
+
+@pytest.fixture
+def with_heads(at_home, model, monkeypatch):
+    """The same with heads that were trained alone, and the model at hand for training."""
+    monkeypatch.setattr(heads_commands, "load", lambda name, device, dtype: model)
+    command_line.main(["heads", *SMALL])
+
+
+def test_heads_and_model_are_trained_together_by_a_command_that_goes_on_where_it_stopped(with_heads, capsys):
+    assert command_line.main([*JOINT, "--minutes", "1e-9"]) == 0
+    assert "1 of 4 steps, from {" in capsys.readouterr().out
+    assert command_line.main(JOINT) == 0
+    assert "4 of 4 steps, from {" in capsys.readouterr().out
+    curve = json.loads((heads_commands.runs("small", "joint") / "curve.json").read_text())
+    assert [row["step"] for row in curve] == [1, 2, 3, 4]
+    assert all(row["loss"] == pytest.approx(row["kl"] + 0.2 * row["heads"], abs=1e-4) for row in curve)
+    assert curve[0]["kl"] == pytest.approx(0, abs=1e-3) and curve[-1]["kl"] > 0  # the model moves
+    assert len(json.loads((heads_commands.runs("default") / "curve.json").read_text())) == 5  # and that run stays
+
+
+def test_training_together_begins_with_a_runs_heads_and_leaves_the_held_back_texts_out(with_heads, monkeypatch):
+    seen = []
+    done = SimpleNamespace(step=4, curve=[{"loss": 1.0}])
+    monkeypatch.setattr(heads_commands, "train_joint", lambda *given: seen.append(given) or done)
+    assert command_line.main([*JOINT, "--faster", "2", "--minutes", "7"]) == 0
+    ((decoder, heads, texts, recipe, folder, minutes),) = seen
+    own = trained(decoder.head.weight, heads_commands.runs("default")).heads
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(heads.parameters(), own.parameters(), strict=True))
+    assert any(weight.abs().max() > 0 for weight in heads.parameters())
+    assert {text.key for text in texts} == {text.key for text in split(heads_commands.training_texts())[0]}
+    assert recipe == JointRecipe(rank=2, steps=4, tokens=100, warmup=1, faster=2.0) and minutes == 7
+    assert folder.name == "joint-small"
+
+
+def test_training_together_needs_heads_to_begin_with(with_heads, capsys):
+    assert command_line.main([*JOINT, "--from", "other"]) == 2
     assert "holds no checkpoint; run `python -m lessons_lib.training heads` first" in capsys.readouterr().err

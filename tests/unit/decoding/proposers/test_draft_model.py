@@ -221,9 +221,9 @@ def test_rows_of_one_step_each_with_its_own_draft_decode_as_if_alone(network):
     shapes = [dict(), dict(children=(2, 2)), dict(mode="iid", generator=seeded(0))]
     proposers = [DraftModel(draft, 3, **shape) for shape in shapes]
     rows = [new_row(target, p, by, Greedy(), N) for p, by in zip(prompts, proposers, strict=True)]
-    rows[1].chunk = 3
     with torch.no_grad():
         while unfinished := [row for row in rows if row.finish is None]:
+            rows[1].chunk = None if rows[1].new else 3  # of the prompt: guesses would count, too
             step(target, unfinished)
     assert [row.new for row in rows] == texts
     assert all(sum(s.accepted for s in row.trace) > 0 for row in rows)

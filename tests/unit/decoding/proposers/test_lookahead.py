@@ -13,7 +13,7 @@ from support.toys import choosing, continued
 
 from lessons_lib import Greedy, Lookahead, generate
 from lessons_lib.decoding.acceptance import Sampling
-from lessons_lib.decoding.blocks import make_block
+from lessons_lib.decoding.blocks import make_block, plain_block
 from lessons_lib.decoding.generate import new_row
 from lessons_lib.decoding.proposal import Scratch, Tree
 from lessons_lib.decoding.proposers import Observation
@@ -145,7 +145,7 @@ def test_neither_branch_changes_the_logits_of_the_other():
         block, proposal = block_of(proposer, PROMPT, ngrams)
         scratch = Scratch(window or proposal.scratch.tokens, proposer.offsets, proposer.sees)
         cache = target.new_cache(64)
-        target.run([make_block(PROMPT[:-1], Tree(), None, cache)])
+        target.run([plain_block(PROMPT[:-1], cache)])
         tree = Tree.of(proposal, 9)
         found = target.run([make_block(PROMPT[-1:], tree, scratch, cache)])[0].logits
         return found[: 1 + len(tree.tokens)], found[1 + len(tree.tokens) :]

@@ -15,7 +15,7 @@ from support.targets import decoder_target
 
 from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
 from lessons_lib.decoding import acceptance
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.generate import new_row
 from lessons_lib.decoding.proposal import ANCHOR, Tree
 from lessons_lib.decoding.proposers import Observation
@@ -212,7 +212,7 @@ def logits_behind(target, ids: list[int], cache) -> torch.Tensor:
     """What follows the text: with the row's cache, which is left as it was, or read anew."""
     held = cache.length() if cache else 0
     lent = cache or target.new_cache(len(ids))
-    (scores,) = target.run([Block(ids[held:], range(len(ids) - held), None, lent, 1)])
+    (scores,) = target.run([plain_block(ids[held:], lent)])
     lent.keep(held)
     return scores.logits[0]
 

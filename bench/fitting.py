@@ -1,0 +1,112 @@
+"""Which tree Medusa gets on a target (lesson 09): the one that is fastest by its heads' accuracies and by what a step
+of so many rows takes on this machine, its forward (the width curve) and all beside it, both timed apart from any text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import asking
+import torch
+from asking import costs_of, prompt_of
+from registry import NotMeasured
+from torch import nn
+
+from lessons_lib import Medusa
+from lessons_lib.decoding.generate import new_row
+from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.row import step
+from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.decoding.tree_search import Accuracies, best_size, best_tree
+from lessons_lib.decoding.trees import TreeShape
+from lessons_lib.measure.clock import in_turn
+from lessons_lib.measure.speculation import width_cost
+from lessons_lib.models import ModelUnavailable, registry
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.eight_bit import EightBit
+from lessons_lib.models.kernels import Kernels
+from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.models.stored_heads import load_heads, read_card
+
+HEADS = "smol-medusa"
+WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # rows of a step, the anchor's and a tree's, where nothing is compiled
+CACHED = 300  # tokens behind which all is timed
+
+
+@cache
+def heads() -> MedusaHeads:
+    """The heads that come with the package. NotMeasured if there are none."""
+    try:
+        return load_heads(HEADS, asking.model())
+    except ModelUnavailable:
+        how = "train heads with `python -m lessons_lib.training heads` and store them with `heads-export`"
+        raise NotMeasured(f"{HEADS} is not there; {how}") from None
+
+
+def accuracies() -> Accuracies:
+    """How often each head's i-th favourite was right on texts that trained nothing, from their card."""
+    return read_card(registry.OURS / HEADS)["after"]["accuracies"]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Medusa on one target: its tree, and what that was chosen by, in units of a one-row forward.
+
+    v: {w: a forward of w rows}. c: {w: all that a step with w - 1 guesses does beside its forward, more than a plain
+    one}; commits, which copy a few entries of the cache, are left out.
+    """
+
+    tree: TreeShape
+    v: dict[int, float]
+    c: dict[int, float]
+
+    def overhead(self, rows: float) -> float:
+        """A step that feeds so many rows over a plain one."""
+        return width_cost(self.v)(rows) + width_cost(self.c)(rows)
+
+
+@cache
+def fitted(target, repeats: int) -> Fitted:
+    """The fastest of the trees whose width was timed: a compiled target's are those that it is compiled for."""
+    widths = getattr(target, "widths", None) or WIDTHS
+    v, c = costs_of(target, widths, repeats, CACHED), shares(target, widths, repeats)
+    sizes = [width - 1 for width in widths if width > 1]
+    nodes = best_size(accuracies(), {width: v[width] + c[width] for width in widths}, sizes=sizes)
+    return Fitted(best_tree(accuracies(), nodes), v, c)
+
+
+def shares(target, widths: Sequence[int], repeats: int) -> dict[int, float]:
+    """{w: c(w)}, as Fitted has it. widths: the first is 1, plain decoding's."""
+    trees = {width: best_tree(accuracies(), width - 1) for width in widths}
+    calls = {width: around(target, Medusa(heads(), tree)) for width, tree in trees.items()}
+    found = in_turn(calls | {"forward": repeatable_step(target, prompt_of(CACHED))}, repeats=repeats)
+    more = {width: found[width].median - found[widths[0]].median for width in widths}
+    return {width: seconds / found["forward"].median for width, seconds in more.items()}
+
+
+@torch.no_grad()
+def around(target, proposer: Medusa) -> Callable[[], tuple]:
+    """A function that does all of a step but the forward and the commit: guess, lay out the tree, choose a path."""
+    row = new_row(target, prompt_of(CACHED), proposer, None, asking.TOKENS, asking.TOKENS)
+    step(target, [row])  # the prompt, which shows the proposer a state
+    (scores,) = target.run([row.draft().block])
+    row.cache.keep(len(row.ids) - 1)
+    return torch.no_grad()(lambda: row.accept(row.draft(), scores))
+
+
+@cache
+@torch.no_grad()
+def eight_bits() -> DecoderTarget:
+    """The eager target with the matrices of its layers and its head rounded to 8 bits, one scale a row.
+
+    A forward of few rows reads the 8-bit levels, a wider one the same rounded weights in bf16, as each is faster so.
+    """
+    of, decoder = asking.eager(), Decoder.from_transformers(asking.model().network)
+    matrices = [module for module in decoder.modules() if isinstance(module, nn.Linear)]
+    for matrix in matrices:  # the model keeps its own
+        matrix.weight = nn.Parameter(matrix.weight.clone(), requires_grad=False)
+    multiply = EightBit(matrix.weight for matrix in matrices)
+    for weight, levels, scales in multiply.rounded.values():
+        weight.copy_(levels * scales[:, None])
+    decoder.kernels = Kernels(multiply=multiply)
+    return DecoderTarget(decoder, of.tokenizer, of.eos)
