@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from lessons_lib.figures.rows import as_dicts
 from lessons_lib.figures.style import COLORS, INK, PAPER, WIDTH, axes, color
-from lessons_lib.measure.crossing import break_even
+from lessons_lib.measure.crossing import break_even_tokens
 
 LABEL_SHARE = 0.09  # of the axis: a part of a bar that fills at least this much carries its number
 LIFTED = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # behind a number that may meet a line
@@ -79,7 +79,11 @@ def plot_break_even(rows: Iterable[Any], tokens: int) -> Axes:
     for row in (first, *others):
         ends = [row["startup"], row["startup"] + tokens * row["per_token"]]
         ax.plot([0, tokens], ends, color=color(row["method"]), label=row["method"])
-    meet = [break_even(row["startup"] - first["startup"], first["per_token"], row["per_token"]) for row in others]
+    starts = [row["startup"] - first["startup"] for row in others]
+    meet = [
+        break_even_tokens(start, first["per_token"], row["per_token"])
+        for start, row in zip(starts, others, strict=True)
+    ]
     crossings = sorted(at for at in meet if 0 < at <= tokens)
     for at in crossings:
         aside = at < crossings[-1] and at > 0.2 * tokens  # the next number stands to the right of the next dot

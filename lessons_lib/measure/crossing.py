@@ -18,10 +18,10 @@ def crossing(at: Sequence[float], values: Sequence[float], level: float) -> floa
     return at[above - 1] * (at[above] / at[above - 1]) ** share
 
 
-def break_even(startup: float, slow: float, fast: float) -> float:
+def break_even_tokens(startup: float, slow: float, fast: float) -> float:
     """Tokens after which `startup` seconds are earned back, at `slow` and `fast` seconds a token; inf if never.
 
-    >>> break_even(60, 0.04, 0.01)
+    >>> break_even_tokens(60, 0.04, 0.01)
     2000
     """
     gain = slow - fast

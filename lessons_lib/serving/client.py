@@ -1,6 +1,6 @@
 """A client for OpenAI-compatible servers (lesson 05): replays a workload as streams, and times every token.
 
-    served = replay(workload.requests(), Server("http://127.0.0.1:8000", "my-model"))
+    served = send(workload.requests(), Server("http://127.0.0.1:8000", "my-model"))
     metrics.latency(served)
 
 Works with vLLM, SGLang, TGI and `transformers serve`. A token counts as arrived when its event has been read here:
@@ -19,7 +19,7 @@ from lessons_lib.serving.stream import Counted, Server, StreamError, tokens
 Prompt = str | list[int]
 
 
-def replay(
+def send(
     requests: Sequence[Request], server: Server, prompt: Callable[[Request], Prompt] | None = None
 ) -> list[Request]:
     """Send each request at its arrival time -> served copies, with their tokens' times in seconds from the start.
@@ -78,5 +78,5 @@ def evenly(times: Sequence[float], count: int) -> list[float]:
 
 def _ids(request: Request) -> list[int]:
     if request.ids is None:
-        raise ValueError(f"Request {request.id} has no ids to send; give replay a prompt function.")
+        raise ValueError(f"Request {request.id} has no ids to send; give send a prompt function.")
     return request.ids

@@ -87,7 +87,7 @@ def table(requests: int = 1000, seed: int = 0) -> list[Row]:
 def _rows(longest: int, requests: int, seed: int) -> list[Row]:
     made = workload(longest, requests, seed)
     logs = {name: simulate(made, scheduler, device()) for name, scheduler in systems(longest, made).items()}
-    speeds = {name: throughput(log) for name, log in logs.items()}
+    speeds = {name: total_throughput(log) for name, log in logs.items()}
     naive = speeds[NAIVE]
     rows = []
     for name, log in logs.items():
@@ -98,7 +98,7 @@ def _rows(longest: int, requests: int, seed: int) -> list[Row]:
     return rows
 
 
-def throughput(log: Log) -> float:
+def total_throughput(log: Log) -> float:
     """Prompt and output tokens per second, to the last departure: a batch that runs on for nothing costs its time."""
     tokens = sum(r.prompt_length + r.emitted for r in log.requests)
     return tokens / (max(r.finished for r in log.requests) - min(r.arrival for r in log.requests))

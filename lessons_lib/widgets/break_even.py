@@ -7,7 +7,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from lessons_lib.figures.latency import plot_break_even
-from lessons_lib.measure.crossing import break_even
+from lessons_lib.measure.crossing import break_even_tokens
 from lessons_lib.widgets.controls import Slider, show
 
 HORIZONS = tuple(2**k for k in range(7, 18))
@@ -29,7 +29,7 @@ def describe_break_even(rows: Sequence[dict], tokens: int, warm: int) -> str:
     first, *others = with_warm_cache(rows, warm)
     said = []
     for row in others:
-        at = break_even(row["startup"] - first["startup"], first["per_token"], row["per_token"])
+        at = break_even_tokens(row["startup"] - first["startup"], first["per_token"], row["per_token"])
         said.append(f"{row['method']} never" if at == math.inf else f"{row['method']} after {at:,} tokens")
     return f"Total time for up to {tokens:,} tokens; it overtakes {first['method']}: {', '.join(said)}."
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lessons_lib.measure.crossing import break_even, crossing
+from lessons_lib.measure.crossing import break_even_tokens, crossing
 
 
 def test_halfway_between_two_values_is_the_geometric_mean_of_the_points():
@@ -28,4 +28,4 @@ def test_a_curve_that_ends_below_never_crosses():
     (30, 0.01, 0.04, math.inf), (0, 0.04, 0.04, 0),
 ])  # fmt: skip
 def test_break_even_is_the_first_token_at_which_the_start_is_earned_back(startup, slow, fast, tokens):
-    assert break_even(startup, slow, fast) == tokens
+    assert break_even_tokens(startup, slow, fast) == tokens

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lessons_lib.serving.client import evenly, replay
+from lessons_lib.serving.client import evenly, send
 from lessons_lib.serving.metrics import latency
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.stream import Counted, Server, tokens
@@ -102,7 +102,7 @@ def fake():
 
 def ask(fake, *words, count=4, **settings):
     made = [Request(i, 0.0, 1, count) for i in range(len(words))]
-    return replay(made, Server(fake.url, "m", **settings), prompt=lambda r: words[r.id])
+    return send(made, Server(fake.url, "m", **settings), prompt=lambda r: words[r.id])
 
 
 def test_every_token_is_timed_and_the_metrics_are_those_of_the_engine(fake):
@@ -125,7 +125,7 @@ def test_a_token_is_read_before_the_next_one_is_sent(fake):
 
 def test_what_is_asked(fake):
     made = [Request(0, 0, output_length=9, max_tokens=3, ids=[5, 6, 7])]
-    replay(made, Server(fake.url + "/v1/", "m", api_key="k", extra={"ignore_eos": True}))
+    send(made, Server(fake.url + "/v1/", "m", api_key="k", extra={"ignore_eos": True}))
     path, headers, body = fake.asked[0]
     assert path == "/v1/completions" and headers["Authorization"] == "Bearer k"
     assert body.pop("stream_options") == {"include_usage": True}
@@ -142,7 +142,7 @@ def test_the_chat_endpoint_gets_messages_and_its_role_event_is_no_token(fake):
 
 def test_requests_are_sent_when_they_arrive(fake):
     made = [Request(0, 0.3, 1, 1), Request(1, 0.0, 1, 1)]
-    served = replay(made, Server(fake.url, "m"), prompt=lambda r: "well")
+    served = send(made, Server(fake.url, "m"), prompt=lambda r: "well")
     assert [request.id for request in served] == [1, 0]
     assert served[1].times[0] >= 0.3 and served[1].timeline().ttft >= 0
 
@@ -194,19 +194,19 @@ def test_counts_that_are_null_are_counts_that_nobody_said(fake):
 ], ids=["body", "path"])  # fmt: skip
 def test_whatever_goes_wrong_in_a_thread_is_its_requests_error_at_once(fake, settings, message):
     settings = {"url": fake.url + settings.pop("path", ""), **settings}
-    (request,) = replay([Request(0, 0, 1, 1)], Server(model="m", **settings), prompt=lambda r: "well")
+    (request,) = send([Request(0, 0, 1, 1)], Server(model="m", **settings), prompt=lambda r: "well")
     assert request.state is State.CANCELLED and re.search(message, request.error)
     assert request.finished is not None
 
 
 def test_nobody_listening_is_said_so():
     made = [Request(0, 0, 1, 1)]
-    (request,) = replay(made, Server("http://127.0.0.1:9", "m"), prompt=lambda r: "well")
+    (request,) = send(made, Server("http://127.0.0.1:9", "m"), prompt=lambda r: "well")
     assert "refused the connection; is the server running?" in request.error
 
 
 def test_an_answer_without_a_token_is_an_error(fake):
-    (request,) = replay([Request(0, 0, 1, 1)], Server(fake.url, "m", extra={"max_tokens": 0}), prompt=lambda r: "well")
+    (request,) = send([Request(0, 0, 1, 1)], Server(fake.url, "m", extra={"max_tokens": 0}), prompt=lambda r: "well")
     assert "sent no token" in request.error
 
 
@@ -220,7 +220,7 @@ def test_several_tokens_in_one_event_are_counted(fake):
 
 def test_requests_without_anything_to_send_are_refused_before_any_is_sent(fake):
     with pytest.raises(ValueError, match="Request 0 has no ids to send"):
-        replay([Request(0, 0, 1, 1)], Server(fake.url, "m"))
+        send([Request(0, 0, 1, 1)], Server(fake.url, "m"))
     assert fake.asked == []
 
 

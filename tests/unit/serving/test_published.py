@@ -25,7 +25,7 @@ def test_static_slots_fill_one_budget_with_worst_cases():
 def test_throughput_counts_prompt_tokens_and_the_time_that_a_batch_runs_on():
     made = [Request(i, prompt_length=4, output_length=n) for i, n in enumerate((1, 2))]
     log = simulate(made, Scheduler(CountingPool(100), 2, Static(steps=5)), Linear(step=1.0))
-    assert published.throughput(log) == (2 * 4 + 1 + 2) / 5
+    assert published.total_throughput(log) == (2 * 4 + 1 + 2) / 5
 
 
 def test_the_table_has_every_system_at_every_m_and_its_published_value_where_there_is_one():
