@@ -86,7 +86,8 @@ def of_limit(run: Run) -> Measured:
     buffer, forward = torch.ones(moved // 4), batched_step(of, prompt, 1)
     forward()  # compiles
     both = (lambda: [buffer.sum() for _ in eight]), (lambda: [forward() for _ in eight])
-    return Measured(compare(*both, repeats=rounds, warmup=1), of.problem or "", {"bytes": 8 * moved})
+    said = of.problem or "what is left, part by part: lesson 03"
+    return Measured(compare(*both, repeats=rounds, warmup=1), said, {"bytes": 8 * moved})
 
 
 def compiled(dtype: str, run: Run) -> Measured:

@@ -16,6 +16,10 @@ LOOKED_UP = "PromptLookup with " + ", ".join(f"{name} {value}" for name, value i
 SAME = {"num_tokens": 10, "max_ngram": 2, "rule": "transformers", "min_hit_rate": 0.0}  # as transformers does it
 THEIRS = {"prompt_lookup_num_tokens": SAME["num_tokens"], "max_matching_ngram_size": SAME["max_ngram"]}
 WINDOW = {"W": 5, "N": 4, "G": 5}
+EAGER_STEPS = (
+    f"steps of more than {max(asking.COMPILED)} tokens are not compiled: its compiled speed is that of eager steps over "
+    "compiled plain decoding"
+)
 WIDTHS = (1, 8, 16, 31)  # the widest: anchor, window and guesses of a lookahead step
 
 
@@ -61,6 +65,6 @@ def code_lists(run: Run) -> Measured:
     wall = speed(long_enough(rows), "plain", "lookahead")
     v = costs_of(asking.eager(), WIDTHS, run.repeats)
     sizes = ", ".join(f"{letter}={value}" for letter, value in WINDOW.items())
-    note = f"{sizes}; speed over plain {wall.value:.2f}; cost of w rows: {listed(v)}"
+    note = f"{sizes}; speed over plain {wall.value:.2f}; cost of w rows: {listed(v)}; {EAGER_STEPS}"
     facts = {"speed": [wall.value, wall.low, wall.high], "width_costs": v, "unit": "forwards per token"}
     return measured(rows, compression, "plain", "lookahead", WINDOW, note, **facts)

@@ -1,4 +1,4 @@
-"""From a bare Python to an environment with the pins: the first stage of every command.
+"""From a bare Python to an environment with the pins: the first stage of every command, and so of every lesson.
 
 Standard library alone, and no syntax newer than Python 3.8, so that an old interpreter gets a sentence
 instead of a SyntaxError.

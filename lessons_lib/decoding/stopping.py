@@ -1,4 +1,4 @@
-"""Where a text ends besides its end-of-text token: stop texts, found however tokens happen to cut them."""
+"""Where a text ends besides its end-of-text token (every lesson): stop texts, however tokens happen to cut them."""
 
 from collections.abc import Callable, Sequence
 

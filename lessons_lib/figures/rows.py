@@ -1,4 +1,4 @@
-"""What the figure functions share: rows as dicts, and the spread of repeated measurements."""
+"""What the figure functions of all lessons share: rows as dicts, and the spread of repeated measurements."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass

@@ -1,4 +1,4 @@
-"""Named claims: every number that is asked for or boasted of, with its bar, in bench/results/claims.json.
+"""Named claims of all lessons: every number asked for or boasted of, with its bar, in bench/results/claims.json.
 
 A claim below its bar stays, and says so. A partial run replaces only its own rows; a quick run never
 overwrites a full one. Names keep their meaning once given.

@@ -1,4 +1,4 @@
-"""Tables as plain text, Markdown or HTML: what the scorecard, the claims and the hardware are shown in."""
+"""Tables as plain text, Markdown or HTML (every lesson): what scorecard, claims and hardware are shown in."""
 
 from __future__ import annotations
 

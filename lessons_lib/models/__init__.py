@@ -1,4 +1,4 @@
-"""Models: where their weights come from, on which device and in which format they run.
+"""Models (every lesson): where their weights come from, on which device and in which format they run.
 
 `load(name)` gives a LanguageModel; `tiny()` a random network for tests; `cut(model)` the first layers of one.
 

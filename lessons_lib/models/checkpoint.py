@@ -1,4 +1,4 @@
-"""Weight names: between a transformers Llama checkpoint and the readable decoder's fused matrices."""
+"""Weight names (lesson 02): between a transformers Llama checkpoint and the readable decoder's fused matrices."""
 
 from collections.abc import Mapping
 

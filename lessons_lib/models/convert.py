@@ -1,4 +1,4 @@
-"""A Llama-family GGUF file turned into a transformers folder: safetensors, config, tokenizer.
+"""A Llama-family GGUF file turned into a transformers folder (every lesson): safetensors, config, tokenizer.
 
 Every value is the file's own, dequantized to float32. Sources: the GGUF specification (names and layout of
 tensors), llama.cpp convert_hf_to_gguf.py (the order of query and key rows, undone here).

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file describes, as llama.cpp reads it.
+"""The tokenizer that a GGUF file describes (every lesson), as llama.cpp reads it.
 
 transformers' own conversion of such files drops the splitting rule that the file names: digits then are not
 split from what surrounds them, which no round trip reveals. tests/peers/test_tokenizer.py compares ids with

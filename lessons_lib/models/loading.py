@@ -1,4 +1,4 @@
-"""`load`: from a name to a model that is ready to run, from the nearest place that has it.
+"""`load` (every lesson): from a name to a model that is ready to run, from the nearest place that has it.
 
 In order: a local folder, the cache, the packaged model, the hub.
 """

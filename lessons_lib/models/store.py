@@ -1,4 +1,4 @@
-"""Folders that are made once and appear whole or not at all, whatever interrupts or whoever else is at it."""
+"""Folders made once (every lesson): whole or not at all, whatever interrupts or whoever else is at it."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Random models of two layers, for tests and toys: a family's own code, in milliseconds, without a download.
+"""Random models of two layers (lessons 03, 06), for tests and toys: a family's own code, made in milliseconds.
 
 In float64 by default, where rounding does not flip an argmax.
 """

@@ -1,4 +1,7 @@
-"""Medusa: the state it reads, the tree it makes of it, the target's own text and law, and whom it refuses."""
+"""Medusa: the state it reads, the tree it makes of it, the target's own text and law, and whom it refuses.
+
+Longer than other files: text and law are one contract, held with the same heads.
+"""
 
 import functools
 import math
