@@ -17,8 +17,8 @@ SAME = {"num_tokens": 10, "max_ngram": 2, "rule": "transformers", "min_hit_rate"
 THEIRS = {"prompt_lookup_num_tokens": SAME["num_tokens"], "max_matching_ngram_size": SAME["max_ngram"]}
 WINDOW = {"W": 5, "N": 4, "G": 5}
 EAGER_STEPS = (
-    f"steps of more than {max(asking.COMPILED)} tokens are not compiled: its compiled speed is that of eager steps over "
-    "compiled plain decoding"
+    f"steps of more than {max(asking.COMPILED)} tokens are not compiled: its compiled speed is that of eager steps "
+    "over compiled plain decoding"
 )
 WIDTHS = (1, 8, 16, 31)  # the widest: anchor, window and guesses of a lookahead step
 
