@@ -2,6 +2,7 @@
 
 from lessons_lib.measure.tables import markdown
 from lessons_lib.models.medusa import own_parameters, shared_parameters
+from lessons_lib.training.heads import HeadsRecipe
 
 PAGE = "README.md"
 TEXT = """# {name}: {count} Medusa heads for {base}
@@ -22,7 +23,7 @@ the model's.
 {hours:.2f} hours. {note}
 
     python -m lessons_lib.training collect --prompts FILE --texts {texts}
-    python -m lessons_lib.training heads --run main --steps {steps}
+    python -m lessons_lib.training heads --run main {options}
     python -m lessons_lib.training collect --held-out
     python -m lessons_lib.training heads-export --run main
 
@@ -43,6 +44,9 @@ def page(name: str, card: dict, megabytes: float) -> str:
     recipe, after = card["recipe"], card["after"]
     facts = {key: card[key] for key in ("base", "count", "blocks", "texts", "steps", "hours", "note")}
     facts |= {key: recipe[key] for key in ("tokens", "decay", "rate", "warmup", "seed")}
+    facts["options"] = " ".join(
+        f"--{key} {value}" for key, value in recipe.items() if value != getattr(HeadsRecipe, key)
+    )
     return TEXT.format(
         name=name,
         parameters=parameters(card),

@@ -26,6 +26,7 @@ from lessons_lib.training.evaluate_heads import evaluate_heads
 from lessons_lib.training.heads import HeadsRecipe, fresh, split, train_heads, trained
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe, train_joint
+from lessons_lib.training.run import read_checkpoint
 
 TARGET, HEADS = "smollm2-135m", "smol-medusa"
 NODES = 16  # of the tree that figures are quoted for; lesson 09 chooses by the machine's width curve
@@ -44,6 +45,7 @@ def add_parts(parts) -> None:
     part.add_argument("--into", type=Path, default=OURS / HEADS)
     part.add_argument("--nodes", type=int, default=NODES)
     part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
+    part.add_argument("--joint", help="a run of heads-joint whose losses the card shall keep")
 
 
 def add_training(parts, name: str, recipe: type, said: str) -> argparse.ArgumentParser:
@@ -95,6 +97,9 @@ def run_export(options: argparse.Namespace) -> int:
     facts = {"recipe": asdict(run.recipe), "steps": run.step, "hours": run.seconds / 3600, "texts": len(texts)}
     curve = [row for row in run.curve if "top1" in row]
     facts |= {"note": options.note, "before": before, "after": after, "curve": curve}
+    if options.joint:
+        saved = read_checkpoint(runs(options.joint, "joint"), "heads-joint")
+        facts["joint"] = {key: saved[key] for key in ("recipe", "seconds", "curve")}
     save_heads(run.heads, options.into, TARGET, **facts)
     megabytes = (options.into / WEIGHTS).stat().st_size / 1e6
     said = heads_card.page(HEADS, read_card(options.into), megabytes)

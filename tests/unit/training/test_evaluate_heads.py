@@ -162,3 +162,14 @@ def test_training_together_begins_with_a_runs_heads_and_leaves_the_held_back_tex
 def test_training_together_needs_heads_to_begin_with(with_heads, capsys):
     assert command_line.main([*JOINT, "--from", "other"]) == 2
     assert "holds no checkpoint; run `python -m lessons_lib.training heads` first" in capsys.readouterr().err
+
+
+def test_the_card_keeps_the_losses_of_a_joint_run_that_is_named(with_heads, at_home, capsys):
+    export = ["heads-export", "--into", str(at_home / "heads"), "--joint", "small"]
+    assert command_line.main(export) == 2
+    assert "run `python -m lessons_lib.training heads-joint` first" in capsys.readouterr().err
+    assert command_line.main(JOINT) == command_line.main(export) == 0
+    joint = json.loads((at_home / "heads" / CARD).read_text())["joint"]
+    assert joint["recipe"]["rank"] == 2 and [row["step"] for row in joint["curve"]] == [1, 2, 3, 4]
+    page = (at_home / "heads" / PAGE).read_text()
+    assert "heads --run main --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1\n" in page
