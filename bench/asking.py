@@ -1,7 +1,8 @@
 """What the claims of speculation share: questions, methods in turn on each of them, and what is said of the rows.
 
-All run on the bf16 decoder, eager; the compiled one stands beside it in the same run. Every turn of a question is
-asked, behind the conversation so far with plain decoding's answers.
+All run on the decoder, eager, in bf16 where the machine computes in it (bars hold for that) and else in fp32; the
+compiled one stands beside it in the same run. Every turn of a question is asked, behind the conversation so far with
+plain decoding's answers.
 
 Another file's questions (Run.questions) are asked by its own categories, as many of each as of one of ours, and of the
 eager target alone: they may be longer than the compiled one's caches, which are as long as ours need.
@@ -17,25 +18,27 @@ from registry import Measured, Run
 
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
-from lessons_lib.decoding.generate import Output
+from lessons_lib.decoding.generate import Output, encode
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step, width_curve
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.measure.hardware import width_costs
+from lessons_lib.models import pick
 
 TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
-EAGER = "greedy on the eager bf16 DecoderTarget, 128 tokens each"
+_, DTYPE = pick("cpu", "auto")
+EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
 CONTEXT = 672  # positions of the compiled target's caches: the longest prompt, its answer and a lookahead window fit
 COMPILED = (1, 5, 11)  # token counts compiled: plain, a chain of four, prompt lookup's ten; more run eager
 
 
 def model():
-    return generation.model("bf16")
+    return generation.model(DTYPE)
 
 
 def eager():
-    return generation.target("bf16")
+    return generation.target(DTYPE)
 
 
 @cache
@@ -58,18 +61,12 @@ def costs_of(target, widths: Sequence[int], repeats: int, cached: int = 300) -> 
     return width_costs(width_curve(target, prompt_of(cached), widths, "cpu", repeats))
 
 
-def encode(messages: list[dict[str, str]]) -> list[int]:
-    """A conversation under the chat template."""
-    template = model().tokenizer.apply_chat_template
-    return list(template(messages, add_generation_prompt=True, return_dict=False))
-
-
 def conversation(target, question: Question) -> Iterator[tuple[dict, list[int], Output]]:
     """For each turn: what its row begins with, its prompt behind the turns before, and plain decoding's answer."""
     messages = []
     for number, turn in enumerate(question.turns, 1):
         messages.append({"role": "user", "content": turn})
-        ids = encode(messages)
+        ids = encode(target, messages)
         answer = generate(target, ids, max_new_tokens=TOKENS)
         yield {"question_id": question.question_id, "turn": number, "category": question.category}, ids, answer
         messages.append({"role": "assistant", "content": answer.text})
@@ -115,7 +112,7 @@ def asked(
     """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
 
     methods: ids -> {name: call}, the one to compare with first. target: whose greedy texts are asked for (None: the
-    eager bf16 one).
+    eager one).
     """
     target = target or eager()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
@@ -132,7 +129,7 @@ def asked(
 
     for warm_up in methods(prompt_of(32)).values():
         warm_up()
-    return by_question.each(name, wanted, measure, settings | {"tokens": TOKENS})
+    return by_question.each(name, wanted, measure, settings | {"tokens": TOKENS, "dtype": DTYPE})
 
 
 def measured(

@@ -1,4 +1,4 @@
-"""Claims of lesson 06 that are timed: smol-draft drafts for smollm2-135m, greedy, bf16."""
+"""Claims of lesson 06 that are timed: smol-draft drafts for smollm2-135m, greedy."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import asking
 import torch
-from asking import EAGER, asked, costs_of, measured, ours, prompt_of, theirs, with_and_without
+from asking import DTYPE, EAGER, asked, costs_of, measured, ours, prompt_of, theirs, with_and_without
 from by_question import speed
 from registry import Measured, Run, claim
 
@@ -22,7 +22,7 @@ CACHED = 200  # tokens behind which one forward's cost is taken
 
 @cache
 def draft():
-    return load("smol-draft", device="cpu", dtype="bf16")
+    return load("smol-draft", device="cpu", dtype=DTYPE)
 
 
 @cache
@@ -85,7 +85,7 @@ def cost_of_draft(repeats: int) -> tuple[Ratio, Ratio]:
     return Ratio.of(each[0], found["one"]), Ratio.of(each[1], found["one"])
 
 
-@claim("draft/cost", "<= 0.10", f"one row of the eager bf16 DecoderTarget, both behind {CACHED} cached tokens")
+@claim("draft/cost", "<= 0.10", f"one row of the eager {DTYPE} DecoderTarget, both behind {CACHED} cached tokens")
 def cost(run: Run) -> Measured:
     forward, whole = cost_of_draft(5 * run.repeats)
     said = f"{whole.value:.3f} with the choice of each guess and all else that DraftModel does"
@@ -105,8 +105,9 @@ def mixed(run: Run) -> Measured:
 
 @claim(
     "assisted/vs-transformers", ">= 1.2",
-    f"transformers generate(assistant_model=), {GAMMA} tokens a step, constant, no confidence threshold, bf16, eager; "
-    "ours: the same pair and settings on DecoderTargets, few rows of the draft in 8 bits", asks=True,
+    f"transformers generate(assistant_model=), {GAMMA} tokens a step, constant, no confidence threshold, "
+    f"{DTYPE}, eager; ours: the same pair and settings on DecoderTargets, few rows of the draft in "
+    "8 bits", asks=True,
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
     network, by_network = asking.model().target(kind="transformers"), DraftModel(draft(), GAMMA)

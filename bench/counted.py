@@ -7,6 +7,7 @@ from functools import cache
 from itertools import zip_longest
 
 import asking
+from asking import DTYPE
 from assisted import GAMMA, cost_of_draft, drafting, settings
 from by_question import each, mean_rate, rate_ratio
 from registry import Measured, Run, claim
@@ -43,7 +44,7 @@ def strings(rows: list[dict]) -> list[dict]:
 
 @claim(
     "draft/tokens-per-forward", ">= 1.9",
-    f"plain decoding (1 token a forward); mean of {', '.join(KINDS)}; greedy, up to 128 tokens each, bf16, "
+    f"plain decoding (1 token a forward); mean of {', '.join(KINDS)}; greedy, up to 128 tokens each, {DTYPE}, "
     f"{GAMMA} tokens a step, counted by replay", asks=True,
 )  # fmt: skip
 def tokens_per_forward(run: Run) -> Measured:
@@ -64,7 +65,7 @@ def tokens_per_forward(run: Run) -> Measured:
 @claim(
     "adaptive/vs-best-fixed", ">= 0.97",
     f"each kind's best fixed draft length of 0 to {MOST}; one Adaptive over all kinds in turn; modelled time from "
-    "measured c and v, eager bf16; the worst kind", asks=True,
+    f"measured c and v, eager {DTYPE}; the worst kind", asks=True,
 )  # fmt: skip
 def adaptive(run: Run) -> Measured:
     c = cost_of_draft(5 * run.repeats)[0].value

@@ -99,7 +99,7 @@ def around(target, proposer: Medusa) -> Callable[[], tuple]:
 def eight_bits() -> DecoderTarget:
     """The eager target with the matrices of its layers and its head rounded to 8 bits, one scale a row.
 
-    A forward of few rows reads the 8-bit levels, a wider one the same rounded weights in bf16, as each is faster so.
+    A forward of few rows reads the 8-bit levels, a wider one the same rounded weights unpacked, as each is faster so.
     """
     of, decoder = asking.eager(), Decoder.from_transformers(asking.model().network)
     matrices = [module for module in decoder.modules() if isinstance(module, nn.Linear)]

@@ -1,4 +1,4 @@
-"""Claims of lesson 09: smol-medusa guesses for smollm2-135m, greedy, bf16. All three come of one measurement."""
+"""Claims of lesson 09: smol-medusa guesses for smollm2-135m, greedy. All three come of one measurement."""
 
 from functools import cache, partial
 

@@ -1,10 +1,10 @@
-"""Claims of lessons 07 and 08: prompt lookup and lookahead on our own questions, greedy, bf16."""
+"""Claims of lessons 07 and 08: prompt lookup and lookahead on our own questions, greedy."""
 
 from collections.abc import Sequence
 from functools import partial
 
 import asking
-from asking import EAGER, asked, costs_of, listed, long_enough, measured, ours, theirs, with_and_without
+from asking import DTYPE, EAGER, asked, costs_of, listed, long_enough, measured, ours, theirs, with_and_without
 from by_question import compression, speed
 from registry import Measured, Run, claim
 
@@ -42,8 +42,8 @@ def free(run: Run) -> Measured:
 
 @claim(
     "prompt-lookup/vs-transformers", ">= 1.2",
-    "transformers generate(prompt_lookup_num_tokens=10, max_matching_ngram_size=2), bf16, eager; ours: the same rule "
-    "and settings on the DecoderTarget", asks=True,
+    f"transformers generate(prompt_lookup_num_tokens=10, max_matching_ngram_size=2), {DTYPE}, eager; ours: the "
+    "same rule and settings on the DecoderTarget", asks=True,
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
     network = asking.model().target(kind="transformers")

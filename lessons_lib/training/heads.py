@@ -19,7 +19,7 @@ from lessons_lib.training.distill import pace, schedule
 from lessons_lib.training.heads_loss import backward, batch, judge, total
 from lessons_lib.training.loop import go_on, set_rate
 
-LOOK_EVERY = 40  # steps between two looks at the texts that train nothing
+LOOK_EVERY = 80  # steps between two looks at the texts that train nothing
 HELD_BACK = 10  # one text in so many
 
 

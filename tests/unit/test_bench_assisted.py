@@ -9,6 +9,7 @@ from support.benches import TOKENS, offline
 from lessons_lib import DraftModel, generate
 from lessons_lib.data import Question
 from lessons_lib.data import questions as read
+from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
 from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.measure.clock import Samples
@@ -122,7 +123,9 @@ def test_tokens_per_forward_are_those_that_decoding_takes(counted, assisted):
             question = next(q for q in counted.held_out.measured()
                             if (q.question_id, q.category) == (row["question_id"], kind))  # fmt: skip
             by = DraftModel(assisted.drafting(), counted.GAMMA)
-            spent += generate(asking.eager(), asking.encode(question.messages), by, max_new_tokens=TOKENS).trace
+            spent += generate(
+                asking.eager(), encode(asking.eager(), question.messages), by, max_new_tokens=TOKENS
+            ).trace
         assert measured.facts["tokens_per_forward"][kind] == pytest.approx(tokens_per_forward(spent))
     assert measured.ratio.value == pytest.approx(sum(measured.facts["tokens_per_forward"].values()) / 5)
     assert measured.facts["by_gamma"][counted.GAMMA] == pytest.approx(measured.ratio.value)

@@ -13,6 +13,7 @@ from support.benches import ACCURACIES, TOKENS, offline, with_heads
 from lessons_lib import Medusa, generate
 from lessons_lib.data import Question
 from lessons_lib.data import questions as read
+from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.tree_search import expected_tokens
 from lessons_lib.decoding.trees import regular
 from lessons_lib.measure.clock import Ratio, Samples
@@ -66,7 +67,7 @@ def test_tokens_per_forward_are_those_that_decoding_takes_each_kind_counting_the
     measured, kinds = bench.tokens(Run(quick=False)), {}
     by = Medusa(fitting.heads(), regular(60))
     for question in asking.questions():
-        trace = generate(asking.eager(), asking.encode(question.messages), by, max_new_tokens=TOKENS).trace
+        trace = generate(asking.eager(), encode(asking.eager(), question.messages), by, max_new_tokens=TOKENS).trace
         kinds.setdefault(question.category, []).append(len(trace) - 1)
     tau = {kind: (TOKENS - 1) * len(forwards) / sum(forwards) for kind, forwards in kinds.items()}
     assert measured.facts["tokens_per_forward"] == pytest.approx(tau) and max(tau.values()) > 1.2

@@ -13,6 +13,7 @@ from support.benches import TOKENS, offline
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
 from lessons_lib.data import questions as read
+from lessons_lib.decoding.generate import encode
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_compression_is_counted_from_the_forwards_prefill_included(bench, monkey
 def test_questions_with_short_answers_are_named_and_do_not_count(bench, monkeypatch):
     ask(monkeypatch, "writing")
     target, asked = bench.asking.eager(), bench.asking.questions()
-    texts = [generate(target, bench.asking.encode(question.messages), max_new_tokens=TOKENS).ids for question in asked]
+    texts = [generate(target, encode(target, question.messages), max_new_tokens=TOKENS).ids for question in asked]
     target.eos = (next(token for token in texts[0] if token not in texts[1]),)
     rows = bench.free(bench.Run(quick=True)).facts["questions"]
     assert (
@@ -229,11 +230,10 @@ def test_another_files_questions_are_asked_by_its_categories_on_the_eager_target
 def test_a_later_turn_is_asked_behind_the_plain_answer_to_the_one_before(bench, other):
     target = bench.asking.eager()
     (_, first, answer), (row, second, _) = bench.asking.conversation(target, Question(81, "roleplay", TURNS))
-    encode = bench.asking.encode
-    assert first == encode([{"role": "user", "content": TURNS[0]}]) and len(answer.ids) == TOKENS
+    assert first == encode(target, [{"role": "user", "content": TURNS[0]}]) and len(answer.ids) == TOKENS
     assert answer.ids == generate(target, first, max_new_tokens=TOKENS).ids
     said = [{"role": "user", "content": TURNS[0]}, {"role": "assistant", "content": answer.text}]
-    assert second == encode([*said, {"role": "user", "content": TURNS[1]}]) and row["turn"] == 2
+    assert second == encode(target, [*said, {"role": "user", "content": TURNS[1]}]) and row["turn"] == 2
 
 
 def test_questions_are_measured_backwards_in_turn(bench, monkeypatch):
