@@ -2,17 +2,21 @@
 
 Cai et al. 2024 (arXiv 2401.10774). The state at position t, after the final norm, is what the model's own head reads
 to choose token t + 1; head k = 1, 2, ... reads it too and guesses token t + k + 1. Untrained, every head equals the
-model's own.
+model's own. When the heads guess, token t + 1 has been chosen; they may read it, too, as in Hydra (Ankner et al. 2024,
+arXiv 2402.05109), whose heads know every token before theirs, where these know the first.
 """
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def shared_parameters(count: int, width: int, blocks: int = 1) -> int:
-    """K R (D^2 + D): parameters of `count` heads that all end in the model's own LM head."""
-    return count * blocks * (width**2 + width)
+def shared_parameters(count: int, width: int, blocks: int = 1, anchor_rank: int = 0) -> int:
+    """K (R (D^2 + D) + 2 r D): parameters of `count` heads that all end in the model's own LM head."""
+    return count * (blocks * (width**2 + width) + 2 * anchor_rank * width)
 
 
 def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1) -> int:
@@ -21,7 +25,7 @@ def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1) -> 
 
 
 class ResidualBlock(nn.Linear):
-    """x + silu(W x + b), (..., D) -> (..., D); W and b begin at zero, so at first it changes nothing.
+    """x + silu(W x + b + more), (..., D) -> (..., D); W and b begin at zero, so at first it changes nothing.
 
     The authors' code leaves b as it was drawn, and so does not start from the model's own head.
     """
@@ -33,8 +37,16 @@ class ResidualBlock(nn.Linear):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + F.silu(super().forward(x))
+    def forward(self, x: Tensor, more: Tensor | float = 0.0) -> Tensor:
+        return x + F.silu(super().forward(x) + more)
+
+
+def anchor_reader(width: int, rank: int, seed: int) -> nn.Sequential:
+    """A map (..., D) -> (..., D) of so low a rank, zero at first: its second matrix is."""
+    down, up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+    nn.init.normal_(down.weight, std=width**-0.5, generator=torch.Generator().manual_seed(seed))
+    nn.init.zeros_(up.weight)
+    return nn.Sequential(down, up)
 
 
 class MedusaHeads(nn.Module):
@@ -42,29 +54,61 @@ class MedusaHeads(nn.Module):
 
     own: each head gets a trainable copy of the LM head, as published. Otherwise all share the model's, which is not
     trained and not a parameter: the rows of all heads go through it in one product. Weights have its device and dtype.
+    anchor_rank: r, rank of the map by which a head's first block also reads the token that was chosen from the state,
+    as the LM head's row of it, of root mean square 1 (0: heads read the state alone, as published).
     ValueError for counts below 1.
     """
 
-    def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, own: bool = False):
+    def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, own: bool = False, anchor_rank: int = 0):
         super().__init__()
         if count < 1 or blocks < 1:
             raise ValueError(f"at least one head of one block is needed, not {count} of {blocks}")
         self.vocab_size, self.width = lm_head.shape
-        self.count, self.blocks = count, blocks
+        self.count, self.blocks, self.anchor_rank = count, blocks, anchor_rank
         lm_head = lm_head.detach()
         stacks = [nn.Sequential(*(ResidualBlock(self.width) for _ in range(blocks))) for _ in range(count)]
         self.stacks = nn.ModuleList(stacks).to(lm_head.device, lm_head.dtype)
+        readers = [anchor_reader(self.width, anchor_rank, seed) for seed in range(count if anchor_rank else 0)]
+        self.anchors = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
         self.own = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own else 0))
         self.register_buffer("lm_head", lm_head, persistent=False)
 
-    def states(self, final: Tensor, count: int | None = None) -> Tensor:
+    def states(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
         """(T, D) after the final norm -> (T, K, D), what each of the first `count` heads makes of it."""
-        return torch.stack([stack(final) for stack in self.stacks[:count]], dim=1)
+        read = self._read(chosen)
+        return torch.stack(
+            [through(stack, final, more) for stack, more in zip(self.stacks[:count], read, strict=False)], dim=1
+        )
 
-    def forward(self, final: Tensor, count: int | None = None) -> Tensor:
-        """(T, D) after the final norm -> scores (T, K, V) of the first `count` heads (None: of all)."""
-        states = self.states(final, count)
+    def _read(self, chosen: Sequence[int] | Tensor | None) -> Iterator[Tensor | float]:
+        """What every head's first block is told of the chosen tokens, (T, D) each; 0 if heads do not read them."""
+        if not self.anchors:
+            return repeat(0.0)
+        if chosen is None:
+            raise ValueError(
+                "these heads also read the tokens that were chosen from the states; give chosen=, (T,) ids"
+            )
+        rows = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
+        rows = F.rms_norm(rows, (self.width,))
+        return (anchor(rows) for anchor in self.anchors)
+
+    def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
+        """(T, D) after the final norm -> scores (T, K, V) of the first `count` heads (None: of all).
+
+        chosen (T,): the token that was chosen from each state, for heads that read it (else it is ignored). ValueError
+        if it is missing.
+        """
+        states = self.states(final, count, chosen)
         if not self.own:
             return F.linear(states, self.lm_head)
         pairs = zip(states.unbind(1), self.own, strict=False)  # the first `count` of them
         return torch.stack([F.linear(rows, head) for rows, head in pairs], dim=1)
+
+
+def through(stack: nn.Sequential, x: Tensor, more: Tensor | float) -> Tensor:
+    """A head's blocks one after another; the first is told more."""
+    first, *rest = stack
+    x = first(x, more)
+    for block in rest:
+        x = block(x)
+    return x

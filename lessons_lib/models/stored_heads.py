@@ -22,7 +22,7 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
     tensors = {name: value.detach().to("cpu", torch.float16) for name, value in heads.named_parameters()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS)
-    sizes = {"count": heads.count, "blocks": heads.blocks, "width": heads.width, "vocab_size": heads.vocab_size}
+    sizes = {name: getattr(heads, name) for name in ("count", "blocks", "anchor_rank", "width", "vocab_size")}
     card = {"base": base} | sizes | {"own": bool(heads.own)} | card
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
@@ -37,7 +37,7 @@ def load_heads(folder: str | Path, model: LanguageModel, count: int | None = Non
     card = read_card(folder)
     lm_head = model.network.get_output_embeddings().weight
     check_fits(card, folder, model.name, tuple(lm_head.shape), count)
-    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own"])
+    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own"], card["anchor_rank"])
     heads.load_state_dict(load_file(folder / WEIGHTS))
     return heads.eval().requires_grad_(False)
 

@@ -25,7 +25,8 @@ HELD_BACK = 10  # one text in so many
 
 @dataclass(frozen=True)
 class HeadsRecipe:
-    """heads, blocks: as MedusaHeads. decay: lambda, head k's loss counts lambda^k. tokens: per step, prompts included.
+    """heads, blocks, anchor_rank: as MedusaHeads. decay: lambda, head k's loss counts lambda^k. tokens: per step,
+    prompts included.
 
     own: 1 or 0, whether each head has its own LM head. muon: 1 or 0, whether matrices are trained by Muon.
     """
@@ -33,6 +34,7 @@ class HeadsRecipe:
     heads: int = 4
     blocks: int = 1
     own: int = 0
+    anchor_rank: int = 0
     decay: float = 0.8
     steps: int = 2_000
     tokens: int = 2_048
@@ -124,9 +126,9 @@ def weights(heads: MedusaHeads) -> dict[str, torch.nn.Parameter]:
 
 def fresh(lm_head: Tensor, recipe: HeadsRecipe) -> HeadsRun:
     """A run at its start."""
-    heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, bool(recipe.own))
+    heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, bool(recipe.own), recipe.anchor_rank)
     exact = torch.promote_types(lm_head.dtype, torch.float32)
-    for part in (heads.stacks, heads.own):
+    for part in (heads.stacks, heads.anchors, heads.own):
         part.to(exact)
     return HeadsRun(recipe, heads, runs.optimizers(weights(heads).values(), recipe))
 

@@ -1,15 +1,15 @@
 """The card of trained heads as a page to read beside the weights (lesson 09)."""
 
 from lessons_lib.measure.tables import markdown
-from lessons_lib.models.medusa import own_parameters, shared_parameters
+from lessons_lib.models.medusa import shared_parameters
 from lessons_lib.training.heads import HeadsRecipe
 
 PAGE = "README.md"
 TEXT = """# {name}: {count} Medusa heads for {base}
 
 {parameters:,} parameters in {count} heads of {blocks} residual block(s), stored in half precision
-({megabytes:.1f} MB). They read {base}'s state after the final norm; head k guesses the token k places behind the next
-one. Use: `Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from
+({megabytes:.1f} MB). They read {base}'s state after the final norm{anchor}; head k guesses the token k places
+behind the next one. Use: `Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from
 `lessons_lib.models.stored_heads`.
 
 ## Data
@@ -51,6 +51,7 @@ def page(name: str, card: dict, megabytes: float) -> str:
         name=name,
         parameters=parameters(card),
         megabytes=megabytes,
+        anchor=f" and, by a map of rank {card['anchor_rank']}, the token chosen from it" if card["anchor_rank"] else "",
         optimizer="Muon" if recipe["muon"] else "AdamW",
         accuracy=markdown(*accuracy(card)),
         nodes=after["nodes"],
@@ -77,5 +78,5 @@ def speed(card: dict) -> tuple[list[str], list[list[str]]]:
 
 def parameters(card: dict) -> int:
     """How many the heads have."""
-    shared = shared_parameters(card["count"], card["width"], card["blocks"])
-    return own_parameters(card["count"], card["width"], card["vocab_size"], card["blocks"]) if card["own"] else shared
+    shared = shared_parameters(card["count"], card["width"], card["blocks"], card["anchor_rank"])
+    return shared + bool(card["own"]) * card["count"] * card["vocab_size"] * card["width"]

@@ -77,12 +77,12 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     recipe = run.recipe
     set_rate(run, pace(run.step, recipe))
     run.optimizers[0].zero_grad()
-    theirs, labels = batch(texts, run.heads.count)
+    theirs, chosen, labels = batch(texts, run.heads.count)
     ours = states(run, decoder, texts)
     cut = ours.detach().requires_grad_()  # the losses' gradients gather here, then run through the decoder once
     divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
     divergence.backward()
-    guessing = total(backward(run.heads, cut, labels, recipe.decay, recipe.balance), recipe.decay)
+    guessing = total(backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance), recipe.decay)
     ours.backward(cut.grad)
     torch.nn.utils.clip_grad_norm_(weights(run).values(), 1.0)
     run.optimizers[0].step()

@@ -1,8 +1,8 @@
 """Medusa (lesson 09): heads on the target's own final state guess several tokens ahead; a tree of them is verified.
 
 Cai et al. 2024 (arXiv 2401.10774). The state that chose the last committed token is at hand after every step, so that
-guessing costs a few small products and no forward. Head k guesses the k-th token behind the anchor, knowing neither
-the anchor nor the guesses before its own: hence a tree of combinations.
+guessing costs a few small products and no forward. Head k guesses the k-th token behind the anchor, knowing at most
+the anchor, not the guesses before its own: hence a tree of combinations.
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,7 +65,7 @@ class Medusa(Proposer):
         depth = min(limit, self.shape.depth)
         if depth < 1 or self.state is None:
             return Proposal()
-        scores = self.heads(self.state[None], depth)[0]
+        scores = self.heads(self.state[None], depth, ids[-1:])[0]
         if self.mode == "point":
             return self.tree_of(scores.topk(self.shape.ranks).indices.tolist())
         return self._drawn(self.sampling.probabilities(scores))

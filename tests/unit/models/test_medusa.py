@@ -12,7 +12,7 @@ from lessons_lib.models import LanguageModel, ModelUnavailable, registry, tiny
 from lessons_lib.models.medusa import MedusaHeads, own_parameters, shared_parameters
 from lessons_lib.models.stored_heads import WEIGHTS, load_heads, read_card, save_heads
 
-FORMS = [dict(), dict(own=True), dict(blocks=3), dict(blocks=2, own=True)]
+FORMS = [dict(), dict(own=True), dict(blocks=3), dict(blocks=2, own=True), dict(blocks=2, anchor_rank=4)]
 IDS = [5, 80, 3, 61]
 
 
@@ -29,7 +29,7 @@ def states_of(target):
 def test_untrained_heads_score_as_the_models_own(family, form):
     network = tiny(family=family)
     final, logits = states_of(TransformersTarget(network))
-    found = MedusaHeads(network.get_output_embeddings().weight, 3, **form)(final)
+    found = MedusaHeads(network.get_output_embeddings().weight, 3, **form)(final, chosen=IDS)
     assert found.shape == (len(IDS), 3, 97)
     for head in range(3):
         torch.testing.assert_close(found[:, head], logits, rtol=0, atol=1e-12)
@@ -57,11 +57,35 @@ def test_a_head_is_its_blocks_and_then_a_head():
     assert not torch.equal(first.weight, second.weight) and torch.equal(heads(h, 1), heads(h)[:, :1])
 
 
+@torch.no_grad()
+def test_a_head_that_reads_the_anchor_does_so_in_its_first_block():
+    """silu(W h + b + B A e), e the LM head's row of the chosen token, of root mean square 1."""
+    random = torch.Generator().manual_seed(1)
+    lm_head, h = torch.randn(9, 4, generator=random), torch.randn(3, 4, generator=random)
+    heads = random_heads(lm_head, 2, blocks=2, anchor_rank=3)
+    e = lm_head[[7, 0, 7]] / lm_head[[7, 0, 7]].square().mean(-1, keepdim=True).sqrt()
+    for k in range(2):
+        (down, up), (first, second) = heads.anchors[k], heads.stacks[k]
+        x = h + F.silu(h @ first.weight.T + first.bias + e @ down.weight.T @ up.weight.T)
+        x = x + F.silu(x @ second.weight.T + second.bias)
+        torch.testing.assert_close(heads(h, chosen=[7, 0, 7])[:, k], x @ lm_head.T)
+    assert torch.equal(heads(h, 1, [7, 0, 7]), heads(h, 2, [7, 0, 7])[:, :1])
+    with pytest.raises(ValueError, match="also read the tokens that were chosen"):
+        heads(h)
+
+
+def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads():
+    once, again = (MedusaHeads(torch.eye(5), 2, anchor_rank=3) for _ in range(2))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(once.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(once.anchors[0][0].weight, once.anchors[1][0].weight)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_parameters_are_as_many_as_the_formula_says(form):
     heads = heads_of(tiny(), 3) if not form else MedusaHeads(torch.zeros(97, 32), 3, **form)
     blocks = form.get("blocks", 1)
-    expected = own_parameters(3, 32, 97, blocks) if form.get("own") else shared_parameters(3, 32, blocks)
+    expected = shared_parameters(3, 32, blocks, form.get("anchor_rank", 0))
+    expected = own_parameters(3, 32, 97, blocks) if form.get("own") else expected
     assert sum(weight.numel() for weight in heads.parameters()) == expected
 
 
@@ -111,21 +135,22 @@ def test_heads_come_back_as_they_were_in_the_models_format(tmp_path, form):
     save_heads(heads, tmp_path / "heads", "tiny", steps=7)
     back = load_heads(tmp_path / "heads", of, count=3)
     states = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).double()
-    torch.testing.assert_close(back(states), heads(states), rtol=0, atol=0.05)
+    torch.testing.assert_close(back(states, None, range(5)), heads(states, None, range(5)), rtol=0, atol=0.05)
     assert all(weight.dtype == torch.float64 and not weight.requires_grad for weight in back.parameters())
     assert read_card(tmp_path / "heads")["steps"] == 7
     assert back.lm_head.data_ptr() == of.network.get_output_embeddings().weight.data_ptr()
     half = load_heads(tmp_path / "heads", model(dtype=torch.bfloat16))
-    assert half(states.bfloat16()).dtype == torch.bfloat16
+    assert half(states.bfloat16(), chosen=range(5)).dtype == torch.bfloat16
 
 
-def test_four_heads_of_the_default_model_take_less_than_4_mb(tmp_path):
+@pytest.mark.parametrize("anchor_rank", [0, 128])
+def test_four_heads_of_the_default_model_take_less_than_4_mb(tmp_path, anchor_rank):
     with torch.device("meta"):
         lm_head = torch.empty(49_152, 576)
-    heads = MedusaHeads(lm_head, 4)
+    heads = MedusaHeads(lm_head, 4, anchor_rank=anchor_rank)
     save_heads(heads.to_empty(device="cpu"), tmp_path, "smollm2-135m")
     size = (tmp_path / WEIGHTS).stat().st_size
-    assert 2 * shared_parameters(4, 576) < size < 4e6
+    assert 2 * shared_parameters(4, 576, 1, anchor_rank) < size < 4e6
 
 
 @pytest.mark.parametrize("other, count, said", [

@@ -33,16 +33,18 @@ def train(target, texts, folder, recipe=RECIPE, **options):
 
 def test_head_k_shall_guess_the_token_k_places_behind_the_next_one():
     text = Text("k", [10, 11, 12, 13, 14, 15], prompt_length=3, hidden=torch.arange(5.0)[:, None])
-    states, labels = heads_loss.examples(text, 2)
+    states, chosen, labels = heads_loss.examples(text, 2)
     assert states.flatten().tolist() == [2, 3, 4]  # the first of them chose token 3, the answer's first
+    assert chosen.tolist() == [13, 14, 15]
     assert labels.tolist() == [[14, 15], [15, MISSING], [MISSING, MISSING]]
 
 
 def test_several_texts_stand_behind_one_another_and_do_not_mix():
     first = Text("a", [1, 2, 3], 1, hidden=torch.zeros(2, 4))
     second = Text("b", [4, 5, 6, 7], 2, hidden=torch.ones(3, 4))
-    states, labels = heads_loss.batch([first, second], 1)
-    assert states[:, 0].tolist() == [0, 0, 1, 1] and labels.flatten().tolist() == [3, MISSING, 7, MISSING]
+    states, chosen, labels = heads_loss.batch([first, second], 1)
+    assert states[:, 0].tolist() == [0, 0, 1, 1] and chosen.tolist() == [2, 3, 6, 7]
+    assert labels.flatten().tolist() == [3, MISSING, 7, MISSING]
 
 
 def test_the_loss_of_untrained_heads_is_the_models_own_surprise_at_later_tokens(target, texts):
@@ -61,17 +63,18 @@ def test_head_k_counts_lambda_to_the_k():
     assert heads_loss.total(torch.tensor([1.0, 10.0]), 0.8) == pytest.approx(0.8 + 0.64 * 10)
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_the_gradient_is_that_of_the_weighted_means_across_chunks(own, monkeypatch):
+@pytest.mark.parametrize("form", [dict(), dict(own=True), dict(anchor_rank=2)], ids=str)
+def test_the_gradient_is_that_of_the_weighted_means_across_chunks(form, monkeypatch):
     random = torch.Generator().manual_seed(0)
     states, labels = torch.randn(7, 4, generator=random).double(), torch.randint(0, 9, (7, 2), generator=random)
     labels[5:, 1] = labels[6:, 0] = MISSING
-    chunked, whole = (random_heads(torch.eye(9, 4).double(), 2, own=own) for _ in range(2))
-    log_q = whole(states).log_softmax(-1)
+    chunked, whole = (random_heads(torch.eye(9, 4).double() + 1, 2, **form) for _ in range(2))
+    chosen = torch.arange(7)
+    log_q = whole(states, chosen=chosen).log_softmax(-1)
     means = [-torch.stack([log_q[i, k, labels[i, k]] for i in range(count)]).mean() for k, count in ((0, 6), (1, 5))]
     (0.5 * means[0] + 0.25 * means[1]).backward()
     monkeypatch.setattr(heads_loss, "ROWS", 2)
-    losses = heads_loss.backward(chunked, states, labels, decay=0.5)
+    losses = heads_loss.backward(chunked, states, chosen, labels, decay=0.5)
     assert losses.tolist() == pytest.approx([float(mean.detach()) for mean in means])
     for found, expected in zip(chunked.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad)
@@ -113,6 +116,19 @@ def test_trained_heads_look_k_tokens_further_than_the_next_one(tmp_path):
         assert (run.heads(states)[:, k - 1].argmax(-1) == (torch.arange(8) + 1 + k) % 8).all()
 
 
+def test_only_heads_that_read_the_anchor_can_learn_what_follows_it_alone(tmp_path):
+    """States that say nothing: the token after next is known from the next one, which was chosen from them."""
+    lm_head = torch.eye(8)
+    chains = [[0, 0, *[(start + 3 * n) % 8 for n in range(12)]] for start in range(8)]
+    texts = [Text(f"chat/{n}", ids, 2, hidden=torch.ones(len(ids) - 1, 8)) for n, ids in enumerate(chains)]
+    right = {}
+    for rank in (0, 8):
+        recipe = HeadsRecipe(heads=2, anchor_rank=rank, steps=200, tokens=100, rate=0.05, warmup=5)
+        run = train_heads(lm_head, texts, recipe, tmp_path / str(rank))
+        right[rank] = heads_loss.judge(run.heads, texts)["accuracies"][0][0]
+    assert right[0] < 0.3 and right[8] > 0.95
+
+
 def test_the_model_stays_as_it_was(target, many, tmp_path):
     before = target.head.weight.clone()
     run = train(target, many, tmp_path)
@@ -133,7 +149,7 @@ def test_the_tenth_that_is_held_back_depends_on_the_key_alone_and_trains_nothing
 def test_with_a_bf16_head_products_are_bf16_and_what_is_trained_is_not(target, many, tmp_path):
     run = train_heads(target.head.weight.bfloat16(), many, replace(RECIPE, steps=30, rate=3e-3), tmp_path)
     assert {weight.dtype for weight in run.heads.parameters()} == {torch.float32}
-    assert heads_loss.scores_of(run.heads, many[0].hidden).dtype == torch.bfloat16
+    assert heads_loss.scores_of(run.heads, many[0].hidden, torch.tensor(many[0].ids[1:])).dtype == torch.bfloat16
     assert run.curve[-1]["loss"] < run.curve[0]["loss"]
 
 

@@ -36,7 +36,7 @@ def test_the_gradient_is_that_of_the_whole_loss(target, texts, tmp_path):
         for weight in run.adapters.B:
             weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
     states = joint.states(run, target, texts[:3])
-    theirs, labels = joint.batch(texts[:3], 2)
+    theirs, _, labels = joint.batch(texts[:3], 2)
     log_p, log_q = ((s @ target.head.weight.T).log_softmax(-1) for s in (theirs, states))
     loss = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
     guesses = run.heads(states).log_softmax(-1)

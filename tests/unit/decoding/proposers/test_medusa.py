@@ -99,6 +99,13 @@ def test_a_choice_is_a_favourite_of_the_head_of_its_depth(network):
     assert proposal.parents == [ANCHOR, ANCHOR, 0, 1, 3] and proposal.mode == "point" and proposal.draft_calls == 0
 
 
+def test_heads_that_read_the_anchor_are_told_the_last_committed_token(network):
+    heads = random_heads(network.get_output_embeddings().weight, 2, anchor_rank=4)
+    state = torch.randn(32, generator=seeded(0), dtype=torch.float64)
+    best = {anchor: heads(state[None], chosen=[anchor])[0].argmax(-1).tolist() for anchor in (0, 1)}
+    assert proposed(heads, state).tokens == best[1] != best[0]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("limit", [0, 1, 2, 3])
 def test_levels_that_cannot_be_used_are_not_guessed(network, mode, limit):
@@ -160,10 +167,12 @@ def test_greedy_text_is_kept_with_drawn_trees_too(network, greedy, target, mode)
     mode=st.sampled_from(MODES),
     own=st.booleans(),
     blocks=st.integers(1, 2),
+    anchor_rank=st.integers(0, 3),
 )
-def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, mode, own, blocks):
+def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, mode, own, blocks, anchor_rank):
     target, heads = decoder_target(network), network.get_output_embeddings().weight
-    proposer = Medusa(random_heads(heads, 3, seed, own=own, blocks=blocks), regular(*widths), mode, generator=seeded(1))
+    heads = random_heads(heads, 3, seed, own=own, blocks=blocks, anchor_rank=anchor_rank)
+    proposer = Medusa(heads, regular(*widths), mode, generator=seeded(1))
     assert generate(target, prompt, proposer, max_new_tokens=16).ids == generate(target, prompt, max_new_tokens=16).ids
 
 
@@ -174,7 +183,7 @@ class AllKnowing(MedusaHeads):
         super().__init__(torch.eye(V), count)
         self.text, self.at = text, None
 
-    def forward(self, final, count=None):
+    def forward(self, final, count=None, chosen=None):
         chosen = self.at - 1  # the anchor's place
         ahead = [self.text[min(chosen + k, len(self.text) - 1)] for k in range(1, 1 + (count or self.count))]
         return torch.eye(V)[ahead][None]
