@@ -36,7 +36,7 @@ Tokens per target forward, greedy, counted along held-out texts with a tree of {
 expected if heads were independent:
 
 {speed}
-"""
+{tries}"""
 
 
 def page(name: str, card: dict, megabytes: float) -> str:
@@ -44,9 +44,7 @@ def page(name: str, card: dict, megabytes: float) -> str:
     recipe, after = card["recipe"], card["after"]
     facts = {key: card[key] for key in ("base", "count", "blocks", "texts", "steps", "hours", "note")}
     facts |= {key: recipe[key] for key in ("tokens", "decay", "rate", "warmup", "seed")}
-    facts["options"] = " ".join(
-        f"--{key} {value}" for key, value in recipe.items() if value != getattr(HeadsRecipe, key)
-    )
+    facts["options"] = options(recipe)
     return TEXT.format(
         name=name,
         parameters=parameters(card),
@@ -57,6 +55,9 @@ def page(name: str, card: dict, megabytes: float) -> str:
         nodes=after["nodes"],
         expected=after["expected"],
         speed=markdown(*speed(card)),
+        tries=f"\n## Tried\nWith a tree of as many nodes, by the same texts:\n\n{markdown(*tries(card))}\n"
+        if card["tries"]
+        else "",
         **facts,
     )
 
@@ -74,6 +75,21 @@ def speed(card: dict) -> tuple[list[str], list[list[str]]]:
     rows = [[when, *(f"{card[when]['kinds'][kind]:.2f}" for kind in kinds), f"{card[when]['macro']:.2f}"]
             for when in ("before", "after")]  # fmt: skip
     return ["training", *kinds, "mean of the kinds"], rows
+
+
+def tries(card: dict) -> tuple[list[str], list[list[str]]]:
+    """A row for the stored heads and for each run that was not stored: its options and what it was worth."""
+    runs = [{"name": "as stored", "recipe": card["recipe"]} | card["after"], *card["tries"]]
+    rows = [
+        [run["name"], options(run["recipe"]), *(f"{row[0]:.0%}" for row in run["accuracies"]), f"{run['macro']:.2f}"]
+        for run in runs
+    ]
+    return ["run", "options", *(f"head {k} right" for k in range(1, card["count"] + 1)), "tokens per forward"], rows
+
+
+def options(recipe: dict) -> str:
+    """How the command line spells a recipe."""
+    return " ".join(f"--{key} {value}" for key, value in recipe.items() if value != getattr(HeadsRecipe, key))
 
 
 def parameters(card: dict) -> int:

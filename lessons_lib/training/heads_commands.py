@@ -46,6 +46,7 @@ def add_parts(parts) -> None:
     part.add_argument("--nodes", type=int, default=NODES)
     part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
     part.add_argument("--joint", help="a run of heads-joint whose losses the card shall keep")
+    part.add_argument("--beside", nargs="*", default=[], help="other runs of heads whose worth the card shall name")
 
 
 def add_training(parts, name: str, recipe: type, said: str) -> argparse.ArgumentParser:
@@ -97,6 +98,7 @@ def run_export(options: argparse.Namespace) -> int:
     facts = {"recipe": asdict(run.recipe), "steps": run.step, "hours": run.seconds / 3600, "texts": len(texts)}
     curve = [row for row in run.curve if "top1" in row]
     facts |= {"note": options.note, "before": before, "after": after, "curve": curve}
+    facts["tries"] = [tried(name, calibration, measured, options.nodes) for name in options.beside]
     if options.joint:
         saved = read_checkpoint(runs(options.joint, "joint"), "heads-joint")
         facts["joint"] = {key: saved[key] for key in ("recipe", "seconds", "curve")}
@@ -106,6 +108,14 @@ def run_export(options: argparse.Namespace) -> int:
     (options.into / heads_card.PAGE).write_text(said, encoding="utf-8")
     print(f"{megabytes:.2f} MB in {options.into}")
     return 0
+
+
+def tried(name: str, calibration: Sequence[Text], measured: Sequence[Text], nodes: int) -> dict:
+    """What a run that is not stored was worth."""
+    run = trained(lm_head(), runs(name))
+    return {"name": name, "recipe": asdict(run.recipe), "steps": run.step} | worth(
+        run.heads, calibration, measured, nodes
+    )
 
 
 def worth(heads: MedusaHeads, calibration: Sequence[Text], measured: Sequence[Text], nodes: int) -> dict:

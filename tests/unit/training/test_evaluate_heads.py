@@ -165,7 +165,7 @@ def test_training_together_needs_heads_to_begin_with(with_heads, capsys):
 
 
 def test_the_card_keeps_the_losses_of_a_joint_run_that_is_named(with_heads, at_home, capsys):
-    export = ["heads-export", "--into", str(at_home / "heads"), "--joint", "small"]
+    export = ["heads-export", "--into", str(at_home / "heads"), "--joint", "small", "--nodes", "3"]
     assert command_line.main(export) == 2
     assert "run `python -m lessons_lib.training heads-joint` first" in capsys.readouterr().err
     assert command_line.main(JOINT) == command_line.main(export) == 0
@@ -173,3 +173,16 @@ def test_the_card_keeps_the_losses_of_a_joint_run_that_is_named(with_heads, at_h
     assert joint["recipe"]["rank"] == 2 and [row["step"] for row in joint["curve"]] == [1, 2, 3, 4]
     page = (at_home / "heads" / PAGE).read_text()
     assert "heads --run main --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1\n" in page
+
+
+def test_the_card_names_what_else_was_tried(with_heads, at_home, capsys):
+    export = ["heads-export", "--into", str(at_home / "heads"), "--nodes", "3", "--beside", "other"]
+    assert command_line.main(export) == 2 and "holds no checkpoint" in capsys.readouterr().err
+    command_line.main(["heads", *SMALL, "--run", "other", "--anchor_rank", "2"])
+    assert command_line.main(export) == 0
+    card = json.loads((at_home / "heads" / CARD).read_text())
+    assert [(of["name"], of["recipe"]["anchor_rank"], of["steps"]) for of in card["tries"]] == [("other", 2, 5)]
+    assert card["recipe"]["anchor_rank"] == 0 and card["tries"][0]["accuracies"] != card["after"]["accuracies"]
+    page = (at_home / "heads" / PAGE).read_text()
+    assert "| other | --heads 2 --anchor_rank 2 --steps 5" in page and "| as stored | --heads 2 --steps 5" in page
+    assert f"| {card['tries'][0]['macro']:.2f} |" in page
