@@ -32,7 +32,7 @@ def texts(run: Run) -> dict[str, list[dict]]:
         turns = asking.conversation(asking.eager(), question)
         return [row | {"right": evaluate.right_in_steps(drafting(), ids, out.ids)} for row, ids, out in turns]
 
-    depends = settings() | {"tokens": asking.TOKENS}
+    depends = settings() | {"tokens": asking.TOKENS, "dtype": DTYPE}
     rows = [row for row in each("draft/texts", chosen, measure, depends) if row["right"]]
     return {kind: [row for row in rows if row["category"] == kind] for kind in asking.categories_of(chosen)}
 

@@ -12,6 +12,7 @@ from itertools import repeat
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 
 def shared_parameters(count: int, width: int, blocks: int = 1, anchor_rank: int = 0) -> int:
@@ -19,9 +20,9 @@ def shared_parameters(count: int, width: int, blocks: int = 1, anchor_rank: int 
     return count * (blocks * (width**2 + width) + 2 * anchor_rank * width)
 
 
-def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1) -> int:
-    """K (R (D^2 + D) + V D): parameters of heads as published, each with an LM head of its own."""
-    return shared_parameters(count, width, blocks) + count * vocab_size * width
+def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1, anchor_rank: int = 0) -> int:
+    """V D more for each head: parameters of heads as published, each with an LM head of its own."""
+    return shared_parameters(count, width, blocks, anchor_rank) + count * vocab_size * width
 
 
 class ResidualBlock(nn.Linear):
@@ -43,7 +44,7 @@ class ResidualBlock(nn.Linear):
 
 def anchor_reader(width: int, rank: int, seed: int) -> nn.Sequential:
     """A map (..., D) -> (..., D) of so low a rank, zero at first: its second matrix is."""
-    down, up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+    down, up = (skip_init(nn.Linear, *sizes, bias=False) for sizes in ((width, rank), (rank, width)))
     nn.init.normal_(down.weight, std=width**-0.5, generator=torch.Generator().manual_seed(seed))
     nn.init.zeros_(up.weight)
     return nn.Sequential(down, up)

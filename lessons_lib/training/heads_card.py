@@ -1,8 +1,11 @@
 """The card of trained heads as a page to read beside the weights (lesson 09)."""
 
+from statistics import mean
+
 from lessons_lib.measure.tables import markdown
-from lessons_lib.models.medusa import shared_parameters
+from lessons_lib.models.medusa import own_parameters, shared_parameters
 from lessons_lib.training.heads import HeadsRecipe
+from lessons_lib.training.joint import JointRecipe
 
 PAGE = "README.md"
 TEXT = """# {name}: {count} Medusa heads for {base}
@@ -13,19 +16,19 @@ behind the next one. Use: `Medusa(heads, tree)` in `generate`, with `heads = loa
 `lessons_lib.models.stored_heads`.
 
 ## Data
-{texts:,} texts that {base} wrote itself, those of smol-draft (its card says which; NOTICE names licences and
-addresses). A tenth of them trains nothing: the tree is chosen by it. The weights are under the Apache License 2.0, as
-the model's.
+{texts:,} texts that {base} wrote itself, collected as smol-draft's were (its card says from which prompts;
+NOTICE names licences and addresses). A tenth of them trains nothing: the tree is chosen by it. The weights are under
+the Apache License 2.0, as the model's.
 
 ## Recipe
 {steps:,} steps of about {tokens:,} tokens, the model frozen: cross-entropy of every head, head k's weighted by
 {decay}^k; {optimizer} at a rate of {rate}, {warmup} steps of warm-up, then a cosine to 0. Seed {seed}. Training took
-{hours:.2f} hours. {note}
+{hours:.2f} hours.{note}
 
     python -m lessons_lib.training collect --prompts FILE --texts {texts}
-    python -m lessons_lib.training heads --run main {options}
+    python -m lessons_lib.training heads --run {run} {options}
     python -m lessons_lib.training collect --held-out
-    python -m lessons_lib.training heads-export --run main
+    python -m lessons_lib.training heads-export --run {run}{joint}
 
 ## Worth
 How often a head's favourite, or one of five, is right on the texts that train nothing:
@@ -36,20 +39,21 @@ Tokens per target forward, greedy, counted along held-out texts with a tree of {
 expected if heads were independent:
 
 {speed}
-{tries}"""
+{tries}{together}"""
 
 
 def page(name: str, card: dict, megabytes: float) -> str:
     """The page of heads stored under `name`; card: as `heads-export` writes it."""
     recipe, after = card["recipe"], card["after"]
-    facts = {key: card[key] for key in ("base", "count", "blocks", "texts", "steps", "hours", "note")}
+    facts = {key: card[key] for key in ("base", "count", "blocks", "texts", "steps", "hours", "note", "run")}
     facts |= {key: recipe[key] for key in ("tokens", "decay", "rate", "warmup", "seed")}
-    facts["options"] = options(recipe)
+    facts |= {"options": options(recipe), "note": f" {card['note']}" if card["note"] else ""}
     return TEXT.format(
         name=name,
         parameters=parameters(card),
         megabytes=megabytes,
         anchor=f" and, by a map of rank {card['anchor_rank']}, the token chosen from it" if card["anchor_rank"] else "",
+        joint="".join(f" --{key} NAME" for key in ("joint", "tries") if card.get(key)).replace("tries", "beside"),
         optimizer="Muon" if recipe["muon"] else "AdamW",
         accuracy=markdown(*accuracy(card)),
         nodes=after["nodes"],
@@ -58,6 +62,7 @@ def page(name: str, card: dict, megabytes: float) -> str:
         tries=f"\n## Tried\nWith a tree of as many nodes, by the same texts:\n\n{markdown(*tries(card))}\n"
         if card["tries"]
         else "",
+        together=together(card["joint"]) if "joint" in card else "",
         **facts,
     )
 
@@ -77,6 +82,20 @@ def speed(card: dict) -> tuple[list[str], list[list[str]]]:
     return ["training", *kinds, "mean of the kinds"], rows
 
 
+def together(joint: dict) -> str:
+    """What a joint run's losses came to, averaged over its first and last fifth."""
+    curve, fifth = joint["curve"], max(1, len(joint["curve"]) // 5)
+    kl, heads = (
+        [mean(row[name] for row in part) for part in (curve[:fifth], curve[-fifth:])] for name in ("kl", "heads")
+    )
+    spelt = options(joint["recipe"], JointRecipe)
+    return (
+        f"\n## Trained with the model\n{len(curve)} steps of `heads-joint` {spelt} from these heads, not stored: the "
+        f"divergence from the old model went from {kl[0]:.3f} to {kl[1]:.3f} nats, the heads' loss from {heads[0]:.2f} "
+        f"to {heads[1]:.2f}. Every step's losses are in heads.json.\n"
+    )
+
+
 def tries(card: dict) -> tuple[list[str], list[list[str]]]:
     """A row for the stored heads and for each run that was not stored: its options and what it was worth."""
     runs = [{"name": "as stored", "recipe": card["recipe"]} | card["after"], *card["tries"]]
@@ -87,12 +106,14 @@ def tries(card: dict) -> tuple[list[str], list[list[str]]]:
     return ["run", "options", *(f"head {k} right" for k in range(1, card["count"] + 1)), "tokens per forward"], rows
 
 
-def options(recipe: dict) -> str:
+def options(recipe: dict, kind: type = HeadsRecipe) -> str:
     """How the command line spells a recipe."""
-    return " ".join(f"--{key} {value}" for key, value in recipe.items() if value != getattr(HeadsRecipe, key))
+    return " ".join(f"--{key} {value}" for key, value in recipe.items() if value != getattr(kind, key))
 
 
 def parameters(card: dict) -> int:
     """How many the heads have."""
-    shared = shared_parameters(card["count"], card["width"], card["blocks"], card["anchor_rank"])
-    return shared + bool(card["own"]) * card["count"] * card["vocab_size"] * card["width"]
+    form = {"blocks": card["blocks"], "anchor_rank": card["anchor_rank"]}
+    if card["own"]:
+        return own_parameters(card["count"], card["width"], card["vocab_size"], **form)
+    return shared_parameters(card["count"], card["width"], **form)

@@ -95,7 +95,13 @@ def run_export(options: argparse.Namespace) -> int:
     before = worth(fresh(lm_head(), run.recipe).heads, calibration, measured, options.nodes)
     save_heads(run.heads, options.into, TARGET)  # what is measured is what was stored, rounded
     after = worth(load_heads(options.into, model()), calibration, measured, options.nodes)
-    facts = {"recipe": asdict(run.recipe), "steps": run.step, "hours": run.seconds / 3600, "texts": len(texts)}
+    facts = {
+        "run": options.run,
+        "recipe": asdict(run.recipe),
+        "steps": run.step,
+        "hours": run.seconds / 3600,
+        "texts": len(texts),
+    }
     curve = [row for row in run.curve if "top1" in row]
     facts |= {"note": options.note, "before": before, "after": after, "curve": curve}
     facts["tries"] = [tried(name, calibration, measured, options.nodes) for name in options.beside]

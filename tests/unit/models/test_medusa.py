@@ -12,7 +12,14 @@ from lessons_lib.models import LanguageModel, ModelUnavailable, registry, tiny
 from lessons_lib.models.medusa import MedusaHeads, own_parameters, shared_parameters
 from lessons_lib.models.stored_heads import WEIGHTS, load_heads, read_card, save_heads
 
-FORMS = [dict(), dict(own=True), dict(blocks=3), dict(blocks=2, own=True), dict(blocks=2, anchor_rank=4)]
+FORMS = [
+    dict(),
+    dict(own=True),
+    dict(blocks=3),
+    dict(blocks=2, own=True),
+    dict(blocks=2, anchor_rank=4),
+    dict(own=True, anchor_rank=4),
+]
 IDS = [5, 80, 3, 61]
 
 
@@ -84,8 +91,9 @@ def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads
 def test_parameters_are_as_many_as_the_formula_says(form):
     heads = heads_of(tiny(), 3) if not form else MedusaHeads(torch.zeros(97, 32), 3, **form)
     blocks = form.get("blocks", 1)
-    expected = shared_parameters(3, 32, blocks, form.get("anchor_rank", 0))
-    expected = own_parameters(3, 32, 97, blocks) if form.get("own") else expected
+    rank = form.get("anchor_rank", 0)
+    shared = shared_parameters(3, 32, blocks, rank)
+    expected = own_parameters(3, 32, 97, blocks, rank) if form.get("own") else shared
     assert sum(weight.numel() for weight in heads.parameters()) == expected
 
 

@@ -30,9 +30,10 @@ def replayed(heads, text, tree):
     return trace_of(heads, text, favourites(heads, text, tree.ranks), tree)
 
 
+@pytest.mark.parametrize("anchor_rank", [0, 4])
 @pytest.mark.parametrize("tree", [regular(1, 1), WIDE], ids=["chain", "wide"])
-def test_replay_counts_the_steps_that_decoding_takes(target, texts, tree):
-    heads, accepted = random_heads(target.head.weight, 2), 0
+def test_replay_counts_the_steps_that_decoding_takes(target, texts, tree, anchor_rank):
+    heads, accepted = random_heads(target.head.weight, 2, anchor_rank=anchor_rank), 0
     for text in texts:
         prompt, new = text.ids[: text.prompt_length], text.ids[text.prompt_length :]
         out = generate(DecoderTarget(target), prompt, Medusa(heads, tree), max_new_tokens=len(new))
@@ -172,7 +173,11 @@ def test_the_card_keeps_the_losses_of_a_joint_run_that_is_named(with_heads, at_h
     joint = json.loads((at_home / "heads" / CARD).read_text())["joint"]
     assert joint["recipe"]["rank"] == 2 and [row["step"] for row in joint["curve"]] == [1, 2, 3, 4]
     page = (at_home / "heads" / PAGE).read_text()
-    assert "heads --run main --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1\n" in page
+    assert "heads --run default --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1\n" in page
+    assert "heads-export --run default --joint NAME\n" in page
+    assert "4 steps of `heads-joint` --rank 2 --steps 4 --tokens 100 --warmup 1 from" in page
+    losses = [joint["curve"][step]["heads"] for step in (0, -1)]
+    assert "the heads' loss from {:.2f} to {:.2f}".format(*losses) in page
 
 
 def test_the_card_names_what_else_was_tried(with_heads, at_home, capsys):

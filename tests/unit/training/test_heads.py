@@ -1,7 +1,7 @@
 """What a head shall guess, what it is blamed for, what is trained, and a run in pieces that ends as in one go."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -156,10 +156,10 @@ def test_with_a_bf16_head_products_are_bf16_and_what_is_trained_is_not(target, m
 # runs
 
 
-@pytest.mark.parametrize("muon", [0, 1])
-def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, many, tmp_path, monkeypatch, muon):
+@pytest.mark.parametrize("form", [{}, {"muon": 1}, {"anchor_rank": 2}], ids=str)
+def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, many, tmp_path, monkeypatch, form):
     monkeypatch.setattr(heads, "LOOK_EVERY", 2)
-    recipe = replace(RECIPE, muon=muon)
+    recipe = replace(RECIPE, **form)
     whole = train(target, many, tmp_path / "whole", recipe)
     for step in range(1, 7):
         parts = train(target, many, tmp_path / "parts", recipe, minutes=1e-9)
@@ -170,7 +170,8 @@ def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, m
 
 
 def test_every_part_of_the_recipe_matters(target, many, tmp_path):
-    changes = [{}, {"heads": 3}, {"blocks": 2}, {"own": 1}, {"decay": 0.5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}]  # fmt: skip  # noqa: E501
+    changes = [{}, {"heads": 3}, {"blocks": 2}, {"own": 1}, {"anchor_rank": 2}, {"decay": 0.5}, {"steps": 5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}]  # fmt: skip  # noqa: E501
+    assert {name for change in changes for name in change} == {field.name for field in fields(heads.HeadsRecipe)}
     losses = {train(target, many, tmp_path / str(n), replace(RECIPE, **change)).curve[-1]["loss"]
               for n, change in enumerate(changes)}  # fmt: skip
     assert len(losses) == len(changes)

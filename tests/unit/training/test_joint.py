@@ -29,17 +29,18 @@ def test_at_first_nothing_diverges_and_the_loss_is_the_heads(target, texts, tmp_
     assert first["loss"] == pytest.approx(0.2 * first["heads"], rel=1e-3)
 
 
-def test_the_gradient_is_that_of_the_whole_loss(target, texts, tmp_path):
+@pytest.mark.parametrize("anchor_rank", [0, 4])
+def test_the_gradient_is_that_of_the_whole_loss(target, texts, tmp_path, anchor_rank):
     """Against autograd through everything at once."""
-    run = joint.fresh(target, random_heads(target.head.weight, 2), RECIPE)
+    run = joint.fresh(target, random_heads(target.head.weight, 2, anchor_rank=anchor_rank), RECIPE)
     with torch.no_grad():
         for weight in run.adapters.B:
             weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
     states = joint.states(run, target, texts[:3])
-    theirs, _, labels = joint.batch(texts[:3], 2)
+    theirs, chosen, labels = joint.batch(texts[:3], 2)
     log_p, log_q = ((s @ target.head.weight.T).log_softmax(-1) for s in (theirs, states))
     loss = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
-    guesses = run.heads(states).log_softmax(-1)
+    guesses = run.heads(states, chosen=chosen).log_softmax(-1)
     for k in range(2):
         right = [(i, label) for i, label in enumerate(labels[:, k].tolist()) if label >= 0]
         loss += 0.2 * 0.8 ** (k + 1) * -torch.stack([guesses[i, k, label] for i, label in right]).mean()
