@@ -14,6 +14,8 @@ training       distilling a small draft, training heads
 serving        scheduler, block pool, simulator, engine, client
 decoding       the one loop, its targets, proposers and acceptance rules
 models         where weights come from, and the readable decoder
+quantization   number formats of few bits, GPTQ and its kin, products with rounded weights
+attention      naive, tiled and split attention with their traffic counted; torch's backends
 caches         keys and values: contiguous, static, paged
 measure        clocks, this machine, cost models, scorecard, claims
 data, weights  prompts, texts and a trained draft

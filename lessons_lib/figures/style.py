@@ -27,6 +27,8 @@ COLORS = {
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
     "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,
+    # attention
+    "naive": ORANGE, "tiled": GREEN, "keys outside": GOLD, "sdpa": BLUE,
     # batching
     "continuous": GREEN,
     # number formats

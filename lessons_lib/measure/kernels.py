@@ -72,7 +72,7 @@ def linears(shape: ModelShape, dtype: str, device: Any, rows: int = 1, head_rows
     1 GiB are made, and their time is scaled up. `cost.CostModel` keeps them, and the rates that follow.
     """
     made = {"dtype": DTYPES[dtype], "device": device}
-    sizes = _matrices(shape)
+    sizes = matrices(shape)
     layer = sum(height * width for height, width in sizes) * made["dtype"].itemsize
     layers = min(shape.layers, max(1, 2**30 // layer))
     weights = [torch.full(size, 0.01, **made) for size in sizes * layers]
@@ -88,7 +88,7 @@ def linears(shape: ModelShape, dtype: str, device: Any, rows: int = 1, head_rows
         return inside + best(lambda: torch.nn.functional.linear(last, head), device)
 
 
-def _matrices(shape: ModelShape) -> list[tuple[int, int]]:
+def matrices(shape: ModelShape) -> list[tuple[int, int]]:
     """(rows, columns) of one layer's matrices, as torch's linear keeps them."""
     d, heads, kv = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     up = [(shape.mlp_width, d)] * (2 if shape.gated else 1)

@@ -8,6 +8,7 @@ language_model, device    network and tokenizer together; on which device, in wh
 decoder, kernels          the readable decoder, how it multiplies and attends; checkpoint: names of its weights
 draft, stored_draft       our small draft, and as a file; draft_card: how it was made; eight_bit: its products
 same_tokenizer            whether two models can work together
+implementations           transformers' choices of attention, one after another
 tiny_models, quiet        random networks; transformers without its hints
 """
 

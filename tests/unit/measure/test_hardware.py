@@ -113,7 +113,7 @@ def test_buffers_are_eight_caches_large_but_never_beyond_the_cap(monkeypatch):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_products_of_a_shape_are_all_its_weights(name):
     shape = SHAPES[name]
-    layer = sum(rows * columns for rows, columns in kernels._matrices(shape))
+    layer = sum(rows * columns for rows, columns in kernels.matrices(shape))
     assert shape.layers * layer == shape.layer_weights
 
 

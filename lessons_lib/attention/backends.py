@@ -1,0 +1,72 @@
+"""Which kernels behind scaled_dot_product_attention run here, and what the others say (lesson 04)."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BACKENDS = ("MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One backend asked for by name: its output, or None and what was said: reasons first, then the error."""
+
+    backend: str
+    output: Tensor | None
+    refusal: str = ""
+
+    @property
+    def ran(self) -> bool:
+        return self.output is not None
+
+
+def attempts(
+    q: Tensor, keys: Tensor, values: Tensor, backends: Sequence[str] = BACKENDS, **options: Any
+) -> list[Attempt]:
+    """Run F.scaled_dot_product_attention(q, keys, values, **options) with each backend alone.
+
+    Shapes with a batch in front, as that function takes them. backends: names of torch.nn.attention.SDPBackend;
+    ValueError for one that torch does not know.
+    """
+    if unknown := [name for name in backends if name not in SDPBackend.__members__]:
+        raise ValueError(f"torch has no backend {', '.join(unknown)}; choose from {', '.join(BACKENDS)}")
+    return [_attempt(name, lambda: F.scaled_dot_product_attention(q, keys, values, **options)) for name in backends]
+
+
+def _attempt(name: str, attend: Callable[[], Tensor]) -> Attempt:
+    """The reasons of a refusal are warnings; the error itself only says that nothing is left."""
+    with warnings.catch_warnings(record=True) as said, always_warning():
+        try:
+            with sdpa_kernel(SDPBackend.__members__[name]):
+                return Attempt(name, attend())
+        except RuntimeError as error:
+            reasons = [*(str(warning.message) for warning in said), str(error)]
+    return Attempt(name, None, " ".join(dict.fromkeys(filter(None, map(first_sentence, reasons)))))
+
+
+def first_sentence(text: str) -> str:
+    """What a message of torch says first: without its source line, and without a heading that nothing follows.
+
+    >>> first_sentence("Both fused kernels do not support non-zero dropout. (Triggered internally at sdp.h:241.)")
+    'Both fused kernels do not support non-zero dropout.'
+    """
+    text = text.partition("(Triggered")[0].strip()
+    return "" if text.endswith("not used because:") else text.partition(". ")[0].rstrip(".") + "." if text else ""
+
+
+class always_warning:
+    """Within it, torch says again what it has said before in this process."""
+
+    def __enter__(self) -> None:
+        self.before = torch.is_warn_always_enabled()
+        torch.set_warn_always(True)
+        warnings.simplefilter("always")
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_warn_always(self.before)

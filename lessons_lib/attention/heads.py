@@ -1,0 +1,85 @@
+"""What every form of attention here takes: q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v), and who sees whom.
+
+Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): g = H / H_kv query heads share the keys and values
+of one head. The shared ones are viewed g times, never copied.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which of S keys each of T queries may look at: all, the causal ones, or those of a mask (T, S), True = may.
+
+    Causal is aligned to the lower right: the last query sees all S keys, the one before it S - 1. With fewer keys
+    than queries the first queries see none.
+    """
+
+    queries: int
+    keys: int
+    causal: bool = False
+    mask: Tensor | None = None
+
+    def reaches(self, rows: range) -> int:
+        """How many keys, from the first on, the causal rule leaves to the last of these rows: 0 to S."""
+        return min(max(self.keys - self.queries + rows.stop, 0), self.keys) if self.causal else self.keys
+
+    def tile(self, rows: range, columns: range, device: torch.device | str = "cpu") -> Tensor | None:
+        """(rows, columns) bool, True = may look; None where all may."""
+        seen = self.mask[rows.start : rows.stop, columns.start : columns.stop] if self.mask is not None else None
+        if not self.causal or columns.stop <= self.reaches(range(rows.start, rows.start + 1)):
+            return seen  # the first row sees the whole tile, so all rows do
+        last = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.keys - self.queries
+        below = torch.arange(columns.start, columns.stop, device=device) <= last
+        return below if seen is None else below & seen
+
+
+def prepared(
+    q: Tensor, keys: Tensor, values: Tensor, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Sight]:
+    """Check, and view heads by group: q (H_kv, g, T, d), keys (H_kv, g, S, d), values (H_kv, g, S, d_v), Sight.
+
+    In float32 or better, as kernels accumulate. Raises ValueError for shapes, dtypes or devices that do not fit.
+    """
+    check(q, keys, values, mask)
+    group = q.shape[0] // keys.shape[0]
+    exact = torch.promote_types(q.dtype, torch.float32)
+    q, keys, values = (x.to(exact) for x in (q, keys, values))
+    shared = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
+    sight = Sight(q.shape[1], keys.shape[1], causal, mask)
+    return q.unflatten(0, (keys.shape[0], group)), *shared, sight
+
+
+def check(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> None:
+    """Raises ValueError, in one sentence, for what attention cannot be computed of."""
+    shapes = f"q {tuple(q.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)}"
+    if not q.dim() == keys.dim() == values.dim() == 3:
+        raise ValueError(f"attention takes (heads, tokens, dim), without a batch; here are {shapes}")
+    if q.shape[2] != keys.shape[2] or keys.shape[:2] != values.shape[:2]:
+        raise ValueError(f"q and keys need one dim, keys and values one number of heads and tokens; here are {shapes}")
+    if 0 in (*q.shape[::2], *keys.shape[::2], values.shape[2]):
+        raise ValueError(f"attention needs at least one head and one channel; here are {shapes}")
+    if q.shape[0] % keys.shape[0]:
+        raise ValueError(f"{q.shape[0]} query heads cannot share {keys.shape[0]} KV heads evenly; take a divisor")
+    if not (q.is_floating_point() and q.dtype == keys.dtype == values.dtype and q.device == keys.device):
+        raise ValueError(f"q, keys and values need one floating dtype and one device, not {q.dtype} and {keys.dtype}")
+    fits = mask is None or (mask.dtype == torch.bool and mask.shape == (q.shape[1], keys.shape[1]))
+    if not fits:
+        raise ValueError(f"a mask is bool, True = may look, of shape {(q.shape[1], keys.shape[1])}; "
+                         f"this one is {mask.dtype} {tuple(mask.shape)}")  # fmt: skip
+
+
+def positive(**sizes: int) -> None:
+    """Raises ValueError unless each of these is a whole number of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name}={size!r} is no size; take a whole number of at least 1")
+
+
+def spans(length: int, block: int) -> Iterator[range]:
+    """0 to length in pieces of `block`, the last one shorter where it does not divide: 5, 2 -> 0-1, 2-3, 4."""
+    return (range(start, min(start + block, length)) for start in range(0, length, block))

@@ -1,0 +1,42 @@
+"""Attention as it is written down (lesson 04): softmax(q kᵀ / √d) v, with both T x S matrices in slow memory."""
+
+import torch
+from torch import Tensor
+
+from lessons_lib.attention.heads import prepared
+from lessons_lib.attention.traffic import Memory
+
+
+def naive(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    memory: Memory | None = None,
+) -> Tensor:
+    """q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v) -> (H, T, d_v), in the dtype of q.
+
+    causal: aligned to the lower right. mask (T, S) bool, True = may look. memory counts the elements that three
+    separate kernels move: scores, softmax, mixture. A query that sees nothing gives zeros.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762). Raises ValueError for shapes that do not fit.
+    """
+    memory, dtype = memory or Memory(), q.dtype
+    q, keys, values, sight = prepared(q, keys, values, causal, mask)
+    scores = memory.load(q) @ memory.load(keys).mT
+    scores = memory.write(scores.mul_(q.shape[-1] ** -0.5))
+    seen = sight.tile(range(sight.queries), range(sight.keys), q.device)
+    probabilities = memory.write(softmax_(memory.load(scores), seen))
+    out = memory.write(memory.load(probabilities) @ memory.load(values))
+    return out.flatten(0, 1).to(dtype)
+
+
+def softmax_(scores: Tensor, seen: Tensor | None) -> Tensor:
+    """Over the last axis of (..., T, S), among those seen (T, S); a row that sees none is all zeros. Spoils scores.
+
+    In place, so that never more than two such matrices are there: scores and probabilities.
+    """
+    if seen is None:
+        return scores.softmax(-1)
+    hidden = ~seen
+    return scores.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill_(hidden, 0)

@@ -1,0 +1,55 @@
+"""Peak memory of a callable (lesson 04): bytes of tensors that live at once, as torch's allocators see them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lessons_lib.measure import clock
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would land in notebooks
+
+
+def peak_bytes(fn: Callable[[], Any], device: Any = "cpu") -> int:
+    """Most bytes that one run of fn held at once beyond what was there before; its result counts too.
+
+    CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's profiler records, what a
+    kernel takes for itself included (unless it goes past torch's allocator). ValueError for other devices.
+    """
+    kind = str(device).split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"memory is measured on cpu and cuda, not on {device}; run this part on the CPU")
+    return _on_cuda(fn, device) if kind == "cuda" else highest(_allocations(fn))
+
+
+def highest(changes: list[int]) -> int:
+    """The highest sum that a row of changes reaches: [4, 8, -4, 2] -> 12. What was there before cannot be released."""
+    now = most = 0
+    for change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _on_cuda(fn: Callable[[], Any], device: Any) -> int:
+    clock.sync(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = fn()
+    clock.sync(device)
+    del result
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _allocations(fn: Callable[[], Any]) -> list[int]:
+    """Bytes taken (positive) and given back (negative) while fn runs, in order."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        result = fn()
+    del result
+    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

@@ -1,0 +1,38 @@
+"""transformers' choices of attention (lesson 04): `attn_implementation`, switched for a while, refusals kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lessons_lib.attention.backends import Attempt, first_sentence
+
+
+@contextmanager
+def attending(network: PreTrainedModel, name: str) -> Iterator[PreTrainedModel]:
+    """The network with this attn_implementation ("eager", "sdpa", "flash_attention_2", ...), and afterwards as before.
+
+    What transformers raises passes through: ImportError for a package that is missing, ValueError for other names.
+    """
+    before = network.config._attn_implementation
+    network.set_attn_implementation(name)
+    try:
+        yield network
+    finally:
+        network.set_attn_implementation(before)
+
+
+@torch.no_grad()
+def implementations(network: PreTrainedModel, names: Sequence[str], run: Callable[[], Tensor]) -> list[Attempt]:
+    """run() with each attn_implementation of the network: its output, or the first sentence of the refusal."""
+    return [_attempt(network, name, run) for name in names]
+
+
+def _attempt(network: PreTrainedModel, name: str, run: Callable[[], Tensor]) -> Attempt:
+    try:
+        with attending(network, name):
+            return Attempt(name, run())
+    except (ImportError, ValueError, RuntimeError) as error:
+        return Attempt(name, None, first_sentence(str(error)))

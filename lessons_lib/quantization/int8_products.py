@@ -1,0 +1,89 @@
+"""Integers times integers (lesson 10): activations are rounded as they come, one scale a row (token).
+
+LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339) adds that a few columns of the activations hold values so large
+that one scale for the row would leave nothing of the others; those columns are multiplied as they are.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lessons_lib.quantization.checks import check_values
+from lessons_lib.quantization.integers import Integers
+
+THRESHOLD = 6.0  # of LLM.int8()
+MOST = 127  # the largest level
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (..., K) -> levels (..., K) int8 in [-127, 127] and scales (..., 1) in single precision or better."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    scales = exact.abs().amax(-1, True) / MOST
+    scales = torch.where(scales == 0, 1, scales)
+    return (exact / scales).round().clamp(-MOST, MOST).to(torch.int8), scales
+
+
+def integer_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (T, K) and weight (N, K), both int8 -> x Wᵀ (T, N) int32, exact.
+
+    Exact as long as int32 holds the sum: K up to 133,000 levels of at most 127. Elsewhere than on a CPU the library's
+    integer product takes certain sizes alone, so there it is done in float64.
+    """
+    if x.device.type == "cpu":
+        return torch._int_mm(x, weight.T)
+    return (x.double() @ weight.double().T).int()
+
+
+def multiply_rounded(x: Tensor, levels: Tensor, scales: Tensor) -> Tensor:
+    """x (T, K), weight as levels (N, K) int8 and scales (N,) -> (T, N) in x's dtype: s_x·s_w·(q_x q_wᵀ)."""
+    rounded, s = round_rows(x)
+    product = integer_product(rounded, levels)
+    return (product * s * scales.to(s)).to(x.dtype)
+
+
+class Int8Both:
+    """Weights (N, K) of 8 bits with a scale per row, times activations rounded to 8 bits as they come; any device."""
+
+    def __init__(self, quantized: Integers):
+        """Raises ValueError for anything but 8 bits, absmax, per row."""
+        self.levels, self.scales = signed_rows(quantized)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x (T, K) -> (T, N) in x's dtype."""
+        return multiply_rounded(x, self.levels, self.scales)
+
+
+def outlier_columns(x: Tensor, threshold: float = THRESHOLD) -> Tensor:
+    """x (..., K) -> bool (K,): columns with any value beyond the threshold. A lesson counts them layer by layer."""
+    return (x.abs() > threshold).flatten(0, -2).any(0)
+
+
+class MixedProduct:
+    """LLM.int8(): outlier columns in the weight's own precision, all others as integers. threshold inf: no outliers.
+
+    Which columns are outliers is known only when x is, so the weight is kept as well: nothing is saved here but
+    arithmetic. A server that knows the columns beforehand keeps those alone.
+    """
+
+    def __init__(self, weight: Tensor, threshold: float = THRESHOLD):
+        """weight (N, K). Raises ValueError for values that are not finite and a threshold below 0."""
+        check_values(weight, "the weight")
+        if not threshold >= 0:
+            raise ValueError(f"the threshold must be at least 0, not {threshold}; the paper's is {THRESHOLD}")
+        self.weight, self.threshold = weight.detach(), threshold
+        self.levels, self.scales = round_rows(self.weight)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x (T, K) -> (T, N) in x's dtype."""
+        loud = outlier_columns(x, self.threshold)
+        wide = F.linear(x[:, loud], self.weight[:, loud].to(x.dtype))
+        return wide + multiply_rounded(x.masked_fill(loud, 0), self.levels, self.scales[:, 0])
+
+
+def signed_rows(quantized: Integers) -> tuple[Tensor, Tensor]:
+    """8 bits, absmax, per row -> levels (N, K) int8 and scales (N,); anything else is a ValueError."""
+    grid = quantized.grid
+    symmetric = grid.zeros is None and grid.lows is None
+    if len(quantized.shape) != 2 or grid.bits != 8 or not symmetric or len(grid.scales) != quantized.shape[0]:
+        raise ValueError('the int8 kernels take quantize(weight, 8, "row", "absmax") of a matrix; for others use Plain')
+    return (quantized.levels().short() - 128).to(torch.int8), grid.scales[:, 0].to(quantized.dtype)

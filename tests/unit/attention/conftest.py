@@ -1,0 +1,22 @@
+"""Random heads for attention, in float64."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def heads():
+    """heads(H, H_kv, T, S, d=8) -> q (H, T, d), keys and values (H_kv, S, d), always the same for the same sizes."""
+
+    def draw(H=1, H_kv=1, T=5, S=5, d=8, dtype=torch.float64):
+        generator = torch.Generator().manual_seed(1000 * H + 100 * H_kv + 10 * T + S)
+        shapes = (H, T, d), (H_kv, S, d), (H_kv, S, d)
+        return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def heads_of():
+    """The same for hypothesis, which wants what does not change between examples: zeros, for they are only counted."""
+    return lambda H, H_kv, T, S: [torch.zeros(H, T, 8), torch.zeros(H_kv, S, 8), torch.zeros(H_kv, S, 8)]

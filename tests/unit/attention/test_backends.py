@@ -1,0 +1,56 @@
+"""Asking for one backend after another: what ran is right, what did not says why."""
+
+import pytest
+import torch
+
+from lessons_lib.attention import attempts, naive
+from lessons_lib.attention.backends import BACKENDS, first_sentence
+
+
+def of(found):
+    return {attempt.backend: attempt for attempt in found}
+
+
+def test_every_backend_either_gives_attention_or_a_reason(heads):
+    q, keys, values = heads(2, 2, 4, 6, dtype=torch.float32)
+    found = attempts(q[None], keys[None], values[None])
+    assert [attempt.backend for attempt in found] == list(BACKENDS)
+    for attempt in found:
+        assert attempt.ran != bool(attempt.refusal)
+        if attempt.ran:
+            torch.testing.assert_close(attempt.output[0], naive(q, keys, values))
+
+
+def test_the_math_backend_always_runs(heads):
+    q, keys, values = (x[None] for x in heads(dtype=torch.float64))
+    assert of(attempts(q, keys, values, ["MATH"], dropout_p=0.5))["MATH"].ran
+
+
+def test_options_reach_torch(heads):
+    q, keys, values = (x[None] for x in heads(1, 1, 4, 4, dtype=torch.float32))
+    [attempt] = attempts(q, keys, values, ["MATH"], is_causal=True)
+    torch.testing.assert_close(attempt.output[0], naive(q[0], keys[0], values[0], causal=True))
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_a_refusal_keeps_its_reason_each_time_and_without_torchs_own_source_lines(heads, turn):
+    q, keys, values = (x[None] for x in heads(dtype=torch.float32))
+    [attempt] = attempts(q, keys, values, ["FLASH_ATTENTION"], dropout_p=0.5)
+    assert not attempt.ran
+    assert attempt.refusal == "Both fused kernels do not support non-zero dropout. No available kernel."
+    assert not torch.is_warn_always_enabled()
+
+
+@pytest.mark.parametrize("said, kept", [
+    ("Flash attention kernel not used because: (Triggered internally at a.cpp:99.)", ""),
+    ("No available kernel.  Aborting execution.", "No available kernel."),
+    ("Expected dtype {Half, BFloat16} (Triggered internally at b.h:1.)", "Expected dtype {Half, BFloat16}."),
+    ("", ""),
+])  # fmt: skip
+def test_of_a_message_what_it_says_first(said, kept):
+    assert first_sentence(said) == kept
+
+
+def test_a_backend_that_torch_does_not_know_is_refused(heads):
+    with pytest.raises(ValueError, match="no backend XFORMERS; choose from MATH, FLASH_ATTENTION"):
+        attempts(*heads(), ["MATH", "XFORMERS"])

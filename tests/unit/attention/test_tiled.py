@@ -1,0 +1,162 @@
+"""Tiled attention is attention: equal to torch's kernel and to the naive form, whatever the shapes and the blocks."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lessons_lib.attention import keys_outside, naive, tiled
+from lessons_lib.attention.heads import Sight, check, spans
+from lessons_lib.caches.masks import causal_mask
+
+EXACT = dict(rtol=0, atol=1e-12)
+ORDERS = (tiled, keys_outside)
+sizes = st.integers(1, 9)
+
+
+def oracle(q, keys, values, mask=None):
+    """torch's own attention, which needs no causal rule of its own: the mask says all."""
+    groups = q.shape[0] // keys.shape[0]
+    keys, values = (x.repeat_interleave(groups, 0) for x in (keys, values))
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask)[0]
+
+
+def drawn(seed, H, group, T, S, d):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (H * group, T, d), (H, S, d), (H, S, d)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 99), st.integers(1, 3), st.integers(1, 3), sizes, sizes, st.integers(1, 6),
+    st.integers(1, 12), st.integers(1, 12), st.booleans(), st.sampled_from(ORDERS),
+)  # fmt: skip
+def test_tiles_of_any_size_give_torchs_attention(seed, H, group, T, S, d, block_q, block_k, causal, order):
+    q, keys, values = drawn(seed, H, group, T, S, d)
+    mask = causal_mask(T, S) if causal else None
+    wanted = oracle(q, keys, values, mask)
+    out, _ = order(q, keys, values, block_q, block_k, causal=causal)
+    torch.testing.assert_close(out, wanted, **EXACT)
+    torch.testing.assert_close(naive(q, keys, values, causal=causal), wanted, **EXACT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 999), T=sizes, S=sizes, block_q=sizes, block_k=sizes, causal=st.booleans())
+def test_any_mask_beside_the_causal_rule_rows_that_see_nothing_included(seed, T, S, block_q, block_k, causal):
+    q, keys, values = drawn(seed, 2, 2, T, S, 3)
+    mask = torch.rand(T, S, generator=torch.Generator().manual_seed(seed)) < 0.4
+    allowed = mask & causal_mask(T, S) if causal else mask
+    wanted = oracle(q, keys, values, allowed)
+    assert not wanted[:, ~allowed.any(1)].any()  # a row that sees nothing is zeros
+    for attend in (naive, lambda *a, **k: tiled(*a, block_q, block_k, **k)[0]):
+        torch.testing.assert_close(attend(q, keys, values, causal=causal, mask=mask), wanted, **EXACT)
+    out, logsumexp = keys_outside(q, keys, values, block_q, block_k, causal, mask)
+    torch.testing.assert_close(out, wanted, **EXACT)
+    assert torch.equal(logsumexp.isneginf().any(0), ~allowed.any(1))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_logsumexp_is_that_of_each_querys_scores(heads, order, causal):
+    q, keys, values = heads(4, 2, 6, 9)
+    scores = q @ keys.repeat_interleave(2, 0).mT / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(~causal_mask(6, 9), -torch.inf)
+    torch.testing.assert_close(order(q, keys, values, 4, 4, causal)[1], scores.logsumexp(-1), **EXACT)
+
+
+def test_causal_is_aligned_to_the_lower_right_unlike_torchs_flag():
+    q, keys, values = torch.zeros(1, 2, 3), torch.zeros(1, 5, 3), torch.eye(5)[None]
+    ours = tiled(q, keys, values, 1, 2, causal=True)[0][0]
+    assert (ours > 0).sum(-1).tolist() == [4, 5]  # values are the identity: the output says which keys were used
+    theirs = F.scaled_dot_product_attention(q, keys, values, is_causal=True)[0]
+    assert (theirs > 0).sum(-1).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_huge_scores_overflow_nothing(heads, order):
+    q, keys, values = heads(1, 1, 4, 6, d=1)
+    q, keys = q.sign() * 100, keys.sign() * 100  # scores of +-1e4: exp overflows beyond 709
+    out, logsumexp = order(q, keys, values, 2, 2)
+    torch.testing.assert_close(out, oracle(q, keys, values), **EXACT)
+    assert out.isfinite().all() and logsumexp.abs().max() > 9e3
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_sixteen_bits_are_accumulated_in_thirty_two(heads, order):
+    q, keys, values = heads(2, 1, 3, 300, dtype=torch.bfloat16)
+    out, logsumexp = order(q, keys, values, 2, 1)
+    wanted = naive(q.double(), keys.double(), values.double())
+    assert out.dtype == naive(q, keys, values).dtype == torch.bfloat16 and logsumexp.dtype == torch.float32
+    assert (out - wanted).abs().max() < 2**-8 * wanted.abs().max()  # one rounding, not 300
+
+
+@pytest.mark.parametrize("T, S", [(0, 3), (2, 0)])
+def test_no_queries_give_nothing_and_no_keys_give_zeros(heads, T, S):
+    q, keys, values = heads(2, 1, T, S)
+    for out in (tiled(q, keys, values)[0], keys_outside(q, keys, values)[0], naive(q, keys, values)):
+        assert out.shape == (2, T, 8) and not out.any()
+
+
+def test_values_may_be_wider_than_keys(heads):
+    q, keys, _ = heads(2, 1, 3, 4, d=5)
+    values = torch.randn(1, 4, 7, dtype=torch.float64)
+    assert tiled(q, keys, values, 2, 3)[0].shape == (2, 3, 7)
+    torch.testing.assert_close(tiled(q, keys, values, 2, 3)[0], oracle(q, keys, values), **EXACT)
+
+
+def test_nothing_is_written_into_what_is_given(heads):
+    given_ = heads(2, 1, 5, 5)
+    before = [x.clone() for x in given_]
+    for attend in (naive, tiled, keys_outside):
+        attend(*given_, causal=True)
+    assert all(map(torch.equal, given_, before))
+
+
+def test_a_tile_is_masked_only_where_the_diagonal_crosses_it():
+    sight = Sight(4, 6, causal=True)  # query t sees keys 0 to t + 2
+    assert sight.tile(range(0, 2), range(0, 3)) is None
+    assert sight.tile(range(0, 2), range(2, 4)).tolist() == [[True, False], [True, True]]
+    assert [sight.reaches(rows) for rows in spans(4, 3)] == [5, 6]
+    assert [list(span) for span in spans(5, 2)] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("shapes, message", [
+    (((4, 5, 8), (3, 5, 8), (3, 5, 8)), "4 query heads cannot share 3 KV heads"),
+    (((1, 4, 5, 8), (1, 4, 5, 8), (1, 4, 5, 8)), "without a batch"),
+    (((2, 5, 8), (2, 5, 7), (2, 5, 7)), "one dim"),
+    (((2, 5, 8), (2, 5, 8), (2, 6, 8)), "heads and tokens"),
+    (((2, 5, 8), (2, 5, 8), (1, 5, 8)), "heads and tokens"),
+    (((2, 5, 8), (0, 5, 8), (0, 5, 8)), "at least one head"),
+    (((2, 5, 0), (2, 5, 0), (2, 5, 4)), "one channel"),
+])  # fmt: skip
+@pytest.mark.parametrize("attend", [naive, tiled, keys_outside])
+def test_shapes_that_do_not_fit_are_refused_in_one_sentence(shapes, message, attend):
+    with pytest.raises(ValueError, match=message) as refusal:
+        attend(*map(torch.zeros, shapes))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("blocks", [(0, 4), (4, 0), (-1, 4), (2.0, 4)])
+def test_a_block_of_no_size_is_refused(heads, order, blocks):
+    with pytest.raises(ValueError, match="block_[qk]=.* is no size"):
+        order(*heads(), *blocks)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(5, 4, dtype=torch.bool), torch.ones(5, 5), torch.ones(1, 5, 5) > 0])
+def test_a_mask_of_another_shape_or_kind_is_refused(heads, mask):
+    with pytest.raises(ValueError, match="a mask is bool"):
+        check(*heads(), mask)
+
+
+def test_two_dtypes_are_refused(heads):
+    q, keys, values = heads()
+    with pytest.raises(ValueError, match="one floating dtype"):
+        check(q.float(), keys, values)
+    with pytest.raises(ValueError, match="one floating dtype"):
+        check(q.long(), keys.long(), values.long())

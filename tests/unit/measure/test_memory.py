@@ -1,0 +1,59 @@
+"""Peak memory: what lived at once, not what was taken altogether."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lessons_lib.attention import naive, tiled
+from lessons_lib.measure.memory import highest, peak_bytes
+
+
+def test_the_highest_sum_of_changes():
+    assert highest([4, 8, -4, 2]) == 12
+    assert highest([]) == 0 and highest([-5]) == 0
+
+
+def one_after_another():
+    for _ in range(3):
+        torch.zeros(1 << 18)
+
+
+def at_once():
+    return [torch.zeros(1 << 18) for _ in range(3)]
+
+
+def test_tensors_that_live_at_once_add_up_and_others_do_not():
+    assert peak_bytes(one_after_another) == pytest.approx(2**20, rel=0.01)
+    assert peak_bytes(at_once) == pytest.approx(3 * 2**20, rel=0.01)
+
+
+def test_what_was_there_before_does_not_count():
+    kept = torch.zeros(1 << 20)
+    assert peak_bytes(lambda: kept[: 1 << 10] + 1) < 2**14
+
+
+def peaks(attend):
+    given_ = {S: torch.randn(2, S, 16) for S in (128, 256, 512)}
+    return [peak_bytes(lambda x=x: attend(x, x, x)) for x in given_.values()]
+
+
+def test_naive_attention_grows_with_the_square_and_tiles_in_a_line():
+    a, b, c = peaks(naive)
+    assert (c - b) / (b - a) == pytest.approx(4, rel=0.02) and c > 2 * 2 * 512 * 512 * 4
+    a, b, c = peaks(tiled)
+    assert (c - b) / (b - a) == pytest.approx(2, rel=0.1)
+
+
+def test_naive_causal_attention_holds_two_matrices_and_two_masks():
+    x, pairs = torch.randn(3, 256, 16), 256 * 256
+    assert peak_bytes(lambda: naive(x, x, x, causal=True)) == pytest.approx((2 * 3 * 4 + 2) * pairs, rel=0.06)
+
+
+def test_a_kernels_own_memory_is_seen():
+    x = torch.randn(1, 2, 256, 16)
+    assert peak_bytes(lambda: F.scaled_dot_product_attention(x, x, x)) >= x.nbytes
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(ValueError, match="not on mps"):
+        peak_bytes(lambda: None, "mps")

@@ -1,0 +1,164 @@
+"""GPTQ: worked by hand, its loss is what it says, block sizes change nothing, better than rounding to the nearest."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lessons_lib.quantization.gptq import gptq, hessian, inverse_factor, layer_loss, sweep
+from lessons_lib.quantization.integers import KINDS, quantize
+
+
+def correlated(seed: int, rows: int = 12, columns: int = 48, count: int = 200) -> tuple[Tensor, Tensor]:
+    """A weight (N, K) and inputs (n, K) whose columns go together, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(columns, columns, generator=generator, dtype=torch.float64)
+    x = torch.randn(count, columns, generator=generator, dtype=torch.float64) @ mix
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64), x
+
+
+def to_whole_numbers(w: Tensor, j: int) -> Tensor:
+    return w[:, j].round()
+
+
+@pytest.mark.parametrize("h, w, best, nearest", [(0.5, [0.4, 0.4], 0.28, 0.48), (1.8, [0.4, 0.45], 0.133, 1.373)])
+def test_the_second_of_two_columns_makes_up_for_the_first(h, w, best, nearest):
+    diagonal = 1.0 if h == 0.5 else 2.0
+    w, h = torch.tensor([w]).double(), torch.tensor([[diagonal, h], [h, diagonal]]).double()
+    rounded, loss = sweep(w, inverse_factor(h, 0.0)[0], 1, to_whole_numbers)
+    assert rounded.tolist() == [[0.0, 1.0]]
+    assert loss == pytest.approx(best, abs=1e-6) == layer_loss(w, rounded, h)
+    assert layer_loss(w, w.round(), h) == pytest.approx(nearest, abs=1e-6)
+
+
+def test_that_it_beats_rounding_to_the_nearest_is_no_theorem():
+    w = torch.tensor([[0.8, 0.7, 0.1]]).double()
+    h = torch.tensor([[1.0, 0.6, -0.3], [0.6, 1.0, 0.5], [-0.3, 0.5, 1.0]]).double()
+    rounded, loss = sweep(w, inverse_factor(h, 0.0)[0], 1, to_whole_numbers)
+    assert rounded.tolist() == [[1.0, 0.0, 1.0]]
+    assert loss == pytest.approx(0.434, abs=1e-6) and layer_loss(w, w.round(), h) == pytest.approx(0.194, abs=1e-6)
+
+
+def test_the_factor_is_that_of_the_damped_inverse():
+    _, x = correlated(0)
+    h = hessian(x)
+    upper, damp = inverse_factor(h, 0.01)
+    damped = h + 0.01 * h.diagonal().mean() * torch.eye(len(h)).double()
+    assert damp == 0.01 and torch.equal(upper, upper.triu())
+    torch.testing.assert_close(upper.T @ upper @ damped, torch.eye(len(h)).double(), atol=1e-9, rtol=0)
+
+
+def test_the_hessian_gives_twice_the_mean_square_change_of_the_outputs():
+    w, x = correlated(0)
+    changed = w + 0.1
+    loss = F.linear(x, changed - w).square().sum(1).mean()
+    assert layer_loss(w, changed, hessian(x)) == pytest.approx(2 * loss.item())
+    torch.testing.assert_close(hessian(x.view(10, 20, -1)), hessian(x))
+
+
+@pytest.mark.parametrize("options", [
+    dict(), dict(bits=3), dict(bits=2, kind="minimum"), dict(per=16), dict(per=16, act_order=True),
+    dict(per=8, kind="zero_point"), dict(act_order=True, kind="minimum"),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("seed", range(4))
+def test_on_correlated_inputs_it_loses_less_than_rounding_to_the_nearest(seed, options):
+    w, x = correlated(seed)
+    nearest = quantize(w, options.get("bits", 4), options.get("per", "row"), options.get("kind", "absmax"))
+    ours = gptq(w, hessian(x), **options).integers
+    assert ours.nbytes == nearest.nbytes
+    assert layer_loss(w, ours.dequantize(), hessian(x)) < 0.8 * layer_loss(w, nearest.dequantize(), hessian(x))
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 50), bits=st.integers(2, 8), kind=st.sampled_from(KINDS), per=st.sampled_from(["row", 8]),
+       act_order=st.booleans())  # fmt: skip
+def test_inputs_that_do_not_go_together_leave_rounding_to_the_nearest(seed, bits, kind, per, act_order):
+    w, x = correlated(seed, rows=3, columns=16)
+    ours = gptq(w, hessian(x).diagonal().diag(), bits, per, kind, act_order=act_order).integers
+    nearest = quantize(w, bits, per, kind)
+    assert torch.equal(ours.codes, nearest.codes) and torch.equal(ours.grid.scales, nearest.grid.scales)
+    assert torch.equal(ours.dequantize(), nearest.dequantize())
+
+
+@pytest.mark.parametrize("options", [dict(), dict(per=16), dict(per=16, act_order=True, kind="minimum")], ids=str)
+def test_the_loss_is_that_of_the_damped_hessian(options):
+    w, x = correlated(1)
+    outcome, h = gptq(w, hessian(x), **options), hessian(x)
+    damped = h + outcome.damp * h.diagonal().mean() * torch.eye(len(h)).double()
+    assert outcome.loss == pytest.approx(layer_loss(w, outcome.integers.dequantize(), damped), rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(per=16), dict(per=16, act_order=True, kind="minimum")], ids=str)
+def test_the_size_of_the_blocks_changes_nothing(options):
+    w, x = correlated(2)
+    first, *others = (gptq(w, hessian(x), **options, block=block) for block in (1, 7, 20, 128))
+    for other in others:
+        assert torch.equal(other.integers.codes, first.integers.codes)
+        assert other.loss == pytest.approx(first.loss)
+
+
+def test_without_act_order_a_groups_scale_comes_from_the_columns_as_corrected():
+    w, x = correlated(3)
+    current, original = gptq(w, hessian(x), per=16).integers.grid, quantize(w, 4, 16).grid
+    scales, others = current.scales.view(12, 3), original.scales.view(12, 3)
+    assert torch.equal(scales[:, 0], others[:, 0]) and (scales[:, 1:] != others[:, 1:]).any(0).all()
+    static = gptq(w, hessian(x), per=16, act_order=True).integers.grid
+    assert torch.equal(static.scales, original.scales)
+
+
+def test_act_order_rounds_the_loudest_inputs_first_and_puts_all_back():
+    w, x = correlated(4)
+    x[:, 30] *= 3
+    h = hessian(x)
+    ours = gptq(w, h, bits=3, act_order=True).integers.dequantize()
+    nearest = quantize(w, 3).dequantize()
+    assert torch.equal(ours[:, 30], nearest[:, 30])  # nothing was corrected before it
+    assert not torch.equal(gptq(w, h, bits=3).integers.dequantize()[:, 30], nearest[:, 30])
+
+
+def test_columns_that_were_always_zero_become_zero_and_disturb_nothing():
+    w, x = correlated(5)
+    x[:, [3, 20]] = 0
+    restored = gptq(w, hessian(x), damp=0.0).integers.dequantize()
+    assert (restored[:, [3, 20]] == 0).all()
+    others = [column for column in range(48) if column not in (3, 20)]
+    without = gptq(w[:, others], hessian(x[:, others]), damp=0.0).integers.dequantize()
+    assert torch.equal(restored[:, others], without)
+    silent = hessian(x * 0)
+    assert torch.equal(gptq(w, silent).integers.dequantize(), w * 0) and (silent == 0).all()
+
+
+def test_fewer_inputs_than_columns_are_damped_until_they_serve():
+    w, x = correlated(6, count=5)
+    assert gptq(w, hessian(x)).damp == 0.01
+    outcome = gptq(w, hessian(x), damp=0.0)
+    assert outcome.damp > 0 and outcome.integers.dequantize().isfinite().all()
+
+
+def test_shape_dtype_and_the_weight_itself_are_kept():
+    w, x = correlated(7)
+    w = w.bfloat16()
+    before = w.clone()
+    restored = gptq(w, hessian(x).float(), per=16).integers.dequantize()
+    assert restored.dtype == torch.bfloat16 and restored.shape == w.shape and torch.equal(w, before)
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (dict(weight=torch.full((2, 8), float("nan"))), "the weight holds 16 NaN or infinite values"),
+    (dict(hessian=torch.full((8, 8), float("inf"))), "the Hessian holds 64 NaN or infinite values"),
+    (dict(hessian=torch.eye(4)), r"a weight \(N, K\) needs a Hessian \(K, K\), not \(2, 8\) and \(4, 4\)"),
+    (dict(hessian=-torch.eye(8)), "no damping makes this Hessian positive definite"),
+    (dict(per="tensor"), 'GPTQ rounds column by column with a scale per "row" or group'),
+    (dict(per=3), "groups of 3 do not divide rows of 8 values; 8 would"),
+    (dict(bits=1), "1 bits are not supported"),
+    (dict(kind="log"), "there is no kind 'log'"),
+    (dict(damp=-1.0), "damp >= 0 and block >= 1 are needed, not -1.0 and 128"),
+    (dict(block=0), "damp >= 0 and block >= 1 are needed, not 0.01 and 0"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        gptq(**dict(weight=torch.ones(2, 8), hessian=torch.eye(8)) | change)
+    with pytest.raises(ValueError, match="the calibration inputs holds 1 NaN"):
+        hessian(torch.tensor([[1.0, float("nan")]]))

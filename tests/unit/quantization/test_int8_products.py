@@ -1,0 +1,92 @@
+"""Integers times integers: exact sums, an error that is bounded, and outlier columns that are left out of it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lessons_lib.quantization.int8_products import (
+    MixedProduct,
+    integer_product,
+    multiply_rounded,
+    outlier_columns,
+    round_rows,
+)
+
+WEIGHT, INPUT = torch.tensor([[1.0, 1.0, 0.001]]), torch.tensor([[0.05, -0.04, 60.0]])
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@settings(deadline=None)
+@given(rows=st.integers(1, 5), columns=st.integers(1, 40), out=st.integers(1, 20), seed=st.integers(0, 99))
+def test_integer_products_are_exact_for_any_size(rows, columns, out, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, w = (torch.randint(-127, 128, (n, columns), dtype=torch.int8, generator=generator) for n in (rows, out))
+    assert torch.equal(integer_product(x, w), (x.long() @ w.long().T).int())
+
+
+def test_sums_that_float32_would_round_are_exact():
+    x = torch.full((1, 1101), 127, dtype=torch.int8)
+    assert integer_product(x, x).item() == 127 * 127 * 1101 > 2**24
+
+
+def test_each_row_has_its_own_scale():
+    levels, scales = round_rows(torch.tensor([[0.05, -0.04], [100.0, 50.0], [0.0, 0.0]]))
+    assert levels.tolist() == [[127, -102], [127, 64], [0, 0]]
+    assert scales[:, 0].tolist() == pytest.approx([0.05 / 127, 100 / 127, 1.0])
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 99), exponent=st.integers(-20, 20))
+def test_a_product_is_off_by_no_more_than_its_roundings(seed, exponent):
+    """|y - x wᵀ| <= Σ |x| s_w/2 + |w| s_x/2 + s_x s_w/4."""
+    x, w = random(3, 24, seed=seed) * 10.0**exponent, random(5, 24, seed=seed + 100)
+    levels, scales = round_rows(w)
+    _, s = round_rows(x)
+    error = (multiply_rounded(x, levels, scales[:, 0]) - x @ w.T).abs()
+    most = x.abs().sum(1, True) * scales.T / 2 + s / 2 * w.abs().sum(1) + 24 * s * scales.T / 4
+    assert (error <= most * 1.000001).all()
+
+
+def test_an_outlier_takes_all_levels_for_itself_unless_it_is_left_out():
+    assert MixedProduct(WEIGHT, float("inf")).multiply(INPUT).item() == 0.0  # 0.07 is right
+    assert MixedProduct(WEIGHT, 6.0).multiply(INPUT).item() == pytest.approx(0.06984, abs=1e-5)
+
+
+def test_columns_with_any_value_beyond_the_threshold_are_outliers():
+    x = torch.tensor([[[6.0, -6.1, 0.0]], [[1.0, 2.0, 7.0]]])
+    assert outlier_columns(x).tolist() == [False, True, True]
+
+
+def test_threshold_zero_is_the_plain_product_and_infinity_the_rounded_one():
+    x, w = random(4, 32), random(8, 32, seed=1)
+    assert torch.equal(MixedProduct(w, 0.0).multiply(x), F.linear(x, w))
+    levels, scales = round_rows(w)
+    assert torch.equal(MixedProduct(w, float("inf")).multiply(x), multiply_rounded(x, levels, scales[:, 0]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_leaving_one_loud_column_out_brings_most_precision_back(seed):
+    x, w = random(16, 64, seed=seed), random(32, 64, seed=seed + 100)
+    x[:, 5] *= 60
+    plain, mixed = ((MixedProduct(w, t).multiply(x) - x @ w.T).square().mean() for t in (float("inf"), 6.0))
+    assert mixed < plain / 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_result_has_the_inputs_dtype(dtype):
+    x, w = random(2, 16).to(dtype) * 5, random(3, 16, seed=1).to(dtype)
+    out = MixedProduct(w).multiply(x)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), x.double() @ w.double().T, atol=0.6, rtol=0.05)
+
+
+def test_what_cannot_be_rounded_is_refused():
+    with pytest.raises(ValueError, match="the weight holds 1 NaN or infinite"):
+        MixedProduct(torch.tensor([[1.0, float("nan")]]))
+    with pytest.raises(ValueError, match="the threshold must be at least 0, not -1.0; the paper's is 6.0"):
+        MixedProduct(WEIGHT, -1.0)

@@ -1,0 +1,170 @@
+"""Keys per channel, values per token: half a step, outliers, a residual left alone, codes that never change."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.sizes import quantized_bytes
+from lessons_lib.measure.shape import ModelShape
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder, Segment
+from lessons_lib.quantization.kv import (
+    QuantizedCache,
+    quantize_keys,
+    quantize_values,
+    restore_keys,
+    restore_values,
+)
+
+HEADS, DIM = 2, 32
+
+
+def random(tokens: int, seed: int = 0, dtype=torch.float32) -> Tensor:
+    """(H_kv, S, d)."""
+    return torch.randn(HEADS, tokens, DIM, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def filled(
+    lengths: list[int], bits: int = 4, group: int = 8, residual: int = 16
+) -> tuple[QuantizedCache, Tensor, Tensor]:
+    """A cache of one layer after appends of these lengths, with all keys and values it was given."""
+    cache, keys, values = QuantizedCache(1, bits, group, residual), random(sum(lengths)), random(sum(lengths), 1)
+    for k, v in zip(keys.split(lengths, 1), values.split(lengths, 1), strict=True):
+        cache.append(0, k, v)
+    return cache, keys, values
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 50), bits=st.integers(2, 8), group=st.sampled_from([8, 16, 32]))
+def test_every_key_and_value_comes_back_within_half_a_step(seed, bits, group):
+    x = random(64, seed)
+    keys, values = quantize_keys(x, bits, group), quantize_values(x, bits, group)
+    assert keys.shape == (64 // group, HEADS, DIM, group) and values.shape == (2, HEADS, 32, DIM)
+    steps = keys.grid.scales.view(64 // group, HEADS, DIM).permute(1, 0, 2).repeat_interleave(group, 1).float()
+    assert ((restore_keys(keys) - x).abs() <= 0.501 * steps + 1e-5).all()
+    steps = values.grid.scales.view(2, HEADS, 32, -1).transpose(0, 1).flatten(1, 2).repeat_interleave(group, 2).float()
+    assert ((restore_values(values) - x).abs() <= 0.501 * steps + 1e-5).all()
+
+
+def test_a_constant_group_comes_back_exactly():
+    x = torch.full((HEADS, 32, DIM), -1.5)
+    assert torch.equal(restore_keys(quantize_keys(x)), x) and torch.equal(restore_values(quantize_values(x)), x)
+
+
+def error(restored: Tensor, x: Tensor, quiet: Tensor) -> float:
+    return (restored - x)[:, quiet].square().mean().item()
+
+
+def test_a_loud_channel_spoils_tokens_and_a_loud_token_channels():
+    keys, quiet = random(32), torch.arange(31)
+    keys[:, :, 31] *= 100
+    channels, tokens = restore_keys(quantize_keys(keys)), restore_values(quantize_values(keys))
+    assert error(channels.mT, keys.mT, quiet) < error(tokens.mT, keys.mT, quiet) / 20
+    values = random(32)
+    values[:, 31] *= 100
+    channels, tokens = restore_keys(quantize_keys(values)), restore_values(quantize_values(values))
+    assert error(tokens, values, quiet) < error(channels, values, quiet) / 20
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), group=st.sampled_from([8, 16]),
+       residual=st.sampled_from([0, 8, 21]))  # fmt: skip
+def test_the_newest_tokens_are_kept_bit_by_bit_however_they_come(lengths, group, residual):
+    cache, keys, values = filled(lengths, group=group, residual=residual)
+    total, first = sum(lengths), cache.rounded_length()
+    assert cache.length() == total and first % group == 0
+    assert first == max(0, total - residual) // group * group
+    assert torch.equal(cache.newest[0][0], keys[:, first:]) and torch.equal(cache.newest[0][1], values[:, first:])
+    if first:
+        assert torch.equal(restore_keys(cache.rounded[0][0]), restore_keys(quantize_keys(keys[:, :first], 4, group)))
+        once = quantize_values(values[:, :first], 4, group, group)
+        assert torch.equal(restore_values(cache.rounded[0][1]), restore_values(once))
+
+
+def test_a_forward_sees_its_own_tokens_as_they_are_and_older_ones_rounded():
+    cache, keys, values = filled([40])
+    seen_keys, seen_values = cache.append(0, keys[:, :3], values[:, :3])
+    assert seen_keys.shape == (HEADS, 43, DIM) == seen_values.shape
+    assert torch.equal(seen_keys[:, 24:], torch.cat([keys[:, 24:], keys[:, :3]], 1))
+    assert torch.equal(seen_keys[:, :24], restore_keys(quantize_keys(keys[:, :24], 4, 8)))
+    assert torch.equal(seen_values[:, :24], restore_values(quantize_values(values[:, :24], 4, 8, 8)))
+    first = QuantizedCache(1).append(0, keys, values)
+    assert torch.equal(first[0], keys) and torch.equal(first[1], values)
+
+
+def test_old_codes_never_change():
+    cache, *_ = filled([40], bits=2)
+    old = [(part.codes.clone(), part.grid.scales.clone()) for part in cache.rounded[0]]
+    for seed in range(100):
+        cache.append(0, random(10, seed), random(10, seed + 1))
+    for (codes, scales), part in zip(old, cache.rounded[0], strict=True):
+        assert torch.equal(part.codes[: len(codes)], codes) and torch.equal(part.grid.scales[: len(scales)], scales)
+    assert cache.length() == 1040
+
+
+def test_bytes_are_those_of_the_formula():
+    cache = QuantizedCache(3, bits=2, group=32, residual=128)
+    for layer in range(3):
+        cache.append(layer, random(1000, dtype=torch.bfloat16), random(1000, dtype=torch.bfloat16))
+    shape = ModelShape(
+        "", layers=3, width=64, heads=2, kv_heads=HEADS, head_dim=DIM, mlp_width=1, vocab_size=1, context=1
+    )
+    whole = 1000 - (1000 - 128) % 32  # the formula rounds single tokens, a cache whole groups
+    assert cache.nbytes == quantized_bytes(shape, 1000, 2, 32, residual=1000 - cache.rounded_length())
+    assert cache.rounded_length() == whole - 128
+
+
+def test_rejected_guesses_leave_no_trace():
+    cache, keys, values = filled([40])
+    again, *_ = filled([40])
+    cache.append(0, random(5, 7), random(5, 8))
+    cache.keep(40)
+    assert cache.length() == 40 and torch.equal(cache.newest[0][0], again.newest[0][0])
+    cache.append(0, random(5, 7), random(5, 8))
+    cache.keep(40, [42, 44])
+    assert cache.length() == 42
+    assert torch.equal(cache.newest[0][1][:, -2:], random(5, 8)[:, [2, 4]])
+    cache.keep(100)
+    assert cache.length() == 42
+
+
+def test_rounded_tokens_cannot_be_taken_back():
+    cache, *_ = filled([40])
+    with pytest.raises(ValueError, match="24 tokens are rounded and cannot be cut to 23; use a larger residual"):
+        cache.keep(23)
+
+
+@torch.no_grad()
+def test_a_decoder_reads_it_as_any_other_cache():
+    """While all tokens are among the newest nothing is rounded; in 8 bits logits stay close, in 2 they do not."""
+    decoder = Decoder.from_transformers(tiny())
+    c = decoder.config
+    ids = torch.tensor([5, 80, 3, 3, 61, 7, 7, 1, 90, 12, 5, 80, 3, 4, 61, 7, 9, 1, 90, 13])
+
+    def logits(cache) -> Tensor:
+        for at in range(len(ids)):
+            states = decoder(ids[at : at + 1], [Segment(torch.tensor([at]), cache)]).last
+        return decoder.logits(states)
+
+    exact = logits(ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64))
+    assert torch.equal(logits(QuantizedCache(c.layers, 2, 8, residual=20)), exact)
+    off = {bits: (logits(QuantizedCache(c.layers, bits, 8, residual=0)) - exact).abs().max() for bits in (8, 2)}
+    assert 0 < off[8] < off[2] / 10
+
+
+@pytest.mark.parametrize("make, sentence", [
+    (lambda: QuantizedCache(1, bits=9), "9 bits are not supported"),
+    (lambda: QuantizedCache(1, group=12), "a group is a multiple of 8 and a residual at least 0, not 12 and 128"),
+    (lambda: QuantizedCache(1, residual=-1), "not 32 and -1"),
+    (lambda: quantize_keys(random(33)), r"\(2, 33, 32\) is not \(H_kv, S, d\) with S a multiple of 32"),
+    (lambda: quantize_keys(torch.ones(32, 32)), r"\(32, 32\) is not \(H_kv, S, d\)"),
+    (lambda: quantize_values(random(32), group=24), "groups of 24 do not divide rows of 32 values"),
+    (lambda: QuantizedCache(1).append(0, random(2) * float("nan"), random(2)), "a block of keys holds 128 NaN"),
+    (lambda: QuantizedCache(1).append(0, random(2), random(2) * float("inf")), "a block of values holds 128 NaN"),
+])  # fmt: skip
+def test_what_cannot_be_rounded_is_refused(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()

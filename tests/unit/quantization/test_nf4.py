@@ -1,0 +1,114 @@
+"""NF4: the published levels, the nearest of them, 4.127 bits with double quantization, and where it wins."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.nf4 import codebook, double_scales, nearest_level, quantize_nf4
+from lessons_lib.quantization.packing import unpack
+
+# QLoRA, appendix E
+PUBLISHED = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_formula_gives_the_published_levels():
+    assert codebook().tolist() == pytest.approx(PUBLISHED, abs=1e-6)
+
+
+def test_levels_ascend_and_exactly_one_of_them_is_zero():
+    assert (codebook().diff() > 0).all() and (codebook() == 0).sum() == 1
+    assert (codebook() < 0).sum() == 7 and (codebook() > 0).sum() == 8
+
+
+@settings(deadline=None)
+@given(ratio=st.floats(-1, 1))
+def test_the_level_chosen_is_the_nearest(ratio):
+    chosen = codebook()[nearest_level(torch.tensor([ratio], dtype=torch.float64))]
+    assert (chosen - ratio).abs().item() == (codebook() - ratio).abs().min().item()
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 50), exponent=st.integers(-30, 30), block=st.sampled_from([4, 16]), double=st.booleans())
+def test_every_value_comes_back_within_half_the_widest_gap(seed, exponent, block, double):
+    x = normal(3, 32, seed=seed) * 10.0**exponent
+    error = (quantize_nf4(x, block, double).dequantize() - x).abs().view(-1, block).amax(1)
+    largest = x.view(-1, block).abs().amax(1)
+    lost = (largest - largest.mean()).abs().max() / 254 if double else 0  # by rounding the scales: half a step
+    assert (error <= 0.5 * codebook().diff().max() * (largest + lost) * 1.00001 + lost).all()
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_zeros_and_the_loudest_values_come_back(double):
+    x = normal(2, 64)
+    x[0], x[1, ::2] = 0, 0
+    restored = quantize_nf4(x, 64, double).dequantize()
+    assert (restored[x == 0] == 0).all()
+    loudest = x[1].abs().argmax()
+    assert restored[1, loudest].item() == pytest.approx(x[1, loudest].item(), rel=1e-6 if not double else 0.01)
+
+
+def test_a_block_worked_by_hand():
+    quantized = quantize_nf4(torch.tensor([[2.0, -2.0, 0.0, 1.0]]), 4, double=False)
+    assert unpack(quantized.codes, 4, 4).tolist() == [15, 0, 7, 12]  # 0.5 lies nearer to 0.4407 than to 0.5626
+    assert quantized.dequantize()[0].tolist() == pytest.approx([2.0, -2.0, 0.0, 2 * PUBLISHED[12]])
+
+
+def test_a_block_of_zeros_is_the_zero_level_throughout():
+    assert unpack(quantize_nf4(torch.zeros(1, 4), 4, double=False).codes, 4, 4).tolist() == [7] * 4
+
+
+def test_levels_are_chosen_for_the_scale_that_is_kept():
+    x = normal(32, 64) * torch.logspace(-2, 1, 32)[:, None]
+    quantized = quantize_nf4(x)
+    kept = quantized.scales.dequantize()[:, None] * codebook().float()
+    best = (kept[:, None] - x[:, :, None]).abs().amin(-1)
+    torch.testing.assert_close((quantized.dequantize() - x).abs(), best)
+
+
+def test_bits_per_weight_are_the_published_ones():
+    x = normal(64, 256)  # 256 blocks of 64
+    assert quantize_nf4(x, double=False).bits_per_weight == 4.5
+    mean = 32 / x.numel()  # one number a tensor, which the paper leaves out
+    assert quantize_nf4(x).bits_per_weight - mean == 4 + 8 / 64 + 32 / (64 * 256) == pytest.approx(4.127, abs=5e-4)
+
+
+def test_scales_are_off_by_half_a_step_of_what_is_left_beside_their_mean():
+    scales = normal(300).abs()
+    double = double_scales(scales)
+    assert double.mean == scales.mean() and double.rest.shape == (2, 256)
+    error = (double.dequantize() - scales).abs()
+    assert 0 < error.max() <= (scales - scales.mean()).abs().max() / 254 * 1.0001
+
+
+@pytest.mark.parametrize("block, nf4, minimum, absmax", [(64, 20.7, 21.0, 19.4), (128, 20.4, 20.0, 18.6)])
+def test_it_beats_integers_of_4_bits_on_normal_values_once_blocks_are_large(block, nf4, minimum, absmax):
+    """In dB. Blocks of 64 are small enough for integers with a minimum to be better."""
+    x = normal(512, 1024)
+    kept = {"scale_dtype": torch.float32}
+    integers = [quantize(x, 4, block, kind, **kept).dequantize() for kind in ("minimum", "absmax")]
+    found = [quantize_nf4(x, block, double=False).dequantize(), *integers]
+    decibel = [10 * torch.log10(x.square().mean() / (y - x).square().mean()).item() for y in found]
+    assert decibel == pytest.approx([nf4, minimum, absmax], abs=0.25)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_shape_and_dtype_come_back(dtype):
+    restored = quantize_nf4(normal(2, 3, 64).to(dtype)).dequantize()
+    assert restored.shape == (2, 3, 64) and restored.dtype == dtype
+
+
+def test_what_cannot_be_rounded_is_refused():
+    with pytest.raises(ValueError, match="groups of 64 do not divide rows of 96 values; 32, 16, 8 would"):
+        quantize_nf4(torch.ones(2, 96))
+    with pytest.raises(ValueError, match="holds 1 NaN or infinite"):
+        quantize_nf4(torch.tensor([[float("inf")] + [1.0] * 63]))

@@ -1,0 +1,108 @@
+"""Scaled channels compute what they did; AWQ is never worse on its inputs, SmoothQuant evens out the outliers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lessons_lib.quantization.int8_products import multiply_rounded, round_rows
+from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.scaling import POINTS, awq_scales, smooth_scales
+
+
+def loud(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs (64, 32) with two loud channels and a weight (16, 32), float64."""
+    generator = torch.Generator().manual_seed(seed)
+    x, w = (torch.randn(rows, 32, generator=generator, dtype=torch.float64) for rows in (64, 16))
+    x[:, [4, 19]] *= 40
+    return x, w
+
+
+def in_3_bits(w: Tensor):
+    return quantize(w, 3, 16)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 50), alpha=st.floats(0, 1))
+def test_scaling_both_sides_leaves_the_product_as_it_was(seed, alpha):
+    x, w = loud(seed)
+    s = smooth_scales(x.abs().amax(0), w.abs().amax(0), alpha)
+    torch.testing.assert_close(F.linear(x / s, w * s), F.linear(x, w), atol=1e-9, rtol=1e-9)
+    s = awq_scales(x, w, in_3_bits, points=3).scales
+    torch.testing.assert_close(F.linear(x / s, w * s), F.linear(x, w), atol=1e-9, rtol=1e-9)
+
+
+def test_the_norm_before_can_take_one_over_s():
+    x, w = loud()
+    norm, s = torch.rand(32, dtype=torch.float64) + 0.5, smooth_scales(x.abs().amax(0), w.abs().amax(0))
+    plain = F.linear(F.rms_norm(x, (32,), norm), w)
+    torch.testing.assert_close(F.linear(F.rms_norm(x, (32,), norm / s), w * s), plain)
+
+
+def test_smoothing_worked_by_hand():
+    x, w = torch.tensor([16.0, 1.0, 0.0, 4.0]), torch.tensor([4.0, 1.0, 2.0, 0.0])
+    assert smooth_scales(x, w).tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert smooth_scales(x, w, 1.0).tolist() == [16.0, 1.0, 1.0, 1.0]
+    assert smooth_scales(x, w, 0.0).tolist() == [0.25, 1.0, 1.0, 1.0]
+
+
+def test_half_and_half_gives_both_sides_the_same_maxima():
+    x, w = loud()
+    s = smooth_scales(x.abs().amax(0), w.abs().amax(0))
+    torch.testing.assert_close((x / s).abs().amax(0), (w * s).abs().amax(0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_smoothed_integers_lose_less_where_channels_are_loud(seed):
+    x, w = loud(seed)
+    s = smooth_scales(x.abs().amax(0), w.abs().amax(0))
+
+    def error(x: Tensor, w: Tensor) -> float:
+        levels, scales = round_rows(w)
+        return (multiply_rounded(x, levels, scales[:, 0]) - F.linear(x, w)).square().mean().item()
+
+    assert error(x / s, w * s) < error(x, w) / 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_awq_is_never_worse_than_rounding_to_the_nearest_and_better_where_channels_are_loud(seed):
+    x, w = loud(seed)
+    found = awq_scales(x, w, in_3_bits)
+    nearest = F.linear(x, in_3_bits(w).dequantize() - w).square().mean().item()
+    s = found.scales
+    scaled = (F.linear(x / s, in_3_bits(w * s).dequantize()) - F.linear(x, w)).square().mean().item()
+    assert found.errors[0.0] == pytest.approx(nearest)
+    assert found.errors[found.alpha] == pytest.approx(scaled) == min(found.errors.values())
+    assert scaled < 0.5 * nearest and list(found.errors) == [i / POINTS for i in range(POINTS)]
+    assert s[[4, 19]].min() > s[[0, 1]].max()
+
+
+def test_channels_that_are_always_zero_do_no_harm():
+    x, w = loud()
+    x[:, 7] = 0
+    assert awq_scales(x, w, in_3_bits).scales.isfinite().all()
+
+
+@pytest.mark.parametrize("x, w, alpha, sentence", [
+    (torch.ones(4), torch.ones(4), 1.5, "alpha lies between 0 and 1, not at 1.5"),
+    (torch.ones(4), torch.ones(3), 0.5, r"pass x.abs\(\).amax\(0\)"),
+    (-torch.ones(4), torch.ones(4), 0.5, r"pass x.abs\(\).amax\(0\)"),
+    (torch.tensor([float("nan")]), torch.ones(1), 0.5, "the largest inputs holds 1 NaN"),
+    (torch.ones(1), torch.tensor([float("inf")]), 0.5, "the largest weights holds 1 NaN or infinite"),
+])  # fmt: skip
+def test_what_cannot_be_smoothed_is_refused(x, w, alpha, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        smooth_scales(x, w, alpha)
+
+
+@pytest.mark.parametrize("x, w, points, sentence", [
+    (torch.ones(2, 3), torch.ones(2, 4), 5, r"inputs \(n, K\), a weight \(N, K\) and points >= 1 are needed"),
+    (torch.ones(2, 4), torch.ones(2, 4), 0, "and 0"),
+    (torch.ones(2, 4) * float("nan"), torch.ones(2, 4), 5, "the calibration inputs holds 8 NaN"),
+    (torch.ones(2, 4), torch.ones(2, 4) * float("nan"), 5, "the weight holds 8 NaN"),
+])  # fmt: skip
+def test_what_awq_cannot_search_is_refused(x, w, points, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        awq_scales(x, w, in_3_bits, points)

@@ -1,0 +1,107 @@
+"""Bits of every format as they are really kept, bytes of the classic models, and the GPUs that hold them."""
+
+import pytest
+import torch
+
+from lessons_lib.measure.data_sheets import PUBLISHED
+from lessons_lib.measure.shape import SHAPES
+from lessons_lib.quantization.floats import quantize_fp8
+from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.nf4 import quantize_nf4
+from lessons_lib.quantization.sizes import (
+    GPU_MEMORY,
+    WEIGHT_FORMATS,
+    gpus_that_hold,
+    integer_format,
+    model_bytes,
+    step_bytes,
+)
+
+SMOL = SHAPES["smollm2-135m"]
+MAKE = {
+    "fp8": quantize_fp8, "int8": quantize, "int4 g32": lambda w: quantize(w, 4, 32, "minimum"),
+    "int4 g64": lambda w: quantize(w, 4, 64, "minimum"), "int4 g128": lambda w: quantize(w, 4, 128, "minimum"),
+    "int3 g64": lambda w: quantize(w, 3, 64, "minimum"), "int2 g32": lambda w: quantize(w, 2, 32, "minimum"),
+    "nf4": lambda w: quantize_nf4(w, double=False), "nf4 double": quantize_nf4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_bits_of_a_format_are_what_its_tensors_keep(name):
+    weight = torch.ones(64, 512)
+    mean = 32 / weight.numel() if name == "nf4 double" else 0  # one number a tensor
+    assert WEIGHT_FORMATS[name].bits_per_weight(512) == MAKE[name](weight).bits_per_weight - mean
+
+
+@pytest.mark.parametrize("name, columns, bits", [
+    ("bf16", 576, 16), ("int8", 576, 8.0278), ("int4 g32", 576, 5), ("int4 g64", 576, 4.5), ("int4 g128", 4096, 4.25),
+    ("nf4", 576, 4.5), ("nf4 double", 576, 4.127),
+])  # fmt: skip
+def test_bits_per_weight_are_the_published_ones(name, columns, bits):
+    assert WEIGHT_FORMATS[name].bits_per_weight(columns) == pytest.approx(bits, abs=5e-4)
+    assert set(WEIGHT_FORMATS) == {*MAKE, "fp32", "bf16"}
+
+
+@pytest.mark.parametrize("bits, group, extra, kind", [(4, 32, 16, "absmax"), (5, 64, 24, "zero_point")])
+def test_any_integers_are_a_format_too(bits, group, extra, kind):
+    kept = quantize(torch.ones(16, 128), bits, group, kind).bits_per_weight
+    assert integer_format(bits, group, extra).bits_per_weight(128) == kept
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma-2b", "llama-2-7b", "mistral-7b-v0.1", "llama-3-8b"])
+def test_all_but_the_norms_are_counted(name):
+    shape = SHAPES[name]
+    norms = (2 * shape.layers + 1) * shape.width
+    assert model_bytes(shape, "bf16") == 2 * (shape.params() - norms)
+    assert model_bytes(shape, "fp32") == 4 * (shape.params() - norms)
+
+
+def test_smollm2_reads_as_much_as_the_libraries_that_leave_its_head_in_16_bits():
+    assert step_bytes(SMOL, "bf16") == 268_959_744
+    assert step_bytes(SMOL, "int8") == pytest.approx(162.8e6, rel=0.003)  # and the scales, 0.3%
+    assert step_bytes(SMOL, "int4 g32") == pytest.approx(123e6, rel=0.001)
+    assert step_bytes(SMOL, "bf16") / step_bytes(SMOL, "int4 g32") == pytest.approx(2.19, abs=0.01)
+    assert step_bytes(SMOL, "bf16") / step_bytes(SMOL, "int4 g32", "int4 g32") == 3.2
+
+
+def test_a_rounded_tied_head_saves_traffic_and_costs_memory():
+    table = 2 * SMOL.vocab_size * SMOL.width
+    assert step_bytes(SMOL, "int8", "int8") < step_bytes(SMOL, "int8")
+    assert model_bytes(SMOL, "int8", "int8") == step_bytes(SMOL, "int8", "int8") + table
+    assert model_bytes(SMOL, "int8") == step_bytes(SMOL, "int8")
+    llama = SHAPES["llama-2-7b"]
+    assert model_bytes(llama, "int8") == step_bytes(llama, "int8") + 2 * llama.vocab_size * llama.width
+
+
+@pytest.mark.parametrize("name, bf16, int8, int4", [
+    ("mistral-7b-v0.1", 14.48, 7.51, 4.45), ("llama-2-7b", 13.48, 7.00, 4.17), ("gemma-2b", 5.01, 3.03, 2.16),
+    ("opt-1.3b", 2.62, 1.41, 0.89), ("smollm2-135m", 0.269, 0.163, 0.116),
+])  # fmt: skip
+def test_gigabytes_of_the_classic_models(name, bf16, int8, int4):
+    """By hand for Llama: 6.476e9 weights of the layers and 2 tables of 0.131e9."""
+    shape = SHAPES[name]
+    found = [model_bytes(shape, format) / 1e9 for format in ("bf16", "int8", "int4 g64")]
+    assert found == pytest.approx([bf16, int8, int4], abs=0.006)
+
+
+def test_a_mistral_fits_8_gb_in_8_bits_and_16_gb_in_16():
+    mistral = SHAPES["mistral-7b-v0.1"]
+    assert gpus_that_hold(model_bytes(mistral, "int8"))[0] == "RTX 4060"
+    assert gpus_that_hold(model_bytes(mistral, "bf16"))[0] == "T4"
+    assert gpus_that_hold(model_bytes(mistral, "bf16") + 2e9)[0] == "L4"
+    assert gpus_that_hold(1e12) == []
+
+
+def test_gpus_come_by_size_with_those_of_the_data_sheets():
+    rooms = [GPU_MEMORY[name] for name in gpus_that_hold(0)]
+    assert rooms == sorted(rooms) and len(rooms) == len(GPU_MEMORY)
+    assert all(GPU_MEMORY[name] == sheet.memory for name, sheet in PUBLISHED.items())
+
+
+def test_what_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="there is no format 'int5'; choose one of fp32, bf16, fp8, int8"):
+        model_bytes(SMOL, "int5")
+    with pytest.raises(ValueError, match="there is no format 'int5'"):
+        step_bytes(SMOL, "int8", "int5")
+    with pytest.raises(ValueError, match="groups of 128 do not divide rows of 576 weights; choose smaller groups"):
+        model_bytes(SMOL, "int4 g128")
