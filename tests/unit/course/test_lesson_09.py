@@ -13,7 +13,7 @@ from lessons_lib.training.heads_loss import MISSING, examples
 
 def trained_on(ids, k):
     """What the library trains head k on; it has no head 0."""
-    labels = examples(Text("", ids, 1, 0.0, torch.zeros(len(ids) - 1, 1)), k)[1][:, k - 1] if k else ids[1:]
+    labels = examples(Text("", ids, 1, 0.0, torch.zeros(len(ids) - 1, 1)), k)[2][:, k - 1] if k else ids[1:]
     return [(t, int(token)) for t, token in enumerate(labels) if token != MISSING]
 
 

@@ -1,0 +1,73 @@
+"""Shares that matter per layer and head, what leaving the rest out costs, and what skipping gains (lesson 12)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from lessons_lib.figures.rows import as_dicts, by_key, spread
+from lessons_lib.figures.style import CYCLE, GREY, INK, MARKERS, axes
+from lessons_lib.measure.sparsity import speedup, union
+
+
+def plot_heads(values: Tensor, label: str) -> Axes:
+    """A share for each layer (rows) and head (columns), 0 to 1. values (L, H); label: what it is."""
+    ax = axes((4.6, 5.2))
+    image = ax.imshow(values.tolist(), vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    ax.grid(False)
+    ax.set(xlabel="head", ylabel="layer", xticks=range(values.shape[1]))
+    ax.figure.colorbar(image, ax=ax, label=label)
+    return ax
+
+
+def plot_lines(rows: Iterable[Any], x: str, y: str, scale: str = "linear") -> Axes:
+    """A line with its own marker for each `label`. rows: `label`, and the values under x and y, which name the axes.
+
+    scale: of the x axis. ValueError without rows.
+    """
+    ax = axes()
+    for i, (label, group) in enumerate(by_key(as_dicts(rows), "label").items()):
+        at, values = [row[x] for row in group], [row[y] for row in group]
+        ax.plot(at, values, marker=MARKERS[i % len(MARKERS)], color=CYCLE[i % len(CYCLE)], label=label)
+    ax.set(xlabel=x, ylabel=y, xscale=scale)
+    ax.legend(fontsize=9)
+    return ax
+
+
+def plot_gains(rows: Iterable[Any], oracle: bool = True) -> Axes:
+    """Times as fast as dense against the share skipped (median, bar from minimum to maximum), dashed as predicted.
+
+    rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction. oracle: draw 1/(1 - S), the
+    limit of a product that reads only what it needs.
+    """
+    ax, rows = axes(), as_dicts(rows)
+    for i, (label, group) in enumerate(by_key(rows, "label").items()):
+        at, shade = [row["sparsity"] for row in group], CYCLE[i % len(CYCLE)]
+        middle, bars = spread([row["samples"] for row in group])
+        ax.errorbar(at, middle, yerr=bars, fmt=MARKERS[i % len(MARKERS)], capsize=3, color=shade, label=label)
+        if all("predicted" in row for row in group):
+            ax.plot(at, [row["predicted"] for row in group], "--", color=shade)
+    ax.axhline(1, color=GREY, linewidth=1)
+    if oracle:
+        at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})
+        ax.plot(at, [speedup(1, s) for s in at], ":", color=INK, label="limit 1/(1 - S)")
+    ax.set(xlabel="share skipped, S", ylabel="times as fast as dense", yscale="log")
+    ax.legend(fontsize=9, title="dashed: predicted")
+    return ax
+
+
+def plot_limits(shares: dict[str, float], sparsity: float, width: int, levels: Sequence[float] = ()) -> Axes:
+    """Most that skipping S gains in a step of `width` rows whose patterns are independent, and where `sparsity` is.
+
+    shares: name -> share of the step that the sparsity applies to. Skipped is what no row needs, S^w.
+    """
+    ax = axes()
+    levels = levels or [k / 100 for k in range(100)]
+    for shade, (name, share) in zip(CYCLE, shares.items(), strict=False):
+        ax.plot(levels, [speedup(share, 1 - union(s, width)) for s in levels], color=shade, label=name)
+        ax.plot([sparsity], [speedup(share, 1 - union(sparsity, width))], "o", color=shade)
+    ax.axvline(sparsity, color=GREY, linewidth=1)
+    ax.set(xlabel="sparsity of one row, S", ylabel="times as fast, at most", xlim=(0, 1), ylim=(1, None))
+    ax.legend(fontsize=9)
+    return ax

@@ -1,0 +1,135 @@
+"""How many numbers of a row matter, and what skipping the others can gain at most (lesson 12).
+
+A row holds n weights that are at least 0 and sum to 1, as attention's; `allowed` (bool, broadcast to the rows) says
+which of them exist: what a causal mask hides is no sparsity. Results have one number a row, in float64.
+Sources: mass kept by the largest, Liu et al. 2023 (Deja Vu, arXiv 2310.17157) and Sun et al. 2024 (TriForce, arXiv
+2404.11912); gate first, Lee et al. 2024 (CATS, arXiv 2404.08763); inputs, Liu et al. 2024 (TEAL, arXiv 2408.14690).
+"""
+
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from lessons_lib.measure.shape import ELEMENT_BYTES, ModelShape
+
+ROUNDING = 1e-9  # sums of weights may fall short of a mass by so much
+KNOWN = ("mlp", "gate first", "inputs")
+
+
+def share_below(weights: Tensor, threshold: float, allowed: Tensor | None = None) -> Tensor:
+    """T_eps: share of a row's weights below a fixed threshold, (..., n) -> (...). ValueError for what is no row."""
+    w, allowed, n = rows(weights, allowed)
+    return ((w < threshold) & allowed).sum(-1) / n.double()
+
+
+def share_below_uniform(weights: Tensor, tau: float, allowed: Tensor | None = None) -> Tensor:
+    """R_tau: share of a row's weights below tau times the average one, 1/n. ValueError for what is no row."""
+    w, allowed, n = rows(weights, allowed)
+    return ((w < tau / n[..., None].double()) & allowed).sum(-1) / n.double()
+
+
+def kept_count(weights: Tensor, mass: float, allowed: Tensor | None = None) -> Tensor:
+    """k: how many of the largest weights it takes to hold `mass` of a row. ValueError for what is no row."""
+    w, _, n = rows(weights, allowed)
+    held = w.sort(-1, descending=True).values.cumsum(-1)
+    return torch.minimum((held < mass - ROUNDING).sum(-1) + 1, n)
+
+
+def mass_sparsity(weights: Tensor, eps: float, allowed: Tensor | None = None) -> Tensor:
+    """M_eps = 1 - k/n: share of a row that can go if eps of its mass may go with it."""
+    return 1 - kept_count(weights, 1 - eps, allowed) / rows(weights, allowed)[2].double()
+
+
+def top_mass(weights: Tensor, share: float, allowed: Tensor | None = None) -> Tensor:
+    """Mass that the largest `share` of a row's weights hold, at least one weight. ValueError for what is no row."""
+    w, allowed, _ = rows(weights, allowed)
+    return (w * highest(w, share, allowed)).sum(-1)
+
+
+def effective_count(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """exp(entropy): as many equal weights would spread as wide. ValueError for what is no row."""
+    w, _, _ = rows(weights, allowed)
+    return torch.special.entr(w).sum(-1).exp()
+
+
+def mass_sparsity_of_normal(std: float, eps: float) -> float:
+    """M_eps of a very long softmax row whose logits are normal with standard deviation `std`: Phi(std - z(1 - eps)).
+
+    The largest share x of log-normal weights holds the mass Phi(std + z(x)). std 0 is uniform: M_eps = eps.
+    """
+    normal = NormalDist()
+    return normal.cdf(std - normal.inv_cdf(1 - eps))
+
+
+def without_first(weights: Tensor, sinks: int, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The rows without their first `sinks` entries, scaled to sum to 1 again, and which of them are allowed."""
+    w, allowed, _ = rows(weights, allowed)
+    w, allowed = w[..., sinks:], allowed[..., sinks:]
+    return w / w.sum(-1, keepdim=True), allowed
+
+
+def highest(scores: Tensor, share: float, allowed: Tensor) -> Tensor:
+    """Which allowed entries of each row are among its ceil(share n) highest scores, at least one: bool (..., n)."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"A share of a row is kept, from 0 to 1, not {share}.")
+    keep = (share * allowed.sum(-1, keepdim=True) - ROUNDING).ceil().clamp(min=1)
+    order = scores.masked_fill(~allowed, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    first = torch.arange(scores.shape[-1], device=scores.device) < keep
+    return torch.zeros_like(first).expand(scores.shape).scatter(-1, order, first.expand(scores.shape)) & allowed
+
+
+def threshold(values: Tensor, sparsity: float) -> float:
+    """t such that a share `sparsity` of |values| is at most t; 0 for none. ValueError for no share of 0 to below 1."""
+    if not 0 <= sparsity < 1 or not values.numel():
+        raise ValueError(f"Some values and a sparsity from 0 to below 1 make a threshold, not {sparsity}.")
+    rank = round(sparsity * values.numel())
+    return values.abs().flatten().kthvalue(rank).values.item() if rank else 0.0
+
+
+def rows(weights: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Checked: weights in float64 with 0 where not allowed, allowed for all, and n of each row.
+
+    ValueError for whole numbers, no entry, NaN or negative weights, and sums over allowed entries other than 1.
+    """
+    if not weights.is_floating_point() or not weights.dim() or not weights.numel():
+        raise ValueError(f"Rows of weights are floats (..., n) with n > 0, not {weights.dtype} {tuple(weights.shape)}.")
+    allowed = torch.ones_like(weights, dtype=torch.bool) if allowed is None else allowed.expand(weights.shape)
+    w = weights.double().masked_fill(~allowed, 0.0)
+    if not (w >= 0).all() or not ((w.sum(-1) - 1).abs() < 1e-3).all():  # a NaN is neither
+        raise ValueError("Weights must be at least 0 and sum to 1 over what is allowed; pass a softmax and its mask.")
+    return w, allowed, allowed.sum(-1)
+
+
+def skippable(shape: ModelShape, known: str = "mlp") -> float:
+    """Share of the weights that a step multiplies, out of which a sparsity S need not be read.
+
+    known: "mlp", active neurons are known beforehand; "gate first", from the gate, which is read whole; "inputs",
+    every matrix of the layers skips the columns of its input's zeros. The head is always read. ValueError for
+    others, and for a gate that the model does not have.
+    """
+    if known not in KNOWN or (known == "gate first" and not shape.gated):
+        raise ValueError(
+            f"{shape.name} cannot know {known!r}; choose from {', '.join(KNOWN[: 3 if shape.gated else 1])}."
+        )
+    matrices = 3 if shape.gated else 2
+    mlp = shape.layers * matrices * shape.width * shape.mlp_width
+    return {"mlp": mlp, "gate first": mlp * 2 / 3, "inputs": shape.layer_weights}[known] / shape.weights
+
+
+def attention_share(shape: ModelShape, cached: int, dtype: str = "bf16") -> float:
+    """Share of a decode step's bytes that are keys and values of `cached` tokens, in the format of the weights."""
+    cache = shape.kv_elements(cached) * ELEMENT_BYTES[dtype]
+    return cache / (cache + shape.weights * ELEMENT_BYTES[dtype])
+
+
+def speedup(share: float, sparsity: float) -> float:
+    """Amdahl (1967): times as fast if `sparsity` of a `share` of the time is skipped, 1 / (1 - share sparsity)."""
+    if not (0 <= share <= 1 and 0 <= sparsity <= 1) or share * sparsity == 1:
+        raise ValueError(f"Share and sparsity are from 0 to 1 and leave something to do, not {share} and {sparsity}.")
+    return 1 / (1 - share * sparsity)
+
+
+def union(sparsity: float, width: int) -> float:
+    """Share that at least one of `width` rows needs if each skips `sparsity` on its own: 1 - S^w."""
+    return 1 - sparsity**width

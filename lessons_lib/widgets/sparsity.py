@@ -1,0 +1,43 @@
+"""Lesson 12's widget: what skipping can gain at most, by how much is zero, who knows it when, and for how many rows."""
+
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from lessons_lib.figures.sparsity import plot_limits
+from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.sparsity import skippable, speedup, union
+from lessons_lib.widgets.controls import Slider, show
+
+PERCENT = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+NAMES = {"mlp": "MLP, known beforehand", "gate first": "gate computed first", "inputs": "inputs of every product"}
+
+
+def headline(shape: ModelShape, percent: int, rows: int) -> str:
+    """What all rows together can skip, and the limits."""
+    skipped = 1 - union(percent / 100, rows)
+    limits = ", ".join(f"{known} {speedup(skippable(shape, known), skipped):.2f}x" for known in NAMES)
+    return f"{percent}% zero in each of {rows} rows: {skipped:.0%} skipped by all; at most {limits}"
+
+
+def draw_limits(shape: ModelShape, percent: int, rows: int) -> Axes:
+    """The limits against sparsity under the headline."""
+    ax = plot_limits({name: skippable(shape, known) for known, name in NAMES.items()}, percent / 100, rows)
+    ax.set_title(headline(shape, percent, rows).replace("; ", ";\n"), fontsize=9)
+    return ax
+
+
+def describe_limits(shape: ModelShape, percent: int, rows: int) -> str:
+    """The figure in words."""
+    said = headline(shape, percent, rows)
+    return f"Largest possible speed-up of a decode step of {shape.name} against sparsity. {said}."
+
+
+def show_limits(shape: ModelShape, percent: int = 50, rows: int = 1) -> None:
+    """Sliders for the sparsity of one row and the rows of a step. The model must have a gated MLP."""
+    controls = {
+        "percent": Slider("sparsity of one row", PERCENT, percent, "%"),
+        "rows": Slider("rows in one step", ROWS, rows),
+    }
+    show(controls, partial(draw_limits, shape), partial(describe_limits, shape))

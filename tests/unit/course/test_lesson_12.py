@@ -1,0 +1,59 @@
+"""Lesson 12's exercises: right answers pass, and the usual mistakes are seen."""
+
+import pytest
+import torch
+
+from lessons_lib.course.exercises import check
+from lessons_lib.measure.sparsity import kept_count, threshold
+
+
+def fewest(weights, mass):
+    return kept_count(torch.tensor(weights, dtype=torch.float64), mass).item()
+
+
+def cut_at(values, sparsity):
+    return threshold(torch.tensor(values), sparsity)
+
+
+def unread(active):
+    return sum(not any(column) for column in zip(*active, strict=True)) / len(active[0])
+
+
+def gate_first(layers, width, mlp_width, weights, sparsity):
+    return 1 / (1 - sparsity * 2 * layers * width * mlp_width / weights)
+
+
+@pytest.mark.parametrize("name, attempt", [("12.1", fewest), ("12.2", cut_at), ("12.3", unread), ("12.4", gate_first)])
+def test_right_answers_pass(name, attempt, capsys):
+    check(name, attempt)
+    assert capsys.readouterr().out == f"{name}: passed\n"
+
+
+def in_given_order(weights, mass):
+    held = torch.tensor(weights, dtype=torch.float64).cumsum(0)
+    return int((held < mass).sum()) + 1
+
+
+def one_too_many(weights, mass):
+    held = torch.tensor(weights, dtype=torch.float64).sort(descending=True).values.cumsum(0)
+    return int((held <= mass).sum()) + 1
+
+
+@pytest.mark.parametrize("name, wrong", [
+    ("12.1", in_given_order),
+    ("12.1", one_too_many),
+    ("12.1", lambda weights, mass: sum(w > 1 - mass for w in weights)),  # a fixed threshold
+    ("12.2", lambda values, s: sorted(values)[round(s * len(values)) - 1] if s else 0.0),  # without sizes
+    ("12.2", lambda values, s: sorted(map(abs, values))[round(s * len(values)) - (s == 0)]),  # one too far
+    ("12.2", lambda values, s: s * max(map(abs, values))),
+    ("12.3", lambda active: 1 - sum(map(sum, active)) / len(active) / len(active[0])),  # mean over rows
+    ("12.3", lambda active: sum(any(column) for column in zip(*active, strict=True)) / len(active[0])),  # what is read
+    ("12.3", lambda active: sum(not all(column) for column in zip(*active, strict=True)) / len(active[0])),
+    ("12.4", lambda L, D, F, N, s: 1 / (1 - s * 3 * L * D * F / N)),  # the gate is skipped, too
+    ("12.4", lambda L, D, F, N, s: 1 / (1 - s * 2 / 3)),  # nothing but the MLP
+    ("12.4", lambda L, D, F, N, s: 1 / (1 - s)),
+    ("12.4", lambda L, D, F, N, s: 1 - s * 2 * L * D * F / N),  # the time, not the gain
+])  # fmt: skip
+def test_the_usual_mistakes_are_seen(name, wrong, capsys):
+    check(name, wrong)
+    assert capsys.readouterr().out.startswith(f"{name}: not yet")

@@ -1,0 +1,25 @@
+"""Lesson 12's widget: limits in numbers and words, and one figure in a batch run."""
+
+from lessons_lib.measure.shape import SHAPES
+from lessons_lib.widgets.sparsity import describe_limits, draw_limits, headline, show_limits
+
+SMOL = SHAPES["smollm2-135m"]
+
+
+def test_the_headline_has_the_limits_of_the_shape():
+    assert headline(SMOL, 50, 1) == (
+        "50% zero in each of 1 rows: 50% skipped by all; at most mlp 1.42x, gate first 1.25x, inputs 1.65x"
+    )
+    assert "59% skipped by all; at most mlp 1.54x" in headline(SMOL, 90, 5)
+
+
+def test_the_figure_marks_the_chosen_sparsity():
+    ax = draw_limits(SMOL, 90, 5)
+    assert ax.get_title().replace("\n", " ") == headline(SMOL, 90, 5)
+    assert headline(SMOL, 90, 5) in describe_limits(SMOL, 90, 5)
+    assert [list(line.get_xdata()) for line in ax.get_lines() if line.get_marker() == "o"] == [[0.9]] * 3
+
+
+def test_the_widget_shows_one_figure_in_a_batch_run(shown):
+    show_limits(SMOL, 70, 2)
+    assert len(shown) == 1 and "70% zero in each of 2 rows: 49% skipped by all" in shown[0]
