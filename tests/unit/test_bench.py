@@ -92,7 +92,8 @@ def test_stored_claims_have_the_bars_and_baselines_of_the_registry():
     """A bar that moves, or a comparison that changes, asks for a new measurement; the format is the machine's own."""
     plain = lambda baseline: re.sub(r"\b(bf16|fp32)\b", "its format", baseline)  # noqa: E731
     known = {name: (claim.bar, plain(claim.baseline)) for name, claim in registry.CLAIMS.items()}
-    stored = {row.claim: (row.bar, plain(row.baseline)) for row in claims.load(ROOT / "bench" / "results" / "claims.json")}
+    rows = claims.load(ROOT / "bench" / "results" / "claims.json")
+    stored = {row.claim: (row.bar, plain(row.baseline)) for row in rows}
     assert stored and stored == {name: known.get(name) for name in stored}
 
 
