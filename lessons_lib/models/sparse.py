@@ -76,7 +76,7 @@ def cut_inputs(thresholds: Mapping[Place, float]) -> Change:
 
 
 def cut_gates(thresholds: Mapping[Place, float]) -> Change:
-    """An `out`: neurons whose |silu(gate)| is at or below the threshold of ("gate_up", layer) give 0 (CATS)."""
+    """An `out`: neurons whose |silu(gate)| is at or below the threshold of (layer, "gate_up") give 0 (CATS)."""
 
     def out(place: Place, y: Tensor) -> Tensor:
         if place[1] != "gate_up" or place not in thresholds:
