@@ -14,7 +14,7 @@ from lessons_lib.models.draft import TrimmedDecoder, own_weights
 from lessons_lib.training.batched import Text
 from lessons_lib.training.loop import go_on, set_rate
 from lessons_lib.training.loss import DistillationLoss
-from lessons_lib.training.run import Recipe, Run, resume, save
+from lessons_lib.training.run import Recipe, Run, draft_weights, frequent, fresh, resume, save
 
 
 class Nothing:
@@ -39,7 +39,11 @@ def distill(
     Interrupted and resumed, it ends with the same weights as in one go. ValueError if the checkpoint's recipe
     is another one.
     """
-    run = resume(target, texts, recipe, folder)
+
+    def begin(saved: dict) -> Run:
+        return fresh(target, recipe, saved.get("kept", frequent(texts, target.config.vocab_size, recipe.kept)))
+
+    run = resume(recipe, folder, begin, draft_weights)
     order = schedule([len(text.ids) for text in texts], recipe)
     one_step = lambda indices: train_step(run, [texts[i] for i in indices], fast)  # noqa: E731
     go_on(run, order, one_step, lambda: save(run, folder), minutes, "Distilling")

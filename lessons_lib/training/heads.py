@@ -69,7 +69,8 @@ def train_heads(
     float32. Leaves a checkpoint and the curve in `folder`; interrupted and resumed, it ends with the same weights as
     in one go. ValueError if the checkpoint's recipe is another one.
     """
-    run, (texts, held) = resume(lm_head, recipe, folder), split(texts)
+    run = runs.resume(recipe, folder, lambda _: fresh(lm_head, recipe), weights)
+    texts, held = split(texts)
 
     def one_step(indices: list[int]) -> None:
         train_step(run, [texts[i] for i in indices])
@@ -77,7 +78,7 @@ def train_heads(
             run.curve[-1] |= look(run, held)
 
     order = schedule([len(text.ids) for text in texts], recipe)
-    go_on(run, order, one_step, lambda: runs.keep(run, weights(run.heads), folder), minutes, "Training heads")
+    go_on(run, order, one_step, lambda: runs.keep(run, weights(run), folder), minutes, "Training heads")
     return run
 
 
@@ -119,9 +120,9 @@ def look(run: HeadsRun, held: Sequence[Text]) -> dict:
     return {"held_loss": round(loss, 5), "top1": top(1), "top5": top(5)}
 
 
-def weights(heads: MedusaHeads) -> dict[str, torch.nn.Parameter]:
+def weights(run: HeadsRun) -> dict[str, torch.nn.Parameter]:
     """What is trained, by name."""
-    return dict(heads.named_parameters())
+    return dict(run.heads.named_parameters())
 
 
 def fresh(lm_head: Tensor, recipe: HeadsRecipe) -> HeadsRun:
@@ -130,21 +131,10 @@ def fresh(lm_head: Tensor, recipe: HeadsRecipe) -> HeadsRun:
     exact = torch.promote_types(lm_head.dtype, torch.float32)
     for part in (heads.stacks, heads.anchors, heads.own):
         part.to(exact)
-    return HeadsRun(recipe, heads, runs.optimizers(weights(heads).values(), recipe))
+    return HeadsRun(recipe, heads, runs.optimizers(heads.parameters(), recipe))
 
 
 def trained(lm_head: Tensor, folder: Path) -> HeadsRun:
     """The run that `folder` holds. ValueError if it holds none."""
     saved = runs.read_checkpoint(folder, "heads")
-    run = fresh(lm_head, HeadsRecipe(**saved["recipe"]))
-    runs.restore(run, weights(run.heads), saved)
-    return run
-
-
-def resume(lm_head: Tensor, recipe: HeadsRecipe, folder: Path) -> HeadsRun:
-    """The run that `folder` holds, or a fresh one. ValueError if it holds one of another recipe."""
-    if not (folder / runs.CHECKPOINT).is_file():
-        return fresh(lm_head, recipe)
-    run = trained(lm_head, folder)
-    runs.check_recipe(run, recipe, folder)
-    return run
+    return runs.restored(fresh(lm_head, HeadsRecipe(**saved["recipe"])), weights, saved)

@@ -65,7 +65,7 @@ def train_joint(
 
     The heads change in place. Resumable as `train_heads`; ValueError if the checkpoint's recipe is another one.
     """
-    run = resume(decoder, heads, recipe, folder)
+    run = runs.resume(recipe, folder, lambda _: fresh(decoder, heads, recipe), weights)
     order = schedule([len(text.ids) for text in texts], recipe)
     one_step = lambda indices: joint_step(run, decoder, [texts[i] for i in indices])  # noqa: E731
     go_on(run, order, one_step, lambda: runs.keep(run, weights(run), folder), minutes, "Training jointly")
@@ -112,14 +112,3 @@ def fresh(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe) -> JointRun
         {"params": list(heads.requires_grad_(True).parameters()), "faster": recipe.faster},
     ]
     return JointRun(recipe, adapters, heads, [torch.optim.AdamW(groups, lr=recipe.rate, weight_decay=0.0)])
-
-
-def resume(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe, folder: Path) -> JointRun:
-    """The run that `folder` holds, or a fresh one. ValueError if it holds one of another recipe."""
-    run = fresh(decoder, heads, recipe)
-    if (folder / runs.CHECKPOINT).is_file():
-        saved = runs.read_checkpoint(folder, "heads")
-        run.recipe = JointRecipe(**saved["recipe"])
-        runs.check_recipe(run, recipe, folder)
-        runs.restore(run, weights(run), saved)
-    return run

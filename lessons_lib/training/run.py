@@ -1,7 +1,7 @@
 """A training run as it is kept (lesson 06): its recipe, the draft, its optimizers, the curve, and their checkpoint."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -60,30 +60,31 @@ def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> Tensor:
     return order[:kept].sort().values
 
 
-def resume(target: Decoder, texts: Sequence[Text], recipe: Recipe, folder: Path) -> Run:
-    """The run that `folder` holds, or a fresh one. ValueError if it holds one of another recipe."""
+def resume(recipe, folder: Path, begin: Callable, weights: Callable):
+    """The run that `folder` holds, or one at its start. ValueError if it holds one of another recipe.
+
+    begin: what a checkpoint says ({} without one) -> a run at its start. weights: run -> what it trains, by name.
+    """
     if not (folder / CHECKPOINT).is_file():
-        return fresh(target, recipe, frequent(texts, target.config.vocab_size, recipe.kept))
-    run = trained(target, folder)
-    check_recipe(run, recipe, folder)
-    return run
+        return begin({})
+    saved = read_checkpoint(folder)
+    if (kept := type(recipe)(**saved["recipe"])) != recipe:
+        raise ValueError(f"{folder} holds a run of another recipe, {kept}; remove it, or choose another folder")
+    return restored(begin(saved), weights, saved)
 
 
 def trained(target: Decoder, folder: Path) -> Run:
-    """The run that `folder` holds. ValueError if it holds none."""
+    """The draft's run that `folder` holds. ValueError if it holds none."""
     saved = read_checkpoint(folder, "distill")
-    run = fresh(target, Recipe(**saved["recipe"]), saved["kept"])
-    restore(run, own_weights(run.draft), saved)
-    return run
+    return restored(fresh(target, Recipe(**saved["recipe"]), saved["kept"]), draft_weights, saved)
 
 
-def check_recipe(run, recipe, folder: Path) -> None:
-    """Raise ValueError if the run that `folder` holds is one of another recipe."""
-    if run.recipe != recipe:
-        raise ValueError(f"{folder} holds a run of another recipe, {run.recipe}; remove it, or choose another folder")
+def draft_weights(run: Run) -> dict[str, Tensor]:
+    """What distilling trains, by name."""
+    return own_weights(run.draft)
 
 
-def read_checkpoint(folder: Path, command: str) -> dict:
+def read_checkpoint(folder: Path, command: str = "") -> dict:
     """What `keep` wrote. ValueError if there is nothing; command: the part of the recipe that would write it."""
     if not (folder / CHECKPOINT).is_file():
         raise ValueError(f"{folder} holds no checkpoint; run `python -m lessons_lib.training {command}` first")
@@ -108,18 +109,19 @@ def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]
 
 
 @torch.no_grad()
-def restore(run, weights: Mapping[str, Tensor], saved: dict) -> None:
-    """Put a checkpoint's weights, optimizer and counters into a run."""
-    for name, weight in weights.items():
+def restored(run, weights: Callable, saved: dict):
+    """The run with a checkpoint's weights, optimizer and counters."""
+    for name, weight in weights(run).items():
         weight.copy_(saved["weights"][name])
     for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
         optimizer.load_state_dict(state)
     run.step, run.seconds, run.curve = saved["step"], saved["seconds"], saved["curve"]
+    return run
 
 
 def save(run: Run, folder: Path) -> None:
     """Keep a draft's run in `folder`."""
-    keep(run, own_weights(run.draft), folder, kept=run.draft.kept)
+    keep(run, draft_weights(run), folder, kept=run.draft.kept)
 
 
 def keep(run, weights: Mapping[str, Tensor], folder: Path, **more) -> None:

@@ -165,8 +165,8 @@ def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, m
         parts = train(target, many, tmp_path / "parts", recipe, minutes=1e-9)
         assert parts.step == step
     assert parts.curve == whole.curve and "top5" in parts.curve[1]
-    for name, weight in heads.weights(whole.heads).items():
-        assert torch.equal(weight, heads.weights(parts.heads)[name])
+    for name, weight in heads.weights(whole).items():
+        assert torch.equal(weight, heads.weights(parts)[name])
 
 
 def test_every_part_of_the_recipe_matters(target, many, tmp_path):
