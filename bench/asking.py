@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import by_question
 import generation
-from by_question import Made, first_of, speed, tokens_per_forward
+from by_question import Made, first_of, foretold, speed, tokens_per_forward
 from registry import Measured, Run
 
 from lessons_lib import generate
@@ -133,9 +133,12 @@ def asked(
 
 
 def measured(
-    rows: list[dict], ratio: Callable, slow: str, fast: str, settings: dict, note: str = "", **facts
+    rows: list[dict], ratio: Callable, slow: str, fast: str, settings: dict, note: str = "", overhead=None, **facts
 ) -> Measured:
-    """The ratio over the questions with long answers, and what is said and kept beside it. ValueError without any."""
+    """The ratio over the questions with long answers, and what is said and kept beside it. ValueError without any.
+
+    overhead: rows of a step -> its time over a plain step's, each measured apart; then the speed is foretold, too.
+    """
     counted = answered(rows)
     kinds = by_category(counted)
     tau = {kind: tokens_per_forward(of, fast) for kind, of in kinds.items()}
@@ -154,6 +157,8 @@ def measured(
         "by_category": {kind: ratio(of, slow, fast).value for kind, of in kinds.items()}, "compiled": beside,
         "questions": rows,
     }  # fmt: skip
+    if overhead:
+        facts["predicted"] = foretold(counted, fast, overhead)
     return Measured(ratio(counted, slow, fast), "; ".join(filter(None, said)), facts)
 
 

@@ -14,6 +14,7 @@ from lessons_lib import DraftModel, load
 from lessons_lib.decoding.peers import assist
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.measure.clock import Ratio, Samples, in_turn
+from lessons_lib.measure.speculation import width_cost
 
 GAMMA = 4  # tokens drafted per step, wherever the length is fixed
 KINDS = ("chat", "summarization", "qa", "code", "math", "writing", "lists")
@@ -100,7 +101,9 @@ def mixed(run: Run) -> Measured:
     v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in on.items()}
     dear = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
     note = f"cost of {GAMMA + 1} rows: {dear}"
-    return measured(rows, speed, "plain", "assisted", settings(), note, width_costs=v)
+    drafting = GAMMA * cost_of_draft(run.repeats)[1].value
+    overhead = lambda fed: width_cost(v["eager"])(fed) + drafting  # noqa: E731
+    return measured(rows, speed, "plain", "assisted", settings(), note, overhead, width_costs=v)
 
 
 @claim(

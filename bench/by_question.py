@@ -100,6 +100,16 @@ def tokens_per_forward(rows: Sequence[dict], name: str) -> float:
     return sum(row[name]["tokens"] - 1 for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
 
 
+def rows_fed(rows: Sequence[dict], name: str) -> float:
+    """Rows of a step's forward on average, prefill left out."""
+    return sum(row[name]["forwarded"] for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
+
+
+def foretold(rows: Sequence[dict], name: str, overhead: Callable[[float], float]) -> float:
+    """The speed over plain decoding, prefill left out, of steps that take overhead(rows fed) plain steps each."""
+    return tokens_per_forward(rows, name) / overhead(rows_fed(rows, name))
+
+
 def rate_ratio(a: Sequence[tuple], b: Sequence[tuple]) -> Ratio:
     """a, b: for each question (tokens, cost) -> sum of tokens over sum of costs, b's over a's.
 

@@ -6,7 +6,7 @@ import asking
 import fitting
 from asking import EAGER, answered, asked, by_category, listed, long_enough, measured, ours, with_and_without
 from assisted import KINDS, fingerprint
-from by_question import mean_rate, rate_ratio, speed, tokens_per_forward
+from by_question import mean_rate, rate_ratio, rows_fed, speed, tokens_per_forward
 from fitting import HEADS, Fitted, fitted
 from registry import Measured, Run, claim
 
@@ -85,7 +85,7 @@ def vs_plain(run: Run) -> Measured:
     sizes = ", ".join(f"{state} {nodes(of)} nodes" for state, of in chosen.items())
     facts |= {name: {state: getattr(of, name) for state, of in chosen.items()} for name in ("v", "c")}
     note = "; ".join(filter(None, [sizes, eight]))
-    return measured(found, speed, "plain", "medusa", settings(chosen), note, **facts)
+    return measured(found, speed, "plain", "medusa", settings(chosen), note, chosen["eager"].overhead, **facts)
 
 
 @claim(
@@ -103,7 +103,7 @@ def identity(run: Run) -> Measured:
     """
     counted, eager = answered(rows(run)), fitted(asking.eager(), run.repeats)
     plain, guessed = ([row[name] for row in counted] for name in ("plain", "medusa"))
-    fed = sum(made["forwarded"] for made in guessed) / sum(made["forwards"] - 1 for made in guessed)
+    fed = rows_fed(counted, "medusa")
     overhead, tau = eager.overhead(fed), tokens_per_forward(counted, "medusa")
     ratio = rate_ratio(steps(plain), steps(guessed, overhead))
     sped = ratio.value * tau / overhead

@@ -9,6 +9,7 @@ from by_question import compression, speed
 from registry import Measured, Run, claim
 
 from lessons_lib import Lookahead, PromptLookup
+from lessons_lib.measure.speculation import width_cost
 
 GROUNDED = ("summarization", "qa", "code")  # the prompt holds a passage or a program to work on
 LOOKUP = {"num_tokens": 10, "max_ngram": 3, "rule": "recent", "min_hit_rate": 0.35}  # the defaults, spelled out
@@ -27,7 +28,8 @@ def with_lookup(name: str, run: Run, categories: Sequence[str], count: int) -> M
     """Plain decoding and prompt lookup by its defaults in turn."""
     methods = lambda ids: with_and_without(run, ids, "lookup", lambda of: PromptLookup(**LOOKUP))  # noqa: E731
     rows = asked(name, run, categories, count, methods, LOOKUP)
-    return measured(rows, speed, "plain", "lookup", LOOKUP)
+    v = costs_of(asking.eager(), (1, 6, 11), run.repeats)
+    return measured(rows, speed, "plain", "lookup", LOOKUP, overhead=width_cost(v), width_costs=v)
 
 
 @claim("prompt-lookup/grounded/vs-plain", ">= 2.0", f"plain: {EAGER}; {LOOKED_UP}", asks=True)
@@ -67,4 +69,4 @@ def code_lists(run: Run) -> Measured:
     sizes = ", ".join(f"{letter}={value}" for letter, value in WINDOW.items())
     note = f"{sizes}; speed over plain {wall.value:.2f}; cost of w rows: {listed(v)}; {EAGER_STEPS}"
     facts = {"speed": [wall.value, wall.low, wall.high], "width_costs": v, "unit": "forwards per token"}
-    return measured(rows, compression, "plain", "lookahead", WINDOW, note, **facts)
+    return measured(rows, compression, "plain", "lookahead", WINDOW, note, width_cost(v), **facts)

@@ -93,13 +93,14 @@ def bench(options: argparse.Namespace) -> int:
     With another file's questions only measure: the claims are about our own.
     """
     from lessons_lib.course import readme
-    from lessons_lib.measure import claims
+    from lessons_lib.measure import claims, evidence
 
     call = [ROOT / "bench" / "run.py", *options.claims, *(["--quick"] if options.quick else [])]
     if options.questions:
         return python(*call, "--questions", Path(options.questions).resolve())
     status = python(*call)
     readme.fill()
+    print(f"as a page: {evidence.write(readme.CLAIMS.parent, ROOT / 'build' / 'bench.html')}")
     for row in claims.short_of_bar(claims.load(readme.CLAIMS)):
         print(f"short of its bar: {row.claim} is {row.value}, bar {row.bar}")
     return status

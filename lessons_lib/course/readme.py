@@ -10,7 +10,7 @@ from lessons_lib.course import colab
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import Lesson, find
 from lessons_lib.course.render import title
-from lessons_lib.measure import claims, scorecard, tables
+from lessons_lib.measure import claims, evidence, scorecard, tables
 
 README = ROOT / "README.md"
 CLAIMS = ROOT / "bench" / "results" / "claims.json"
@@ -28,7 +28,14 @@ def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
     rows = claims.load(claims_file)
     text = between(text, "names", name_table())
     text = between(text, "lessons", lesson_table(lessons, colab.address()))
+    text = between(text, "techniques", technique_table(claims_file))
     return between(text, "claims", claims.markdown(rows) if rows else "Not measured yet: `make bench` does.")
+
+
+def technique_table(claims_file: Path) -> str:
+    """A row per technique whose speed was measured."""
+    rows = evidence.cells(claims_file.parent)
+    return tables.markdown(evidence.HEADINGS, rows) if rows else "Not measured yet: `make bench` does."
 
 
 def between(text: str, marker: str, content: str) -> str:

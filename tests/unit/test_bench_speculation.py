@@ -6,7 +6,7 @@ from dataclasses import replace
 import asking
 import pytest
 import speculation
-from by_question import compression, each, first_of, in_turn, mean_rate, rate_ratio, speed, tokens_per_forward
+from by_question import compression, each, first_of, foretold, in_turn, mean_rate, rate_ratio, speed, tokens_per_forward
 from registry import CLAIMS, Run
 from support.benches import TOKENS, offline
 
@@ -244,3 +244,11 @@ def test_questions_are_measured_backwards_in_turn(bench, monkeypatch):
     ask(monkeypatch, "writing")
     bench.asked("a", bench.Run(quick=False), ["writing"], 2, lambda ids: {}, {})
     assert turned == [True, False]
+
+
+def test_a_speed_is_foretold_from_tokens_and_the_price_of_the_rows_that_a_step_fed(bench):
+    made = {"tokens": 9, "forwards": 5, "forwarded": 12, "shortfall": 0.0, "seconds": 1.0}  # four steps of three rows
+    row = {"question_id": 1, "category": "qa", "equal": True, "plain": made, "lookup": made}
+    assert foretold([row, row], "lookup", lambda rows: rows / 2) == pytest.approx(2 / 1.5)
+    assert "predicted" not in asking.measured([row], speed, "plain", "lookup", {}).facts
+    assert asking.measured([row], speed, "plain", "lookup", {}, overhead=lambda rows: 4.0).facts["predicted"] == 0.5

@@ -8,7 +8,7 @@ import pytest
 from lessons_lib import __main__ as command_line
 from lessons_lib.course import bootstrap, checks, commands, lessons, readme, runner, tools
 from lessons_lib.course.bootstrap import ROOT
-from lessons_lib.measure import claims
+from lessons_lib.measure import claims, evidence
 
 NONE = argparse.Namespace()
 
@@ -80,9 +80,11 @@ def test_bench_ends_with_what_falls_short_and_fills_readme(started, monkeypatch,
     monkeypatch.setattr(
         claims, "load", lambda path: [claims.make_row("a", 1.0, ">= 2"), claims.make_row("b", 3.0, ">= 2")]
     )
+    monkeypatch.setattr(evidence, "write", lambda results, page: page)
     assert commands.bench(argparse.Namespace(claims=["cache"], quick=True, questions=None)) == 0
     assert started[0].endswith("run.py cache --quick") and filled
-    assert capsys.readouterr().out == "short of its bar: a is 1.0, bar >= 2\n"
+    page, fallen = capsys.readouterr().out.splitlines()
+    assert page.endswith("bench.html") and fallen == "short of its bar: a is 1.0, bar >= 2"
 
 
 def test_bench_with_other_questions_leaves_readme_alone(started, monkeypatch, capsys, tmp_path):

@@ -11,6 +11,7 @@ TEXT = """before
 old
 <!-- lessons:end -->
 between
+<!-- techniques:begin --><!-- techniques:end -->
 <!-- claims:begin --><!-- claims:end -->
 after
 """

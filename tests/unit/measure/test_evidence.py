@@ -1,0 +1,63 @@
+import json
+
+import pytest
+
+from lessons_lib.measure import claims
+from lessons_lib.measure.evidence import HEADINGS, TECHNIQUES, cells, write
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A draft model that was timed beside its peer, lookahead that was counted, a cache that was not measured."""
+    rows = [
+        claims.make_row("assisted/mixed/vs-plain", 1.5),
+        claims.make_row("assisted/vs-transformers", 1.25),
+        claims.make_row("lookahead/code-lists/compression", 1.8),
+        claims.make_row("cache/512/vs-uncached", None, ">= 8"),
+    ]
+    claims.update(tmp_path / "claims.json", rows)
+    raw = {"assisted-mixed-vs-plain": {"tokens_per_forward": {"chat": 2.0, "math": 3.0}, "predicted": 1.4321}}
+    raw["lookahead-code-lists-compression"] = {"speed": [1.09, 0.9, 1.3]}
+    for name, content in raw.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def row_of(results, name) -> dict:
+    (row,) = [row for row in cells(results) if row[0] == name]
+    return dict(zip(HEADINGS, row, strict=True))
+
+
+def test_a_row_says_what_was_counted_timed_foretold_and_compared(results):
+    row = row_of(results, "draft model")
+    assert row["tokens per forward"] == "2.5" and row["speedup"] == "1.5 x" and row["predicted"] == "1.43 x"
+    assert row["over its peer"] == "1.25 x (transformers, assistant_model)" and row["published"].startswith("1.52 x")
+
+
+def test_where_the_claim_counts_forwards_the_speed_is_the_clocks(results):
+    row = row_of(results, "lookahead, code and lists")
+    assert row["speedup"] == "1.09 x" and row["predicted"] == row["tokens per forward"] == row["over its peer"] == "-"
+
+
+def test_what_was_not_measured_has_no_row(results):
+    assert [row[0] for row in cells(results)] == ["draft model", "lookahead, code and lists"]
+    assert cells(results / "nowhere") == []
+
+
+def test_a_row_of_another_machine_names_it(results):
+    fast, slow = ({"cpu": name, "device": name, "cores": 2} for name in ("fast", "slow"))
+    claims.update(results / "claims.json", [claims.make_row("assisted/mixed/vs-plain", 1.5)], host=fast)
+    claims.update(results / "claims.json", [claims.make_row("medusa/vs-plain", 0.7)], host=slow)
+    assert "slow" in row_of(results, "Medusa")["over"]
+
+
+def test_the_page_holds_both_tables(results, tmp_path):
+    page = write(results, tmp_path / "build" / "bench.html").read_text()
+    assert "draft model" in page and "assisted/vs-transformers" in page and "http" not in page
+
+
+def test_every_technique_rests_on_claims_that_are_registered():
+    import run  # bench/run.py registers them all
+
+    named = {claim for technique in TECHNIQUES for claim in (technique.speed, technique.against) if claim}
+    assert named <= set(run.CLAIMS)
