@@ -1,6 +1,7 @@
 """The compiler's global settings, applied only while one of our steps compiles, and its cache (lesson 03)."""
 
 import os
+import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,8 @@ def settings(frozen: bool = False, tuned: bool = False) -> Iterator[None]:
 def keep_compiled_code() -> None:
     """Let compiled code outlive the process, beside the models, unless the user has chosen a place.
 
-    Where our cache cannot be written, torch's own temporary folder serves.
+    Where our cache cannot be written, or lies at a path with a space, which torch does not quote when it hands its
+    files to the C++ compiler, torch's own temporary folder serves.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -54,7 +56,7 @@ def keep_compiled_code() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
-    if os.access(folder, os.W_OK):
+    if os.access(folder, os.W_OK) and not any(map(str.isspace, str(folder))):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
@@ -74,6 +76,7 @@ def _gpu_problem() -> str | None:
 def _cpp_problem() -> str | None:
     from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions, get_cpp_compiler
 
+    _quote_library_folders()
     try:
         compiler = get_cpp_compiler()
     except Exception:  # inductor raises errors of several kinds, from several places
@@ -86,3 +89,12 @@ def _cpp_problem() -> str | None:
         except Exception:
             return f"the C++ compiler {compiler} compiles nothing (repair it, or set CXX to another)"
     return None
+
+
+def _quote_library_folders() -> None:
+    """Let torch find its own libraries at a path with a space: it quotes folders of headers, but not these."""
+    from torch._inductor.cpp_builder import BuildOptionsBase
+
+    if os.name != "nt" and any(map(str.isspace, torch.__file__)):
+        found = BuildOptionsBase.get_libraries_dirs
+        BuildOptionsBase.get_libraries_dirs = lambda self: [shlex.quote(folder) for folder in found(self)]

@@ -51,6 +51,35 @@ def test_a_missing_compiler_is_found_out_by_asking_the_compilers_own_search(monk
     assert out.stdout.startswith("torch.compile needs a C++ compiler and none was found"), out.stderr
 
 
+SPACED = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
+from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
+decoder = Decoder.from_transformers(tiny(1))
+target = CompiledTarget(decoder, context=32)
+out = generate(target, [1, 2, 3], max_new_tokens=4)
+assert " " in torch.__file__ and target.problem is None and target.compile_seconds
+assert out.ids == generate(DecoderTarget(decoder), [1, 2, 3], max_new_tokens=4).ids
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="makes a link to the environment")
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a virtual environment to link to")
+def test_an_environment_and_a_cache_at_a_path_with_a_space_compile(tmp_path):
+    spaced = tmp_path / "a folder"
+    spaced.mkdir()
+    (spaced / "env").symlink_to(sys.prefix, target_is_directory=True)
+    python = spaced / "env" / Path(sys.executable).relative_to(sys.prefix)
+    environment = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
+    environment |= {"LESSONS_LIB_CACHE": str(spaced / "cache"), "TMPDIR": str(tmp_path)}
+    call = [python, "-c", SPACED, str(Path(__file__).parents[3])]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture
 def broken_compiler(tmp_path) -> Path:
     """A compiler that says its version and compiles nothing."""
