@@ -65,8 +65,9 @@ def check(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -
         raise ValueError(f"attention needs at least one head and one channel; here are {shapes}")
     if q.shape[0] % keys.shape[0]:
         raise ValueError(f"{q.shape[0]} query heads cannot share {keys.shape[0]} KV heads evenly; take a divisor")
-    if not (q.is_floating_point() and q.dtype == keys.dtype == values.dtype and q.device == keys.device):
-        raise ValueError(f"q, keys and values need one floating dtype and one device, not {q.dtype} and {keys.dtype}")
+    kinds = dict.fromkeys(f"{x.dtype} on {x.device}" for x in (q, keys, values))
+    if not q.is_floating_point() or len(kinds) > 1:
+        raise ValueError(f"q, keys and values need one floating dtype and one device, not {', '.join(kinds)}")
     fits = mask is None or (mask.dtype == torch.bool and mask.shape == (q.shape[1], keys.shape[1]))
     if not fits:
         raise ValueError(f"a mask is bool, True = may look, of shape {(q.shape[1], keys.shape[1])}; "

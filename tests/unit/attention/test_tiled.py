@@ -158,5 +158,15 @@ def test_two_dtypes_are_refused(heads):
     q, keys, values = heads()
     with pytest.raises(ValueError, match="one floating dtype"):
         check(q.float(), keys, values)
-    with pytest.raises(ValueError, match="one floating dtype"):
+    with pytest.raises(ValueError, match="one floating dtype and one device, not torch.float64 on cpu, torch.float32"):
+        check(q, keys, values.float())
+    with pytest.raises(ValueError, match="not torch.int64 on cpu$"):
         check(q.long(), keys.long(), values.long())
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_two_devices_are_refused(heads, which):
+    given_ = heads()
+    given_[which] = given_[which].to("meta")
+    with pytest.raises(ValueError, match="one device, not .*meta"):
+        check(*given_)
