@@ -26,7 +26,7 @@ class Sight:
 
     def reaches(self, rows: range) -> int:
         """How many keys, from the first on, the causal rule leaves to the last of these rows: 0 to S."""
-        return min(max(self.keys - self.queries + rows.stop, 0), self.keys) if self.causal else self.keys
+        return max(self.keys - self.queries + rows.stop, 0) if self.causal else self.keys
 
     def tile(self, rows: range, columns: range, device: torch.device | str = "cpu") -> Tensor | None:
         """(rows, columns) bool, True = may look; None where all may."""
