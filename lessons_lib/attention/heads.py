@@ -31,7 +31,7 @@ class Sight:
     def tile(self, rows: range, columns: range, device: torch.device | str = "cpu") -> Tensor | None:
         """(rows, columns) bool, True = may look; None where all may."""
         seen = self.mask[rows.start : rows.stop, columns.start : columns.stop] if self.mask is not None else None
-        if not self.causal or columns.stop <= self.reaches(range(rows.start, rows.start + 1)):
+        if columns.stop <= self.reaches(range(rows.start, rows.start + 1)):
             return seen  # the first row sees the whole tile, so all rows do
         last = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.keys - self.queries
         below = torch.arange(columns.start, columns.stop, device=device) <= last
