@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from transformers.integrations.flash_attention import get_target_dtype
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
