@@ -132,7 +132,9 @@ def test_a_tile_is_masked_only_where_the_diagonal_crosses_it():
     (((2, 5, 8), (2, 5, 8), (2, 6, 8)), "heads and tokens"),
     (((2, 5, 8), (2, 5, 8), (1, 5, 8)), "heads and tokens"),
     (((2, 5, 8), (0, 5, 8), (0, 5, 8)), "at least one head"),
+    (((0, 5, 8), (2, 5, 8), (2, 5, 8)), "at least one head"),
     (((2, 5, 0), (2, 5, 0), (2, 5, 4)), "one channel"),
+    (((2, 5, 8), (2, 5, 8), (2, 5, 0)), "one channel"),
 ])  # fmt: skip
 @pytest.mark.parametrize("attend", [naive, tiled, keys_outside])
 def test_shapes_that_do_not_fit_are_refused_in_one_sentence(shapes, message, attend):
