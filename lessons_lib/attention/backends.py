@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BACKENDS = ("MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")
+EMPTY = ("not used because:", "has been runtime disabled")  # a heading; a backend that was not asked for
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def attempts(
 
 def _attempt(name: str, attend: Callable[[], Tensor]) -> Attempt:
     """The reasons of a refusal are warnings; the error itself only says that nothing is left."""
-    with warnings.catch_warnings(record=True) as said, always_warning():
+    with warnings.catch_warnings(record=True, action="always") as said:
         try:
             with sdpa_kernel(SDPBackend.__members__[name]):
                 return Attempt(name, attend())
@@ -51,22 +51,10 @@ def _attempt(name: str, attend: Callable[[], Tensor]) -> Attempt:
 
 
 def first_sentence(text: str) -> str:
-    """What a message of torch says first: without its source line, and without a heading that nothing follows.
+    """What a message of torch says first, without its source line; nothing of one that is in EMPTY, or is empty.
 
     >>> first_sentence("Both fused kernels do not support non-zero dropout. (Triggered internally at sdp.h:241.)")
     'Both fused kernels do not support non-zero dropout.'
     """
     text = text.partition("(Triggered")[0].strip()
-    return "" if text.endswith("not used because:") else text.partition(". ")[0].rstrip(".") + "." if text else ""
-
-
-class always_warning:
-    """Within it, torch says again what it has said before in this process."""
-
-    def __enter__(self) -> None:
-        self.before = torch.is_warn_always_enabled()
-        torch.set_warn_always(True)
-        warnings.simplefilter("always")
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_warn_always(self.before)
+    return text.partition(". ")[0].rstrip(".") + "." if text and not any(said in text for said in EMPTY) else ""

@@ -26,12 +26,12 @@ class Sight:
 
     def reaches(self, rows: range) -> int:
         """How many keys, from the first on, the causal rule leaves to the last of these rows: 0 to S."""
-        return min(max(self.keys - self.queries + rows.stop, 0), self.keys) if self.causal else self.keys
+        return max(self.keys - self.queries + rows.stop, 0) if self.causal else self.keys
 
     def tile(self, rows: range, columns: range, device: torch.device | str = "cpu") -> Tensor | None:
         """(rows, columns) bool, True = may look; None where all may."""
         seen = self.mask[rows.start : rows.stop, columns.start : columns.stop] if self.mask is not None else None
-        if not self.causal or columns.stop <= self.reaches(range(rows.start, rows.start + 1)):
+        if columns.stop <= self.reaches(range(rows.start, rows.start + 1)):
             return seen  # the first row sees the whole tile, so all rows do
         last = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.keys - self.queries
         below = torch.arange(columns.start, columns.stop, device=device) <= last
@@ -65,8 +65,9 @@ def check(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -
         raise ValueError(f"attention needs at least one head and one channel; here are {shapes}")
     if q.shape[0] % keys.shape[0]:
         raise ValueError(f"{q.shape[0]} query heads cannot share {keys.shape[0]} KV heads evenly; take a divisor")
-    if not (q.is_floating_point() and q.dtype == keys.dtype == values.dtype and q.device == keys.device):
-        raise ValueError(f"q, keys and values need one floating dtype and one device, not {q.dtype} and {keys.dtype}")
+    kinds = dict.fromkeys(f"{x.dtype} on {x.device}" for x in (q, keys, values))
+    if not q.is_floating_point() or len(kinds) > 1:
+        raise ValueError(f"q, keys and values need one floating dtype and one device, not {', '.join(kinds)}")
     fits = mask is None or (mask.dtype == torch.bool and mask.shape == (q.shape[1], keys.shape[1]))
     if not fits:
         raise ValueError(f"a mask is bool, True = may look, of shape {(q.shape[1], keys.shape[1])}; "

@@ -38,5 +38,6 @@ def softmax_(scores: Tensor, seen: Tensor | None) -> Tensor:
     """
     if seen is None:
         return scores.softmax(-1)
-    hidden = ~seen
-    return scores.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill_(hidden, 0)
+    probabilities = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
+    blind = ~seen.any(-1, keepdim=True)  # such a row is NaN; the pass that mends it is spared where there is none
+    return probabilities.masked_fill_(blind, 0) if blind.any() else probabilities

@@ -20,6 +20,7 @@ TINTS = [PAPER, tint(COLORS["tiled"], 0.35), tint(COLORS["tiled"], 0.8)]
 MOST_RULED = 40  # tiles in a row that still get lines between them
 BOUNDS = ("predicted", "low", "high")  # of a prediction, in rows
 WORKERS = 4  # of each kind, in the pictures of who does what
+ABOVE = dict(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)  # a legend that hides no curve
 
 
 def tile_states(T: int, S: int, block_q: int, block_k: int, causal: bool = True) -> list[list[int]]:
@@ -50,8 +51,8 @@ def plot_tiles(
     shown = sorted({state for row in states for state in row}, reverse=True)
     patches = [Patch(facecolor=TINTS[state], edgecolor=GREY, label=STATES[state]) for state in shown]
     ax.legend(handles=patches, loc="upper right", fontsize=9)
-    ax.set(xlabel=f"keys, blocks of {block_k}", ylabel=f"queries, blocks of {block_q}", xlim=(0, width))
-    ax.set(ylim=(height, 0), xticks=[], yticks=[])
+    ax.set(xlabel=f"keys, blocks of {block_k}", xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+    ax.set_ylabel(f"queries, blocks of {block_q}", labelpad=8)  # beside the stripe of a marked tile
     return ax
 
 
@@ -78,6 +79,8 @@ def plot_naive_and_tiled(blocks: int = 8) -> Figure:
     right.add_patch(Rectangle((0, row), column, 1, facecolor=TINTS[CROSSED]))
     right.add_patch(Rectangle((column, row), 1, 1, facecolor=TINTS[WHOLE]))
     _mark(right, row, column)
+    right.text(column + 1.15, -0.05, "its keys", color=BLUE, va="bottom", fontsize=9)
+    right.text(0.2, row - 0.1, "its queries", color=ORANGE, va="bottom", fontsize=9)
     right.annotate("", (blocks - 0.2, row + 0.5), (column + 1.2, row + 0.5), arrowprops={"arrowstyle": "-|>"})
     right.set_title("tiled: one tile at a time, none kept", fontsize=10)
     return left.figure
@@ -147,8 +150,7 @@ def plot_traffic(rows: Iterable[Any], least: float, unit: str = "MB moved") -> A
     ax.set_yscale("log")
     ax.set_xticks(blocks, [str(block) for block in blocks])
     ax.set(xlabel="block size, queries and keys", ylabel=unit)
-    above = dict(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
-    ax.legend(title="dots: counted; dashed: formula", fontsize=9, **above)
+    ax.legend(title="dots: counted; dashed: formula", fontsize=9, **ABOVE)
     return ax
 
 
@@ -165,4 +167,5 @@ def plot_context(rows: Sequence[Any], y: str) -> Axes:
     ax.set_yscale("log")
     ax.set_ylim(min(shown) / 2, max(shown) * 2)
     ax.set_xticks(at, [f"{tokens:,}" for tokens in at])
+    ax.legend(title=ax.get_legend().get_title().get_text(), **ABOVE)
     return ax

@@ -14,12 +14,15 @@ from lessons_lib.attention.backends import Attempt, first_sentence
 def attending(network: PreTrainedModel, name: str) -> Iterator[PreTrainedModel]:
     """The network with this attn_implementation ("eager", "sdpa", "flash_attention_2", ...), and afterwards as before.
 
-    What transformers raises passes through: ImportError for a package that is missing, ValueError for other names.
+    FlashAttention's packages take 16 bits only, so under them a float32 network runs in bfloat16's autocast. What
+    transformers raises passes through: ImportError for a package that is missing, ValueError for other names.
     """
     before = network.config._attn_implementation
     network.set_attn_implementation(name)
+    narrow = name.startswith("flash_attention") and network.dtype == torch.float32
     try:
-        yield network
+        with torch.autocast(network.device.type, torch.bfloat16, enabled=narrow):
+            yield network
     finally:
         network.set_attn_implementation(before)
 

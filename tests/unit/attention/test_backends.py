@@ -1,5 +1,7 @@
 """Asking for one backend after another: what ran is right, what did not says why."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -32,17 +34,31 @@ def test_options_reach_torch(heads):
     torch.testing.assert_close(attempt.output[0], naive(q[0], keys[0], values[0], causal=True))
 
 
+@pytest.mark.filterwarnings("ignore")  # what is ignored elsewhere is heard here
 @pytest.mark.parametrize("turn", ["first", "second"])
 def test_a_refusal_keeps_its_reason_each_time_and_without_torchs_own_source_lines(heads, turn):
     q, keys, values = (x[None] for x in heads(dtype=torch.float32))
     [attempt] = attempts(q, keys, values, ["FLASH_ATTENTION"], dropout_p=0.5)
     assert not attempt.ran
     assert attempt.refusal == "Both fused kernels do not support non-zero dropout. No available kernel."
-    assert not torch.is_warn_always_enabled()
+
+
+def test_of_several_reasons_each_is_kept_once_and_in_order(heads, monkeypatch):
+    said = ["Kernel not used because:", "Expected 16 bits. Got 32.", "No mask, please.", "Expected 16 bits."]
+
+    def refuse(*given, **options):
+        for reason in said:
+            warnings.warn(reason, UserWarning, stacklevel=2)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    [attempt] = attempts(*heads(), ["FLASH_ATTENTION"])
+    assert attempt.refusal == "Expected 16 bits. No mask, please. No available kernel."
 
 
 @pytest.mark.parametrize("said, kept", [
     ("Flash attention kernel not used because: (Triggered internally at a.cpp:99.)", ""),
+    ("Memory Efficient attention has been runtime disabled. (Triggered internally at c.h:550.)", ""),
     ("No available kernel.  Aborting execution.", "No available kernel."),
     ("Expected dtype {Half, BFloat16} (Triggered internally at b.h:1.)", "Expected dtype {Half, BFloat16}."),
     ("", ""),

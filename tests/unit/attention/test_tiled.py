@@ -132,7 +132,9 @@ def test_a_tile_is_masked_only_where_the_diagonal_crosses_it():
     (((2, 5, 8), (2, 5, 8), (2, 6, 8)), "heads and tokens"),
     (((2, 5, 8), (2, 5, 8), (1, 5, 8)), "heads and tokens"),
     (((2, 5, 8), (0, 5, 8), (0, 5, 8)), "at least one head"),
+    (((0, 5, 8), (2, 5, 8), (2, 5, 8)), "at least one head"),
     (((2, 5, 0), (2, 5, 0), (2, 5, 4)), "one channel"),
+    (((2, 5, 8), (2, 5, 8), (2, 5, 0)), "one channel"),
 ])  # fmt: skip
 @pytest.mark.parametrize("attend", [naive, tiled, keys_outside])
 def test_shapes_that_do_not_fit_are_refused_in_one_sentence(shapes, message, attend):
@@ -158,5 +160,15 @@ def test_two_dtypes_are_refused(heads):
     q, keys, values = heads()
     with pytest.raises(ValueError, match="one floating dtype"):
         check(q.float(), keys, values)
-    with pytest.raises(ValueError, match="one floating dtype"):
+    with pytest.raises(ValueError, match="one floating dtype and one device, not torch.float64 on cpu, torch.float32"):
+        check(q, keys, values.float())
+    with pytest.raises(ValueError, match="not torch.int64 on cpu$"):
         check(q.long(), keys.long(), values.long())
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_two_devices_are_refused(heads, which):
+    given_ = heads()
+    given_[which] = given_[which].to("meta")
+    with pytest.raises(ValueError, match="one device, not .*meta"):
+        check(*given_)

@@ -66,11 +66,13 @@ def test_the_causal_half_approaches_half_of_the_reads():
     assert half / whole == pytest.approx(0.5, abs=0.02)
 
 
-def test_the_papers_blocks_fit_its_fast_memory():
+def test_the_papers_blocks_fill_its_fast_memory_and_leave_no_room_for_scores():
     assert block_sizes(25_600, 64) == (64, 100)  # about 100 kB of fp32
-    assert block_sizes(1_000, 64) == (4, 4)
-    for M in (1_000, 10_000, 100_000):
-        assert held(*block_sizes(M, 64), 64) < 1.5 * M
+    assert block_sizes(1_000, 64) == (4, 4) and block_sizes(1_024, 64) == (4, 4) and block_sizes(1_025, 64) == (5, 5)
+    for M in (1_024, 10_240, 102_400):  # whole blocks
+        block_q, block_k = block_sizes(M, 64)
+        assert held(block_q, block_k, 64) - block_q * block_k <= M
+    assert held(*block_sizes(10_240, 64), 64) > 10_240
     assert held(2, 3, 4) == 16 + 24 + 6
 
 

@@ -55,6 +55,9 @@ def test_naive_and_tiled_stand_beside_each_other():
     left, right = plot_naive_and_tiled().axes
     assert "written and read" in left.get_title() and "one tile at a time" in right.get_title()
     assert right.get_lines() and not left.get_lines()
+    named = {text.get_text(): text.get_color() for text in right.texts}
+    queries, keys = right.get_lines()
+    assert named["its queries"] == queries.get_color() and named["its keys"] == keys.get_color()
 
 
 def test_every_tile_has_one_worker_and_the_axis_that_is_split_decides():
@@ -90,6 +93,11 @@ def test_context_is_drawn_on_two_logarithmic_axes_with_all_points_inside():
     assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_ylabel() == "MB"
     assert 0 < ax.get_ylim()[0] < 256 * 256 / 2 and ax.get_ylim()[1] > 512 * 512
     assert [label.get_text() for label in ax.get_xticklabels()] == ["256", "512"]
+    legend = ax.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["naive"]
+    assert "predicted" in legend.get_title().get_text()
+    ax.figure.canvas.draw()
+    assert legend.get_window_extent().y0 >= ax.get_window_extent().y1  # above the axes, so over no curve
     bracket = [{"method": "sdpa", "tokens": 9, "samples": [4.0], "low": 2.0, "high": 5.0}]
     low, high = plot_context(bracket, "s").get_ylim()
     assert low < 2 and high > 5
