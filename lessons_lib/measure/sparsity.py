@@ -14,7 +14,7 @@ from torch import Tensor
 from lessons_lib.measure.shape import ELEMENT_BYTES, ModelShape
 
 ROUNDING = 1e-9  # sums of weights may fall short of a mass by so much
-KNOWN = ("mlp", "gate first", "inputs")
+KNOWN = ("mlp", "gate first", "intermediate", "inputs")
 
 
 def share_below(weights: Tensor, threshold: float, allowed: Tensor | None = None) -> Tensor:
@@ -104,17 +104,18 @@ def rows(weights: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor
 def skippable(shape: ModelShape, known: str = "mlp") -> float:
     """Share of the weights that a step multiplies, out of which a sparsity S need not be read.
 
-    known: "mlp", active neurons are known beforehand; "gate first", from the gate, which is read whole; "inputs",
-    every matrix of the layers skips the columns of its input's zeros. The head is always read. ValueError for
-    others, and for a gate that the model does not have.
+    known: "mlp", active neurons are known beforehand; "gate first", from the gate, which is read whole;
+    "intermediate", from the vector that W_down reads, so that only W_down skips; "inputs", every matrix of the layers
+    skips the columns of its input's zeros. The head is always read. ValueError for others, and for a gate that the
+    model does not have.
     """
-    if known not in KNOWN or (known == "gate first" and not shape.gated):
-        raise ValueError(
-            f"{shape.name} cannot know {known!r}; choose from {', '.join(KNOWN[: 3 if shape.gated else 1])}."
-        )
+    possible = [name for name in KNOWN if name != "gate first" or shape.gated]
+    if known not in possible:
+        raise ValueError(f"{shape.name} cannot know {known!r}; choose from {', '.join(possible)}.")
     matrices = 3 if shape.gated else 2
     mlp = shape.layers * matrices * shape.width * shape.mlp_width
-    return {"mlp": mlp, "gate first": mlp * 2 / 3, "inputs": shape.layer_weights}[known] / shape.weights
+    parts = {"mlp": mlp, "gate first": mlp * 2 / 3, "intermediate": mlp / matrices, "inputs": shape.layer_weights}
+    return parts[known] / shape.weights
 
 
 def attention_share(shape: ModelShape, cached: int, dtype: str = "bf16") -> float:

@@ -149,10 +149,18 @@ def test_amdahl_of_the_real_shape_is_that_of_the_specification():
     assert [round(speedup(share / 2, 1), 2) for share in shares] == [1.02, 1.04, 1.08, 1.15, 1.26]
 
 
+@pytest.mark.parametrize("name, matrices", [("smollm2-135m", 3), ("opt-1.3b", 2)])
+def test_the_intermediate_vector_tells_of_the_last_matrix_alone(name, matrices):
+    shape = SHAPES[name]
+    assert skippable(shape, "intermediate") == pytest.approx(skippable(shape, "mlp") / matrices)
+    assert skippable(shape, "mlp") == shape.layers * matrices * shape.width * shape.mlp_width / shape.weights
+    assert skippable(shape, "mlp") < skippable(shape, "inputs") == shape.layer_weights / shape.weights
+
+
 def test_what_cannot_be_known_or_skipped_is_refused():
-    with pytest.raises(ValueError, match="opt-1.3b cannot know 'gate first'; choose from mlp"):
+    with pytest.raises(ValueError, match="opt-1.3b cannot know 'gate first'; choose from mlp, intermediate, inputs"):
         skippable(SHAPES["opt-1.3b"], "gate first")
-    with pytest.raises(ValueError, match="'oracle'; choose from mlp, gate first, inputs"):
+    with pytest.raises(ValueError, match="'oracle'; choose from mlp, gate first, intermediate, inputs"):
         skippable(SMOL, "oracle")
     for share, sparsity in [(1, 1), (1.2, 0.5), (0.5, -0.1)]:
         with pytest.raises(ValueError, match="from 0 to 1"):
