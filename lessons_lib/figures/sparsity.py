@@ -32,6 +32,10 @@ def plot_lines(rows: Iterable[Any], x: str, y: str, scale: str = "linear") -> Ax
         at, values = [row[x] for row in group], [row[y] for row in group]
         ax.plot(at, values, marker=MARKERS[i % len(MARKERS)], color=CYCLE[i % len(CYCLE)], label=label)
     ax.set(xlabel=x, ylabel=y, xscale=scale)
+    if scale == "log":  # few points, far apart: each is named
+        at = sorted({value for line in ax.get_lines() for value in line.get_xdata()})
+        ax.set_xticks(at, [f"{value:g}" for value in at])
+        ax.minorticks_off()
     ax.legend(fontsize=9)
     return ax
 

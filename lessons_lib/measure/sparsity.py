@@ -11,7 +11,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from lessons_lib.measure.shape import ELEMENT_BYTES, ModelShape
+from lessons_lib.measure.shape import ModelShape
 
 ROUNDING = 1e-9  # sums of weights may fall short of a mass by so much
 KNOWN = ("mlp", "gate first", "intermediate", "inputs")
@@ -73,7 +73,7 @@ def highest(scores: Tensor, share: float, allowed: Tensor) -> Tensor:
     """Which allowed entries of each row are among its ceil(share n) highest scores, at least one: bool (..., n)."""
     if not 0 <= share <= 1:
         raise ValueError(f"A share of a row is kept, from 0 to 1, not {share}.")
-    keep = (share * allowed.sum(-1, keepdim=True) - ROUNDING).ceil().clamp(min=1)
+    keep = (share * allowed.sum(-1, keepdim=True).double() - ROUNDING).ceil().clamp(min=1)
     order = scores.masked_fill(~allowed, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     first = torch.arange(scores.shape[-1], device=scores.device) < keep
     return torch.zeros_like(first).expand(scores.shape).scatter(-1, order, first.expand(scores.shape)) & allowed
@@ -118,10 +118,10 @@ def skippable(shape: ModelShape, known: str = "mlp") -> float:
     return parts[known] / shape.weights
 
 
-def attention_share(shape: ModelShape, cached: int, dtype: str = "bf16") -> float:
-    """Share of a decode step's bytes that are keys and values of `cached` tokens, in the format of the weights."""
-    cache = shape.kv_elements(cached) * ELEMENT_BYTES[dtype]
-    return cache / (cache + shape.weights * ELEMENT_BYTES[dtype])
+def attention_share(shape: ModelShape, cached: int) -> float:
+    """Share of a decode step's bytes that are keys and values of `cached` tokens, if both have the weights' format."""
+    cache = shape.kv_elements(cached)
+    return cache / (cache + shape.weights)
 
 
 def speedup(share: float, sparsity: float) -> float:

@@ -15,7 +15,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 NAMES = {
     "mlp": "MLP, known beforehand",
     "gate first": "gate computed first",
-    "intermediate": "intermediate vector computed first",
+    "intermediate": "intermediate vector first",
     "inputs": "inputs of every product",
 }
 

@@ -28,7 +28,9 @@ def test_lines_are_the_rows_in_colours_and_markers_of_their_own():
     one, other = plot_lines(rows, "S", "NLL").get_lines()
     assert points(one) == [(0.5, 0.5), (0.9, 0.9)] and points(other) == [(0.5, 1.5), (0.9, 1.9)]
     assert one.get_color() != other.get_color() and one.get_marker() != other.get_marker()
-    assert plot_lines(rows, "S", "NLL", "log").get_xscale() == "log"
+    logarithmic = plot_lines(rows, "S", "NLL", "log")
+    assert logarithmic.get_xscale() == "log"
+    assert [label.get_text() for label in logarithmic.get_xticklabels()] == ["0.5", "0.9"]
 
 
 def test_gains_show_median_spread_prediction_and_the_oracle():
