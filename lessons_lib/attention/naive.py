@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lessons_lib.attention.heads import prepared
+from lessons_lib.attention.heads import Sight, prepared
 from lessons_lib.attention.traffic import Memory
 
 
@@ -23,12 +23,16 @@ def naive(
     """
     memory, dtype = memory or Memory(), q.dtype
     q, keys, values, sight = prepared(q, keys, values, causal, mask)
+    mixed = memory.load(probabilities(q, keys, sight, memory)) @ memory.load(values)
+    return memory.write(mixed).flatten(0, 1).to(dtype)
+
+
+def probabilities(q: Tensor, keys: Tensor, sight: Sight, memory: Memory) -> Tensor:
+    """q (H_kv, g, T, d), keys (H_kv, g, S, d), as `prepared` gives them -> softmax of the scores (H_kv, g, T, S)."""
     scores = memory.load(q) @ memory.load(keys).mT
     scores = memory.write(scores.mul_(q.shape[-1] ** -0.5))
     seen = sight.tile(range(sight.queries), range(sight.keys), q.device)
-    probabilities = memory.write(softmax_(memory.load(scores), seen))
-    out = memory.write(memory.load(probabilities) @ memory.load(values))
-    return out.flatten(0, 1).to(dtype)
+    return memory.write(softmax_(memory.load(scores), seen))
 
 
 def softmax_(scores: Tensor, seen: Tensor | None) -> Tensor:

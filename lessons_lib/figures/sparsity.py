@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
@@ -31,6 +32,10 @@ def plot_lines(rows: Iterable[Any], x: str, y: str, scale: str = "linear") -> Ax
         at, values = [row[x] for row in group], [row[y] for row in group]
         ax.plot(at, values, marker=MARKERS[i % len(MARKERS)], color=CYCLE[i % len(CYCLE)], label=label)
     ax.set(xlabel=x, ylabel=y, xscale=scale)
+    if scale == "log":  # few points, far apart: each is named
+        at = sorted({value for line in ax.get_lines() for value in line.get_xdata()})
+        ax.set_xticks(at, [f"{value:g}" for value in at])
+        ax.minorticks_off()
     ax.legend(fontsize=9)
     return ax
 
@@ -38,8 +43,9 @@ def plot_lines(rows: Iterable[Any], x: str, y: str, scale: str = "linear") -> Ax
 def plot_gains(rows: Iterable[Any], oracle: bool = True) -> Axes:
     """Times as fast as dense against the share skipped (median, bar from minimum to maximum), dashed as predicted.
 
-    rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction. oracle: draw 1/(1 - S), the
-    limit of a product that reads only what it needs.
+    rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction; between two rows it is drawn as
+    what it is made of, bytes that fall in a straight line. oracle: draw 1/(1 - S), the limit of a product that reads
+    only what it needs.
     """
     ax, rows = axes(), as_dicts(rows)
     for i, (label, group) in enumerate(by_key(rows, "label").items()):
@@ -47,14 +53,20 @@ def plot_gains(rows: Iterable[Any], oracle: bool = True) -> Axes:
         middle, bars = spread([row["samples"] for row in group])
         ax.errorbar(at, middle, yerr=bars, fmt=MARKERS[i % len(MARKERS)], capsize=3, color=shade, label=label)
         if all("predicted" in row for row in group):
-            ax.plot(at, [row["predicted"] for row in group], "--", color=shade)
+            ax.plot(*by_bytes(at, [row["predicted"] for row in group]), "--", color=shade)
     ax.axhline(1, color=GREY, linewidth=1)
     if oracle:
         at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})
-        ax.plot(at, [speedup(1, s) for s in at], ":", color=INK, label="limit 1/(1 - S)")
+        ax.plot(*by_bytes(at, [speedup(1, s) for s in at]), ":", color=INK, label="limit 1/(1 - S)")
     ax.set(xlabel="share skipped, S", ylabel="times as fast as dense", yscale="log")
     ax.legend(fontsize=9, title="dashed: predicted")
     return ax
+
+
+def by_bytes(at: Sequence[float], gains: Sequence[float], points: int = 101) -> tuple[np.ndarray, np.ndarray]:
+    """Gains at ascending shares `at` -> a curve through them (x, y), whose reciprocals, bytes, are straight between."""
+    x = np.union1d(np.linspace(at[0], at[-1], points), at)
+    return x, 1 / np.interp(x, at, 1 / np.asarray(gains))
 
 
 def plot_limits(shares: dict[str, float], sparsity: float, width: int, levels: Sequence[float] = ()) -> Axes:

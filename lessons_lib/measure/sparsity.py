@@ -11,10 +11,10 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from lessons_lib.measure.shape import ELEMENT_BYTES, ModelShape
+from lessons_lib.measure.shape import ModelShape
 
 ROUNDING = 1e-9  # sums of weights may fall short of a mass by so much
-KNOWN = ("mlp", "gate first", "inputs")
+KNOWN = ("mlp", "gate first", "intermediate", "inputs")
 
 
 def share_below(weights: Tensor, threshold: float, allowed: Tensor | None = None) -> Tensor:
@@ -73,7 +73,7 @@ def highest(scores: Tensor, share: float, allowed: Tensor) -> Tensor:
     """Which allowed entries of each row are among its ceil(share n) highest scores, at least one: bool (..., n)."""
     if not 0 <= share <= 1:
         raise ValueError(f"A share of a row is kept, from 0 to 1, not {share}.")
-    keep = (share * allowed.sum(-1, keepdim=True) - ROUNDING).ceil().clamp(min=1)
+    keep = (share * allowed.sum(-1, keepdim=True).double() - ROUNDING).ceil().clamp(min=1)
     order = scores.masked_fill(~allowed, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     first = torch.arange(scores.shape[-1], device=scores.device) < keep
     return torch.zeros_like(first).expand(scores.shape).scatter(-1, order, first.expand(scores.shape)) & allowed
@@ -104,23 +104,24 @@ def rows(weights: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor
 def skippable(shape: ModelShape, known: str = "mlp") -> float:
     """Share of the weights that a step multiplies, out of which a sparsity S need not be read.
 
-    known: "mlp", active neurons are known beforehand; "gate first", from the gate, which is read whole; "inputs",
-    every matrix of the layers skips the columns of its input's zeros. The head is always read. ValueError for
-    others, and for a gate that the model does not have.
+    known: "mlp", active neurons are known beforehand; "gate first", from the gate, which is read whole;
+    "intermediate", from the vector that W_down reads, so that only W_down skips; "inputs", every matrix of the layers
+    skips the columns of its input's zeros. The head is always read. ValueError for others, and for a gate that the
+    model does not have.
     """
-    if known not in KNOWN or (known == "gate first" and not shape.gated):
-        raise ValueError(
-            f"{shape.name} cannot know {known!r}; choose from {', '.join(KNOWN[: 3 if shape.gated else 1])}."
-        )
+    possible = [name for name in KNOWN if name != "gate first" or shape.gated]
+    if known not in possible:
+        raise ValueError(f"{shape.name} cannot know {known!r}; choose from {', '.join(possible)}.")
     matrices = 3 if shape.gated else 2
     mlp = shape.layers * matrices * shape.width * shape.mlp_width
-    return {"mlp": mlp, "gate first": mlp * 2 / 3, "inputs": shape.layer_weights}[known] / shape.weights
+    parts = {"mlp": mlp, "gate first": mlp * 2 / 3, "intermediate": mlp / matrices, "inputs": shape.layer_weights}
+    return parts[known] / shape.weights
 
 
-def attention_share(shape: ModelShape, cached: int, dtype: str = "bf16") -> float:
-    """Share of a decode step's bytes that are keys and values of `cached` tokens, in the format of the weights."""
-    cache = shape.kv_elements(cached) * ELEMENT_BYTES[dtype]
-    return cache / (cache + shape.weights * ELEMENT_BYTES[dtype])
+def attention_share(shape: ModelShape, cached: int) -> float:
+    """Share of a decode step's bytes that are keys and values of `cached` tokens, if both have the weights' format."""
+    cache = shape.kv_elements(cached)
+    return cache / (cache + shape.weights)
 
 
 def speedup(share: float, sparsity: float) -> float:

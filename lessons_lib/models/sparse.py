@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lessons_lib.attention.heads import prepared
+from lessons_lib.attention.naive import probabilities
+from lessons_lib.attention.traffic import Memory
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.measure.sparsity import highest, threshold
 from lessons_lib.models.decoder import Decoder
@@ -25,11 +28,10 @@ def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None = None) -> Te
     """q (H, T, d), keys (H_kv, S, d), mask (T, S) bool or None for causal -> softmax weights (H, T, S).
 
     In float32 or better. Masked entries are 0; they are no keys of the row, and measures must not count them.
+    Raises ValueError for shapes that do not fit.
     """
-    mask = causal_mask(q.shape[1], keys.shape[1], q.device) if mask is None else mask
-    exact = torch.promote_types(q.dtype, torch.float32)
-    scores = q.to(exact) @ keys.to(exact).repeat_interleave(len(q) // len(keys), 0).transpose(1, 2)
-    return (scores * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+    q, keys, _, sight = prepared(q, keys, keys, mask is None, mask)
+    return probabilities(q, keys, sight, Memory()).flatten(0, 1)
 
 
 def keep_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, share: float, score=None) -> Tensor:
@@ -37,9 +39,9 @@ def keep_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shar
 
     score: weights (H, T, S) -> what the best are judged by, of the same shape; None: the weights themselves.
     """
-    allowed = causal_mask(q.shape[1], keys.shape[1], q.device) if mask is None else mask
-    weights = attention_weights(q, keys, allowed)
-    weights = weights * highest(weights if score is None else score(weights), share, allowed.expand(weights.shape))
+    mask = causal_mask(q.shape[1], keys.shape[1], q.device) if mask is None else mask
+    weights = attention_weights(q, keys, mask)
+    weights = weights * highest(weights if score is None else score(weights), share, mask.expand(weights.shape))
     weights = weights / weights.sum(-1, keepdim=True)
     return (weights @ values.to(weights.dtype).repeat_interleave(len(q) // len(values), 0)).to(q.dtype)
 

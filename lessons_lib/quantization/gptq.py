@@ -40,7 +40,7 @@ def hessian(inputs: Tensor) -> Tensor:
 
 def layer_loss(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
     """tr(d H dᵀ) with d = weight - rounded, both (N, K): twice the mean square change of the layer's outputs."""
-    d = (weight - rounded).to(hessian)
+    d = weight.to(hessian) - rounded.to(hessian)
     return float((d @ hessian * d).sum())
 
 

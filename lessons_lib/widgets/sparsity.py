@@ -1,6 +1,7 @@
 """Lesson 12's widget: what skipping can gain at most, by how much is zero, who knows it when, and for how many rows."""
 
 from functools import partial
+from textwrap import fill
 
 from matplotlib.axes import Axes
 
@@ -11,20 +12,26 @@ from lessons_lib.widgets.controls import Slider, show
 
 PERCENT = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
-NAMES = {"mlp": "MLP, known beforehand", "gate first": "gate computed first", "inputs": "inputs of every product"}
+NAMES = {
+    "mlp": "MLP, known beforehand",
+    "gate first": "gate computed first",
+    "intermediate": "intermediate vector first",
+    "inputs": "inputs of every product",
+}
 
 
 def headline(shape: ModelShape, percent: int, rows: int) -> str:
     """What all rows together can skip, and the limits."""
     skipped = 1 - union(percent / 100, rows)
-    limits = ", ".join(f"{known} {speedup(skippable(shape, known), skipped):.2f}x" for known in NAMES)
-    return f"{percent}% zero in each of {rows} rows: {skipped:.0%} skipped by all; at most {limits}"
+    limits = ", ".join(f"{speedup(skippable(shape, known), skipped):.2f} ({name})" for known, name in NAMES.items())
+    each = "one row" if rows == 1 else f"each of {rows} rows"
+    return f"{percent}% zero in {each}: {skipped:.0%} skipped by all; times as fast at most: {limits}"
 
 
 def draw_limits(shape: ModelShape, percent: int, rows: int) -> Axes:
     """The limits against sparsity under the headline."""
     ax = plot_limits({name: skippable(shape, known) for known, name in NAMES.items()}, percent / 100, rows)
-    ax.set_title(headline(shape, percent, rows).replace("; ", ";\n"), fontsize=9)
+    ax.set_title(fill(headline(shape, percent, rows), 72), fontsize=9)
     return ax
 
 

@@ -73,14 +73,45 @@ def test_what_the_mask_hides_is_no_sparsity():
     assert top_mass(weights, 0.5, allowed)[9].item() == pytest.approx(0.5)
 
 
+def test_what_stands_behind_the_mask_changes_nothing():
+    """Five weights, and three numbers of another request behind them: every measure is that of the five."""
+    padded = torch.cat([FIVE, torch.tensor([0.7, 0.0, 0.01])])
+    allowed = torch.arange(8) < 5
+    measures = [
+        effective_count,
+        lambda w, a: share_below(w, 0.07, a),
+        lambda w, a: share_below_uniform(w, 0.3, a),
+        lambda w, a: mass_sparsity(w, 0.1, a),
+        lambda w, a: top_mass(w, 0.4, a),
+        lambda w, a: without_first(w, 2, a)[0][:3],
+    ]
+    for measure in measures:
+        assert torch.equal(measure(padded, allowed), measure(FIVE, None))
+    assert share_below(padded, 0.07, allowed) == 0.4 and share_below_uniform(padded, 0.3, allowed) == 0.4
+    assert mass_sparsity(padded, 0.1, allowed).item() == pytest.approx(0.4)
+
+
+def test_the_effective_count_is_that_of_the_entropy():
+    by_hand = 0.5**-0.5 * 0.3**-0.3 * 0.1**-0.1 * 0.05**-0.05 * 0.05**-0.05  # exp of the sum of -w log w
+    assert effective_count(FIVE).item() == pytest.approx(by_hand) != pytest.approx(1 / FIVE.square().sum().item())
+
+
+def test_sums_that_fall_short_by_rounding_are_enough():
+    sixths = torch.full((6,), 1 / 6, dtype=torch.float64)  # of which the first five sum to less than 5/6
+    assert sixths.cumsum(0)[4] < 5 / 6 and kept_count(sixths, 5 / 6) == 5
+    assert kept_count(torch.tensor([0.5, 0.3, 0.1999]), 1.0) == 3  # all there are, though they hold less
+
+
 def test_without_the_sink_the_rest_is_a_row_again():
     rest, allowed = without_first(FIVE, 1)
     assert rest.tolist() == pytest.approx([0.6, 0.2, 0.1, 0.1]) and allowed.tolist() == [True] * 4
+    _, allowed = without_first(torch.eye(4)[1], 1, torch.arange(4) < 3)
+    assert allowed.tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("weights", [
-    torch.tensor([1, 0]), torch.ones(3, 0), torch.tensor([0.5, 0.4]), torch.tensor([1.5, -0.5]),
-    torch.tensor([0.5, float("nan")]), torch.tensor(1.0),
+    torch.tensor([1, 0]), torch.ones(3, 0), torch.ones(0, 3), torch.tensor([0.5, 0.45]), torch.tensor([1.5, -0.5]),
+    torch.tensor([0.5, float("nan")]), torch.tensor(1.0), torch.tensor([[0.5, 0.5], [0.5, 0.4]]),
 ])  # fmt: skip
 def test_what_is_no_row_is_refused_in_one_sentence(weights):
     with pytest.raises(ValueError, match=r"^[^\n]*(Rows of weights|sum to 1)[^\n]*$"):
@@ -121,8 +152,19 @@ def test_the_highest_are_chosen_among_the_allowed_and_at_least_one():
     assert highest(scores, 0.5, allowed).tolist() == [[True, False, True, False], [True, False, True, False]]
     assert highest(scores, 0.0, allowed).sum(-1).tolist() == [1, 1]
     assert torch.equal(highest(scores, 1.0, allowed), allowed)
-    with pytest.raises(ValueError, match="from 0 to 1, not 1.5"):
-        highest(scores, 1.5, allowed)
+    assert not highest(scores, 0.5, torch.zeros_like(allowed)).any()  # none is allowed, so none is kept
+    for share in (1.5, -0.1, float("nan")):
+        with pytest.raises(ValueError, match=f"from 0 to 1, not {share}"):
+            highest(scores, share, allowed)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3000), st.floats(0, 1))
+def test_a_share_that_makes_a_whole_number_keeps_just_that(n, part):
+    """0.3 of 50 is 15; in float32 it would be a little more, and 16 were kept."""
+    k = max(1, round(part * n))
+    assert highest(torch.arange(float(n)), k / n, torch.ones(n, dtype=torch.bool)).sum() == k
+    assert highest(torch.arange(50.0), 0.3, torch.ones(50, dtype=torch.bool)).sum() == 15
 
 
 @settings(deadline=None)
@@ -137,6 +179,8 @@ def test_the_threshold_cuts_the_share_that_was_asked_for(count, sparsity, seed):
 def test_a_threshold_needs_a_share(sparsity):
     with pytest.raises(ValueError, match="from 0 to below 1"):
         threshold(torch.ones(4), sparsity)
+    with pytest.raises(ValueError, match="Some values"):
+        threshold(torch.ones(0), 0.0)
 
 
 def test_amdahl_of_the_real_shape_is_that_of_the_specification():
@@ -149,10 +193,18 @@ def test_amdahl_of_the_real_shape_is_that_of_the_specification():
     assert [round(speedup(share / 2, 1), 2) for share in shares] == [1.02, 1.04, 1.08, 1.15, 1.26]
 
 
+@pytest.mark.parametrize("name, matrices", [("smollm2-135m", 3), ("opt-1.3b", 2)])
+def test_the_intermediate_vector_tells_of_the_last_matrix_alone(name, matrices):
+    shape = SHAPES[name]
+    assert skippable(shape, "intermediate") == pytest.approx(skippable(shape, "mlp") / matrices)
+    assert skippable(shape, "mlp") == shape.layers * matrices * shape.width * shape.mlp_width / shape.weights
+    assert skippable(shape, "mlp") < skippable(shape, "inputs") == shape.layer_weights / shape.weights
+
+
 def test_what_cannot_be_known_or_skipped_is_refused():
-    with pytest.raises(ValueError, match="opt-1.3b cannot know 'gate first'; choose from mlp"):
+    with pytest.raises(ValueError, match="opt-1.3b cannot know 'gate first'; choose from mlp, intermediate, inputs"):
         skippable(SHAPES["opt-1.3b"], "gate first")
-    with pytest.raises(ValueError, match="'oracle'; choose from mlp, gate first, inputs"):
+    with pytest.raises(ValueError, match="'oracle'; choose from mlp, gate first, intermediate, inputs"):
         skippable(SMOL, "oracle")
     for share, sparsity in [(1, 1), (1.2, 0.5), (0.5, -0.1)]:
         with pytest.raises(ValueError, match="from 0 to 1"):

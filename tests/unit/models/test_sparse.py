@@ -8,7 +8,7 @@ from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.kernels import attend
+from lessons_lib.models.kernels import Kernels, attend
 from lessons_lib.models.sparse import (
     PRODUCTS,
     attention_weights,
@@ -88,6 +88,47 @@ def test_weights_times_values_are_the_attention(tiny_model):
     assert torch.allclose(recent, values[:, 4:].repeat_interleave(2, 0))
 
 
+def test_a_mask_hides_keys_wherever_they_are():
+    """As torch's own attention with the same mask, which is not the causal one."""
+    q, keys, values = torch.randn(3, 4, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[1, 0, 0, 1, 0], [0, 1, 1, 0, 1], [1, 1, 1, 1, 1]]).bool()
+    weights = attention_weights(q[:, :3], keys[:2], mask)
+    expected = F.scaled_dot_product_attention(q[:, :3], keys[:2], values[:2], mask, enable_gqa=True)
+    assert (weights @ values[:2].repeat_interleave(2, 0) - expected).abs().max() < 1e-12
+    assert not weights[:, ~mask].any() and torch.allclose(weights.sum(-1), torch.ones(4, 3, dtype=torch.float64))
+    assert (keep_keys(q[:, :3], keys[:2], values[:2], mask, 1.0) - expected).abs().max() < 1e-12
+    newer_half = keep_keys(q[:, :3], keys[:2], values[:2], mask, 0.5, lambda w: torch.arange(5.0).expand(w.shape))
+    recent = torch.tensor([[0, 0, 0, 1, 0], [0, 0, 1, 0, 1], [0, 0, 1, 1, 1]]).bool()  # of those allowed
+    expected = F.scaled_dot_product_attention(q[:, :3], keys[:2], values[:2], recent, enable_gqa=True)
+    assert (newer_half - expected).abs().max() < 1e-12
+
+
+def test_weights_of_a_half_are_those_of_the_same_numbers_in_full():
+    q, keys, values = torch.randn(3, 2, 6, 8, generator=torch.Generator().manual_seed(2)).bfloat16()
+    weights = attention_weights(q, keys)
+    assert weights.dtype == torch.float32 and torch.equal(weights, attention_weights(q.float(), keys.float()))
+    kept, exact = keep_keys(q, keys, values, None, 0.5), keep_keys(*(x.float() for x in (q, keys, values)), None, 0.5)
+    assert kept.dtype == torch.bfloat16 and torch.equal(kept, exact.bfloat16())
+
+
+def test_weights_of_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="3 query heads cannot share 2 KV heads evenly"):
+        attention_weights(torch.ones(3, 1, 8), torch.ones(2, 4, 8))
+
+
+def test_taps_are_on_the_decoders_own_kernels_and_show_the_mask(tiny_model):
+    decoder, shown = Decoder.from_transformers(tiny_model), []
+    # heads and products that a library would not give, so that using the library's instead would be seen
+    decoder.kernels = Kernels(lambda *given: attend(*given) * 1.5, lambda x, weight: F.linear(x, weight) * 0.7)
+    seen = tapped(decoder, look=lambda layer, q, keys, mask: shown.append((layer, mask)))
+    assert torch.equal(logits(decoder, kernels=seen), logits(decoder))
+    c, mask = decoder.config, torch.eye(13, dtype=torch.bool)
+    segment = Segment(torch.arange(13), ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64), mask)
+    decoder(TOKENS, [segment], kernels=seen)
+    assert [layer for layer, _ in shown] == [0, 1] * 2
+    assert shown[0][1] is None and all(given is mask for _, given in shown[2:])
+
+
 def test_taps_that_change_nothing_change_nothing(tiny_model):
     decoder = Decoder.from_transformers(tiny_model)
     read, gates, attention, dense = watched(decoder)
@@ -116,6 +157,7 @@ def test_cut_inputs_are_cut_by_size_and_the_rest_stays():
     cut = cut_inputs({(0, "down"): 0.5})
     assert cut((0, "down"), x).tolist() == [[-3.0, 0.0, 0.0, 2.0]]
     assert cut((1, "down"), x) is x
+    assert cut_gates({(0, "down"): 9.0})((0, "down"), x) is x  # no gate, though it has a threshold
 
 
 def test_gates_cut_equal_the_dense_mlp_with_the_mask_applied(tiny_model):

@@ -56,6 +56,8 @@ def test_the_hessian_gives_twice_the_mean_square_change_of_the_outputs():
     loss = F.linear(x, changed - w).square().sum(1).mean()
     assert layer_loss(w, changed, hessian(x)) == pytest.approx(2 * loss.item())
     torch.testing.assert_close(hessian(x.view(10, 20, -1)), hessian(x))
+    halves = w.bfloat16(), changed.bfloat16()  # whose difference bfloat16 could not hold
+    assert layer_loss(*halves, hessian(x)) == layer_loss(*(half.double() for half in halves), hessian(x))
 
 
 @pytest.mark.parametrize("options", [
@@ -137,6 +139,13 @@ def test_fewer_inputs_than_columns_are_damped_until_they_serve():
     assert outcome.damp > 0 and outcome.integers.dequantize().isfinite().all()
 
 
+def test_damping_grows_tenfold_until_the_factor_exists():
+    """The mean of the diagonal is 0.625, and 0.01 and 0.1 times that leave -0.5 negative; 1 times does not."""
+    upper, damp = inverse_factor(torch.tensor([1.0, 1.0, 1.0, -0.5]).diag().double(), 0.01)
+    assert damp == pytest.approx(1.0)
+    torch.testing.assert_close(upper.diagonal() ** -2, torch.tensor([1.625, 1.625, 1.625, 0.125]).double())
+
+
 def test_shape_dtype_and_the_weight_itself_are_kept():
     w, x = correlated(7)
     w = w.bfloat16()
@@ -149,6 +158,7 @@ def test_shape_dtype_and_the_weight_itself_are_kept():
     (dict(weight=torch.full((2, 8), float("nan"))), "the weight holds 16 NaN or infinite values"),
     (dict(hessian=torch.full((8, 8), float("inf"))), "the Hessian holds 64 NaN or infinite values"),
     (dict(hessian=torch.eye(4)), r"a weight \(N, K\) needs a Hessian \(K, K\), not \(2, 8\) and \(4, 4\)"),
+    (dict(weight=torch.ones(2, 8, 8)), r"a weight \(N, K\) needs a Hessian \(K, K\), not \(2, 8, 8\) and \(8, 8\)"),
     (dict(hessian=-torch.eye(8)), "no damping makes this Hessian positive definite"),
     (dict(per="tensor"), 'GPTQ rounds column by column with a scale per "row" or group'),
     (dict(per=3), "groups of 3 do not divide rows of 8 values; 8 would"),

@@ -91,8 +91,27 @@ def test_a_forward_sees_its_own_tokens_as_they_are_and_older_ones_rounded():
     assert torch.equal(seen_keys[:, 24:], torch.cat([keys[:, 24:], keys[:, :3]], 1))
     assert torch.equal(seen_keys[:, :24], restore_keys(quantize_keys(keys[:, :24], 4, 8)))
     assert torch.equal(seen_values[:, :24], restore_values(quantize_values(values[:, :24], 4, 8, 8)))
-    first = QuantizedCache(1).append(0, keys, values)
-    assert torch.equal(first[0], keys) and torch.equal(first[1], values)
+    for cache in (QuantizedCache(1), QuantizedCache(1, 4, 8, 16)):  # also what is longer than the residual
+        first = cache.append(0, keys, values)
+        assert torch.equal(first[0], keys) and torch.equal(first[1], values)
+
+
+def test_what_was_rounded_is_not_kept_as_it_was_as_well():
+    cache, *_ = filled([1000], group=8, residual=16)
+    assert [x.untyped_storage().nbytes() for x in cache.newest[0]] == [x.nbytes for x in cache.newest[0]]
+
+
+def test_layers_may_be_of_unequal_length():
+    cache = QuantizedCache(3, 4, 8, 16)
+    for layer, tokens in enumerate((40, 21)):  # the third has none yet
+        cache.append(layer, random(tokens, layer), random(tokens, layer + 5))
+    assert [cache.length(layer) for layer in range(3)] == [40, 21, 0] and cache.rounded_length(0) == 24
+    cache.keep(30)
+    assert [cache.length(layer) for layer in range(3)] == [30, 21, 0]
+    assert torch.equal(cache.newest[0][0], random(40)[:, 24:30]) and torch.equal(cache.newest[1][0], random(21, 1))
+    cache.keep(24)  # all that was newest goes, and nothing that is rounded
+    assert [cache.length(layer) for layer in range(3)] == [24, 21, 0]
+    assert cache.append(0, random(1), random(1))[0].shape == (HEADS, 25, DIM)
 
 
 def test_old_codes_never_change():
@@ -158,8 +177,10 @@ def test_a_decoder_reads_it_as_any_other_cache():
 @pytest.mark.parametrize("make, sentence", [
     (lambda: QuantizedCache(1, bits=9), "9 bits are not supported"),
     (lambda: QuantizedCache(1, group=12), "a group is a multiple of 8 and a residual at least 0, not 12 and 128"),
+    (lambda: QuantizedCache(1, group=0), "a group is a multiple of 8 and a residual at least 0, not 0 and 128"),
     (lambda: QuantizedCache(1, residual=-1), "not 32 and -1"),
     (lambda: quantize_keys(random(33)), r"\(2, 33, 32\) is not \(H_kv, S, d\) with S a multiple of 32"),
+    (lambda: quantize_keys(random(32), group=0), r"\(2, 32, 32\) is not \(H_kv, S, d\) with S a multiple of 0"),
     (lambda: quantize_keys(torch.ones(32, 32)), r"\(32, 32\) is not \(H_kv, S, d\)"),
     (lambda: quantize_values(random(32), group=24), "groups of 24 do not divide rows of 32 values"),
     (lambda: QuantizedCache(1).append(0, random(2) * float("nan"), random(2)), "a block of keys holds 128 NaN"),

@@ -1,5 +1,7 @@
 """Each rounded product against the plain one, as it plugs into a decoder, and what its kernel cannot take."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -114,6 +116,22 @@ def test_products_look_a_weight_up_and_leave_wide_passes_and_other_weights_alone
     assert torch.equal(multiply(x[:2], w), matrix.multiply(x[:2])) and torch.equal(multiply(x, w), F.linear(x, w))
     assert torch.equal(multiply(x[:2], other), F.linear(x[:2], other))
     assert torch.equal(Products([(w, matrix)])(x, w), matrix.multiply(x))
+
+
+def test_products_in_the_dtype_of_x_whatever_the_weights_is():
+    w, x = random(16, 64), random(2, 64, seed=1, dtype=torch.bfloat16)
+    plain = Plain(quantize(w))
+    assert torch.equal(plain.multiply(x), F.linear(x, plain.quantized.dequantize().bfloat16()))
+    assert torch.equal(Scaled(plain, torch.full((64,), 2.0)).multiply(x), plain.multiply(x / 2))
+
+
+def test_products_keep_their_weights_so_that_no_other_can_take_the_place_of_one():
+    """A weight is known by its id, which Python gives to the next tensor once the weight is gone."""
+    w = random(16, 64)
+    kept = weakref.ref(w)
+    multiply = Products([(w, Plain(quantize(w, 2)))])
+    del w
+    assert kept() is not None and id(kept()) in multiply.matrices
 
 
 def test_int8_weights_are_what_the_drafts_products_are():

@@ -1,5 +1,7 @@
 """Bits of every format as they are really kept, bytes of the classic models, and the GPUs that hold them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -64,11 +66,27 @@ def test_smollm2_reads_as_much_as_the_libraries_that_leave_its_head_in_16_bits()
     assert step_bytes(SMOL, "bf16") / step_bytes(SMOL, "int4 g32", "int4 g32") == 3.2
 
 
+def test_a_scale_of_each_row_is_counted_row_by_row():
+    """By hand for SmolLM2: rows of q, k, v and output, of gate, up and down, with 16 bits for the scale of each."""
+    rows, weights = 576 + 2 * 192 + 576 + 2 * 1536 + 576, 2 * 576 * (576 + 192) + 3 * 576 * 1536
+    head = 49_152 * 576
+    layers = 30 * (weights + 2 * rows)
+    assert step_bytes(SMOL, "int8") == pytest.approx(layers + 2 * head, rel=1e-12)
+    assert step_bytes(SMOL, "int8", "int8") == pytest.approx(layers + head + 2 * 49_152, rel=1e-12)
+
+
+def test_a_trimmed_head_is_a_table_of_its_own():
+    trimmed = replace(SMOL, head_rows=4096)
+    saved = 2 * (SMOL.vocab_size - 4096) * SMOL.width
+    assert step_bytes(trimmed, "bf16") == step_bytes(SMOL, "bf16") - saved
+    assert model_bytes(trimmed, "bf16") == model_bytes(SMOL, "bf16") + 2 * 4096 * SMOL.width
+
+
 def test_a_rounded_tied_head_saves_traffic_and_costs_memory():
     table = 2 * SMOL.vocab_size * SMOL.width
     assert step_bytes(SMOL, "int8", "int8") < step_bytes(SMOL, "int8")
     assert model_bytes(SMOL, "int8", "int8") == step_bytes(SMOL, "int8", "int8") + table
-    assert model_bytes(SMOL, "int8") == step_bytes(SMOL, "int8")
+    assert model_bytes(SMOL, "int8") == step_bytes(SMOL, "int8") == model_bytes(SMOL, "int8", "bf16")
     llama = SHAPES["llama-2-7b"]
     assert model_bytes(llama, "int8") == step_bytes(llama, "int8") + 2 * llama.vocab_size * llama.width
 
@@ -90,6 +108,8 @@ def test_a_mistral_fits_8_gb_in_8_bits_and_16_gb_in_16():
     assert gpus_that_hold(model_bytes(mistral, "bf16"))[0] == "T4"
     assert gpus_that_hold(model_bytes(mistral, "bf16") + 2e9)[0] == "L4"
     assert gpus_that_hold(1e12) == []
+    assert {"L4", "RTX 4090"} <= set(gpus_that_hold(24e9)) and "T4" in gpus_that_hold(16e9)  # as much as there is, fits
+    assert not {"L4", "RTX 4090"} & set(gpus_that_hold(24e9 + 1))
 
 
 def test_gpus_come_by_size_with_those_of_the_data_sheets():
