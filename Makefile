@@ -10,11 +10,16 @@ help:
 	@$(PYTHON) -m lessons_lib --help
 run:
 	@$(PYTHON) -m lessons_lib run $(LESSON_OPTIONS)
+sweep:
+	@$(PYTHON) -m lessons_lib sweep $(LESSON_OPTIONS) $(if $(GRID),--grid $(GRID)) \
+		$(if $(WORKERS),--workers $(WORKERS)) $(if $(SCHEDULER),--scheduler-address $(SCHEDULER))
 lessons:
 	@$(PYTHON) -m lessons_lib lessons $(LESSONS)
 bench:
 	@$(PYTHON) -m lessons_lib bench $(CLAIMS) $(if $(QUESTIONS),--questions $(QUESTIONS)) $(if $(QUICK),--quick)
+test-browser:
+	@$(PYTHON) -m lessons_lib test-browser $(LESSONS) $(if $(FULL),--full)
 test test-quick lab figures lint clean:
 	@$(PYTHON) -m lessons_lib $@
 
-.PHONY: help run lessons bench test test-quick lab figures lint clean
+.PHONY: help run sweep lessons bench test-browser test test-quick lab figures lint clean
