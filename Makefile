@@ -5,14 +5,15 @@ export TORCH_SPEC TORCH_INDEX  # another build of torch: see README
 
 LESSON_OPTIONS = $(LESSONS) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE)) \
 	$(if $(DTYPE),--dtype $(DTYPE)) $(if $(PARAMS),--params $(PARAMS))
+SWEEP_OPTIONS = $(if $(GRID),--grid $(GRID)) $(if $(WORKERS),--workers $(WORKERS)) \
+	$(if $(SCHEDULER),--scheduler-address $(SCHEDULER))
 
 help:
 	@$(PYTHON) -m lessons_lib --help
 run:
 	@$(PYTHON) -m lessons_lib run $(LESSON_OPTIONS)
 sweep:
-	@$(PYTHON) -m lessons_lib sweep $(LESSON_OPTIONS) $(if $(GRID),--grid $(GRID)) \
-		$(if $(WORKERS),--workers $(WORKERS)) $(if $(SCHEDULER),--scheduler-address $(SCHEDULER))
+	@$(PYTHON) -m lessons_lib sweep $(LESSON_OPTIONS) $(SWEEP_OPTIONS)
 lessons:
 	@$(PYTHON) -m lessons_lib lessons $(LESSONS)
 bench:

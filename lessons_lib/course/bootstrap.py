@@ -18,7 +18,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = "lessons,test,bench,sweep"
-LATER = ("browser",)  # large, and not built for every system: installed by the one command that needs it
 STAMP = "lessons_lib.json"
 
 
@@ -130,7 +129,10 @@ def install(folder: Path, root: Path, environ=os.environ) -> None:
 
 
 def add(extra: str, root: Path = ROOT) -> None:
-    """Install one of LATER into the running environment, unless a stamp says that it is there."""
+    """Install an extra that is none of EXTRAS into the running environment, unless a stamp says that it is there.
+
+    For what one command alone needs, and what is large or not built for every system.
+    """
     folder = Path(sys.prefix)
     stamp = folder / f"lessons_lib_{extra}"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted(root):

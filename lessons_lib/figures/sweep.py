@@ -15,7 +15,7 @@ ACROSS, WIDE, HIGH = 3, 11.0, 2.6  # panels beside each other; inches of a figur
 
 
 def plot_sweep(rows: Rows, names: Sequence[str]) -> Figure | None:
-    """A panel for each claim: measured (solid) and predicted (dashed) over the first parameter that changes.
+    """A panel for each claim: measured (filled) and predicted (open) over the first parameter that changes.
 
     rows: `lesson`, `claim`, `unit`, `measured` and `predicted` (numbers or None), and a value under each of names. A
     number goes along the axis rather than a name does; the other parameters that change make lines. A claim that
@@ -42,28 +42,27 @@ def finished(figure: Figure, lesson: str, along: str, groups: Mapping[str, Rows]
     """With a legend for all panels, and in words what is seen."""
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=SMALL)
     by = f", a line for each of {', '.join(lines)}" if len(lines) > 1 else ""
-    figure.set_label(f"{lesson} over {along}{by}; solid: measured, dashed: predicted: {'; '.join(groups)}")
+    figure.set_label(f"{lesson} over {along}{by}; filled: measured, open: predicted: {'; '.join(groups)}")
     return figure
 
 
 def plot_claim(ax: Axes, rows: Rows, along: str, others: Sequence[str], lines: Sequence[str]) -> None:
-    """One panel; lines: all that any panel shows, so that each looks the same in all."""
-    names = list(dict.fromkeys(str(row[along]) for row in rows))
-    numbers = all(number(row[along]) for row in rows)
+    """One panel; lines: all that any panel shows, so that each looks the same in all. Names are not joined by lines."""
+    names = None if all(number(row[along]) for row in rows) else list(dict.fromkeys(str(row[along]) for row in rows))
     for line, group in by_key([dict(row) | {"line": label(row, others)} for row in rows], "line").items():
         at = lines.index(line)
-        colour, marker = CYCLE[at % len(CYCLE)], MARKERS[at % len(MARKERS)]
-        for kind, dash in (("predicted", "--"), ("measured", "-")):
-            spots = sorted(
-                (row[along] if numbers else names.index(str(row[along])), row[kind])
-                for row in group
-                if row.get(kind) is not None
-            )
-            said = f"{kind} {line}".strip()
-            ax.plot(*zip(*spots, strict=True) if spots else ([], []), dash, marker=marker, color=colour, label=said)
-    if not numbers:
+        look = {"color": CYCLE[at % len(CYCLE)], "marker": MARKERS[at % len(MARKERS)]}
+        for kind, dash, fill in (("predicted", "--", "none"), ("measured", "-", "full")):
+            known = [row for row in group if row.get(kind) is not None]
+            spots = sorted((names.index(str(row[along])) if names else row[along], row[kind]) for row in known)
+            x, y = [spot[0] for spot in spots], [spot[1] for spot in spots]
+            dash = "none" if names else dash
+            ax.plot(x, y, linestyle=dash, fillstyle=fill, label=f"{kind} {line}".strip(), **look)
+    if names:
         ax.set_xticks(range(len(names)), names)
-    ax.set(xlabel=along, ylabel=rows[0].get("unit", ""))
+        ax.margins(x=0.2)
+    most = max(row[kind] for row in rows for kind in ("predicted", "measured") if row.get(kind) is not None)
+    ax.set(xlabel=along, ylabel=rows[0].get("unit", ""), ylim=(0, 1.1 * most) if most > 0 else None)
 
 
 def label(row: Mapping[str, Any], others: Sequence[str]) -> str:

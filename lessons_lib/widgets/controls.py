@@ -21,8 +21,10 @@ Draw = Callable[..., Axes | Figure]
 Describe = Callable[..., str]
 Settings = dict[str, Any]
 
-# What stands beside a slider takes as much of its width as its text needs: then no two sliders are equally long.
-ALIGNED = "<style>.lessons-lib-slider .widget-readout { min-width: 9em; text-align: left; padding-left: .6em }</style>"
+# What stands beside a slider takes of its width what its text needs: no two would be equally long. And it can be
+# edited, to no effect, which makes it one more stop of the Tab key; Firefox has no property against that.
+ALIGNED = """<style>.lessons-lib-slider .widget-readout {
+min-width: 9em; padding-left: .6em; text-align: left; -webkit-user-modify: read-only }</style>"""
 
 
 @dataclass(frozen=True)

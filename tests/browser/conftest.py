@@ -66,7 +66,8 @@ def opened(lab, chromium, lesson, request):
     jupyter.copy(lesson, short, BUILD / "notebooks")
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
     shown = Opened(page, lesson, BUILD, lab["url"])
-    page.goto(f"{lab['url']}lab/tree/{lesson.path.name}?token={lab['token']}")
+    place = f"lab/workspaces/{lesson.number}/tree/{lesson.path.name}"  # else the tabs of lessons before come back
+    page.goto(f"{lab['url']}{place}?reset&token={lab['token']}")
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
     yield shown
     shown.picture("end")
