@@ -36,9 +36,15 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="execute the lessons into build/: pages, index and scorecard"))
+    add_sweep(commands.add_parser("sweep", help="execute lessons over a grid of parameters: one table, and plots"))
     test = "lint, unit and peer tests, then all lessons with nbval"
     commands.add_parser("test", help=test, description=test)
     commands.add_parser("test-quick", help="lint, unit and peer tests, without executing the lessons")
+    browser = commands.add_parser(
+        "test-browser", help="lessons in JupyterLab in a real Chromium: all cells, all sliders"
+    )
+    browser.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
+    browser.add_argument("--full", action="store_true", help="the lessons' own parameters instead of short ones")
     commands.add_parser("lab", help="open JupyterLab on notebooks/")
     store = commands.add_parser("lessons", help="execute the lessons and store their outputs in notebooks/")
     store.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
@@ -56,10 +62,31 @@ def add_run(run: argparse.ArgumentParser) -> None:
     """Options of `run`: which lessons, and what is put into their parameters."""
     run.description = "Execute lessons into build/, a line each; a failing lesson does not stop the others."
     run.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
-    run.add_argument("--model", help="a registered model's name, or a folder with a checkpoint")
-    run.add_argument("--device", help="cpu, cuda, mps or auto")
-    run.add_argument("--dtype", help="fp32, bf16, fp16 or auto")
-    run.add_argument("--params", nargs="+", default=[], metavar="NAME=VALUE", help="other parameters")
+    add_parameters(run)
+
+
+def add_parameters(command: argparse.ArgumentParser) -> None:
+    """What is put into the lessons' parameters."""
+    command.add_argument("--model", help="a registered model's name, or a folder with a checkpoint")
+    command.add_argument("--device", help="cpu, cuda, mps or auto")
+    command.add_argument("--dtype", help="fp32, bf16, fp16 or auto")
+    command.add_argument("--params", nargs="+", default=[], metavar="NAME=VALUE", help="other parameters")
+
+
+def add_sweep(sweep: argparse.ArgumentParser) -> None:
+    """Options of `sweep`: those of `run`, the grid, and who does the work."""
+    sweep.description = (
+        "Execute lessons at every point of a grid into build/sweep/. A point that failed is tried once more; one that "
+        "is finished is not executed again unless its lesson, its parameters or the package change."
+    )
+    some = "a lesson's number or name; without any, those with a parameter of the grid"
+    sweep.add_argument("lessons", nargs="*", metavar="LESSON", help=some)
+    values = "values to combine, such as gamma=2,4,8 dtype=fp32,bf16; default: gamma=2,4,8"
+    sweep.add_argument("--grid", nargs="+", default=["gamma=2,4,8"], metavar="NAME=VALUES", help=values)
+    add_parameters(sweep)
+    workers = "processes on this machine; more than 1 disturb each other's times, and are for what counts"
+    sweep.add_argument("--workers", type=int, default=1, metavar="N", help=workers)
+    sweep.add_argument("--scheduler-address", default="", metavar="ADDRESS", help="a Dask scheduler's workers instead")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = "lessons,test,bench"
+EXTRAS = "lessons,test,bench,sweep"
 STAMP = "lessons_lib.json"
 
 
@@ -126,6 +126,20 @@ def install(folder: Path, root: Path, environ=os.environ) -> None:
     stage("lessons_lib and its pins", [*pip, "-c", constraints, "-e", f"{root}[{EXTRAS}]"])
     text = json.dumps({"wanted": wanted(root), "torch": torch_choice(environ) or before})
     stamp.write_text(text, encoding="utf-8")
+
+
+def add(extra: str, root: Path = ROOT) -> None:
+    """Install an extra that is none of EXTRAS into the running environment, unless a stamp says that it is there.
+
+    For what one command alone needs, and what is large or not built for every system.
+    """
+    folder = Path(sys.prefix)
+    stamp = folder / f"lessons_lib_{extra}"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted(root):
+        return
+    pins = ["-c", folder / "lessons_lib_constraints.txt", "-e", f"{root}[{extra}]"]
+    stage(f"{extra} and its pins", [python_of(folder), "-m", "pip", "install", "--quiet", *pins])
+    stamp.write_text(wanted(root), encoding="utf-8")
 
 
 def pinned_torch(pins: list[str]) -> str:

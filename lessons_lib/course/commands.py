@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lessons_lib.course import bootstrap
 from lessons_lib.course.bootstrap import ROOT
 
 LEFTOVERS = ("build", ".pytest_cache", ".ruff_cache", ".hypothesis", "lessons_lib.egg-info")
@@ -24,7 +25,7 @@ def dispatch(options: argparse.Namespace) -> int:
 
     try:
         return COMMANDS[options.command](options)
-    except UsageError as error:
+    except (UsageError, bootstrap.SetupError) as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -32,11 +33,25 @@ def dispatch(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Execute lessons into build/, with the named settings and the others as one."""
     from lessons_lib.course import runner
+
+    return runner.run(options.lessons, given(options))
+
+
+def given(options: argparse.Namespace) -> dict[str, str]:
+    """The parameters of a command line: the named settings and the others as one."""
     from lessons_lib.course.lessons import settings
 
     named = {"model": options.model, "device": options.device, "dtype": options.dtype}
-    given = settings(options.params) | {name: value for name, value in named.items() if value}
-    return runner.run(options.lessons, given)
+    return settings(options.params) | {name: value for name, value in named.items() if value}
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Execute lessons over a grid of parameters into build/sweep/."""
+    from lessons_lib.course import sweep
+    from lessons_lib.course.lessons import settings
+
+    grid, address = settings(options.grid), options.scheduler_address
+    return sweep.sweep(options.lessons, grid, given(options), options.workers, address)
 
 
 def lessons(options: argparse.Namespace) -> int:
@@ -54,6 +69,16 @@ def test_quick(options: argparse.Namespace) -> int:
 def test(options: argparse.Namespace) -> int:
     """The quick tests, then all lessons, even if a test failed, so that one call shows all."""
     return worst(test_quick(options), nbval())
+
+
+def test_browser(options: argparse.Namespace) -> int:
+    """Lessons in JupyterLab in a real browser; what only this needs is installed here."""
+    from lessons_lib.course.lessons import find, select
+
+    select(find(), options.lessons)
+    bootstrap.add("browser")
+    asked = ["--lessons", *options.lessons] if options.lessons else []
+    return python("-m", "pytest", "-v", *IN_ORDER, "tests/browser", *(["--full"] if options.full else []), *asked)
 
 
 def worst(*statuses: int) -> int:
@@ -133,9 +158,11 @@ def python(*arguments: str | Path) -> int:
 
 COMMANDS = {
     "run": run,
+    "sweep": sweep,
     "lessons": lessons,
     "test": test,
     "test-quick": test_quick,
+    "test-browser": test_browser,
     "lint": lint,
     "lab": lab,
     "bench": bench,

@@ -39,14 +39,18 @@ def run(asked: list[str], given: dict[str, str], build: Path = BUILD, lessons: l
         raise UsageError("There are no lessons in notebooks/ yet.")
     defaults = {lesson: parameters(lesson.read()) for lesson in chosen}
     injected = overrides(defaults, absolute(given))
-    taken = [{**defaults[lesson], **injected[lesson]} for lesson in chosen]
-    models, pairs = (needed(values for values in taken if ("draft" in values) is pair) for pair in (False, True))
-    prepare(models)
-    prepare({name: how for name, how in pairs.items() if name not in models}, any_family=True)
+    prepare_all([{**defaults[lesson], **injected[lesson]} for lesson in chosen])
     build.mkdir(parents=True, exist_ok=True)
     results = [execute(lesson, injected[lesson], build) for lesson in chosen]
     finish(results, build)
     return int(any(result.failure for result in results))
+
+
+def prepare_all(taken: list[dict[str, Any]]) -> None:
+    """Fetch and convert every model that lessons with these parameters name; UsageError where one cannot run."""
+    models, pairs = (needed(values for values in taken if ("draft" in values) is pair) for pair in (False, True))
+    prepare(models)
+    prepare({name: how for name, how in pairs.items() if name not in models}, any_family=True)
 
 
 def needed(taken: Iterable[dict[str, Any]]) -> dict[str, tuple[str, str]]:

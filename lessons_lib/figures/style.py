@@ -66,14 +66,19 @@ def axes(figsize: tuple[float, float] = (WIDTH, 3.6)) -> Axes:
     return ax
 
 
-def panels(count: int, figsize: tuple[float, float]) -> list[Axes]:
-    """So many empty axes beside each other in one figure; figsize in inches, of all together."""
-    _, grid = plt.subplots(1, count, figsize=figsize, layout="constrained", facecolor=PAPER, squeeze=False)
-    for ax in grid[0]:
+def panels(count: int, figsize: tuple[float, float], across: int | None = None) -> list[Axes]:
+    """So many empty axes in one figure, `across` (without it all) beside each other; figsize in inches, of all."""
+    columns = min(count, across or count)
+    _, grid = plt.subplots(
+        -(-count // columns), columns, figsize=figsize, layout="constrained", facecolor=PAPER, squeeze=False
+    )
+    for ax in grid.flat[count:]:
+        ax.remove()
+    for ax in grid.flat[:count]:
         ax.tick_params(labelsize=SMALL)
         for axis in (ax.xaxis, ax.yaxis):
             axis.label.set_size(FONT_SIZE)
-    return [_dressed(ax) for ax in grid[0]]
+    return [_dressed(ax) for ax in grid.flat[:count]]
 
 
 def axes_in(figure: Figure, place: tuple[float, float, float, float]) -> Axes:

@@ -21,6 +21,11 @@ Draw = Callable[..., Axes | Figure]
 Describe = Callable[..., str]
 Settings = dict[str, Any]
 
+# What stands beside a slider takes of its width what its text needs: no two would be equally long. And it can be
+# edited, to no effect, which makes it one more stop of the Tab key; Firefox has no property against that.
+ALIGNED = """<style>.lessons-lib-slider .widget-readout {
+min-width: 9em; padding-left: .6em; text-align: left; -webkit-user-modify: read-only }</style>"""
+
 
 @dataclass(frozen=True)
 class Slider:
@@ -74,7 +79,7 @@ def live(controls: Mapping[str, Slider], draw: Draw, describe: Describe) -> Any:
     shown = ipywidgets.HTML()
 
     def redraw(_change: Any = None) -> None:
-        shown.value = picture(draw, describe, {name: widget.value for name, widget in inputs.items()})
+        shown.value = ALIGNED + picture(draw, describe, {name: widget.value for name, widget in inputs.items()})
 
     for widget in inputs.values():
         widget.observe(redraw, names="value")
@@ -86,11 +91,12 @@ def _input(control: Slider) -> Any:
     """A slider, for names too: JupyterLab takes the arrow keys away from menus, but not from sliders."""
     import ipywidgets
 
-    return ipywidgets.SelectionSlider(
+    slider = ipywidgets.SelectionSlider(
         options=control.options(),
         value=control.start,
         description=control.label,
         continuous_update=False,  # draw when the slider rests, not at every step on the way
-        layout=ipywidgets.Layout(width="95%", max_width="32em"),
+        layout=ipywidgets.Layout(width="95%", max_width="36em"),
         style={"description_width": "9em"},
     )
+    return slider.add_class("lessons-lib-slider")

@@ -46,9 +46,9 @@ def fit(shape: ModelShape, dtype: str, batch: int, context: int, memory: float) 
 def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int) -> Axes:
     """Weights and cache of this batch as one bar, against the memory (GiB, dotted)."""
     shape = SHAPES[model]
-    context = min(context, shape.context)
-    need = fit(shape, dtype, batch, context, memory * GIB)
-    label = f"{batch} × {context:,}\ntokens"
+    held = min(context, shape.context)
+    need = fit(shape, dtype, batch, held, memory * GIB)
+    label = f"{batch} × {held:,}\ntokens" + ("\n(the model's most)" if held < context else "")
     parts = {"weights": need.weights / GIB, "kv cache": need.cache / GIB}
     ax = plot_parts({label: parts}, "GiB (dotted: the memory)", limit=memory)
     ax.set_title(_headline(need), fontsize=11, pad=32)
@@ -58,10 +58,11 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int)
 def describe_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int) -> str:
     """The figure in words."""
     shape = SHAPES[model]
-    context = min(context, shape.context)
-    need = fit(shape, dtype, batch, context, memory * GIB)
+    held = min(context, shape.context)
+    need = fit(shape, dtype, batch, held, memory * GIB)
+    cut = f", the model's most and less than {context:,}," if held < context else ""
     return (
-        f"{model} in {dtype}, {batch} requests of {context:,} tokens in {memory} GiB: weights "
+        f"{model} in {dtype}, {batch} requests of {held:,} tokens{cut} in {memory} GiB: weights "
         f"{need.weights / GIB:.3g} GiB, {_headline(need)}."
     )
 
@@ -69,7 +70,7 @@ def describe_kv_cache(model: str, dtype: str, batch: int, context: int, memory: 
 def show_kv_cache(model: str = "smollm2-135m", dtype: str = "bf16") -> None:
     """Controls for model, dtype, batch, context and memory over the size of the KV cache.
 
-    A context longer than the model's own is cut to it.
+    A context longer than the model's own is cut to it, and the figure says so.
     """
     controls = {
         "model": Slider("model", tuple(SHAPES), model),

@@ -51,7 +51,7 @@ def test_without_an_environment_one_is_made_and_torch_comes_first(checkout, comm
     made, torch, everything = commands
     assert made.endswith("-m venv --clear ./.venv")
     assert torch.endswith("torch==2.13.0 -c ./constraints.txt")
-    assert everything.endswith("-c ./.venv/lessons_lib_constraints.txt -e .[lessons,test,bench]")
+    assert everything.endswith("-c ./.venv/lessons_lib_constraints.txt -e .[lessons,test,bench,sweep]")
     assert (checkout / ".venv/lessons_lib_constraints.txt").read_text() == "torch==2.13.0+cpu\nnumpy==2.4.6"
 
 
@@ -166,3 +166,14 @@ def test_the_running_environment_is_recognised_by_its_folder(checkout, monkeypat
     assert not bootstrap.is_running(python)
     monkeypatch.setattr(sys, "prefix", str(checkout / "mine"))
     assert bootstrap.is_running(python)
+
+
+def test_what_one_command_needs_is_installed_once_and_again_after_a_change(checkout, commands, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(checkout))
+    for _ in range(2):
+        bootstrap.add("browser", checkout)
+    (call,) = commands
+    assert call.endswith("-c ./lessons_lib_constraints.txt -e .[browser]")
+    (checkout / "constraints.txt").write_text(PINS + "playwright==1.0.0\n")
+    bootstrap.add("browser", checkout)
+    assert len(commands) == 2

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lessons_lib import __main__ as command_line
-from lessons_lib.course import bootstrap, checks, commands, lessons, readme, runner, tools
+from lessons_lib.course import bootstrap, checks, commands, lessons, readme, runner, sweep, tools
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.measure import claims, evidence
 
@@ -111,6 +111,37 @@ def test_run_takes_lessons_and_all_parameters_as_one(monkeypatch):
     assert commands.run(options) == (["01", "02"], {"a": "1", "b": "x y", "dtype": "fp32"})
 
 
+def test_sweep_takes_a_grid_and_what_run_takes(monkeypatch):
+    monkeypatch.setattr(sweep, "sweep", lambda *given: given)
+    line = ["sweep", "06", "--grid", "gamma=2,4", "--dtype", "fp32", "--params", "seed=1", "--workers", "2"]
+    options = command_line.parser().parse_args(line)
+    assert commands.sweep(options) == (["06"], {"gamma": "2,4"}, {"seed": "1", "dtype": "fp32"}, 2, "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [([], "tests/browser"), (["06", "02"], "tests/browser --lessons 06 02")], ids=["all", "some"]
+)
+def test_the_browser_test_installs_what_it_needs_and_takes_lessons(started, monkeypatch, asked, said):
+    added = []
+    monkeypatch.setattr(bootstrap, "add", added.append)
+    assert commands.test_browser(command_line.parser().parse_args(["test-browser", *asked])) == 0
+    assert started[0].endswith(said) and added == ["browser"]
+
+
+def test_a_lesson_that_does_not_exist_opens_no_browser(started, monkeypatch, capsys):
+    monkeypatch.setattr(bootstrap, "add", lambda extra: pytest.fail("nothing shall be installed"))
+    assert commands.dispatch(command_line.parser().parse_args(["test-browser", "99"])) == 2
+    assert capsys.readouterr().err.startswith("No lesson 99.") and not started
+
+
+def test_the_browser_test_is_no_part_of_the_tests():
+    call = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"]
+    found = subprocess.run(
+        [*call, "--ignore=tests/unit", "--ignore=tests/peers"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "tests/notebooks" in found.stdout and "browser" not in found.stdout
+
+
 def test_every_command_of_the_command_line_exists(capsys):
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
@@ -149,6 +180,11 @@ def test_clean_removes_what_commands_leave_and_nothing_else(tmp_path):
         ("run LESSONS='01 02' MODEL=m PARAMS='a=1 b=2'", "run 01 02 --model m --params a=1 b=2"),
         ("run DEVICE=cpu DTYPE=fp32", "run --device cpu --dtype fp32"),
         ("test-quick", "test-quick"),
+        ("test-browser LESSONS=06 FULL=1", "test-browser 06 --full"),
+        (
+            "sweep LESSONS=06 GRID='gamma=2,4 seed=0,1' DTYPE=fp32 WORKERS=2 SCHEDULER=tcp://one:8786",
+            "sweep 06 --dtype fp32 --grid gamma=2,4 seed=0,1 --workers 2 --scheduler-address tcp://one:8786",
+        ),
         ("lessons LESSONS=02", "lessons 02"),
         ("bench QUICK=1 CLAIMS=cache", "bench cache --quick"),
         ("bench QUESTIONS=spec.jsonl", "bench --questions spec.jsonl"),

@@ -48,11 +48,12 @@ def test_quantized_weights_keep_a_cache_of_16_bits_and_fp32_weights_double_it():
     assert cache == {"fp32": 46_080_000, "bf16": 23_040_000, "int8": 23_040_000, "int4": 23_040_000}
 
 
-def test_a_context_beyond_the_models_own_is_cut_to_it():
+def test_a_context_beyond_the_models_own_is_cut_to_it_and_says_so():
     text = kv_cache.describe_kv_cache("pythia-1.4b", "bf16", 1, 32768, 16)
-    assert "1 requests of 2,048 tokens" in text and "cache 0.375 GiB" in text
+    assert "1 requests of 2,048 tokens, the model's most and less than 32,768," in text and "cache 0.375 GiB" in text
     ax = kv_cache.draw_kv_cache("pythia-1.4b", "bf16", 1, 32768, 16)
     assert max(bar.get_x() + bar.get_width() for bar in ax.patches) < 16 < ax.get_xlim()[1]
+    assert ax.get_yticklabels()[0].get_text() == "1 × 2,048\ntokens\n(the model's most)"
 
 
 def test_the_widgets_show_one_figure_in_a_batch_run(shown):

@@ -1,0 +1,33 @@
+"""Lessons in a real browser: run all cells, move every slider by keyboard, and see that the figure follows."""
+
+from support.opened import HANDLE, WIDGET, Widget
+
+MINUTES = 15  # for one lesson's cells, on a machine with something else to do
+
+
+def test_the_lesson_runs_and_its_figures_follow_the_keyboard(opened):
+    opened.run_all(MINUTES)
+    assert opened.errors() == []
+    assert opened.pictures() == []
+    boxes = opened.page.locator(WIDGET)
+    shows = any("lessons_lib.widgets" in c.source and "show_" in c.source for c in opened.lesson.read().cells)
+    assert bool(boxes.count()) == shows
+    for number in range(boxes.count()):
+        move(opened, Widget(boxes.nth(number)), f"widget_{number}")
+    assert opened.pictures() == []
+    assert opened.complaints == []
+
+
+def move(opened, widget, name):
+    """Every slider of a widget, reached by Tab from the one before, moves figure, alt text and its own readout."""
+    handles = widget.box.locator(HANDLE).all()
+    opened.picture(f"{name}_start", widget.box)
+    assert widget.cut() == []
+    handles[0].focus()
+    for number, handle in enumerate(handles):
+        assert handle.evaluate("e => e === document.activeElement"), f"Tab does not reach slider {number}"
+        before, after = widget.press(handle)
+        opened.picture(f"{name}_slider_{number}", widget.box)
+        same = [part for part in before if before[part] == after[part]]
+        assert same == [], f"slider {number} leaves as they were: {same}"
+        opened.page.keyboard.press("Tab")

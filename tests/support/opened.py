@@ -1,0 +1,93 @@
+"""A lesson opened in JupyterLab, as a browser sees it: run it, and ask what is on Playwright's page."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lessons_lib.course.lessons import Lesson
+
+WIDGET = ".jp-OutputArea-output .widget-vbox:has(.noUi-handle)"
+HANDLE = ".noUi-handle"
+PROMPTS = "[...document.querySelectorAll('.jp-Notebook .jp-CodeCell .jp-InputPrompt')].map(e => e.innerText)"
+DONE = f"() => {{ const at = {PROMPTS}; return /\\d/.test(at[0]) && !at.some(text => text.includes('*')) }}"
+ERRORS = "[data-mime-type='application/vnd.jupyter.error']"
+CUT = """box => [...box.querySelectorAll('.widget-label, .widget-readout')]
+    .filter(e => e.offsetParent && (e.scrollWidth > e.clientWidth + 1 || !e.innerText.trim()))
+    .map(e => e.innerText || '(empty)')"""
+PICTURES = """() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(e => ({
+    alt: e.alt, drawn: e.naturalWidth > 0,
+    over: Math.round(e.getBoundingClientRect().right - e.closest('.jp-OutputArea').getBoundingClientRect().right)}))"""
+
+
+@dataclass
+class Opened:
+    """A page on one lesson. complaints: what the browser's console said against it, and requests to elsewhere."""
+
+    page: Any
+    lesson: Lesson
+    folder: Path
+    url: str
+    complaints: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.page.on("console", self.console)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        self.page.on("request", self.request)
+
+    def console(self, message: Any) -> None:
+        if message.type == "error":
+            self.complaints.append(f"console: {message.text} {message.location.get('url', '')}")
+
+    def request(self, request: Any) -> None:
+        ours = (self.url, self.url.replace("http", "ws", 1), "data:", "blob:")
+        if not request.url.startswith(ours):
+            self.complaints.append(f"request to {request.url}")
+
+    def run_all(self, minutes: float) -> None:
+        """Run > Run All Cells, and wait until none is left to run."""
+        for name in ("Run", "Run All Cells"):
+            self.page.get_by_role("menuitem", name=name, exact=True).click()
+        self.page.wait_for_function(DONE, timeout=minutes * 60_000, polling=500)
+
+    def errors(self) -> list[str]:
+        """What the cells with an error show, and how many were never run."""
+        raised = [output.inner_text()[-800:] for output in self.page.locator(ERRORS).all()]
+        left = [text for text in self.page.evaluate(PROMPTS) if not any(letter.isdigit() for letter in text)]
+        return raised + ([f"{len(left)} cells were not run"] if left else [])
+
+    def pictures(self) -> list[str]:
+        """What is wrong with the figures: no alt text, not drawn, wider than where they stand."""
+        found = self.page.evaluate(PICTURES)
+        return [str(one) for one in found if not one["alt"].strip() or not one["drawn"] or one["over"] > 1]
+
+    def picture(self, name: str, of: Any = None) -> None:
+        """A screenshot into build/browser, of the page or of a part of it."""
+        (of or self.page).screenshot(path=self.folder / f"{self.lesson.name}_{name}.png")
+
+
+@dataclass(frozen=True)
+class Widget:
+    """One box of sliders with its figure."""
+
+    box: Any
+
+    def state(self) -> dict[str, Any]:
+        """What a reader has before them: the figure, its alt text, and what stands beside the sliders."""
+        image = self.box.locator("img")
+        readouts = self.box.locator(".widget-readout").all_inner_texts()
+        return {"picture": image.get_attribute("src"), "alt": image.get_attribute("alt"), "readouts": readouts}
+
+    def cut(self) -> list[str]:
+        """Labels that are empty or do not fit."""
+        return self.box.evaluate(CUT)
+
+    def press(self, handle: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Move one slider by a key, wait for the figure; the state before and after. AssertionError if none comes."""
+        last = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+        before = self.state()
+        handle.press("ArrowLeft" if last else "ArrowRight")
+        for _ in range(240):  # half a minute; two, on a machine with much else to do
+            if self.state()["picture"] != before["picture"]:
+                return before, self.state()
+            handle.page.wait_for_timeout(500)
+        raise AssertionError(f"the figure stayed the same after a key was pressed: {before['alt']}")
