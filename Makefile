@@ -14,7 +14,7 @@ lessons:
 	@$(PYTHON) -m lessons_lib lessons $(LESSONS)
 bench:
 	@$(PYTHON) -m lessons_lib bench $(CLAIMS) $(if $(QUESTIONS),--questions $(QUESTIONS)) $(if $(QUICK),--quick)
-test test-quick lab figures lint clean:
+test test-quick lab site figures lint clean:
 	@$(PYTHON) -m lessons_lib $@
 
-.PHONY: help run lessons bench test test-quick lab figures lint clean
+.PHONY: help run lessons bench test test-quick lab site figures lint clean
