@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("claims", nargs="*", metavar="CLAIM", help="a claim's name, or how it begins; default: all")
     bench.add_argument("--questions", metavar="FILE", help="ask these, in Spec-Bench's format; into build/bench/")
     bench.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
+    commands.add_parser("site", help="all lessons, library reference, glossary and scorecard as pages in build/site/")
     commands.add_parser("figures", help="draw imgs/")
     commands.add_parser("lint", help="ruff, which room imports which, dead code, and the house rules for notebooks")
     commands.add_parser("clean", help="remove build/ and the tools' caches; keeps .venv and models")

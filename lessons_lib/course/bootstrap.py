@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = "lessons,test,bench,sweep"
+EXTRAS = "lessons,test,bench,sweep,site"
 STAMP = "lessons_lib.json"
 
 

@@ -131,6 +131,13 @@ def bench(options: argparse.Namespace) -> int:
     return status
 
 
+def site(options: argparse.Namespace) -> int:
+    """The rendered course, from what notebooks, docstrings and lists say now; its links are checked."""
+    from lessons_lib.course.site import build
+
+    return build.build()
+
+
 def figures(options: argparse.Namespace) -> int:
     """Draw imgs/."""
     from lessons_lib.figures.drawings import draw_all
@@ -166,5 +173,6 @@ COMMANDS = {
     "lint": lint,
     "lab": lab,
     "bench": bench,
+    "site": site,
     "figures": figures,
 }

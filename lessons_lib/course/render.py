@@ -127,12 +127,17 @@ def latex2html(text: str) -> str:
 def write_page(notebook: Path, page: Path) -> None:
     """Render an executed notebook file as an HTML file."""
     exporter = PageExporter(template_file="lesson.html.j2", extra_loaders=[DictLoader({"lesson.html.j2": TEMPLATE})])
-    nb = nbformat.read(notebook, as_version=4)
-    nb.metadata.pop("widgets", None)
-    nb.cells = [cell for cell in nb.cells if cell.get("id") != SETUP_ID or cell.outputs]  # silent: nothing to read
+    nb = readable(nbformat.read(notebook, as_version=4))
     nb.metadata["title"] = title(nb) or notebook.stem
     text, _ = exporter.from_notebook_node(nb, {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}})
     page.write_text(text, encoding="utf-8")
+
+
+def readable(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A notebook, changed in place, without what a page has no use for: widgets' state, a silent set-up cell."""
+    nb.metadata.pop("widgets", None)
+    nb.cells = [cell for cell in nb.cells if cell.get("id") != SETUP_ID or cell.outputs]
+    return nb
 
 
 def title(nb: nbformat.NotebookNode) -> str:

@@ -1,27 +1,11 @@
 import re
-from html.parser import HTMLParser
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from lessons_lib.course import render
-
-
-class Requests(HTMLParser):
-    """Collects what a browser would fetch by itself: src of anything, href of link elements, addresses in CSS."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        address = attrs.get("src") or (attrs.get("href") if tag == "link" else None) or ""
-        self.found += [address] if address.startswith(("http", "//")) else []
-
-    def handle_data(self, data):
-        self.found += re.findall(r"(?:url\(|@import|import\()\s*[\"']?(?:https?:)?//[^)\"']+", data)
+from lessons_lib.course.site.pages import ELSEWHERE, Page
 
 
 def page_of(write_lesson, *cells) -> str:
@@ -35,9 +19,7 @@ def page_of(write_lesson, *cells) -> str:
 
 def test_a_page_requests_nothing_from_elsewhere(write_lesson):
     page = page_of(write_lesson, new_markdown_cell("[a link](https://example.org) is allowed, $x$ too"))
-    reader = Requests()
-    reader.feed(page)
-    assert reader.found == []
+    assert [address for address in Page(page).fetched if ELSEWHERE.match(address)] == []
     assert "<title>00 A lesson</title>" in page
 
 
