@@ -6,6 +6,9 @@ prompt holds, most of them so that much of it comes back in the answer), "math",
 
 held_out.jsonl: prompts of other people's that no draft of ours is trained on, each with its source; NOTICE has their
 licences. Chosen by `lessons_lib.training.held_out`. Categories: "chat", "qa", "summarization", "code", "math".
+
+wikitext2_evaluation.txt, wikitext2_calibration.txt: whole articles of WikiText-2's test split, detokenised, to measure
+quality on and to calibrate with (lesson 10). No model here was trained on them, and no article is in both.
 """
 
 import json
@@ -16,6 +19,7 @@ from pathlib import Path
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 HELD_OUT = Path(__file__).with_name("held_out.jsonl")
+TEXTS = ("evaluation", "calibration")
 FORM = '{"question_id": 1, "category": "math", "turns": ["..."]}'
 
 
@@ -56,6 +60,17 @@ def questions(path: str | Path | None = None) -> list[Question]:
     if twice:
         raise ValueError(f"question_id {twice[0]} comes twice in {path}; give every question its own")
     return found
+
+
+def text(part: str = "evaluation") -> str:
+    """Articles that people wrote: "evaluation" to measure quality on, "calibration" for what looks at inputs first.
+
+    WikiText-2 (Merity et al. 2016, arXiv 1609.07843), detokenised, so that figures are not those of papers on its
+    raw form. "<unk>" stands for a rare word, as in the original. ValueError for another part.
+    """
+    if part not in TEXTS:
+        raise ValueError(f"there is no text {part!r}; choose one of {', '.join(TEXTS)}")
+    return Path(__file__).with_name(f"wikitext2_{part}.txt").read_text(encoding="utf-8")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:

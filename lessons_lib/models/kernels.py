@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessons_lib.caches.masks import causal_mask
+from lessons_lib.quantization.words import stored
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -66,15 +67,6 @@ def multiply_by_products(x: Tensor, weight: Tensor) -> Tensor:
     # x alone is cast, and the product takes its precision: a cast of frozen weights would be done ahead of time
     # and kept, twice the bytes to read at every step
     return (stored(x.to(exact)) * weight).sum(-1).to(x.dtype)[None]
-
-
-def stored(x: Tensor) -> Tensor:
-    """x itself, in memory. A compiler that fuses too well would compute it again for each row that reads it.
-
-    A strided view needs memory to point at, so what it looks at is written out first; it costs no copy.
-    """
-    x = x.contiguous()
-    return x.as_strided(x.shape, x.stride())
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models.device import DTYPES, dtype_name, pick_dtype
 from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
+from lessons_lib.models.quantized import FORMATS, quantized
 
 KINDS = ("decoder", "transformers")
-WEIGHTS = ("fp32", "bf16", "fp16")
+WEIGHTS = ("fp32", "bf16", "fp16", *FORMATS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,19 +42,24 @@ class LanguageModel:
         """What `generate` decodes with.
 
         kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward.
-        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype.
+        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. For the readable decoder also "int8" (weights
+        and activations), "int8-weight-only" and "int4", beside all else in the model's dtype (`models.quantized`).
         compiled: the readable decoder through torch.compile, with caches of `context` tokens (default 512).
         ValueError for any other choice.
         """
         _check_choice("kind", kind, KINDS)
         if (compiled or context) and not (compiled and kind == "decoder"):
             raise ValueError("Only the readable decoder is compiled; use target(kind='decoder', compiled=True).")
-        network = self._with_weights(weights)
+        rounded = weights in FORMATS
+        if rounded and kind != "decoder":
+            raise ValueError(f"weights={weights!r} are for the readable decoder; use target(kind='decoder').")
+        network = self._with_weights(None if rounded else weights)
         from lessons_lib.decoding import targets  # here, because decoding stands above models
 
         if kind == "transformers":
             return targets.TransformersTarget(network, self.tokenizer)
         decoder, eos = decoder_of(network), targets.base.eos_ids(network, self.tokenizer)
+        decoder = quantized(decoder, weights) if rounded else decoder
         if compiled:
             return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
         return targets.DecoderTarget(decoder, self.tokenizer, eos)

@@ -7,9 +7,12 @@ that one scale for the row would leave nothing of the others; those columns are 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo import mark_static_address
 
+from lessons_lib.quantization import units, words
 from lessons_lib.quantization.checks import check_values
 from lessons_lib.quantization.integers import Integers
+from lessons_lib.quantization.matrix import Matrix, multiply_levels
 
 THRESHOLD = 6.0  # of LLM.int8()
 MOST = 127  # the largest level
@@ -35,22 +38,60 @@ def integer_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def multiply_rounded(x: Tensor, levels: Tensor, scales: Tensor) -> Tensor:
-    """x (T, K), weight as levels (N, K) int8 and scales (N,) -> (T, N) in x's dtype: s_x·s_w·(q_x q_wᵀ)."""
+    """x (T, K), weight as levels (N, K) int8 and scales (N,) -> (T, N) in x's dtype: s_x·s_w·(q_x q_wᵀ).
+
+    A CPU without integer units is faster with the same levels as floats, whose sums round in the seventh digit.
+    """
     rounded, s = round_rows(x)
-    product = integer_product(rounded, levels)
+    floats = x.device.type == "cpu" and not units.integer_units()
+    product = multiply_levels(rounded.to(s.dtype), levels) if floats else integer_product(rounded, levels)
     return (product * s * scales.to(s)).to(x.dtype)
 
 
-class Int8Both:
+@torch.library.register_fake("onednn::qlinear_prepack")
+def _prepacked(weight: Tensor, x_shape: list[int] | None) -> Tensor:
+    """What a compiler expects of oneDNN's packing, which torch does not tell it: the weight transposed."""
+    return weight.new_empty(weight.shape[::-1])
+
+
+def multiply_on_units(x: Tensor, levels: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """As `multiply_rounded`, for a compiler to which levels, scales (N,) float32 and zeros (N,) int32 are constants.
+
+    oneDNN takes unsigned activations: levels + 128, and 128 is their zero point. The compiler packs the levels ahead
+    of time and tunes a loop of its own for the product. The rows' scales stay outside, as it wants one for all.
+    """
+    rounded, s = round_rows(x)
+    packed = torch.ops.onednn.qlinear_prepack(levels, None)
+    unsigned, rest = (rounded.short() + 128).to(torch.uint8), (None, 1.0, 0, torch.float32, "none", [], "")
+    return (torch.ops.onednn.qlinear_pointwise(unsigned, 1.0, 128, packed, scales, zeros, *rest) * s).to(x.dtype)
+
+
+class Int8Both(Matrix):
     """Weights (N, K) of 8 bits with a scale per row, times activations rounded to 8 bits as they come; any device."""
 
     def __init__(self, quantized: Integers):
         """Raises ValueError for anything but 8 bits, absmax, per row."""
         self.levels, self.scales = signed_rows(quantized)
+        self.scales = self.scales.to(torch.promote_types(self.scales.dtype, torch.float32))
+        self.on_units = self.levels.device.type == "cpu" and units.integer_units()
+        self.words = None if self.on_units else words.of_bytes(self.levels)
+        if self.on_units:
+            self.zeros = torch.zeros_like(self.scales, dtype=torch.int32)
+            for constant in (self.levels, self.scales, self.zeros):
+                mark_static_address(constant)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype."""
         return multiply_rounded(x, self.levels, self.scales)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """As `multiply`: on a CPU with integer units, or as sums of the levels' words."""
+        if self.on_units:
+            return multiply_on_units(x, self.levels, self.scales, self.zeros)
+        if self.words is None:
+            return self.multiply(x)
+        rounded, s = round_rows(x)
+        return (words.times_bytes(rounded.to(s.dtype), self.words) * s * self.scales.to(s)).to(x.dtype)
 
 
 def outlier_columns(x: Tensor, threshold: float = THRESHOLD) -> Tensor:
@@ -58,7 +99,7 @@ def outlier_columns(x: Tensor, threshold: float = THRESHOLD) -> Tensor:
     return (x.abs() > threshold).flatten(0, -2).any(0)
 
 
-class MixedProduct:
+class MixedProduct(Matrix):
     """LLM.int8(): outlier columns in the weight's own precision, all others as integers. threshold inf: no outliers.
 
     Which columns are outliers is known only when x is, so the weight is kept as well: nothing is saved here but

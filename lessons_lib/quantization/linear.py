@@ -1,38 +1,30 @@
 """Products with rounded matrices (lesson 10), as `Kernels(multiply=Products(...))` makes a decoder use them.
 
 Plain            any format: give the values back, then multiply. Few bytes at rest, but no faster
-Int8Weights      levels of 8 bits through torch's packed CPU kernel, x as it is: half the bytes of bf16 to read
-Int4Weights      levels of 4 bits in groups, likewise (both in `packed`); `weights_alone` picks one of these three
+Values           any format, given back once: as wide and as fast as before, to measure what rounding costs
+Int8Weights      levels of 8 bits, x as it is: half the bytes of bf16 to read
+Int4Weights      levels of 4 bits in groups, likewise, or Int4Words (all in `packed`)
 Int8Both         x rounded, too, one scale a row; integers times integers (`int8_products`)
 MixedProduct     the same without the columns of outliers: LLM.int8()
 Scaled           any of them behind an input that is divided by s (`scaling`)
 
 One row times a matrix reads the weights and does little else, so fewer bytes take less time. Many rows share one
-reading; there the packed kernels lose to a product with the weights as they are, which `Products(few=)` keeps.
+reading; there a product with wide weights is the faster one, which `Products(few=)` keeps.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from lessons_lib.quantization.integers import Integers
-from lessons_lib.quantization.packed import Int4Weights, Int8Weights
+from lessons_lib.quantization.matrix import Matrix
+from lessons_lib.quantization.packed import Int8Weights, int4_weights
 from lessons_lib.quantization.quantized import Quantized
 
 
-class Matrix(Protocol):
-    """A matrix (N, K) that can be multiplied with."""
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """x (T, K) -> x Wᵀ (T, N) in x's dtype."""
-        ...
-
-
-class Plain:
+class Plain(Matrix):
     """A matrix of any format, turned back into values for every product."""
 
     def __init__(self, quantized: Quantized):
@@ -43,38 +35,66 @@ class Plain:
         return F.linear(x, self.quantized.dequantize().to(x.dtype))
 
 
-def weights_alone(quantized: Quantized) -> Matrix:
-    """The packed kernel that reads this tensor if there is one, here and for its dtype; else Plain."""
-    for kernel in (Int8Weights, Int4Weights) if isinstance(quantized, Integers) else ():
-        with suppress(ValueError):
-            return kernel(quantized)
-    return Plain(quantized)
+class Values(Matrix):
+    """A matrix of any format, turned back into values once and for all; `nbytes` are those of the format."""
+
+    def __init__(self, quantized: Quantized):
+        self.values, self._nbytes = quantized.dequantize(), quantized.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the quantized tensor took."""
+        return self._nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x (T, K) -> (T, N) in x's dtype."""
+        return F.linear(x, self.values.to(x.dtype))
 
 
-@dataclass(frozen=True)
-class Scaled:
+class Scaled(Matrix):
     """A matrix that holds W·diag(s) (`scaling`), for inputs that no norm before it has divided by s (K,) yet."""
 
-    matrix: Matrix
-    scales: Tensor
+    def __init__(self, matrix: Matrix, scales: Tensor):
+        self.matrix, self.scales = matrix, scales
 
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype."""
         return self.matrix.multiply(x / self.scales.to(x))
 
+    def traced(self, x: Tensor) -> Tensor:
+        """The same as a compiler sees it."""
+        return self.matrix.traced(x / self.scales.to(x))
+
+
+def weights_alone(quantized: Quantized) -> Matrix:
+    """The product that reads this tensor as it is kept if there is one, here and for its dtype; else Plain."""
+    for kernel in (Int8Weights, int4_weights) if isinstance(quantized, Integers) else ():
+        with suppress(ValueError):
+            return kernel(quantized)
+    return Plain(quantized)
+
 
 class Products:
     """How `Kernels` multiplies: x (T, K) times a weight (N, K), through that weight's matrix if it has one.
 
-    few: rows up to which the matrices are used; wider products take the weights as they are. None: always used.
+    few: rows up to which the matrices are used; wider products take the weights as they are. None: always used, and
+    the weights need no values (`models.quantized` leaves them on the meta device). other: how all else is multiplied.
+    traced: whether a compiler looks at them.
     """
 
-    def __init__(self, matrices: Iterable[tuple[Tensor, Matrix]], few: int | None = None):
+    def __init__(
+        self, matrices: Iterable[tuple[Tensor, Matrix]], few: int | None = None, other: Callable = F.linear,
+        traced: bool = False,
+    ):  # fmt: skip
         self.matrices = {id(weight): (weight, matrix) for weight, matrix in matrices}  # kept, so ids stay theirs
-        self.few = few
+        self.few, self.other, self.traced = few, other, traced
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         found = self.matrices.get(id(weight))
         if found is None or (self.few is not None and len(x) > self.few):
-            return F.linear(x, weight)
-        return found[1].multiply(x)
+            return self.other(x, weight)
+        return found[1].traced(x) if self.traced else found[1].multiply(x)
+
+    def compiled(self, other: Callable) -> "Products":
+        """The same for a compiler, which sees `other` for the weights that have no matrix."""
+        return Products(self.matrices.values(), self.few, other, traced=True)

@@ -1,21 +1,25 @@
-"""torch's packed CPU kernels (lesson 10): products that read weights of 8 or 4 bits as they are kept.
+"""Products that read weights of 8 or 4 bits as they are kept (lesson 10), on a CPU.
 
-8 bits: w = q·scale, a scale per row, weights row after row. 4 bits: w = (q - 8)·scale + zero, where zero is what a
-group's middle level stands for, and weights in an order of the kernel's own.
+8 bits: w = q·scale, a scale per row. 4 bits: w = (q - 8)·scale + zero, where zero is what a group's middle level stands
+for. Where torch's packed kernels are vectorised (`units`) they take products of few rows; elsewhere, and for many rows,
+codes are widened bit by bit, or taken out of words that a compiler can read (`words`).
 """
 
 import torch
 from torch import Tensor
 
+from lessons_lib.quantization import units, words
 from lessons_lib.quantization.checks import check_cpu
 from lessons_lib.quantization.int8_products import signed_rows
 from lessons_lib.quantization.integers import Integers
+from lessons_lib.quantization.matrix import CHUNK, Matrix, multiply_levels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x
 INT4_GROUPS = (32, 64, 128, 256)
+FEW = 4  # rows up to which the packed kernel of 8 bits is the faster one
 
 
-class Int8Weights:
+class Int8Weights(Matrix):
     """Weights (N, K) of 8 bits with a scale per row, on a CPU; x in float32, bfloat16 or float16."""
 
     def __init__(self, quantized: Integers):
@@ -23,31 +27,33 @@ class Int8Weights:
         check_cpu(quantized.codes, "the int8 kernel")
         check_packed(quantized.dtype)
         self.levels, self.scales = signed_rows(quantized)
+        self.words = words.of_bytes(self.levels)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype."""
         check_packed(x.dtype)
-        return torch._weight_int8pack_mm(x.contiguous(), self.levels, self.scales.to(x.dtype))
+        if units.packed_kernels() and len(x) <= FEW:
+            return torch._weight_int8pack_mm(x.contiguous(), self.levels, self.scales.to(x.dtype))
+        return multiply_levels(x, self.levels) * self.scales.to(x.dtype)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """As `multiply`; levels are read as words where four of them fill one exactly."""
+        if self.words is None:
+            return self.multiply(x)
+        return (words.times_bytes(x, self.words) * self.scales.to(x.dtype)).to(x.dtype)
 
 
-class Int4Weights:
-    """Weights (N, K) of 4 bits in groups, on a CPU; x in float32, bfloat16 or float16.
+class Int4Weights(Matrix):
+    """Weights (N, K) of 4 bits in groups for torch's kernel, on a CPU; x in float32, bfloat16 or float16.
 
-    The kernel keeps scale and zero in x's dtype: in bf16 they are rounded once more than in the quantized tensor.
+    The kernel keeps scale and zero in x's dtype: in bf16 they are rounded once more than in the quantized tensor. Many
+    rows go through it, too, though they would be faster with wide weights: codes stand in an order of its own.
     """
 
     def __init__(self, quantized: Integers):
         """Raises ValueError for what the kernel cannot read: other bits, kinds, groups, sizes, dtypes and devices."""
-        check_cpu(quantized.codes, "the int4 kernel")
-        check_packed(quantized.dtype)
+        self.group = check_int4(quantized, INT4_GROUPS)
         grid, rows = quantized.grid, quantized.shape[0]
-        self.group = quantized.shape.numel() // len(grid.scales)
-        readable = grid.bits == 4 and grid.lows is not None and self.group in INT4_GROUPS
-        if not readable or len(quantized.shape) != 2 or rows % 16:
-            raise ValueError(
-                'the int4 kernel takes quantize(weight, 4, group, "minimum") of a matrix, rows in multiples of 16 and '
-                f"a group of {INT4_GROUPS}, not {rows} rows of {grid.bits} bits in groups of {self.group}; use Plain"
-            )
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantized.levels().int(), 1)
         scales, lows = (part.double().view(rows, -1).T for part in (grid.scales, grid.lows))
         self.scales_and_zeros = torch.stack([scales, lows + 8 * scales], -1).to(quantized.dtype).contiguous()
@@ -57,6 +63,50 @@ class Int4Weights:
         check_packed(x.dtype)
         both = self.scales_and_zeros.to(x.dtype)
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), self.packed, self.group, both)
+
+
+class Int4Words(Matrix):
+    """Weights (N, K) of 4 bits in groups of 32 as words (`words`), on a CPU; x in float32, bfloat16 or float16."""
+
+    def __init__(self, quantized: Integers):
+        """Raises ValueError for other bits, kinds, groups, sizes, dtypes and devices."""
+        check_int4(quantized, (words.GROUP,))
+        rows = quantized.shape[0]
+        self.words = words.pack_nibbles(quantized.levels())
+        grid = (quantized.grid.scales, quantized.grid.lows)
+        blocks = (part.view(rows // words.LANES, words.LANES, -1) for part in grid)
+        self.scales, self.lows = (part.transpose(1, 2).contiguous() for part in blocks)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x (T, K) -> (T, N) in x's dtype."""
+        check_packed(x.dtype)
+        blocks = max(1, CHUNK // (words.LANES * x.shape[1]))
+        parts = zip(*(part.split(blocks) for part in (self.words, self.scales, self.lows)), strict=True)
+        return torch.cat([words.nibble_rows(x, *part) for part in parts], 1)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """As `multiply`, as sums over words for one row."""
+        return words.times_nibbles(x, self.words, self.scales, self.lows).to(x.dtype)
+
+
+def int4_weights(quantized: Integers) -> Matrix:
+    """The one of both that is fast here. ValueError for what it cannot read."""
+    return Int4Weights(quantized) if units.packed_kernels() else Int4Words(quantized)
+
+
+def check_int4(quantized: Integers, groups: tuple[int, ...]) -> int:
+    """The size of its groups. ValueError unless this is a matrix of 4 bits in such groups, on a CPU."""
+    check_cpu(quantized.codes, "the int4 kernel")
+    check_packed(quantized.dtype)
+    grid, rows = quantized.grid, quantized.shape[0]
+    group = quantized.shape.numel() // len(grid.scales)
+    readable = grid.bits == 4 and grid.lows is not None and group in groups
+    if not readable or len(quantized.shape) != 2 or rows % words.LANES:
+        raise ValueError(
+            'the int4 kernel takes quantize(weight, 4, group, "minimum") of a matrix, rows in multiples of 16 and '
+            f"a group of {groups}, not {rows} rows of {grid.bits} bits in groups of {group}; use Plain"
+        )
+    return group
 
 
 def check_packed(dtype: torch.dtype) -> None:

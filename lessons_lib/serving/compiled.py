@@ -15,7 +15,8 @@ from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.compiled_step import CompiledStep, say_uncompiled
 from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.kernels import Kernels, stored
+from lessons_lib.models.kernels import Kernels
+from lessons_lib.quantization.words import stored
 from lessons_lib.serving.target import PagedTarget, decodes
 
 

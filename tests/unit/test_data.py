@@ -1,12 +1,13 @@
 """The questions: our own file keeps its promises, any file in Spec-Bench's format is read, a bad line is named."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
 
 from lessons_lib.course.bootstrap import ROOT
-from lessons_lib.data import HELD_OUT, Question, questions
+from lessons_lib.data import HELD_OUT, TEXTS, Question, questions, text
 
 LINE = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."], "reference": ["", ""]}
 GROUNDED = ("summarization", "qa", "code")
@@ -76,3 +77,30 @@ def test_an_empty_file_and_a_question_that_comes_twice_are_refused(tmp_path):
     path.write_text(2 * (json.dumps(LINE) + "\n"))
     with pytest.raises(ValueError, match="question_id 81 comes twice"):
         questions(path)
+
+
+def articles(part: str) -> list[str]:
+    return re.split(r"(?m)^= (?=[^=])", text(part))[1:]
+
+
+def test_the_texts_are_whole_articles_detokenised_and_none_is_in_both():
+    for part in TEXTS:
+        assert text(part).startswith("= ") and 50_000 <= len(text(part).encode()) <= 70_000
+        assert not re.search(r"@[-,.]@| [,.;:)]|\( | \" |\u2028", text(part))
+    assert (len(articles("evaluation")), len(articles("calibration"))) == (8, 2)
+    assert not set(articles("evaluation")) & set(articles("calibration"))
+    paragraphs = [set(filter(None, text(part).split("\n"))) for part in TEXTS]
+    assert {line for line in paragraphs[0] & paragraphs[1] if not line.startswith("==")} == set()
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    assert all(f"wikitext2_{part}.txt" in notice for part in TEXTS)
+
+
+def test_no_prompt_of_ours_holds_a_passage_of_the_texts():
+    """Paragraphs of 200 letters and more, of which a prompt would quote the beginning."""
+    asked = " ".join(turn for q in questions() + questions(HELD_OUT) for turn in q.turns)
+    assert not [line for part in TEXTS for line in text(part).split("\n") if len(line) > 200 and line[:100] in asked]
+
+
+def test_a_text_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(ValueError, match="no text 'test'; choose one of evaluation, calibration"):
+        text("test")

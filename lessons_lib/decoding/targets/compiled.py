@@ -7,6 +7,7 @@ to the same graph.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import FUSED, OPEN, Kernels
+from lessons_lib.quantization.linear import Products
 
 PRODUCTS = ("open", "tuned", "library")
 
@@ -93,13 +95,20 @@ class CompiledTarget(DecoderTarget):
             opened = self.products == "open" and width == 1
             name = f"{width}-token step ({self.decoder.config.layers} layers, {self.dtype})"
             how = dict(frozen=self.products != "library", tuned=self.products == "tuned")
-            self._steps[width] = CompiledStep(static_step(self.decoder, OPEN if opened else FUSED), name, **how)
+            step = static_step(self.decoder, kernels_of(self.decoder, opened))
+            self._steps[width] = CompiledStep(step, name, **how)
         return self._steps[width]
 
     def _give_up(self, problem: str) -> None:
         """Decode uncompiled from now on, and say why."""
         self.problem, self.widths = problem, []
         say_uncompiled(problem)
+
+
+def kernels_of(decoder: Decoder, opened: bool) -> Kernels:
+    """How a compiled forward computes: in the open for one row, by the library, and by what the decoder brings."""
+    kernels, own = OPEN if opened else FUSED, decoder.kernels.multiply
+    return replace(kernels, multiply=own.compiled(kernels.multiply)) if isinstance(own, Products) else kernels
 
 
 def static_step(decoder: Decoder, kernels: Kernels) -> Callable:

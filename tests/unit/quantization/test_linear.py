@@ -12,24 +12,32 @@ from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.eight_bit import EightBit
 from lessons_lib.models.kernels import Kernels
+from lessons_lib.quantization import units
 from lessons_lib.quantization.floats import quantize_fp8
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct
 from lessons_lib.quantization.integers import Integers, quantize
-from lessons_lib.quantization.linear import Matrix, Plain, Products, Scaled, weights_alone
+from lessons_lib.quantization.linear import Plain, Products, Scaled, weights_alone
+from lessons_lib.quantization.matrix import Matrix
 from lessons_lib.quantization.nf4 import quantize_nf4
-from lessons_lib.quantization.packed import Int4Weights, Int8Weights
+from lessons_lib.quantization.packed import Int4Weights, Int4Words, Int8Weights
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture(params=[True, False], ids=["packed kernels", "words"], autouse=True)
+def packed_kernels(request, monkeypatch):
+    """A CPU with and one without vectorised packed kernels; both run here, fast or not."""
+    monkeypatch.setattr(units, "packed_kernels", lambda: request.param)
 
 
 def random(*shape: int, seed: int = 0, dtype=torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def check_product(matrix: Matrix, restored: Tensor, x: Tensor, slack: float = 0.0) -> None:
+def check_product(matrix: Matrix, restored: Tensor, x: Tensor, slack: float = 0.0, product: str = "multiply") -> None:
     """As the product with the restored weight, but for the dtype's rounding of a sum of that size (and slack)."""
-    out, right = matrix.multiply(x), x.double() @ restored.double().T
+    out, right = getattr(matrix, product)(x), x.double() @ restored.double().T
     assert out.dtype == x.dtype and out.shape == right.shape
     size = x.double().abs() @ restored.double().abs().T
     assert ((out.double() - right).abs() <= (ROUNDING[x.dtype] + slack) * size).all()
@@ -39,7 +47,19 @@ def check_product(matrix: Matrix, restored: Tensor, x: Tensor, slack: float = 0.
 @pytest.mark.parametrize("rows", [1, 3, 17])
 def test_int8_weights_give_the_plain_product_of_the_rounded_weight(dtype, rows):
     quantized = quantize(random(33, 96, dtype=dtype), 8, scale_dtype=dtype)
-    check_product(Int8Weights(quantized), quantized.dequantize(), random(rows, 96, seed=1, dtype=dtype))
+    for product in ("multiply", "traced"):
+        check_product(
+            Int8Weights(quantized), quantized.dequantize(), random(rows, 96, seed=1, dtype=dtype), product=product
+        )
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_int4_words_give_the_plain_product_of_the_rounded_weight(dtype, rows):
+    quantized = quantize((random(48, 128) + 0.3).to(dtype), 4, 32, "minimum", torch.float32)
+    x = random(rows, 128, seed=1, dtype=dtype)
+    for product in ("multiply", "traced"):
+        check_product(Int4Words(quantized), quantized.dequantize(), x, product=product)
 
 
 @DTYPES
@@ -64,7 +84,9 @@ def test_the_int4_kernels_levels_are_worked_by_hand():
 @pytest.mark.parametrize("rows", [1, 17])
 def test_int8_both_are_off_by_half_a_step_of_x_at_most(dtype, rows):
     quantized, x = quantize(random(33, 96, dtype=dtype), 8, scale_dtype=dtype), random(rows, 96, seed=1, dtype=dtype)
-    out, right = Int8Both(quantized).multiply(x), x.double() @ quantized.dequantize().double().T
+    matrix, right = Int8Both(quantized), x.double() @ quantized.dequantize().double().T
+    out = matrix.multiply(x)
+    torch.testing.assert_close(matrix.traced(x), out)
     half = x.double().abs().amax(1, True) / 254 * quantized.dequantize().double().abs().sum(1)
     size = x.double().abs() @ quantized.dequantize().double().abs().T
     assert out.dtype == dtype and ((out.double() - right).abs() <= half + ROUNDING[dtype] * size).all()
@@ -84,7 +106,7 @@ def test_any_format_gives_its_values_back_for_a_plain_product(make, dtype):
 def test_weights_alone_go_through_a_packed_kernel_where_there_is_one():
     w, x = random(16, 64), random(2, 64, seed=1)
     eight, four, float64 = quantize(w), quantize(w, 4, 32, "minimum"), quantize(w.double())
-    assert isinstance(weights_alone(eight), Int8Weights) and isinstance(weights_alone(four), Int4Weights)
+    assert isinstance(weights_alone(eight), Int8Weights) and isinstance(weights_alone(four), Int4Words | Int4Weights)
     for other in (float64, quantize(w, 4, 16, "minimum"), quantize(w, 8, 32), quantize_nf4(w), on_meta(eight)):
         assert isinstance(weights_alone(other), Plain)
     assert torch.equal(weights_alone(float64).multiply(x.double()), F.linear(x.double(), float64.dequantize()))
@@ -144,14 +166,17 @@ def test_int8_weights_are_what_the_drafts_products_are():
 
 @pytest.mark.parametrize("make", [
     lambda w: Int8Weights(quantize(w)), lambda w: Int8Both(quantize(w)), lambda w: Plain(quantize(w, 4, 32)),
-    lambda w: Int4Weights(quantize(w, 4, 32, "minimum")),
-], ids=["int8", "int8 x int8", "plain", "int4"])  # fmt: skip
-def test_a_compiler_sees_them_whole(make):
+    lambda w: Int4Weights(quantize(w, 4, 32, "minimum")), lambda w: Int4Words(quantize(w, 4, 32, "minimum")),
+], ids=["int8", "int8 x int8", "plain", "int4", "int4 words"])  # fmt: skip
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_compiler_sees_them_whole(make, rows):
     """fullgraph raises where a graph would break."""
-    w, x = random(16, 64), random(2, 64, seed=1)
+    w, x = random(16, 64), random(rows, 64, seed=1)
     multiply = Products([(w, make(w))])
-    compiled = torch.compile(lambda x: multiply(x, w), fullgraph=True, dynamic=False, backend="eager")
-    assert torch.equal(compiled(x), multiply(x, w))
+    seen = multiply.compiled(F.linear)
+    torch._dynamo.reset()  # which else counts these as one function, compiled too often
+    compiled = torch.compile(lambda x: seen(x, w), fullgraph=True, dynamic=False, backend="eager")
+    torch.testing.assert_close(compiled(x), multiply(x, w))
 
 
 @torch.no_grad()
@@ -177,7 +202,7 @@ def test_a_decoder_computes_with_them():
         assert 0 < (logits(decoder, make) - exact).square().mean().sqrt() < off4 / 2
 
 
-class Identity:
+class Identity(Matrix):
     """A weight that nobody rounded."""
 
     def __init__(self, weight: Tensor):

@@ -1,0 +1,157 @@
+"""What rounding costs in quality (lesson 10): perplexity of a text, and whether greedy tokens stay the same.
+
+A text is cut into windows that do not overlap, each read in one forward from its first token on, so that the first
+token of a window is only read and the others are predicted: window - 1 of them, fewer in the last. A token's negative
+log-likelihood (nll) is in nats, in float64, whatever the logits are in. Compared are readings of one text, token by
+token: what a window adds to one it mostly adds to the other, so paired differences tell far more than two perplexities.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WINDOW = 512  # tokens read together; 2,048 is usual in papers, and gives lower perplexities
+CHUNK = 64  # rows of logits that are in float64 at a time
+Logits = Callable[[list[int]], Tensor]  # T ids -> (T, V) what is said after each of them
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One model along one text, a tensor (n,) for each window: nll of its tokens, and the token that was likeliest.
+
+    divergence: KL(p || q) in nats for each token, p of the model read beside this one; empty without.
+    """
+
+    nll: tuple[Tensor, ...]
+    best: tuple[Tensor, ...]
+    divergence: tuple[Tensor, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were predicted."""
+        return sum(map(len, self.nll))
+
+    @property
+    def mean(self) -> float:
+        """Mean nll of a token in nats."""
+        return float(torch.cat(self.nll).mean())
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean nll: as many equally likely tokens would be as hard to predict."""
+        return math.exp(self.mean)
+
+    @property
+    def mean_divergence(self) -> float:
+        """Mean KL(p || q) of a token. ValueError if nothing was read beside."""
+        if not self.divergence:
+            raise ValueError("nothing was read beside this; pass beside=... to read")
+        return float(torch.cat(self.divergence).mean())
+
+
+@dataclass(frozen=True)
+class Change:
+    """Perplexity over another one's of the same text, and its 95 % interval from the spread between windows."""
+
+    value: float
+    low: float
+    high: float
+
+
+def windows(ids: Sequence[int], window: int = WINDOW) -> list[list[int]]:
+    """ids -> pieces of `window` tokens; the last is shorter, and left out if nothing of it is predicted."""
+    pieces = [list(ids[start : start + window]) for start in range(0, len(ids), window)]
+    return [piece for piece in pieces if len(piece) > 1]
+
+
+@torch.no_grad()
+def read(
+    logits: Logits, ids: Sequence[int], window: int = WINDOW, beside: Logits | None = None, among: Tensor | None = None
+) -> Reading:
+    """How a model finds a text. beside: the model whose distribution this one's divergence is from.
+
+    among (V,) bool: tokens that count, such as those that a trimmed head scores; others are read, but not asked for.
+    ValueError for texts of less than two tokens, windows below 2, logits that are not (T, V) or are NaN, ids beyond
+    V, tokens that count and got no probability, and where no token counts.
+    """
+    if window < 2 or len(ids) < 2:
+        raise ValueError(f"a window predicts all tokens but its first: {len(ids)} ids in windows of {window} are none")
+    parts = [_read(logits, piece, beside, among) for piece in windows(ids, window)]
+    nll, best, divergence = (tuple(part for part in parts if len(part)) for parts in zip(*parts, strict=True))
+    if not nll:
+        raise ValueError("no token of this text counts; pass another text, or among=None")
+    return Reading(nll, best, divergence)
+
+
+def ratio(reading: Reading, reference: Reading) -> Change:
+    """Perplexity of `reading` over that of `reference`. ValueError for readings of different texts.
+
+    The interval takes windows as drawn at random: 1.96 standard errors of the mean paired difference. With one window
+    there is none: it spans everything.
+    """
+    differences = [(a - b).sum() for a, b in _paired(reading.nll, reference.nll)]
+    counts = torch.tensor([float(len(part)) for part in reading.nll], dtype=torch.float64)
+    sums = torch.stack(differences)
+    mean = sums.sum() / counts.sum()
+    windows = len(counts)
+    spread = (sums - mean * counts).square().sum() * windows / max(windows - 1, 1)
+    error = float(spread.sqrt() / counts.sum()) if windows > 1 else math.inf
+    low, high = (math.exp(min(float(mean) + sign * 1.96 * error, 700)) for sign in (-1, 1))
+    return Change(math.exp(mean), low, high)
+
+
+def agreement(reading: Reading, reference: Reading) -> float:
+    """Share of places where both find the same token likeliest: what greedy decoding would choose after this text."""
+    same = [(a == b).double() for a, b in _paired(reading.best, reference.best)]
+    return float(torch.cat(same).mean())
+
+
+def _read(logits: Logits, ids: list[int], beside: Logits | None, among: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """nll, likeliest token and divergence (or nothing) of the tokens of one window that count."""
+    said = _checked(logits(ids), ids)[:-1]
+    other = None if beside is None else _checked(beside(ids), ids)[:-1]
+    next_ids = torch.tensor(ids[1:], device=said.device)
+    counted = torch.ones_like(next_ids, dtype=torch.bool) if among is None else among.to(said.device)[next_ids]
+    said, next_ids, other = said[counted], next_ids[counted], None if other is None else other[counted]
+    found = [_nll(said[rows], next_ids[rows]) for rows in _chunks(len(said))]
+    nll = torch.cat(found) if found else said.new_zeros(0, dtype=torch.float64)
+    if not nll.isfinite().all():
+        lost = int(next_ids[~nll.isfinite()][0])
+        raise ValueError(f"the model gives token {lost} no probability at all; pass among=, the tokens that it scores")
+    apart = [] if other is None else [_divergence(other[rows].to(said), said[rows]) for rows in _chunks(len(said))]
+    return nll.cpu(), said.argmax(-1).cpu(), torch.cat(apart).cpu() if apart else nll[:0].cpu()
+
+
+def _nll(said: Tensor, next_ids: Tensor) -> Tensor:
+    exact = said.double()
+    return exact.logsumexp(-1) - exact.gather(-1, next_ids[:, None])[:, 0]
+
+
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q) of each row of logits in nats, float64; a token that p excludes adds nothing."""
+    p, q = p.double().log_softmax(-1), q.double().log_softmax(-1)
+    return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(-1)
+
+
+def _chunks(rows: int) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, rows, CHUNK)]
+
+
+def _checked(said: Tensor, ids: list[int]) -> Tensor:
+    if said.ndim != 2 or len(said) != len(ids):
+        raise ValueError(f"{len(ids)} ids need logits ({len(ids)}, V), a row after each, not {tuple(said.shape)}")
+    if max(ids) >= said.shape[1] or min(ids) < 0:
+        raise ValueError(f"ids from {min(ids)} to {max(ids)} do not fit logits of {said.shape[1]} tokens; check which "
+                         "tokenizer made them")  # fmt: skip
+    if said.isnan().any():
+        raise ValueError("these logits hold NaN; the model, or its rounding, is broken")
+    return said
+
+
+def _paired(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
+    if [len(part) for part in ours] != [len(part) for part in theirs]:
+        raise ValueError("these are not readings of the same tokens; read both with the same text, window and among")
+    return list(zip(ours, theirs, strict=True))

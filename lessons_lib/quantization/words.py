@@ -1,0 +1,100 @@
+"""Codes of 8 and 4 bits as 32-bit words, for a compiler (lesson 10): products that it fuses into loops over words.
+
+A compiler vectorises 32-bit arithmetic everywhere, but with AVX2 it loads bytes one by one. So codes travel four or
+eight to a word, and shifts and masks take them apart beside the sums. Words are kept as float32, whose loads are
+vectorised too, and only seen as integers: no value is ever computed from their floats.
+"""
+
+import torch
+from torch import Tensor
+
+BYTES, NIBBLES = 4, 8  # codes of 8 and of 4 bits in a word
+LANES = 16  # rows of a 4-bit matrix that stand side by side, one a lane: no sum runs across lanes
+GROUP = 32  # weights of a 4-bit scale: four words
+
+
+def stored(x: Tensor) -> Tensor:
+    """x itself, in memory. A compiler that fuses too well would compute it again for each row that reads it.
+
+    A strided view needs memory to point at, so what it looks at is written out first; it costs no copy.
+    """
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
+
+
+def of_bytes(levels: Tensor) -> Tensor | None:
+    """levels (N, K) int8 -> the same memory as words (N, K/4) float32; None where four do not fill a word."""
+    return levels.view(torch.float32) if levels.shape[1] % BYTES == 0 else None
+
+
+def times_bytes(x: Tensor, words: Tensor) -> Tensor:
+    """x (T, K) times signed bytes -> (T, N): one row as sums, several by the library."""
+    return byte_row(x, words) if len(x) == 1 else byte_rows(x, words)
+
+
+def byte_planes(words: Tensor) -> list[Tensor]:
+    """words (N, K/4) float32 -> four (N, K/4) int32: the signed bytes of columns 0, 4, 8, ...; 1, 5, ... and so on."""
+    w = words.view(torch.int32)
+    return [(w << (24 - 8 * place)) >> 24 for place in range(BYTES)]
+
+
+def byte_row(x: Tensor, words: Tensor) -> Tensor:
+    """x (1, K) times signed bytes, as words (N, K/4) -> (1, N) in x's dtype, summed in float32 or better."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    parts = stored(x.to(exact).view(-1, BYTES).T)
+    return sum(plane * part for plane, part in zip(byte_planes(words), parts, strict=True)).sum(-1)[None]
+
+
+def byte_rows(x: Tensor, words: Tensor) -> Tensor:
+    """As `byte_row` for x (T, K): bytes are written out in x's dtype, and multiplied by the library."""
+    wide = torch.cat([plane.to(x.dtype) for plane in byte_planes(words)], 1)
+    return x.view(len(x), -1, BYTES).transpose(1, 2).reshape(x.shape) @ wide.T
+
+
+def pack_nibbles(levels: Tensor) -> Tensor:
+    """levels (N, K) 0 .. 15 -> words (N/16, K/8, 16) float32: eight columns a word, sixteen rows side by side."""
+    rows, columns = levels.shape
+    parts = levels.view(rows, columns // NIBBLES, NIBBLES).int()
+    words = sum(parts[..., place] << (4 * place) for place in range(NIBBLES)).int()
+    return words.view(rows // LANES, LANES, -1).transpose(1, 2).contiguous().view(torch.float32)
+
+
+def nibble_planes(words: Tensor) -> list[Tensor]:
+    """words (..., 16) -> eight int32 of their shape: columns 0, 8, 16, ...; 1, 9, ... and so on, each 0 .. 15."""
+    w = words.view(torch.int32)
+    return [(w >> (4 * place)) & 15 for place in range(NIBBLES)]
+
+
+def times_nibbles(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
+    """x (T, K) times codes of 4 bits in groups -> (T, N): one row as sums, several by the library."""
+    return (nibble_row if len(x) == 1 else nibble_rows)(x, words, scales, lows)
+
+
+def nibble_row(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
+    """x (1, K) times codes of 4 bits -> (1, N) in float32 or better: y_n = sum over groups of s·sum(q·x) + low·sum(x).
+
+    words (N/16, K/8, 16) as `pack_nibbles` has them, scales and lows (N/16, K/32, 16).
+    """
+    exact = torch.promote_types(x.dtype, torch.float32)
+    grouped = x.to(exact).view(-1, GROUP // NIBBLES, NIBBLES)  # (K/32, 4 words, 8 codes)
+    parts, totals = stored(grouped), stored(grouped.sum((1, 2)))
+    by_group = words.view(len(words), -1, GROUP // NIBBLES, LANES)
+    total = 0.0
+    for word in range(GROUP // NIBBLES):
+        for place, plane in enumerate(nibble_planes(by_group[:, :, word])):
+            total = total + plane * parts[:, word, place, None]
+    return (total * scales.to(exact) + lows.to(exact) * totals[:, None]).sum(1).view(1, -1)
+
+
+def nibble_values(words: Tensor, scales: Tensor, lows: Tensor, dtype: torch.dtype) -> Tensor:
+    """-> the weights (8, K/8, N) in dtype, plane by plane: entry (p, w, n) is column 8·w + p of row n."""
+    exact = torch.promote_types(dtype, torch.float32)
+    scales, lows = (part.to(exact).repeat_interleave(GROUP // NIBBLES, 1) for part in (scales, lows))
+    planes = [(plane * scales + lows).to(dtype).transpose(0, 1).flatten(1) for plane in nibble_planes(words)]
+    return torch.stack(planes)
+
+
+def nibble_rows(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
+    """As `nibble_row` for x (T, K), in x's dtype: weights are written out and multiplied by the library."""
+    wide = nibble_values(words, scales, lows, x.dtype).flatten(0, 1)
+    return x.view(len(x), -1, NIBBLES).transpose(1, 2).reshape(x.shape) @ wide
