@@ -23,7 +23,7 @@ PINNED = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for
 EXTRA = PROJECT["optional-dependencies"]
 REQUIRED = [Requirement(text) for texts in (PROJECT["dependencies"], *EXTRA.values()) for text in texts]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-LATER = {"browser"}  # extras that their commands install: bootstrap.add
+LATER = {"browser", "llamacpp"}  # extras that their command installs (bootstrap.add), or whoever wants to wait for a compiler
 OLDEST = PROJECT["requires-python"].removeprefix(">=")
 
 
@@ -93,7 +93,7 @@ def imported(folder: Path) -> set[str]:
 
 def test_whatever_the_library_imports_is_required():
     required = {canonicalize_name(r.name) for r in REQUIRED}
-    providers = packages_distributions()
+    providers = {"llama_cpp": ["llama-cpp-python"]} | packages_distributions()  # it need not be installed
     unknown = {
         name for name in imported(ROOT / "lessons_lib")
         if not {canonicalize_name(provider) for provider in providers.get(name, [])} & required

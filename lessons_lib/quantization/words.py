@@ -10,6 +10,7 @@ from torch import Tensor
 
 BYTES, NIBBLES = 4, 8  # codes of 8 and of 4 bits in a word
 LANES = 16  # rows of a 4-bit matrix that stand side by side, one a lane: no sum runs across lanes
+FEW = 16  # rows up to which sums are faster than writing out the bytes; 4-bit sums of several rows compile for minutes
 GROUP = 32  # weights of a 4-bit scale: four words
 
 
@@ -28,8 +29,9 @@ def of_bytes(levels: Tensor) -> Tensor | None:
 
 
 def times_bytes(x: Tensor, words: Tensor) -> Tensor:
-    """x (T, K) times signed bytes -> (T, N): one row as sums, several by the library."""
-    return byte_row(x, words) if len(x) == 1 else byte_rows(x, words)
+    """x (T, K) times signed bytes -> (T, N): few rows as sums, in one loop that reads and unpacks the words once for
+    all of them; many by the library."""
+    return torch.cat([byte_row(row, words) for row in x.split(1)]) if len(x) <= FEW else byte_rows(x, words)
 
 
 def byte_planes(words: Tensor) -> list[Tensor]:

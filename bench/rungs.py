@@ -1,0 +1,158 @@
+"""The rungs of lesson 11's ladder: what runs, who guesses, and what each is expected to cost before it is timed."""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import asking
+import assisted
+import fitting
+from asking import CONTEXT, ours, prompt_of
+from by_question import Made
+from registry import Run
+from speculation import LOOKUP
+
+from lessons_lib import DraftModel, Medusa, PromptLookup
+from lessons_lib.data import text
+from lessons_lib.decoding import llamacpp
+from lessons_lib.decoding.ladder import counting
+from lessons_lib.decoding.peers import static_and_compiled
+from lessons_lib.decoding.probing import logits_along, repeatable_step
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.targets import CompiledTarget
+from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.timing import clocked_transformers, seen_prefill
+from lessons_lib.measure import quality
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.quantized import bytes_kept, quantized
+from lessons_lib.quantization import units
+
+FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
+LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
+READ = 8192  # tokens of text that quality is measured on
+LOOKED_UP = {f"lookup of {count}": count for count in (4, 10)}  # guesses of ours: as many as the draft's, its default
+GUESSERS = (*LOOKED_UP, "draft", "medusa")
+LIGHT = "int8" if units.integer_units() else "int8 weights"  # whose products of several rows stay cheap here
+CACHED = 300  # tokens behind which parts are timed
+
+
+@cache
+def targets(quick: bool) -> dict[str, Target]:
+    """Compiled targets by rung, the unrounded one first; a quick run has one format beside it."""
+    formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
+    decoder = asking.eager().decoder
+    decoders = {"compiled": decoder} | {name: quantized(decoder, weights) for name, weights in formats.items()}
+    return {name: compiled(of, asking.COMPILED if guessed(name) else (1,)) for name, of in decoders.items()}
+
+
+def guessed(name: str) -> bool:
+    """Whether somebody guesses for the target of this name: every width takes a minute or more to compile."""
+    return name in ("compiled", LIGHT)
+
+
+def compiled(decoder: Decoder, widths: tuple[int, ...]) -> CompiledTarget:
+    """With caches fitted to their texts, each of its compiled steps run once."""
+    of = asking.eager()
+    target = CompiledTarget(decoder, of.tokenizer, of.eos, CONTEXT, widths, fitted=True)
+    for width in widths:
+        repeatable_step(target, prompt_of(32), width)()
+    return target
+
+
+@cache
+def small() -> Target:
+    """The draft as light as a light target needs it: compiled, its weights in 8 bits."""
+    of = assisted.drafting()
+    target = CompiledTarget(quantized(of.decoder, "int8-weight-only"), of.tokenizer, of.eos, CONTEXT, (1, 2))
+    for width in (1, 2):  # two: behind a step whose guesses were all accepted
+        repeatable_step(target, prompt_of(32), width)()
+    return target
+
+
+@cache  # the tokenizers are compared once, not for every text
+def drafter(target: Target) -> DraftModel:
+    """The proposer of all texts that this target writes."""
+    return DraftModel(small(), assisted.GAMMA)
+
+
+def runs(name: str, quick: bool) -> Target:
+    """What runs the rung of this name: its first part, before who guesses."""
+    return targets(quick).get(target_of(name), asking.eager())
+
+
+def target_of(name: str) -> str:
+    return name.partition(" + ")[0]
+
+
+@cache
+def readings(quick: bool) -> dict[str, quality.Reading]:
+    """How each target finds the text that quality is measured on."""
+    ids = asking.model().tokenizer(text()).input_ids[: READ // 4 if quick else READ]
+    on = {"decoder": asking.eager()} | targets(quick)
+    return {name: quality.read(lambda ids, of=of: logits_along(of, ids, len(ids)), ids) for name, of in on.items()}
+
+
+def count(quick: bool) -> set[str]:
+    """Targets whose perplexity is near enough to the unrounded one's; other engines on the same weights are."""
+    found = {name: reading.perplexity for name, reading in readings(quick).items()}
+    return counting(found, found["decoder"]) | {"generate", "generate, compiled"}
+
+
+def facts(quick: bool) -> dict:
+    """Quality and memory of each target, and what was compiled how long."""
+    found = readings(quick)
+    changes = {name: quality.ratio(reading, found["decoder"]) for name, reading in found.items()}
+    return {
+        "quality": {
+            name: {
+                "perplexity": reading.perplexity,
+                "change": [changes[name].value, changes[name].low, changes[name].high],
+                "agreement": quality.agreement(reading, found["decoder"]),
+            }
+            for name, reading in found.items()
+        },
+        "held": {name: bytes_kept(of.decoder) for name, of in ({"decoder": asking.eager()} | targets(quick)).items()},
+        "tokens_read": found["decoder"].tokens,
+        "compile_seconds": {name: getattr(of, "compile_seconds", {}) for name, of in targets(quick).items()},
+        "problems": {name: of.problem for name, of in targets(quick).items() if getattr(of, "problem", None)},
+        "llamacpp": {name: of.version for name, of in peers().items()},
+    }
+
+
+@cache
+def peers() -> dict[str, llamacpp.LlamaCpp]:
+    """llama.cpp, plain and with its prompt lookup; none where it is not installed."""
+    if llamacpp.missing():
+        return {}
+    names = {0: "llama.cpp"} | {count: f"llama.cpp + lookup of {count}" for count in LOOKUPS}
+    return {name: llamacpp.LlamaCpp(asking.model().name, CONTEXT, count) for count, name in names.items()}
+
+
+def proposer(who: str, of: Target, run: Run) -> Proposer:
+    """Prompt lookup by its defaults, smol-draft, or smol-medusa with the tree that is fastest on this target."""
+    if who in LOOKED_UP:
+        return PromptLookup(**LOOKUP | {"num_tokens": LOOKED_UP[who]})
+    return drafter(of) if who == "draft" else Medusa(fitting.heads(), fitting.fitted(of, run.repeats).tree)
+
+
+def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
+    """Every rung, and the peers, as calls that write a text behind a prompt."""
+    found = {
+        "generate": partial(by_transformers, ids),
+        "generate, compiled": partial(by_transformers, ids, **static_and_compiled(CONTEXT)),
+        "decoder": partial(ours, asking.eager(), ids),
+    }
+    for name, of in targets(run.quick).items():
+        found[name] = partial(ours, of, ids)
+        if guessed(name):
+            found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run)) for who in GUESSERS}
+    return found | {name: partial(by_peer, of, ids) for name, of in peers().items()}
+
+
+def by_transformers(ids: list[int], **options) -> Made:
+    new, timeline = clocked_transformers(asking.model().network, ids, asking.TOKENS, **options)
+    return new, seen_prefill(ids, timeline)
+
+
+def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
+    new, timeline = of.write(ids, asking.TOKENS)
+    return new, seen_prefill(ids, timeline)
