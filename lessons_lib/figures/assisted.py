@@ -118,7 +118,7 @@ def plot_length_and_text(
     lines, top = spans[-1][0] + 1, 3.2
     tall = top + LINE * (lines + 2)
     figure = plt.figure(figsize=(WIDTH, tall), facecolor=PAPER)
-    above = axes_in(figure, (0.09, 1 - (top - 0.75) / tall, 0.55, (top - 1.05) / tall))
+    above = axes_in(figure, (0.11, 1 - (top - 0.75) / tall, 0.53, (top - 1.05) / tall))
     plot_draft_length(rows, gamma, above).set_title(title, fontsize=11)
     below = axes_in(figure, (0.01, 0.01, 0.98, LINE * lines / tall))
     draw_spans(below, spans, columns, WRITERS)

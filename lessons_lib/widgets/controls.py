@@ -24,7 +24,7 @@ Settings = dict[str, Any]
 # What stands beside a slider takes of its width what its text needs: no two would be equally long. And it can be
 # edited, to no effect, which makes it one more stop of the Tab key; Firefox has no property against that.
 ALIGNED = """<style>.lessons-lib-slider .widget-readout {
-min-width: 9em; padding-left: .6em; text-align: left; -webkit-user-modify: read-only }</style>"""
+min-width: 11em; padding-left: .6em; text-align: left; -webkit-user-modify: read-only }</style>"""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def live(controls: Mapping[str, Slider], draw: Draw, describe: Describe) -> Any:
     """The ipywidgets box: the controls, and below them the figure that follows them."""
     import ipywidgets
 
-    inputs = {name: _input(control) for name, control in controls.items()}
+    longest = max(len(control.label) for control in controls.values())
+    inputs = {name: _input(control, max(9, 0.6 * longest)) for name, control in controls.items()}
     shown = ipywidgets.HTML()
 
     def redraw(_change: Any = None) -> None:
@@ -87,8 +88,11 @@ def live(controls: Mapping[str, Slider], draw: Draw, describe: Describe) -> Any:
     return ipywidgets.VBox([*inputs.values(), shown])
 
 
-def _input(control: Slider) -> Any:
-    """A slider, for names too: JupyterLab takes the arrow keys away from menus, but not from sliders."""
+def _input(control: Slider, label: float) -> Any:
+    """A slider, for names too: JupyterLab takes the arrow keys away from menus, but not from sliders.
+
+    label: the width of what stands before it, in letters' heights; a longer text would be cut.
+    """
     import ipywidgets
 
     slider = ipywidgets.SelectionSlider(
@@ -96,7 +100,7 @@ def _input(control: Slider) -> Any:
         value=control.start,
         description=control.label,
         continuous_update=False,  # draw when the slider rests, not at every step on the way
-        layout=ipywidgets.Layout(width="95%", max_width="36em"),
-        style={"description_width": "9em"},
+        layout=ipywidgets.Layout(width="95%", max_width=f"{label + 29:.1f}em"),
+        style={"description_width": f"{label:.1f}em"},
     )
     return slider.add_class("lessons-lib-slider")

@@ -2,7 +2,7 @@
 
 from support.opened import HANDLE, WIDGET, Widget
 
-MINUTES = 15  # for one lesson's cells, on a machine with something else to do
+MINUTES = 30  # for one lesson's cells, on a machine with much else to do
 
 
 def test_the_lesson_runs_and_its_figures_follow_the_keyboard(opened):
@@ -19,8 +19,11 @@ def test_the_lesson_runs_and_its_figures_follow_the_keyboard(opened):
 
 
 def move(opened, widget, name):
-    """Every slider of a widget, reached by Tab from the one before, moves figure, alt text and its own readout."""
-    handles = widget.box.locator(HANDLE).all()
+    """Every slider of a widget, reached by Tab from the one before, changes its own value and the figure's words.
+
+    The figure itself changes for one of them at least: a setting may make no difference to what is drawn.
+    """
+    handles, changed = widget.box.locator(HANDLE).all(), set()
     opened.picture(f"{name}_start", widget.box)
     assert widget.cut() == []
     handles[0].focus()
@@ -28,6 +31,9 @@ def move(opened, widget, name):
         assert handle.evaluate("e => e === document.activeElement"), f"Tab does not reach slider {number}"
         before, after = widget.press(handle)
         opened.picture(f"{name}_slider_{number}", widget.box)
-        same = [part for part in before if before[part] == after[part]]
-        assert same == [], f"slider {number} leaves as they were: {same}"
+        parts = {part for part in before if before[part] != after[part]}
+        assert parts >= {"alt", "readouts"}, f"slider {number} changes nothing but {parts}"
+        assert widget.cut() == []
+        changed |= parts
         opened.page.keyboard.press("Tab")
+    assert "picture" in changed

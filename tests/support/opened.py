@@ -87,7 +87,8 @@ class Widget:
         before = self.state()
         handle.press("ArrowLeft" if last else "ArrowRight")
         for _ in range(240):  # half a minute; two, on a machine with much else to do
-            if self.state()["picture"] != before["picture"]:
-                return before, self.state()
+            after = self.state()
+            if (after["picture"], after["alt"]) != (before["picture"], before["alt"]):
+                return before, after
             handle.page.wait_for_timeout(500)
         raise AssertionError(f"the figure stayed the same after a key was pressed: {before['alt']}")
