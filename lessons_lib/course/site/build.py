@@ -21,14 +21,12 @@ BUILD = ROOT / "build"
 STYLE = Path(__file__).with_name("style.css")
 SETTINGS = {
     "project": "Faster language models",
-    "extensions": ["furo", "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "lessons_lib.course.site.extension"],
+    "extensions": ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "lessons_lib.course.site.extension"],
     "html_theme": "furo",
     "html_title": "Faster language models",
     "html_static_path": [str(STYLE)],
     "html_css_files": [STYLE.name],
     "html_favicon": str(STYLE.with_name("icon.svg")),
-    "pygments_style": "a11y-high-contrast-light",
-    "pygments_dark_style": "a11y-high-contrast-dark",
     "html_math_renderer": "mathml",  # ours: no script, and nothing from a content network
     "html_show_sourcelink": False,
     "html_copy_source": False,
