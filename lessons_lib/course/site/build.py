@@ -26,6 +26,7 @@ SETTINGS = {
     "html_title": "Faster language models",
     "html_static_path": [str(STYLE)],
     "html_css_files": [STYLE.name],
+    "html_favicon": str(STYLE.with_name("icon.svg")),
     "html_math_renderer": "mathml",  # ours: no script, and nothing from a content network
     "html_show_sourcelink": False,
     "html_copy_source": False,
