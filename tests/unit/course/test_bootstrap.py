@@ -51,7 +51,7 @@ def test_without_an_environment_one_is_made_and_torch_comes_first(checkout, comm
     made, torch, everything = commands
     assert made.endswith("-m venv --clear ./.venv")
     assert torch.endswith("torch==2.13.0 -c ./constraints.txt")
-    assert everything.endswith("-c ./.venv/lessons_lib_constraints.txt -e .[lessons,test,bench,sweep]")
+    assert everything.endswith("-c ./.venv/lessons_lib_constraints.txt -e .[lessons,test,bench,sweep,site]")
     assert (checkout / ".venv/lessons_lib_constraints.txt").read_text() == "torch==2.13.0+cpu\nnumpy==2.4.6"
 
 
