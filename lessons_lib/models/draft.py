@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.eight_bit import EightBit
 from lessons_lib.models.kernels import Kernels
+from lessons_lib.models.quantized import quantized
 
 
 class TrimmedDecoder(Decoder):
@@ -68,22 +68,20 @@ class DraftForCausalLM(LlamaForCausalLM):
         return self
 
 
-def decoder_of(network: PreTrainedModel) -> Decoder:
-    """The readable decoder of a transformers model, of a draft the trimmed one with the kernels that suit it.
+def decoder_of(network: PreTrainedModel, wide: bool = False) -> Decoder:
+    """The readable decoder of a transformers model, of a draft the trimmed one in the weights that suit it.
 
-    ValueError as `Decoder.from_transformers`.
+    wide: with weights as they are, whatever suits. ValueError as `Decoder.from_transformers`.
     """
     decoder, head = Decoder.from_transformers(network), network.get_output_embeddings()
     if not isinstance(head, TrimmedHead):
         return decoder
     trimmed = TrimmedDecoder.of(decoder, head.kept)
-    if in_eight_bits(network):
-        trimmed.kernels = Kernels(multiply=EightBit(m.weight for m in trimmed.modules() if isinstance(m, nn.Linear)))
-    return trimmed
+    return quantized(trimmed, "int8-weight-only") if in_eight_bits(network) and not wide else trimmed
 
 
 def in_eight_bits(network: PreTrainedModel) -> bool:
-    """Whether the readable decoder of this network multiplies a few rows in 8 bits: drafts in bf16 on a CPU do."""
+    """Whether the readable decoder of this network has weights of 8 bits: drafts in bf16 on a CPU do."""
     trimmed = isinstance(network.get_output_embeddings(), TrimmedHead)
     return trimmed and network.dtype == torch.bfloat16 and network.device.type == "cpu"
 

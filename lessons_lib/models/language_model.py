@@ -7,12 +7,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lessons_lib.data import text
+from lessons_lib.measure.quality import windows
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models.device import DTYPES, dtype_name, pick_dtype
 from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
-from lessons_lib.models.quantized import FORMATS, quantized
+from lessons_lib.models.quantized import BOTH, FORMATS, quantized
 
 KINDS = ("decoder", "transformers")
+CALIBRATION = 8000  # letters of text, some 2,000 tokens
 WEIGHTS = ("fp32", "bf16", "fp16", *FORMATS)
 
 
@@ -58,11 +61,18 @@ class LanguageModel:
 
         if kind == "transformers":
             return targets.TransformersTarget(network, self.tokenizer)
-        decoder, eos = decoder_of(network), targets.base.eos_ids(network, self.tokenizer)
-        decoder = quantized(decoder, weights) if rounded else decoder
+        decoder, eos = decoder_of(network, wide=rounded), targets.base.eos_ids(network, self.tokenizer)
+        if rounded:
+            decoder = quantized(decoder, weights, windows=self._calibration() if weights == BOTH else ())
         if compiled:
             return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
         return targets.DecoderTarget(decoder, self.tokenizer, eos)
+
+    def _calibration(self) -> list[list[int]]:
+        """Some text to calibrate with; none without a tokenizer."""
+        if self.tokenizer is None:
+            return []
+        return windows(self.tokenizer(text("calibration")[:CALIBRATION]).input_ids)
 
     def _with_weights(self, weights: str | None) -> PreTrainedModel:
         if weights is None:

@@ -1,36 +1,79 @@
-"""A decoder with its matrices in few bits (lesson 10): products of its own, and nothing wide left where they serve.
-
-A place is the number of a layer and the name of a matrix in it ("qkv", "out", "gate_up", "down"), or (L, "head").
-"""
+"""A decoder with its matrices in few bits (lesson 10): products of its own, and nothing wide left where they serve."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from lessons_lib.models.calibrate import HEAD, Inputs, Place, Windows, inputs_of, largest, places
+from lessons_lib.models.compensated import compensated
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import Kernels
-from lessons_lib.quantization.int8_products import Int8Both
+from lessons_lib.models.smoothing import ALPHAS, awq, smoothed
+from lessons_lib.quantization.formats import rounding
+from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns
 from lessons_lib.quantization.integers import quantize
-from lessons_lib.quantization.linear import Products, weights_alone
+from lessons_lib.quantization.linear import Products, Values, weights_alone
 from lessons_lib.quantization.matrix import Matrix
+from lessons_lib.quantization.quantized import Quantized
 
-MATRICES, HEAD = ("qkv", "out", "gate_up", "down"), "head"
-Place = tuple[int, str]
 Make = Callable[[Place, Tensor], Matrix | None]  # place and weight (N, K) -> what multiplies instead; None: the weight
-FORMATS = ("int8", "int8-weight-only", "int4")
+FORMATS = ("int8", "int8-weight-only", "int4")  # what targets are made with
+SHORT = {"int8-weight-only": "int8", "int4": "int4 g32"}  # names of weights' formats that go by another name
+BOTH, LLM_INT8 = "int8", "llm.int8"  # activations are rounded, too
+COMPENSATED, SCALED = "gptq ", "awq "  # before the name of a format: what looks at inputs
 
 
-def quantized(decoder: Decoder, format: str = "int8") -> Decoder:
+@dataclass(frozen=True)
+class Remedies:
+    """What "int8" does beyond rounding weights and activations to 8 bits, by names of matrices.
+
+    smooth: alpha of SmoothQuant. columns: how many of the loudest columns stay wide. terms: of 8 bits that activations
+    are rounded to. The first two need windows to calibrate with, and are left out without.
+    """
+
+    smooth: Mapping[str, float] = field(default_factory=lambda: dict(ALPHAS))
+    columns: Mapping[str, int] = field(default_factory=lambda: {HEAD: 8})
+    terms: Mapping[str, int] = field(default_factory=lambda: {"down": 2})
+
+
+NONE = Remedies({}, {}, {})  # plain rounding
+
+
+def quantized(
+    decoder: Decoder,
+    format: str = BOTH,
+    *,
+    head: str | None = "int8",
+    windows: Windows = (),
+    remedies: Remedies | None = None,
+    values: bool = False,
+) -> Decoder:
     """A decoder that computes with rounded matrices and shares all else with this one.
 
-    format: "int8", weights and activations of 8 bits; "int8-weight-only"; "int4", weights of 4 bits in groups of 32
-    with a minimum, the head in 8 bits. ValueError for others, and for a decoder that is rounded already.
+    format: "int8", weights and activations of 8 bits; "llm.int8"; the weights alone: "int8-weight-only", "int4" (groups
+    of 32 with a minimum) or any name of `quantization.formats`, "gptq " or "awq " before it. head: the format of the LM
+    head beside layers in another one; None leaves it as it is. windows: ids to calibrate with, for GPTQ, AWQ and the
+    remedies (None: all of them) of "int8". values: weights are given back their rounded values once, as wide and as
+    fast as they were: to measure quality. ValueError for unknown names, for GPTQ and AWQ without windows, for groups
+    that do not fit, and for a decoder that is rounded already.
     """
-    if format not in FORMATS:
-        raise ValueError(f"there is no format {format!r}; choose one of {', '.join(FORMATS)}")
-    return replaced(decoder, MAKERS[format])
+    _check(decoder)
+    if format == BOTH:
+        return _both(decoder, windows, Remedies() if remedies is None else remedies)
+    if format == LLM_INT8:
+        return replaced(decoder, lambda place, weight: MixedProduct(weight))
+    hold, at_head = Values if values else weights_alone, rounding(SHORT.get(head, head)) if head else None
+    given = _weights(decoder, SHORT.get(format, format), windows)
+
+    def make(place: Place, weight: Tensor) -> Matrix | None:
+        if place[1] == HEAD:
+            return hold(at_head(weight)) if at_head else None
+        return hold(given(place, weight))
+
+    return replaced(given.decoder, make)
 
 
 def replaced(decoder: Decoder, make: Make) -> Decoder:
@@ -39,8 +82,7 @@ def replaced(decoder: Decoder, make: Make) -> Decoder:
     A weight that a matrix stands for is left on the meta device, where it is but a name; a tied embedding stays, for
     looking up. ValueError for a decoder that is rounded already.
     """
-    if isinstance(decoder.kernels.multiply, Products):
-        raise ValueError("this decoder's matrices are rounded already; round the one that it was made from")
+    _check(decoder)
     shared = {id(t): t for t in (*decoder.parameters(), *decoder.buffers())}
     rounded, matrices = copy.deepcopy(decoder, shared), []
     for place, linear in places(rounded).items():
@@ -48,14 +90,8 @@ def replaced(decoder: Decoder, make: Make) -> Decoder:
         if matrix is not None:
             linear.weight = nn.Parameter(torch.empty_like(linear.weight, device="meta"), requires_grad=False)
             matrices.append((linear.weight, matrix))
-    rounded.kernels = Kernels(decoder.kernels.attend, Products(matrices, other=decoder.kernels.multiply))
+    rounded.kernels = Kernels(decoder.kernels.attend, Products(matrices, decoder.kernels.multiply))
     return rounded
-
-
-def places(decoder: Decoder) -> dict[Place, nn.Linear]:
-    """Every matrix that a forward multiplies by, in the order in which it does."""
-    layers = {(i, name): getattr(layer, name) for i, layer in enumerate(decoder.layers) for name in MATRICES}
-    return layers | {(len(decoder.layers), HEAD): decoder.head}
 
 
 def bytes_read(decoder: Decoder) -> int:
@@ -74,16 +110,42 @@ def bytes_kept(decoder: Decoder) -> int:
     return sum(held.values()) + sum(matrix.nbytes for _, matrix in matrices)
 
 
-def _both(place: Place, weight: Tensor) -> Matrix:
-    return Int8Both(quantize(weight, 8))
+@dataclass(frozen=True)
+class _Weights:
+    """Rounded weights of a decoder that may have been scaled for them."""
+
+    decoder: Decoder
+    round: Callable[[Place, Tensor], Quantized]
+
+    def __call__(self, place: Place, weight: Tensor) -> Quantized:
+        return self.round(place, weight)
 
 
-def _eight(place: Place, weight: Tensor) -> Matrix:
-    return weights_alone(quantize(weight, 8))
+def _weights(decoder: Decoder, format: str, windows: Windows) -> _Weights:
+    name = format.removeprefix(COMPENSATED).removeprefix(SCALED)
+    to_format = rounding(name)
+    if format.startswith(COMPENSATED):
+        found = compensated(decoder, windows, name)
+        return _Weights(decoder, lambda place, weight: found[place])
+    if format.startswith(SCALED):
+        decoder = awq(decoder, inputs_of(decoder, windows), to_format)
+    return _Weights(decoder, lambda place, weight: to_format(weight))
 
 
-def _four(place: Place, weight: Tensor) -> Matrix:
-    return _eight(place, weight) if place[1] == HEAD else weights_alone(quantize(weight, 4, 32, "minimum"))
+def _both(decoder: Decoder, windows: Windows, remedies: Remedies) -> Decoder:
+    inputs: dict[Place, Inputs] = {}
+    if windows and (remedies.smooth or remedies.columns):
+        inputs = inputs_of(decoder, windows)
+        decoder = smoothed(decoder, inputs, remedies.smooth)
+
+    def make(place: Place, weight: Tensor) -> Matrix:
+        matrix = Int8Both(quantize(weight, 8), remedies.terms.get(place[1], 1))
+        count = remedies.columns.get(place[1], 0) if inputs else 0
+        return WideColumns(matrix, weight, largest(inputs, place, count)) if count else matrix
+
+    return replaced(decoder, make)
 
 
-MAKERS: dict[str, Make] = {"int8": _both, "int8-weight-only": _eight, "int4": _four}
+def _check(decoder: Decoder) -> None:
+    if isinstance(decoder.kernels.multiply, Products):
+        raise ValueError("this decoder's matrices are rounded already; round the one that it was made from")

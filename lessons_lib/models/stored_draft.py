@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from lessons_lib.models.checkpoint import their_names
 from lessons_lib.models.decoder import DecoderConfig
 from lessons_lib.models.draft import DraftForCausalLM, TrimmedDecoder, own_weights
-from lessons_lib.models.eight_bit import round_rows
+from lessons_lib.quantization.int8_products import signed_rows
+from lessons_lib.quantization.integers import quantize
 
 WEIGHTS, CARD = "draft.safetensors", "draft.json"
 
@@ -21,8 +22,8 @@ def save_draft(draft: TrimmedDecoder, folder: Path, target: str, **card) -> None
     tensors = {"kept": draft.kept.to(torch.int32)}
     for name, weight in own_weights(draft).items():
         if weight.ndim == 2:
-            tensors[name], scales = round_rows(weight)
-            tensors[f"{name}.scales"] = scales.float()
+            rounded = quantize(weight.float(), 8, scale_dtype=torch.float32)
+            tensors[name], tensors[f"{name}.scales"] = signed_rows(rounded)
         else:
             tensors[name] = weight.detach().float()
     folder.mkdir(parents=True, exist_ok=True)

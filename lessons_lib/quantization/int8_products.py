@@ -18,12 +18,27 @@ THRESHOLD = 6.0  # of LLM.int8()
 MOST = 127  # the largest level
 
 
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (..., K) -> levels (..., K) int8 in [-127, 127] and scales (..., 1) in single precision or better."""
+def round_rows(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
+    """x (T, K) -> levels (terms·T, K) int8 in [-127, 127] and scales (terms·T, 1), in single precision or better.
+
+    A second term rounds what the first left over, 254 times as finely: x is nearly its first T rows of levels times
+    scales plus the next T. That takes another row of the product, and no other kernel.
+    """
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     scales = exact.abs().amax(-1, True) / MOST
     scales = torch.where(scales == 0, 1, scales)
-    return (exact / scales).round().clamp(-MOST, MOST).to(torch.int8), scales
+    levels = (exact / scales).round().clamp(-MOST, MOST)
+    if terms == 1:
+        return levels.to(torch.int8), scales
+    fine = scales / (2 * MOST)
+    rest = ((exact - levels * scales) / fine).round().clamp(-MOST, MOST)
+    return torch.cat([levels, rest]).to(torch.int8), torch.cat([scales, fine])
+
+
+def rounded_values(x: Tensor, terms: int = 1) -> Tensor:
+    """x (T, K) as its levels stand for it, in single precision or better."""
+    levels, scales = round_rows(x, terms)
+    return (levels * scales).unflatten(0, (terms, len(x))).sum(0)
 
 
 def integer_product(x: Tensor, weight: Tensor) -> Tensor:
@@ -37,15 +52,21 @@ def integer_product(x: Tensor, weight: Tensor) -> Tensor:
     return (x.double() @ weight.double().T).int()
 
 
-def multiply_rounded(x: Tensor, levels: Tensor, scales: Tensor) -> Tensor:
+def multiply_rounded(x: Tensor, levels: Tensor, scales: Tensor, terms: int = 1) -> Tensor:
     """x (T, K), weight as levels (N, K) int8 and scales (N,) -> (T, N) in x's dtype: s_x·s_w·(q_x q_wᵀ).
 
-    A CPU without integer units is faster with the same levels as floats, whose sums round in the seventh digit.
+    A CPU without integer units is faster with what the levels stand for, whose sums round in the seventh digit.
     """
-    rounded, s = round_rows(x)
-    floats = x.device.type == "cpu" and not units.integer_units()
-    product = multiply_levels(rounded.to(s.dtype), levels) if floats else integer_product(rounded, levels)
-    return (product * s * scales.to(s)).to(x.dtype)
+    if x.device.type == "cpu" and not units.integer_units():
+        values = rounded_values(x, terms)
+        return (multiply_levels(values, levels) * scales.to(values)).to(x.dtype)
+    rounded, s = round_rows(x, terms)
+    return _joined(integer_product(rounded, levels) * s * scales.to(s), terms).to(x.dtype)
+
+
+def _joined(product: Tensor, terms: int) -> Tensor:
+    """(terms·T, N) -> (T, N)."""
+    return product if terms == 1 else product.unflatten(0, (terms, -1)).sum(0)
 
 
 @torch.library.register_fake("onednn::qlinear_prepack")
@@ -54,23 +75,30 @@ def _prepacked(weight: Tensor, x_shape: list[int] | None) -> Tensor:
     return weight.new_empty(weight.shape[::-1])
 
 
-def multiply_on_units(x: Tensor, levels: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+def multiply_on_units(x: Tensor, levels: Tensor, scales: Tensor, zeros: Tensor, terms: int = 1) -> Tensor:
     """As `multiply_rounded`, for a compiler to which levels, scales (N,) float32 and zeros (N,) int32 are constants.
 
     oneDNN takes unsigned activations: levels + 128, and 128 is their zero point. The compiler packs the levels ahead
     of time and tunes a loop of its own for the product. The rows' scales stay outside, as it wants one for all.
     """
-    rounded, s = round_rows(x)
+    rounded, s = round_rows(x, terms)
     packed = torch.ops.onednn.qlinear_prepack(levels, None)
     unsigned, rest = (rounded.short() + 128).to(torch.uint8), (None, 1.0, 0, torch.float32, "none", [], "")
-    return (torch.ops.onednn.qlinear_pointwise(unsigned, 1.0, 128, packed, scales, zeros, *rest) * s).to(x.dtype)
+    product = torch.ops.onednn.qlinear_pointwise(unsigned, 1.0, 128, packed, scales, zeros, *rest)
+    return _joined(product * s, terms).to(x.dtype)
 
 
 class Int8Both(Matrix):
-    """Weights (N, K) of 8 bits with a scale per row, times activations rounded to 8 bits as they come; any device."""
+    """Weights (N, K) of 8 bits with a scale per row, times activations rounded to 8 bits as they come; any device.
 
-    def __init__(self, quantized: Integers):
-        """Raises ValueError for anything but 8 bits, absmax, per row."""
+    terms: 2 rounds activations to the sum of two levels (`round_rows`), for matrices that 8 bits of x would harm.
+    """
+
+    def __init__(self, quantized: Integers, terms: int = 1):
+        """Raises ValueError for anything but 8 bits, absmax, per row, and other terms than 1 and 2."""
+        if terms not in (1, 2):
+            raise ValueError(f"activations are rounded to 1 or 2 terms of 8 bits, not {terms}")
+        self.terms = terms
         self.levels, self.scales = signed_rows(quantized)
         self.scales = self.scales.to(torch.promote_types(self.scales.dtype, torch.float32))
         self.on_units = self.levels.device.type == "cpu" and units.integer_units()
@@ -82,16 +110,36 @@ class Int8Both(Matrix):
 
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype."""
-        return multiply_rounded(x, self.levels, self.scales)
+        return multiply_rounded(x, self.levels, self.scales, self.terms)
 
     def traced(self, x: Tensor) -> Tensor:
         """As `multiply`: on a CPU with integer units, or as sums of the levels' words."""
         if self.on_units:
-            return multiply_on_units(x, self.levels, self.scales, self.zeros)
+            return multiply_on_units(x, self.levels, self.scales, self.zeros, self.terms)
         if self.words is None:
             return self.multiply(x)
-        rounded, s = round_rows(x)
-        return (words.times_bytes(rounded.to(s.dtype), self.words) * s * self.scales.to(s)).to(x.dtype)
+        values = rounded_values(x, self.terms)
+        return (words.times_bytes(values, self.words) * self.scales.to(values)).to(x.dtype)
+
+
+class WideColumns(Matrix):
+    """A matrix for most of x, and the weight as it is for a few columns that are known to be loud.
+
+    Without them one scale a row leaves more levels to the others. They take their bytes again, wide.
+    """
+
+    def __init__(self, matrix: Matrix, weight: Tensor, columns: Tensor):
+        """columns: numbers (C,) of the columns of weight (N, K) that are multiplied as they are."""
+        self.matrix, self.columns, self.wide = matrix, columns, weight.detach()[:, columns].contiguous()
+        self.others = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device).index_fill(0, columns, 0)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x (T, K) -> (T, N) in x's dtype."""
+        return self.matrix.multiply(x * self.others.to(x)) + F.linear(x[:, self.columns], self.wide.to(x.dtype))
+
+    def traced(self, x: Tensor) -> Tensor:
+        """The same as a compiler sees it."""
+        return self.matrix.traced(x * self.others.to(x)) + F.linear(x[:, self.columns], self.wide.to(x.dtype))
 
 
 def outlier_columns(x: Tensor, threshold: float = THRESHOLD) -> Tensor:

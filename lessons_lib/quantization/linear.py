@@ -6,10 +6,11 @@ Int8Weights      levels of 8 bits, x as it is: half the bytes of bf16 to read
 Int4Weights      levels of 4 bits in groups, likewise, or Int4Words (all in `packed`)
 Int8Both         x rounded, too, one scale a row; integers times integers (`int8_products`)
 MixedProduct     the same without the columns of outliers: LLM.int8()
+WideColumns      any of them beside a few columns that are known to be loud, and stay wide
 Scaled           any of them behind an input that is divided by s (`scaling`)
 
 One row times a matrix reads the weights and does little else, so fewer bytes take less time. Many rows share one
-reading; there a product with wide weights is the faster one, which `Products(few=)` keeps.
+reading, and there codes that have to be made wide first cost time.
 """
 
 from collections.abc import Callable, Iterable
@@ -77,24 +78,22 @@ def weights_alone(quantized: Quantized) -> Matrix:
 class Products:
     """How `Kernels` multiplies: x (T, K) times a weight (N, K), through that weight's matrix if it has one.
 
-    few: rows up to which the matrices are used; wider products take the weights as they are. None: always used, and
-    the weights need no values (`models.quantized` leaves them on the meta device). other: how all else is multiplied.
-    traced: whether a compiler looks at them.
+    A weight with a matrix is but its key, and needs no values. other: how those without are multiplied. traced:
+    whether a compiler looks at them.
     """
 
     def __init__(
-        self, matrices: Iterable[tuple[Tensor, Matrix]], few: int | None = None, other: Callable = F.linear,
-        traced: bool = False,
+        self, matrices: Iterable[tuple[Tensor, Matrix]], other: Callable = F.linear, traced: bool = False
     ):  # fmt: skip
         self.matrices = {id(weight): (weight, matrix) for weight, matrix in matrices}  # kept, so ids stay theirs
-        self.few, self.other, self.traced = few, other, traced
+        self.other, self.traced = other, traced
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         found = self.matrices.get(id(weight))
-        if found is None or (self.few is not None and len(x) > self.few):
+        if found is None:
             return self.other(x, weight)
         return found[1].traced(x) if self.traced else found[1].multiply(x)
 
     def compiled(self, other: Callable) -> "Products":
         """The same for a compiler, which sees `other` for the weights that have no matrix."""
-        return Products(self.matrices.values(), self.few, other, traced=True)
+        return Products(self.matrices.values(), other, traced=True)

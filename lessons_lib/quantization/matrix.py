@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 2**20  # values that are wide at a time: a few MB, so that they stay in a CPU's cache
+from lessons_lib.quantization.words import CHUNK
 
 
 class Matrix(ABC):

@@ -12,7 +12,7 @@ from lessons_lib.quantization import units, words
 from lessons_lib.quantization.checks import check_cpu
 from lessons_lib.quantization.int8_products import signed_rows
 from lessons_lib.quantization.integers import Integers
-from lessons_lib.quantization.matrix import CHUNK, Matrix, multiply_levels
+from lessons_lib.quantization.matrix import Matrix, multiply_levels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x
 INT4_GROUPS = (32, 64, 128, 256)
@@ -80,12 +80,6 @@ class Int4Words(Matrix):
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype."""
         check_packed(x.dtype)
-        blocks = max(1, CHUNK // (words.LANES * x.shape[1]))
-        parts = zip(*(part.split(blocks) for part in (self.words, self.scales, self.lows)), strict=True)
-        return torch.cat([words.nibble_rows(x, *part) for part in parts], 1)
-
-    def traced(self, x: Tensor) -> Tensor:
-        """As `multiply`, as sums over words for one row."""
         return words.times_nibbles(x, self.words, self.scales, self.lows).to(x.dtype)
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 BYTES, NIBBLES = 4, 8  # codes of 8 and of 4 bits in a word
 LANES = 16  # rows of a 4-bit matrix that stand side by side, one a lane: no sum runs across lanes
-FEW = 16  # rows up to which sums are faster than writing out the bytes; 4-bit sums of several rows compile for minutes
 GROUP = 32  # weights of a 4-bit scale: four words
+SUMS = 16  # rows of x up to which sums over words of bytes, taken apart once for all rows, beat the library
+CHUNK = 2**20  # values that are written out at a time: a few MB, so that they stay in a CPU's cache
 
 
 def stored(x: Tensor) -> Tensor:
@@ -29,9 +30,11 @@ def of_bytes(levels: Tensor) -> Tensor | None:
 
 
 def times_bytes(x: Tensor, words: Tensor) -> Tensor:
-    """x (T, K) times signed bytes -> (T, N): few rows as sums, in one loop that reads and unpacks the words once for
-    all of them; many by the library."""
-    return torch.cat([byte_row(row, words) for row in x.split(1)]) if len(x) <= FEW else byte_rows(x, words)
+    """x (T, K) times signed bytes -> (T, N): few rows as sums, which share one loop, many by the library."""
+    if len(x) <= SUMS:
+        return torch.cat([byte_row(row, words) for row in x.split(1)])
+    rows = max(1, CHUNK // x.shape[1])
+    return torch.cat([byte_rows(x, part) for part in words.split(rows)], 1)
 
 
 def byte_planes(words: Tensor) -> list[Tensor]:
@@ -69,7 +72,11 @@ def nibble_planes(words: Tensor) -> list[Tensor]:
 
 def times_nibbles(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
     """x (T, K) times codes of 4 bits in groups -> (T, N): one row as sums, several by the library."""
-    return (nibble_row if len(x) == 1 else nibble_rows)(x, words, scales, lows)
+    if len(x) == 1:
+        return nibble_row(x, words, scales, lows)
+    blocks = max(1, CHUNK // (LANES * x.shape[1]))
+    parts = zip(*(part.split(blocks) for part in (words, scales, lows)), strict=True)
+    return torch.cat([nibble_rows(x, *part) for part in parts], 1)
 
 
 def nibble_row(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:

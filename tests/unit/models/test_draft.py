@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from safetensors.torch import load_file
 from support.oracle import exact
 
 from lessons_lib.measure.roofline import bytes_decode
@@ -10,9 +10,10 @@ from lessons_lib.models import LanguageModel, ModelUnavailable, load, registry, 
 from lessons_lib.models.checkpoint import fused_weights, their_names
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, decoder_of, own_weights, start_from
-from lessons_lib.models.eight_bit import FEW, EightBit, round_rows
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.stored_draft import CARD, WEIGHTS, load_draft, restored, save_draft
+from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.linear import Products
 from lessons_lib.training.distill import read
 
 KEPT = torch.tensor([0, 3, 4, 17, 42, 61, 80, 96])
@@ -63,7 +64,7 @@ def test_a_drafts_shape_and_bytes_are_what_its_one_row_forward_reads(network, dr
     decoder = model.target(kind="decoder").decoder
     read_by = [module.weight for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
     if dtype == torch.bfloat16:
-        read_by = [levels for _, levels, _ in decoder.kernels.multiply.rounded.values()]
+        read_by = [matrix.levels for _, matrix in decoder.kernels.multiply.matrices.values()]
     assert model.shape.head_weights == len(KEPT) * 32 and model.weight_bytes == weight_bytes
     assert bytes_decode(model.shape, weight_bytes=model.weight_bytes) == sum(weight.nbytes for weight in read_by)
     assert model.shape.params() == sum(weight.numel() for weight in model.network.parameters())
@@ -122,8 +123,7 @@ def test_a_stored_draft_differs_by_the_rounding_of_its_matrices_alone(draft, loa
     with torch.no_grad():
         for weight in own_weights(draft).values():
             if weight.ndim == 2:
-                levels, scales = round_rows(weight)
-                weight.copy_(levels * scales[:, None].float())
+                weight.copy_(quantize(weight, 8, scale_dtype=torch.float32).dequantize())
     assert torch.allclose(logits_of(draft)[:, KEPT], logits_of(decoder_of(loaded))[:, KEPT], atol=1e-6)
 
 
@@ -143,33 +143,20 @@ def test_their_names_are_the_inverse_of_ours(network):
     assert all(torch.equal(back[name], state[name]) for name in back)
 
 
-def test_rounding_is_to_the_nearest_of_255_levels():
-    levels, scales = round_rows(torch.tensor([[1.27, -0.5, 0.004], [0.0, 0.0, 0.0]]))
-    assert levels.tolist() == [[127, -50, 0], [0, 0, 0]] and scales[0].item() == pytest.approx(0.01)
-    stored = {"a": levels, "a.scales": scales, "norm": torch.ones(2), "kept": KEPT}
-    assert torch.allclose(restored(stored)["a"][0], torch.tensor([1.27, -0.5, 0.0])) and set(restored(stored)) == {
-        "a",
-        "norm",
-    }
-
-
-def test_a_few_rows_are_multiplied_in_8_bits_and_many_as_they_are():
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(32, 64, generator=generator).bfloat16()
-    x = torch.randn(FEW + 1, 64, generator=generator).bfloat16()
-    multiply = EightBit([weight])
-    plain = F.linear(x, weight)
-    assert torch.equal(multiply(x, weight), plain)
-    few = multiply(x[:FEW], weight)
-    assert not torch.equal(few, plain[:FEW]) and torch.allclose(few, plain[:FEW], atol=0.3)
-    levels, scales = round_rows(weight)
-    assert torch.allclose(few.float(), x[:FEW].float() @ (levels * scales.float()[:, None]).T, rtol=0.02, atol=0.05)
+def test_what_is_stored_is_the_nearest_of_255_levels(draft, tmp_path):
+    save_draft(draft, tmp_path / "draft", "tiny")
+    stored, weight = load_file(tmp_path / "draft" / WEIGHTS), draft.layers[0].down.weight.detach().float()
+    levels, scales = stored["layers.0.down.weight"], stored["layers.0.down.weight.scales"]
+    assert levels.dtype == torch.int8 and torch.equal(scales, weight.abs().amax(1) / 127)
+    assert torch.equal(levels, (weight / scales[:, None]).round().to(torch.int8))
+    assert torch.equal(restored(stored)["layers.0.down.weight"], levels * scales[:, None])
+    assert torch.equal(restored(stored)["norm"], draft.norm) and "kept" not in restored(stored)
 
 
 def test_in_bf16_on_a_cpu_a_draft_decodes_in_8_bits(network, draft, tmp_path):
     save_draft(draft, tmp_path / "draft", "tiny")
     small = decoder_of(load_draft(tmp_path / "draft", network.bfloat16()))
-    assert isinstance(small.kernels.multiply, EightBit)
+    assert isinstance(small.kernels.multiply, Products)
     one = small.logits(torch.ones(1, 32).bfloat16())
     assert torch.allclose(one[0, KEPT], small.logits(torch.ones(9, 32).bfloat16())[0, KEPT], atol=0.2)
     multiply, products = small.kernels.multiply, []
@@ -206,5 +193,5 @@ def test_a_draft_loads_by_name_with_its_targets_tokenizer(stored_by_name, tmp_pa
     assert model.tokenizer.get_vocab() == target.tokenizer.get_vocab()
     decoder = model.target(kind="decoder").decoder
     assert isinstance(decoder, TrimmedDecoder) and len(decoder.kept) == 37
-    assert isinstance(model.target(kind="decoder", weights="bf16").decoder.kernels.multiply, EightBit)
+    assert isinstance(model.target(kind="decoder", weights="bf16").decoder.kernels.multiply, Products)
     assert model.target(kind="transformers").vocab_size == target.shape.vocab_size

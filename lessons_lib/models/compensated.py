@@ -1,0 +1,67 @@
+"""A decoder's weights rounded by GPTQ (lesson 10): layer after layer, each from what the rounded ones before it give.
+
+Frantar et al. 2022 (arXiv 2210.17323). The matrices of one layer look at the inputs that the layer as it was gives
+them, behind layers that are rounded.
+"""
+
+import torch
+from torch import Tensor
+
+from lessons_lib.models.calibrate import MATRICES, Place, Windows, start
+from lessons_lib.models.decoder import Decoder, Segment
+from lessons_lib.models.kernels import Kernels
+from lessons_lib.quantization.formats import integers
+from lessons_lib.quantization.gptq import gptq, hessian
+from lessons_lib.quantization.integers import Integers
+from lessons_lib.quantization.linear import Products, Values
+
+
+@torch.no_grad()
+def compensated(
+    decoder: Decoder, windows: Windows, format: str, act_order: bool = True
+) -> dict[Place, Integers]:  # fmt: skip
+    """The weights of all layers in a format of integers. ValueError for other formats and without windows."""
+    options = integers(format)
+    if options is None or not windows:
+        raise ValueError(f"GPTQ rounds to integers, such as 'int3 g64', with windows of ids to calibrate on; got "
+                         f"{format!r} and {len(windows)} windows")  # fmt: skip
+    texts = [start(decoder, ids) for ids in windows]
+    states = [decoder.embedding(tokens) for tokens, _ in texts]
+    segments, rounded = [segment for _, segment in texts], {}
+    for number in range(len(decoder.layers)):
+        found = _round_layer(decoder, number, states, segments, options, act_order)
+        states = _through(decoder, number, states, segments, _kernels(decoder, number, found))
+        rounded |= found
+    return rounded
+
+
+def _round_layer(
+    decoder: Decoder, number: int, states: list[Tensor], segments: list[Segment], options: dict, act_order: bool
+) -> dict[Place, Integers]:
+    """One layer's matrices, rounded for what they read on these states."""
+    sums: dict[int, Tensor] = {}
+
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        sums[id(weight)] = sums.get(id(weight), 0) + len(x) * hessian(x)
+        return decoder.kernels.multiply(x, weight)
+
+    _through(decoder, number, states, segments, Kernels(decoder.kernels.attend, multiply))
+    weights = {(number, name): getattr(decoder.layers[number], name).weight for name in MATRICES}
+    count = sum(map(len, states))
+    made = {place: gptq(w, sums[id(w)] / count, act_order=act_order, **options) for place, w in weights.items()}
+    return {place: outcome.integers for place, outcome in made.items()}
+
+
+def _kernels(decoder: Decoder, number: int, rounded: dict[Place, Integers]) -> Kernels:
+    layer = decoder.layers[number]
+    pairs = [(getattr(layer, name).weight, Values(integers)) for (_, name), integers in rounded.items()]
+    return Kernels(decoder.kernels.attend, Products(pairs, decoder.kernels.multiply))
+
+
+def _through(
+    decoder: Decoder, number: int, states: list[Tensor], segments: list[Segment], kernels: Kernels
+) -> list[Tensor]:
+    """States behind one layer."""
+    run = dict(layers=range(number, number + 1), kernels=kernels)  # tokens are not looked up where states are given
+    pairs = zip(states, segments, strict=True)
+    return [decoder(segment.positions, [segment], states=x, **run).last for x, segment in pairs]

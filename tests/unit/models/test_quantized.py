@@ -1,0 +1,329 @@
+"""Decoders in few bits against the same decoder with its weights' rounded values, in float64 where that can be."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lessons_lib.measure import quality
+from lessons_lib.models import calibrate, tiny
+from lessons_lib.models.calibrate import HEAD, inputs_of, places, start
+from lessons_lib.models.compensated import compensated
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.kernels import Kernels
+from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read, quantized, replaced
+from lessons_lib.models.smoothing import awq, smoothed
+from lessons_lib.quantization import units
+from lessons_lib.quantization.formats import rounding
+from lessons_lib.quantization.gptq import hessian, layer_loss
+from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns, rounded_values
+from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.linear import Plain, Products, Values
+from lessons_lib.quantization.packed import Int4Weights, Int4Words, Int8Weights
+
+IDS = [5, 80, 3, 3, 61, 17, 42, 9, 90, 2, 33, 64]
+WINDOWS = [[(7 * i * i + 3 * start) % 97 for i in range(40)] for start in range(4)]
+
+
+def decoder(dtype=torch.float64, tied=True, **sizes) -> Decoder:
+    return Decoder.from_transformers(tiny(dtype=dtype, tied=tied, **sizes))
+
+
+@torch.no_grad()
+def logits(of: Decoder, ids=IDS, kernels: Kernels | None = None) -> Tensor:
+    tokens, segment = start(of, ids)
+    return of.logits(of(tokens, [segment], kernels=kernels).last, kernels)
+
+
+@torch.no_grad()
+def with_weights(of: Decoder, change) -> Decoder:
+    """The same decoder with other weights, all as wide as before."""
+    return replaced(of, lambda place, weight: Values(Given(change(place, weight))))
+
+
+class Given:
+    """Values as they are, where a quantized tensor is asked for."""
+
+    def __init__(self, values: Tensor):
+        self.values, self.nbytes = values, values.nbytes
+
+    def dequantize(self) -> Tensor:
+        return self.values
+
+
+def off(of: Decoder, right: Tensor) -> float:
+    return float((logits(of).double() - right).norm() / right.norm())
+
+
+@pytest.mark.parametrize("name", ["int8-weight-only", "int4", "int3 g16", "nf4 g32", "fp8 e5m2", "int2 g32 absmax"])
+@pytest.mark.parametrize("values", [True, False])
+def test_rounded_weights_alone_compute_what_their_values_do(name, values):
+    whole = decoder()
+    to_format = rounding({"int8-weight-only": "int8", "int4": "int4 g32"}.get(name, name))
+
+    def change(place, weight):
+        return (rounding("int8") if place[1] == HEAD else to_format)(weight).dequantize()
+
+    found = quantized(whole, name, values=values)
+    torch.testing.assert_close(logits(found), logits(with_weights(whole, change)), rtol=0, atol=1e-10)
+    assert 0 < off(found, logits(whole)) < 2
+
+
+def test_a_head_can_stay_as_it_is_or_take_a_format_of_its_own():
+    whole = decoder()
+    kept = quantized(whole, "int4", head=None)
+    assert kept.head.weight is whole.head.weight and len(kept.kernels.multiply.matrices) == 8
+    four = quantized(whole, "int4", head="int4 g32")
+    assert bytes_read(four) < bytes_read(quantized(whole, "int4")) < bytes_read(kept)
+
+
+def test_nothing_wide_is_left_but_the_table_of_a_tied_head():
+    whole = decoder(torch.float32)
+    for name in ("int8", "int8-weight-only", "int4"):
+        found = quantized(whole, name)
+        assert all(linear.weight.is_meta for linear in places(found).values())
+        assert found.embedding.weight is whole.embedding.weight and found.norm is whole.norm
+    assert not any(linear.weight.is_meta for linear in places(whole).values())
+
+
+@pytest.mark.parametrize("name, bits", [("int8-weight-only", 8), ("int4", 4), ("int8", 8)])
+def test_bytes_read_are_codes_and_scales_and_bytes_kept_the_rest_beside(name, bits):
+    whole = decoder(torch.float32, width=64, heads=4)
+    found = quantized(whole, name)
+    weights = {place: linear.weight.numel() for place, linear in places(whole).items()}
+    rows = sum(linear.weight.shape[0] for linear in places(whole).values())
+    head = weights[2, HEAD]
+    inside = sum(weights.values()) - head
+    groups = inside // 32 * 4 if name == "int4" else 0  # scale and minimum in 16 bits
+    wide = groups if name == "int4" and not units.packed_kernels() else 2 * groups
+    scales = 97 if name == "int4" else rows
+    assert bytes_read(found) == inside * bits // 8 + head + wide + 4 * scales
+    others = [whole.norm, whole.cos, whole.sin, whole.embedding.weight]
+    others += [norm for layer in whole.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+    assert bytes_kept(found) == bytes_read(found) + sum(x.nbytes for x in others)
+    assert bytes_kept(whole) == sum(weights.values()) * 4 - head * 4 + sum(x.nbytes for x in others)
+
+
+def test_values_weigh_what_their_format_weighs():
+    whole = decoder()
+    assert bytes_read(quantized(whole, "int3 g32", values=True)) == bytes_read(quantized(whole, "int3 g32"))
+
+
+def matrices(of: Decoder) -> list:
+    return [matrix for _, matrix in of.kernels.multiply.matrices.values()]
+
+
+def test_kernels_are_those_of_the_format_and_the_dtype():
+    whole = decoder(torch.float32, width=64)
+    names = ("int8", "int8-weight-only", "int4", "llm.int8", "nf4")
+    kinds = {name: {type(matrix) for matrix in matrices(quantized(whole, name))} for name in names}
+    assert kinds["int8"] == {Int8Both} and kinds["llm.int8"] == {MixedProduct} and kinds["nf4"] == {Plain, Int8Weights}
+    assert kinds["int8-weight-only"] == {Int8Weights}
+    assert kinds["int4"] == {Int8Weights, Int4Weights if units.packed_kernels() else Int4Words}
+
+
+def test_integers_times_integers_round_every_input_and_every_weight():
+    """In float64, against products of the rounded values; down has two terms unless it is told otherwise."""
+    whole = decoder()
+    names = {id(linear.weight): place for place, linear in places(whole).items()}
+
+    def by_hand(terms):
+        def multiply(x, weight):
+            count = terms if names[id(weight)][1] == "down" else 1
+            return rounded_values(x, count) @ quantize(weight, 8).dequantize().T
+
+        return logits(whole, kernels=Kernels(multiply=multiply))
+
+    torch.testing.assert_close(logits(quantized(whole, "int8")), by_hand(2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits(quantized(whole, "int8", remedies=NONE)), by_hand(1), rtol=0, atol=1e-6)
+    assert (by_hand(1) - by_hand(2)).abs().max() > 1e-3
+
+
+def loud(whole: Decoder, columns=(3, 11), factor=60.0, taken_back=True) -> Decoder:
+    """A decoder whose norms make two columns loud; weights that take them back keep it the same function."""
+    pairs = [(layer.attention_norm, layer.qkv) for layer in whole.layers]
+    pairs += [(layer.mlp_norm, layer.gate_up) for layer in whole.layers] + [(whole.norm, whole.head)]
+    whole.head.weight = torch.nn.Parameter(whole.head.weight.clone(), requires_grad=False)
+    for norm, matrix in pairs:
+        norm.data[list(columns)] *= factor
+        if taken_back:
+            matrix.weight.data[:, list(columns)] /= factor
+    return whole
+
+
+def test_smoothing_and_wide_columns_help_int8_where_a_few_columns_are_loud():
+    right, harsh = logits(decoder()), loud(decoder())
+    torch.testing.assert_close(logits(harsh), right, rtol=0, atol=1e-9)
+    remedies = {
+        "none": NONE, "smooth": Remedies({"qkv": 0.7, "gate_up": 0.7}, {}, {}),
+        "columns": Remedies({}, {"qkv": 2, "gate_up": 2, HEAD: 2}, {}), "all": None,
+    }  # fmt: skip
+    errors = {name: off(quantized(harsh, windows=WINDOWS, remedies=of), right) for name, of in remedies.items()}
+    assert errors["none"] > 3 * off(quantized(decoder(), remedies=NONE), right)
+    assert errors["smooth"] < 0.8 * errors["none"] and errors["columns"] < errors["none"] / 3
+    assert errors["all"] < errors["none"] / 2
+
+
+def test_a_second_term_of_activations_helps_int8_where_they_are_harsh_and_weights_are_not():
+    harsh = loud(decoder(), taken_back=False)
+    right, everywhere = logits(harsh), dict.fromkeys((*calibrate.MATRICES, HEAD), 2)
+    plain, finer = (off(quantized(harsh, remedies=Remedies({}, {}, terms)), right) for terms in ({}, everywhere))
+    weights = off(quantized(harsh, "int8-weight-only"), right)
+    assert finer < 1.1 * weights and plain > 1.3 * finer
+
+
+def test_loud_columns_are_the_ones_that_calibration_found():
+    found = quantized(loud(decoder()), "int8", windows=WINDOWS, remedies=Remedies({}, {HEAD: 2, "qkv": 2}, {}))
+    wide = [matrix for matrix in matrices(found) if isinstance(matrix, WideColumns)]
+    assert len(wide) == 3 and all(sorted(matrix.columns.tolist()) == [3, 11] for matrix in wide)
+
+
+def test_without_windows_nothing_is_calibrated():
+    whole = decoder()
+    found = quantized(whole, "int8")
+    assert {type(matrix) for matrix in matrices(found)} == {Int8Both}
+    assert found.layers[0].attention_norm.data_ptr() == whole.layers[0].attention_norm.data_ptr()
+
+
+@pytest.mark.parametrize("alphas", [{"qkv": 0.7, "gate_up": 0.7, "down": 0.5}, {"down": 1.0}, {"qkv": 0.2}])
+def test_smoothing_changes_no_logit_and_leaves_the_decoder_alone(alphas):
+    whole = decoder()
+    before = {name: value.clone() for name, value in whole.state_dict().items()}
+    found = smoothed(whole, inputs_of(whole, WINDOWS), alphas)
+    torch.testing.assert_close(logits(found), logits(whole), rtol=0, atol=1e-9)
+    assert all(torch.equal(value, before[name]) for name, value in whole.state_dict().items())
+    for name in alphas:
+        assert not torch.equal(getattr(found.layers[0], name).weight, getattr(whole.layers[0], name).weight)
+    assert found.head.weight is whole.head.weight
+
+
+def test_smoothing_evens_out_what_columns_read():
+    harsh = loud(decoder())
+    before, after = (
+        inputs_of(of, WINDOWS)[0, "qkv"].largest for of in (harsh, smoothed(harsh, inputs_of(harsh, WINDOWS)))
+    )
+    assert after.max() / after.median() < before.max() / before.median() / 5
+
+
+def test_scaling_for_awq_changes_no_logit_and_lowers_the_error_of_3_bits():
+    harsh = loud(decoder())
+    inputs = inputs_of(harsh, WINDOWS)
+    found = awq(harsh, inputs, rounding("int3 g16"))
+    torch.testing.assert_close(logits(found), logits(harsh), rtol=0, atol=1e-9)
+    right = logits(harsh)
+    assert off(quantized(harsh, "awq int3 g16", windows=WINDOWS, head=None), right) < off(
+        quantized(harsh, "int3 g16", head=None), right
+    )
+
+
+def test_matrices_that_cannot_be_scaled_are_refused():
+    whole = decoder()
+    with pytest.raises(ValueError, match="out cannot be scaled; choose from down, qkv, gate_up"):
+        smoothed(whole, inputs_of(whole, WINDOWS), {"out": 0.5})
+
+
+@torch.no_grad()
+def test_inputs_are_what_each_matrix_reads_without_first_tokens():
+    whole, seen = decoder(), {}
+    calibrate.watch(whole, WINDOWS, lambda place, x: seen.setdefault(place, []).append(x[1:]))
+    inputs = inputs_of(whole, WINDOWS)
+    assert set(inputs) == set(places(whole)) == {(i, n) for i in (0, 1) for n in calibrate.MATRICES} | {(2, HEAD)}
+    for place, found in inputs.items():
+        rows = torch.cat(seen[place])
+        torch.testing.assert_close(found.largest, rows.abs().amax(0))
+        torch.testing.assert_close(found.mean, rows.abs().mean(0))
+        assert found.sample.shape[1] == rows.shape[1] and all((rows == row).all(1).any() for row in found.sample[::50])
+    final = torch.cat([logits(whole, ids) for ids in WINDOWS])
+    rows = torch.cat(seen[2, HEAD])
+    torch.testing.assert_close(final[1:40], rows[:39] @ whole.head.weight.T)
+
+
+@torch.no_grad()
+def test_gptq_serves_each_layer_better_than_rounding_to_the_nearest():
+    """On what the layer reads behind layers that are rounded already."""
+    whole = decoder()
+    found = compensated(whole, WINDOWS, "int3 g16")
+    assert set(found) == {(i, name) for i in (0, 1) for name in calibrate.MATRICES}
+    before = with_weights(whole, lambda place, w: found[place].dequantize() if place[0] == 0 else w)
+    seen = {}
+    keys = {id(linear.weight): place for place, linear in places(before).items()}
+    inner = before.kernels.multiply
+    for ids in WINDOWS:
+        logits(before, ids, Kernels(multiply=lambda x, w: seen.setdefault(keys[id(w)], []).append(x) or inner(x, w)))
+    for name in calibrate.MATRICES:
+        weight, h = getattr(whole.layers[1], name).weight, hessian(torch.cat(seen[1, name]))
+        nearest = quantize(weight, 3, 16, "minimum").dequantize()
+        assert layer_loss(weight, found[1, name].dequantize(), h) < layer_loss(weight, nearest, h)
+
+
+@torch.no_grad()
+def test_gptq_looks_at_inputs_behind_rounded_layers(monkeypatch):
+    """The second layer's Hessians are of states that the rounded first layer gave."""
+    given = []
+    monkeypatch.setattr("lessons_lib.models.compensated.hessian", lambda x: given.append(x) or hessian(x))
+    whole = decoder()
+    found = compensated(whole, WINDOWS[:1], "int2 g16")
+    rounded = with_weights(whole, lambda place, w: found[place].dequantize() if place[0] == 0 else w)
+    seen = []
+    calibrate.watch(rounded, WINDOWS[:1], lambda place, x: seen.append(x) if place[0] == 1 else None)
+    torch.testing.assert_close(given[4], seen[0], rtol=0, atol=1e-9)
+    exact = []
+    calibrate.watch(whole, WINDOWS[:1], lambda place, x: exact.append(x) if place[0] == 1 else None)
+    assert (given[4] - exact[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_gptq_of_three_bits_keeps_more_of_the_perplexity_than_rounding_to_the_nearest():
+    whole = decoder(width=64, layers=3, seed=1)
+    text = sample(whole, 400)
+    windows, ids = [text[i : i + 40] for i in range(0, 280, 40)], text[280:]
+    names = ("int3 g32", "gptq int3 g32")
+    readings = {n: reading(quantized(whole, n, windows=windows, head=None, values=True), ids) for n in names}
+    exact = reading(whole, ids)
+    losses = [quality.ratio(readings[name], exact).value - 1 for name in names]
+    assert 0 < losses[1] < losses[0]
+
+
+def reading(of: Decoder, ids: list[int]) -> quality.Reading:
+    return quality.read(lambda ids: logits(of, ids), ids, 40)
+
+
+@torch.no_grad()
+def sample(of: Decoder, count: int) -> list[int]:
+    """A text that the model drew itself, 40 tokens at a time."""
+    generator, ids = torch.Generator().manual_seed(0), []
+    while len(ids) < count:
+        part = [len(ids) % 97]
+        while len(part) < 40:
+            part.append(int(torch.multinomial(logits(of, part)[-1].softmax(-1), 1, generator=generator)))
+        ids += part
+    return ids
+
+
+@pytest.mark.parametrize("call, sentence", [
+    (lambda d: quantized(d, "int9"), "9 bits are not supported"),
+    (lambda d: quantized(d, "awq int3 g16"), "nothing to calibrate with; pass windows"),
+    (lambda d: quantized(d, "gptq int3 g16"), "windows of ids to calibrate on; got 'int3 g16' and 0 windows"),
+    (lambda d: quantized(d, "gptq nf4", windows=WINDOWS), "GPTQ rounds to integers, such as 'int3 g64'"),
+    (lambda d: quantized(d, "int4 g24"), "groups of 24 do not divide rows of 32 values; 32, 16, 8 would"),
+    (lambda d: quantized(quantized(d, "int8"), "int4"), "rounded already; round the one that it was made from"),
+    (lambda d: replaced(quantized(d, "int8"), lambda p, w: None), "rounded already"),
+    (lambda d: quantized(d, "int8", remedies=Remedies({}, {}, {"down": 3})), "1 or 2 terms of 8 bits, not 3"),
+])  # fmt: skip
+def test_what_cannot_be_rounded_is_refused(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(decoder())
+
+
+def test_a_weight_that_is_not_finite_is_refused_by_every_format():
+    broken = decoder()
+    broken.layers[1].down.weight.data[0, 0] = torch.nan
+    for name in ("int8", "int8-weight-only", "int4", "llm.int8", "nf4 g32", "fp8"):
+        with pytest.raises(ValueError, match="1 NaN or infinite values"):
+            quantized(broken, name)
+
+
+def test_products_are_left_to_those_places_that_were_replaced():
+    whole = decoder()
+    found = replaced(whole, lambda place, w: Plain(quantize(w, 2)) if place == (1, "down") else None)
+    assert isinstance(found.kernels.multiply, Products) and found.layers[0].qkv.weight is whole.layers[0].qkv.weight
+    assert 0 < off(found, logits(whole))
