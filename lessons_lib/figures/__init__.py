@@ -4,7 +4,8 @@ A figure function takes rows, draws and returns the Axes; it never measures, sav
 README and the lessons use are in `drawings`.
 
 Given here is what lessons 00 to 03 and 07 draw with, much of it in later ones, too. A lesson that has more pictures of
-its own imports their module: attention (04), serving (05), assisted (06), lookahead (08), medusa (09), sparsity (12).
+its own imports their module: attention (04), serving (05), assisted (06), lookahead (08), medusa (09),
+quantization (10), sparsity (12).
 Those of widgets alone are not listed.
 """
 

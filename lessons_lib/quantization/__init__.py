@@ -6,5 +6,6 @@ gptq, scaling                rounding that looks at inputs: GPTQ; AWQ and Smooth
 linear, packed               products with rounded matrices for `Kernels`; torch's CPU kernels of 8 and 4 bits
 int8_products                integers times integers, LLM.int8()
 kv                           keys and values of a sequence in few bits
+errors                       there and back in any format, and how far off that is
 sizes                        bits of a weight, bytes of a model, the GPUs that hold it
 """
