@@ -18,16 +18,15 @@ BINS = 80
 MOST_DRAWN = 200_000  # values of a histogram; of more, every so many
 
 
-def plot_levels(levels: Mapping[str, Sequence[float]], density: bool = True) -> Axes:
-    """One line of ticks for each format: all values it has between -1 and 1. density: shade a normal law behind."""
+def plot_levels(levels: Mapping[str, Sequence[float]]) -> Axes:
+    """One line of ticks for each format, all values it has between -1 and 1, over a normal law."""
     ax = axes((6.4, 0.5 + 0.55 * len(levels)))
-    for place, (name, values) in enumerate(levels.items()):
+    for place, values in enumerate(levels.values()):
         shade = CYCLE[place % len(CYCLE)]
         ax.vlines(list(values), place - 0.32, place + 0.32, shade, linewidth=1.2 if len(values) < 40 else 0.5)
-    if density:
-        at, floor = [k / 100 - 1 for k in range(201)], len(levels) - 0.5
-        heights = [floor - len(levels) * math.exp(-4.5 * x * x) for x in at]  # three standard deviations fit
-        ax.fill_between(at, floor, heights, color=tint(GREY, 0.12), linewidth=0, zorder=0)
+    at, floor = [k / 100 - 1 for k in range(201)], len(levels) - 0.5
+    heights = [floor - len(levels) * math.exp(-4.5 * x * x) for x in at]  # three standard deviations fit
+    ax.fill_between(at, floor, heights, color=tint(GREY, 0.12), linewidth=0, zorder=0)
     ax.set_yticks(range(len(levels)), [f"{name}\n{len(values)} levels" for name, values in levels.items()])
     ax.set(xlabel="value over the largest of its group", xlim=(-1.03, 1.03), ylim=(len(levels) - 0.5, -0.5))
     ax.grid(False)
@@ -53,7 +52,7 @@ def plot_rounding(x: Tensor, rounded: Tensor) -> Figure:
 
 
 def plot_dots(rows: Iterable[Any], x: str, scale: str = "linear") -> Axes:
-    """A line of dots for each `label`, a colour and marker for each `method`, at the value under x, which names the axis."""
+    """A line for each `label`, with a dot for each `method` at the value under x, which names the axis."""
     rows = as_dicts(rows)
     labels = list(by_key(rows, "label"))
     ax = axes((6.4, 1.1 + 0.34 * len(labels)))
@@ -95,7 +94,7 @@ def plot_duel(rows: Iterable[Any], x: str, y: str) -> Axes:
 
 
 def plot_channels(maxima: Mapping[str, Tensor], y: str) -> Axes:
-    """A value of each channel, a line for each name, the channels in the order of the first name's values, largest first.
+    """A value of each channel, a line for each name; channels in the order of the first name's values, largest first.
 
     maxima: name -> (K,). y names the axis.
     """
@@ -110,7 +109,7 @@ def plot_channels(maxima: Mapping[str, Tensor], y: str) -> Axes:
 
 
 def plot_scaling(rows: Iterable[Any], x: str, y: str) -> Axes:
-    """A line for each `label`; each dot with its `bits` beside it, the x axis logarithmic. x and y name values and axes."""
+    """A line for each `label`, each dot with its `bits` beside it. x, logarithmic, and y name values and axes."""
     ax = axes((6.4, 4.0))
     for i, (label, group) in enumerate(by_key(as_dicts(rows), "label").items()):
         group, shade = sorted(group, key=lambda row: row[x]), CYCLE[i % len(CYCLE)]

@@ -81,7 +81,7 @@ def describe_quantization(subject: Subject, format: str, bits: int, group: str |
 
 
 def show_quantization(subject: Subject, format: str = "minimum", bits: int = 4, group: str | int = 32) -> None:
-    """Sliders for format, bits and group size over a matrix of the subject. NF4 and the floats have a width of their own."""
+    """Sliders for format, bits and group size over a matrix of the subject; NF4 and floats have their own width."""
     controls = {
         "format": Slider("format", NAMES, format),
         "bits": Slider("bits", BITS, bits),
