@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from lessons_lib.figures.sparsity import plot_lines
 from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, MARKERS, ORANGE, axes, panels, tint
 
 BINS = 80
+FAR = 8  # times
 MOST_DRAWN = 200_000  # values of a histogram; of more, every so many
 
 
@@ -124,10 +126,14 @@ def plot_scaling(rows: Iterable[Any], x: str, y: str) -> Axes:
 
 
 def plot_steps(rows: Iterable[Any], x: str, y: str) -> Axes:
-    """As `plot_prediction`, each dot with its `format` beside it."""
+    """As `plot_prediction`, each dot with its `format` beside it; logarithmic where times are far apart."""
     rows = as_dicts(rows)
-    ax = plot_prediction(rows, x, y)
-    for row in rows:
-        middle = sorted(row["samples"])[len(row["samples"]) // 2]
-        ax.annotate(row["format"], (row[x], middle), xytext=(5, 3), textcoords="offset points", fontsize=8)
+    ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]
+    for i, (row, middle) in enumerate(zip(rows, middles, strict=True)):
+        where = dict(
+            xytext=(5, 4 if i % 2 else -11), textcoords="offset points"
+        )  # in turn, as formats of a size overlap
+        ax.annotate(row["format"], (row[x], middle), fontsize=8, **where)
+    if max(middles) > FAR * min(middles):
+        ax.set(yscale="log", ylim=(min(middles) / 2, max(middles) * 2))
     return ax
