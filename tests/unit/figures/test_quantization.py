@@ -64,9 +64,9 @@ def test_a_duel_has_a_line_of_equals_through_all_dots_ranges():
 
 
 def test_channels_stand_in_the_order_of_the_first_names_values():
-    ax = plot_channels({"x": torch.tensor([1.0, 9.0, 4.0]), "w": torch.tensor([10.0, 30.0, 20.0])}, "size")
+    ax = plot_channels({"x": torch.tensor([1.0, 9.0, 4.0]), "w": torch.tensor([30.0, 10.0, 20.0])}, "size")
     first, second = ax.get_lines()
-    assert list(first.get_ydata()) == [9, 4, 1] and list(second.get_ydata()) == [30, 20, 10]
+    assert list(first.get_ydata()) == [9, 4, 1] and list(second.get_ydata()) == [10, 20, 30]
 
 
 def test_scaling_says_the_bits_beside_every_dot():
