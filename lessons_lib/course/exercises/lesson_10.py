@@ -63,5 +63,4 @@ def corrected(attempt):
     expect(attempt, [0.4, 0.4], [[1.0, 0.5], [0.5, 1.0]], 0.0, equals=0.6)
     expect(attempt, [0.4, 0.45], [[2.0, 1.8], [1.8, 2.0]], 0.0, equals=0.81)
     expect(attempt, [0.4, 0.4], [[1.0, 0.0], [0.0, 3.0]], 0.0, equals=0.4)
-    expect(attempt, [0.4, 0.4], [[9.0, 0.5], [0.5, 1.0]], 0.0, equals=0.6)
     expect(attempt, [0.6, 0.4], [[1.0, 0.5], [0.5, 2.0]], 1.0, equals=0.3)
