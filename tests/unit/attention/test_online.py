@@ -109,7 +109,7 @@ def test_a_processor_is_busy_only_with_a_row_or_a_piece_of_one():
     (lambda: merge_outputs(torch.zeros(0, 3, 4), torch.zeros(0, 3)), "needs a logsumexp per query"),
     (lambda: split_kv(torch.zeros(1, 1, 2), torch.zeros(1, 4, 2), torch.zeros(1, 4, 2), 0), "splits=0 is no size"),
     (lambda: split_kv(*torch.zeros(3, 1, 4, 2), 2, block_k=0), "block_k=0 is no size"),
-    (lambda: split_kv(*torch.zeros(3, 1, 1, 4, 2), 2), "without a batch"),
+    (lambda: split_kv(*torch.zeros(2, 1, 4, 2), torch.zeros(1, 6, 2), 2), "one number of heads and tokens"),
     (lambda: busy(0, 132), "rows=0 is no size"),
 ])  # fmt: skip
 def test_what_cannot_be_merged_or_split_is_refused(call, message):
