@@ -30,7 +30,7 @@ def split_kv(
         for at in range(0, splits * size, size)
     ]
     outputs, logsumexps = (memory.load(torch.stack(found)) for found in zip(*parts, strict=True))
-    out, logsumexp = merge_outputs(outputs.to(logsumexps.dtype), logsumexps)
+    out, logsumexp = merge_outputs(outputs, logsumexps)
     return memory.write(out).to(q.dtype), memory.write(logsumexp)
 
 

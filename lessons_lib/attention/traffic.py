@@ -63,7 +63,7 @@ def keys_outside_traffic(
     """
     positive(block_q=block_q, block_k=block_k)
     first = (max(0, columns.start - (S - T)) if causal else 0 for columns in spans(S, block_k))  # the first that looks
-    passed = sum(T - row // block_q * block_q for row in first if row < T)
+    passed = sum(T - row // block_q * block_q for row in first)
     return Memory(H * (2 * S * d + passed * (2 * d + 2)), H * passed * (d + 2))
 
 

@@ -91,9 +91,16 @@ def test_split_results_keep_the_dtype(heads):
     assert out.dtype == torch.bfloat16 and logsumexp.dtype == torch.float32
 
 
+@pytest.mark.parametrize("T, S", [(0, 3), (2, 0), (0, 0)])
+def test_workers_without_queries_or_keys_give_zeros(heads, T, S):
+    out, logsumexp = split_kv(*heads(2, 1, T, S), splits=2)
+    assert out.shape == (2, T, 8) and not out.any() and logsumexp.isneginf().sum() == 2 * T
+
+
 def test_a_processor_is_busy_only_with_a_row_or_a_piece_of_one():
     assert busy(9, 132) == pytest.approx(9 / 132)
     assert busy(9, 132, splits=14) == pytest.approx(126 / 132)
+    assert busy(66, 132, splits=2) == busy(264, 132) == 1  # whole rounds
     assert busy(9, 132, splits=15) == pytest.approx(135 / 264)  # a second round for three of them
 
 
@@ -101,6 +108,8 @@ def test_a_processor_is_busy_only_with_a_row_or_a_piece_of_one():
     (lambda: merge_outputs(torch.zeros(2, 3, 4), torch.zeros(2, 4)), "needs a logsumexp per query"),
     (lambda: merge_outputs(torch.zeros(0, 3, 4), torch.zeros(0, 3)), "needs a logsumexp per query"),
     (lambda: split_kv(torch.zeros(1, 1, 2), torch.zeros(1, 4, 2), torch.zeros(1, 4, 2), 0), "splits=0 is no size"),
+    (lambda: split_kv(*torch.zeros(3, 1, 4, 2), 2, block_k=0), "block_k=0 is no size"),
+    (lambda: split_kv(*torch.zeros(2, 1, 4, 2), torch.zeros(1, 6, 2), 2), "one number of heads and tokens"),
     (lambda: busy(0, 132), "rows=0 is no size"),
 ])  # fmt: skip
 def test_what_cannot_be_merged_or_split_is_refused(call, message):

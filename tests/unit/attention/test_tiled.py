@@ -105,8 +105,9 @@ def test_no_queries_give_nothing_and_no_keys_give_zeros(heads, T, S):
 def test_values_may_be_wider_than_keys(heads):
     q, keys, _ = heads(2, 1, 3, 4, d=5)
     values = torch.randn(1, 4, 7, dtype=torch.float64)
-    assert tiled(q, keys, values, 2, 3)[0].shape == (2, 3, 7)
-    torch.testing.assert_close(tiled(q, keys, values, 2, 3)[0], oracle(q, keys, values), **EXACT)
+    for out in (tiled(q, keys, values, 2, 3)[0], keys_outside(q, keys, values, 2, 3)[0], naive(q, keys, values)):
+        assert out.shape == (2, 3, 7)
+        torch.testing.assert_close(out, oracle(q, keys, values), **EXACT)
 
 
 def test_nothing_is_written_into_what_is_given(heads):
