@@ -23,6 +23,7 @@ PINNED = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for
 EXTRA = PROJECT["optional-dependencies"]
 REQUIRED = [Requirement(text) for texts in (PROJECT["dependencies"], *EXTRA.values()) for text in texts]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+OPTIONAL = {"llamacpp"}  # whoever wants it asks for it: it is compiled for minutes
 OLDEST = PROJECT["requires-python"].removeprefix(">=")
 
 
@@ -57,7 +58,7 @@ def in_reach(required: Requirement) -> bool:
 def test_condas_environment_says_the_same():
     pip = next(entry["pip"] for entry in CONDA if isinstance(entry, dict))
     assert pip == [str(PINS[0]), "-c constraints.txt", f"-e .[{EXTRAS}]"]
-    assert set(EXTRAS.split(",")) == set(EXTRA)
+    assert set(EXTRAS.split(",")) == set(EXTRA) - OPTIONAL
     python = next(str(entry) for entry in CONDA if str(entry).startswith("python="))
     assert SpecifierSet(PROJECT["requires-python"]).contains(python.removeprefix("python="))
 
@@ -92,7 +93,7 @@ def imported(folder: Path) -> set[str]:
 
 def test_whatever_the_library_imports_is_required():
     required = {canonicalize_name(r.name) for r in REQUIRED}
-    providers = packages_distributions()
+    providers = {"llama_cpp": ["llama-cpp-python"]} | packages_distributions()  # it need not be installed
     unknown = {
         name for name in imported(ROOT / "lessons_lib")
         if not {canonicalize_name(provider) for provider in providers.get(name, [])} & required

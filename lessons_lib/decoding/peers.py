@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from transformers import CompileConfig
 
 from lessons_lib.models.quiet import quiet
 
@@ -27,6 +28,17 @@ def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **opti
     with quiet():  # its assisted generation warns about how it calls its own generate
         out = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **lengths, **options)
     return out[0, ids.shape[1] :].tolist()
+
+
+def static_and_compiled(capacity: int, mode: str | None = None) -> dict:
+    """Options of transformers' generate for a static cache of so many tokens and a compiled step, on every device.
+
+    By itself it compiles on accelerators only; what tells it otherwise is private. mode: of torch.compile, such as
+    "reduce-overhead" for CUDA graphs. A longer cache would be compiled anew, so that one capacity serves all texts.
+    """
+    how = CompileConfig(mode=mode)
+    how._compile_all_devices = True  # an attribute and no field: valid only when it is set afterwards
+    return {"cache_implementation": "static", "max_cache_len": capacity, "compile_config": how}
 
 
 def count_forwards(network, prompt: Sequence[int], new: int, draft=None) -> tuple[list[int], int]:

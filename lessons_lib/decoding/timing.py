@@ -10,6 +10,7 @@ from lessons_lib.decoding.generate import generate, new_row
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.row import step
 from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.decoding.trace import Step
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.measure.timeline import Timeline, TokenClock
@@ -35,9 +36,19 @@ def time_request(target, prompt: Sequence[int], new: int) -> Timeline:
 
 def time_transformers(network, prompt: Sequence[int], new: int) -> Timeline:
     """The same through transformers' own generate."""
+    return clocked_transformers(network, prompt, new)[1]
+
+
+def clocked_transformers(network, prompt: Sequence[int], new: int, **options) -> tuple[list[int], Timeline]:
+    """The tokens, too. options: further ones of generate; not an assistant's, whose tokens come in heaps."""
     clock = TokenClock()
-    by_transformers(network, prompt, new, streamer=clock)
-    return clock.timeline()
+    ids = by_transformers(network, prompt, new, streamer=clock, **options)
+    return ids, clock.timeline()
+
+
+def seen_prefill(prompt: Sequence[int], timeline: Timeline) -> list[Step]:
+    """The one Step of a trace that is known of another engine: its prefill, as long as the first token took."""
+    return [Step(len(prompt), len(prompt), committed=1, is_prefill=True, t_total=timeline.ttft)]
 
 
 @torch.no_grad()

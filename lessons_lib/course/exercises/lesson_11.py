@@ -1,0 +1,51 @@
+"""Checkers of lesson 11: the bytes of a step, gains of rungs, the price of guesses, and what a request sees of a gain."""
+
+from dataclasses import replace
+
+from lessons_lib.course.exercises import exercise, expect
+from lessons_lib.decoding.ladder import Price, Rung, step_gains
+from lessons_lib.decoding.trace import Step
+from lessons_lib.measure.shape import SHAPES
+
+SMOL, LLAMA = SHAPES["smollm2-135m"], SHAPES["llama-2-7b"]
+
+
+@exercise("11.1")
+def fastest(attempt):
+    """Tokens per second if a step does nothing but read: layers and head in bits per weight, the cache in bytes."""
+    for shape, layers, head, cached, rate in [
+        (SMOL, 32, 32, 0, 30e9), (SMOL, 5, 8.5, 200, 30e9), (SMOL, 5, 8.5, 8000, 30e9), (LLAMA, 8, 16, 0, 2e12),
+    ]:  # fmt: skip
+        weights, entry = (shape.layer_weights, shape.head_weights), shape.kv_elements(1) * 2
+        moved = Price((weights[0] * layers + weights[1] * head) / 8, entry, rate)
+        expect(attempt, *weights, layers, head, entry, cached, rate, equals=1 / moved.forward(cached))
+
+
+@exercise("11.2")
+def gains(attempt):
+    """Every rung over the one that it stands on; the first is 1."""
+    for speeds, below in [
+        ({"eager": 25.5, "compiled": 107.0, "int8": 157.4}, {"eager": None, "compiled": "eager", "int8": "compiled"}),
+        ({"a": 10.0, "b": 20.0, "c": 5.0}, {"a": None, "b": "a", "c": "a"}),
+        ({"c": 30.0, "a": 10.0, "b": 60.0}, {"c": None, "a": "c", "b": "c"}),
+    ]:
+        rungs = [Rung(name, of, "", Price(1, 0, 1)) for name, of in below.items()]
+        expect(attempt, speeds, below, equals=step_gains(rungs, speeds))
+
+
+@exercise("11.3")
+def with_guesses(attempt):
+    """Tokens per second: steps of so many rows that committed so many tokens, by a one-row time and a width curve."""
+    curve = {1: 1.0, 3: 1.4, 5: 2.0}
+    price = Price(weights=1.0, entry=0.0, rate=100.0, v=curve)
+    for rows, committed, around in [([1, 1], [1, 1], 0.0), ([3, 5, 1], [3, 1, 1], 0.0), ([5, 5], [5, 4], 0.005)]:
+        trace = [Step(0, w, committed=n) for w, n in zip(rows, committed, strict=True)]
+        rung = Rung("guessing", None, "", replace(price, around=around))
+        expect(attempt, rows, committed, 0.01, curve, around, equals=rung.speed([trace]))
+
+
+@exercise("11.4")
+def of_request(attempt):
+    """How many times faster a whole request is if its decoding alone is so many times faster."""
+    for prefill, decoding, times in [(0.0, 8.0, 6.0), (0.5, 8.0, 12.0), (1.0, 1.0, 1e9), (2.0, 6.0, 0.5)]:
+        expect(attempt, prefill, decoding, times, equals=(prefill + decoding) / (prefill + decoding / times))

@@ -1,0 +1,114 @@
+"""The ladder (lesson 11): what each rung gains, what it was predicted to gain, and what is left of the model's quality."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from lessons_lib.figures.rows import as_dicts
+from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, MARKERS, ORANGE, PAPER, WIDTH, axes, tint
+
+SHADES = {"gain": COLORS["measured"], "loss": ORANGE, "peer": COLORS["peer"]}
+AIR = 1.9  # of the longest bar: room for what is written behind it, on a logarithmic axis
+
+
+def plot_waterfall(rows: Iterable[Any], unit: str = "tokens/s") -> Axes:
+    """Rungs from the top down, each bar from the speed of the rung that it stands on to its own, on a log axis.
+
+    rows: `rung`, `speed`, and where known `below` (name of the rung that it stands on; a bar without one begins at
+    the axis), `predicted` (a grey line), `counts` (False: shown, hatched, and not counted) and `peer` (True: another
+    engine, which stands on nothing). Equal steps on this axis are equal factors, so that the factors written behind
+    the bars add up by length.
+    """
+    rows = as_dicts(rows)
+    speeds = {row["rung"]: row["speed"] for row in rows}
+    everything = [*speeds.values(), *(row["predicted"] for row in rows if row.get("predicted"))]
+    ax = axes((WIDTH, 1.2 + 0.36 * len(rows)))
+    ax.set(xscale="log", xlim=(0.7 * min(everything), AIR * max(everything)), xlabel=unit)
+    for row in rows:
+        _bar(ax, row, speeds.get(row.get("below"), ax.get_xlim()[0]))
+    ax.set_yticks(range(len(rows)), [row["rung"] for row in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    _plain_numbers(ax)
+    return _legend(ax, rows)
+
+
+def _bar(ax: Axes, row: Mapping[str, Any], start: float) -> None:
+    """One rung: its bar, its prediction, and its speed with the factor over the rung below."""
+    place, speed = len(ax.containers), row["speed"]
+    kind = "peer" if row.get("peer") else "gain" if speed >= start else "loss"
+    hatched = {"hatch": "////", "edgecolor": PAPER} if row.get("counts") is False else {}
+    ax.barh(place, speed - start, left=start, height=0.62, color=SHADES[kind], **hatched)
+    if row.get("predicted"):
+        ax.plot([row["predicted"]] * 2, [place - 0.42, place + 0.42], color=INK, linewidth=2)
+    factor = "" if row.get("below") is None else f"  ×{speed / start:.2f}"
+    behind = max(speed, start, row.get("predicted") or 0)
+    ax.annotate(f"{speed:.3g}{factor}", (behind, place), (5, 0), textcoords="offset points", va="center", color=INK)
+
+
+def _plain_numbers(ax: Axes) -> None:
+    """10, 20, 50, 100 and so on, as they are."""
+    low, high = ax.get_xlim()
+    ticks = [m * 10**e for e in range(-1, 6) for m in (1, 2, 5) if low <= m * 10**e <= high]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.set_xticks([], minor=True)
+
+
+def _legend(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> Axes:
+    """What colours, hatches and lines mean, of those that are there."""
+    speeds = {row["rung"]: row["speed"] for row in rows}
+    lost = any(row["speed"] < speeds.get(row.get("below"), 0) for row in rows)
+    handles = [Patch(color=SHADES["gain"], label="gain on the rung below")]
+    handles += [Patch(color=SHADES["loss"], label="loss")] * lost
+    if any(row.get("counts") is False for row in rows):
+        handles.append(Patch(facecolor=GREY, edgecolor=PAPER, hatch="////", label="does not count: perplexity"))
+    handles += [Patch(color=SHADES["peer"], label="another engine")] * any(row.get("peer") for row in rows)
+    if any(row.get("predicted") for row in rows):
+        handles += ax.plot([], [], "|", color=INK, markersize=12, markeredgewidth=2, label="predicted")
+    ax.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=9)
+    return ax
+
+
+def plot_quality(rows: Iterable[Any], tolerated: float) -> Axes:
+    """Speed against what it costs: perplexity over the reference's, in percent.
+
+    rows: `rung`, `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` that are held, which is
+    the area of the dot. Right of `tolerated` nothing counts.
+    """
+    rows = as_dicts(rows)
+    ax, most = axes(), max(row["bytes"] for row in rows)
+    worst = max(100 * tolerated, *(100 * row["loss"] for row in rows))
+    ax.axvspan(100 * tolerated, 2 * worst, color=tint(ORANGE), zorder=0)
+    for row in rows:
+        shade = COLORS["measured"] if row["loss"] <= tolerated else ORANGE
+        ax.scatter(100 * row["loss"], row["speed"], 30 + 500 * row["bytes"] / most, color=shade, alpha=0.7)
+        name = f"{row['rung']}, {row['bytes'] / 1e6:,.0f} MB"
+        ax.annotate(name, (100 * row["loss"], row["speed"]), (9, 7), textcoords="offset points", fontsize=9, color=INK)
+    left = min(0.0, *(100 * row["loss"] for row in rows))
+    ax.set(xlabel="perplexity above the reference [%]", ylabel="tokens/s, plain decoding")
+    ax.set(xlim=(left - 0.15 * worst, 1.5 * worst), ylim=(0, 1.25 * max(row["speed"] for row in rows)))
+    return ax
+
+
+def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
+    """Ladders from elsewhere beside ours: times the first rung, step by step, on a log axis.
+
+    ladders: label -> (rung, speed) in order. The rungs' names stand at their dots, the first one's in the legend.
+    """
+    ax = axes((WIDTH, 4.2))
+    for style, shade, (label, rungs) in zip(MARKERS, CYCLE, ladders.items(), strict=False):
+        (first, slowest), *others = rungs
+        times = [speed / slowest for _, speed in rungs]
+        ax.plot(range(len(rungs)), times, f"{style}-", color=shade, label=f"{label}; 1 is {first}")
+        for at, ((name, _), value) in enumerate(zip(others, times[1:], strict=True), 1):
+            ax.annotate(name, (at, value), (4, -12), textcoords="offset points", fontsize=8, color=shade)
+    ax.set(yscale="log", xlabel="rung", ylabel="times the first rung")
+    ax.set_xticks(range(max(map(len, ladders.values()))))
+    _, high = ax.get_ylim()
+    ticks = [tick for tick in (1, 2, 3, 5, 10, 20, 30, 50) if tick <= high]
+    ax.set_yticks(ticks, [f"{tick}" for tick in ticks])
+    ax.set_yticks([], minor=True)
+    ax.legend()
+    return ax

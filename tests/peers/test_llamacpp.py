@@ -1,0 +1,38 @@
+"""llama.cpp on the packaged file, where the extra is installed: its text is as likely to us as ours, its prompt lookup
+changes nothing, and an earlier prompt leaves no trace."""
+
+import pytest
+
+pytest.importorskip("llama_cpp", reason="the extra is not installed: pip install -e .[llamacpp]")
+
+from lessons_lib.decoding.llamacpp import LlamaCpp, missing  # noqa: E402
+from lessons_lib.decoding.probing import shortfall  # noqa: E402
+from lessons_lib.models import ModelUnavailable  # noqa: E402
+
+PROMPT = "Copy this line twice: the lamp burns all night, the lamp burns all night.\n\nthe lamp"
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def plain() -> LlamaCpp:
+    return LlamaCpp("smollm2-135m", context=128)
+
+
+def test_its_text_is_as_likely_to_the_same_weights_in_float32(smollm2, plain):
+    prompt = smollm2.tokenizer(PROMPT).input_ids
+    ids, timeline = plain.write(prompt, NEW)
+    assert len(ids) == len(timeline.times) == NEW and timeline.start < timeline.times[0]
+    assert shortfall(smollm2.target(), prompt, ids).max() < 1  # logits; it rounds inputs to 8 bits
+
+
+def test_its_prompt_lookup_writes_the_same_text_and_forgets_the_last_one(smollm2, plain):
+    prompt = smollm2.tokenizer(PROMPT).input_ids
+    looking, (alone, _) = LlamaCpp("smollm2-135m", context=128, lookup=4), plain.write(prompt, NEW)
+    looking.write(prompt[5:], 8)
+    assert looking.write(prompt, NEW)[0] == alone == plain.write(prompt, NEW)[0]
+
+
+def test_only_packaged_models_have_a_file():
+    assert missing() == ""
+    with pytest.raises(ModelUnavailable, match="not 'tiny'; use one of: smollm2-135m"):
+        LlamaCpp("tiny")

@@ -1,0 +1,80 @@
+"""Lesson 11's figures: bars from rung to rung, what does not count, and ladders as ratios."""
+
+import pytest
+
+from lessons_lib.figures.ladder import SHADES, plot_published, plot_quality, plot_waterfall
+
+ROWS = [
+    {"rung": "slow", "speed": 10.0, "predicted": 12.0},
+    {"rung": "fast", "speed": 40.0, "below": "slow", "predicted": 50.0},
+    {"rung": "rounded", "speed": 80.0, "below": "fast", "counts": False},
+    {"rung": "guesses", "speed": 20.0, "below": "fast", "counts": True},
+    {"rung": "other", "speed": 30.0, "peer": True},
+]
+
+
+def bars(ax):
+    return [container.patches[0] for container in ax.containers]
+
+
+def test_each_bar_reaches_from_the_rung_below_to_its_own_speed():
+    ax = plot_waterfall(ROWS)
+    left = ax.get_xlim()[0]
+    ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars(ax)]
+    expected = [(left, 10), (10, 40), (40, 80), (40, 20), (left, 30)]
+    assert [pytest.approx(pair) for pair in expected] == ends
+    assert [label.get_text() for label in ax.get_yticklabels()] == [row["rung"] for row in ROWS]
+    assert [text.get_text() for text in ax.texts] == ["10", "40  ×4.00", "80  ×2.00", "20  ×0.50", "30"]
+
+
+def test_colours_and_hatches_say_gain_loss_peer_and_what_does_not_count():
+    from matplotlib.colors import to_hex
+
+    shades = [to_hex(bar.get_facecolor()).upper() for bar in bars(plot_waterfall(ROWS))]
+    kinds = ["gain", "gain", "gain", "loss", "peer"]
+    assert shades == [SHADES[kind].upper() for kind in kinds]
+    assert [bool(bar.get_hatch()) for bar in bars(plot_waterfall(ROWS))] == [False, False, True, False, False]
+
+
+def test_the_legend_explains_what_is_there_and_no_more():
+    names = lambda rows: [text.get_text() for text in plot_waterfall(rows).get_legend().get_texts()]  # noqa: E731
+    assert names(ROWS) == [
+        "gain on the rung below",
+        "loss",
+        "does not count: perplexity",
+        "another engine",
+        "predicted",
+    ]
+    assert names(ROWS[:2]) == ["gain on the rung below", "predicted"]
+
+
+def test_predictions_are_drawn_where_there_are_some():
+    lines = [line for line in plot_waterfall(ROWS).get_lines() if len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in lines] == [[12.0, 12.0], [50.0, 50.0]]
+    assert [sum(line.get_ydata()) / 2 for line in lines] == [0, 1]
+
+
+def test_quality_shades_what_gives_away_too_much():
+    rows = [
+        {"rung": "a", "speed": 40.0, "loss": 0.0, "bytes": 5e8},
+        {"rung": "b", "speed": 90.0, "loss": 0.04, "bytes": 1e8},
+    ]
+    ax = plot_quality(rows, 0.01)
+    (near, far) = ax.collections
+    assert near.get_offsets().tolist() == [[0.0, 40.0]] and far.get_offsets().tolist() == [[4.0, 90.0]]
+    assert near.get_sizes()[0] > far.get_sizes()[0]
+    assert (near.get_facecolor() != far.get_facecolor()).any()
+    assert ax.patches[0].get_x() == pytest.approx(1.0)
+    assert [text.get_text() for text in ax.texts] == ["a, 500 MB", "b, 100 MB"]
+
+
+def test_published_ladders_are_ratios_to_their_first_rung():
+    ax = plot_published({"theirs": [("eager", 25.5), ("compiled", 107.0)], "ours": [("generate", 16.0), ("x", 48.0)]})
+    assert [list(line.get_ydata()) for line in ax.get_lines()] == [[1, pytest.approx(107 / 25.5)], [1, 3]]
+    assert [text.get_text() for text in ax.texts] == ["compiled", "x"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["theirs; 1 is eager", "ours; 1 is generate"]
+
+
+def test_nothing_to_draw_is_refused():
+    with pytest.raises(ValueError, match="at least one row"):
+        plot_waterfall([])
