@@ -107,12 +107,19 @@ def with_and_without(run: Run, ids: list[int], name: str, proposer: Callable) ->
 
 
 def asked(
-    name: str, run: Run, categories: Sequence[str], count: int, methods: Callable, settings: dict, target=None
+    name: str,
+    run: Run,
+    categories: Sequence[str],
+    count: int,
+    methods: Callable,
+    settings: dict,
+    target=None,
+    also: Callable | None = None,
 ) -> list[dict]:
     """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
 
     methods: ids -> {name: call}, the one to compare with first. target: whose greedy texts are asked for (None: the
-    eager one).
+    eager one). also: (ids, natural answer) -> what else the row of a long answer shall hold.
     """
     target = target or eager()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
@@ -122,6 +129,7 @@ def asked(
         for row, ids, natural in conversation(target, question):  # the natural answer is a warm-up, too
             if natural.finish == "length":
                 row |= by_question.in_turn(target, ids, methods(ids), backwards=question.question_id % 2 == 1)
+                row |= also(ids, natural) if also else {}
             else:
                 row["short"] = len(natural.ids)
             rows.append(row)

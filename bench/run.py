@@ -14,6 +14,7 @@ from pathlib import Path
 import assisted  # noqa: F401  (each registers its claims)
 import counted  # noqa: F401
 import generation  # noqa: F401
+import ladder  # noqa: F401
 import medusa  # noqa: F401
 import serving  # noqa: F401
 import simulated  # noqa: F401

@@ -1,4 +1,4 @@
-"""The ladder (lesson 11): what each rung gains, what it was predicted to gain, and what is left of the model's quality."""
+"""The ladder (lesson 11): what each rung gains, what was predicted, and what is left of the model's quality."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

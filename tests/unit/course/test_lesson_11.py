@@ -42,7 +42,7 @@ def test_right_answers_pass(name, capsys):
     ("11.2", lambda s, b: {n: v / next(iter(s.values())) for n, v in s.items()}),  # over the first
     ("11.3", lambda w, n, one, v, a: sum(n) / len(w) / one),  # rows for free
     ("11.3", lambda w, n, one, v, a: sum(n) / sum(one * v[k] for k in w)),  # nothing around
-    ("11.3", lambda w, n, one, v, a: sum(k / (one * v[i] + a) for i, k in zip(w, n, strict=True)) / len(w)),  # mean of rates
+    ("11.3", lambda w, n, one, v, a: sum(k / (one * v[i] + a) for i, k in zip(w, n, strict=True)) / len(w)),  # mean
     ("11.4", lambda p, d, x: x),
     ("11.4", lambda p, d, x: (p + d) / (p + d) * x / (1 + p)),
 ])  # fmt: skip
