@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
 import asking
+import pricing
 import rungs
 from asking import DTYPE, answered, asked
 from by_question import rate_ratio
@@ -16,8 +17,7 @@ from registry import Measured, NotMeasured, Run, claim
 from speculation import GROUNDED
 
 from lessons_lib.decoding import llamacpp
-from lessons_lib.decoding.ladder import Rung, best, counting, step_gains
-from lessons_lib.measure.clock import Ratio
+from lessons_lib.decoding.ladder import Rung, best, step_gains
 
 KINDS = {"free": (("writing",), 6), "grounded": (GROUNDED, 2)}  # categories, and questions of each
 OURS = "the fastest rung whose perplexity is within 1% of the unrounded weights'; decoding alone, 128 tokens each"
@@ -28,7 +28,7 @@ LLAMACPP = "llama.cpp through llama-cpp-python, the same file, threads and run"
 @cache
 def rows(run: Run, kind: str) -> list[dict]:
     """All rungs and peers on the questions of one kind; each row with the text that plain decoding wrote."""
-    rungs.ladder(run.quick, run.repeats)  # priced before any text is timed
+    pricing.ladder(run.quick, run.repeats)  # priced before any text is timed
     text = lambda ids, out: {"prompt": list(ids), "new": out.ids}  # noqa: E731
     settings = {"rungs": sorted(rungs.methods(run, asking.prompt_of(8)))}
     categories, count = KINDS[kind]
@@ -83,7 +83,7 @@ def need_peers() -> list[str]:
 
 
 def named(run: Run) -> dict[str, Rung]:
-    return {rung.name: rung for rung in rungs.ladder(run.quick, run.repeats)}
+    return {rung.name: rung for rung in pricing.ladder(run.quick, run.repeats)}
 
 
 def against(run: Run, kinds: Sequence[str], slow: Sequence[str], ours: Sequence[str]) -> Measured:
@@ -129,4 +129,4 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
 def expected(run: Run, name: str, found: Sequence[dict]) -> list:
     """Traces of the texts that plain decoding wrote, as this rung's guesses are expected to go through them."""
     of, _, who = name.partition(" + ")
-    return [rungs.counted(who, row["prompt"], row["new"], rungs.runs(of, run.quick), run) for row in found]
+    return [pricing.counted(who, row["prompt"], row["new"], rungs.runs(of, run.quick), run) for row in found]

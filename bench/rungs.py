@@ -1,38 +1,32 @@
 """The rungs of lesson 11's ladder: what runs, who guesses, and what each is expected to cost before it is timed."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache, partial
-from statistics import median
 
 import asking
 import assisted
 import fitting
-from asking import CONTEXT, DTYPE, ours, prompt_of
+from asking import CONTEXT, ours, prompt_of
 from by_question import Made
 from registry import Run
 from speculation import LOOKUP
 
-from lessons_lib import Medusa, PromptLookup, generate
+from lessons_lib import Medusa, PromptLookup
+from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
-from lessons_lib.decoding.ladder import Price, Rung
+from lessons_lib.decoding.ladder import counting
 from lessons_lib.decoding.peers import static_and_compiled
-from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.probing import logits_along, repeatable_step
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.replay import Recording, replay, replay_draft
-from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
-from lessons_lib.decoding.timing import clocked_transformers, seen_prefill, twin
-from lessons_lib.decoding.trace import Step
-from lessons_lib.measure import hardware
-from lessons_lib.measure.clock import in_turn
-from lessons_lib.measure.kernels import DTYPES
-from lessons_lib.models import tiny
-from lessons_lib.training import evaluate
+from lessons_lib.decoding.timing import clocked_transformers, seen_prefill
+from lessons_lib.measure import quality
 
 FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
+BYTES = {"int8 weights": ("int8", "int8"), "int4": ("int4 g32", "int4 g32"), "int8": ("int8", "int8")}  # layers, head
 LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
+READ = 8192  # tokens of text that quality is measured on
 GUESSERS = ("lookup", "draft", "medusa")
 CACHED = 300  # tokens behind which parts are timed
 
@@ -45,6 +39,58 @@ def targets(quick: bool) -> dict[str, Target]:
 
 
 @cache
+def rounded(weights: str) -> CompiledTarget:
+    """The model with rounded weights, each of its compiled steps run once."""
+    target = asking.model().target(weights=weights, compiled=True, context=CONTEXT, widths=asking.COMPILED)
+    for width in asking.COMPILED:
+        repeatable_step(target, prompt_of(32), width)()
+    return target
+
+
+def runs(name: str, quick: bool) -> Target:
+    """What runs the rung of this name: its first part, before who guesses."""
+    return targets(quick).get(target_of(name), asking.eager())
+
+
+def target_of(name: str) -> str:
+    return name.partition(" + ")[0]
+
+
+@cache
+def readings(quick: bool) -> dict[str, quality.Reading]:
+    """How each target finds the text that quality is measured on."""
+    ids = asking.model().tokenizer(text()).input_ids[: READ // 4 if quick else READ]
+    on = {"decoder": asking.eager()} | targets(quick)
+    return {name: quality.read(lambda ids, of=of: logits_along(of, ids, len(ids)), ids) for name, of in on.items()}
+
+
+def count(quick: bool) -> set[str]:
+    """Targets whose perplexity is near enough to the unrounded one's; other engines on the same weights are."""
+    found = {name: reading.perplexity for name, reading in readings(quick).items()}
+    return counting(found, found["decoder"]) | {"generate", "generate, compiled"}
+
+
+def facts(quick: bool) -> dict:
+    """Quality and memory of each target, what was compiled how long, and what the predictions used."""
+    found = readings(quick)
+    changes = {name: quality.ratio(reading, found["decoder"]) for name, reading in found.items()}
+    return {
+        "quality": {
+            name: {
+                "perplexity": reading.perplexity,
+                "change": [changes[name].value, changes[name].low, changes[name].high],
+                "agreement": quality.agreement(reading, found["decoder"]),
+            }
+            for name, reading in found.items()
+        },
+        "tokens_read": found["decoder"].tokens,
+        "compile_seconds": {name: getattr(of, "compile_seconds", {}) for name, of in targets(quick).items()},
+        "problems": {name: of.problem for name, of in targets(quick).items() if getattr(of, "problem", None)},
+        "llamacpp": {name: of.version for name, of in peers().items()},
+    }
+
+
+@cache
 def peers() -> dict[str, llamacpp.LlamaCpp]:
     """llama.cpp, plain and with its prompt lookup; none where it is not installed."""
     if llamacpp.missing():
@@ -54,10 +100,10 @@ def peers() -> dict[str, llamacpp.LlamaCpp]:
 
 
 def proposer(who: str, of: Target, run: Run) -> Proposer:
-    """Who guesses for a target: prompt lookup by its defaults, smol-draft, or smol-medusa with the target's best tree."""
+    """Prompt lookup by its defaults, smol-draft, or smol-medusa with the tree that is fastest on this target."""
     if who == "lookup":
         return PromptLookup(**LOOKUP)
-    return drafter(of) if who == "draft" else Medusa(fitting.heads(), fitting.fitted(of, run.repeats).tree)
+    return assisted.drafter(of) if who == "draft" else Medusa(fitting.heads(), fitting.fitted(of, run.repeats).tree)
 
 
 def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
@@ -81,78 +127,3 @@ def by_transformers(ids: list[int], **options) -> Made:
 def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
     new, timeline = of.write(ids, asking.TOKENS)
     return new, seen_prefill(ids, timeline)
-
-
-@cache
-def ladder(quick: bool, repeats: int) -> list[Rung]:
-    """All rungs with their prices, from bytes, this machine's rates, and parts that were timed without any text."""
-    run, (loop, guess) = Run(quick), around(repeats)
-    base, eager = library(repeats), asking.eager()
-    v = asking.costs_of(eager, (1, asking.COMPILED[-1]), repeats, CACHED)
-    found = [
-        Rung("generate", None, "transformers, dynamic cache, eager", base["transformers"]),
-        Rung("generate, compiled", "generate", "static cache and a compiled step", base["compiled"]),
-        Rung("decoder", "generate", "the readable decoder", replace(base["decoder"], v=v, around=loop)),
-    ]
-    for name, of in targets(quick).items():
-        below, change = ("decoder", "one compiled step") if name == "compiled" else ("compiled", "rounded weights")
-        v = asking.costs_of(of, of.widths, repeats, CACHED)
-        price = Price(weight_bytes(of), entry(), rates().read_bandwidth, of.capacity, v=v, around=loop)
-        found.append(Rung(name, below, change, price, rounded=name != "compiled"))
-        found += [Rung(f"{name} + {who}", name, "guesses", with_guesses(price, who, of, run, guess)) for who in GUESSERS]
-    return found
-
-
-def library(repeats: int) -> dict[str, Price]:
-    """Steps whose products stay calls of a library: transformers', eager and compiled, and our eager one."""
-    shape, dtype = asking.model().shape, DTYPES[DTYPE]
-    narrow = {"transformers": TransformersTarget(tiny(shape.layers, dtype)), "decoder": twin(shape, DTYPE)}
-    steps = {name: repeatable_step(of, [1] * CACHED) for name, of in narrow.items()}
-    launch = {name: samples.median for name, samples in in_turn(steps, repeats=5 * repeats).items()}
-    price = Price(shape.weights * dtype.itemsize, entry(), rates().matvec_bandwidth[DTYPE])
-    return {name: replace(price, launch=seconds) for name, seconds in launch.items()} | {
-        "compiled": replace(price, slots=CONTEXT)
-    }
-
-
-def with_guesses(price: Price, who: str, of: Target, run: Run, guess: float) -> Price:
-    """A draft's calls take what was timed; Medusa's heads, a share of a forward in every step; looking up, nothing."""
-    if who == "draft":
-        return replace(price, guess=guess)
-    share = max(fitting.fitted(of, run.repeats).c.values()) if who == "medusa" else 0.0
-    return replace(price, around=price.around + share * price.forward(CACHED))
-
-
-def around(repeats: int) -> tuple[float, float]:
-    """(seconds between two forwards of plain decoding, seconds of one guess of the draft's)."""
-    trace = generate(asking.eager(), prompt_of(32), max_new_tokens=16, min_new_tokens=16).trace[1:]
-    chain = in_turn({"chain": assisted.chain_step(asking.eager(), prompt_of(CACHED))}, repeats=repeats)["chain"]
-    return median(step.t_total - step.t_forward for step in trace), chain.median / assisted.GAMMA
-
-
-@cache
-def rates() -> hardware.Hardware:
-    return hardware.probe("cpu", [DTYPE])
-
-
-def entry() -> int:
-    """Bytes of one token's keys and values."""
-    return asking.model().shape.kv_elements(1) * DTYPES[DTYPE].itemsize
-
-
-def counted(who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run) -> Sequence[Step]:
-    """The trace that a text is expected to have: replayed, of Medusa foretold by its card."""
-    text = Recording(ids, new)
-    if who == "medusa":
-        return foretold(len(ids), len(new) - 1, fitting.fitted(of, run.repeats))
-    if who == "draft":
-        steps = replay_draft(evaluate.right_in_steps(assisted.drafting(), ids, new), Constant(assisted.GAMMA))
-        return [replace(step, length_before=len(ids) + step.length_before) for step in steps]
-    return replay(text, proposer(who, of, run) if who else Proposer())
-
-
-def foretold(prompt: int, tokens: int, by: fitting.Fitted) -> list[Step]:
-    """Equal steps that commit what the tree is expected to: tokens need not be whole."""
-    each = fitting.expected_tokens(by.tree, fitting.accuracies())
-    nodes = len(by.tree.choices)
-    return [Step(prompt + round(i * each), 1 + nodes, nodes, committed=each) for i in range(round(tokens / each))]

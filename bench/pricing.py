@@ -1,0 +1,114 @@
+"""What a rung of lesson 11 is expected to cost: bytes, this machine's rates, and parts timed apart from any text."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from statistics import median
+
+import asking
+import assisted
+import fitting
+from asking import CONTEXT, DTYPE, prompt_of
+from registry import Run
+from rungs import BYTES, CACHED, GUESSERS, proposer, targets
+
+from lessons_lib import generate
+from lessons_lib.decoding.ladder import Price, Rung
+from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.replay import Recording, replay, replay_draft
+from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.timing import twin
+from lessons_lib.decoding.trace import Step
+from lessons_lib.decoding.tree_search import expected_tokens
+from lessons_lib.measure import hardware
+from lessons_lib.measure.clock import in_turn
+from lessons_lib.measure.kernels import DTYPES
+from lessons_lib.measure.speculation import width_cost
+from lessons_lib.models import tiny
+from lessons_lib.quantization.sizes import step_bytes
+from lessons_lib.training import evaluate
+
+
+@cache
+def ladder(quick: bool, repeats: int) -> list[Rung]:
+    """All rungs with their prices, from bytes, this machine's rates, and parts that were timed without any text."""
+    run, (loop, guess) = Run(quick), around(repeats)
+    base = library(repeats)
+    found = [
+        Rung("generate", None, "transformers, dynamic cache, eager", base["transformers"]),
+        Rung("generate, compiled", "generate", "static cache and a compiled step", base["compiled"]),
+        Rung("decoder", "generate", "the readable decoder", replace(base["decoder"], around=loop)),
+    ]
+    for name, of in targets(quick).items():
+        below, change = ("decoder", "one compiled step") if name == "compiled" else ("compiled", "rounded weights")
+        v = fitting.fitted(of, repeats).v
+        price = Price(weight_bytes(name), entry(), rates().read_bandwidth, of.capacity, v=v, around=loop)
+        found.append(Rung(name, below, change, price, rounded=name != "compiled"))
+        found += [
+            Rung(f"{name} + {who}", name, "guesses", with_guesses(price, who, of, run, guess)) for who in GUESSERS
+        ]
+    return found
+
+
+def weight_bytes(name: str) -> float:
+    """Bytes of weights that a step of a target reads."""
+    shape = asking.model().shape
+    return step_bytes(shape, *BYTES[name]) if name in BYTES else shape.weights * DTYPES[DTYPE].itemsize
+
+
+def library(repeats: int) -> dict[str, Price]:
+    """Steps whose products stay calls of a library: transformers', eager and compiled, and our eager one."""
+    shape, dtype = asking.model().shape, DTYPES[DTYPE]
+    narrow = {"transformers": TransformersTarget(tiny(shape.layers, dtype)), "decoder": twin(shape, DTYPE)}
+    steps = {name: repeatable_step(of, [1] * CACHED) for name, of in narrow.items()}
+    launch = {name: samples.median for name, samples in in_turn(steps, repeats=5 * repeats).items()}
+    price = Price(shape.weights * dtype.itemsize, entry(), rates().matvec_bandwidth[DTYPE])
+    return {name: replace(price, launch=seconds) for name, seconds in launch.items()} | {
+        "compiled": replace(price, slots=CONTEXT)
+    }
+
+
+def with_guesses(price: Price, who: str, of: Target, run: Run, guess: float) -> Price:
+    """A draft's calls take what was timed; Medusa's heads, a share of a forward in every step; looking up, nothing."""
+    if who != "medusa":
+        return replace(price, guess=guess if who == "draft" else 0.0)
+    by = fitting.fitted(of, run.repeats)
+    share = width_cost(by.c)(1 + len(by.tree.choices))
+    return replace(price, around=price.around + share * price.forward(CACHED))
+
+
+def around(repeats: int) -> tuple[float, float]:
+    """(seconds between two forwards of plain decoding, seconds of one guess of the draft's)."""
+    trace = generate(asking.eager(), prompt_of(32), max_new_tokens=16, min_new_tokens=16).trace[1:]
+    chain = in_turn({"chain": assisted.chain_step(asking.eager(), prompt_of(CACHED))}, repeats=repeats)["chain"]
+    return median(step.t_total - step.t_forward for step in trace), chain.median / assisted.GAMMA
+
+
+@cache
+def rates() -> hardware.Hardware:
+    return hardware.probe("cpu", [DTYPE])
+
+
+def entry() -> int:
+    """Bytes of one token's keys and values."""
+    return asking.model().shape.kv_elements(1) * DTYPES[DTYPE].itemsize
+
+
+def counted(who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run) -> Sequence[Step]:
+    """The trace that a text is expected to have: replayed, of Medusa foretold by its card."""
+    if who == "medusa":
+        return foretold(len(ids), len(new) - 1, fitting.fitted(of, run.repeats))
+    if who == "draft":
+        steps = replay_draft(evaluate.right_in_steps(assisted.drafting(), ids, new), Constant(assisted.GAMMA))
+        return [replace(step, length_before=len(ids) + step.length_before) for step in steps]
+    return replay(Recording(ids, new), proposer(who, of, run) if who else Proposer())
+
+
+def foretold(prompt: int, tokens: int, by: fitting.Fitted) -> list[Step]:
+    """Equal steps that commit what the tree is expected to: tokens need not be whole."""
+    each = expected_tokens(by.tree, fitting.accuracies())
+    nodes = len(by.tree.choices)
+    return [Step(prompt + round(i * each), 1 + nodes, nodes, committed=each) for i in range(round(tokens / each))]

@@ -1,0 +1,179 @@
+"""The claims of the ladder on a tiny model: one measurement, the best rung that counts, peers that are installed."""
+
+import copy
+import json
+from dataclasses import replace
+
+import asking
+import ladder
+import pricing
+import pytest
+import rungs
+import torch
+from fitting import Fitted
+from registry import NotMeasured, Run
+from support.benches import TOKENS, with_heads
+from support.drafts import perturbed
+
+from lessons_lib.data import Question
+from lessons_lib.decoding.trees import regular
+from lessons_lib.measure.hardware import Hardware
+from lessons_lib.measure.timeline import Timeline
+from lessons_lib.models import LanguageModel
+
+FULL, QUICK = Run(quick=False), Run(quick=True)
+RATES = Hardware("cpu", "a machine", 1, 1e9, 1e9, {pricing.DTYPE: 1e9}, {pricing.DTYPE: 1e9})
+FITTED = Fitted(regular(2), {1: 1.0, 3: 1.5, 11: 2.0}, {1: 0.0, 3: 0.5})
+
+
+class Peer:
+    """Another engine that needs a second for the prompt, then as much for each token as it is told."""
+
+    version = "1.2.3"
+
+    def __init__(self, each: float):
+        self.each = each
+
+    def write(self, ids, new):
+        return [5] * new, Timeline(0.0, [1 + self.each * i for i in range(new)])
+
+
+def surer(model):
+    """The model's target with logits far too sure of themselves: the same favourites, a much higher perplexity."""
+    network = copy.deepcopy(model.network)
+    network.lm_head.weight = torch.nn.Parameter(30 * network.lm_head.weight.detach())
+    return replace(model, network=network).target()
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """bench/ladder.py with a tiny float64 model as every target, the last of which is far off in perplexity."""
+    model = with_heads(monkeypatch, tmp_path)
+    made = {"compiled": model.target(), "int8 weights": model.target(), "int4": surer(model)}
+    for target in made.values():
+        target.capacity, target.widths, target.compile_seconds = 64, [1, 3, 11], {1: 2.0}
+    monkeypatch.setattr(rungs, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
+    monkeypatch.setattr(rungs, "peers", lambda: {})
+    monkeypatch.setattr(pricing, "targets", rungs.targets)
+    monkeypatch.setattr(pricing, "rates", lambda: RATES)
+    monkeypatch.setattr(pricing.fitting, "fitted", lambda of, repeats: FITTED)
+    monkeypatch.setattr(pricing, "around", lambda repeats: (0.001, 0.002))
+    monkeypatch.setattr(rungs, "text", lambda: "the lamp burns all night; " * 20)
+    monkeypatch.setattr(rungs, "static_and_compiled", lambda capacity: {})
+    own = [Question(i, kind, (f"{kind} {i}: ab ab.",)) for i, kind in enumerate(("writing", *ladder.GROUNDED) * 6, 1)]
+    monkeypatch.setattr(asking, "questions", lambda path=None: own)
+    draft = LanguageModel(perturbed(model.network, 0.03), model.tokenizer, "tiny-draft", "cpu", torch.float64)
+    drafting = draft.target()
+    monkeypatch.setattr(rungs.assisted, "drafting", lambda: drafting)
+    for cached in (ladder.rows, pricing.ladder, rungs.readings, rungs.assisted.drafter):
+        cached.cache_clear()
+    return ladder
+
+
+def test_all_rungs_take_turns_on_free_and_on_grounded_questions(bench):
+    measured = bench.free(FULL)
+    free, grounded = bench.rows(FULL, "free"), bench.rows(FULL, "grounded")
+    assert {row["category"] for row in free} == {"writing"} and {row["category"] for row in grounded} == set(
+        bench.GROUNDED
+    )
+    assert measured.facts["questions"] == free and len(free) == 6 and len(grounded) == 6
+    names = {"generate", "generate, compiled", "decoder"}
+    names |= {
+        f"{of}{who}"
+        for of in ("compiled", "int8 weights", "int4")
+        for who in ("", " + lookup", " + draft", " + medusa")
+    }
+    for row in free:
+        assert {name for name, made in row.items() if isinstance(made, dict)} == names
+        assert all(row[name]["tokens"] == TOKENS and row[name]["prefill"] > 0 for name in names) and row["equal"]
+        assert len(row["new"]) == TOKENS and row["prompt"]
+    json.dumps(measured.facts)
+
+
+def made_up(times: dict[str, float], prefill: float = 1.0) -> dict:
+    """A row of a text of 11 tokens, by rung the seconds behind the first."""
+    made = {
+        name: {"tokens": 11, "seconds": prefill + t, "prefill": prefill, "shortfall": 0.5} for name, t in times.items()
+    }
+    return {"category": "writing", "prompt": [1, 2], "new": [3, 4, 3, 4], "equal": True} | made
+
+
+ALL = {"generate": 10.0, "generate, compiled": 9.0, "decoder": 5.0} | {
+    f"{of}{who}": 4.0
+    for of in ("compiled", "int8 weights", "int4")
+    for who in ("", " + lookup", " + draft", " + medusa")
+}
+
+
+@pytest.fixture
+def timed(bench, monkeypatch):
+    """The bench with one made-up row for each kind; the fastest rung does not count, and grounded guesses help."""
+    free = ALL | {"int4": 0.5, "int8 weights": 2.0, "llama.cpp": 4.0, "llama.cpp + lookup of 2": 8.0}
+    grounded = free | {"int8 weights + lookup": 1.0, "int4 + lookup": 0.25, "llama.cpp + lookup of 2": 2.0}
+    rows = {"free": [made_up(free)], "grounded": [made_up(grounded)]}
+    monkeypatch.setattr(bench, "rows", lambda run, kind: rows[kind])
+    monkeypatch.setattr(rungs, "peers", lambda: {name: Peer(0.1) for name in ("llama.cpp", "llama.cpp + lookup of 2")})
+    monkeypatch.setattr(bench.llamacpp, "missing", lambda: "")
+    return bench
+
+
+@pytest.mark.parametrize("claim, best, peer, value, requests", [
+    ("free", "int8 weights", "generate", 5, 11 / 3),
+    ("grounded", "int8 weights + lookup", "generate", 10, 11 / 2),
+    ("plain", "int8 weights", "llama.cpp", 2, 5 / 3),
+    ("grounded_peer", "int8 weights + lookup", "llama.cpp + lookup of 2", 2, 3 / 2),
+])  # fmt: skip
+def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, claim, best, peer, value, requests):
+    measured = getattr(timed, claim)(FULL)
+    assert (measured.facts["best"], measured.facts["peer"]) == (best, peer)
+    assert measured.ratio.value == pytest.approx(value)
+    assert measured.facts["requests"][0] == pytest.approx(requests)
+    assert measured.note.startswith(f"{best} ") and "at most 0.5 logits" in measured.note
+
+
+def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
+    rows = {row["rung"]: row for row in timed.free(FULL).facts["rungs"]["free"]}
+    assert rows["int8 weights"]["speed"] == pytest.approx(10 / 2) and rows["int8 weights"]["whole"] == pytest.approx(
+        11 / 3
+    )
+    assert rows["int8 weights"]["gain"] == pytest.approx(2) and rows["int8 weights"]["below"] == "compiled"
+    assert rows["int8 weights"]["counts"] and not rows["int4 + lookup"]["counts"]
+    assert rows["llama.cpp"]["peer"] and "predicted" not in rows["llama.cpp"]
+    assert all(row["predicted"] > 0 for row in rows.values() if not row["peer"])
+
+
+def test_a_prediction_is_bytes_over_bandwidth_and_the_loop(timed):
+    """3 steps behind the first token of the made-up text."""
+    rows = {row["rung"]: row for row in timed.free(FULL).facts["rungs"]["free"]}
+    shape, element = asking.model().shape, pricing.DTYPES[pricing.DTYPE].itemsize
+    moved = element * (shape.weights + 64 * shape.kv_elements(1))  # all 64 slots
+    step = moved / RATES.read_bandwidth + 0.001
+    assert rows["compiled"]["predicted"] == pytest.approx(1 / step)
+    heads = 0.5 * pricing.ladder(False, FULL.repeats)[3].price.forward(rungs.CACHED)  # what FITTED says of 3 rows
+    each = pricing.expected_tokens(FITTED.tree, pricing.fitting.accuracies())
+    assert rows["compiled + medusa"]["predicted"] == pytest.approx(each / (1.5 * (step - 0.001) + 0.001 + heads))
+
+
+def test_quality_is_of_the_targets_and_what_is_too_far_off_does_not_count(bench):
+    assert rungs.count(False) == {"generate", "generate, compiled", "decoder", "compiled", "int8 weights"}
+    found = rungs.facts(False)["quality"]
+    assert found["compiled"]["change"][0] == pytest.approx(1) and found["int4"]["change"][0] > 1.01
+    assert found["int4"]["agreement"] == 1  # as sure as it is, its favourites are the same
+
+
+def test_without_llama_cpp_its_claims_say_how_to_have_it_before_anything_is_measured(bench, monkeypatch):
+    monkeypatch.setattr(bench.llamacpp, "missing", lambda: "install it.")
+    monkeypatch.setattr(bench, "rows", lambda run, kind: pytest.fail("this takes minutes"))
+    for claim in (bench.plain, bench.grounded_peer):
+        with pytest.raises(NotMeasured, match="not measured: install it."):
+            claim(QUICK)
+
+
+def test_a_peers_first_token_is_its_prefill(bench):
+    new, trace = rungs.by_peer(Peer(0.1), [1, 2, 3])
+    assert len(new) == TOKENS and [step.t_total for step in trace] == [1.0]
+
+
+def test_a_quick_run_has_fewer_rungs_and_questions(bench):
+    rows = bench.rows(QUICK, "free")
+    assert len(rows) == 1 and not [name for name in rows[0] if name.startswith("int4")]
