@@ -22,13 +22,15 @@ from lessons_lib.models.kernels import FUSED, OPEN, Kernels
 from lessons_lib.quantization.linear import Products
 
 PRODUCTS = ("open", "tuned", "library")
+STEP = 16  # slots by which fitted caches differ: whole vectors, whatever the machine's
 
 
 class CompiledTarget(DecoderTarget):
     """As DecoderTarget, with forwards of up to max(widths) tokens compiled, others eager.
 
-    context: tokens of every cache, fixed because shapes are compiled. widths: token counts to compile for;
-    a block is padded up to the next one. products: with "open" those of one row are
+    context: tokens of every cache, fixed because shapes are compiled. fitted: caches are only as long as their text
+    needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled.
+    widths: token counts to compile for; a block is padded up to the next one. products: with "open" those of one row are
     written as sums and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
     "library" leaves products to the library and weights as they are.
     problem: why nothing is compiled, None if it is.
@@ -44,12 +46,14 @@ class CompiledTarget(DecoderTarget):
         context: int = 512,
         widths: Sequence[int] = (1,),
         products: str = "open",
+        fitted: bool = False,
     ):
         if products not in PRODUCTS:
             raise ValueError(f"products={products!r} is not known; choose one of: {', '.join(PRODUCTS)}")
         super().__init__(decoder, tokenizer, eos)
         self.capacity = min(context, self.context) + max(widths)  # slack: padding is written, too
         self.context, self.products, self.widths = min(context, self.context), products, sorted(widths)
+        self.fitted = fitted
         self._steps: dict[int, CompiledStep] = {}
         self.problem: str | None = None
         if problem := compiler_problem(self.device):
@@ -61,9 +65,10 @@ class CompiledTarget(DecoderTarget):
         return {width: step.seconds for width, step in self._steps.items() if step.seconds is not None}
 
     def new_cache(self, tokens: int) -> StaticCache:
-        """An empty cache of this target's fixed size."""
-        c = self.decoder.config
-        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=self.capacity)
+        """An empty cache of this target's size, or fitted to a text of so many tokens."""
+        c, slack = self.decoder.config, self.capacity - self.context
+        needed = min(self.context, -(-tokens // STEP) * STEP) if self.fitted else self.context
+        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Each block in a forward of its own -> its scores."""
@@ -82,6 +87,8 @@ class CompiledTarget(DecoderTarget):
         positions = torch.tensor(cache.positions(block.offsets) + padding, device=self.device)
         slots, mask = cache.slots(width), cache.mask(block.mask, count, width)
         step = self._step(width)
+        if self.fitted and step.seconds is None:
+            leave_length_open(mask, cache)
         final, logits = step(tokens, positions, slots, mask, cache.keys, cache.values)
         if step.problem:
             self._give_up(step.problem)
@@ -109,6 +116,13 @@ def kernels_of(decoder: Decoder, opened: bool) -> Kernels:
     """How a compiled forward computes: in the open for one row, by the library, and by what the decoder brings."""
     kernels, own = OPEN if opened else FUSED, decoder.kernels.multiply
     return replace(kernels, multiply=own.compiled(kernels.multiply)) if isinstance(own, Products) else kernels
+
+
+def leave_length_open(mask: Tensor, cache: StaticCache) -> None:
+    """Tell the compiler, before it sees them, that masks and caches of other lengths will come."""
+    for buffer in (*cache.keys, *cache.values):
+        torch._dynamo.mark_dynamic(buffer, 1)
+    torch._dynamo.maybe_mark_dynamic(mask, 1)  # as long as the buffers, which the compiler finds out
 
 
 def static_step(decoder: Decoder, kernels: Kernels) -> Callable:

@@ -161,3 +161,19 @@ def test_a_text_that_does_not_fit_the_static_cache_is_refused_before_anything_ru
     assert len(greedy(plain, count=CONTEXT + 1 - len(PROMPT))) == CONTEXT + 1 - len(PROMPT)
     with pytest.raises(ValueError, match=f"do not fit the context of {CONTEXT}; shorten the prompt"):
         greedy(plain, count=CONTEXT + 2 - len(PROMPT))
+
+
+def test_fitted_caches_are_as_long_as_their_text_needs_and_share_one_graph_per_width(eager):
+    target = CompiledTarget(decoder(), context=96, widths=(1, 4), fitted=True)
+    compiled = []
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for prompt in (PROMPT, PROMPT * 5, [3], PROMPT * 10):
+        text = prompt + greedy(eager, prompt)
+        compiled.append(target.new_cache(len(text)).capacity)
+        assert greedy(target, prompt) == text[len(prompt) :]
+        guessed = generate(target, prompt, TwoGuesses(), max_new_tokens=N).ids
+        assert guessed == text[len(prompt) :]
+    assert compiled == [32 + 4, 48 + 4, 16 + 4, 80 + 4] and target.new_cache(96).capacity == 96 + 4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert target.problem is None and sorted(target.compile_seconds) == [1, 4]
