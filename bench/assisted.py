@@ -58,9 +58,12 @@ def assistant():
     return draft().network
 
 
-def chain_step(target, prompt: Sequence[int]) -> Callable[[], None]:
-    """A function that drafts GAMMA tokens behind the prompt, everything around the forwards included."""
-    by = DraftModel(drafting(), GAMMA)
+def chain_step(target, prompt: Sequence[int], draft=None) -> Callable[[], None]:
+    """A function that drafts GAMMA tokens behind the prompt, everything around the forwards included.
+
+    draft: a target of the draft's (None: `drafting`).
+    """
+    by = DraftModel(draft or drafting(), GAMMA)
     by.reset(target, prompt)
     by.propose(prompt, GAMMA)
 

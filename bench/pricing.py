@@ -10,7 +10,7 @@ import assisted
 import fitting
 from asking import CONTEXT, DTYPE, prompt_of
 from registry import Run
-from rungs import BYTES, CACHED, GUESSERS, proposer, targets
+from rungs import CACHED, GUESSERS, proposer, small, targets
 
 from lessons_lib import generate
 from lessons_lib.decoding.ladder import Price, Rung
@@ -28,7 +28,7 @@ from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.speculation import width_cost
 from lessons_lib.models import tiny
-from lessons_lib.quantization.sizes import step_bytes
+from lessons_lib.models.quantized import bytes_read
 from lessons_lib.training import evaluate
 
 
@@ -45,18 +45,12 @@ def ladder(quick: bool, repeats: int) -> list[Rung]:
     for name, of in targets(quick).items():
         below, change = ("decoder", "one compiled step") if name == "compiled" else ("compiled", "rounded weights")
         v = fitting.fitted(of, repeats).v
-        price = Price(weight_bytes(name), entry(), rates().read_bandwidth, of.capacity, v=v, around=loop)
+        price = Price(bytes_read(of.decoder), entry(), rates().read_bandwidth, v=v, around=loop)
         found.append(Rung(name, below, change, price, rounded=name != "compiled"))
         found += [
             Rung(f"{name} + {who}", name, "guesses", with_guesses(price, who, of, run, guess)) for who in GUESSERS
         ]
     return found
-
-
-def weight_bytes(name: str) -> float:
-    """Bytes of weights that a step of a target reads."""
-    shape = asking.model().shape
-    return step_bytes(shape, *BYTES[name]) if name in BYTES else shape.weights * DTYPES[DTYPE].itemsize
 
 
 def library(repeats: int) -> dict[str, Price]:
@@ -83,7 +77,8 @@ def with_guesses(price: Price, who: str, of: Target, run: Run, guess: float) -> 
 def around(repeats: int) -> tuple[float, float]:
     """(seconds between two forwards of plain decoding, seconds of one guess of the draft's)."""
     trace = generate(asking.eager(), prompt_of(32), max_new_tokens=16, min_new_tokens=16).trace[1:]
-    chain = in_turn({"chain": assisted.chain_step(asking.eager(), prompt_of(CACHED))}, repeats=repeats)["chain"]
+    step = assisted.chain_step(asking.eager(), prompt_of(CACHED), small())
+    chain = in_turn({"chain": step}, repeats=repeats)["chain"]
     return median(step.t_total - step.t_forward for step in trace), chain.median / assisted.GAMMA
 
 
@@ -102,7 +97,7 @@ def counted(who: str | None, ids: Sequence[int], new: Sequence[int], of: Target,
     if who == "medusa":
         return foretold(len(ids), len(new) - 1, fitting.fitted(of, run.repeats))
     if who == "draft":
-        steps = replay_draft(evaluate.right_in_steps(assisted.drafting(), ids, new), Constant(assisted.GAMMA))
+        steps = replay_draft(evaluate.right_in_steps(small(), ids, new), Constant(assisted.GAMMA))
         return [replace(step, length_before=len(ids) + step.length_before) for step in steps]
     return replay(Recording(ids, new), proposer(who, of, run) if who else Proposer())
 

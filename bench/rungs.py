@@ -22,9 +22,10 @@ from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import clocked_transformers, seen_prefill
 from lessons_lib.measure import quality
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.quantized import bytes_kept, quantized
 
 FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
-BYTES = {"int8 weights": ("int8", "int8"), "int4": ("int4 g32", "int4 g32"), "int8": ("int8", "int8")}  # layers, head
 LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
 READ = 8192  # tokens of text that quality is measured on
 GUESSERS = ("lookup", "draft", "medusa")
@@ -35,16 +36,34 @@ CACHED = 300  # tokens behind which parts are timed
 def targets(quick: bool) -> dict[str, Target]:
     """Compiled targets by rung, the unrounded one first; a quick run has one format beside it."""
     formats = dict(list(FORMATS.items())[-1:]) if quick else FORMATS
-    return {"compiled": asking.compiled()} | {name: rounded(weights) for name, weights in formats.items()}
+    decoder = asking.eager().decoder
+    decoders = {"compiled": decoder} | {name: quantized(decoder, weights) for name, weights in formats.items()}
+    return {name: compiled(of) for name, of in decoders.items()}
 
 
-@cache
-def rounded(weights: str) -> CompiledTarget:
-    """The model with rounded weights, each of its compiled steps run once."""
-    target = asking.model().target(weights=weights, compiled=True, context=CONTEXT, widths=asking.COMPILED)
+def compiled(decoder: Decoder) -> CompiledTarget:
+    """With caches fitted to their texts, each of its compiled steps run once."""
+    of = asking.eager()
+    target = CompiledTarget(decoder, of.tokenizer, of.eos, CONTEXT, asking.COMPILED, fitted=True)
     for width in asking.COMPILED:
         repeatable_step(target, prompt_of(32), width)()
     return target
+
+
+@cache
+def small() -> Target:
+    """The draft as light as a light target needs it: compiled, its weights in 8 bits."""
+    of = assisted.drafting()
+    target = CompiledTarget(quantized(of.decoder, "int8-weight-only"), of.tokenizer, of.eos, CONTEXT, (1, 2))
+    for width in (1, 2):  # two: behind a step whose guesses were all accepted
+        repeatable_step(target, prompt_of(32), width)()
+    return target
+
+
+@cache  # the tokenizers are compared once, not for every text
+def drafter(target: Target) -> DraftModel:
+    """The proposer of all texts that this target writes."""
+    return DraftModel(small(), assisted.GAMMA)
 
 
 def runs(name: str, quick: bool) -> Target:
@@ -71,7 +90,7 @@ def count(quick: bool) -> set[str]:
 
 
 def facts(quick: bool) -> dict:
-    """Quality and memory of each target, what was compiled how long, and what the predictions used."""
+    """Quality and memory of each target, and what was compiled how long."""
     found = readings(quick)
     changes = {name: quality.ratio(reading, found["decoder"]) for name, reading in found.items()}
     return {
@@ -83,6 +102,7 @@ def facts(quick: bool) -> dict:
             }
             for name, reading in found.items()
         },
+        "held": {name: bytes_kept(of.decoder) for name, of in ({"decoder": asking.eager()} | targets(quick)).items()},
         "tokens_read": found["decoder"].tokens,
         "compile_seconds": {name: getattr(of, "compile_seconds", {}) for name, of in targets(quick).items()},
         "problems": {name: of.problem for name, of in targets(quick).items() if getattr(of, "problem", None)},
@@ -103,7 +123,7 @@ def proposer(who: str, of: Target, run: Run) -> Proposer:
     """Prompt lookup by its defaults, smol-draft, or smol-medusa with the tree that is fastest on this target."""
     if who == "lookup":
         return PromptLookup(**LOOKUP)
-    return assisted.drafter(of) if who == "draft" else Medusa(fitting.heads(), fitting.fitted(of, run.repeats).tree)
+    return drafter(of) if who == "draft" else Medusa(fitting.heads(), fitting.fitted(of, run.repeats).tree)
 
 
 def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
@@ -127,3 +147,4 @@ def by_transformers(ids: list[int], **options) -> Made:
 def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
     new, timeline = of.write(ids, asking.TOKENS)
     return new, seen_prefill(ids, timeline)
+
