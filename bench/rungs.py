@@ -11,7 +11,7 @@ from by_question import Made
 from registry import Run
 from speculation import LOOKUP
 
-from lessons_lib import Medusa, PromptLookup
+from lessons_lib import DraftModel, Medusa, PromptLookup
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.ladder import counting
@@ -147,4 +147,3 @@ def by_transformers(ids: list[int], **options) -> Made:
 def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
     new, timeline = of.write(ids, asking.TOKENS)
     return new, seen_prefill(ids, timeline)
-

@@ -41,28 +41,35 @@ def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     behind scaled_dot_product_attention, made for many queries, stays a call of its own and can take far longer.
     """
     heads, count, dim = q.shape
-    q = stored(q)
-    keys, values = (x.repeat_interleave(heads // x.shape[0], 0) for x in (keys, values))  # no copy once fused
+    groups, q = heads // keys.shape[0], stored(q)
     exact = torch.promote_types(q.dtype, torch.float32)
     if count == 1:
+        keys, values = (x.repeat_interleave(groups, 0) for x in (keys, values))  # no copy once fused
         scores = (q * keys).sum(-1, dtype=exact)[:, None]
-    else:
-        scores = (q @ keys.transpose(1, 2)).to(exact)
+    else:  # the queries of a group lie behind one another, so that nothing is copied for them
+        scores = (q.view(len(keys), groups * count, dim) @ keys.transpose(1, 2)).to(exact).view(heads, count, -1)
     scores = scores * dim**-0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     weights = scores.softmax(-1)
     if count == 1:
         return (weights.transpose(1, 2) * values).sum(1, keepdim=True).to(q.dtype)
-    return weights.to(q.dtype) @ values
+    return (weights.to(q.dtype).view(len(keys), groups * count, -1) @ values).view(heads, count, dim)
 
 
 def multiply_by_products(x: Tensor, weight: Tensor) -> Tensor:
-    """x (1, D) times weight (N, D) transposed -> (1, N), as N sums over products in single precision or better.
+    """x (T, D) of few rows times weight (N, D) transposed -> (T, N), as sums over products, in float32 or better.
 
     Compiled, each sum is one vectorised loop that reads its row of the weights once, in order. On CPUs that
-    streams several times faster than the library's product of one row, which is made for many.
+    streams several times faster than the library's product of one row, which is made for many. The sums of several
+    rows become one loop, which reads the weights once for all of them.
     """
+    return (
+        torch.cat([_row_by_products(row, weight) for row in x.split(1)]) if len(x) > 1 else _row_by_products(x, weight)
+    )
+
+
+def _row_by_products(x: Tensor, weight: Tensor) -> Tensor:
     exact = torch.promote_types(x.dtype, torch.float32)
     # x alone is cast, and the product takes its precision: a cast of frozen weights would be done ahead of time
     # and kept, twice the bytes to read at every step
@@ -78,5 +85,5 @@ class Kernels:
 
 
 LIBRARY = Kernels()  # eager: every product and every attention is one call of a library
-FUSED = Kernels(attend_by_products)  # compiled, several rows: library products, attention in the open
-OPEN = Kernels(attend_by_products, multiply_by_products)  # compiled, one row: nothing is a call
+FUSED = Kernels(attend_by_products)  # compiled, many rows: library products, attention in the open
+OPEN = Kernels(attend_by_products, multiply_by_products)  # compiled, few rows: no product is a call

@@ -22,6 +22,7 @@ from lessons_lib.models.kernels import FUSED, OPEN, Kernels
 from lessons_lib.quantization.linear import Products
 
 PRODUCTS = ("open", "tuned", "library")
+FEW = 16  # rows up to which sums beat the library's products in single precision
 STEP = 16  # slots by which fitted caches differ: whole vectors, whatever the machine's
 
 
@@ -30,8 +31,9 @@ class CompiledTarget(DecoderTarget):
 
     context: tokens of every cache, fixed because shapes are compiled. fitted: caches are only as long as their text
     needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled.
-    widths: token counts to compile for; a block is padded up to the next one. products: with "open" those of one row are
-    written as sums and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
+    widths: token counts to compile for; a block is padded up to the next one.
+    products: with "open" those of few rows are written as sums (of one row in 16 bits, since the library has units for
+    several) and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
     "library" leaves products to the library and weights as they are.
     problem: why nothing is compiled, None if it is.
     """
@@ -99,7 +101,8 @@ class CompiledTarget(DecoderTarget):
     def _step(self, width: int) -> CompiledStep:
         """The compiled step of one width; made when it is first needed."""
         if width not in self._steps:
-            opened = self.products == "open" and width == 1
+            few = 1 if self.dtype.itemsize < 4 else FEW
+            opened = self.products == "open" and width <= few
             name = f"{width}-token step ({self.decoder.config.layers} layers, {self.dtype})"
             how = dict(frozen=self.products != "library", tuned=self.products == "tuned")
             step = static_step(self.decoder, kernels_of(self.decoder, opened))

@@ -106,10 +106,11 @@ def test_both_ways_of_attending_agree(count, masked):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_product_of_one_row_written_as_sums_is_the_library_s(dtype):
+def test_a_product_of_few_rows_written_as_sums_is_the_library_s(dtype, rows):
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, 33, dtype=torch.float64, generator=generator).to(dtype) for n in (1, 7))
+    x, weight = (torch.randn(n, 33, dtype=torch.float64, generator=generator).to(dtype) for n in (rows, 7))
     expected = x.double() @ weight.double().T
     tolerance = 1e-12 if dtype == torch.float64 else 2**-8 * expected.abs().max()
     assert (multiply_by_products(x, weight).double() - expected).abs().max() <= tolerance
