@@ -10,7 +10,7 @@ import assisted
 import fitting
 from asking import CONTEXT, DTYPE, prompt_of
 from registry import Run
-from rungs import CACHED, GUESSERS, proposer, small, targets
+from rungs import CACHED, GUESSERS, guessed, proposer, small, targets
 
 from lessons_lib import generate
 from lessons_lib.decoding.ladder import Price, Rung
@@ -44,11 +44,12 @@ def ladder(quick: bool, repeats: int) -> list[Rung]:
     ]
     for name, of in targets(quick).items():
         below, change = ("decoder", "one compiled step") if name == "compiled" else ("compiled", "rounded weights")
-        v = fitting.fitted(of, repeats).v
+        v = fitting.fitted(of, repeats).v if guessed(name) else None
         price = Price(bytes_read(of.decoder), entry(), rates().read_bandwidth, v=v, around=loop)
         found.append(Rung(name, below, change, price, rounded=name != "compiled"))
         found += [
-            Rung(f"{name} + {who}", name, "guesses", with_guesses(price, who, of, run, guess)) for who in GUESSERS
+            Rung(f"{name} + {who}", name, "guesses", with_guesses(price, who, of, run, guess))
+            for who in GUESSERS * guessed(name)
         ]
     return found
 

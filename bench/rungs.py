@@ -24,28 +24,36 @@ from lessons_lib.decoding.timing import clocked_transformers, seen_prefill
 from lessons_lib.measure import quality
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.quantized import bytes_kept, quantized
+from lessons_lib.quantization import units
 
 FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
 LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
 READ = 8192  # tokens of text that quality is measured on
-GUESSERS = ("lookup", "draft", "medusa")
+LOOKED_UP = {f"lookup of {count}": count for count in (4, 10)}  # guesses of ours: as many as the draft's, its default
+GUESSERS = (*LOOKED_UP, "draft", "medusa")
+LIGHT = "int8" if units.integer_units() else "int8 weights"  # whose products of several rows stay cheap here
 CACHED = 300  # tokens behind which parts are timed
 
 
 @cache
 def targets(quick: bool) -> dict[str, Target]:
     """Compiled targets by rung, the unrounded one first; a quick run has one format beside it."""
-    formats = dict(list(FORMATS.items())[-1:]) if quick else FORMATS
+    formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
     decoder = asking.eager().decoder
     decoders = {"compiled": decoder} | {name: quantized(decoder, weights) for name, weights in formats.items()}
-    return {name: compiled(of) for name, of in decoders.items()}
+    return {name: compiled(of, asking.COMPILED if guessed(name) else (1,)) for name, of in decoders.items()}
 
 
-def compiled(decoder: Decoder) -> CompiledTarget:
+def guessed(name: str) -> bool:
+    """Whether somebody guesses for the target of this name: every width takes a minute or more to compile."""
+    return name in ("compiled", LIGHT)
+
+
+def compiled(decoder: Decoder, widths: tuple[int, ...]) -> CompiledTarget:
     """With caches fitted to their texts, each of its compiled steps run once."""
     of = asking.eager()
-    target = CompiledTarget(decoder, of.tokenizer, of.eos, CONTEXT, asking.COMPILED, fitted=True)
-    for width in asking.COMPILED:
+    target = CompiledTarget(decoder, of.tokenizer, of.eos, CONTEXT, widths, fitted=True)
+    for width in widths:
         repeatable_step(target, prompt_of(32), width)()
     return target
 
@@ -121,8 +129,8 @@ def peers() -> dict[str, llamacpp.LlamaCpp]:
 
 def proposer(who: str, of: Target, run: Run) -> Proposer:
     """Prompt lookup by its defaults, smol-draft, or smol-medusa with the tree that is fastest on this target."""
-    if who == "lookup":
-        return PromptLookup(**LOOKUP)
+    if who in LOOKED_UP:
+        return PromptLookup(**LOOKUP | {"num_tokens": LOOKED_UP[who]})
     return drafter(of) if who == "draft" else Medusa(fitting.heads(), fitting.fitted(of, run.repeats).tree)
 
 
@@ -135,7 +143,8 @@ def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
     }
     for name, of in targets(run.quick).items():
         found[name] = partial(ours, of, ids)
-        found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run)) for who in GUESSERS}
+        if guessed(name):
+            found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run)) for who in GUESSERS}
     return found | {name: partial(by_peer, of, ids) for name, of in peers().items()}
 
 

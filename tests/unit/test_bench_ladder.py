@@ -23,6 +23,9 @@ from lessons_lib.models import LanguageModel
 
 FULL, QUICK = Run(quick=False), Run(quick=True)
 RATES = Hardware("cpu", "a machine", 1, 1e9, 1e9, {pricing.DTYPE: 1e9}, {pricing.DTYPE: 1e9})
+NAMES = {"compiled", "int8 weights", "int4"} | {
+    f"{of} + {who}" for of in ("compiled", "int8 weights") for who in rungs.GUESSERS
+}
 FITTED = Fitted(regular(2), {1: 1.0, 3: 1.5, 11: 2.0}, {1: 0.0, 3: 0.5})
 
 
@@ -55,6 +58,8 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(rungs, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
     monkeypatch.setattr(rungs, "peers", lambda: {})
     monkeypatch.setattr(pricing, "targets", rungs.targets)
+    monkeypatch.setattr(rungs, "LIGHT", "int8 weights")
+    monkeypatch.setattr(pricing, "bytes_read", lambda decoder: 8.0 * model.shape.weights)
     monkeypatch.setattr(pricing, "rates", lambda: RATES)
     monkeypatch.setattr(pricing.fitting, "fitted", lambda of, repeats: FITTED)
     monkeypatch.setattr(pricing, "around", lambda repeats: (0.001, 0.002))
@@ -64,8 +69,9 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(asking, "questions", lambda path=None: own)
     draft = LanguageModel(perturbed(model.network, 0.03), model.tokenizer, "tiny-draft", "cpu", torch.float64)
     drafting = draft.target()
-    monkeypatch.setattr(rungs.assisted, "drafting", lambda: drafting)
-    for cached in (ladder.rows, pricing.ladder, rungs.readings, rungs.assisted.drafter):
+    monkeypatch.setattr(rungs, "small", lambda: drafting)
+    monkeypatch.setattr(pricing, "small", rungs.small)
+    for cached in (ladder.rows, pricing.ladder, rungs.readings, rungs.drafter):
         cached.cache_clear()
     return ladder
 
@@ -78,11 +84,7 @@ def test_all_rungs_take_turns_on_free_and_on_grounded_questions(bench):
     )
     assert measured.facts["questions"] == free and len(free) == 6 and len(grounded) == 6
     names = {"generate", "generate, compiled", "decoder"}
-    names |= {
-        f"{of}{who}"
-        for of in ("compiled", "int8 weights", "int4")
-        for who in ("", " + lookup", " + draft", " + medusa")
-    }
+    names |= NAMES
     for row in free:
         assert {name for name, made in row.items() if isinstance(made, dict)} == names
         assert all(row[name]["tokens"] == TOKENS and row[name]["prefill"] > 0 for name in names) and row["equal"]
@@ -98,18 +100,14 @@ def made_up(times: dict[str, float], prefill: float = 1.0) -> dict:
     return {"category": "writing", "prompt": [1, 2], "new": [3, 4, 3, 4], "equal": True} | made
 
 
-ALL = {"generate": 10.0, "generate, compiled": 9.0, "decoder": 5.0} | {
-    f"{of}{who}": 4.0
-    for of in ("compiled", "int8 weights", "int4")
-    for who in ("", " + lookup", " + draft", " + medusa")
-}
+ALL = {"generate": 10.0, "generate, compiled": 9.0, "decoder": 5.0} | dict.fromkeys(sorted(NAMES), 4.0)
 
 
 @pytest.fixture
 def timed(bench, monkeypatch):
     """The bench with one made-up row for each kind; the fastest rung does not count, and grounded guesses help."""
     free = ALL | {"int4": 0.5, "int8 weights": 2.0, "llama.cpp": 4.0, "llama.cpp + lookup of 2": 8.0}
-    grounded = free | {"int8 weights + lookup": 1.0, "int4 + lookup": 0.25, "llama.cpp + lookup of 2": 2.0}
+    grounded = free | {"int8 weights + lookup of 4": 1.0, "int4": 0.25, "llama.cpp + lookup of 2": 2.0}
     rows = {"free": [made_up(free)], "grounded": [made_up(grounded)]}
     monkeypatch.setattr(bench, "rows", lambda run, kind: rows[kind])
     monkeypatch.setattr(rungs, "peers", lambda: {name: Peer(0.1) for name in ("llama.cpp", "llama.cpp + lookup of 2")})
@@ -119,9 +117,9 @@ def timed(bench, monkeypatch):
 
 @pytest.mark.parametrize("claim, best, peer, value, requests", [
     ("free", "int8 weights", "generate", 5, 11 / 3),
-    ("grounded", "int8 weights + lookup", "generate", 10, 11 / 2),
+    ("grounded", "int8 weights + lookup of 4", "generate", 10, 11 / 2),
     ("plain", "int8 weights", "llama.cpp", 2, 5 / 3),
-    ("grounded_peer", "int8 weights + lookup", "llama.cpp + lookup of 2", 2, 3 / 2),
+    ("grounded_peer", "int8 weights + lookup of 4", "llama.cpp + lookup of 2", 2, 3 / 2),
 ])  # fmt: skip
 def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, claim, best, peer, value, requests):
     measured = getattr(timed, claim)(FULL)
@@ -137,21 +135,22 @@ def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
         11 / 3
     )
     assert rows["int8 weights"]["gain"] == pytest.approx(2) and rows["int8 weights"]["below"] == "compiled"
-    assert rows["int8 weights"]["counts"] and not rows["int4 + lookup"]["counts"]
+    assert rows["int8 weights"]["counts"] and not rows["int4"]["counts"]
     assert rows["llama.cpp"]["peer"] and "predicted" not in rows["llama.cpp"]
     assert all(row["predicted"] > 0 for row in rows.values() if not row["peer"])
 
 
 def test_a_prediction_is_bytes_over_bandwidth_and_the_loop(timed):
-    """3 steps behind the first token of the made-up text."""
+    """3 steps behind the first token of the made-up text, which lies behind a prompt of 2."""
     rows = {row["rung"]: row for row in timed.free(FULL).facts["rungs"]["free"]}
     shape, element = asking.model().shape, pricing.DTYPES[pricing.DTYPE].itemsize
-    moved = element * (shape.weights + 64 * shape.kv_elements(1))  # all 64 slots
-    step = moved / RATES.read_bandwidth + 0.001
-    assert rows["compiled"]["predicted"] == pytest.approx(1 / step)
-    heads = 0.5 * pricing.ladder(False, FULL.repeats)[3].price.forward(rungs.CACHED)  # what FITTED says of 3 rows
+    forward = lambda S: (8 * shape.weights + element * S * shape.kv_elements(1)) / RATES.read_bandwidth  # noqa: E731
+    assert rows["compiled"]["predicted"] == pytest.approx(3 / sum(forward(S) + 0.001 for S in (3, 4, 5)))
     each = pricing.expected_tokens(FITTED.tree, pricing.fitting.accuracies())
-    assert rows["compiled + medusa"]["predicted"] == pytest.approx(each / (1.5 * (step - 0.001) + 0.001 + heads))
+    steps = [1.5 * forward(2 + round(i * each)) for i in range(round(3 / each))]  # FITTED: 3 rows cost 1.5 of one
+    heads = 0.5 * forward(rungs.CACHED)
+    expected = len(steps) * each / sum(step + 0.001 + heads for step in steps)
+    assert rows["compiled + medusa"]["predicted"] == pytest.approx(expected)
 
 
 def test_quality_is_of_the_targets_and_what_is_too_far_off_does_not_count(bench):
