@@ -68,7 +68,7 @@ class Rung:
         return tokens / sum(self.price.decoding(trace) for trace in traces)
 
 
-def check(rungs: Sequence[Rung]) -> None:
+def standing(rungs: Sequence[Rung]) -> None:
     """ValueError for a name that comes twice, and for a rung whose lower one does not stand before it."""
     seen: set[str] = set()
     for rung in rungs:

@@ -31,6 +31,7 @@ class CompiledTarget(DecoderTarget):
 
     context: tokens of every cache, fixed because shapes are compiled. fitted: caches are only as long as their text
     needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled.
+    Its kernels are short (`compiler.short_kernels`), so that it compiles sooner and a profiler tells less.
     widths: token counts to compile for; a block is padded up to the next one.
     products: with "open" those of few rows are written as sums (of one row in 16 bits, since the library has units for
     several) and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
@@ -104,7 +105,7 @@ class CompiledTarget(DecoderTarget):
             few = 1 if self.dtype.itemsize < 4 else FEW
             opened = self.products == "open" and width <= few
             name = f"{width}-token step ({self.decoder.config.layers} layers, {self.dtype})"
-            how = dict(frozen=self.products != "library", tuned=self.products == "tuned")
+            how = dict(frozen=self.products != "library", tuned=self.products == "tuned", short=self.fitted)
             step = static_step(self.decoder, kernels_of(self.decoder, opened))
             self._steps[width] = CompiledStep(step, name, **how)
         return self._steps[width]

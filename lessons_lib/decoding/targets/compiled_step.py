@@ -13,13 +13,13 @@ from lessons_lib.progress import say
 class CompiledStep:
     """step(*tensors), compiled at the first call. name: what is said to be compiling.
 
-    frozen, tuned: see `compiler.settings`. seconds: what the first call took, None before it. problem: why the step is
-    not compiled and runs as it is, None if it is.
+    frozen, tuned, short: see `compiler.settings`. seconds: what the first call took, None before it. problem: why the
+    step is not compiled and runs as it is, None if it is.
     """
 
-    def __init__(self, step: Callable, name: str, frozen: bool, tuned: bool):
+    def __init__(self, step: Callable, name: str, frozen: bool, tuned: bool, short: bool = False):
         step.__code__ = step.__code__.replace()  # its own copy: graphs are kept with the code, a handful at most
-        self.step, self.name, self.chosen = step, name, dict(frozen=frozen, tuned=tuned)
+        self.step, self.name, self.chosen = step, name, dict(frozen=frozen, tuned=tuned, short=short)
         self.seconds: float | None = None
         self.problem: str | None = None
         self._compiled = torch.compile(step, dynamic=False, fullgraph=True)

@@ -4,7 +4,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ TUNED = {
     "autotune_num_choices_displayed": 0,  # else every product prints a table of its candidates
     "max_autotune_report_choices_stats": False,
 }
+MOST_ARGUMENTS = "MAX_FUSED_KERNEL_ARGS_NUM"  # of a C++ kernel, 500 by default
 ALWAYS = {
     "cpp.enable_kernel_profile": True,  # kernels appear in torch.profiler; costs nothing while nobody profiles
     "cpp.enable_floating_point_contract_flag": "fast",  # multiply and add in one instruction, rounded once
@@ -27,18 +28,40 @@ ALWAYS = {
 
 
 @contextmanager
-def settings(frozen: bool = False, tuned: bool = False) -> Iterator[None]:
+def settings(frozen: bool = False, tuned: bool = False, short: bool = False) -> Iterator[None]:
     """Frozen weights, autotuned matrix products, or the compiler's defaults; without gradients, silently.
 
     Freezing turns parameters into constants, which the compiler may repack; that is only allowed where no
-    gradient can be asked for.
+    gradient can be asked for. short: see `short_kernels`.
     """
     import torch._inductor.config as inductor
 
     chosen = ALWAYS | (FROZEN if frozen else {}) | (TUNED if tuned else {})
-    with torch.no_grad(), inductor.patch(chosen), warnings.catch_warnings():
+    kernels = short_kernels() if short else nullcontext()
+    with torch.no_grad(), inductor.patch(chosen), kernels, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # of torch, about itself
         yield
+
+
+@contextmanager
+def short_kernels(arguments: int = 20) -> Iterator[None]:
+    """A new C++ kernel whenever one takes more arguments than that, instead of one for all layers.
+
+    Layers are alike, and so are their kernels then, which are compiled once: a step compiles in about half the time. A
+    profiler sees parts of layers. What torch keeps the number in is its own affair: where it has another name, kernels
+    stay long.
+    """
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    before = getattr(CppScheduling, MOST_ARGUMENTS, None)
+    if before is None:
+        yield
+        return
+    setattr(CppScheduling, MOST_ARGUMENTS, arguments)
+    try:
+        yield
+    finally:
+        setattr(CppScheduling, MOST_ARGUMENTS, before)
 
 
 def keep_compiled_code() -> None:

@@ -165,3 +165,26 @@ def test_frozen_weights_are_read_in_their_own_dtype():
     read = set(re.findall(r"const (\S+)\*", "".join(code)))
     assert read == {"at::BFloat16"}
     torch.testing.assert_close(out.float(), head.weight.float().sum(-1)[None], atol=4e-3, rtol=8e-3)
+
+
+def test_short_kernels_are_shared_by_layers_and_leave_no_setting_behind():
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    usual, counts = CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM, []
+    for short in (False, True):
+        head, layers = torch.randn(1, 16), [torch.randn(16, 16) for _ in range(36)]
+
+        def stack(x, layers=layers):
+            for weight in layers:
+                x = torch.tanh(multiply_by_products(x, weight)).softmax(-1)
+            return x
+
+        fresh = inductor.patch(fx_graph_cache=False)  # which knows nothing of how long kernels are
+        with compiler.settings(short=short), fresh, torch.no_grad():
+            out, (code,) = run_and_get_code(torch.compile(stack, dynamic=False), head)
+        torch.testing.assert_close(out, stack(head))
+        counts.append([len(re.findall(what, code, re.M)) for what in (r"^cpp_fused\w+ =", r"^ +cpp_fused\w+\(")])
+        torch._dynamo.reset()
+    assert CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM == usual
+    (one, once), (few, calls) = counts
+    assert one == once == 1 and 1 < few < calls, counts

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lessons_lib.decoding.ladder import Price, Rung, best, check, counting, step_gains, way_to
+from lessons_lib.decoding.ladder import Price, Rung, best, counting, standing, step_gains, way_to
 from lessons_lib.decoding.trace import Step
 
 PLAIN = Price(weights=800, entry=2, rate=100)
@@ -66,10 +66,10 @@ def test_the_best_rung_is_the_fastest_that_counts():
 
 
 def test_a_ladder_has_no_rung_in_the_air_and_no_two_of_one_name():
-    check(rungs())
+    standing(rungs())
     with pytest.raises(ValueError, match="'fast' stands on 'halved'"):
-        check([rungs()[0], *rungs()[2:]])
+        standing([rungs()[0], *rungs()[2:]])
     with pytest.raises(ValueError, match="two rungs are called 'slow'"):
-        check([*rungs(), rungs()[0]])
+        standing([*rungs(), rungs()[0]])
     with pytest.raises(ValueError, match="no rung 'middle'; choose one of: slow, halved, fast, aside"):
         way_to(rungs(), "middle")
