@@ -129,8 +129,9 @@ def plot_steps(rows: Iterable[Any], x: str, y: str) -> Axes:
     """As `plot_prediction`, each dot with its `format` beside it; logarithmic where times are far apart."""
     rows = as_dicts(rows)
     ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]
-    for i, (row, middle) in enumerate(zip(rows, middles, strict=True)):
-        where = dict(xytext=(5, 4 if i % 2 else -11), textcoords="offset points")  # else they overlap
+    for row, middle in zip(rows, middles, strict=True):
+        beside = [median(other["samples"]) for other in rows if all(other[key] == row[key] for key in ("method", x))]
+        where = dict(xytext=(5, 4 if middle == max(beside) else -11), textcoords="offset points")  # else they overlap
         ax.annotate(row["format"], (row[x], middle), fontsize=8, **where)
     if max(middles) > FAR * min(middles):
         ax.set(yscale="log", ylim=(min(middles) / 2, max(middles) * 2))

@@ -1,46 +1,23 @@
-"""What rounding does to values (lesson 10): there and back in any format, how far off that is, and what it costs.
-
-Integers are not packed on the way, so that many formats can be tried one after another.
-"""
+"""What rounding does to values (lesson 10): there and back in any format, how far off that is, and what it costs."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from lessons_lib.quantization.checks import ROW, blocks, check_values
-from lessons_lib.quantization.floats import FORMATS, quantize_fp8
-from lessons_lib.quantization.integers import KINDS, fit_grid, working_dtype
-from lessons_lib.quantization.nf4 import quantize_nf4
+from lessons_lib.quantization.formats import rounding
 
-FIXED = {"nf4": 4, **dict.fromkeys(FORMATS, 8)}  # formats of one width
-NAMES = (*KINDS, *FIXED)
-EXTRA = {"absmax": 16, "zero_point": 24, "minimum": 32}  # bits of a group's scale, and of its zero point or minimum
+ROWS = 256  # of a matrix whose bits are counted: as many as fill all blocks of scales
 
 
-def round_trip(x: Tensor, format: str = "absmax", bits: int = 8, per: str | int = ROW) -> Tensor:
-    """x (..., K) rounded to a format of NAMES and back, in x's dtype. bits: of the integers. per: as in `quantize`.
-
-    NF4 quantizes its scales, too. Raises ValueError for unknown formats and whatever the format itself refuses.
-    """
-    if format in FORMATS:
-        return quantize_fp8(x, format, per).dequantize()
-    if format == "nf4":
-        return quantize_nf4(x, x.shape[-1] if per == ROW else per).dequantize()
-    if format not in KINDS:
-        raise ValueError(f"there is no format {format!r}; choose one of {', '.join(NAMES)}")
-    check_values(x)
-    values = blocks(x.detach().to(working_dtype(x.dtype)), per)
-    grid = fit_grid(values, bits, format)
-    return grid.decode(grid.encode(values), values.dtype).view(x.shape).to(x.dtype)
+def round_trip(x: Tensor, name: str) -> Tensor:
+    """x (..., K) rounded to the format of this name (`formats`) and back. ValueError as the format has it."""
+    return rounding(name)(x).dequantize()
 
 
-def bits_of(format: str, bits: int, columns: int, per: str | int = ROW) -> float:
-    """Bits a weight in rows of so many columns: the code's and its share of the group's scale and minimum."""
-    size = columns if per == ROW else per
-    if format == "nf4":
-        return 4 + (8 + 32 / 256) / size
-    return FIXED.get(format, bits) + EXTRA.get(format, 32) / size
+def bits_of(name: str, columns: int) -> float:
+    """Bits a weight of a format in rows of so many columns, its share of scales and minima included."""
+    return rounding(name)(torch.zeros(ROWS, columns)).bits_per_weight
 
 
 def relative_error(x: Tensor, rounded: Tensor) -> float:

@@ -1,36 +1,40 @@
 """Codes of 1 to 8 bits without a gap between them (lesson 10): two codes of 4 bits in a byte, eight of 3 in three.
 
-The lowest bit comes first, so the first of two 4-bit codes is the low half of its byte.
+The lowest bit comes first, so the first of two 4-bit codes is the low half of its byte. Eight codes fill `bits` bytes;
+code i begins in byte i·bits // 8, and may end in the next.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+EIGHT = 8  # codes that together end where a byte ends, and bits of that
+
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """codes 0 .. 2^bits - 1 of any shape -> bytes (ceil(count·bits / 8),), what is left of the last one zero."""
     codes = codes.reshape(-1).to(torch.uint8)
-    if bits == 8:
+    if bits == EIGHT:
         return codes
-    if bits == 4:  # the commonest width; bit by bit it takes many times as long
-        low, high = F.pad(codes, (0, len(codes) % 2)).view(-1, 2).T
-        return low | high << 4
-    stream = (codes[:, None] >> _places(bits, codes)) & 1
-    stream = F.pad(stream.flatten(), (0, -stream.numel() % 8)).view(-1, 8)
-    return (stream << _places(8, codes)).sum(1, dtype=torch.uint8)
+    eights = F.pad(codes, (0, -len(codes) % EIGHT)).view(-1, EIGHT)
+    packed = torch.zeros(len(eights), bits + 1, dtype=torch.uint8, device=codes.device)
+    for i, (byte, shift) in enumerate(_begins(bits)):
+        packed[:, byte] |= eights[:, i] << shift
+        packed[:, byte + 1] |= eights[:, i] >> (EIGHT - shift) if shift else 0
+    return packed[:, :bits].flatten()[: -(-len(codes) * bits // EIGHT)]
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """The inverse: bytes -> the first `count` codes, uint8 (count,)."""
-    if bits == 8:
+    if bits == EIGHT:
         return packed[:count]
-    if bits == 4:
-        return torch.stack([packed & 15, packed >> 4], 1).flatten()[:count]
-    stream = (packed[:, None] >> _places(8, packed)) & 1
-    codes = stream.flatten()[: count * bits].view(count, bits)
-    return (codes << _places(bits, packed)).sum(1, dtype=torch.uint8)
+    groups = F.pad(packed, (0, -len(packed) % bits)).view(-1, bits)
+    groups = F.pad(groups, (0, 1))  # the last code ends in no further byte
+    codes = [groups[:, byte] >> shift | (groups[:, byte + 1] << (EIGHT - shift) if shift else 0)
+             for byte, shift in _begins(bits)]  # fmt: skip
+    return (torch.stack(codes, 1) & 2**bits - 1).flatten()[:count]
 
 
-def _places(bits: int, like: Tensor) -> Tensor:
-    return torch.arange(bits, dtype=torch.uint8, device=like.device)
+def _begins(bits: int) -> list[tuple[int, int]]:
+    """(byte, bit within it) where each of eight codes begins: (0, 0), (0, 3), (0, 6), (1, 1), ... of 3 bits."""
+    return [divmod(i * bits, EIGHT) for i in range(EIGHT)]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -10,13 +11,26 @@ from torch import Tensor
 from lessons_lib.figures.quantization import plot_rounding
 from lessons_lib.measure.kernels import matrices
 from lessons_lib.measure.shape import ModelShape
-from lessons_lib.quantization.checks import ROW
-from lessons_lib.quantization.errors import FIXED, NAMES, bits_of, relative_error, round_trip
+from lessons_lib.quantization.errors import bits_of, relative_error, round_trip
 from lessons_lib.widgets.controls import Slider, show
 
+FORMATS = ("minimum", "absmax", "nf4", "fp8")
 BITS = (2, 3, 4, 5, 6, 7, 8)
-GROUPS = (16, 32, 64, 192, ROW)  # which divide the rows of the small models here
-Setting = tuple[str, int, str | int]
+GROUPS = (32, 64, 192, "row")  # which divide the rows of the small models here
+HEAD = "int8"  # format of the LM head, whatever the layers have
+
+
+def name_of(format: str, bits: int, group: int | str) -> str:
+    """The format's name in `quantization.formats`. NF4 and fp8 have a width of their own, and NF4 groups of its own."""
+    per = group if group == "row" else f"g{group}"
+    if format == "nf4":
+        return f"nf4 {'g192' if per == 'row' else per} double"
+    return f"fp8 {per}" if format == "fp8" else f"int{bits} {per} {format}"
+
+
+def names() -> list[str]:
+    """All formats that the sliders reach, each once."""
+    return list(dict.fromkeys(name_of(*setting) for setting in product(FORMATS, BITS, GROUPS)))
 
 
 @dataclass(frozen=True)
@@ -35,44 +49,42 @@ class Machine:
 class Subject:
     """Whose rounding is shown: one matrix, the model's shape, the machine, and the perplexities that were measured.
 
-    perplexities: (format, bits, group) -> perplexity of the model with all matrices rounded so; exact: unrounded.
+    perplexities: name of a format -> perplexity of the model with all layers rounded to it; exact: unrounded.
     """
 
     weight: Tensor
     shape: ModelShape
     machine: Machine
-    perplexities: Mapping[Setting, float]
+    perplexities: Mapping[str, float]
     exact: float
 
 
-def moved(shape: ModelShape, format: str, bits: int, group: str | int) -> float:
-    """Bytes of weights that a step reads, layers and head in one format."""
-    inside = sum(rows * columns * bits_of(format, bits, columns, group) for rows, columns in matrices(shape))
-    return (shape.layers * inside + shape.head_weights * bits_of(format, bits, shape.width, group)) / 8
+def moved(shape: ModelShape, name: str) -> float:
+    """Bytes of weights that a step reads, the layers in this format and the head in int8."""
+    inside = sum(rows * columns * bits_of(name, columns) for rows, columns in matrices(shape))
+    return (shape.layers * inside + shape.head_weights * bits_of(HEAD, shape.width)) / 8
 
 
-def headline(subject: Subject, format: str, bits: int, group: str | int) -> str:
+def headline(subject: Subject, format: str, bits: int, group: int | str) -> str:
     """Bits a weight, error, perplexity, bytes, predicted tokens a second."""
-    bits = FIXED.get(format, bits)
-    found = subject.perplexities.get((format, bits, group))
+    name = name_of(format, bits, group)
+    found = subject.perplexities.get(name)
     quality = "perplexity not measured" if found is None else f"perplexity {found:.4g} ({subject.exact:.4g} unrounded)"
-    read = moved(subject.shape, format, bits, group)
-    error = relative_error(subject.weight, round_trip(subject.weight, format, bits, group))
+    error, read = relative_error(subject.weight, round_trip(subject.weight, name)), moved(subject.shape, name)
     return (
-        f"{_name(format, bits, group)}: {bits_of(format, bits, subject.weight.shape[1], group):.2f} bits a weight, "
-        f"error {error:.2%}, {quality}, {read / 1e6:.1f} MB a step, "
-        f"{subject.machine.tokens_per_second(read):.0f} tokens/s predicted"
+        f"{name}: {bits_of(name, subject.weight.shape[1]):.2f} bits a weight, error {error:.2%}, {quality}, "
+        f"{read / 1e6:.1f} MB a step, {subject.machine.tokens_per_second(read):.0f} tokens/s predicted"
     )
 
 
-def draw_quantization(subject: Subject, format: str, bits: int, group: str | int) -> Figure:
+def draw_quantization(subject: Subject, format: str, bits: int, group: int | str) -> Figure:
     """Values and errors under the headline."""
-    figure = plot_rounding(subject.weight, round_trip(subject.weight, format, FIXED.get(format, bits), group))
+    figure = plot_rounding(subject.weight, round_trip(subject.weight, name_of(format, bits, group)))
     figure.suptitle(headline(subject, format, bits, group).replace("%, ", "%,\n"), fontsize=10)
     return figure
 
 
-def describe_quantization(subject: Subject, format: str, bits: int, group: str | int) -> str:
+def describe_quantization(subject: Subject, format: str, bits: int, group: int | str) -> str:
     """The figure in words."""
     return (
         f"Weights of one matrix of {subject.shape.name} before and after rounding, and the errors. "
@@ -80,16 +92,11 @@ def describe_quantization(subject: Subject, format: str, bits: int, group: str |
     )
 
 
-def show_quantization(subject: Subject, format: str = "minimum", bits: int = 4, group: str | int = 32) -> None:
-    """Sliders for format, bits and group size over a matrix of the subject; NF4 and floats have their own width."""
+def show_quantization(subject: Subject, format: str = "minimum", bits: int = 4, group: int | str = 32) -> None:
+    """Sliders for format, bits and group size over a matrix of the subject."""
     controls = {
-        "format": Slider("format", NAMES, format),
+        "format": Slider("format", FORMATS, format),
         "bits": Slider("bits", BITS, bits),
         "group": Slider("group", GROUPS, group),
     }
     show(controls, partial(draw_quantization, subject), partial(describe_quantization, subject))
-
-
-def _name(format: str, bits: int, group: str | int) -> str:
-    width = "" if format in FIXED else f" of {bits} bits"
-    return f"{format}{width}, {'a scale a row' if group == ROW else f'groups of {group}'}"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lessons_lib.measure.shape import SHAPES
-from lessons_lib.quantization.errors import FIXED
+from lessons_lib.quantization.formats import rounding
 from lessons_lib.quantization.sizes import step_bytes
 from lessons_lib.widgets.quantization import (
     GROUPS,
@@ -14,6 +14,8 @@ from lessons_lib.widgets.quantization import (
     draw_quantization,
     headline,
     moved,
+    name_of,
+    names,
     show_quantization,
 )
 
@@ -23,12 +25,20 @@ SHAPE = SHAPES["smollm2-135m"]
 @pytest.fixture
 def subject():
     weight = torch.randn(32, 576, generator=torch.Generator().manual_seed(0))
-    return Subject(weight, SHAPE, Machine(0.01, 1e9), {("minimum", 4, 32): 30.5, ("nf4", 4, 64): 31.25}, 29.0)
+    return Subject(weight, SHAPE, Machine(0.01, 1e9), {"int4 g32 minimum": 30.5, "nf4 g64 double": 31.25}, 29.0)
+
+
+def test_sliders_become_names_of_formats_and_each_is_one():
+    assert name_of("minimum", 4, 32) == "int4 g32 minimum" and name_of("absmax", 8, "row") == "int8 row absmax"
+    assert name_of("nf4", 8, 64) == "nf4 g64 double" and name_of("fp8", 2, "row") == "fp8 row"
+    assert len(names()) == len(set(names())) == 7 * 4 * 2 + 3 + 4
+    for name in names():
+        rounding(name)(torch.ones(2, 192))
 
 
 def test_bytes_are_those_of_the_table_of_sizes():
-    assert moved(SHAPE, "minimum", 4, 32) == step_bytes(SHAPE, "int4 g32", "int4 g32")
-    assert moved(SHAPE, "absmax", 8, "row") == step_bytes(SHAPE, "int8", "int8")
+    assert moved(SHAPE, "int4 g32 minimum") == pytest.approx(step_bytes(SHAPE, "int4 g32", "int8"), rel=1e-4)
+    assert moved(SHAPE, "int8 row absmax") == pytest.approx(step_bytes(SHAPE, "int8", "int8"), rel=1e-4)
 
 
 def test_speed_is_bytes_over_bandwidth_after_the_overhead():
@@ -36,32 +46,29 @@ def test_speed_is_bytes_over_bandwidth_after_the_overhead():
 
 
 def test_the_headline_says_bits_error_perplexity_bytes_and_speed(subject):
-    said = headline(subject, "minimum", 4, 32)
-    assert (
-        said.startswith("minimum of 4 bits, groups of 32: 5.00 bits a weight, error 7.")
-        and "perplexity 30.5 (29 unrounded)" in said
-    )
-    assert "84.0 MB a step" in said and f"{1 / (0.01 + 0.08405):.0f} tokens/s predicted" in said
+    said, read = headline(subject, "minimum", 4, 32), step_bytes(SHAPE, "int4 g32", "int8")
+    assert said.startswith("int4 g32 minimum: 5.00 bits a weight, error 7.")
+    assert f"perplexity 30.5 (29 unrounded), {read / 1e6:.1f} MB a step" in said
+    assert f"{1 / (0.01 + read / 1e9):.0f} tokens/s predicted" in said
     assert "perplexity not measured" in headline(subject, "minimum", 4, 64)
 
 
 @pytest.mark.parametrize("bits", [2, 8])
 def test_the_bits_slider_moves_integers_alone(subject, bits):
     said = headline(subject, "nf4", bits, 64)
-    assert "nf4, groups of 64: 4.13 bits" in said and "31.25" in said
-    assert said == headline(subject, "nf4", FIXED["nf4"], 64)
+    assert "nf4 g64 double: 4.13 bits" in said and "31.25" in said
     assert headline(subject, "absmax", bits, "row") != headline(subject, "absmax", 4, "row")
 
 
 def test_the_headline_is_over_the_figure_and_in_the_alt_text(subject):
-    figure = draw_quantization(subject, "e4m3", 8, "row")
-    assert "e4m3, a scale a row" in figure.get_suptitle() and len(figure.axes) == 2
-    assert headline(subject, "e4m3", 8, "row") in describe_quantization(subject, "e4m3", 8, "row")
+    figure = draw_quantization(subject, "fp8", 8, "row")
+    assert "fp8 row: 8.06 bits" in figure.get_suptitle() and len(figure.axes) == 2
+    assert headline(subject, "fp8", 8, "row") in describe_quantization(subject, "fp8", 8, "row")
 
 
 def test_the_widget_shows_one_figure_in_a_batch_run(subject, shown):
     show_quantization(subject, "absmax", 3, 64)
-    assert len(shown) == 1 and "smollm2-135m before and after rounding" in shown[0] and "absmax of 3 bits" in shown[0]
+    assert len(shown) == 1 and "smollm2-135m before and after rounding" in shown[0] and "int3 g64 absmax" in shown[0]
 
 
 def test_all_groups_divide_the_rows_of_the_model():
