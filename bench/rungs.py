@@ -23,6 +23,7 @@ from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import clocked_transformers, seen_prefill
 from lessons_lib.measure import quality
 from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.quantized import bytes_kept, quantized
 from lessons_lib.quantization import units
 
@@ -61,8 +62,8 @@ def compiled(decoder: Decoder, widths: tuple[int, ...]) -> CompiledTarget:
 @cache
 def small() -> Target:
     """The draft as light as a light target needs it: compiled, its weights in 8 bits."""
-    of = assisted.drafting()
-    target = CompiledTarget(quantized(of.decoder, "int8-weight-only"), of.tokenizer, of.eos, CONTEXT, (1, 2))
+    of, wide = asking.eager(), decoder_of(assisted.draft().network, wide=True)
+    target = CompiledTarget(quantized(wide, "int8-weight-only"), of.tokenizer, of.eos, CONTEXT, (1, 2))
     for width in (1, 2):  # two: behind a step whose guesses were all accepted
         repeatable_step(target, prompt_of(32), width)()
     return target
