@@ -68,7 +68,7 @@ def opened(lab, chromium, lesson, request):
     shown = Opened(page, lesson, BUILD, lab["url"])
     place = f"lab/workspaces/{lesson.number}/tree/{lesson.path.name}"  # else the tabs of lessons before come back
     page.goto(f"{lab['url']}{place}?reset&token={lab['token']}")
-    page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=120_000)
+    page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for()
     yield shown
     shown.picture("end")
     page.close()

@@ -30,6 +30,7 @@ class Opened:
     complaints: list[str] = field(default_factory=list)
 
     def __post_init__(self):
+        self.page.set_default_timeout(300_000)  # of a click, and the like: long, for a machine with much else to do
         self.page.on("console", self.console)
         self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
         self.page.on("request", self.request)
