@@ -3,6 +3,7 @@
 import pytest
 from support import lab as jupyter
 from support.opened import Opened
+from support.static import served
 
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import find, parameters, select
@@ -50,6 +51,16 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
+def site(chromium):
+    """The address of the rendered course, served from build/site."""
+    folder = ROOT / "build" / "site"
+    if not (folder / "index.html").exists():
+        pytest.skip("the site is not there: `make site` builds it")
+    with served(folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def lab(chromium):
     """A running JupyterLab on build/browser/notebooks."""
     notebooks = BUILD / "notebooks"
@@ -65,10 +76,10 @@ def opened(lab, chromium, lesson, request):
     assert set(short) <= set(parameters(lesson.read())), "SHORT names a parameter that the lesson does not have"
     jupyter.copy(lesson, short, BUILD / "notebooks")
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
-    shown = Opened(page, lesson, BUILD, lab["url"])
+    shown = Opened(page, lesson.name, BUILD, lab["url"])
     place = f"lab/workspaces/{lesson.number}/tree/{lesson.path.name}"  # else the tabs of lessons before come back
     page.goto(f"{lab['url']}{place}?reset&token={lab['token']}")
-    page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=120_000)
+    page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for()
     yield shown
     shown.picture("end")
     page.close()

@@ -5,12 +5,12 @@ from support.opened import HANDLE, WIDGET, Widget
 MINUTES = 30  # for one lesson's cells, on a machine with much else to do
 
 
-def test_the_lesson_runs_and_its_figures_follow_the_keyboard(opened):
+def test_the_lesson_runs_and_its_figures_follow_the_keyboard(opened, lesson):
     opened.run_all(MINUTES)
     assert opened.errors() == []
     assert opened.pictures() == []
     boxes = opened.page.locator(WIDGET)
-    shows = any("lessons_lib.widgets" in c.source and "show_" in c.source for c in opened.lesson.read().cells)
+    shows = any("lessons_lib.widgets" in c.source and "show_" in c.source for c in lesson.read().cells)
     assert bool(boxes.count()) == shows
     for number in range(boxes.count()):
         move(opened, Widget(boxes.nth(number)), f"widget_{number}")

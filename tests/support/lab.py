@@ -84,7 +84,7 @@ def environment(places: dict[str, Path]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != VARIABLE} | own
 
 
-def announced(server: subprocess.Popen, runtime: Path, log: Path, seconds: float = 120) -> dict[str, Any]:
+def announced(server: subprocess.Popen, runtime: Path, log: Path, seconds: float = 300) -> dict[str, Any]:
     """What the server writes into its runtime folder once it listens. AssertionError with its log if it does not."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and server.poll() is None:

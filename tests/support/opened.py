@@ -1,10 +1,8 @@
-"""A lesson opened in JupyterLab, as a browser sees it: run it, and ask what is on Playwright's page."""
+"""What a browser sees: a page that is watched, a lesson opened in JupyterLab, a widget in it (Playwright's objects)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from lessons_lib.course.lessons import Lesson
 
 WIDGET = ".jp-OutputArea-output .widget-vbox:has(.noUi-handle)"
 HANDLE = ".noUi-handle"
@@ -14,22 +12,23 @@ ERRORS = "[data-mime-type='application/vnd.jupyter.error']"
 CUT = """box => [...box.querySelectorAll('.widget-label, .widget-readout')]
     .filter(e => e.offsetParent && (e.scrollWidth > e.clientWidth + 1 || !e.innerText.trim()))
     .map(e => e.innerText || '(empty)')"""
-PICTURES = """() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(e => ({
+PICTURES = """([pictures, place]) => [...document.querySelectorAll(pictures)].map(e => ({
     alt: e.alt, drawn: e.naturalWidth > 0,
-    over: Math.round(e.getBoundingClientRect().right - e.closest('.jp-OutputArea').getBoundingClientRect().right)}))"""
+    over: Math.round(e.getBoundingClientRect().right - e.closest(place).getBoundingClientRect().right)}))"""
 
 
 @dataclass
-class Opened:
-    """A page on one lesson. complaints: what the browser's console said against it, and requests to elsewhere."""
+class Watched:
+    """A page of a browser. complaints: what its console said against it, and requests to elsewhere than url."""
 
     page: Any
-    lesson: Lesson
+    name: str
     folder: Path
     url: str
     complaints: list[str] = field(default_factory=list)
 
     def __post_init__(self):
+        self.page.set_default_timeout(300_000)  # of a click, and the like: long, for a machine with much else to do
         self.page.on("console", self.console)
         self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
         self.page.on("request", self.request)
@@ -43,6 +42,19 @@ class Opened:
         if not request.url.startswith(ours):
             self.complaints.append(f"request to {request.url}")
 
+    def pictures(self, those: str = ".jp-OutputArea-output img", place: str = ".jp-OutputArea") -> list[str]:
+        """What is wrong with the figures: no alt text, not drawn, wider than where they stand (selectors)."""
+        found = self.page.evaluate(PICTURES, [those, place])
+        return [str(one) for one in found if not one["alt"].strip() or not one["drawn"] or one["over"] > 1]
+
+    def picture(self, name: str, of: Any = None) -> None:
+        """A screenshot into build/browser, of the page or of a part of it."""
+        (of or self.page).screenshot(path=self.folder / f"{self.name}_{name}.png")
+
+
+class Opened(Watched):
+    """A lesson in JupyterLab."""
+
     def run_all(self, minutes: float) -> None:
         """Run > Run All Cells, and wait until none is left to run."""
         for name in ("Run", "Run All Cells"):
@@ -54,15 +66,6 @@ class Opened:
         raised = [output.inner_text()[-800:] for output in self.page.locator(ERRORS).all()]
         left = [text for text in self.page.evaluate(PROMPTS) if not any(letter.isdigit() for letter in text)]
         return raised + ([f"{len(left)} cells were not run"] if left else [])
-
-    def pictures(self) -> list[str]:
-        """What is wrong with the figures: no alt text, not drawn, wider than where they stand."""
-        found = self.page.evaluate(PICTURES)
-        return [str(one) for one in found if not one["alt"].strip() or not one["drawn"] or one["over"] > 1]
-
-    def picture(self, name: str, of: Any = None) -> None:
-        """A screenshot into build/browser, of the page or of a part of it."""
-        (of or self.page).screenshot(path=self.folder / f"{self.lesson.name}_{name}.png")
 
 
 @dataclass(frozen=True)
