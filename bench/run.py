@@ -15,6 +15,7 @@ import assisted  # noqa: F401  (each registers its claims)
 import counted  # noqa: F401
 import generation  # noqa: F401
 import medusa  # noqa: F401
+import quantized  # noqa: F401
 import serving  # noqa: F401
 import simulated  # noqa: F401
 import speculation  # noqa: F401

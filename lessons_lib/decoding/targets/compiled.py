@@ -30,7 +30,8 @@ class CompiledTarget(DecoderTarget):
     context: tokens of every cache, fixed because shapes are compiled. widths: token counts to compile for;
     a block is padded up to the next one. products: with "open" those of one row are
     written as sums and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
-    "library" leaves products to the library and weights as they are.
+    "library" leaves products to the library and weights as they are. A rounded decoder's products are its own, with
+    weights frozen and products tuned where its matrices ask for that.
     problem: why nothing is compiled, None if it is.
     """
 
@@ -94,7 +95,9 @@ class CompiledTarget(DecoderTarget):
         if width not in self._steps:
             opened = self.products == "open" and width == 1
             name = f"{width}-token step ({self.decoder.config.layers} layers, {self.dtype})"
-            how = dict(frozen=self.products != "library", tuned=self.products == "tuned")
+            own = self.decoder.kernels.multiply
+            constant = isinstance(own, Products) and own.constant
+            how = dict(frozen=self.products != "library" or constant, tuned=self.products == "tuned" or constant)
             step = static_step(self.decoder, kernels_of(self.decoder, opened))
             self._steps[width] = CompiledStep(step, name, **how)
         return self._steps[width]
