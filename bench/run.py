@@ -16,6 +16,8 @@ import counted  # noqa: F401
 import generation  # noqa: F401
 import ladder  # noqa: F401
 import medusa  # noqa: F401
+import quantized  # noqa: F401
+import rounding  # noqa: F401
 import serving  # noqa: F401
 import simulated  # noqa: F401
 import speculation  # noqa: F401

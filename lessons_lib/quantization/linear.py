@@ -56,7 +56,7 @@ class Scaled(Matrix):
     """A matrix that holds W·diag(s) (`scaling`), for inputs that no norm before it has divided by s (K,) yet."""
 
     def __init__(self, matrix: Matrix, scales: Tensor):
-        self.matrix, self.scales = matrix, scales
+        self.matrix, self.scales, self.constant = matrix, scales, matrix.constant
 
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype."""
@@ -93,6 +93,11 @@ class Products:
         if found is None:
             return self.other(x, weight)
         return found[1].traced(x) if self.traced else found[1].multiply(x)
+
+    @property
+    def constant(self) -> bool:
+        """Whether a compiler has to see a matrix as constant."""
+        return any(matrix.constant for _, matrix in self.matrices.values())
 
     def compiled(self, other: Callable) -> "Products":
         """The same for a compiler, which sees `other` for the weights that have no matrix."""

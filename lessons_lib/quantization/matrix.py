@@ -10,7 +10,12 @@ from lessons_lib.quantization.words import CHUNK
 
 
 class Matrix(ABC):
-    """A matrix (N, K) that can be multiplied with."""
+    """A matrix (N, K) that can be multiplied with.
+
+    constant: whether a compiler has to see its codes as constants, and to tune the products.
+    """
+
+    constant = False
 
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ class CompiledTarget(DecoderTarget):
     widths: token counts to compile for; a block is padded up to the next one.
     products: with "open" those of few rows are written as sums (of one row in 16 bits, since the library has units for
     several) and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
-    "library" leaves products to the library and weights as they are.
+    "library" leaves products to the library and weights as they are. A rounded decoder's products are its own, with
+    weights frozen and products tuned where its matrices ask for that.
     problem: why nothing is compiled, None if it is.
     """
 
@@ -105,7 +106,10 @@ class CompiledTarget(DecoderTarget):
             few = 1 if self.dtype.itemsize < 4 else FEW
             opened = self.products == "open" and width <= few
             name = f"{width}-token step ({self.decoder.config.layers} layers, {self.dtype})"
-            how = dict(frozen=self.products != "library", tuned=self.products == "tuned", short=self.fitted)
+            own = self.decoder.kernels.multiply
+            constant = isinstance(own, Products) and own.constant
+            frozen, tuned = self.products != "library" or constant, self.products == "tuned" or constant
+            how = dict(frozen=frozen, tuned=tuned, short=self.fitted)
             step = static_step(self.decoder, kernels_of(self.decoder, opened))
             self._steps[width] = CompiledStep(step, name, **how)
         return self._steps[width]

@@ -1,8 +1,11 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget
-from lessons_lib.models import LanguageModel, cut, tiny
+from lessons_lib.models import LanguageModel, cut, language_model, tiny
 
 
 @pytest.fixture
@@ -39,6 +42,25 @@ def test_other_weights_are_a_copy_and_the_same_ones_are_not(model):
     assert single.target(kind="transformers", weights="fp32").network is single.network
 
 
+@pytest.mark.parametrize("weights", ["int8", "int8-weight-only", "int4"])
+def test_rounded_weights_are_the_decoders_alone_and_the_network_keeps_its_own(model, weights):
+    before = {name: value.clone() for name, value in model.network.state_dict().items()}
+    target = model.target(weights=weights)
+    assert (
+        type(target) is DecoderTarget and target.dtype == torch.float64 and target.decoder.layers[0].qkv.weight.is_meta
+    )
+    assert all(torch.equal(value, before[name]) for name, value in model.network.state_dict().items())
+    assert type(model.target(weights=weights, compiled=True, context=64)) is CompiledTarget
+
+
+def test_int8_is_calibrated_on_text_where_there_is_a_tokenizer(model, monkeypatch):
+    seen = []
+    monkeypatch.setattr(language_model, "quantized", lambda decoder, name, windows: seen.append(windows) or decoder)
+    letters = replace(model, tokenizer=lambda text: SimpleNamespace(input_ids=[ord(c) % 97 for c in text]))
+    letters.target(weights="int8"), letters.target(weights="int4"), model.target(weights="int8")
+    assert seen[1:] == [(), []] and all(len(window) == 512 for window in seen[0][:-1]) and len(seen[0]) == 16
+
+
 def test_a_family_that_the_readable_decoder_lacks_is_sent_to_transformers():
     opt = LanguageModel(tiny(family="opt"), None, "opt", "cpu", torch.float64)
     with pytest.raises(ValueError, match="kind=.transformers"):
@@ -52,6 +74,7 @@ def test_a_family_that_the_readable_decoder_lacks_is_sent_to_transformers():
         ({"kind": "vllm"}, "kind='vllm' is not known; choose one of: decoder, transformers"),
         ({"weights": "int3"}, "weights='int3' is not known; choose one of: fp32, bf16, fp16"),
         ({"kind": "transformers", "compiled": True}, "Only the readable decoder is compiled"),
+        ({"kind": "transformers", "weights": "int4"}, "weights='int4' are for the readable decoder; use target"),
         ({"context": 64}, "Only the readable decoder is compiled"),
     ],
 )

@@ -1,0 +1,62 @@
+"""The same model quantized by libraries that transformers knows (lesson 10): torchao and bitsandbytes, as peers.
+
+Both leave the LM head and the embedding as they are. On a CPU torchao has no 4-bit kernel of its own (its int4 wants a
+GPU; "torchao int4" here keeps codes in bytes), and bitsandbytes' 8 bits cast activations to fp16.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
+
+from lessons_lib.models.loading import packaged_folder
+from lessons_lib.models.quiet import quiet
+from lessons_lib.models.registry import OFFLINE, PACKAGED
+from lessons_lib.models.store import ModelUnavailable
+
+
+def _torchao(name: str, *args) -> TorchAoConfig:
+    import torchao.quantization as ao
+
+    return TorchAoConfig(quant_type=getattr(ao, name)(*args))
+
+
+def _four_bits(dtype: torch.dtype, kind: str, double: bool = False) -> BitsAndBytesConfig:
+    options = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double, "bnb_4bit_compute_dtype": dtype}
+    return BitsAndBytesConfig(load_in_4bit=True, **options)
+
+
+LIBRARIES: dict[str, Callable[[torch.dtype], TorchAoConfig | BitsAndBytesConfig]] = {
+    "torchao int8": lambda dtype: _torchao("Int8WeightOnlyConfig"),
+    "torchao int8 dynamic": lambda dtype: _torchao("Int8DynamicActivationInt8WeightConfig"),
+    "torchao int4": lambda dtype: _torchao("IntxWeightOnlyConfig", torch.int4),
+    "torchao int4 packed": lambda dtype: _torchao("Int4WeightOnlyConfig"),
+    "torchao fp8": lambda dtype: _torchao("Float8WeightOnlyConfig"),
+    "bitsandbytes int8": lambda dtype: BitsAndBytesConfig(load_in_8bit=True),
+    "bitsandbytes nf4": lambda dtype: _four_bits(dtype, "nf4"),
+    "bitsandbytes nf4 double": lambda dtype: _four_bits(dtype, "nf4", double=True),
+}
+
+
+def by_library(name: str, dtype: torch.dtype = torch.float32, model: str | Path = OFFLINE) -> PreTrainedModel:
+    """A packaged model, or the folder of a checkpoint, loaded through transformers and quantized by a library.
+
+    ValueError for a name that is not in LIBRARIES; ModelUnavailable where the library is missing, or does not run
+    this format here.
+    """
+    if name not in LIBRARIES:
+        raise ValueError(f"there is no {name!r}; choose one of {', '.join(LIBRARIES)}")
+    library = name.split()[0]
+    if importlib.util.find_spec(library) is None:
+        raise ModelUnavailable(f"{name} needs {library}, which is missing; install lessons_lib[quantization]")
+    folder = packaged_folder(model) if model in PACKAGED else model
+    try:
+        with quiet(bars=False):
+            config = LIBRARIES[name](dtype)
+            made = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=config)
+    except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ModelUnavailable(f"{name} does not run here ({why}); choose another of {library}'s formats") from error
+    return made.eval()

@@ -1,0 +1,133 @@
+"""Our formats and products against those of torchao and bitsandbytes, where they are installed."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lessons_lib.models import ModelUnavailable, tiny
+from lessons_lib.models.libraries import LIBRARIES, by_library
+from lessons_lib.quantization.floats import quantize_fp8
+from lessons_lib.quantization.int8_products import Int8Both, MixedProduct
+from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.nf4 import codebook, quantize_nf4
+
+HOW = "install lessons_lib[quantization] to compare with it"
+
+
+@pytest.fixture
+def bitsandbytes():
+    pytest.importorskip("bitsandbytes", reason=f"bitsandbytes is missing; {HOW}")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    return pytest.importorskip("bitsandbytes.functional")
+
+
+@pytest.fixture
+def torchao():
+    pytest.importorskip("torchao", reason=f"torchao is missing; {HOW}")
+    return pytest.importorskip("torchao.quantization")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+W, X = random(64, 128), random(5, 128, seed=1)
+
+
+def error(of: Tensor, right: Tensor) -> float:
+    return float((of - right).norm() / right.norm())
+
+
+def converted(torchao, config) -> nn.Sequential:
+    """A linear layer with W, quantized by torchao."""
+    network = nn.Sequential(nn.Linear(128, 64, bias=False))
+    network[0].weight = nn.Parameter(W.clone(), requires_grad=False)
+    torchao.quantize_(network, config)
+    return network
+
+
+def test_the_levels_of_nf4_are_bitsandbytes(bitsandbytes):
+    theirs = bitsandbytes.get_4bit_type("nf4", device="cpu")
+    torch.testing.assert_close(theirs.double(), codebook(), rtol=0, atol=3e-7)
+
+
+def test_nf4_rounds_as_bitsandbytes_does(bitsandbytes):
+    codes, state = bitsandbytes.quantize_4bit(W, blocksize=64, quant_type="nf4")
+    theirs = bitsandbytes.dequantize_4bit(codes, state)
+    torch.testing.assert_close(theirs, quantize_nf4(W, 64, double=False).dequantize(), rtol=0, atol=2e-6)
+
+
+def test_double_scales_cost_as_little_as_bitsandbytes_in_8_bit_floats(bitsandbytes):
+    codes, state = bitsandbytes.quantize_4bit(W, blocksize=64, quant_type="nf4", compress_statistics=True)
+    theirs, ours = bitsandbytes.dequantize_4bit(codes, state), quantize_nf4(W, 64, double=True).dequantize()
+    assert error(ours, W) == pytest.approx(error(theirs, W), rel=0.01)
+
+
+def test_llm_int8_leaves_a_loud_column_wide_as_bitsandbytes_does(bitsandbytes):
+    import bitsandbytes as library
+
+    layer = library.nn.Linear8bitLt(128, 64, bias=False, has_fp16_weights=False, threshold=6.0)
+    layer.load_state_dict({"weight": W.clone()})
+    x = X.clone()
+    x[:, 7] *= 30
+    with torch.no_grad():
+        theirs = layer.to("cpu")(x.half()).float()
+    ours, right, plain = MixedProduct(W).multiply(x), x @ W.T, MixedProduct(W, torch.inf).multiply(x)
+    assert error(ours, right) < 0.01 and error(theirs, right) < 0.01 < error(plain, right)
+
+
+def test_8_bits_of_weights_are_within_a_level_of_torchaos(torchao):
+    """torchao spreads 256 levels over twice the largest value, 127.5 a side, ours are 127 a side and zero."""
+    network, ours = converted(torchao, torchao.Int8WeightOnlyConfig()), quantize(W, 8, scale_dtype=torch.float32)
+    theirs = network[0].weight.dequantize()
+    assert ((theirs - ours.dequantize()).abs() <= 1.01 * ours.grid.scales).all()
+    assert error(theirs, W) == pytest.approx(error(ours.dequantize(), W), rel=0.02)
+    torch.testing.assert_close(network(X), X @ theirs.T)
+
+
+def test_rounded_activations_cost_what_they_cost_with_torchao(torchao):
+    network = converted(torchao, torchao.Int8DynamicActivationInt8WeightConfig())
+    ours, right = Int8Both(quantize(W, 8)), X @ W.T
+    assert error(ours.multiply(X), right) == pytest.approx(error(network(X), right), rel=0.4)
+    assert error(Int8Both(quantize(W, 8), terms=2).multiply(X), right) < error(network(X), right)
+
+
+def test_fp8_is_torchaos_bit_for_bit(torchao):
+    network = converted(torchao, torchao.Float8WeightOnlyConfig())
+    assert torch.equal(network[0].weight.dequantize(), quantize_fp8(W).dequantize())
+
+
+def test_groups_of_4_bits_err_as_much_as_torchaos(torchao):
+    config = torchao.IntxWeightOnlyConfig(torch.int4, granularity=torchao.PerGroup(32))
+    theirs = converted(torchao, config)[0].weight.dequantize()
+    assert error(quantize(W, 4, 32).dequantize(), W) == pytest.approx(error(theirs, W), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["torchao int8", "torchao int8 dynamic", "bitsandbytes int8", "bitsandbytes nf4"])
+def test_a_model_runs_quantized_by_a_library(name, tmp_path):
+    pytest.importorskip(name.split()[0], reason=f"{name.split()[0]} is missing; {HOW}")
+    network = tiny(dtype=torch.float32, width=64)
+    network.save_pretrained(tmp_path)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        right, found = network(ids).logits, by_library(name, torch.float32, tmp_path)(ids).logits
+    assert 0 < error(found, right) < (0.5 if "nf4" in name else 0.1)
+
+
+def test_what_a_library_does_not_run_here_is_said_in_one_sentence(tmp_path, torchao):
+    tiny(dtype=torch.float32, width=64).save_pretrained(tmp_path)
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU it may run")
+    with pytest.raises(ModelUnavailable, match="torchao int4 packed does not run here .*; choose another of torchao's"):
+        by_library("torchao int4 packed", torch.float32, tmp_path)
+
+
+def test_a_missing_library_and_an_unknown_name_are_refused(monkeypatch):
+    monkeypatch.setattr("lessons_lib.models.libraries.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelUnavailable, match=r"torchao int8 needs torchao, which is missing; install lessons_lib\["):
+        by_library("torchao int8")
+    with pytest.raises(ValueError, match="there is no 'gptq'; choose one of torchao int8"):
+        by_library("gptq")
+    assert all(name.split()[0] in ("torchao", "bitsandbytes") for name in LIBRARIES)

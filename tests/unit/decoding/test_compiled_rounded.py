@@ -1,0 +1,63 @@
+"""Rounded decoders as targets: compiled as eager, and as drafts of the model they were made from."""
+
+import pytest
+import torch
+
+from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.proposers.draft_model import DraftModel
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
+from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.models.calibrate import HEAD
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.quantized import Remedies, quantized
+from lessons_lib.quantization import units
+
+pytestmark = pytest.mark.usefixtures("cold_compiler")
+PROMPT, CONTEXT = [5, 80, 3, 3, 61, 7], 32
+
+
+def rounded(name: str, **options) -> Decoder:
+    return quantized(Decoder.from_transformers(tiny(1, torch.float32, tied=True)), name, **options)
+
+
+def scores(target, rows: int) -> torch.Tensor:
+    cache = target.new_cache(CONTEXT)
+    target.run([plain_block(PROMPT, cache)])
+    return target.run([plain_block([9] * rows, cache, rows)])[0].logits
+
+
+def compare(decoder: Decoder, rows: int) -> CompiledTarget:
+    compiled = CompiledTarget(decoder, context=CONTEXT, widths=(rows,))
+    torch.testing.assert_close(scores(compiled, rows), scores(DecoderTarget(decoder), rows), rtol=0, atol=2e-4)
+    assert compiled.problem is None and list(compiled.compile_seconds) == [rows]
+    return compiled
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["int8", "int8-weight-only", "int4", "nf4 g32"])
+def test_a_rounded_decoder_computes_the_same_compiled(name, rows):
+    compare(rounded(name), rows)
+
+
+def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monkeypatch):
+    monkeypatch.setattr(units, "integer_units", lambda: True)
+    windows, columns = [PROMPT * 3], Remedies({"qkv": 0.5}, {HEAD: 2}, {"down": 2})
+    decoder = rounded("int8", windows=windows, remedies=columns)
+    assert decoder.kernels.multiply.constant
+    calls = []
+    from lessons_lib.quantization import int8_products
+
+    onto = int8_products.multiply_on_units
+    monkeypatch.setattr(int8_products, "multiply_on_units", lambda *given: calls.append(1) or onto(*given))
+    compare(decoder, 3)
+    assert len(calls) == 5
+
+
+def test_a_model_in_4_bits_drafts_for_itself_and_the_text_is_the_models():
+    model = LanguageModel(tiny(2, torch.float64, tied=True), None, "tiny", "cpu", torch.float64)
+    target, draft = model.target(), model.target(weights="int4")
+    plain = generate(target, PROMPT, max_new_tokens=40)
+    out = generate(target, PROMPT, DraftModel(draft, 4), max_new_tokens=40)
+    assert out.ids == plain.ids and len(out.trace) < 0.8 * len(plain.trace)
+    assert generate(draft, PROMPT, max_new_tokens=40).ids != plain.ids

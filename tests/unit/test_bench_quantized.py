@@ -1,0 +1,136 @@
+"""The benches of lesson 10 with a tiny model: what is read and compared, and shares and errors by hand."""
+
+import math
+
+import generation
+import numpy as np
+import pytest
+import quantized as bench
+import rounding
+import torch
+from registry import CLAIMS, Run
+from support.benches import Letters
+
+from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.measure import quality
+from lessons_lib.measure.clock import Samples
+from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.models.quantized import bytes_read
+from lessons_lib.models.quantized import quantized as rounded
+
+QUICK = Run(quick=True)
+
+
+class Reader(Letters):
+    """Letters that can be called, as transformers' tokenizers can."""
+
+    def __call__(self, text, **options):
+        return type("Encoded", (), {"input_ids": [ord(letter) % 97 for letter in text]})
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch):
+    """A model of three layers and texts of a few short windows."""
+    of = LanguageModel(tiny(3, width=64, tied=True), Reader(), "tiny", "cpu", torch.float64)
+    monkeypatch.setattr(generation, "model", lambda dtype: of)
+    texts = {"evaluation": "what is read " * 12, "calibration": "calibrated with this " * 12}
+    monkeypatch.setattr(rounding, "text", texts.get)
+    monkeypatch.setattr(quality, "WINDOW", 40)
+    short = lambda ids, window=40: [list(ids[i : i + 40]) for i in range(0, len(ids), 40)]  # noqa: E731
+    monkeypatch.setattr(quality, "windows", short)
+    for cached in (rounding.ids, rounding.wide):
+        cached.cache_clear()
+    yield of
+    for cached in (rounding.ids, rounding.wide):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["int8-weight-only", "int8", "int4"])
+def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(name, model):
+    found = CLAIMS[f"{name}/perplexity"].measure(QUICK)
+    flat = [token for window in rounding.ids("evaluation", 2) for token in window]
+    windows = rounding.ids("calibration", 4)
+    small, wide = (
+        quality.read(rounding.logits_of(of), flat)
+        for of in (rounded(model.target().decoder, name, windows=windows), model.target().decoder)
+    )
+    assert found.ratio.value == pytest.approx(small.perplexity / wide.perplexity, rel=1e-9)
+    assert found.facts["perplexity"] == pytest.approx(small.perplexity) and found.ratio.value != 1
+    assert len(found.ratio.a.times) == len(small.nll)
+
+
+def test_beside_int8_stands_what_each_remedy_brings_and_beside_int4_other_formats():
+    beside = CLAIMS["int8/perplexity"].measure(QUICK).facts["remedies"]
+    assert list(beside) == list(rounding.REMEDIES) and beside["all"]["kl"] < beside["none"]["kl"]
+    formats = CLAIMS["int4/perplexity"].measure(QUICK).facts["formats"]
+    assert list(formats) == list(rounding.BESIDE[:2])
+    assert all(8 < row["bits"] < 9.5 and 0 <= row["agreement"] <= 1 and row["kl"] > 0 for row in formats.values())
+
+
+@pytest.mark.parametrize("name", rounding.BESIDE)
+def test_every_format_beside_can_be_made(name, model, monkeypatch):
+    assert bytes_read(rounding.rounded(name, values=name != "llm.int8")) > 0
+
+
+def test_what_gptq_recovers_is_the_share_of_perplexity_that_is_not_lost():
+    exact, nearest, better = (np.array([[math.log(p) * 10, 10]] * 3) for p in (20.0, 30.0, 24.0))
+    assert rounding.share(exact, nearest, better) == pytest.approx((0.6, 0.6, 0.6))
+    assert rounding.share(exact, nearest, nearest)[0] == pytest.approx(0)
+    assert rounding.share(exact[:1], nearest[:1], better[:1])[1:] == (-math.inf, math.inf)
+
+
+def test_windows_are_drawn_together_for_all_three():
+    """One window where everything is harder moves no share."""
+    exact = np.array([[10.0, 10], [30.0, 10]])
+    value, low, high = rounding.share(exact, exact + [1, 0], exact + [0.5, 0])
+    assert low < high and 0.45 < low and high < 0.65 and low <= value <= high
+
+
+def target_of(weights: str | None) -> DecoderTarget:
+    target = generation.model("").target(weights=weights)
+    target.capacity, target.problem, target.compile_seconds = 100, None, {}
+    return target
+
+
+def test_the_error_of_the_prediction_is_the_worst_formats(monkeypatch):
+    monkeypatch.setattr(bench, "target", target_of)
+    monkeypatch.setattr(bench, "step", lambda name, rows=1: name)
+    seconds = {bench.DTYPE: 0.010, "int8": 0.0040, "int8-weight-only": 0.005, "int4": 0.004}
+    monkeypatch.setattr(
+        bench, "in_turn", lambda calls, repeats: {name: Samples((seconds[name],) * 3) for name in calls}
+    )
+    moved = {name: bench.step_bytes(None if name == bench.DTYPE else name) for name in seconds}
+    bandwidth = moved[bench.DTYPE] / 0.008
+    rates = type("Rates", (), {"read_bandwidth": bandwidth})
+    monkeypatch.setattr(bench.hardware, "probe", lambda device: rates)
+    found = bench.predicted_error(QUICK)
+    errors = {
+        name: abs(seconds[name] / (moved[name] / bandwidth + 0.002) - 1) for name in seconds if name != bench.DTYPE
+    }
+    assert found.ratio.value == pytest.approx(max(errors.values()), rel=1e-6)
+    assert found.facts["worst"] == max(errors, key=errors.get) and found.facts["overhead"] == pytest.approx(0.002)
+
+
+def test_a_step_reads_codes_scales_and_the_whole_buffers_of_the_cache(monkeypatch, model):
+    monkeypatch.setattr(bench, "target", target_of)
+    cache = 2 * 3 * 2 * 16 * 100 * 8  # keys and values, layers, heads, d, positions, bytes
+    assert bench.step_bytes("int4") == bytes_read(model.target(weights="int4").decoder) + cache
+    assert bench.step_bytes(None) == 8 * model.shape.weights + cache
+
+
+def test_speeds_are_theirs_over_ours_and_say_what_is_read(monkeypatch):
+    monkeypatch.setattr(bench, "target", target_of)
+    monkeypatch.setattr(bench, "ours", lambda of, count: lambda: None)
+    monkeypatch.setattr(bench, "theirs", lambda dtype, count: lambda: None)
+    found = CLAIMS["int4/vs-generate"].measure(QUICK)
+    assert found.facts["bytes_read"] < found.facts["bytes_kept"] and found.note.startswith("a step reads 0 MB")
+    assert CLAIMS["int8/vs-bf16"].measure(QUICK).ratio.value > 0
+
+
+def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
+    monkeypatch.setattr(bench, "target", target_of)
+    found = CLAIMS["int8/width-9"].measure(QUICK)
+    assert found.ratio.value == pytest.approx(
+        np.median(np.array(found.facts["steps"]["int8 9 rows"]) / np.array(found.facts["steps"]["int8 1 rows"]))
+    )
+    assert len(found.facts["steps"]) == 6
