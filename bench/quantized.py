@@ -13,10 +13,14 @@ from generation import CONTEXT, ours, theirs
 from medusa import off_by
 from registry import Measured, Run, claim
 
+from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.measure import hardware
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
+from lessons_lib.measure.kernels import DTYPES
+from lessons_lib.models import ModelUnavailable
+from lessons_lib.models.libraries import LIBRARIES, by_library
 from lessons_lib.models.quantized import FORMATS, bytes_kept, bytes_read
 
 WIDE = 9  # rows: a token and eight guesses
@@ -31,18 +35,36 @@ def target(weights: str | None) -> CompiledTarget:
     return CompiledTarget(of.decoder, of.tokenizer, of.eos, CONTEXT, (1, WIDE))
 
 
-def vs_generate(weights: str, run: Run) -> Measured:
+def vs_generate(weights: str, run: Run, **facts) -> Measured:
     of = target(weights)
     timed(ours(of, 4), repeats=1, warmup=1)  # compiles
     ratio = compare(theirs(DTYPE, run.tokens), ours(of, run.tokens), repeats=run.repeats, warmup=1)
     read, kept = bytes_read(of.decoder), bytes_kept(of.decoder)
     said = of.problem or f"a step reads {read / 1e6:.0f} MB; {kept / 1e6:.0f} MB kept"
-    return Measured(ratio, said, {"bytes_read": read, "bytes_kept": kept, "compile_seconds": of.compile_seconds})
+    facts |= {"bytes_read": read, "bytes_kept": kept, "compile_seconds": of.compile_seconds}
+    return Measured(ratio, said, facts)
+
+
+def by_libraries(run: Run) -> dict[str, float | str]:
+    """Tokens per second of transformers' generate on the model as libraries quantize it, or why that is not to be had.
+
+    One after another, since seven of these models at a time would fill the memory; a quick run goes without.
+    """
+    return {} if run.quick else {name: tokens_per_second(name, run.tokens // 4) for name in LIBRARIES}
+
+
+def tokens_per_second(library: str, count: int) -> float | str:
+    try:
+        network = by_library(library, DTYPES[DTYPE])
+    except ModelUnavailable as lack:
+        return str(lack)
+    prompt = generation.model(DTYPE).tokenizer(generation.PROMPT).input_ids
+    return count / timed(lambda: by_transformers(network, prompt, count), repeats=3, warmup=1).median
 
 
 @claim("int4/vs-generate", ">= 4.5", THEIRS + ", groups of 32, head in 8 bits")
 def int4_speed(run: Run) -> Measured:
-    return vs_generate("int4", run)
+    return vs_generate("int4", run, libraries=by_libraries(run))
 
 
 @claim("int8/vs-generate", ">= 4.5", THEIRS + ", weights and activations")

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lessons_lib.data import text
-from lessons_lib.measure.quality import windows
+from lessons_lib.measure.quality import WINDOW, windows
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models.device import DTYPES, dtype_name, pick_dtype
 from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
@@ -72,7 +72,7 @@ class LanguageModel:
         """Some text to calibrate with; none without a tokenizer."""
         if self.tokenizer is None:
             return []
-        return windows(self.tokenizer(text("calibration")[:CALIBRATION]).input_ids)
+        return windows(self.tokenizer(text("calibration")[:CALIBRATION]).input_ids, min(WINDOW, self.shape.context))
 
     def _with_weights(self, weights: str | None) -> PreTrainedModel:
         if weights is None:

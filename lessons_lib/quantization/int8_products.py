@@ -70,7 +70,7 @@ def _joined(product: Tensor, terms: int) -> Tensor:
 
 
 @torch.library.register_fake("onednn::qlinear_prepack")
-def _prepacked(weight: Tensor, x_shape: list[int] | None) -> Tensor:
+def _prepacked(weight: Tensor, _shape: list[int] | None) -> Tensor:
     """What a compiler expects of oneDNN's packing, which torch does not tell it: the weight transposed."""
     return weight.new_empty(weight.shape[::-1])
 

@@ -113,7 +113,7 @@ def test_a_model_runs_quantized_by_a_library(name, tmp_path):
     ids = torch.arange(40)[None]
     with torch.no_grad():
         right, found = network(ids).logits, by_library(name, torch.float32, tmp_path)(ids).logits
-    assert 0 < error(found, right) < (0.5 if "nf4" in name else 0.1)
+    assert 0 < error(found, right) < (0.7 if "nf4" in name else 0.1)
 
 
 def test_what_a_library_does_not_run_here_is_said_in_one_sentence(tmp_path, torchao):

@@ -14,7 +14,7 @@ from support.benches import Letters
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Samples
-from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
 from lessons_lib.models.quantized import bytes_read
 from lessons_lib.models.quantized import quantized as rounded
 
@@ -125,6 +125,18 @@ def test_speeds_are_theirs_over_ours_and_say_what_is_read(monkeypatch):
     found = CLAIMS["int4/vs-generate"].measure(QUICK)
     assert found.facts["bytes_read"] < found.facts["bytes_kept"] and found.note.startswith("a step reads 0 MB")
     assert CLAIMS["int8/vs-bf16"].measure(QUICK).ratio.value > 0
+
+
+def test_libraries_run_beside_or_say_why_not(monkeypatch, model):
+    def by_library(name, dtype):
+        if name == "torchao fp8":
+            raise ModelUnavailable("not here")
+        return model.network
+
+    monkeypatch.setattr(bench, "by_library", by_library)
+    found = bench.by_libraries(Run(quick=False))
+    assert found.pop("torchao fp8") == "not here" and all(speed > 0 for speed in found.values())
+    assert set(found) < set(bench.LIBRARIES) and bench.by_libraries(QUICK) == {}
 
 
 def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
