@@ -32,6 +32,14 @@ def test_its_prompt_lookup_writes_the_same_text_and_forgets_the_last_one(smollm2
     assert looking.write(prompt, NEW)[0] == alone == plain.write(prompt, NEW)[0]
 
 
+def test_a_prompt_is_read_whole_however_much_of_it_was_read_before(smollm2, plain, monkeypatch):
+    prompt, read, evaluate = smollm2.tokenizer(PROMPT).input_ids, [], plain.model.eval
+    monkeypatch.setattr(plain.model, "eval", lambda ids: read.append(len(ids)) or evaluate(ids))
+    for _ in range(2):
+        plain.write(prompt, 3)
+    assert read == [len(prompt), 1, 1] * 2
+
+
 def test_only_packaged_models_have_a_file():
     assert missing() == ""
     with pytest.raises(ModelUnavailable, match="not 'tiny'; use one of: smollm2-135m"):

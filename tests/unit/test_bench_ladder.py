@@ -106,7 +106,13 @@ ALL = {"generate": 10.0, "generate, compiled": 9.0, "decoder": 5.0} | dict.fromk
 @pytest.fixture
 def timed(bench, monkeypatch):
     """The bench with one made-up row for each kind; the fastest rung does not count, and grounded guesses help."""
-    free = ALL | {"int4": 0.5, "int8 weights": 2.0, "llama.cpp": 4.0, "llama.cpp + lookup of 2": 8.0}
+    free = ALL | {
+        "int4": 0.5,
+        "int8 weights": 2.0,
+        "int8 weights + lookup of 4": 2.5,
+        "llama.cpp": 4.0,
+        "llama.cpp + lookup of 2": 8.0,
+    }
     grounded = free | {"int8 weights + lookup of 4": 1.0, "int4": 0.25, "llama.cpp + lookup of 2": 2.0}
     rows = {"free": [made_up(free)], "grounded": [made_up(grounded)]}
     monkeypatch.setattr(bench, "rows", lambda run, kind: rows[kind])
