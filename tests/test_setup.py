@@ -94,7 +94,8 @@ def imported(folder: Path) -> set[str]:
 
 def test_whatever_the_library_imports_is_required():
     required = {canonicalize_name(r.name) for r in REQUIRED}
-    providers = {"llama_cpp": ["llama-cpp-python"]} | packages_distributions()  # it need not be installed
+    peers = {"llama_cpp": ["llama-cpp-python"], "torchao": ["torchao"]}  # they need not be installed
+    providers = peers | packages_distributions()
     unknown = {
         name for name in imported(ROOT / "lessons_lib")
         if not {canonicalize_name(provider) for provider in providers.get(name, [])} & required

@@ -39,7 +39,7 @@ def peaks(attend):
 
 def test_naive_attention_grows_with_the_square_and_tiles_in_a_line():
     a, b, c = peaks(naive)
-    assert (c - b) / (b - a) == pytest.approx(4, rel=0.02) and c > 2 * 2 * 512 * 512 * 4
+    assert (c - b) / (b - a) == pytest.approx(4, rel=0.02) and c >= 2 * 2 * 512 * 512 * 4
     a, b, c = peaks(tiled)
     assert (c - b) / (b - a) == pytest.approx(2, rel=0.1)
 
