@@ -11,10 +11,10 @@ from lessons_lib.progress import say
 
 
 class CompiledStep:
-    """step(*tensors), compiled at the first call. name: what is said to be compiling.
+    """step(*tensors), compiled at the first call, and again after a `torch.compiler.reset()`.
 
-    frozen, tuned, short: see `compiler.settings`. seconds: what the first call took, None before it. problem: why the
-    step is not compiled and runs as it is, None if it is.
+    name: what is said to be compiling. frozen, tuned, short: see `compiler.settings`. seconds: what the first call
+    took, None before it. problem: why the step is not compiled and runs as it is, None if it is.
     """
 
     def __init__(self, step: Callable, name: str, frozen: bool, tuned: bool, short: bool = False):
@@ -30,9 +30,13 @@ class CompiledStep:
             return self.step(*args)
         if self.seconds is None:
             return self._first(*args)
-        # no checks before every call (up to 1 ms): what they would find never changes here
-        with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
-            return self._compiled(*args)
+        try:  # no checks before every call (up to 1 ms): what they would find never changes here
+            with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
+                return self._compiled(*args)
+        except RuntimeError as error:
+            if "Recompilation triggered" not in str(error):
+                raise
+            return self._first(*args)  # torch.compiler.reset() has thrown the graph away; nothing has run yet
 
     def _first(self, *args):
         keep_compiled_code()
