@@ -23,7 +23,7 @@ from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import twin
 from lessons_lib.decoding.trace import Step
 from lessons_lib.decoding.tree_search import expected_tokens
-from lessons_lib.measure import hardware
+from lessons_lib.measure import hardware, kernels
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.speculation import width_cost
@@ -60,7 +60,8 @@ def library(repeats: int) -> dict[str, Price]:
     narrow = {"transformers": TransformersTarget(tiny(shape.layers, dtype)), "decoder": twin(shape, DTYPE)}
     steps = {name: repeatable_step(of, [1] * CACHED) for name, of in narrow.items()}
     launch = {name: samples.median for name, samples in in_turn(steps, repeats=5 * repeats).items()}
-    price = Price(shape.weights * dtype.itemsize, entry(), rates().matvec_bandwidth[DTYPE])
+    moved = shape.weights * dtype.itemsize
+    price = Price(moved, entry(), moved / kernels.linears(shape, DTYPE, "cpu"))
     return {name: replace(price, launch=seconds) for name, seconds in launch.items()} | {
         "compiled": replace(price, slots=CONTEXT)
     }

@@ -40,8 +40,8 @@ CACHED = 300  # tokens behind which parts are timed
 def targets(quick: bool) -> dict[str, Target]:
     """Compiled targets by rung, the unrounded one first; a quick run has one format beside it."""
     formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
-    decoder = asking.eager().decoder
-    decoders = {"compiled": decoder} | {name: quantized(decoder, weights) for name, weights in formats.items()}
+    rounded = {name: asking.model().target(weights=weights).decoder for name, weights in formats.items()}
+    decoders = {"compiled": asking.eager().decoder} | rounded
     return {name: compiled(of, asking.COMPILED if guessed(name) else (1,)) for name, of in decoders.items()}
 
 

@@ -126,9 +126,15 @@ def plot_scaling(rows: Iterable[Any], x: str, y: str) -> Axes:
 
 
 def plot_steps(rows: Iterable[Any], x: str, y: str) -> Axes:
-    """As `plot_prediction`, each dot with its `format` beside it; logarithmic where times are far apart."""
+    """As `plot_prediction`, each dot with its `format` beside it and its own prediction as a dash.
+
+    Logarithmic where times are far apart.
+    """
     rows = as_dicts(rows)
     ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]
+    for line in (line for line in ax.get_lines() if line.get_linestyle() == "--"):
+        line.set(linestyle="none", marker="_", markersize=18, markeredgewidth=2)
+    ax.legend(title="dots: measured; dashes: predicted")
     for row, middle in zip(rows, middles, strict=True):
         beside = [median(other["samples"]) for other in rows if all(other[key] == row[key] for key in ("method", x))]
         where = dict(xytext=(5, 4 if middle == max(beside) else -11), textcoords="offset points")  # else they overlap

@@ -13,12 +13,18 @@ implementations           transformers' choices of attention, one after another;
 tiny_models, quiet        random networks; transformers without its hints
 """
 
-from lessons_lib.models.device import dtype_name, pick
-from lessons_lib.models.language_model import LanguageModel, cut
-from lessons_lib.models.loading import load
-from lessons_lib.models.registry import names
-from lessons_lib.models.store import ModelUnavailable
-from lessons_lib.models.tiny_models import tiny
+import logging
+
+# transformers imports torchao where it is installed, which then tells of kernels for GPUs that are not there
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+from lessons_lib.models.device import dtype_name, pick  # noqa: E402
+from lessons_lib.models.language_model import LanguageModel, cut  # noqa: E402
+from lessons_lib.models.loading import load  # noqa: E402
+from lessons_lib.models.registry import names  # noqa: E402
+from lessons_lib.models.store import ModelUnavailable  # noqa: E402
+from lessons_lib.models.tiny_models import tiny  # noqa: E402
 
 __all__ = [
     "LanguageModel",

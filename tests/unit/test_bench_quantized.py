@@ -92,30 +92,23 @@ def target_of(weights: str | None) -> DecoderTarget:
     return target
 
 
-def test_the_error_of_the_prediction_is_the_worst_formats(monkeypatch):
-    monkeypatch.setattr(bench, "target", target_of)
-    monkeypatch.setattr(bench, "step", lambda name, rows=1: name)
-    seconds = {bench.DTYPE: 0.010, "int8": 0.0040, "int8-weight-only": 0.005, "int4": 0.004}
-    monkeypatch.setattr(
-        bench, "in_turn", lambda calls, repeats: {name: Samples((seconds[name],) * 3) for name in calls}
-    )
-    moved = {name: bench.step_bytes(None if name == bench.DTYPE else name) for name in seconds}
-    bandwidth = moved[bench.DTYPE] / 0.008
-    rates = type("Rates", (), {"read_bandwidth": bandwidth})
-    monkeypatch.setattr(bench.hardware, "probe", lambda device: rates)
-    found = bench.predicted_error(QUICK)
-    errors = {
-        name: abs(seconds[name] / (moved[name] / bandwidth + 0.002) - 1) for name in seconds if name != bench.DTYPE
-    }
-    assert found.ratio.value == pytest.approx(max(errors.values()), rel=1e-6)
-    assert found.facts["worst"] == max(errors, key=errors.get) and found.facts["overhead"] == pytest.approx(0.002)
+def test_the_error_of_the_prediction_is_the_worst_formats():
+    seconds = {"bf16": 0.010, "int8": 0.006, "int4": 0.003}
+    predicted = {"bf16": 0.011, "int8": 0.005, "int4": 0.003}
+    found = bench.compared({name: Samples((of,) * 3) for name, of in seconds.items()}, predicted)
+    assert found.ratio.value == pytest.approx(0.2, rel=1e-6) and found.facts["worst"] == "int8"
+    assert found.note == "measured over predicted: bf16 0.91, int8 1.20, int4 1.00"
 
 
-def test_a_step_reads_codes_scales_and_the_whole_buffers_of_the_cache(monkeypatch, model):
-    monkeypatch.setattr(bench, "target", target_of)
-    cache = 2 * 3 * 2 * 16 * 100 * 8  # keys and values, layers, heads, d, positions, bytes
-    assert bench.step_bytes("int4") == bytes_read(model.target(weights="int4").decoder) + cache
-    assert bench.step_bytes(None) == 8 * model.shape.weights + cache
+def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_wide_products(monkeypatch, model):
+    medians = {bench.DTYPE: 0.003, "int8": 0.007, "int8-weight-only": 0.004, "int4": 0.005}
+    monkeypatch.setattr(bench, "in_turn", lambda calls, repeats: {n: Samples((medians[n],) * 3) for n in calls})
+    monkeypatch.setattr(bench.kernels, "linears", lambda shape, dtype, device: 0.010)
+    facts = bench.predicted_error(QUICK).facts
+    wide = bytes_read(model.target().decoder)
+    for name, launching in medians.items():
+        read = bytes_read(model.target(weights=None if name == bench.DTYPE else name).decoder)
+        assert facts["predicted"][name] == pytest.approx(launching + 0.010 * read / wide)
 
 
 def test_speeds_are_theirs_over_ours_and_say_what_is_read(monkeypatch):

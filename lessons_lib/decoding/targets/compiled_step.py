@@ -4,7 +4,8 @@ from collections.abc import Callable
 from time import perf_counter
 
 import torch
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo import lookup_backend
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 
 from lessons_lib.decoding.targets.compiler import keep_compiled_code, settings
 from lessons_lib.progress import say
@@ -22,7 +23,9 @@ class CompiledStep:
         self.step, self.name, self.chosen = step, name, dict(frozen=frozen, tuned=tuned, short=short)
         self.seconds: float | None = None
         self.problem: str | None = None
-        self._compiled = torch.compile(step, dynamic=False, fullgraph=True)
+        # checks before every call would take up to 1 ms, and find nothing: what they look for never changes here
+        unchecked = {"guard_filter_fn": lambda guards: [False] * len(guards)}
+        self._compiled = torch.compile(step, dynamic=False, fullgraph=True, backend=self._compile, options=unchecked)
 
     @torch.no_grad()  # as the step was compiled: a graph for another mode would be another graph
     def __call__(self, *args):
@@ -30,16 +33,14 @@ class CompiledStep:
             return self.step(*args)
         if self.seconds is None:
             return self._first(*args)
-        try:  # no checks before every call (up to 1 ms): what they would find never changes here
-            with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
-                return self._compiled(*args)
-        except RuntimeError as error:
-            if "Recompilation triggered" not in str(error):
-                raise
-            return self._first(*args)  # torch.compiler.reset() has thrown the graph away; nothing has run yet
+        try:
+            return self._compiled(*args)
+        except BackendCompilerFailed:  # the graph was thrown away: see `_compile`; nothing has run yet
+            return self._first(*args)
 
     def _first(self, *args):
         keep_compiled_code()
+        self.seconds = None
         say(f"compiling the {self.name} ...")
         since = perf_counter()
         try:
@@ -51,6 +52,12 @@ class CompiledStep:
         self.seconds = perf_counter() - since
         say(f"compiled in {self.seconds:.0f} s")
         return out
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: list, **_) -> Callable:
+        """The compiler. After a reset torch asks for it without our settings, which it needs before it comes here."""
+        if self.seconds is not None:
+            raise RuntimeError("torch.compiler.reset() has thrown the graph away")
+        return lookup_backend("inductor")(graph, inputs)
 
 
 def reason(error: Exception) -> str:

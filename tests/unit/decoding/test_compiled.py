@@ -9,7 +9,6 @@ from lessons_lib.decoding.blocks import Block, plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled, compiler
-from lessons_lib.decoding.targets.compiled_step import CompiledStep
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder
@@ -148,14 +147,6 @@ def test_a_compiler_made_to_forget_its_graphs_compiles_them_again(plain, eager):
     torch.compiler.reset()
     assert greedy(plain) == before == greedy(eager)
     assert plain.problem is None
-
-
-def test_an_error_of_a_compiled_step_is_not_taken_for_a_lost_graph():
-    step = CompiledStep(lambda x: x + 1, "sum", frozen=False, tuned=False)
-    step(torch.ones(2))
-    step._compiled = lambda x: x @ torch.ones(3)
-    with pytest.raises(RuntimeError, match="size"):
-        step(torch.ones(2))
 
 
 def test_two_models_of_equal_shape_keep_their_own_weights(plain, eager):

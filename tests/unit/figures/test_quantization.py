@@ -81,6 +81,8 @@ def test_steps_carry_the_name_of_their_format():
             for f, mb in (("int8", 1), ("fp32", 4))]  # fmt: skip
     ax = plot_steps(rows, "MB", "ms")
     assert [(text.get_text(), text.xy) for text in ax.texts] == [("int8", (1, 2.0)), ("fp32", (4, 2.0))]
+    dashes = [line for line in ax.get_lines() if line.get_marker() == "_" and len(line.get_xdata()) == 2]
+    assert points(dashes[0]) == [(1, 2.5), (4, 2.5)] and dashes[0].get_linestyle() == "None"  # no line joins formats
     assert ax.get_yscale() == "linear" and ax.get_ylim()[0] == 0
     rows[0]["samples"] = [20.0]
     assert plot_steps(rows, "MB", "ms").get_yscale() == "log"
