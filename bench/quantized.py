@@ -1,7 +1,7 @@
 """Claims of lesson 10: how fast rounded decoders are, against generate, themselves in wide weights, and prediction.
 
-All but the predicted steps are compiled, in bf16 beside the rounded weights where the machine computes in it and else in fp32; transformers
-runs in the same format.
+All but the predicted steps are compiled, in bf16 beside the rounded weights where the machine computes in it and else
+in fp32; transformers runs in the same format.
 """
 
 from collections.abc import Callable, Mapping
