@@ -110,7 +110,8 @@ def differing(found: Sequence[dict], name: str) -> str:
 
 def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
     """For every rung what was predicted and measured, and its gain over the rung below."""
-    ladder, all_names = named(run), [name for name in found[0] if isinstance(found[0][name], dict)]
+    ladder, timed = named(run), [name for name in found[0] if isinstance(found[0][name], dict)]
+    all_names = [*(name for name in ladder if name in timed), *(name for name in timed if name not in ladder)]
     took, requests = speeds(found, all_names), speeds(found, all_names, whole)
     gains, counts = step_gains(list(ladder.values()), took), rungs.count(run.quick)
     said = []

@@ -87,7 +87,7 @@ def target_of(name: str) -> str:
 @cache
 def readings(quick: bool) -> dict[str, quality.Reading]:
     """How each target finds the text that quality is measured on."""
-    ids = asking.model().tokenizer(text(), verbose=False).input_ids[: READ // 4 if quick else READ]
+    ids = asking.model().tokenizer(text()[: 8 * READ]).input_ids[: READ // 4 if quick else READ]
     on = {"decoder": asking.eager()} | targets(quick)
     return {name: quality.read(lambda ids, of=of: logits_along(of, ids, len(ids)), ids) for name, of in on.items()}
 

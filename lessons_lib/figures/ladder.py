@@ -110,5 +110,5 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     ticks = [tick for tick in (1, 2, 3, 5, 10, 20, 30, 50) if tick <= high]
     ax.set_yticks(ticks, [f"{tick}" for tick in ticks])
     ax.set_yticks([], minor=True)
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax

@@ -47,6 +47,8 @@ def integer_product(x: Tensor, weight: Tensor) -> Tensor:
     Exact as long as int32 holds the sum: K up to 133,000 levels of at most 127. Elsewhere than on a CPU the library's
     integer product takes certain sizes alone, so there it is done in float64.
     """
+    if x.shape[1] == 1:  # of which the library's product makes nonsense on some CPUs
+        return x.int() * weight.int().T
     if x.device.type == "cpu":
         return torch._int_mm(x, weight.T)
     return (x.double() @ weight.double().T).int()
@@ -104,6 +106,7 @@ class Int8Both(Matrix):
         self.constant = self.levels.device.type == "cpu" and units.integer_units()
         self.words = None if self.constant else words.of_bytes(self.levels)
         if self.constant:
+            self.scales = self.scales.float()  # oneDNN takes no others; of 16 bits, they are the same numbers
             self.zeros = torch.zeros_like(self.scales, dtype=torch.int32)
             for constant in (self.levels, self.scales, self.zeros):
                 mark_static_address(constant)

@@ -62,7 +62,7 @@ def test_recorded_weights_equal_transformers_eager_attention(kv_heads):
     for layer, theirs in enumerate(expected):
         ours = attention_weights(*attention[layer])
         # transformers rounds the softmax of float64 scores to float32
-        assert (ours - theirs[0]).abs().max() < 1e-6
+        assert (ours - theirs[0]).abs().max() < 1e-5
         torch.testing.assert_close(ours.sum(-1), torch.ones(ours.shape[:-1], dtype=ours.dtype))
         assert not ours[:, ~causal_mask(13, 13)].any()
 
