@@ -20,7 +20,7 @@ bench:
 	@$(PYTHON) -m lessons_lib bench $(CLAIMS) $(if $(QUESTIONS),--questions $(QUESTIONS)) $(if $(QUICK),--quick)
 test-browser:
 	@$(PYTHON) -m lessons_lib test-browser $(LESSONS) $(if $(FULL),--full)
-test test-quick lab site figures lint clean:
+test test-quick test-deep mutation lab site figures lint clean:
 	@$(PYTHON) -m lessons_lib $@
 
-.PHONY: help run sweep lessons bench test-browser test test-quick lab site figures lint clean
+.PHONY: help run sweep lessons bench test-browser test test-quick test-deep mutation lab site figures lint clean

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from support.examples import DEEP, FACTOR
 from tokenizers import pre_tokenizers
 
 from lessons_lib.models import LanguageModel, ModelUnavailable, load, tiny
@@ -19,8 +20,9 @@ Q4_1, Q8_0, F32 = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0, GGMLQuan
 SIZES = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "mlp": 96}
 
 
-hypothesis.settings.register_profile("steady", derandomize=True)  # the same examples on every machine
-hypothesis.settings.load_profile("steady")
+hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)  # the same examples on every machine
+hypothesis.settings.register_profile("deep", max_examples=100 * FACTOR, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("deep" if DEEP else "steady")
 matplotlib.use("Agg")
 
 

@@ -71,6 +71,20 @@ def test(options: argparse.Namespace) -> int:
     return worst(test_quick(options), nbval())
 
 
+def test_deep(options: argparse.Namespace) -> int:
+    """The property tests with a larger budget, from another seed every time."""
+    os.environ["HYPOTHESIS_PROFILE"] = "deep"
+    return python("-m", "pytest", "-q", *AT_ONCE, "-m", "hypothesis", "tests/unit")
+
+
+def mutation(options: argparse.Namespace) -> int:
+    """How many of a sample of broken libraries the tests notice."""
+    from lessons_lib.course import mutation
+
+    bootstrap.add("mutation")
+    return mutation.mutate(options.count, options.seed, options.workers)
+
+
 def test_browser(options: argparse.Namespace) -> int:
     """Lessons in JupyterLab in a real browser; what only this needs is installed here."""
     from lessons_lib.course.lessons import find, select
@@ -169,6 +183,8 @@ COMMANDS = {
     "lessons": lessons,
     "test": test,
     "test-quick": test_quick,
+    "test-deep": test_deep,
+    "mutation": mutation,
     "test-browser": test_browser,
     "lint": lint,
     "lab": lab,

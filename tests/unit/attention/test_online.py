@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 from lessons_lib.attention import Partial, merge_outputs, naive, split_kv, tiled
 from lessons_lib.attention.split import busy
@@ -45,7 +46,7 @@ def test_no_keys_and_hidden_keys_leave_a_state_untouched():
         assert other.logsumexp().item() == -math.inf
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-9, 9)), min_size=1, max_size=6), st.randoms())
 def test_pieces_merge_in_any_order_and_grouping(pairs, random):
     scores, values = row(*(s for s, _ in pairs)), column(*(v for _, v in pairs))
@@ -75,7 +76,7 @@ def test_pieces_without_any_key_merge_to_zeros():
     assert not out.any() and logsumexp.isneginf().all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(T=st.integers(1, 4), S=st.integers(1, 12), group=st.integers(1, 3), splits=st.integers(1, 15))
 def test_keys_divided_among_any_number_of_workers_give_the_same(T, S, group, splits):
     generator = torch.Generator().manual_seed(S)

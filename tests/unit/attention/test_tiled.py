@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lessons_lib.attention import keys_outside, naive, tiled
@@ -30,7 +31,7 @@ def drawn(seed, H, group, T, S, d):
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(0, 99), st.integers(1, 3), st.integers(1, 3), sizes, sizes, st.integers(1, 6),
     st.integers(1, 12), st.integers(1, 12), st.booleans(), st.sampled_from(ORDERS),
@@ -44,7 +45,7 @@ def test_tiles_of_any_size_give_torchs_attention(seed, H, group, T, S, d, block_
     torch.testing.assert_close(naive(q, keys, values, causal=causal), wanted, **EXACT)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 999), T=sizes, S=sizes, block_q=sizes, block_k=sizes, causal=st.booleans())
 def test_any_mask_beside_the_causal_rule_rows_that_see_nothing_included(seed, T, S, block_q, block_k, causal):
     q, keys, values = drawn(seed, 2, 2, T, S, 3)

@@ -1,8 +1,9 @@
 """Reads and writes: what attention counts while it runs is what the formulas say, to the element."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 from lessons_lib.attention import Memory, keys_outside, naive, split_kv, tiled
 from lessons_lib.attention.traffic import (
@@ -24,7 +25,7 @@ def counted(attend, *args, **options):
     return memory
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(T=sizes, S=sizes, block_q=blocks, block_k=blocks, causal=st.booleans(), H_kv=st.integers(1, 2))
 def test_both_orders_move_what_their_formula_says(heads_of, T, S, block_q, block_k, causal, H_kv):
     given_ = heads_of(2 * H_kv, H_kv, T, S)
@@ -33,13 +34,13 @@ def test_both_orders_move_what_their_formula_says(heads_of, T, S, block_q, block
         assert found == formula(T, S, 8, block_q, block_k, 2 * H_kv, causal)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(T=sizes, S=sizes, causal=st.booleans())
 def test_the_naive_form_moves_each_matrix_in_and_out(heads_of, T, S, causal):
     assert counted(naive, *heads_of(3, 1, T, S), causal=causal) == naive_traffic(T, S, 8, 3)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(T=sizes, S=sizes, splits=sizes)
 def test_split_keys_move_what_their_formula_says(heads_of, T, S, splits):
     found = counted(split_kv, *heads_of(2, 1, T, S), splits=splits, block_k=2)  # the keys pass by the queries once

@@ -4,8 +4,9 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.paged import PagedCache, PagedRows
@@ -41,7 +42,7 @@ operations = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 99), st.lists(operations, max_size=8))
 def test_any_sequence_of_appends_and_keeps_leaves_the_entries_of_a_contiguous_cache(seed, sequence):
     blocks = random.Random(seed).sample(range(20), 16)

@@ -5,8 +5,9 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.examples import examples
 from support.laws import correction_from_p, exact_law
 
 from lessons_lib.decoding import acceptance
@@ -58,7 +59,7 @@ def test_point_children_are_accepted_with_their_own_mass():
     torch.testing.assert_close(out, P, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     p=st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any),
     q=st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any),

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import proposers as scripts
+from support.examples import examples
 from support.oracle import PROMPT, N, exact
 from support.proposers import SCRIPTS, Scripted, with_scratch
 from support.targets import assert_holds, decoder_target, targets
@@ -54,7 +55,7 @@ def test_any_family_of_transformers_decodes_chains_and_trees(family, make):
     assert out.ids == text[len(PROMPT) :]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 10**6),
     prompt=st.lists(st.integers(0, 96), min_size=1, max_size=9),

@@ -3,8 +3,9 @@
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 from lessons_lib.decoding.tree_search import best_size, best_tree, by_value, expected_tokens, speed_by_size
 from lessons_lib.decoding.trees import TreeShape, regular
@@ -34,7 +35,7 @@ def every_tree(accuracies, nodes: int):
 ACCURACIES = st.lists(st.integers(1, 9).map(lambda x: x / 10), min_size=2, max_size=2)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(accuracies=st.lists(ACCURACIES, min_size=2, max_size=3), nodes=st.integers(1, 4))
 def test_no_other_tree_of_its_size_promises_more(accuracies, nodes):
     """Also where a head's second favourite is right more often than its first."""

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from support.oracle import exact
 from support.targets import decoder_target
 
@@ -93,7 +94,7 @@ def test_children_stand_below_their_parents_which_come_first(shape):
     assert list(shape.children) == sorted(shape.children) and list(shape.children)[0] == ANCHOR
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(shape=shapes(), seed=st.integers(0, 99))
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_nodes_scores_are_those_of_the_text_along_its_path(target, shape, seed):

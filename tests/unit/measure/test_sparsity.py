@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib.measure.shape import SHAPES
@@ -123,7 +123,6 @@ def test_mass_behind_the_mask_is_refused():
         effective_count(torch.tensor([0.5, 0.5]), torch.tensor([True, False]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=30), st.floats(0.01, 0.5))
 def test_what_is_kept_holds_the_mass_and_one_less_does_not(logits, eps):
     w = torch.tensor(logits, dtype=torch.float64).softmax(-1)
@@ -158,7 +157,6 @@ def test_the_highest_are_chosen_among_the_allowed_and_at_least_one():
             highest(scores, share, allowed)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3000), st.floats(0, 1))
 def test_a_share_that_makes_a_whole_number_keeps_just_that(n, part):
     """0.3 of 50 is 15; in float32 it would be a little more, and 16 were kept. 0.07 of 100 is more even in float64."""
@@ -168,7 +166,6 @@ def test_a_share_that_makes_a_whole_number_keeps_just_that(n, part):
     assert 0.07 * 100 > 7 and highest(torch.arange(100.0), 0.07, torch.ones(100, dtype=torch.bool)).sum() == 7
 
 
-@settings(deadline=None)
 @given(st.integers(1, 400), st.floats(0, 0.99), st.integers(0, 5))
 def test_the_threshold_cuts_the_share_that_was_asked_for(count, sparsity, seed):
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

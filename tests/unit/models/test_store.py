@@ -4,7 +4,11 @@ import os
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import SafetensorError
+from support.damage import DAMAGES, damaged
+from support.examples import examples
 
 from lessons_lib.models.store import ModelUnavailable, intact, stored
 
@@ -43,6 +47,15 @@ def test_a_damaged_folder_is_made_again(tmp_path, damage):
     damage(folder / "inner" / "weights")
     assert not intact(folder)
     assert intact(stored(folder, fill)) and visible(folder) == ["model"]
+
+
+@examples(60)
+@given(st.sampled_from(["inner/weights", "manifest.json"]), DAMAGES)
+def test_whatever_happened_to_a_file_the_folder_holds_what_was_stored(tmp_path_factory, name, damages):
+    folder = stored(tmp_path_factory.mktemp("damaged") / "model", fill)
+    before = (folder / name).read_bytes()
+    (folder / name).write_bytes(damaged(before, damages))
+    assert intact(stored(folder, fill)) and (folder / "inner" / "weights").read_bytes() == bytes(range(256)) * 9
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug"), OSError(errno.EIO, "a broken disk")])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib.quantization.floats import FORMATS, quantize_fp8, round_float
@@ -26,7 +26,6 @@ def test_numbers_and_what_lies_halfway_between_are_rounded_as_torch_rounds_them(
     assert torch.equal(round_float(exact, format), exact)
 
 
-@settings(deadline=None)
 @given(x=st.floats(-57344, 57344, width=32))
 @BOTH
 def test_any_number_within_the_range_is_rounded_as_torch_rounds_it(format, x):
@@ -49,7 +48,6 @@ def test_torch_itself_keeps_too_large_values_in_one_format_and_loses_them_in_the
 
 
 @BOTH
-@settings(deadline=None)
 @given(seed=st.integers(0, 50), exponent=st.integers(-40, 30), per=st.sampled_from(["tensor", "row", 8]))
 def test_relative_errors_stay_within_half_a_step_of_the_mantissa(format, seed, exponent, per):
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(seed)) * 10.0**exponent

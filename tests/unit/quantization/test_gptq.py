@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -73,7 +73,6 @@ def test_on_correlated_inputs_it_loses_less_than_rounding_to_the_nearest(seed, o
     assert layer_loss(w, ours.dequantize(), hessian(x)) < 0.8 * layer_loss(w, nearest.dequantize(), hessian(x))
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 50), bits=st.integers(2, 8), kind=st.sampled_from(KINDS), per=st.sampled_from(["row", 8]),
        act_order=st.booleans())  # fmt: skip
 def test_inputs_that_do_not_go_together_leave_rounding_to_the_nearest(seed, bits, kind, per, act_order):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib.quantization.int8_products import (
@@ -21,7 +21,6 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@settings(deadline=None)
 @given(rows=st.integers(1, 5), columns=st.integers(1, 40), out=st.integers(1, 20), seed=st.integers(0, 99))
 def test_integer_products_are_exact_for_any_size(rows, columns, out, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -40,7 +39,6 @@ def test_each_row_has_its_own_scale():
     assert scales[:, 0].tolist() == pytest.approx([0.05 / 127, 100 / 127, 1.0])
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 99), exponent=st.integers(-20, 20))
 def test_a_product_is_off_by_no_more_than_its_roundings(seed, exponent):
     """|y - x wᵀ| <= Σ |x| s_w/2 + |w| s_x/2 + s_x s_w/4."""

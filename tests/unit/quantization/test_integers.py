@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -64,7 +64,6 @@ def test_halves_go_to_the_even_level():
     assert quantized.dequantize().tolist() == [[0.0, 2.0, 2.0, 0.0, 7.0]]
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 99), bits=BITS, kind=KIND, size=st.sampled_from([1, 2, 8, 32]),
        exponent=st.integers(-30, 30), offset=st.sampled_from([0.0, 3.0, -100.0]))  # fmt: skip
 def test_every_value_comes_back_within_half_a_step(seed, bits, kind, size, exponent, offset):
@@ -73,7 +72,6 @@ def test_every_value_comes_back_within_half_a_step(seed, bits, kind, size, expon
         check_half_a_step(x, quantize(x, bits, per, kind, torch.float32))
 
 
-@settings(deadline=None)
 @given(bits=BITS, kind=KIND, x=st.lists(st.floats(-6e4, 6e4, width=32), min_size=4, max_size=4),
        kept=st.sampled_from([torch.float16, torch.bfloat16]))  # fmt: skip
 def test_half_a_step_holds_when_scales_are_kept_in_16_bits(bits, kind, x, kept):
@@ -88,7 +86,6 @@ def test_the_smallest_numbers_stay_within_half_a_step(kind, kept):
     check_half_a_step(x, quantize(x, 4, 2, kind, kept))
 
 
-@settings(deadline=None)
 @given(bits=BITS, kind=KIND, value=st.sampled_from([0.0, 1.0, -2.5, 384.0]))
 def test_zeros_and_constants_come_back_exactly(bits, kind, value):
     """A minimum is kept as it is; by the others a constant is so many steps, exact but for float32's own rounding."""
@@ -99,7 +96,6 @@ def test_zeros_and_constants_come_back_exactly(bits, kind, value):
         assert torch.equal(restored, x)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 99), bits=BITS, kind=st.sampled_from(["absmax", "zero_point"]))
 def test_zero_stays_zero_beside_other_values(seed, bits, kind):
     x = random(seed, 2, 16)
@@ -111,7 +107,6 @@ def test_a_single_value_is_a_tensor_too():
     assert quantize(torch.tensor([[3.0]]), 8).dequantize().item() == pytest.approx(3.0, rel=1e-3)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 99), bits=BITS, kind=KIND, power=st.integers(-60, 60))
 def test_a_factor_of_a_power_of_two_changes_no_code(seed, bits, kind, power):
     x = random(seed, 2, 16).float()
@@ -119,14 +114,12 @@ def test_a_factor_of_a_power_of_two_changes_no_code(seed, bits, kind, power):
     assert torch.equal(plain.codes, scaled.codes)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 99), bits=BITS)
 def test_absmax_of_the_negative_is_the_negative(seed, bits):
     x = random(seed, 2, 16)
     assert torch.equal(quantize(-x, bits, 8).dequantize(), -quantize(x, bits, 8).dequantize())
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 99), bits=BITS, kind=KIND)
 def test_smaller_blocks_never_have_larger_steps(seed, bits, kind):
     """The error itself may grow all the same: see the next test."""
@@ -141,7 +134,6 @@ def test_a_smaller_step_is_not_always_a_smaller_error():
     assert whole.abs().max() == 0 and halves.abs().max() > 0
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 99), bits=BITS, kind=KIND)
 def test_rounding_twice_changes_nothing_more(seed, bits, kind):
     once = quantize(random(seed, 2, 32), bits, 16, kind, torch.float32).dequantize()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -37,7 +37,6 @@ def filled(
     return cache, keys, values
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 50), bits=st.integers(2, 8), group=st.sampled_from([8, 16, 32]))
 def test_every_key_and_value_comes_back_within_half_a_step(seed, bits, group):
     x = random(64, seed)
@@ -69,7 +68,6 @@ def test_a_loud_channel_spoils_tokens_and_a_loud_token_channels():
     assert error(tokens, values, quiet) < error(channels, values, quiet) / 20
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), group=st.sampled_from([8, 16]),
        residual=st.sampled_from([0, 8, 21]))  # fmt: skip
 def test_the_newest_tokens_are_kept_bit_by_bit_however_they_come(lengths, group, residual):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib.quantization.integers import quantize
@@ -30,14 +30,12 @@ def test_levels_ascend_and_exactly_one_of_them_is_zero():
     assert (codebook() < 0).sum() == 7 and (codebook() > 0).sum() == 8
 
 
-@settings(deadline=None)
 @given(ratio=st.floats(-1, 1))
 def test_the_level_chosen_is_the_nearest(ratio):
     chosen = codebook()[nearest_level(torch.tensor([ratio], dtype=torch.float64))]
     assert (chosen - ratio).abs().item() == (codebook() - ratio).abs().min().item()
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 50), exponent=st.integers(-30, 30), block=st.sampled_from([4, 16]), double=st.booleans())
 def test_every_value_comes_back_within_half_the_widest_gap(seed, exponent, block, double):
     x = normal(3, 32, seed=seed) * 10.0**exponent

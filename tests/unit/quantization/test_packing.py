@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib.quantization.packing import pack, unpack
 
 
-@settings(deadline=None)
 @given(data=st.data(), bits=st.integers(1, 8), count=st.integers(1, 70))
 def test_codes_come_back_from_as_few_bytes_as_hold_them(data, bits, count):
     codes = data.draw(st.lists(st.integers(0, 2**bits - 1), min_size=count, max_size=count))

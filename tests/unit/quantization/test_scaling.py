@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,7 +24,6 @@ def in_3_bits(w: Tensor):
     return quantize(w, 3, 16)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 50), alpha=st.floats(0, 1))
 def test_scaling_both_sides_leaves_the_product_as_it_was(seed, alpha):
     x, w = loud(seed)

@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.examples import examples
 
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.pool import CountingPool
@@ -237,5 +237,5 @@ class AnyOrder(RuleBasedStateMachine):
                 assert block[offset] == tuple(one.ids[: i + 1])
 
 
-AnyOrder.TestCase.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
+AnyOrder.TestCase.settings = examples(80, stateful_step_count=20)
 TestAnyOrder = AnyOrder.TestCase

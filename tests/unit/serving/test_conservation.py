@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
@@ -75,7 +76,7 @@ def cases(draw):
     return requests, Scheduler(pool, slots, policy, budget, chunked, mixed, reserve, watermark, lookahead)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cases(), st.integers(0, 2))
 def test_tokens_blocks_and_slots_are_conserved(case, right):
     requests, scheduler = case
@@ -91,7 +92,7 @@ def test_tokens_blocks_and_slots_are_conserved(case, right):
     assert all(a.end <= b.start for a, b in zip(log.iterations, log.iterations[1:], strict=False))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(cases())
 def test_first_come_first_served_starves_nobody(case):
     requests, scheduler = case

@@ -1,9 +1,10 @@
 """The engine: every request is answered as if it ran alone, whatever the scheduler and the other requests do."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.benches import Letters
+from support.examples import examples
 from support.serving import KINDS, LENGTHS, PREFIX, PROMPTS, TARGET, alone, asked, together
 from support.targets import decoder_target
 
@@ -76,7 +77,7 @@ def test_an_engine_does_not_look_in_its_memory_for_what_another_one_computed():
     assert one.reused == 0 and engine.output(one).ids == alone("plain", PREFIX, 9)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.data())
 def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
     size = data.draw(st.integers(1, 5), "block size")

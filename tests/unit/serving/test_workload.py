@@ -4,6 +4,9 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from hypothesis import given
+from support.damage import DAMAGES, damaged
+from support.examples import examples
 
 from lessons_lib.serving.arrivals import AtOnce, Bursty, Poisson
 from lessons_lib.serving.lengths import Exponential, Fixed, Listed, LogNormal, Uniform
@@ -122,6 +125,22 @@ def test_a_trace_in_another_encoding_is_refused_by_file_and_line(tmp_path):
     with pytest.raises(ValueError, match="t, line 2: not UTF-8") as raised:
         read_trace(tmp_path / "t")
     assert type(raised.value) is ValueError
+
+
+TRACE = b"".join(b'{"prompt_length": %d, "output_length": 2, "arrival": 0.%d}\n' % (n, n) for n in range(1, 5))
+
+
+@examples(200)
+@given(DAMAGES)
+def test_a_damaged_trace_is_read_or_refused_in_a_sentence(tmp_path_factory, damages):
+    file = tmp_path_factory.mktemp("damaged") / "t"
+    file.write_bytes(damaged(TRACE, damages))
+    try:
+        requests = read_trace(file)
+    except ValueError as error:
+        assert type(error) is ValueError and str(error).startswith(str(file))
+    else:
+        assert all(one.prompt_length >= 1 and one.output_length >= 1 and one.arrival >= 0 for one in requests)
 
 
 def test_an_empty_trace_is_refused(tmp_path):

@@ -8,9 +8,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.drafts import perturb, perturbed
+from support.examples import examples
 from support.laws import seeded
 from support.oracle import PROMPT, N
 from support.targets import TARGETS, Tight, assert_holds, decoder_target, targets
@@ -63,7 +64,7 @@ def models(seed: int, noise: float):
     return decoder_target(network), decoder_target(perturbed(network, noise))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     seed=st.integers(0, 3),
     noise=st.sampled_from([0.0, 0.02, 0.05, 0.2]),

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from support.targets import decoder_target, targets
 from support.toys import choosing, continued, whimsical
 
@@ -44,7 +45,7 @@ def test_a_target_that_counts_positions_is_solved_in_one_round_and_one_to_see_it
     assert iterates(target, [3, 3], [0, 0, 0, 0]) == [[0] * 4, [2, 3, 4, 0], [2, 3, 4, 0]]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(seed=st.integers(0, 10**6), m=st.integers(1, 7), prompt=st.lists(st.integers(0, 3), min_size=1, max_size=3))
 def test_k_rounds_make_the_first_k_tokens_final(seed, m, prompt):
     target = whimsical(seed, 4)

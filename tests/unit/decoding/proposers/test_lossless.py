@@ -8,8 +8,9 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from support.heads import heads_of
 from support.laws import correction_from_p, exact_law
 from support.oracle import exact
@@ -82,7 +83,7 @@ def test_chains_run_beyond_a_sliding_window(name):
     assert PROMPT + generate(network, PROMPT, PROPOSERS[name](network), max_new_tokens=N).ids == expected
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     name=st.sampled_from(sorted(PROPOSERS)),
     seed=st.integers(0, 5),
@@ -205,7 +206,7 @@ def test_a_text_that_repeats_gets_guesses_accepted(make):
     assert sum(s.accepted for s in out.trace) >= 8 and tokens_per_forward(out.trace) > 1.15
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(name=st.sampled_from(sorted(TOKEN_ONLY)), seed=st.integers(0, 10**6), memory=st.integers(1, 4))
 def test_greedy_text_is_kept_for_random_tables_of_next_tokens(name, seed, memory):
     target = whimsical(seed, 6, memory)

@@ -9,8 +9,9 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from support.heads import OpenToy, heads_of, random_heads
 from support.laws import correction_from_p, exact_law, far_from
 from support.oracle import exact
@@ -159,7 +160,7 @@ def test_greedy_text_is_kept_with_drawn_trees_too(network, greedy, target, mode)
     assert out.ids == greedy and 0 < sum(s.accepted for s in out.trace) < sum(s.proposed for s in out.trace)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     seed=st.integers(0, 9),
     prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=9),

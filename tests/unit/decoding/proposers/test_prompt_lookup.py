@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import PromptLookup, generate
@@ -66,7 +67,7 @@ def naive(ids, rule, max_ngram, k) -> list[int]:
     return []
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     ids=st.integers(2, 5).flatmap(lambda v: st.lists(st.integers(0, v), min_size=1, max_size=40)),
     rule=st.sampled_from(["recent", "transformers", "original"]),

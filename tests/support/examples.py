@@ -1,0 +1,13 @@
+"""How many random cases a property test tries: its own number, many times that in `make test-deep`."""
+
+import os
+
+from hypothesis import settings
+
+DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
+FACTOR = 100 if DEEP else 1
+
+
+def examples(count: int, **others) -> settings:
+    """Settings with so many cases."""
+    return settings(max_examples=count * FACTOR, **others)
