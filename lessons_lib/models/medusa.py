@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from lessons_lib.models.draft import scatter
+
 
 def shared_parameters(count: int, width: int, blocks: int = 1, anchor_rank: int = 0) -> int:
     """K (R (D^2 + D) + 2 r D): parameters of `count` heads that all end in the model's own LM head."""
@@ -73,6 +75,23 @@ class MedusaHeads(nn.Module):
         self.anchors = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
         self.own = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own else 0))
         self.register_buffer("lm_head", lm_head, persistent=False)
+        self.register_buffer("rows", lm_head, persistent=False)  # those of the tokens that are scored
+        self.register_buffer("kept", None, persistent=False)
+
+    def trim(self, kept: Tensor) -> None:
+        """Score the tokens `kept` (K,) alone from now on: fewer rows to read (Zhao et al. 2025, arXiv 2502.14856).
+
+        ValueError for heads with LM heads of their own, which are scored whole.
+        """
+        if self.own:
+            raise ValueError("only heads that share the model's LM head can be trimmed")
+        self.kept = kept.to(self.lm_head.device, torch.long)
+        self.rows = self.lm_head[self.kept]
+
+    @property
+    def scored(self) -> int:
+        """How many tokens the heads choose among."""
+        return len(self.rows)
 
     def states(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
         """(T, D) after the final norm -> (T, K, D), what each of the first `count` heads makes of it."""
@@ -96,12 +115,24 @@ class MedusaHeads(nn.Module):
     def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
         """(T, D) after the final norm -> scores (T, K, V) of the first `count` heads (None: of all).
 
+        Trimmed heads score the other tokens -inf.
+
         chosen (T,): the token that was chosen from each state, for heads that read it (else it is ignored). ValueError
         if it is missing.
         """
+        scores = self._scores(final, count, chosen)
+        return scores if self.kept is None else scatter(scores, self.kept, self.vocab_size)
+
+    def favourites(self, final: Tensor, ranks: int, count: int | None = None, chosen=None) -> Tensor:
+        """As `forward`, but -> the most probable tokens (T, K, ranks), best first; at most `scored` of them."""
+        best = self._scores(final, count, chosen).topk(ranks).indices
+        return best if self.kept is None else self.kept[best]
+
+    def _scores(self, final: Tensor, count: int | None, chosen) -> Tensor:
+        """(T, D) -> (T, K, tokens that are scored)."""
         states = self.states(final, count, chosen)
         if not self.own:
-            return F.linear(states, self.lm_head)
+            return F.linear(states, self.rows)
         pairs = zip(states.unbind(1), self.own, strict=False)  # the first `count` of them
         return torch.stack([F.linear(rows, head) for rows, head in pairs], dim=1)
 

@@ -12,6 +12,7 @@ from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.models.store import ModelUnavailable
 
 WEIGHTS, CARD = "heads.safetensors", "heads.json"
+KEPT = "kept"  # in the file: the tokens that trimmed heads score
 
 
 def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
@@ -20,10 +21,12 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
     fp16 rather than bf16: weights this small need no wide exponent, and rounding is eight times finer.
     """
     tensors = {name: value.detach().to("cpu", torch.float16) for name, value in heads.named_parameters()}
+    if heads.kept is not None:
+        tensors[KEPT] = heads.kept.to("cpu", torch.int32)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS)
     sizes = {name: getattr(heads, name) for name in ("count", "blocks", "anchor_rank", "width", "vocab_size")}
-    card = {"base": base} | sizes | {"own": bool(heads.own)} | card
+    card = {"base": base} | sizes | {"own": bool(heads.own), "kept": heads.scored} | card
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
@@ -38,7 +41,11 @@ def load_heads(folder: str | Path, model: LanguageModel, count: int | None = Non
     lm_head = model.network.get_output_embeddings().weight
     check_fits(card, folder, model.name, tuple(lm_head.shape), count)
     heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own"], card["anchor_rank"])
-    heads.load_state_dict(load_file(folder / WEIGHTS))
+    tensors = load_file(folder / WEIGHTS)
+    kept = tensors.pop(KEPT, None)
+    heads.load_state_dict(tensors)
+    if kept is not None:
+        heads.trim(kept)
     return heads.eval().requires_grad_(False)
 
 

@@ -46,7 +46,7 @@ class Recorded(Medusa):
 def favourites(heads: MedusaHeads, text: Text, ranks: int) -> Favourites:
     """Every head's `ranks` most probable tokens at every row of a text's states: (T - 1, K, ranks) as lists."""
     parts = zip(text.hidden.to(heads.lm_head).split(ROWS), torch.tensor(text.ids[1:]).split(ROWS), strict=True)
-    return [row for part, chosen in parts for row in heads(part, chosen=chosen).topk(ranks).indices.tolist()]
+    return [row for part, chosen in parts for row in heads.favourites(part, ranks, chosen=chosen).tolist()]
 
 
 def trace_of(heads: MedusaHeads, text: Text, best: Favourites, tree: TreeShape) -> list[Step]:

@@ -12,7 +12,8 @@ TEXT = """# {name}: {count} Medusa heads for {base}
 
 {parameters:,} parameters in {count} heads of {blocks} residual block(s), stored in half precision
 ({megabytes:.1f} MB). They read {base}'s state after the final norm{anchor}; head k guesses the token k places
-behind the next one. Use: `Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from
+behind the next one. They choose among the {kept:,} tokens that the training texts use most, and so read that many rows
+of the LM head for a guess; they were trained against the whole vocabulary. Use: `Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from
 `lessons_lib.models.stored_heads`.
 
 ## Data
@@ -45,7 +46,7 @@ expected if heads were independent:
 def page(name: str, card: dict, megabytes: float) -> str:
     """The page of heads stored under `name`; card: as `heads-export` writes it."""
     recipe, after = card["recipe"], card["after"]
-    facts = {key: card[key] for key in ("base", "count", "blocks", "texts", "steps", "hours", "note", "run")}
+    facts = {key: card[key] for key in ("base", "count", "blocks", "texts", "steps", "hours", "note", "run", "kept")}
     facts |= {key: recipe[key] for key in ("tokens", "decay", "rate", "warmup", "seed")}
     facts |= {"options": options(recipe), "note": f" {card['note']}" if card["note"] else ""}
     return TEXT.format(

@@ -26,7 +26,7 @@ from lessons_lib.training.evaluate_heads import evaluate_heads
 from lessons_lib.training.heads import HeadsRecipe, fresh, split, train_heads, trained
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe, train_joint
-from lessons_lib.training.run import read_checkpoint
+from lessons_lib.training.run import frequent, read_checkpoint
 
 TARGET, HEADS = "smollm2-135m", "smol-medusa"
 NODES = 16  # of the tree that figures are quoted for; lesson 09 chooses by the machine's width curve
@@ -44,6 +44,7 @@ def add_parts(parts) -> None:
     part.add_argument("--run", default="default")
     part.add_argument("--into", type=Path, default=OURS / HEADS)
     part.add_argument("--nodes", type=int, default=NODES)
+    part.add_argument("--kept", type=int, default=16_384, help="tokens that the stored heads score, the most used ones")
     part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
     part.add_argument("--joint", help="a run of heads-joint whose losses the card shall keep")
     part.add_argument("--beside", nargs="*", default=[], help="other runs of heads whose worth the card shall name")
@@ -93,6 +94,7 @@ def run_export(options: argparse.Namespace) -> int:
     run, texts = trained(lm_head(), runs(options.run)), training_texts()
     calibration, measured = split(texts)[1], held_out_texts()
     before = worth(fresh(lm_head(), run.recipe).heads, calibration, measured, options.nodes)
+    run.heads.trim(frequent(texts, run.heads.vocab_size, options.kept))
     save_heads(run.heads, options.into, TARGET)  # what is measured is what was stored, rounded
     after = worth(load_heads(options.into, model()), calibration, measured, options.nodes)
     facts = {

@@ -43,10 +43,10 @@ class Medusa(Proposer):
         check_drawing(mode, sampling)
         choices = regular(*[1] * heads.count) if choices is None else choices
         self.shape = choices if isinstance(choices, TreeShape) else TreeShape.of(choices)
-        if self.shape.depth > heads.count or self.shape.ranks > heads.vocab_size:
+        if self.shape.depth > heads.count or self.shape.ranks > heads.scored:
             raise ValueError(
                 f"the tree is {self.shape.depth} deep and {self.shape.ranks} ranks wide, too much for {heads.count} "
-                f"heads over {heads.vocab_size} tokens; cut its choices"
+                f"heads over {heads.scored} tokens; cut its choices"
             )
         self.heads, self.mode, self.sampling, self.generator = heads, mode, sampling or Sampling(), generator
 
@@ -65,10 +65,9 @@ class Medusa(Proposer):
         depth = min(limit, self.shape.depth)
         if depth < 1 or self.state is None:
             return Proposal()
-        scores = self.heads(self.state[None], depth, ids[-1:])[0]
         if self.mode == "point":
-            return self.tree_of(scores.topk(self.shape.ranks).indices.tolist())
-        return self._drawn(self.sampling.probabilities(scores))
+            return self.tree_of(self.heads.favourites(self.state[None], self.shape.ranks, depth, ids[-1:])[0].tolist())
+        return self._drawn(self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))
 
     def observe(self, seen: Observation) -> None:
         """Keep the state of the last accepted node, which chose the new anchor."""

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from support.heads import heads_of, random_heads
 from support.targets import decoder_target
 
+from lessons_lib import Medusa
 from lessons_lib.decoding.blocks import Block
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import LanguageModel, ModelUnavailable, registry, tiny
@@ -81,6 +82,24 @@ def test_a_head_that_reads_the_anchor_does_so_in_its_first_block():
         heads(h)
 
 
+@torch.no_grad()
+def test_trimmed_heads_choose_among_the_tokens_they_keep_and_score_them_as_before():
+    random = torch.Generator().manual_seed(0)
+    lm_head, h, kept = torch.randn(9, 4, generator=random), torch.randn(3, 4, generator=random), [1, 4, 5, 8]
+    heads, others = random_heads(lm_head, 2, anchor_rank=3), [0, 2, 3, 6, 7]
+    whole = heads(h, chosen=[7, 0, 7])  # the anchor may be a token that is not kept
+    assert torch.equal(heads.favourites(h, 3, chosen=[7, 0, 7]), whole.topk(3).indices) and heads.scored == 9
+    heads.trim(torch.tensor(kept))
+    scores = heads(h, chosen=[7, 0, 7])
+    torch.testing.assert_close(scores[..., kept], whole[..., kept])
+    assert scores[..., others].eq(-torch.inf).all() and heads.scored == 4
+    assert torch.equal(heads.favourites(h, 3, 1, [7, 0, 7]), scores[:, :1].topk(3).indices)
+    with pytest.raises(ValueError, match="the tree is 1 deep and 5 ranks wide, too much for 2 heads over 4 tokens"):
+        Medusa(heads, [(rank,) for rank in range(5)])
+    with pytest.raises(ValueError, match="only heads that share the model's LM head can be trimmed"):
+        random_heads(lm_head, 2, own=True).trim(torch.tensor(kept))
+
+
 def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads():
     once, again = (MedusaHeads(torch.eye(5), 2, anchor_rank=3) for _ in range(2))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(once.parameters(), again.parameters(), strict=True))
@@ -151,12 +170,24 @@ def test_heads_come_back_as_they_were_in_the_models_format(tmp_path, form):
     assert half(states.bfloat16(), chosen=range(5)).dtype == torch.bfloat16
 
 
+@torch.no_grad()
+def test_trimmed_heads_come_back_trimmed(tmp_path):
+    of = model()
+    heads = random_heads(of.network.get_output_embeddings().weight, 2)
+    heads.trim(torch.tensor([3, 5, 96]))
+    save_heads(heads, tmp_path, "tiny")
+    back = load_heads(tmp_path, of)
+    assert back.kept.tolist() == [3, 5, 96] and back.rows.dtype == torch.float64 and read_card(tmp_path)["kept"] == 3
+    assert set(back.favourites(torch.ones(2, 32).double(), 3).flatten().tolist()) == {3, 5, 96}
+
+
 @pytest.mark.parametrize("anchor_rank", [0, 128])
 def test_four_heads_of_the_default_model_take_less_than_4_mb(tmp_path, anchor_rank):
     with torch.device("meta"):
         lm_head = torch.empty(49_152, 576)
-    heads = MedusaHeads(lm_head, 4, anchor_rank=anchor_rank)
-    save_heads(heads.to_empty(device="cpu"), tmp_path, "smollm2-135m")
+    heads = MedusaHeads(lm_head, 4, anchor_rank=anchor_rank).to_empty(device="cpu")
+    heads.trim(torch.arange(16_384))
+    save_heads(heads, tmp_path, "smollm2-135m")
     size = (tmp_path / WEIGHTS).stat().st_size
     assert 2 * shared_parameters(4, 576, 1, anchor_rank) < size < 4e6
 

@@ -1,6 +1,7 @@
 """Replayed counts are those of real decoding, and the command line ties the parts together."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -80,11 +81,15 @@ def test_heads_are_trained_judged_and_stored_by_commands(at_home, model, texts, 
     assert command_line.main(["heads-evaluate", "--nodes", "6"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["nodes"] == len(found["choices"]) == 6 and found["kinds"]["chat"] == pytest.approx(found["macro"])
-    assert command_line.main(["heads-export", "--into", str(at_home / "heads"), "--nodes", "6", "--note", "Rain."]) == 0
+    export = ["heads-export", "--into", str(at_home / "heads"), "--nodes", "6", "--kept", "20", "--note", "Rain."]
+    assert command_line.main(export) == 0
     card = json.loads((at_home / "heads" / CARD).read_text())
     assert (card["base"], card["count"], card["steps"], card["texts"], card["note"]) == (heads_commands.TARGET, 2, 5, 40, "Rain.")  # fmt: skip  # noqa: E501
     assert card["recipe"]["tokens"] == 100 and [row["step"] for row in card["curve"]] == [5]
     stored = load_heads(at_home / "heads", heads_commands.model())
+    used = Counter(token for text in collect.read_all(collect.folder()) for token in text.ids)
+    assert card["kept"] == stored.scored == 20 and "among the 20 tokens that" in (at_home / "heads" / PAGE).read_text()
+    assert sum(used[token] for token in stored.kept.tolist()) == sum(count for _, count in used.most_common(20))
     tree = TreeShape.of(card["after"]["choices"])
     calibration = split(collect.read_all(collect.folder()))[1]
     accuracies = judge(stored, calibration)["accuracies"]
