@@ -13,8 +13,8 @@ TEXT = """# {name}: {count} Medusa heads for {base}
 {parameters:,} parameters in {count} heads of {blocks} residual block(s), stored in half precision
 ({megabytes:.1f} MB). They read {base}'s state after the final norm{anchor}; head k guesses the token k places
 behind the next one. They choose among the {kept:,} tokens that the training texts use most, and so read that many rows
-of the LM head for a guess; they were trained against the whole vocabulary. Use: `Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from
-`lessons_lib.models.stored_heads`.
+of the LM head for a guess; they were trained against the whole vocabulary. Use:
+`Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from `lessons_lib.models.stored_heads`.
 
 ## Data
 {texts:,} texts that {base} wrote itself, collected as smol-draft's were (its card says from which prompts;
