@@ -35,7 +35,7 @@ def round_rows(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
     return torch.cat([levels, rest]).to(torch.int8), torch.cat([scales, fine])
 
 
-def rounded_values(x: Tensor, terms: int = 1) -> Tensor:
+def rounded_values(x: Tensor, terms: int) -> Tensor:
     """x (T, K) as its levels stand for it, in single precision or better."""
     levels, scales = round_rows(x, terms)
     return (levels * scales).unflatten(0, (terms, len(x))).sum(0)

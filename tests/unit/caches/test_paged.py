@@ -148,3 +148,10 @@ def test_bytes_are_those_of_the_blocks():
     made = PagedMemory(2, 2, 16, torch.float32, blocks=10, block_size=16)
     assert made.nbytes == 11 * 16 * 512  # 2 layers, 2 heads of 16, keys and values, 4 bytes: 512 a token
     assert PagedCache(made, [3, 4]).nbytes == 32 * 512
+
+
+def test_the_blocks_in_use_are_those_up_to_the_last_new_entry():
+    cache = PagedCache(memory(5, block_size=4), [3, 1, 4])
+    assert [cache.used(count) for count in (1, 4, 5, 12)] == [[3], [3], [3, 1], [3, 1, 4]]
+    feed([cache], 4, seed=0)
+    assert cache.used(1) == [3, 1]

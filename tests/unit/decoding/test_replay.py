@@ -129,3 +129,10 @@ def test_a_replayed_draft_by_hand_and_what_it_costs():
     assert foretold_cost(steps, v, c=0.1) == pytest.approx(2 * (1.5 + 0.2) + 1.0)
     assert foretold_speed(steps, v, c=0.1) == pytest.approx(7 / 4.4) and foretold_cost(steps) == 3
     assert replay_draft([], Constant(2)) == []
+
+
+def test_a_proposer_is_told_the_prompt_and_nothing_of_the_text():
+    told, proposer = [], Scripted([*PROMPT, 5, 6], 8, lambda rest, of: Proposal())
+    proposer.reset = lambda target, prompt: told.append(prompt)
+    replay(Recording(PROMPT, [5, 6]), proposer)
+    assert told == [PROMPT]

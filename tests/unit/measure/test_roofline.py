@@ -159,6 +159,8 @@ def test_predictions_take_the_rates_of_their_dtype():
 def test_predictions_take_rates_given_instead():
     rates = SimpleNamespace(matvec_bandwidth={"bf16": 10e9}, matmul_flops={"bf16": 100e9})
     assert roofline.predict_decode_step(SMOL, rates, bandwidth=1e9).low == pytest.approx(0.268959744)
+    one, two = (roofline.predict_decode_step(SMOL, rates, batch=batch, cached=1000) for batch in (1, 2))
+    assert one == roofline.predict_decode_step(SMOL, rates, cached=1000) != two
     slow = roofline.predict_prefill(SMOL, rates, tokens=64, flop_rate=1e9)
     assert slow.low == pytest.approx(roofline.flops_prefill(SMOL, 64) / 1e9)
 

@@ -103,3 +103,10 @@ def test_attended_pairs_equal_a_count_over_the_mask():
 def test_a_config_without_sizes_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match="no num_attention_heads"):
         ModelShape.from_config(SimpleNamespace(model_type="mamba"))
+
+
+def test_the_short_names_of_older_configs_are_read_and_a_model_without_a_name_gets_one():
+    old = SimpleNamespace(n_head=4, n_embd=32, n_layer=3, n_inner=64, vocab_size=96, n_positions=128)
+    shape = ModelShape.from_config(old)
+    assert (shape.name, shape.layers, shape.width, shape.heads, shape.kv_heads) == ("model", 3, 32, 4, 4)
+    assert (shape.mlp_width, shape.context, ModelShape.from_config(old, "mine").name) == (64, 128, "mine")

@@ -215,3 +215,8 @@ def test_rows_that_skip_on_their_own_together_skip_little():
     random = torch.Generator().manual_seed(0)
     active = torch.rand(5, 20_000, generator=random) > 0.9
     assert active.any(0).double().mean().item() == pytest.approx(union(0.9, 5), abs=0.01)
+
+
+def test_every_row_is_measured_for_itself():
+    both = torch.stack([FIVE, torch.full_like(FIVE, 0.2)])
+    assert share_below_uniform(both, 0.5).tolist() == [0.4, 0]

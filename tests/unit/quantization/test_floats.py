@@ -94,3 +94,11 @@ def test_what_cannot_be_rounded_is_refused():
 def test_numbers_too_small_for_a_scale_of_their_own_come_back_all_the_same():
     """Within half a step, an eighth. 1e-40 / 57,344 has one bit left in float32 and would cut a fifth off."""
     assert quantize_fp8(torch.tensor([1e-40]), "e5m2").dequantize().item() == pytest.approx(1e-40, rel=1 / 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_values_come_back_in_their_own_dtype_and_are_rounded_once(dtype):
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    quantized = quantize_fp8(x)
+    assert quantized.dequantize().dtype == dtype
+    assert torch.equal(quantized.codes.float(), quantize_fp8(x.double()).codes.float())

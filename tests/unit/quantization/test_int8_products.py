@@ -6,13 +6,17 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lessons_lib.quantization import units
 from lessons_lib.quantization.int8_products import (
+    Int8Both,
     MixedProduct,
+    WideColumns,
     integer_product,
     multiply_rounded,
     outlier_columns,
     round_rows,
 )
+from lessons_lib.quantization.integers import quantize
 
 WEIGHT, INPUT = torch.tensor([[1.0, 1.0, 0.001]]), torch.tensor([[0.05, -0.04, 60.0]])
 
@@ -88,3 +92,20 @@ def test_what_cannot_be_rounded_is_refused():
         MixedProduct(torch.tensor([[1.0, float("nan")]]))
     with pytest.raises(ValueError, match="the threshold must be at least 0, not -1.0; the paper's is 6.0"):
         MixedProduct(WEIGHT, -1.0)
+
+
+@pytest.mark.parametrize("integer_units", [True, False])
+@pytest.mark.parametrize("columns", [64, 66])  # of which words of four bytes can be made, and cannot
+@pytest.mark.parametrize("terms", [1, 2])
+def test_what_a_compiler_sees_is_the_product(monkeypatch, terms, columns, integer_units):
+    if integer_units and not units.integer_units():
+        pytest.skip("this CPU has no integer units")
+    monkeypatch.setattr(units, "integer_units", lambda: integer_units)
+    w, x = random(16, columns), random(3, columns, seed=1)
+    matrix = Int8Both(quantize(w, 8, "row"), terms)
+    assert (matrix.words is None) == (integer_units or columns == 66)
+    torch.testing.assert_close(matrix.traced(x), matrix.multiply(x), rtol=1e-4, atol=1e-4)
+    wide = WideColumns(matrix, w, torch.tensor([3, 5]))
+    torch.testing.assert_close(wide.traced(x), wide.multiply(x), rtol=1e-4, atol=1e-4)
+    off = [(one.traced(x) - x @ w.T).abs().max() for one in (Int8Both(quantize(w, 8, "row"), terms), wide)]
+    assert off[1] < off[0]

@@ -110,3 +110,8 @@ def test_what_cannot_be_rounded_is_refused():
         quantize_nf4(torch.ones(2, 96))
     with pytest.raises(ValueError, match="holds 1 NaN or infinite"):
         quantize_nf4(torch.tensor([[float("inf")] + [1.0] * 63]))
+
+
+def test_numbers_of_16_bits_find_the_levels_that_they_would_find_with_more():
+    x = normal(8, 64).bfloat16()
+    assert torch.equal(quantize_nf4(x, double=False).codes, quantize_nf4(x.float(), double=False).codes)

@@ -128,6 +128,7 @@ def test_what_is_asked(fake):
     send(made, Server(fake.url + "/v1/", "m", api_key="k", extra={"ignore_eos": True}))
     path, headers, body = fake.asked[0]
     assert path == "/v1/completions" and headers["Authorization"] == "Bearer k"
+    assert headers["Accept"] == "text/event-stream" and headers["Content-Type"] == "application/json"
     assert body.pop("stream_options") == {"include_usage": True}
     assert body == {"model": "m", "prompt": [5, 6, 7], "max_tokens": 3, "stream": True, "ignore_eos": True}
     assert made[0].state is State.WAITING  # the workload itself stays as it was

@@ -111,3 +111,8 @@ def test_settings_that_cannot_work_are_refused(make, message):
         make()
     with pytest.raises(TypeError, match="the engine runs our decoder, not str"):
         Engine("smollm2-135m", Scheduler(BlockPool(4)))
+
+
+def test_a_request_arrives_when_it_says():
+    engine = Engine(TARGET, Scheduler(BlockPool(80, 4)))
+    assert [engine.request([1, 2]).arrival, engine.request([1, 2], arrival=2.5).arrival] == [0.0, 2.5]

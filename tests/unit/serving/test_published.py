@@ -35,6 +35,10 @@ def test_the_table_has_every_system_at_every_m_and_its_published_value_where_the
     assert [(row.longest, row.published) for row in known] == [(1536, 81), (1536, 324), (1536, 648), (1536, 1863)]
     assert [row.published_gain for row in known] == [1, 4, 8, 23]
     assert known[0].gain == 1
+    assert all(1 <= row.concurrency <= 40 for row in rows)
+    naive = {row.longest: row.concurrency for row in rows if row.system == published.NAIVE}
+    assert all(naive[longest] <= slots for longest, slots in published.STATIC_SLOTS.items())
+    assert rows == published.table(requests=40) != published.table(requests=40, seed=1)
 
 
 @pytest.mark.parametrize("longest, batch_max, same_slots", [(32, 1.06, 2.04), (128, 1.13, 2.37)])

@@ -36,6 +36,7 @@ def test_a_capped_exponential_piles_up_at_the_cap():
 def test_other_lengths_are_what_their_names_say():
     assert set(draws(Fixed(7), 10)) == {7}
     assert set(draws(Uniform(2, 4))) == {2, 3, 4}
+    assert set(draws(LogNormal(1, 0.2, 9), 100)) == {1, 2}
     assert sorted(draws(LogNormal(100, 1.0, 4000)))[10_000] == pytest.approx(100, rel=0.05)
     assert set(draws(Listed((3, 9)))) == {3, 9}
 
