@@ -100,10 +100,11 @@ def plot_load(
     ax.set(xscale="log", yscale="log", xlabel="requests per second", ylabel=y)
     ticks: list[float] = []
     for rate in sorted({row["rate"] for row in rows}):
-        ticks += [rate] if not ticks or rate >= 1.3 * ticks[-1] else []  # closer ones would overlap
+        ticks += [rate] if not ticks or rate >= 1.25 * ticks[-1] else []  # closer ones would overlap
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
     ax.minorticks_off()
-    ax.legend(title="dashed: capacity predicted" if capacity else None, loc="center left", bbox_to_anchor=(1, 0.5))
+    title = "dashed: capacity predicted" if capacity else None
+    ax.legend(title=title, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     return ax
 
 
@@ -144,7 +145,7 @@ def plot_tails(gaps: Mapping[str, Sequence[float]]) -> Axes:
     shown = [tick for tick in ticks if min(map(min, gaps.values())) * 0.6 <= tick <= max(map(max, gaps.values())) * 1.7]
     ax.set_xticks(shown, map(str, shown))
     ax.minorticks_off()
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return ax
 
 
