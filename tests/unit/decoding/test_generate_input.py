@@ -9,7 +9,7 @@ from support.targets import Tight, decoder_target, targets
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.generate import generate, new_row
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.streaming import TextStream
 from lessons_lib.decoding.targets import DecoderTarget, Unsupported, as_target
@@ -110,3 +110,14 @@ def test_a_stop_text_counts_from_the_minimum_length_on(network, greedy_text, wor
     target, new = DecoderTarget(Decoder.from_transformers(network), words), greedy_text[len(PROMPT) :]
     out = generate(target, PROMPT, max_new_tokens=N, min_new_tokens=least, stop=f"w{new[2]}")
     assert (out.ids, out.finish) == (new[:least], "stop")
+
+
+@pytest.mark.parametrize("prompt", [torch.tensor(PROMPT), torch.tensor([PROMPT]), tuple(PROMPT)], ids=str)
+def test_a_prompt_may_be_a_tensor_as_tokenizers_return_it(prompt):
+    target = decoder_target(tiny())
+    assert generate(target, prompt, max_new_tokens=4).ids == generate(target, PROMPT, max_new_tokens=4).ids
+
+
+def test_a_text_may_end_at_once_unless_somebody_wants_it_longer():
+    row = new_row(decoder_target(tiny()), PROMPT, None, None, 4)
+    assert (row.ending.max_new_tokens, row.ending.min_new_tokens) == (4, 0)

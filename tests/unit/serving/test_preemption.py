@@ -129,3 +129,15 @@ def test_a_request_that_waits_can_be_cancelled():
         scheduler.add(request)
     scheduler.cancel(made[0])
     assert [request for request, _ in scheduler.schedule(0).rows] == [made[1]]
+
+
+def test_who_must_leave_is_asked_with_the_time_it_is():
+    class Watching(Continuous):
+        seen = []
+
+        def order(self, requests, now):
+            self.seen.append(now)
+            return requests
+
+    run([Request(0, 0, 4, 5), Request(1, 0, 4, 5)], blocks=3, watermark=0, policy=Watching())
+    assert None not in Watching.seen and 1.0 in Watching.seen  # when the second forward found no block

@@ -197,3 +197,12 @@ def test_a_policy_that_lets_nobody_in_is_an_error_and_no_hang():
 
     with pytest.raises(RuntimeError, match="^Closed lets none of the waiting in"):
         run(requests([1]), policy=Closed())
+
+
+def test_a_policy_is_asked_whom_to_admit_only_when_somebody_waits_for_a_free_slot():
+    class Strict(Continuous):
+        def admit(self, scheduler, now):
+            assert scheduler.waiting and len(scheduler.running) < scheduler.slots
+            return super().admit(scheduler, now)
+
+    assert finished(run(requests([5, 1, 1]), policy=Strict())) == finished(run(requests([5, 1, 1])))

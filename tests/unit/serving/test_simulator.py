@@ -8,7 +8,7 @@ import pytest
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear, Load, steps
 from lessons_lib.serving.loop import serve
-from lessons_lib.serving.policies import Static
+from lessons_lib.serving.policies import Continuous, Static
 from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
@@ -100,3 +100,15 @@ def test_the_simulator_needs_no_torch():
     modules = "simulator, workload, metrics, published, client, policies, loop"
     code = f"import sys; from lessons_lib.serving import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_policy_that_lets_nobody_in_yet_is_asked_again_when_it_says():
+    class Later(Continuous):
+        def admit(self, scheduler, now):
+            return super().admit(scheduler, now) if now >= 5 else 0
+
+        def wake(self, scheduler):
+            return 5.0
+
+    log = simulate([Request(0, 0, 1, 2)], Scheduler(CountingPool(9), policy=Later()), Linear(step=1.0))
+    assert log.requests[0].times == [6.0, 7.0]
