@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     mutation.add_argument("--count", type=int, default=400, metavar="N", help="how many changes, drawn by chance")
     mutation.add_argument("--seed", type=int, default=0)
     mutation.add_argument("--workers", type=int, default=2, metavar="N", help="processes that run tests, a core each")
-    deep = "the tests with random cases, with a hundred times as many: about an hour"
+    deep = "the tests with random cases, with two hundred times as many: about an hour"
     commands.add_parser("test-deep", help=deep, description=deep)
     commands.add_parser("lint", help="ruff, which room imports which, dead code, and the house rules for notebooks")
     commands.add_parser("clean", help="remove build/ and the tools' caches; keeps .venv and models")

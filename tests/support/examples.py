@@ -5,7 +5,7 @@ import os
 from hypothesis import settings
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
-FACTOR = 100 if DEEP else 1
+FACTOR = 200 if DEEP else 1
 
 
 def examples(count: int, **others) -> settings:
