@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.course.bootstrap import ROOT, SetupError
 
 COPY = ROOT / "build" / "mutation"
 CAUGHT = {1, 3, 24, -24, 36, 152, 255, -9, -11}  # a test failed, ran out of time (mutmut's codes), or Python crashed
@@ -28,7 +28,9 @@ EXPLAINED = ROOT / "tests" / "mutants.toml"
 def mutate(count: int, seed: int, workers: int) -> int:
     """Try a sample of the changes, print a table and those that nobody noticed -> 1 if one of these is unexplained."""
     refresh(ROOT, COPY)
-    mutmut("run", "none of these", quiet=True)  # makes the changes, and learns which tests call what
+    said = mutmut("run", "none of these", quiet=True)  # makes the changes, and learns which tests call what
+    if not (COPY / "mutants" / "mutmut-stats.json").is_file():
+        raise SetupError(f"The tests fail before anything is broken (or run otherwise there):\n{said[-2000:]}")
     sample = drawn(results(), count, seed)
     if waiting := [name for name in sample if results()[name] not in CAUGHT]:
         mutmut("run", "--max-children", str(workers), *waiting)

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from lessons_lib.course import mutation
+from lessons_lib.course.bootstrap import SetupError
 
 NAMES = {f"lessons_lib.{room}.{n}": code for room, n, code in [
     ("caches.masks", "x_causal__mutmut_1", 1),
@@ -22,6 +23,7 @@ def copy(tmp_path, monkeypatch):
     meta = tmp_path / "copy" / "mutants" / "lessons_lib" / "all.py.meta"
     meta.parent.mkdir(parents=True)
     meta.write_text(json.dumps({"exit_code_by_key": NAMES}))
+    (tmp_path / "copy" / "mutants" / "mutmut-stats.json").write_text("{}")
     monkeypatch.setattr(mutation, "COPY", tmp_path / "copy")
     monkeypatch.setattr(mutation, "refresh", lambda source, copy: None)
     monkeypatch.setattr(mutation, "EXPLAINED", mutation.ROOT / "build" / "none.toml")
@@ -43,6 +45,12 @@ def test_what_nobody_noticed_is_tried_again_and_then_shown(copy, capsys):
     said = capsys.readouterr().out
     assert "caches                            1 of    2 caught" in said and "2 of    4 caught, 50.0%; 2 not" in said
     assert "x_causal__mutmut_2 (unnoticed)\n- return 1\n+ return 2" in said and "free__mutmut_2 (not tried)" in said
+
+
+def test_tests_that_fail_by_themselves_are_said_to(copy):
+    (mutation.COPY / "mutants" / "mutmut-stats.json").unlink()
+    with pytest.raises(SetupError, match="The tests fail before anything is broken"):
+        mutation.mutate(count=4, seed=0, workers=1)
 
 
 def test_a_sample_is_the_same_for_the_same_seed(copy, capsys):
