@@ -121,3 +121,11 @@ def test_a_prompt_may_be_a_tensor_as_tokenizers_return_it(prompt):
 def test_a_text_may_end_at_once_unless_somebody_wants_it_longer():
     row = new_row(decoder_target(tiny()), PROMPT, None, None, 4)
     assert (row.ending.max_new_tokens, row.ending.min_new_tokens) == (4, 0)
+
+
+def test_messages_go_through_the_tokenizers_chat_template(words):
+    words.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"  # noqa: E501
+    target = decoder_target(tiny())
+    target.tokenizer = words
+    row = new_row(target, [{"role": "user", "content": "w5 w6"}], None, None, 4)
+    assert row.ids == [5, 6, 9]

@@ -112,3 +112,10 @@ def test_the_pieces_of_a_stream_are_the_text_that_is_left(text, stop, least, siz
     tokens = tokens[: ends[0]] if ends else tokens
     before = len(Bytes().decode(tokens[:-1]).rstrip("\ufffd"))
     assert pieces(tokens, size, stop)[1] == cut_at(Bytes().decode(tokens), stop if ends else None, before)
+
+
+def test_without_a_place_to_write_to_a_stream_prints(capsys):
+    stream = TextStream(Bytes())
+    stream([104, 105])
+    stream.end()
+    assert capsys.readouterr().out == "hi"

@@ -147,3 +147,8 @@ def test_the_published_tree_has_the_nodes_that_its_authors_count():
 def test_what_is_no_tree_is_refused(choices, said):
     with pytest.raises(ValueError, match=said):
         TreeShape.of(choices)
+
+
+def test_a_choice_below_one_that_is_missing_is_refused():
+    with pytest.raises(ValueError):
+        TreeShape.of([(0,), (0, 0, 0)])

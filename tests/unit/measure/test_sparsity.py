@@ -220,3 +220,7 @@ def test_rows_that_skip_on_their_own_together_skip_little():
 def test_every_row_is_measured_for_itself():
     both = torch.stack([FIVE, torch.full_like(FIVE, 0.2)])
     assert share_below_uniform(both, 0.5).tolist() == [0.4, 0]
+
+
+def test_who_knows_beforehand_may_skip_the_whole_mlp():
+    assert skippable(SMOL) == skippable(SMOL, "mlp") > skippable(SMOL, "gate first")

@@ -43,3 +43,9 @@ def test_the_same_seed_draws_the_same():
     one, other = draws(100, 3), draws(100, 3)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not torch.equal(one["normal"], draws(100, 4)["normal"])
+
+
+def test_five_laws_are_drawn_and_equal_numbers_stay_within_one():
+    laws = draws(100, seed=0)
+    assert list(laws)[:3] == ["uniform", "normal", "Laplace"] and len(laws) == 5
+    assert laws["uniform"].abs().max() <= 1 and all(len(values) == 100 for values in laws.values())

@@ -51,3 +51,8 @@ def test_a_group_that_does_not_fit_is_named_when_it_is_used():
 def test_formats_of_integers_can_be_told_from_others():
     assert integers("int3 g64") == {"bits": 3, "per": 64, "kind": "minimum"}
     assert integers("nf4") is None and integers("fp8") is None
+
+
+def test_a_name_that_says_two_things_is_quoted():
+    with pytest.raises(ValueError, match="'fp8 e4m3 e5m2' names e4m3 and e5m2; choose one of them"):
+        rounding("fp8 e4m3 e5m2")

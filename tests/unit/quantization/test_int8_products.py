@@ -15,6 +15,7 @@ from lessons_lib.quantization.int8_products import (
     multiply_rounded,
     outlier_columns,
     round_rows,
+    rounded_values,
 )
 from lessons_lib.quantization.integers import quantize
 
@@ -109,3 +110,10 @@ def test_what_a_compiler_sees_is_the_product(monkeypatch, terms, columns, intege
     torch.testing.assert_close(wide.traced(x), wide.multiply(x), rtol=1e-4, atol=1e-4)
     off = [(one.traced(x) - x @ w.T).abs().max() for one in (Int8Both(quantize(w, 8, "row"), terms), wide)]
     assert off[1] < off[0]
+
+
+def test_a_second_term_leaves_a_254th_of_what_the_first_leaves():
+    x = random(64, 32)
+    steps = x.abs().amax(-1, True) / 127
+    for terms, part in ((1, 1), (2, 254)):
+        assert ((rounded_values(x, terms) - x).abs() <= 0.501 * steps / part).all()

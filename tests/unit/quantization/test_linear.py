@@ -229,3 +229,13 @@ def test_what_a_kernel_cannot_take_is_refused(make, sentence):
 
 def on_meta(quantized: Integers) -> Integers:
     return Integers(quantized.shape, quantized.dtype, quantized.codes.to("meta"), quantized.grid)
+
+
+def test_a_compiler_gets_the_form_that_is_made_for_it():
+    class Two(Identity):
+        def traced(self, x: Tensor) -> Tensor:
+            return 2 * self.multiply(x)
+
+    w, x = random(16, 64), random(1, 64, seed=1)
+    multiply = Products([(w, Two(w))])
+    assert torch.equal(multiply.compiled(F.linear)(x, w), 2 * multiply(x, w))

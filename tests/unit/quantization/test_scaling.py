@@ -105,3 +105,8 @@ def test_what_cannot_be_smoothed_is_refused(x, w, alpha, sentence):
 def test_what_awq_cannot_search_is_refused(x, w, points, sentence):
     with pytest.raises(ValueError, match=sentence):
         awq_scales(x, w, in_3_bits, points)
+
+
+def test_quiet_channels_are_scaled_by_the_same_formula():
+    scales = smooth_scales(torch.tensor([0.25, 0.0]), torch.tensor([4.0, 4.0]))
+    torch.testing.assert_close(scales, torch.tensor([0.25, 1.0]))

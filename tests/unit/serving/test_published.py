@@ -38,6 +38,8 @@ def test_the_table_has_every_system_at_every_m_and_its_published_value_where_the
     assert all(1 <= row.concurrency <= 40 for row in rows)
     naive = {row.longest: row.concurrency for row in rows if row.system == published.NAIVE}
     assert all(naive[longest] <= slots for longest, slots in published.STATIC_SLOTS.items())
+    mixed = {name: of.mixed for name, of in published.systems(1536, published.workload(1536)).items()}
+    assert mixed[published.SAME_SLOTS] is False
     assert rows == published.table(requests=40) != published.table(requests=40, seed=1)
 
 

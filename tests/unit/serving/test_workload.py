@@ -167,6 +167,7 @@ def test_lengths_from_a_file(tmp_path):
         (lambda: Bursty(1, size=0), "at least one request"),
         (lambda: Fixed(0), "count must be positive"),
         (lambda: Uniform(5, 4), "from low to high"),
+        (lambda: Uniform(0, 4), "low must be positive"),
         (lambda: Exponential(-3, 4), "mean must be positive"),
         (lambda: LogNormal(3, 0, 4), "sigma must be positive"),
         (lambda: Listed(()), "at least one"),
