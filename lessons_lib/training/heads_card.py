@@ -91,9 +91,9 @@ def together(joint: dict) -> str:
     )
     spelt = options(joint["recipe"], JointRecipe)
     return (
-        f"\n## Trained with the model\n{len(curve)} steps of `heads-joint` {spelt} from heads of this kind, not stored: "
-        f"the divergence from the old model went from {kl[0]:.3f} to {kl[1]:.3f} nats, the heads' loss from {heads[0]:.2f} "
-        f"to {heads[1]:.2f}. Every step's losses are in heads.json.\n"
+        f"\n## Trained with the model\n{len(curve)} steps of `heads-joint` {spelt} from such heads, not stored: "
+        f"the divergence from the old model went from {kl[0]:.3f} to {kl[1]:.3f} nats, the heads' loss from "
+        f"{heads[0]:.2f} to {heads[1]:.2f}. Every step's losses are in heads.json.\n"
     )
 
 
