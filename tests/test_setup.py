@@ -23,7 +23,8 @@ PINNED = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for
 EXTRA = PROJECT["optional-dependencies"]
 REQUIRED = [Requirement(text) for texts in (PROJECT["dependencies"], *EXTRA.values()) for text in texts]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-LATER = {"browser", "llamacpp", "mutation", "quantization"}  # extras that their command installs, or whoever wants these peers
+# extras that their command installs, or whoever wants these peers
+LATER = {"browser", "llamacpp", "mutation", "quantization"}
 OLDEST = PROJECT["requires-python"].removeprefix(">=")
 
 
