@@ -54,10 +54,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
     commands.add_parser("site", help="all lessons, library reference, glossary and scorecard as pages in build/site/")
     commands.add_parser("figures", help="draw imgs/")
-    mutation = commands.add_parser("mutation", help="break the library in many small ways; count what the tests notice")
-    mutation.add_argument("--count", type=int, default=400, metavar="N", help="how many changes, drawn by chance")
-    mutation.add_argument("--seed", type=int, default=0)
-    mutation.add_argument("--workers", type=int, default=2, metavar="N", help="processes that run tests, a core each")
+    commands.add_parser("mutation", help="break the library in many small ways; count what the tests notice")
     deep = "the tests with random cases, with two hundred times as many: about an hour"
     commands.add_parser("test-deep", help=deep, description=deep)
     commands.add_parser("lint", help="ruff, which room imports which, dead code, and the house rules for notebooks")

@@ -82,7 +82,7 @@ def mutation(options: argparse.Namespace) -> int:
     from lessons_lib.course import mutation
 
     bootstrap.add("mutation")
-    return mutation.mutate(options.count, options.seed, options.workers)
+    return mutation.mutate()
 
 
 def test_browser(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 mutmut makes every change it knows of, remembers which tests call the changed function, and runs those. All of them
 would take days: a seeded sample is tried. Everything happens in a copy in build/mutation/, where mutmut keeps what it
 found, so that a call that was ended goes on; changes that nobody noticed are tried again, for tests may have come.
+Files that are gone stay in the copy until `clean`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from pathlib import Path
 from lessons_lib.course.bootstrap import ROOT, SetupError
 
 COPY = ROOT / "build" / "mutation"
+COUNT, SEED = 400, 0  # of the sample
 CAUGHT = {1, 3, 24, -24, 36, 152, 255, -9, -11}  # a test failed, ran out of time (mutmut's codes), or Python crashed
 EXPLAINED = ROOT / "tests" / "mutants.toml"
 
 
-def mutate(count: int, seed: int, workers: int) -> int:
+def mutate(count: int = COUNT, seed: int = SEED) -> int:
     """Try a sample of the changes, print a table and those that nobody noticed -> 1 if one of these is unexplained."""
     refresh(ROOT, COPY)
     said = mutmut("run", "none of these", quiet=True)  # makes the changes, and learns which tests call what
@@ -33,7 +35,7 @@ def mutate(count: int, seed: int, workers: int) -> int:
         raise SetupError(f"The tests fail before anything is broken (or run otherwise there):\n{said[-2000:]}")
     sample = drawn(results(), count, seed)
     if waiting := [name for name in sample if results()[name] not in CAUGHT]:
-        mutmut("run", "--max-children", str(workers), *waiting)
+        mutmut("run", *waiting)  # a worker a core
     return report(sample, results())
 
 
@@ -56,14 +58,14 @@ def refresh(source: Path, copy: Path) -> None:
 
 def mutmut(*arguments: str, quiet: bool = False) -> str:
     """Run mutmut in the copy -> what it printed, if quiet."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": "."}  # as many processes as workers, a core each
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}  # as many processes as workers, a core each
     out = {"capture_output": True, "text": True} if quiet else {}
     return subprocess.run([sys.executable, "-m", "mutmut", *arguments], cwd=COPY, env=environ, **out).stdout or ""
 
 
-def results(copy: Path = COPY) -> dict[str, int | None]:
+def results() -> dict[str, int | None]:
     """Every change's name, and the exit status of the tests with it; None if it was not tried."""
-    metas = (json.loads(meta.read_text(encoding="utf-8")) for meta in (copy / "mutants").rglob("*.meta"))
+    metas = (json.loads(meta.read_text(encoding="utf-8")) for meta in (COPY / "mutants").rglob("*.meta"))
     return {name: code for meta in metas for name, code in meta["exit_code_by_key"].items()}
 
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
+import tomllib
 
 import pytest
 
@@ -35,13 +37,12 @@ def copy(tmp_path, monkeypatch):
         return f"--- a\n+++ b\n@@ -1 +1 @@\n def f():\n-    return 1\n+    return 2  # {arguments[-1]}\n"
 
     monkeypatch.setattr(mutation, "mutmut", mutmut)
-    monkeypatch.setattr(mutation, "results", lambda: dict(NAMES))
     return asked
 
 
 def test_what_nobody_noticed_is_tried_again_and_then_shown(copy, capsys):
-    assert mutation.mutate(count=4, seed=0, workers=3) == 1
-    assert copy[1] == ("run", "--max-children", "3", *(name for name in sorted(NAMES) if NAMES[name] in (0, None)))
+    assert mutation.mutate(count=4, seed=0) == 1
+    assert copy[1] == ("run", *(name for name in sorted(NAMES) if NAMES[name] in (0, None)))
     said = capsys.readouterr().out
     assert "caches                            1 of    2 caught" in said and "2 of    4 caught, 50.0%; 2 not" in said
     assert "x_causal__mutmut_2 (unnoticed)\n- return 1\n+ return 2" in said and "free__mutmut_2 (not tried)" in said
@@ -50,11 +51,11 @@ def test_what_nobody_noticed_is_tried_again_and_then_shown(copy, capsys):
 def test_tests_that_fail_by_themselves_are_said_to(copy):
     (mutation.COPY / "mutants" / "mutmut-stats.json").unlink()
     with pytest.raises(SetupError, match="The tests fail before anything is broken"):
-        mutation.mutate(count=4, seed=0, workers=1)
+        mutation.mutate(count=4, seed=0)
 
 
 def test_a_sample_is_the_same_for_the_same_seed(copy, capsys):
-    names = {mutation.mutate(count=2, seed=seed, workers=1) and capsys.readouterr().out for seed in (1, 1)}
+    names = {mutation.mutate(count=2, seed=seed) and capsys.readouterr().out for seed in (1, 1)}
     assert len(names) == 1
 
 
@@ -62,7 +63,7 @@ def test_with_a_reason_a_change_is_no_complaint(copy, capsys, monkeypatch):
     change = "- return 1\n+ return 2  # {}"
     held = {(mutation.function_of(name), change.format(name)) for name in NAMES}
     monkeypatch.setattr(mutation, "explained", lambda file: held)
-    assert mutation.mutate(count=4, seed=0, workers=1) == 0
+    assert mutation.mutate(count=4, seed=0) == 0
     assert "of which 2 change nothing" in capsys.readouterr().out
 
 
@@ -70,7 +71,13 @@ def test_reasons_are_read_by_function_and_changed_lines(tmp_path):
     file = tmp_path / "mutants.toml"
     file.write_text('[[mutant]]\nfunction = "a.x_f"\nchange = """\n- 1\n+ 2\n"""\nwhy = "the same"\n')
     assert mutation.explained(file) == {("a.x_f", "- 1\n+ 2")}
-    assert all(entry for entry in mutation.explained(mutation.EXPLAINED))
+
+
+def test_every_change_that_is_explained_takes_a_line_away_puts_one_there_and_has_a_reason():
+    entries = tomllib.loads(mutation.EXPLAINED.read_text(encoding="utf-8"))["mutant"]
+    assert all(re.search(f"^[{sign}] ", entry["change"], re.M) for entry in entries for sign in "+-")
+    assert all(entry["why"] and entry["function"].startswith("lessons_lib.") for entry in entries)
+    assert len(mutation.explained(mutation.EXPLAINED)) == len(entries)
 
 
 def test_the_copy_follows_the_files_git_knows_and_leaves_the_others_time(tmp_path):

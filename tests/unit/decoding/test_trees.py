@@ -150,5 +150,5 @@ def test_what_is_no_tree_is_refused(choices, said):
 
 
 def test_a_choice_below_one_that_is_missing_is_refused():
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"the tree has \(0, 0, 0\) but not \(0, 0\); add every beginning of a choice"):
         TreeShape.of([(0,), (0, 0, 0)])

@@ -10,6 +10,7 @@ from lessons_lib.serving.engine import Engine
 from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.target import PagedTarget
 
 
 def test_an_id_is_given_once():
@@ -116,3 +117,9 @@ def test_settings_that_cannot_work_are_refused(make, message):
 def test_a_request_arrives_when_it_says():
     engine = Engine(TARGET, Scheduler(BlockPool(80, 4)))
     assert [engine.request([1, 2]).arrival, engine.request([1, 2], arrival=2.5).arrival] == [0.0, 2.5]
+
+
+def test_an_eager_target_is_not_taken_for_a_compiled_one():
+    target = PagedTarget(decoder_target(tiny()).decoder, num_blocks=12, block_size=4)
+    with pytest.raises(ValueError, match="^this PagedTarget is eager; hand in a CompiledPagedTarget, or the model itself$"):
+        Engine(target, Scheduler(BlockPool(12, 4)), compiled=True)
