@@ -10,7 +10,6 @@ from lessons_lib.serving.engine import Engine
 from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
-from lessons_lib.serving.target import PagedTarget
 
 
 def test_an_id_is_given_once():
@@ -103,7 +102,10 @@ def test_a_workloads_answers_are_as_long_as_it_says_whatever_ends_a_text():
     (lambda: Scheduler(BlockPool(4), slots=0), "at least one slot"),
     (lambda: Engine(TARGET, Scheduler(CountingPool(4))), "give Scheduler a BlockPool"),
     (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(5))), "make them equal"),
-    (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(4)), True), "is eager"),
+    (
+        lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(4)), True),
+        "^this PagedTarget is eager",
+    ),
     (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([]), "the prompt is empty"),
     (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([5], max_new_tokens=0), "at least 1"),
 ])  # fmt: skip
@@ -117,9 +119,3 @@ def test_settings_that_cannot_work_are_refused(make, message):
 def test_a_request_arrives_when_it_says():
     engine = Engine(TARGET, Scheduler(BlockPool(80, 4)))
     assert [engine.request([1, 2]).arrival, engine.request([1, 2], arrival=2.5).arrival] == [0.0, 2.5]
-
-
-def test_an_eager_target_is_not_taken_for_a_compiled_one():
-    target = PagedTarget(decoder_target(tiny()).decoder, num_blocks=12, block_size=4)
-    with pytest.raises(ValueError, match="^this PagedTarget is eager; hand in a CompiledPagedTarget, or"):
-        Engine(target, Scheduler(BlockPool(12, 4)), compiled=True)
