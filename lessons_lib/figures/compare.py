@@ -36,16 +36,18 @@ def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
     """v(w): what a forward over w rows costs, in forwards over one row.
 
     curves: method -> {rows w: seconds, as samples with a median}; each needs w = 1. Drawn beside them: the two
-    extremes, rows for free (memory is the limit) and rows at full price (arithmetic is).
+    extremes, rows for free (memory is the limit) and rows at full price (arithmetic is), which soon leaves the picture.
     """
     ax = axes()
     widest = max(max(curve) for curve in curves.values())
+    dearest = 1.0
     for method, curve in curves.items():
         one, widths = curve[1].median, sorted(curve)
         middle, bars = spread([[t / one for t in curve[w].times] for w in widths])
         ax.errorbar(widths, middle, yerr=bars, fmt="o-", capsize=3, color=color(method), label=method)
+        dearest = max(dearest, *middle)
     ax.plot([1, widest], [1, widest], ":", color=COLORS["limit"], label="each row at full price")
     ax.plot([1, widest], [1, 1], "-.", color=COLORS["limit"], label="extra rows for free")
-    ax.set(xlabel="rows w in one forward", ylabel="v(w), forwards over one row", ylim=(0, None))
+    ax.set(xlabel="rows w in one forward", ylabel="v(w), forwards over one row", ylim=(0, 1.4 * dearest))
     ax.legend(loc="upper left")
     return ax

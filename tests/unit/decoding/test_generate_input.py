@@ -118,6 +118,10 @@ def test_a_prompt_may_be_a_tensor_as_tokenizers_return_it(prompt):
     assert generate(target, prompt, max_new_tokens=4).ids == generate(target, PROMPT, max_new_tokens=4).ids
 
 
+def test_a_prompt_of_one_token_may_be_a_tensor_too():
+    assert new_row(decoder_target(tiny()), torch.tensor([5]), None, None, 4).ids == [5]
+
+
 def test_a_text_may_end_at_once_unless_somebody_wants_it_longer():
     row = new_row(decoder_target(tiny()), PROMPT, None, None, 4)
     assert (row.ending.max_new_tokens, row.ending.min_new_tokens) == (4, 0)

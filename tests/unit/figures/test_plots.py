@@ -107,6 +107,7 @@ def test_a_width_curve_is_relative_to_one_row():
     ax = figures.plot_width_curve({"bf16": curve})
     assert list(ax.containers[0].lines[0].get_ydata()) == [1.5, 2.25]  # medians of (1, 2) and (1.5, 3)
     assert list(ax.containers[0].lines[0].get_xdata()) == [1, 8]
+    assert 2.25 < ax.get_ylim()[1] < 8  # the curve fills the picture, which the full price of 8 rows leaves
 
 
 def test_parts_are_stacked_and_their_sum_is_written_at_the_end():

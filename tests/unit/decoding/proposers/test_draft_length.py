@@ -145,3 +145,11 @@ def test_adaptive_beats_a_bad_constant_by_its_own_measure():
 def test_impossible_settings_are_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def test_adaptive_counts_its_silence_from_the_last_guess_on():
+    schedule = Adaptive(0.3, CURVE, probe_every=4)
+    schedule._best = lambda percent: 3
+    assert schedule.next() == 3
+    schedule._best = lambda percent: 0
+    assert [schedule.next() for _ in range(8)] == [0, 0, 0, 1, 0, 0, 0, 1]
