@@ -12,7 +12,21 @@ from matplotlib.patches import Patch, Rectangle
 from lessons_lib.attention.heads import Sight, spans
 from lessons_lib.figures.compare import plot_prediction
 from lessons_lib.figures.rows import as_dicts, by_key
-from lessons_lib.figures.style import BLUE, COLORS, CYCLE, GREY, INK, ORANGE, PAPER, axes, color, panels, tint
+from lessons_lib.figures.style import (
+    BLUE,
+    COLORS,
+    CYCLE,
+    FONT_SIZE,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    SMALL,
+    axes,
+    color,
+    panels,
+    tint,
+)
 
 SKIPPED, CROSSED, WHOLE = range(3)
 STATES = {WHOLE: "computed", CROSSED: "computed, partly masked", SKIPPED: "skipped"}
@@ -64,26 +78,26 @@ def _mark(ax: Axes, row: int, column: int) -> None:
 
 
 def plot_naive_and_tiled(blocks: int = 8) -> Figure:
-    """Beside each other: all scores go through slow memory; one tile at a time is in fast memory."""
-    left, right = panels(2, (8.6, 3.9))
+    """Above each other: all scores go through slow memory; one tile at a time is in fast memory."""
+    upper, lower = panels(2, (4.4, 8), 1)
     full = tint(COLORS["naive"], 0.6)
-    for ax in (left, right):
+    for ax in (upper, lower):
         ax.imshow([[0] * blocks] * blocks, cmap=ListedColormap([PAPER]), extent=(0, blocks, blocks, 0))
         ax.grid(False)
         ax.set(xlim=(-0.4, blocks), ylim=(blocks, -0.4), xticks=[], yticks=[], xlabel="keys", ylabel="queries")
-    left.add_patch(Rectangle((0, 0), blocks, blocks, facecolor=full, edgecolor=GREY))
-    left.set_title("naive: every score written and read", fontsize=10)
-    right.hlines(range(blocks + 1), 0, blocks, GREY, linewidth=0.6)
-    right.vlines(range(blocks + 1), 0, blocks, GREY, linewidth=0.6)
+    upper.add_patch(Rectangle((0, 0), blocks, blocks, facecolor=full, edgecolor=GREY))
+    upper.set_title("naive: every score written and read", fontsize=FONT_SIZE)
+    lower.hlines(range(blocks + 1), 0, blocks, GREY, linewidth=0.6)
+    lower.vlines(range(blocks + 1), 0, blocks, GREY, linewidth=0.6)
     row, column = blocks // 2, blocks // 3
-    right.add_patch(Rectangle((0, row), column, 1, facecolor=TINTS[CROSSED]))
-    right.add_patch(Rectangle((column, row), 1, 1, facecolor=TINTS[WHOLE]))
-    _mark(right, row, column)
-    right.text(column + 1.15, -0.05, "its keys", color=BLUE, va="bottom", fontsize=9)
-    right.text(0.2, row - 0.1, "its queries", color=ORANGE, va="bottom", fontsize=9)
-    right.annotate("", (blocks - 0.2, row + 0.5), (column + 1.2, row + 0.5), arrowprops={"arrowstyle": "-|>"})
-    right.set_title("tiled: one tile at a time, none kept", fontsize=10)
-    return left.figure
+    lower.add_patch(Rectangle((0, row), column, 1, facecolor=TINTS[CROSSED]))
+    lower.add_patch(Rectangle((column, row), 1, 1, facecolor=TINTS[WHOLE]))
+    _mark(lower, row, column)
+    lower.text(column + 1.15, -0.05, "its keys", color=BLUE, va="bottom", fontsize=SMALL)
+    lower.text(0.2, row - 0.1, "its queries", color=ORANGE, va="bottom", fontsize=SMALL)
+    lower.annotate("", (blocks - 0.2, row + 0.5), (column + 1.2, row + 0.5), arrowprops={"arrowstyle": "-|>"})
+    lower.set_title("tiled: one tile at a time, none kept", fontsize=FONT_SIZE)
+    return upper.figure
 
 
 def partition(kind: str, blocks: int = 2 * WORKERS) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -16,7 +15,20 @@ from lessons_lib.decoding.proposal import Proposal, Scratch, Tree
 from lessons_lib.decoding.proposers.lookahead import branches, window_layout
 from lessons_lib.figures.masks import name_tokens, plot_mask, rule
 from lessons_lib.figures.rows import as_dicts, by_key
-from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, PAPER, axes, color, tint
+from lessons_lib.figures.style import (
+    COLORS,
+    CYCLE,
+    FONT_SIZE,
+    GREY,
+    INK,
+    PAPER,
+    SMALL,
+    WIDTH,
+    axes,
+    color,
+    panels,
+    tint,
+)
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
 WRONG, LUCKY, SETTLED = range(3)
@@ -76,19 +88,19 @@ def plot_branch_mask(W: int = 5, N: int = 4, G: int = 2, ax: Axes | None = None)
     name_tokens(ax, names, rows)
     ax.set(xlabel="may look at", ylabel="token, and where it stands")
     patches = [Patch(color=shade, label=name) for name, shade in shown.items()]
-    ax.legend(handles=patches, loc="upper right", fontsize=8)
+    ax.legend(handles=patches, loc="upper right", fontsize=SMALL)
     return ax
 
 
 def plot_masks(W: int = 5, N: int = 4, G: int = 2) -> Figure:
-    """Beside each other: the causal mask of as many tokens in a row, and the mask of one lookahead step."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 5.2), layout="constrained", facecolor=PAPER)
+    """Above each other: the causal mask of as many tokens in a row, and the mask of one lookahead step."""
+    upper, lower = panels(2, (WIDTH, 12), 1)
     T = (W + G) * (N - 1)
-    plot_mask(causal_mask(T, T), [1] * T, [COLORS["cache"]], left)
-    name_tokens(left, [str(i) for i in range(T)], [f"+{i}" for i in range(T)])
-    left.set_title(f"causal: {T} tokens in a row", fontsize=10)
-    plot_branch_mask(W, N, G, right).set_title(f"lookahead: W={W}, N={N}, G={G}", fontsize=10)
-    return figure
+    plot_mask(causal_mask(T, T), [1] * T, [COLORS["cache"]], upper)
+    name_tokens(upper, [str(i) for i in range(T)], [f"+{i}" for i in range(T)])
+    upper.set_title(f"causal: {T} tokens in a row", fontsize=FONT_SIZE)
+    plot_branch_mask(W, N, G, lower).set_title(f"lookahead: W={W}, N={N}, G={G}", fontsize=FONT_SIZE)
+    return lower.figure
 
 
 def plot_pool_growth(rows: Iterable[Any]) -> Axes:
@@ -102,7 +114,7 @@ def plot_pool_growth(rows: Iterable[Any]) -> Axes:
         hits = [r for r in group if r["committed"] > 1]
         ax.scatter([r["step"] for r in hits], [r["ngrams"] for r in hits], [12 * r["committed"] for r in hits], shade)
     ax.set(xlabel="step", ylabel="n-grams in the pool", xlim=(0, None), ylim=(0, None))
-    ax.legend(title="dots: more than one token committed")
+    ax.legend(title="dots: more than one token committed,\nlarger for more")
     return ax
 
 

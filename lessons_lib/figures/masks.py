@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from torch import Tensor
 
-from lessons_lib.figures.style import GREY, PAPER, axes
+from lessons_lib.figures.style import GREY, PAPER, SMALL, axes
 
 READABLE = 32  # tokens up to which a mask's rows and columns are named
 
@@ -24,8 +24,8 @@ def plot_mask(allow: Tensor, kinds: Sequence[int], shades: Sequence[str], ax: Ax
 def name_tokens(ax: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
     """Label a mask's tokens, as long as there is room for it."""
     many = len(columns) > READABLE
-    ax.set_xticks([] if many else range(len(columns)), [] if many else columns, rotation=90, fontsize=8)
-    ax.set_yticks([] if many else range(len(rows)), [] if many else rows, fontsize=8)
+    ax.set_xticks([] if many else range(len(columns)), [] if many else columns, rotation=90, fontsize=SMALL)
+    ax.set_yticks([] if many else range(len(rows)), [] if many else rows, fontsize=SMALL)
 
 
 def rule(ax: Axes, columns: int, rows: int) -> None:

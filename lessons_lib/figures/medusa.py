@@ -15,11 +15,11 @@ from lessons_lib.decoding.proposal import ANCHOR
 from lessons_lib.decoding.trees import TreeShape, ancestors
 from lessons_lib.figures.masks import name_tokens, plot_mask
 from lessons_lib.figures.rows import as_dicts, spread
-from lessons_lib.figures.style import COLORS, CYCLE, INK, MARKERS, PAPER, axes, panels, tint
+from lessons_lib.figures.style import COLORS, CYCLE, INK, MARKERS, PAPER, SMALL, WIDTH, axes, panels, tint
 
 KINDS = {"anchor": INK, "guess": COLORS["medusa"], "accepted": COLORS["accepted"]}  # numbered 1, 2, 3
 LABELLED = 40  # nodes up to which a tree's are labelled
-WIDE = (10.4, 3.6)  # inches, of two panels
+STACKED = (WIDTH, 6.4)  # inches, of two panels
 Words = Mapping[int, str] | None
 
 
@@ -46,25 +46,27 @@ def plot_tree(shape: TreeShape, words: Words = None, taken: Collection[int] = ()
     if len(shape.choices) <= LABELLED:
         for place, name, shade in zip(at.values(), names(shape, words), shades, strict=True):
             box = {"boxstyle": "round,pad=0.25", "facecolor": tint(shade), "edgecolor": shade}
-            ax.text(*place, name, ha="center", va="center", fontsize=8, color=INK, bbox=box)
+            ax.text(*place, name, ha="center", va="center", fontsize=SMALL, color=INK, bbox=box)
     _by_depth(ax, shape)
     return ax
 
 
 def plot_tree_and_mask(shape: TreeShape, words: Words = None, taken: Collection[int] = ()) -> Figure:
-    """plot_tree, and beside it who of anchor and nodes may look at whom; rows say how far behind the anchor.
+    """plot_tree, and under it who of anchor and nodes may look at whom; rows say how far behind the anchor.
 
     words, taken: as in plot_tree.
     """
-    size, ratios = (10.4, max(5.2, tall(shape))), {"width_ratios": (1.1, 1)}
-    figure, (left, right) = plt.subplots(1, 2, figsize=size, gridspec_kw=ratios, layout="constrained", facecolor=PAPER)
-    plot_tree(shape, words, taken, left)
-    plot_mask(ancestors(shape), kinds(shape, taken), list(KINDS.values()), right)
+    high = tall(shape)
+    figure, (upper, lower) = plt.subplots(
+        2, 1, figsize=(WIDTH, high + 5.8), height_ratios=(high, 5.8), layout="compressed", facecolor=PAPER
+    )
+    plot_tree(shape, words, taken, upper)
+    plot_mask(ancestors(shape), kinds(shape, taken), list(KINDS.values()), lower)
     columns = names(shape, words)
-    name_tokens(right, columns, [f"{name}  +{depth}" for name, depth in zip(columns, [0, *shape.depths], strict=True)])
-    right.set(xlabel="may look at", ylabel="token, and where it stands")
+    name_tokens(lower, columns, [f"{name}  +{depth}" for name, depth in zip(columns, [0, *shape.depths], strict=True)])
+    lower.set(xlabel="may look at", ylabel="token, and where it stands")
     shown = [(name, shade) for name, shade in KINDS.items() if taken or name != "accepted"]
-    right.legend(handles=[Patch(color=shade, label=name) for name, shade in shown], loc="upper right", fontsize=8)
+    lower.legend(handles=[Patch(color=shade, label=name) for name, shade in shown], loc="upper right", fontsize=SMALL)
     return figure
 
 
@@ -100,22 +102,22 @@ def plot_heads_training(curve: Iterable[Any]) -> Figure:
     curve: rows of `HeadsRun`: `step`, `loss` (not before the first step), and some with `held_loss` (both in nats,
     heads weighted), `top1` and `top5`, a share for each head.
     """
-    rows, (left, right), grey = as_dicts(curve), panels(2, WIDE), tint(INK, 0.4)
+    rows, (upper, lower), grey = as_dicts(curve), panels(2, STACKED, 1), tint(INK, 0.4)
     looks = [row for row in rows if "held_loss" in row]
     seen = [row["step"] for row in looks]
     trained = [row for row in rows if "loss" in row]
-    left.plot([row["step"] for row in trained], [row["loss"] for row in trained], color=grey, label="training batch")
-    left.plot(seen, [row["held_loss"] for row in looks], "o-", color=COLORS["medusa"], label="held-back texts")
-    left.set(xlabel="training step", ylabel="loss [nats, heads weighted]", ylim=(0, None))
-    left.legend()
+    upper.plot([row["step"] for row in trained], [row["loss"] for row in trained], color=grey, label="training batch")
+    upper.plot(seen, [row["held_loss"] for row in looks], "o-", color=COLORS["medusa"], label="held-back texts")
+    upper.set(xlabel="training step", ylabel="loss [nats, heads weighted]", ylim=(0, None))
+    upper.legend()
     for key, style in (("top1", "-"), ("top5", "--")):
         for k, shares in enumerate(zip(*(row[key] for row in looks), strict=True)):
             label = f"head {k + 1}" if key == "top1" else None
-            right.plot(seen, shares, style, color=_shade(k), label=label)
-    right.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
+            lower.plot(seen, shares, style, color=_shade(k), label=label)
+    lower.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
     if looks:
-        right.legend(title="solid: the favourite\ndashed: one of five", ncols=2)
-    return right.figure
+        lower.legend(title="solid: the favourite\ndashed: one of five", ncols=2)
+    return lower.figure
 
 
 def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
@@ -139,19 +141,19 @@ def plot_tree_sizes(rows: Iterable[Any]) -> Figure:
     rows: `nodes`; `expected` and `speed_predicted`, foretold from the heads' accuracies; and where known `counted` and
     `speed_counted`, and `samples` (repeated measurements of the speed). Stars mark the fastest sizes.
     """
-    rows, (left, right) = sorted(as_dicts(rows), key=lambda row: row["nodes"]), panels(2, WIDE)
-    _sizes(left, rows, "expected", "counted")
-    left.set(xlabel="nodes of the tree", ylabel="tokens per forward", ylim=(0, None))
-    _sizes(right, rows, "speed_predicted", "speed_counted", best=True)
+    rows, (upper, lower) = sorted(as_dicts(rows), key=lambda row: row["nodes"]), panels(2, STACKED, 1)
+    _sizes(upper, rows, "expected", "counted")
+    upper.set(xlabel="nodes of the tree", ylabel="tokens per forward", ylim=(0, None))
+    _sizes(lower, rows, "speed_predicted", "speed_counted", best=True)
     if timed := [row for row in rows if "samples" in row]:
         middle, bars = spread([row["samples"] for row in timed])
         style = dict(fmt="o", capsize=3, color=COLORS["measured"], label="measured")
-        right.errorbar([row["nodes"] for row in timed], middle, yerr=bars, **style)
-    right.axhline(1, linestyle=":", color=COLORS["limit"])
-    right.set(xlabel="nodes of the tree", ylabel="speed [times plain]", ylim=(0, None))
-    for ax in (left, right):
+        lower.errorbar([row["nodes"] for row in timed], middle, yerr=bars, **style)
+    lower.axhline(1, linestyle=":", color=COLORS["limit"])
+    lower.set(xlabel="nodes of the tree", ylabel="speed [times plain]", ylim=(0, None))
+    for ax in (upper, lower):
         ax.legend(loc="lower right")
-    return right.figure
+    return lower.figure
 
 
 def _sizes(ax: Axes, rows: Sequence[Mapping[str, Any]], foretold: str, counted: str, best: bool = False) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lessons_lib.figures.compare import plot_prediction
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.sparsity import plot_lines
-from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, MARKERS, ORANGE, axes, panels, tint
+from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, MARKERS, ORANGE, WIDTH, axes, panels, tint
 
 BINS = 80
 FAR = 8  # times
@@ -36,21 +36,21 @@ def plot_levels(levels: Mapping[str, Sequence[float]]) -> Axes:
 
 
 def plot_rounding(x: Tensor, rounded: Tensor) -> Figure:
-    """Left, how values are spread before and after rounding; right, the errors. x, rounded: of one shape."""
-    left, right = panels(2, (8.2, 3.3))
+    """Above, how values are spread before and after rounding; below, the errors. x, rounded: of one shape."""
+    upper, lower = panels(2, (WIDTH, 5.6), 1)
     stride = max(1, x.numel() // MOST_DRAWN)
     x, rounded = (part.detach().flatten()[::stride].float().cpu() for part in (x, rounded))
     most = float(x.abs().quantile(0.999)) or 1.0
-    left.hist(x.tolist(), BINS, range=(-most, most), color=tint(BLUE, 0.45), label="as they were")
-    left.hist(rounded.tolist(), BINS, range=(-most, most), histtype="step", color=ORANGE, label="rounded")
-    left.set(xlabel="value", ylabel="weights")
-    left.legend(fontsize=9)
+    upper.hist(x.tolist(), BINS, range=(-most, most), color=tint(BLUE, 0.45), label="as they were")
+    upper.hist(rounded.tolist(), BINS, range=(-most, most), histtype="step", color=ORANGE, label="rounded")
+    upper.set(xlabel="value", ylabel="weights")
+    upper.legend(fontsize=9)
     errors = rounded - x
     wide = float(errors.abs().max()) or 1e-12
-    right.hist(errors.tolist(), BINS, range=(-wide, wide), color=ORANGE)
-    right.set(xlabel="error")
-    right.ticklabel_format(axis="x", style="sci", scilimits=(-3, 3))
-    return left.figure
+    lower.hist(errors.tolist(), BINS, range=(-wide, wide), color=ORANGE)
+    lower.set(xlabel="error")
+    lower.ticklabel_format(axis="x", style="sci", scilimits=(-3, 3))
+    return upper.figure
 
 
 def plot_dots(rows: Iterable[Any], x: str, scale: str = "linear") -> Axes:

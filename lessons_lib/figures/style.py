@@ -70,7 +70,7 @@ def panels(count: int, figsize: tuple[float, float], across: int | None = None) 
     """So many empty axes in one figure, `across` (without it all) beside each other; figsize in inches, of all."""
     columns = min(count, across or count)
     _, grid = plt.subplots(
-        -(-count // columns), columns, figsize=figsize, layout="constrained", facecolor=PAPER, squeeze=False
+        -(-count // columns), columns, figsize=figsize, layout="compressed", facecolor=PAPER, squeeze=False
     )
     for ax in grid.flat[count:]:
         ax.remove()
