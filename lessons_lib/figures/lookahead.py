@@ -129,8 +129,9 @@ def plot_payoff(rows: Iterable[Any], costs: WidthCurve) -> Axes:
     ax.plot(at, [v(w) for w in at], color=COLORS["limit"], label="v(w): must be exceeded to gain")
     for method, group in by_key(rows, "method").items():
         ax.scatter([r["width"] for r in group], [r["tokens"] for r in group], 36, color(method), label=method)
-    for i, row in enumerate(sorted(rows, key=lambda row: row["width"])):
-        place = (5, -12 if i % 2 else 5)  # neighbours above and below: they do not cover each other
+    for row in rows:
+        near = [(r["tokens"], r["width"]) for r in rows if abs(r["width"] - row["width"]) < widest / 8]
+        place = (5, 5 if (row["tokens"], row["width"]) == max(near) else -14)  # so that neighbours' do not meet
         ax.annotate(row["label"], (row["width"], row["tokens"]), place, textcoords="offset points", fontsize=9)
     ax.set(xlabel="tokens fed per forward, w", ylabel="tokens committed per forward", xlim=(0, None), ylim=(0, None))
     ax.legend(loc="lower right")
