@@ -1,4 +1,4 @@
-"""The recipe of smol-draft: `python -m lessons_lib.training collect | distill | evaluate | export`.
+"""The recipe of smol-draft: `python -m lessons_lib.training collect | distill | evaluate | export | bits`.
 
 That of Medusa heads, which learn from the same texts, is in heads_commands.
 """
@@ -15,13 +15,13 @@ from lessons_lib.models.draft import decoder_of, own_weights
 from lessons_lib.models.registry import OURS
 from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
 from lessons_lib.paths import cache_dir
-from lessons_lib.training import card, collect, evaluate, heads_commands, held_out, prompts
+from lessons_lib.training import bits, card, collect, evaluate, heads_commands, held_out, prompts
 from lessons_lib.training.batched import Text
 from lessons_lib.training.distill import distill
 from lessons_lib.training.run import Recipe, fresh, trained
 
 TARGET, DRAFT = "smollm2-135m", "smol-draft"
-DESIGNS = "designs.json"  # beside the weights
+DESIGNS, BITS = "designs.json", "bits.json"  # beside the weights
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument("--run", default="default")
     part.add_argument("--into", type=Path, default=OURS / DRAFT)
     part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
+    part = parts.add_parser("bits", help="what runs are worth whose drafts are rounded, on the held-out texts")
+    part.add_argument("--runs", nargs="+", required=True, help="of drafts that were trained alike, such as of N and 2N")
     heads_commands.add_parts(parts)
     return top
 
@@ -133,6 +135,18 @@ def log_design(name: str, draft: Decoder, found: dict) -> None:
     (OURS / DRAFT / DESIGNS).write_text(json.dumps([*others, line], indent=1) + "\n", encoding="utf-8")
 
 
+def run_bits(options: argparse.Namespace) -> int:
+    """Store what drafts of several sizes are worth in several widths."""
+    texts, found = collect.read_all(collect.folder(held_out=True)), []
+    for name in options.runs:
+        run = trained(target(), runs(name))
+        size = sum(weight.numel() for weight in own_weights(run.draft).values())
+        rows = bits.rounded_worth(run.draft, texts)
+        found.append({"run": name, "parameters": size, "steps": run.step, "recipe": asdict(run.recipe), "rows": rows})
+    (OURS / DRAFT / BITS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
 def run_export(options: argparse.Namespace) -> int:
     """Store a run's draft with its card and page."""
     texts, run = collect.read_all(collect.folder(held_out=True)), trained(target(), runs(options.run))
@@ -165,7 +179,7 @@ def runs(name: str) -> Path:
 
 
 COMMANDS = {"collect": run_collect, "distill": run_distill, "evaluate": run_evaluate, "export": run_export}
-COMMANDS |= heads_commands.COMMANDS
+COMMANDS |= {"bits": run_bits} | heads_commands.COMMANDS
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,9 +8,10 @@ from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.decoding.trace import tokens_per_forward
-from lessons_lib.models.draft import start_from
+from lessons_lib.models.draft import own_weights, start_from
 from lessons_lib.training import distill, evaluate
 from lessons_lib.training.batched import Text
+from lessons_lib.training.bits import rounded_worth
 
 R, W = True, False
 
@@ -87,3 +88,13 @@ def test_kinds_of_the_bar_are_averaged_each_counting_the_same(target, monkeypatc
 
 def test_of_nothing_there_is_no_mean():
     assert evaluate.mean([1.0, 2.0]) == 1.5 and evaluate.mean([]) != evaluate.mean([])
+
+
+def test_a_drafts_worth_in_few_bits_is_that_of_its_rounded_matrices(target, texts):
+    whole = start_from(target, range(len(target.layers)), torch.arange(97))  # guesses all that the target says
+    coarse, fine = rounded_worth(whole, texts, ("int2 g16 minimum", "int8 g16 minimum"))
+    matrices = sum(weight.numel() for weight in own_weights(whole).values() if weight.dim() == 2)
+    assert (coarse["bits"], fine["bits"]) == (4, 10)  # a scale and a minimum of 16 bits for 16 weights
+    assert fine["total"] == 10 * matrices
+    assert coarse["right"] < fine["right"] <= 1
+    assert coarse["tokens_per_forward"] < fine["tokens_per_forward"]
