@@ -8,19 +8,20 @@ import pytest
 
 from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.data import HELD_OUT, TEXTS, Question, questions, text
+from lessons_lib.training.prompts import own
 
 LINE = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."], "reference": ["", ""]}
 GROUNDED = ("summarization", "qa", "code")
 
 
 def test_our_own_questions_are_many_of_every_category_and_some_have_several_turns():
-    own = questions()
-    counts = Counter(question.category for question in own)
+    ours = questions()
+    counts = Counter(question.category for question in ours)
     assert set(counts) == {"chat", *GROUNDED, "math", "writing", "lists"} and min(counts.values()) >= 8
     assert sum(counts.values()) - counts["lists"] >= 60
-    several = {question.category for question in own if len(question.turns) > 1}
-    assert several == {"chat"} and sum(len(question.turns) > 1 for question in own) >= 4
-    assert len({question.turns for question in own}) == len(own)
+    several = {question.category for question in ours if len(question.turns) > 1}
+    assert several == {"chat"} and sum(len(question.turns) > 1 for question in ours) >= 4
+    assert len({question.turns for question in ours}) == len(ours)
 
 
 def test_held_out_prompts_are_of_every_kind_that_is_measured_and_each_source_is_in_the_notice():
@@ -32,6 +33,11 @@ def test_held_out_prompts_are_of_every_kind_that_is_measured_and_each_source_is_
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     assert len(sources) == 6 and all(f'"{source}"' in notice for source in sources)
     assert not {question.turns for question in questions(HELD_OUT)} & {question.turns for question in questions()}
+
+
+def test_no_question_that_is_measured_trains_a_draft_or_heads():
+    measured = {turn for question in questions() for turn in question.turns}
+    assert not measured & {prompt.text for prompt in own()}
 
 
 @pytest.mark.parametrize("question", [q for q in questions() if q.category in GROUNDED], ids=lambda q: q.question_id)
