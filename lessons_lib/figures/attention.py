@@ -22,6 +22,7 @@ from lessons_lib.figures.style import (
     ORANGE,
     PAPER,
     SMALL,
+    WIDTH,
     axes,
     color,
     panels,
@@ -128,9 +129,9 @@ PANELS = (
 
 
 def plot_partition() -> Figure:
-    """Who works on which part: above, thread blocks on a head's scores; below, the four warps of one on a tile."""
-    figure = plt.figure(figsize=(8.6, 6.4), layout="constrained", facecolor=PAPER)
-    grid = figure.subplot_mosaic("AABBCC;.DDEE.")
+    """Who works on which part: thread blocks on a head's scores; in the last row, the four warps of one on a tile."""
+    figure = plt.figure(figsize=(WIDTH, 8.4), layout="compressed", facecolor=PAPER)
+    grid = figure.subplot_mosaic("AB;C.;DE", height_ratios=(4, 1, 4))
     for ax, (kind, title, below) in zip(grid.values(), PANELS, strict=True):
         owners = partition(kind)
         shades = [tint(shade, 0.55) for shade in CYCLE[:WORKERS]]
@@ -138,9 +139,9 @@ def plot_partition() -> Figure:
         ax.imshow(owners, cmap=ListedColormap(shades), vmin=0, vmax=WORKERS - 1, extent=extent)
         ax.hlines(range(len(owners) + 1), 0, len(owners[0]), PAPER, linewidth=0.8)
         ax.vlines(range(len(owners[0]) + 1), 0, len(owners), PAPER, linewidth=0.8)
-        ax.set_title(title, fontsize=10)
+        ax.set_title(title, fontsize=FONT_SIZE)
         ax.set(xticks=[], yticks=[], ylabel="query" if kind == "decoding" else "queries")
-        ax.set_xlabel(f"keys\n{below}", fontsize=9)
+        ax.set_xlabel(f"keys\n{below}", fontsize=SMALL)
         ax.spines[:].set_visible(False)
     return figure
 
