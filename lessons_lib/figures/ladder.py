@@ -95,16 +95,19 @@ def plot_quality(rows: Iterable[Any], tolerated: float) -> Axes:
 def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     """Ladders from elsewhere beside ours: times the first rung, step by step, on a log axis.
 
-    ladders: label -> (rung, speed) in order. The rungs' names stand at their dots, the first one's in the legend.
+    ladders: label -> (rung, speed) in order. The rungs' names stand at their dots, once where ladders share a step, the
+    first one's in the legend.
     """
-    ax = axes((WIDTH, 4.2))
+    ax, named = axes((WIDTH, 4.2)), set()
     for style, shade, (label, rungs) in zip(MARKERS, CYCLE, ladders.items(), strict=False):
         (first, slowest), *others = rungs
         times = [speed / slowest for _, speed in rungs]
         ax.plot(range(len(rungs)), times, f"{style}-", color=shade, label=f"{label}; 1 is {first}")
         for at, ((name, _), value) in enumerate(zip(others, times[1:], strict=True), 1):
-            ax.annotate(name, (at, value), (4, -12), textcoords="offset points", fontsize=8, color=shade)
-    ax.set(yscale="log", xlabel="rung", ylabel="times the first rung")
+            if (at, name) not in named:
+                ax.annotate(name, (at, value), (4, -12), textcoords="offset points", fontsize=8, color=shade)
+            named.add((at, name))
+    ax.set(yscale="log", xlabel="steps up the ladder", ylabel="times the first rung")
     ax.set_xticks(range(max(map(len, ladders.values()))))
     _, high = ax.get_ylim()
     ticks = [tick for tick in (1, 2, 3, 5, 10, 20, 30, 50) if tick <= high]

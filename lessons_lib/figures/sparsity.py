@@ -7,9 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from lessons_lib.figures.rows import as_dicts, by_key, spread
+from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.style import CYCLE, GREY, INK, MARKERS, axes
 from lessons_lib.measure.sparsity import speedup, union
+
+ASIDE = 0.007  # of S, by which points of several labels stand beside each other
 
 
 def plot_heads(values: Tensor, label: str) -> Axes:
@@ -41,25 +43,28 @@ def plot_lines(rows: Iterable[Any], x: str, y: str, scale: str = "linear") -> Ax
 
 
 def plot_gains(rows: Iterable[Any], oracle: bool = True) -> Axes:
-    """Times as fast as dense against the share skipped (median, bar from minimum to maximum), dashed as predicted.
+    """Times as fast as dense against the share skipped (median, quartiles), dashed as predicted; labels side by side.
 
     rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction; between two rows it is drawn as
     what it is made of, bytes that fall in a straight line. oracle: draw 1/(1 - S), the limit of a product that reads
     only what it needs.
     """
-    ax, rows = axes(), as_dicts(rows)
+    ax, rows, drawn = axes(), as_dicts(rows), []
     for i, (label, group) in enumerate(by_key(rows, "label").items()):
-        at, shade = [row["sparsity"] for row in group], CYCLE[i % len(CYCLE)]
-        middle, bars = spread([row["samples"] for row in group])
-        ax.errorbar(at, middle, yerr=bars, fmt=MARKERS[i % len(MARKERS)], capsize=3, color=shade, label=label)
-        if all("predicted" in row for row in group):
-            ax.plot(*by_bytes(at, [row["predicted"] for row in group]), "--", color=shade)
+        at, shade = np.array([row["sparsity"] for row in group]), CYCLE[i % len(CYCLE)]
+        low, middle, high = np.array([np.percentile(row["samples"], (25, 50, 75)) for row in group]).T
+        beside, bars = at + ASIDE * i, (middle - low, high - middle)
+        ax.errorbar(beside, middle, yerr=bars, fmt=MARKERS[i % len(MARKERS)], capsize=3, color=shade, label=label)
+        predicted = [row.get("predicted") for row in group]
+        if None not in predicted and predicted not in drawn:  # those of several labels may be the same
+            ax.plot(*by_bytes(at, predicted), "--", color=shade)
+            drawn.append(predicted)
     ax.axhline(1, color=GREY, linewidth=1)
     if oracle:
         at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})
         ax.plot(*by_bytes(at, [speedup(1, s) for s in at]), ":", color=INK, label="limit 1/(1 - S)")
     ax.set(xlabel="share skipped, S", ylabel="times as fast as dense", yscale="log")
-    ax.legend(fontsize=9, title="dashed: predicted")
+    ax.legend(fontsize=9, title="dashed: predicted; bars: quartiles")
     return ax
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lessons_lib.figures.sparsity import plot_gains, plot_heads, plot_limits, plot_lines
+from lessons_lib.figures.sparsity import ASIDE, plot_gains, plot_heads, plot_limits, plot_lines
 
 GAINS = [
     {"label": "gather", "sparsity": 0.5, "samples": [0.6, 0.8, 0.7], "predicted": 2 / 3},
@@ -33,12 +33,13 @@ def test_lines_are_the_rows_in_colours_and_markers_of_their_own():
     assert [label.get_text() for label in logarithmic.get_xticklabels()] == ["0.5", "0.9"]
 
 
-def test_gains_show_median_spread_prediction_and_the_oracle():
+def test_gains_show_median_quartiles_prediction_and_the_oracle():
     ax = plot_gains(GAINS)
     gather = ax.containers[0]
     assert points(gather.lines[0]) == [(0.5, 0.7), (0.9, 2.5)]
     ends = [segment.tolist() for segment in gather.lines[2][0].get_segments()]
-    assert ends[0] == [[0.5, pytest.approx(0.6)], [0.5, pytest.approx(0.8)]]
+    assert ends[0] == [[0.5, pytest.approx(0.65)], [0.5, pytest.approx(0.75)]]
+    assert points(ax.containers[1].lines[0]) == [(0.5 + ASIDE, 1.0)]
     dashed = [line for line in ax.get_lines() if line.get_linestyle() == "--"]
     (predicted,), (oracle,) = dashed, [line for line in ax.get_lines() if line.get_linestyle() == ":"]
     for line, factor in ((predicted, 1 / 3), (oracle, 1)):  # between the rows, too: 1 is passed at S = 2/3, not before
@@ -46,6 +47,11 @@ def test_gains_show_median_spread_prediction_and_the_oracle():
         assert (found[0][0], found[-1][0]) == (0.5, 0.9) and len(found) > 50
         assert all(y == pytest.approx(factor / (1 - x)) for x, y in found)
     assert all(line.get_linestyle() != ":" for line in plot_gains(GAINS, oracle=False).get_lines())
+
+
+def test_a_prediction_that_several_labels_share_is_drawn_once():
+    alike = [row | {"label": "gather, blocks"} for row in GAINS[:2]]
+    assert sum(line.get_linestyle() == "--" for line in plot_gains([*GAINS, *alike]).get_lines()) == 1
 
 
 def test_limits_shrink_with_the_rows_of_a_step():
