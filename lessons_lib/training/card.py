@@ -45,6 +45,9 @@ Short runs, to choose by; all figures are tokens per forward on the held-out pro
 within a group of equal steps: "60 short steps" are of 1,024 tokens, from 640 texts, the others of 2,048.
 
 {designs}
+
+What drafts of three and of six layers, trained alike, are worth in 2 to 8 bits stands in `bits.json`, where there is
+one (`python -m lessons_lib.training bits --runs NAME NAME`; lesson 10 plots it).
 """
 
 
