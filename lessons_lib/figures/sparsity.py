@@ -49,16 +49,14 @@ def plot_gains(rows: Iterable[Any], oracle: bool = True) -> Axes:
     what it is made of, bytes that fall in a straight line. oracle: draw 1/(1 - S), the limit of a product that reads
     only what it needs.
     """
-    ax, rows, drawn = axes(), as_dicts(rows), []
+    ax, rows = axes(), as_dicts(rows)
     for i, (label, group) in enumerate(by_key(rows, "label").items()):
         at, shade = np.array([row["sparsity"] for row in group]), CYCLE[i % len(CYCLE)]
         low, middle, high = np.array([np.percentile(row["samples"], (25, 50, 75)) for row in group]).T
         beside, bars = at + ASIDE * i, (middle - low, high - middle)
         ax.errorbar(beside, middle, yerr=bars, fmt=MARKERS[i % len(MARKERS)], capsize=3, color=shade, label=label)
-        predicted = [row.get("predicted") for row in group]
-        if None not in predicted and predicted not in drawn:  # those of several labels may be the same
-            ax.plot(*by_bytes(at, predicted), "--", color=shade)
-            drawn.append(predicted)
+        if all("predicted" in row for row in group):
+            ax.plot(*by_bytes(at, [row["predicted"] for row in group]), "--", color=shade)
     ax.axhline(1, color=GREY, linewidth=1)
     if oracle:
         at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})

@@ -141,7 +141,7 @@ def run_bits(options: argparse.Namespace) -> int:
     for name in options.runs:
         run = trained(target(), runs(name))
         size = sum(weight.numel() for weight in own_weights(run.draft).values())
-        rows = bits.rounded_worth(run.draft, texts)
+        rows = bits.rounded_worth(run.draft, texts, bits.FORMATS)
         found.append({"run": name, "parameters": size, "steps": run.step, "recipe": asdict(run.recipe), "rows": rows})
     (OURS / DRAFT / BITS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -11,7 +11,7 @@ from lessons_lib.training.evaluate import evaluate, mean
 FORMATS = tuple(f"int{bits} g64 minimum" for bits in (2, 3, 4, 5, 6, 8))
 
 
-def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequence[str] = FORMATS) -> list[dict]:
+def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequence[str]) -> list[dict]:
     """A row for each format of the draft's own matrices, norms and the borrowed head left as they are.
 
     bits: a weight, scales and minima included. total: of all own matrices. tokens_per_forward: with 4 guesses a step,

@@ -49,11 +49,6 @@ def test_gains_show_median_quartiles_prediction_and_the_oracle():
     assert all(line.get_linestyle() != ":" for line in plot_gains(GAINS, oracle=False).get_lines())
 
 
-def test_a_prediction_that_several_labels_share_is_drawn_once():
-    alike = [row | {"label": "gather, blocks"} for row in GAINS[:2]]
-    assert sum(line.get_linestyle() == "--" for line in plot_gains([*GAINS, *alike]).get_lines()) == 1
-
-
 def test_limits_shrink_with_the_rows_of_a_step():
     alone = plot_limits({"mlp": 0.6}, 0.5, 1, levels=[0.0, 0.5, 0.9]).get_lines()
     assert points(alone[0]) == [(0.0, 1.0), (0.5, pytest.approx(1 / 0.7)), (0.9, pytest.approx(1 / 0.46))]
