@@ -39,9 +39,9 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def paged_bytes(shape: ModelShape, tokens: int, block_size: int, batch: int = 1, cache_bytes: float = 2) -> float:
-    """Bytes of a paged cache: whole blocks of P tokens for every sequence."""
-    return kv_bytes(shape, blocks_for(tokens, block_size) * block_size, batch, cache_bytes)
+def paged_bytes(shape: ModelShape, tokens: int, block_size: int, batch: int = 1) -> float:
+    """Bytes of a paged cache in 16 bits: whole blocks of P tokens for every sequence."""
+    return kv_bytes(shape, blocks_for(tokens, block_size) * block_size, batch)
 
 
 def mla_bytes_per_token(layers: int, latent: int, rotary: int, cache_bytes: float = 2) -> float:

@@ -50,11 +50,9 @@ def tile_states(T: int, S: int, block_q: int, block_k: int, causal: bool = True)
     return [[state(rows, columns) for columns in spans(S, block_k)] for rows in spans(T, block_q)]
 
 
-def plot_tiles(
-    T: int, S: int, block_q: int, block_k: int, causal: bool = True, now: tuple[int, int] | None = None
-) -> Axes:
-    """The score matrix in tiles. now: (row, column) of the one in fast memory; its queries and keys are marked."""
-    states, ax = tile_states(T, S, block_q, block_k, causal), axes((5.2, 4.6))
+def plot_tiles(T: int, S: int, block_q: int, block_k: int, now: tuple[int, int] | None = None) -> Axes:
+    """The causal scores in tiles. now: (row, column) of the one in fast memory; its queries and keys are marked."""
+    states, ax = tile_states(T, S, block_q, block_k), axes((5.2, 4.6))
     height, width = len(states), len(states[0])
     ax.imshow(states, cmap=ListedColormap(TINTS), vmin=0, vmax=2, aspect="auto", extent=(0, width, height, 0))
     ax.grid(False)
@@ -78,9 +76,9 @@ def _mark(ax: Axes, row: int, column: int) -> None:
     ax.plot([column, column + 1], [0, 0], color=BLUE, linewidth=9, solid_capstyle="butt", clip_on=False)
 
 
-def plot_naive_and_tiled(blocks: int = 8) -> Figure:
+def plot_naive_and_tiled() -> Figure:
     """Above each other: all scores go through slow memory; one tile at a time is in fast memory."""
-    upper, lower = panels(2, (4.4, 8), 1)
+    (upper, lower), blocks = panels(2, (4.4, 8), 1), 8
     full = tint(COLORS["naive"], 0.6)
     for ax in (upper, lower):
         ax.imshow([[0] * blocks] * blocks, cmap=ListedColormap([PAPER]), extent=(0, blocks, blocks, 0))
@@ -101,13 +99,13 @@ def plot_naive_and_tiled(blocks: int = 8) -> Figure:
     return upper.figure
 
 
-def partition(kind: str, blocks: int = 2 * WORKERS) -> list[list[int]]:
-    """Which worker computes which tile of one head's (blocks, blocks) scores; decoding has one row.
+def partition(kind: str) -> list[list[int]]:
+    """Which worker computes which tile of one head's scores, two rows for each worker; decoding has one.
 
     kind: "head" (one worker for all), "queries" (a worker per row of tiles), "keys" (a worker per stretch of keys),
     "decoding" (the same for one query). ValueError for any other.
     """
-    share = blocks // WORKERS
+    share, blocks = 2, 2 * WORKERS
     rules = {
         "head": lambda i, j: 0,
         "queries": lambda i, j: i // share,

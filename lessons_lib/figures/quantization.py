@@ -53,7 +53,7 @@ def plot_rounding(x: Tensor, rounded: Tensor) -> Figure:
     return upper.figure
 
 
-def plot_dots(rows: Iterable[Any], x: str, scale: str = "linear") -> Axes:
+def plot_dots(rows: Iterable[Any], x: str) -> Axes:
     """A line for each `label`, with a dot for each `method` at the value under x, which names the axis."""
     rows = as_dicts(rows)
     labels = list(by_key(rows, "label"))
@@ -63,7 +63,7 @@ def plot_dots(rows: Iterable[Any], x: str, scale: str = "linear") -> Axes:
         marker, shade = MARKERS[i % len(MARKERS)], CYCLE[i % len(CYCLE)]
         ax.plot([row[x] for row in group], places, marker, color=shade, label=method)
     ax.set_yticks(range(len(labels)), labels)
-    ax.set(xlabel=x, xscale=scale, ylim=(len(labels) - 0.5, -0.5))
+    ax.set(xlabel=x, ylim=(len(labels) - 0.5, -0.5))
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=5, frameon=False, fontsize=9)
     return ax
 

@@ -66,9 +66,9 @@ def plot_gains(rows: Iterable[Any], oracle: bool = True) -> Axes:
     return ax
 
 
-def by_bytes(at: Sequence[float], gains: Sequence[float], points: int = 101) -> tuple[np.ndarray, np.ndarray]:
+def by_bytes(at: Sequence[float], gains: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Gains at ascending shares `at` -> a curve through them (x, y), whose reciprocals, bytes, are straight between."""
-    x = np.union1d(np.linspace(at[0], at[-1], points), at)
+    x = np.union1d(np.linspace(at[0], at[-1], 101), at)
     return x, 1 / np.interp(x, at, 1 / np.asarray(gains))
 
 

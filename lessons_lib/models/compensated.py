@@ -17,10 +17,8 @@ from lessons_lib.quantization.linear import Products, Values
 
 
 @torch.no_grad()
-def compensated(
-    decoder: Decoder, windows: Windows, format: str, act_order: bool = True
-) -> dict[Place, Integers]:  # fmt: skip
-    """The weights of all layers in a format of integers. ValueError for other formats and without windows."""
+def compensated(decoder: Decoder, windows: Windows, format: str) -> dict[Place, Integers]:
+    """Every layer's weights in integers, with act-order. ValueError for other formats, and without windows."""
     options = integers(format)
     if options is None or not windows:
         raise ValueError(f"GPTQ rounds to integers, such as 'int3 g64', with windows of ids to calibrate on; got "
@@ -29,14 +27,14 @@ def compensated(
     states = [decoder.embedding(tokens) for tokens, _ in texts]
     segments, rounded = [segment for _, segment in texts], {}
     for number in range(len(decoder.layers)):
-        found = _round_layer(decoder, number, states, segments, options, act_order)
+        found = _round_layer(decoder, number, states, segments, options)
         states = _through(decoder, number, states, segments, _kernels(decoder, number, found))
         rounded |= found
     return rounded
 
 
 def _round_layer(
-    decoder: Decoder, number: int, states: list[Tensor], segments: list[Segment], options: dict, act_order: bool
+    decoder: Decoder, number: int, states: list[Tensor], segments: list[Segment], options: dict
 ) -> dict[Place, Integers]:
     """One layer's matrices, rounded for what they read on these states."""
     sums: dict[int, Tensor] = {}
@@ -48,7 +46,7 @@ def _round_layer(
     _through(decoder, number, states, segments, Kernels(decoder.kernels.attend, multiply))
     weights = {(number, name): getattr(decoder.layers[number], name).weight for name in MATRICES}
     count = sum(map(len, states))
-    made = {place: gptq(w, sums[id(w)] / count, act_order=act_order, **options) for place, w in weights.items()}
+    made = {place: gptq(w, sums[id(w)] / count, act_order=True, **options) for place, w in weights.items()}
     return {place: outcome.integers for place, outcome in made.items()}
 
 

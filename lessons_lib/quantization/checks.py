@@ -18,10 +18,10 @@ def check_values(x: Tensor, what: str = "the tensor") -> None:
         raise ValueError(f"{what} holds {int((~x.isfinite()).sum())} NaN or infinite values; mend or mask them first")
 
 
-def check_bits(bits: int, least: int = 2, most: int = 8) -> None:
+def check_bits(bits: int) -> None:
     """Raises ValueError for a width that has no format here."""
-    if not (isinstance(bits, int) and least <= bits <= most):
-        raise ValueError(f"{bits!r} bits are not supported; choose a whole number from {least} to {most}")
+    if not (isinstance(bits, int) and 2 <= bits <= 8):
+        raise ValueError(f"{bits!r} bits are not supported; choose a whole number from 2 to 8")
 
 
 def check_cpu(x: Tensor, what: str) -> None:

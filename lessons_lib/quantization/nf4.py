@@ -84,8 +84,8 @@ def nearest_level(ratios: Tensor) -> Tensor:
     return torch.bucketize(ratios.contiguous(), (levels[1:] + levels[:-1]) / 2)
 
 
-def double_scales(scales: Tensor, block: int = SCALES_BLOCK) -> DoubleScales:
+def double_scales(scales: Tensor) -> DoubleScales:
     """(count,) float32, all at least 0 -> their mean, and what is left of them in 8 bits."""
     mean = scales.mean()
-    rest = F.pad(scales - mean, (0, -len(scales) % block)).view(-1, block)
+    rest = F.pad(scales - mean, (0, -len(scales) % SCALES_BLOCK)).view(-1, SCALES_BLOCK)
     return DoubleScales(mean, quantize(rest, 8, scale_dtype=torch.float32), len(scales))

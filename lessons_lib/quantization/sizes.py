@@ -73,9 +73,9 @@ def model_bytes(shape: ModelShape, layers: str, head: str | None = None) -> floa
     return step_bytes(shape, layers, head) + (0 if shared else table)
 
 
-def gpus_that_hold(needed: float, memory: dict[str, float] = GPU_MEMORY) -> list[str]:
+def gpus_that_hold(needed: float) -> list[str]:
     """Names of the GPUs with so many bytes or more, the smallest first. needed: weights, and cache, and slack."""
-    return [name for name, room in sorted(memory.items(), key=lambda item: item[1]) if room >= needed]
+    return [name for name, room in sorted(GPU_MEMORY.items(), key=lambda item: item[1]) if room >= needed]
 
 
 def _plain(layers: str) -> str:

@@ -60,10 +60,10 @@ def lesson_texts(lessons: Sequence[Lesson]) -> Iterator[tuple[str, str]]:
     return ((lesson.number, "\n".join(cell.source for cell in lesson.read().cells)) for lesson in lessons)
 
 
-def docstrings(package: Path = ROOT / "lessons_lib") -> Iterator[tuple[str, str]]:
+def docstrings() -> Iterator[tuple[str, str]]:
     """A module's full name and its docstrings."""
-    for path in sorted(package.rglob("*.py")):
-        parts = path.relative_to(package.parent).with_suffix("").parts
+    for path in sorted((ROOT / "lessons_lib").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
         tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         nodes = (n for n in tree if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef))
         texts = [ast.get_docstring(node) or "" for node in nodes]

@@ -44,8 +44,8 @@ def settings(frozen: bool = False, tuned: bool = False, short: bool = False) -> 
 
 
 @contextmanager
-def short_kernels(arguments: int = 20) -> Iterator[None]:
-    """A new C++ kernel whenever one takes more arguments than that, instead of one for all layers.
+def short_kernels() -> Iterator[None]:
+    """A new C++ kernel whenever one takes more than 20 arguments, instead of one for all layers.
 
     Layers are alike, and so are their kernels then, which are compiled once: a step compiles in about half the time. A
     profiler sees parts of layers. What torch keeps the number in is its own affair: where it has another name, kernels
@@ -57,7 +57,7 @@ def short_kernels(arguments: int = 20) -> Iterator[None]:
     if before is None:
         yield
         return
-    setattr(CppScheduling, MOST_ARGUMENTS, arguments)
+    setattr(CppScheduling, MOST_ARGUMENTS, 20)
     try:
         yield
     finally:

@@ -34,18 +34,18 @@ def _vertical(text: str) -> str:
     return "center" if "\n" in text else "center_baseline"
 
 
-def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", color: str = GREY,
-        bold: bool = False) -> None:  # fmt: skip
+def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", color: str = GREY
+) -> None:  # fmt: skip
     """A rounded box with its lower left corner at (x, y) and its text in the middle."""
     shape = "round,pad=0,rounding_size=0.6"
     ax.add_patch(FancyBboxPatch((x, y), width, height, shape, facecolor=tint(color), edgecolor=color))
     if text:
-        note(ax, x + width / 2, y + height / 2, text, bold=bold)
+        note(ax, x + width / 2, y + height / 2, text)
 
 
-def frame(ax: Axes, x: float, y: float, width: float, height: float, color: str = GREY) -> None:
+def frame(ax: Axes, x: float, y: float, width: float, height: float) -> None:
     """A dashed frame around things that belong together."""
-    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=color, linestyle="--"))
+    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=GREY, linestyle="--"))
 
 
 def arrow(ax: Axes, start: Point, end: Point, color: str = INK, width: float = 1.4) -> None:

@@ -36,6 +36,7 @@ def test_bytes_equal_the_table_of_models(name, course, true, factor, mib, own):
     assert sizes.kv_bytes_per_token(shape) == true
     assert sizes.overstated(shape) == factor
     assert sizes.kv_bytes(shape, 2048) == mib * MiB
+    assert sizes.course_formula(shape, 2048, batch=3) == factor * 3 * mib * MiB or shape.window
     assert sizes.kv_bytes(shape, shape.context) == own * GiB
 
 
@@ -85,11 +86,13 @@ def test_a_sliding_static_cache_takes_no_more_than_its_window(tokens):
 @pytest.mark.parametrize("tokens, pages", [(1, 1), (16, 1), (17, 2)])
 def test_a_paged_cache_takes_whole_pages(tokens, pages):
     assert sizes.paged_bytes(SMOL, tokens, block_size=16) == pages * 16 * 23_040
+    assert sizes.paged_bytes(SMOL, tokens, block_size=16, batch=3) == 3 * pages * 16 * 23_040
 
 
 def test_latent_attention_keeps_69120_bytes_a_token_57_times_less_than_its_heads():
     latent = sizes.mla_bytes_per_token(layers=60, latent=512, rotary=64)
     heads = ModelShape("deepseek-v2, all heads", 60, 5120, 128, 128, 128, 12288, 102400, 131072)
+    assert sizes.mla_bytes_per_token(layers=60, latent=512, rotary=64, cache_bytes=1) == latent / 2
     assert (latent, sizes.kv_bytes_per_token(heads)) == (69_120, 3_932_160)
     assert sizes.kv_bytes_per_token(heads) / latent == pytest.approx(57, abs=0.2)
 
@@ -129,6 +132,7 @@ def test_a_quantized_cache_keeps_its_newest_tokens_in_16_bits():
 def test_a_13b_model_on_40_gb_leaves_room_for_17089_tokens():
     opt = SHAPES["opt-13b"]
     assert sizes.tokens_that_fit(40e9, 26e9, opt) == 17_089
+    assert sizes.tokens_that_fit(40e9, 26e9, opt, cache_bytes=1) == 34_179
     assert sizes.requests_that_fit(40e9, 26e9, opt, 512) == 33
     assert sizes.requests_that_fit(40e9, 26e9, opt, 2048) == 8
     assert sizes.requests_that_fit(20e9, 26e9, opt, 512) == sizes.tokens_that_fit(20e9, 26e9, opt) == 0

@@ -128,7 +128,9 @@ def test_a_text_may_end_at_once_unless_somebody_wants_it_longer():
 
 
 def test_messages_go_through_the_tokenizers_chat_template(words):
-    words.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"  # noqa: E501
+    words.chat_template = (
+        "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"  # noqa: E501
+    )
     target = decoder_target(tiny())
     target.tokenizer = words
     row = new_row(target, [{"role": "user", "content": "w5 w6"}], None, None, 4)
