@@ -99,7 +99,7 @@ def cost(run: Run) -> Measured:
 @claim("assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens a step", asks=True)
 def mixed(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "assisted", drafter)  # noqa: E731
-    rows = asked("assisted/mixed/vs-plain", run, KINDS, 2, methods, settings())
+    rows = asked("assisted/mixed/vs-plain", run, KINDS, 4, methods, settings())
     on = {state.strip() or "eager": of for state, of in asking.targets(run).items()}
     v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in on.items()}
     dear = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
@@ -123,5 +123,5 @@ def vs_transformers(run: Run) -> Measured:
         both |= {"loop": partial(ours, network, ids, by_network)}
         return {"theirs": partial(theirs, ids, draft=assistant())} | both
 
-    rows = asked("assisted/vs-transformers", run, KINDS, 1, methods, settings())
+    rows = asked("assisted/vs-transformers", run, KINDS, 3, methods, settings())
     return asking.over_transformers(rows, settings())

@@ -69,7 +69,7 @@ def tokens_per_forward(run: Run) -> Measured:
 )  # fmt: skip
 def adaptive(run: Run) -> Measured:
     c = cost_of_draft(5 * run.repeats)[0].value
-    measured_costs = asking.costs_of(asking.eager(), WIDTHS, run.repeats, cached=200)
+    measured_costs = asking.costs_of(asking.eager(), WIDTHS, 5 * run.repeats, cached=200)
     v = cache(width_cost(measured_costs))
     kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
     best, ratios, alone = {}, {}, {}

@@ -20,7 +20,7 @@ R, W = True, False
 
 @pytest.fixture
 def assisted(monkeypatch, tmp_path):
-    """bench/assisted.py with a tiny model, a tiny draft, and two short questions of each kind."""
+    """bench/assisted.py with a tiny model, a tiny draft, and four short questions of each kind."""
     import assisted
 
     _, draft = offline(monkeypatch, tmp_path)
@@ -29,7 +29,7 @@ def assisted(monkeypatch, tmp_path):
     monkeypatch.setattr(assisted, "drafting", lambda: drafting)
     assisted.cost_of_draft.cache_clear()
     assisted.settings.cache_clear()
-    own = [Question(i, kind, (f"{kind} {i}: ab ab.",)) for i, kind in enumerate(assisted.KINDS * 2, 1)]
+    own = [Question(i, kind, (f"{kind} {i}: ab ab.",)) for i, kind in enumerate(assisted.KINDS * 4, 1)]
     monkeypatch.setattr(asking, "questions", lambda path=None: read(path) if path else own)
     return assisted
 
@@ -47,10 +47,10 @@ def counted(assisted, monkeypatch):
     return counted
 
 
-def test_a_claim_of_mixed_prompts_measures_two_of_each_kind_eager_and_compiled(assisted):
+def test_a_claim_of_mixed_prompts_measures_four_of_each_kind_eager_and_compiled(assisted):
     measured = assisted.mixed(assisted.Run(quick=False))
     rows = measured.facts["questions"]
-    assert [row["category"] for row in rows] == [kind for kind in assisted.KINDS for _ in range(2)]
+    assert [row["category"] for row in rows] == [kind for kind in assisted.KINDS for _ in range(4)]
     names = ("plain", "assisted", "plain compiled", "assisted compiled")
     assert all(row[name]["tokens"] == TOKENS and row["equal"] for row in rows for name in names)
     assert set(measured.facts["tokens_per_forward"]) == set(assisted.KINDS)
@@ -76,7 +76,7 @@ def test_transformers_drafts_as_long_as_ours_and_takes_as_many_forwards(assisted
 def test_the_claim_against_transformers_shows_our_loop_and_the_compiled_target_beside(assisted):
     measured = assisted.vs_transformers(assisted.Run(quick=False))
     rows = measured.facts["questions"]
-    assert len(rows) == len(assisted.KINDS) and measured.facts["parted"] == 0
+    assert len(rows) == 3 * len(assisted.KINDS) and measured.facts["parted"] == 0
     assert all({"theirs", "ours", "loop", "ours compiled"} <= set(row) for row in rows)
     assert all(row["loop"]["forwards"] == row["ours"]["forwards"] for row in rows)  # the same guesses either way
     assert "our loop on TransformersTarget: " in measured.note
