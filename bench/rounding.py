@@ -33,9 +33,7 @@ REMEDIES = {
     "all": Remedies(),
 }
 BESIDE = (  # formats whose quality is read beside those of claims, on fewer windows
-    "int8-weight-only", "int8 tensor", "int8", "llm.int8", "int6 g64", "int5 g64", "int4 g32", "int4 g64",
-    "int4 g64 absmax", "int4 row", "nf4", "nf4 double", "fp8", "fp8 e5m2", "int3 g64", "awq int3 g64", "gptq int3 g64",
-    "int2 g32",
+    "int8 tensor", "llm.int8", "int6 g64", "int4 g64", "int4 row", "nf4", "fp8", "int3 g64", "gptq int3 g64",
 )  # fmt: skip
 
 
@@ -73,9 +71,9 @@ def windows_of(run: Run) -> int | None:
     return 2 if run.quick else None
 
 
-def perplexity(run: Run, format: str, decoder: Decoder | None = None) -> Measured:
+def perplexity(run: Run, format: str) -> Measured:
     reference = wide(windows_of(run))
-    found = reading(decoder or rounded(format), windows_of(run))
+    found = reading(rounded(format), windows_of(run))
     note = f"{found.perplexity:.2f} against {reference.perplexity:.2f}, {found.tokens:,} tokens"
     note += f"; {quality.agreement(found, reference):.1%} of the favourites the same"
     facts = {"unit": "nats per token of a window", "perplexity": found.perplexity, "fp32": reference.perplexity}
@@ -106,7 +104,7 @@ def int8_quality(run: Run) -> Measured:
 @claim("int4/perplexity", "<= 1.010", TEXT + "; groups of 32 in line with the file's own, head in 8 bits")
 def int4_quality(run: Run) -> Measured:
     """Beside it a table of formats, on fewer windows. The file's blocks are of 4 bits, which favours int4 g32."""
-    found, few = perplexity(run, "int4"), 2 if run.quick else 8
+    found, few = perplexity(run, "int4"), 2 if run.quick else 4
     names = BESIDE[:2] if run.quick else BESIDE
     table = {name: row(rounded(name, values=name != "llm.int8"), few) for name in names}
     return Measured(found.ratio, found.note, found.facts | {"formats": table, "windows": few})

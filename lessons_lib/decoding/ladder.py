@@ -99,9 +99,9 @@ def step_gains(rungs: Sequence[Rung], speeds: Mapping[str, float]) -> dict[str, 
     return {rung.name: speeds[rung.name] / speeds[rung.below] if rung.below else 1.0 for rung in known}
 
 
-def counting(perplexities: Mapping[str, float], reference: float, tolerated: float = TOLERATED) -> set[str]:
-    """Names of the rungs whose perplexity is at most so much above the reference's, relative."""
-    return {name for name, value in perplexities.items() if value <= reference * (1 + tolerated)}
+def counting(perplexities: Mapping[str, float], reference: float) -> set[str]:
+    """Names of the rungs whose perplexity is at most TOLERATED above the reference's, relative."""
+    return {name for name, value in perplexities.items() if value <= reference * (1 + TOLERATED)}
 
 
 def best(speeds: Mapping[str, float], allowed: Collection[str]) -> str:

@@ -38,9 +38,9 @@ WORKERS = 4  # of each kind, in the pictures of who does what
 ABOVE = dict(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)  # a legend that hides no curve
 
 
-def tile_states(T: int, S: int, block_q: int, block_k: int, causal: bool = True) -> list[list[int]]:
+def tile_states(T: int, S: int, block_q: int, block_k: int) -> list[list[int]]:
     """What becomes of each tile, a row per block of queries: WHOLE, CROSSED by the causal diagonal, or SKIPPED."""
-    sight = Sight(T, S, causal)
+    sight = Sight(T, S, True)
 
     def state(rows: range, columns: range) -> int:
         if columns.start >= sight.reaches(rows):

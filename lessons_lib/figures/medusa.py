@@ -51,22 +51,19 @@ def plot_tree(shape: TreeShape, words: Words = None, taken: Collection[int] = ()
     return ax
 
 
-def plot_tree_and_mask(shape: TreeShape, words: Words = None, taken: Collection[int] = ()) -> Figure:
-    """plot_tree, and under it who of anchor and nodes may look at whom; rows say how far behind the anchor.
-
-    words, taken: as in plot_tree.
-    """
+def plot_tree_and_mask(shape: TreeShape) -> Figure:
+    """plot_tree, and under it who of anchor and nodes may look at whom; rows say how far behind the anchor."""
     high = tall(shape)
     figure, (upper, lower) = plt.subplots(
         2, 1, figsize=(WIDTH, high + 5.8), height_ratios=(high, 5.8), layout="compressed", facecolor=PAPER
     )
-    plot_tree(shape, words, taken, upper)
-    plot_mask(ancestors(shape), kinds(shape, taken), list(KINDS.values()), lower)
-    columns = names(shape, words)
+    plot_tree(shape, ax=upper)
+    plot_mask(ancestors(shape), kinds(shape), list(KINDS.values()), lower)
+    columns = names(shape)
     name_tokens(lower, columns, [f"{name}  +{depth}" for name, depth in zip(columns, [0, *shape.depths], strict=True)])
     lower.set(xlabel="may look at", ylabel="token, and where it stands")
-    shown = [(name, shade) for name, shade in KINDS.items() if taken or name != "accepted"]
-    lower.legend(handles=[Patch(color=shade, label=name) for name, shade in shown], loc="upper right", fontsize=SMALL)
+    shown = [Patch(color=shade, label=name) for name, shade in KINDS.items() if name != "accepted"]
+    lower.legend(handles=shown, loc="upper right", fontsize=SMALL)
     return figure
 
 

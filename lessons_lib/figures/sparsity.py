@@ -42,12 +42,12 @@ def plot_lines(rows: Iterable[Any], x: str, y: str, scale: str = "linear") -> Ax
     return ax
 
 
-def plot_gains(rows: Iterable[Any], oracle: bool = True) -> Axes:
+def plot_gains(rows: Iterable[Any]) -> Axes:
     """Times as fast as dense against the share skipped (median, quartiles), dashed as predicted; labels side by side.
 
     rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction; between two rows it is drawn as
-    what it is made of, bytes that fall in a straight line. oracle: draw 1/(1 - S), the limit of a product that reads
-    only what it needs.
+    what it is made of, bytes that fall in a straight line. Dotted: 1/(1 - S), the limit of a product that reads only
+    what it needs.
     """
     ax, rows = axes(), as_dicts(rows)
     for i, (label, group) in enumerate(by_key(rows, "label").items()):
@@ -58,9 +58,8 @@ def plot_gains(rows: Iterable[Any], oracle: bool = True) -> Axes:
         if all("predicted" in row for row in group):
             ax.plot(*by_bytes(at, [row["predicted"] for row in group]), "--", color=shade)
     ax.axhline(1, color=GREY, linewidth=1)
-    if oracle:
-        at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})
-        ax.plot(*by_bytes(at, [speedup(1, s) for s in at]), ":", color=INK, label="limit 1/(1 - S)")
+    at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})
+    ax.plot(*by_bytes(at, [speedup(1, s) for s in at]), ":", color=INK, label="limit 1/(1 - S)")
     ax.set(xlabel="share skipped, S", ylabel="times as fast as dense", yscale="log")
     ax.legend(fontsize=9, title="dashed: predicted; bars: quartiles")
     return ax
@@ -72,13 +71,12 @@ def by_bytes(at: Sequence[float], gains: Sequence[float]) -> tuple[np.ndarray, n
     return x, 1 / np.interp(x, at, 1 / np.asarray(gains))
 
 
-def plot_limits(shares: dict[str, float], sparsity: float, width: int, levels: Sequence[float] = ()) -> Axes:
+def plot_limits(shares: dict[str, float], sparsity: float, width: int) -> Axes:
     """Most that skipping S gains in a step of `width` rows whose patterns are independent, and where `sparsity` is.
 
     shares: name -> share of the step that the sparsity applies to. Skipped is what no row needs, S^w.
     """
-    ax = axes()
-    levels = levels or [k / 100 for k in range(100)]
+    ax, levels = axes(), [k / 100 for k in range(100)]
     for shade, (name, share) in zip(CYCLE, shares.items(), strict=False):
         ax.plot(levels, [speedup(share, 1 - union(s, width)) for s in levels], color=shade, label=name)
         ax.plot([sparsity], [speedup(share, 1 - union(sparsity, width))], "o", color=shade)

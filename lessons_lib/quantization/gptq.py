@@ -54,7 +54,6 @@ def gptq(
     damp: float = 0.01,
     act_order: bool = False,
     block: int = 128,
-    scale_dtype: torch.dtype = torch.float16,
 ) -> Outcome:
     """weight (N, K) and H (K, K) -> integers as `quantize` gives them, with other codes. per: "row" or a group size.
 
@@ -71,7 +70,7 @@ def gptq(
     w = weight.detach().to(h).masked_fill(dead, 0)
     order = h.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(len(h), device=h.device)
     size = w.shape[1] if per == ROW else per
-    columns = _Columns(w, size, order.tolist(), lambda group: fit_grid(group, bits, kind, scale_dtype), act_order)
+    columns = _Columns(w, size, order.tolist(), lambda group: fit_grid(group, bits, kind), act_order)
     factor, used = inverse_factor(h[order][:, order], damp)
     block = block if per == ROW else -(-block // size) * size  # no group reaches into the next block
     _, loss = sweep(w[:, order], factor, block, columns.round)

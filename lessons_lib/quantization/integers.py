@@ -117,7 +117,9 @@ def rounded_up(x: Tensor, dtype: torch.dtype, zero: float = 1.0, noise: float = 
     near = torch.where(short, torch.nextafter(near, torch.full_like(near, torch.inf)), near)
     if not near.isfinite().all():
         most = float(x.abs().max())
-        raise ValueError(f"a scale or minimum of {most:.3g} is too large for {dtype}; pass scale_dtype=torch.float32")
+        raise ValueError(
+            f"a scale or minimum of {most:.3g} is too large for {dtype}; quantize takes scale_dtype=torch.float32"
+        )
     return near.masked_fill(near == 0, zero)
 
 

@@ -53,16 +53,16 @@ def describe_attention(block_q: int, block_k: int, context: int, dim: int, order
     )
 
 
-def show_attention(block_q: int = 64, block_k: int = 64, context: int = 1024, dim: int = 64) -> None:
+def show_attention(block_q: int = 64, block_k: int = 64, context: int = 1024) -> None:
     """Sliders for both block sizes, the context, the channels of a head and the loop order over the tiles.
 
-    All four sizes must be values of their sliders, else ValueError.
+    All three sizes must be values of their sliders, else ValueError.
     """
     controls = {
         "block_q": Slider("queries in a block", BLOCKS, block_q),
         "block_k": Slider("keys in a block", BLOCKS, block_k),
         "context": Slider("context", CONTEXTS, context, "tokens"),
-        "dim": Slider("channels of a head", DIMS, dim),
+        "dim": Slider("channels of a head", DIMS, 64),
         "order": Slider("loop order", tuple(ORDERS), next(iter(ORDERS))),
     }
     show(controls, draw_attention, describe_attention)

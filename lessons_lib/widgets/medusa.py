@@ -55,19 +55,17 @@ def describe_medusa(
     )
 
 
-def show_medusa(
-    accuracies: Accuracies, costs: WidthCurve = None, heads_share: float = 0.0, nodes: int = 10, favourites: int = 4
-) -> None:
+def show_medusa(accuracies: Accuracies, costs: WidthCurve = None, heads_share: float = 0.0, nodes: int = 10) -> None:
     """Sliders for nodes, favourites per head and heads over the tree that the greedy search finds within them.
 
     accuracies: as in decoding.tree_search. costs: the machine's measured width curve, {w: v}. heads_share: time of the
-    heads in a step over a one-row forward, taken for all numbers of heads alike. nodes, favourites: where the sliders
-    start; rounded down to what there is.
+    heads in a step over a one-row forward, taken for all numbers of heads alike. nodes: where their slider
+    starts; rounded down to what there is.
     """
     ranks, count = range(1, 1 + max(map(len, accuracies))), len(accuracies)
     controls = {
         "nodes": Slider("nodes", SIZES, max(size for size in SIZES if size <= nodes)),
-        "favourites": Slider("favourites per head", ranks, min(favourites, ranks[-1])),
+        "favourites": Slider("favourites per head", ranks, min(4, ranks[-1])),
         "heads": Slider("heads", range(1, 1 + count), count),
     }
     given = accuracies, costs, heads_share

@@ -41,10 +41,10 @@ def describe_limits(shape: ModelShape, percent: int, rows: int) -> str:
     return f"Largest possible speed-up of a decode step of {shape.name} against sparsity. {said}."
 
 
-def show_limits(shape: ModelShape, percent: int = 50, rows: int = 1) -> None:
+def show_limits(shape: ModelShape) -> None:
     """Sliders for the sparsity of one row and the rows of a step. The model must have a gated MLP."""
     controls = {
-        "percent": Slider("sparsity of one row", PERCENT, percent, "%"),
-        "rows": Slider("rows in one step", ROWS, rows),
+        "percent": Slider("sparsity of one row", PERCENT, 50, "%"),
+        "rows": Slider("rows in one step", ROWS, 1),
     }
     show(controls, partial(draw_limits, shape), partial(describe_limits, shape))

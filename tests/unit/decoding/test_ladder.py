@@ -56,7 +56,6 @@ def test_what_was_not_measured_has_no_gain_and_gives_none():
 def test_a_rung_counts_up_to_one_percent_of_perplexity_and_better_ones_do():
     found = {"same": 20.0, "near": 20.2, "far": 20.21, "better": 19.0}
     assert counting(found, 20.0) == {"same", "near", "better"}
-    assert counting(found, 20.0, tolerated=0) == {"same", "better"}
 
 
 def test_the_best_rung_is_the_fastest_that_counts():

@@ -22,7 +22,6 @@ def test_the_causal_diagonal_crosses_some_tiles_and_skips_those_above():
     assert tile_states(4, 4, 2, 2) == [[CROSSED, SKIPPED], [WHOLE, CROSSED]]
     assert tile_states(4, 4, 1, 1)[1] == [WHOLE, WHOLE, SKIPPED, SKIPPED]
     assert tile_states(2, 5, 2, 3) == [[WHOLE, CROSSED]]  # the last two queries of five tokens
-    assert tile_states(4, 4, 3, 3, causal=False) == [[WHOLE, WHOLE]] * 2
 
 
 @pytest.mark.parametrize("T, S, block_q, block_k", [(12, 12, 2, 3), (6, 18, 3, 3), (12, 6, 2, 2)])

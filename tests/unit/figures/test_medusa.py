@@ -64,20 +64,19 @@ def test_a_large_tree_is_drawn_without_labels_and_one_of_40_nodes_with_them():
 
 
 def test_the_mask_beside_the_tree_marks_who_is_looked_at():
-    tree, mask = plot_tree_and_mask(SHAPE, {1: "no"}, taken=[0, 3]).axes
+    tree, mask = plot_tree_and_mask(SHAPE).axes
     assert len(tree.texts) == 7
     assert mask.images[0].get_array().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
-        [1, 3, 0, 0, 0, 0, 0],
+        [1, 2, 0, 0, 0, 0, 0],
         [1, 0, 2, 0, 0, 0, 0],
-        [1, 3, 0, 2, 0, 0, 0],
-        [1, 3, 0, 0, 3, 0, 0],
+        [1, 2, 0, 2, 0, 0, 0],
+        [1, 2, 0, 0, 2, 0, 0],
         [1, 0, 2, 0, 0, 2, 0],
-        [1, 3, 0, 2, 0, 0, 2],
+        [1, 2, 0, 2, 0, 0, 2],
     ]
-    assert [label.get_text() for label in mask.get_xticklabels()][:4] == ["anchor", "0", "no", "0,0"]
-    assert [label.get_text() for label in mask.get_yticklabels()][2:4] == ["no  +1", "0,0  +2"]
-    assert [text.get_text() for text in mask.get_legend().get_texts()] == ["anchor", "guess", "accepted"]
+    assert [label.get_text() for label in mask.get_xticklabels()][:4] == ["anchor", "0", "1", "0,0"]
+    assert [label.get_text() for label in mask.get_yticklabels()][2:4] == ["1  +1", "0,0  +2"]
 
 
 def test_a_tree_without_nodes_is_its_anchor_and_nothing_is_called_accepted():

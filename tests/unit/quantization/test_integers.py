@@ -199,7 +199,7 @@ def test_what_does_not_exist_is_refused(options, sentence):
     (torch.ones(2, 4, dtype=torch.int32), "holds torch.int32; only floating-point values"),
     (torch.ones(2, 0), r"has shape \(2, 0\); at least one row with one value is needed"),
     (torch.tensor(1.0), r"has shape \(\)"),
-    (torch.full((1, 4), 1e9), "is too large for torch.float16; pass scale_dtype=torch.float32"),
+    (torch.full((1, 4), 1e9), "is too large for torch.float16; quantize takes scale_dtype=torch.float32"),
     (torch.ones(1, 7), None),
 ])  # fmt: skip
 def test_values_that_cannot_be_rounded_are_refused(x, sentence):

@@ -29,7 +29,7 @@ def test_the_headline_is_over_the_tiles_and_in_the_alt_text():
 
 
 def test_the_widget_shows_one_figure_in_a_batch_run(shown):
-    show_attention(32, 64, 2048, 128)
+    show_attention(32, 64, 2048)
     assert len(shown) == 1 and "2,048 tokens in tiles of 32 queries and 64 keys, queries outside" in shown[0]
 
 

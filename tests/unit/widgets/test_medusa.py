@@ -43,7 +43,7 @@ def test_the_words_say_how_many_guesses_each_head_has():
 
 
 def test_the_widget_shows_one_figure_in_a_batch_run_and_starts_within_what_there_is(shown):
-    show_medusa(BY_HAND, COSTS, nodes=5, favourites=10)
+    show_medusa(BY_HAND, COSTS, nodes=5)
     assert len(shown) == 1 and "at most 5 nodes from the 3 favourites of 2 heads" in shown[0]
     show_medusa(BY_HAND, nodes=11)
     assert "at most 10 nodes" in shown[1] and SIZES[0] == 0 and SIZES[-1] == 64
