@@ -14,7 +14,7 @@ import numpy as np
 
 from lessons_lib.data import Question
 from lessons_lib.decoding.probing import shortfall
-from lessons_lib.decoding.trace import Step
+from lessons_lib.decoding.trace import Step, after_prefill
 from lessons_lib.measure.clock import RESAMPLES, Ratio, Samples, no_gc
 from lessons_lib.progress import bar, say
 
@@ -74,7 +74,7 @@ def in_turn(target, ids: list[int], methods: Mapping[str, Callable[[], Made]], b
     texts = [list(new) for new, _ in made.values()]
     row = {"equal": texts.count(texts[0]) == len(texts)}
     for name, (new, trace) in made.items():
-        steps = [step for step in trace if not step.is_prefill]
+        steps = after_prefill(trace)
         row[name] = {
             "tokens": len(new), "seconds": seconds[name], "forwards": len(trace),
             "prefill": sum(step.t_total for step in trace if step.is_prefill),
@@ -96,8 +96,14 @@ def compression(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
 
 
 def tokens_per_forward(rows: Sequence[dict], name: str) -> float:
-    """tau: prefill and its token left out."""
-    return sum(row[name]["tokens"] - 1 for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
+    """tau of all rows together."""
+    tokens, forwards = zip(*in_steps(rows, name), strict=True)
+    return sum(tokens) / sum(forwards)
+
+
+def in_steps(rows: Sequence[dict], name: str) -> list[tuple[int, int]]:
+    """(tokens, forwards) of each row, prefill and its token left out."""
+    return [(row[name]["tokens"] - 1, row[name]["forwards"] - 1) for row in rows]
 
 
 def rows_fed(rows: Sequence[dict], name: str) -> float:

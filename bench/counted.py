@@ -49,7 +49,7 @@ def strings(rows: list[dict]) -> list[dict]:
 )  # fmt: skip
 def tokens_per_forward(run: Run) -> Measured:
     found = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
-    counts = [[(len(text), evaluate.forwards(text, GAMMA)) for text in right] for right in found.values()]
+    counts = [[(len(text), len(replay_draft(text, Constant(GAMMA)))) for text in right] for right in found.values()]
     tau = {kind: evaluate.tokens_per_forward(right, GAMMA) for kind, right in found.items()}
     by_gamma = {
         gamma: evaluate.mean([evaluate.tokens_per_forward(right, gamma) for right in found.values()])

@@ -6,7 +6,7 @@ import asking
 import fitting
 from asking import EAGER, answered, asked, by_category, listed, long_enough, measured, ours, with_and_without
 from assisted import KINDS, fingerprint
-from by_question import mean_rate, rate_ratio, rows_fed, speed, tokens_per_forward
+from by_question import in_steps, mean_rate, rate_ratio, rows_fed, speed, tokens_per_forward
 from fitting import HEADS, Fitted, fitted
 from registry import Measured, Run, claim
 
@@ -68,12 +68,12 @@ def in_eight_bits(run: Run) -> tuple[str, dict]:
 def tokens(run: Run) -> Measured:
     counted, eager = answered(rows(run)), fitted(asking.eager(), run.repeats)
     kinds = by_category(counted)
-    taken = [[(row["medusa"]["tokens"] - 1, row["medusa"]["forwards"] - 1) for row in of] for of in kinds.values()]
+    counts = [in_steps(of, "medusa") for of in kinds.values()]
     tau = {kind: tokens_per_forward(of, "medusa") for kind, of in kinds.items()}
     together, expected = tokens_per_forward(counted, "medusa"), expected_tokens(eager.tree, fitting.accuracies())
     note = f"{listed(tau)}; all questions together {together:.2f}; {nodes(eager)} nodes, which promise {expected:.2f}"
     facts = {"tokens_per_forward": tau, "together": together, "expected": expected, "choices": eager.tree.choices}
-    return Measured(mean_rate(taken), note, facts | {"settings": settings(trees(run)), "unit": "forwards per token"})
+    return Measured(mean_rate(counts), note, facts | {"settings": settings(trees(run)), "unit": "forwards per token"})
 
 
 @claim(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def keep(build: Path, point: Point, files: dict[str, bytes]) -> str:
         (place / name).write_bytes(content)
     scores = scorecard.collect(place.glob("*.ipynb"))
     record = {"lesson": point.lesson.name, "parameters": point.taken} | json.loads(files[RAN])
-    record["scores"] = [asdict(s) | {"ratio": s.ratio, "verdict": s.verdict} for s in scores]
+    record["scores"] = [score.record() for score in scores]
     (place / "point.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record["failure"]
 

@@ -8,7 +8,7 @@ predicted by what was learned about its parts: it may be timed afterwards, and b
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lessons_lib.decoding.trace import Step
+from lessons_lib.decoding.trace import Step, after_prefill
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
 TOLERATED = 0.01  # of perplexity: a rung that gives away more is shown but does not count
@@ -44,7 +44,7 @@ class Price:
 
     def decoding(self, trace: Sequence[Step]) -> float:
         """Seconds of all steps of a text but the prefill."""
-        steps = [step for step in trace if not step.is_prefill]
+        steps = after_prefill(trace)
         forwards = sum(self.forward(step.length_before, step.forwarded) for step in steps)
         return forwards + sum(self.around + self.guess * step.draft_calls for step in steps)
 
@@ -64,7 +64,7 @@ class Rung:
 
     def speed(self, traces: Sequence[Sequence[Step]]) -> float:
         """Tokens per second of decoding alone that are expected of texts with these traces."""
-        tokens = sum(step.committed for trace in traces for step in trace if not step.is_prefill)
+        tokens = sum(step.committed for trace in traces for step in after_prefill(trace))
         return tokens / sum(self.price.decoding(trace) for trace in traces)
 
 

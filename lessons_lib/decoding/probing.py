@@ -74,6 +74,10 @@ class Parting:
         """Whether rounding explains it: each of the two logits may be off by two steps of its format."""
         return self.margin <= 4 * self.spacing
 
+    def __str__(self) -> str:
+        kind = "a near tie" if self.near_tie else "NOT a near tie"
+        return f"parts at token {self.same + 1}, margin {self.margin:.3f}, spacing {self.spacing:.3f}: {kind}"
+
 
 def parting(target: Target, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Parting | None:
     """Audit two texts that should be equal -> where they part; None if one of them is how the other begins."""

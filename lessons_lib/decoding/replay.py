@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lessons_lib.decoding.proposal import ANCHOR, Tree
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.draft_length import DraftLength
-from lessons_lib.decoding.trace import Step
+from lessons_lib.decoding.trace import Step, after_prefill
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
 
@@ -91,7 +91,7 @@ def foretold_speed(trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) 
 
     v, c: as in `measure.speculation`; 0 for guesses that are free. nan for a trace of the prefill alone.
     """
-    steps = [step for step in trace if not step.is_prefill]
+    steps = after_prefill(trace)
     return sum(step.committed for step in steps) / foretold_cost(steps, v, c) if steps else float("nan")
 
 

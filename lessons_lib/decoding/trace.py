@@ -26,9 +26,14 @@ class Step:
     t_total: float = 0.0
 
 
+def after_prefill(trace: Sequence[Step]) -> list[Step]:
+    """Its steps without those that fed the prompt."""
+    return [step for step in trace if not step.is_prefill]
+
+
 def tokens_per_forward(trace: Sequence[Step]) -> float:
     """tau: tokens committed per verification forward, bonus included, prefill left out. Plain decoding is 1."""
-    steps = [step for step in trace if not step.is_prefill]
+    steps = after_prefill(trace)
     return sum(step.committed for step in steps) / len(steps) if steps else float("nan")
 
 

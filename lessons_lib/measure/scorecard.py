@@ -56,6 +56,10 @@ class Score:
             value = getattr(self, name)  # NumPy and torch scalars become floats, which JSON can hold
             object.__setattr__(self, name, None if value is None or math.isnan(value) else _plain(value))
 
+    def record(self) -> dict:
+        """All of it as JSON holds it, with what follows from it."""
+        return asdict(self) | {"ratio": self.ratio, "verdict": self.verdict}
+
     @property
     def ratio(self) -> float | None:
         """measured / predicted, None if either is missing or the prediction is 0."""
@@ -120,7 +124,7 @@ def write(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    line, rows = summary(scores), [asdict(s) | {"ratio": s.ratio, "verdict": s.verdict} for s in scores]
+    line, rows = summary(scores), [score.record() for score in scores]
     parts: list[str | tables.Table] = [
         line,
         *([machine] if machine else []),

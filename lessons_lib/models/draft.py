@@ -130,3 +130,8 @@ def own_weights(draft: TrimmedDecoder) -> dict[str, nn.Parameter]:
     """What a draft does not borrow: its layers and the final norm."""
     borrowed = ("embedding.weight", "head.weight")
     return {name: weight for name, weight in draft.named_parameters() if name not in borrowed}
+
+
+def own_size(draft: TrimmedDecoder) -> int:
+    """How many numbers a draft does not borrow."""
+    return sum(weight.numel() for weight in own_weights(draft).values())

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
 
-from lessons_lib.models.loading import packaged_folder
+from lessons_lib.models.loading import first_line, packaged_folder
 from lessons_lib.models.quiet import quiet
 from lessons_lib.models.registry import OFFLINE, PACKAGED
 from lessons_lib.models.store import ModelUnavailable
@@ -57,6 +57,6 @@ def by_library(name: str, dtype: torch.dtype = torch.float32, model: str | Path 
             config = LIBRARIES[name](dtype)
             made = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=config)
     except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        why = first_line(error)
         raise ModelUnavailable(f"{name} does not run here ({why}); choose another of {library}'s formats") from error
     return made.eval()

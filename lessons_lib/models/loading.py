@@ -84,7 +84,7 @@ def _read(folder: Path, dtype: torch.dtype) -> Loaded:
     try:
         return _from_pretrained(folder, dtype, local=True)
     except READ_ERRORS as error:
-        why = _first_line(error)
+        why = first_line(error)
         raise ModelUnavailable(f"{folder} is no readable checkpoint ({why}); copy or download it again.") from error
 
 
@@ -124,11 +124,11 @@ def _hub_copy(repo: str) -> Path | None:
 def _no_hub(name: str, repo: str, error: Exception) -> ModelUnavailable:
     if copy := _hub_copy(repo):
         return ModelUnavailable(
-            f"The copy of {name!r} in {copy} cannot be read ({_first_line(error)}); with the hub in reach, delete "
+            f"The copy of {name!r} in {copy} cannot be read ({first_line(error)}); with the hub in reach, delete "
             f"that folder and load it again, or use {OFFLINE!r}."
         )
     return ModelUnavailable(
-        f"{name!r} comes from the Hugging Face hub ({repo}), which did not give it ({_first_line(error)}); "
+        f"{name!r} comes from the Hugging Face hub ({repo}), which did not give it ({first_line(error)}); "
         f"offline use {OFFLINE!r}, and for a gated model accept its licence there and run `hf auth login`."
     )
 
@@ -139,5 +139,6 @@ def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loa
         return network, AutoTokenizer.from_pretrained(source, local_files_only=local)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says in one line, or its kind."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lessons_lib.models import load, pick
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.draft import decoder_of, own_weights
+from lessons_lib.models.draft import decoder_of, own_size
 from lessons_lib.models.registry import OURS
 from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
 from lessons_lib.paths import cache_dir
@@ -124,7 +124,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
 def log_design(name: str, draft: Decoder, found: dict) -> None:
     """Add a line to the designs that were tried; a later one of this name replaces the earlier."""
     run = trained(target(), runs(name))
-    line = {"name": name, "parameters": sum(weight.numel() for weight in own_weights(draft).values())}
+    line = {"name": name, "parameters": own_size(draft)}
     line |= {
         "steps": run.step,
         "gamma": found["gamma"],
@@ -140,9 +140,9 @@ def run_bits(options: argparse.Namespace) -> int:
     texts, found = collect.read_all(collect.folder(held_out=True)), []
     for name in options.runs:
         run = trained(target(), runs(name))
-        size = sum(weight.numel() for weight in own_weights(run.draft).values())
         rows = bits.rounded_worth(run.draft, texts, bits.FORMATS)
-        found.append({"run": name, "parameters": size, "steps": run.step, "recipe": asdict(run.recipe), "rows": rows})
+        size, recipe = own_size(run.draft), asdict(run.recipe)
+        found.append({"run": name, "parameters": size, "steps": run.step, "recipe": recipe, "rows": rows})
     (OURS / DRAFT / BITS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 

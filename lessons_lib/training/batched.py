@@ -144,10 +144,14 @@ class Writer:
                 yield text
 
 
+def number_of(key: str) -> int:
+    """A number of 64 bits for a text's key: the same in every process, unlike hash()."""
+    return int.from_bytes(sha256(key.encode()).digest()[:8], "big")
+
+
 def generator_of(key: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator seeded by a text's key: the same in every process, unlike one seeded by hash()."""
-    seed = int.from_bytes(sha256(key.encode()).digest()[:8], "big")
-    return torch.Generator(device).manual_seed(seed)
+    """A generator seeded by a text's key."""
+    return torch.Generator(device).manual_seed(number_of(key))
 
 
 def choose(logits: Tensor, temperatures: Sequence[float], generators: Sequence[torch.Generator]) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lessons_lib.measure.tables import markdown
-from lessons_lib.models.draft import own_weights
+from lessons_lib.models.draft import own_size
 from lessons_lib.models.draft_card import before_and_after, designs
 from lessons_lib.training.batched import Text
 from lessons_lib.training.run import Run
@@ -72,7 +72,7 @@ def page(name: str, run: Run, card: dict, folder: Path) -> str:
     return TEXT.format(
         name=name,
         target=card["target"],
-        parameters=sum(weight.numel() for weight in own_weights(run.draft).values()),
+        parameters=own_size(run.draft),
         layers=card["layers"],
         copied=", ".join(map(str, run.recipe.layers)),
         megabytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6,

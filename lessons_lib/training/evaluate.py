@@ -5,11 +5,12 @@ text; so one forward over a text gives every guess that the draft would have mad
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
 
+from lessons_lib.decoding import trace
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.replay import replay_draft
@@ -28,9 +29,8 @@ def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
     macro is the mean over the kinds in CATEGORIES that are there, at `gamma`. Only greedy texts count.
     """
     kinds = defaultdict(list)
-    for text in texts:
-        if text.temperature == 0 and len(text.ids) > text.prompt_length + 1:
-            kinds[text.key.split("/")[0]].append(right(draft, text))
+    for kind, text in judged(texts):
+        kinds[kind].append(right(draft, text))
     by_kind = {kind: row(found, gamma) for kind, found in sorted(kinds.items())}
     counted = [kind for kind in CATEGORIES.values() if kind in kinds]
     return {
@@ -39,6 +39,13 @@ def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
         "kinds": by_kind,
         "by_gamma": {g: mean([tokens_per_forward(kinds[kind], g) for kind in counted]) for g in GAMMAS},
     }
+
+
+def judged(texts: Sequence[Text]) -> Iterator[tuple[str, Text]]:
+    """The texts that count, each behind its kind: greedy, of two new tokens or more."""
+    for text in texts:
+        if text.temperature == 0 and len(text.ids) > text.prompt_length + 1:
+            yield text.key.split("/")[0], text
 
 
 def row(found: Sequence[Sequence[bool]], gamma: int) -> dict[str, float]:
@@ -73,15 +80,7 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
 
 def tokens_per_forward(found: Sequence[Sequence[bool]], gamma: int) -> float:
     """tau over several texts: tokens committed over verification forwards, the prefill and its token left out."""
-    return sum(map(len, found)) / sum(forwards(text, gamma) for text in found)
-
-
-def forwards(guesses: Sequence[bool], gamma: int) -> int:
-    """Target forwards that the text takes, the guesses being right or wrong: [True, True, False], 4 -> 1.
-
-    A forward commits the guesses up to the first wrong one, `gamma` at most, and one token of the target's own.
-    """
-    return len(replay_draft(guesses, Constant(gamma)))
+    return trace.tokens_per_forward([step for text in found for step in replay_draft(text, Constant(gamma))])
 
 
 def mean(values: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ from lessons_lib.decoding.trace import Step, tokens_per_forward
 from lessons_lib.decoding.trees import TreeShape
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.batched import Text
-from lessons_lib.training.evaluate import mean
+from lessons_lib.training.evaluate import judged, mean
 from lessons_lib.training.heads_loss import ROWS
 from lessons_lib.training.held_out import CATEGORIES
 
@@ -62,11 +62,10 @@ def evaluate_heads(heads: MedusaHeads, texts: Sequence[Text], trees: Sequence[Tr
     """
     traces = [defaultdict(list) for _ in trees]
     ranks = max((tree.ranks for tree in trees), default=0)
-    for text in texts:
-        if text.temperature == 0 and len(text.ids) > text.prompt_length + 1:
-            best = favourites(heads, text, ranks)
-            for tree, of in zip(trees, traces, strict=True):
-                of[text.key.split("/")[0]] += trace_of(heads, text, best, tree)
+    for kind, text in judged(texts):
+        best = favourites(heads, text, ranks)
+        for tree, of in zip(trees, traces, strict=True):
+            of[kind] += trace_of(heads, text, best, tree)
     return [row(tree, of) for tree, of in zip(trees, traces, strict=True)]
 
 

@@ -6,7 +6,6 @@ The heads read what the model's own head read, and these states were kept when t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training import run as runs
-from lessons_lib.training.batched import Text
+from lessons_lib.training.batched import Text, number_of
 from lessons_lib.training.distill import pace, schedule
 from lessons_lib.training.heads_loss import backward, batch, judge, total
 from lessons_lib.training.loop import go_on, set_rate
@@ -95,7 +94,7 @@ def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 def held_back(key: str) -> bool:
     """Whether a text trains nothing."""
-    return int.from_bytes(sha256(key.encode()).digest()[:8], "big") % HELD_BACK == 0
+    return number_of(key) % HELD_BACK == 0
 
 
 def train_step(run: HeadsRun, texts: Sequence[Text]) -> None:

@@ -2,11 +2,13 @@
 
 import math
 from collections import defaultdict
+from functools import cache
 from itertools import product
 from unittest import mock
 
 import pytest
 import torch
+from support.toys import ToyTarget
 
 from lessons_lib.decoding import acceptance
 
@@ -76,6 +78,16 @@ class Coin:
 def seeded(seed: int) -> torch.Generator:
     """Dice that fall the same way every time."""
     return torch.Generator().manual_seed(seed)
+
+
+def random_law(size: int, seed: int, toy: type[ToyTarget] = ToyTarget) -> ToyTarget:
+    """A toy that has another distribution after every prefix."""
+
+    @cache
+    def logits(prefix):
+        return torch.randn(size, generator=seeded(hash((seed, prefix)) % 2**31), dtype=torch.float64)
+
+    return toy(logits, size)
 
 
 def far_from(law: dict, target, count: int) -> float:

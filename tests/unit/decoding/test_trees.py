@@ -6,18 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 from support.oracle import exact
-from support.targets import decoder_target
+from support.targets import targets
 
 from lessons_lib.decoding.acceptance import Greedy
 from lessons_lib.decoding.blocks import make_block, plain_block, tree_mask
 from lessons_lib.decoding.proposal import ANCHOR, Proposal, Tree
-from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.trees import PAD, TreeShape, buffers, published_tree, regular
 from lessons_lib.decoding.typical import Typical
 from lessons_lib.models import tiny
 
 BY_HAND = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
-TARGETS = [pytest.param(TransformersTarget, id="transformers"), pytest.param(decoder_target, id="decoder")]
 
 
 @st.composite
@@ -96,7 +94,7 @@ def test_children_stand_below_their_parents_which_come_first(shape):
 
 @examples(12)
 @given(shape=shapes(), seed=st.integers(0, 99))
-@pytest.mark.parametrize("target", TARGETS)
+@targets
 def test_a_nodes_scores_are_those_of_the_text_along_its_path(target, shape, seed):
     random = torch.Generator().manual_seed(seed)
     target, text = target(tiny()), [5, 80, 3, 61]

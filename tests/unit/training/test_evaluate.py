@@ -6,6 +6,8 @@ import torch
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.replay import replay_draft
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.models.draft import own_weights, start_from
@@ -29,7 +31,7 @@ R, W = True, False
     ],
 )
 def test_a_forward_commits_right_guesses_and_one_token_more(guesses, gamma, forwards):
-    assert evaluate.forwards(guesses, gamma) == forwards
+    assert len(replay_draft(guesses, Constant(gamma))) == forwards
 
 
 class Greedily(Proposer):

@@ -1,12 +1,11 @@
 """Assisted decoding under sampling: the text keeps the target's law, whatever the draft draws (lesson 06)."""
 
-import functools
 from collections import Counter
 
 import pytest
 import torch
 from support.drafts import perturbed
-from support.laws import exact_law, far_from, seeded
+from support.laws import exact_law, far_from, random_law, seeded
 from support.oracle import PROMPT, N
 from support.toys import ToyTarget, constant
 
@@ -14,16 +13,6 @@ from lessons_lib import DraftModel, Sampling, generate
 from lessons_lib.decoding.proposers.draft_length import Confidence
 from lessons_lib.measure.fit import chi_square
 from lessons_lib.measure.speculation import acceptance_rate, expected_tokens
-
-
-def random_law(size: int, seed: int) -> ToyTarget:
-    """After every prefix another distribution."""
-
-    @functools.cache
-    def logits(prefix):
-        return torch.randn(size, generator=seeded(hash((seed, prefix)) % 2**31), dtype=torch.float64)
-
-    return ToyTarget(logits, size)
 
 
 def sampled(target, proposer, seed: int, count: int):

@@ -3,7 +3,6 @@
 Longer than other files: text and law are one contract, held with the same heads.
 """
 
-import functools
 import math
 from unittest import mock
 
@@ -13,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 from support.heads import OpenToy, heads_of, random_heads
-from support.laws import correction_from_p, exact_law, far_from
+from support.laws import correction_from_p, exact_law, far_from, random_law, seeded
 from support.oracle import exact
-from support.targets import decoder_target
+from support.targets import decoder_target, targets
 
 from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
 from lessons_lib.decoding import acceptance
@@ -24,7 +23,7 @@ from lessons_lib.decoding.generate import new_row
 from lessons_lib.decoding.proposal import ANCHOR, Tree
 from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.row import step
-from lessons_lib.decoding.targets import CompiledTarget, TransformersTarget, Unsupported
+from lessons_lib.decoding.targets import CompiledTarget, Unsupported
 from lessons_lib.decoding.targets.table import Table
 from lessons_lib.decoding.trees import regular
 from lessons_lib.models import tiny
@@ -33,12 +32,7 @@ from lessons_lib.models.medusa import MedusaHeads
 V, N = 11, 30
 PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
 EVERY_TOKEN = [(i,) for i in range(V)] + [(i, j) for i in range(V) for j in range(4)]  # some path is always accepted
-TARGETS = [pytest.param(TransformersTarget, id="transformers"), pytest.param(decoder_target, id="decoder")]
 MODES = ["point", "iid", "without_replacement"]
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +69,7 @@ def has_gaps(path: list[int]) -> bool:
     return path != list(range(len(path)))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@targets
 def test_untrained_heads_guess_the_anchor_again_as_they_read_the_state_that_chose_it(network, greedy, target):
     proposer = Watched(MedusaHeads(network.get_output_embeddings().weight, 2), EVERY_TOKEN)
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
@@ -153,7 +147,7 @@ def test_where_q_has_fewer_tokens_than_children_the_tree_shrinks(network):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("target", TARGETS)
+@targets
 def test_greedy_text_is_kept_with_drawn_trees_too(network, greedy, target, mode):
     proposer = Medusa(heads_of(network), regular(5, 3), mode, generator=seeded(0))
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
@@ -209,7 +203,7 @@ def test_heads_that_know_the_text_commit_one_token_more_than_there_are_heads(net
 # the cache
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@targets
 def test_after_paths_with_gaps_the_next_scores_are_those_of_a_fresh_forward(network, target):
     target, proposer = target(network), Watched(heads_of(network), EVERY_TOKEN)
     row = new_row(target, PROMPT, proposer, Greedy(), 20)
@@ -233,16 +227,6 @@ def logits_behind(target, ids: list[int], cache) -> torch.Tensor:
 # the law of what is sampled
 
 
-def random_law(size: int, seed: int) -> OpenToy:
-    """After every prefix another distribution."""
-
-    @functools.cache
-    def logits(prefix):
-        return torch.randn(size, generator=seeded(hash((seed, prefix)) % 2**31), dtype=torch.float64)
-
-    return OpenToy(logits, size)
-
-
 LAWS = [
     pytest.param(3, 4, dict(choices=[(0,), (1,), (0, 0), (1, 0), (1, 1)]), id="favourites"),
     pytest.param(3, 4, dict(choices=[(1,), (1, 0)]), id="a second favourite alone"),
@@ -261,7 +245,7 @@ def law_of(target, count: int, rule=None, kind=Medusa, **options) -> dict:
 
 @pytest.mark.parametrize("size, count, options", LAWS)
 def test_every_text_has_exactly_the_targets_probability(size, count, options):
-    target = random_law(size, seed=1)
+    target = random_law(size, 1, OpenToy)
     assert far_from(law_of(target, count, **options), target, count) < 1e-12
 
 
@@ -280,24 +264,24 @@ class Mislabelled(Medusa):
 
 
 def test_favourites_judged_as_draws_are_caught():
-    target = random_law(3, seed=1)
+    target = random_law(3, 1, OpenToy)
     with mock.patch("lessons_lib.decoding.proposers.medusa.draw", favourites):
         assert far_from(law_of(target, 3, choices=[(0,), (1,)], mode="iid"), target, 3) > 0.01
 
 
 def test_rows_of_another_head_are_caught():
-    target = random_law(3, seed=1)
+    target = random_law(3, 1, OpenToy)
     assert far_from(law_of(target, 4, kind=Mislabelled, choices=[(0,), (0, 0)], mode="iid"), target, 4) > 0.01
 
 
 def test_a_wrong_correction_is_caught():
-    target = random_law(3, seed=1)
+    target = random_law(3, 1, OpenToy)
     with mock.patch.object(acceptance, "choose_child", correction_from_p):
         assert far_from(law_of(target, 4, choices=[(0,), (0, 0)]), target, 4) > 0.01
 
 
 def test_typical_acceptance_is_another_law():
-    target = random_law(3, seed=1)
+    target = random_law(3, 1, OpenToy)
     assert far_from(law_of(target, 3, Typical(), choices=[(0,), (1,)]), target, 3) > 0.01
 
 
