@@ -75,8 +75,8 @@ class Parting:
         return self.margin <= 4 * self.spacing
 
     def __str__(self) -> str:
-        kind = "a near tie" if self.near_tie else "NOT a near tie"
-        return f"parts at token {self.same + 1}, margin {self.margin:.3f}, spacing {self.spacing:.3f}: {kind}"
+        tie = "a near tie" if self.near_tie else "NOT a near tie"
+        return f"they part at token {self.same + 1}, margin {self.margin:.3f}, spacing {self.spacing:.3f}: {tie}"
 
 
 def parting(target: Target, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Parting | None:

@@ -137,6 +137,15 @@ def in_turn(
     return {key: Samples(tuple(times[key] for times in rounds), before[key]) for key in runs}
 
 
+def keeping(found: dict, key: Any, call: Callable[[], Any]) -> Callable[[], None]:
+    """`call` as something to time, which leaves what it returns in found[key]."""
+
+    def run() -> None:
+        found[key] = call()
+
+    return run
+
+
 def bootstrap(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Median of the ratios a/b over pairs (a, b), and the ends of its 95 % interval: (value, low, high).
 

@@ -4,8 +4,9 @@ Frantar et al. 2022 (arXiv 2210.17323), after Optimal Brain Surgeon. A layer's o
 by tr(d H dᵀ), where d is what rounding did to W and H = (2/n) Σ x xᵀ. With (H + damping)^-1 = UᵀU, U upper
 triangular, the error e of column j, divided by U_jj, times row j of U is what the columns after j best subtract.
 
-It is a greedy choice, column by column: usually far better than rounding to the nearest, but that is no theorem. A
-test keeps one row of three columns on which it is worse. For a diagonal H both are the same.
+It is a greedy choice, column by column: usually far better than rounding to the nearest, but that is no theorem (a
+test keeps one row of three columns on which `sweep` is worse). So `gptq` keeps rounding to the nearest for rows on
+which that is better: rows share no error. For a diagonal H both are the same.
 """
 
 from collections.abc import Callable
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor
 
 from lessons_lib.quantization.checks import ROW, TENSOR, blocks, check_bits, check_values
-from lessons_lib.quantization.integers import Grid, Integers, fit_grid, working_dtype
+from lessons_lib.quantization.integers import Grid, Integers, fit_grid, quantize, working_dtype
 from lessons_lib.quantization.packing import pack
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The rounded matrix, tr(d H dᵀ) with the damped H, and the damping that was needed."""
+    """The rounded matrix, tr(d H dᵀ), and the damping that was needed."""
 
     integers: Integers
     loss: float
@@ -40,8 +41,13 @@ def hessian(inputs: Tensor) -> Tensor:
 
 def layer_loss(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
     """tr(d H dᵀ) with d = weight - rounded, both (N, K): twice the mean square change of the layer's outputs."""
+    return float(row_losses(weight, rounded, hessian).sum())
+
+
+def row_losses(weight: Tensor, rounded: Tensor, hessian: Tensor) -> Tensor:
+    """(N,) the share of each row in `layer_loss`."""
     d = weight.to(hessian) - rounded.to(hessian)
-    return float((d @ hessian * d).sum())
+    return (d @ hessian * d).sum(1)
 
 
 def gptq(
@@ -73,8 +79,23 @@ def gptq(
     columns = _Columns(w, size, order.tolist(), lambda group: fit_grid(group, bits, kind), act_order)
     factor, used = inverse_factor(h[order][:, order], damp)
     block = block if per == ROW else -(-block // size) * size  # no group reaches into the next block
-    _, loss = sweep(w[:, order], factor, block, columns.round)
-    return Outcome(Integers(weight.shape, weight.dtype, pack(columns.codes, bits), columns.grid()), loss, used)
+    sweep(w[:, order], factor, block, columns.round)
+    found = Integers(weight.shape, weight.dtype, pack(columns.codes, bits), columns.grid())
+    nearest = quantize(weight, bits, per, kind)
+    losses = [row_losses(weight, of.dequantize(), hessian.to(h)) for of in (found, nearest)]
+    return Outcome(_mixed(found, nearest, losses[1] < losses[0]), float(torch.minimum(*losses).sum()), used)
+
+
+def _mixed(found: Integers, nearest: Integers, rows: Tensor) -> Integers:
+    """`found`, but with these rows (N,) of `nearest`."""
+
+    def of(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+        """Both (N, K), or (N x groups, 1)."""
+        return None if one is None else torch.where(rows.repeat_interleave(len(one) // len(rows))[:, None], other, one)
+
+    a, b = found.grid, nearest.grid
+    grid = Grid(a.bits, of(a.scales, b.scales), of(a.zeros, b.zeros), of(a.lows, b.lows))
+    return Integers(found.shape, found.dtype, pack(of(found.levels(), nearest.levels()), a.bits), grid)
 
 
 class _Columns:

@@ -169,3 +169,11 @@ def test_several_functions_are_timed_in_turn_and_keep_their_keys(monkeypatch):
     assert order == ["a", ("b", 2)] * 4
     assert {key: len(samples.times) for key, samples in found.items()} == {"a": 3, ("b", 2): 3}
     assert found["a"].times == (1, 1, 1) and found["a"].warmup == (1,)
+
+
+def test_what_was_timed_is_kept():
+    found = {}
+    samples = clock.in_turn(
+        {key: clock.keeping(found, key, lambda key=key: key * 2) for key in "ab"}, repeats=2, warmup=0
+    )
+    assert found == {"a": "aa", "b": "bb"} and list(samples) == ["a", "b"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lessons_lib.quantization.gptq import gptq, hessian, inverse_factor, layer_loss, sweep
+from lessons_lib.quantization.gptq import gptq, hessian, inverse_factor, layer_loss, row_losses, sweep
 from lessons_lib.quantization.integers import KINDS, quantize
 
 
@@ -84,11 +84,33 @@ def test_inputs_that_do_not_go_together_leave_rounding_to_the_nearest(seed, bits
 
 
 @pytest.mark.parametrize("options", [dict(), dict(per=16), dict(per=16, act_order=True, kind="minimum")], ids=str)
-def test_the_loss_is_that_of_the_damped_hessian(options):
+def test_the_loss_is_that_of_the_layer_and_not_of_the_damped_hessian(options):
     w, x = correlated(1)
-    outcome, h = gptq(w, hessian(x), **options), hessian(x)
-    damped = h + outcome.damp * h.diagonal().mean() * torch.eye(len(h)).double()
-    assert outcome.loss == pytest.approx(layer_loss(w, outcome.integers.dequantize(), damped), rel=1e-9)
+    outcome = gptq(w, hessian(x), **options)
+    assert outcome.loss == pytest.approx(layer_loss(w, outcome.integers.dequantize(), hessian(x)), rel=1e-9)
+
+
+@given(seed=st.integers(0, 10**6), bits=st.integers(2, 4), kind=st.sampled_from(KINDS), per=st.sampled_from(["row", 4]),
+       act_order=st.booleans(), count=st.sampled_from([3, 200]))  # fmt: skip
+def test_no_row_loses_more_than_rounded_to_the_nearest(seed, bits, kind, per, act_order, count):
+    w, x = correlated(seed, rows=6, columns=8, count=count)
+    h, nearest = hessian(x), quantize(w, bits, per, kind)
+    outcome = gptq(w, h, bits, per, kind, act_order=act_order)
+    losses = row_losses(w, outcome.integers.dequantize(), h), row_losses(w, nearest.dequantize(), h)
+    assert (losses[0] <= losses[1]).all() and outcome.loss == pytest.approx(losses[0].sum().item())
+    assert outcome.integers.nbytes == nearest.nbytes
+
+
+def test_a_row_on_which_it_is_worse_is_rounded_to_the_nearest_and_others_are_not():
+    w = torch.tensor([[0.8, 0.7, 0.1, 7.0], [0.4, 0.45, 0.1, 7.0]]).double()  # 7 of 7 levels: steps of 1
+    h = torch.eye(4).double()
+    h[:3, :3] = torch.tensor([[1.0, 0.6, -0.3], [0.6, 1.0, 0.5], [-0.3, 0.5, 1.0]])
+    rounded, _ = sweep(w, inverse_factor(h, 0.0)[0], 4, to_whole_numbers)
+    assert (row_losses(w, rounded, h) > row_losses(w, w.round(), h)).tolist() == [True, False]
+    found = gptq(w, h, damp=0.0).integers.dequantize()
+    assert (
+        found.tolist() == [w[0].round().tolist(), rounded[1].tolist()] and rounded[1].tolist() != w[1].round().tolist()
+    )
 
 
 @pytest.mark.parametrize("options", [dict(), dict(per=16), dict(per=16, act_order=True, kind="minimum")], ids=str)
@@ -120,7 +142,7 @@ def test_act_order_rounds_the_loudest_inputs_first_and_puts_all_back():
 
 
 def test_columns_that_were_always_zero_become_zero_and_disturb_nothing():
-    w, x = correlated(5)
+    w, x = correlated(6)  # no row of it is rounded to the nearest instead
     x[:, [3, 20]] = 0
     restored = gptq(w, hessian(x), damp=0.0).integers.dequantize()
     assert (restored[:, [3, 20]] == 0).all()
