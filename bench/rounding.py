@@ -33,7 +33,7 @@ REMEDIES = {
     "all": Remedies(),
 }
 BESIDE = (  # formats whose quality is read beside those of claims, on fewer windows
-    "int8 tensor", "llm.int8", "int6 g64", "int4 g64", "int4 row", "nf4", "fp8", "int3 g64", "gptq int3 g64",
+    "int8 tensor", "fp8", "llm.int8", "int6 g64", "int4 g64", "int4 row", "nf4", "int3 g64", "gptq int3 g64",
 )  # fmt: skip
 
 

@@ -59,11 +59,6 @@ def cached_tokens(prompt: int, new: int) -> int:
     return prompt + max(new, 1) - 1
 
 
-def capacity_needed(prompt: int, new: int, drafted: int = 0) -> int:
-    """Smallest capacity for `prompt` and `new` tokens; drafting γ a step takes up to γ + 1 slots more."""
-    return cached_tokens(prompt, new) + (drafted + 1 if drafted else 0)
-
-
 def quantized_bits(bits: int, group: int) -> float:
     """Bits per element with scale and zero point (16 bits each) for every group of G elements: n + 32/G."""
     return bits + 32 / group
