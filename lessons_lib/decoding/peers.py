@@ -33,10 +33,10 @@ def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **opti
 def static_and_compiled(capacity: int) -> dict:
     """Options of transformers' generate for a static cache of so many tokens and a compiled step, on every device.
 
-    By itself it compiles on accelerators only; what tells it otherwise is private. A longer cache would
-    be compiled anew, so that one capacity serves all texts.
+    By itself it compiles on accelerators only; what tells it otherwise is private. A longer cache would be
+    compiled anew, so that one capacity serves all texts.
     """
-    how = CompileConfig(mode=None)
+    how = CompileConfig(mode=None)  # its own default is CUDA graphs
     how._compile_all_devices = True  # an attribute and no field: valid only when it is set afterwards
     return {"cache_implementation": "static", "max_cache_len": capacity, "compile_config": how}
 

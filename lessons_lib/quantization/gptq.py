@@ -124,13 +124,13 @@ class _Columns:
         return Grid(grids[0].bits, *(None if p[0] is None else torch.cat(p, 1).reshape(-1, 1) for p in parts))
 
 
-def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, float]:
-    """Round all columns of w (N, K) in order -> (the rounded matrix, sum of squared scaled errors).
+def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Round all columns of w (N, K) in order -> the rounded matrix.
 
     factor: U (K, K). round_column(w, j) gives column j rounded (N,), from w as corrected so far. Within a block
     corrections are made at once, beyond it when the block is done: the same sums, in larger products.
     """
-    w, rounded, loss = w.clone(), torch.empty_like(w), 0.0
+    w, rounded = w.clone(), torch.empty_like(w)
     for start in range(0, w.shape[1], block):
         end = min(start + block, w.shape[1])
         errors = torch.empty_like(w[:, start:end])
@@ -139,8 +139,7 @@ def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor,
             errors[:, j - start] = (w[:, j] - rounded[:, j]) / factor[j, j]
             w[:, j:end] -= errors[:, j - start, None] * factor[j, j:end]
         w[:, end:] -= errors @ factor[start:end, end:]
-        loss += float(errors.square().sum())
-    return rounded, loss
+    return rounded
 
 
 def inverse_factor(hessian: Tensor, damp: float = 0.01) -> tuple[Tensor, float]:

@@ -91,11 +91,9 @@ def test_an_audit_names_the_first_difference_and_the_rivals_margin():
 
 @pytest.mark.parametrize("margin, near", [(0.5, True), (0.51, False)])
 def test_a_near_tie_is_within_two_roundings_of_each_logit(margin, near):
-    found = Parting(3, margin, 0.125)
-    assert found.near_tie is near and f"{found}".endswith(
-        "spacing 0.125: " + ("a near tie" if near else "NOT a near tie")
-    )
-    assert str(found).startswith(f"they part at token 4, margin {margin:.3f}")
+    found, said = Parting(3, margin, 0.125), "a near tie" if near else "NOT a near tie"
+    assert found.near_tie is near
+    assert str(found) == f"they part at token 4, margin {margin:.3f}, spacing 0.125: {said}"
 
 
 def test_the_spacing_is_that_of_the_targets_format():
