@@ -14,7 +14,7 @@ from functools import cache, partial
 import by_question
 import generation
 from by_question import Made, first_of, foretold, speed, tokens_per_forward
-from registry import Measured, Run
+from registry import DTYPE, Measured, Run
 
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
@@ -24,10 +24,8 @@ from lessons_lib.decoding.probing import repeatable_step, width_curve
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.measure.hardware import width_costs
-from lessons_lib.models import pick
 
 TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
-_, DTYPE = pick("cpu", "auto")
 EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
 CONTEXT = 672  # positions of the compiled target's caches: the longest prompt, its answer and a lookahead window fit
 COMPILED = (1, 5, 11)  # token counts compiled: plain, a chain of four, prompt lookup's ten; more run eager

@@ -40,13 +40,13 @@ def ours(of, count: int):
     return lambda: generate(of, PROMPT, max_new_tokens=count, min_new_tokens=count)
 
 
-@claim("generate/overhead", "<= 1.03", f"{THEIRS}, bf16; ours: TransformersTarget")
+@claim("generate/overhead", "<= 1.03", f"{THEIRS}, bf16; ours: TransformersTarget", dtype="bf16")
 def overhead(run: Run) -> Measured:
     network = TransformersTarget(model("bf16").network, model("bf16").tokenizer)
     return Measured(compare(ours(network, run.tokens), theirs("bf16", run.tokens), repeats=run.repeats, warmup=1))
 
 
-@claim("cache/512/vs-uncached", ">= 8", "the same network, bf16, one forward over all 513 tokens")
+@claim("cache/512/vs-uncached", ">= 8", "the same network, bf16, one forward over all 513 tokens", dtype="bf16")
 def cached(run: Run) -> Measured:
     network = model("bf16").network
     ids = torch.randint(3, 49_000, (1, 513), generator=torch.Generator().manual_seed(0))
@@ -60,23 +60,30 @@ def cached(run: Run) -> Measured:
         return Measured(compare(lambda: network(ids, logits_to_keep=1), step, repeats=3 * run.repeats, warmup=2))
 
 
-@claim("decoder/eager/vs-generate", ">= 1.2", f"{THEIRS}, bf16; ours: DecoderTarget, bf16, nothing compiled")
+@claim(
+    "decoder/eager/vs-generate", ">= 1.2", f"{THEIRS}, bf16; ours: DecoderTarget, bf16, nothing compiled", dtype="bf16"
+)
 def eager(run: Run) -> Measured:
     calls = theirs("bf16", run.tokens), ours(target("bf16"), run.tokens)
     return Measured(compare(*calls, repeats=run.repeats, warmup=1))
 
 
-@claim("decoder/bf16/vs-generate", ">= 3.0", f"{THEIRS}, bf16; ours: CompiledTarget, bf16, 176 positions")
+@claim("decoder/bf16/vs-generate", ">= 3.0", f"{THEIRS}, bf16; ours: CompiledTarget, bf16, 176 positions", dtype="bf16")
 def bf16(run: Run) -> Measured:
     return compiled("bf16", run)
 
 
-@claim("decoder/fp32/vs-generate", ">= 2.7", f"{THEIRS}, fp32; ours: CompiledTarget, fp32, 176 positions")
+@claim("decoder/fp32/vs-generate", ">= 2.7", f"{THEIRS}, fp32; ours: CompiledTarget, fp32, 176 positions", dtype="fp32")
 def fp32(run: Run) -> Measured:
     return compiled("fp32", run)
 
 
-@claim("decoder/bf16/of-bandwidth-limit", ">= 0.7", "reading what a step must read; 8 readings and 8 steps in turn")
+@claim(
+    "decoder/bf16/of-bandwidth-limit",
+    ">= 0.7",
+    "reading what a step must read; 8 readings and 8 steps in turn",
+    dtype="bf16",
+)
 def of_limit(run: Run) -> Measured:
     """The time in which the machine reads what a step must read, over the step's. By eights: one reading between
     two steps would empty the caches that steps in a row find filled."""

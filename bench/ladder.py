@@ -1,7 +1,7 @@
 """Claims of lesson 11: every rung of the ladder in turn on each question, llama.cpp among them where it is installed.
 
 Speeds are of decoding alone, from the first token on: no rung changes the prefill. Whole requests stand beside them.
-A rung counts if the perplexity of its weights is within 1% of the unrounded ones'. The best that counts is compared
+A rung counts if the perplexity of its weights is within 1% of that in fp32. The best that counts is compared
 with the peer; it is chosen on the texts that it is judged by.
 """
 
@@ -12,7 +12,7 @@ import asking
 import pricing
 import rungs
 from asking import DTYPE, answered, asked
-from by_question import rate_ratio
+from by_question import rate_ratio, tokens_per_forward
 from registry import Measured, NotMeasured, Run, claim
 from speculation import GROUNDED
 
@@ -20,7 +20,7 @@ from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.ladder import Rung, best, step_gains
 
 KINDS = {"free": (("writing",), 6), "grounded": (GROUNDED, 2)}  # categories, and questions of each
-OURS = "the fastest rung whose perplexity is within 1% of the unrounded weights'; decoding alone, 128 tokens each"
+OURS = "the fastest rung whose perplexity is within 1% of that in fp32; decoding alone, 128 tokens each"
 THEIRS = f"transformers generate, greedy, dynamic cache, eager, {DTYPE}"
 LLAMACPP = "llama.cpp through llama-cpp-python, the same file, threads and run"
 
@@ -99,7 +99,11 @@ def against(run: Run, kinds: Sequence[str], slow: Sequence[str], ours: Sequence[
     )
     table = {kind: table_of(run, rows(run, kind)) for kind in kinds}
     facts = {"best": winner, "peer": theirs, "requests": [requests.value, requests.low, requests.high]}
-    return Measured(ratio, note, facts | {"dtype": DTYPE, "rungs": table, "questions": found, **rungs.facts(run.quick)})
+    facts["tokens_per_forward"] = tokens_per_forward(found, winner)
+    if theirs in named(run):
+        foretold = {row["rung"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
+        facts["predicted"] = foretold[winner] / foretold[theirs]
+    return Measured(ratio, note, facts | {"rungs": table, "questions": found, **rungs.facts(run.quick)})
 
 
 def differing(found: Sequence[dict], name: str) -> str:

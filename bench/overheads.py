@@ -1,63 +1,94 @@
 """What was tried to make a compiled step faster, measured again: `python bench/overheads.py`, for lesson 11's log.
 
 Each change is timed in turn with what it replaces, on the first layers of the model with its whole head, or alone.
-Kept or not stands in the code; this says what it is worth on this machine.
+Lesson 11 shows the table: what it is worth on this machine, whether the code has it, and why.
 """
 
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from unittest import mock
 
 import asking
+import assisted
+import fitting
 import torch
 from asking import prompt_of
 from run import RESULTS
 
+from lessons_lib.decoding.blocks import make_block, tree_mask
 from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.proposal import Tree
 from lessons_lib.decoding.targets import CompiledTarget, compiler
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.models import cut
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.quantized import quantized
+from lessons_lib.models.stored_heads import load_heads
 from lessons_lib.progress import say
 
-LAYERS, TEXT, LONGEST, ROWS, REPEATS = 6, 200, 672, 5, 60
+LAYERS, TEXT, LONGEST, ROWS, RANKS, REPEATS = 6, 200, 672, 5, 10, 60
+LIGHT, BOTH = "int8-weight-only", "int8"
 Calls = tuple[Callable, Callable]  # before, behind
 
 
+@dataclass(frozen=True)
+class Change:
+    """kept: whether the code has it, and why. calls: make what is timed, without it and with it."""
+
+    what: str
+    kept: bool
+    why: str
+    calls: Callable[[], Calls]
+
+
 def main() -> int:
-    rows = []
-    for what, (kept, calls) in tried().items():
-        say(f"{what} ...")
-        before, behind = calls()
-        found = in_turn({"before": before, "behind": behind}, repeats=REPEATS)
-        times = {name: samples.median for name, samples in found.items()}
-        rows.append({"what": what, "kept": kept} | times | {"samples": {name: of.times for name, of in found.items()}})
+    rows = [row_of(change) for change in tried()]
     facts = {"layers": LAYERS, "host": machine.host(), "versions": machine.versions(), "dtype": asking.DTYPE}
     path = RESULTS / "ladder-overheads.json"
     path.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def tried() -> dict[str, tuple[bool, Callable[[], Calls]]]:
-    """What -> whether it was kept, and how to make both calls."""
-    return {
-        f"caches fitted to a text of {TEXT} tokens instead of {LONGEST} slots, one row": (True, slots),
-        f"{ROWS} rows as sums that share one reading, instead of the library's products": (True, sums),
-        "weights of 8 bits instead of the model's own, one row": (True, eight_bits),
-        f"weights of 8 bits, {ROWS} rows": (True, partial(eight_bits, ROWS)),
-        "weights of 4 bits instead of 8, one row": (False, four_bits),
-        "guards left out behind the first call": (True, guards),
-        "a wrapper in C++ around the kernels instead of Python": (False, partial(setting, cpp_wrapper=True)),
-        "buffers in one pool that is planned ahead": (False, partial(setting, memory_planning=True)),
-        "the token chosen by max instead of argmax": (True, choosing),
-        "logits not copied to hold back the end of the text": (False, holding_back),
-    }
+def row_of(change: Change) -> dict:
+    """Both calls timed in turn: medians and samples, in seconds."""
+    say(f"{change.what} ...")
+    before, behind = change.calls()
+    found = in_turn({"before": before, "behind": behind}, repeats=REPEATS)
+    times = {name: samples.median for name, samples in found.items()}
+    samples = {"samples": {name: of.times for name, of in found.items()}}
+    return {"what": change.what, "kept": change.kept, "why": change.why} | times | samples
 
 
-def small():
+def tried() -> list[Change]:
+    """All that was tried, in the order of the lesson's table."""
+    eight, both = "weights of 8 bits instead of the model's own", "8 bits times 8 bits instead of weights of 8 bits"
+    fitted = f"caches fitted to a text of {TEXT} tokens instead of {LONGEST} slots, one row"
+    shared = f"{ROWS} rows as sums that share one reading, instead of the library's products"
+    return [
+        Change(fitted, True, "attention over slots that are never filled", slots),
+        Change(shared, True, "one reading serves all rows", sums),
+        Change(f"{eight}, one row", True, "half the bytes", formats(None, LIGHT)),
+        Change(f"{eight}, {ROWS} rows", True, "it comes with the one above", formats(None, LIGHT, ROWS)),
+        Change(f"{both}, one row", True, "for the sake of several rows", formats(LIGHT, BOTH)),
+        Change(f"{both}, {ROWS} rows", True, "guesses ask for several rows", formats(LIGHT, BOTH, ROWS)),
+        Change("weights of 4 bits instead of 8, one row", False, "unpacking is work, too", formats(LIGHT, "int4")),
+        Change("the compiler's guards left out", True, "what they look for never changes", guards),
+        Change("a wrapper in C++ around the kernels", False, "no gain", partial(setting, cpp_wrapper=True)),
+        Change("buffers in one pool, planned ahead", False, "no gain", partial(setting, memory_planning=True)),
+        Change(f"no mask built for {ROWS} rows of a chain", True, "plain causal attention will do", masks),
+        Change("the token chosen by max instead of argmax", True, "the same token", choosing),
+        Change("logits not copied to hold back the end", False, "the target's logits stay whole", holding_back),
+        Change("the compiled draft in 8 bits instead of its own format", True, "half its bytes", draft),
+        Change("Medusa's heads trimmed to frequent tokens", True, "less of the head to read", heads),
+    ]
+
+
+def small() -> Decoder:
     return cut(asking.model(), LAYERS).target().decoder
 
 
@@ -78,12 +109,10 @@ def sums() -> Calls:
     return step(small(), ROWS, products="library"), step(small(), ROWS)
 
 
-def eight_bits(rows: int = 1) -> Calls:
-    return step(small(), rows), step(quantized(small(), "int8-weight-only"), rows)
-
-
-def four_bits() -> Calls:
-    return step(quantized(small(), "int8-weight-only")), step(quantized(small(), "int4"))
+def formats(before: str | None, behind: str, rows: int = 1) -> Callable[[], Calls]:
+    """Weights in two formats; None: the model's own."""
+    made = lambda weights: quantized(small(), weights) if weights else small()  # noqa: E731
+    return lambda: (step(made(before), rows), step(made(behind), rows))
 
 
 def setting(**changed) -> Calls:
@@ -94,13 +123,16 @@ def setting(**changed) -> Calls:
 
 
 def guards() -> Calls:
-    call = step(small())
+    plainly = torch.compile
+    with mock.patch.object(torch, "compile", lambda *given, options, **others: plainly(*given, **others)):
+        before = step(small())
+    return before, step(small())
 
-    def with_guards() -> None:
-        with mock.patch.object(torch.compiler, "set_stance", lambda *given, **options: torch.no_grad()):
-            call()
 
-    return with_guards, call
+def masks() -> Calls:
+    chain = Tree(tokens=[0] * (ROWS - 1), parents=[*range(-1, ROWS - 2)], depths=[*range(1, ROWS)])
+    cache = asking.eager().new_cache(TEXT)
+    return lambda: tree_mask(1, chain, None, TEXT), lambda: make_block([0], chain, None, cache)
 
 
 def choosing() -> Calls:
@@ -111,6 +143,18 @@ def choosing() -> Calls:
 def holding_back() -> Calls:
     logits = torch.randn(1, asking.model().shape.vocab_size)
     return lambda: logits.clone().max(-1).indices.tolist(), lambda: logits.max(-1).indices.tolist()
+
+
+def draft() -> Calls:
+    wide = decoder_of(assisted.draft().network, wide=True)
+    return step(wide), step(quantized(wide, LIGHT))
+
+
+def heads() -> Calls:
+    trimmed, whole = fitting.heads(), load_heads(fitting.HEADS, asking.model())
+    whole.rows, whole.kept = whole.lm_head, None
+    state = torch.zeros(1, whole.width, dtype=whole.lm_head.dtype)
+    return tuple(partial(torch.no_grad()(of.favourites), state, RANKS, chosen=[0]) for of in (whole, trimmed))
 
 
 if __name__ == "__main__":

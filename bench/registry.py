@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lessons_lib.measure.clock import Ratio
+from lessons_lib.models.device import pick
+
+_, DTYPE = pick("cpu", "auto")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Claim:
-    """A named figure that is boasted of: its bar, what it is compared with, and the function that measures it."""
+    """A named figure that is boasted of: its bar, what it is compared with, and the function that measures it.
+
+    dtype: what the model computes in, "" where there is none.
+    """
 
     name: str
     bar: str
@@ -45,6 +51,7 @@ class Claim:
     measure: Callable[[Run], Measured]
     asks: bool = False  # questions, which may be another file's
     unit: str = "x"
+    dtype: str = DTYPE
 
 
 class NotMeasured(Exception):
@@ -54,11 +61,11 @@ class NotMeasured(Exception):
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(name: str, bar: str, baseline: str, asks: bool = False, unit: str = "x"):
+def claim(name: str, bar: str, baseline: str, asks: bool = False, unit: str = "x", dtype: str = DTYPE):
     """Register the decorated function as what measures `name`."""
 
     def register(measure: Callable[[Run], Measured]):
-        CLAIMS[name] = Claim(name, bar, baseline, measure, asks, unit)
+        CLAIMS[name] = Claim(name, bar, baseline, measure, asks, unit, dtype)
         return measure
 
     return register

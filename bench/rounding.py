@@ -86,12 +86,12 @@ def as_ratio(found: Reading, reference: Reading) -> Ratio:
     return Ratio(change.value, change.low, change.high, *means)
 
 
-@claim("int8-weight-only/perplexity", "<= 1.005", TEXT)
+@claim("int8-weight-only/perplexity", "<= 1.005", TEXT, dtype="fp32")
 def weight_only_quality(run: Run) -> Measured:
     return perplexity(run, "int8-weight-only")
 
 
-@claim("int8/perplexity", "<= 1.010", TEXT)
+@claim("int8/perplexity", "<= 1.010", TEXT, dtype="fp32")
 def int8_quality(run: Run) -> Measured:
     """Beside it what each remedy alone brings back, on fewer windows."""
     found = perplexity(run, "int8")
@@ -101,7 +101,7 @@ def int8_quality(run: Run) -> Measured:
     return Measured(found.ratio, f"{found.note}; on {few} windows with {said}", found.facts | {"remedies": beside})
 
 
-@claim("int4/perplexity", "<= 1.010", TEXT + "; groups of 32 in line with the file's own, head in 8 bits")
+@claim("int4/perplexity", "<= 1.010", TEXT + "; groups of 32 in line with the file's own, head in 8 bits", dtype="fp32")
 def int4_quality(run: Run) -> Measured:
     """Beside it a table of formats, on fewer windows. The file's blocks are of 4 bits, which favours int4 g32."""
     found, few = perplexity(run, "int4"), 2 if run.quick else 4
@@ -122,7 +122,7 @@ def row(decoder: Decoder, windows: int) -> dict:
 @claim(
     "gptq-3bit/recovered", ">= 0.5",
     f"smol-draft, layers in {GPTQ}: the perplexity that rounding to the nearest loses; calibrated on other articles",
-    unit="",
+    unit="", dtype="fp32",
 )  # fmt: skip
 def recovered(run: Run) -> Measured:
     """1 - what GPTQ loses over what rounding to the nearest loses, on weights that were never rounded to few bits.

@@ -114,8 +114,8 @@ def record(claim: Claim, run: Run) -> None:
     claims.update(results(run) / "claims.json", [row], run.quick, **machine_facts)
     if measured.ratio and not run.quick:
         ratio = measured.ratio
-        raw = {"claim": claim.name, **machine_facts, "unit": "s", "a": ratio.a.times, "b": ratio.b.times}
-        raw |= measured.facts or {}
+        raw = {"claim": claim.name, **machine_facts, "dtype": claim.dtype, "unit": "s"}
+        raw |= {"a": ratio.a.times, "b": ratio.b.times} | (measured.facts or {})
         path = results(run) / f"{claim.name.replace('/', '-')}.json"
         path.write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
 

@@ -11,7 +11,7 @@ from by_question import Made
 from registry import Run
 from speculation import LOOKUP
 
-from lessons_lib import DraftModel, Medusa, PromptLookup
+from lessons_lib import DraftModel, Medusa, PromptLookup, load
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.ladder import counting
@@ -85,34 +85,42 @@ def target_of(name: str) -> str:
 
 
 @cache
+def exact() -> Target:
+    """What quality is compared with: the same model in fp32."""
+    return load(asking.model().name, device="cpu", dtype="fp32").target()
+
+
+@cache
 def readings(quick: bool) -> dict[str, quality.Reading]:
     """How each target finds the text that quality is measured on."""
     ids = asking.model().tokenizer(text()[: 8 * READ]).input_ids[: READ // 4 if quick else READ]
-    on = {"decoder": asking.eager()} | targets(quick)
+    on = {"fp32": exact(), "decoder": asking.eager()} | targets(quick)
     return {name: quality.read(lambda ids, of=of: logits_along(of, ids, len(ids)), ids) for name, of in on.items()}
 
 
 def count(quick: bool) -> set[str]:
-    """Targets whose perplexity is near enough to the unrounded one's; other engines on the same weights are."""
+    """Targets whose perplexity is near enough to that in fp32; other engines on the unrounded weights are."""
     found = {name: reading.perplexity for name, reading in readings(quick).items()}
-    return counting(found, found["decoder"]) | {"generate", "generate, compiled"}
+    return (counting(found, found["fp32"]) - {"fp32"}) | {"generate", "generate, compiled"}
 
 
 def facts(quick: bool) -> dict:
-    """Quality and memory of each target, and what was compiled how long."""
-    found = readings(quick)
-    changes = {name: quality.ratio(reading, found["decoder"]) for name, reading in found.items()}
+    """Quality beside fp32 and memory of each target, and what was compiled how long."""
+    found = dict(readings(quick))
+    reference = found.pop("fp32")
+    changes = {name: quality.ratio(reading, reference) for name, reading in found.items()}
     return {
         "quality": {
             name: {
                 "perplexity": reading.perplexity,
                 "change": [changes[name].value, changes[name].low, changes[name].high],
-                "agreement": quality.agreement(reading, found["decoder"]),
+                "agreement": quality.agreement(reading, reference),
             }
             for name, reading in found.items()
         },
         "held": {name: bytes_kept(of.decoder) for name, of in ({"decoder": asking.eager()} | targets(quick)).items()},
-        "tokens_read": found["decoder"].tokens,
+        "tokens_read": reference.tokens,
+        "perplexity_fp32": reference.perplexity,
         "compile_seconds": {name: getattr(of, "compile_seconds", {}) for name, of in targets(quick).items()},
         "problems": {name: of.problem for name, of in targets(quick).items() if getattr(of, "problem", None)},
         "llamacpp": {name: of.version for name, of in peers().items()},

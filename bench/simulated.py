@@ -70,7 +70,13 @@ def latency_error(run: Run) -> Measured:
     return simulated_error(run, measure)
 
 
-@claim("simulator/requests-per-second", ">= 170", "872 prompt and 128 output tokens a request, one core", unit="/s")
+@claim(
+    "simulator/requests-per-second",
+    ">= 170",
+    "872 prompt and 128 output tokens a request, one core",
+    unit="/s",
+    dtype="",
+)
 def requests_per_second(run: Run) -> Measured:
     count, slots = 100 if run.quick else 1000, serving.SLOTS
     asked = Workload(count, Fixed(872), Fixed(128)).requests()

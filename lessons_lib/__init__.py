@@ -18,7 +18,7 @@ quantization   number formats of few bits, GPTQ and its kin, products with round
 attention      naive, tiled and split attention with their traffic counted; torch's backends
 caches         keys and values: contiguous, static, paged
 measure        clocks, this machine, cost models, scorecard, claims
-data, weights  prompts, texts and a trained draft
+data, weights  prompts, texts; a trained draft and trained heads
 
 What the package itself offers:
 

@@ -1,4 +1,4 @@
-"""What every form of attention here takes: q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v), and who sees whom.
+"""What attention takes (lesson 04): q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v), and who sees whom.
 
 Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): g = H / H_kv query heads share the keys and values
 of one head. The shared ones are viewed g times, never copied.

@@ -18,7 +18,10 @@ class Cache(ABC):
 
     @abstractmethod
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
-        """Keep the first `prefix` entries, then those numbered `then` (ascending); the rest leaves no trace."""
+        """Keep the first `prefix` entries, then those numbered `then` (ascending); the rest leaves no trace.
+
+        ValueError, where a cache can tell, for entries that it does not have.
+        """
 
     def positions(self, offsets: Sequence[int]) -> list[int]:
         """Positions of tokens about to be fed, offset 0 being the first one the cache lacks."""

@@ -29,7 +29,8 @@ def ensure(root: Path = ROOT, environ=os.environ) -> tuple[Path, bool]:
     """The Python of an environment that holds the pins, and whether anything was installed just now.
 
     The active environment is used; without one, `.venv` in the checkout is made. A stamp in the environment
-    says what was installed into it, so that a second call does nothing.
+    says what was installed into it, so that a second call does nothing. SetupError outside a checkout, for a Python
+    that is too old, and with what pip said where it fails.
     """
     if not (root / "pyproject.toml").is_file():
         raise SetupError("This command works on a checkout: run it in a clone of the repository.")
@@ -88,7 +89,7 @@ def has_pip(folder: Path) -> bool:
 
 
 def create(folder: Path, root: Path) -> None:
-    """A virtual environment of the running Python, removed again if that fails; or pip for one without."""
+    """A virtual environment of the running Python, removed again if that fails (SetupError); or pip for one without."""
     if python_of(folder).exists():
         return stage("pip", [python_of(folder), "-m", "ensurepip", "--default-pip"])
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
@@ -154,7 +155,7 @@ def installed_torch(python: Path) -> str:
 
 
 def stage(name: str, command: list) -> None:
-    """Run one quiet command with one line of its own: its name, and the seconds once it is done."""
+    """Run one quiet command with one line of its own: its name, then its seconds; SetupError if it fails."""
     print(f"  {name:<40}", end="", flush=True)
     start = time.perf_counter()
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)

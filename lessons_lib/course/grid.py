@@ -67,7 +67,7 @@ def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed:
 
 
 def combinations(grid: dict[str, str]) -> list[dict[str, str]]:
-    """{"a": "1,2", "b": "x"} -> [{"a": "1", "b": "x"}, {"a": "2", "b": "x"}]."""
+    """{"a": "1,2", "b": "x"} -> [{"a": "1", "b": "x"}, {"a": "2", "b": "x"}]. UsageError for one without a value."""
     values = {name: [value.strip() for value in COMMA.split(text)] for name, text in grid.items()}
     empty = [name for name, found in values.items() if not all(found)]
     if empty:

@@ -44,7 +44,10 @@ def find(folder: Path = NOTEBOOKS) -> list[Lesson]:
 
 
 def select(lessons: list[Lesson], asked: list[str]) -> list[Lesson]:
-    """The lessons asked for by number (02), name (02_kv_cache) or short name (kv_cache), in course order."""
+    """The lessons asked for by number (02), name (02_kv_cache) or short name (kv_cache), in course order.
+
+    UsageError for a word that is none of them, with those there are.
+    """
     keys = {key: lesson for lesson in lessons for key in (lesson.number, lesson.name, lesson.name.partition("_")[2])}
     unknown = [word for word in asked if word not in keys]
     if unknown:
@@ -59,7 +62,7 @@ def tagged(nb: nbformat.NotebookNode, tag: str) -> list[nbformat.NotebookNode]:
 
 
 def parameters(nb: nbformat.NotebookNode) -> dict[str, Any]:
-    """Names and default values from the cell tagged `parameters`, which holds literals only."""
+    """Names and default values from the cell tagged `parameters`, which holds literals only: UsageError if not."""
     cells = tagged(nb, "parameters")
     if len(cells) != 1:
         raise UsageError(f"A lesson has exactly one cell tagged `parameters`; here are {len(cells)}.")
@@ -75,7 +78,7 @@ def parameters(nb: nbformat.NotebookNode) -> dict[str, Any]:
 
 
 def settings(pairs: list[str]) -> dict[str, str]:
-    """["a=1", "b=x y"] -> {"a": "1", "b": "x y"}."""
+    """["a=1", "b=x y"] -> {"a": "1", "b": "x y"}. UsageError for one without an equals sign."""
     broken = [pair for pair in pairs if "=" not in pair]
     if broken:
         raise UsageError(f"A parameter is given as NAME=VALUE; {shlex.join(broken)} is not.")
@@ -85,7 +88,7 @@ def settings(pairs: list[str]) -> dict[str, str]:
 def overrides(defaults: dict[Lesson, dict[str, Any]], given: dict[str, str]) -> dict[Lesson, dict[str, Any]]:
     """What to inject into each lesson: of `given`, the parameters that it has, read as its default's type.
 
-    A name that none of the lessons has is an error that lists the valid ones.
+    A name that none of the lessons has is a UsageError that lists the valid ones.
     """
     valid = sorted({name for values in defaults.values() for name in values})
     unknown = [name for name in given if name not in valid]
@@ -98,7 +101,10 @@ def overrides(defaults: dict[Lesson, dict[str, Any]], given: dict[str, str]) -> 
 
 
 def parse(name: str, text: str, default: Any) -> Any:
-    """The value that `text` means for a parameter with this default: "32", 64 -> 32; "32", "auto" -> "32"."""
+    """The value that `text` means for a parameter with this default: "32", 64 -> 32; "32", "auto" -> "32".
+
+    UsageError if it is of another type.
+    """
     if isinstance(default, str):
         return text
     try:

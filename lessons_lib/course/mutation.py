@@ -28,7 +28,10 @@ EXPLAINED = ROOT / "tests" / "mutants.toml"
 
 
 def mutate(count: int = COUNT, seed: int = SEED) -> int:
-    """Try a sample of the changes, print a table and those that nobody noticed -> 1 if one of these is unexplained."""
+    """Try a sample of the changes, print a table and those that nobody noticed -> 1 if one of these is unexplained.
+
+    SetupError where the tests fail before anything is broken.
+    """
     refresh(ROOT, COPY)
     said = mutmut("run", "none of these", quiet=True)  # makes the changes, and learns which tests call what
     if not (COPY / "mutants" / "mutmut-stats.json").is_file():

@@ -60,6 +60,7 @@ def lesson_table(lessons: list[Lesson], address: str) -> str:
 
 
 def lesson_row(lesson: Lesson, address: str) -> list[str]:
+    """Name with its links, question, claim, predicted, measured; address: of the repository, for Colab."""
     nb = lesson.read()
     name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name})"
     opening = colab.link(address, lesson.name)

@@ -108,7 +108,10 @@ def about() -> str:
 
 @contextlib.contextmanager
 def client(workers: int, address: str) -> Iterator[Any]:
-    """A Dask client: of the scheduler at an address, or of this many worker processes on this machine alone."""
+    """A Dask client: of the scheduler at an address, or of this many worker processes on this machine alone.
+
+    UsageError if no scheduler answers.
+    """
     import dask
     from dask.distributed import Client, LocalCluster
 

@@ -25,7 +25,7 @@ FORM = '{"question_id": 1, "category": "math", "turns": ["..."]}'
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation: the user's turns, each to be asked after the answer to the one before."""
+    """One conversation: the user's turns, each asked after the answer to the one before; else ValueError."""
 
     question_id: int
     category: str

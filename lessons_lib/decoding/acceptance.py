@@ -35,7 +35,7 @@ class Greedy:
 
     def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None = None) -> tuple[list[int], int]:
         """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
-        choices = logits.max(-1).indices.tolist()  # the first of equals, as argmax, three times as fast on a CPU
+        choices = logits.max(-1).indices.tolist()  # the first of equals, as argmax, and no slower
         path, node = [], ANCHOR
         while (child := tree.child(node, choices[node + 1])) is not None:
             path.append(child)

@@ -75,7 +75,7 @@ def new_row(
     stop: str | Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> Row:
-    """A row ready for its first step, all that can be wrong with it checked. Arguments and errors as `generate`."""
+    """A row ready for its first step, all that can be wrong with it checked. Arguments, ValueErrors as `generate`."""
     if max_new_tokens < 1 or not 0 <= min_new_tokens <= max_new_tokens:
         raise ValueError(
             f"max_new_tokens must be at least 1 and min_new_tokens between 0 and it, not {max_new_tokens} and "

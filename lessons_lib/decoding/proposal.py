@@ -36,6 +36,7 @@ class Proposal:
     mode: how they were drawn, which decides the lossless acceptance rule: "point" (any deterministic choice),
     "iid" or "without_replacement" draws from q. q: parent -> distribution (V,) its children were drawn from.
     draws: parent -> child tokens in draw order, if it differs from their order in tokens.
+    ValueError for anything else than such a tree.
     """
 
     tokens: Sequence[int] = ()

@@ -118,15 +118,15 @@ def plot_pool_growth(rows: Iterable[Any]) -> Axes:
     return ax
 
 
-def plot_payoff(rows: Iterable[Any], costs: WidthCurve) -> Axes:
+def plot_payoff(rows: Iterable[Any], v: WidthCurve) -> Axes:
     """Tokens committed per forward against tokens fed, and what so wide a forward costs: above the line pays.
 
-    rows: `method`, `label`, `width` (tokens fed per forward), `tokens` (committed per forward). costs: v(w).
+    rows: `method`, `label`, `width` (tokens fed per forward), `tokens` (committed per forward). v: the width curve.
     """
     ax, rows = axes(), as_dicts(rows)
-    v, widest = width_cost(costs), max(row["width"] for row in rows)
+    cost, widest = width_cost(v), max(row["width"] for row in rows)
     at = [1 + (1.1 * widest - 1) * k / 99 for k in range(100)]
-    ax.plot(at, [v(w) for w in at], color=COLORS["limit"], label="v(w): must be exceeded to gain")
+    ax.plot(at, [cost(w) for w in at], color=COLORS["limit"], label="v(w): must be exceeded to gain")
     for method, group in by_key(rows, "method").items():
         ax.scatter([r["width"] for r in group], [r["tokens"] for r in group], 36, color(method), label=method)
     for row in rows:

@@ -70,7 +70,10 @@ def without_first(weights: Tensor, sinks: int, allowed: Tensor | None = None) ->
 
 
 def highest(scores: Tensor, share: float, allowed: Tensor) -> Tensor:
-    """Which allowed entries of each row are among its ceil(share n) highest scores, at least one: bool (..., n)."""
+    """Which allowed entries of each row are among its ceil(share n) highest scores, at least one: bool (..., n).
+
+    ValueError for a share outside 0 to 1.
+    """
     if not 0 <= share <= 1:
         raise ValueError(f"A share of a row is kept, from 0 to 1, not {share}.")
     keep = (share * allowed.sum(-1, keepdim=True).double() - ROUNDING).ceil().clamp(min=1)
@@ -125,7 +128,10 @@ def attention_share(shape: ModelShape, cached: int) -> float:
 
 
 def speedup(share: float, sparsity: float) -> float:
-    """Amdahl (1967): times as fast if `sparsity` of a `share` of the time is skipped, 1 / (1 - share sparsity)."""
+    """Amdahl (1967): times as fast if `sparsity` of a `share` of the time is skipped, 1 / (1 - share sparsity).
+
+    ValueError outside 0 to 1, and where nothing is left to do.
+    """
     if not (0 <= share <= 1 and 0 <= sparsity <= 1) or share * sparsity == 1:
         raise ValueError(f"Share and sparsity are from 0 to 1 and leave something to do, not {share} and {sparsity}.")
     return 1 / (1 - share * sparsity)

@@ -46,7 +46,10 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def read_config(fields: dict, tied: bool) -> LlamaConfig:
-    """GGUF metadata -> LlamaConfig; tied: the file has no output matrix, the embedding serves."""
+    """GGUF metadata -> LlamaConfig; tied: the file has no output matrix, the embedding serves.
+
+    ValueError for another family than Llama's.
+    """
     if (family := fields["general.architecture"]) != "llama":
         raise ValueError(f"GGUF files of the family {family!r} are not converted here, only 'llama'.")
     of = {key.removeprefix("llama."): value for key, value in fields.items() if key.startswith("llama.")}
@@ -84,7 +87,10 @@ def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, Tensor]:
 
 
 def hf_name(name: str) -> str:
-    """A tensor's name in transformers: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
+    """A tensor's name in transformers: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight.
+
+    ValueError for one that has no place in a Llama model.
+    """
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if layer and layer[2] in LAYER:
         return f"model.layers.{layer[1]}.{LAYER[layer[2]]}.weight"

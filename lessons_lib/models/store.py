@@ -52,7 +52,7 @@ def intact(folder: Path) -> bool:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turns the errors of a full disk and of a forbidden folder into one sentence that says what to do."""
+    """Turns the errors of a full disk and of a forbidden folder into a ModelUnavailable that says what to do."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -143,7 +143,10 @@ def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor,
 
 
 def inverse_factor(hessian: Tensor, damp: float = 0.01) -> tuple[Tensor, float]:
-    """H (K, K) -> (U upper triangular, the damping used), where (H + damp·mean(diag H)·I)^-1 = UᵀU."""
+    """H (K, K) -> (U upper triangular, the damping used), where (H + damp·mean(diag H)·I)^-1 = UᵀU.
+
+    Ten times the damping where it is too little; ValueError if ten times the mean is.
+    """
     unit = hessian.diagonal().mean() * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
     while damp <= 10:
         lower, failed = torch.linalg.cholesky_ex(hessian + damp * unit)

@@ -90,7 +90,7 @@ def quantize(
 
 
 def fit_grid(values: Tensor, bits: int, kind: str = "absmax", scale_dtype: torch.dtype = torch.float16) -> Grid:
-    """The finest grid of this kind that spans each block (blocks, size)."""
+    """The finest grid of this kind that spans each block (blocks, size); ValueError for an unknown kind or bits."""
     check_bits(bits)
     if kind not in KINDS:
         raise ValueError(f"there is no kind {kind!r}; choose one of {', '.join(KINDS)}")

@@ -25,7 +25,7 @@ class WeightFormat:
     group: int | None = None
 
     def bits_per_weight(self, columns: int) -> float:
-        """bits + extra/group for a matrix with rows of so many columns, which the group must divide."""
+        """bits + extra/group for rows of so many columns, which the group must divide (ValueError)."""
         if columns % (self.group or columns):
             raise ValueError(f"groups of {self.group} do not divide rows of {columns} weights; choose smaller groups")
         return self.bits + self.extra / (self.group or columns)

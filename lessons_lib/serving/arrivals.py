@@ -39,7 +39,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Bursty:
-    """`size` requests at once, the bursts Poisson, `rate` requests per second on average."""
+    """`size` requests at once, the bursts Poisson, `rate` requests per second on average; ValueError for none."""
 
     rate: float
     size: int = 8

@@ -32,7 +32,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every count from low to high, both included, equally often."""
+    """Every count from low to high, both included, equally often; ValueError if low is above high or below 1."""
 
     low: int
     high: int
@@ -91,7 +91,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Listed:
-    """One of these counts, drawn with replacement: lengths seen elsewhere. `from_file` reads one count a line."""
+    """One of these counts, drawn with replacement: lengths seen elsewhere; ValueError for none."""
 
     counts: Sequence[int]
 

@@ -38,7 +38,10 @@ class Workload:
     seed: int = 0
 
     def requests(self) -> list[Request]:
-        """The same requests every time. Lengths and arrivals have streams of their own: a rate changes no length."""
+        """The same requests every time. Lengths and arrivals have streams of their own: a rate changes no length.
+
+        ValueError for a count of none.
+        """
         if self.count < 1:
             raise ValueError(f"A workload needs at least one request, not {self.count}.")
         times = self.arrivals.times(self.count, Random(f"arrivals {self.seed}"))

@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_collect(options: argparse.Namespace) -> int:
-    """The target writes; what it wrote lies in the cache."""
+    """The target writes; what it wrote lies in the cache. ValueError if nothing says what it shall answer."""
     if not options.held_out and not options.prompts:
         raise ValueError("what shall be answered? --prompts FILE names the prompts to train on, --held-out takes ours")
     chosen = held_out.prompts() if options.held_out else training_prompts(options)
@@ -107,7 +107,7 @@ def written(texts: list[Text], only: str) -> list[Text]:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    """Print what a draft is worth on the held-out texts."""
+    """Print what a draft is worth on the held-out texts; ValueError for a log of no run."""
     if options.log and not options.run:
         raise ValueError("--log lists a run; name it with --run")
     if options.run:

@@ -35,6 +35,9 @@ likeliest token (weight {hard}); {optimizer} at a rate of {rate}, {warmup} steps
     python -m lessons_lib.training collect --held-out
     python -m lessons_lib.training export --run main
 
+These commands follow the plan: what the note above says of this run, they do not repeat. They were run on a CPU; on a
+GPU they are untried.
+
 ## Worth
 Tokens per target forward, greedy, counted along held-out texts, and how many single guesses are right.
 

@@ -31,6 +31,8 @@ the Apache License 2.0, as the model's.
     python -m lessons_lib.training collect --held-out
     python -m lessons_lib.training heads-export --run {run}{joint}
 
+Run on a CPU; on a GPU these commands are untried.
+
 ## Worth
 How often a head's favourite, or one of five, is right on the texts that train nothing:
 

@@ -67,6 +67,7 @@ def chosen(options: argparse.Namespace, recipe: type):
 
 
 def run_heads(options: argparse.Namespace) -> int:
+    """Train a run, or go on with it."""
     recipe = chosen(options, HeadsRecipe)
     run = train_heads(lm_head(options.device), training_texts(), recipe, runs(options.run), options.minutes)
     print(f"{run.step} of {recipe.steps} steps, {json.dumps(run.curve[-1])}; {runs(options.run)}")
@@ -85,12 +86,14 @@ def run_joint(options: argparse.Namespace) -> int:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
+    """Print what a run's heads are worth on the held-out texts."""
     heads = trained(lm_head(), runs(options.run)).heads
     print(json.dumps(worth(heads, split(training_texts())[1], held_out_texts(), options.nodes), indent=1))
     return 0
 
 
 def run_export(options: argparse.Namespace) -> int:
+    """Store a run's heads, with what they are worth beside untrained ones and other runs, and their card."""
     run, texts = trained(lm_head(), runs(options.run)), training_texts()
     calibration, measured = split(texts)[1], held_out_texts()
     before = worth(fresh(lm_head(), run.recipe).heads, calibration, measured, options.nodes)
@@ -140,10 +143,12 @@ def worth(heads: MedusaHeads, calibration: Sequence[Text], measured: Sequence[Te
 
 
 def training_texts() -> list[Text]:
+    """All that `collect` has written to train on."""
     return collect.read_all(collect.folder())
 
 
 def held_out_texts() -> list[Text]:
+    """All that `collect --held-out` has written to judge by."""
     return collect.read_all(collect.folder(held_out=True))
 
 
@@ -160,6 +165,7 @@ def lm_head(device: str = "cpu") -> Tensor:
 
 
 def runs(name: str, kind: str = "run") -> Path:
+    """The folder of a run's checkpoint and log."""
     return cache_dir() / "training" / HEADS / f"{kind}-{name}"
 
 

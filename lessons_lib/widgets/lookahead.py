@@ -16,32 +16,32 @@ def tokens_fed(W: int, N: int, G: int) -> int:
     return (W + G) * (N - 1)
 
 
-def headline(W: int, N: int, G: int, costs: WidthCurve = None) -> str:
+def headline(W: int, N: int, G: int, v: WidthCurve = None) -> str:
     """The step's size and what it must commit, given this machine's v(w); without it extra rows are free."""
     fed = tokens_fed(W, N, G)
-    return f"{fed} tokens fed, at most {N} committed; pays above {width_cost(costs)(fed):.2f} tokens a step"
+    return f"{fed} tokens fed, at most {N} committed; pays above {width_cost(v)(fed):.2f} tokens a step"
 
 
-def draw_lookahead(costs: WidthCurve, W: int, N: int, G: int) -> Axes:
+def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> Axes:
     """The step's mask under its headline."""
     ax = plot_branch_mask(W, N, G)
-    ax.set_title(headline(W, N, G, costs), fontsize=11)
+    ax.set_title(headline(W, N, G, v), fontsize=11)
     return ax
 
 
-def describe_lookahead(costs: WidthCurve, W: int, N: int, G: int) -> str:
+def describe_lookahead(v: WidthCurve, W: int, N: int, G: int) -> str:
     """The figure in words."""
     return (
-        f"Mask of a lookahead step with W={W}, N={N}, G={G}: {headline(W, N, G, costs)}. Each n-gram sees itself and "
+        f"Mask of a lookahead step with W={W}, N={N}, G={G}: {headline(W, N, G, v)}. Each n-gram sees itself and "
         "the anchor; each window token sees the top row up to its column, then its own column."
     )
 
 
-def show_lookahead(costs: WidthCurve = None, W: int = 5, N: int = 4, G: int = 2) -> None:
-    """Sliders for W, N and G over the mask; costs: the machine's measured width curve, {w: v}."""
+def show_lookahead(v: WidthCurve = None, W: int = 5, N: int = 4, G: int = 2) -> None:
+    """Sliders for W, N and G over the mask; v: the machine's measured width curve, {w: v}."""
     controls = {
         "W": Slider("W, columns of the window", WINDOWS, W),
         "N": Slider("N, tokens of an n-gram", NGRAMS, N),
         "G": Slider("G, n-grams verified", GUESSES, G),
     }
-    show(controls, partial(draw_lookahead, costs), partial(describe_lookahead, costs))
+    show(controls, partial(draw_lookahead, v), partial(describe_lookahead, v))

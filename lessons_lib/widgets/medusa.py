@@ -19,11 +19,11 @@ def within(accuracies: Accuracies, favourites: int, heads: int) -> Accuracies:
     return [row[:favourites] for row in accuracies[:heads]]
 
 
-def headline(accuracies: Accuracies, shape: TreeShape, costs: WidthCurve = None, heads_share: float = 0.0) -> str:
-    """The tree's size, the tokens it promises, its price, and the speed that follows; without `costs` width is free."""
+def headline(accuracies: Accuracies, shape: TreeShape, v: WidthCurve = None, heads_share: float = 0.0) -> str:
+    """The tree's size, the tokens it promises, its price, and the speed that follows; without v width is free."""
     nodes = len(shape.choices)
-    tokens, price = expected_tokens(shape, accuracies), width_cost(costs)(1 + nodes)
-    speed = speed_by_size(accuracies, costs, heads_share, nodes)[-1]
+    tokens, price = expected_tokens(shape, accuracies), width_cost(v)(1 + nodes)
+    speed = speed_by_size(accuracies, v, heads_share, nodes)[-1]
     return (
         f"{nodes} nodes, {shape.depth} deep: {tokens:.2f} tokens a step expected, v({1 + nodes}) = {price:.2f}, "
         f"speed {speed:.2f} of plain"
@@ -31,18 +31,18 @@ def headline(accuracies: Accuracies, shape: TreeShape, costs: WidthCurve = None,
 
 
 def draw_medusa(
-    accuracies: Accuracies, costs: WidthCurve, heads_share: float, nodes: int, favourites: int, heads: int
+    accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int, favourites: int, heads: int
 ) -> Figure:
     """Tree and mask under their headline."""
     allowed = within(accuracies, favourites, heads)
     shape = best_tree(allowed, nodes)
     figure = plot_tree_and_mask(shape)
-    figure.suptitle(headline(allowed, shape, costs, heads_share), fontsize=11)
+    figure.suptitle(headline(allowed, shape, v, heads_share), fontsize=11)
     return figure
 
 
 def describe_medusa(
-    accuracies: Accuracies, costs: WidthCurve, heads_share: float, nodes: int, favourites: int, heads: int
+    accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int, favourites: int, heads: int
 ) -> str:
     """The figure in words."""
     allowed = within(accuracies, favourites, heads)
@@ -50,15 +50,15 @@ def describe_medusa(
     levels = ", ".join(f"{count} of head {depth}" for depth, count in sorted(Counter(shape.depths).items()))
     return (
         f"The best tree of at most {nodes} nodes from the {favourites} favourites of {heads} heads, beside its mask: "
-        f"{headline(allowed, shape, costs, heads_share)}. Guesses: {levels or 'none'}. Each node sees itself and the "
+        f"{headline(allowed, shape, v, heads_share)}. Guesses: {levels or 'none'}. Each node sees itself and the "
         "nodes on its way from the anchor."
     )
 
 
-def show_medusa(accuracies: Accuracies, costs: WidthCurve = None, heads_share: float = 0.0, nodes: int = 10) -> None:
+def show_medusa(accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, nodes: int = 10) -> None:
     """Sliders for nodes, favourites per head and heads over the tree that the greedy search finds within them.
 
-    accuracies: as in decoding.tree_search. costs: the machine's measured width curve, {w: v}. heads_share: time of the
+    accuracies: as in decoding.tree_search. v: the machine's measured width curve, {w: v}. heads_share: time of the
     heads in a step over a one-row forward, taken for all numbers of heads alike. nodes: where their slider
     starts; rounded down to what there is.
     """
@@ -68,5 +68,5 @@ def show_medusa(accuracies: Accuracies, costs: WidthCurve = None, heads_share: f
         "favourites": Slider("favourites per head", ranks, min(4, ranks[-1])),
         "heads": Slider("heads", range(1, 1 + count), count),
     }
-    given = accuracies, costs, heads_share
+    given = accuracies, v, heads_share
     show(controls, partial(draw_medusa, *given), partial(describe_medusa, *given))

@@ -48,6 +48,7 @@ def test_a_claim_leaves_its_row_and_its_raw_samples(bench, monkeypatch, tmp_path
     assert (row["claim"], row["value"], row["holds"], row["note"]) == ("a/b", pytest.approx(2.0), True, "said")
     raw = json.loads((tmp_path / "a-b.json").read_text())
     assert raw["a"] == [4.0, 4.0] and raw["bytes"] == 7 and raw["versions"]["torch"]
+    assert raw["dtype"] == registry.DTYPE and raw["host"]["threads"]
 
 
 def test_what_this_machine_cannot_measure_is_said_and_replaces_no_value(bench, monkeypatch, tmp_path):

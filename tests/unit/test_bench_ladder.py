@@ -57,6 +57,7 @@ def bench(monkeypatch, tmp_path):
         target.capacity, target.widths, target.compile_seconds = 64, [1, 3, 11], {1: 2.0}
     monkeypatch.setattr(rungs, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
     monkeypatch.setattr(rungs, "peers", lambda: {})
+    monkeypatch.setattr(rungs, "exact", lambda: model.target())
     monkeypatch.setattr(pricing, "targets", rungs.targets)
     monkeypatch.setattr(rungs, "LIGHT", "int8 weights")
     monkeypatch.setattr(pricing, "bytes_read", lambda decoder: 8.0 * model.shape.weights)
@@ -95,7 +96,8 @@ def test_all_rungs_take_turns_on_free_and_on_grounded_questions(bench):
 def made_up(times: dict[str, float], prefill: float = 1.0) -> dict:
     """A row of a text of 11 tokens, by rung the seconds behind the first."""
     made = {
-        name: {"tokens": 11, "seconds": prefill + t, "prefill": prefill, "shortfall": 0.5} for name, t in times.items()
+        name: {"tokens": 11, "seconds": prefill + t, "prefill": prefill, "shortfall": 0.5, "forwards": 6}
+        for name, t in times.items()
     }
     return {"category": "writing", "prompt": [1, 2], "new": [3, 4, 3, 4], "equal": True} | made
 
@@ -133,6 +135,10 @@ def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, cl
     assert measured.ratio.value == pytest.approx(value)
     assert measured.facts["requests"][0] == pytest.approx(requests)
     assert measured.note.startswith(f"{best} ") and "at most 0.5 logits" in measured.note
+    assert measured.facts["tokens_per_forward"] == 10 / 5
+    rows = {row["rung"]: row for row in measured.facts["rungs"]["grounded" if "grounded" in claim else "free"]}
+    foretold = rows[best]["predicted"] / rows[peer]["predicted"] if peer == "generate" else None
+    assert measured.facts.get("predicted") == foretold
 
 
 def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
@@ -163,7 +169,13 @@ def test_quality_is_of_the_targets_and_what_is_too_far_off_does_not_count(bench)
     assert rungs.count(False) == {"generate", "generate, compiled", "decoder", "compiled", "int8 weights"}
     found = rungs.facts(False)["quality"]
     assert found["compiled"]["change"][0] == pytest.approx(1) and found["int4"]["change"][0] > 1.01
+    assert {*found} == {"decoder", "compiled", "int8 weights", "int4"}
     assert found["int4"]["agreement"] == 1  # as sure as it is, its favourites are the same
+
+
+def test_quality_is_set_against_the_model_in_fp32(bench, monkeypatch):
+    monkeypatch.setattr(rungs, "exact", lambda: surer(asking.model()))
+    assert rungs.facts(False)["quality"]["int4"]["change"][0] == pytest.approx(1)
 
 
 def test_without_llama_cpp_its_claims_say_how_to_have_it_before_anything_is_measured(bench, monkeypatch):

@@ -71,10 +71,8 @@ def test_questions_with_short_answers_are_named_and_do_not_count(bench, monkeypa
     texts = [generate(target, encode(target, question.messages), max_new_tokens=TOKENS).ids for question in asked]
     target.eos = (next(token for token in texts[0] if token not in texts[1]),)
     rows = bench.free(bench.Run(quick=True)).facts["questions"]
-    assert (
-        rows[0] == {"question_id": 1, "turn": 1, "category": "writing", "short": rows[0]["short"]}
-        and rows[0]["short"] < TOKENS
-    )
+    short = rows[0]["short"]
+    assert rows[0] == {"question_id": 1, "turn": 1, "category": "writing", "short": short} and short < TOKENS
     measured = bench.measured(rows, bench.speed, "plain", "lookup", {})
     assert len(measured.ratio.a.times) == 1 and measured.note.endswith("shortfall at most 0 logits")
     assert "0 of 1 texts part" in measured.note and measured.facts["questions"] == rows
@@ -141,9 +139,8 @@ def test_a_killed_run_goes_on_behind_the_questions_it_has_measured(bench, monkey
         each("a/b", own, lambda question: measure(question, fails=[2]), {"k": 3})
     (path,) = (tmp_path / "build" / "kept").iterdir()
     left = path.read_text()
-    assert each("a/b", own, measure, {"k": 3}) == [
-        {"question_id": i, "turn": turn} for i in (1, 2, 3) for turn in (1, 2)
-    ]
+    made = [{"question_id": i, "turn": turn} for i in (1, 2, 3) for turn in (1, 2)]
+    assert each("a/b", own, measure, {"k": 3}) == made
     assert asked == [1, 2, 2, 3] and not path.exists()
     for text, questions, settings in [
         (left, own, {"k": 4}),  # other settings
@@ -220,9 +217,8 @@ def test_another_files_questions_are_asked_by_its_categories_on_the_eager_target
     ):
         measured = measure(bench.Run(quick=False, questions=other))
         rows = measured.facts["questions"]
-        assert [(row["question_id"], row["turn"], row["category"]) for row in rows] == [
-            (81, 1, "roleplay"), (81, 2, "roleplay"),
-        ]  # fmt: skip
+        said = [(row["question_id"], row["turn"], row["category"]) for row in rows]
+        assert said == [(81, 1, "roleplay"), (81, 2, "roleplay")]
         assert all({name for name, made in row.items() if isinstance(made, dict)} == names for row in rows)
         assert set(measured.facts["tokens_per_forward"]) == {"roleplay"} and measured.facts["compiled"] is None
 
@@ -238,9 +234,8 @@ def test_a_later_turn_is_asked_behind_the_plain_answer_to_the_one_before(bench, 
 
 def test_questions_are_measured_backwards_in_turn(bench, monkeypatch):
     turned = []
-    monkeypatch.setattr(
-        bench.asking.by_question, "in_turn", lambda *given, backwards: turned.append(backwards) or {"equal": True}
-    )
+    kept = lambda *given, backwards: turned.append(backwards) or {"equal": True}  # noqa: E731
+    monkeypatch.setattr(bench.asking.by_question, "in_turn", kept)
     ask(monkeypatch, "writing")
     bench.asked("a", bench.Run(quick=False), ["writing"], 2, lambda ids: {}, {})
     assert turned == [True, False]

@@ -31,6 +31,7 @@ def displayed(translator, node) -> None:
 
 
 def write(translator, node, display: str, after: str = "") -> None:
+    """A formula as MathML, in the page's text or a line of its own; a warning where that cannot be."""
     if render.mathml(node.astext(), display) is None:
         log.warning("a formula that cannot be rendered: %s", node.astext(), location=node)
     translator.body.append(render.math(node.astext(), display) + after)

@@ -62,6 +62,7 @@ def home(line: str) -> str:
 
 
 def made(found: re.Match) -> str:
+    """A name that the package offers, with the module that makes it; any other as it was."""
     name = found.group(1)
     if name not in lessons_lib.__all__:
         return found.group()
@@ -69,8 +70,10 @@ def made(found: re.Match) -> str:
 
 
 def heading(name: str, line: str) -> str:
+    """A title in reStructuredText, `line` under it."""
     return f"{name}\n{line * len(name)}\n"
 
 
 def documented(module: str) -> str:
+    """Sphinx's words for: all that a module documents, in its own order."""
     return f".. automodule:: {module}\n   :members:\n   :ignore-module-all:\n   :member-order: bysource\n"

@@ -68,6 +68,7 @@ def write(folder: Path, lessons: list[Lesson], rooms: Sequence[str], run: Path) 
 
 
 def put(path: Path, text: str) -> None:
+    """Write a page."""
     path.write_text(text, encoding="utf-8")
 
 

@@ -89,7 +89,7 @@ class Adaptive(DraftLength):
     a step's count still weighs one step later. The next text begins with the estimate reached, which weighs no more
     than eight guesses either: texts differ, and its own guesses soon count for more.
     It stops drafting when 0 is best for an alpha one standard error higher, too, for a stop brings no evidence; and
-    then it still drafts one token every `probe_every` steps.
+    then it still drafts one token every `probe_every` steps. ValueError for a c, alpha or decay out of range.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class CompiledTarget(DecoderTarget):
     several) and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
     "library" leaves products to the library and weights as they are. A rounded decoder's products are its own, with
     weights frozen and products tuned where its matrices ask for that.
-    problem: why nothing is compiled, None if it is.
+    problem: why nothing is compiled, None if it is. ValueError for `products` that there are not.
     """
 
     offers = frozenset({"states"})

@@ -17,7 +17,10 @@ from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids
 
 
 class TransformersCache(Cache):
-    """Our interface over a DynamicCache, which made without a config has plain layers, all of one length."""
+    """Our interface over a DynamicCache, which made without a config has plain layers, all of one length.
+
+    ValueError for entries that shall be kept and are not there.
+    """
 
     def __init__(self):
         self.inner = DynamicCache()
@@ -92,7 +95,10 @@ class TransformersTarget(Target):
 
 
 def as_attention_mask(allow: Tensor, implementation: str, dtype: torch.dtype) -> Tensor:
-    """allow (T, S) bool -> the (1, 1, T, S) form that an attention implementation of transformers reads."""
+    """allow (T, S) bool -> the (1, 1, T, S) form that an attention implementation of transformers reads.
+
+    Unsupported for other implementations than sdpa and eager.
+    """
     if implementation == "sdpa":
         return allow[None, None]
     if implementation != "eager":

@@ -1,4 +1,4 @@
-"""Drawings of the key-value cache: how it works, what it saves, and the two ways to store it."""
+"""Drawings of the key-value cache (lessons 02, 03): how it works, what it saves, and the two ways to store it."""
 
 from matplotlib.axes import Axes
 

@@ -11,13 +11,13 @@ LEFT, APART, WIDE, HIGH = 1.0, 16.0, 13.6, 4.6  # of the boxes: the first, the n
 
 ONCE = [
     ("load", "a name or folder\n-> network", "+ model source:\nmodels/"),
-    ("model.target", "kind and weights\n-> a Target", "+ weight format:\nmodels/"),
+    ("model.target", "kind and weights\n-> a Target", "+ weight format:\nquantization/"),
     ("encode", "text or messages\n-> ids, list of int", ""),
     ("new_row", "all checked; cache,\nproposer.reset", "+ cache:\ncaches/"),
 ]
 STEP = [
     ("row.draft", "ids -> Proposal\n-> Tree -> Block", "+ technique:\nproposers/"),
-    ("target.run", "Blocks of all rows\n-> Scores, (T, V)", "+ target:\ntargets/"),
+    ("target.run", "Blocks of all rows\n-> Scores, logits", "+ target:\ntargets/"),
     ("row.accept", "Tree and Scores\n-> path, tokens", "+ acceptance rule:\ndecoding/"),
     ("row.commit", "ids, cache.keep,\nproposer.observe", ""),
 ]

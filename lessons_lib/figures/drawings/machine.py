@@ -1,4 +1,4 @@
-"""Drawings of the work: memory against arithmetic, prefill against decode, and the one loop."""
+"""Drawings of the work (lessons 00, 01, 06): memory against arithmetic, prefill against decode, and the one loop."""
 
 from matplotlib.axes import Axes
 

@@ -1,4 +1,4 @@
-"""Drawings of the model: its parts, masked self-attention, and how query heads share keys and values."""
+"""Drawings of the model (lessons 01, 02): its parts, masked self-attention, how query heads share keys and values."""
 
 import math
 

@@ -72,6 +72,17 @@ def test_any_p_and_q_give_p(p, q, count, mode):
     torch.testing.assert_close(law(p, q, count, mode)[0], p, rtol=0, atol=1e-9)
 
 
+@examples(60)
+@given(
+    p=st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any),
+    q=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+def test_a_second_child_helps_and_helps_more_without_replacement(p, q):
+    p, q = (torch.tensor(x, dtype=torch.float64) / sum(x) for x in (p, q))
+    one, iid, other = (law(p, q, *how)[1] for how in ((1, "iid"), (2, "iid"), (2, "without_replacement")))
+    assert one <= iid + 1e-12 and iid <= other + 1e-12
+
+
 def swapped_ratio(p, children, q, mode, generator):
     for token in children:
         if acceptance._uniform(p, generator) * p[token] < q[token]:
@@ -80,7 +91,15 @@ def swapped_ratio(p, children, q, mode, generator):
     return int(torch.multinomial(p, 1)), False
 
 
-@pytest.mark.parametrize("wrong", [swapped_ratio, correction_from_p])
+def only_where_p_is_higher(p, children, q, mode, generator):
+    for token in children:
+        if p[token] >= q[token]:
+            return token, True
+        p = acceptance._owed(p, q)
+    return int(torch.multinomial(p, 1)), False
+
+
+@pytest.mark.parametrize("wrong", [swapped_ratio, correction_from_p, only_where_p_is_higher])
 def test_the_enumeration_catches_a_wrong_rule(wrong):
     assert (law(P, Q, 1, "iid", wrong)[0] - P).abs().max() > 0.01
 

@@ -1,4 +1,7 @@
-"""Decoders in few bits against the same decoder with its weights' rounded values, in float64 where that can be."""
+"""Decoders in few bits against the same decoder with its weights' rounded values, in float64 where that can be.
+
+Long, for every format and remedy meets the same few checks, whose models and helpers would be made in each part.
+"""
 
 import pytest
 import torch

@@ -116,6 +116,14 @@ def test_truncation_gives_back_the_blocks_that_rejected_guesses_took():
     assert pool.free_blocks == 6
 
 
+def test_a_counting_pool_gives_back_as_much_and_nothing_twice():
+    pool, one = CountingPool(8, 4), request(range(6))
+    assert pool.allocate(one, 17) and pool.free_blocks == 3
+    for tokens in (8, 8, 9):
+        pool.truncate(one, tokens)
+        assert (pool.free_blocks, pool.owned[one]) == (6, 2)
+
+
 def test_a_block_that_is_written_anew_is_not_found_by_its_old_text():
     pool, one = BlockPool(8, 4), request(range(9))
     run(pool, one)

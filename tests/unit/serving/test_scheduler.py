@@ -106,7 +106,7 @@ def test_a_prompt_in_chunks_never_stops_those_who_decode(policy):
 
 
 def test_a_prompt_in_chunks_owns_room_for_all_of_it_from_the_first():
-    log = run([Request(0, 0, 12, 1)], token_budget=4, chunked=True)
+    log = run([Request(0, 0, 9, 1)], token_budget=4, chunked=True)
     assert [i.used_blocks for i in log.iterations] == [3, 3, 3]
 
 
@@ -119,6 +119,7 @@ def test_whole_prompts_go_first_and_alone_if_forwards_are_not_mixed():
 def test_a_token_budget_holds_whole_prompts_back():
     made = [Request(i, 0, 5, 3) for i in range(2)]
     assert chart(run(made, token_budget=7)) == [{0}, {0, 1}, {0, 1}, {1}]
+    assert chart(run([Request(i, 0, 5, 3) for i in range(2)], token_budget=10)) == [{0, 1}] * 3  # both just fit
 
 
 @pytest.mark.parametrize(

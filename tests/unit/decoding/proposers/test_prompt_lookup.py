@@ -114,6 +114,12 @@ def test_matches_shorter_than_min_ngram_do_not_count():
     assert guess([4, 8, 9, 4, 8], min_ngram=2, num_tokens=2) == [9, 4]
 
 
+def test_no_match_has_no_length():
+    proposer = PromptLookup()
+    proposer.reset(choosing(len, 100), [4, 8, 9])
+    assert proposer.lookup([4, 8, 9]) == (0, [])
+
+
 def test_the_corpus_is_asked_where_the_text_has_no_match_of_that_length():
     corpus = [1, 2, 3, 4, 5]
     assert guess([9, 2, 3], corpus=corpus) == [4, 5]

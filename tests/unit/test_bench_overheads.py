@@ -1,0 +1,60 @@
+"""What was tried on the way to a fast step: every change has both its calls, and the right one behind it."""
+
+import overheads
+import pytest
+import torch
+from support.benches import with_heads
+from support.heads import heads_of
+
+from lessons_lib.decoding.targets.compiled_step import CompiledStep
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """bench/overheads.py with a tiny float64 model of two layers, its steps not compiled."""
+    model = with_heads(monkeypatch, tmp_path)
+    monkeypatch.setattr(overheads, "CompiledTarget", lambda decoder, *given, **options: model.target())
+    monkeypatch.setattr(overheads, "small", lambda: model.target().decoder)
+    monkeypatch.setattr(overheads, "prompt_of", lambda tokens: [1] * 8)
+    monkeypatch.setattr(overheads, "load_heads", lambda *given: overheads.fitting.heads())
+    return overheads
+
+
+def test_every_change_is_timed_with_what_it_replaces(bench, monkeypatch):
+    monkeypatch.setattr(bench, "REPEATS", 2)
+    for change in bench.tried():
+        row = bench.row_of(change)
+        assert row["before"] > 0 and row["behind"] > 0 and len(row["samples"]["before"]) == 2
+        assert row["what"] and row["why"] and row["kept"] in (True, False)
+    assert len({change.what + change.why for change in bench.tried()}) == len(bench.tried())
+
+
+def test_the_step_before_has_its_guards_and_the_step_behind_has_not(bench, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda step, **options: asked.append("options" in options))
+    monkeypatch.setattr(bench, "step", lambda decoder: CompiledStep(lambda: None, "", frozen=False, tuned=False))
+    bench.guards()
+    assert asked == [False, True]
+
+
+def test_formats_are_of_the_step_before_and_of_the_step_behind(bench, monkeypatch):
+    monkeypatch.setattr(bench, "quantized", lambda decoder, weights: weights)
+    monkeypatch.setattr(bench, "step", lambda decoder, rows: (decoder if isinstance(decoder, str) else None, rows))
+    assert bench.formats("int8", "int4", 5)() == (("int8", 5), ("int4", 5))
+    assert bench.formats(None, "int8")() == ((None, 1), ("int8", 1))
+
+
+def test_heads_are_timed_whole_and_trimmed(bench, monkeypatch):
+    trimmed, whole = (heads_of(bench.asking.model().network) for _ in range(2))
+    for heads in (trimmed, whole):
+        heads.trim(torch.arange(50))
+    monkeypatch.setattr(bench.fitting, "heads", lambda: trimmed)
+    monkeypatch.setattr(bench, "load_heads", lambda *given: whole)
+    before, behind = bench.heads()
+    assert before().shape == behind().shape and (whole.scored, trimmed.scored) == (97, 50)
+
+
+def test_the_mask_that_is_not_built_would_be_causal(bench):
+    built, laid = bench.masks()
+    rows = built()
+    assert laid().mask is None and torch.equal(rows, torch.ones_like(rows).tril(rows.shape[1] - rows.shape[0]))
