@@ -1,3 +1,5 @@
+"""Where the cache folder lies."""
+
 import warnings
 from pathlib import Path
 

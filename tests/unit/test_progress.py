@@ -1,3 +1,5 @@
+"""Bars and lines for people, lines alone for batch runs."""
+
 import pytest
 import torch
 

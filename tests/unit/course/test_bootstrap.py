@@ -1,3 +1,5 @@
+"""The first stage of every command: the environment made, changed, interrupted and made again."""
+
 import json
 import os
 import subprocess

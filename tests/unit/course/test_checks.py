@@ -1,3 +1,5 @@
+"""The house rules for notebooks, each with a lesson that breaks it."""
+
 import pytest
 from nbformat.v4 import new_markdown_cell, new_output
 

@@ -1,3 +1,5 @@
+"""The set-up cell: what it installs where `lessons_lib` is absent, and that a torch at hand stays."""
+
 import shutil
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""The commands of `python -m lessons_lib`, with the tools behind them replaced by ears."""
+
 import argparse
 import os
 import subprocess

@@ -1,3 +1,5 @@
+"""A sweep's points: combinations of values, each once, and new where anything behind it changed."""
+
 import pytest
 
 from lessons_lib.course import grid

@@ -1,3 +1,5 @@
+"""Lessons found by name, their parameters read, and what does not exist refused."""
+
 import pytest
 
 from lessons_lib.course import lessons

@@ -1,3 +1,5 @@
+"""README's generated tables."""
+
 import pytest
 from nbformat.v4 import new_output
 

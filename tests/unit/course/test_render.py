@@ -1,3 +1,5 @@
+"""A lesson as one page: nothing requested, formulas as MathML, solutions folded."""
+
 import re
 
 import nbformat

@@ -1,3 +1,5 @@
+"""Lessons executed in a row: failures apart, parameters injected, models chosen."""
+
 import json
 
 import nbformat

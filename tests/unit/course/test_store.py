@@ -1,3 +1,5 @@
+"""Outputs kept in notebooks/: the same bytes each time, and none that only a live page shows."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""The rows that hold claims beside counts, predictions and published figures."""
+
 import json
 
 import pytest

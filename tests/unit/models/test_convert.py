@@ -1,3 +1,5 @@
+"""GGUF tensors under the names and in the order of transformers."""
+
 import pytest
 import torch
 

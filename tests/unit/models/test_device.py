@@ -1,3 +1,5 @@
+"""Device and dtype: what `auto` takes and what is refused."""
+
 import contextlib
 
 import pytest

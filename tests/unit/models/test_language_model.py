@@ -1,3 +1,5 @@
+"""`LanguageModel`: its targets, rounded weights and cuts."""
+
 from dataclasses import replace
 from types import SimpleNamespace
 

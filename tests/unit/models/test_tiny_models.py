@@ -1,3 +1,5 @@
+"""The tiny models of all families that other tests stand on."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""The site as a whole: built from a few lessons, and its pages for modules and names."""
+
 import base64
 import io
 import re

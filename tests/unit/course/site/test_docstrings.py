@@ -1,3 +1,5 @@
+"""A docstring as a page: prose, names, formulas' lines, lists and examples."""
+
 import docutils.core
 import pytest
 

@@ -1,3 +1,5 @@
+"""Bibliography and glossary: nothing that the lessons name is missing, and all leads somewhere."""
+
 import re
 
 import pytest

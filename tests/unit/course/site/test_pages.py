@@ -1,3 +1,5 @@
+"""What is wrong with a built page: requests to elsewhere, links that lead nowhere, pictures without words."""
+
 import pytest
 
 from lessons_lib.course.site import pages
