@@ -1,10 +1,11 @@
-"""Our formats and products against those of torchao and bitsandbytes, where they are installed."""
+"""Our formats and products against those of torch, and of four libraries where they are installed."""
 
 import logging
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.ao.quantization import PerChannelMinMaxObserver
 
 from lessons_lib.models import ModelUnavailable, tiny
 from lessons_lib.models.libraries import LIBRARIES, by_library
@@ -27,6 +28,16 @@ def bitsandbytes():
 def torchao():
     pytest.importorskip("torchao", reason=f"torchao is missing; {HOW}")
     return pytest.importorskip("torchao.quantization")
+
+
+@pytest.fixture
+def quanto():
+    return pytest.importorskip("optimum.quanto", reason=f"optimum-quanto is missing; {HOW}")
+
+
+@pytest.fixture
+def hqq():
+    return pytest.importorskip("hqq.core.quantize", reason=f"hqq is missing; {HOW}").Quantizer
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -78,6 +89,17 @@ def test_llm_int8_leaves_a_loud_column_wide_as_bitsandbytes_does(bitsandbytes):
     assert error(ours, right) < 0.01 and error(theirs, right) < 0.01 < error(plain, right)
 
 
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_zero_points_and_their_levels_are_torchs_own(bits):
+    """torch's observer finds scales and zero points, its fake quantization rounds with them."""
+    x, most = W + torch.linspace(-2, 2, 64)[:, None], 2**bits - 1
+    observer = PerChannelMinMaxObserver(0, torch.quint8, torch.per_channel_affine, quant_min=0, quant_max=most)
+    observer(x)
+    scales, zeros = observer.calculate_qparams()
+    theirs = torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, 0, most)
+    torch.testing.assert_close(quantize(x, bits, "row", "zero_point", scale_dtype=torch.float32).dequantize(), theirs)
+
+
 def test_8_bits_of_weights_are_within_a_level_of_torchaos(torchao):
     """torchao spreads 256 levels over twice the largest value, 127.5 a side, ours are 127 a side and zero."""
     network, ours = converted(torchao, torchao.Int8WeightOnlyConfig()), quantize(W, 8, scale_dtype=torch.float32)
@@ -85,6 +107,26 @@ def test_8_bits_of_weights_are_within_a_level_of_torchaos(torchao):
     assert ((theirs - ours.dequantize()).abs() <= 1.01 * ours.grid.scales).all()
     assert error(theirs, W) == pytest.approx(error(ours.dequantize(), W), rel=0.02)
     torch.testing.assert_close(network(X), X @ theirs.T)
+
+
+def test_8_bits_of_weights_are_quantos_bit_for_bit(quanto):
+    scales = quanto.AbsmaxOptimizer()(W, quanto.qint8, axis=0)
+    theirs = quanto.quantize_weight(W, quanto.qint8, axis=0, scale=scales)
+    assert torch.equal(theirs.dequantize(), quantize(W, 8, scale_dtype=torch.float32).dequantize())
+
+
+def test_4_bits_in_groups_are_quantos_bit_for_bit(quanto):
+    scales, shifts = quanto.MaxOptimizer()(W, quanto.qint4, axis=0, group_size=32)
+    theirs = quanto.quantize_weight(W, quanto.qint4, axis=0, scale=scales, shift=shifts, group_size=32)
+    assert torch.equal(theirs.dequantize(), quantize(W, 4, 32, "minimum", torch.float32).dequantize())
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_groups_with_a_minimum_are_hqqs_before_it_looks_for_better_ones(hqq, bits):
+    settings = {"nbits": bits, "group_size": 32, "axis": 1, "device": "cpu", "compute_dtype": torch.float32}
+    plain, better = (hqq.dequantize(*hqq.quantize(W, optimize=optimize, **settings)) for optimize in (False, True))
+    ours = quantize(W, bits, 32, "minimum", torch.float32).dequantize()
+    assert error(plain, W) == pytest.approx(error(ours, W), rel=1e-4) and error(better, W) <= error(ours, W)
 
 
 def test_rounded_activations_cost_what_they_cost_with_torchao(torchao):
