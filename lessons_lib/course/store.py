@@ -10,6 +10,7 @@ from nbclient.exceptions import CellExecutionError
 
 from lessons_lib.course import colab, readme
 from lessons_lib.course.lessons import QUIET, Lesson, find, select
+from lessons_lib.measure import machine
 from lessons_lib.progress import line, start_batch
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -19,7 +20,8 @@ DROPPED = ("application/vnd.jupyter.widget-view+json", "image/svg+xml", "applica
 def store(asked: list[str], lessons: list[Lesson] | None = None) -> int:
     """Execute the lessons asked for with their own defaults and overwrite them; returns the exit status.
 
-    A lesson that fails keeps its old outputs.
+    A lesson that fails keeps its old outputs, and so does one whose turn comes while other programs load the machine:
+    its times would mislead every reader.
     """
     start_batch()
     chosen = select(find() if lessons is None else lessons, asked)
@@ -35,6 +37,9 @@ def again(lesson: Lesson) -> bool:
     nb = lesson.read()
     colab.refresh(nb, lesson.name, colab.address())
     with line(lesson.name) as said:
+        if not machine.settled():
+            said[0] = f"FAILED: {machine.load_warning(machine.load())}"
+            return False
         try:
             resources = {"metadata": {"path": str(lesson.path.parent)}}
             client = NotebookClient(nb, timeout=None, kernel_name="python3", resources=resources, record_timing=False)

@@ -9,6 +9,9 @@ licences. Chosen by `lessons_lib.training.held_out`. Categories: "chat", "qa", "
 
 wikitext2_evaluation.txt, wikitext2_calibration.txt: whole articles of WikiText-2's test split, detokenised, to measure
 quality on and to calibrate with (lesson 10). No model here was trained on them, and no article is in both.
+
+results: what `make bench` recorded, which lessons show beside their own runs; a link to the checkout's bench/results,
+of which a package carries the files.
 """
 
 import json
@@ -20,6 +23,9 @@ from pathlib import Path
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 HELD_OUT = Path(__file__).with_name("held_out.jsonl")
 TEXTS = ("evaluation", "calibration")
+CHECKOUT = Path(__file__).parents[2] / "bench" / "results"
+# a link in git is a plain file where a system makes none, as Windows by default: the checkout's own folder goes first
+RESULTS = CHECKOUT if CHECKOUT.is_dir() else Path(__file__).with_name("results")
 FORM = '{"question_id": 1, "category": "math", "turns": ["..."]}'
 
 

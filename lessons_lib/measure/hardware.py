@@ -12,7 +12,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,11 @@ from lessons_lib.progress import say
 
 @dataclass(frozen=True)
 class Hardware:
-    """Measured rates of one device: bytes/s and FLOP/s, the last two by dtype name. load: at that time."""
+    """Measured rates of one device: bytes/s and FLOP/s, by dtype name where products differ. load: at that time.
+
+    widths: {dtype name: {w: v(w)}} of one large matrix (`kernels.widths`); a model's own curve, attention and all:
+    `decoding.probing.width_curve`.
+    """
 
     device: str
     name: str
@@ -36,6 +40,7 @@ class Hardware:
     matmul_flops: dict[str, float]
     load: float | None = None
     torch: str = ""
+    widths: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def ridge(self, dtype: str) -> float:
         """FLOPs per byte from which a product in this dtype is compute-bound here."""
@@ -50,7 +55,11 @@ class Hardware:
             rates = [f"{bandwidth / 1e9:.1f} GB/s", f"{self.matmul_flops[dtype] / 1e9:,.0f} GFLOP/s"]
             rows.append([f"products in {dtype}", *rates, f"{self.ridge(dtype):.1f}"])
         head = f"{self.device}: {self.name}, {self.threads} threads, load {self.load}"
-        return f"{head}\n{tables.text(('', 'bandwidth', 'arithmetic', 'ridge, FLOP/byte'), rows)}"
+        lines = [head, tables.text(("", "bandwidth", "arithmetic", "ridge, FLOP/byte"), rows)]
+        for dtype, curve in self.widths.items():
+            shown = ", ".join(f"v({w}) {v:.2f}" for w, v in curve.items())
+            lines.append(f"w rows through one matrix over one row, {dtype}: {shown}")
+        return "\n".join(lines)
 
 
 def probe(device: Any = "cpu", dtypes: Sequence[str] | None = None, refresh: bool = False) -> Hardware:
@@ -65,7 +74,7 @@ def probe(device: Any = "cpu", dtypes: Sequence[str] | None = None, refresh: boo
     path = _store(device, torch.__version__, torch.get_num_threads())
     stored = _read(path)
     if stored and not refresh:
-        if set(wanted) <= set(stored.matvec_bandwidth):
+        if set(wanted) <= set(stored.widths):
             return stored
         wanted += [name for name in stored.matvec_bandwidth if name not in wanted]
     measured = measure(device, wanted)
@@ -93,6 +102,7 @@ def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
         read_bandwidth=read,
         matvec_bandwidth={name: kernels.matvec(device, name) for name in dtypes},
         matmul_flops={name: kernels.matmul(device, name) for name in dtypes},
+        widths={name: kernels.widths(device, name) for name in dtypes},
         load=load,
         torch=torch.__version__,
     )
@@ -115,8 +125,12 @@ def _store(device: Any, version: str, threads: int) -> Path | None:
 def _read(path: Path | None) -> Hardware | None:
     """The stored result; None if there is none, or one that this version cannot read."""
     try:
-        return Hardware(**json.loads(path.read_text(encoding="utf-8"))) if path else None
-    except (OSError, ValueError, TypeError):
+        stored = json.loads(path.read_text(encoding="utf-8")) if path else None
+        if not stored:
+            return None
+        curves = {name: {int(w): v for w, v in curve.items()} for name, curve in stored.pop("widths", {}).items()}
+        return Hardware(**stored, widths=curves)  # JSON's keys are texts
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

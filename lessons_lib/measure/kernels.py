@@ -1,4 +1,4 @@
-"""The kernels that the hardware probe times: copy, read, one-row and square products (lesson 00).
+"""The kernels that the hardware probe times: copy, read, products of one row, a few and many (lesson 00).
 
 Best of several runs: other programs can only make a run slower.
 """
@@ -63,6 +63,22 @@ def matmul(device: Any, dtype: str) -> float:
             break
         side *= 2
     return rate
+
+
+def widths(device: Any, dtype: str, most: int = 16) -> dict[int, float]:
+    """{w: v(w)} of one large matrix: time of w rows through it over that of one row, w doubling up to `most`.
+
+    Stops where the next width would take over BUDGET seconds, as with a format that is emulated.
+    """
+    side = 4096
+    weight = torch.full((buffer_bytes(device) // (4 * side * DTYPES[dtype].itemsize), side), 0.01, device=device)
+    weight, took, w = weight.to(DTYPES[dtype]), {}, 1
+    with torch.inference_mode():
+        while w <= most and 2 * took.get(w // 2, 0.0) <= BUDGET:
+            x = torch.ones(w, side, dtype=weight.dtype, device=device)
+            took[w] = best(lambda x=x: torch.nn.functional.linear(x, weight), device)
+            w *= 2
+    return {w: seconds / took[1] for w, seconds in took.items()}
 
 
 def linears(shape: ModelShape, dtype: str, device: Any, rows: int = 1, head_rows: int = 1) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,19 @@ def load_warning(load_now: float | None, share: float = 1.0) -> str:
     if load_now is None or load_now <= share * cores:
         return ""
     return f"Other programs load this machine's {cores} cores ({load_now}): expect slow and noisy times."
+
+
+def settled(patience: float = 180.0, pause: float = 5.0) -> bool:
+    """Wait, at most `patience` seconds, until other programs load this machine no more; whether it came to that.
+
+    What ran just before still counts in the average of the last minute.
+    """
+    deadline = time.monotonic() + patience
+    while load_warning(load()):
+        if time.monotonic() + pause > deadline:
+            return False
+        time.sleep(pause)
+    return True
 
 
 def gpu_bf16(device: Any) -> bool:

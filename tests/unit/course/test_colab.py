@@ -1,5 +1,6 @@
 """The set-up cell: what it installs where `lessons_lib` is absent, and that a torch at hand stays."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from lessons_lib.course import colab
 from lessons_lib.course.bootstrap import ROOT, python_of
+from lessons_lib.course.lessons import find
 
 ADDRESS = "https://github.com/someone/lessons"
 
@@ -58,7 +60,9 @@ def repository(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "lessons_lib", folder / "lessons_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "lessons_lib", folder / "lessons_lib", symlinks=True, ignore=left_out)
+    shutil.copytree(ROOT / "bench" / "results", folder / "bench" / "results")
     who = ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
     for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "A clone"]):
         subprocess.run(["git", *command], cwd=folder, check=True)
@@ -113,6 +117,8 @@ def test_in_an_empty_environment_the_cell_installs_from_the_address(empty, repos
     assert Path(file).is_relative_to(empty.parent.parent) and kept == "True"
     for name in ("course", "models", "measure"):
         assert (Path(file).parent / name / "__init__.py").exists()
+    recorded = Path(file).parent / "data" / "results"
+    assert {path.name for path in recorded.iterdir()} == {path.name for path in (ROOT / "bench" / "results").iterdir()}
 
 
 def test_in_a_checkout_the_cell_installs_the_checkout(empty, repository):
@@ -139,3 +145,15 @@ def test_an_installed_torch_is_named_to_pip_so_that_it_stays(monkeypatch):
     exec(colab.setup_cell(ADDRESS), {})
     assert seen[0][:4] == [sys.executable, "-m", "pip", "install"]
     assert seen[0][-2:] == [f"git+{ADDRESS}", f"torch=={distribution('torch').version}"]
+
+
+NOT_ON_COLAB = "latex2mathml papermill nbval hypothesis dask distributed ruff vulture sphinx furo playwright".split()
+
+
+def test_lone_lessons_import_nothing_that_only_the_extras_bring():
+    code = [f"import sys; sys.modules.update(dict.fromkeys({NOT_ON_COLAB}))"]
+    for cell in (cell for lesson in find() for cell in lesson.read().cells if cell.cell_type == "code"):
+        nodes = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        code += [line for line in map(ast.unparse, nodes) if "lessons_lib" in line]
+    done = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, text=True)
+    assert len(code) > 100 and done.returncode == 0, done.stderr

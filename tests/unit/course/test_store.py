@@ -6,11 +6,13 @@ import pytest
 from nbformat.v4 import new_output
 
 from lessons_lib.course import checks, colab, readme, store
+from lessons_lib.measure import machine
 
 
 @pytest.fixture(autouse=True)
 def repository(monkeypatch):
-    """Neither README nor the environment of later tests is touched; the address is unset."""
+    """Neither README nor the environment of later tests is touched; the address is unset, the machine quiet."""
+    monkeypatch.setattr(machine, "load", lambda: 0.0)
     monkeypatch.setattr(readme, "fill", lambda: None)
     monkeypatch.setattr(colab, "address", lambda: "")
     monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
@@ -48,6 +50,15 @@ def test_a_failing_lesson_is_left_as_it_was_and_the_others_are_stored(write_less
     assert broken.path.read_bytes() == before[0] and sound.path.read_bytes() != before[1]
     said = capsys.readouterr().out
     assert "ZeroDivisionError" in said and "left as they were: 00_broken" in said
+
+
+def test_a_lesson_is_not_stored_while_other_programs_load_the_machine(write_lesson, capsys, monkeypatch):
+    lesson = write_lesson("00_a_lesson", "print(tokens)")
+    before = lesson.path.read_bytes()
+    monkeypatch.setattr(machine, "settled", lambda: False)
+    monkeypatch.setattr(machine, "load", lambda: 99.0)
+    assert store.store([], [lesson]) == 1 and lesson.path.read_bytes() == before
+    assert "FAILED: Other programs load" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

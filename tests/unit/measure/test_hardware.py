@@ -21,7 +21,8 @@ def measured(monkeypatch, tmp_path):
     def measure(device, dtypes):
         calls.append(list(dtypes))
         rates = {name: 1e9 for name in dtypes}
-        return dataclasses.replace(SOME, matvec_bandwidth=rates, matmul_flops=rates)
+        curves = {name: {1: 1.0, 16: 1.5} for name in dtypes}
+        return dataclasses.replace(SOME, matvec_bandwidth=rates, matmul_flops=rates, widths=curves)
 
     monkeypatch.setattr(hardware, "measure", measure)
     monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
@@ -30,6 +31,23 @@ def measured(monkeypatch, tmp_path):
 
 def test_a_machine_is_measured_once(measured):
     assert probe() == probe() and len(measured) == 1
+
+
+def test_what_was_stored_before_width_curves_were_measured_is_measured_again(measured, tmp_path):
+    probe()
+    (stored,) = (tmp_path / "cache" / "hardware").iterdir()
+    old = json.loads(stored.read_text())
+    stored.write_text(json.dumps({name: value for name, value in old.items() if name != "widths"}))
+    assert probe().widths["bf16"] == {1: 1.0, 16: 1.5} and len(measured) == 2
+
+
+def test_a_width_curve_is_relative_to_one_row_and_stops_within_its_budget(monkeypatch):
+    def per_row(fn, *_):
+        return 0.1 * len(fn())
+
+    monkeypatch.setattr(kernels, "best", per_row)
+    monkeypatch.setattr(kernels, "buffer_bytes", lambda device: 2**20)
+    assert kernels.widths("cpu", "fp32") == pytest.approx({1: 1, 2: 2, 4: 4})  # 8 rows would take 0.8 s of 0.5
 
 
 def test_refresh_measures_again(measured):
@@ -85,6 +103,7 @@ def test_an_unknown_dtype_is_refused_with_the_choices(measured):
 def test_hardware_prints_rates_with_units_and_ridge():
     text = str(SOME)
     assert "30.0 GB/s" in text and "250 GFLOP/s" in text and text.splitlines()[-1].endswith("10.0")
+    assert "bf16: v(1) 1.00, v(16) 1.50" in str(dataclasses.replace(SOME, widths={"bf16": {1: 1.0, 16: 1.5}}))
     assert SOME.ridge("fp32") == 5
 
 
@@ -93,7 +112,7 @@ def test_a_real_measurement_gives_positive_rates_for_every_dtype(monkeypatch):
     monkeypatch.setattr(kernels, "buffer_bytes", lambda device: 2**22)
     found = hardware.measure("cpu", ["fp32", "fp64"])
     rates = [found.copy_bandwidth, found.read_bandwidth, *found.matvec_bandwidth.values(), *found.matmul_flops.values()]
-    assert len(rates) == 6 and min(rates) > 0
+    assert len(rates) == 6 and min(rates) > 0 and found.widths["fp64"][1] == 1
 
 
 def test_copying_counts_reads_and_writes_and_products_count_two_per_multiply_add(monkeypatch):

@@ -66,3 +66,13 @@ def test_a_system_without_cpuinfo_still_has_a_name_and_a_cache_size(monkeypatch)
     monkeypatch.setattr(machine.Path, "read_text", missing)
     monkeypatch.setattr(machine.Path, "glob", lambda *_: iter(()))
     assert machine.cpu_name() and machine.cache_bytes() == 32 * 2**20
+
+
+def test_a_machine_settles_once_what_ran_before_has_left_the_average(monkeypatch):
+    loads = iter([9.0, 8.0, 0.5])
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(machine, "load", lambda: next(loads))
+    assert machine.settled(patience=1.0, pause=0.01)
+    assert list(loads) == []
+    monkeypatch.setattr(machine, "load", lambda: 9.0)
+    assert not machine.settled(patience=0.02, pause=0.01)
