@@ -93,7 +93,7 @@ def of_limit(run: Run) -> Measured:
     buffer, forward = torch.ones(moved // 4), batched_step(of, prompt, 1)
     forward()  # compiles
     both = (lambda: [buffer.sum() for _ in eight]), (lambda: [forward() for _ in eight])
-    said = of.problem or "what is left, part by part: lesson 03"
+    said = of.problem or "what is known of the rest: lesson 03"
     return Measured(compare(*both, repeats=rounds, warmup=1), said, {"bytes": 8 * moved})
 
 
