@@ -29,7 +29,7 @@ from lessons_lib.progress import bar, say
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
-OTHERS = ROOT / "build" / "bench"  # results with other files' questions
+OTHERS = ROOT / "build" / "bench"  # results of quick runs, and with other files' questions
 UNFINISHED = ROOT / "build" / "bench-unfinished.json"
 
 
@@ -78,15 +78,16 @@ def key_of(file: Path | None) -> str:
 
 
 def results(run: Run) -> Path:
-    """Where rows and raw samples go."""
-    return OTHERS / run.questions.stem if run.questions else RESULTS
+    """Where rows and raw samples go: those of a quick run never among full ones."""
+    parts = ([run.questions.stem] if run.questions else []) + (["quick"] if run.quick else [])
+    return OTHERS / "-".join(parts) if parts else RESULTS
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure named claims on this machine.")
     parser.add_argument("claims", nargs="*", help="a claim's name, or how it begins; default: all")
     parser.add_argument("--questions", type=Path, metavar="FILE", help="ask these, in Spec-Bench's format, not ours")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats; results go to build/bench/quick")
     return parser.parse_args()
 
 
@@ -112,7 +113,7 @@ def record(claim: Claim, run: Run) -> None:
     machine_facts = {"host": machine.host(), "versions": machine.versions()}
     row = claims.make_row(claim.name, measured.ratio, *facts)
     claims.update(results(run) / "claims.json", [row], run.quick, **machine_facts)
-    if measured.ratio and not run.quick:
+    if measured.ratio:
         ratio = measured.ratio
         raw = {"claim": claim.name, **machine_facts, "dtype": claim.dtype, "unit": "s"}
         raw |= {"a": ratio.a.times, "b": ratio.b.times} | (measured.facts or {})

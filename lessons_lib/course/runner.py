@@ -120,7 +120,7 @@ def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
         except papermill.PapermillExecutionError as error:
             failure = describe(error, nbformat.read(target, as_version=4))
         except Exception as error:  # a kernel that died or never started
-            failure = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            failure = died(f"{type(error).__name__}: {error}".strip().splitlines()[0], target)
         said[0] = f"FAILED in {failure}" if failure else "ok"
     seconds = time.perf_counter() - start
     if target.exists():
@@ -128,12 +128,24 @@ def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
     return Result(lesson, seconds, failure)
 
 
+def died(said: str, target: Path) -> str:
+    """The same with the cell that ran last, where papermill wrote the notebook: cell [7] (`x = load(model)`): ..."""
+    cells = nbformat.read(target, as_version=4).cells if target.exists() else []
+    ran = [cell for cell in cells if cell.get("execution_count")]
+    return f"cell [{ran[-1].execution_count}] (`{first_line(ran[-1])}`): {said}" if ran else said
+
+
+def first_line(cell: nbformat.NotebookNode) -> str:
+    """What stands first in a cell, cut to 60 characters."""
+    return next((text for text in cell.source.splitlines() if text.strip()), "")[:60]
+
+
 def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode) -> str:
     """Cell [7] (`x = load(model)`): ValueError: no such model."""
     cells = [c for c in nb.cells if c.cell_type == "code" and c.get("execution_count") == error.exec_count]
-    first = next((text for c in cells for text in c.source.splitlines() if text.strip()), "")
+    first = first_line(cells[0]) if cells else ""
     said = str(error.evalue).strip().splitlines() or [""]
-    return f"cell [{error.exec_count}] (`{first[:60]}`): {error.ename}: {said[0]}"
+    return f"cell [{error.exec_count}] (`{first}`): {error.ename}: {said[0]}"
 
 
 def finish(results: list[Result], build: Path) -> None:

@@ -13,6 +13,7 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,12 +134,19 @@ def cells(rows: Sequence[ClaimRow]) -> list[list[str]]:
     said = {True: "yes", False: "NO", None: "-"}
     lines = []
     for row in rows:
-        value = "not measured" if row.value is None else f"{tables.number(row.value)} {row.unit}".strip()
-        interval = "-" if row.low is None else f"{tables.number(row.low)} to {tables.number(row.high)}"
+        shown = partial(_as_fine_as, row.bar)
+        value = "not measured" if row.value is None else f"{shown(row.value)} {row.unit}".strip()
+        interval = "-" if row.low is None else f"{shown(row.low)} to {shown(row.high)}"
         note = "; ".join(filter(None, [row.note, row.host and f"on {row.host}", "quick run" if row.quick else ""]))
         bar = [row.bar or "-", said[row.holds]]
         lines.append([row.claim, value, interval, *bar, row.baseline, row.date, note])
     return lines
+
+
+def _as_fine_as(bar: str, value: float) -> str:
+    """One decimal more than a bar of three or more has ('<= 1.005' -> '1.0018'), which decide; else three digits."""
+    decimals = len(bar.partition(".")[2])
+    return f"{value:.{decimals + 1}f}" if decimals > 2 else tables.number(value)
 
 
 def _interval(measured: Any) -> tuple[float | None, float | None, float | None]:

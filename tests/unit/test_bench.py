@@ -19,6 +19,7 @@ SPECULATION = ("adaptive/", "assisted/", "draft/", "lookahead/", "medusa/", "pro
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "RESULTS", tmp_path)
+    monkeypatch.setattr(run, "OTHERS", tmp_path / "others")
     monkeypatch.setattr(run, "UNFINISHED", tmp_path / "build" / "unfinished.json")
     monkeypatch.setattr(run, "CLAIMS", {})
     run.measured = []
@@ -82,11 +83,15 @@ def test_claims_are_chosen_by_how_they_begin_and_an_unknown_one_lists_them(bench
     assert "there are: cache/512, decoder/eager" in capsys.readouterr().err
 
 
-def test_a_quick_run_leaves_no_raw_samples_and_no_mark_on_a_full_row(bench, monkeypatch, tmp_path):
+def test_a_quick_run_shows_its_own_numbers_beside_a_full_one(bench, monkeypatch, tmp_path, capsys):
     bench.add("a")
+    call(bench, monkeypatch)
+    full = (tmp_path / "claims.json").read_bytes(), (tmp_path / "a.json").read_bytes()
+    capsys.readouterr()
     call(bench, monkeypatch, "--quick")
-    assert not (tmp_path / "a.json").exists()
-    assert json.loads((tmp_path / "claims.json").read_text())["rows"][0]["quick"] is True
+    assert ((tmp_path / "claims.json").read_bytes(), (tmp_path / "a.json").read_bytes()) == full
+    assert json.loads((bench.OTHERS / "quick" / "claims.json").read_text())["rows"][0]["quick"] is True
+    assert (bench.OTHERS / "quick" / "a.json").exists() and "quick run" in capsys.readouterr().out
 
 
 def test_stored_claims_have_the_bars_and_baselines_of_the_registry():

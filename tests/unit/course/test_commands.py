@@ -83,10 +83,20 @@ def test_bench_ends_with_what_falls_short_and_fills_readme(started, monkeypatch,
         claims, "load", lambda path: [claims.make_row("a", 1.0, ">= 2"), claims.make_row("b", 3.0, ">= 2")]
     )
     monkeypatch.setattr(evidence, "write", lambda results, page: page)
-    assert commands.bench(argparse.Namespace(claims=["cache"], quick=True, questions=None)) == 0
-    assert started[0].endswith("run.py cache --quick") and filled
+    assert commands.bench(argparse.Namespace(claims=["cache"], quick=False, questions=None)) == 0
+    assert started[0].endswith("run.py cache") and filled
     page, fallen = capsys.readouterr().out.splitlines()
     assert page.endswith("bench.html") and fallen == "short of its bar: a is 1.0, bar >= 2"
+
+
+def test_a_quick_bench_shows_its_own_rows_and_leaves_readme_alone(started, monkeypatch, capsys):
+    monkeypatch.setattr(readme, "fill", lambda: pytest.fail("README shows full runs"))
+    monkeypatch.setattr(evidence, "write", lambda results, page: results)
+    loaded = []
+    monkeypatch.setattr(claims, "load", lambda path: loaded.append(path) or [])
+    assert commands.bench(argparse.Namespace(claims=[], quick=True, questions=None)) == 0
+    quick = ROOT / "build" / "bench" / "quick"
+    assert loaded == [quick / "claims.json"] and str(quick) in capsys.readouterr().out
 
 
 def test_bench_with_other_questions_leaves_readme_alone(started, monkeypatch, capsys, tmp_path):

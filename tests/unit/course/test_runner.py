@@ -53,6 +53,13 @@ def test_a_failing_lesson_stops_no_other_and_is_named_with_its_cell(prepared, wr
     assert "failed in cell [5]" in index and 'href="01_sound.html"' in index and 'href="scorecard.html"' in index
 
 
+def test_a_kernel_that_dies_is_named_with_the_cell_that_ran(prepared, write_lesson, tmp_path, capsys):
+    lesson = write_lesson("00_dying", "print(tokens)", "import os\nos._exit(1)", "print(model)")
+    assert runner.run([], {}, tmp_path / "build", [lesson]) == 1
+    said = capsys.readouterr().out
+    assert "(`import os`): DeadKernelError" in said and "FAILED in cell [" in said
+
+
 def test_injected_parameters_reach_the_lesson_and_its_source_stays(prepared, write_lesson, tmp_path):
     lesson = write_lesson("00_lesson", "print(tokens + 1, model)")
     before = lesson.path.read_bytes()

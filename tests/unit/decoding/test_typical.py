@@ -38,6 +38,12 @@ def test_the_threshold_and_what_passes_it_are_as_computed_by_hand(p, threshold, 
     assert accepted(p) == tokens
 
 
+def test_a_guess_that_is_just_as_probable_as_the_threshold_is_refused():
+    p = [0.5, 0.25, 0.25]  # delta exp(-H) is 0.32, so that epsilon rules
+    assert accepted(p, Typical(epsilon=0.25, delta=0.9)) == [0]
+    assert accepted(p, Typical(epsilon=0.24, delta=0.9)) == [0, 1, 2]
+
+
 def test_epsilon_and_delta_each_bound_what_is_asked():
     assert float(Typical(0.5, 0.3).threshold(torch.tensor([0.5, 0.5]))) == pytest.approx(0.15)
     assert float(Typical(0.1, 0.3).threshold(torch.tensor([0.5, 0.5]))) == pytest.approx(0.1)

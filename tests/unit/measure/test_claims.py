@@ -99,6 +99,11 @@ def test_those_that_fall_short_are_listed_with_those_never_measured():
     assert [row.claim for row in short_of_bar(rows)] == ["low", "open"]
 
 
+def test_a_bar_of_three_decimals_shows_the_digits_that_decide():
+    near, far = (claims.make_row("a", value, bar) for value, bar in ((1.00187, "<= 1.005"), (1.2345, ">= 1.2")))
+    assert [cells[1] for cells in claims.cells([near, far])] == ["1.0019 x", "1.23 x"]
+
+
 def test_the_table_shows_value_interval_and_failure():
     ratio = Ratio.of(Samples((1.0,) * 3), Samples((2.0,) * 3))
     text = claims.markdown([make_row("low", ratio, ">= 1", "plain"), make_row("open", None, ">= 1")])

@@ -17,6 +17,20 @@ def test_continuous_batching_fills_a_slot_as_soon_as_it_is_free():
     assert usage(log).occupancy == 12 / 14
 
 
+def test_whoever_comes_next_gets_the_lowest_free_slot():
+    scheduler, made = Scheduler(CountingPool(100), 3), requests([3, 9, 2, 1, 1])
+    for request in made[:3]:
+        scheduler.add(request)
+    for now in range(3):
+        plan = scheduler.schedule(now)
+        scheduler.commit(plan, [[1]] * len(plan.rows), now + 1)
+    assert [request.state is State.FINISHED for request in made[:3]] == [True, False, True]  # slot 2 first, then 0
+    for request in made[3:]:
+        scheduler.add(request)
+    scheduler.schedule(3)
+    assert [request.slot for request in made[3:]] == [0, 2]
+
+
 def test_static_batching_runs_to_the_longest_of_each_batch():
     log = run(requests([5, 1, 1, 2, 3]), policy=Static())
     assert finished(log) == [5, 5, 7, 7, 10]  # a request leaves with its batch

@@ -185,6 +185,14 @@ def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(make):
     assert generate(decoder_target(network), PROMPT, make(network), max_new_tokens=16).ids == plain
 
 
+@pytest.mark.parametrize("length", range(5, 20))
+def test_scratch_never_stands_beyond_the_last_position(length):
+    network, prompt = tiny(vocab_size=V, context=24), (PROMPT * 3)[:length]
+    longest = 24 - length + 1  # the last token is never fed
+    found = generate(decoder_target(network), prompt, Lookahead(3, 3, 2), max_new_tokens=longest).ids
+    assert found == generate(network, prompt, max_new_tokens=longest).ids
+
+
 @proposers
 def test_guesses_that_a_static_cache_cannot_hold_are_dropped(make):
     network = network_of()
