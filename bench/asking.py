@@ -13,8 +13,9 @@ from functools import cache, partial
 
 import by_question
 import generation
-from by_question import Made, first_of, foretold, speed, tokens_per_forward
+from by_question import Made, behind_prompt, first_of, foretold, plain_of, speed
 from registry import DTYPE, Measured, Run
+from saying import parted, per_kind, said
 
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
@@ -29,6 +30,7 @@ TOKENS = 128  # of every answer: those that end earlier by themselves do not cou
 EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
 CONTEXT = 672  # positions of the compiled target's caches: the longest prompt, its answer and a lookahead window fit
 COMPILED = (1, 5, 11)  # token counts compiled: plain, a chain of four, prompt lookup's ten; more run eager
+BESIDE = {"theirs": "plain theirs", "loop": "plain theirs", "ours": "natural", "ours compiled": "plain compiled"}
 
 
 def model():
@@ -104,6 +106,13 @@ def with_and_without(run: Run, ids: list[int], name: str, proposer: Callable) ->
     return plain | {f"{name}{state}": partial(ours, of, ids, proposer(of)) for state, of in on.items()}
 
 
+def plain_beside(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
+    """Plain decoding where `ours`, `theirs` and `loop` run, so that their texts can be compared with it; on the eager
+    target it is the natural answer."""
+    state = {} if run.questions else {"plain compiled": partial(ours, compiled(), ids)}
+    return {"plain theirs": partial(theirs, ids)} | state
+
+
 def asked(
     name: str,
     run: Run,
@@ -113,11 +122,12 @@ def asked(
     settings: dict,
     target=None,
     also: Callable | None = None,
+    like: Callable[[str], str | None] = plain_of,
 ) -> list[dict]:
     """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
 
-    methods: ids -> {name: call}, the one to compare with first. target: whose greedy texts are asked for (None: the
-    eager one). also: (ids, natural answer) -> what else the row of a long answer shall hold.
+    methods: ids -> {name: call}. target: whose greedy texts are asked for (None: the eager one), "natural" among
+    texts. also: (ids, natural answer) -> what else the row of a long answer shall hold. like: as of `in_turn`.
     """
     target = target or eager()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
@@ -126,7 +136,8 @@ def asked(
         rows = []
         for row, ids, natural in conversation(target, question):  # the natural answer is a warm-up, too
             if natural.finish == "length":
-                row |= by_question.in_turn(target, ids, methods(ids), backwards=question.question_id % 2 == 1)
+                texts, backwards = {"natural": natural.ids}, question.question_id % 2 == 1
+                row |= by_question.in_turn(target, ids, methods(ids), backwards=backwards, like=like, texts=texts)
                 row |= also(ids, natural) if also else {}
             else:
                 row["short"] = len(natural.ids)
@@ -147,25 +158,17 @@ def measured(
     """
     counted = answered(rows)
     kinds = by_category(counted)
-    tau = {kind: tokens_per_forward(of, fast) for kind, of in kinds.items()}
-    parted = sum(not row["equal"] for row in counted)
-    shortfall = max(made["shortfall"] for row in counted for made in row.values() if isinstance(made, dict))
     beside = in_compiled(kinds, counted, slow, fast)
-    said = [
-        note,
-        "tokens per forward: " + listed(tau),
-        beside and f"speed compiled: {beside['value']:.2f} ({listed(beside['by_category'])})",
-        beside and beside["problem"],
-        f"{parted} of {len(counted)} texts part, shortfall at most {shortfall:.2g} logits",
-    ]
+    shortfall = max(made["shortfall"] for row in counted for made in row.values() if isinstance(made, dict))
     facts |= {
-        "settings": settings, "tokens_per_forward": tau, "parted": parted, "largest_shortfall": shortfall,
+        "settings": settings, **per_kind(kinds, slow, fast), "parted": parted(counted), "largest_shortfall": shortfall,
         "by_category": {kind: ratio(of, slow, fast).value for kind, of in kinds.items()}, "compiled": beside,
         "questions": rows,
     }  # fmt: skip
     if overhead:
         facts["predicted"] = foretold(counted, fast, overhead)
-    return Measured(ratio(counted, slow, fast), "; ".join(filter(None, said)), facts)
+        facts["behind_prompt"] = behind_prompt(counted, slow, fast)
+    return Measured(ratio(counted, slow, fast), said(note, facts, len(counted)), facts)
 
 
 def over_transformers(rows: list[dict], settings: dict) -> Measured:
@@ -182,8 +185,7 @@ def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast:
         return None
     slow = f"{slow} compiled" if f"{slow} compiled" in known else slow
     found = speed(rows, slow, fast)
-    by_category = {kind: speed(of, slow, fast).value for kind, of in kinds.items()}
-    facts = {"value": found.value, "low": found.low, "high": found.high, "by_category": by_category}
+    facts = {"value": found.value, "low": found.low, "high": found.high} | per_kind(kinds, slow, fast)
     return facts | {"widths": COMPILED, "problem": getattr(compiled(), "problem", None)}
 
 

@@ -57,12 +57,28 @@ def kept(path: Path, wanted: list) -> list[list[dict]]:
     return before["rows"]
 
 
-def in_turn(target, ids: list[int], methods: Mapping[str, Callable[[], Made]], backwards: bool = False) -> dict:
+def plain_of(name: str) -> str:
+    """Plain decoding on the target, and in the state, of the method of this name: "plain compiled" of "lookup
+    compiled"; among lesson 11's rungs, "int8" of "int8 + draft"."""
+    target, guessed, _ = name.partition(" + ")
+    return target if guessed else "plain compiled" if name.endswith(" compiled") else "plain"
+
+
+def in_turn(
+    target,
+    ids: list[int],
+    methods: Mapping[str, Callable[[], Made]],
+    backwards: bool = False,
+    like: Callable[[str], str | None] = plain_of,
+    texts: Mapping[str, Sequence[int]] | None = None,
+) -> dict:
     """Every method on one prompt, the last one first if backwards -> what each took and made, and how they differ.
 
-    equal: whether all texts are the first method's. shortfall: by how many logits a token of the text falls short of
-    the target's favourite at most, both from one forward over the whole text: rounding, unless it is large. prefill:
-    how many of the seconds went by before the first token, 0 without a trace.
+    equal: whether the text is that of the method that `like` names, plain decoding on the same target in the same
+    state; None for that one itself, and where it is neither among the methods nor in `texts`, which were written
+    before. shortfall: by how many logits a token of the text falls short of the target's favourite at most, both from
+    one forward over the whole text: rounding, unless it is large. useful: steps that commit more than one token.
+    prefill: how many of the seconds went by before the first token, 0 without a trace.
     """
     seconds, made = {}, {}
     with no_gc():
@@ -71,23 +87,36 @@ def in_turn(target, ids: list[int], methods: Mapping[str, Callable[[], Made]], b
             made[name] = methods[name]()
             seconds[name] = perf_counter() - since
     short = cache(lambda text: float(shortfall(target, ids, text, target.eos).max()))  # most texts are the same
-    texts = [list(new) for new, _ in made.values()]
-    row = {"equal": texts.count(texts[0]) == len(texts)}
-    for name, (new, trace) in made.items():
-        steps = after_prefill(trace)
-        row[name] = {
-            "tokens": len(new), "seconds": seconds[name], "forwards": len(trace),
-            "prefill": sum(step.t_total for step in trace if step.is_prefill),
-            "forwarded": sum(step.forwarded for step in steps),
-            "shortfall": short(tuple(new)),
-        }  # fmt: skip
+    written = dict(texts or {}) | {name: new for name, (new, _) in made.items()}
+    row = {name: counts(new, trace) for name, (new, trace) in made.items()}
+    for name, (new, _) in made.items():
+        plain = like(name)
+        same = list(new) == list(written[plain]) if plain != name and plain in written else None
+        row[name] |= {"seconds": seconds[name], "equal": same, "shortfall": short(tuple(new))}
     return row
+
+
+def counts(new: Sequence[int], trace: Sequence[Step]) -> dict:
+    """What is counted of a text, and how long its prefill took, as `in_turn` has it."""
+    steps = after_prefill(trace)
+    return {
+        "tokens": len(new), "forwards": len(trace), "forwarded": sum(step.forwarded for step in steps),
+        "useful": sum(step.committed > 1 for step in steps),
+        "prefill": sum(step.t_total for step in trace if step.is_prefill),
+    }  # fmt: skip
 
 
 def speed(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
     """Tokens per second of method `fast` over those of `slow`."""
     taken = [[(row[name]["tokens"], row[name]["seconds"]) for row in rows] for name in (slow, fast)]
     return rate_ratio(*taken)
+
+
+def behind_prompt(rows: Sequence[dict], slow: str, fast: str) -> float:
+    """The same without the prefill and its token, which `foretold` leaves out, too."""
+    taken = [[(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in rows]
+             for name in (slow, fast)]  # fmt: skip
+    return rate_ratio(*taken).value
 
 
 def compression(rows: Sequence[dict], slow: str, fast: str) -> Ratio:

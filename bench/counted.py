@@ -3,6 +3,7 @@
 A greedy text does not depend on the draft, so that one reading tells what every draft length would have made of it.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 
@@ -15,12 +16,14 @@ from registry import Measured, Run, claim
 from lessons_lib.data import Question
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
 from lessons_lib.decoding.replay import foretold_cost, replay_draft
+from lessons_lib.measure.clock import Ratio
 from lessons_lib.measure.speculation import width_cost
 from lessons_lib.training import evaluate, held_out
 
 KINDS = tuple(held_out.CATEGORIES.values())
 MOST = 16  # the longest draft tried
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
+DRAWN = "the interval is that of the texts of each kind"
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 17)  # the compiled target pads up to 11 rows, and runs more of them eagerly
 
 
 @cache
@@ -56,7 +59,7 @@ def tokens_per_forward(run: Run) -> Measured:
         for gamma in range(1, MOST + 1)
     }
     share = {kind: evaluate.mean([guess for text in right for guess in text]) for kind, right in found.items()}
-    note = f"tokens per forward: {asking.listed(tau)}; {sum(map(len, found.values()))} texts"
+    note = f"tokens per forward: {asking.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {DRAWN}"
     facts = {"tokens_per_forward": tau, "right": share, "by_gamma": by_gamma, "unit": "forwards per token"}
     rows = [row for of in texts(run).values() for row in strings(of)]
     return Measured(mean_rate(counts), note, facts | {"gamma": GAMMA, "texts": rows})
@@ -68,10 +71,48 @@ def tokens_per_forward(run: Run) -> Measured:
     f"measured c and v, eager {DTYPE}; the worst kind", asks=True,
 )  # fmt: skip
 def adaptive(run: Run) -> Measured:
-    c = cost_of_draft(5 * run.repeats)[0].value
-    measured_costs = asking.costs_of(asking.eager(), WIDTHS, 5 * run.repeats, cached=200)
-    v = cache(width_cost(measured_costs))
     kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
+    on = {state.strip() or "eager": held(kinds, of, run) for state, of in asking.targets(run).items()}
+    eager = on.pop("eager")
+    note = f"{eager}; a kind alone: {asking.listed(eager.alone)}"
+    note += "".join(f"; {state} c and v, {found.worst} the worst: {found}" for state, found in on.items())
+    problem = on and getattr(asking.compiled(), "problem", None)
+    facts = eager.facts() | {"unit": "one-row forwards per token", **{state: of.facts() for state, of in on.items()}}
+    return Measured(eager.ratios[eager.worst], "; ".join(filter(None, [note, problem, DRAWN])), facts)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Adaptive against each kind's best fixed length, in the modelled time of one target.
+
+    ratios: of one schedule that goes through all kinds in turn; alone: of one that sees no other kind; best: the
+    fixed length.
+    """
+
+    c: float
+    v: dict[int, float]
+    best: dict[str, int]
+    ratios: dict[str, Ratio]
+    alone: dict[str, float]
+
+    @property
+    def worst(self) -> str:
+        return min(self.ratios, key=lambda kind: self.ratios[kind].value)
+
+    def facts(self) -> dict:
+        value = {kind: ratio.value for kind, ratio in self.ratios.items()}
+        return {"by_category": value, "alone": self.alone, "best_fixed": self.best, "c": self.c, "width_costs": self.v}
+
+    def __str__(self) -> str:
+        lengths = ", ".join(f"{kind} {gamma}" for kind, gamma in self.best.items())
+        return f"{asking.listed(self.facts()['by_category'])}; best fixed: {lengths}; c = {self.c:.3f}"
+
+
+def held(kinds: dict[str, list], target, run: Run) -> Held:
+    """kinds: for each kind its texts' right and wrong guesses; c and v are measured on this target."""
+    c = cost_of_draft(5 * run.repeats, target)[0].value
+    costs = asking.costs_of(target, WIDTHS, 5 * run.repeats, cached=200)
+    v = cache(width_cost(costs))
     best, ratios, alone = {}, {}, {}
     together = spent_in_turn(kinds, Adaptive(c, v, most=MOST), c, v)
     for kind, right in kinds.items():
@@ -80,12 +121,7 @@ def adaptive(run: Run) -> Measured:
         best[kind] = max(fixed, key=lambda gamma: sum(n for n, _ in fixed[gamma]) / sum(t for _, t in fixed[gamma]))
         ratios[kind] = rate_ratio(fixed[best[kind]], together[kind])
         alone[kind] = rate_ratio(fixed[best[kind]], spent(right, Adaptive(c, v, most=MOST), c, v)).value
-    worst = min(ratios, key=lambda kind: ratios[kind].value)
-    value = {kind: ratio.value for kind, ratio in ratios.items()}
-    lengths = ", ".join(f"{kind} {gamma}" for kind, gamma in best.items())
-    note = f"{asking.listed(value)}; a kind alone: {asking.listed(alone)}; best fixed: {lengths}; c = {c:.3f}"
-    facts = {"by_category": value, "alone": alone, "best_fixed": best, "c": c, "width_costs": measured_costs}
-    return Measured(ratios[worst], note, facts | {"unit": "one-row forwards per token"})
+    return Held(c, costs, best, ratios, alone)
 
 
 def spent(right: list[list[bool]], length: DraftLength, c: float, v) -> list[tuple[int, float]]:

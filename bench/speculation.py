@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import asking
-from asking import DTYPE, EAGER, asked, costs_of, listed, long_enough, measured, ours, theirs, with_and_without
+from asking import DTYPE, EAGER, answered, asked, costs_of, listed, measured, ours, theirs, with_and_without
 from by_question import compression, speed
 from registry import Measured, Run, claim
 
@@ -22,6 +22,7 @@ EAGER_STEPS = (
     "over compiled plain decoding"
 )
 WIDTHS = (1, 8, 16, 31)  # the widest: anchor, window and guesses of a lookahead step
+PUBLISHED = 1.64  # tokens per step of lookahead on Spec-Bench: Vicuna-7B, W=7, N=5, G=7, batch 1; on two GPUs alike
 
 
 def with_lookup(name: str, run: Run, categories: Sequence[str], count: int) -> Measured:
@@ -53,9 +54,10 @@ def vs_transformers(run: Run) -> Measured:
     def methods(ids):
         on = {f"ours{state}": of for state, of in asking.targets(run).items()} | {"loop": network}
         both = {name: partial(ours, of, ids, PromptLookup(**SAME)) for name, of in on.items()}
-        return {"theirs": partial(theirs, ids, **THEIRS)} | both
+        return {"theirs": partial(theirs, ids, **THEIRS)} | both | asking.plain_beside(run, ids)
 
-    return asking.over_transformers(asked("prompt-lookup/vs-transformers", run, GROUNDED, 4, methods, SAME), SAME)
+    rows = asked("prompt-lookup/vs-transformers", run, GROUNDED, 4, methods, SAME, like=asking.BESIDE.get)
+    return asking.over_transformers(rows, SAME)
 
 
 @claim(
@@ -64,9 +66,29 @@ def vs_transformers(run: Run) -> Measured:
 def code_lists(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "lookahead", lambda of: Lookahead(**WINDOW))  # noqa: E731
     rows = asked("lookahead/code-lists/compression", run, ("code", "lists"), 5, methods, WINDOW)
-    wall = speed(long_enough(rows), "plain", "lookahead")
+    counted, expected = answered(rows), compressed(PUBLISHED, asking.TOKENS)
+    wall, (share, several) = speed(counted, "plain", "lookahead"), useful(counted, "lookahead")
     v = costs_of(asking.eager(), WIDTHS, run.repeats)
     sizes = ", ".join(f"{letter}={value}" for letter, value in WINDOW.items())
-    note = f"{sizes}; speed over plain {wall.value:.2f}; cost of w rows: {listed(v)}; {EAGER_STEPS}"
+    note = (
+        f"{sizes}; foretold {expected:.2f}, by {PUBLISHED} tokens a step as counted on Spec-Bench (Vicuna-7B, 7/5/7); "
+        f"1/f = {share:.2f} of the steps commit E = {several:.2f} tokens, the others one: "
+        f"(f - 1 + E) / f = {1 + share * (several - 1):.2f} a step; "
+        f"speed over plain {wall.value:.2f}; cost of w rows: {listed(v)}; {EAGER_STEPS}"
+    )
     facts = {"speed": [wall.value, wall.low, wall.high], "width_costs": v, "unit": "forwards per token"}
+    facts |= {"published": PUBLISHED, "expected": expected, "useful": [share, several]}
     return measured(rows, compression, "plain", "lookahead", WINDOW, note, width_cost(v), **facts)
+
+
+def compressed(tau: float, tokens: int) -> float:
+    """CR of so many tokens, the first of which is the prefill's, at tau tokens a step behind it."""
+    return tokens / (1 + (tokens - 1) / tau)
+
+
+def useful(rows: Sequence[dict], name: str) -> tuple[float, float]:
+    """(1/f, E) of Fu et al. 2024 (arXiv 2402.02057): the share of steps that commit several tokens, and how many these
+    commit on average, 1 if there are none."""
+    steps, several, tokens = (sum(row[name][what] for row in rows) for what in ("forwards", "useful", "tokens"))
+    steps, tokens = steps - len(rows), tokens - len(rows)  # the prefills commit one token each
+    return several / steps, (tokens - (steps - several)) / several if several else 1.0

@@ -11,7 +11,10 @@ LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them withou
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line, make the environment ready, go on in it; returns the exit status."""
+    """Parse the command line, make the environment ready, go on in it; returns the exit status.
+
+    What is refused (SetupError, UsageError) is printed, status 1 or 2.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
     try:

@@ -38,7 +38,10 @@ def say(text: str) -> None:
 
 @contextmanager
 def line(name: str) -> Iterator[list[str]]:
-    """One line to stdout: the name at once, then how it went, and the seconds. Gives ["ok"], whose word can change."""
+    """One line to stdout: the name at once, then how it went, and the seconds. Gives ["ok"], whose word can change.
+
+    What is raised within is raised again, behind FAILED.
+    """
     print(f"{name:<44}", end="", flush=True)
     start, said = perf_counter(), ["ok"]
     try:

@@ -23,6 +23,7 @@ class Attempt:
 
     @property
     def ran(self) -> bool:
+        """Whether it gave an output."""
         return self.output is not None
 
 
@@ -31,8 +32,8 @@ def attempts(
 ) -> list[Attempt]:
     """Run F.scaled_dot_product_attention(q, keys, values, **options) with each backend alone.
 
-    Shapes with a batch in front, as that function takes them. backends: names of torch.nn.attention.SDPBackend;
-    ValueError for one that torch does not know.
+    q (b, H, T, d), keys (b, H, S, d), values (b, H, S, d_v), as that function takes them -> outputs (b, H, T, d_v).
+    backends: names of torch.nn.attention.SDPBackend; ValueError for one that torch does not know.
     """
     if unknown := [name for name in backends if name not in SDPBackend.__members__]:
         raise ValueError(f"torch has no backend {', '.join(unknown)}; choose from {', '.join(BACKENDS)}")

@@ -19,7 +19,7 @@ def naive(
 
     causal: aligned to the lower right. mask (T, S) bool, True = may look. memory counts the elements that three
     separate kernels move: scores, softmax, mixture. A query that sees nothing gives zeros.
-    Source: Vaswani et al. 2017 (arXiv 1706.03762). Raises ValueError for shapes that do not fit.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762). Raises ValueError for shapes, dtypes or devices that do not fit.
     """
     memory, dtype = memory or Memory(), q.dtype
     q, keys, values, sight = prepared(q, keys, values, causal, mask)

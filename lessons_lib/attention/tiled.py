@@ -53,10 +53,10 @@ def keys_outside(
     mask: Tensor | None = None,
     memory: Memory | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same results in version 1's order: a block of keys stays in fast memory, all queries pass by.
+    """As `tiled` in version 1's order: a block of keys stays in fast memory, all queries pass by.
 
-    So each query's output, m and l go to slow memory and back once per block of keys, the output divided by l
-    every time. Arguments, results and errors as of `tiled`.
+    q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v) -> (H, T, d_v), logsumexp (H, T). Each query's output, m
+    and l go to slow memory and back once per block of keys, the output divided by l every time. ValueError as `tiled`.
     """
     positive(block_q=block_q, block_k=block_k)
     memory, dtype = memory or Memory(), q.dtype
@@ -75,12 +75,12 @@ def keys_outside(
 
 
 def undivided(m: Tensor, l: Tensor, out: Tensor) -> Partial:  # noqa: E741
-    """The state whose output this was."""
+    """The state whose output (..., T, d_v) this was, m and l (..., T, 1)."""
     return Partial(m, l, out * l)
 
 
 def scored(block: Tensor, keys: Tensor, sight: Sight, rows: range, columns: range) -> Tensor:
-    """Scores of one tile (H_kv, g, rows, columns), -inf where a query may not look."""
+    """block (..., rows, d), keys (..., columns, d) -> scores of one tile (..., rows, columns), -inf where not seen."""
     scores = block @ keys.mT * block.shape[-1] ** -0.5
     seen = sight.tile(rows, columns, block.device)
     return scores if seen is None else scores.masked_fill(~seen, -torch.inf)

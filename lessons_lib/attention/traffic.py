@@ -68,7 +68,10 @@ def keys_outside_traffic(
 
 
 def split_traffic(T: int, S: int, d: int, splits: int, H: int = 1) -> Memory:
-    """`split_kv`: queries in once per split, keys and values once; each split's result out, in again, and merged."""
+    """`split_kv`: queries in once per split, keys and values once; each split's result out, in again, and merged.
+
+    Raises ValueError for splits below 1.
+    """
     positive(splits=splits)
     result = T * (d + 1)
     return Memory(H * (splits * T * d + 2 * S * d + splits * result), H * (splits + 1) * result)

@@ -26,3 +26,23 @@ class Cache(ABC):
     def positions(self, offsets: Sequence[int]) -> list[int]:
         """Positions of tokens about to be fed, offset 0 being the first one the cache lacks."""
         return [self.length() + offset for offset in offsets]
+
+
+class CountedCache(Cache):
+    """A cache that counts the entries of every layer, as a forward fills one layer after another."""
+
+    def __init__(self, layers: int, length: int = 0):
+        """length: entries that every layer has already."""
+        self._lengths = [length] * layers
+
+    def length(self, layer: int = -1) -> int:
+        return self._lengths[layer]
+
+    def advance(self, count: int) -> None:
+        """Count `count` entries, written to its buffers or blocks by a compiled step, as present in all layers."""
+        self._lengths = [length + count for length in self._lengths]
+
+
+def unbroken(prefix: int, then: Sequence[int]) -> bool:
+    """Whether entries numbered `then` follow the first `prefix` ones without a gap: keeping them moves nothing."""
+    return list(then) == list(range(prefix, prefix + len(then)))

@@ -10,21 +10,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lessons_lib.caches.cache import Cache
+from lessons_lib.caches.cache import CountedCache, unbroken
 
 
-class ContiguousCache(Cache):
+class ContiguousCache(CountedCache):
     """Keys and values of one sequence: per layer two buffers (H_kv, capacity, d), rotated keys."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype, device="cpu", capacity: int = 16):
         """capacity: entries to allocate at once; more are made when they are needed."""
+        super().__init__(layers)
         new = lambda: torch.zeros(kv_heads, max(1, capacity), head_dim, dtype=dtype, device=device)  # noqa: E731
         self.keys = [new() for _ in range(layers)]
         self.values = [new() for _ in range(layers)]
-        self._lengths = [0] * layers
-
-    def length(self, layer: int = -1) -> int:
-        return self._lengths[layer]
 
     @property
     def capacity(self) -> int:
@@ -48,8 +45,7 @@ class ContiguousCache(Cache):
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
-        end = prefix + len(then)
-        broken = list(then) != list(range(prefix, end))  # else the path stays where it is
+        end, broken = prefix + len(then), not unbroken(prefix, then)
         for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
             if broken and self._lengths[layer] > prefix:
                 index = torch.tensor(then, device=buffers[0].device)

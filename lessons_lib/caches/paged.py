@@ -10,19 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lessons_lib.caches.cache import Cache
+from lessons_lib.caches.cache import CountedCache, unbroken
 from lessons_lib.caches.paged_memory import PagedMemory, Places
 from lessons_lib.caches.sizes import blocks_for
 from lessons_lib.caches.static import CacheFullError
 
 
-class PagedCache(Cache):
+class PagedCache(CountedCache):
     """Keys and values of one sequence in the blocks that `blocks` lists in order; its owner may change the list."""
 
     def __init__(self, memory: PagedMemory, blocks: list[int], length: int = 0):
         """length: entries that the blocks hold already, when a prefix is shared."""
+        super().__init__(len(memory.keys), length)
         self.memory, self.blocks = memory, blocks
-        self._lengths = [length] * len(memory.keys)
         self._places: tuple[tuple, Places] | None = None
 
     @property
@@ -40,11 +40,11 @@ class PagedCache(Cache):
         """Bytes of its blocks, shared or not, used or not."""
         return self.memory.nbytes // len(self.memory.keys[0]) * len(self.blocks)
 
-    def length(self, layer: int = -1) -> int:
-        return self._lengths[layer]
-
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
+        """Write keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d).
+
+        CacheFullError without room in its blocks.
+        """
         start, count = self._lengths[layer], keys.shape[1]
         places = self.places(start, count)
         self.memory.write(layer, places, keys, values)
@@ -53,10 +53,6 @@ class PagedCache(Cache):
             return keys, values
         keys, values = self.memory.read(layer, places)
         return keys[0, :, : start + count], values[0, :, : start + count]
-
-    def advance(self, count: int) -> None:
-        """Count `count` entries, written to its blocks by a compiled step, as present."""
-        self._lengths = [length + count for length in self._lengths]
 
     def places(self, start: int, count: int) -> Places:
         """Where `count` entries behind `start` go; worked out once for all layers. CacheFullError without room."""
@@ -80,7 +76,7 @@ class PagedCache(Cache):
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end = prefix + len(then)
-        if list(then) != list(range(prefix, end)):  # an unbroken path stays where it is
+        if not unbroken(prefix, then):
             self._move(then, range(prefix, end))
         self._lengths = [min(end, length) for length in self._lengths]
 
@@ -93,7 +89,10 @@ class PagedCache(Cache):
 
 
 class PagedRows:
-    """Several sequences that feed one token each, as one cache: a layer is one write and one read for all of them."""
+    """Several sequences that feed one token each, as one cache: a layer is one write and one read for all of them.
+
+    CacheFullError if the blocks of one have no room for its token.
+    """
 
     def __init__(self, caches: Sequence[PagedCache]):
         self.caches, self.memory = caches, caches[0].memory

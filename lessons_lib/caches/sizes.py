@@ -1,6 +1,7 @@
 """How many bytes a KV cache takes: every variant of the formula (lesson 02).
 
-K and V, for every layer, KV head, head dimension and cached token: b·S·L·2·H_kv·d·e bytes, e an element.
+K and V, for every layer, KV head, head dimension and cached token: b·S·L·2·H_kv·d·e bytes, e (`cache_bytes`) an
+element.
 GB = 1e9, GiB = 2**30: print the unit. Sources: GQA, Ainslie et al. 2023; MLA, DeepSeek-V2 2024;
 KIVI, Liu et al. 2024; paging, Kwon et al. 2023.
 """
@@ -45,7 +46,10 @@ def paged_bytes(shape: ModelShape, tokens: int, block_size: int, batch: int = 1)
 
 
 def mla_bytes_per_token(layers: int, latent: int, rotary: int, cache_bytes: float = 2) -> float:
-    """Multi-head latent attention: a layer keeps one compressed vector and one rotary key: no heads, no 2."""
+    """Bytes a token of multi-head latent attention: a layer keeps one compressed vector and one rotary key, no heads.
+
+    latent, rotary: elements of each; no 2, since keys and values are both made of the vector.
+    """
     return layers * (latent + rotary) * cache_bytes
 
 
@@ -72,7 +76,7 @@ def quantized_bytes(shape: ModelShape, tokens: int, bits: int, group: int, resid
 
 
 def tokens_that_fit(memory: float, weight_bytes: float, shape: ModelShape, cache_bytes: float = 2) -> int:
-    """Tokens whose cache fits beside the weights (bytes), activations and windows ignored; at least 0."""
+    """Tokens whose cache fits into `memory` bytes beside the weights, activations and windows ignored; at least 0."""
     return max(0, int((memory - weight_bytes) // kv_bytes_per_token(shape, cache_bytes)))
 
 
@@ -86,7 +90,7 @@ def requests_that_fit(
 ) -> int:
     """Sequences of `tokens` tokens whose caches fit beside the weights; a draft's own cache counts for each.
 
-    weight_bytes: all weights that lie in memory, the draft's included.
+    memory in bytes. weight_bytes: all weights that lie in memory, the draft's included.
     """
     each = kv_bytes(shape, tokens, 1, cache_bytes) + (kv_bytes(draft, tokens, 1, cache_bytes) if draft else 0)
     return max(0, int((memory - weight_bytes) // each))

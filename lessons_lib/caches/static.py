@@ -18,14 +18,17 @@ class CacheFullError(ValueError):
 
 
 class StaticCache(ContiguousCache):
-    """A contiguous cache of fixed capacity; eager forwards use it as such, compiled ones through `Slots`."""
+    """A contiguous cache of fixed capacity; eager forwards use it as such, compiled ones through `Slots`.
+
+    CacheFullError for an `append` of more entries than are left.
+    """
 
     @property
     def most(self) -> int:
         return self.capacity
 
     def slots(self, width: int) -> Tensor:
-        """(width,) entries that new tokens and the padding behind them are written to."""
+        """(width,) entries that new tokens and the padding behind them are written to. CacheFullError without room."""
         start = self.length()
         if start + width > self.capacity:
             self._grow(0, start + width)
@@ -41,10 +44,6 @@ class StaticCache(ContiguousCache):
         mask[:count, : allow.shape[1]] = allow
         mask[count:, 0] = True
         return mask
-
-    def advance(self, count: int) -> None:
-        """Count `count` entries, written by a compiled step, as present."""
-        self._lengths = [length + count for length in self._lengths]
 
     def _grow(self, layer: int, needed: int) -> None:
         raise CacheFullError(

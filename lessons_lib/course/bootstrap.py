@@ -62,7 +62,10 @@ def python_of(folder: Path) -> Path:
 
 
 def wanted(root: Path) -> str:
-    """Fingerprint of what shall be installed. The path counts: the install is editable, of this checkout."""
+    """Fingerprint of what shall be installed. The path counts: the install is editable, of this checkout.
+
+    FileNotFoundError where that is no checkout.
+    """
     texts = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     return hashlib.sha256(b"\0".join([*texts, str(root).encode()])).hexdigest()
 
@@ -74,7 +77,7 @@ def torch_choice(environ=os.environ) -> str | None:
 
 
 def is_current(folder: Path, root: Path, environ=os.environ) -> bool:
-    """Whether the environment's stamp says that these pins, and this torch, are already there."""
+    """Whether the environment's stamp says that these pins, and this torch, are already there. Errors as `wanted`."""
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -108,7 +111,10 @@ def create(folder: Path, root: Path) -> None:
 
 
 def install(folder: Path, root: Path, environ=os.environ) -> None:
-    """torch first, because everything else must follow its build; then the project and its pins."""
+    """torch first, because everything else must follow its build; then the project and its pins. SetupError by `stage`.
+
+    StopIteration where constraints.txt pins no torch.
+    """
     python, pins = python_of(folder), (root / "constraints.txt").read_text(encoding="utf-8").split()
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     stamp = folder / STAMP
@@ -132,7 +138,7 @@ def install(folder: Path, root: Path, environ=os.environ) -> None:
 def add(extra: str, root: Path = ROOT) -> None:
     """Install an extra that is none of EXTRAS into the running environment, unless a stamp says that it is there.
 
-    For what one command alone needs, and what is large or not built for every system.
+    For what one command alone needs, and what is large or not built for every system. SetupError as `stage`.
     """
     folder = Path(sys.prefix)
     stamp = folder / f"lessons_lib_{extra}"
@@ -144,12 +150,12 @@ def add(extra: str, root: Path = ROOT) -> None:
 
 
 def pinned_torch(pins: list[str]) -> str:
-    """The line of constraints.txt that pins torch."""
+    """The line of constraints.txt that pins torch; StopIteration without one."""
     return next(line for line in pins if line.startswith("torch=="))
 
 
 def installed_torch(python: Path) -> str:
-    """The version of another interpreter's torch, the tag of its build included."""
+    """The version of another interpreter's torch, the tag of its build included. CalledProcessError if it has none."""
     ask = "from importlib.metadata import version; print(version('torch'))"
     return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
 

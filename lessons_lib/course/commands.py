@@ -1,4 +1,7 @@
-"""What each command does once the environment is ready. Each returns an exit status."""
+"""What each command does once the environment is ready. Each returns an exit status.
+
+options: as lessons_lib.__main__.parser parses them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ IN_ORDER = ("-p", "no:cacheprovider", "-p", "no:randomly")  # a lesson's cells, 
 
 
 def dispatch(options: argparse.Namespace) -> int:
-    """Carry out the parsed command."""
+    """Carry out the parsed command; what it refuses (UsageError, SetupError) is printed, status 2.
+
+    ValueError where README or CONTRIBUTING lacks a table that is written or shown, or bench/results/claims.json is
+    damaged.
+    """
     if options.command == "clean":
         return clean()
     from lessons_lib.course.lessons import UsageError
@@ -31,14 +38,14 @@ def dispatch(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Execute lessons into build/, with the named settings and the others as one."""
+    """Execute lessons into build/, with the named settings and the others as one. UsageError as `runner.run`."""
     from lessons_lib.course import runner
 
     return runner.run(options.lessons, given(options))
 
 
 def given(options: argparse.Namespace) -> dict[str, str]:
-    """The parameters of a command line: the named settings and the others as one."""
+    """The parameters of a command line: the named settings and the others as one. UsageError as `lessons.settings`."""
     from lessons_lib.course.lessons import settings
 
     named = {"model": options.model, "device": options.device, "dtype": options.dtype}
@@ -46,7 +53,7 @@ def given(options: argparse.Namespace) -> dict[str, str]:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Execute lessons over a grid of parameters into build/sweep/."""
+    """Execute lessons over a grid of parameters into build/sweep/. UsageError as `sweep.sweep`."""
     from lessons_lib.course import sweep
     from lessons_lib.course.lessons import settings
 
@@ -55,7 +62,7 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def lessons(options: argparse.Namespace) -> int:
-    """Execute lessons and store their outputs in notebooks/."""
+    """Execute lessons and store their outputs in notebooks/. UsageError for one that does not exist."""
     from lessons_lib.course import store
 
     return store.store(options.lessons)
@@ -78,7 +85,7 @@ def test_deep(options: argparse.Namespace) -> int:
 
 
 def mutation(options: argparse.Namespace) -> int:
-    """How many of a sample of broken libraries the tests notice."""
+    """How many of a sample of broken libraries the tests notice. SetupError as `mutation.mutate`."""
     from lessons_lib.course import mutation
 
     bootstrap.add("mutation")
@@ -86,7 +93,10 @@ def mutation(options: argparse.Namespace) -> int:
 
 
 def test_browser(options: argparse.Namespace) -> int:
-    """Lessons in JupyterLab in a real browser; what only this needs is installed here."""
+    """Lessons in JupyterLab in a real browser; what only this needs is installed here.
+
+    UsageError for a lesson that does not exist; SetupError where it cannot be installed.
+    """
     from lessons_lib.course.lessons import find, select
 
     select(find(), options.lessons)
@@ -130,7 +140,7 @@ def bench(options: argparse.Namespace) -> int:
     """Measure, write README's tables, and end with the claims that fall short of their bar.
 
     With another file's questions only measure: the claims are about our own. A quick run's rows stand apart and leave
-    README as it is.
+    README as it is. ValueError as `readme.fill`.
     """
     from lessons_lib.course import readme
     from lessons_lib.measure import claims, evidence
@@ -150,7 +160,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def site(options: argparse.Namespace) -> int:
-    """The rendered course, from what notebooks, docstrings and lists say now; its links are checked."""
+    """The rendered course from what notebooks, docstrings and lists say now, links checked; ValueError as `build`."""
     from lessons_lib.course.site import build
 
     return build.build()

@@ -77,7 +77,7 @@ def combinations(grid: dict[str, str]) -> list[dict[str, str]]:
 
 @cache
 def package() -> str:
-    """A fingerprint of lessons_lib as it is installed, and of the libraries that it computes with."""
+    """A fingerprint (12 hex digits) of lessons_lib as it is installed, and of the libraries that it computes with."""
     folder, digest = Path(lessons_lib.__file__).parent, hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())

@@ -28,13 +28,16 @@ class Lesson:
 
     @property
     def name(self) -> str:
+        """Number and short name: 02_kv_cache."""
         return self.path.stem
 
     @property
     def number(self) -> str:
+        """The two digits that it begins with: 02."""
         return self.name.partition("_")[0]
 
     def read(self) -> nbformat.NotebookNode:
+        """The notebook as it lies in the file, in nbformat 4."""
         return nbformat.read(self.path, as_version=4)
 
 
@@ -88,7 +91,7 @@ def settings(pairs: list[str]) -> dict[str, str]:
 def overrides(defaults: dict[Lesson, dict[str, Any]], given: dict[str, str]) -> dict[Lesson, dict[str, Any]]:
     """What to inject into each lesson: of `given`, the parameters that it has, read as its default's type.
 
-    A name that none of the lessons has is a UsageError that lists the valid ones.
+    UsageError for a name that none of the lessons has, listing the valid ones, and for a value of another type.
     """
     valid = sorted({name for values in defaults.values() for name in values})
     unknown = [name for name in given if name not in valid]

@@ -43,13 +43,16 @@ def mutate(count: int = COUNT, seed: int = SEED) -> int:
 
 
 def drawn(names: Iterable[str], count: int, seed: int) -> list[str]:
-    """`count` of the names, those with the lowest hash: where code changes, the others stay drawn."""
+    """`count` of the names, sorted, those with the lowest hash: where code changes, the others stay drawn."""
     by_chance = lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest()  # noqa: E731
     return sorted(sorted(names, key=by_chance)[:count])
 
 
 def refresh(source: Path, copy: Path) -> None:
-    """Bring the copy up to date with the files git knows; what did not change keeps its time, and so its mutants."""
+    """Bring the copy up to date with the files git knows; what did not change keeps its time, and so its mutants.
+
+    CalledProcessError where source is no git checkout.
+    """
     call = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(call, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -96,7 +99,7 @@ def changed_lines(name: str) -> str:
 
 
 def explained(file: Path) -> set[tuple[str, str]]:
-    """(function, changed lines) of the changes that a file gives a reason for."""
+    """(function, changed lines) of the changes that a file gives a reason for; KeyError for an entry without either."""
     entries: Iterable[dict] = tomllib.loads(file.read_text(encoding="utf-8")).get("mutant", [])
     return {(entry["function"], entry["change"].strip()) for entry in entries}
 

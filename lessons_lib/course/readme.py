@@ -18,13 +18,13 @@ HEADINGS = ("technique", "question", "claim", "predicted", "measured")
 
 
 def fill(readme: Path = README, lessons: list[Lesson] | None = None, claims_file: Path = CLAIMS) -> None:
-    """Write the tables into README, between their markers."""
+    """Write the tables into README, between their markers; ValueError without these, and for a damaged claims file."""
     lessons = find() if lessons is None else lessons
     readme.write_text(filled(readme.read_text(encoding="utf-8"), lessons, claims_file), encoding="utf-8", newline="\n")
 
 
 def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
-    """README's text with what the package offers and what the stored lessons and the claims say now."""
+    """README's text with what the package offers and what stored lessons and claims say now; ValueError as `fill`."""
     rows = claims.load(claims_file)
     text = between(text, "names", name_table())
     text = between(text, "lessons", lesson_table(lessons, colab.address()))
@@ -33,7 +33,7 @@ def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
 
 
 def technique_table(claims_file: Path) -> str:
-    """A row per technique whose speed was measured."""
+    """A row per technique whose speed was measured; ValueError for a damaged claims file."""
     rows = evidence.cells(claims_file.parent)
     return tables.markdown(evidence.HEADINGS, rows) if rows else "Not measured yet: `make bench` does."
 

@@ -64,12 +64,15 @@ class MathRenderer(IPythonRenderer):
         return super()._html_embed_images(html) if "<img" in html else html
 
     def inline_math(self, body: str) -> str:
+        """A formula between dollars."""
         return math(body)
 
     def block_math(self, body: str) -> str:
+        """A formula between double dollars."""
         return math(body, "block")
 
     def latex_environment(self, name: str, body: str) -> str:
+        """A formula between \\begin{name} and \\end{name}."""
         return math(f"\\begin{{{name}}}{body}\\end{{{name}}}", "block")
 
 
@@ -96,6 +99,7 @@ class PageExporter(HTMLExporter):
 
     @pass_context
     def markdown2html(self, context, source):
+        """A markdown cell as HTML, by MathRenderer."""
         renderer = MathRenderer(
             escape=False,
             attachments=context.get("cell", {}).get("attachments", {}),
@@ -106,6 +110,7 @@ class PageExporter(HTMLExporter):
         return MarkdownWithMath(renderer=renderer).render(source)
 
     def default_filters(self):
+        """The template's filters, ours in place of nbconvert's."""
         yield from super().default_filters()
         yield "markdown2html", self.markdown2html
         yield "latex2html", latex2html

@@ -30,7 +30,10 @@ def finished(build: Path, point: Point) -> bool:
 
 
 def keep(build: Path, point: Point, files: dict[str, bytes]) -> str:
-    """Store what a worker gave back, point.json last, which says that all of it is there; what failed, if anything."""
+    """Store what a worker gave back, point.json last, which says that all of it is there; what failed, if anything.
+
+    files: by name, RAN among them, else KeyError.
+    """
     place = folder(build, point)
     place.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -45,7 +48,7 @@ def keep(build: Path, point: Point, files: dict[str, bytes]) -> str:
 def gather(points: list[Point], names: list[str], build: Path) -> int:
     """Write table and plots of these points, say where they are and what failed; the exit status.
 
-    names: the grid's parameters, which become columns.
+    names: the grid's parameters, which become columns. FileNotFoundError for a point that was not kept.
     """
     records = [json.loads((folder(build, p) / "point.json").read_text(encoding="utf-8")) for p in points]
     rows = [row for record in records for row in rows_of(record, names)]

@@ -149,7 +149,7 @@ def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode
 
 
 def finish(results: list[Result], build: Path) -> None:
-    """Write scorecard and index, and print where they are and what failed."""
+    """Write scorecard and index, and print where they are and what failed. ValueError for a damaged claims file."""
     from lessons_lib.measure import claims, machine, scorecard
 
     done = [build / result.lesson.path.name for result in results]

@@ -21,7 +21,7 @@ def store(asked: list[str], lessons: list[Lesson] | None = None) -> int:
     """Execute the lessons asked for with their own defaults and overwrite them; returns the exit status.
 
     A lesson that fails keeps its old outputs, and so does one whose turn comes while other programs load the machine:
-    its times would mislead every reader.
+    its times would mislead every reader. UsageError for a lesson that does not exist; ValueError as `readme.fill`.
     """
     start_batch()
     chosen = select(find() if lessons is None else lessons, asked)
@@ -33,7 +33,7 @@ def store(asked: list[str], lessons: list[Lesson] | None = None) -> int:
 
 
 def again(lesson: Lesson) -> bool:
-    """Execute one lesson in place; whether that went well."""
+    """Execute one lesson in place, unless other programs load the machine; whether that went well."""
     nb = lesson.read()
     colab.refresh(nb, lesson.name, colab.address())
     with line(lesson.name) as said:

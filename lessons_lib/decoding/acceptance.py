@@ -23,7 +23,10 @@ class Acceptance(Protocol):
     lossless: bool
 
     def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None) -> tuple[list[int], int]:
-        """logits (1 + n, V), row 0 the anchor's, row 1 + i node i's -> (path of nodes, bonus token)."""
+        """logits (1 + n, V), row 0 the anchor's, row 1 + i node i's -> (path of nodes, bonus token).
+
+        RuntimeError of torch where a token is to be drawn by logits that hold NaN.
+        """
         ...
 
 
@@ -96,6 +99,7 @@ def choose_child(
 ) -> tuple[int, bool]:
     """Multi-round rejection at one node -> (token, whether it is one of `children`), distributed exactly as p (V,).
 
+    q (V,): what the children were drawn from; mode "point" needs none. RuntimeError of torch for a p that holds NaN.
     After a rejection what is still owed is the part of p above the proposal, renormalised. The strict < keeps
     a token of probability 0 out even when the uniform number is exactly 0.
     """

@@ -44,7 +44,10 @@ def plain_block(tokens: Sequence[int], cache: Cache, wanted: int = 1) -> Block:
 
 
 def make_block(lacking: list[int], tree: Tree, scratch: Scratch | None, cache: Cache, after: tuple = ()) -> Block:
-    """Lay out one row's forward; the mask is only built where plain causal attention is not the right one."""
+    """Lay out one row's forward; the mask is only built where plain causal attention is not the right one.
+
+    lacking: committed tokens that the cache lacks, the anchor last. Errors as `tree_mask`.
+    """
     anchor = len(lacking) - 1
     tokens = lacking + tree.tokens
     offsets = list(range(len(lacking))) + [anchor + depth for depth in tree.depths]
@@ -60,7 +63,8 @@ def make_block(lacking: list[int], tree: Tree, scratch: Scratch | None, cache: C
 def tree_mask(lacking: int, tree: Tree, scratch: Scratch | None, cached: int) -> Tensor:
     """(T, S + T) bool: everyone sees the committed text; nodes their ancestors, scratch what it declares.
 
-    Of the tree its tokens and parents are read, and for scratch that sees nodes `merged`.
+    Of the tree its tokens and parents are read, and for scratch that sees nodes `merged`: IndexError for a node that
+    it has not. RuntimeError of torch for `sees` that is not (m, m), m the tokens of scratch.
     """
     first = cached + lacking  # entry of tree node 0
     count = lacking + len(tree.tokens) + (len(scratch.tokens) if scratch else 0)

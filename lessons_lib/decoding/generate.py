@@ -49,17 +49,17 @@ def generate(
     complete. generator: randomness of sampling. on_tokens: called with the new ids after every step, such
     as a TextStream; its `end`, if it has one, after the last.
 
-    Raises ValueError for an empty prompt, one that does not fit the context together with the new tokens,
-    and lengths below 1; TypeError for text without a tokenizer; Unsupported if the target lacks what the
-    proposer needs.
+    Raises ValueError for an empty prompt, ids outside the vocabulary, a prompt that does not fit the context together
+    with the new tokens, max_new_tokens below 1, a min_new_tokens outside 0 to that, an empty stop text, and what the
+    proposer refuses; TypeError for what cannot decode, and for text or stop texts without a tokenizer; Unsupported if
+    the target lacks what the proposer needs.
     """
     target = as_target(target)
     row = new_row(target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
     while row.finish is None:
-        shown = len(row.ids)
-        step(target, [row])
+        (tokens,) = step(target, [row])
         if on_tokens:
-            on_tokens(row.ids[shown:])
+            on_tokens(tokens)
     if end := getattr(on_tokens, "end", None):
         end()
     return Output(row.new, text_of(target.tokenizer, row), row.trace, row.finish)
@@ -75,7 +75,10 @@ def new_row(
     stop: str | Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> Row:
-    """A row ready for its first step, all that can be wrong with it checked. Arguments, ValueErrors as `generate`."""
+    """A row ready for its first step, all that can be wrong with it checked.
+
+    Arguments, ValueError, TypeError and Unsupported as `generate`.
+    """
     if max_new_tokens < 1 or not 0 <= min_new_tokens <= max_new_tokens:
         raise ValueError(
             f"max_new_tokens must be at least 1 and min_new_tokens between 0 and it, not {max_new_tokens} and "
@@ -93,7 +96,11 @@ def new_row(
 
 
 def encode(target, prompt: Prompt) -> list[int]:
-    """Text, ids or messages -> token ids. Raises ValueError if there are none or one is not in the vocabulary."""
+    """Text, ids (T) or (1, T), or messages -> T token ids.
+
+    Raises ValueError if there are none, if one is not in the vocabulary, and for messages without a chat template;
+    TypeError for text or messages without a tokenizer, and for several prompts at once.
+    """
     if isinstance(prompt, Tensor):
         prompt = prompt.squeeze(0).tolist() if prompt.ndim == 2 and len(prompt) == 1 else prompt.tolist()
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
@@ -117,7 +124,7 @@ def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
 
 
 def text_of(tokenizer, row: Row) -> str | None:
-    """What was written; cut before the stop text that the last token completed, if one did."""
+    """What was written, cut before the stop text that the last token completed, if any; None without a tokenizer."""
     if tokenizer is None:
         return None
     text, before = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (row.new, row.new[:-1]))

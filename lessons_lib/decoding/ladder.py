@@ -63,7 +63,10 @@ class Rung:
     rounded: bool = False
 
     def speed(self, traces: Sequence[Sequence[Step]]) -> float:
-        """Tokens per second of decoding alone that are expected of texts with these traces."""
+        """Tokens per second of decoding alone that are expected of texts with these traces.
+
+        ZeroDivisionError if no step of theirs decodes.
+        """
         tokens = sum(step.committed for trace in traces for step in after_prefill(trace))
         return tokens / sum(self.price.decoding(trace) for trace in traces)
 
@@ -80,7 +83,7 @@ def standing(rungs: Sequence[Rung]) -> None:
 
 
 def way_to(rungs: Sequence[Rung], top: str) -> list[Rung]:
-    """The rungs from the first one up to `top`. ValueError if there is none of that name."""
+    """The rungs from the first one up to `top`. ValueError if there is none of that name, KeyError for a gap."""
     named, way = {rung.name: rung for rung in rungs}, []
     if top not in named:
         raise ValueError(f"there is no rung {top!r}; choose one of: {', '.join(named)}")

@@ -22,7 +22,8 @@ class LlamaCpp:
     """A packaged model in llama.cpp, as many threads as torch has.
 
     lookup: guesses a step of its own prompt lookup (0: none), by n-grams of up to 2 tokens, its default. context:
-    tokens that its cache holds. ModelUnavailable without the extra, or for a model that no GGUF file is packaged of.
+    tokens that its cache holds. ModelUnavailable without the extra, for a model that no GGUF file is packaged of, and
+    where that file cannot be fetched.
     """
 
     def __init__(self, name: str, context: int = 512, lookup: int = 0):
@@ -43,7 +44,8 @@ class LlamaCpp:
     def write(self, prompt: Sequence[int], new: int) -> tuple[list[int], Timeline]:
         """`new` greedy tokens after `prompt` (ids), and when each could be read. No token ends the text.
 
-        Nothing of an earlier prompt is used again, as `generate` of ours uses nothing.
+        Nothing of an earlier prompt is used again, as `generate` of ours uses nothing. RuntimeError of llama.cpp for
+        more tokens than its cache holds.
         """
         self.model.reset()
         start, ids, times = perf_counter(), [], []

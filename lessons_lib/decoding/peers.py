@@ -9,7 +9,7 @@ from lessons_lib.models.quiet import quiet
 
 
 def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0) -> None:
-    """Set how long a transformers draft drafts. It reads that from the draft's own configuration, not from generate.
+    """Set how many tokens a transformers draft drafts. It reads that from the draft's own configuration, not generate.
 
     Its defaults: 20 tokens, schedule "constant", none behind a token that the draft gives less than 0.4.
     """
@@ -21,7 +21,7 @@ def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0
 def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **options) -> list[int]:
     """`new` greedy tokens (T,) after `prompt` by transformers' generate, assisted by a draft network if given.
 
-    options: further ones of generate, such as prompt_lookup_num_tokens.
+    options: further ones of generate, such as prompt_lookup_num_tokens. ValueErrors are those of its generate.
     """
     ids = torch.tensor([list(prompt)], device=network.device)
     lengths = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
@@ -42,7 +42,7 @@ def static_and_compiled(capacity: int) -> dict:
 
 
 def count_forwards(network, prompt: Sequence[int], new: int, draft=None) -> tuple[list[int], int]:
-    """The same tokens, and how many forwards of `network` they took, the one over the prompt included."""
+    """As `by_transformers`, and how many forwards of `network` it took, the one over the prompt included."""
     calls: list[int] = []
     hook = network.register_forward_pre_hook(lambda module, given: calls.append(1))
     try:

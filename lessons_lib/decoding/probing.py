@@ -1,6 +1,6 @@
 """What lessons and benches ask of a target beside text (lessons 03, 06): one step to time again and again, what wider
 ones cost, what it says along a text, how far a text written in another rounding falls short of its own choices, and
-where two part."""
+where two part. Prompts are ids, at least one; errors are those of the target's `new_cache` and `run`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def shortfall(target: Target, prompt: Sequence[int], new: Sequence[int], barred:
 
     One forward over the whole text. A greedy text of the same weights in another rounding differs only where
     this is tiny; a large value is an error, not rounding. barred: ids that the text was kept from, such as an end
-    token that was held back: they are no favourites.
+    token that was held back: they are no favourites. IndexError for ids that are not in the vocabulary.
     """
     logits = logits_along(target, [*prompt, *new][:-1], len(new)).float()
     logits[:, list(barred)] = -torch.inf
@@ -80,7 +80,7 @@ class Parting:
 
 
 def parting(target: Target, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Parting | None:
-    """Audit two texts that should be equal -> where they part; None if one of them is how the other begins."""
+    """Audit two texts (ids) that should be equal -> where they part; None if one of them is how the other begins."""
     same = agreed(one, other)
     if same == min(len(one), len(other)):
         return None

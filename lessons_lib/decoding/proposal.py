@@ -14,6 +14,12 @@ ANCHOR = -1  # parent of the first guesses: the last committed token
 MODES = ("point", "iid", "without_replacement")
 
 
+def check_mode(mode: str) -> None:
+    """ValueError for a mode that is none of MODES."""
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
+
+
 @dataclass(frozen=True)
 class Scratch:
     """Tokens fed beside the tree for the proposer's own use; their cache entries are always dropped.
@@ -49,7 +55,7 @@ class Proposal:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], **rest) -> "Proposal":
-        """A tree without branches: each token follows the one before it."""
+        """A tree without branches: each token follows the one before it. rest: other fields. ValueError as theirs."""
         return cls(tokens, range(-1, len(tokens) - 1), **rest)
 
     def __post_init__(self):
@@ -57,8 +63,7 @@ class Proposal:
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents: give each node its parent")
         if bad := [i for i, p in enumerate(self.parents) if not ANCHOR <= p < i]:
             raise ValueError(f"node {bad[0]} stands before its parent {self.parents[bad[0]]}: list parents first")
-        if self.mode not in MODES:
-            raise ValueError(f"mode {self.mode!r} is unknown; one of {', '.join(MODES)}")
+        check_mode(self.mode)
         if self.mode != "point" and (lost := set(self.parents) - set(self.q)):
             raise ValueError(f"mode {self.mode!r} needs the row of q for every parent; {min(lost)} has none")
         if any(not row.isfinite().all() for row in self.q.values()):
@@ -88,7 +93,9 @@ class Tree:
         """Merge equal siblings and drop nodes deeper than `limit` (tokens that may still be committed)."""
         tree = cls(mode=proposal.mode)
         for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-            tree.merged.append(tree._add(int(token), ANCHOR if parent == ANCHOR else tree.merged[parent], limit))
+            above = ANCHOR if parent == ANCHOR else tree.merged[parent]
+            fits = above is not None and tree._depth(above) < limit
+            tree.merged.append(tree.add(int(token), above) if fits else None)
         for parent, order in _draw_orders(proposal).items():
             node = ANCHOR if parent == ANCHOR else tree.merged[parent]
             if node in tree.draws:
@@ -96,18 +103,18 @@ class Tree:
                 tree.q |= {node: proposal.q[parent]} if parent in proposal.q else {}
         return tree
 
-    def _add(self, token: int, parent: int | None, limit: int) -> int | None:
-        """The node of `token` below `parent`, made if it is new; None if it is too deep."""
-        depth = None if parent is None else 1 if parent == ANCHOR else self.depths[parent] + 1
-        if depth is None or depth > limit:
-            return None
+    def add(self, token: int, parent: int) -> int:
+        """The node of `token` below `parent`, made if it is new."""
         if (parent, token) not in self.nodes:
             self.nodes[parent, token] = len(self.tokens)
             self.draws.setdefault(parent, [])
             self.tokens.append(token)
             self.parents.append(parent)
-            self.depths.append(depth)
+            self.depths.append(self._depth(parent) + 1)
         return self.nodes[parent, token]
+
+    def _depth(self, node: int) -> int:
+        return 0 if node == ANCHOR else self.depths[node]
 
     @property
     def is_chain(self) -> bool:

@@ -32,7 +32,8 @@ class Recording:
 def replay(recording: Recording, proposer: Proposer) -> list[Step]:
     """The trace that `generate` would have with this proposer, prefill first, without times.
 
-    For proposers that ask nothing of a target but its `eos`, and nothing of an observation but path and tokens.
+    For proposers that ask nothing of a target but its `eos`, and nothing of an observation but path and tokens;
+    AttributeError or TypeError for others. ValueError for what the proposer refuses.
     """
     text, at = [*recording.prompt, *recording.new], len(recording.prompt)
     end = at + (recording.max_new_tokens or len(recording.new))
@@ -53,7 +54,7 @@ def replay(recording: Recording, proposer: Proposer) -> list[Step]:
 
 
 def follow(tree: Tree, text: Sequence[int]) -> list[int]:
-    """The nodes of the longest path from the root that the text takes."""
+    """The nodes of the longest path from the root that the text, ids behind the anchor, takes."""
     path, node = [], ANCHOR
     for token in text:
         if (node := tree.child(node, token)) is None:
@@ -99,6 +100,19 @@ def foretold_cost(steps: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -
     """What steps cost in units of a one-row forward: v(rows fed) each, and c for each draft call."""
     v = width_cost(v)
     return sum(v(step.forwarded) + c * step.draft_calls for step in steps)
+
+
+def foretold_seconds(prefill: float, one: float, trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
+    """Seconds of a request whose prompt takes `prefill` and whose steps behind it are those of the trace.
+
+    one: seconds of a one-row forward; v, c: as in `measure.speculation`.
+    """
+    return prefill + one * foretold_cost(after_prefill(trace), v, c)
+
+
+def counts(trace: Sequence[Step]) -> list[tuple[int, int, int]]:
+    """(tokens fed, accepted, committed) of each step: what a replay and the run that it stands for share."""
+    return [(step.forwarded, step.accepted, step.committed) for step in trace]
 
 
 def _seen(path: list[int], tokens: list[int]) -> Observation:

@@ -75,7 +75,7 @@ class Row:
         return self.ids[self.prompt_length :]
 
     def draft(self) -> Draft:
-        """What to feed: the part of the prompt that is due, or the anchor and the proposer's guesses."""
+        """What to feed: what is due of the prompt, or the anchor and the guesses. Errors are the proposer's."""
         cached = self.cache.length()
         lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
         completes = cached + len(lacking) == len(self.ids)
@@ -102,7 +102,7 @@ class Row:
         return (proposal, tree) if fed <= room else (Proposal(), Tree())
 
     def accept(self, draft: Draft, scores: Scores) -> tuple[list[int], list[int]]:
-        """Ask the acceptance rule, end the text where it must end -> (path, committed tokens)."""
+        """Ask the acceptance rule, whose errors come through, end the text where it must end -> (path, tokens)."""
         if not draft.completes:
             return [], []
         nodes = 1 + len(draft.tree.tokens)
@@ -140,9 +140,12 @@ class Row:
         return tokens
 
 
-def step(target, rows: Sequence[Row]) -> None:
-    """One target forward for any number of rows; each commits 0 to n tokens and records a Step."""
-    start = perf_counter()
+def step(target, rows: Sequence[Row]) -> list[list[int]]:
+    """One target forward for any number of rows, each of which records a Step -> the tokens that each committed.
+
+    0 tokens in a part of a prompt, else 1 to n. Errors are those of the target, the proposers and acceptance rules.
+    """
+    committed, start = [], perf_counter()
     drafts = [row.draft() for row in rows]
     proposed = perf_counter()
     scored = target.run([draft.block for draft in drafts])
@@ -154,10 +157,12 @@ def step(target, rows: Sequence[Row]) -> None:
         row.commit(draft, path, tokens, scores)
         times = proposed - start, run - proposed, accepted - since, perf_counter() - accepted
         row.trace.append(record(row, draft, path, tokens, times))
+        committed.append(tokens)
+    return committed
 
 
 def record(row: Row, draft: Draft, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
-    """The trace's record of one row's share of a step that is done; times: of its four parts."""
+    """The trace's record of one row's share of a step that is done; times: seconds of its four parts."""
     before = len(row.ids) - len(tokens)
     return Step(
         length_before=before,

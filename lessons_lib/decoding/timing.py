@@ -1,16 +1,19 @@
-"""Requests and batched steps to put a clock to (lessons 00, 01, 05): our loop's, and transformers' as its peer."""
+"""Requests and batched steps to put a clock to (lessons 00, 01, 05, 08): our loop's, and transformers' as its peer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 from transformers import DynamicCache
 
-from lessons_lib.decoding.generate import generate, new_row
+from lessons_lib.decoding.generate import Output, generate, new_row
 from lessons_lib.decoding.peers import by_transformers
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import step
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.decoding.trace import Step
+from lessons_lib.measure.clock import Samples, in_turn, keeping
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.measure.timeline import Timeline, TokenClock
@@ -22,20 +25,23 @@ ROOM = 128  # decode steps that a batch of ours has buffers for
 
 def twin(shape: ModelShape, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
     """A random decoder with this shape's layers and so its operators, but so narrow that bytes and FLOPs vanish:
-    what its steps take is overhead."""
+    what its steps take is overhead. KeyError for a dtype that is not of measure.kernels.DTYPES."""
     network = tiny(shape.layers, DTYPES[dtype], width=32, context=context)
     return DecoderTarget(Decoder.from_transformers(network.to(device)))
 
 
 def time_request(target, prompt: Sequence[int], new: int) -> Timeline:
-    """When each of exactly `new` greedy tokens after `prompt` (ids) could be read; no token ends the text."""
+    """When each of exactly `new` greedy tokens after `prompt` (ids) could be read, in seconds; no token ends the text.
+
+    Errors as `generate`.
+    """
     start, times = perf_counter(), []
     generate(target, prompt, max_new_tokens=new, min_new_tokens=new, on_tokens=lambda _: times.append(perf_counter()))
     return Timeline(start, times)
 
 
 def time_transformers(network, prompt: Sequence[int], new: int) -> Timeline:
-    """The same through transformers' own generate."""
+    """The same through transformers' own generate. Errors as `by_transformers`, here and below."""
     return clocked_transformers(network, prompt, new)[1]
 
 
@@ -46,15 +52,37 @@ def clocked_transformers(network, prompt: Sequence[int], new: int, **options) ->
     return ids, clock.timeline()
 
 
+def asked(
+    target,
+    prompts: Mapping[str, Sequence[int]],
+    makers: Mapping[str, Callable[[], Proposer | None]],
+    device: Any,
+    repeats: int,
+    **options,
+) -> tuple[dict[tuple[str, str], Samples], dict[tuple[str, str], Output]]:
+    """Time whole requests in turn, every prompt (ids) by every method: {(method, prompt): seconds}, and what each gave.
+
+    makers: make a request's proposer, None for plain decoding, inside the time. options, errors: those of `generate`.
+    There is no warm-up: the caller has run the target before.
+    """
+    outs: dict = {}
+
+    def request(method: str, name: str) -> Callable[[], None]:
+        return keeping(outs, (method, name), lambda: generate(target, prompts[name], makers[method](), **options))
+
+    calls = {(method, name): request(method, name) for name in prompts for method in makers}
+    return in_turn(calls, device, repeats, warmup=0), outs
+
+
 def seen_prefill(prompt: Sequence[int], timeline: Timeline) -> list[Step]:
     """The one Step of a trace that is known of another engine: its prefill, as long as the first token took."""
     return [Step(len(prompt), len(prompt), committed=1, is_prefill=True, t_total=timeline.ttft)]
 
 
 @torch.no_grad()
-def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], None]:
+def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], list[list[int]]]:
     """A decode step of `batch` equal requests, packed into one forward, their prompts fed already; call it again
-    and again: each call adds a token to every request."""
+    and again: each call adds a token to every request, and gives these. Errors as `generate`."""
     room = min(ROOM, target.context - len(prompt))
     rows = [new_row(target, list(prompt), None, None, room, room) for _ in range(batch)]
     step(target, rows)
@@ -62,7 +90,7 @@ def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], None
 
 
 @torch.no_grad()
-def batched_transformers_step(network, prompt: Sequence[int], batch: int) -> Callable[[], list]:
+def batched_transformers_step(network, prompt: Sequence[int], batch: int) -> Callable[[], list[int]]:
     """The same through transformers' forward with a batch dimension and a dynamic cache."""
     cache = DynamicCache()
 

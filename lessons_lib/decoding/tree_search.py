@@ -17,12 +17,12 @@ Accuracies = Sequence[Sequence[float]]
 
 
 def value(choice: Choice, accuracies: Accuracies) -> float:
-    """The chance that every guess along a choice is right, if heads are independent."""
+    """The chance that every guess along a choice is right, if heads are independent. IndexError for an unknown one."""
     return prod(accuracies[depth][rank] for depth, rank in enumerate(choice))
 
 
 def expected_tokens(shape: TreeShape, accuracies: Accuracies) -> float:
-    """tau foretold: tokens per target forward, the target's own included."""
+    """tau foretold: tokens per target forward, the target's own included. IndexError as `value`."""
     return 1 + sum(value(choice, accuracies) for choice in shape.choices)
 
 
@@ -43,7 +43,10 @@ def by_value(accuracies: Accuracies) -> Iterator[tuple[Choice, float]]:
 
 
 def best_tree(accuracies: Accuracies, nodes: int) -> TreeShape:
-    """The tree of at most so many nodes, the root not counted, with the most expected tokens per forward."""
+    """The tree of at most so many nodes, the root not counted, with the most expected tokens per forward.
+
+    ValueError for less than 0 nodes.
+    """
     return TreeShape.of(choice for choice, _ in islice(by_value(accuracies), nodes))
 
 
@@ -51,7 +54,7 @@ def speed_by_size(accuracies: Accuracies, v: WidthCurve = None, c: float = 0.0, 
     """Speed over plain decoding foretold for the best tree of 0, 1, ..., `most` nodes: tokens / (v(1 + n) + c).
 
     v, c: a forward of so many rows, and the heads' share of a step, over a one-row forward. Without nodes the heads
-    are not asked, and the speed is 1.
+    are not asked, and the speed is 1. ValueError for `most` below 0, and for a curve without widths.
     """
     v = width_cost(v)
     tokens = accumulate((value for _, value in islice(by_value(accuracies), most)), initial=1.0)
@@ -64,7 +67,8 @@ def best_size(
     """How many nodes make the fastest tree; of equals the fewest, 0 where plain decoding is not beaten.
 
     sizes: those to choose from (None: 0 to `most`), such as the widths that were measured or compiled less one;
-    sizes of more nodes than have any worth are left out, and 0 is the answer if none is left.
+    sizes of more nodes than have any worth are left out, and 0 is the answer if none is left. ValueError as
+    `speed_by_size`.
     """
     speeds = speed_by_size(accuracies, v, c, most)
     known = [nodes for nodes in sorted(range(len(speeds)) if sizes is None else sizes) if nodes < len(speeds)]

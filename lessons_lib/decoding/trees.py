@@ -96,7 +96,7 @@ def published_tree() -> TreeShape:
 class TreeBuffers:
     """The published layout of a tree of n nodes, the root in front of them.
 
-    mask (1 + n, 1 + n) bool: row j may attend to itself and its ancestors. positions (1 + n): behind the root's.
+    mask (1 + n, 1 + n) bool: row j may attend to itself and its ancestors. positions (1 + n): tokens behind the root.
     index (1 + n): where a node's token stands in [root, favourites of head 1, favourites of head 2, ...].
     retrieve (leaves, 1 + depth): nodes from the root to every leaf, the last leaf first, padded with -1.
     A pad is no node: whoever compares tokens along a row must leave pads out (the authors' code does not, and
@@ -126,7 +126,7 @@ def ancestors(shape: TreeShape) -> Tensor:
 
 
 def leaf_paths(shape: TreeShape) -> Tensor:
-    """(leaves, 1 + depth): nodes from the root down to every leaf, the last leaf first, padded with PAD."""
+    """(leaves, 1 + depth), 1 leaf at least: nodes from the root down to each, the last leaf first, padded with PAD."""
     seen = ancestors(shape)
     paths = [seen[leaf + 1].nonzero().flatten().tolist() for leaf in reversed(shape.leaves)] or [[0]]
     return torch.tensor([path + [PAD] * (1 + shape.depth - len(path)) for path in paths])

@@ -56,7 +56,7 @@ class Typical:
 
 
 def path_to(node: int, tree: Tree) -> list[int]:
-    """The nodes from the first level down to `node`; none for the anchor."""
+    """The nodes from the first level down to `node`; none for the anchor. IndexError for a node that there is not."""
     path = []
     while node != ANCHOR:
         path.append(node)

@@ -1,12 +1,29 @@
 """Functions that draw from rows, and drawings made by code; `display` shows either with alt text.
 
-A figure function takes rows, draws and returns the Axes; it never measures, saves or shows. The drawings that
-README and the lessons use are in `drawings`.
+A figure function takes rows, draws and returns the Axes; it never measures, saves or shows. Given here is what
+lessons 00 to 03 and 07 draw with, much of it in later ones, too. A lesson that has more pictures of its own imports
+their module:
 
-Given here is what lessons 00 to 03 and 07 draw with, much of it in later ones, too. A lesson that has more pictures of
-its own imports their module: attention (04), serving (05), assisted (06), lookahead (08), medusa (09),
-quantization (10), sparsity (12).
-Those of widgets alone are not listed.
+compare        a prediction beside what was measured (all lessons), the width curve (00)
+roofline       the roofline of this machine (00)
+latency        where the time of a request and of a step goes (00, 01, 03, 06)
+caches         what key-value caches take (02)
+attention      tiles, who works on which, and what is moved (04)
+serving        slots, load, memory, tails (05)
+assisted       when drafting pays, and who wrote each token (06)
+lookup         what was copied (07)
+lookahead      Jacobi's rounds, lookahead's mask and pool (08)
+medusa         the tree and its mask, heads in training (09)
+quantization   levels, errors, quality against bits (10)
+ladder         what each rung gains (11)
+sparsity       shares that matter, and what skipping gains (12)
+sweep          claims against a parameter, for `make sweep`
+drawings       what README and the lessons show of how things work
+
+style          colours, sizes and empty axes
+rows           rows as dicts, grouped, and their spread
+masks, spans   a mask as cells; a text coloured by who produced it
+output         a figure into a notebook or a file, with its alt text
 """
 
 from lessons_lib.figures.caches import plot_cache_memory

@@ -22,7 +22,7 @@ FASTER = 3  # a draft so many times as fast as its target is marked
 def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -> Axes:
     """Why sampling with a draft keeps p: what is accepted, min(p, q), and what the residual adds make p again.
 
-    p, q: probabilities of the tokens `names`, of target and draft; q is drawn as an outline.
+    p, q: probabilities of the tokens `names`, of target and draft, else ValueError; q is drawn as an outline.
     """
     ax, at = axes((WIDTH, 3.0)), range(len(names))
     kept = [min(a, b) for a, b in zip(p, q, strict=True)]
@@ -40,7 +40,7 @@ def plot_draft_length(rows: Iterable[Any], chosen: int | None = None, ax: Axes |
     """Speed over plain decoding against the draft length: predicted (dashed), counted, and measured where timed.
 
     rows: `gamma`, `predicted`, and where known `counted` and `samples` (repeated measurements). chosen: a gamma to
-    mark.
+    mark. ValueError without rows.
     """
     ax, rows = ax or axes(), sorted(as_dicts(rows), key=lambda row: row["gamma"])
     ax.plot(*_points(rows, "predicted"), "--", color=COLORS["predicted"], label="predicted from alpha")
@@ -112,7 +112,8 @@ def plot_length_and_text(
 ) -> Figure:
     """plot_draft_length with `gamma` marked, and below it the text as it is written with that gamma.
 
-    pieces: (text, writer), in order, writer one of WRITERS. ValueError for another or for no text.
+    pieces: (text, writer), in order, writer one of WRITERS. columns: characters in a line. ValueError for another
+    writer, for no text and without rows.
     """
     spans = placed(pieces, columns)
     lines, top = spans[-1][0] + 1, 3.2
@@ -126,7 +127,7 @@ def plot_length_and_text(
 
 
 def placed(pieces: Sequence[tuple[str, str]], columns: int) -> list[Span]:
-    """spans_of for writers; a rejected line end is drawn as an arrow, since the text does not break there."""
+    """spans_of for writers, errors too; a rejected line end is drawn as an arrow: the text does not break there."""
     shown = [(text.replace("\n", "↵") if who == "rejected" else text, who) for text, who in pieces]
     return spans_of(shown, columns, WRITERS)
 

@@ -148,7 +148,8 @@ def plot_traffic(rows: Iterable[Any], least: float, unit: str = "MB moved") -> A
     """What is moved against the block size: lines by formula, dots counted, a dash-dotted floor.
 
     rows: `method`, `block`, `predicted` and, where it was counted, `counted`, in `unit`; a method of one row is a
-    horizontal line. least: each input read once and the output written once.
+    horizontal line. least: each input read once and the output written once. ValueError without rows, KeyError for a
+    method without a colour.
     """
     ax, rows = axes(), as_dicts(rows)
     blocks = sorted({row["block"] for row in rows})
@@ -170,7 +171,7 @@ def plot_traffic(rows: Iterable[Any], least: float, unit: str = "MB moved") -> A
 def plot_context(rows: Sequence[Any], y: str) -> Axes:
     """Memory or time against the context, both logarithmic: a slope of 2 is quadratic, of 1 linear.
 
-    rows: as `plot_prediction` takes them, with `tokens`; y names the unit.
+    rows: as `plot_prediction` takes them, with `tokens`; y names the unit. Errors as `plot_prediction`.
     """
     rows = [{**row, "context, tokens": row["tokens"]} for row in as_dicts(rows)]
     ax = plot_prediction(rows, "context, tokens", y)

@@ -6,18 +6,18 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from lessons_lib.figures.rows import as_dicts, by_key
-from lessons_lib.figures.style import CYCLE, MARKERS, axes
+from lessons_lib.figures.style import axes, look
 
 
 def plot_cache_memory(rows: Iterable[Any]) -> Axes:
     """KV cache of several models against the tokens cached, log-log.
 
-    rows: `model`, `tokens`, `bytes`.
+    rows: `model`, `tokens`, `bytes`. ValueError without rows.
     """
     ax = axes((6.4, 4.2))
     for number, (model, group) in enumerate(by_key(as_dicts(rows), "model").items()):
         tokens, gib = [row["tokens"] for row in group], [row["bytes"] / 2**30 for row in group]
-        marker, shade = MARKERS[number % len(MARKERS)], CYCLE[number % len(CYCLE)]
+        shade, marker = look(number)
         size = max(4, 10 - number)  # smaller ones on top: two models with equal caches both show
         ax.plot(tokens, gib, marker=marker, markersize=size, color=shade, label=model)
     ax.set(xlabel="tokens cached", ylabel="KV cache [GiB]")

@@ -37,6 +37,7 @@ def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
 
     curves: method -> {rows w: seconds, as samples with a median}; each needs w = 1. Drawn beside them: the two
     extremes, rows for free (memory is the limit) and rows at full price (arithmetic is), which soon leaves the picture.
+    ValueError without curves, KeyError for one without w = 1 and for a method without a colour.
     """
     ax = axes()
     widest = max(max(curve) for curve in curves.values())

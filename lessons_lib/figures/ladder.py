@@ -19,7 +19,7 @@ def plot_waterfall(rows: Iterable[Any], unit: str = "tokens/s") -> Axes:
     rows: `rung`, `speed`, and where known `below` (name of the rung that it stands on; a bar without one begins at
     the axis), `predicted` (a grey line), `counts` (False: shown, hatched, and not counted) and `peer` (True: another
     engine, which stands on nothing). Equal steps on this axis are equal factors, so that the factors written behind
-    the bars add up by length.
+    the bars add up by length. ValueError without rows.
     """
     rows = as_dicts(rows)
     speeds = {row["rung"]: row["speed"] for row in rows}
@@ -75,7 +75,7 @@ def plot_quality(rows: Iterable[Any], tolerated: float) -> Axes:
     """Speed against what it costs: perplexity over the reference's, in percent.
 
     rows: `rung`, `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` that are held, which is
-    the area of the dot. Right of `tolerated` nothing counts.
+    the area of the dot. Right of `tolerated` (as loss) nothing counts. ValueError without rows.
     """
     rows = as_dicts(rows)
     ax, most = axes(), max(row["bytes"] for row in rows)
@@ -95,8 +95,8 @@ def plot_quality(rows: Iterable[Any], tolerated: float) -> Axes:
 def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     """Ladders from elsewhere beside ours: times the first rung, step by step, on a log axis.
 
-    ladders: label -> (rung, speed) in order. The rungs' names stand at their dots, once where ladders share a step, the
-    first one's in the legend.
+    ladders: label -> (rung, speed) in order, at least one, else ValueError. The rungs' names stand at their dots, once
+    where ladders share a step, the first one's in the legend.
     """
     ax, named = axes((WIDTH, 4.2)), set()
     for style, shade, (label, rungs) in zip(MARKERS, CYCLE, ladders.items(), strict=False):

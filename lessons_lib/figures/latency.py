@@ -17,7 +17,7 @@ def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float 
     """Stacked bars, one a row: label -> {part: value}; each part has its colour in style.COLORS.
 
     A bar's total stands at its end, in `unit`; parts wide enough carry their own number. limit: drawn dotted.
-    ValueError without bars.
+    ValueError without bars, KeyError for a part without a colour.
     """
     if not bars:
         raise ValueError("nothing to draw: pass at least one bar")
@@ -54,7 +54,7 @@ def _bar(ax: Axes, label: str, parts: Mapping[str, float], longest: float) -> No
 def plot_timeline(requests: Mapping[str, Any]) -> Axes:
     """When each token of a request arrived: the wait for the first (TTFT), then every gap between two (ITL).
 
-    requests: label -> measure.Timeline (`ttft` and `itl` in seconds).
+    requests: label -> measure.timeline.Timeline (`ttft` and `itl` in seconds), at least one.
     """
     ax = axes((WIDTH, 1.4 + 0.5 * len(requests)))
     for label, timeline in requests.items():
@@ -72,7 +72,8 @@ def plot_break_even(rows: Iterable[Any], tokens: int) -> Axes:
     """Total time against the number of new tokens, where starting costs something: compiling, most of all.
 
     rows: `method`, `startup` and `per_token` in seconds; the first is what the others are compared with, and
-    the token from which on another one is faster is marked. tokens: how far to draw.
+    the token from which on another one is faster is marked. tokens: how far to draw. ValueError without rows,
+    KeyError for a method without a colour.
     """
     ax = axes()
     first, *others = as_dicts(rows)

@@ -37,7 +37,10 @@ TINTS = [PAPER, tint(COLORS["jacobi"], 0.45), tint(COLORS["accepted"], 0.45)]
 
 
 def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
-    """What became of every token of every round, judged by the last: WRONG, LUCKY or SETTLED (all before it right)."""
+    """What became of every token of every round, judged by the last: WRONG, LUCKY or SETTLED (all before it right).
+
+    rounds: rows of m ids, at least one. ValueError for rows of unequal length.
+    """
     solution, states = list(rounds[-1]), []
     for row in rounds:
         right = [a == b for a, b in zip(row, solution, strict=True)]
@@ -48,7 +51,7 @@ def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
 def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str] = str) -> Axes:
     """Jacobi's rounds from the top: the guess, each refinement, the solution. rounds: rows of m ids.
 
-    words: id -> what stands in the cell.
+    words: id -> what stands in the cell. ValueError for rows of unequal length.
     """
     m = len(rounds[0])
     ax = axes((max(5.2, 1.2 + 0.62 * m), 1.3 + 0.3 * len(rounds)))
@@ -69,6 +72,7 @@ def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]
     """The loop's own mask of one lookahead step -> allow (T, T), names (T), offsets from the anchor (T).
 
     T = (W + G)(N - 1): the anchor, G n-grams without a common beginning (A1 A2 ..), the window (row,column).
+    W, N, G: as Lookahead takes them.
     """
     tokens, parents = branches([[a * N + k for k in range(1, N)] for a in range(G)])
     tree, (behind, sees) = Tree.of(Proposal(tokens, parents), N), window_layout(W, N)
@@ -79,7 +83,7 @@ def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]
 
 
 def plot_branch_mask(W: int = 5, N: int = 4, G: int = 2, ax: Axes | None = None) -> Axes:
-    """The mask of one lookahead step; rows are labelled with their offset from the anchor."""
+    """The mask of one lookahead step; rows are labelled with their offset from the anchor. W, N, G: as Lookahead."""
     allow, names, offsets = lookahead_mask(W, N, G)
     kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # of the token that is looked at
     shown = {"anchor": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
@@ -106,7 +110,7 @@ def plot_masks(W: int = 5, N: int = 4, G: int = 2) -> Figure:
 def plot_pool_growth(rows: Iterable[Any]) -> Axes:
     """n-grams in the pool after each step, a line per prompt; dots where a step committed more than one token.
 
-    rows: `prompt`, `step`, `ngrams`, `committed`.
+    rows: `prompt`, `step`, `ngrams`, `committed`. ValueError without rows.
     """
     ax = axes()
     for shade, (prompt, group) in zip(CYCLE, by_key(as_dicts(rows), "prompt").items(), strict=False):
@@ -122,6 +126,7 @@ def plot_payoff(rows: Iterable[Any], v: WidthCurve) -> Axes:
     """Tokens committed per forward against tokens fed, and what so wide a forward costs: above the line pays.
 
     rows: `method`, `label`, `width` (tokens fed per forward), `tokens` (committed per forward). v: the width curve.
+    ValueError without rows, KeyError for a method without a colour.
     """
     ax, rows = axes(), as_dicts(rows)
     cost, widest = width_cost(v), max(row["width"] for row in rows)

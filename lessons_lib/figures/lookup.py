@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.spans import LINE, UNDERLINED, Producer, draw_spans, spans_of
-from lessons_lib.figures.style import BLUE, COLORS, CYCLE, GOLD, GREEN, MARKERS, PALE, WIDTH, axes
+from lessons_lib.figures.style import BLUE, COLORS, GOLD, GREEN, PALE, WIDTH, axes, look
 
 PRODUCERS = {
     "model": Producer(PALE, "the model's own forward"),
@@ -19,7 +19,8 @@ PRODUCERS = {
 def plot_spans(pieces: Sequence[tuple[str, str]], columns: int = 84) -> Axes:
     """A text with a background that says who produced each piece; copied pieces are underlined as well.
 
-    pieces: (text, producer), in order, producer one of PRODUCERS. Raises ValueError for another or for no text.
+    pieces: (text, producer), in order, producer one of PRODUCERS. columns: characters in a line. ValueError for another
+    producer or for no text.
     """
     spans = spans_of(pieces, columns, PRODUCERS)
     lines = spans[-1][0] + 1
@@ -32,14 +33,14 @@ def plot_spans(pieces: Sequence[tuple[str, str]], columns: int = 84) -> Axes:
 def plot_guesses(rows: Iterable[Any]) -> Axes:
     """Counts against the number of guesses, a line per kind of prompt.
 
-    rows: `kind`, `num_tokens`, `tokens_per_forward` (solid) and, if predicted, `speed` (dashed).
+    rows: `kind`, `num_tokens`, `tokens_per_forward` (solid) and, if predicted, `speed` (dashed). ValueError without
+    rows.
     """
     ax = axes()
     for number, (kind, group) in enumerate(by_key(as_dicts(rows), "kind").items()):
         group = sorted(group, key=lambda row: row["num_tokens"])
-        at, shade = [row["num_tokens"] for row in group], CYCLE[number % len(CYCLE)]
-        marker = MARKERS[number % len(MARKERS)]
-        counted = [row["tokens_per_forward"] for row in group]
+        at, counted = ([row[key] for row in group] for key in ("num_tokens", "tokens_per_forward"))
+        shade, marker = look(number)
         ax.plot(at, counted, marker=marker, markersize=4, color=shade, label=kind)
         if all("speed" in row for row in group):
             ax.plot(at, [row["speed"] for row in group], "--", marker=marker, markersize=3, color=shade)
@@ -52,7 +53,7 @@ def plot_guesses(rows: Iterable[Any]) -> Axes:
 def plot_lookup(rows: Iterable[Any]) -> Axes:
     """Two bars per kind of prompt: tokens per forward, and the speed over plain that follows (1 is dotted).
 
-    rows: `kind`, `tokens_per_forward`, `speed`.
+    rows: `kind`, `tokens_per_forward`, `speed`. ValueError without rows.
     """
     rows, ax = as_dicts(rows), axes()
     bars = (("tokens_per_forward", "tokens per forward", -0.2, GREEN), ("speed", "predicted speed", 0.2, BLUE))

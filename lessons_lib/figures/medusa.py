@@ -97,7 +97,7 @@ def plot_heads_training(curve: Iterable[Any]) -> Figure:
     """Loss against step, of batches and of held-back texts; and how often each head is right on the latter.
 
     curve: rows of `HeadsRun`: `step`, `loss` (not before the first step), and some with `held_loss` (both in nats,
-    heads weighted), `top1` and `top5`, a share for each head.
+    heads weighted), `top1` and `top5`, a share for each head. ValueError without rows.
     """
     rows, (upper, lower), grey = as_dicts(curve), panels(2, STACKED, 1), tint(INK, 0.4)
     looks = [row for row in rows if "held_loss" in row]
@@ -120,7 +120,7 @@ def plot_heads_training(curve: Iterable[Any]) -> Figure:
 def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
     """How often the right token is among a head's first 1, 2, ... favourites, a line per head.
 
-    accuracies[k][i]: share of positions at which the i-th favourite of head k + 1 is right.
+    accuracies[k][i]: share of positions at which the i-th favourite of head k + 1 is right. ValueError for no heads.
     """
     ax = axes()
     for k, row in enumerate(accuracies):
@@ -136,7 +136,8 @@ def plot_tree_sizes(rows: Iterable[Any]) -> Figure:
     """Tokens per forward and speed over plain against the tree's size: foretold (dashed), counted, and timed.
 
     rows: `nodes`; `expected` and `speed_predicted`, foretold from the heads' accuracies; and where known `counted` and
-    `speed_counted`, and `samples` (repeated measurements of the speed). Stars mark the fastest sizes.
+    `speed_counted`, and `samples` (repeated measurements of the speed). Stars mark the fastest sizes. ValueError
+    without rows.
     """
     rows, (upper, lower) = sorted(as_dicts(rows), key=lambda row: row["nodes"]), panels(2, STACKED, 1)
     _sizes(upper, rows, "expected", "counted")

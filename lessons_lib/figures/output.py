@@ -49,7 +49,7 @@ def width(figure: Figure) -> int:
 
 
 def image_tag(figure: Figure, alt: str) -> str:
-    """An <img> with the picture inside, its alt text, and the width it is shown at."""
+    """An <img> with the picture inside, its alt text, and the width it is shown at (CSS pixels)."""
     data = base64.b64encode(png(figure)).decode()
     style = "max-width: 100%; height: auto; background: white"
     return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" width="{width(figure)}" style="{style}">'

@@ -1,4 +1,7 @@
-"""Levels of formats, errors of rounding, outliers, and quality against bits (lesson 10)."""
+"""Levels of formats, errors of rounding, outliers, and quality against bits (lesson 10).
+
+What takes rows raises ValueError without any.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +16,7 @@ from torch import Tensor
 from lessons_lib.figures.compare import plot_prediction
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.sparsity import plot_lines
-from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, MARKERS, ORANGE, WIDTH, axes, panels, tint
+from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, ORANGE, WIDTH, axes, look, panels, tint
 
 BINS = 80
 FAR = 8  # times
@@ -36,7 +39,7 @@ def plot_levels(levels: Mapping[str, Sequence[float]]) -> Axes:
 
 
 def plot_rounding(x: Tensor, rounded: Tensor) -> Figure:
-    """Above, how values are spread before and after rounding; below, the errors. x, rounded: of one shape."""
+    """Above, how values are spread before and after rounding; below, the errors. x, rounded: of one shape (...)."""
     upper, lower = panels(2, (WIDTH, 5.6), 1)
     stride = max(1, x.numel() // MOST_DRAWN)
     x, rounded = (part.detach().flatten()[::stride].float().cpu() for part in (x, rounded))
@@ -60,7 +63,7 @@ def plot_dots(rows: Iterable[Any], x: str) -> Axes:
     ax = axes((6.4, 1.1 + 0.34 * len(labels)))
     for i, (method, group) in enumerate(by_key(rows, "method").items()):
         places = [labels.index(row["label"]) for row in group]
-        marker, shade = MARKERS[i % len(MARKERS)], CYCLE[i % len(CYCLE)]
+        shade, marker = look(i)
         ax.plot([row[x] for row in group], places, marker, color=shade, label=method)
     ax.set_yticks(range(len(labels)), labels)
     ax.set(xlabel=x, ylim=(len(labels) - 0.5, -0.5))
@@ -86,7 +89,7 @@ def plot_duel(rows: Iterable[Any], x: str, y: str) -> Axes:
     rows, ax = as_dicts(rows), axes((5.6, 4.4))
     for i, (label, group) in enumerate(by_key(rows, "label").items()):
         at, values = [row[x] for row in group], [row[y] for row in group]
-        marker, shade = MARKERS[i % len(MARKERS)], CYCLE[i % len(CYCLE)]
+        shade, marker = look(i)
         ax.plot(at, values, marker, color=shade, label=label, markersize=5, alpha=0.75)
     end = 1.05 * max(row[key] for row in rows for key in (x, y))
     ax.plot([0, end], [0, end], ":", color=INK)
@@ -98,7 +101,7 @@ def plot_duel(rows: Iterable[Any], x: str, y: str) -> Axes:
 def plot_channels(maxima: Mapping[str, Tensor], y: str) -> Axes:
     """A value of each channel, a line for each name; channels in the order of the first name's values, largest first.
 
-    maxima: name -> (K,). y names the axis.
+    maxima: name -> (K,), at least one. y names the axis.
     """
     ax = axes((6.4, 3.4))
     order = next(iter(maxima.values())).argsort(descending=True)
@@ -114,9 +117,9 @@ def plot_scaling(rows: Iterable[Any], x: str, y: str) -> Axes:
     """A line for each `label`, each dot with its `bits` beside it. x, logarithmic, and y name values and axes."""
     ax = axes((6.4, 4.0))
     for i, (label, group) in enumerate(by_key(as_dicts(rows), "label").items()):
-        group, shade = sorted(group, key=lambda row: row[x]), CYCLE[i % len(CYCLE)]
+        group, (shade, marker) = sorted(group, key=lambda row: row[x]), look(i)
         at, values = [row[x] for row in group], [row[y] for row in group]
-        ax.plot(at, values, marker=MARKERS[i % len(MARKERS)], color=shade, label=label)
+        ax.plot(at, values, marker=marker, color=shade, label=label)
         for row in group:
             where = dict(xytext=(4, 5), textcoords="offset points")
             ax.annotate(f"{row['bits']}", (row[x], row[y]), color=shade, fontsize=8, **where)
@@ -128,7 +131,7 @@ def plot_scaling(rows: Iterable[Any], x: str, y: str) -> Axes:
 def plot_steps(rows: Iterable[Any], x: str, y: str) -> Axes:
     """As `plot_prediction`, each dot with its `format` beside it and its own prediction as a dash.
 
-    Logarithmic where times are far apart.
+    Logarithmic where times are far apart. Errors as `plot_prediction`.
     """
     rows = as_dicts(rows)
     ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]

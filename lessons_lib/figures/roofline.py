@@ -19,7 +19,8 @@ def plot_roofline(hardware: Any, points: Iterable[Any] = ()) -> Axes:
 
     hardware: as measure.probe returns it; a dtype's roof rises with its matvec_bandwidth up to its
     matmul_flops, and the bandwidth of reading and of copying is dotted. points: `name`, `intensity` in
-    FLOP/byte, `rate` in FLOP/s, and where wanted `method` (for the colour).
+    FLOP/byte, `rate` in FLOP/s, and where wanted `method` (for the colour). ValueError for hardware without any dtype,
+    KeyError for a dtype or method without a colour.
     """
     ax = axes((WIDTH, 4.6))
     points = as_dicts(points) if points else []

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from lessons_lib.figures.rows import as_dicts, by_key
-from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, MARKERS, PALE, PAPER, WIDTH, axes, axes_in
+from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, PALE, PAPER, WIDTH, axes, axes_in, look
 from lessons_lib.serving.metrics import usage
 from lessons_lib.serving.plan import Log
 
@@ -62,7 +62,10 @@ def _cell(ax: Axes, slot: int, column: int, doing: str, shade: str) -> None:
 
 
 def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
-    """Slot charts one below the other on one scale of iterations, each with how many it took and wasted."""
+    """Slot charts one below the other on one scale of iterations, each with how many it took and wasted.
+
+    ValueError without logs.
+    """
     longest = max(len(log.iterations) for log in logs.values())
     heights = [0.8 + 0.3 * log.slots for log in logs.values()]
     tall, top = sum(heights) + 0.45, 0.0
@@ -86,12 +89,12 @@ def plot_load(
     """Latency against load, a line per policy, on a logarithmic scale: flat, then the wall.
 
     rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted); capacity:
-    policy -> predicted rate at which its queue starts to grow (vertical, dashed).
+    policy -> predicted rate at which its queue starts to grow (vertical, dashed). ValueError without rows.
     """
     ax, rows = axes((WIDTH, 3.8)), as_dicts(rows)
     for number, (policy, group) in enumerate(by_key(rows, "policy").items()):
-        group, shade = sorted(group, key=lambda row: row["rate"]), CYCLE[number % len(CYCLE)]
-        at, marker = [r["rate"] for r in group], MARKERS[number % len(MARKERS)]
+        group, (shade, marker) = sorted(group, key=lambda row: row["rate"]), look(number)
+        at = [r["rate"] for r in group]
         ax.plot(at, [r[y] for r in group], marker=marker, markersize=4, color=shade, label=policy)
         if capacity and policy in capacity:
             ax.axvline(capacity[policy], linestyle="--", color=shade, alpha=0.7)
@@ -111,7 +114,8 @@ def plot_load(
 def plot_memory(logs: Mapping[str, Log]) -> Figure:
     """How full the KV memory is over time: blocks that requests own, and the tokens that really lie in them.
 
-    logs: name -> log, drawn side by side in shares of the pool.
+    logs: name -> log of at least one iteration, drawn side by side in shares of the pool; ZeroDivisionError without
+    logs.
     """
     figure = plt.figure(figsize=(WIDTH, 2.9), facecolor=PAPER)
     wide, longest = 0.9 / len(logs), max(log.iterations[-1].end for log in logs.values())
@@ -132,13 +136,16 @@ def plot_memory(logs: Mapping[str, Log]) -> Figure:
 
 
 def plot_tails(gaps: Mapping[str, Sequence[float]]) -> Axes:
-    """The share of gaps longer than x, a line per policy: tails that a median hides. gaps: name -> values in ms."""
+    """The share of gaps longer than x, a line per policy: tails that a median hides. gaps: name -> values in ms.
+
+    ValueError without gaps.
+    """
     ax = axes()
     for number, (name, values) in enumerate(gaps.items()):
         values = sorted(values)
         longer = [1 - i / len(values) for i in range(len(values))]
-        look = {"linestyle": STYLES[number % len(STYLES)], "color": CYCLE[number % len(CYCLE)]}
-        ax.step(values, longer, where="pre", label=name, **look)
+        line = {"linestyle": STYLES[number % len(STYLES)], "color": CYCLE[number % len(CYCLE)]}
+        ax.step(values, longer, where="pre", label=name, **line)
     said = "gap between two tokens of a request [ms]"
     ax.set(xscale="log", yscale="log", xlabel=said, ylabel="share as long or longer")
     ticks = [10, 20, 50, 100, 200, 500, 1000]
@@ -174,11 +181,11 @@ def _progress(requests: Sequence[Any]) -> tuple[list[float], list[int]]:
 def plot_gains(rows: Iterable[Any]) -> Axes:
     """How many times the naive static throughput each system reaches, by the longest output, with what was published.
 
-    rows: `longest`, `system`, `gain`, and `published_gain` where one is known (a cross).
+    rows: `longest`, `system`, `gain`, and `published_gain` where one is known (a cross). ValueError without rows.
     """
     ax, marked = axes((WIDTH, 3.8)), []
     for number, (system, group) in enumerate(by_key(as_dicts(rows), "system").items()):
-        at, shade, marker = range(len(group)), CYCLE[number % len(CYCLE)], MARKERS[number % len(MARKERS)]
+        at, (shade, marker) = range(len(group)), look(number)
         ax.plot(at, [row["gain"] for row in group], marker=marker, markersize=4, color=shade, label=system)
         known = [(i, row["published_gain"]) for i, row in enumerate(group) if row["published_gain"] is not None]
         marked += [ax.plot(*point, "x", markersize=9, markeredgewidth=2, color=shade) for point in known]

@@ -23,7 +23,10 @@ class Producer(NamedTuple):
 
 
 def spans_of(pieces: Sequence[tuple[str, str]], columns: int, producers: Mapping[str, Producer]) -> list[Span]:
-    """(text, producer) in order, as lay_out places them. ValueError for an unknown producer or for no text."""
+    """(text, producer) in order, as lay_out places them in lines of `columns` characters.
+
+    ValueError for an unknown producer or for no text.
+    """
     if strange := {who for _, who in pieces} - set(producers):
         raise ValueError(f"producer {min(strange)!r} is not known; choose from {', '.join(producers)}")
     spans = lay_out(pieces, columns)
@@ -53,7 +56,7 @@ def lay_out(pieces: Sequence[tuple[str, str]], columns: int) -> list[Span]:
 
 
 def draw_spans(ax: Axes, spans: Sequence[Span], columns: int, producers: Mapping[str, Producer]) -> Axes:
-    """Draw spans and their legend on axes that are 0.98 of a figure wide."""
+    """Draw spans, at least one, and their legend on axes that are 0.98 of a figure wide; columns: as of `spans_of`."""
     ax.set(xlim=(0, columns), ylim=(spans[-1][0] + 1, 0))
     ax.set_axis_off()
     size = 0.98 * WIDTH * 72 / columns / ADVANCE

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from lessons_lib.figures.rows import as_dicts, by_key
-from lessons_lib.figures.style import CYCLE, GREY, INK, MARKERS, axes
+from lessons_lib.figures.style import CYCLE, GREY, INK, axes, look
 from lessons_lib.measure.sparsity import speedup, union
 
 ASIDE = 0.007  # of S, by which points of several labels stand beside each other
@@ -31,8 +31,8 @@ def plot_lines(rows: Iterable[Any], x: str, y: str, scale: str = "linear") -> Ax
     """
     ax = axes()
     for i, (label, group) in enumerate(by_key(as_dicts(rows), "label").items()):
-        at, values = [row[x] for row in group], [row[y] for row in group]
-        ax.plot(at, values, marker=MARKERS[i % len(MARKERS)], color=CYCLE[i % len(CYCLE)], label=label)
+        at, values, (shade, marker) = [row[x] for row in group], [row[y] for row in group], look(i)
+        ax.plot(at, values, marker=marker, color=shade, label=label)
     ax.set(xlabel=x, ylabel=y, xscale=scale)
     if scale == "log":  # few points, far apart: each is named
         at = sorted({value for line in ax.get_lines() for value in line.get_xdata()})
@@ -47,14 +47,14 @@ def plot_gains(rows: Iterable[Any]) -> Axes:
 
     rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction; between two rows it is drawn as
     what it is made of, bytes that fall in a straight line. Dotted: 1/(1 - S), the limit of a product that reads only
-    what it needs.
+    what it needs. ValueError without rows.
     """
     ax, rows = axes(), as_dicts(rows)
     for i, (label, group) in enumerate(by_key(rows, "label").items()):
-        at, shade = np.array([row["sparsity"] for row in group]), CYCLE[i % len(CYCLE)]
+        at, (shade, marker) = np.array([row["sparsity"] for row in group]), look(i)
         low, middle, high = np.array([np.percentile(row["samples"], (25, 50, 75)) for row in group]).T
         beside, bars = at + ASIDE * i, (middle - low, high - middle)
-        ax.errorbar(beside, middle, yerr=bars, fmt=MARKERS[i % len(MARKERS)], capsize=3, color=shade, label=label)
+        ax.errorbar(beside, middle, yerr=bars, fmt=marker, capsize=3, color=shade, label=label)
         if all("predicted" in row for row in group):
             ax.plot(*by_bytes(at, [row["predicted"] for row in group]), "--", color=shade)
     ax.axhline(1, color=GREY, linewidth=1)
@@ -74,7 +74,8 @@ def by_bytes(at: Sequence[float], gains: Sequence[float]) -> tuple[np.ndarray, n
 def plot_limits(shares: dict[str, float], sparsity: float, width: int) -> Axes:
     """Most that skipping S gains in a step of `width` rows whose patterns are independent, and where `sparsity` is.
 
-    shares: name -> share of the step that the sparsity applies to. Skipped is what no row needs, S^w.
+    shares: name -> share of the step that the sparsity applies to, 0 to 1 (else ValueError, as for a sparsity outside).
+    Skipped is what no row needs, S^w.
     """
     ax, levels = axes(), [k / 100 for k in range(100)]
     for shade, (name, share) in zip(CYCLE, shares.items(), strict=False):

@@ -51,8 +51,13 @@ def color(method: str) -> str:
     return COLORS[method]
 
 
+def look(number: int) -> tuple[str, str]:
+    """Colour and marker of the so manieth line (from 0) of what is no method; again from the first after the last."""
+    return CYCLE[number % len(CYCLE)], MARKERS[number % len(MARKERS)]
+
+
 def tint(color: str, strength: float = 0.22) -> str:
-    """A colour thinned with white, so that dark text stands on it."""
+    """A colour thinned with white, so that dark text stands on it; ValueError for what matplotlib does not know."""
     return to_hex([1 - strength * (1 - channel) for channel in to_rgb(color)])
 
 

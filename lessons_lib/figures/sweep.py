@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lessons_lib.figures.rows import by_key
-from lessons_lib.figures.style import CYCLE, MARKERS, SMALL, panels
+from lessons_lib.figures.style import SMALL, look, panels
 
 Rows = Sequence[Mapping[str, Any]]
 ACROSS, WIDE, HIGH = 3, 11.0, 2.6  # panels beside each other; inches of a figure's width, and of a panel's height
@@ -50,14 +50,13 @@ def plot_claim(ax: Axes, rows: Rows, along: str, others: Sequence[str], lines: S
     """One panel; lines: all that any panel shows, so that each looks the same in all. Names are not joined by lines."""
     names = None if all(number(row[along]) for row in rows) else list(dict.fromkeys(str(row[along]) for row in rows))
     for line, group in by_key([dict(row) | {"line": label(row, others)} for row in rows], "line").items():
-        at = lines.index(line)
-        look = {"color": CYCLE[at % len(CYCLE)], "marker": MARKERS[at % len(MARKERS)]}
+        shade, marker = look(lines.index(line))
         for kind, dash, fill in (("predicted", "--", "none"), ("measured", "-", "full")):
             known = [row for row in group if row.get(kind) is not None]
             spots = sorted((names.index(str(row[along])) if names else row[along], row[kind]) for row in known)
             x, y = [spot[0] for spot in spots], [spot[1] for spot in spots]
             dash = "none" if names else dash
-            ax.plot(x, y, linestyle=dash, fillstyle=fill, label=f"{kind} {line}".strip(), **look)
+            ax.plot(x, y, linestyle=dash, fillstyle=fill, label=f"{kind} {line}".strip(), color=shade, marker=marker)
     if names:
         ax.set_xticks(range(len(names)), names)
         ax.margins(x=0.2)

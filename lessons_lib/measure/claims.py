@@ -80,7 +80,10 @@ def make_row(
 
 
 def load(path: str | Path) -> list[ClaimRow]:
-    """The rows of a claims file; none if there is no file. Raises ValueError for a file that is damaged."""
+    """The rows of a claims file; none if there is no file.
+
+    Raises ValueError for a file that is damaged, TypeError for rows of other fields.
+    """
     return [ClaimRow(**row) for row in _read(Path(path)).get("rows", [])]
 
 
@@ -91,7 +94,7 @@ def update(
 
     Other claims' rows stay as they are. With quick=True the rows are marked quick, and those whose claim has
     a full row already are dropped. host, versions: of this run; they become the file's if no row of another machine
-    stays, else the new rows name their host. One without a value replaces none that has one.
+    stays, else the new rows name their host. One without a value replaces none that has one. Errors as `load`.
     """
     path = Path(path)
     old = _read(path)

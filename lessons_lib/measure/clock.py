@@ -23,29 +23,34 @@ RESAMPLES = 2000  # of the bootstrap
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of repeated runs, and of the warm-up runs before them (the first one holds compilation)."""
+    """Seconds of repeated runs, one at least, and of the warm-up runs before them (the first one holds compilation)."""
 
     times: tuple[float, ...]
     warmup: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
+        """Seconds that half of the runs take at most."""
         return self._quantile(50)
 
     @property
     def q1(self) -> float:
+        """The lower quartile in seconds."""
         return self._quantile(25)
 
     @property
     def q3(self) -> float:
+        """The upper quartile in seconds."""
         return self._quantile(75)
 
     @property
     def min(self) -> float:
+        """Seconds of the fastest run."""
         return min(self.times)
 
     @property
     def max(self) -> float:
+        """Seconds of the slowest run."""
         return max(self.times)
 
     @property
@@ -87,7 +92,7 @@ class Ratio:
 
     @classmethod
     def of(cls, a: Samples, b: Samples) -> Ratio:
-        """Pair the i-th sample of a with the i-th of b. Raises ValueError if their numbers differ."""
+        """Pair the i-th sample of a with the i-th of b. Raises ValueError if their numbers differ or are 0."""
         return cls(*bootstrap(list(zip(a.times, b.times, strict=True))), a, b)
 
 
@@ -103,7 +108,8 @@ def sync(device: Any) -> None:
 def timed(fn: Callable[[], Any], device: Any = "cpu", repeats: int = 5, warmup: int | str = "auto") -> Samples:
     """Seconds of `repeats` runs of fn after warm-up, garbage collection off, device synced around each run.
 
-    warmup: a number of runs, or "auto": until two in a row differ by less than 5 %, at least 2, at most 10.
+    warmup: a number of runs, or "auto": until two in a row differ by less than 5 %, at least 2, at most 10; ValueError
+    for other words. Errors of fn come through.
     """
     return in_turn({"fn": fn}, device, repeats, warmup)["fn"]
 
@@ -115,7 +121,10 @@ def compare(
     repeats: int = 5,
     warmup: int | str = "auto",
 ) -> Ratio:
-    """Time a and b in turn (ABAB...) after warming up both; the ratio of their times a/b."""
+    """Time a and b in turn (ABAB...) after warming up both; the ratio of their times a/b.
+
+    Errors as `timed`, and ValueError for no repeats.
+    """
     found = in_turn({"a": a, "b": b}, device, repeats, warmup)
     return Ratio.of(found["a"], found["b"])
 
@@ -128,7 +137,7 @@ def in_turn(
 ) -> dict[Any, Samples]:
     """Time several functions in turn (ABCABC...) after warming up each as `timed`: a slow moment falls on all of them.
 
-    fns: by any key, such as (method, length); the samples come back under the same keys.
+    fns: by any key, such as (method, length); the samples come back under the same keys. Errors as `timed`.
     """
     with no_gc():
         runs = {key: _block(fn, device) for key, fn in fns.items()}
@@ -150,7 +159,7 @@ def bootstrap(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float
     """Median of the ratios a/b over pairs (a, b), and the ends of its 95 % interval: (value, low, high).
 
     Pairs are drawn again with replacement (Efron 1979), always the same draws. Medians are of logarithms, so that
-    swapping a and b inverts. ValueError for no pairs.
+    swapping a and b inverts; both are positive. ValueError for no pairs.
     """
     if not pairs:
         raise ValueError("No pairs to compare; measure at least one.")

@@ -21,7 +21,8 @@ class CostModel:
 
     prompts: {rows T: seconds of the products of a prefill}; steps: {batch b: of a decode step}, 1 among them.
     launches: {batch: seconds of launching a step}, none until `with_launches`; a prefill launches as batch 1 does.
-    per_token: overhead of a prefill's token in seconds, 0 until `fitted`.
+    per_token: overhead of a prefill's token in seconds, 0 until `fitted`. KeyError of its methods for a dtype that
+    the hardware or ELEMENT_BYTES lacks.
     """
 
     shape: ModelShape
@@ -56,7 +57,10 @@ class CostModel:
         return products + self.launches.get(1, 0.0) + self.per_token * tokens
 
     def request(self, prompt: int, output: int) -> tuple[float, float]:
-        """(time to first token, time of all later tokens) in seconds, for `output` tokens after `prompt`."""
+        """(time to first token, time of all later tokens) in seconds, for `output` tokens after `prompt`.
+
+        KeyError for a prompt of a length not timed.
+        """
         return self.prefill(prompt), sum(self.decode(1, prompt + i) for i in range(1, output))
 
     def with_launches(self, launches: dict[int, float]) -> CostModel:
@@ -64,7 +68,10 @@ class CostModel:
         return replace(self, launches=dict(launches))
 
     def fitted(self, tokens: int, seconds: float) -> CostModel:
-        """With the overhead per token that explains a prefill of so many tokens in so many seconds."""
+        """With the overhead per token that explains a prefill of so many tokens in so many seconds.
+
+        KeyError as `prefill`.
+        """
         bare = replace(self, per_token=0.0)
         return replace(self, per_token=max(0.0, (seconds - bare.prefill(tokens)) / tokens))
 
@@ -75,6 +82,6 @@ class CostModel:
 
     @property
     def flop_rate(self) -> float:
-        """FLOP/s of the products with the most rows that were timed."""
+        """FLOP/s of the products with the most rows that were timed. ValueError if no prompt was."""
         most = max(self.prompts)
         return 2 * (self.shape.layer_weights * most + self.shape.head_weights) / self.prompts[most]

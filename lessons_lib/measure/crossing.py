@@ -10,6 +10,7 @@ def crossing(at: Sequence[float], values: Sequence[float], level: float) -> floa
     """The point from which on `values` stays at or above `level`, between two points on a logarithmic axis.
 
     at: ascending and positive, as many as values. The first point if no value lies below; NaN if the last one does.
+    IndexError for no or missing points.
     """
     above = max((i + 1 for i, value in enumerate(values) if value < level), default=0)
     if above in (0, len(values)):

@@ -80,13 +80,16 @@ TECHNIQUES = (
 
 
 def cells(results: Path) -> list[list[str]]:
-    """A row under HEADINGS for every technique whose speed was measured. results: the folder of claims.json."""
+    """A row under HEADINGS for every technique whose speed was measured. results: the folder of claims.json.
+
+    ValueError for a file there that is damaged.
+    """
     known = {row.claim: row for row in claims.load(results / "claims.json") if row.value is not None}
     return [_row(technique, known, results) for technique in TECHNIQUES if technique.speed in known]
 
 
 def write(results: Path, path: Path) -> Path:
-    """Both tables, techniques and claims, as one self-contained HTML page; gives its path."""
+    """Both tables, techniques and claims, as one self-contained HTML page; gives its path. ValueError as `cells`."""
     named = claims.load(results / "claims.json")
     parts = ["Techniques:", (HEADINGS, cells(results)), "Claims:", (claims.HEADINGS, claims.cells(named))]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def chi_square(seen: Tensor, law: Tensor) -> tuple[float, float]:
-    """seen: counts, law: their expected shares, of one shape -> (statistic, chance).
+    """seen: counts, law: their expected shares, sum 1, tensors of one shape, any -> (statistic, chance).
 
     chance: probability of a statistic at least as large if the counts follow the law. Reliable where some five of each
     are expected. ValueError if something was seen that the law rules out, or if shapes differ.

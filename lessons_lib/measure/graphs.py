@@ -16,7 +16,8 @@ class Graphs:
 def count_graphs(function: Callable[[], Any]) -> Graphs:
     """Run function in a compiler that has forgotten all earlier work. Steps compiled before compile again later.
 
-    With torch.compile(..., backend="eager") counting takes no longer than capturing: no machine code is made.
+    With torch.compile(..., backend="eager") counting takes no longer than capturing: no machine code is made. Errors of
+    function come through.
     """
     import torch._dynamo
     from torch._dynamo.utils import counters

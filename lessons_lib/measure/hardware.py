@@ -28,7 +28,7 @@ class Hardware:
     """Measured rates of one device: bytes/s and FLOP/s, by dtype name where products differ. load: at that time.
 
     widths: {dtype name: {w: v(w)}} of one large matrix (`kernels.widths`); a model's own curve, attention and all:
-    `decoding.probing.width_curve`.
+    `decoding.probing.width_curve`. KeyError where a dtype is asked for that was not measured.
     """
 
     device: str
@@ -90,7 +90,7 @@ def default_dtypes(device: Any = "cpu") -> tuple[str, ...]:
 
 
 def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
-    """Measure now and store nothing. dtypes: names of kernels.DTYPES."""
+    """Measure now and store nothing. dtypes: names of kernels.DTYPES, else KeyError."""
     load = machine.load()
     say(f"Measuring {machine.device_name(device)} (once; kept for later) ...")
     copy, read = kernels.streams(device)
@@ -109,7 +109,10 @@ def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
 
 
 def width_costs(curve: dict[int, clock.Samples]) -> dict[int, float]:
-    """{w: Samples in seconds} -> {w: v(w)}, without unit: median time over that of the narrowest width, of one row."""
+    """{w: Samples in seconds} -> {w: v(w)}, without unit: median time over that of the narrowest width, of one row.
+
+    ValueError for no widths.
+    """
     one = curve[min(curve)].median
     return {w: samples.median / one for w, samples in curve.items()}
 

@@ -1,6 +1,7 @@
 """The kernels that the hardware probe times: copy, read, products of one row, a few and many (lesson 00).
 
-Best of several runs: other programs can only make a run slower.
+Best of several runs: other programs can only make a run slower. KeyError for a dtype that is no name of DTYPES; errors
+of a device that is not there are torch's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def best(fn: Callable[[], Any], device: Any, repeats: int = 5) -> float:
 
 
 def buffer_bytes(device: Any) -> int:
-    """At least 8 times the last-level cache, so that nothing is read from it, within MOST_BYTES."""
+    """Bytes: at least 8 times the last-level cache, so that nothing is read from it, within MOST_BYTES."""
     floor = MOST_BYTES // 2 if str(device) == "cpu" else 2**30
     size = max(floor, 8 * machine.cache_bytes(device))
     return min(size, MOST_BYTES) if str(device) == "cpu" else size

@@ -21,7 +21,7 @@ def cpu_name() -> str:
 
 
 def device_name(device: Any = "cpu") -> str:
-    """Name of the CPU or of the GPU that `device` means."""
+    """Name of the CPU or of the GPU that `device` means; torch's error for a GPU that is not there."""
     kind = str(device).split(":")[0]
     if kind in ("cuda", "xpu"):
         return getattr(torch, kind).get_device_name(device)
@@ -66,7 +66,7 @@ def gpu_bf16(device: Any) -> bool:
 
 
 def cache_bytes(device: Any = "cpu") -> int:
-    """Size of the last-level cache; 32 MiB where it cannot be found out."""
+    """Bytes of the last-level cache; 32 MiB where it cannot be found out. Errors as `device_name`."""
     if str(device).startswith("cuda"):
         return torch.cuda.get_device_properties(device).L2_cache_size
     found = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")

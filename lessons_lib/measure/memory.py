@@ -17,7 +17,8 @@ def peak_bytes(fn: Callable[[], Any], device: Any = "cpu") -> int:
     """Most bytes that one run of fn held at once beyond what was there before; its result counts too.
 
     CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's profiler records, what a
-    kernel takes for itself included (unless it goes past torch's allocator). ValueError for other devices.
+    kernel takes for itself included (unless it goes past torch's allocator). ValueError for other devices; errors of
+    fn come through.
     """
     kind = str(device).split(":")[0]
     if kind not in ("cpu", "cuda"):
@@ -26,7 +27,7 @@ def peak_bytes(fn: Callable[[], Any], device: Any = "cpu") -> int:
 
 
 def highest(changes: list[int]) -> int:
-    """The highest sum that a row of changes reaches: [4, 8, -4, 2] -> 12. What was there before cannot be released."""
+    """Bytes: the highest sum that a row of changes reaches, [4, 8, -4, 2] -> 12. What was there before stays."""
     now = most = 0
     for change in changes:
         now += change

@@ -34,6 +34,7 @@ def taken_apart(
     compiler fused into it. The rest: norms, positions, sampling, and starting all of them. launch: seconds of the
     rest that an eager step spends on starting its operators, which is all of it in a twin too narrow for anything
     else to count; a part of its own then. Around a compiled graph it is Python, which the profiler names.
+    IndexError for no runs; errors of step come through.
     """
     whole = clock.timed(step, device, repeats=runs).median
     profiles = [grouped(kernel_times(step, device)) for _ in range(runs)]
@@ -46,7 +47,10 @@ def taken_apart(
 
 
 def kernel_times(fn: Callable[[], Any], device: Any = "cpu") -> dict[str, float]:
-    """Seconds that each operator or kernel itself takes in one run of fn, on the device where it runs."""
+    """Seconds that each operator or kernel itself takes in one run of fn, on the device where it runs.
+
+    Errors of fn come through.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     on_cpu = str(device) == "cpu"
@@ -60,7 +64,7 @@ def kernel_times(fn: Callable[[], Any], device: Any = "cpu") -> dict[str, float]
 def grouped(times: Mapping[str, float], parts: Mapping[str, str] = PARTS) -> dict[str, float]:
     """Sums of kernel times by part; kernels that no expression matches are left out.
 
-    parts: name -> regular expression of kernel names, the first that matches counts.
+    parts: name -> regular expression of kernel names, the first that matches counts; re.error for one that is none.
 
     >>> grouped({"aten::mm": 2.0, "aten::addmm": 1.0, "aten::add": 5.0})
     {'one kernel': 0.0, 'matrix products': 3.0, 'attention': 0.0, 'launch': 0.0}

@@ -62,7 +62,10 @@ class Change:
 
 
 def windows(ids: Sequence[int], window: int = WINDOW) -> list[list[int]]:
-    """ids -> pieces of `window` tokens; the last is shorter, and left out if nothing of it is predicted."""
+    """ids -> pieces of `window` tokens; the last is shorter, and left out if nothing of it is predicted.
+
+    ValueError for a window of 0.
+    """
     pieces = [list(ids[start : start + window]) for start in range(0, len(ids), window)]
     return [piece for piece in pieces if len(piece) > 1]
 
@@ -104,7 +107,10 @@ def ratio(reading: Reading, reference: Reading) -> Change:
 
 
 def agreement(reading: Reading, reference: Reading) -> float:
-    """Share of places where both find the same token likeliest: what greedy decoding would choose after this text."""
+    """Share of places where both find the same token likeliest: what greedy decoding would choose after this text.
+
+    ValueError for readings of different texts.
+    """
     same = [(a == b).double() for a, b in _paired(reading.best, reference.best)]
     return float(torch.cat(same).mean())
 

@@ -2,6 +2,7 @@
 
 Pure functions of a ModelShape. A multiply-add is 2 FLOPs; bandwidths are bytes/s, rates FLOP/s, times s.
 S cached tokens, T tokens fed in one forward, b sequences. Ignored: norms, activations, embeddings (< 1 %).
+KeyError for a dtype that ELEMENT_BYTES lacks.
 Source: Williams et al. 2009 (roofline); Pope et al. 2022, "Efficiently scaling transformer inference".
 """
 
@@ -83,7 +84,7 @@ def critical_batch(ridge_point: float, weight_bytes: float = 2) -> float:
 
 
 def bracket(flops: float, moved: float, flop_rate: float, bandwidth: float) -> Bracket:
-    """Seconds for this work: between max(compute, memory) and compute + memory."""
+    """Seconds for this work (FLOPs, bytes): between max(compute, memory) and compute + memory."""
     compute, memory = flops / flop_rate, moved / bandwidth
     return Bracket(max(compute, memory), compute + memory)
 
@@ -104,12 +105,12 @@ def overhead(measured: float, predicted: Bracket) -> float:
 
 
 def mbu(step_bytes: float, steps_per_second: float, peak_bandwidth: float) -> float:
-    """Model bandwidth utilisation: bytes a step must read, times steps per second, over the peak."""
+    """Model bandwidth utilisation, a share: bytes a step must read, times steps per second, over the peak (bytes/s)."""
     return step_bytes * steps_per_second / peak_bandwidth
 
 
 def mfu(step_flops: float, steps_per_second: float, peak_flops: float) -> float:
-    """Model FLOPs utilisation. The peak must be that of dense, not sparse, arithmetic."""
+    """Model FLOPs utilisation, a share. The peak (FLOP/s) must be that of dense, not sparse, arithmetic."""
     return step_flops * steps_per_second / peak_flops
 
 
@@ -140,7 +141,8 @@ def predict_prefill(
 ) -> Bracket:
     """Seconds of one prefill of `tokens` tokens, with logits of the last.
 
-    flop_rate: FLOP/s to take instead of the best square product's, such as CostModel.flop_rate. ValueError as above.
+    flop_rate: FLOP/s to take instead of the best square product's, such as CostModel.flop_rate. ValueError for a dtype
+    that was not measured.
     """
     moved = bytes_prefill(shape, tokens, ELEMENT_BYTES[dtype], cache_element_bytes(dtype))
     return _time(flops_prefill(shape, tokens), moved, hardware, dtype, flop_rate=flop_rate)

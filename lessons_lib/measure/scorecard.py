@@ -36,7 +36,7 @@ class Score:
     """One row. Numbers are in `unit`; None or NaN: "not measured" (measured) or nothing to say (the others).
 
     limit: the physical limit (of a time: roofline.limit). peer: the official implementation
-    (peer_name), measured in the same run. published: somebody's number, from `source`.
+    (peer_name), measured in the same run. published: somebody's number, from `source`. TypeError for what is no number.
     """
 
     lesson: str
@@ -90,7 +90,10 @@ def show(scores: Sequence[Score]) -> None:
 
 
 def collect(notebooks: Iterable[str | Path]) -> list[Score]:
-    """Rows that `show` left in executed notebooks; a later row of the same lesson and claim replaces one."""
+    """Rows that `show` left in executed notebooks; a later row of the same lesson and claim replaces one.
+
+    OSError for a notebook that cannot be read, ValueError for what is no JSON; TypeError as `from_row`.
+    """
     found: dict[tuple[str, str], Score] = {}
     for path in notebooks:
         notebook = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -101,7 +104,7 @@ def collect(notebooks: Iterable[str | Path]) -> list[Score]:
 
 
 def from_row(row: dict[str, Any]) -> Score:
-    """A Score from one JSON row; fields of newer versions are ignored."""
+    """A Score from one JSON row; fields of newer versions are ignored. TypeError without lesson, claim or unit."""
     known = {field.name for field in fields(Score)}
     return Score(**{name: value for name, value in row.items() if name in known})
 
@@ -120,7 +123,8 @@ def write(
 ) -> list[Path]:
     """Write scorecard.html (self-contained), .md and .json into folder; gives their paths.
 
-    machine: a line saying where this was measured. named: rows of the claims file, for a second table.
+    machine: a line saying where this was measured. named: rows of the claims file, for a second table. OSError for a
+    folder that cannot be written.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

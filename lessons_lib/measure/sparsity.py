@@ -30,19 +30,19 @@ def share_below_uniform(weights: Tensor, tau: float, allowed: Tensor | None = No
 
 
 def kept_count(weights: Tensor, mass: float, allowed: Tensor | None = None) -> Tensor:
-    """k: how many of the largest weights it takes to hold `mass` of a row. ValueError for what is no row."""
+    """k: how many of the largest weights it takes to hold `mass` of a row, int64. ValueError for what is no row."""
     w, _, n = rows(weights, allowed)
     held = w.sort(-1, descending=True).values.cumsum(-1)
     return torch.minimum((held < mass - ROUNDING).sum(-1) + 1, n)
 
 
 def mass_sparsity(weights: Tensor, eps: float, allowed: Tensor | None = None) -> Tensor:
-    """M_eps = 1 - k/n: share of a row that can go if eps of its mass may go with it."""
+    """M_eps = 1 - k/n: share of a row that can go if eps of its mass may go with it. ValueError for what is no row."""
     return 1 - kept_count(weights, 1 - eps, allowed) / rows(weights, allowed)[2].double()
 
 
 def top_mass(weights: Tensor, share: float, allowed: Tensor | None = None) -> Tensor:
-    """Mass that the largest `share` of a row's weights hold, at least one weight. ValueError for what is no row."""
+    """Mass that the largest `share` of a row's weights hold, at least one. ValueError for what is no row or share."""
     w, allowed, _ = rows(weights, allowed)
     return (w * highest(w, share, allowed)).sum(-1)
 
@@ -56,14 +56,18 @@ def effective_count(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
 def mass_sparsity_of_normal(std: float, eps: float) -> float:
     """M_eps of a very long softmax row whose logits are normal with standard deviation `std`: Phi(std - z(1 - eps)).
 
-    The largest share x of log-normal weights holds the mass Phi(std + z(x)). std 0 is uniform: M_eps = eps.
+    The largest share x of log-normal weights holds the mass Phi(std + z(x)). std 0 is uniform: M_eps = eps. ValueError
+    for an eps that does not lie between 0 and 1.
     """
     normal = NormalDist()
     return normal.cdf(std - normal.inv_cdf(1 - eps))
 
 
 def without_first(weights: Tensor, sinks: int, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The rows without their first `sinks` entries, scaled to sum to 1 again, and which of them are allowed."""
+    """The rows without their first `sinks` entries, scaled to sum to 1 again, and which of them are allowed.
+
+    weights (..., n) -> (..., n - sinks), twice. A row with nothing left becomes NaN. ValueError for what is no row.
+    """
     w, allowed, _ = rows(weights, allowed)
     w, allowed = w[..., sinks:], allowed[..., sinks:]
     return w / w.sum(-1, keepdim=True), allowed
@@ -83,7 +87,10 @@ def highest(scores: Tensor, share: float, allowed: Tensor) -> Tensor:
 
 
 def threshold(values: Tensor, sparsity: float) -> float:
-    """t such that a share `sparsity` of |values| is at most t; 0 for none. ValueError for no share of 0 to below 1."""
+    """t such that a share `sparsity` of |values|, of any shape, is at most t; 0 for none.
+
+    ValueError for no values, and no share of 0 to below 1.
+    """
     if not 0 <= sparsity < 1 or not values.numel():
         raise ValueError(f"Some values and a sparsity from 0 to below 1 make a threshold, not {sparsity}.")
     rank = round(sparsity * values.numel())
@@ -91,9 +98,10 @@ def threshold(values: Tensor, sparsity: float) -> float:
 
 
 def rows(weights: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Checked: weights in float64 with 0 where not allowed, allowed for all, and n of each row.
+    """Checked: weights (..., n) in float64 with 0 where not allowed, allowed (..., n) for all, and n (...) of each row.
 
     ValueError for whole numbers, no entry, NaN or negative weights, and sums over allowed entries other than 1.
+    RuntimeError of torch for an `allowed` that does not broadcast to the rows.
     """
     if not weights.is_floating_point() or not weights.dim() or not weights.numel():
         raise ValueError(f"Rows of weights are floats (..., n) with n > 0, not {weights.dtype} {tuple(weights.shape)}.")

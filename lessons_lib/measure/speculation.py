@@ -2,7 +2,8 @@
 
 Leviathan et al. 2022 (arXiv 2211.17192), for chains whose tokens are accepted independently with probability
 alpha. Times are in units of a one-row target forward: c is one draft forward, v(w) a target forward of w rows;
-v is a function or the measured {width: cost} of `hardware.width_costs`, and 1 for every width where left out.
+v is a function or the measured {width: cost} of `hardware.width_costs`, and 1 for every width where left out;
+ValueError for one without any width.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def walltime_factor(alpha: float, gamma: int, c: float, v: WidthCurve = None, h: float = 0.0) -> float:
-    """W: speed over plain decoding, E[N] / (gamma c + v(gamma + 1) + h); h is the host's overhead per step."""
+    """W: speed over plain decoding, E[N] / (gamma c + v(gamma + 1) + h); h is the host's overhead per step.
+
+    ValueError as `expected_tokens`.
+    """
     return expected_tokens(alpha, gamma) / (gamma * c + width_cost(v)(gamma + 1) + h)
 
 
 def best_gamma(alpha: float, c: float, v: WidthCurve = None, most: int = 32) -> int:
-    """The draft length from 0 to `most` with the highest W; 0 where plain decoding (W = 1) is not beaten."""
+    """The draft length from 0 to `most` with the highest W; 0 where plain decoding (W = 1) is not beaten.
+
+    ValueError for an alpha outside 0 to 1.
+    """
     v = width_cost(v)
     factors = [1.0, *(walltime_factor(alpha, gamma, c, v) for gamma in range(1, most + 1))]
     return factors.index(max(factors))  # of equals the shortest

@@ -1,4 +1,7 @@
-"""Tables as plain text, Markdown or HTML (every lesson): what scorecard, claims and hardware are shown in."""
+"""Tables as plain text, Markdown or HTML (every lesson): what scorecard, claims and hardware are shown in.
+
+Every row has as many cells as there are headings.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def number(value: float) -> str:
 
 
 def text(headings: Sequence[str], rows: Cells) -> str:
-    """Columns lined up with spaces."""
+    """Columns lined up with spaces. IndexError for a row with too few cells, ValueError for one with too many."""
     lines = [list(headings), *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines)

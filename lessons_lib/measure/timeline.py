@@ -29,26 +29,27 @@ class Timeline:
 
     @property
     def failed(self) -> bool:
+        """Whether no token came."""
         return len(self.times) == 0
 
     @property
     def ttft(self) -> float:
-        """Time to first token; NaN if there is none."""
+        """Seconds to the first token; NaN if there is none."""
         return NAN if self.failed else self.times[0] - self.start
 
     @property
     def itl(self) -> list[float]:
-        """Inter-token latencies, n - 1 of them. A step committing several tokens gives zeros: use TPOT."""
+        """Inter-token latencies in seconds, n - 1 of them. A step committing several tokens gives zeros: use TPOT."""
         return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
 
     @property
     def tpot(self) -> float:
-        """Time per output token after the first, (t_n - t_1)/(n - 1); NaN below two tokens, never 0."""
+        """Seconds per output token after the first, (t_n - t_1)/(n - 1); NaN below two tokens, never 0."""
         return NAN if len(self.times) < 2 else (self.times[-1] - self.times[0]) / (len(self.times) - 1)
 
     @property
     def e2e(self) -> float:
-        """End-to-end latency: t_n - t_0; NaN if there is no token."""
+        """End-to-end latency in seconds: t_n - t_0; NaN if there is no token."""
         return NAN if self.failed else self.times[-1] - self.start
 
 
@@ -77,7 +78,7 @@ class TokenClock:
 
 
 def makespan(timelines: Sequence[Timeline]) -> float:
-    """Seconds from the first arrival to the last token of a run."""
+    """Seconds from the first arrival to the last token of a run; NaN without any."""
     ends = [t.times[-1] for t in timelines if not t.failed]
     return max(ends) - min(t.start for t in timelines) if ends else NAN
 
@@ -106,7 +107,7 @@ def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:
 
 
 def attainment(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float:
-    """Fraction of requests that kept both limits; failed ones count as misses."""
+    """Fraction of requests that kept both limits (seconds); failed ones are misses. ZeroDivisionError for none."""
     return sum(meets(t, ttft, tpot) for t in timelines) / len(timelines)
 
 
@@ -116,5 +117,5 @@ def goodput(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float:
 
 
 def capacity(attained: dict[float, float]) -> float:
-    """Highest arrival rate with an attainment of NINE_IN_TEN, from {rate: attainment}; 0 if none has it."""
+    """Highest arrival rate (requests/s) with an attainment of NINE_IN_TEN, of {rate: attainment}; 0 if none has it."""
     return max((rate for rate, fraction in attained.items() if fraction >= NINE_IN_TEN), default=0.0)

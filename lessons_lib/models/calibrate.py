@@ -50,18 +50,18 @@ def watch(decoder: Decoder, windows: Windows, see: Callable[[Place, Tensor], Non
         decoder.logits(decoder(tokens, [segment], kernels=kernels).last, kernels)
 
 
-class AtOnce:
+class Uncached:
     """In place of a cache, for a text that one forward reads from its first token to its last."""
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All there is are the new ones."""
+        """keys and values (H_kv, T, d) -> the same: all there is are the new ones."""
         return keys, values
 
 
 def start(decoder: Decoder, ids: Sequence[int]) -> tuple[Tensor, Segment]:
-    """A text as one forward reads it: its tokens, and their places."""
+    """A text as one forward reads it: its tokens (T,), and their places."""
     device = decoder.norm.device
-    return torch.tensor(list(ids), device=device), Segment(torch.arange(len(ids), device=device), AtOnce())
+    return torch.tensor(list(ids), device=device), Segment(torch.arange(len(ids), device=device), Uncached())
 
 
 def inputs_of(decoder: Decoder, windows: Windows) -> dict[Place, Inputs]:
@@ -69,6 +69,7 @@ def inputs_of(decoder: Decoder, windows: Windows) -> dict[Place, Inputs]:
 
     A first token's states are many times larger than any other's (Sun et al. 2024, arXiv 2402.17762), and rounded by
     scales of its own wherever activations are: it must not decide about the others.
+    ValueError without windows.
     """
     seen: dict[Place, list[Tensor]] = {}
     watch(decoder, windows, lambda place, x: seen.setdefault(place, []).append(_summary(x)))
@@ -88,5 +89,5 @@ def _together(parts: Sequence[tuple[Tensor, Tensor, Tensor]], each: int) -> Inpu
 
 
 def largest(inputs: Mapping[Place, Inputs], place: Place, count: int) -> Tensor:
-    """The `count` columns in which a matrix reads the largest values, the largest first."""
+    """(count,) numbers of the columns in which a matrix reads the largest values, the largest first."""
     return inputs[place].largest.argsort(descending=True, stable=True)[:count]

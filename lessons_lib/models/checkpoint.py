@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def fused_weights(state: Mapping[str, Tensor], config) -> dict[str, Tensor]:
-    """transformers' state dict -> ours: q, k, v stacked, and gate and up. config: DecoderConfig."""
+    """transformers' state dict -> ours. config: DecoderConfig.
+
+    q, k, v are stacked, ((H + 2 H_kv) d, D), and gate and up, (2 D_ff, D); all other shapes stay.
+    """
     weights = {"embedding.weight": state["model.embed_tokens.weight"], "norm": state["model.norm.weight"]}
     weights["head.weight"] = weights["embedding.weight"] if config.tied else state["lm_head.weight"]
     for i in range(config.layers):

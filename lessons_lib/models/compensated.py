@@ -18,7 +18,7 @@ from lessons_lib.quantization.linear import Products, Values
 
 @torch.no_grad()
 def compensated(decoder: Decoder, windows: Windows, format: str) -> dict[Place, Integers]:
-    """Every layer's weights in integers, with act-order. ValueError for other formats, and without windows."""
+    """Every layer's weights in integers, with act-order. ValueError for other formats, no windows, and as `gptq`."""
     options = integers(format)
     if options is None or not windows:
         raise ValueError(f"GPTQ rounds to integers, such as 'int3 g64', with windows of ids to calibrate on; got "

@@ -32,7 +32,10 @@ LAYER = {
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Writes what transformers' from_pretrained reads from folder: weights in float32, tokenizer, configs."""
+    """Writes what transformers' from_pretrained reads from folder: weights in float32, tokenizer, configs.
+
+    ValueError for a file of another family, with another kind of tokenizer, or with tensors unknown to Llama's.
+    """
     progress.say(f"Converting {gguf.name} (once, a few seconds)")
     reader = GGUFReader(gguf)
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -76,7 +79,7 @@ def read_config(fields: dict, tied: bool) -> LlamaConfig:
 
 
 def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, Tensor]:
-    """All tensors of the file, dequantized to float32 (out, in), under transformers' names."""
+    """All tensors of the file, dequantized to float32 (out, in), under transformers' names. ValueError as `hf_name`."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     weights = {}
     for tensor in progress.bar(reader.tensors, desc="Dequantizing", unit="tensor"):

@@ -74,7 +74,8 @@ class DecoderConfig:
 class KeysAndValues(Protocol):
     """What a layer asks of a cache: take new keys and values, give back all that attention sees."""
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """keys, values (H_kv, T, d) of T new tokens -> all that is seen (H_kv, S + T, d). ValueError without room."""
 
 
 @dataclass
@@ -112,6 +113,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], kernels: Kernels) -> Tensor:
+        """x (T, D), cos and sin (T, 1, d) -> (T, D)."""
         x = x + self.attention(self._norm(x, self.attention_norm), cos, sin, segments, kernels)
         gate, up = kernels.multiply(self._norm(x, self.mlp_norm), self.gate_up.weight).chunk(2, -1)
         return x + kernels.multiply(F.silu(gate) * up, self.down.weight)
@@ -179,6 +181,7 @@ class Decoder(nn.Module):
 
         layers: run only these (default all); states (T, D): start from these instead of the embeddings.
         after: numbers of layers whose output to return as well (1 = after the first layer).
+        ValueError from a cache without room.
         """
         kernels = kernels or self.kernels
         x = self.embedding(tokens) if states is None else states
@@ -223,5 +226,5 @@ def rotary_tables(config: DecoderConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn (T, heads, d) by the angles of its positions; channel i is paired with channel i + d/2."""
+    """Turn (T, heads, d) by the angles of its positions, cos and sin (T, 1, d); channel i is paired with i + d/2."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

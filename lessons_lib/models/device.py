@@ -9,7 +9,10 @@ DEVICES = ("cuda", "mps", "cpu")
 
 
 def pick(device: str, dtype: str) -> tuple[str, str]:
-    """The device and the format's name that a lesson runs with: `pick_device`, then `pick_dtype` for it."""
+    """The device and the format's name that a lesson runs with: `pick_device`, then `pick_dtype` for it.
+
+    ValueError as theirs, for what is unknown or not here.
+    """
     device = pick_device(device)
     return device, dtype_name(pick_dtype(dtype, device))
 

@@ -23,7 +23,7 @@ class TrimmedDecoder(Decoder):
 
     @classmethod
     def of(cls, decoder: Decoder, kept: Tensor) -> "TrimmedDecoder":
-        """decoder with its head cut down to `kept`; all else is shared."""
+        """decoder with its head cut down to `kept` (K,); all else is shared."""
         with torch.device("meta"):
             trimmed = cls(replace(decoder.config, tied=False))
         trimmed.config = decoder.config
@@ -39,17 +39,18 @@ class TrimmedDecoder(Decoder):
 
 
 def scatter(scores: Tensor, kept: Tensor, vocab_size: int) -> Tensor:
-    """scores (..., K) of the tokens `kept` -> (..., V), -inf elsewhere."""
+    """scores (..., K) of the tokens `kept` (K,) -> (..., V), -inf elsewhere."""
     return scores.new_full((*scores.shape[:-1], vocab_size), float("-inf")).index_copy_(-1, kept, scores)
 
 
 class TrimmedHead(nn.Linear):
-    """The target's tied head, of which only the rows of `kept` are computed."""
+    """The target's tied head, of which only the rows (K, D) of `kept` (K,) are computed."""
 
     kept: Tensor
     rows: Tensor
 
     def forward(self, states: Tensor) -> Tensor:
+        """states (..., D) -> scores (..., V), -inf for tokens that are not kept."""
         return scatter(F.linear(states, self.rows), self.kept, self.out_features)
 
 
@@ -57,7 +58,7 @@ class DraftForCausalLM(LlamaForCausalLM):
     """A draft as a transformers model: what assisted generation and other peers take."""
 
     def trim(self, kept: Tensor) -> "DraftForCausalLM":
-        """Score the tokens `kept` alone from now on; the head is the embedding's, as in the target."""
+        """Score the tokens `kept` (K,) alone from now on; the head is the embedding's, as in the target."""
         embedding = self.get_input_embeddings().weight
         with torch.device("meta"):
             head = TrimmedHead(embedding.shape[1], embedding.shape[0], bias=False)
@@ -95,8 +96,8 @@ def scored(network: PreTrainedModel) -> int | None:
 def start_from(target: Decoder, layers: Sequence[int], kept: Tensor, mlp: int = 0) -> TrimmedDecoder:
     """An untrained draft: copies of the target's layers with these numbers (0 is the first), float32, trainable.
 
-    mlp: neurons of every MLP that are copied, those that write most (0: all). ValueError for a layer or so many
-    neurons that the target lacks.
+    kept (K,): tokens that its head scores. mlp: neurons of every MLP that are copied, those that write most (0: all).
+    ValueError for a layer or so many neurons that the target lacks.
     """
     if not layers or not all(0 <= number < target.config.layers for number in layers):
         raise ValueError(f"layers {list(layers)} cannot be copied; choose numbers from 0 to {target.config.layers - 1}")
@@ -119,7 +120,7 @@ def start_from(target: Decoder, layers: Sequence[int], kept: Tensor, mlp: int = 
 
 
 def narrowed(layer: dict[str, Tensor], mlp: int) -> dict[str, Tensor]:
-    """A layer's weights with the `mlp` neurons that write most: whose columns of `down` are longest."""
+    """A layer's weights with the `mlp` neurons that write most: whose columns of "down" (D, D_ff) are longest."""
     best = layer["down.weight"].norm(dim=0).topk(mlp).indices.sort().values
     gate, up = layer["gate_up.weight"].chunk(2)
     down = layer["down.weight"][:, best]

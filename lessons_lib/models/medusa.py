@@ -37,10 +37,12 @@ class ResidualBlock(nn.Linear):
         super().__init__(width, width)
 
     def reset_parameters(self) -> None:
+        """The start; `nn.Linear` calls it."""
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, more: Tensor | float = 0.0) -> Tensor:
+        """x and more (..., D) -> (..., D)."""
         return x + F.silu(super().forward(x) + more)
 
 
@@ -94,7 +96,7 @@ class MedusaHeads(nn.Module):
         return len(self.rows)
 
     def states(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
-        """(T, D) after the final norm -> (T, K, D), what each of the first `count` heads makes of it."""
+        """(T, D) after the final norm -> (T, K, D): what the first `count` heads make of it; else as `forward`."""
         read = self._read(chosen)
         return torch.stack(
             [through(stack, final, more) for stack, more in zip(self.stacks[:count], read, strict=False)], dim=1
@@ -115,10 +117,8 @@ class MedusaHeads(nn.Module):
     def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
         """(T, D) after the final norm -> scores (T, K, V) of the first `count` heads (None: of all).
 
-        Trimmed heads score the other tokens -inf.
-
-        chosen (T,): the token that was chosen from each state, for heads that read it (else it is ignored). ValueError
-        if it is missing.
+        Trimmed heads score the other tokens -inf. chosen (T,): the token that was chosen from each state, for heads
+        that read it (else it is ignored). ValueError if it is missing.
         """
         scores = self._scores(final, count, chosen)
         return scores if self.kept is None else scatter(scores, self.kept, self.vocab_size)
@@ -138,7 +138,7 @@ class MedusaHeads(nn.Module):
 
 
 def through(stack: nn.Sequential, x: Tensor, more: Tensor | float) -> Tensor:
-    """A head's blocks one after another; the first is told more."""
+    """x (..., D) -> (..., D): a head's blocks one after another; the first is told more (..., D)."""
     first, *rest = stack
     x = first(x, more)
     for block in rest:

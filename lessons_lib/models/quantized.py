@@ -1,6 +1,5 @@
 """A decoder with its matrices in few bits (lesson 10): products of its own, and nothing wide left where they serve."""
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from lessons_lib.models.calibrate import HEAD, Inputs, Place, Windows, inputs_of, largest, places
 from lessons_lib.models.compensated import compensated
+from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.smoothing import ALPHAS, awq, smoothed
@@ -83,8 +83,7 @@ def replaced(decoder: Decoder, make: Make) -> Decoder:
     looking up. ValueError for a decoder that is rounded already.
     """
     _check(decoder)
-    shared = {id(t): t for t in (*decoder.parameters(), *decoder.buffers())}
-    rounded, matrices = copy.deepcopy(decoder, shared), []
+    rounded, matrices = sharing_copy(decoder), []
     for place, linear in places(rounded).items():
         matrix = make(place, linear.weight)
         if matrix is not None:

@@ -38,6 +38,7 @@ def keep_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shar
     """As `kernels.attend`, over the best `share` of each query's keys only, their weights scaled to sum to 1.
 
     score: weights (H, T, S) -> what the best are judged by, of the same shape; None: the weights themselves.
+    ValueError for shapes that do not fit and a share outside 0 to 1.
     """
     mask = causal_mask(q.shape[1], keys.shape[1], q.device) if mask is None else mask
     weights = attention_weights(q, keys, mask)
@@ -137,7 +138,10 @@ def sum_rows(x: Tensor, table: Tensor) -> Tensor:
 
 
 def calibrated(seen: Mapping[Place, Tensor], sparsity: float) -> dict[Place, float]:
-    """The threshold of each place that cuts a share `sparsity` of the values seen there."""
+    """The threshold of each place that cuts a share `sparsity` of the values seen there, of any shape.
+
+    ValueError for a place without values, and a share that is not from 0 to below 1.
+    """
     return {place: threshold(values, sparsity) for place, values in seen.items()}
 
 

@@ -18,7 +18,10 @@ WEIGHTS, CARD = "draft.safetensors", "draft.json"
 
 
 def save_draft(draft: TrimmedDecoder, folder: Path, target: str, **card) -> None:
-    """Write what the draft does not borrow, its matrices in 8 bits, and the card that says how it was made."""
+    """Write what the draft does not borrow, its matrices in 8 bits, and the card that says how it was made.
+
+    ValueError for weights that are not finite.
+    """
     tensors = {"kept": draft.kept.to(torch.int32)}
     for name, weight in own_weights(draft).items():
         if weight.ndim == 2:
@@ -33,7 +36,10 @@ def save_draft(draft: TrimmedDecoder, folder: Path, target: str, **card) -> None
 
 
 def load_draft(folder: Path, target: PreTrainedModel) -> DraftForCausalLM:
-    """The draft stored in `folder`, with the embedding of its target, in the target's dtype and device."""
+    """The draft stored in `folder`, with the embedding of its target, in the target's dtype and device.
+
+    ValueError for a target that the readable decoder does not compute.
+    """
     stored = load_file(folder / WEIGHTS)
     config = type(target.config).from_dict(target.config.to_dict())
     config.num_hidden_layers = json.loads((folder / CARD).read_text())["layers"]
@@ -50,7 +56,7 @@ def load_draft(folder: Path, target: PreTrainedModel) -> DraftForCausalLM:
 
 
 def restored(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Stored tensors -> weights by our names: levels times scales, norms as they are."""
+    """Stored tensors -> weights by our names: levels (N, K) times scales (N,), norms (D,) as they are."""
     scaled = {name: stored[f"{name}.scales"] for name in stored if f"{name}.scales" in stored}
     return {
         name: value.float() * scaled[name][:, None] if name in scaled else value

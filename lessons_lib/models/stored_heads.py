@@ -16,7 +16,7 @@ KEPT = "kept"  # in the file: the tokens that trimmed heads score
 
 
 def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
-    """Write the parameters and a card that names the model they belong to.
+    """Write the parameters and a card that names the model they belong to; card: what else it says.
 
     fp16 rather than bf16: weights this small need no wide exponent, and rounding is eight times finer.
     """

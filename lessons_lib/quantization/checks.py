@@ -35,7 +35,7 @@ def check_cpu(x: Tensor, what: str) -> None:
 def blocks(x: Tensor, per: str | int) -> Tensor:
     """x (..., K) -> (blocks, size), one scale each: per "tensor", per "row", or for so many values of the last axis.
 
-    Raises ValueError for a group that does not divide K, as a scale must not reach over two rows.
+    Raises ValueError for another per, and a group that does not divide K, as a scale must not reach over two rows.
     """
     if per == TENSOR:
         return x.reshape(1, -1)

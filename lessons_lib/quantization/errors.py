@@ -11,17 +11,20 @@ ROWS = 256  # of a matrix whose bits are counted: as many as fill all blocks of 
 
 
 def round_trip(x: Tensor, name: str) -> Tensor:
-    """x (..., K) rounded to the format of this name (`formats`) and back. ValueError as the format has it."""
+    """x (..., K) rounded to the format of this name and back. ValueError as `rounding` and the format have it."""
     return rounding(name)(x).dequantize()
 
 
 def bits_of(name: str, columns: int) -> float:
-    """Bits a weight of a format in rows of so many columns, its share of scales and minima included."""
+    """Bits a weight of a format in rows of so many columns, its share of scales and minima included.
+
+    ValueError for a name that is no format, and for groups that do not divide the columns.
+    """
     return rounding(name)(torch.zeros(ROWS, columns)).bits_per_weight
 
 
 def relative_error(x: Tensor, rounded: Tensor) -> float:
-    """Length of the error over the length of x: 0.01 is an error of 1%."""
+    """Length of the error over the length of x, both of one shape: 0.01 is an error of 1%."""
     return float((rounded - x).norm() / x.norm())
 
 

@@ -38,7 +38,10 @@ def rounding(name: str) -> Rounding:
 
 
 def integers(name: str) -> dict[str, int | str] | None:
-    """bits, per and kind of a format of integers, as `quantize` and `gptq` take them; None for other formats."""
+    """bits, per and kind of a format of integers, as `quantize` and `gptq` take them; None for other formats.
+
+    ValueError for a name that is none.
+    """
     found = rounding(name)
     return dict(found.keywords) if found.func is quantize else None
 

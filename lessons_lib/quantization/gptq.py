@@ -32,7 +32,7 @@ class Outcome:
 def hessian(inputs: Tensor) -> Tensor:
     """H = (2/n) Σ x xᵀ of a layer's inputs (n, K) -> (K, K) float64. For more inputs, average those of equal n.
 
-    Matrices that read the same inputs (q, k and v; gate and up) share it.
+    Matrices that read the same inputs (q, k and v; gate and up) share it. ValueError for inputs that are not finite.
     """
     check_values(inputs, "the calibration inputs")
     x = inputs.detach().reshape(-1, inputs.shape[-1]).double()
@@ -40,7 +40,7 @@ def hessian(inputs: Tensor) -> Tensor:
 
 
 def layer_loss(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
-    """tr(d H dᵀ) with d = weight - rounded, both (N, K): twice the mean square change of the layer's outputs."""
+    """tr(d H dᵀ) with d = weight - rounded, both (N, K), H (K, K): twice the mean square change of the outputs."""
     return float(row_losses(weight, rounded, hessian).sum())
 
 
@@ -66,7 +66,8 @@ def gptq(
     damp: share of the mean diagonal added to H's, tenfold again until its Cholesky factor exists. act_order: columns
     of the largest inputs first. Groups get their scale from the columns as they are when their turn comes, with
     act_order from the original ones. block: columns between two updates of all that follow; it changes no result.
-    Raises ValueError for values that are not finite and for shapes, bits, groups and dampings that do not fit.
+    Raises ValueError for values that are not finite, for shapes, bits, kinds, groups and dampings that do not fit, and
+    for a Hessian that no damping makes positive definite.
     """
     check_bits(bits)
     _check_shapes(weight, hessian, per, damp, block)

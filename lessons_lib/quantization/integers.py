@@ -61,7 +61,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Integers(Quantized):
-    """Codes packed without gaps (`packing`), block after block, and the grid of the blocks."""
+    """Codes packed without gaps (`packing`), block after block in bytes (n,), and the grid of the blocks."""
 
     codes: Tensor
     grid: Grid
@@ -90,7 +90,10 @@ def quantize(
 
 
 def fit_grid(values: Tensor, bits: int, kind: str = "absmax", scale_dtype: torch.dtype = torch.float16) -> Grid:
-    """The finest grid of this kind that spans each block (blocks, size); ValueError for an unknown kind or bits."""
+    """The finest grid of this kind that spans each block (blocks, size).
+
+    ValueError for an unknown kind or bits, and for scales too large for scale_dtype.
+    """
     check_bits(bits)
     if kind not in KINDS:
         raise ValueError(f"there is no kind {kind!r}; choose one of {', '.join(KINDS)}")

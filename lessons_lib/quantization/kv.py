@@ -22,12 +22,18 @@ GROUP, RESIDUAL = 32, 128  # KIVI's G and R
 
 
 def quantize_keys(keys: Tensor, bits: int = 2, group: int = GROUP) -> Integers:
-    """(H_kv, S, d), S a multiple of the group G -> integers (S/G, H_kv, d, G), a scale and minimum for each channel."""
+    """(H_kv, S, d), S a multiple of the group G -> integers (S/G, H_kv, d, G), a scale and minimum for each channel.
+
+    ValueError for another shape, bits that do not exist, and keys that are not finite.
+    """
     return quantize(_by_group(keys, group).transpose(2, 3), bits, group, "minimum")
 
 
 def quantize_values(values: Tensor, bits: int = 2, group: int = GROUP, tokens: int = GROUP) -> Integers:
-    """(H_kv, S, d), d a multiple of the group G -> integers (S/tokens, H_kv, tokens, d), d/G scales for each token."""
+    """(H_kv, S, d), d a multiple of the group G -> integers (S/tokens, H_kv, tokens, d), d/G scales for each token.
+
+    ValueError for another shape, bits that do not exist, and values that are not finite.
+    """
     return quantize(_by_group(values, tokens), bits, group, "minimum")
 
 
@@ -42,7 +48,7 @@ def restore_values(values: Integers) -> Tensor:
 
 
 def joined(old: Integers | None, new: Integers) -> Integers:
-    """Old entries, then new ones along the first axis; no code is touched."""
+    """Old entries (n, ...), then new ones (m, ...) of `quantize_keys` or `_values` -> (n + m, ...); no code changes."""
     if old is None:
         return new
     shape = torch.Size((old.shape[0] + new.shape[0], *new.shape[1:]))
@@ -79,7 +85,10 @@ class QuantizedCache(Cache):
         return sum(part.nbytes for pair in (*self.rounded, *self.newest) if pair is not None for part in pair)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
+        """keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d).
+
+        ValueError for any that are not finite, and for a d that the group does not divide.
+        """
         check_values(keys, "a block of keys")
         check_values(values, "a block of values")
         if self.newest[layer] is not None:

@@ -68,7 +68,7 @@ class Scaled(Matrix):
 
 
 def weights_alone(quantized: Quantized) -> Matrix:
-    """The product that reads this tensor as it is kept if there is one, here and for its dtype; else Plain."""
+    """The product that reads this tensor (N, K) as it is kept if there is one, here and for its dtype; else Plain."""
     for kernel in (Int8Weights, int4_weights) if isinstance(quantized, Integers) else ():
         with suppress(ValueError):
             return kernel(quantized)
@@ -76,10 +76,10 @@ def weights_alone(quantized: Quantized) -> Matrix:
 
 
 class Products:
-    """How `Kernels` multiplies: x (T, K) times a weight (N, K), through that weight's matrix if it has one.
+    """How `Kernels` multiplies: x (T, K) times a weight (N, K) -> (T, N), through that weight's matrix if it has one.
 
     A weight with a matrix is but its key, and needs no values. other: how those without are multiplied. traced:
-    whether a compiler looks at them.
+    whether a compiler looks at them. ValueError for a dtype of x that the matrix does not take.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:
-        """x (T, K) -> x Wᵀ (T, N) in x's dtype."""
+        """x (T, K) -> x Wᵀ (T, N) in x's dtype. ValueError for dtypes that a kernel does not take."""
 
     def traced(self, x: Tensor) -> Tensor:
         """The same in operations that a compiler makes the most of."""

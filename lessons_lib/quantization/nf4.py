@@ -38,7 +38,7 @@ def codebook() -> Tensor:
 
 @dataclass(frozen=True)
 class DoubleScales:
-    """Scales as mean + integers of 8 bits, in blocks of 256; the last block is filled up with the mean."""
+    """`count` scales as mean () + integers (blocks, 256) of 8 bits; the last block is filled up with the mean."""
 
     mean: Tensor
     rest: Integers
@@ -51,7 +51,7 @@ class DoubleScales:
 
 @dataclass(frozen=True)
 class NormalFloats(Quantized):
-    """Numbers of levels, two in a byte, and a scale for every block: value = codebook[number]·scale."""
+    """Numbers of levels, two in a byte (n,), and a scale for every block (blocks,): value = codebook[number]·scale."""
 
     codes: Tensor
     scales: Tensor | DoubleScales
@@ -85,7 +85,10 @@ def nearest_level(ratios: Tensor) -> Tensor:
 
 
 def double_scales(scales: Tensor) -> DoubleScales:
-    """(count,) float32, all at least 0 -> their mean, and what is left of them in 8 bits."""
+    """(count,) float32, all at least 0 -> their mean, and what is left of them in 8 bits.
+
+    ValueError for none, and for any that is not finite.
+    """
     mean = scales.mean()
     rest = F.pad(scales - mean, (0, -len(scales) % SCALES_BLOCK)).view(-1, SCALES_BLOCK)
     return DoubleScales(mean, quantize(rest, 8, scale_dtype=torch.float32), len(scales))

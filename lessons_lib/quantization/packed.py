@@ -30,7 +30,7 @@ class Int8Weights(Matrix):
         self.words = words.of_bytes(self.levels)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x (T, K) -> (T, N) in x's dtype."""
+        """x (T, K) -> (T, N) in x's dtype. ValueError for dtypes other than those three."""
         check_packed(x.dtype)
         if units.packed_kernels() and len(x) <= FEW:
             return torch._weight_int8pack_mm(x.contiguous(), self.levels, self.scales.to(x.dtype))
@@ -59,7 +59,7 @@ class Int4Weights(Matrix):
         self.scales_and_zeros = torch.stack([scales, lows + 8 * scales], -1).to(quantized.dtype).contiguous()
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x (T, K) -> (T, N) in x's dtype."""
+        """x (T, K) -> (T, N) in x's dtype. ValueError for dtypes other than those three."""
         check_packed(x.dtype)
         both = self.scales_and_zeros.to(x.dtype)
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), self.packed, self.group, both)
@@ -78,13 +78,13 @@ class Int4Words(Matrix):
         self.scales, self.lows = (part.transpose(1, 2).contiguous() for part in blocks)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x (T, K) -> (T, N) in x's dtype."""
+        """x (T, K) -> (T, N) in x's dtype. ValueError for dtypes other than those three."""
         check_packed(x.dtype)
         return words.times_nibbles(x, self.words, self.scales, self.lows).to(x.dtype)
 
 
 def int4_weights(quantized: Integers) -> Matrix:
-    """The one of both that is fast here. ValueError for what it cannot read."""
+    """Int4Weights or Int4Words of a matrix (N, K), whichever is fast here. ValueError for what it cannot read."""
     return Int4Weights(quantized) if units.packed_kernels() else Int4Words(quantized)
 
 

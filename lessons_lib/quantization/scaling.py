@@ -48,7 +48,8 @@ def awq_scales(inputs: Tensor, weight: Tensor, quantize: Callable[[Tensor], Quan
     """Try s = mean|x_c|^alpha for alpha = 0, 1/points, ... and keep the one whose rounded weight serves best.
 
     inputs (n, K) of the matrix (N, K), quantize: what rounds W·diag(s). alpha 0 is rounding to the nearest, so on
-    these inputs AWQ is never worse. Raises ValueError for values that are not finite and shapes that do not fit.
+    these inputs AWQ is never worse. Raises ValueError for values that are not finite, shapes that do not fit,
+    and no points.
     """
     check_values(inputs, "the calibration inputs")
     check_values(weight, "the weight")

@@ -32,7 +32,7 @@ class WeightFormat:
 
 
 def integer_format(bits: int, group: int | None = None, extra: float = 32) -> WeightFormat:
-    """extra: 16 bits for the scale of absmax, 32 with a minimum (24 with a zero point of one byte)."""
+    """Integers in groups. extra: 16 bits for the scale of absmax, 32 with a minimum, 24 with a zero point of a byte."""
     return WeightFormat(bits, extra, group)
 
 
@@ -66,6 +66,7 @@ def model_bytes(shape: ModelShape, layers: str, head: str | None = None) -> floa
     """Bytes of weights in memory: as `step_bytes`, and the embedding, never rounded, unless it is the head itself.
 
     A tied head that is rounded is a second table: the embedding stays for looking up. That saves traffic only.
+    ValueError likewise.
     """
     plain = _plain(layers)
     shared = shape.tied and head in (None, plain) and not shape.head_rows

@@ -30,7 +30,7 @@ def of_bytes(levels: Tensor) -> Tensor | None:
 
 
 def times_bytes(x: Tensor, words: Tensor) -> Tensor:
-    """x (T, K) times signed bytes -> (T, N): few rows as sums, which share one loop, many by the library."""
+    """x (T, K) times signed bytes, as words (N, K/4) -> (T, N): few rows as sums in one loop, many by the library."""
     if len(x) <= SUMS:
         return torch.cat([byte_row(row, words) for row in x.split(1)])
     rows = max(1, CHUNK // x.shape[1])
@@ -71,7 +71,7 @@ def nibble_planes(words: Tensor) -> list[Tensor]:
 
 
 def times_nibbles(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
-    """x (T, K) times codes of 4 bits in groups -> (T, N): one row as sums, several by the library."""
+    """x (T, K) times codes of 4 bits in groups -> (T, N): one row as sums, several by the library. As `nibble_row`."""
     if len(x) == 1:
         return nibble_row(x, words, scales, lows)
     blocks = max(1, CHUNK // (LANES * x.shape[1]))

@@ -21,12 +21,13 @@ class AtOnce:
     """Everything at time 0: how throughput is measured."""
 
     def times(self, count: int, rng: Random) -> list[float]:
+        """`count` zeros, in seconds."""
         return [0.0] * count
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Independent users: `rate` requests per second, gaps exponential."""
+    """Independent users: `rate` requests per second, gaps exponential; ValueError for a rate that is not positive."""
 
     rate: float
 
@@ -34,12 +35,16 @@ class Poisson:
         _check_rate(self.rate)
 
     def times(self, count: int, rng: Random) -> list[float]:
+        """Seconds, ascending: sums of gaps whose mean is 1 / rate."""
         return list(accumulate(rng.expovariate(self.rate) for _ in range(count)))
 
 
 @dataclass(frozen=True)
 class Bursty:
-    """`size` requests at once, the bursts Poisson, `rate` requests per second on average; ValueError for none."""
+    """`size` requests at once, the bursts Poisson, `rate` requests per second on average.
+
+    ValueError for a rate that is not positive, and a size below 1.
+    """
 
     rate: float
     size: int = 8
@@ -50,6 +55,7 @@ class Bursty:
             raise ValueError(f"A burst needs at least one request, not {self.size}.")
 
     def times(self, count: int, rng: Random) -> list[float]:
+        """Seconds, ascending, equal within a burst; the last burst is cut to `count`."""
         bursts = Poisson(self.rate / self.size).times(-(-count // self.size), rng)
         return [time for time in bursts for _ in range(self.size)][:count]
 

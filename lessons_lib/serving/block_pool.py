@@ -22,7 +22,7 @@ from lessons_lib.serving.request import Request
 
 @dataclass
 class Table:
-    """A request's blocks, and the hashes of those that are full and known to the pool."""
+    """A request's blocks in order, and the hashes (16 bytes each) of those that are full and known to the pool."""
 
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -31,8 +31,8 @@ class Table:
 class BlockPool:
     """Blocks for any number of requests. sharing: whether requests may share the blocks of an equal beginning.
 
-    Only requests with ids share; ValueError for a pool without blocks. copies: (from, to) blocks whose content must
-    be copied before the next forward writes; whoever runs the forward clears the list.
+    Only requests with ids share. copies: (from, to) blocks whose content must be copied before the next forward writes;
+    whoever runs the forward clears the list. ValueError for a pool without blocks, or blocks without room.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16, sharing: bool = True):
@@ -85,7 +85,10 @@ class BlockPool:
         return True
 
     def store(self, request: Request) -> None:
-        """The first request.computed of request.ids are cached: make the full blocks among them findable."""
+        """The first request.computed of request.ids are cached: make the full blocks among them findable.
+
+        KeyError for a request that the pool does not know.
+        """
         table = self.tables[request]
         if not self.sharing or request.computed // self.block_size <= len(table.hashes):
             return
@@ -97,7 +100,7 @@ class BlockPool:
                 self._found[key], self._hash[table.blocks[i]] = table.blocks[i], key
 
     def truncate(self, request: Request, tokens: int) -> None:
-        """Keep only what the first `tokens` tokens need: after guesses that were rejected."""
+        """Keep only what the first `tokens` tokens need: after guesses that were rejected. KeyError as `store`."""
         table = self.tables[request]
         while len(table.blocks) * self.block_size >= tokens + self.block_size:
             self._drop(table.blocks.pop())
@@ -106,7 +109,8 @@ class BlockPool:
     def fork(self, request: Request, child: Request) -> None:
         """Let `child` share all blocks of a request; who writes first copies the last, half-filled one.
 
-        For whoever continues one text in several ways: parallel sampling, beams. The scheduler does neither.
+        For whoever continues one text in several ways: parallel sampling, beams. The scheduler does neither. KeyError
+        as `store`.
         """
         table = self.tables[request]
         self.tables[child] = Table([self._share(block) for block in table.blocks], list(table.hashes))
@@ -157,7 +161,7 @@ class BlockPool:
 
 
 def hash_chain(ids: Sequence[int], block_size: int, before: bytes = b"") -> Iterator[bytes]:
-    """A hash for each full block of ids, over its tokens and the hash of what comes before it."""
+    """A hash of 16 bytes for each full block of ids, over its tokens and the hash of what comes before it."""
     for start in range(0, len(ids) - block_size + 1, block_size):
         before = blake2b(array("q", ids[start : start + block_size]).tobytes(), key=before, digest_size=16).digest()
         yield before

@@ -23,21 +23,23 @@ from lessons_lib.serving.target import PagedTarget, decodes
 class CompiledPagedTarget(PagedTarget):
     """As PagedTarget, with the decoding rows of a step compiled, `slots` of them in one forward.
 
-    problem: why nothing is compiled, None if it is. ValueError for less than one slot.
+    sizes: num_blocks and block_size, as PagedTarget. problem: why nothing is compiled, None if it is. ValueError for
+    less than one slot.
     """
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, slots: int, **sizes: int):
         if slots < 1:
             raise ValueError(f"slots={slots}: a step needs at least one row.")
         super().__init__(decoder, tokenizer, eos, **sizes)
-        self.slots, self.problem = slots, compiler_problem(self.device)
+        self.slots, self.problem = slots, say_uncompiled(compiler_problem(self.device))
         name = f"{slots}-row step ({decoder.config.layers} layers, {self.dtype})"
         self.step = CompiledStep(paged_step(decoder), name, frozen=True, tuned=True)
-        if self.problem:
-            say_uncompiled(self.problem)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """Rows that decode in compiled forwards, the others in an eager one -> the scores of each."""
+        """Rows that decode in compiled forwards, the others in an eager one -> the scores of each.
+
+        CacheFullError as PagedTarget has it.
+        """
         fast = [i for i, block in enumerate(blocks) if decodes(block) and not block.after and not self.problem]
         rest = [i for i in range(len(blocks)) if i not in fast]
         scores = dict(zip(rest, super().run([blocks[i] for i in rest]), strict=True)) if rest else {}
@@ -56,9 +58,7 @@ class CompiledPagedTarget(PagedTarget):
         tables = new(self.memory.padded([cache.used(1) for cache in caches] + [[]] * len(padding), at_least=2))
         torch._dynamo.maybe_mark_dynamic(tables, 1)
         logits = self.step(tokens, positions, tables, self.memory.keys, self.memory.values)
-        if self.step.problem:
-            self.problem = self.step.problem
-            say_uncompiled(self.problem)
+        self.problem = say_uncompiled(self.step.problem)
         for cache in caches:
             cache.advance(1)
         return [Scores(one[None]) for one in logits[: len(blocks)]]
@@ -66,7 +66,10 @@ class CompiledPagedTarget(PagedTarget):
 
 @dataclass
 class Pages:
-    """The blocks of all sequences as one compiled forward sees them. positions (rows,), tables (rows, n) of blocks."""
+    """The blocks of all sequences as one compiled forward sees them. positions (rows,), tables (rows, n) of blocks.
+
+    keys, values: for each layer (blocks, H_kv, P, d), P tokens a block.
+    """
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
@@ -101,9 +104,10 @@ def attend_pages(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tenso
 
 
 def paged_step(decoder: Decoder, cache=Pages) -> Callable:
-    """One decode forward of many rows as a function of tensors alone, so that it can be compiled -> logits (rows, V).
+    """One decode forward of many rows as a function of tensors alone, so that it can be compiled.
 
-    cache: what looks keys and values up, made as Pages is.
+    It takes tokens (rows,), and positions, tables, keys and values as Pages -> logits (rows, V). cache: what looks keys
+    and values up, made as Pages is.
     """
     kernels = Kernels(attend=attend_pages)
 

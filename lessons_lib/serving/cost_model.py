@@ -32,7 +32,7 @@ class Cost(Protocol):
     """A cost model. Anything with this method will do."""
 
     def seconds(self, load: Load) -> float:
-        """How long a forward with this load takes."""
+        """How many seconds a forward with this load takes."""
 
 
 def load(plan: Plan, padded: bool = True) -> Load:
@@ -64,7 +64,7 @@ def _total(rows: Iterable[tuple[int, bool, int]]) -> Load:
 
 @dataclass(frozen=True)
 class Linear:
-    """Seconds = the sum of a price times a count, the counts those of Load.
+    """Seconds = the sum of a price (in seconds) times a count, the counts those of Load.
 
     step: of every forward; prefill_step, decode_step: of one in which a prompt was fed, or a row decoded. Where those
     run one after the other, each has a price of its own.
@@ -80,6 +80,7 @@ class Linear:
     kv_token: float = 0.0
 
     def seconds(self, load: Load) -> float:
+        """Seconds of a forward: the sum."""
         tokens, pairs, prompts, decode, kv = load
         time = self.step
         if prompts:
@@ -91,13 +92,14 @@ class Linear:
 
 @dataclass(frozen=True)
 class Overlapped:
-    """Seconds = overhead + max(compute, memory): a device that computes while it reads."""
+    """Seconds = overhead + max(compute, memory), all in seconds: a device that computes while it reads."""
 
     compute: Linear
     memory: Linear
     overhead: float = 0.0
 
     def seconds(self, load: Load) -> float:
+        """Seconds of a forward: the longer of both, and the overhead."""
         return self.overhead + max(self.compute.seconds(load), self.memory.seconds(load))
 
 
@@ -110,7 +112,7 @@ def analytic(
 ) -> Overlapped:
     """The roofline of a model on a device of so many FLOP/s and bytes/s; overhead: seconds added to every forward.
 
-    Keys and values take 2 bytes a number, weights `weight_bytes`. Logits: one row per prompt and per decoded token.
+    Keys and values take 2 bytes a number, a weight `weight_bytes`. Logits: one row per prompt and per decoded token.
     ValueError for windowed attention, whose reads depend on lengths.
     """
     if shape.window is not None:
@@ -129,7 +131,7 @@ TERMS = ("step", "prefill_token", "prefill_pair", "decode_token", "kv_token")
 def fit(measured: Sequence[tuple[Load, float]], terms: Sequence[str] = TERMS) -> Linear:
     """Prices, none negative, with the least squares of relative errors over measured (load, seconds): see `steps`.
 
-    ValueError with fewer steps than terms.
+    ValueError with fewer steps than terms, TypeError for a term that Linear has not.
     """
     if len(measured) < len(terms):
         raise ValueError(f"{len(measured)} steps cannot fix {len(terms)} prices; measure at least as many forwards.")

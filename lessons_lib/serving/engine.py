@@ -48,8 +48,8 @@ class Engine:
     """Runs requests on a model of the Llama family, in the order and company that the scheduler decides.
 
     model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size. The scheduler's pool must be a
-    BlockPool, else ValueError. compiled: the step of all decoding rows is compiled at its first use, for the
-    scheduler's slots.
+    BlockPool, no block of it in use, else ValueError. compiled: the step of all decoding rows is compiled at its first
+    use, for the scheduler's slots. TypeError and ValueError for a model as `paged` has them.
     """
 
     def __init__(self, model, scheduler: Scheduler, compiled: bool = False):
@@ -77,11 +77,11 @@ class Engine:
         generator: torch.Generator | None = None,
         on_tokens: Callable[[list[int]], None] | None = None,
     ) -> Request:
-        """A request for `serve`, arriving at `arrival` seconds; the other arguments, and ValueErrors, as `generate`.
+        """A request for `serve`, arriving at `arrival` seconds; the other arguments, and errors, as `generate`.
 
         A proposer finds room for its guesses in the scheduler's `lookahead`; what does not fit is not guessed. Give
         each request its own proposer and generator. A failing on_tokens cancels its request alone. ValueError also for
-        an id that is taken; without one it gets a number.
+        an arrival before 0 and an id that is taken; without one it gets a number.
         """
         id = self._name(id)
         row = new_row(self.target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
@@ -94,7 +94,7 @@ class Engine:
 
         Requests may also come from a workload with ids: their answers have exactly `output_length` tokens. One that
         can never run is rejected, its `error` says why, and the others go on. An exception on the way, such as a
-        proposer's, cancels all that run or wait, and is raised again.
+        proposer's, or RuntimeError as `loop.serve` has it, cancels all that run or wait, and is raised again.
         """
         possible = [request for request in requests if request in self.jobs or self._adopt(request)]
         self.start = time.perf_counter()
@@ -134,10 +134,8 @@ class Engine:
         for source, to in self.pool.copies:
             self.target.memory.copy(source, to)
         self.pool.copies.clear()
-        if rows:
-            step(self.target, rows)
-            sync(self.target.device)  # so that the time of this forward is the log's
-        committed = [row.ids[row.trace[-1].length_before :] for row in rows]
+        committed = step(self.target, rows) if rows else []
+        sync(self.target.device)  # so that the time of this forward is the log's
         plan.rows = [(request, row.trace[-1].forwarded) for (request, _), row in zip(plan.rows, rows, strict=True)]
         for (request, _), row, tokens in zip(plan.rows, rows, committed, strict=True):
             request.stopped = row.finish is not None
@@ -188,8 +186,8 @@ class Engine:
 def paged(model, pool: BlockPool, slots: int | None = None) -> PagedTarget:
     """The model's decoder on paged caches of the pool's size, its step of `slots` rows compiled (None: eager).
 
-    TypeError for what is no decoder of ours, ValueError for a PagedTarget that was made for another pool, or that is
-    eager where a compiled one was asked for.
+    TypeError for what is no decoder of ours; ValueError for a LanguageModel that our decoder cannot compute, and a
+    PagedTarget that was made for another pool, or is eager where a compiled one was asked for.
     """
     sizes = dict(num_blocks=pool.num_blocks, block_size=pool.block_size)
     if isinstance(model, PagedTarget):

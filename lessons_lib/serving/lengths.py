@@ -19,7 +19,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always `count` tokens."""
+    """Always `count` tokens; ValueError below 1."""
 
     count: int
 
@@ -27,6 +27,7 @@ class Fixed:
         _positive(count=self.count)
 
     def draw(self, rng: Random) -> int:
+        """`count` tokens."""
         return self.count
 
 
@@ -43,6 +44,7 @@ class Uniform:
             raise ValueError(f"Uniform lengths go from low to high, not from {self.low} to {self.high}.")
 
     def draw(self, rng: Random) -> int:
+        """Tokens, `low` to `high`."""
         return rng.randint(self.low, self.high)
 
 
@@ -50,7 +52,8 @@ class Uniform:
 class Exponential:
     """Exponential with this scale, capped. What lies above the cap becomes the cap, or with reject is drawn again.
 
-    Rejecting lowers the mean to mean - cap/(e^(cap/mean) - 1); see `expected`.
+    mean, cap: tokens. Rejecting lowers the mean to mean - cap/(e^(cap/mean) - 1); see `expected`. ValueError unless
+    both are positive.
     """
 
     mean: float
@@ -61,6 +64,7 @@ class Exponential:
         _positive(mean=self.mean, cap=self.cap)
 
     def draw(self, rng: Random) -> int:
+        """Tokens, 1 to `cap`."""
         length = rng.expovariate(1 / self.mean)
         while self.reject and length > self.cap:
             length = rng.expovariate(1 / self.mean)
@@ -68,7 +72,7 @@ class Exponential:
 
     @property
     def expected(self) -> float:
-        """The mean after the cap, before rounding."""
+        """The mean in tokens after the cap, before rounding."""
         if self.reject:
             return self.mean - self.cap / math.expm1(self.cap / self.mean)
         return -self.mean * math.expm1(-self.cap / self.mean)
@@ -76,7 +80,10 @@ class Exponential:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal around its median, with the standard deviation sigma of the logarithm; capped, as chat lengths are."""
+    """Log-normal around its median, with the standard deviation sigma of the logarithm; capped, as chat lengths are.
+
+    median, cap: tokens. ValueError unless all three are positive.
+    """
 
     median: float
     sigma: float
@@ -86,12 +93,13 @@ class LogNormal:
         _positive(median=self.median, sigma=self.sigma, cap=self.cap)
 
     def draw(self, rng: Random) -> int:
+        """Tokens, 1 to `cap`."""
         return max(1, min(self.cap, round(rng.lognormvariate(math.log(self.median), self.sigma))))
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One of these counts, drawn with replacement: lengths seen elsewhere; ValueError for none."""
+    """One of these counts of tokens, drawn with replacement: seen elsewhere; ValueError for none, or one below 1."""
 
     counts: Sequence[int]
 
@@ -102,7 +110,10 @@ class Listed:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Listed:
-        """ValueError naming the first line that is not a count; empty lines are skipped."""
+        """The counts of a file, one a line, empty lines skipped.
+
+        ValueError naming the first line that is no count, and for a file without any.
+        """
         counts = []
         for number, line in enumerate(Path(path).read_text().splitlines(), 1):
             if line.strip():
@@ -114,6 +125,7 @@ class Listed:
         return cls(tuple(counts))
 
     def draw(self, rng: Random) -> int:
+        """Tokens, one of `counts`."""
         return rng.choice(self.counts)
 
 

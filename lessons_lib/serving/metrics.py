@@ -4,6 +4,7 @@ Per request: TTFT = t_1 - t_0, TPOT = (t_n - t_1)/(n - 1), E2E = t_n - t_0 (meas
     makespan = last token - first arrival; output throughput = sum n / makespan; total: sum (P + n) / makespan
     occupancy = rows that emitted a token or fed a prompt / (slots x iterations); the rest of the slots is wasted
 Requests that failed or were refused have no times: they count in `failed`, and against goodput.
+Source: measure/timeline.py; Little's law.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ Percentiles = dict[float, float]
 
 @dataclass(frozen=True)
 class Latency:
-    """Of all requests that were served: percentiles {50: ..., 90: ..., 99: ...} in seconds, or tokens per second.
+    """Of all requests that were served: makespan and percentiles {50: ..., 90: ..., 99: ...} in seconds.
 
-    itl: gaps between tokens, those of all requests together; queueing: arrival to first slot, NaN where no log says.
+    output_throughput, total_throughput: tokens per second, the latter with those of prompts. itl: gaps between tokens,
+    those of all requests together; queueing: arrival to first slot, NaN where no log says.
     """
 
     requests: int
@@ -63,7 +65,10 @@ class Usage:
 
 
 def latency(requests: Sequence[Request], qs: Sequence[float] = (50, 90, 99)) -> Latency:
-    """The latencies of requests that have been served."""
+    """The latencies of requests that have been served, in seconds; qs: percentiles.
+
+    NaN where none was served. ValueError for a q outside 0 to 100.
+    """
     good = [r for r in requests if served(r)]
     lines = [r.timeline() for r in good]
     span = timeline.makespan(lines)
@@ -101,25 +106,34 @@ def served(request: Request) -> bool:
 
 
 def goodput(requests: Sequence[Request], ttft: float, tpot: float) -> tuple[float, float]:
-    """(requests per second that kept both limits, their fraction); limits in seconds, failures count as misses."""
+    """(requests per second that kept both limits, their fraction); limits in seconds, failures count as misses.
+
+    ZeroDivisionError without requests.
+    """
     lines = [r.timeline() if served(r) else Timeline(r.arrival, ()) for r in requests]
     return timeline.goodput(lines, ttft, tpot), timeline.attainment(lines, ttft, tpot)
 
 
 def service_level(unloaded: Latency) -> tuple[float, float]:
-    """Limits (TTFT, TPOT) in seconds for goodput: 10 and 3 times the medians of requests that were served alone."""
+    """Limits (TTFT, TPOT) in seconds for goodput: 10 and 3 times the medians of requests that were served alone.
+
+    KeyError for latencies without their medians.
+    """
     return 10 * unloaded.ttft[50], 3 * unloaded.tpot[50]
 
 
 def over_time(steps: Sequence[Iteration], values: Sequence[float]) -> float:
-    """Mean of one value per iteration, weighted with its duration (idle time between iterations left out)."""
+    """Mean of one value per iteration, weighted with its duration (idle time between iterations left out).
+
+    NaN without any duration; ValueError for another number of values.
+    """
     durations = [i.end - i.start for i in steps]
     total = sum(durations)
     return sum(d * v for d, v in zip(durations, values, strict=True)) / total if total else math.nan
 
 
 def in_system(requests: Sequence[Request]) -> float:
-    """Mean number of requests in the system between the first arrival and the last departure.
+    """Mean number of requests in the system between the first arrival and the last departure; NaN for none.
 
     Counted by walking through arrivals and departures, so that Little's law can be checked against it.
     """

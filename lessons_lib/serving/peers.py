@@ -22,7 +22,10 @@ NO_END = -1  # a token id that never comes
 
 def padded_batches(network, requests: Sequence[Request], slots: int) -> list[Request]:
     """Static batching by transformers' generate: so many requests at a time in their order, prompts padded on the
-    left to a rectangle, each batch run to its longest output; what others emit beyond their own length is dropped."""
+    left to a rectangle, each batch run to its longest output; what others emit beyond their own length is dropped.
+
+    network: a causal LM of transformers. requests: with ids, else TypeError. ValueError for no slots.
+    """
     served, start = [request.fresh() for request in requests], time.perf_counter()
     for first in range(0, len(served), slots):
         _pad(network, served[first : first + slots], start)
@@ -45,8 +48,9 @@ def _pad(network, batch: Sequence[Request], start: float) -> None:
 def continuous_batches(network, requests: Sequence[Request], pages: dict = PAGES) -> list[Request]:
     """transformers' continuous batching, all requests at once: what generate_batch does, with a length for each.
 
-    pages: sizes of its cache and of its forwards; by default it takes most of the memory. A request that fails has
-    an `error`, as in the engine.
+    network, requests: as `padded_batches`. pages: sizes of its cache and of its forwards, PAGES or other settings of
+    ContinuousBatchingConfig (without any it takes most of the memory). A request that fails has an `error`, as in the
+    engine.
     """
     settings = GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=0)
     config = ContinuousBatchingConfig(**pages)

@@ -64,7 +64,10 @@ class Log:
     iterations: list[Iteration] = field(default_factory=list)
 
     def record(self, scheduler: Scheduler, plan: Plan, committed: Sequence[Sequence[int]], start: float, end: float):
-        """Note an iteration that has run; call it before scheduler.commit, which moves the requests on."""
+        """Note an iteration that ran from start to end (seconds); before scheduler.commit, which moves the requests on.
+
+        committed: the new tokens of each row of the plan, else ValueError.
+        """
         shares = [
             Share(r.id, r.slot, fed, len(tokens), r.prefilling, r.computed)
             for (r, fed), tokens in zip(plan.rows, committed, strict=True)

@@ -9,6 +9,7 @@ A policy answers four small questions; override the one that you want to change:
 order: of the waiting, who enters first; of the running, the last one is preempted when no block is free.
 admit: how many may enter in this iteration. over: whether a batch that is held together may end.
 wake: when to ask again though nobody arrives. The rest (slots, blocks, token budget) is the scheduler's business.
+Times are seconds from the start of the run.
 Source: Yu et al. 2022 (Orca: iteration-level scheduling).
 """
 
@@ -50,6 +51,7 @@ class ShortestFirst(Continuous):
     """Whoever has the fewest tokens left goes first, by the limit that the client sent. Long ones may starve."""
 
     def order(self, requests: Sequence[Request], now: float) -> Sequence[Request]:
+        """By max_tokens less what was emitted, ascending."""
         return sorted(requests, key=lambda r: r.max_tokens - r.emitted)
 
 
@@ -65,10 +67,12 @@ class Static(Continuous):
     hold = True
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
+        """All slots once no request holds one and enough wait, or nobody else will come; else 0."""
         ready = len(scheduler.waiting) >= scheduler.slots or scheduler.closed
         return scheduler.slots if scheduler.empty and ready else 0
 
     def over(self, scheduler: Scheduler) -> bool:
+        """Whether the batch has run `steps` iterations."""
         return scheduler.batch_steps >= self.steps
 
 
@@ -79,8 +83,10 @@ class Dynamic(Static):
     window: float = 0.1
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
+        """As Static, and all slots once the first in the queue has waited `window` seconds."""
         due = scheduler.waiting and now >= self.wake(scheduler)
         return scheduler.slots if scheduler.empty and due else super().admit(scheduler, now)
 
     def wake(self, scheduler: Scheduler) -> float:
+        """When the first in the queue will have waited `window` seconds; infinity without one."""
         return scheduler.waiting[0].arrival + self.window if scheduler.waiting else math.inf

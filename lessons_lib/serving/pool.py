@@ -49,7 +49,10 @@ def check_size(num_blocks: int, block_size: int) -> None:
 
 @dataclass
 class CountingPool:
-    """Counts blocks and shares none: enough where no prefix is shared. ValueError for a pool without blocks."""
+    """Counts blocks and shares none: enough where no prefix is shared. Methods as Pool's.
+
+    ValueError for a pool without blocks, or blocks without room.
+    """
 
     num_blocks: int
     block_size: int = 16
@@ -62,9 +65,11 @@ class CountingPool:
         self.free_blocks = self.num_blocks
 
     def match(self, request: Request) -> int:
+        """0 tokens: no prefix is kept."""
         return 0
 
     def allocate(self, request: Request, tokens: int, spare: int = 0) -> bool:
+        """Count the blocks of `tokens` tokens as the request's; False, and nothing changed, without so many."""
         owned = self.owned.get(request, 0)
         more = blocks_for(tokens, self.block_size) - owned
         if more > 0:
@@ -75,12 +80,14 @@ class CountingPool:
         return True
 
     def store(self, request: Request) -> None:
-        pass
+        """Nothing: no prefix is kept."""
 
     def truncate(self, request: Request, tokens: int) -> None:
+        """Count blocks behind the first `tokens` tokens as free; KeyError for a request that has none."""
         spare = max(0, self.owned[request] - blocks_for(tokens, self.block_size))
         self.owned[request] -= spare
         self.free_blocks += spare
 
     def release(self, request: Request) -> None:
+        """Count all its blocks as free, if it has any."""
         self.free_blocks += self.owned.pop(request, 0)

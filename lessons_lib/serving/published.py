@@ -54,12 +54,12 @@ class Row:
 
 
 def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Request]:
-    """The study's requests with outputs of at most `longest` (M) tokens."""
+    """The study's requests with outputs of at most `longest` (M) tokens; ValueError for no requests or no tokens."""
     return Workload(requests, Fixed(512), Exponential(128, longest, reject=True), seed=seed).requests()
 
 
 def systems(longest: int, requests: list[Request]) -> dict[str, Scheduler]:
-    """A fresh scheduler for each system at this M."""
+    """A fresh scheduler for each system at this M; KeyError for an M that the study has not."""
     slots, budget = STATIC_SLOTS[longest], CountingPool(TOKEN_BUDGET[longest], 1)
     job = max(request.output_length for request in requests)
     paged = CountingPool(CACHE_TOKENS // 16, 16)
@@ -80,7 +80,7 @@ def device(overhead: float = 0.0) -> Cost:
 
 
 def table(requests: int = 1000, seed: int = 0) -> list[Row]:
-    """Every system at every M, simulated, beside what the study says."""
+    """Every system at every M, simulated, beside what the study says; ValueError for no requests."""
     return [row for longest in STATIC_SLOTS for row in _rows(longest, requests, seed)]
 
 
@@ -99,6 +99,9 @@ def _rows(longest: int, requests: int, seed: int) -> list[Row]:
 
 
 def total_throughput(log: Log) -> float:
-    """Prompt and output tokens per second, to the last departure: a batch that runs on for nothing costs its time."""
+    """Prompt and output tokens per second, to the last departure: a batch that runs on for nothing costs its time.
+
+    log: of a run in which all requests were served, else TypeError.
+    """
     tokens = sum(r.prompt_length + r.emitted for r in log.requests)
     return tokens / (max(r.finished for r in log.requests) - min(r.arrival for r in log.requests))

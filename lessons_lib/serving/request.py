@@ -95,7 +95,10 @@ class Request:
         return self.stopped or self.emitted >= self.length
 
     def commit(self, fed: int, tokens: Sequence[int], now: float) -> None:
-        """Note a forward over `fed` tokens that gave these new ones: none from a part of a prompt, n if speculated."""
+        """Note a forward over `fed` tokens that gave these new ones: none from a part of a prompt, n if speculated.
+
+        now: when it ended, in seconds.
+        """
         if tokens:
             self.emitted += len(tokens)
             self.times.extend([now] * len(tokens))

@@ -83,7 +83,7 @@ class Scheduler:
         self._queue(request)
 
     def schedule(self, now: float) -> Plan:
-        """Plan the next forward. An empty plan means: wait for an arrival, or until policy.wake(self)."""
+        """Plan the next forward, at `now` seconds. An empty plan: wait for an arrival, or until policy.wake(self)."""
         plan = Plan()
         self._end_batch(now)
         if self.mixed:
@@ -95,7 +95,10 @@ class Scheduler:
         return plan
 
     def commit(self, plan: Plan, committed: Sequence[Sequence[int]], now: float) -> list[Request]:
-        """Note what each row's forward gave, free what finished requests held -> those that finished."""
+        """Note what each row's forward gave, free what finished requests held -> those that finished.
+
+        committed: the new tokens of each row of the plan, else ValueError. now: seconds.
+        """
         ended = []
         for (request, fed), tokens in zip(plan.rows, committed, strict=True):
             if request.state is not State.RUNNING:

@@ -29,12 +29,15 @@ class Simulator:
     time: float = field(default=0.0, init=False)
 
     def now(self) -> float:
+        """Virtual seconds so far."""
         return self.time
 
     def wait(self, until: float) -> None:
+        """Go on to that second, never back."""
         self.time = max(self.time, until)
 
     def run(self, plan: Plan) -> list[Sequence[int]]:
+        """Let the forward's seconds pass -> the new tokens of each row."""
         self.time += self.cost.seconds(load(plan, self.padded))
         return [self._tokens(request, fed) for request, fed in plan.rows]
 
@@ -57,8 +60,8 @@ def simulate(
     accepted: Callable[[Request, int], int] | None = None,
     padded: bool = True,
 ) -> Log:
-    """Serve fresh copies of the requests on the virtual clock -> the event log, the copies in it.
+    """Serve fresh copies of the requests on the virtual clock (seconds) -> the event log, the copies in it.
 
-    The scheduler must be fresh as well; accepted and padded: see Simulator.
+    The scheduler must be fresh as well; accepted and padded: see Simulator. RuntimeError as `loop.serve` has it.
     """
     return serve([request.fresh() for request in requests], scheduler, Simulator(cost, accepted, padded))

@@ -18,7 +18,10 @@ from lessons_lib.models.kernels import Kernels, attend
 
 
 class PagedTarget(DecoderTarget):
-    """As DecoderTarget, on one memory of `num_blocks` blocks of `block_size` tokens; caches come without any."""
+    """As DecoderTarget, on one memory of `num_blocks` blocks of `block_size` tokens; caches come without any.
+
+    tokenizer, eos: as DecoderTarget takes them. CacheFullError where a row's blocks have no room for its new tokens.
+    """
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, num_blocks: int, block_size: int):
         super().__init__(decoder, tokenizer, eos)
@@ -31,13 +34,13 @@ class PagedTarget(DecoderTarget):
         return PagedCache(self.memory, [])
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """One packed forward for all blocks, those of one token first -> the scores of each."""
+        """One packed forward for all blocks, those of one token first -> the scores of each, logits (wanted, V)."""
         order = sorted(range(len(blocks)), key=lambda i: not decodes(blocks[i]))
         scores = dict(zip(order, super().run([blocks[i] for i in order]), strict=True))
         return [scores[i] for i in range(len(blocks))]
 
     def forward(self, tokens: Tensor, blocks: Sequence[Block], layers: Sequence[int]) -> States:
-        """As DecoderTarget, the rows that decode as one segment; `compiled` has this step compiled."""
+        """tokens (T,) of all blocks -> their states as DecoderTarget has them; the rows that decode are one segment."""
         rows = [block.cache for block in blocks if decodes(block)]
         together = [self.rows(PagedRows(rows))] if rows else []
         segments = together + [self.segment(block) for block in blocks[len(rows) :]]
@@ -68,7 +71,7 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor
 
 
 def attend_either(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """`attend_rows` for many rows together, `attend` for the tokens of one."""
+    """`attend_rows` where keys are (rows, H_kv, S, d), many rows together; `attend` for one row's, (H_kv, S, d)."""
     return (attend_rows if keys.dim() == 4 else attend)(q, keys, values, mask)
 
 

@@ -40,7 +40,7 @@ class Workload:
     def requests(self) -> list[Request]:
         """The same requests every time. Lengths and arrivals have streams of their own: a rate changes no length.
 
-        ValueError for a count of none.
+        ValueError for a count of none, a max_tokens below 1 and a vocabulary without ids.
         """
         if self.count < 1:
             raise ValueError(f"A workload needs at least one request, not {self.count}.")
@@ -73,7 +73,8 @@ class Conversations:
     seed: int = 0
 
     def requests(self) -> list[Request]:
-        """All turns of all chats; ids are "chat.turn"."""
+        """All turns of all chats; ids are "chat.turn". ValueError for a vocabulary without ids, and a negative pause
+        that leads before the start."""
         rng = Random(f"chats {self.seed}")
         times = self.arrivals.times(self.count, Random(f"arrivals {self.seed}"))
         system = random_ids(self.system, self.vocab_size, rng)
@@ -91,7 +92,7 @@ class Conversations:
 
 
 def random_ids(count: int, vocab_size: int, rng: Random) -> list[int]:
-    """So many token ids below vocab_size."""
+    """So many token ids below vocab_size; ValueError for a vocab_size below 1."""
     return [rng.randrange(vocab_size) for _ in range(count)]
 
 

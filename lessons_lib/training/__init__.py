@@ -1,4 +1,15 @@
 """Training: a small draft distilled from a target (lesson 06), Medusa heads (lesson 09).
 
 `python -m lessons_lib.training` runs the recipes.
+
+collect             the target writes texts for the prompts (prompts), many at once (batched)
+loop, run           the loop of every training run; a run as it is kept, and its checkpoint
+distill             a draft learns from the texts, by a loss; what it is worth in fewer bits
+evaluate, bits      tokens per forward by replay; the same for drafts that are rounded
+held_out            the prompts that drafts and heads are measured on
+card                a stored draft's card, as data and as a page
+heads, joint        Medusa heads trained alone, by heads_loss, or together with the model
+evaluate_heads      what heads and their tree are worth, by replay
+heads_card          the page of stored heads
+heads_commands      their commands; those of the draft are in __main__
 """

@@ -13,6 +13,7 @@ from lessons_lib.models import load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of, own_size
 from lessons_lib.models.registry import OURS
+from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
 from lessons_lib.paths import cache_dir
 from lessons_lib.training import bits, card, collect, evaluate, heads_commands, held_out, prompts
@@ -25,11 +26,14 @@ DESIGNS, BITS = "designs.json", "bits.json"  # beside the weights
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line and run one part of the recipe; returns the exit status."""
+    """Parse the command line and run one part of the recipe; returns the exit status.
+
+    A ValueError is printed, status 2; ModelUnavailable where a model cannot be had.
+    """
     options = parser().parse_args(arguments)
     try:
         return COMMANDS[options.command](options)
-    except ValueError as error:
+    except (ValueError, ModelUnavailable) as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -66,7 +70,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_collect(options: argparse.Namespace) -> int:
-    """The target writes; what it wrote lies in the cache. ValueError if nothing says what it shall answer."""
+    """The target writes; what it wrote lies in the cache.
+
+    ValueError if nothing says what it shall answer, for a file of prompts as `prompts.read`, and an unknown device.
+    """
     if not options.held_out and not options.prompts:
         raise ValueError("what shall be answered? --prompts FILE names the prompts to train on, --held-out takes ours")
     chosen = held_out.prompts() if options.held_out else training_prompts(options)
@@ -80,16 +87,19 @@ def run_collect(options: argparse.Namespace) -> int:
 
 
 def training_prompts(options: argparse.Namespace) -> list[prompts.Prompt]:
-    """Those of the file that may train, more tasks on their passages, and our own."""
+    """Those of the file that may train, more tasks on their passages, and our own. ValueError as `prompts.read`."""
     people = prompts.for_training(prompts.read(options.prompts))
     return people + prompts.again(people) + prompts.own()
 
 
 def run_distill(options: argparse.Namespace) -> int:
-    """Train a run, or go on with it; products in bf16 where the device computes in it."""
+    """Train a run, or go on with it; products in bf16 where the device computes in it.
+
+    ValueError without texts, as `written`, for an unknown device, and as `distill`.
+    """
     chosen = {field.name: getattr(options, field.name) for field in fields(Recipe)}
     recipe = Recipe(**chosen | {"layers": tuple(options.layers)})
-    texts = written(collect.read_all(collect.folder()), recipe.only)
+    texts = written(collect.training_texts(), recipe.only)
     device, dtype = pick(options.device, "auto")
     run = distill(target(device), texts, recipe, runs(options.run), options.minutes, fast=dtype == "bf16")
     print(f"{run.step} of {recipe.steps} steps, loss {run.curve[-1]['loss']}; {runs(options.run)}")
@@ -107,14 +117,17 @@ def written(texts: list[Text], only: str) -> list[Text]:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    """Print what a draft is worth on the held-out texts; ValueError for a log of no run."""
+    """Print what a draft is worth on the held-out texts.
+
+    ValueError for a log of no run, a run that was not trained, without texts, and for a gamma below 1.
+    """
     if options.log and not options.run:
         raise ValueError("--log lists a run; name it with --run")
     if options.run:
         draft = trained(target(), runs(options.run)).draft
     else:
         draft = decoder_of(load(DRAFT, device="cpu", dtype="bf16").network)
-    found = evaluate.evaluate(draft, collect.read_all(collect.folder(held_out=True)), options.gamma)
+    found = evaluate.evaluate(draft, collect.held_out_texts(), options.gamma)
     print(json.dumps(found, indent=1))
     if options.log:
         log_design(options.run, draft, found)
@@ -122,7 +135,10 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 
 def log_design(name: str, draft: Decoder, found: dict) -> None:
-    """Add a line to the designs that were tried; a later one of this name replaces the earlier."""
+    """Add a line to the designs that were tried; a later one of this name replaces the earlier.
+
+    found: as `evaluate` returns it. ValueError for a run that was not trained.
+    """
     run = trained(target(), runs(name))
     line = {"name": name, "parameters": own_size(draft)}
     line |= {
@@ -136,8 +152,11 @@ def log_design(name: str, draft: Decoder, found: dict) -> None:
 
 
 def run_bits(options: argparse.Namespace) -> int:
-    """Store what drafts of several sizes are worth in several widths."""
-    texts, found = collect.read_all(collect.folder(held_out=True)), []
+    """Store what drafts of several sizes are worth in several widths.
+
+    ValueError for a run that was not trained, and without texts.
+    """
+    texts, found = collect.held_out_texts(), []
     for name in options.runs:
         run = trained(target(), runs(name))
         rows = bits.rounded_worth(run.draft, texts, bits.FORMATS)
@@ -148,13 +167,13 @@ def run_bits(options: argparse.Namespace) -> int:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Store a run's draft with its card and page."""
-    texts, run = collect.read_all(collect.folder(held_out=True)), trained(target(), runs(options.run))
+    """Store a run's draft with its card and page. ValueError for a run that was not trained, and without texts."""
+    texts, run = collect.held_out_texts(), trained(target(), runs(options.run))
     before = evaluate.evaluate(fresh(target(), run.recipe, run.draft.kept).draft, texts)
     save_draft(run.draft, options.into, TARGET)  # what is measured is what was stored, rounded
     stored = decoder_of(load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network))
     after = evaluate.evaluate(stored, texts)
-    facts = card.facts(run, collect.read_all(collect.folder()), tried(), before, after, options.note)
+    facts = card.facts(run, collect.training_texts(), tried(), before, after, options.note)
     save_draft(run.draft, options.into, TARGET, **facts)
     said = json.loads((options.into / CARD).read_text(encoding="utf-8"))
     (options.into / card.PAGE).write_text(card.page(DRAFT, run, said, options.into), encoding="utf-8")
@@ -169,7 +188,7 @@ def tried() -> list[dict]:
 
 
 def target(device: str = "cpu") -> Decoder:
-    """The target in float32, to begin drafts from."""
+    """The target in float32, to begin drafts from. ValueError for an unknown device; ModelUnavailable as `load`."""
     return load(TARGET, device=device, dtype="fp32").target(kind="decoder").decoder
 
 

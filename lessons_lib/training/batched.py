@@ -37,7 +37,10 @@ class Text:
 
 
 class RowsCache:
-    """Keys and values of `rows` texts, (rows, H_kv, capacity, d) per layer, each row with its own length."""
+    """Keys and values of `rows` texts, (rows, H_kv, capacity, d) per layer, each row with its own length.
+
+    capacity: tokens that a row holds at most; IndexError for one more.
+    """
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int):
         c, like = decoder.config, decoder.embedding.weight
@@ -59,7 +62,7 @@ class RowsCache:
         return torch.arange(int(self.lengths.max()) + 1, device=self.lengths.device) <= self.lengths[:, None]
 
     def put(self, row: int, one: ContiguousCache) -> None:
-        """Replace a row by the entries of one text."""
+        """Replace a row by the entries of one text, no more than the capacity."""
         length = one.length()
         for layer in range(len(self.keys)):
             self.keys[layer][row, :, :length] = one.keys[layer][:, :length]
@@ -85,7 +88,8 @@ ROWS = Kernels(attend=attend_rows)
 class Writer:
     """Writes up to max_new tokens to each text, `rows` texts at a time; a text ends with a token of `eos`.
 
-    What is drawn for a text depends on its key alone, not on the texts written before it or beside it.
+    capacity: tokens of a row, its prompt's included. What is drawn for a text depends on its key alone, not on the
+    texts written before it or beside it.
     """
 
     def __init__(self, decoder: Decoder, eos: Iterable[int], rows: int, capacity: int, max_new: int):

@@ -55,7 +55,10 @@ one (`python -m lessons_lib.training bits --runs NAME NAME`; lesson 10 plots it)
 
 
 def facts(run: Run, texts: Sequence[Text], tried: Sequence[dict], before: dict, after: dict, note: str = "") -> dict:
-    """What the card says beside layers and target. tried: designs; before, after: as `evaluate` returns them."""
+    """What the card says beside layers and target, as JSON holds it.
+
+    texts: what it was trained on. tried: designs; before, after: as `evaluate` returns them.
+    """
     return {
         "recipe": vars(run.recipe),
         "steps": run.step,
@@ -71,7 +74,7 @@ def facts(run: Run, texts: Sequence[Text], tried: Sequence[dict], before: dict, 
 
 
 def page(name: str, run: Run, card: dict, folder: Path) -> str:
-    """The card as a page, for a draft stored in `folder`."""
+    """The card as a page, for a draft stored in `folder`. card: `facts` as `save_draft` stored them, else KeyError."""
     return TEXT.format(
         name=name,
         target=card["target"],

@@ -46,7 +46,8 @@ def collect(
     cut short (but for near ties in bf16, which rows side by side may round differently).
 
     texts: stop at so many. rows: texts at a time. longest: prompts of more tokens are left out. drawn: every so
-    manieth text is drawn (0: all greedy).
+    manieth text is drawn (0: all greedy). ValueError for a model that our decoder cannot compute; TypeError for one
+    without a tokenizer.
     """
     into.mkdir(parents=True, exist_ok=True)
     done = {text_key for shard in shards(into) for text_key in keys(shard)}
@@ -64,7 +65,7 @@ def collect(
 
 
 def plan(target: Target, prompts: Sequence[Prompt], drawn: int) -> Iterator[Text]:
-    """Every prompt under the chat template, as a text to be written."""
+    """Every prompt under the chat template, as a text to be written. TypeError without a tokenizer."""
     for number, prompt in enumerate(prompts, 1):
         ids = encode(target, prompt.messages)
         temperature = TEMPERATURE if drawn and number % drawn == 0 else 0.0
@@ -77,7 +78,7 @@ def shards(where: Path) -> list[Path]:
 
 
 def save(texts: Sequence[Text], path: Path) -> None:
-    """Texts as one file, which appears whole or not at all."""
+    """Texts, at least one, as one file, which appears whole or not at all: ids, lengths, states (T - 1, D) of each."""
     part = path.with_suffix(".part")
     tensors = {
         "ids": torch.tensor([token for text in texts for token in text.ids], dtype=torch.int32),
@@ -97,7 +98,7 @@ def keys(path: Path) -> list[str]:
 
 
 def read(path: Path) -> list[Text]:
-    """The texts of a shard."""
+    """The texts of a shard, their states (T - 1, D)."""
     with safe_open(path, "pt") as file:
         lengths, prompts = file.get_tensor("lengths").tolist(), file.get_tensor("prompt_lengths").tolist()
         ids = [part.tolist() for part in file.get_tensor("ids").split(lengths)]
@@ -117,8 +118,18 @@ def read_all(where: Path) -> list[Text]:
     return sorted(texts, key=lambda text: text.key)
 
 
+def training_texts() -> list[Text]:
+    """All that was written to train on. ValueError if there are none."""
+    return read_all(folder())
+
+
+def held_out_texts() -> list[Text]:
+    """All that was written to judge by (`collect --held-out`). ValueError if there are none."""
+    return read_all(folder(held_out=True))
+
+
 def batches(items: Iterable[Text], size: int) -> Iterator[list[Text]]:
-    """Lists of `size` items, the last one shorter."""
+    """Lists of `size` items (at least 1), the last one perhaps shorter."""
     items = iter(items)
     while batch := list(islice(items, size)):
         yield batch

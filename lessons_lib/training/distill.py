@@ -1,4 +1,7 @@
-"""Distilling: a small draft learns the target's distribution on the target's own text (lesson 06)."""
+"""Distilling: a small draft learns the target's distribution on the target's own text (lesson 06).
+
+Hinton et al. 2015 (arXiv 1503.02531); on the target's own text: Zhou et al. 2023 (DistillSpec, arXiv 2310.08461).
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,19 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lessons_lib.models.calibrate import Uncached
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.draft import TrimmedDecoder, own_weights
 from lessons_lib.training.batched import Text
-from lessons_lib.training.loop import go_on, set_rate
+from lessons_lib.training.loop import go_on, set_rate, update
 from lessons_lib.training.loss import DistillationLoss
 from lessons_lib.training.run import Recipe, Run, draft_weights, frequent, fresh, resume, save
-
-
-class Nothing:
-    """The cache of a training forward: the whole text is there, nothing is kept."""
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return keys, values
 
 
 def distill(
@@ -37,7 +34,7 @@ def distill(
 
     Leaves a checkpoint and the loss curve in `folder`. fast: products in bf16, weights in float32 all the same.
     Interrupted and resumed, it ends with the same weights as in one go. ValueError if the checkpoint's recipe
-    is another one.
+    is another one, and for layers or neurons that the target lacks.
     """
 
     def begin(saved: dict) -> Run:
@@ -51,7 +48,7 @@ def distill(
 
 
 def train_step(run: Run, texts: Sequence[Text], fast: bool) -> None:
-    """One update from a batch of texts, recorded in the curve."""
+    """One update from a batch of texts; loss (nats) and the share of likeliest tokens that agree go to the curve."""
     set_rate(run, pace(run.step, run.recipe))
     with torch.autocast(run.draft.embedding.weight.device.type, torch.bfloat16) if fast else nullcontext():
         theirs, ours = states(run.draft, texts, run.recipe, run.step)
@@ -60,12 +57,8 @@ def train_step(run: Run, texts: Sequence[Text], fast: bool) -> None:
     loss, agree = DistillationLoss.apply(ours, theirs, head, run.recipe.hard)
     run.draft.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(own_weights(run.draft).values(), 1.0)
-    for optimizer in run.optimizers:
-        optimizer.step()
-    run.step += 1
     right = agree.float().mean().item()
-    run.curve.append({"step": run.step, "loss": round(loss.item(), 5), "agree": round(right, 4)})
+    update(run, own_weights(run.draft).values(), {"loss": round(loss.item(), 5), "agree": round(right, 4)})
 
 
 def states(draft: TrimmedDecoder, texts: Sequence[Text], recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +71,7 @@ def states(draft: TrimmedDecoder, texts: Sequence[Text], recipe: Recipe, step: i
 def read(draft: Decoder, texts: Sequence[Sequence[int]], **options) -> Tensor:
     """The draft's states (T, D) after its last layer over all texts, packed; options as of its forward."""
     at = draft.embedding.weight.device
-    segments = [Segment(torch.arange(len(ids), device=at), Nothing()) for ids in texts]
+    segments = [Segment(torch.arange(len(ids), device=at), Uncached()) for ids in texts]
     return draft(torch.tensor([token for ids in texts for token in ids], device=at), segments, **options).last
 
 
@@ -92,7 +85,10 @@ def counted(text: Text, recipe: Recipe, step: int) -> Tensor:
 
 
 def schedule(lengths: Sequence[int], recipe: Recipe) -> Iterator[list[int]]:
-    """Batches of text numbers without end: every epoch all texts in an order of its own, the seed's."""
+    """Batches of text numbers without end: every epoch all texts in an order of its own, the seed's.
+
+    lengths: of the texts (at least one), in tokens. A batch has recipe.tokens tokens or a few more.
+    """
     generator = torch.Generator().manual_seed(recipe.seed)
     batch, size = [], 0
     for _ in count():

@@ -26,7 +26,8 @@ GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
     """Held-out texts -> tokens per forward by kind and by gamma, and how often single guesses were right.
 
-    macro is the mean over the kinds in CATEGORIES that are there, at `gamma`. Only greedy texts count.
+    macro is the mean over the kinds in CATEGORIES that are there, at `gamma`. Only greedy texts count; NaN without any.
+    ValueError for a gamma below 1.
     """
     kinds = defaultdict(list)
     for kind, text in judged(texts):
@@ -49,7 +50,7 @@ def judged(texts: Sequence[Text]) -> Iterator[tuple[str, Text]]:
 
 
 def row(found: Sequence[Sequence[bool]], gamma: int) -> dict[str, float]:
-    """One kind's figures."""
+    """One kind's figures: texts, tokens per forward, share of right guesses. ValueError for a gamma below 1."""
     guesses = [guess for text in found for guess in text]
     return {
         "texts": len(found),
@@ -60,7 +61,10 @@ def row(found: Sequence[Sequence[bool]], gamma: int) -> dict[str, float]:
 
 @torch.no_grad()
 def right(draft: Decoder, text: Text) -> list[bool]:
-    """For each answer token but the first, which the prefill yields: would the draft have guessed it?"""
+    """For each answer token but the first, which the prefill yields: would the draft have guessed it?
+
+    As many as the text has ids (T,) behind prompt and first token; none for a shorter one.
+    """
     start = text.prompt_length
     logits = draft.logits(read(draft, [text.ids[:-1]])[start:])
     return (logits.argmax(-1) == torch.tensor(text.ids[start + 1 :])).tolist()
@@ -69,7 +73,7 @@ def right(draft: Decoder, text: Text) -> list[bool]:
 @torch.no_grad()
 def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> list[bool]:
     """As `right`, token by token through the draft's cache, which is how it drafts: few rows may be computed in
-    another format than many. prompt, new: ids of a greedy text."""
+    another format than many. prompt, new: ids of a greedy text, at least one each."""
     cache, found = draft.new_cache(len(prompt) + len(new)), []
     draft.run([plain_block(prompt, cache)])
     for token, following in pairwise(new):
@@ -79,7 +83,10 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
 
 
 def tokens_per_forward(found: Sequence[Sequence[bool]], gamma: int) -> float:
-    """tau over several texts: tokens committed over verification forwards, the prefill and its token left out."""
+    """tau over several texts: tokens committed over verification forwards, the prefill and its token left out.
+
+    found: for each text, as `right`. NaN without guesses; ValueError for a gamma below 1.
+    """
     return trace.tokens_per_forward([step for text in found for step in replay_draft(text, Constant(gamma))])
 
 

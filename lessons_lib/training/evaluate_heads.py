@@ -25,7 +25,10 @@ Favourites = list[list[list[int]]]
 
 
 class Recorded(Medusa):
-    """Medusa whose heads were asked at every position of a text beforehand; favourites: as `favourites` gives them."""
+    """Medusa whose heads were asked at every position of a text beforehand; favourites: as `favourites` gives them.
+
+    ValueError for a tree that the heads cannot fill.
+    """
 
     def __init__(self, heads: MedusaHeads, favourites: Favourites, tree: TreeShape):
         super().__init__(heads, tree)
@@ -44,13 +47,19 @@ class Recorded(Medusa):
 
 @torch.no_grad()
 def favourites(heads: MedusaHeads, text: Text, ranks: int) -> Favourites:
-    """Every head's `ranks` most probable tokens at every row of a text's states: (T - 1, K, ranks) as lists."""
+    """Every head's `ranks` most probable tokens at every row of a text's states: (T - 1, K, ranks) as lists.
+
+    RuntimeError for more ranks than tokens that the heads score.
+    """
     parts = zip(text.hidden.to(heads.lm_head).split(ROWS), torch.tensor(text.ids[1:]).split(ROWS), strict=True)
     return [row for part, chosen in parts for row in heads.favourites(part, ranks, chosen=chosen).tolist()]
 
 
 def trace_of(heads: MedusaHeads, text: Text, best: Favourites, tree: TreeShape) -> list[Step]:
-    """The steps that decoding a greedy text with this tree takes, prefill first; best: the text's `favourites`."""
+    """The steps that decoding a greedy text with this tree takes, prefill first; best: the text's `favourites`.
+
+    ValueError as Recorded, and for a text without an answer.
+    """
     recording = Recording(text.ids[: text.prompt_length], text.ids[text.prompt_length :])
     return replay(recording, Recorded(heads, best, tree))
 
@@ -58,7 +67,7 @@ def trace_of(heads: MedusaHeads, text: Text, best: Favourites, tree: TreeShape) 
 def evaluate_heads(heads: MedusaHeads, texts: Sequence[Text], trees: Sequence[TreeShape]) -> list[dict]:
     """Texts -> tokens per forward by kind, for each tree. macro: the mean over the kinds in CATEGORIES that are there.
 
-    Only greedy texts of two new tokens or more count.
+    Only greedy texts of two new tokens or more count. ValueError for a tree that the heads cannot fill.
     """
     traces = [defaultdict(list) for _ in trees]
     ranks = max((tree.ranks for tree in trees), default=0)
@@ -70,7 +79,7 @@ def evaluate_heads(heads: MedusaHeads, texts: Sequence[Text], trees: Sequence[Tr
 
 
 def row(tree: TreeShape, traces: dict[str, list[Step]]) -> dict:
-    """One tree's figures."""
+    """One tree's figures: nodes, tokens per forward by kind, and their mean. traces: kind -> steps."""
     kinds = {kind: round(tokens_per_forward(trace), 4) for kind, trace in sorted(traces.items())}
     macro = mean([kinds[kind] for kind in CATEGORIES.values() if kind in kinds])
     return {"nodes": len(tree.choices), "macro": macro, "kinds": kinds}

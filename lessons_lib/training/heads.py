@@ -16,7 +16,7 @@ from lessons_lib.training import run as runs
 from lessons_lib.training.batched import Text, number_of
 from lessons_lib.training.distill import pace, schedule
 from lessons_lib.training.heads_loss import backward, batch, judge, total
-from lessons_lib.training.loop import go_on, set_rate
+from lessons_lib.training.loop import go_on, set_rate, update
 
 LOOK_EVERY = 80  # steps between two looks at the texts that train nothing
 HELD_BACK = 10  # one text in so many
@@ -66,7 +66,7 @@ def train_heads(
 
     lm_head (V, D): the model's own, frozen; where it is bf16, products are, too, while the heads' weights stay
     float32. Leaves a checkpoint and the curve in `folder`; interrupted and resumed, it ends with the same weights as
-    in one go. ValueError if the checkpoint's recipe is another one.
+    in one go. ValueError if the checkpoint's recipe is another one, and for a recipe without heads or blocks.
     """
     run = runs.resume(recipe, folder, lambda _: fresh(lm_head, recipe), weights)
     texts, held = split(texts)
@@ -98,19 +98,15 @@ def held_back(key: str) -> bool:
 
 
 def train_step(run: HeadsRun, texts: Sequence[Text]) -> None:
-    """One update from a batch of texts, recorded in the curve."""
+    """One update from a batch of texts: its loss, in nats with heads weighted, goes to the curve."""
     set_rate(run, pace(run.step, run.recipe))
     run.heads.zero_grad()
     losses = backward(run.heads, *batch(texts, run.heads.count), run.recipe.decay)
-    torch.nn.utils.clip_grad_norm_(run.heads.parameters(), 1.0)
-    for optimizer in run.optimizers:
-        optimizer.step()
-    run.step += 1
-    run.curve.append({"step": run.step, "loss": round(total(losses, run.recipe.decay), 5)})
+    update(run, run.heads.parameters(), {"loss": round(total(losses, run.recipe.decay), 5)})
 
 
 def look(run: HeadsRun, held: Sequence[Text]) -> dict:
-    """What the curve says of texts that train nothing; {} without any."""
+    """What the curve says of texts that train nothing (loss in nats, shares of right guesses); {} without any."""
     if not held:
         return {}
     found = judge(run.heads, held)
@@ -125,7 +121,7 @@ def weights(run: HeadsRun) -> dict[str, torch.nn.Parameter]:
 
 
 def fresh(lm_head: Tensor, recipe: HeadsRecipe) -> HeadsRun:
-    """A run at its start."""
+    """A run at its start. lm_head (V, D). ValueError for a recipe without heads or blocks."""
     heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, bool(recipe.own), recipe.anchor_rank)
     exact = torch.promote_types(lm_head.dtype, torch.float32)
     for part in (heads.stacks, heads.anchors, heads.own):
@@ -134,6 +130,6 @@ def fresh(lm_head: Tensor, recipe: HeadsRecipe) -> HeadsRun:
 
 
 def trained(lm_head: Tensor, folder: Path) -> HeadsRun:
-    """The run that `folder` holds. ValueError if it holds none."""
+    """The run that `folder` holds. lm_head (V, D). ValueError if it holds none."""
     saved = runs.read_checkpoint(folder, "heads")
     return runs.restored(fresh(lm_head, HeadsRecipe(**saved["recipe"])), weights, saved)

@@ -46,7 +46,10 @@ expected if heads were independent:
 
 
 def page(name: str, card: dict, megabytes: float) -> str:
-    """The page of heads stored under `name`; card: as `heads-export` writes it."""
+    """The page of heads stored under `name`, in so many megabytes; card: as `heads-export` writes it, else KeyError.
+
+    The functions below take the same card, and give a table as (headings, rows).
+    """
     recipe, after = card["recipe"], card["after"]
     facts = {key: card[key] for key in ("base", "count", "blocks", "texts", "steps", "hours", "note", "run", "kept")}
     facts |= {key: recipe[key] for key in ("tokens", "decay", "rate", "warmup", "seed")}
@@ -86,7 +89,7 @@ def speed(card: dict) -> tuple[list[str], list[list[str]]]:
 
 
 def together(joint: dict) -> str:
-    """What a joint run's losses came to, averaged over its first and last fifth."""
+    """What a joint run's losses (nats) came to, averaged over its first and last fifth. joint: recipe and curve."""
     curve, fifth = joint["curve"], max(1, len(joint["curve"]) // 5)
     kl, heads = (
         [mean(row[name] for row in part) for part in (curve[:fifth], curve[-fifth:])] for name in ("kl", "heads")
@@ -110,7 +113,7 @@ def tries(card: dict) -> tuple[list[str], list[list[str]]]:
 
 
 def options(recipe: dict, kind: type = HeadsRecipe) -> str:
-    """How the command line spells a recipe."""
+    """How the command line spells a recipe of this kind, defaults left out."""
     return " ".join(f"--{key} {value}" for key, value in recipe.items() if value != getattr(kind, key))
 
 

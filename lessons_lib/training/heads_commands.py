@@ -62,40 +62,46 @@ def add_training(parts, name: str, recipe: type, said: str) -> argparse.Argument
 
 
 def chosen(options: argparse.Namespace, recipe: type):
-    """The recipe of this type that the options spell."""
+    """The recipe of this type that the options spell; AttributeError for a field that they lack."""
     return recipe(**{field.name: getattr(options, field.name) for field in fields(recipe)})
 
 
 def run_heads(options: argparse.Namespace) -> int:
-    """Train a run, or go on with it."""
+    """Train a run, or go on with it. ValueError without texts, for an unknown device, and as `train_heads`."""
     recipe = chosen(options, HeadsRecipe)
-    run = train_heads(lm_head(options.device), training_texts(), recipe, runs(options.run), options.minutes)
+    run = train_heads(lm_head(options.device), collect.training_texts(), recipe, runs(options.run), options.minutes)
     print(f"{run.step} of {recipe.steps} steps, {json.dumps(run.curve[-1])}; {runs(options.run)}")
     return 0
 
 
 def run_joint(options: argparse.Namespace) -> int:
-    """Medusa-2, on the texts that train heads; the model in float32, as its adapters learn little at a time."""
+    """Medusa-2, on the texts that train heads; the model in float32, as its adapters learn little at a time.
+
+    ValueError as `run_heads`, and if the run that it begins with was not trained.
+    """
     recipe, folder = chosen(options, JointRecipe), runs(options.run, "joint")
     decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
     heads = trained(decoder.head.weight, runs(options.start)).heads
-    run = train_joint(decoder, heads, split(training_texts())[0], recipe, folder, options.minutes)
+    run = train_joint(decoder, heads, split(collect.training_texts())[0], recipe, folder, options.minutes)
     first, last = json.dumps(run.curve[0]), json.dumps(run.curve[-1])
     print(f"{run.step} of {recipe.steps} steps, from {first} to {last}; {folder}")
     return 0
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    """Print what a run's heads are worth on the held-out texts."""
-    heads = trained(lm_head(), runs(options.run)).heads
-    print(json.dumps(worth(heads, split(training_texts())[1], held_out_texts(), options.nodes), indent=1))
+    """Print what a run's heads are worth on the held-out texts. ValueError if it was not trained, and without texts."""
+    heads, calibration = trained(lm_head(), runs(options.run)).heads, split(collect.training_texts())[1]
+    print(json.dumps(worth(heads, calibration, collect.held_out_texts(), options.nodes), indent=1))
     return 0
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Store a run's heads, with what they are worth beside untrained ones and other runs, and their card."""
-    run, texts = trained(lm_head(), runs(options.run)), training_texts()
-    calibration, measured = split(texts)[1], held_out_texts()
+    """Store a run's heads, with what they are worth beside untrained ones and other runs, and their card.
+
+    ValueError if one of these runs was not trained, without texts, and for heads that cannot be trimmed.
+    """
+    run, texts = trained(lm_head(), runs(options.run)), collect.training_texts()
+    calibration, measured = split(texts)[1], collect.held_out_texts()
     before = worth(fresh(lm_head(), run.recipe).heads, calibration, measured, options.nodes)
     run.heads.trim(frequent(texts, run.heads.vocab_size, options.kept))
     save_heads(run.heads, options.into, TARGET)  # what is measured is what was stored, rounded
@@ -122,7 +128,7 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 def tried(name: str, calibration: Sequence[Text], measured: Sequence[Text], nodes: int) -> dict:
-    """What a run that is not stored was worth."""
+    """What a run that is not stored was worth. ValueError if it was not trained."""
     run = trained(lm_head(), runs(name))
     return {"name": name, "recipe": asdict(run.recipe), "steps": run.step} | worth(
         run.heads, calibration, measured, nodes
@@ -130,7 +136,11 @@ def tried(name: str, calibration: Sequence[Text], measured: Sequence[Text], node
 
 
 def worth(heads: MedusaHeads, calibration: Sequence[Text], measured: Sequence[Text], nodes: int) -> dict:
-    """Accuracies and the best tree by calibration texts; what it promises, and what it keeps on measured ones."""
+    """Accuracies and the best tree by calibration texts; what it promises, and what it keeps on measured ones.
+
+    nodes: of the tree, the root not counted; ValueError below 0. Tokens per forward as `evaluate_heads` gives them,
+    `expected` likewise.
+    """
     heads = heads.to(heads.lm_head.dtype)  # as they decode
     accuracies = judge(heads, [text for text in calibration if text.temperature == 0])["accuracies"]
     tree = best_tree(accuracies, nodes)
@@ -142,25 +152,18 @@ def worth(heads: MedusaHeads, calibration: Sequence[Text], measured: Sequence[Te
     }
 
 
-def training_texts() -> list[Text]:
-    """All that `collect` has written to train on."""
-    return collect.read_all(collect.folder())
-
-
-def held_out_texts() -> list[Text]:
-    """All that `collect --held-out` has written to judge by."""
-    return collect.read_all(collect.folder(held_out=True))
-
-
 def model(device: str = "cpu") -> LanguageModel:
-    """The target in bf16 where the device computes in it, else in fp32: fp16 would lose small gradients."""
+    """The target in bf16 where the device computes in it, else in fp32: fp16 would lose small gradients.
+
+    ValueError for an unknown device; ModelUnavailable as `load`.
+    """
     device = pick_device(device)
     fast = pick_dtype("auto", device)
     return load(TARGET, device=device, dtype=fast if fast == torch.bfloat16 else "fp32")
 
 
 def lm_head(device: str = "cpu") -> Tensor:
-    """(V, D): the head that the model's own heads share."""
+    """(V, D): the head that the model's own heads share. Errors as `model`."""
     return model(device).network.get_output_embeddings().weight
 
 

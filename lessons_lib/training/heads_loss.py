@@ -18,7 +18,7 @@ MISSING = -100  # the label where a text has ended
 
 
 def batch(texts: Sequence[Text], count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `examples` of several texts, one behind the other."""
+    """The `examples` of several texts (at least one) for `count` heads, one behind the other."""
     return tuple(map(torch.cat, zip(*(examples(text, count) for text in texts), strict=True)))
 
 
@@ -36,7 +36,10 @@ def examples(text: Text, count: int) -> tuple[Tensor, Tensor, Tensor]:
 def backward(
     heads: MedusaHeads, states: Tensor, chosen: Tensor, labels: Tensor, decay: float, weight: float = 1.0
 ) -> Tensor:
-    """Add the gradients of weight * sum of decay^k L_k -> each head's mean cross-entropy L_k (K,)."""
+    """Add the gradients of weight * sum of decay^k L_k -> each head's mean cross-entropy L_k (K,) in nats.
+
+    states (T, D), chosen (T,), labels (T, K): as `examples` gives them.
+    """
     counts = (labels != MISSING).sum(0).clamp_min(1).to(heads.lm_head.device)
     share = weight * decay ** torch.arange(1, heads.count + 1, device=counts.device) / counts
     sums = torch.zeros(heads.count, device=counts.device)
@@ -48,7 +51,7 @@ def backward(
 
 
 def total(losses: Tensor, decay: float) -> float:
-    """The sum over heads k = 1, 2, ... of lambda^k times the head's loss."""
+    """The sum over heads k = 1, 2, ... of lambda^k times the head's loss; losses (K,), decay: lambda."""
     return sum(decay**k * loss for k, loss in enumerate(losses.tolist(), 1))
 
 
@@ -68,8 +71,8 @@ def surprise(scores: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def judge(heads: MedusaHeads, texts: Sequence[Text], top_k: int = 10) -> dict[str, list]:
-    """Along texts: each head's mean cross-entropy (loss, K) and the share of positions at which its i-th favourite
-    is right (accuracies, K by top_k), of those where there is a token to guess."""
+    """Along texts: each head's mean cross-entropy (loss, K, in nats) and the share of positions at which its i-th
+    favourite is right (accuracies, K by top_k), of those where there is a token to guess."""
     top_k = min(top_k, heads.vocab_size)
     loss, right, counts = torch.zeros(heads.count), torch.zeros(heads.count, top_k), torch.zeros(heads.count)
     for states, chosen, labels in (examples(text, heads.count) for text in texts):

@@ -34,7 +34,7 @@ def prompts() -> list[Prompt]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Choose and write; returns the exit status."""
+    """Choose and write; returns the exit status. ValueError as `prompts.read`; KeyError for one without a source."""
     parser = argparse.ArgumentParser(prog="python -m lessons_lib.training.held_out")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with id, kind, prompt, context, source")
     parser.add_argument("--into", type=Path, default=HELD_OUT)
@@ -48,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def choose(prompts: Sequence[Prompt], tokens: Callable[[Prompt], int]) -> list[Prompt]:
-    """Up to PER_KIND held-out prompts of every kind in CATEGORIES, spread evenly over those that are short enough."""
+    """Up to PER_KIND held-out prompts of every kind in CATEGORIES, spread evenly over those that are short enough.
+
+    tokens(prompt) -> how many it has, the template's included.
+    """
     found = []
     for kind in CATEGORIES:
         held_out = [prompt for prompt in prompts if prompt.held_out and prompt.kind == kind]
@@ -59,7 +62,7 @@ def choose(prompts: Sequence[Prompt], tokens: Callable[[Prompt], int]) -> list[P
 
 
 def row(prompt: Prompt, source: str) -> dict:
-    """One line of the file."""
+    """One line of the file; KeyError for a kind that is not in CATEGORIES."""
     category = CATEGORIES[prompt.kind]
     return {"question_id": prompt.key, "category": category, "turns": [prompt.text], "source": source}
 

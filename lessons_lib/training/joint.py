@@ -19,7 +19,7 @@ from lessons_lib.training import run as runs
 from lessons_lib.training.batched import Text
 from lessons_lib.training.distill import pace, read, schedule
 from lessons_lib.training.heads_loss import backward, batch, total
-from lessons_lib.training.loop import go_on, set_rate
+from lessons_lib.training.loop import go_on, set_rate, update
 from lessons_lib.training.loss import DistillationLoss
 
 
@@ -42,7 +42,7 @@ class JointRecipe:
 
 @dataclass
 class JointRun:
-    """A training run: adapters and heads with one optimizer, and the curve of both parts of the loss."""
+    """A training run: adapters and heads with one optimizer, and the curve of both parts of the loss, in nats."""
 
     recipe: JointRecipe
     adapters: LowRank
@@ -84,15 +84,12 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     divergence.backward()
     guessing = total(backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance), recipe.decay)
     ours.backward(cut.grad)
-    torch.nn.utils.clip_grad_norm_(weights(run).values(), 1.0)
-    run.optimizers[0].step()
-    run.step += 1
     parts = {"loss": divergence.item() + recipe.balance * guessing, "kl": divergence.item(), "heads": guessing}
-    run.curve.append({"step": run.step} | {name: round(value, 5) for name, value in parts.items()})
+    update(run, weights(run).values(), {name: round(value, 5) for name, value in parts.items()})
 
 
 def states(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> Tensor:
-    """What the adapted model's head reads (T, D), from every prompt's last token on."""
+    """What the adapted model's head reads (T, D), from every prompt's last token on: the rows of `heads_loss.batch`."""
     last = read(decoder, [text.ids[:-1] for text in texts], kernels=run.adapters.kernels())
     counts = torch.cat([torch.arange(len(text.ids) - 1) >= text.prompt_length - 1 for text in texts])
     return decoder.final(last[counts.to(last.device)])

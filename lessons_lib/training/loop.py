@@ -1,9 +1,12 @@
 """The loop of every training run (lessons 06, 09): step by step, saved now and then, stopped by the clock."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from time import monotonic
+
+import torch
+from torch import Tensor
 
 from lessons_lib.progress import bar
 
@@ -16,7 +19,7 @@ def go_on(
     """Take the steps that `run` still lacks, for some minutes at most: one_step(text numbers) takes one.
 
     order: batches of text numbers from the run's first step on, whatever was taken already. keep: writes the
-    checkpoint. one_step records the loss in the curve.
+    checkpoint. one_step records the loss in the curve. run: one of run.Run, heads.HeadsRun, joint.JointRun.
     """
     until = monotonic() + 60 * (minutes or math.inf)
     with bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
@@ -40,6 +43,15 @@ def said(row: dict) -> dict[str, str]:
 
 
 def set_rate(run, pace: float) -> None:
-    """All optimizers go on at this share of the recipe's rate, a group that is `faster` at so much more."""
+    """All optimizers go on at this share (0 to 1) of the recipe's rate, a group that is `faster` at so much more."""
     for group in [group for optimizer in run.optimizers for group in optimizer.param_groups]:
         group["lr"] = run.recipe.rate * pace * group.get("faster", 1.0)
+
+
+def update(run, weights: Iterable[Tensor], row: dict[str, float]) -> None:
+    """One update from gradients that are there, clipped to a norm of 1; the step, and its row, go to the curve."""
+    torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    for optimizer in run.optimizers:
+        optimizer.step()
+    run.step += 1
+    run.curve.append({"step": run.step} | row)

@@ -23,6 +23,7 @@ class DistillationLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, ours: Tensor, theirs: Tensor, head: Tensor, hard: float):
+        """-> (loss (), agree (T,)); the gradient by `ours` is made as well, and kept. ValueError for unequal rows."""
         rows = zip(ours.split(ROWS), theirs.split(ROWS), strict=True)
         losses, gradients, agree = zip(*(some_rows(*some, head, hard) for some in rows), strict=True)
         ctx.save_for_backward(torch.cat(gradients) / len(ours))
@@ -30,12 +31,16 @@ class DistillationLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor, _):
+        """grad () of the loss -> the gradient by `ours` (T, D), and none by the others."""
         (gradient,) = ctx.saved_tensors
         return grad.to(gradient.dtype) * gradient, None, None, None
 
 
 def some_rows(ours: Tensor, theirs: Tensor, head: Tensor, hard: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a few positions: the sum of their losses, its gradient by `ours`, and whether the favourites agree."""
+    """Of a few positions: the sum of their losses, its gradient by `ours`, and whether the favourites agree.
+
+    ours, theirs (T, D), head (K, D), hard: as DistillationLoss -> (), (T, D), (T,) bool.
+    """
     exact = torch.promote_types(ours.dtype, torch.float32)
     log_p, log_q = (F.linear(states, head).to(exact).log_softmax(-1) for states in (theirs, ours))
     likeliest = log_p.argmax(-1, keepdim=True)

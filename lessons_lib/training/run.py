@@ -53,8 +53,10 @@ class Run:
 
 
 def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> Tensor:
-    """The tokens that texts use most, prompts too, since answers quote them, ascending; where they know too few,
-    those with the lowest ids, which the tokenizer merged first because they are frequent."""
+    """The tokens (kept,) that texts use most, prompts too, since answers quote them, ascending.
+
+    Where texts know too few: those with the lowest ids, which the tokenizer merged first because they are frequent.
+    """
     tokens = torch.tensor([token for text in texts for token in text.ids])
     order = torch.bincount(tokens, minlength=vocab_size).argsort(descending=True, stable=True)
     return order[:kept].sort().values
@@ -92,7 +94,7 @@ def read_checkpoint(folder: Path, command: str = "") -> dict:
 
 
 def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> Run:
-    """A run at its start."""
+    """A run at its start. kept (K,): ids that the head scores. ValueError for layers or neurons the target lacks."""
     draft = start_from(target, recipe.layers, kept, recipe.mlp)
     return Run(recipe, draft, optimizers(own_weights(draft).values(), recipe))
 
@@ -110,7 +112,7 @@ def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]
 
 @torch.no_grad()
 def restored(run, weights: Callable, saved: dict):
-    """The run with a checkpoint's weights, optimizer and counters."""
+    """The run with a checkpoint's weights, optimizer and counters. KeyError for a weight that the checkpoint lacks."""
     for name, weight in weights(run).items():
         weight.copy_(saved["weights"][name])
     for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):

@@ -2,4 +2,18 @@
 
 One module a lesson, each with its `show_...`: a `draw_...` makes the figure at the sliders' settings, a `describe_...`
 says it in words, and `controls.show` puts them together.
+
+latency         what prompt and output do to a request's latency (lesson 01)
+kv_cache        bytes of a cache, and the requests that fit (02)
+break_even      when compiling has paid for itself (03)
+attention       tiles, what they move and keep (04)
+batching        a scheduler step by step (05)
+draft_length    what a draft length does, and who wrote each token (06)
+prompt_lookup   n-grams and guesses, counted anew (07)
+lookahead       the mask of a step, and what it must commit (08)
+medusa          the best tree within limits (09)
+quantization    what a format does to weights, model and speed (10)
+ladder          a ladder of one's own choice (11)
+sparsity        what skipping can gain at most (12)
+controls        sliders above a figure, or the figure alone
 """

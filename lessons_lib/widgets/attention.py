@@ -23,14 +23,17 @@ class Tiling:
 
 
 def tiling(block_q: int, block_k: int, context: int, dim: int, order: str) -> Tiling:
-    """Bytes in 16-bit numbers for one head of `dim` channels over `context` tokens; order: one of ORDERS."""
+    """Bytes in 16-bit numbers for one head of `dim` channels over `context` tokens.
+
+    block_q, block_k: tokens in a block. order: one of ORDERS, else KeyError.
+    """
     moved = ORDERS[order](context, context, dim, block_q, block_k, causal=True).moved
     naive = naive_traffic(context, context, dim).moved
     return Tiling(ELEMENT * moved, ELEMENT * naive, ELEMENT * held(block_q, block_k, dim))
 
 
 def headline(block_q: int, block_k: int, context: int, dim: int, order: str) -> str:
-    """What is moved, against the naive form, and what must fit into fast memory."""
+    """What is moved, against the naive form, and what must fit into fast memory. KeyError as `tiling`."""
     found = tiling(block_q, block_k, context, dim, order)
     return (
         f"one head moves {found.moved / 1e6:.3g} MB, {found.moved / found.naive:.1%} of naive; "
@@ -39,14 +42,14 @@ def headline(block_q: int, block_k: int, context: int, dim: int, order: str) -> 
 
 
 def draw_attention(block_q: int, block_k: int, context: int, dim: int, order: str) -> Axes:
-    """The tiles under their headline."""
+    """The tiles under their headline; KeyError as `tiling`."""
     ax = plot_tiles(context, context, block_q, block_k)
     ax.set_title(headline(block_q, block_k, context, dim, order), fontsize=10)
     return ax
 
 
 def describe_attention(block_q: int, block_k: int, context: int, dim: int, order: str) -> str:
-    """The figure in words."""
+    """The figure in words; KeyError as `tiling`."""
     return (
         f"Causal attention over {context:,} tokens in tiles of {block_q} queries and {block_k} keys, {order}: "
         f"{headline(block_q, block_k, context, dim, order)}. Tiles above the diagonal are skipped."

@@ -31,7 +31,10 @@ STEPS = (*range(1, 25), *range(27, 64, 3), *range(70, 161, 10))
 
 @cache
 def run(slots: int, load: str, spread: str, policy: str) -> Log:
-    """Sixteen requests through the scheduler; a forward takes 1, whatever is in it, so times are iterations."""
+    """Sixteen requests through the scheduler; a forward takes 1, whatever is in it, so times are iterations.
+
+    load, spread, policy: of LOADS, SPREADS, POLICIES, else KeyError or ValueError; ValueError for no slots.
+    """
     arrivals = AtOnce() if load == "at once" else Poisson(float(load))
     requests = Workload(REQUESTS, Fixed(4), SPREADS[spread], arrivals).requests()
     scheduler = Scheduler(CountingPool(10_000), slots, POLICIES[policy]())
@@ -39,14 +42,14 @@ def run(slots: int, load: str, spread: str, policy: str) -> Log:
 
 
 def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) -> Figure:
-    """The slots up to this iteration, the queue below them."""
+    """The slots up to this iteration, the queue below them; errors as `run`."""
     log = run(slots, load, spread, policy)
     title = f"{policy}: {_headline(log)}"
     return plot_timeline_of_slots(log, min(step, len(log.iterations)), title)
 
 
 def describe_batching(slots: int, load: str, spread: str, policy: str, step: int) -> str:
-    """The figure in words."""
+    """The figure in words; errors as `run`."""
     log = run(slots, load, spread, policy)
     step = min(step, len(log.iterations))
     now = log.iterations[step - 1]

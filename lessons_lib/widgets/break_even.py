@@ -15,17 +15,17 @@ SHARES = (0, 25, 50, 75, 90, 100)
 
 
 def with_warm_cache(rows: Sequence[dict], share: int) -> list[dict]:
-    """The rows of plot_break_even when the compiler's cache saves `share` per cent of every start."""
+    """The rows of plot_break_even (seconds) when the compiler's cache saves `share` per cent of every start."""
     return [row | {"startup": row["startup"] * (1 - share / 100)} for row in rows]
 
 
 def draw_break_even(rows: Sequence[dict], tokens: int, warm: int) -> Axes:
-    """Total time against new tokens, as plot_break_even draws it."""
+    """Total time against new tokens, errors too, as plot_break_even draws it."""
     return plot_break_even(with_warm_cache(rows, warm), tokens)
 
 
 def describe_break_even(rows: Sequence[dict], tokens: int, warm: int) -> str:
-    """The figure in words."""
+    """The figure in words; ValueError without rows."""
     first, *others = with_warm_cache(rows, warm)
     said = []
     for row in others:
@@ -37,7 +37,7 @@ def describe_break_even(rows: Sequence[dict], tokens: int, warm: int) -> str:
 def show_break_even(rows: Sequence[dict], tokens: int) -> None:
     """Sliders over plot_break_even's rows: how many tokens, and how much of compiling a warm cache saves.
 
-    tokens: where the first slider starts, rounded up to one of HORIZONS.
+    tokens: where the first slider starts, rounded up to one of HORIZONS. ValueError without rows.
     """
     start = next((horizon for horizon in HORIZONS if horizon >= tokens), HORIZONS[-1])
     controls = {

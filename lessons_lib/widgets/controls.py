@@ -51,7 +51,7 @@ def show(controls: Mapping[str, Slider], draw: Draw, describe: Describe, static:
     """Show draw(**settings) with a control per setting; without anybody to move them, only the figure.
 
     controls: setting -> Slider. describe: settings -> alt text, which says with numbers what the figure shows.
-    static: what to draw in a batch run, each completed by the controls' starts.
+    static: what to draw in a batch run, each completed by the controls' starts. What draw and describe raise is raised.
     """
     start = {name: control.start for name, control in controls.items()}
     if batch():

@@ -45,6 +45,7 @@ def written(text: Drafted, gamma: int) -> list[tuple[list[int], str]]:
     """The text as drafting `gamma` tokens a step writes it: runs of (ids, "accepted" | "rejected" | "own").
 
     Of the guesses behind a rejected one nothing is known, and nothing is needed: the target does not look at them.
+    ValueError for a gamma below 1.
     """
     runs = [([text.tokens[0]], "own")]
     for step in replay_draft(text.right, Constant(gamma)):
@@ -68,7 +69,10 @@ def speeds(text: Drafted, c: float, v: WidthCurve) -> list[dict]:
 def draw_draft_length(
     texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable, kind: str, gamma: int
 ) -> Figure:
-    """The curve of one text with gamma marked, and the text coloured by who wrote it."""
+    """The curve of one text with gamma marked, and the text coloured by who wrote it.
+
+    KeyError for a kind that texts lack, ValueError for a gamma below 1.
+    """
     text = texts[kind]
     pieces = [(decode(ids), who) for ids, who in written(text, gamma)]
     title = f"{kind}: {mean(text.right):.0%} of the guesses right"
@@ -78,7 +82,7 @@ def draw_draft_length(
 def describe_draft_length(
     texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable, kind: str, gamma: int
 ) -> str:
-    """The figure in words."""
+    """The figure in words; KeyError for a kind that texts lack, ValueError for a gamma that is not in GAMMAS."""
     text, runs = texts[kind], written(texts[kind], gamma)
     [row] = [row for row in speeds(text, c, v) if row["gamma"] == gamma]
     accepted = sum(len(ids) for ids, who in runs if who == "accepted")
@@ -96,7 +100,8 @@ def show_draft_length(
 ) -> None:
     """Sliders for the text and for gamma over plot_length_and_text.
 
-    c, v: cost of a draft forward and width curve, as in measure.speculation. decode: ids -> text.
+    texts: name -> text, at least one. c, v: cost of a draft forward and width curve, as in measure.speculation. decode:
+    ids -> text. gamma: where its slider starts, rounded down to one of GAMMAS.
     """
     start = max((g for g in GAMMAS if g <= gamma), default=GAMMAS[0])
     controls = {

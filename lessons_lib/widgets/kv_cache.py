@@ -33,7 +33,7 @@ class Fit:
 def fit(shape: ModelShape, dtype: str, batch: int, context: int, memory: float) -> Fit:
     """Bytes of weights and cache for `batch` requests of `context` tokens, and how many fit into `memory` bytes.
 
-    dtype: of the weights; fp32 weights keep an fp32 cache, all others one of 16 bits. Norms, biases and
+    dtype: of the weights, else KeyError; fp32 weights keep an fp32 cache, all others one of 16 bits. Norms, biases and
     activations are ignored.
     """
     table = 0 if shape.tied else shape.head_weights  # an untied embedding lies in memory, though no step reads it
@@ -44,7 +44,10 @@ def fit(shape: ModelShape, dtype: str, batch: int, context: int, memory: float) 
 
 
 def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int) -> Axes:
-    """Weights and cache of this batch as one bar, against the memory (GiB, dotted)."""
+    """Weights and cache of this batch as one bar, against the memory (GiB, dotted).
+
+    context: tokens. KeyError for a model or dtype that is not known.
+    """
     shape = SHAPES[model]
     held = min(context, shape.context)
     need = fit(shape, dtype, batch, held, memory * GIB)
@@ -56,7 +59,7 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int)
 
 
 def describe_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int) -> str:
-    """The figure in words."""
+    """The figure in words; KeyError for a model or dtype that is not known."""
     shape = SHAPES[model]
     held = min(context, shape.context)
     need = fit(shape, dtype, batch, held, memory * GIB)
@@ -70,7 +73,8 @@ def describe_kv_cache(model: str, dtype: str, batch: int, context: int, memory: 
 def show_kv_cache(model: str = "smollm2-135m", dtype: str = "bf16") -> None:
     """Controls for model, dtype, batch, context and memory over the size of the KV cache.
 
-    A context longer than the model's own is cut to it, and the figure says so.
+    A context longer than the model's own is cut to it, and the figure says so. model, dtype: where their sliders start;
+    ValueError for one that is not in SHAPES or DTYPES.
     """
     controls = {
         "model": Slider("model", tuple(SHAPES), model),

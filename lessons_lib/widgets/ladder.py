@@ -31,13 +31,16 @@ class Parts:
     guess: Mapping[str, float]
 
     def traces(self, who: str, kind: str, gamma: int) -> list[Sequence[Step]]:
-        """Of the texts, with so many guesses a step; 0: plain decoding."""
+        """Of the texts, with so many guesses a step; 0: plain decoding. KeyError for a name that the parts lack."""
         count = self.counts[who] if gamma else lambda text, _: replay(text, Proposer())
         return [count(text, gamma) for text in self.texts[kind]]
 
 
 def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dict]:
-    """The first engine, the chosen one, and that one with guesses: rows of plot_waterfall, in tokens per second."""
+    """The first engine, the chosen one, and that one with guesses: rows of plot_waterfall, in tokens per second.
+
+    KeyError for a name that the parts lack.
+    """
     first, plain = next(iter(parts.engines)), parts.traces(who, kind, 0)
     chosen = parts.engines[engine]
     rungs = [Rung(first, None, "", parts.engines[first])]
@@ -51,7 +54,7 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
 
 
 def headline(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> str:
-    """Tokens per second and what they are made of."""
+    """Tokens per second and what they are made of; KeyError as `rows`."""
     found, price = rows(parts, engine, who, kind, gamma), parts.engines[engine]
     tau = tokens_per_forward([step for trace in parts.traces(who, kind, gamma) for step in trace])
     wide = price.forward(0, 1 + gamma) / price.forward(0)
@@ -61,7 +64,7 @@ def headline(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> str:
 
 
 def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> Axes:
-    """The chosen rungs under their headline."""
+    """The chosen rungs under their headline; KeyError as `rows`."""
     ax = plot_waterfall(rows(parts, engine, who, kind, gamma))
     ax.legend_.remove()
     ax.set_title(headline(parts, engine, who, kind, gamma).replace("; ", "\n"), fontsize=9)
@@ -69,13 +72,16 @@ def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> A
 
 
 def describe_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> str:
-    """The figure in words."""
+    """The figure in words; KeyError as `rows`."""
     steps = ", then ".join(f"{row['rung']} {row['speed']:.3g}" for row in rows(parts, engine, who, kind, gamma))
     return f"A ladder in predicted tokens per second: {steps}. {headline(parts, engine, who, kind, gamma)}."
 
 
 def show_ladder(parts: Parts, gamma: int = 4) -> None:
-    """Sliders for the engine, who guesses, the kind of prompt and the guesses of a step, over the predicted speed."""
+    """Sliders for the engine, who guesses, the kind of prompt and the guesses of a step, over the predicted speed.
+
+    gamma: where the last starts, rounded down to one of GUESSES; ValueError below 0.
+    """
     engines, who, kinds = tuple(parts.engines), tuple(parts.counts), tuple(parts.texts)
     controls = {
         "engine": Slider("engine", engines, engines[-1]),

@@ -30,7 +30,8 @@ class Latency:
 def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Latency:
     """`prompt` tokens in, `output` >= 1 tokens out: a prefill, which yields the first, and output - 1 steps.
 
-    Step i attends to the prompt and the i tokens fed so far: the newest token is the one that is fed.
+    Step i attends to the prompt and the i tokens fed so far: the newest token is the one that is fed. ValueError for a
+    dtype that was not measured.
     """
     steps = [predict_decode_step(shape, hardware, dtype, cached=prompt + i) for i in range(1, output)]
     decode = Bracket(sum(step.low for step in steps), sum(step.high for step in steps))
@@ -38,7 +39,10 @@ def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: i
 
 
 def draw_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Axes:
-    """The chosen request as stacked bars: both ends of the prediction, overlapping or one after the other."""
+    """The chosen request as stacked bars: both ends of the prediction, overlapping or one after the other.
+
+    ValueError as `predict_latency`.
+    """
     latency = predict_latency(shape, hardware, dtype, prompt, output)
     bars = {
         "fastest": {"prefill": latency.ttft.low, "decode": latency.decode.low},
@@ -50,13 +54,16 @@ def draw_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int,
 
 
 def describe_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> str:
-    """The figure in words."""
+    """The figure in words; ValueError as `predict_latency`."""
     latency = predict_latency(shape, hardware, dtype, prompt, output)
     return f"{shape.name} in {dtype}, {prompt:,} tokens in, {output:,} out: {_headline(latency, output)}."
 
 
 def show_latency(shape: ModelShape, hardware: Hardware, dtype: str) -> None:
-    """Sliders for prompt and output length over the predicted latency of one request on this machine."""
+    """Sliders for prompt and output length over the predicted latency of one request on this machine.
+
+    ValueError for a dtype that was not measured. The model's context must be of 32 tokens or more.
+    """
     lengths = [length for length in LENGTHS if 2 * length <= shape.context]
     controls = {
         "prompt": Slider("prompt", lengths, min(512, lengths[-1]), "tokens"),

@@ -38,7 +38,10 @@ def describe_lookahead(v: WidthCurve, W: int, N: int, G: int) -> str:
 
 
 def show_lookahead(v: WidthCurve = None, W: int = 5, N: int = 4, G: int = 2) -> None:
-    """Sliders for W, N and G over the mask; v: the machine's measured width curve, {w: v}."""
+    """Sliders for W, N and G over the mask; v: the machine's measured width curve, {w: v}.
+
+    ValueError for a W, N or G that is not in WINDOWS, NGRAMS or GUESSES.
+    """
     controls = {
         "W": Slider("W, columns of the window", WINDOWS, W),
         "N": Slider("N, tokens of an n-gram", NGRAMS, N),

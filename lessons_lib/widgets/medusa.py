@@ -33,7 +33,7 @@ def headline(accuracies: Accuracies, shape: TreeShape, v: WidthCurve = None, hea
 def draw_medusa(
     accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int, favourites: int, heads: int
 ) -> Figure:
-    """Tree and mask under their headline."""
+    """Tree and mask under their headline; ValueError for nodes below 0."""
     allowed = within(accuracies, favourites, heads)
     shape = best_tree(allowed, nodes)
     figure = plot_tree_and_mask(shape)
@@ -44,7 +44,7 @@ def draw_medusa(
 def describe_medusa(
     accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int, favourites: int, heads: int
 ) -> str:
-    """The figure in words."""
+    """The figure in words; ValueError for nodes below 0."""
     allowed = within(accuracies, favourites, heads)
     shape = best_tree(allowed, nodes)
     levels = ", ".join(f"{count} of head {depth}" for depth, count in sorted(Counter(shape.depths).items()))
@@ -60,7 +60,7 @@ def show_medusa(accuracies: Accuracies, v: WidthCurve = None, heads_share: float
 
     accuracies: as in decoding.tree_search. v: the machine's measured width curve, {w: v}. heads_share: time of the
     heads in a step over a one-row forward, taken for all numbers of heads alike. nodes: where their slider
-    starts; rounded down to what there is.
+    starts; rounded down to what there is. ValueError for less than 0 nodes, and without heads.
     """
     ranks, count = range(1, 1 + max(map(len, accuracies))), len(accuracies)
     controls = {

@@ -22,7 +22,8 @@ def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
     """kind -> recordings, replayed with PromptLookup(**settings): rows of `kind`, `tokens_per_forward`, `speed`.
 
     Several recordings of a kind are taken together: all their tokens over all their forwards. No rule keeps silent
-    unless the settings say so, so that rules differ in one thing alone.
+    unless the settings say so, so that rules differ in one thing alone. ValueError for settings that PromptLookup
+    refuses.
     """
     rows, settings = [], {"min_hit_rate": 0.0} | settings
     for kind, recordings in texts.items():
@@ -32,12 +33,12 @@ def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
 
 
 def draw_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: int, rule: str) -> Axes:
-    """The counts as plot_lookup draws them."""
+    """The counts as plot_lookup draws them; ValueError as `counts`, and without texts."""
     return plot_lookup(counts(texts, v, max_ngram=max_ngram, num_tokens=num_tokens, rule=rule))
 
 
 def describe_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: int, rule: str) -> str:
-    """The figure in words."""
+    """The figure in words; ValueError as `counts`."""
     rows = counts(texts, v, max_ngram=max_ngram, num_tokens=num_tokens, rule=rule)
     said = (f"{row['kind']} {row['tokens_per_forward']:.2f} and {row['speed']:.2f}" for row in rows)
     return (
@@ -49,7 +50,7 @@ def describe_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_toke
 def show_prompt_lookup(texts: Texts, v: WidthCurve) -> None:
     """Sliders for the longest n-gram, the number of guesses and the rule, over counts by kind of prompt.
 
-    texts: kind -> recordings; v: the measured width curve, for the predicted speed.
+    texts: kind -> recordings; v: the measured width curve, for the predicted speed. ValueError without texts.
     """
     controls = {
         "max_ngram": Slider("longest n-gram", NGRAMS, 3, "tokens"),

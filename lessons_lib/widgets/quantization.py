@@ -49,7 +49,8 @@ class Machine:
 class Subject:
     """Whose rounding is shown: one matrix, the model's shape, the machine, and the perplexities that were measured.
 
-    perplexities: name of a format -> perplexity of the model with all layers rounded to it; exact: unrounded.
+    weight (N, K). perplexities: name of a format -> perplexity of the model with all layers rounded to it; exact:
+    unrounded.
     """
 
     weight: Tensor
@@ -60,13 +61,16 @@ class Subject:
 
 
 def moved(shape: ModelShape, name: str) -> float:
-    """Bytes of weights that a step reads, the layers in this format and the head in int8."""
+    """Bytes of weights that a step reads, the layers in this format and the head in int8.
+
+    ValueError for a name that is no format, or whose groups do not divide the rows of a matrix.
+    """
     inside = sum(rows * columns * bits_of(name, columns) for rows, columns in matrices(shape))
     return (shape.layers * inside + shape.head_weights * bits_of(HEAD, shape.width)) / 8
 
 
 def headline(subject: Subject, format: str, bits: int, group: int | str) -> str:
-    """Bits a weight, error, perplexity, bytes, predicted tokens a second."""
+    """Bits a weight, error, perplexity, bytes, predicted tokens a second. ValueError as `moved`."""
     name = name_of(format, bits, group)
     found = subject.perplexities.get(name)
     quality = "perplexity not measured" if found is None else f"perplexity {found:.4g} ({subject.exact:.4g} unrounded)"
@@ -78,14 +82,14 @@ def headline(subject: Subject, format: str, bits: int, group: int | str) -> str:
 
 
 def draw_quantization(subject: Subject, format: str, bits: int, group: int | str) -> Figure:
-    """Values and errors under the headline."""
+    """Values and errors under the headline; ValueError as `moved`."""
     figure = plot_rounding(subject.weight, round_trip(subject.weight, name_of(format, bits, group)))
     figure.suptitle(headline(subject, format, bits, group).replace("%, ", "%,\n"), fontsize=10)
     return figure
 
 
 def describe_quantization(subject: Subject, format: str, bits: int, group: int | str) -> str:
-    """The figure in words."""
+    """The figure in words; ValueError as `moved`."""
     return (
         f"Weights of one matrix of {subject.shape.name} before and after rounding, and the errors. "
         f"{headline(subject, format, bits, group)}."
@@ -93,7 +97,10 @@ def describe_quantization(subject: Subject, format: str, bits: int, group: int |
 
 
 def show_quantization(subject: Subject, format: str = "minimum", bits: int = 4, group: int | str = 32) -> None:
-    """Sliders for format, bits and group size over a matrix of the subject."""
+    """Sliders for format, bits and group size over a matrix of the subject.
+
+    ValueError for a start that is not in FORMATS, BITS or GROUPS, and for groups that do not divide the rows.
+    """
     controls = {
         "format": Slider("format", FORMATS, format),
         "bits": Slider("bits", BITS, bits),

@@ -21,7 +21,7 @@ NAMES = {
 
 
 def headline(shape: ModelShape, percent: int, rows: int) -> str:
-    """What all rows together can skip, and the limits."""
+    """What all rows together can skip, and the limits. ValueError for a model without a gated MLP."""
     skipped = 1 - union(percent / 100, rows)
     limits = ", ".join(f"{speedup(skippable(shape, known), skipped):.2f} ({name})" for known, name in NAMES.items())
     each = "one row" if rows == 1 else f"each of {rows} rows"
@@ -29,20 +29,20 @@ def headline(shape: ModelShape, percent: int, rows: int) -> str:
 
 
 def draw_limits(shape: ModelShape, percent: int, rows: int) -> Axes:
-    """The limits against sparsity under the headline."""
+    """The limits against sparsity under the headline; ValueError for a model without a gated MLP."""
     ax = plot_limits({name: skippable(shape, known) for known, name in NAMES.items()}, percent / 100, rows)
     ax.set_title(fill(headline(shape, percent, rows), 72), fontsize=9)
     return ax
 
 
 def describe_limits(shape: ModelShape, percent: int, rows: int) -> str:
-    """The figure in words."""
+    """The figure in words; ValueError for a model without a gated MLP."""
     said = headline(shape, percent, rows)
     return f"Largest possible speed-up of a decode step of {shape.name} against sparsity. {said}."
 
 
 def show_limits(shape: ModelShape) -> None:
-    """Sliders for the sparsity of one row and the rows of a step. The model must have a gated MLP."""
+    """Sliders for the sparsity of one row and the rows of a step. ValueError for a model without a gated MLP."""
     controls = {
         "percent": Slider("sparsity of one row", PERCENT, 50, "%"),
         "rows": Slider("rows in one step", ROWS, 1),

@@ -14,6 +14,6 @@ def perturb(network, noise: float, seed: int = 0):
     return network
 
 
-def perturbed(network, noise: float, seed: int = 0):
+def perturbed(network, noise: float):
     """A copy with noise; the original stays as it is."""
-    return perturb(copy.deepcopy(network), noise, seed)
+    return perturb(copy.deepcopy(network), noise)

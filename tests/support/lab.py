@@ -19,6 +19,7 @@ from papermill.parameterize import parameterize_notebook
 from lessons_lib.course.lessons import Lesson
 from lessons_lib.progress import VARIABLE
 
+PATIENCE = 300  # seconds for JupyterLab to start
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--no-sandbox",  # root, as in a container, may not make one; only this machine's own pages are opened
@@ -84,9 +85,9 @@ def environment(places: dict[str, Path]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != VARIABLE} | own
 
 
-def announced(server: subprocess.Popen, runtime: Path, log: Path, seconds: float = 300) -> dict[str, Any]:
+def announced(server: subprocess.Popen, runtime: Path, log: Path) -> dict[str, Any]:
     """What the server writes into its runtime folder once it listens. AssertionError with its log if it does not."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end and server.poll() is None:
         for path in runtime.glob("jpserver-*.json"):
             try:

@@ -6,7 +6,19 @@ from dataclasses import replace
 import asking
 import pytest
 import speculation
-from by_question import compression, each, first_of, foretold, in_turn, mean_rate, rate_ratio, speed, tokens_per_forward
+from by_question import (
+    behind_prompt,
+    compression,
+    each,
+    first_of,
+    foretold,
+    in_turn,
+    mean_rate,
+    plain_of,
+    rate_ratio,
+    speed,
+    tokens_per_forward,
+)
 from registry import CLAIMS, Run
 from support.benches import TOKENS, offline
 
@@ -35,10 +47,13 @@ def ask(monkeypatch, *categories) -> None:
     monkeypatch.setattr(asking, "questions", lambda path=None: read(path) if path else own)
 
 
+THEIRS = ("theirs", "ours", "loop", "ours compiled", "plain theirs", "plain compiled")
+
+
 @pytest.mark.parametrize("name, categories, methods", [
     ("prompt-lookup/grounded/vs-plain", ("qa", "code"), PAIR),
     ("prompt-lookup/free/vs-plain", ("writing",), PAIR),
-    ("prompt-lookup/vs-transformers", ("summarization", "code"), ("theirs", "ours", "loop", "ours compiled")),
+    ("prompt-lookup/vs-transformers", ("summarization", "code"), THEIRS),
     ("lookahead/code-lists/compression", ("lists", "code"), WINDOWED),
 ])  # fmt: skip
 def test_a_claim_measures_each_question_with_each_method(bench, monkeypatch, name, categories, methods):
@@ -47,12 +62,18 @@ def test_a_claim_measures_each_question_with_each_method(bench, monkeypatch, nam
     rows = measured.facts["questions"]
     assert {row["question_id"] for row in rows} == {1, 2} and len(rows) == 2
     assert all(row[method]["tokens"] == TOKENS and row[method]["seconds"] > 0 for row in rows for method in methods)
-    assert measured.facts["parted"] == 0 and measured.facts["largest_shortfall"] < 1e-9  # float64 is exact
+    guessed = [method for method in methods if not method.startswith("plain")]
+    assert measured.facts["parted"] == dict.fromkeys(guessed, 0)
+    assert measured.facts["largest_shortfall"] < 1e-9  # float64 is exact
     assert set(measured.facts["tokens_per_forward"]) == set(categories)
     assert len(measured.ratio.a.times) == len(measured.ratio.b.times) == 2
     assert measured.ratio.low <= measured.ratio.value <= measured.ratio.high
     beside = measured.facts["compiled"]
-    assert set(beside["by_category"]) == set(categories) and f"speed compiled: {beside['value']:.2f}" in measured.note
+    assert f"compiled {beside['value']:.2f}: " in measured.note and measured.note.endswith("one run each")
+    for facts in (measured.facts, beside):  # each kind's speed stands beside its tokens per forward
+        for kind in categories:
+            at = f"{kind} {facts['speed_by_category'][kind]:.2f} at {facts['tokens_per_forward'][kind]:.2f}"
+            assert at in measured.note
     json.dumps(measured.facts)
 
 
@@ -63,6 +84,21 @@ def test_compression_is_counted_from_the_forwards_prefill_included(bench, monkey
     assert all(row["plain"]["forwards"] == row["plain"]["tokens"] for row in rows)
     assert measured.ratio.value == pytest.approx(2 * TOKENS / sum(row["lookahead"]["forwards"] for row in rows))
     assert measured.facts["unit"] == "forwards per token" and set(measured.facts["width_costs"]) == set(bench.WIDTHS)
+    facts, rows = measured.facts, [row["lookahead"] for row in rows]
+    share, several = facts["useful"]
+    steps = sum(of["forwards"] for of in rows) - 2
+    assert 0 <= share < 1 <= several <= bench.WINDOW["N"]  # two short texts of a tiny model may have no such step
+    assert 1 + share * (several - 1) == pytest.approx(2 * (TOKENS - 1) / steps)  # tokens a step
+    assert f"speed behind the prompt {facts['behind_prompt']:.2f}, foretold {facts['predicted']:.2f}" in measured.note
+    assert f"foretold {facts['expected']:.2f}, by 1.64 tokens a step" in measured.note
+
+
+def test_tokens_a_step_make_a_compression_and_useful_steps_make_tokens_a_step(bench):
+    """3 tokens by the prefill and one step of 2 are 1.5 a forward; of 4 steps one commits 3, and two texts have one."""
+    assert bench.compressed(2.0, 3) == pytest.approx(1.5) and bench.compressed(1.0, 128) == 128 / 128
+    made = [{"tokens": 7, "forwards": 5, "useful": 1}, {"tokens": 5, "forwards": 5, "useful": 0}]
+    assert bench.useful([{"a": of} for of in made], "a") == pytest.approx((1 / 8, 3))
+    assert bench.useful([{"a": made[1]}], "a") == (0, 1)
 
 
 def test_questions_with_short_answers_are_named_and_do_not_count(bench, monkeypatch):
@@ -74,8 +110,9 @@ def test_questions_with_short_answers_are_named_and_do_not_count(bench, monkeypa
     short = rows[0]["short"]
     assert rows[0] == {"question_id": 1, "turn": 1, "category": "writing", "short": short} and short < TOKENS
     measured = bench.measured(rows, bench.speed, "plain", "lookup", {})
-    assert len(measured.ratio.a.times) == 1 and measured.note.endswith("shortfall at most 0 logits")
-    assert "0 of 1 texts part" in measured.note and measured.facts["questions"] == rows
+    assert len(measured.ratio.a.times) == 1 and measured.facts["questions"] == rows
+    apart = "of 1 texts part from plain decoding on their own target: lookup 0, lookup compiled 0"
+    assert f"{apart}; shortfall at most 0 logits" in measured.note
     with pytest.raises(ValueError, match=f"no answer reaches {TOKENS} tokens"):
         bench.measured(rows[:1], bench.speed, "plain", "lookup", {})
 
@@ -91,16 +128,17 @@ def test_the_interval_and_the_speed_of_questions_by_hand(bench):
 
 
 def row(slow: float, fast: float, forwards: int, tokens: int = 13) -> dict:
-    def of(seconds):
-        return {"tokens": tokens, "seconds": seconds, "forwards": forwards, "shortfall": 0.0}
+    def of(seconds, equal):
+        counted = {"tokens": tokens, "seconds": seconds, "forwards": forwards, "prefill": 0.5}
+        return counted | {"shortfall": 0.0, "equal": equal}
 
-    plain, quick = of(slow), of(fast)
-    return {"question_id": 1, "category": "qa", "equal": True, "plain": plain, "fast": quick}
+    return {"question_id": 1, "category": "qa", "plain": of(slow, None), "fast": of(fast, True)}
 
 
 def test_speed_compression_and_tau_of_rows_by_hand(bench):
     rows = [row(2.0, 1.0, 4), row(4.0, 1.0, 6)]
     assert speed(rows, "plain", "fast").value == pytest.approx(6 / 2)
+    assert behind_prompt(rows, "plain", "fast") == pytest.approx(5 / 1)
     assert tokens_per_forward(rows, "fast") == pytest.approx((12 + 12) / (3 + 5))
     rows[0]["plain"] |= {"forwards": 13}
     assert compression(rows, "plain", "fast").value == pytest.approx((26 / 10) / (26 / 19))
@@ -116,13 +154,39 @@ def test_the_order_can_be_turned_and_a_text_that_parts_is_found(bench):
     def method(name, text):
         return lambda: (called.append(name), (text, trace))[1]
 
-    methods = {"a": method("a", right), "b": method("b", wrong)}
+    methods = {"plain": method("a", right), "guess": method("b", wrong)}
     for backwards in (True, False):
         found = in_turn(target, prompt, methods, backwards)
+    a, b = found["plain"], found["guess"]
     assert called == ["b", "a", "a", "b"]
-    assert not found["equal"] and found["a"]["shortfall"] < 1e-9 < 1e-3 < found["b"]["shortfall"]
-    assert found["a"]["forwards"] == TOKENS and found["a"]["forwarded"] == TOKENS - 1
-    assert found["a"]["prefill"] == trace[0].t_total > 0
+    assert a["equal"] is None and b["equal"] is False and a["shortfall"] < 1e-9 < 1e-3 < b["shortfall"]
+    assert a["forwards"] == TOKENS and a["forwarded"] == TOKENS - 1 and a["useful"] == 0
+    assert a["prefill"] == trace[0].t_total > 0
+
+
+def test_a_text_is_compared_with_plain_decoding_on_its_own_target(bench):
+    """Eager and compiled texts that part from each other, as they do in bf16, say nothing about guesses."""
+    target = bench.asking.model().target()
+    eager = bench.ours(target, [1, 2, 3])[0]
+    other = [*eager[:-1], (eager[-1] + 1) % 97]
+    texts = {"plain": eager, "guess": eager, "plain compiled": other, "guess compiled": other}
+    found = in_turn(target, [1, 2, 3], {name: lambda new=new: (new, []) for name, new in texts.items()})
+    assert {name: made["equal"] for name, made in found.items()} == {
+        "plain": None, "guess": True, "plain compiled": None, "guess compiled": True,
+    }  # fmt: skip
+    texts = {"ours": eager, "ours compiled": other, "loop": other, "theirs": eager, "plain theirs": other}
+    methods = {name: lambda new=new: (new, []) for name, new in texts.items()}
+    found = in_turn(target, [1, 2, 3], methods, like=bench.asking.BESIDE.get, texts={"natural": eager})
+    flags = {name: made["equal"] for name, made in found.items()}
+    assert flags == {"ours": True, "ours compiled": None, "loop": True, "theirs": False, "plain theirs": None}
+
+
+@pytest.mark.parametrize("name, plain", [
+    ("lookup", "plain"), ("lookup compiled", "plain compiled"), ("plain", "plain"), ("int8 + draft", "int8"),
+    ("compiled + lookup of 4", "compiled"),
+])  # fmt: skip
+def test_a_methods_name_says_where_it_runs(name, plain):
+    assert plain_of(name) == plain
 
 
 def test_a_killed_run_goes_on_behind_the_questions_it_has_measured(bench, monkeypatch, tmp_path):
@@ -212,7 +276,7 @@ def test_another_files_questions_are_asked_by_its_categories_on_the_eager_target
     monkeypatch.setattr(bench.asking, "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
     for measure, names in (
         (bench.free, {"plain", "lookup"}),
-        (bench.vs_transformers, {"theirs", "ours", "loop"}),
+        (bench.vs_transformers, {"theirs", "ours", "loop", "plain theirs"}),
         (bench.code_lists, {"plain", "lookahead"}),
     ):
         measured = measure(bench.Run(quick=False, questions=other))
@@ -234,7 +298,7 @@ def test_a_later_turn_is_asked_behind_the_plain_answer_to_the_one_before(bench, 
 
 def test_questions_are_measured_backwards_in_turn(bench, monkeypatch):
     turned = []
-    kept = lambda *given, backwards: turned.append(backwards) or {"equal": True}  # noqa: E731
+    kept = lambda *given, backwards, **more: turned.append(backwards) or {}  # noqa: E731
     monkeypatch.setattr(bench.asking.by_question, "in_turn", kept)
     ask(monkeypatch, "writing")
     bench.asked("a", bench.Run(quick=False), ["writing"], 2, lambda ids: {}, {})
@@ -243,7 +307,8 @@ def test_questions_are_measured_backwards_in_turn(bench, monkeypatch):
 
 def test_a_speed_is_foretold_from_tokens_and_the_price_of_the_rows_that_a_step_fed(bench):
     made = {"tokens": 9, "forwards": 5, "forwarded": 12, "shortfall": 0.0, "seconds": 1.0}  # four steps of three rows
-    row = {"question_id": 1, "category": "qa", "equal": True, "plain": made, "lookup": made}
+    made |= {"prefill": 0.5, "equal": True}
+    row = {"question_id": 1, "category": "qa", "plain": made, "lookup": made}
     assert foretold([row, row], "lookup", lambda rows: rows / 2) == pytest.approx(2 / 1.5)
     assert "predicted" not in asking.measured([row], speed, "plain", "lookup", {}).facts
     assert asking.measured([row], speed, "plain", "lookup", {}, overhead=lambda rows: 4.0).facts["predicted"] == 0.5

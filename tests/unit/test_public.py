@@ -15,6 +15,7 @@ from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.decoding.acceptance import Acceptance
 
 FOR_NOTEBOOKS = {"IPython", "gguf", "ipykernel", "ipywidgets", "matplotlib", "nbclient", "nbformat", "papermill"}
+PACKAGES = sorted(path.parent.relative_to(ROOT) for path in (ROOT / "lessons_lib").rglob("__init__.py"))
 ERROR = re.compile(r"\b(ValueError|TypeError|ModelUnavailable|Unsupported)\b")
 
 
@@ -55,6 +56,15 @@ def test_readme_lists_all_it_offers_and_nothing_else():
 def test_the_packages_own_text_names_every_room():
     rooms = {path.parent.name for path in (ROOT / "lessons_lib").glob("*/__init__.py")}
     assert rooms <= set(re.findall(r"\w+", lessons_lib.__doc__.split("The rooms")[1].split("What the package")[0]))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: ".".join(package.parts))
+def test_a_packages_text_names_all_that_is_in_it(package):
+    inside = {path.stem for path in (ROOT / package).glob("*.py")}
+    inside |= {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text("utf-8")))
+    wanted = {re.sub(r"^lesson_\d+$", "lesson_NN", name) for name in inside if not name.startswith("_")}
+    assert wanted - set(re.findall(r"\w+", text)) == set()
 
 
 @pytest.mark.parametrize("name", lessons_lib.__all__)

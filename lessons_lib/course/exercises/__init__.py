@@ -1,12 +1,13 @@
 """Exercises that check themselves: `check("02.1", attempt)` in a lesson, one checker per exercise here.
 
-The checkers of lesson 02 live in lesson_02.py and are found by the exercise's name:
+The checkers of lesson NN live in lesson_NN.py and are found by the exercise's name:
 
     @exercise("02.1")
     def bytes_per_token(attempt):
         expect(attempt, 30, 3, 64, 2, equals=23_040)
 
-A lesson's stub raises NotImplementedError, so that running all of its cells passes.
+A checker raises Wrong for an attempt that fails, NotImplementedError for a stub as a lesson has it, so that running all
+of its cells passes.
 """
 
 import importlib

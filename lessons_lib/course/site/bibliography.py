@@ -29,11 +29,12 @@ class Source:
 
     @property
     def address(self) -> str:
+        """Where it can be read: the key itself, or arXiv's page."""
         return self.key if "://" in self.key else f"https://arxiv.org/abs/{self.key}"
 
 
 def load(path: Path = SOURCE) -> list[Source]:
-    """All sources by first author and year."""
+    """All sources by first author and year; TypeError for one without who, year or title."""
     read = tomllib.loads(path.read_text(encoding="utf-8"))
     found = [Source(key, **fields) for key, fields in read.items()]
     return sorted(found, key=lambda source: (source.who.lower(), source.year, source.title))

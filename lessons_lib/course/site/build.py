@@ -49,7 +49,7 @@ SETTINGS = {
 def build(root: Path = BUILD, lessons: list[Lesson] | None = None, rooms: list[str] | None = None) -> int:
     """Build the site of these lessons, and of these rooms of the library; None: of all.
 
-    Returns the exit status, after every problem has been said.
+    Returns the exit status, after every problem has been said. ValueError as `glossary.symbols`.
     """
     lessons = find() if lessons is None else lessons
     rooms = reference.rooms() if rooms is None else rooms

@@ -20,18 +20,21 @@ def setup(app) -> dict[str, bool]:
 
 
 def formula(translator, node) -> None:
-    """A formula within a line."""
+    """A formula within a line; SkipNode, as `write`."""
     write(translator, node, "inline")
 
 
 def displayed(translator, node) -> None:
-    """A formula of its own, which scrolls sideways on a narrow screen."""
+    """A formula of its own, which scrolls sideways on a narrow screen; SkipNode, as `write`."""
     translator.body.append('<div class="formula" tabindex="0">')
     write(translator, node, "block", after="</div>")
 
 
 def write(translator, node, display: str, after: str = "") -> None:
-    """A formula as MathML, in the page's text or a line of its own; a warning where that cannot be."""
+    """A formula as MathML, in the page's text or a line of its own; a warning where that cannot be.
+
+    Always raises SkipNode, by which docutils learns that nothing of the node is left to visit.
+    """
     if render.mathml(node.astext(), display) is None:
         log.warning("a formula that cannot be rendered: %s", node.astext(), location=node)
     translator.body.append(render.math(node.astext(), display) + after)

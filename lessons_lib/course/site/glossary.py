@@ -24,7 +24,7 @@ class Term:
 
 
 def load(path: Path = SOURCE) -> list[Term]:
-    """The terms in alphabetical order."""
+    """The terms in alphabetical order; TypeError for one without lesson or text."""
     read = tomllib.loads(path.read_text(encoding="utf-8"))
     return sorted((Term(name, **fields) for name, fields in read.items()), key=lambda term: term.name.lower())
 

@@ -31,6 +31,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Note what a tag refers to."""
         has = {name: value or "" for name, value in attributes}
         self.inside = tag if tag in ("style", "script") else ""
         self.ids |= {has[name] for name in ("id", "name") if name in has}
@@ -41,9 +42,11 @@ class Page(HTMLParser):
             self.wordless.append(has.get("src", ""))
 
     def handle_endtag(self, tag: str) -> None:
+        """Leave style or script."""
         self.inside = ""
 
     def handle_data(self, data: str) -> None:
+        """Note what a style or script in the page loads."""
         if self.inside:
             self.fetched += addresses(data, f".{self.inside}")
 

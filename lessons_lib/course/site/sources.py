@@ -45,6 +45,7 @@ def write(folder: Path, lessons: list[Lesson], rooms: Sequence[str], run: Path) 
     """Write all sources into folder, which is emptied first; gives what is missing in the lists, a sentence each.
 
     rooms: those of the reference. run: where `make run` leaves its scorecard, which becomes a page if it is there.
+    ValueError as `glossary.symbols`, and for a damaged claims file.
     """
     shutil.rmtree(folder, ignore_errors=True)
     terms, sources = glossary.load(), bibliography.load()

@@ -1,4 +1,12 @@
-"""Proposers: one file per technique, each a way to guess what the target will say next (lessons 06-09)."""
+"""Proposers: one file per technique, each a way to guess what the target will say next (lessons 06-09).
+
+prompt_lookup           copies what followed an earlier occurrence of the text's last tokens
+draft_model             a small model drafts: how far says draft_length; its tokens are checked by shared_ids, drawn by
+                        drawing, and kept in a tree that is growing
+jacobi                  refines its own guess with the target's leftover predictions
+lookahead               collects n-grams in a window beside the text and verifies those that fit
+medusa                  heads on the target's own final state guess, a tree of them is verified
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,10 +43,10 @@ class Proposer:
     after: tuple = ()
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """A new text begins with these token ids, to be continued by `target`."""
+        """A new text begins with these ids, to be continued by `target`. ValueError for one it cannot guess for."""
 
     def propose(self, ids: Sequence[int], limit: int) -> Proposal:
-        """ids: all committed tokens; at most `limit` deep can be used -> guesses for what follows."""
+        """ids: all committed tokens; guesses more than `limit` deep are of no use -> guesses for what follows."""
         return Proposal()
 
     def observe(self, seen: Observation) -> None:

@@ -21,7 +21,7 @@ class DraftLength:
         """A new text begins."""
 
     def next(self) -> int:
-        """gamma of the step that begins, asked once per step; 0: do not speculate."""
+        """gamma, tokens of the step that begins, asked once in it; 0: do not speculate. NotImplementedError here."""
         raise NotImplementedError
 
     def goes_on(self, confidence: float) -> bool:
@@ -34,7 +34,7 @@ class DraftLength:
 
 @dataclass
 class Constant(DraftLength):
-    """gamma tokens at every step."""
+    """gamma tokens at every step; ValueError below 1."""
 
     gamma: int = 5
 
@@ -47,7 +47,10 @@ class Constant(DraftLength):
 
 @dataclass
 class Confidence(Constant):
-    """Up to gamma tokens, but none behind one that the draft itself gives less than `threshold`."""
+    """Up to gamma tokens, but none behind one that the draft itself gives less than `threshold`.
+
+    ValueError for a gamma below 1.
+    """
 
     gamma: int = 20
     threshold: float = 0.4
@@ -60,7 +63,7 @@ class Confidence(Constant):
 class Heuristic(DraftLength):
     """Two more after a step in which every guess was accepted, one less after any other, never below one.
 
-    What was reached carries over to the next text, unless `transient`.
+    What was reached carries over to the next text, unless `transient`. ValueError for a gamma below 1.
     """
 
     gamma: int = 5
@@ -89,7 +92,7 @@ class Adaptive(DraftLength):
     a step's count still weighs one step later. The next text begins with the estimate reached, which weighs no more
     than eight guesses either: texts differ, and its own guesses soon count for more.
     It stops drafting when 0 is best for an alpha one standard error higher, too, for a stop brings no evidence; and
-    then it still drafts one token every `probe_every` steps. ValueError for a c, alpha or decay out of range.
+    then it still drafts one token every `probe_every` steps. ValueError for settings out of range.
     """
 
     def __init__(

@@ -32,7 +32,9 @@ class DraftModel(Proposer):
     generator: randomness of the draws. Share the one given to `generate`, or seed it differently: equal seeds
     would tie the draws to the numbers that judge them.
 
-    Raises ValueError for impossible settings; at the start of a text, for a target with another tokenizer.
+    Raises ValueError for impossible settings, TypeError for a draft that cannot decode; at the start of a text,
+    ValueError for a target with another tokenizer: their vocabularies are compared, token by token. Where neither side
+    has a tokenizer, as with ids alone, there are only sizes to compare.
     """
 
     def __init__(
@@ -62,7 +64,10 @@ class DraftModel(Proposer):
 
     @torch.no_grad()
     def propose(self, ids: Sequence[int], limit: int) -> Proposal:
-        """A tree as deep as `length` says, a draft forward for each level."""
+        """A tree as deep as `length` says, a draft forward for each level.
+
+        Unsupported for branches that the draft, as a target, cannot read.
+        """
         self.committed, self.tree = len(ids), (tree := Growing())
         gamma = min(self.length.next(), limit, self.draft.context - len(ids) + 1)  # the last guess is never fed
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):

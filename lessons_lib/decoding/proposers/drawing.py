@@ -4,11 +4,14 @@ import torch
 from torch import Tensor
 
 from lessons_lib.decoding.acceptance import Sampling
-from lessons_lib.decoding.proposal import MODES
+from lessons_lib.decoding.proposal import check_mode
 
 
 def draw(q: Tensor, count: int, mode: str, generator: torch.Generator | None) -> list[int]:
-    """q (V,) -> tokens in draw order: `count` if "iid", else as many different ones as have q > 0 at most."""
+    """q (V,) -> tokens in draw order: `count` if "iid", else as many different ones as have q > 0 at most.
+
+    RuntimeError of torch for a q without mass, or that holds NaN.
+    """
     if mode == "iid":
         return torch.multinomial(q, count, replacement=True, generator=generator).tolist()
     return torch.multinomial(q, min(count, int(q.count_nonzero())), generator=generator).tolist()
@@ -16,7 +19,6 @@ def draw(q: Tensor, count: int, mode: str, generator: torch.Generator | None) ->
 
 def check_drawing(mode: str, sampling: Sampling | None) -> None:
     """ValueError for an unknown mode, and for a law to draw from where nothing is drawn."""
-    if mode not in MODES:
-        raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
+    check_mode(mode)
     if mode == "point" and sampling:
         raise ValueError('mode "point" draws nothing; choose mode "iid" or leave `sampling` out')

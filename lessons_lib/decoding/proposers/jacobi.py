@@ -34,7 +34,7 @@ class Jacobi(Proposer):
         self.n, self.fill, self.seed = n, fill, seed
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Start without predictions; the same seed draws the same filling."""
+        """Start without predictions; the same seed draws the same filling. ValueError for "eos" where there is none."""
         if self.fill == "eos" and not target.eos:
             raise ValueError('fill="eos" needs a target with an end token; choose another fill')
         self.rng, self.guess = random.Random(self.seed), []
@@ -64,7 +64,7 @@ def iterates(target, prompt: Sequence[int], guess: Sequence[int]) -> list[list[i
 
     Stops when a round changes nothing, after at most m + 1 forwards; the last entry is the greedy text. Solving
     block after block, each with the ones before in its prompt, is the Gauss-Seidel form. Raises ValueError for an
-    empty prompt or guess.
+    empty prompt or guess; other errors are the target's.
     """
     if not len(prompt) or not len(guess):
         raise ValueError("prompt and guess need at least one token each")

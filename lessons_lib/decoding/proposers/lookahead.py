@@ -21,7 +21,7 @@ class Pool:
         self.ngrams: dict[int, dict[tuple[int, ...], None]] = {}  # a dict as an ordered set
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Enter an n-gram, or make a known one the latest."""
+        """Enter an n-gram (N tokens), or make a known one the latest."""
         first, *rest = ngram
         kept = self.ngrams.setdefault(first, {})
         kept.pop(tuple(rest), None)

@@ -51,7 +51,7 @@ class Medusa(Proposer):
         self.heads, self.mode, self.sampling, self.generator = heads, mode, sampling or Sampling(), generator
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Forget the last text's state."""
+        """Forget the last text's state. ValueError for a target with another number of tokens."""
         if target.vocab_size != self.heads.vocab_size:
             raise ValueError(
                 f"these heads guess among {self.heads.vocab_size} tokens, but the target has {target.vocab_size}; "
@@ -70,7 +70,7 @@ class Medusa(Proposer):
         return self._drawn(self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))
 
     def observe(self, seen: Observation) -> None:
-        """Keep the state of the last accepted node, which chose the new anchor."""
+        """Keep the state of the last accepted node, which chose the new anchor. ValueError for one of another width."""
         state = seen.states["final"][0]
         if len(state) != self.heads.width:
             raise ValueError(

@@ -1,4 +1,12 @@
-"""Targets: what decodes. One interface over any causal LM of transformers and over our own decoder."""
+"""Targets: what decodes. One interface over any causal LM of transformers and over our own decoder.
+
+base                    what the loop asks of a target
+transformers            any causal LM of transformers
+decoder                 our decoder, eager, all rows in one forward
+compiled                our decoder compiled: compiled_step is one forward of it, compiler torch's settings
+one_by_one              a target fed token by token, for drafts
+table                   a table of probabilities, for toys
+"""
 
 from lessons_lib.decoding.targets.base import Target, Unsupported
 from lessons_lib.decoding.targets.compiled import CompiledTarget

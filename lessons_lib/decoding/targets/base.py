@@ -27,11 +27,15 @@ class Target(ABC):
 
     @abstractmethod
     def new_cache(self, tokens: int) -> Cache:
-        """An empty cache of one row for a text of so many tokens."""
+        """An empty cache of one row for a text of so many tokens, new ones included."""
 
     @abstractmethod
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """Feed every block; its cache holds all its tokens afterwards, until `keep` drops those rejected."""
+        """Feed every block -> its Scores; its cache holds all its tokens afterwards, until `keep` drops those rejected.
+
+        A ValueError (Unsupported, CacheFullError) for a block that this target cannot run; a LookupError, or the
+        device's own, for ids, positions and layers beyond the model's.
+        """
 
     def check(self, proposer) -> None:
         """Raise Unsupported if the proposer needs what is not offered."""

@@ -37,7 +37,7 @@ class CompiledTarget(DecoderTarget):
     several) and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
     "library" leaves products to the library and weights as they are. A rounded decoder's products are its own, with
     weights frozen and products tuned where its matrices ask for that.
-    problem: why nothing is compiled, None if it is. ValueError for `products` that there are not.
+    problem: why nothing is compiled, None if it is. ValueError for `products` that there are not, and no widths.
     """
 
     offers = frozenset({"states"})
@@ -65,7 +65,7 @@ class CompiledTarget(DecoderTarget):
 
     @property
     def compile_seconds(self) -> dict[int, float]:
-        """Width -> what its first call took."""
+        """Width (tokens) -> seconds that its first call took."""
         return {width: step.seconds for width, step in self._steps.items() if step.seconds is not None}
 
     def new_cache(self, tokens: int) -> StaticCache:
@@ -75,7 +75,7 @@ class CompiledTarget(DecoderTarget):
         return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """Each block in a forward of its own -> its scores."""
+        """Each block in a forward of its own -> its scores. Errors as DecoderTarget's."""
         eager = super().run
         return [self._run_compiled(block, w) if (w := self._width(block)) else eager([block])[0] for block in blocks]
 
@@ -127,14 +127,18 @@ def kernels_of(decoder: Decoder, opened: bool) -> Kernels:
 
 
 def leave_length_open(mask: Tensor, cache: StaticCache) -> None:
-    """Tell the compiler, before it sees them, that masks and caches of other lengths will come."""
+    """Tell the compiler, before it sees them, that masks (T, capacity) and caches of other lengths will come."""
     for buffer in (*cache.keys, *cache.values):
         torch._dynamo.mark_dynamic(buffer, 1)
     torch._dynamo.maybe_mark_dynamic(mask, 1)  # as long as the buffers, which the compiler finds out
 
 
 def static_step(decoder: Decoder, kernels: Kernels) -> Callable:
-    """One forward over static buffers as a function of tensors alone, so that it can be compiled."""
+    """One forward over static buffers as a function of tensors alone, so that it can be compiled.
+
+    It takes tokens, positions and slots (T,), mask (T, capacity), keys and values, each layer's (H_kv, capacity, d)
+    -> states after the final norm (T, D) and logits (T, V).
+    """
 
     def step(tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list, values: list):
         segment = Segment(positions, Slots(keys, values, slots), mask)

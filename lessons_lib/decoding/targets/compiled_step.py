@@ -15,7 +15,7 @@ class CompiledStep:
     """step(*tensors), compiled at the first call, and again after a `torch.compiler.reset()`.
 
     name: what is said to be compiling. frozen, tuned, short: see `compiler.settings`. seconds: what the first call
-    took, None before it. problem: why the step is not compiled and runs as it is, None if it is.
+    took, None before it. problem: why the step is not compiled and runs as it is, None if it is. Errors are the step's.
     """
 
     def __init__(self, step: Callable, name: str, frozen: bool, tuned: bool, short: bool = False):
@@ -65,6 +65,8 @@ def reason(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
 
 
-def say_uncompiled(problem: str) -> None:
-    """Tell whoever waits why nothing is compiled; decoding goes on."""
-    say(f"{problem}; decoding runs uncompiled")
+def say_uncompiled(problem: str | None) -> str | None:
+    """Tell whoever waits why nothing is compiled, if so; decoding goes on -> the problem, None if there is none."""
+    if problem:
+        say(f"{problem}; decoding runs uncompiled")
+    return problem

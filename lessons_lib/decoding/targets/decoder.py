@@ -28,7 +28,11 @@ class DecoderTarget(Target):
         return ContiguousCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=tokens)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """One packed forward for all blocks -> the scores of each."""
+        """One packed forward for all blocks -> the scores of each; KeyError for states after a layer that there is not.
+
+        CacheFullError for a cache that cannot grow; IndexError, or the device's own, for ids and positions beyond the
+        decoder's.
+        """
         tokens = torch.tensor([token for block in blocks for token in block.tokens], device=self.device)
         layers = [name for block in blocks for name in block.after if name != "final"]
         states = self.forward(tokens, blocks, layers)
@@ -46,6 +50,6 @@ class DecoderTarget(Target):
         return self.decoder(tokens, [self.segment(block) for block in blocks], after=layers)
 
     def segment(self, block: Block) -> Segment:
-        """A block as the decoder reads it."""
+        """A block as the decoder reads it: positions (T,), mask (T, S + T) or None."""
         positions = torch.tensor(block.cache.positions(block.offsets), device=self.device)
         return Segment(positions, block.cache, None if block.mask is None else block.mask.to(self.device))

@@ -13,7 +13,7 @@ def one_by_one(target: Target) -> Target:
 
     A draft lacks two tokens after a step whose guesses were all right. Compiled for one row, it would run both
     eagerly, which may take longer than many compiled steps. Other blocks, those that ask for more than the last
-    token's logits among them, are run as they are.
+    token's logits among them, are run as they are. Errors are the target's.
     """
     other = copy.copy(target)
     other.run = lambda blocks: [_scores(target, block) for block in blocks]

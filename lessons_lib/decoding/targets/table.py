@@ -43,6 +43,7 @@ class Table(Target):
         return Tape()
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
+        """ValueError for a block with branches or scratch, IndexError for ids beyond V."""
         return [self._run(block) for block in blocks]
 
     def _run(self, block: Block) -> Scores:

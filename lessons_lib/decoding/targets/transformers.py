@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from lessons_lib.caches.cache import Cache
+from lessons_lib.caches.cache import Cache, unbroken
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids
 
@@ -37,7 +37,7 @@ class TransformersCache(Cache):
         end, length = prefix + len(then), self.length()
         if end > length:
             raise ValueError(f"{end} entries cannot be kept of {length}")
-        if list(then) == list(range(prefix, end)):
+        if unbroken(prefix, then):
             if end < length:
                 self.inner.crop(end - length)
             return
@@ -62,7 +62,11 @@ class TransformersTarget(Target):
         return TransformersCache()
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """One forward per block -> its scores."""
+        """One forward per block -> its scores. IndexError for states after a layer that there is not.
+
+        Unsupported for states after the last layer; for masks beyond a sliding window; and for masks where attention
+        is neither "sdpa" nor "eager".
+        """
         return [self._run(block) for block in blocks]
 
     def _run(self, block: Block) -> Scores:

@@ -2,6 +2,13 @@
 
 In a lesson: `figures.display(drawings.kv_caching())`. `ALT` has the alt texts by name, to go beside the
 PNGs that `draw_all` writes.
+
+machine     memory and arithmetic, prefill and decode, the one loop (lessons 00, 01, 06)
+model       the parts of a decoder, attention, heads that share (01, 02)
+caching     how the cache works, what it saves, two ways to store it (02, 03)
+house       the way through the code
+gallery     how a drawing is registered, and all are written
+shapes      what every drawing is made of
 """
 
 from lessons_lib.figures.drawings.caching import cache_savings, kv_caching, static_and_dynamic

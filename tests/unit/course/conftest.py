@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from lessons_lib.course import colab
+from lessons_lib.course import colab, exercises
 from lessons_lib.course.lessons import Lesson
 
 PARAMETERS = 'model = "tiny"\ndevice = "auto"\ndtype = "auto"\nseed = 0\ntokens = 3\nrate = 0.5'
@@ -39,3 +39,14 @@ def write_lesson(tmp_path):
 def sound_lesson():
     """A notebook without problems, to break."""
     return notebook("print(tokens)", "seed + 1")
+
+
+@pytest.fixture
+def checked(capsys):
+    """checked(name of an exercise, attempt) -> what is printed of the attempt."""
+
+    def check(name: str, attempt) -> str:
+        exercises.check(name, attempt)
+        return capsys.readouterr().out
+
+    return check

@@ -17,43 +17,37 @@ def _twice(monkeypatch):
         expect(attempt, 0.5, equals=1.0)
 
 
-def said(capsys, attempt):
-    check("77.1", attempt)
-    return capsys.readouterr().out
-
-
-def test_a_stub_is_not_attempted_yet(capsys):
+def test_a_stub_is_not_attempted_yet(checked):
     def twice(x):
         raise NotImplementedError
 
-    assert said(capsys, twice) == "77.1: not attempted yet\n"
+    assert checked("77.1", twice) == "77.1: not attempted yet\n"
 
 
-def test_a_right_attempt_passes(capsys):
-    assert said(capsys, lambda x: x + x) == "77.1: passed\n"
+def test_a_right_attempt_passes(checked):
+    assert checked("77.1", lambda x: x + x) == "77.1: passed\n"
 
 
-def test_a_wrong_attempt_is_told_for_which_input(capsys):
+def test_a_wrong_attempt_is_told_for_which_input(checked):
     def square(x):
         return x * x
 
-    assert said(capsys, square) == "77.1: not yet. square(0.5) gave 0.25; expected 1.0.\n"
+    assert checked("77.1", square) == "77.1: not yet. square(0.5) gave 0.25; expected 1.0.\n"
 
 
-def test_an_attempt_that_raises_is_told_with_its_error(capsys):
+def test_an_attempt_that_raises_is_told_with_its_error(checked):
     def broken(x):
         return [][x]
 
-    assert "broken(2) raised IndexError: list index out of range" in said(capsys, broken)
+    assert "broken(2) raised IndexError: list index out of range" in checked("77.1", broken)
 
 
-def test_an_assertion_of_the_checker_is_told_too(capsys):
+def test_an_assertion_of_the_checker_is_told_too(checked):
     @exercise("77.2")
     def counts(attempt):
         assert attempt() < 3, "too many forwards: at most 2 are needed"
 
-    check("77.2", lambda: 5)
-    assert "too many forwards" in capsys.readouterr().out
+    assert "too many forwards" in checked("77.2", lambda: 5)
 
 
 def test_an_unknown_exercise_names_those_that_exist():

@@ -7,7 +7,6 @@ import torch
 
 from lessons_lib.attention import Partial, merge_outputs
 from lessons_lib.attention.split import busy
-from lessons_lib.course.exercises import check
 
 
 def absorb(m, l, o, scores, values):  # noqa: E741
@@ -34,9 +33,8 @@ def splits(rows, processors, cached, least, worth=busy):
 
 
 @pytest.mark.parametrize("name, attempt", [("04.1", longest), ("04.2", absorb), ("04.3", merged), ("04.4", splits)])
-def test_the_library_gives_what_is_asked_for(name, attempt, capsys):
-    check(name, attempt)
-    assert capsys.readouterr().out == f"{name}: passed\n"
+def test_the_library_gives_what_is_asked_for(name, attempt, checked):
+    assert checked(name, attempt) == f"{name}: passed\n"
 
 
 def step(m, l, o, scores, values, kept=True, guard=True, shifted=True):  # noqa: E741
@@ -79,6 +77,5 @@ def mean(numbers, weights):
     ("04.4", lambda rows, processors, cached, least: min(-(-processors // rows), max(1, cached // least))),
     ("04.4", lambda *sizes: splits(*sizes, worth=lambda rows, processors, n: min(1, rows * n / processors))),
 ])  # fmt: skip
-def test_the_usual_mistakes_are_seen(name, wrong, capsys):
-    check(name, wrong)
-    assert capsys.readouterr().out.startswith(f"{name}: not yet")
+def test_the_usual_mistakes_are_seen(name, wrong, checked):
+    assert checked(name, wrong).startswith(f"{name}: not yet")

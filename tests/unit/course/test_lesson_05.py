@@ -2,7 +2,6 @@
 
 import pytest
 
-from lessons_lib.course.exercises import check
 from lessons_lib.serving.policies import Continuous, ShortestFirst
 
 
@@ -34,9 +33,8 @@ longest_first = policy(lambda requests, now: sorted(requests, key=lambda r: r.em
     ("05.4", aged(5), "05.4: not yet. urgent"),
     ("05.4", aged(1), "05.4: passed"),
 ])  # fmt: skip
-def test_a_policy_is_judged_by_how_long_requests_wait(name, attempt, said, capsys):
-    check(name, attempt)
-    assert said in capsys.readouterr().out
+def test_a_policy_is_judged_by_how_long_requests_wait(name, attempt, said, checked):
+    assert said in checked(name, attempt)
 
 
 @pytest.mark.parametrize("name, wrong", [
@@ -45,6 +43,5 @@ def test_a_policy_is_judged_by_how_long_requests_wait(name, attempt, said, capsy
     ("05.2", lambda outputs, slots: (sum(max(outputs[i:i + slots]) for i in range(0, len(outputs), slots)),
                                      -(-sum(outputs) // slots))),
 ])  # fmt: skip
-def test_the_usual_mistakes_are_seen(name, wrong, capsys):
-    check(name, wrong)
-    assert capsys.readouterr().out.startswith(f"{name}: not yet")
+def test_the_usual_mistakes_are_seen(name, wrong, checked):
+    assert checked(name, wrong).startswith(f"{name}: not yet")

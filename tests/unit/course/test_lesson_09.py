@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from lessons_lib.course.exercises import check
 from lessons_lib.decoding.typical import Typical
 from lessons_lib.training.batched import Text
 from lessons_lib.training.heads_loss import MISSING, examples
@@ -24,9 +23,8 @@ def taken(p, epsilon, delta):
 
 
 @pytest.mark.parametrize("name, attempt", [("09.1", trained_on), ("09.4", taken)])
-def test_the_library_gives_what_is_asked_for(name, attempt, capsys):
-    check(name, attempt)
-    assert capsys.readouterr().out == f"{name}: passed\n"
+def test_the_library_gives_what_is_asked_for(name, attempt, checked):
+    assert checked(name, attempt) == f"{name}: passed\n"
 
 
 def entropy(p, log=math.log):
@@ -65,6 +63,5 @@ def by_length(choices):
     ("09.4", lambda p, epsilon, delta: chosen(p, min(0.09, 0.3 * math.exp(-entropy(p))))),
     ("09.4", lambda p, epsilon, delta: chosen(p, epsilon)),
 ])  # fmt: skip
-def test_the_usual_mistakes_are_seen(name, wrong, capsys):
-    check(name, wrong)
-    assert capsys.readouterr().out.startswith(f"{name}: not yet")
+def test_the_usual_mistakes_are_seen(name, wrong, checked):
+    assert checked(name, wrong).startswith(f"{name}: not yet")

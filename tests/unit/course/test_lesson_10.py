@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from lessons_lib.course.exercises import check
 from lessons_lib.quantization.gptq import inverse_factor, sweep
 from lessons_lib.quantization.int8_products import MixedProduct
 from lessons_lib.quantization.integers import quantize
@@ -47,9 +46,8 @@ RIGHT = [("10.1", bytes_of), ("10.2", trip), ("10.3", mixed), ("10.4", corrected
 
 
 @pytest.mark.parametrize("name, attempt", RIGHT)
-def test_the_library_gives_what_is_asked_for(name, attempt, capsys):
-    check(name, attempt)
-    assert capsys.readouterr().out == f"{name}: passed\n"
+def test_the_library_gives_what_is_asked_for(name, attempt, checked):
+    assert checked(name, attempt) == f"{name}: passed\n"
 
 
 def unpacked(rows, columns, bits, group, minimum):
@@ -95,6 +93,5 @@ def one_scale(x, w, threshold):
     ("10.4", lambda w, H, first: w[1] + (w[0] - first) * H[0][1] / H[0][0]),
     ("10.4", lambda w, H, first: w[1] - (w[0] - first) * H[0][1] / H[1][1]),
 ])  # fmt: skip
-def test_the_usual_mistakes_are_seen(name, wrong, capsys):
-    check(name, wrong)
-    assert capsys.readouterr().out.startswith(f"{name}: not yet")
+def test_the_usual_mistakes_are_seen(name, wrong, checked):
+    assert checked(name, wrong).startswith(f"{name}: not yet")

@@ -4,8 +4,6 @@ from itertools import pairwise
 
 import pytest
 
-from lessons_lib.course.exercises import check
-
 
 def fastest(layer_weights, head_weights, layer_bits, head_bits, entry, cached, rate):
     moved = (layer_weights * layer_bits + head_weights * head_bits) / 8 + entry * cached
@@ -28,9 +26,8 @@ RIGHT = {"11.1": fastest, "11.2": gains, "11.3": with_guesses, "11.4": of_reques
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_pass(name, capsys):
-    check(name, RIGHT[name])
-    assert capsys.readouterr().out == f"{name}: passed\n"
+def test_right_answers_pass(name, checked):
+    assert checked(name, RIGHT[name]) == f"{name}: passed\n"
 
 
 @pytest.mark.parametrize("name, wrong", [
@@ -46,6 +43,5 @@ def test_right_answers_pass(name, capsys):
     ("11.4", lambda p, d, x: x),
     ("11.4", lambda p, d, x: (p + d) / (p + d) * x / (1 + p)),
 ])  # fmt: skip
-def test_the_usual_mistakes_are_seen(name, wrong, capsys):
-    check(name, wrong)
-    assert capsys.readouterr().out.startswith(f"{name}: not yet")
+def test_the_usual_mistakes_are_seen(name, wrong, checked):
+    assert checked(name, wrong).startswith(f"{name}: not yet")

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lessons_lib.course.exercises import check
 from lessons_lib.measure.sparsity import kept_count, threshold
 
 
@@ -24,9 +23,8 @@ def gate_first(layers, width, mlp_width, weights, sparsity):
 
 
 @pytest.mark.parametrize("name, attempt", [("12.1", fewest), ("12.2", cut_at), ("12.3", unread), ("12.4", gate_first)])
-def test_right_answers_pass(name, attempt, capsys):
-    check(name, attempt)
-    assert capsys.readouterr().out == f"{name}: passed\n"
+def test_right_answers_pass(name, attempt, checked):
+    assert checked(name, attempt) == f"{name}: passed\n"
 
 
 def in_given_order(weights, mass):
@@ -54,6 +52,5 @@ def one_too_many(weights, mass):
     ("12.4", lambda L, D, F, N, s: 1 / (1 - s)),
     ("12.4", lambda L, D, F, N, s: 1 - s * 2 * L * D * F / N),  # the time, not the gain
 ])  # fmt: skip
-def test_the_usual_mistakes_are_seen(name, wrong, capsys):
-    check(name, wrong)
-    assert capsys.readouterr().out.startswith(f"{name}: not yet")
+def test_the_usual_mistakes_are_seen(name, wrong, checked):
+    assert checked(name, wrong).startswith(f"{name}: not yet")

@@ -27,23 +27,19 @@ def found():
 
 @pytest.mark.parametrize(("name", "function", "stub", "below", "imports"), list(found()))
 def test_an_exercise_can_be_attempted_checks_itself_and_has_a_folded_solution(
-    name, function, stub, below, imports, capsys
+    name, function, stub, below, imports, capsys, checked
 ):
-    def said(attempt):
-        exercises.check(name, attempt)
-        return capsys.readouterr().out
-
     space = {}
     exec("\n".join(["import math", *imports]), space)
     exec(stub, space)
     assert capsys.readouterr().out == f"{name}: not attempted yet\n"
-    assert said(lambda *given: "nonsense").startswith(f"{name}: not yet")
+    assert checked(name, lambda *given: "nonsense").startswith(f"{name}: not yet")
     asked = inspect.signature(space[function])
     folded = SOLUTION.match(below)
     assert folded, "the cell below an exercise is its solution, folded"
     exec(folded.group(1), space)
     assert [*inspect.signature(space[function]).parameters] == [*asked.parameters]
-    assert said(space[function]) == f"{name}: passed\n"
+    assert checked(name, space[function]) == f"{name}: passed\n"
 
 
 @pytest.mark.parametrize("lesson", find(), ids=lambda lesson: lesson.name)

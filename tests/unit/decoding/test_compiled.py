@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("cold_compiler")
 PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
 
 
-def decoder(dtype=torch.float64, seed=0, layers=2) -> Decoder:
-    return Decoder.from_transformers(tiny(layers, dtype, seed))
+def decoder(dtype=torch.float64, seed=0) -> Decoder:
+    return Decoder.from_transformers(tiny(dtype=dtype, seed=seed))
 
 
 @pytest.fixture(scope="module")

@@ -22,16 +22,12 @@ pytestmark = pytest.mark.usefixtures("cold_compiler")
 PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
 
 
-def decoder(dtype=torch.float64, seed=0, layers=2) -> Decoder:
-    return Decoder.from_transformers(tiny(layers, dtype, seed))
-
-
 def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
     def fail(*args):
         assert inductor.freezing is True
         raise RuntimeError("no kernel")
 
-    target = CompiledTarget(decoder(), context=CONTEXT, products="tuned")
+    target = CompiledTarget(Decoder.from_transformers(tiny()), context=CONTEXT, products="tuned")
     monkeypatch.setattr(torch, "compile", lambda step, **options: fail)
     with pytest.raises(RuntimeError, match="no kernel"):
         generate(target, PROMPT, max_new_tokens=N)

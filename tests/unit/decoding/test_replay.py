@@ -11,7 +11,17 @@ from lessons_lib import DraftModel, PromptLookup, generate
 from lessons_lib.decoding.proposal import Proposal, Tree
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Heuristic
-from lessons_lib.decoding.replay import Recording, follow, foretold_cost, foretold_speed, replay, replay_draft
+from lessons_lib.decoding.replay import (
+    Recording,
+    counts,
+    follow,
+    foretold_cost,
+    foretold_seconds,
+    foretold_speed,
+    replay,
+    replay_draft,
+)
+from lessons_lib.decoding.trace import Step
 
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
 LOOKUPS = [
@@ -21,16 +31,16 @@ LOOKUPS = [
 COUNTED = ("length_before", "forwarded", "proposed", "depth", "accepted", "committed", "is_prefill")
 
 
-def counts(trace):
+def counted(trace):
     return [tuple(getattr(step, name) for name in COUNTED) for step in trace]
 
 
 @pytest.mark.parametrize("settings", LOOKUPS, ids=str)
 @pytest.mark.parametrize("seed", range(6))
-def test_a_replay_counts_what_the_loop_counts(settings, seed):
+def test_a_replay_counts_what_the_loop_counted(settings, seed):
     target = whimsical(seed, 6, memory=2)  # soon repeats itself
     out = generate(target, PROMPT, PromptLookup(**settings), max_new_tokens=40)
-    assert counts(replay(Recording(PROMPT, out.ids), PromptLookup(**settings))) == counts(out.trace)
+    assert counted(replay(Recording(PROMPT, out.ids), PromptLookup(**settings))) == counted(out.trace)
 
 
 @pytest.mark.parametrize("rule", ["transformers", "recent", "original"])
@@ -40,7 +50,7 @@ def test_a_text_that_an_end_token_ended_is_counted_as_the_loop_counts_it(rule, s
     target.eos = (0,)
     out = generate(target, PROMPT, PromptLookup(4, rule=rule), max_new_tokens=60)
     recording = Recording(PROMPT, out.ids, eos=(0,), max_new_tokens=60)
-    assert counts(replay(recording, PromptLookup(4, rule=rule))) == counts(out.trace)
+    assert counted(replay(recording, PromptLookup(4, rule=rule))) == counted(out.trace)
 
 
 @pytest.mark.parametrize("rule, step", [
@@ -49,7 +59,7 @@ def test_a_text_that_an_end_token_ended_is_counted_as_the_loop_counts_it(rule, s
 ])  # fmt: skip
 def test_a_copied_end_token_by_hand(rule, step):
     recording = Recording([1, 2, 3, 0, 4, 1], [2, 3, 0], eos=(0,), max_new_tokens=10)
-    assert counts(replay(recording, PromptLookup(2, rule=rule)))[1:] == [step]
+    assert counted(replay(recording, PromptLookup(2, rule=rule)))[1:] == [step]
 
 
 @pytest.mark.parametrize("script", [random_chain, tree_with_decoys])
@@ -58,13 +68,13 @@ def test_trees_are_followed_as_greedy_acceptance_follows_them(script):
     new = continued(target, PROMPT, 20)
     proposers = [Scripted([*PROMPT, *new], 6, script) for _ in range(2)]
     out = generate(target, PROMPT, proposers[0], max_new_tokens=20)
-    assert counts(replay(Recording(PROMPT, new), proposers[1])) == counts(out.trace)
+    assert counted(replay(Recording(PROMPT, new), proposers[1])) == counted(out.trace)
     paths = [[(seen.path, seen.tokens) for seen in proposer.seen] for proposer in proposers]
     assert paths[0] == paths[1]
 
 
 def test_without_a_proposer_every_token_costs_a_forward():
-    assert counts(replay(Recording([1], [2, 3]), Proposer())) == [(1, 1, 0, 0, 0, 1, True), (2, 1, 0, 0, 0, 1, False)]
+    assert counted(replay(Recording([1], [2, 3]), Proposer())) == [(1, 1, 0, 0, 0, 1, True), (2, 1, 0, 0, 0, 1, False)]
 
 
 def test_a_path_ends_with_the_first_token_that_nobody_guessed():
@@ -129,6 +139,16 @@ def test_a_replayed_draft_by_hand_and_what_it_costs():
     assert foretold_cost(steps, v, c=0.1) == pytest.approx(2 * (1.5 + 0.2) + 1.0)
     assert foretold_speed(steps, v, c=0.1) == pytest.approx(7 / 4.4) and foretold_cost(steps) == 3
     assert replay_draft([], Constant(2)) == []
+
+
+def test_the_seconds_of_a_request_by_hand():
+    trace = [Step(5, 5, committed=1, is_prefill=True), Step(6, 3, depth=2, committed=2, draft_calls=2), Step(8, 1)]
+    assert foretold_seconds(0.5, 0.1, trace, {1: 1.0, 3: 1.5}, c=0.2) == pytest.approx(0.5 + 0.1 * (1.5 + 0.4 + 1.0))
+    assert foretold_seconds(0.5, 0.1, trace) == pytest.approx(0.7)
+
+
+def test_counts_are_what_a_replay_knows_of_a_step_and_no_times():
+    assert counts([Step(5, 3, proposed=2, accepted=1, committed=2, t_total=9.0), Step(7, 1)]) == [(3, 1, 2), (1, 0, 0)]
 
 
 def test_a_proposer_is_told_the_prompt_and_nothing_of_the_text():

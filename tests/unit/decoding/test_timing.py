@@ -3,6 +3,7 @@
 import torch
 from support.targets import decoder_target
 
+from lessons_lib import Jacobi
 from lessons_lib.decoding import timing
 from lessons_lib.decoding.generate import generate
 from lessons_lib.measure.shape import SHAPES
@@ -16,6 +17,22 @@ def test_a_request_has_one_time_per_token_for_ours_and_for_transformers():
     for timeline in (ours, theirs):
         assert len(timeline.times) == 5
         assert timeline.start < timeline.times[0] and list(timeline.times) == sorted(timeline.times)
+
+
+def test_every_prompt_is_asked_by_every_method_in_turn_with_a_new_proposer_each_time():
+    made, prompts, short = [], {"a": PROMPT, "b": [9, 9, 9]}, dict(max_new_tokens=4, min_new_tokens=4)
+
+    def jacobi():
+        made.append(Jacobi(3))
+        return made[-1]
+
+    target = decoder_target(tiny())
+    took, outs = timing.asked(target, prompts, {"plain": lambda: None, "jacobi": jacobi}, "cpu", 3, **short)
+    assert list(took) == [("plain", "a"), ("jacobi", "a"), ("plain", "b"), ("jacobi", "b")]
+    assert {len(samples.times) for samples in took.values()} == {3} and len(set(map(id, made))) == 2 * 3
+    for (method, name), out in outs.items():
+        assert out.ids == generate(target, prompts[name], **short).ids
+        assert (sum(step.proposed for step in out.trace) > 0) == (method == "jacobi")
 
 
 def test_every_call_of_a_batched_step_adds_the_greedy_token_to_every_request():

@@ -110,7 +110,7 @@ def test_what_the_card_praises_is_what_was_stored(at_home, target, monkeypatch):
     command_line.main(["heads", *SMALL])
     command_line.main(["heads-export", "--into", str(at_home / "heads")])
     card = json.loads((at_home / "heads" / CARD).read_text())
-    assert card["after"]["accuracies"] == judge(stored, split(heads_commands.training_texts())[1])["accuracies"]
+    assert card["after"]["accuracies"] == judge(stored, split(collect.training_texts())[1])["accuracies"]
 
 
 def test_the_tree_is_chosen_by_texts_that_neither_train_nor_measure(at_home, monkeypatch):
@@ -118,10 +118,10 @@ def test_the_tree_is_chosen_by_texts_that_neither_train_nor_measure(at_home, mon
     monkeypatch.setattr(heads_commands, "judge", lambda heads, texts: seen.extend(texts) or judging(heads, texts))
     command_line.main(["heads", *SMALL])
     command_line.main(["heads-evaluate"])
-    training, held = split(heads_commands.training_texts())
+    training, held = split(collect.training_texts())
     keys = {text.key for text in seen}
     assert keys == {text.key for text in held} and keys
-    assert not keys & {text.key for text in training} and not keys & {text.key for text in heads_commands.held_out_texts()}  # fmt: skip  # noqa: E501
+    assert not keys & {text.key for text in training} and not keys & {text.key for text in collect.held_out_texts()}  # fmt: skip  # noqa: E501
 
 
 def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys):
@@ -160,7 +160,7 @@ def test_training_together_begins_with_a_runs_heads_and_leaves_the_held_back_tex
     own = trained(decoder.head.weight, heads_commands.runs("default")).heads
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(heads.parameters(), own.parameters(), strict=True))
     assert any(weight.abs().max() > 0 for weight in heads.parameters())
-    assert {text.key for text in texts} == {text.key for text in split(heads_commands.training_texts())[0]}
+    assert {text.key for text in texts} == {text.key for text in split(collect.training_texts())[0]}
     assert recipe == JointRecipe(rank=2, steps=4, tokens=100, warmup=1, faster=2.0) and minutes == 7
     assert folder.name == "joint-small"
 

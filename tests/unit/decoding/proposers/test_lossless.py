@@ -4,6 +4,8 @@ A new proposer is one more row of the table, which all of these tests share: hen
 """
 
 from functools import cache
+from itertools import product
+from math import prod
 from unittest import mock
 
 import pytest
@@ -21,6 +23,7 @@ from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, Medusa, PromptLoo
 from lessons_lib.decoding import acceptance
 from lessons_lib.decoding.generate import new_row
 from lessons_lib.decoding.row import step
+from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.models import tiny
 
@@ -229,6 +232,7 @@ TOY_PROMPT, TOY_TOKENS = [0, 1, 2, 0, 1, 2, 0, 1], 4
 SAMPLED = {
     "prompt-lookup": lambda: PromptLookup(),
     "prompt-lookup-silent": lambda: PromptLookup(max_ngram=1, min_hit_rate=0.5),
+    "prompt-lookup-original": lambda: PromptLookup(num_tokens=3, rule="original"),  # goes on behind an end token
     "jacobi": lambda: Jacobi(3),
     "lookahead": lambda: Lookahead(W=2, N=3, G=3, pool_from_text=True),
 }
@@ -278,15 +282,17 @@ def test_sampled_texts_have_the_law_of_any_family(family, make):
     assert found == pytest.approx(law_of_texts(network, rule), abs=1e-5)
 
 
-def law_of_texts(network, rule) -> dict[tuple[int, ...], float]:
-    """Texts of three tokens, each with its probability by transformers' own forward."""
-    expected = {(): 1.0}
-    for _ in range(3):
+def law_of_texts(network, rule, count: int = 3, eos: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
+    """Texts of `count` tokens, fewer where one ends, each with its probability by transformers' own forward."""
+    ended, expected = {}, {(): 1.0}
+    for _ in range(count):
         laws = {text: next_law(network, [*TOY_PROMPT, *text], rule) for text in expected}
         expected = {
             (*text, t): p * laws[text][t] for text, p in expected.items() for t in range(3) if laws[text][t] > 0
         }
-    return expected
+        ended |= {text: p for text, p in expected.items() if text[-1] in eos}
+        expected = {text: p for text, p in expected.items() if text not in ended}
+    return ended | expected
 
 
 @torch.no_grad()
@@ -318,3 +324,80 @@ def test_a_wrong_rule_would_be_caught(make):
     with mock.patch.object(acceptance, "choose_child", correction_from_p):
         found = law(make, Sampling())
     assert max(abs(found[text] - pr) for text, pr in target_law(Sampling()).items()) > 0.01
+
+
+# ---- and all at once: proposers that need no network, in any family, several rows, ends inside guesses, small budgets
+
+KINDS = [pytest.param(family, TransformersTarget, id=family) for family in FAMILIES]
+KINDS += [pytest.param(family, decoder_target, id=f"{family}-decoder") for family in ("llama", "mistral")]
+in_any_family = pytest.mark.parametrize("family, kind", KINDS)
+BUDGETS = (1, 2, N)
+
+
+def ending(family: str, kind):
+    """A target of this family whose greedy text ends with the token that it writes latest for the first time."""
+    target, text = kind(network_of(family)), greedy_text(family)
+    target.eos = (max(text, key=text.index),)
+    return target
+
+
+def token_only_rows(family: str, target, rule) -> list:
+    """Every token-only proposer with every budget, and one that knows the text, and more tokens behind its end."""
+    known = [*PROMPT, *greedy_text(family), *PROMPT]
+    knows = lambda network: PromptLookup(num_tokens=4, max_ngram=12, rule="original", corpus=known)  # noqa: E731
+    made = [(make(None), count) for make in (*TOKEN_ONLY.values(), knows) for count in BUDGETS]
+    dice = [torch.Generator().manual_seed(seed) for seed in range(len(made))]
+    return [
+        new_row(target, PROMPT, by, rule, count, generator=g) for (by, count), g in zip(made, dice, strict=True)
+    ]  # fmt: skip
+
+
+@torch.no_grad()
+def finish(target, rows: list) -> list:
+    """The rows, all in common steps until each has ended; no more steps than the longest may need."""
+    for _ in range(1 + N):
+        if unfinished := [row for row in rows if row.finish is None]:
+            step(target, unfinished)
+    return rows
+
+
+@in_any_family
+@pytest.mark.parametrize("rule", [Greedy(), Sampling(1e-6)], ids=["greedy", "cold"])
+def test_rows_of_any_family_write_the_greedy_text_up_to_its_end_or_their_budget(family, kind, rule):
+    target, text = ending(family, kind), greedy_text(family)
+    text = text[: text.index(*target.eos) + 1]
+    rows = finish(target, token_only_rows(family, target, rule))
+    assert [row.new for row in rows] == [text[: row.ending.max_new_tokens] for row in rows]
+    assert [row.finish for row in rows] == ["eos" if row.new == text else "length" for row in rows]
+    assert any(row.trace[-1].eos_cut for row in rows)  # the end was a guess, with others behind it
+    assert any(not step.proposed for row in rows for step in row.trace[1:])  # and some guesses were empty
+
+
+@in_any_family
+def test_sampled_rows_of_any_family_end_in_common_steps_where_they_end_alone(family, kind):
+    target = ending(family, kind)
+    make = lambda: token_only_rows(family, target, Sampling(0.8))  # noqa: E731
+    together, alone = finish(target, make()), [finish(target, [row])[0] for row in make()]
+    assert [row.new for row in together] == [row.new for row in alone]
+    for row in together:
+        ended = row.new[-1] in target.eos
+        assert row.finish == ("eos" if ended else "length") and not {*row.new[:-1]} & {*target.eos}
+        assert ended or len(row.new) == row.ending.max_new_tokens
+    assert {row.finish for row in together} == {"eos", "length"}
+
+
+@sampled
+@in_any_family
+@pytest.mark.parametrize("budgets", [(1, 3), (2,)], ids=str)
+def test_sampled_rows_of_any_family_have_their_law_ends_and_small_budgets_included(family, kind, make, budgets):
+    network, rule, eos = tiny(family=family, vocab_size=3), Sampling(temperature=0.5), (0,)
+    target = kind(network)
+    target.eos = eos
+
+    def texts():
+        rows = finish(target, [new_row(target, TOY_PROMPT, make(), rule, count) for count in budgets])
+        return tuple(tuple(row.new) for row in rows)
+
+    laws = [law_of_texts(network, rule, count, eos) for count in budgets]
+    expected = {of: prod(law[text] for law, text in zip(laws, of, strict=True)) for of in product(*laws)}
+    assert exact_law(texts) == pytest.approx(expected, abs=1e-5)
