@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, default=HELD_OUT)
     options, target = parser.parse_args(arguments), load(device="cpu").target()
     chosen = choose(read(options.prompts), lambda prompt: len(encode(target, prompt.messages)))
-    sources = {row["id"]: row["source"] for row in map(json.loads, options.prompts.open(encoding="utf-8"))}
+    sources = {line["id"]: line["source"] for line in map(json.loads, options.prompts.open(encoding="utf-8"))}
     lines = [json.dumps(row(prompt, sources[prompt.key]), ensure_ascii=False) for prompt in chosen]
     options.into.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{len(chosen)} prompts in {options.into}")
