@@ -34,10 +34,12 @@ BESIDE = {"theirs": "plain theirs", "loop": "plain theirs", "ours": "natural", "
 
 
 def model():
+    """smollm2-135m on the CPU in DTYPE."""
     return generation.model(DTYPE)
 
 
 def eager():
+    """Its readable decoder, nothing compiled."""
     return generation.target(DTYPE)
 
 
@@ -81,10 +83,12 @@ def chosen(run: Run, own: Sequence[Question], categories: Sequence[str], count: 
 
 
 def categories_of(found: Sequence[Question]) -> list[str]:
+    """Their categories, each once, in the order in which they come first."""
     return list(dict.fromkeys(question.category for question in found))
 
 
 def ours(target, ids: list[int], proposer=None) -> Made:
+    """TOKENS new tokens by our greedy generate behind these ids, and its trace. proposer None: plain decoding."""
     out = generate(target, ids, proposer, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
     return out.ids, out.trace
 
@@ -190,6 +194,7 @@ def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast:
 
 
 def long_enough(rows: list[dict]) -> list[dict]:
+    """The rows of answers that reach TOKENS tokens."""
     return [row for row in rows if "short" not in row]
 
 
@@ -206,4 +211,5 @@ def by_category(rows: list[dict]) -> dict[str, list[dict]]:
 
 
 def listed(values: dict) -> str:
+    """{"a": 1.5, "b": 2} -> "a 1.50, b 2.00"."""
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())

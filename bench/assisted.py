@@ -23,6 +23,7 @@ CACHED = 200  # tokens behind which one forward's cost is taken
 
 @cache
 def draft():
+    """smol-draft on the CPU in DTYPE. ModelUnavailable if it cannot be read."""
     return load("smol-draft", device="cpu", dtype=DTYPE)
 
 

@@ -22,11 +22,13 @@ THEIRS = "transformers generate, greedy, dynamic cache, eager"
 
 @cache
 def model(dtype: str):
+    """smollm2-135m on the CPU in this format. ModelUnavailable if it cannot be fetched."""
     return load("smollm2-135m", device="cpu", dtype=dtype)
 
 
 @cache
 def target(dtype: str, compiled: bool = False):
+    """Its readable decoder, eager or compiled with caches of CONTEXT tokens."""
     return model(dtype).target(compiled=compiled, context=CONTEXT if compiled else None)
 
 
@@ -98,6 +100,7 @@ def of_limit(run: Run) -> Measured:
 
 
 def compiled(dtype: str, run: Run) -> Measured:
+    """transformers' generate over our compiled decoder in this format; compiling is not timed, but kept in seconds."""
     of = target(dtype, compiled=True)
     timed(ours(of, 4), repeats=1, warmup=1)  # compiles
     ratio = compare(theirs(dtype, run.tokens), ours(of, run.tokens), repeats=run.repeats, warmup=1)

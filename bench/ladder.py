@@ -83,6 +83,7 @@ def need_peers() -> list[str]:
 
 
 def named(run: Run) -> dict[str, Rung]:
+    """Our rungs, with their prices, by name."""
     return {rung.name: rung for rung in pricing.ladder(run.quick, run.repeats)}
 
 

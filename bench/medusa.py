@@ -24,6 +24,7 @@ def trees(run: Run) -> dict[str, Fitted]:
 
 
 def nodes(of: Fitted) -> int:
+    """Guesses of a step: the nodes of its tree."""
     return len(of.tree.choices)
 
 

@@ -47,6 +47,7 @@ class Change:
 
 
 def main() -> int:
+    """Time all that was tried and store it with the other results -> exit status."""
     rows = [row_of(change) for change in tried()]
     facts = {"layers": LAYERS, "host": machine.host(), "versions": machine.versions(), "dtype": asking.DTYPE}
     path = RESULTS / "ladder-overheads.json"
@@ -89,6 +90,7 @@ def tried() -> list[Change]:
 
 
 def small() -> Decoder:
+    """The model's first LAYERS layers and its whole head."""
     return cut(asking.model(), LAYERS).target().decoder
 
 
@@ -102,10 +104,12 @@ def step(decoder, rows: int = 1, context: int = LONGEST, fitted: bool = True, **
 
 
 def slots() -> Calls:
+    """Caches of LONGEST slots, and fitted ones; one row."""
     return step(small(), fitted=False), step(small())
 
 
 def sums() -> Calls:
+    """ROWS rows by the library's products, and as sums that share one reading."""
     return step(small(), ROWS, products="library"), step(small(), ROWS)
 
 
@@ -123,6 +127,7 @@ def setting(**changed) -> Calls:
 
 
 def guards() -> Calls:
+    """A step that the compiler guards, and one that it does not."""
     plainly = torch.compile
     with mock.patch.object(torch, "compile", lambda *given, options, **others: plainly(*given, **others)):
         before = step(small())
@@ -130,27 +135,32 @@ def guards() -> Calls:
 
 
 def masks() -> Calls:
+    """A mask built for ROWS rows of a chain behind TEXT tokens, and a block that needs none."""
     chain = Tree(tokens=[0] * (ROWS - 1), parents=[*range(-1, ROWS - 2)], depths=[*range(1, ROWS)])
     cache = asking.eager().new_cache(TEXT)
     return lambda: tree_mask(1, chain, None, TEXT), lambda: make_block([0], chain, None, cache)
 
 
 def choosing() -> Calls:
+    """The favourite of one row of logits (1, V), by argmax and by max."""
     logits = torch.randn(1, asking.model().shape.vocab_size)
     return lambda: logits.argmax(-1).tolist(), lambda: logits.max(-1).indices.tolist()
 
 
 def holding_back() -> Calls:
+    """The favourite of a copy of one row of logits (1, V), and of the row itself."""
     logits = torch.randn(1, asking.model().shape.vocab_size)
     return lambda: logits.clone().max(-1).indices.tolist(), lambda: logits.max(-1).indices.tolist()
 
 
 def draft() -> Calls:
+    """The draft's step in its own format, and with weights of 8 bits; one row."""
     wide = decoder_of(assisted.draft().network, wide=True)
     return step(wide), step(quantized(wide, LIGHT))
 
 
 def heads() -> Calls:
+    """RANKS favourites of each of Medusa's heads for one state, whole and trimmed. NotMeasured without heads."""
     trimmed, whole = fitting.heads(), load_heads(fitting.HEADS, asking.model())
     whole.rows, whole.kept = whole.lm_head, None
     state = torch.zeros(1, whole.width, dtype=whole.lm_head.dtype)

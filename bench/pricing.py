@@ -86,6 +86,7 @@ def around(repeats: int) -> tuple[float, float]:
 
 @cache
 def rates() -> hardware.Hardware:
+    """What this machine reads and computes per second."""
     return hardware.probe("cpu", [DTYPE])
 
 

@@ -39,6 +39,7 @@ def target(weights: str | None) -> CompiledTarget:
 
 
 def vs_generate(weights: str, run: Run, **facts) -> Measured:
+    """transformers' generate over ours with weights in this format. facts: what is kept beside bytes and seconds."""
     of = target(weights)
     timed(ours(of, 4), repeats=1, warmup=1)  # compiles
     ratio = compare(theirs(DTYPE, run.tokens), ours(of, run.tokens), repeats=run.repeats, warmup=1)
@@ -57,6 +58,7 @@ def by_libraries(run: Run) -> dict[str, float | str]:
 
 
 def tokens_per_second(library: str, count: int) -> float | str:
+    """Of transformers' generate for `count` new tokens with this library's weights, or why there are none here."""
     try:
         network = by_library(library, DTYPES[DTYPE])
     except ModelUnavailable as lack:
@@ -123,6 +125,7 @@ def twins(shape: ModelShape) -> dict[str, DecoderTarget]:
 
 
 def timed_steps(targets: Mapping[str, Target], run: Run) -> dict[str, Samples]:
+    """Seconds of eager steps of one token behind CACHED ones, the targets in turn."""
     prompt = prompt_of(CACHED)
     return in_turn({name: repeatable_step(of, prompt) for name, of in targets.items()}, repeats=5 * run.repeats)
 
@@ -138,4 +141,5 @@ def compared(found: Mapping[str, Samples], predicted: Mapping[str, float]) -> Me
 
 
 def step(weights: str | None, rows: int = 1) -> Callable[[], None]:
+    """A call of a compiled step of so many rows behind CACHED tokens. weights: as of `target`."""
     return repeatable_step(target(weights), prompt_of(CACHED), rows)

@@ -18,7 +18,7 @@ from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.measure.quality import Reading
-from lessons_lib.models import LanguageModel, load
+from lessons_lib.models import load
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.quantized import NONE, Remedies, bytes_read, quantized
@@ -37,41 +37,51 @@ BESIDE = (  # formats whose quality is read beside those of claims, on fewer win
 )  # fmt: skip
 
 
-def model() -> LanguageModel:
-    return generation.model("fp32")
+def unrounded() -> Decoder:
+    """The readable decoder in fp32."""
+    return generation.model("fp32").target().decoder
 
 
 @cache
 def ids(part: str, count: int | None = None) -> list[list[int]]:
     """Windows of one of the texts."""
-    return quality.windows(model().tokenizer(text(part), verbose=False).input_ids)[:count]
+    return quality.windows(generation.model("fp32").tokenizer(text(part), verbose=False).input_ids)[:count]
 
 
 def reading(decoder: Decoder, windows: int | None, beside: Decoder | None = None, among=None) -> Reading:
+    """How a decoder finds the first windows of the text that quality is measured on, all if None.
+
+    beside: the decoder from whose distribution the divergence is taken. among: as of `quality.read`.
+    """
     flat = [token for window in ids("evaluation", windows) for token in window]
     return quality.read(logits_of(decoder), flat, beside=logits_of(beside) if beside else None, among=among)
 
 
 def logits_of(decoder: Decoder) -> quality.Logits:
+    """A decoder as `quality.read` asks it: T ids -> logits (T, V)."""
     of = DecoderTarget(decoder)
     return lambda ids: logits_along(of, ids, len(ids))
 
 
 @cache
 def wide(windows: int | None) -> Reading:
-    return reading(model().target().decoder, windows)
+    """The same text as read by the decoder in fp32."""
+    return reading(unrounded(), windows)
 
 
 def rounded(format: str, **options) -> Decoder:
+    """The decoder with weights in this format, calibrated on 16 windows, for int8 on 4."""
     calibration = ids("calibration", 4 if format == "int8" else 16)
-    return quantized(model().target().decoder, format, windows=calibration, **options)
+    return quantized(unrounded(), format, windows=calibration, **options)
 
 
 def windows_of(run: Run) -> int | None:
+    """How many windows a run reads; None: all."""
     return 2 if run.quick else None
 
 
 def perplexity(run: Run, format: str) -> Measured:
+    """Perplexity with weights in this format over that in fp32, each found on the same windows."""
     reference = wide(windows_of(run))
     found = reading(rounded(format), windows_of(run))
     note = f"{found.perplexity:.2f} against {reference.perplexity:.2f}, {found.tokens:,} tokens"
@@ -81,6 +91,7 @@ def perplexity(run: Run, format: str) -> Measured:
 
 
 def as_ratio(found: Reading, reference: Reading) -> Ratio:
+    """Perplexity over the reference's; the samples are each window's mean, in nats per token."""
     change = quality.ratio(found, reference)
     means = [Samples(tuple(float(part.mean()) for part in of.nll)) for of in (found, reference)]
     return Ratio(change.value, change.low, change.high, *means)
@@ -112,8 +123,8 @@ def int4_quality(run: Run) -> Measured:
 
 def row(decoder: Decoder, windows: int) -> dict:
     """Bits, perplexity's ratio, divergence and agreement of one rounded decoder."""
-    found, reference = reading(decoder, windows, beside=model().target().decoder), wide(windows)
-    bits = 8 * bytes_read(decoder) / model().shape.weights
+    found, reference = reading(decoder, windows, beside=unrounded()), wide(windows)
+    bits = 8 * bytes_read(decoder) / generation.model("fp32").shape.weights
     change = asdict(quality.ratio(found, reference))
     agreed = quality.agreement(found, reference)
     return {"bits": bits, "ratio": change.pop("value"), **change, "agreement": agreed, "kl": found.mean_divergence}

@@ -3,6 +3,27 @@
 Each claim's row goes into results/claims.json as soon as it is there, its raw samples beside it. A run that
 was interrupted goes on where it stopped; one that ended starts anew. With another file's questions, only claims that
 ask some are measured, and all goes to build/bench/, by the file's name: the stored rows are about our own questions.
+
+module           what it holds
+---------------  ----------------------------------------------------------------------------------------------
+registry         claims by name, what a run and a measurement are
+generation       claims of lessons 01-03: loop, cache, decoder
+serving          claims of lesson 05 about the engine: against other ways of serving
+simulated        claims of lesson 05 about the simulator: its error and its speed
+assisted         claims of lesson 06 that are timed: a draft model
+counted          claims of lesson 06 that are counted: its guesses, replayed
+speculation      claims of lessons 07 and 08: prompt lookup and lookahead
+medusa           claims of lesson 09: heads that guess
+quantized        claims of lesson 10: how fast rounded decoders are
+rounding         claims of lesson 10: what rounding costs in quality
+ladder           claims of lesson 11: every rung in turn, and llama.cpp
+asking           questions, targets and methods that claims of speculation share
+by_question      methods in turn on each question, kept as it goes, and sums over questions
+saying           a claim's note, from its rows
+fitting          the tree that Medusa gets on a target
+rungs, pricing   what a rung of the ladder runs, and what it is expected to cost
+overheads        what was tried to make a compiled step faster; run by itself
+other_engines    the same requests on vLLM, through answering (lines of JSON) and vllm_worker (in vLLM's Python)
 """
 
 import argparse
@@ -34,6 +55,7 @@ UNFINISHED = ROOT / "build" / "bench-unfinished.json"
 
 
 def main() -> int:
+    """Measure the claims that the command line names and print their table -> exit status, 2 if it names none."""
     options = parse()
     try:
         chosen, asked = choose(options), key_of(options.questions)
@@ -84,6 +106,7 @@ def results(run: Run) -> Path:
 
 
 def parse() -> argparse.Namespace:
+    """What the command line asks for."""
     parser = argparse.ArgumentParser(description="Measure named claims on this machine.")
     parser.add_argument("claims", nargs="*", help="a claim's name, or how it begins; default: all")
     parser.add_argument("--questions", type=Path, metavar="FILE", help="ask these, in Spec-Bench's format, not ours")

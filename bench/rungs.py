@@ -6,12 +6,13 @@ from functools import cache, partial
 import asking
 import assisted
 import fitting
+import generation
 from asking import CONTEXT, ours, prompt_of
 from by_question import Made
 from registry import Run
 from speculation import LOOKUP
 
-from lessons_lib import DraftModel, Medusa, PromptLookup, load
+from lessons_lib import DraftModel, Medusa, PromptLookup
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.ladder import counting
@@ -81,13 +82,13 @@ def runs(name: str, quick: bool) -> Target:
 
 
 def target_of(name: str) -> str:
+    """What runs a rung of this name: "int8" of "int8 + draft"."""
     return name.partition(" + ")[0]
 
 
-@cache
 def exact() -> Target:
     """What quality is compared with: the same model in fp32."""
-    return load(asking.model().name, device="cpu", dtype="fp32").target()
+    return generation.target("fp32")
 
 
 @cache
@@ -158,10 +159,12 @@ def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
 
 
 def by_transformers(ids: list[int], **options) -> Made:
+    """TOKENS new tokens by transformers' generate, and all that is known of its trace: the prefill."""
     new, timeline = clocked_transformers(asking.model().network, ids, asking.TOKENS, **options)
     return new, seen_prefill(ids, timeline)
 
 
 def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
+    """The same by llama.cpp. RuntimeError for more tokens than its cache holds."""
     new, timeline = of.write(ids, asking.TOKENS)
     return new, seen_prefill(ids, timeline)

@@ -40,6 +40,7 @@ ENGINE = "our engine, compiled decode step"
 
 @cache
 def model():
+    """smollm2-135m on the device and in the format that this machine is fastest in; generation's is on the CPU."""
     return load("smollm2-135m")
 
 
@@ -52,14 +53,17 @@ def target():
 
 
 def scheduler(policy=Continuous) -> Scheduler:
+    """A new one with SLOTS slots and BLOCKS blocks of 16 tokens."""
     return Scheduler(BlockPool(BLOCKS), SLOTS, policy())
 
 
 def workload(count: int, seed: int = 0) -> list[Request]:
+    """So many requests that all arrive at once; the same seed gives the same ones."""
     return Workload(count, vocab_size=model().tokenizer.vocab_size, seed=seed).requests()
 
 
 def requests(run: Run) -> list[Request]:
+    """The requests of all claims: COUNT, in a quick run SLOTS."""
     return workload(SLOTS if run.quick else COUNT)
 
 

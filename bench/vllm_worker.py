@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def main() -> None:
+    """Load vLLM as the first line says and answer all others, until there are no more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed must not come between the answers
 

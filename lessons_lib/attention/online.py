@@ -68,5 +68,5 @@ def merge_outputs(outputs: Tensor, logsumexps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def finite(m: Tensor) -> Tensor:
-    """m with 0 for -inf: what may be subtracted from -inf, so that exp gives 0 and not NaN."""
+    """m (...) with 0 for -inf: what may be subtracted from -inf, so that exp gives 0 and not NaN."""
     return m.where(m > -torch.inf, 0)

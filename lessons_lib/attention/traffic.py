@@ -25,12 +25,12 @@ class Memory:
         return self.read + self.written
 
     def load(self, x: Tensor) -> Tensor:
-        """x, counted as read; a head that is viewed g times is read g times."""
+        """x (...) itself, counted as read; a head that is viewed g times is read g times."""
         self.read += x.numel()
         return x
 
     def write(self, x: Tensor) -> Tensor:
-        """x, counted as written."""
+        """x (...) itself, counted as written."""
         self.written += x.numel()
         return x
 

@@ -36,12 +36,12 @@ def overstated(shape: ModelShape) -> float:
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """ceil(S / P): blocks of P tokens that S tokens need, the last one perhaps partly empty."""
+    """ceil(S / block_size): blocks that S tokens need, the last one perhaps partly empty."""
     return -(-tokens // block_size)
 
 
 def paged_bytes(shape: ModelShape, tokens: int, block_size: int, batch: int = 1) -> float:
-    """Bytes of a paged cache in 16 bits: whole blocks of P tokens for every sequence."""
+    """Bytes of a paged cache in 16 bits: whole blocks for every sequence."""
     return kv_bytes(shape, blocks_for(tokens, block_size) * block_size, batch)
 
 

@@ -2,6 +2,7 @@
 
 Only the shapes are fixed; how much of them is filled is data: slots say where new entries go and a mask
 says what may be seen. A compiled step receives the buffers as arguments, so every prompt may bring its own.
+After gpt-fast (PyTorch 2023, https://pytorch.org/blog/accelerating-generative-ai-2/).
 """
 
 from collections.abc import Sequence

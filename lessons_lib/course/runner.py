@@ -129,13 +129,16 @@ def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
 
 
 def died(said: str, target: Path) -> str:
-    """The same with the cell that ran last, where papermill wrote the notebook: cell [7] (`x = load(model)`): ..."""
+    """The same with the cell that was begun last, where papermill wrote the notebook: cell [7] (`x = load(model)`): ...
+
+    Its count is that of the cells begun: a kernel may die before it tells its own.
+    """
     cells = nbformat.read(target, as_version=4).cells if target.exists() else []
-    ran = [cell for cell in cells if cell.get("execution_count")]
-    return f"cell [{ran[-1].execution_count}] (`{first_line(ran[-1])}`): {said}" if ran else said
+    begun = [c for c in cells if c.cell_type == "code" and c.metadata.get("papermill", {}).get("start_time")]
+    return f"cell [{len(begun)}] (`{opening(begun[-1])}`): {said}" if begun else said
 
 
-def first_line(cell: nbformat.NotebookNode) -> str:
+def opening(cell: nbformat.NotebookNode) -> str:
     """What stands first in a cell, cut to 60 characters."""
     return next((text for text in cell.source.splitlines() if text.strip()), "")[:60]
 
@@ -143,7 +146,7 @@ def first_line(cell: nbformat.NotebookNode) -> str:
 def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode) -> str:
     """Cell [7] (`x = load(model)`): ValueError: no such model."""
     cells = [c for c in nb.cells if c.cell_type == "code" and c.get("execution_count") == error.exec_count]
-    first = first_line(cells[0]) if cells else ""
+    first = opening(cells[0]) if cells else ""
     said = str(error.evalue).strip().splitlines() or [""]
     return f"cell [{error.exec_count}] (`{first}`): {error.ename}: {said[0]}"
 

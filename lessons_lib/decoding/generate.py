@@ -106,7 +106,7 @@ def encode(target, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
         ids = _tokenize(target.tokenizer, prompt)
     else:
-        ids = [int(token) for token in prompt]
+        ids = list(prompt)
     if not ids:
         raise ValueError("the prompt is empty; give at least one token")
     if outside := [token for token in ids if not 0 <= token < target.vocab_size]:

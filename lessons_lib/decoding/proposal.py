@@ -95,7 +95,7 @@ class Tree:
         for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
             above = ANCHOR if parent == ANCHOR else tree.merged[parent]
             fits = above is not None and tree._depth(above) < limit
-            tree.merged.append(tree.add(int(token), above) if fits else None)
+            tree.merged.append(tree.add(token, above) if fits else None)
         for parent, order in _draw_orders(proposal).items():
             node = ANCHOR if parent == ANCHOR else tree.merged[parent]
             if node in tree.draws:
@@ -126,9 +126,9 @@ class Tree:
         return self.nodes.get((parent, token))
 
 
-def _draw_orders(proposal: Proposal) -> dict[int, list[int]]:
+def _draw_orders(proposal: Proposal) -> dict[int, Sequence[int]]:
     """parent -> its children's tokens in the order they were drawn."""
     orders: dict[int, list[int]] = {}
     for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-        orders.setdefault(parent, []).append(int(token))
-    return orders | {parent: [int(t) for t in order] for parent, order in proposal.draws.items() if parent in orders}
+        orders.setdefault(parent, []).append(token)
+    return orders | {parent: order for parent, order in proposal.draws.items() if parent in orders}

@@ -175,7 +175,6 @@ def record(row: Row, draft: Draft, path: list[int], tokens: list[int], times: tu
         draft_calls=draft.proposal.draft_calls,
         is_prefill=before == row.prompt_length,
         eos_cut=row.finish == "eos" and len(tokens) <= len(path),
-        length_cut=row.finish == "length" and len(tokens) <= len(path),
         t_propose=times[0],
         t_forward=times[1],
         t_accept=times[2],

@@ -84,7 +84,7 @@ def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], list
     """A decode step of `batch` equal requests, packed into one forward, their prompts fed already; call it again
     and again: each call adds a token to every request, and gives these. Errors as `generate`."""
     room = min(ROOM, target.context - len(prompt))
-    rows = [new_row(target, list(prompt), None, None, room, room) for _ in range(batch)]
+    rows = [new_row(target, prompt, None, None, room, room) for _ in range(batch)]
     step(target, rows)
     return torch.no_grad()(lambda: step(target, rows))
 

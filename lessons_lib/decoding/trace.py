@@ -18,7 +18,6 @@ class Step:
     draft_calls: int = 0
     is_prefill: bool = False
     eos_cut: bool = False
-    length_cut: bool = False
     t_propose: float = 0.0
     t_forward: float = 0.0
     t_accept: float = 0.0

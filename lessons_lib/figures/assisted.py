@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lessons_lib.figures.rows import as_dicts, spread
+from lessons_lib.figures.rows import as_dicts, plot_spread
 from lessons_lib.figures.spans import LINE, STRUCK, UNDERLINED, Producer, Span, draw_spans, spans_of
 from lessons_lib.figures.style import BLUE, COLORS, CYCLE, GREY, PALE, PAPER, WIDTH, axes, axes_in
 
@@ -48,9 +48,7 @@ def plot_draft_length(rows: Iterable[Any], chosen: int | None = None, ax: Axes |
     if counted:
         ax.plot(*_points(counted, "counted"), "s", markersize=5, color=COLORS["draft"], label="from counted forwards")
     if timed:
-        middle, bars = spread([row["samples"] for row in timed])
-        style = dict(fmt="o", capsize=3, color=COLORS["measured"], label="measured")
-        ax.errorbar([row["gamma"] for row in timed], middle, yerr=bars, **style)
+        plot_spread(ax, *_points(timed, "samples"))
     if chosen is not None:
         ax.axvline(chosen, color=COLORS["accepted"], alpha=0.35, linewidth=6)
     ax.axhline(1, linestyle=":", color=COLORS["limit"])
@@ -132,5 +130,5 @@ def placed(pieces: Sequence[tuple[str, str]], columns: int) -> list[Span]:
     return spans_of(shown, columns, WRITERS)
 
 
-def _points(rows: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:
+def _points(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[Any]]:
     return [row["gamma"] for row in rows], [row[key] for row in rows]

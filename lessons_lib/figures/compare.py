@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from lessons_lib.figures.rows import as_dicts, by_key, spread
+from lessons_lib.figures.rows import as_dicts, by_key, plot_spread
 from lessons_lib.figures.style import COLORS, axes, color
 
 
@@ -20,13 +20,12 @@ def plot_prediction(rows: Iterable[Any], x: str, y: str, ax: Axes | None = None)
     for method, group in by_key(as_dicts(rows), "method").items():
         group = sorted(group, key=lambda row: row[x])
         at, shade = [row[x] for row in group], color(method)
-        middle, bars = spread([row["samples"] for row in group])
         if all("predicted" in row for row in group):
             ax.plot(at, [row["predicted"] for row in group], "--", color=shade)
         if all("low" in row for row in group):
             low, high = [row["low"] for row in group], [row["high"] for row in group]
             ax.fill_between(at, low, high, color=shade, alpha=0.2, linewidth=0)
-        ax.errorbar(at, middle, yerr=bars, fmt="o", capsize=3, color=shade, label=method)
+        plot_spread(ax, at, [row["samples"] for row in group], shade, method)
     ax.set(xlabel=x, ylabel=y, ylim=(0, None))
     ax.legend(title="dots: measured; dashed, shaded: predicted")
     return ax
@@ -44,8 +43,8 @@ def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
     dearest = 1.0
     for method, curve in curves.items():
         one, widths = curve[1].median, sorted(curve)
-        middle, bars = spread([[t / one for t in curve[w].times] for w in widths])
-        ax.errorbar(widths, middle, yerr=bars, fmt="o-", capsize=3, color=color(method), label=method)
+        relative = [[t / one for t in curve[w].times] for w in widths]
+        middle = plot_spread(ax, widths, relative, color(method), method, "o-")
         dearest = max(dearest, *middle)
     ax.plot([1, widest], [1, widest], ":", color=COLORS["limit"], label="each row at full price")
     ax.plot([1, widest], [1, 1], "-.", color=COLORS["limit"], label="extra rows for free")

@@ -1,6 +1,6 @@
 """The candidate tree and its mask, heads in training, and which tree is worth its width (lesson 09)."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import mean
 from typing import Any
@@ -14,13 +14,12 @@ from matplotlib.patches import Patch
 from lessons_lib.decoding.proposal import ANCHOR
 from lessons_lib.decoding.trees import TreeShape, ancestors
 from lessons_lib.figures.masks import name_tokens, plot_mask
-from lessons_lib.figures.rows import as_dicts, spread
+from lessons_lib.figures.rows import as_dicts, plot_spread
 from lessons_lib.figures.style import COLORS, CYCLE, INK, MARKERS, PAPER, SMALL, WIDTH, axes, panels, tint
 
-KINDS = {"anchor": INK, "guess": COLORS["medusa"], "accepted": COLORS["accepted"]}  # numbered 1, 2, 3
+KINDS = {"anchor": INK, "guess": COLORS["medusa"]}  # numbered 1, 2
 LABELLED = 40  # nodes up to which a tree's are labelled
 STACKED = (WIDTH, 6.4)  # inches, of two panels
-Words = Mapping[int, str] | None
 
 
 def layout(shape: TreeShape) -> dict[int, tuple[float, float]]:
@@ -33,18 +32,15 @@ def layout(shape: TreeShape) -> dict[int, tuple[float, float]]:
     return {node: (depths[node], rows[node]) for node in [ANCHOR, *range(len(shape.choices))]}
 
 
-def plot_tree(shape: TreeShape, words: Words = None, taken: Collection[int] = (), ax: Axes | None = None) -> Axes:
-    """The tree from left to right: the anchor, the favourites of head 1, below each of them those of head 2, ...
-
-    words: node -> what is written on it instead of its ranks (ANCHOR names the anchor). taken: the accepted path.
-    """
-    at, shades = layout(shape), [list(KINDS.values())[kind - 1] for kind in kinds(shape, taken)]
+def plot_tree(shape: TreeShape, ax: Axes | None = None) -> Axes:
+    """The tree from left to right: the anchor, the favourites of head 1, below each of them those of head 2, ..."""
+    at, shades = layout(shape), [list(KINDS.values())[kind - 1] for kind in kinds(shape)]
     ax = ax or axes((6.4, tall(shape)))
     edges = [(at[parent], at[node]) for node, parent in enumerate(shape.parents)]
     ax.add_collection(LineCollection(edges, colors=shades[1:], linewidths=1.2, zorder=1))
     ax.scatter(*zip(*at.values(), strict=True), 28, shades, zorder=2)
     if len(shape.choices) <= LABELLED:
-        for place, name, shade in zip(at.values(), names(shape, words), shades, strict=True):
+        for place, name, shade in zip(at.values(), names(shape), shades, strict=True):
             box = {"boxstyle": "round,pad=0.25", "facecolor": tint(shade), "edgecolor": shade}
             ax.text(*place, name, ha="center", va="center", fontsize=SMALL, color=INK, bbox=box)
     _by_depth(ax, shape)
@@ -62,20 +58,19 @@ def plot_tree_and_mask(shape: TreeShape) -> Figure:
     columns = names(shape)
     name_tokens(lower, columns, [f"{name}  +{depth}" for name, depth in zip(columns, [0, *shape.depths], strict=True)])
     lower.set(xlabel="may look at", ylabel="token, and where it stands")
-    shown = [Patch(color=shade, label=name) for name, shade in KINDS.items() if name != "accepted"]
+    shown = [Patch(color=shade, label=name) for name, shade in KINDS.items()]
     lower.legend(handles=shown, loc="upper right", fontsize=SMALL)
     return figure
 
 
-def kinds(shape: TreeShape, taken: Collection[int] = ()) -> list[int]:
+def kinds(shape: TreeShape) -> list[int]:
     """Of the anchor and every node, the number of its kind in KINDS."""
-    return [1, *(3 if node in taken else 2 for node in range(len(shape.choices)))]
+    return [1, *[2] * len(shape.choices)]
 
 
-def names(shape: TreeShape, words: Words = None) -> list[str]:
-    """Of the anchor and every node: its word, where there is one, or its ranks."""
-    words, ranks = words or {}, [",".join(map(str, choice)) for choice in shape.choices]
-    return [words.get(node, name) for node, name in enumerate(["anchor", *ranks], ANCHOR)]
+def names(shape: TreeShape) -> list[str]:
+    """What is written on the anchor and on every node: its ranks."""
+    return ["anchor", *(",".join(map(str, choice)) for choice in shape.choices)]
 
 
 def tall(shape: TreeShape) -> float:
@@ -144,9 +139,7 @@ def plot_tree_sizes(rows: Iterable[Any]) -> Figure:
     upper.set(xlabel="nodes of the tree", ylabel="tokens per forward", ylim=(0, None))
     _sizes(lower, rows, "speed_predicted", "speed_counted", best=True)
     if timed := [row for row in rows if "samples" in row]:
-        middle, bars = spread([row["samples"] for row in timed])
-        style = dict(fmt="o", capsize=3, color=COLORS["measured"], label="measured")
-        lower.errorbar([row["nodes"] for row in timed], middle, yerr=bars, **style)
+        plot_spread(lower, [row["nodes"] for row in timed], [row["samples"] for row in timed])
     lower.axhline(1, linestyle=":", color=COLORS["limit"])
     lower.set(xlabel="nodes of the tree", ylabel="speed [times plain]", ylim=(0, None))
     for ax in (upper, lower):

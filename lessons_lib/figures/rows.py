@@ -5,6 +5,10 @@ from dataclasses import asdict, is_dataclass
 from statistics import median
 from typing import Any
 
+from matplotlib.axes import Axes
+
+from lessons_lib.figures.style import COLORS
+
 
 def as_dicts(rows: Iterable[Any]) -> list[dict[str, Any]]:
     """Rows (mappings or dataclasses) -> dicts. Raises ValueError when there is nothing to draw."""
@@ -28,3 +32,17 @@ def spread(samples: Sequence[Sequence[float]]) -> tuple[list[float], list[list[f
     below = [m - min(s) for m, s in zip(middle, samples, strict=True)]
     above = [max(s) - m for m, s in zip(middle, samples, strict=True)]
     return middle, [below, above]
+
+
+def plot_spread(
+    ax: Axes,
+    at: Sequence[float],
+    samples: Sequence[Sequence[float]],
+    shade: str = COLORS["measured"],
+    label: str = "measured",
+    fmt: str = "o",
+) -> list[float]:
+    """Draw repeated measurements at their n places: the median, bars from minimum to maximum -> the medians (n,)."""
+    middle, bars = spread(samples)
+    ax.errorbar(at, middle, yerr=bars, fmt=fmt, capsize=3, color=shade, label=label)
+    return middle

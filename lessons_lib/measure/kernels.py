@@ -18,6 +18,7 @@ from lessons_lib.measure.shape import ModelShape
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MOST_BYTES = 512 * 2**20  # of the buffers on a CPU
 BUDGET = 0.5  # seconds that one square product may take
+WIDEST = 16  # rows of the widest product
 
 
 def best(fn: Callable[[], Any], device: Any, repeats: int = 5) -> float:
@@ -66,8 +67,8 @@ def matmul(device: Any, dtype: str) -> float:
     return rate
 
 
-def widths(device: Any, dtype: str, most: int = 16) -> dict[int, float]:
-    """{w: v(w)} of one large matrix: time of w rows through it over that of one row, w doubling up to `most`.
+def widths(device: Any, dtype: str) -> dict[int, float]:
+    """{w: v(w)} of one large matrix: time of w rows through it over that of one row, w doubling up to WIDEST.
 
     Stops where the next width would take over BUDGET seconds, as with a format that is emulated.
     """
@@ -75,7 +76,7 @@ def widths(device: Any, dtype: str, most: int = 16) -> dict[int, float]:
     weight = torch.full((buffer_bytes(device) // (4 * side * DTYPES[dtype].itemsize), side), 0.01, device=device)
     weight, took, w = weight.to(DTYPES[dtype]), {}, 1
     with torch.inference_mode():
-        while w <= most and 2 * took.get(w // 2, 0.0) <= BUDGET:
+        while w <= WIDEST and 2 * took.get(w // 2, 0.0) <= BUDGET:
             x = torch.ones(w, side, dtype=weight.dtype, device=device)
             took[w] = best(lambda x=x: torch.nn.functional.linear(x, weight), device)
             w *= 2

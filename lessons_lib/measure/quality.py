@@ -4,6 +4,7 @@ A text is cut into windows that do not overlap, each read in one forward from it
 token of a window is only read and the others are predicted: window - 1 of them, fewer in the last. A token's negative
 log-likelihood (nll) is in nats, in float64, whatever the logits are in. Compared are readings of one text, token by
 token: what a window adds to one it mostly adds to the other, so paired differences tell far more than two perplexities.
+Windows as in GPTQ's evaluation (Frantar et al. 2022, https://github.com/IST-DASLab/gptq).
 """
 
 import math

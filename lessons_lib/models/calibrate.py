@@ -27,10 +27,30 @@ class Inputs:
     sample: Tensor
 
 
+def in_layers(decoder: Decoder) -> dict[Place, nn.Linear]:
+    """The matrices of the layers, in the order in which a forward multiplies by them."""
+    return {(i, name): getattr(layer, name) for i, layer in enumerate(decoder.layers) for name in MATRICES}
+
+
 def places(decoder: Decoder) -> dict[Place, nn.Linear]:
-    """Every matrix that a forward multiplies by, in the order in which it does."""
-    layers = {(i, name): getattr(layer, name) for i, layer in enumerate(decoder.layers) for name in MATRICES}
-    return layers | {(len(decoder.layers), HEAD): decoder.head}
+    """Every matrix that a forward multiplies by, the head behind those of the layers."""
+    return in_layers(decoder) | {(len(decoder.layers), HEAD): decoder.head}
+
+
+def by_weight(matrices: Mapping[Place, nn.Linear]) -> dict[int, Place]:
+    """id of a weight, which is all that a product is handed -> its place."""
+    return {id(linear.weight): place for place, linear in matrices.items()}
+
+
+def watching(decoder: Decoder, see: Callable[[Place, Tensor], None]) -> Kernels:
+    """The decoder's kernels, which show what each matrix is given: see(place, x (T, K))."""
+    names, inner = by_weight(places(decoder)), decoder.kernels
+
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        see(names[id(weight)], x)
+        return inner.multiply(x, weight)
+
+    return Kernels(inner.attend, multiply)
 
 
 @torch.no_grad()
@@ -38,13 +58,7 @@ def watch(decoder: Decoder, windows: Windows, see: Callable[[Place, Tensor], Non
     """Run the windows through the decoder and show what each matrix is given, x (T, K). ValueError without windows."""
     if not windows:
         raise ValueError("there is nothing to calibrate with; pass windows of ids, such as of text('calibration')")
-    names, inner = {id(linear.weight): place for place, linear in places(decoder).items()}, decoder.kernels
-
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        see(names[id(weight)], x)
-        return inner.multiply(x, weight)
-
-    kernels = Kernels(inner.attend, multiply)
+    kernels = watching(decoder, see)
     for ids in windows:
         tokens, segment = start(decoder, ids)
         decoder.logits(decoder(tokens, [segment], kernels=kernels).last, kernels)

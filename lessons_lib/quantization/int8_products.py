@@ -142,7 +142,7 @@ class WideColumns(Matrix):
         return self.matrix.multiply(x * self.others.to(x)) + F.linear(x[:, self.columns], self.wide.to(x.dtype))
 
     def traced(self, x: Tensor) -> Tensor:
-        """The same as a compiler sees it."""
+        """x (T, K) -> (T, N) in x's dtype, as a compiler sees it."""
         return self.matrix.traced(x * self.others.to(x)) + F.linear(x[:, self.columns], self.wide.to(x.dtype))
 
 

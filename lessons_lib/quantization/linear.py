@@ -63,7 +63,7 @@ class Scaled(Matrix):
         return self.matrix.multiply(x / self.scales.to(x))
 
     def traced(self, x: Tensor) -> Tensor:
-        """The same as a compiler sees it."""
+        """x (T, K) -> (T, N) in x's dtype, as a compiler sees it."""
         return self.matrix.traced(x / self.scales.to(x))
 
 

@@ -37,7 +37,7 @@ class Int8Weights(Matrix):
         return multiply_levels(x, self.levels) * self.scales.to(x.dtype)
 
     def traced(self, x: Tensor) -> Tensor:
-        """As `multiply`; levels are read as words where four of them fill one exactly."""
+        """As `multiply`; levels are read as words where four of them fill one, and then x may be of any dtype."""
         if self.words is None:
             return self.multiply(x)
         return (words.times_bytes(x, self.words) * self.scales.to(x.dtype)).to(x.dtype)

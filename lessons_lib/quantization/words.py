@@ -11,11 +11,12 @@ from torch import Tensor
 BYTES, NIBBLES = 4, 8  # codes of 8 and of 4 bits in a word
 LANES = 16  # rows of a 4-bit matrix that stand side by side, one a lane: no sum runs across lanes
 GROUP = 32  # weights of a 4-bit scale: four words
+PLACES = 4  # where a one-row product reads at once: a core fetches ahead by itself within a page, and from many pages
 SUMS = 16  # rows of x up to which sums over words of bytes, taken apart once for all rows, beat the library
 CHUNK = 2**20  # values that are written out at a time: a few MB, so that they stay in a CPU's cache
 
 
-def stored(x: Tensor) -> Tensor:
+def kept_in_memory(x: Tensor) -> Tensor:
     """x itself, in memory. A compiler that fuses too well would compute it again for each row that reads it.
 
     A strided view needs memory to point at, so what it looks at is written out first; it costs no copy.
@@ -31,6 +32,8 @@ def of_bytes(levels: Tensor) -> Tensor | None:
 
 def times_bytes(x: Tensor, words: Tensor) -> Tensor:
     """x (T, K) times signed bytes, as words (N, K/4) -> (T, N): few rows as sums in one loop, many by the library."""
+    if len(x) == 1:
+        return torch.cat([byte_row(x, part) for part in words.chunk(PLACES)], 1)
     if len(x) <= SUMS:
         return torch.cat([byte_row(row, words) for row in x.split(1)])
     rows = max(1, CHUNK // x.shape[1])
@@ -46,7 +49,7 @@ def byte_planes(words: Tensor) -> list[Tensor]:
 def byte_row(x: Tensor, words: Tensor) -> Tensor:
     """x (1, K) times signed bytes, as words (N, K/4) -> (1, N) in x's dtype, summed in float32 or better."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    parts = stored(x.to(exact).view(-1, BYTES).T)
+    parts = kept_in_memory(x.to(exact).view(-1, BYTES).T)
     return sum(plane * part for plane, part in zip(byte_planes(words), parts, strict=True)).sum(-1)[None]
 
 
@@ -86,7 +89,7 @@ def nibble_row(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor
     """
     exact = torch.promote_types(x.dtype, torch.float32)
     grouped = x.to(exact).view(-1, GROUP // NIBBLES, NIBBLES)  # (K/32, 4 words, 8 codes)
-    parts, totals = stored(grouped), stored(grouped.sum((1, 2)))
+    parts, totals = kept_in_memory(grouped), kept_in_memory(grouped.sum((1, 2)))
     by_group = words.view(len(words), -1, GROUP // NIBBLES, LANES)
     total = 0.0
     for word in range(GROUP // NIBBLES):

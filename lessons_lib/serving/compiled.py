@@ -16,7 +16,7 @@ from lessons_lib.decoding.targets.compiled_step import CompiledStep, say_uncompi
 from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import Kernels
-from lessons_lib.quantization.words import stored
+from lessons_lib.quantization.words import kept_in_memory
 from lessons_lib.serving.target import PagedTarget, decodes
 
 
@@ -93,7 +93,7 @@ def attend_pages(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tenso
     """
     heads, rows, dim = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
-    q = stored(q.transpose(0, 1)).reshape(rows, 1, keys.shape[2], -1, 1, dim)
+    q = kept_in_memory(q.transpose(0, 1)).reshape(rows, 1, keys.shape[2], -1, 1, dim)
     seen = seen[:, :, None, None]
     scores = (q * keys[:, :, :, None]).sum(-1, dtype=exact) * dim**-0.5  # (rows, n, H_kv, g, P)
     scores = scores.masked_fill(~seen, float("-inf"))

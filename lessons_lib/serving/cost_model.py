@@ -35,7 +35,7 @@ class Cost(Protocol):
         """How many seconds a forward with this load takes."""
 
 
-def load(plan: Plan, padded: bool = True) -> Load:
+def load_of(plan: Plan, padded: bool = True) -> Load:
     """The load of a plan, before it has run. padded: finished requests that a static batch holds are rows as well."""
     rows = [(fed, request.prefilling, request.computed) for request, fed in plan.rows]
     idle = [(1, False, request.known - 1) for request in plan.idle] if padded else []

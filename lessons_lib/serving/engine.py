@@ -50,6 +50,8 @@ class Engine:
     model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size. The scheduler's pool must be a
     BlockPool, no block of it in use, else ValueError. compiled: the step of all decoding rows is compiled at its first
     use, for the scheduler's slots. TypeError and ValueError for a model as `paged` has them.
+
+    A request keeps ids of its own beside its row's, since the scheduler and the simulator know no torch and no rows.
     """
 
     def __init__(self, model, scheduler: Scheduler, compiled: bool = False):

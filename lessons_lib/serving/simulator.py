@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lessons_lib.serving.cost_model import Cost, load
+from lessons_lib.serving.cost_model import Cost, load_of
 from lessons_lib.serving.loop import serve
 from lessons_lib.serving.plan import Log, Plan
 from lessons_lib.serving.request import Request
@@ -38,7 +38,7 @@ class Simulator:
 
     def run(self, plan: Plan) -> list[Sequence[int]]:
         """Let the forward's seconds pass -> the new tokens of each row."""
-        self.time += self.cost.seconds(load(plan, self.padded))
+        self.time += self.cost.seconds(load_of(plan, self.padded))
         return [self._tokens(request, fed) for request, fed in plan.rows]
 
     def _tokens(self, request: Request, fed: int) -> Sequence[int]:

@@ -6,7 +6,7 @@ That of Medusa heads, which learn from the same texts, is in heads_commands.
 import argparse
 import json
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from lessons_lib.models import load, pick
@@ -15,11 +15,10 @@ from lessons_lib.models.draft import decoder_of, own_size
 from lessons_lib.models.registry import OURS
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
-from lessons_lib.paths import cache_dir
 from lessons_lib.training import bits, card, collect, evaluate, heads_commands, held_out, prompts
 from lessons_lib.training.batched import Text
 from lessons_lib.training.distill import distill
-from lessons_lib.training.run import Recipe, fresh, trained
+from lessons_lib.training.run import Recipe, fresh, runs, trained
 
 TARGET, DRAFT = "smollm2-135m", "smol-draft"
 DESIGNS, BITS = "designs.json", "bits.json"  # beside the weights
@@ -48,13 +47,7 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument("--texts", type=int, help="stop at so many (default: all prompts)")
     part.add_argument("--rows", type=int, default=64, help="texts written at a time")
     part.add_argument("--device", default="cpu", help="cpu, cuda or auto")
-    part = parts.add_parser("distill", help="train on the texts; resumable")
-    part.add_argument("--run", default="default", help="name of this training run")
-    part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
-    part.add_argument("--device", default="cpu", help="cpu, cuda or auto")
-    for field in fields(Recipe):
-        several = {"nargs": "+", "type": int} if field.name == "layers" else {"type": type(field.default)}
-        part.add_argument(f"--{field.name}", default=field.default, **several)
+    heads_commands.add_training(parts, "distill", Recipe, "train on the texts").set_defaults(device="cpu")
     part = parts.add_parser("evaluate", help="tokens per forward on the held-out texts")
     part.add_argument("--run", help="a run's checkpoint (default: the stored draft)")
     part.add_argument("--gamma", type=int, default=4)
@@ -72,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
 def run_collect(options: argparse.Namespace) -> int:
     """The target writes; what it wrote lies in the cache.
 
-    ValueError if nothing says what it shall answer, for a file of prompts as `prompts.read`, and an unknown device.
+    ValueError if nothing says what it shall answer, for a file of prompts as `prompts.read`, and an unknown device;
+    ModelUnavailable as `load`.
     """
     if not options.held_out and not options.prompts:
         raise ValueError("what shall be answered? --prompts FILE names the prompts to train on, --held-out takes ours")
@@ -95,14 +89,13 @@ def training_prompts(options: argparse.Namespace) -> list[prompts.Prompt]:
 def run_distill(options: argparse.Namespace) -> int:
     """Train a run, or go on with it; products in bf16 where the device computes in it.
 
-    ValueError without texts, as `written`, for an unknown device, and as `distill`.
+    ValueError without texts, as `written`, for an unknown device, and as `distill`; ModelUnavailable as `load`.
     """
-    chosen = {field.name: getattr(options, field.name) for field in fields(Recipe)}
-    recipe = Recipe(**chosen | {"layers": tuple(options.layers)})
+    recipe = heads_commands.chosen(options, Recipe)
     texts = written(collect.training_texts(), recipe.only)
     device, dtype = pick(options.device, "auto")
-    run = distill(target(device), texts, recipe, runs(options.run), options.minutes, fast=dtype == "bf16")
-    print(f"{run.step} of {recipe.steps} steps, loss {run.curve[-1]['loss']}; {runs(options.run)}")
+    run = distill(target(device), texts, recipe, runs(DRAFT, options.run), options.minutes, fast=dtype == "bf16")
+    print(f"{run.step} of {recipe.steps} steps, loss {run.curve[-1]['loss']}; {runs(DRAFT, options.run)}")
     return 0
 
 
@@ -119,12 +112,13 @@ def written(texts: list[Text], only: str) -> list[Text]:
 def run_evaluate(options: argparse.Namespace) -> int:
     """Print what a draft is worth on the held-out texts.
 
-    ValueError for a log of no run, a run that was not trained, without texts, and for a gamma below 1.
+    ValueError for a log of no run, a run that was not trained, without texts, and for a gamma below 1;
+    ModelUnavailable as `load`.
     """
     if options.log and not options.run:
         raise ValueError("--log lists a run; name it with --run")
     if options.run:
-        draft = trained(target(), runs(options.run)).draft
+        draft = trained(target(), runs(DRAFT, options.run)).draft
     else:
         draft = decoder_of(load(DRAFT, device="cpu", dtype="bf16").network)
     found = evaluate.evaluate(draft, collect.held_out_texts(), options.gamma)
@@ -137,9 +131,9 @@ def run_evaluate(options: argparse.Namespace) -> int:
 def log_design(name: str, draft: Decoder, found: dict) -> None:
     """Add a line to the designs that were tried; a later one of this name replaces the earlier.
 
-    found: as `evaluate` returns it. ValueError for a run that was not trained.
+    found: as `evaluate` returns it. ValueError for a run that was not trained; ModelUnavailable as `load`.
     """
-    run = trained(target(), runs(name))
+    run = trained(target(), runs(DRAFT, name))
     line = {"name": name, "parameters": own_size(draft)}
     line |= {
         "steps": run.step,
@@ -154,11 +148,11 @@ def log_design(name: str, draft: Decoder, found: dict) -> None:
 def run_bits(options: argparse.Namespace) -> int:
     """Store what drafts of several sizes are worth in several widths.
 
-    ValueError for a run that was not trained, and without texts.
+    ValueError for a run that was not trained, and without texts; ModelUnavailable as `load`.
     """
     texts, found = collect.held_out_texts(), []
     for name in options.runs:
-        run = trained(target(), runs(name))
+        run = trained(target(), runs(DRAFT, name))
         rows = bits.rounded_worth(run.draft, texts, bits.FORMATS)
         size, recipe = own_size(run.draft), asdict(run.recipe)
         found.append({"run": name, "parameters": size, "steps": run.step, "recipe": recipe, "rows": rows})
@@ -167,8 +161,11 @@ def run_bits(options: argparse.Namespace) -> int:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Store a run's draft with its card and page. ValueError for a run that was not trained, and without texts."""
-    texts, run = collect.held_out_texts(), trained(target(), runs(options.run))
+    """Store a run's draft with its card and page.
+
+    ValueError for a run that was not trained, and without texts; ModelUnavailable as `load`.
+    """
+    texts, run = collect.held_out_texts(), trained(target(), runs(DRAFT, options.run))
     before = evaluate.evaluate(fresh(target(), run.recipe, run.draft.kept).draft, texts)
     save_draft(run.draft, options.into, TARGET)  # what is measured is what was stored, rounded
     stored = decoder_of(load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network))
@@ -190,11 +187,6 @@ def tried() -> list[dict]:
 def target(device: str = "cpu") -> Decoder:
     """The target in float32, to begin drafts from. ValueError for an unknown device; ModelUnavailable as `load`."""
     return load(TARGET, device=device, dtype="fp32").target(kind="decoder").decoder
-
-
-def runs(name: str) -> Path:
-    """The folder of a run of this name."""
-    return cache_dir() / "training" / DRAFT / f"run-{name}"
 
 
 COMMANDS = {"collect": run_collect, "distill": run_distill, "evaluate": run_evaluate, "export": run_export}

@@ -47,7 +47,7 @@ def collect(
 
     texts: stop at so many. rows: texts at a time. longest: prompts of more tokens are left out. drawn: every so
     manieth text is drawn (0: all greedy). ValueError for a model that our decoder cannot compute; TypeError for one
-    without a tokenizer.
+    without a tokenizer; ValueError for one without a chat template.
     """
     into.mkdir(parents=True, exist_ok=True)
     done = {text_key for shard in shards(into) for text_key in keys(shard)}
@@ -65,7 +65,7 @@ def collect(
 
 
 def plan(target: Target, prompts: Sequence[Prompt], drawn: int) -> Iterator[Text]:
-    """Every prompt under the chat template, as a text to be written. TypeError without a tokenizer."""
+    """Every prompt under the chat template, as a text to be written. Errors as `encode`."""
     for number, prompt in enumerate(prompts, 1):
         ids = encode(target, prompt.messages)
         temperature = TEMPERATURE if drawn and number % drawn == 0 else 0.0

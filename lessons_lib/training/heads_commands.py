@@ -19,14 +19,13 @@ from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.models.registry import OURS
 from lessons_lib.models.stored_heads import WEIGHTS, load_heads, read_card, save_heads
-from lessons_lib.paths import cache_dir
 from lessons_lib.training import collect, heads_card
 from lessons_lib.training.batched import Text
 from lessons_lib.training.evaluate_heads import evaluate_heads
 from lessons_lib.training.heads import HeadsRecipe, fresh, split, train_heads, trained
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe, train_joint
-from lessons_lib.training.run import frequent, read_checkpoint
+from lessons_lib.training.run import frequent, read_checkpoint, runs
 
 TARGET, HEADS = "smollm2-135m", "smol-medusa"
 NODES = 16  # of the tree that figures are quoted for; lesson 09 chooses by the machine's width curve
@@ -57,31 +56,36 @@ def add_training(parts, name: str, recipe: type, said: str) -> argparse.Argument
     part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
     part.add_argument("--device", default="auto", help="cpu, cuda or auto")
     for field in fields(recipe):
-        part.add_argument(f"--{field.name}", default=field.default, type=type(field.default))
+        several = {"nargs": "+", "type": int} if isinstance(field.default, tuple) else {"type": type(field.default)}
+        part.add_argument(f"--{field.name}", default=field.default, **several)
     return part
 
 
 def chosen(options: argparse.Namespace, recipe: type):
     """The recipe of this type that the options spell; AttributeError for a field that they lack."""
-    return recipe(**{field.name: getattr(options, field.name) for field in fields(recipe)})
+    spelt = {field.name: getattr(options, field.name) for field in fields(recipe)}
+    return recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in spelt.items()})
 
 
 def run_heads(options: argparse.Namespace) -> int:
-    """Train a run, or go on with it. ValueError without texts, for an unknown device, and as `train_heads`."""
-    recipe = chosen(options, HeadsRecipe)
-    run = train_heads(lm_head(options.device), collect.training_texts(), recipe, runs(options.run), options.minutes)
-    print(f"{run.step} of {recipe.steps} steps, {json.dumps(run.curve[-1])}; {runs(options.run)}")
+    """Train a run, or go on with it.
+
+    ValueError without texts, for an unknown device, and as `train_heads`; ModelUnavailable as `load`.
+    """
+    recipe, folder = chosen(options, HeadsRecipe), runs(HEADS, options.run)
+    run = train_heads(lm_head(options.device), collect.training_texts(), recipe, folder, options.minutes)
+    print(f"{run.step} of {recipe.steps} steps, {json.dumps(run.curve[-1])}; {folder}")
     return 0
 
 
 def run_joint(options: argparse.Namespace) -> int:
     """Medusa-2, on the texts that train heads; the model in float32, as its adapters learn little at a time.
 
-    ValueError as `run_heads`, and if the run that it begins with was not trained.
+    ValueError as `run_heads`, and if the run that it begins with was not trained; ModelUnavailable as `load`.
     """
-    recipe, folder = chosen(options, JointRecipe), runs(options.run, "joint")
+    recipe, folder = chosen(options, JointRecipe), runs(HEADS, options.run, "joint")
     decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
-    heads = trained(decoder.head.weight, runs(options.start)).heads
+    heads = trained(decoder.head.weight, runs(HEADS, options.start)).heads
     run = train_joint(decoder, heads, split(collect.training_texts())[0], recipe, folder, options.minutes)
     first, last = json.dumps(run.curve[0]), json.dumps(run.curve[-1])
     print(f"{run.step} of {recipe.steps} steps, from {first} to {last}; {folder}")
@@ -89,8 +93,11 @@ def run_joint(options: argparse.Namespace) -> int:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    """Print what a run's heads are worth on the held-out texts. ValueError if it was not trained, and without texts."""
-    heads, calibration = trained(lm_head(), runs(options.run)).heads, split(collect.training_texts())[1]
+    """Print what a run's heads are worth on the held-out texts.
+
+    ValueError if it was not trained, and without texts; ModelUnavailable as `load`.
+    """
+    heads, calibration = trained(lm_head(), runs(HEADS, options.run)).heads, split(collect.training_texts())[1]
     print(json.dumps(worth(heads, calibration, collect.held_out_texts(), options.nodes), indent=1))
     return 0
 
@@ -98,9 +105,10 @@ def run_evaluate(options: argparse.Namespace) -> int:
 def run_export(options: argparse.Namespace) -> int:
     """Store a run's heads, with what they are worth beside untrained ones and other runs, and their card.
 
-    ValueError if one of these runs was not trained, without texts, and for heads that cannot be trimmed.
+    ValueError if one of these runs was not trained, without texts, and for heads that cannot be trimmed;
+    ModelUnavailable as `load`.
     """
-    run, texts = trained(lm_head(), runs(options.run)), collect.training_texts()
+    run, texts = trained(lm_head(), runs(HEADS, options.run)), collect.training_texts()
     calibration, measured = split(texts)[1], collect.held_out_texts()
     before = worth(fresh(lm_head(), run.recipe).heads, calibration, measured, options.nodes)
     run.heads.trim(frequent(texts, run.heads.vocab_size, options.kept))
@@ -117,7 +125,7 @@ def run_export(options: argparse.Namespace) -> int:
     facts |= {"note": options.note, "before": before, "after": after, "curve": curve}
     facts["tries"] = [tried(name, calibration, measured, options.nodes) for name in options.beside]
     if options.joint:
-        saved = read_checkpoint(runs(options.joint, "joint"), "heads-joint")
+        saved = read_checkpoint(runs(HEADS, options.joint, "joint"), "heads-joint")
         facts["joint"] = {key: saved[key] for key in ("recipe", "seconds", "curve")}
     save_heads(run.heads, options.into, TARGET, **facts)
     megabytes = (options.into / WEIGHTS).stat().st_size / 1e6
@@ -128,8 +136,8 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 def tried(name: str, calibration: Sequence[Text], measured: Sequence[Text], nodes: int) -> dict:
-    """What a run that is not stored was worth. ValueError if it was not trained."""
-    run = trained(lm_head(), runs(name))
+    """What a run that is not stored was worth. ValueError if it was not trained; ModelUnavailable as `load`."""
+    run = trained(lm_head(), runs(HEADS, name))
     return {"name": name, "recipe": asdict(run.recipe), "steps": run.step} | worth(
         run.heads, calibration, measured, nodes
     )
@@ -165,11 +173,6 @@ def model(device: str = "cpu") -> LanguageModel:
 def lm_head(device: str = "cpu") -> Tensor:
     """(V, D): the head that the model's own heads share. Errors as `model`."""
     return model(device).network.get_output_embeddings().weight
-
-
-def runs(name: str, kind: str = "run") -> Path:
-    """The folder of a run's checkpoint and log."""
-    return cache_dir() / "training" / HEADS / f"{kind}-{name}"
 
 
 COMMANDS = {"heads": run_heads, "heads-joint": run_joint, "heads-evaluate": run_evaluate, "heads-export": run_export}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
+from lessons_lib.paths import cache_dir
 from lessons_lib.training.batched import Text
 
 CHECKPOINT, CURVE = "checkpoint.pt", "curve.json"
@@ -50,6 +51,11 @@ class Run:
     step: int = 0
     seconds: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
+
+
+def runs(of: str, name: str, kind: str = "run") -> Path:
+    """The folder of a run's checkpoint and curve; of: the draft, or the heads, that it trains."""
+    return cache_dir() / "training" / of / f"{kind}-{name}"
 
 
 def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> Tensor:

@@ -33,9 +33,9 @@ def by_hand(raw: np.ndarray, kind: str) -> np.ndarray:
     return (scale * nibbles + lowest).reshape(*raw.shape[:-1], -1)
 
 
-def halves_from_pairs(heads: int, d: int = 64) -> list[int]:
-    """For each of our query or key rows, the file's: even rows of a head first, then odd ones."""
-    return [h * d + i for h in range(heads) for i in (*range(0, d, 2), *range(1, d, 2))]
+def halves_from_pairs(heads: int) -> list[int]:
+    """For each of our query or key rows, the file's: even rows of a head (d = 64) first, then odd ones."""
+    return [64 * h + i for h in range(heads) for i in (*range(0, 64, 2), *range(1, 64, 2))]
 
 
 def test_every_weight_is_the_files_dequantized_by_hand(smollm2):

@@ -1,10 +1,13 @@
 """The benches with tiny models: what is measured takes milliseconds, and its numbers mean nothing."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import asking
 import by_question
 import fitting
+import pytest
 import torch
 from support.drafts import perturbed
 from support.heads import heads_of
@@ -12,6 +15,7 @@ from support.heads import heads_of
 from lessons_lib.models import LanguageModel, tiny
 
 TOKENS = 12
+TURNS = ("Repeat: ab ab ab ab.", "Now cd cd cd.")
 WIDTHS = (1, 3, 61)  # rows of a Medusa step
 ACCURACIES = [[1 / 60] * 60, [0.01] * 4]  # of 97 tokens: 60 favourites hold about two of three first guesses
 
@@ -45,6 +49,14 @@ def offline(monkeypatch, tmp_path) -> tuple[LanguageModel, LanguageModel]:
     monkeypatch.setattr(asking, "TOKENS", TOKENS)
     monkeypatch.setattr(by_question, "KEPT", tmp_path / "build" / "kept")
     return of, LanguageModel(perturbed(network, 0.03), letters, "tiny-draft", "cpu", torch.float64)
+
+
+def another_file(monkeypatch, tmp_path) -> Path:
+    """A file with question 81 of two turns, of a category that ours do not have; the compiled target may not run."""
+    monkeypatch.setattr(asking, "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
+    path = tmp_path / "other.jsonl"
+    path.write_text(json.dumps({"question_id": 81, "category": "roleplay", "turns": TURNS}) + "\n")
+    return path
 
 
 def with_heads(monkeypatch, tmp_path) -> LanguageModel:

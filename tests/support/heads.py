@@ -1,9 +1,11 @@
-"""Medusa heads of a tiny model: some that know nothing, and a target whose states are its own scores."""
+"""Medusa heads of a tiny model: some that know nothing, a target whose states are its own scores, and a small tree."""
 
 import torch
 from support.toys import ToyTarget
 
 from lessons_lib.models.medusa import MedusaHeads
+
+SIX = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]  # choices of a tree that can be laid out by hand
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A float64 oracle: transformers' Llama with its norms and angles in float64 (it keeps them in float32)."""
+"""transformers as an oracle: its greedy text, and its Llama with norms and angles in float64 (it keeps float32)."""
 
 from contextlib import contextmanager
 from unittest import mock
@@ -8,6 +8,11 @@ from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 
 PROMPT, N = [5, 80, 3, 3, 61], 24  # of the greedy texts that tests of decoding compare with
+
+
+def greedy_text_of(network) -> list[int]:
+    """PROMPT and the N tokens that transformers' own greedy decoding writes behind it."""
+    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
 
 
 def _norm(self, x):

@@ -1,11 +1,15 @@
-"""One network as either target, and what its caches hold."""
+"""One network as either target, what its caches hold, and rows that it decodes together."""
 
 import pytest
 import torch
+from support.oracle import N
 
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.static import StaticCache
+from lessons_lib.decoding.acceptance import Greedy
 from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.generate import new_row
+from lessons_lib.decoding.row import Row, step
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.models.decoder import Decoder
 
@@ -44,3 +48,16 @@ def assert_holds(cache, ids, target) -> None:
     target.run([plain_block(ids, fresh)])
     for found, expected in zip(entries(cache), entries(fresh), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+UNEQUAL = [[5, 80, 3], [61, 17, 42, 9, 9, 9, 1], [7]]  # prompts
+
+
+@torch.no_grad()
+def together(target, proposers) -> list[Row]:
+    """The finished rows of UNEQUAL, one proposer each, in packed forwards; the second prompt is fed in chunks of 3."""
+    rows = [new_row(target, prompt, by, Greedy(), N) for prompt, by in zip(UNEQUAL, proposers, strict=True)]
+    while unfinished := [row for row in rows if row.finish is None]:
+        rows[1].chunk = None if rows[1].new else 3  # of the prompt: guesses would count, too
+        step(target, unfinished)
+    return rows

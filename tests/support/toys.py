@@ -29,9 +29,10 @@ class ToyTarget(Target):
     its own is an error: no model could make sense of it."""
 
     offers = frozenset({"rows"})
+    context = 10**6
 
-    def __init__(self, logits: Callable[[tuple[int, ...]], torch.Tensor], vocab_size: int, eos=(), context=10**6):
-        self.logits, self.vocab_size, self.eos, self.context = logits, vocab_size, eos, context
+    def __init__(self, logits: Callable[[tuple[int, ...]], torch.Tensor], vocab_size: int, eos=()):
+        self.logits, self.vocab_size, self.eos = logits, vocab_size, eos
 
     def new_cache(self, tokens: int) -> ToyCache:
         return ToyCache()

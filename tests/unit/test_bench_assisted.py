@@ -4,7 +4,7 @@ import json
 
 import asking
 import pytest
-from support.benches import TOKENS, offline
+from support.benches import TOKENS, another_file, offline
 
 from lessons_lib import DraftModel, generate
 from lessons_lib.data import Question
@@ -172,10 +172,7 @@ def test_one_schedule_goes_through_the_kinds_in_turn(counted):
 
 
 def test_another_files_questions_reach_every_claim_that_asks(assisted, counted, monkeypatch, tmp_path):
-    path = tmp_path / "other.jsonl"
-    path.write_text(json.dumps({"question_id": 81, "category": "roleplay", "turns": ["ab ab.", "cd cd."]}) + "\n")
-    monkeypatch.setattr(asking, "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
-    run = assisted.Run(quick=False, questions=path)
+    run = assisted.Run(quick=False, questions=another_file(monkeypatch, tmp_path))
     for measure in (assisted.mixed, assisted.vs_transformers, counted.tokens_per_forward):
         facts = measure(run).facts
         rows = facts.get("questions") or facts["texts"]

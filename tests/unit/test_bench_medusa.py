@@ -8,7 +8,7 @@ import medusa
 import pytest
 from fitting import Fitted
 from registry import NotMeasured, Run
-from support.benches import ACCURACIES, TOKENS, offline, with_heads
+from support.benches import ACCURACIES, TOKENS, another_file, offline, with_heads
 
 from lessons_lib import Medusa, generate
 from lessons_lib.data import Question
@@ -149,10 +149,7 @@ def test_without_heads_a_claim_says_how_to_make_them_before_anything_is_compiled
 
 
 def test_another_files_questions_are_asked_of_the_eager_target_and_in_8_bits(bench, monkeypatch, tmp_path):
-    path = tmp_path / "other.jsonl"
-    path.write_text(json.dumps({"question_id": 81, "category": "roleplay", "turns": ["ab ab.", "cd cd."]}) + "\n")
-    monkeypatch.setattr(asking, "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
-    run = Run(quick=False, questions=path)
+    run = Run(quick=False, questions=another_file(monkeypatch, tmp_path))
     measured = bench.vs_plain(run)
     for rows in (measured.facts["questions"], measured.facts["int8_questions"]):
         assert [(row["question_id"], row["turn"]) for row in rows] == [(81, 1), (81, 2)]

@@ -13,7 +13,7 @@ from lessons_lib.decoding.proposal import ANCHOR, Proposal, Scratch
 from lessons_lib.decoding.proposers import Observation, Proposer
 
 
-class Pool:
+class Ngrams:
     """First token -> the N - 1 tokens that followed it, the G latest different ones, oldest first."""
 
     def __init__(self, G: int):
@@ -52,7 +52,7 @@ class Lookahead(Proposer):
     def reset(self, target, prompt: Sequence[int]) -> None:
         """An empty pool and a window of seed tokens."""
         self.rng, self.prompt, self.eos = random.Random(self.seed), list(prompt), frozenset(target.eos)
-        self.pool, self.predicted, self.read = Pool(self.G), 0, 0
+        self.pool, self.predicted, self.read = Ngrams(self.G), 0, 0
         # rows[r][i] is the token of row r in column i; rows[0][0] stands for the anchor
         self.rows = [[self.rng.choice(self.prompt) for _ in range(self.W)] for _ in range(self.N - 1)]
 

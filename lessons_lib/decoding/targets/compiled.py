@@ -3,7 +3,7 @@
 Plain `torch.compile` gains little on a CPU: most of a one-token step is matrix products, and those stay calls
 of the same library. What helps is to take the products out of the library: written as sums over products, they
 are compiled with all the rest. Keys and values travel as arguments, so that every prompt may bring its own cache
-to the same graph.
+to the same graph. After gpt-fast (PyTorch 2023, https://pytorch.org/blog/accelerating-generative-ai-2/).
 """
 
 from collections.abc import Callable, Sequence

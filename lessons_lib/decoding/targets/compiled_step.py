@@ -8,6 +8,7 @@ from torch._dynamo import lookup_backend
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 
 from lessons_lib.decoding.targets.compiler import keep_compiled_code, settings
+from lessons_lib.models.loading import first_line
 from lessons_lib.progress import say
 
 
@@ -47,7 +48,7 @@ class CompiledStep:
             with settings(**self.chosen):
                 out = self._compiled(*args)
         except ShortenTraceback as error:  # of the compiler, whatever it lacks
-            self.problem = f"torch.compile failed ({reason(error)})"
+            self.problem = f"torch.compile failed ({first_line(error)})"
             return self.step(*args)
         self.seconds = perf_counter() - since
         say(f"compiled in {self.seconds:.0f} s")
@@ -58,11 +59,6 @@ class CompiledStep:
         if self.seconds is not None:
             raise RuntimeError("torch.compiler.reset() has thrown the graph away")
         return lookup_backend("inductor")(graph, inputs)
-
-
-def reason(error: Exception) -> str:
-    """The first line of what a compiler's error says, without its end mark."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
 
 
 def say_uncompiled(problem: str | None) -> str | None:

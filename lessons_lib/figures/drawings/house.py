@@ -4,16 +4,15 @@ from matplotlib.axes import Axes
 
 from lessons_lib.figures.drawings.gallery import drawing
 from lessons_lib.figures.drawings.shapes import arrow, box, canvas, line, note
-from lessons_lib.figures.style import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE
+from lessons_lib.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SMALL
 
-SMALL = FONT_SIZE - 1
 LEFT, APART, WIDE, HIGH = 1.0, 16.0, 13.6, 4.6  # of the boxes: the first, the next, and their size
 
 ONCE = [
-    ("load", "a name or folder\n-> network", "+ model source:\nmodels/"),
+    ("load", "a name or folder\n-> LanguageModel", "+ model source:\nmodels/"),
     ("model.target", "kind and weights\n-> a Target", "+ weight format:\nquantization/"),
-    ("encode", "text or messages\n-> ids, list of int", ""),
-    ("new_row", "all checked; cache,\nproposer.reset", "+ cache:\ncaches/"),
+    ("new_row", "encode: text -> ids;\nall is checked", "+ cache:\ncaches/"),
+    ("generate", "repeats the step,\nshows new tokens", "+ lesson:\nnotebooks/"),
 ]
 STEP = [
     ("row.draft", "ids -> Proposal\n-> Tree -> Block", "+ technique:\nproposers/"),
@@ -22,20 +21,20 @@ STEP = [
     ("row.commit", "ids, cache.keep,\nproposer.observe", ""),
 ]
 SERVING = [
-    ("workload", "lengths, arrivals\n-> Requests", "+ distributions:\nserving/"),
+    ("workload", "lengths, arrivals\n-> Requests", "+ lengths, arrivals:\nserving/"),
     ("schedule", "Requests -> Plan:\nrows and tokens", "+ policy:\nserving/"),
     ("run the plan", "by a cost model,\nor as Rows by step", "+ cost model:\nserving/"),
-    ("commit", "blocks freed; Log\n-> metrics", "+ lesson:\nnotebooks/"),
+    ("commit", "blocks freed; Log\n-> metrics", ""),
 ]
 
 
 @drawing(
-    "The way through the code. Generate: load a name, model.target makes a Target, encode text into ids, new_row "
-    "checks all and makes a cache. Step, until the text ends: row.draft makes a Block of the proposer's tree, "
-    "target.run Scores for all Blocks, row.accept a path and tokens, row.commit keeps them. Serving, until all is "
-    "done: a workload makes Requests, schedule a Plan, which a cost model or step runs, commit frees blocks. In "
-    "green where new things go: model source, weight format, cache, technique, target, rule, lengths, policy, "
-    "cost, lesson."
+    "The way through the code. Generate: load makes a LanguageModel of a name, model.target a Target, new_row encodes "
+    "text into ids, checks all and makes a cache; generate repeats the step. Step, until the text ends: row.draft "
+    "makes a Block of the proposer's tree, target.run Scores for all Blocks, row.accept a path and tokens, row.commit "
+    "keeps them. Serving, until all is done: a workload makes Requests, schedule a Plan, which a cost model or step "
+    "runs, commit frees blocks. In green where new things go: model source, weight format, cache, lesson, technique, "
+    "target, rule, lengths and arrivals, policy, cost."
 )
 def the_house() -> Axes:
     """From a name to the last token, and from a workload to its metrics."""

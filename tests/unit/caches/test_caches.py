@@ -1,4 +1,4 @@
-"""Contiguous and static caches: entries kept, lengths, capacity, bytes."""
+"""Contiguous, static and paged caches: entries kept and lengths; of the first two, capacity and bytes, too."""
 
 import pytest
 import torch
@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.masks import causal_mask
+from lessons_lib.caches.paged import PagedCache
+from lessons_lib.caches.paged_memory import PagedMemory
 from lessons_lib.caches.static import CacheFullError, Slots, StaticCache
 
 
@@ -22,7 +24,13 @@ def filled(kind, count: int, capacity: int):
     return cache
 
 
-KINDS = pytest.mark.parametrize("kind", [ContiguousCache, StaticCache])
+def paged(*shape, capacity: int) -> PagedCache:
+    """With its blocks, of 4 entries each, in reverse order."""
+    blocks = capacity // 4
+    return PagedCache(PagedMemory(*shape, blocks=blocks, block_size=4), [*range(blocks)][::-1])
+
+
+KINDS = pytest.mark.parametrize("kind", [ContiguousCache, StaticCache, paged], ids=lambda kind: kind.__name__)
 
 
 @KINDS

@@ -85,15 +85,6 @@ def test_a_block_that_its_owner_replaced_is_the_one_that_is_written():
     assert torch.equal(cache.memory.keys[1][2, :, :2], cache.memory.keys[1][0, :, :2])
 
 
-def test_layers_may_be_of_unequal_length_and_a_cut_makes_none_longer():
-    cache = PagedCache(memory(2), [1, 0])
-    feed([cache], 3, 0)
-    cache.append(0, *fresh(2, 5))
-    assert (cache.length(0), cache.length(1), cache.length(), cache.positions([0])) == (5, 3, 3, [3])
-    cache.keep(4)
-    assert (cache.length(0), cache.length(1)) == (4, 3)
-
-
 def test_rows_that_feed_one_token_each_are_written_and_read_as_if_alone():
     shared, lengths = memory(12), [1, 4, 7, 0, 5]
     tables = [[5], [1, 9], [0, 11], [3], [2, 6]]

@@ -57,7 +57,7 @@ def test_a_kernel_that_dies_is_named_with_the_cell_that_ran(prepared, write_less
     lesson = write_lesson("00_dying", "print(tokens)", "import os\nos._exit(1)", "print(model)")
     assert runner.run([], {}, tmp_path / "build", [lesson]) == 1
     said = capsys.readouterr().out
-    assert "(`import os`): DeadKernelError" in said and "FAILED in cell [" in said
+    assert "FAILED in cell [4] (`import os`): DeadKernelError" in said
 
 
 def test_injected_parameters_reach_the_lesson_and_its_source_stays(prepared, write_lesson, tmp_path):

@@ -1,8 +1,7 @@
 """A network and its greedy text, which most tests of decoding compare with."""
 
 import pytest
-import torch
-from support.oracle import PROMPT, N
+from support.oracle import PROMPT, greedy_text_of
 
 from lessons_lib.models import tiny
 
@@ -15,7 +14,7 @@ def network():
 @pytest.fixture(scope="module")
 def greedy_text(network) -> list[int]:
     """transformers' own greedy text, prompt included."""
-    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
+    return greedy_text_of(network)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from support import proposers as scripts
 from support.examples import examples
 from support.oracle import PROMPT, N, exact
 from support.proposers import SCRIPTS, Scripted, with_scratch
-from support.targets import assert_holds, decoder_target, targets
+from support.targets import UNEQUAL, assert_holds, decoder_target, targets, together
 from support.toys import choosing
 
 from lessons_lib.decoding.acceptance import Greedy
@@ -146,14 +146,10 @@ def test_tokens_stream_in_order_as_they_are_committed(network, greedy_text):
 
 def test_rows_of_one_step_decode_as_if_alone(network):
     """Three prompts of unequal length, one fed in chunks, with different proposers, in packed forwards."""
-    prompts = [[5, 80, 3], [61, 17, 42, 9, 9, 9, 1], [7]]
-    texts = [network.generate(torch.tensor([p]), max_new_tokens=N, do_sample=False)[0].tolist() for p in prompts]
-    target = decoder_target(network)
+    texts = [network.generate(torch.tensor([p]), max_new_tokens=N, do_sample=False)[0].tolist() for p in UNEQUAL]
     makes = [scripts.tree_with_decoys, scripts.random_chain, with_scratch(scripts.right_until_third)]
-    rows = [new_row(target, p, Scripted(t, 97, m), Greedy(), N) for p, t, m in zip(prompts, texts, makes, strict=True)]
-    while unfinished := [row for row in rows if row.finish is None]:
-        rows[1].chunk = None if rows[1].new else 3  # of the prompt: guesses would count, too
-        step(target, unfinished)
+    proposers = [Scripted(text, 97, make) for text, make in zip(texts, makes, strict=True)]
+    rows = together(decoder_target(network), proposers)
     assert [row.ids for row in rows] == texts
     assert [s.committed for s in rows[1].trace[:3]] == [0, 0, 1]  # 7 prompt tokens in chunks of 3
     assert all(s.is_prefill for s in rows[1].trace[:3])

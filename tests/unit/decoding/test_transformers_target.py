@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.oracle import PROMPT, N, greedy_text_of
 from support.proposers import Scripted, tree_with_decoys
 
 from lessons_lib.decoding.generate import generate
@@ -9,18 +10,12 @@ from lessons_lib.decoding.targets import Unsupported
 from lessons_lib.decoding.targets.transformers import TransformersCache, as_attention_mask
 from lessons_lib.models import tiny
 
-PROMPT, N = [5, 80, 3, 3, 61], 12
-
-
-def text_of(network) -> list[int]:
-    return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
-
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_tree_is_verified_under_either_attention(attention):
     network = tiny()
     network.set_attn_implementation(attention)
-    text = text_of(network)
+    text = greedy_text_of(network)
     assert PROMPT + generate(network, PROMPT, Scripted(text, 97, tree_with_decoys), max_new_tokens=N).ids == text
 
 
@@ -31,7 +26,7 @@ def test_another_attention_cannot_verify_trees():
 
 def test_trees_are_refused_beyond_a_sliding_window():
     network = tiny(family="mistral", window=8)
-    proposer = Scripted(text_of(network), 97, tree_with_decoys)
+    proposer = Scripted(greedy_text_of(network), 97, tree_with_decoys)
     with pytest.raises(Unsupported, match="beyond the sliding window of 8 tokens"):
         generate(network, PROMPT, proposer, max_new_tokens=N)
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
+from support.heads import SIX
 from support.oracle import exact
 from support.targets import targets
 
@@ -15,14 +16,12 @@ from lessons_lib.decoding.trees import PAD, TreeShape, buffers, published_tree, 
 from lessons_lib.decoding.typical import Typical
 from lessons_lib.models import tiny
 
-BY_HAND = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
-
 
 @st.composite
-def shapes(draw, most: int = 20):
-    """Any tree: every new choice goes below one that is there, or below the root."""
+def shapes(draw):
+    """Any tree of up to 20 nodes: every new choice goes below one that is there, or below the root."""
     choices = []
-    for _ in range(draw(st.integers(1, most))):
+    for _ in range(draw(st.integers(1, 20))):
         below = draw(st.sampled_from([(), *choices]))
         choice = (*below, draw(st.integers(0, 9)))
         if choice not in choices and len(choice) < 6:
@@ -31,8 +30,8 @@ def shapes(draw, most: int = 20):
 
 
 def test_the_buffers_of_a_small_tree_are_those_worked_out_by_hand():
-    shape = TreeShape.of(reversed(BY_HAND))
-    assert shape.choices == tuple(BY_HAND)
+    shape = TreeShape.of(reversed(SIX))
+    assert shape.choices == tuple(SIX)
     assert shape.parents == [ANCHOR, ANCHOR, 0, 0, 1, 2] and shape.depths == [1, 1, 2, 2, 2, 3]
     found = buffers(shape)
     assert found.positions.tolist() == [0, 1, 1, 2, 2, 2, 3]
@@ -50,9 +49,9 @@ def test_the_buffers_of_a_small_tree_are_those_worked_out_by_hand():
 
 
 def test_a_list_of_favourites_as_short_as_the_tree_allows_moves_the_index():
-    assert buffers(TreeShape.of(BY_HAND), top_k=2).index.tolist() == [0, 1, 2, 3, 4, 3, 5]
+    assert buffers(TreeShape.of(SIX), top_k=2).index.tolist() == [0, 1, 2, 3, 4, 3, 5]
     with pytest.raises(ValueError, match="asks for a head's 2 favourites, but top_k is 1"):
-        buffers(TreeShape.of(BY_HAND), top_k=1)
+        buffers(TreeShape.of(SIX), top_k=1)
 
 
 @given(shapes())

@@ -2,6 +2,8 @@
 
 import pytest
 from matplotlib.colors import to_hex
+from support.heads import SIX
+from support.lines import points
 
 from lessons_lib.decoding.proposal import ANCHOR
 from lessons_lib.decoding.trees import TreeShape, regular
@@ -15,7 +17,7 @@ from lessons_lib.figures.medusa import (
 )
 from lessons_lib.figures.style import COLORS, INK
 
-SHAPE = TreeShape.of([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+SHAPE = TreeShape.of(SIX)
 PLACES = {ANCHOR: (0, 1.25), 0: (1, 0.5), 1: (1, 2), 2: (2, 0), 3: (2, 1), 4: (2, 2), 5: (3, 0)}
 SIZES = [
     {"nodes": 4, "expected": 2.2, "counted": 2.0, "speed_predicted": 1.4, "speed_counted": 1.2, "samples": [1, 3, 2]},
@@ -26,10 +28,6 @@ SIZES = [
 
 def shades(collection):
     return [to_hex(color).upper() for color in collection.get_edgecolor()]
-
-
-def points(line):
-    return list(zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
 def test_leaves_have_a_row_each_and_parents_stand_between_their_children():
@@ -50,12 +48,9 @@ def test_nodes_edges_and_ranks_are_those_of_the_tree():
     assert ax.get_ylim() == (2.5, -0.5)  # the first favourites on top
 
 
-def test_words_replace_ranks_and_the_accepted_path_has_its_colour():
-    ax = plot_tree(SHAPE, {ANCHOR: "I", 0: " am", 3: " so"}, taken=(0, 3))
-    assert [text.get_text() for text in ax.texts] == ["I", " am", "1", "0,0", " so", "1,0", "0,0,0"]
-    yes, no = COLORS["accepted"].upper(), COLORS["medusa"].upper()
-    edges, nodes = ax.collections
-    assert shades(edges) == [yes, no, no, yes, no, no] and shades(nodes) == [INK.upper(), *shades(edges)]
+def test_the_anchor_stands_out_from_the_guesses():
+    edges, nodes = plot_tree(SHAPE).collections
+    assert shades(edges) == [COLORS["medusa"].upper()] * 6 and shades(nodes) == [INK.upper(), *shades(edges)]
 
 
 def test_a_large_tree_is_drawn_without_labels_and_one_of_40_nodes_with_them():
@@ -79,7 +74,7 @@ def test_the_mask_beside_the_tree_marks_who_is_looked_at():
     assert [label.get_text() for label in mask.get_yticklabels()][2:4] == ["1  +1", "0,0  +2"]
 
 
-def test_a_tree_without_nodes_is_its_anchor_and_nothing_is_called_accepted():
+def test_a_tree_without_nodes_is_its_anchor():
     tree, mask = plot_tree_and_mask(TreeShape.of([])).axes
     assert [text.get_text() for text in tree.texts] == ["anchor"] and mask.images[0].get_array().tolist() == [[1]]
     assert [text.get_text() for text in mask.get_legend().get_texts()] == ["anchor", "guess"]

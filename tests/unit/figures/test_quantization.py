@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.lines import points
 
 from lessons_lib.figures.quantization import (
     plot_channels,
@@ -13,10 +14,6 @@ from lessons_lib.figures.quantization import (
     plot_scaling,
     plot_steps,
 )
-
-
-def points(line):
-    return [(x, y) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
 
 
 def test_every_level_is_a_tick_on_its_formats_line():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.lines import points
 
 from lessons_lib.figures.sparsity import ASIDE, plot_gains, plot_heads, plot_limits, plot_lines
 
@@ -10,10 +11,6 @@ GAINS = [
     {"label": "gather", "sparsity": 0.9, "samples": [2.0, 3.0, 2.5], "predicted": 10 / 3},
     {"label": "masked", "sparsity": 0.5, "samples": [1.0]},
 ]
-
-
-def points(line):
-    return [(x, y) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
 
 
 def test_every_layer_and_head_has_its_own_cell():

@@ -142,15 +142,15 @@ def test_integers_times_integers_round_every_input_and_every_weight():
     assert (by_hand(1) - by_hand(2)).abs().max() > 1e-3
 
 
-def loud(whole: Decoder, columns=(3, 11), factor=60.0, taken_back=True) -> Decoder:
-    """A decoder whose norms make two columns loud; weights that take them back keep it the same function."""
+def loud(whole: Decoder, taken_back=True) -> Decoder:
+    """A decoder whose norms make columns 3 and 11 sixty times as loud; with that taken back, the same function."""
     pairs = [(layer.attention_norm, layer.qkv) for layer in whole.layers]
     pairs += [(layer.mlp_norm, layer.gate_up) for layer in whole.layers] + [(whole.norm, whole.head)]
     whole.head.weight = torch.nn.Parameter(whole.head.weight.clone(), requires_grad=False)
     for norm, matrix in pairs:
-        norm.data[list(columns)] *= factor
+        norm.data[[3, 11]] *= 60
         if taken_back:
-            matrix.weight.data[:, list(columns)] /= factor
+            matrix.weight.data[:, [3, 11]] /= 60
     return whole
 
 

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.models import tiny
+from lessons_lib.models.calibrate import MATRICES
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import Kernels, attend
 from lessons_lib.models.sparse import (
-    PRODUCTS,
     attention_weights,
     calibrated,
     cut_gates,
@@ -133,7 +133,7 @@ def test_taps_that_change_nothing_change_nothing(tiny_model):
     decoder = Decoder.from_transformers(tiny_model)
     read, gates, attention, dense = watched(decoder)
     assert torch.equal(dense, logits(decoder))
-    assert set(read) == {(i, name) for i in range(2) for name in PRODUCTS} and set(attention) == {0, 1}
+    assert set(read) == {(i, name) for i in range(2) for name in MATRICES} and set(attention) == {0, 1}
     w_gate_up = decoder.layers[1].gate_up.weight
     gate, up = F.linear(read[1, "gate_up"], w_gate_up).chunk(2, -1)
     torch.testing.assert_close(gates[1, "gate_up"], F.silu(gate))

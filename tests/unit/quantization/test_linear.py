@@ -34,12 +34,12 @@ def random(*shape: int, seed: int = 0, dtype=torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def check_product(matrix: Matrix, restored: Tensor, x: Tensor, slack: float = 0.0, product: str = "multiply") -> None:
-    """As the product with the restored weight, but for the dtype's rounding of a sum of that size (and slack)."""
+def check_product(matrix: Matrix, restored: Tensor, x: Tensor, product: str = "multiply") -> None:
+    """As the product with the restored weight, but for the dtype's rounding of a sum of that size."""
     out, right = getattr(matrix, product)(x), x.double() @ restored.double().T
     assert out.dtype == x.dtype and out.shape == right.shape
     size = x.double().abs() @ restored.double().abs().T
-    assert ((out.double() - right).abs() <= (ROUNDING[x.dtype] + slack) * size).all()
+    assert ((out.double() - right).abs() <= ROUNDING[x.dtype] * size).all()
 
 
 @DTYPES

@@ -7,7 +7,7 @@ import pytest
 
 from lessons_lib.measure import roofline
 from lessons_lib.measure.shape import SHAPES
-from lessons_lib.serving.cost_model import Linear, Load, Overlapped, analytic, fit, load
+from lessons_lib.serving.cost_model import Linear, Load, Overlapped, analytic, fit, load_of
 from lessons_lib.serving.plan import Plan
 from lessons_lib.serving.request import Request
 
@@ -21,14 +21,14 @@ def request(prompt, computed=0, emitted=0):
 
 
 def test_a_load_counts_prompts_and_decoding_rows_apart():
-    assert load(Plan([(request(4), 4)])) == Load(4, 1 + 2 + 3 + 4, 1, 0, 0)
-    assert load(Plan([(request(4, 1), 2)])) == Load(2, 2 + 3, 1, 0, 0)  # a chunk attends to what is cached
-    assert load(Plan([(request(4, 6, 3), 1)])) == Load(0, 0, 0, 1, 7)
-    assert load(Plan([(request(4, 6, 3), 3)])) == Load(0, 0, 0, 3, 9)  # two guesses
-    assert load(Plan([(request(4, 0, 3), 7)])) == Load(7, 28, 1, 0, 0)  # preempted: rebuilt as a prompt
-    assert load(Plan([], idle=[request(4, 6, 3)])) == Load(0, 0, 0, 1, 7)
-    assert load(Plan([], idle=[request(4, 6, 3)]), padded=False) == Load()
-    assert load(Plan([(request(4), 4), (request(4, 6, 3), 1)])) == Load(4, 10, 1, 1, 7)
+    assert load_of(Plan([(request(4), 4)])) == Load(4, 1 + 2 + 3 + 4, 1, 0, 0)
+    assert load_of(Plan([(request(4, 1), 2)])) == Load(2, 2 + 3, 1, 0, 0)  # a chunk attends to what is cached
+    assert load_of(Plan([(request(4, 6, 3), 1)])) == Load(0, 0, 0, 1, 7)
+    assert load_of(Plan([(request(4, 6, 3), 3)])) == Load(0, 0, 0, 3, 9)  # two guesses
+    assert load_of(Plan([(request(4, 0, 3), 7)])) == Load(7, 28, 1, 0, 0)  # preempted: rebuilt as a prompt
+    assert load_of(Plan([], idle=[request(4, 6, 3)])) == Load(0, 0, 0, 1, 7)
+    assert load_of(Plan([], idle=[request(4, 6, 3)]), padded=False) == Load()
+    assert load_of(Plan([(request(4), 4), (request(4, 6, 3), 1)])) == Load(4, 10, 1, 1, 7)
 
 
 def seconds(flops, moved):
@@ -51,8 +51,8 @@ def test_the_analytic_model_is_the_roofline_of_a_prefill(tokens):
 
 def test_prompts_in_chunks_cost_the_same_compute():
     compute = analytic(SMALL, RATE, BANDWIDTH).compute
-    parts = [load(Plan([(request(30, done), 10)])) for done in (0, 10, 20)]
-    whole = load(Plan([(request(30), 30)]))
+    parts = [load_of(Plan([(request(30, done), 10)])) for done in (0, 10, 20)]
+    whole = load_of(Plan([(request(30), 30)]))
     assert sum(map(compute.seconds, parts)) == pytest.approx(compute.seconds(whole) + 2 * compute.prompt)
 
 

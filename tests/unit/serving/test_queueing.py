@@ -19,9 +19,9 @@ COUNT, WARM_UP = 40_000, 4_000
 MILLISECONDS = Linear(prefill_token=1e-3)  # a prompt token is a millisecond of service, and one output token ends it
 
 
-def waits(rate, service, seed=1):
+def waits(rate, service):
     """(waiting times, times in system) after the warm-up, of Poisson arrivals with services drawn from service(rng)."""
-    rng = Random(seed)
+    rng = Random(1)
     times = Poisson(rate).times(COUNT, rng)
     made = [Request(i, time, max(1, round(1000 * service(rng)))) for i, time in enumerate(times)]
     log = simulate(made, Scheduler(CountingPool(10**9, 1), slots=1), MILLISECONDS)

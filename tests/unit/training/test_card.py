@@ -11,7 +11,7 @@ from lessons_lib.models.stored_draft import CARD
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import card, collect, distill, evaluate
 from lessons_lib.training.batched import Text
-from lessons_lib.training.run import Recipe
+from lessons_lib.training.run import Recipe, runs
 
 RECIPE = Recipe(layers=(1,), kept=40, steps=3, tokens=50, warmup=1, skip=1)
 
@@ -27,7 +27,7 @@ def at_home(target, texts, tmp_path, monkeypatch):
     for held_out in (False, True):
         collect.folder(held_out).mkdir(parents=True)
         collect.save(texts, collect.folder(held_out) / "00000.safetensors")
-    distill.distill(target, texts, RECIPE, command_line.runs("main"), fast=False)
+    distill.distill(target, texts, RECIPE, runs(command_line.DRAFT, "main"), fast=False)
     (tmp_path / "smol-draft").mkdir()
     return tmp_path / "smol-draft"
 
@@ -54,9 +54,9 @@ def test_export_leaves_weights_a_card_and_a_page(at_home, texts):
 def test_the_card_says_what_the_untrained_draft_is_worth_and_what_the_stored_one(at_home, target, monkeypatch):
     drafts, evaluated = [], evaluate.evaluate
 
-    def noting(draft, texts, gamma=4):
+    def noting(draft, texts):
         drafts.append(draft)
-        return evaluated(draft, texts, gamma) | {"number": len(drafts)}
+        return evaluated(draft, texts) | {"number": len(drafts)}
 
     monkeypatch.setattr(evaluate, "evaluate", noting)
     assert command_line.main(["export", "--run", "main", "--into", str(at_home)]) == 0

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from support.pieces import assert_pieces_end_alike
 
 from lessons_lib.models.draft import own_weights
 from lessons_lib.training import distill, run
@@ -89,13 +91,8 @@ def test_only_what_the_draft_owns_is_trained(target, texts, tmp_path):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, texts, tmp_path, fast):
-    whole = distill.distill(target, texts, RECIPE, tmp_path / "whole", fast=fast)
-    for step in range(1, 7):
-        parts = distill.distill(target, texts, RECIPE, tmp_path / "parts", minutes=1e-9, fast=fast)
-        assert parts.step == step
-    assert parts.curve == whole.curve
-    for name, weight in own_weights(whole.draft).items():
-        assert torch.equal(weight, own_weights(parts.draft)[name])
+    train = partial(distill.distill, target, texts, RECIPE, fast=fast)
+    assert_pieces_end_alike(train, lambda run: own_weights(run.draft), tmp_path, steps=6)
 
 
 def test_every_part_of_the_recipe_matters(target, texts, tmp_path):

@@ -23,6 +23,7 @@ from lessons_lib.training.heads import split, trained
 from lessons_lib.training.heads_card import PAGE
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe
+from lessons_lib.training.run import runs
 
 WIDE = regular(60, 4)  # of 97 tokens: about two of three first guesses are right
 
@@ -144,11 +145,11 @@ def test_heads_and_model_are_trained_together_by_a_command_that_goes_on_where_it
     assert "1 of 4 steps, from {" in capsys.readouterr().out
     assert command_line.main(JOINT) == 0
     assert "4 of 4 steps, from {" in capsys.readouterr().out
-    curve = json.loads((heads_commands.runs("small", "joint") / "curve.json").read_text())
+    curve = json.loads((runs(heads_commands.HEADS, "small", "joint") / "curve.json").read_text())
     assert [row["step"] for row in curve] == [1, 2, 3, 4]
     assert all(row["loss"] == pytest.approx(row["kl"] + 0.2 * row["heads"], abs=1e-4) for row in curve)
     assert curve[0]["kl"] == pytest.approx(0, abs=1e-3) and curve[-1]["kl"] > 0  # the model moves
-    assert len(json.loads((heads_commands.runs("default") / "curve.json").read_text())) == 5  # and that run stays
+    assert len(json.loads((runs(heads_commands.HEADS, "default") / "curve.json").read_text())) == 5  # that run stays
 
 
 def test_training_together_begins_with_a_runs_heads_and_leaves_the_held_back_texts_out(with_heads, monkeypatch):
@@ -157,7 +158,7 @@ def test_training_together_begins_with_a_runs_heads_and_leaves_the_held_back_tex
     monkeypatch.setattr(heads_commands, "train_joint", lambda *given: seen.append(given) or done)
     assert command_line.main([*JOINT, "--faster", "2", "--minutes", "7"]) == 0
     ((decoder, heads, texts, recipe, folder, minutes),) = seen
-    own = trained(decoder.head.weight, heads_commands.runs("default")).heads
+    own = trained(decoder.head.weight, runs(heads_commands.HEADS, "default")).heads
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(heads.parameters(), own.parameters(), strict=True))
     assert any(weight.abs().max() > 0 for weight in heads.parameters())
     assert {text.key for text in texts} == {text.key for text in split(collect.training_texts())[0]}

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import torch
 from support.heads import random_heads
+from support.pieces import assert_pieces_end_alike
 
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training import heads, heads_loss
@@ -159,14 +161,9 @@ def test_with_a_bf16_head_products_are_bf16_and_what_is_trained_is_not(target, m
 @pytest.mark.parametrize("form", [{}, {"muon": 1}, {"anchor_rank": 2}], ids=str)
 def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, many, tmp_path, monkeypatch, form):
     monkeypatch.setattr(heads, "LOOK_EVERY", 2)
-    recipe = replace(RECIPE, **form)
-    whole = train(target, many, tmp_path / "whole", recipe)
-    for step in range(1, 7):
-        parts = train(target, many, tmp_path / "parts", recipe, minutes=1e-9)
-        assert parts.step == step
-    assert parts.curve == whole.curve and "top5" in parts.curve[1]
-    for name, weight in heads.weights(whole).items():
-        assert torch.equal(weight, heads.weights(parts)[name])
+    in_folder = partial(train, target, many, recipe=replace(RECIPE, **form))
+    whole = assert_pieces_end_alike(in_folder, heads.weights, tmp_path, steps=6)
+    assert "top5" in whole.curve[1]
 
 
 def test_every_part_of_the_recipe_matters(target, many, tmp_path):

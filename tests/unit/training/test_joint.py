@@ -2,10 +2,12 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from support.heads import random_heads
+from support.pieces import assert_pieces_end_alike
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.targets import DecoderTarget
@@ -76,13 +78,7 @@ def test_the_text_is_that_of_the_model_that_was_trained(target, texts, tmp_path)
 
 
 def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, texts, tmp_path):
-    whole = train(target, texts, tmp_path / "whole")
-    for step in range(1, 6):
-        parts = train(target, texts, tmp_path / "parts", minutes=1e-9)
-        assert parts.step == step
-    assert parts.curve == whole.curve
-    for name, weight in joint.weights(whole).items():
-        assert torch.equal(weight, joint.weights(parts)[name])
+    assert_pieces_end_alike(partial(train, target, texts), joint.weights, tmp_path, steps=5)
 
 
 def test_a_run_of_another_recipe_is_refused(target, texts, tmp_path):

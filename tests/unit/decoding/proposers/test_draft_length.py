@@ -11,9 +11,9 @@ from lessons_lib.measure.speculation import best_gamma, expected_tokens, width_c
 CURVE = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 16: 3.0}
 
 
-def played(schedule: DraftLength, alpha: float, steps: int, seed: int = 0) -> list[int]:
+def played(schedule: DraftLength, alpha: float, steps: int) -> list[int]:
     """The draft lengths of `steps` steps in which guesses are accepted with probability alpha."""
-    rng, lengths = random.Random(seed), []
+    rng, lengths = random.Random(0), []
     for _ in range(steps):
         lengths.append(gamma := schedule.next())
         if gamma:

@@ -14,7 +14,7 @@ from support.drafts import perturb, perturbed
 from support.examples import examples
 from support.laws import seeded
 from support.oracle import PROMPT, N
-from support.targets import TARGETS, Tight, assert_holds, decoder_target, targets
+from support.targets import TARGETS, UNEQUAL, Tight, assert_holds, decoder_target, targets, together
 from support.toys import ToyTarget, constant
 
 from lessons_lib import DraftModel, Greedy, Sampling, generate
@@ -216,16 +216,10 @@ def test_a_draft_with_a_static_cache_drafts_as_deep_as_it_can_hold(network, gree
 
 
 def test_rows_of_one_step_each_with_its_own_draft_decode_as_if_alone(network):
-    prompts = [[5, 80, 3], [61, 17, 42, 9, 9, 9, 1], [7]]
     target, draft = decoder_target(network), decoder_target(perturbed(network, 0.03))
-    texts = [generate(target, prompt, max_new_tokens=N).ids for prompt in prompts]
+    texts = [generate(target, prompt, max_new_tokens=N).ids for prompt in UNEQUAL]
     shapes = [dict(), dict(children=(2, 2)), dict(mode="iid", generator=seeded(0))]
-    proposers = [DraftModel(draft, 3, **shape) for shape in shapes]
-    rows = [new_row(target, p, by, Greedy(), N) for p, by in zip(prompts, proposers, strict=True)]
-    with torch.no_grad():
-        while unfinished := [row for row in rows if row.finish is None]:
-            rows[1].chunk = None if rows[1].new else 3  # of the prompt: guesses would count, too
-            step(target, unfinished)
+    rows = together(target, [DraftModel(draft, 3, **shape) for shape in shapes])
     assert [row.new for row in rows] == texts
     assert all(sum(s.accepted for s in row.trace) > 0 for row in rows)
 

@@ -17,7 +17,7 @@ from lessons_lib.decoding.blocks import make_block, plain_block
 from lessons_lib.decoding.generate import new_row
 from lessons_lib.decoding.proposal import Scratch, Tree
 from lessons_lib.decoding.proposers import Observation
-from lessons_lib.decoding.proposers.lookahead import Pool, window_layout
+from lessons_lib.decoding.proposers.lookahead import Ngrams, window_layout
 from lessons_lib.decoding.row import step
 from lessons_lib.models import tiny
 
@@ -172,7 +172,7 @@ def test_one_slide_by_hand():
 
 
 def test_the_pool_keeps_the_latest_g_and_refreshes_what_comes_again():
-    pool = Pool(G=2)
+    pool = Ngrams(G=2)
     for ngram in [(1, 10, 11), (1, 20, 21), (1, 10, 11), (1, 30, 31), (2, 40, 41)]:
         pool.add(ngram)
     assert pool.of(1) == [(10, 11), (30, 31)] and pool.of(2) == [(40, 41)] and pool.of(3) == []

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
-from support.heads import heads_of
+from support.heads import SIX, heads_of
 from support.laws import correction_from_p, exact_law
 from support.oracle import exact
 from support.targets import Tight, assert_holds, decoder_target, targets
@@ -46,7 +46,7 @@ PROPOSERS = {
     "lookahead-text": lambda network: Lookahead(7, 5, 7, pool_from_text=True),
     "draft-model": lambda network: DraftModel(decoder_target(network_of(seed=1)), gamma=3),
     "draft-model-right": lambda network: DraftModel(network, gamma=3),  # ends stand inside what is accepted
-    "medusa": lambda network: Medusa(heads_of(network), [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
+    "medusa": lambda network: Medusa(heads_of(network), SIX),
     "medusa-everywhere": lambda network: Medusa(heads_of(network), EVERYWHERE),  # paths with gaps are accepted
 }
 FAMILIES = ["llama", "gpt_neox", "opt", "gemma", "mistral"]
