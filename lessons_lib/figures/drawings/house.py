@@ -30,11 +30,11 @@ SERVING = [
 
 @drawing(
     "The way through the code. Generate: load makes a LanguageModel of a name, model.target a Target, new_row encodes "
-    "text into ids, checks all and makes a cache; generate repeats the step. Step, until the text ends: row.draft "
-    "makes a Block of the proposer's tree, target.run Scores for all Blocks, row.accept a path and tokens, row.commit "
-    "keeps them. Serving, until all is done: a workload makes Requests, schedule a Plan, which a cost model or step "
-    "runs, commit frees blocks. In green where new things go: model source, weight format, cache, lesson, technique, "
-    "target, rule, lengths and arrivals, policy, cost."
+    "text, checks all and makes a cache; generate repeats the step. Step, until the text ends: row.draft makes a "
+    "Block of the proposer's tree, target.run Scores for all Blocks, row.accept a path and tokens, row.commit keeps "
+    "them. Serving, until all is done: a workload makes Requests, schedule a Plan, which a cost model or step runs, "
+    "commit frees blocks. In green where new things go: model source, weight format, cache, lesson, technique, "
+    "target, rule, lengths, policy, cost."
 )
 def the_house() -> Axes:
     """From a name to the last token, and from a workload to its metrics."""
