@@ -7,8 +7,8 @@ import pytest
 
 from lessons_lib import figures
 from lessons_lib.figures.latency import plot_break_even
-from lessons_lib.figures.rows import spread
-from lessons_lib.figures.style import COLORS, color
+from lessons_lib.figures.rows import plot_spread, spread
+from lessons_lib.figures.style import COLORS, axes, color
 
 
 def line(ax, label):
@@ -45,6 +45,13 @@ def test_a_prediction_is_dashed_and_a_measurement_is_its_median_with_the_range()
     assert list(points.get_ydata()) == [1.0, 2.0]
     assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[1.0, 5.0], [1.0, 3.0]]
     assert ax.get_xlabel() == "tokens" and ax.get_ylabel() == "time [ms]" and legend(ax) == ["cache"]
+
+
+def test_a_spread_gives_back_the_medians_that_it_draws():
+    ax = axes()
+    assert plot_spread(ax, [1, 2], [(3.0, 1.0, 2.5), (1.0, 5.0, 1.0)]) == [2.5, 1.0]
+    points, *_ = ax.containers[0].lines
+    assert list(points.get_ydata()) == [2.5, 1.0]
 
 
 def test_a_bracket_is_shaded_and_a_missing_prediction_is_left_out():

@@ -197,6 +197,13 @@ def test_a_damaged_copy_in_the_hubs_own_cache_is_named_and_not_the_hub_blamed(
     assert "Name or service not known" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "said, short", [("No route:\nmore", "No route"), (" Gone. ", "Gone"), ("", "OSError"), ("a: b", "a: b")]
+)
+def test_of_an_errors_words_one_line_is_quoted_without_its_end_mark(said, short):
+    assert loading.first_line(OSError(said)) == short
+
+
 def test_a_dtype_that_the_device_lacks_is_refused_before_anything_is_fetched(monkeypatch):
     monkeypatch.setattr(loading, "pick_device", lambda device: "cuda")
     monkeypatch.setattr("lessons_lib.models.device.gpu_bf16", lambda device: False)

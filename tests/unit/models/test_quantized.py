@@ -17,7 +17,7 @@ from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read,
 from lessons_lib.models.smoothing import awq, smoothed
 from lessons_lib.quantization import units
 from lessons_lib.quantization.formats import rounding
-from lessons_lib.quantization.gptq import hessian, layer_loss
+from lessons_lib.quantization.gptq import gptq, hessian, layer_loss
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns, rounded_values
 from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import Plain, Products, Values
@@ -273,6 +273,19 @@ def test_gptq_looks_at_inputs_behind_rounded_layers(monkeypatch):
     exact = []
     calibrate.watch(whole, WINDOWS[:1], lambda place, x: exact.append(x) if place[0] == 1 else None)
     assert (given[4] - exact[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_gptq_weighs_windows_of_unequal_length_by_their_tokens(monkeypatch):
+    """The Hessian of a matrix is that of all its inputs at once, not the mean of the windows'."""
+    given, windows = [], [WINDOWS[0][:5], WINDOWS[1]]
+    monkeypatch.setattr("lessons_lib.models.compensated.gptq", lambda w, h, **how: given.append(h) or gptq(w, h, **how))
+    whole, seen = decoder(), {}
+    compensated(whole, windows, "int3 g16")
+    calibrate.watch(whole, windows, lambda place, x: seen.setdefault(place, []).append(x))
+    inputs = [torch.cat(seen[0, name]) for name in calibrate.MATRICES]
+    for h, x in zip(given[: len(inputs)], inputs, strict=True):
+        torch.testing.assert_close(h, hessian(x))
 
 
 @torch.no_grad()

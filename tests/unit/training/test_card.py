@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lessons_lib.models import tiny
+from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.stored_draft import CARD
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import card, collect, distill, evaluate
@@ -30,6 +31,16 @@ def at_home(target, texts, tmp_path, monkeypatch):
     distill.distill(target, texts, RECIPE, runs(command_line.DRAFT, "main"), fast=False)
     (tmp_path / "smol-draft").mkdir()
     return tmp_path / "smol-draft"
+
+
+@pytest.mark.parametrize("why", [ValueError, ModelUnavailable])
+def test_what_stops_a_part_is_printed_and_its_status_is_two(monkeypatch, capsys, why):
+    def stopped(options):
+        raise why("no line to the registry")
+
+    monkeypatch.setitem(command_line.COMMANDS, "bits", stopped)
+    assert command_line.main(["bits", "--runs", "main"]) == 2
+    assert capsys.readouterr().err == "no line to the registry\n"
 
 
 def test_export_leaves_weights_a_card_and_a_page(at_home, texts):
