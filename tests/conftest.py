@@ -78,9 +78,12 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def cold_compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The compiler's cache in a folder of the test file's own."""
+    """The compiler's cache in a folder of this run, which all its processes share: what it asks of a processor, and
+    its headers, take ten seconds to compile."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         yield
 
 

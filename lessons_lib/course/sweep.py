@@ -26,6 +26,7 @@ from lessons_lib.course.runner import execute, prepare_all
 from lessons_lib.progress import bar
 
 BUILD = ROOT / "build" / "sweep"
+ANSWERS = 10  # seconds that a scheduler elsewhere may take to answer
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # Dask sets each to 1 unless told
 Files = dict[str, bytes]
 
@@ -117,7 +118,7 @@ def client(workers: int, address: str) -> Iterator[Any]:
 
     if address:
         try:
-            connected = Client(address, timeout=10)
+            connected = Client(address, timeout=ANSWERS)
         except OSError as error:
             raise UsageError(f"No Dask scheduler answers at {address}.") from error
         with connected:

@@ -117,6 +117,7 @@ def test_workers_without_this_package_are_refused():
 
 
 def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(sweep, "ANSWERS", 1)
     with pytest.raises(UsageError, match="No Dask scheduler answers at tcp://127.0.0.1:9"):
         with sweep.client(1, "tcp://127.0.0.1:9"):
             pass

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("cold_compiler")
 PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
 
 
-def decoder(dtype=torch.float64, seed=0) -> Decoder:
-    return Decoder.from_transformers(tiny(dtype=dtype, seed=seed))
+def decoder(layers=2, dtype=torch.float64, seed=0) -> Decoder:
+    return Decoder.from_transformers(tiny(layers, dtype=dtype, seed=seed))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_compiled_target_decodes_the_tokens_of_eager_greedy(plain, eager):
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_a_trimmed_draft_scores_the_whole_vocabulary_compiled_as_it_does_eager(width):
-    trimmed = TrimmedDecoder.of(decoder(), torch.tensor([0, 3, 17, 42, 96]))
+    trimmed = TrimmedDecoder.of(decoder(1), torch.tensor([0, 3, 17, 42, 96]))
     scores = []
     for target in (CompiledTarget(trimmed, context=CONTEXT, widths=(width,)), DecoderTarget(trimmed)):
         cache = target.new_cache(CONTEXT)
@@ -71,7 +71,7 @@ def test_a_trimmed_draft_scores_the_whole_vocabulary_compiled_as_it_does_eager(w
 
 def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind(monkeypatch):
     monkeypatch.setitem(compiler.TUNED, "max_autotune_gemm_backends", "ATEN")  # the templates: see the next test
-    network = decoder(torch.float32)
+    network = decoder(1, torch.float32)
     target = CompiledTarget(network, context=CONTEXT, products="tuned")
     assert greedy(target) == greedy(DecoderTarget(network))
     assert inductor.freezing is False and inductor.max_autotune_gemm is False
@@ -86,9 +86,10 @@ def test_tuning_a_product_writes_no_tables_and_computes_the_same(capfd):
     assert "AUTOTUNE" not in capfd.readouterr().err
 
 
-def test_open_products_for_one_row_and_frozen_ones_for_several_decode_the_same(eager):
-    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4))
-    text = PROMPT + greedy(eager)
+def test_open_products_for_one_row_and_frozen_ones_for_several_decode_the_same():
+    network = decoder(1)
+    target = CompiledTarget(network, context=CONTEXT, widths=(1, 4))
+    text = PROMPT + greedy(DecoderTarget(network))
     assert greedy(target) == text[len(PROMPT) :]
     assert generate(target, PROMPT, Scripted(text, 97, always_right), max_new_tokens=N).ids == text[len(PROMPT) :]
 
@@ -171,8 +172,10 @@ def test_a_text_that_does_not_fit_the_static_cache_is_refused_before_anything_ru
         greedy(plain, count=CONTEXT + 2 - len(PROMPT))
 
 
-def test_fitted_caches_are_as_long_as_their_text_needs_and_share_one_graph_per_width(eager):
-    target = CompiledTarget(decoder(), context=96, widths=(1, 4), fitted=True)
+def test_fitted_caches_are_as_long_as_their_text_needs_and_share_one_graph_per_width():
+    network = decoder(1)
+    eager = DecoderTarget(network)
+    target = CompiledTarget(network, context=96, widths=(1, 4), fitted=True)
     compiled = []
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -55,7 +55,7 @@ from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 decoder = Decoder.from_transformers(tiny(1))
-target = CompiledTarget(decoder, context=32)
+target = CompiledTarget(decoder, context=32, products="library")
 out = generate(target, [1, 2, 3], max_new_tokens=4)
 assert " " in torch.__file__ and target.problem is None and target.compile_seconds
 assert out.ids == generate(DecoderTarget(decoder), [1, 2, 3], max_new_tokens=4).ids
@@ -168,7 +168,7 @@ def test_short_kernels_are_shared_by_layers_and_leave_no_setting_behind():
 
     usual, counts = CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM, []
     for short in (False, True):
-        head, layers = torch.randn(1, 16), [torch.randn(16, 16) for _ in range(36)]
+        head, layers = torch.randn(1, 16), [torch.randn(16, 16) for _ in range(12)]
 
         def stack(x, layers=layers):
             for weight in layers:
