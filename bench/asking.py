@@ -21,7 +21,7 @@ from lessons_lib import generate
 from lessons_lib.data import Question, questions
 from lessons_lib.decoding.generate import Output, encode
 from lessons_lib.decoding.peers import by_transformers
-from lessons_lib.decoding.probing import repeatable_step, width_curve
+from lessons_lib.decoding.probing import repeatable_step, width_times
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.measure.hardware import width_costs
@@ -60,7 +60,7 @@ def prompt_of(tokens: int) -> list[int]:
 
 def costs_of(target, widths: Sequence[int], repeats: int, cached: int = 300) -> dict[int, float]:
     """{w: v(w)}: forwards of w tokens behind `cached` ones, over one of one token."""
-    return width_costs(width_curve(target, prompt_of(cached), widths, "cpu", repeats))
+    return width_costs(width_times(target, prompt_of(cached), widths, "cpu", repeats))
 
 
 def conversation(target, question: Question) -> Iterator[tuple[dict, list[int], Output]]:

@@ -48,31 +48,31 @@ def accuracies() -> Accuracies:
 class Fitted:
     """Medusa on one target: its tree, and what that was chosen by, in units of a one-row forward.
 
-    v: {w: a forward of w rows}. c: {w: all that a step with w - 1 guesses does beside its forward, more than a plain
-    one}; commits, which copy a few entries of the cache, are left out.
+    v: {w: a forward of w rows}. heads_share: {w: all that a step with w - 1 guesses does beside its forward, more than
+    a plain one}; commits, which copy a few entries of the cache, are left out.
     """
 
     tree: TreeShape
     v: dict[int, float]
-    c: dict[int, float]
+    heads_share: dict[int, float]
 
     def overhead(self, rows: float) -> float:
         """A step that feeds so many rows over a plain one."""
-        return width_cost(self.v)(rows) + width_cost(self.c)(rows)
+        return width_cost(self.v)(rows) + width_cost(self.heads_share)(rows)
 
 
 @cache
 def fitted(target, repeats: int) -> Fitted:
     """The fastest of the trees whose width was timed: a compiled target's are those that it is compiled for."""
     widths = getattr(target, "widths", None) or WIDTHS
-    v, c = costs_of(target, widths, repeats, CACHED), shares(target, widths, repeats)
+    v, share = costs_of(target, widths, repeats, CACHED), shares(target, widths, repeats)
     sizes = [width - 1 for width in widths if width > 1]
-    nodes = best_size(accuracies(), {width: v[width] + c[width] for width in widths}, sizes=sizes)
-    return Fitted(best_tree(accuracies(), nodes), v, c)
+    nodes = best_size(accuracies(), {width: v[width] + share[width] for width in widths}, sizes=sizes)
+    return Fitted(best_tree(accuracies(), nodes), v, share)
 
 
 def shares(target, widths: Sequence[int], repeats: int) -> dict[int, float]:
-    """{w: c(w)}, as Fitted has it. widths: the first is 1, plain decoding's."""
+    """heads_share, as Fitted has it. widths: the first is 1, plain decoding's."""
     trees = {width: best_tree(accuracies(), width - 1) for width in widths}
     calls = {width: around(target, Medusa(heads(), tree)) for width, tree in trees.items()}
     found = in_turn(calls | {"forward": repeatable_step(target, prompt_of(CACHED))}, repeats=repeats)

@@ -85,7 +85,7 @@ def vs_plain(run: Run) -> Measured:
     found, chosen = rows(run), trees(run)
     eight, facts = in_eight_bits(run)
     sizes = ", ".join(f"{state} {nodes(of)} nodes" for state, of in chosen.items())
-    facts |= {name: {state: getattr(of, name) for state, of in chosen.items()} for name in ("v", "c")}
+    facts |= {name: {state: getattr(of, name) for state, of in chosen.items()} for name in ("v", "heads_share")}
     note = "; ".join(filter(None, [sizes, eight]))
     return measured(found, speed, "plain", "medusa", settings(chosen), note, chosen["eager"].overhead, **facts)
 
@@ -99,9 +99,9 @@ def identity(run: Run) -> Measured:
     """|speedup / (tokens per step / overhead) - 1|, as in Cai et al. 2024 (arXiv 2401.10774), table 1.
 
     Speedup and tokens per step are this run's, by its clock and by its counts, both without the prefill, which is no
-    step. With this run's step times as the overhead nothing would be left to find out. It is v(w) + c(w) instead:
-    forwards, and all beside them, each timed alone behind another text, at the w rows that a step fed on average.
-    What is left is what that misses: other lengths, commits, caches that other work emptied.
+    step. With this run's step times as the overhead nothing would be left to find out. It is v(w) + heads_share(w)
+    instead: forwards, and all beside them, each timed alone behind another text, at the w rows that a step fed on
+    average. What is left is what that misses: other lengths, commits, caches that other work emptied.
     """
     counted, eager = answered(rows(run)), fitted(asking.eager(), run.repeats)
     plain, guessed = ([row[name] for row in counted] for name in ("plain", "medusa"))
@@ -113,7 +113,14 @@ def identity(run: Run) -> Measured:
         f"speedup {sped:.2f} ({speed(counted, 'plain', 'medusa').value:.2f} with the prefill), {tau:.2f} tokens per "
         f"step of {fed:.1f} rows, overhead {overhead:.2f} foretold, {tau / sped:.2f} in the run"
     )
-    facts = {"speedup": sped, "tokens_per_forward": tau, "rows": fed, "overhead": overhead, "v": eager.v, "c": eager.c}
+    facts = {
+        "speedup": sped,
+        "tokens_per_forward": tau,
+        "rows": fed,
+        "overhead": overhead,
+        "v": eager.v,
+        "heads_share": eager.heads_share,
+    }
     return Measured(off_by(ratio), note, facts | {"ratio": ratio.value, "unit": "s per plain step, foretold"})
 
 

@@ -38,18 +38,16 @@ def ladder(quick: bool, repeats: int) -> list[Rung]:
     run, (loop, guess) = Run(quick), around(repeats)
     base = library(repeats)
     found = [
-        Rung("generate", None, "transformers, dynamic cache, eager", base["transformers"]),
-        Rung("generate, compiled", "generate", "static cache and a compiled step", base["compiled"]),
-        Rung("decoder", "generate", "the readable decoder", replace(base["decoder"], around=loop)),
+        Rung("generate", None, base["transformers"]),
+        Rung("generate, compiled", "generate", base["compiled"]),
+        Rung("decoder", "generate", replace(base["decoder"], around=loop)),
     ]
     for name, of in targets(quick).items():
-        below, change = ("decoder", "one compiled step") if name == "compiled" else ("compiled", "rounded weights")
         v = fitting.fitted(of, repeats).v if guessed(name) else None
         price = Price(bytes_read(of.decoder), entry(), rates().read_bandwidth, v=v, around=loop)
-        found.append(Rung(name, below, change, price, rounded=name != "compiled"))
+        found.append(Rung(name, "decoder" if name == "compiled" else "compiled", price))
         found += [
-            Rung(f"{name} + {who}", name, "guesses", with_guesses(price, who, of, run, guess))
-            for who in GUESSERS * guessed(name)
+            Rung(f"{name} + {who}", name, with_guesses(price, who, of, run, guess)) for who in GUESSERS * guessed(name)
         ]
     return found
 
@@ -72,7 +70,7 @@ def with_guesses(price: Price, who: str, of: Target, run: Run, guess: float) -> 
     if who != "medusa":
         return replace(price, guess=guess if who == "draft" else 0.0)
     by = fitting.fitted(of, run.repeats)
-    share = width_cost(by.c)(1 + len(by.tree.choices))
+    share = width_cost(by.heads_share)(1 + len(by.tree.choices))
     return replace(price, around=price.around + share * price.forward(CACHED))
 
 

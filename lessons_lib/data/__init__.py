@@ -68,6 +68,14 @@ def questions(path: str | Path | None = None) -> list[Question]:
     return found
 
 
+def question(number: int) -> Question:
+    """Ours of that question_id. ValueError for one that there is not."""
+    found = [one for one in questions() if one.question_id == number]
+    if not found:
+        raise ValueError(f"there is no question {number}; lessons_lib.data.questions() lists them")
+    return found[0]
+
+
 def text(part: str = "evaluation") -> str:
     """Articles that people wrote: "evaluation" to measure quality on, "calibration" for what looks at inputs first.
 

@@ -51,16 +51,11 @@ class Price:
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to decode. below: the rung that it changes (None: the first); change: what, in a few words.
-
-    rounded: its weights are not those of the rung below, so that its text may be another one.
-    """
+    """One way to decode. below: the rung that it changes (None: the first)."""
 
     name: str
     below: str | None
-    change: str
     price: Price
-    rounded: bool = False
 
     def speed(self, traces: Sequence[Sequence[Step]]) -> float:
         """Tokens per second of decoding alone that are expected of texts with these traces.

@@ -50,19 +50,26 @@ def best_tree(accuracies: Accuracies, nodes: int) -> TreeShape:
     return TreeShape.of(choice for choice, _ in islice(by_value(accuracies), nodes))
 
 
-def speed_by_size(accuracies: Accuracies, v: WidthCurve = None, c: float = 0.0, most: int = 64) -> list[float]:
-    """Speed over plain decoding foretold for the best tree of 0, 1, ..., `most` nodes: tokens / (v(1 + n) + c).
+def speed_by_size(
+    accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, most: int = 64
+) -> list[float]:
+    """Speed over plain decoding foretold for the best tree of 0, 1, ..., `most` nodes: tokens over the step's cost.
 
-    v, c: a forward of so many rows, and the heads' share of a step, over a one-row forward. Without nodes the heads
-    are not asked, and the speed is 1. ValueError for `most` below 0, and for a curve without widths.
+    That is v(1 + n), a forward of so many rows over a one-row one, and heads_share, what guessing takes over the
+    same; without nodes the heads are not asked, and the speed is 1. ValueError for `most` below 0, and for a curve
+    without widths.
     """
     v = width_cost(v)
     tokens = accumulate((value for _, value in islice(by_value(accuracies), most)), initial=1.0)
-    return [count / (v(1 + nodes) + c) if nodes else 1.0 for nodes, count in enumerate(tokens)]
+    return [count / (v(1 + nodes) + heads_share) if nodes else 1.0 for nodes, count in enumerate(tokens)]
 
 
 def best_size(
-    accuracies: Accuracies, v: WidthCurve = None, c: float = 0.0, most: int = 64, sizes: Iterable[int] | None = None
+    accuracies: Accuracies,
+    v: WidthCurve = None,
+    heads_share: float = 0.0,
+    most: int = 64,
+    sizes: Iterable[int] | None = None,
 ) -> int:
     """How many nodes make the fastest tree; of equals the fewest, 0 where plain decoding is not beaten.
 
@@ -70,6 +77,6 @@ def best_size(
     sizes of more nodes than have any worth are left out, and 0 is the answer if none is left. ValueError as
     `speed_by_size`.
     """
-    speeds = speed_by_size(accuracies, v, c, most)
+    speeds = speed_by_size(accuracies, v, heads_share, most)
     known = [nodes for nodes in sorted(range(len(speeds)) if sizes is None else sizes) if nodes < len(speeds)]
     return max(known, key=speeds.__getitem__, default=0)

@@ -23,10 +23,9 @@ RESAMPLES = 2000  # of the bootstrap
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of repeated runs, one at least, and of the warm-up runs before them (the first one holds compilation)."""
+    """Seconds of repeated runs, one at least."""
 
     times: tuple[float, ...]
-    warmup: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -141,9 +140,10 @@ def in_turn(
     """
     with no_gc():
         runs = {key: _block(fn, device) for key, fn in fns.items()}
-        before = {key: _warm_up(run, warmup) for key, run in runs.items()}
+        for run in runs.values():
+            _warm_up(run, warmup)
         rounds = [{key: run() for key, run in runs.items()} for _ in range(repeats)]
-    return {key: Samples(tuple(times[key] for times in rounds), before[key]) for key in runs}
+    return {key: Samples(tuple(times[key] for times in rounds)) for key in runs}
 
 
 def keeping(found: dict, key: Any, call: Callable[[], Any]) -> Callable[[], None]:
@@ -204,13 +204,14 @@ def _block(fn: Callable[[], Any], device: Any) -> Callable[[], float]:
     return run
 
 
-def _warm_up(run: Callable[[], float], warmup: int | str) -> tuple[float, ...]:
+def _warm_up(run: Callable[[], float], warmup: int | str) -> None:
     if warmup != "auto":
-        return tuple(run() for _ in range(int(warmup)))
+        for _ in range(int(warmup)):
+            run()
+        return
     times = [run(), run()]
     while abs(times[-1] - times[-2]) >= STEADY * times[-2] and len(times) < 10:
         times.append(run())
-    return tuple(times)
 
 
 def _kind(device: Any) -> str:

@@ -28,7 +28,7 @@ class Hardware:
     """Measured rates of one device: bytes/s and FLOP/s, by dtype name where products differ. load: at that time.
 
     widths: {dtype name: {w: v(w)}} of one large matrix (`kernels.widths`); a model's own curve, attention and all:
-    `decoding.probing.width_curve`. KeyError where a dtype is asked for that was not measured.
+    `decoding.probing.width_times`. KeyError where a dtype is asked for that was not measured.
     """
 
     device: str

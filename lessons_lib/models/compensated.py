@@ -45,7 +45,7 @@ def _round_layer(
     _through(decoder, number, states, segments, watching(decoder, see))
     layer, count = decoder.layers[number], sum(map(len, states))
     of = {place: (getattr(layer, place[1]).weight, total / count) for place, total in sums.items()}
-    return {place: gptq(*given, act_order=True, **options).integers for place, given in of.items()}
+    return {place: gptq(*given, act_order=True, **options) for place, given in of.items()}
 
 
 def _kernels(decoder: Decoder, number: int, rounded: dict[Place, Integers]) -> Kernels:

@@ -38,7 +38,7 @@ def awq(decoder: Decoder, inputs: Mapping[Place, Inputs], rounding: Rounding) ->
 
     ValueError as `awq_scales`, and as the rounding has it.
     """
-    return _each(decoder, SMOOTHED, lambda place, weight: awq_scales(inputs[place].sample, weight, rounding).scales)
+    return _each(decoder, SMOOTHED, lambda place, weight: awq_scales(inputs[place].sample, weight, rounding))
 
 
 def _each(decoder: Decoder, names: Collection[str], scales_of: Callable[[Place, Tensor], Tensor]) -> Decoder:

@@ -10,7 +10,6 @@ which that is better: rows share no error. For a diagonal H both are the same.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,15 +17,6 @@ from torch import Tensor
 from lessons_lib.quantization.checks import ROW, TENSOR, blocks, check_bits, check_values
 from lessons_lib.quantization.integers import Grid, Integers, fit_grid, quantize, working_dtype
 from lessons_lib.quantization.packing import pack
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The rounded matrix, tr(d H dᵀ), and the damping that was needed."""
-
-    integers: Integers
-    loss: float
-    damp: float
 
 
 def hessian(inputs: Tensor) -> Tensor:
@@ -60,7 +50,7 @@ def gptq(
     damp: float = 0.01,
     act_order: bool = False,
     block: int = 128,
-) -> Outcome:
+) -> Integers:
     """weight (N, K) and H (K, K) -> integers as `quantize` gives them, with other codes. per: "row" or a group size.
 
     damp: share of the mean diagonal added to H's, tenfold again until its Cholesky factor exists. act_order: columns
@@ -78,13 +68,13 @@ def gptq(
     order = h.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(len(h), device=h.device)
     size = w.shape[1] if per == ROW else per
     columns = _Columns(w, size, order.tolist(), lambda group: fit_grid(group, bits, kind), act_order)
-    factor, used = inverse_factor(h[order][:, order], damp)
+    factor, _ = inverse_factor(h[order][:, order], damp)
     block = block if per == ROW else -(-block // size) * size  # no group reaches into the next block
     sweep(w[:, order], factor, block, columns.round)
     found = Integers(weight.shape, weight.dtype, pack(columns.codes, bits), columns.grid())
     nearest = quantize(weight, bits, per, kind)
     losses = [row_losses(weight, of.dequantize(), hessian.to(h)) for of in (found, nearest)]
-    return Outcome(_mixed(found, nearest, losses[1] < losses[0]), float(torch.minimum(*losses).sum()), used)
+    return _mixed(found, nearest, losses[1] < losses[0])
 
 
 def _mixed(found: Integers, nearest: Integers, rows: Tensor) -> Integers:

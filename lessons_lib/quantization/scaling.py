@@ -7,7 +7,6 @@ whose readers (q, k and v; gate and up) then share s: rounding apart, the layer 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,15 +16,6 @@ from lessons_lib.quantization.integers import working_dtype
 from lessons_lib.quantization.quantized import Quantized
 
 POINTS = 20  # of AWQ's grid over alpha in [0, 1)
-
-
-@dataclass(frozen=True)
-class Search:
-    """What AWQ's search found: scales (K,), alpha, and the mean square error of the outputs for each alpha tried."""
-
-    scales: Tensor
-    alpha: float
-    errors: dict[float, float]
 
 
 def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> Tensor:
@@ -44,8 +34,8 @@ def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> T
     return torch.where((largest_x > 0) & (largest_w > 0), scales, 1.0)
 
 
-def awq_scales(inputs: Tensor, weight: Tensor, quantize: Callable[[Tensor], Quantized], points: int = POINTS) -> Search:
-    """Try s = mean|x_c|^alpha for alpha = 0, 1/points, ... and keep the one whose rounded weight serves best.
+def awq_scales(inputs: Tensor, weight: Tensor, quantize: Callable[[Tensor], Quantized], points: int = POINTS) -> Tensor:
+    """Try s = mean|x_c|^alpha for alpha = 0, 1/points, ... -> the s (K,) whose rounded weight serves best.
 
     inputs (n, K) of the matrix (N, K), quantize: what rounds W·diag(s). alpha 0 is rounding to the nearest, so on
     these inputs AWQ is never worse. Raises ValueError for values that are not finite, shapes that do not fit,
@@ -59,11 +49,10 @@ def awq_scales(inputs: Tensor, weight: Tensor, quantize: Callable[[Tensor], Quan
     inputs, weight = (part.detach().to(working_dtype(part.dtype)) for part in (inputs, weight))
     loud = inputs.abs().mean(0)
     loud = torch.where(loud > 0, loud, 1.0)
-    tried = {}
+    tried = []
     for alpha in (i / points for i in range(points)):
         scales = loud**alpha
         scales = scales / (scales.max() * scales.min()).sqrt()  # around 1: a common factor changes nothing but range
         d = quantize(weight * scales).dequantize() / scales - weight
-        tried[alpha] = (float((inputs @ d.T).square().mean()), scales)
-    best = min(tried, key=lambda alpha: tried[alpha][0])
-    return Search(tried[best][1], best, {alpha: error for alpha, (error, _) in tried.items()})
+        tried.append((float((inputs @ d.T).square().mean()), scales))
+    return min(tried, key=lambda pair: pair[0])[1]

@@ -4,6 +4,7 @@ A format costs its bits and, for every group of weights, a scale and perhaps a m
 positions are left out (below 1% of the models here). GB = 1e9.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lessons_lib.measure.data_sheets import PUBLISHED
@@ -57,9 +58,13 @@ def step_bytes(shape: ModelShape, layers: str, head: str | None = None) -> float
     head: as libraries have it, a head of 16 bits, or 32 beside layers of 32. Raises ValueError for names that are
     not in WEIGHT_FORMATS and for groups that do not divide this model's rows.
     """
-    inside, outside = _format(layers), _format(head or _plain(layers))
-    bits = sum(rows * columns * inside.bits_per_weight(columns) for rows, columns in matrices(shape))
-    return (shape.layers * bits + shape.head_weights * outside.bits_per_weight(shape.width)) / 8
+    return bytes_in(shape, _format(layers).bits_per_weight, _format(head or _plain(layers)).bits_per_weight)
+
+
+def bytes_in(shape: ModelShape, layers: Callable[[int], float], head: Callable[[int], float]) -> float:
+    """Bytes of weights that one decode step reads. layers, head: columns of a matrix -> bits a weight."""
+    bits = sum(rows * columns * layers(columns) for rows, columns in matrices(shape))
+    return (shape.layers * bits + shape.head_weights * head(shape.width)) / 8
 
 
 def model_bytes(shape: ModelShape, layers: str, head: str | None = None) -> float:

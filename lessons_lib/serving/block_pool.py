@@ -21,7 +21,7 @@ from lessons_lib.serving.request import Request
 
 
 @dataclass
-class Table:
+class BlockTable:
     """A request's blocks in order, and the hashes (16 bytes each) of those that are full and known to the pool."""
 
     blocks: list[int] = field(default_factory=list)
@@ -38,7 +38,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int = 16, sharing: bool = True):
         check_size(num_blocks, block_size)
         self.num_blocks, self.block_size, self.sharing = num_blocks, block_size, sharing
-        self.tables: dict[Request, Table] = {}
+        self.tables: dict[Request, BlockTable] = {}
         self.references = [0] * num_blocks  # tables that list the block
         self.copies: list[tuple[int, int]] = []
         self._empty = list(reversed(range(num_blocks)))  # unused, without a known content
@@ -56,7 +56,7 @@ class BlockPool:
 
         Never all of them: at least one token must be fed to get a next one.
         """
-        table = self.tables.setdefault(request, Table())
+        table = self.tables.setdefault(request, BlockTable())
         if request.ids is None or not self.sharing:
             return 0
         for key in hash_chain(request.ids[: request.known - 1], self.block_size):
@@ -71,7 +71,7 @@ class BlockPool:
 
         False, and nothing changed, if there are too few, or fewer than `spare` would stay free.
         """
-        table = self.tables.setdefault(request, Table())
+        table = self.tables.setdefault(request, BlockTable())
         written = range(request.computed // self.block_size, len(table.blocks))
         shared = [i for i in written if self.references[table.blocks[i]] > 1]
         missing = blocks_for(tokens, self.block_size) - len(table.blocks)
@@ -113,11 +113,11 @@ class BlockPool:
         as `store`.
         """
         table = self.tables[request]
-        self.tables[child] = Table([self._share(block) for block in table.blocks], list(table.hashes))
+        self.tables[child] = BlockTable([self._share(block) for block in table.blocks], list(table.hashes))
 
     def release(self, request: Request) -> None:
         """Take back all blocks of the request, if it has any; the end of its text is forgotten first."""
-        for block in reversed(self.tables.pop(request, Table()).blocks):
+        for block in reversed(self.tables.pop(request, BlockTable()).blocks):
             self._drop(block)
 
     def clear(self) -> None:
@@ -147,7 +147,7 @@ class BlockPool:
         elif self.references[block] == 0:
             self._empty.append(block)
 
-    def _replace(self, table: Table, i: int, copied: bool) -> None:
+    def _replace(self, table: BlockTable, i: int, copied: bool) -> None:
         """Another block in place of one that others see, with the same content if some of it is kept."""
         old, table.blocks[i] = table.blocks[i], self._take()
         self._drop(old)

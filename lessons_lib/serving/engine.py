@@ -48,20 +48,20 @@ class Engine:
     """Runs requests on a model of the Llama family, in the order and company that the scheduler decides.
 
     model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size. The scheduler's pool must be a
-    BlockPool, no block of it in use, else ValueError. compiled: the step of all decoding rows is compiled at its first
-    use, for the scheduler's slots. TypeError and ValueError for a model as `paged` has them.
+    BlockPool, no block of it in use, else ValueError; where the step shall be compiled, `paged` makes the target.
+    TypeError and ValueError for a model as `paged` has them.
 
     A request keeps ids of its own beside its row's, since the scheduler and the simulator know no torch and no rows.
     """
 
-    def __init__(self, model, scheduler: Scheduler, compiled: bool = False):
+    def __init__(self, model, scheduler: Scheduler):
         pool = scheduler.pool
         if not isinstance(pool, BlockPool):
             raise ValueError(
                 f"the engine keeps real blocks, {type(pool).__name__} has none; give Scheduler a BlockPool"
             )
         pool.clear()  # what a simulator or another engine left there is not in this memory
-        self.target = paged(model, pool, scheduler.slots if compiled else None)
+        self.target = paged(model, pool)
         self.scheduler, self.pool, self.start = scheduler, pool, time.perf_counter()
         self.jobs: dict[Request, Job] = {}
 
@@ -81,7 +81,7 @@ class Engine:
     ) -> Request:
         """A request for `serve`, arriving at `arrival` seconds; the other arguments, and errors, as `generate`.
 
-        A proposer finds room for its guesses in the scheduler's `lookahead`; what does not fit is not guessed. Give
+        A proposer finds room for its guesses in the scheduler's `guesses`; what does not fit is not guessed. Give
         each request its own proposer and generator. A failing on_tokens cancels its request alone. ValueError also for
         an arrival before 0 and an id that is taken; without one it gets a number.
         """

@@ -17,9 +17,9 @@ def check_settings(scheduler: Scheduler) -> None:
         raise ValueError(f"A scheduler needs at least one slot, not {scheduler.slots}.")
     if scheduler.reserve not in ("none", "max", "oracle"):
         raise ValueError(f"reserve is 'none', 'max' or 'oracle', not {scheduler.reserve!r}.")
-    if scheduler.lookahead < 0 or not 0 <= scheduler.watermark < 1:
-        raise ValueError("lookahead is at least 0 and watermark a part of the pool from 0 to below 1.")
-    budget, decoding = scheduler.token_budget, scheduler.slots * (1 + scheduler.lookahead)
+    if scheduler.guesses < 0 or not 0 <= scheduler.watermark < 1:
+        raise ValueError("guesses is at least 0 and watermark a part of the pool from 0 to below 1.")
+    budget, decoding = scheduler.token_budget, scheduler.slots * (1 + scheduler.guesses)
     if budget is not None and budget < decoding:
         raise ValueError(f"token_budget must cover {decoding} tokens, one step of all slots, not {budget}.")
     if scheduler.chunked and (budget is None or not scheduler.mixed):
@@ -30,7 +30,7 @@ def impossible(scheduler: Scheduler, request: Request) -> str | None:
     """Why a request could never run to its end, or None."""
     pool, budget = scheduler.pool, scheduler.token_budget
     longest = cached_tokens(request.prompt_length, request.max_tokens)
-    need, room = longest + scheduler.lookahead, pool.num_blocks * pool.block_size
+    need, room = longest + scheduler.guesses, pool.num_blocks * pool.block_size
     if need > room:
         return f"prompt and output need {need} cached tokens, the pool has room for {room}."
     at_once = longest if scheduler.reserve == "none" else request.prompt_length  # a preempted one is fed anew

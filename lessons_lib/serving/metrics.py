@@ -48,8 +48,7 @@ class Usage:
     occupancy: part of the slots that worked, over iterations, whatever each takes; wasted_slots: the others, counted,
     of which idle_slots were held by finished requests. Over the time of the iterations: kv_blocks, the part of the
     blocks in use; kv_tokens, tokens cached over the room in those blocks (1 less internal fragmentation; above 1 if
-    prefixes are shared); queue, requests waiting. in_system: mean number of requests waiting or running.
-    reused_tokens: prompt tokens found in the prefix cache.
+    prefixes are shared). reused_tokens: prompt tokens found in the prefix cache.
     """
 
     iterations: int
@@ -58,8 +57,6 @@ class Usage:
     idle_slots: int
     kv_blocks: float
     kv_tokens: float
-    in_system: float
-    queue: float
     preemptions: int
     reused_tokens: int
 
@@ -95,7 +92,6 @@ def usage(log: Log) -> Usage:
         idle_slots=sum(len(i.idle) for i in steps),
         kv_blocks=blocks / log.num_blocks if log.num_blocks else math.nan,
         kv_tokens=over_time(steps, [i.cached_tokens for i in steps]) / (blocks * log.block_size or math.nan),
-        in_system=in_system(log.requests), queue=over_time(steps, [i.waiting for i in steps]),
         preemptions=sum(len(i.preempted) for i in steps), reused_tokens=sum(r.reused for r in log.requests),
     )  # fmt: skip
 
@@ -130,18 +126,3 @@ def over_time(steps: Sequence[Iteration], values: Sequence[float]) -> float:
     durations = [i.end - i.start for i in steps]
     total = sum(durations)
     return sum(d * v for d, v in zip(durations, values, strict=True)) / total if total else math.nan
-
-
-def in_system(requests: Sequence[Request]) -> float:
-    """Mean number of requests in the system between the first arrival and the last departure; NaN for none.
-
-    Counted by walking through arrivals and departures, so that Little's law can be checked against it.
-    """
-    inside = [r for r in requests if r.finished is not None]
-    events = sorted([(r.arrival, 1) for r in inside] + [(r.finished, -1) for r in inside])
-    area, count = 0.0, 0
-    for (time, change), (following, _) in zip(events, events[1:], strict=False):
-        count += change
-        area += count * (following - time)
-    span = events[-1][0] - events[0][0] if events else 0.0
-    return area / span if span else math.nan

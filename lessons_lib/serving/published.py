@@ -38,7 +38,7 @@ TOKENS_PER_SECOND = {NAIVE: 81, BATCH_MAX: 4 * 81, RESERVED: 8 * 81, PAGED: 23 *
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """One system at one M. Throughputs in tokens/s, prompt tokens counted; published is None where none is quotable.
 
     gain: simulated over the naive static of this M; concurrency: mean requests a forward.
@@ -79,12 +79,12 @@ def device(overhead: float = 0.0) -> Cost:
     return analytic(SHAPES["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
 
 
-def table(requests: int = 1000, seed: int = 0) -> list[Row]:
+def table(requests: int = 1000, seed: int = 0) -> list[StudyRow]:
     """Every system at every M, simulated, beside what the study says; ValueError for no requests."""
     return [row for longest in STATIC_SLOTS for row in _rows(longest, requests, seed)]
 
 
-def _rows(longest: int, requests: int, seed: int) -> list[Row]:
+def _rows(longest: int, requests: int, seed: int) -> list[StudyRow]:
     made = workload(longest, requests, seed)
     logs = {name: simulate(made, scheduler, device()) for name, scheduler in systems(longest, made).items()}
     speeds = {name: total_throughput(log) for name, log in logs.items()}
@@ -94,7 +94,7 @@ def _rows(longest: int, requests: int, seed: int) -> list[Row]:
         known = TOKENS_PER_SECOND.get(name) if longest == 1536 else None
         mean = sum(len(i.shares) for i in log.iterations) / len(log.iterations)
         ratio = known and known / TOKENS_PER_SECOND[NAIVE]
-        rows.append(Row(longest, name, speeds[name], speeds[name] / naive, mean, known, ratio))
+        rows.append(StudyRow(longest, name, speeds[name], speeds[name] / naive, mean, known, ratio))
     return rows
 
 

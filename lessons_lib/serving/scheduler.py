@@ -35,7 +35,7 @@ class Scheduler:
     chunked: a prompt may be fed in parts, so that decoding rows never wait for a long one. mixed: prompts and
     decoding rows share a forward; if not, prompts go first and alone. reserve: blocks taken at admission, "none" (for
     the prompt; more as it grows, preempting others if need be), "max" (for max_tokens) or "oracle" (for the true
-    length). watermark: part of the pool that admission leaves free. lookahead: tokens that a decoding row may feed
+    length). watermark: part of the pool that admission leaves free. guesses: tokens that a decoding row may feed
     beyond its one, for guesses. ValueError for settings that cannot work.
     """
 
@@ -47,7 +47,7 @@ class Scheduler:
     mixed: bool = True
     reserve: str = "none"
     watermark: float = 0.01
-    lookahead: int = 0
+    guesses: int = 0
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -106,7 +106,7 @@ class Scheduler:
             request.commit(fed, tokens, now)
             if request.ids is not None:
                 self.pool.store(request)
-            if self.lookahead:  # room that rejected guesses took
+            if self.guesses:  # room that rejected guesses took
                 self.pool.truncate(request, self._reserved(request, 1))
             if request.done:
                 ended.append(request)
@@ -184,7 +184,7 @@ class Scheduler:
 
     def _tokens(self, request: Request, left: float) -> int:
         """Tokens the request feeds in this forward, with `left` of the budget; 0 if none."""
-        lacking = request.lacking if request.prefilling else 1 + self.lookahead
+        lacking = request.lacking if request.prefilling else 1 + self.guesses
         return int(min(lacking, left)) if self.chunked or lacking <= left else 0
 
     def _budget(self, plan: Plan) -> float:

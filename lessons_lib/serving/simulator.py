@@ -18,7 +18,7 @@ NONE, ANY = (), (0,)  # nothing, and a token whose id nobody asked for
 class Simulator:
     """A backend whose clock advances by what the cost model says of each forward.
 
-    accepted(request, guesses): how many of the tokens fed beyond the first are right (Scheduler.lookahead); None: none.
+    accepted(request, guesses): how many of the tokens fed beyond the first are right (Scheduler.guesses); None: none.
     padded: finished requests that a static batch holds cost a row each, as where sequences are padded to a rectangle;
     an engine that packs its rows only wastes their slots.
     """

@@ -19,6 +19,7 @@ from lessons_lib.serving.lengths import Exponential, Lengths, Uniform
 from lessons_lib.serving.request import Request
 
 COUNTS, LISTS = ("prompt_length", "output_length", "max_tokens"), ("ids", "reply")
+CHAT_IDS = 1000  # the vocabulary of scripted chats
 NAMES = ("id", "arrival", *COUNTS, *LISTS, "priority")  # of a trace file
 
 
@@ -69,22 +70,20 @@ class Conversations:
     answers: Lengths = field(default_factory=lambda: Exponential(48, 192))
     arrivals: Arrivals = field(default_factory=AtOnce)
     pause: float = 10.0
-    vocab_size: int = 1000
     seed: int = 0
 
     def requests(self) -> list[Request]:
-        """All turns of all chats; ids are "chat.turn". ValueError for a vocabulary without ids, and a negative pause
-        that leads before the start."""
+        """All turns of all chats; ids are "chat.turn". ValueError for a negative pause that leads before the start."""
         rng = Random(f"chats {self.seed}")
         times = self.arrivals.times(self.count, Random(f"arrivals {self.seed}"))
-        system = random_ids(self.system, self.vocab_size, rng)
+        system = random_ids(self.system, CHAT_IDS, rng)
         return [turn for chat, time in enumerate(times) for turn in self._chat(chat, time, system, rng)]
 
     def _chat(self, chat: int, time: float, history: list[int], rng: Random) -> list[Request]:
         made = []
         for turn in range(self.turns):
-            prompt = history + random_ids(self.questions.draw(rng), self.vocab_size, rng)
-            reply = random_ids(self.answers.draw(rng), self.vocab_size, rng)
+            prompt = history + random_ids(self.questions.draw(rng), CHAT_IDS, rng)
+            reply = random_ids(self.answers.draw(rng), CHAT_IDS, rng)
             arrival = time + turn * self.pause
             made.append(Request(f"{chat}.{turn}", arrival, 0, len(reply), ids=list(prompt), reply=reply))
             history = prompt + reply

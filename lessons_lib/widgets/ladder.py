@@ -43,11 +43,11 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
     """
     first, plain = next(iter(parts.engines)), parts.traces(who, kind, 0)
     chosen = parts.engines[engine]
-    rungs = [Rung(first, None, "", parts.engines[first])]
-    rungs += [Rung(engine, first, "", chosen)] * (engine != first)
+    rungs = [Rung(first, None, parts.engines[first])]
+    rungs += [Rung(engine, first, chosen)] * (engine != first)
     found = [{"rung": rung.name, "below": rung.below, "speed": rung.speed(plain)} for rung in rungs]
     if gamma:
-        guessing = Rung(f"{engine} + {who}", engine, "", replace(chosen, guess=parts.guess[who]))
+        guessing = Rung(f"{engine} + {who}", engine, replace(chosen, guess=parts.guess[who]))
         expected = guessing.speed(parts.traces(who, kind, gamma))
         found.append({"rung": guessing.name, "below": engine, "speed": expected})
     return found

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lessons_lib.figures.quantization import plot_rounding
-from lessons_lib.measure.kernels import matrices
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.quantization.errors import bits_of, relative_error, round_trip
+from lessons_lib.quantization.sizes import bytes_in
 from lessons_lib.widgets.controls import Slider, show
 
 FORMATS = ("minimum", "absmax", "nf4", "fp8")
@@ -65,8 +65,7 @@ def moved(shape: ModelShape, name: str) -> float:
 
     ValueError for a name that is no format, or whose groups do not divide the rows of a matrix.
     """
-    inside = sum(rows * columns * bits_of(name, columns) for rows, columns in matrices(shape))
-    return (shape.layers * inside + shape.head_weights * bits_of(HEAD, shape.width)) / 8
+    return bytes_in(shape, partial(bits_of, name), partial(bits_of, HEAD))
 
 
 def headline(subject: Subject, format: str, bits: int, group: int | str) -> str:

@@ -12,6 +12,8 @@ import torch
 from support.drafts import perturbed
 from support.heads import heads_of
 
+from lessons_lib import data
+from lessons_lib.data import Question
 from lessons_lib.models import LanguageModel, tiny
 
 TOKENS = 12
@@ -49,6 +51,12 @@ def offline(monkeypatch, tmp_path) -> tuple[LanguageModel, LanguageModel]:
     monkeypatch.setattr(asking, "TOKENS", TOKENS)
     monkeypatch.setattr(by_question, "KEPT", tmp_path / "build" / "kept")
     return of, LanguageModel(perturbed(network, 0.03), letters, "tiny-draft", "cpu", torch.float64)
+
+
+def asks(monkeypatch, kinds, words: str = "ab ab.") -> None:
+    """The benches' own questions are one of each of these kinds, in turn; those of a file are read."""
+    own = [Question(i, kind, (f"{kind} {i}: {words}",)) for i, kind in enumerate(kinds, 1)]
+    monkeypatch.setattr(asking, "questions", lambda path=None: data.questions(path) if path else own)
 
 
 def another_file(monkeypatch, tmp_path) -> Path:

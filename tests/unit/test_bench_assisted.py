@@ -4,11 +4,10 @@ import json
 
 import asking
 import pytest
-from support.benches import TOKENS, another_file, offline
+from support.benches import TOKENS, another_file, asks, offline
 
 from lessons_lib import DraftModel, generate
 from lessons_lib.data import Question
-from lessons_lib.data import questions as read
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
 from lessons_lib.decoding.trace import tokens_per_forward
@@ -29,8 +28,7 @@ def assisted(monkeypatch, tmp_path):
     monkeypatch.setattr(assisted, "drafting", lambda: drafting)
     assisted.cost_of_draft.cache_clear()
     assisted.settings.cache_clear()
-    own = [Question(i, kind, (f"{kind} {i}: ab ab.",)) for i, kind in enumerate(assisted.KINDS * 4, 1)]
-    monkeypatch.setattr(asking, "questions", lambda path=None: read(path) if path else own)
+    asks(monkeypatch, assisted.KINDS * 4)
     return assisted
 
 

@@ -86,7 +86,7 @@ def test_what_is_timed_beside_the_forward_is_a_steps_own_choice():
 
 def test_the_widths_and_shares_of_a_real_target_are_measured():
     found = fitting.fitted(asking.model().target(), 3)
-    assert set(found.v) == set(found.c) == set(WIDTHS) and found.v[1] == 1 and found.c[1] == 0
+    assert set(found.v) == set(found.heads_share) == set(WIDTHS) and found.v[1] == 1 and found.heads_share[1] == 0
     assert len(found.tree.choices) in (2, 60)
 
 

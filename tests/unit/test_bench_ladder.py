@@ -12,10 +12,9 @@ import rungs
 import torch
 from fitting import Fitted
 from registry import NotMeasured, Run
-from support.benches import TOKENS, with_heads
+from support.benches import TOKENS, asks, with_heads
 from support.drafts import perturbed
 
-from lessons_lib.data import Question
 from lessons_lib.decoding.trees import regular
 from lessons_lib.measure.hardware import Hardware
 from lessons_lib.measure.timeline import Timeline
@@ -66,8 +65,7 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(pricing, "around", lambda repeats: (0.001, 0.002))
     monkeypatch.setattr(rungs, "text", lambda: "the lamp burns all night; " * 20)
     monkeypatch.setattr(rungs, "static_and_compiled", lambda capacity: {})
-    own = [Question(i, kind, (f"{kind} {i}: ab ab.",)) for i, kind in enumerate(("writing", *ladder.GROUNDED) * 6, 1)]
-    monkeypatch.setattr(asking, "questions", lambda path=None: own)
+    asks(monkeypatch, ("writing", *ladder.GROUNDED) * 6)
     draft = LanguageModel(perturbed(model.network, 0.03), model.tokenizer, "tiny-draft", "cpu", torch.float64)
     drafting = draft.target()
     monkeypatch.setattr(rungs, "small", lambda: drafting)

@@ -8,11 +8,9 @@ import medusa
 import pytest
 from fitting import Fitted
 from registry import NotMeasured, Run
-from support.benches import ACCURACIES, TOKENS, another_file, offline, with_heads
+from support.benches import ACCURACIES, TOKENS, another_file, asks, offline, with_heads
 
 from lessons_lib import Medusa, generate
-from lessons_lib.data import Question
-from lessons_lib.data import questions as read
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.tree_search import expected_tokens
 from lessons_lib.decoding.trees import regular
@@ -28,8 +26,7 @@ def bench(monkeypatch, tmp_path):
     with_heads(monkeypatch, tmp_path)
     monkeypatch.setattr(fitting, "costs_of", lambda target, widths, *given: {width: COSTS[width] for width in widths})
     monkeypatch.setattr(fitting, "shares", lambda target, widths, repeats: {width: 0.01 for width in widths})
-    own = [Question(i, kind, (f"{kind} {i}: ab ab.",)) for i, kind in enumerate(medusa.KINDS * 3, 1)]
-    monkeypatch.setattr(asking, "questions", lambda path=None: read(path) if path else own)
+    asks(monkeypatch, medusa.KINDS * 3)
     medusa.rows.cache_clear()
     return medusa
 
@@ -50,7 +47,7 @@ def test_all_claims_come_of_one_measurement_eager_compiled_and_in_8_bits(bench, 
     assert faster.facts["parted"] == {"medusa": 0, "medusa compiled": 0}
     assert faster.facts["largest_shortfall"] < 1e-9  # float64 is exact
     assert faster.facts["compiled"]["value"] > 0
-    assert set(faster.facts["v"]) == set(faster.facts["c"]) == {"eager", "compiled"}
+    assert set(faster.facts["v"]) == set(faster.facts["heads_share"]) == {"eager", "compiled"}
     assert faster.note.startswith("eager 60 nodes, compiled 60 nodes; weights in 8 bits, one question a kind: ")
     assert faster.facts["int8"][0] > 0
     assert {name for row in faster.facts["int8_questions"] for name in row if name in names} == {"plain", "medusa"}

@@ -6,11 +6,10 @@ import asking
 import pytest
 import speculation
 from registry import CLAIMS, Run
-from support.benches import TOKENS, TURNS, another_file, offline
+from support.benches import TOKENS, TURNS, another_file, asks, offline
 
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
-from lessons_lib.data import questions as read
 from lessons_lib.decoding.generate import encode
 
 
@@ -28,9 +27,7 @@ WINDOWED = ("plain", "lookahead", "plain compiled", "lookahead compiled")
 
 def ask(monkeypatch, *categories) -> None:
     """Two questions, of these categories in turn."""
-    kinds = (*categories, *categories)[:2]
-    own = [Question(i, kind, (f"Repeat {i}: ab ab ab ab.",)) for i, kind in enumerate(kinds, 1)]
-    monkeypatch.setattr(asking, "questions", lambda path=None: read(path) if path else own)
+    asks(monkeypatch, (*categories, *categories)[:2], "ab ab ab ab.")
 
 
 THEIRS = ("theirs", "ours", "loop", "ours compiled", "plain theirs", "plain compiled")

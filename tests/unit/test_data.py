@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from lessons_lib.course.bootstrap import ROOT
-from lessons_lib.data import HELD_OUT, TEXTS, Question, questions, text
+from lessons_lib.data import HELD_OUT, TEXTS, Question, question, questions, text
 from lessons_lib.training.prompts import own
 
 LINE = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."], "reference": ["", ""]}
@@ -22,6 +22,12 @@ def test_our_own_questions_are_many_of_every_category_and_some_have_several_turn
     several = {question.category for question in ours if len(question.turns) > 1}
     assert several == {"chat"} and sum(len(question.turns) > 1 for question in ours) >= 4
     assert len({question.turns for question in ours}) == len(ours)
+
+
+def test_a_question_is_found_by_its_number():
+    assert question(202).question_id == 202
+    with pytest.raises(ValueError, match="there is no question 7000"):
+        question(7000)
 
 
 def test_held_out_prompts_are_of_every_kind_that_is_measured_and_each_source_is_in_the_notice():

@@ -29,7 +29,7 @@ def gains(attempt):
         ({"a": 10.0, "b": 20.0, "c": 5.0}, {"a": None, "b": "a", "c": "a"}),
         ({"c": 30.0, "a": 10.0, "b": 60.0}, {"c": None, "a": "c", "b": "c"}),
     ]:
-        rungs = [Rung(name, of, "", Price(1, 0, 1)) for name, of in below.items()]
+        rungs = [Rung(name, of, Price(1, 0, 1)) for name, of in below.items()]
         expect(attempt, speeds, below, equals=step_gains(rungs, speeds))
 
 
@@ -40,7 +40,7 @@ def with_guesses(attempt):
     price = Price(weights=1.0, entry=0.0, rate=100.0, v=curve)
     for rows, committed, around in [([1, 1], [1, 1], 0.0), ([3, 5, 1], [3, 1, 1], 0.0), ([5, 5], [5, 4], 0.005)]:
         trace = [Step(0, w, committed=n) for w, n in zip(rows, committed, strict=True)]
-        rung = Rung("guessing", None, "", replace(price, around=around))
+        rung = Rung("guessing", None, replace(price, around=around))
         expect(attempt, rows, committed, 0.01, curve, around, equals=rung.speed([trace]))
 
 

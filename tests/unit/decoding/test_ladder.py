@@ -13,9 +13,9 @@ GUESSED = [PREFILL, Step(11, 3, 2, committed=3, draft_calls=2), Step(14, 1, comm
 
 
 def rungs() -> list[Rung]:
-    slow = Rung("slow", None, "", PLAIN)
-    halved = Rung("halved", "slow", "half the bytes", replace(PLAIN, weights=400), rounded=True)
-    return [slow, halved, Rung("fast", "halved", "guesses", PLAIN), Rung("aside", "slow", "", PLAIN)]
+    slow = Rung("slow", None, PLAIN)
+    halved = Rung("halved", "slow", replace(PLAIN, weights=400))
+    return [slow, halved, Rung("fast", "halved", PLAIN), Rung("aside", "slow", PLAIN)]
 
 
 def test_a_step_reads_weights_and_the_cached_entries_or_all_slots():

@@ -5,7 +5,7 @@ import torch
 from support.targets import targets
 
 from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.probing import Parting, agreed, logits_along, parting, repeatable_step, shortfall, width_curve
+from lessons_lib.decoding.probing import Parting, agreed, logits_along, parting, repeatable_step, shortfall, width_times
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import tiny
 
@@ -36,7 +36,7 @@ def test_the_width_curve_times_every_width_in_turn(target):
     target, fed = target(tiny()), []
     run = target.run
     target.run = lambda blocks: fed.append(len(blocks[0].tokens)) or run(blocks)
-    curve = width_curve(target, PROMPT, (1, 4), "cpu", repeats=3)
+    curve = width_times(target, PROMPT, (1, 4), "cpu", repeats=3)
     assert fed[:2] == [5, 5] and fed[-6:] == [1, 4] * 3
     assert {width: len(samples.times) for width, samples in curve.items()} == {1: 3, 4: 3}
 

@@ -60,4 +60,4 @@ def test_the_size_is_where_tokens_over_cost_is_highest():
 
 def test_where_width_or_heads_cost_too_much_plain_decoding_stays():
     assert best_size(BY_HAND, v=lambda width: float(width)) == 0
-    assert best_size(BY_HAND, c=0.5) > 0 == best_size(BY_HAND, c=2.0)
+    assert best_size(BY_HAND, heads_share=0.5) > 0 == best_size(BY_HAND, heads_share=2.0)

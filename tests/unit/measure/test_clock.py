@@ -70,13 +70,14 @@ def test_syncing_a_cpu_does_nothing():
 )
 def test_warm_up_ends_when_two_runs_agree(world, durations, warm):
     samples = timed(world.work(*durations), repeats=2)
-    assert len(samples.warmup) == warm and samples.warmup[0] == durations[0]
     assert len(samples.times) == 2 and world.runs == warm + 2
 
 
 def test_a_given_number_of_warm_up_runs_is_kept(world):
-    assert len(timed(world.work(1.0), warmup=0).warmup) == 0
-    assert len(timed(world.work(1.0), warmup=5).warmup) == 5
+    for warm in (0, 5):
+        before = world.runs
+        timed(world.work(1.0), repeats=2, warmup=warm)
+        assert world.runs == before + warm + 2
 
 
 @pytest.mark.parametrize("was_on", [True, False])
@@ -168,7 +169,7 @@ def test_several_functions_are_timed_in_turn_and_keep_their_keys(monkeypatch):
     found = clock.in_turn(fns, repeats=3, warmup=1)
     assert order == ["a", ("b", 2)] * 4
     assert {key: len(samples.times) for key, samples in found.items()} == {"a": 3, ("b", 2): 3}
-    assert found["a"].times == (1, 1, 1) and found["a"].warmup == (1,)
+    assert found["a"].times == (1, 1, 1)
 
 
 def test_what_was_timed_is_kept():

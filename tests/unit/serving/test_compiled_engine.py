@@ -10,7 +10,7 @@ from lessons_lib.models import tiny
 from lessons_lib.serving import compiled
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.compiled import CompiledPagedTarget, attend_pages
-from lessons_lib.serving.engine import Engine
+from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.target import PagedTarget, attend_rows
 
@@ -43,7 +43,7 @@ def calls(target, monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("setting", [
-    dict(), dict(slots=1), dict(slots=8), dict(lookahead=4), dict(mixed=False), dict(token_budget=7, chunked=True),
+    dict(), dict(slots=1), dict(slots=8), dict(guesses=4), dict(mixed=False), dict(token_budget=7, chunked=True),
 ], ids=str)  # fmt: skip
 def test_every_request_is_answered_as_if_it_ran_alone_and_nothing_compiles_again(target, setting, monkeypatch):
     spoil(target)
@@ -68,9 +68,11 @@ def test_preempted_requests_are_answered_as_if_they_ran_alone(target):
     assert sum(request.preemptions for request in requests) > 0
 
 
-def test_an_engine_is_compiled_for_its_schedulers_slots():
-    assert isinstance(Engine(TARGET, scheduler(slots=5), compiled=True).target, CompiledPagedTarget)
-    assert Engine(TARGET, scheduler(slots=5), compiled=True).target.slots == 5
+def test_an_engine_is_compiled_where_its_target_is():
+    made = scheduler(slots=5)
+    compiled = paged(TARGET, made.pool, made.slots)
+    assert isinstance(compiled, CompiledPagedTarget) and compiled.slots == 5
+    assert Engine(compiled, made).target is compiled
     assert type(Engine(TARGET, scheduler()).target) is PagedTarget
 
 

@@ -32,7 +32,7 @@ class Checked(Simulator):
         slots = [request.slot for request, _ in rows] + [request.slot for request in plan.idle]
         assert len(set(slots)) == len(slots) <= scheduler.slots and set(slots) <= set(range(scheduler.slots))
         assert len({request for request, _ in rows}) == len(rows)
-        assert all(1 <= n <= request.lacking + scheduler.lookahead for request, n in rows)
+        assert all(1 <= n <= request.lacking + scheduler.guesses for request, n in rows)
         assert scheduler.token_budget is None or sum(n for _, n in rows) <= scheduler.token_budget
         self.check_blocks(rows)
         for request, n in rows:
@@ -65,15 +65,15 @@ def cases(draw):
         arrival = float(draw(st.integers(0, 6)))
         limit = draw(st.sampled_from([None, 8]))
         requests.append(Request(i, arrival, prompt, output, limit, [k % 3 for k in range(prompt)] if ids else None))
-    slots, lookahead = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 2]))
-    blocks = draw(st.integers(-(-(LONGEST + lookahead) // BLOCK), 20))
+    slots, guesses = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 2]))
+    blocks = draw(st.integers(-(-(LONGEST + guesses) // BLOCK), 20))
     pool = BlockPool(blocks, BLOCK) if ids else CountingPool(blocks, BLOCK)
     budget, chunked, mixed = draw(st.sampled_from([
         (None, False, True), (None, False, False), (LONGEST, False, True), (12, True, True),
     ]))  # fmt: skip
     reserve, policy = draw(st.sampled_from(["none", "none", "max", "oracle"])), draw(st.sampled_from(POLICIES))()
     watermark = draw(st.sampled_from([0, 0.01, 0.2]))
-    return requests, Scheduler(pool, slots, policy, budget, chunked, mixed, reserve, watermark, lookahead)
+    return requests, Scheduler(pool, slots, policy, budget, chunked, mixed, reserve, watermark, guesses)
 
 
 @examples(300)
@@ -86,7 +86,7 @@ def test_tokens_blocks_and_slots_are_conserved(case, right):
     assert all(len(r.times) == r.emitted == r.output_length for r in log.requests)
     assert sum(s.emitted for i in log.iterations for s in i.shares) == sum(r.output_length for r in log.requests)
     assert scheduler.unfinished == 0 and scheduler.pool.free_blocks == scheduler.pool.num_blocks
-    calm = [r for r in log.requests if not r.preemptions and not scheduler.lookahead]
+    calm = [r for r in log.requests if not r.preemptions and not scheduler.guesses]
     assert all(backend.fed[r] + r.reused == r.prompt_length + r.output_length - 1 for r in calm)
     assert all(i.end > i.start for i in log.iterations)
     assert all(a.end <= b.start for a, b in zip(log.iterations, log.iterations[1:], strict=False))

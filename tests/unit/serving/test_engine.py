@@ -25,21 +25,21 @@ from lessons_lib.serving.simulator import simulate
 @pytest.mark.parametrize("setting", [
     dict(),
     dict(slots=1),
-    dict(slots=8, lookahead=4),
-    dict(slots=3, lookahead=40),
+    dict(slots=8, guesses=4),
+    dict(slots=3, guesses=40),
     dict(policy=ShortestFirst()),
     dict(policy=Static()),
     dict(policy=Dynamic(window=0.001)),
     dict(mixed=False),
     dict(reserve="max"),
     dict(token_budget=7, chunked=True),
-    dict(token_budget=30, chunked=True, lookahead=4),
+    dict(token_budget=30, chunked=True, guesses=4),
 ], ids=lambda setting: str(setting).split(" object at")[0])  # fmt: skip
 def test_every_request_is_answered_as_if_it_ran_alone(setting):
     together(Scheduler(BlockPool(80, 4), **{"slots": 4} | setting))
 
 
-@pytest.mark.parametrize("setting", [dict(), dict(token_budget=8, chunked=True), dict(lookahead=4)], ids=str)
+@pytest.mark.parametrize("setting", [dict(), dict(token_budget=8, chunked=True), dict(guesses=4)], ids=str)
 @pytest.mark.parametrize("sharing", [False, True])
 def test_preempted_requests_are_answered_as_if_they_ran_alone(setting, sharing):
     requests, log = together(Scheduler(BlockPool(11, 3, sharing=sharing), slots=4, watermark=0.0, **setting))
@@ -87,13 +87,13 @@ def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
     ]))  # fmt: skip
     least = -(-(36 + 2) // size)  # the longest prompt and output, and two guesses
     pool = BlockPool(least + data.draw(st.integers(0, 20), "more blocks"), size, data.draw(st.booleans(), "sharing"))
-    lookahead = data.draw(st.integers(0, 2), "lookahead")
+    guesses = data.draw(st.integers(0, 2), "guesses")
     ids = st.lists(st.sampled_from([3, 7]), min_size=1, max_size=20)
     prompts = data.draw(st.lists(ids, min_size=1, max_size=6), "prompts")
     lengths = [data.draw(st.integers(1, 17)) for _ in prompts]
     kinds = data.draw(st.permutations(KINDS))
     slots = data.draw(st.integers(1, 4), "slots")
-    together(Scheduler(pool, slots=slots, lookahead=lookahead, **setting), kinds, prompts, lengths, (0.0, 0.001))
+    together(Scheduler(pool, slots=slots, guesses=guesses, **setting), kinds, prompts, lengths, (0.0, 0.001))
 
 
 def test_the_schedule_is_the_simulators_step_for_step():
@@ -111,12 +111,12 @@ def test_the_schedule_is_the_simulators_step_for_step():
 
 def test_guesses_save_forwards_where_lookahead_leaves_room_for_them():
     steps = {}
-    for lookahead in (0, 2, 40):
-        _, log = together(Scheduler(BlockPool(80, 4), slots=4, lookahead=lookahead), kinds=["tree"])
-        steps[lookahead] = len(log.iterations)
-        assert all(share.fed <= 1 + lookahead for step in log.iterations for share in step.shares if not share.prefill)
+    for guesses in (0, 2, 40):
+        _, log = together(Scheduler(BlockPool(80, 4), slots=4, guesses=guesses), kinds=["tree"])
+        steps[guesses] = len(log.iterations)
+        assert all(share.fed <= 1 + guesses for step in log.iterations for share in step.shares if not share.prefill)
     assert steps[40] < steps[2] == steps[0]  # the tree does not fit two tokens, and goes as a whole
-    _, log = together(Scheduler(BlockPool(80, 4), slots=4, lookahead=2), kinds=["lookup"], prompts=[PREFIX] * 4)
+    _, log = together(Scheduler(BlockPool(80, 4), slots=4, guesses=2), kinds=["lookup"], prompts=[PREFIX] * 4)
     assert max(share.fed for step in log.iterations for share in step.shares if not share.prefill) == 3
 
 
@@ -202,7 +202,7 @@ def test_forked_rows_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):
 
 def test_rejected_guesses_leave_no_blocks_behind():
     """After each forward the request owns what its text needs, and no longer the room of 40 guesses."""
-    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(80, 4), lookahead=40))
+    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(80, 4), guesses=40))
     scheduler.add(one := engine.request(PREFIX, **asked("tree", PREFIX, 9)))
     owned = []
     while scheduler.unfinished:

@@ -6,7 +6,7 @@ from support.targets import decoder_target
 
 from lessons_lib.models import tiny
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.engine import Engine
+from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
@@ -35,7 +35,7 @@ class Reader:
 
 
 def test_tokens_are_streamed_as_they_are_committed():
-    engine = Engine(TARGET, Scheduler(BlockPool(60, 4), slots=3, lookahead=30))
+    engine = Engine(TARGET, Scheduler(BlockPool(60, 4), slots=3, guesses=30))
     readers = [Reader() for _ in PROMPTS]
     requests = [
         engine.request(prompt, on_tokens=reader, **asked("tree", prompt, length))
@@ -102,10 +102,7 @@ def test_a_workloads_answers_are_as_long_as_it_says_whatever_ends_a_text():
     (lambda: Scheduler(BlockPool(4), slots=0), "at least one slot"),
     (lambda: Engine(TARGET, Scheduler(CountingPool(4))), "give Scheduler a BlockPool"),
     (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(5))), "make them equal"),
-    (
-        lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(4)), True),
-        "^this PagedTarget is eager",
-    ),
+    (lambda: paged(paged(TARGET, BlockPool(4)), BlockPool(4), slots=3), "^this PagedTarget is eager"),
     (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([]), "the prompt is empty"),
     (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([5], max_new_tokens=0), "at least 1"),
 ])  # fmt: skip

@@ -46,7 +46,7 @@ def test_a_preempted_request_comes_before_those_that_arrived_with_it():
 
 def test_a_preempted_request_that_finds_its_text_cached_has_room_for_guesses_at_once():
     pool = BlockPool(6, block_size=2)
-    scheduler, request, other = Scheduler(pool, lookahead=2), Request(0, 0, 4, 5, ids=[1, 2, 3, 4]), Request(1, 0, 8)
+    scheduler, request, other = Scheduler(pool, guesses=2), Request(0, 0, 4, 5, ids=[1, 2, 3, 4]), Request(1, 0, 8)
     scheduler.add(request)
     scheduler.commit(scheduler.schedule(0), [[5]], 1)
     pool.allocate(other, 8)
@@ -87,7 +87,7 @@ def test_an_oracle_knows_that_the_limit_ends_a_text_too():
 @pytest.mark.parametrize("pool", [CountingPool, BlockPool])
 @pytest.mark.parametrize("reserve, kept", [("none", 2), ("max", 4)])
 def test_room_for_rejected_guesses_is_given_back_and_what_was_reserved_is_not(pool, reserve, kept):
-    scheduler = Scheduler(pool(20, 4), 1, reserve=reserve, lookahead=16)
+    scheduler = Scheduler(pool(20, 4), 1, reserve=reserve, guesses=16)
     scheduler.add(Request(0, 0, 4, 12, ids=[1, 2, 3, 4]))
     scheduler.commit(scheduler.schedule(0), [[7]], 1)
     plan = scheduler.schedule(1)

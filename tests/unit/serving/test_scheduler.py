@@ -141,10 +141,10 @@ def test_a_token_budget_holds_whole_prompts_back():
     [
         ({"slots": 0}, "at least one slot"),
         ({"reserve": "some"}, "reserve is 'none'"),
-        ({"lookahead": -1}, "lookahead"),
+        ({"guesses": -1}, "guesses"),
         ({"watermark": 1}, "watermark"),
         ({"slots": 4, "token_budget": 3}, "must cover 4 tokens"),
-        ({"slots": 4, "token_budget": 11, "lookahead": 2}, "must cover 12 tokens"),
+        ({"slots": 4, "token_budget": 11, "guesses": 2}, "must cover 12 tokens"),
         ({"chunked": True}, "needs a token_budget"),
         ({"chunked": True, "token_budget": 64, "mixed": False}, "mixed=True"),
     ],
@@ -159,7 +159,7 @@ def test_a_request_longer_than_the_pool_is_refused_and_the_others_go_on():
     assert [request.state for request in log.requests] == [State.FINISHED, State.REJECTED, State.FINISHED]
     assert "need 41 cached tokens, the pool has room for 40" in log.requests[1].error
     assert run([Request(0, 0, 30, 11)], blocks=10).requests[0].state is State.FINISHED  # 40 fit
-    assert "need 42" in run([Request(0, 0, 30, 11)], blocks=10, lookahead=2).requests[0].error  # guesses need room too
+    assert "need 42" in run([Request(0, 0, 30, 11)], blocks=10, guesses=2).requests[0].error  # guesses need room too
 
 
 def test_a_prompt_over_the_token_budget_is_refused_unless_it_may_be_chunked():

@@ -42,7 +42,7 @@ def test_the_workload_can_be_served_again():
 @pytest.mark.parametrize("right, forwards", [(0, 9), (1, 5), (2, 4), (3, 3)])
 def test_a_forward_may_commit_several_tokens(right, forwards):
     """Nine tokens: the first from the prompt, then 1 + accepted guesses a forward."""
-    scheduler = Scheduler(CountingPool(9), lookahead=3)
+    scheduler = Scheduler(CountingPool(9), guesses=3)
     log = simulate([Request(0, 0, 4, 9)], scheduler, Linear(step=1.0), accepted=lambda request, guesses: right)
     assert len(log.iterations) == forwards and len(log.requests[0].times) == 9
     assert log.iterations[1].shares[0].fed == 4 and not log.iterations[1].shares[0].prefill
@@ -64,7 +64,7 @@ def test_a_log_gives_the_loads_and_seconds_that_a_cost_model_is_fitted_to():
     log = simulate([Request(0, 0, 4, 3)], Scheduler(CountingPool(9)), cost)
     assert steps(log) == [(Load(4, 10, 1, 0, 0), 3.0), (Load(0, 0, 0, 1, 5), 1.0), (Load(0, 0, 0, 1, 6), 1.0)]
     made = [Request(i, i, 7 + i, 4 + i) for i in range(9)]
-    log = simulate(made, Scheduler(CountingPool(9, 8), 3, token_budget=9, chunked=True, lookahead=1), cost)
+    log = simulate(made, Scheduler(CountingPool(9, 8), 3, token_budget=9, chunked=True, guesses=1), cost)
     assert [cost.seconds(work) for work, _ in steps(log)] == pytest.approx([seconds for _, seconds in steps(log)])
 
 
