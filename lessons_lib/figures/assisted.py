@@ -9,7 +9,19 @@ from matplotlib.figure import Figure
 
 from lessons_lib.figures.rows import as_dicts, plot_spread
 from lessons_lib.figures.spans import LINE, STRUCK, UNDERLINED, Producer, Span, draw_spans, spans_of
-from lessons_lib.figures.style import BLUE, COLORS, CYCLE, GREY, PALE, PAPER, WIDTH, axes, axes_in
+from lessons_lib.figures.style import (
+    ABOVE,
+    BLUE,
+    COLORS,
+    CYCLE,
+    FONT_SIZE,
+    GREY,
+    PALE,
+    PAPER,
+    WIDTH,
+    axes,
+    axes_in,
+)
 
 WRITERS = {
     "accepted": Producer(COLORS["accepted"], "drafted and accepted", UNDERLINED),
@@ -32,7 +44,7 @@ def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -
     ax.bar(at, q, 0.72, facecolor="none", edgecolor=COLORS["rejected"], linewidth=1.6, linestyle="--", label="q")
     ax.set_xticks(at, names)
     ax.set(ylabel="probability", ylim=(0, None))
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="full height of a bar: p")
+    ax.legend(title="full height of a bar: p", ncols=2, **ABOVE)
     return ax
 
 
@@ -53,7 +65,7 @@ def plot_draft_length(rows: Iterable[Any], chosen: int | None = None, ax: Axes |
         ax.axvline(chosen, color=COLORS["accepted"], alpha=0.35, linewidth=6)
     ax.axhline(1, linestyle=":", color=COLORS["limit"])
     ax.set(xlabel="tokens drafted per step (gamma)", ylabel="speed [times plain]", ylim=(0, None))
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.legend(ncols=3, **ABOVE)
     return ax
 
 
@@ -71,10 +83,10 @@ def plot_pays(
         speeds, needed = zip(*known, strict=True) if known else ((), ())
         ax.plot(speeds, needed, ("-", "--", ":")[number % 3], color=CYCLE[number], label=label)
     points = sorted(points, key=lambda point: point[2])
-    for (label, c, alpha), height in zip(points, apart([alpha for *_, alpha in points], 0.06), strict=True):
+    for (label, c, alpha), height in zip(points, apart([alpha for *_, alpha in points], 0.07), strict=True):
         ax.plot(1 / c, alpha, "o", color=COLORS["draft"])
         thin = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6}
-        ax.annotate(label, (1 / c, alpha), (1.25 / c, height), arrowprops=thin, fontsize=9, va="center")
+        ax.annotate(label, (1 / c, alpha), (1.25 / c, height), arrowprops=thin, fontsize=FONT_SIZE, va="center")
     ax.axvline(FASTER, linestyle=":", color=COLORS["limit"])
     ax.set_xscale("log")
     ticks = [1, 2, 3, 5, 10, 20, 50, 100]
@@ -114,11 +126,11 @@ def plot_length_and_text(
     writer, for no text and without rows.
     """
     spans = placed(pieces, columns)
-    lines, top = spans[-1][0] + 1, 3.2
+    lines, top = spans[-1][0] + 1, 3.4
     tall = top + LINE * (lines + 2)
     figure = plt.figure(figsize=(WIDTH, tall), facecolor=PAPER)
-    above = axes_in(figure, (0.11, 1 - (top - 0.75) / tall, 0.53, (top - 1.05) / tall))
-    plot_draft_length(rows, gamma, above).set_title(title, fontsize=11)
+    above = axes_in(figure, (0.11, 1 - (top - 0.75) / tall, 0.87, (top - 1.35) / tall))
+    plot_draft_length(rows, gamma, above).set_title(title, fontsize=11, pad=26)  # points: the legend lies between
     below = axes_in(figure, (0.01, 0.01, 0.98, LINE * lines / tall))
     draw_spans(below, spans, columns, WRITERS)
     return figure

@@ -7,18 +7,21 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from lessons_lib.attention.heads import Sight, spans
 from lessons_lib.figures.compare import plot_prediction
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.style import (
+    ABOVE,
     BLUE,
     COLORS,
     CYCLE,
     FONT_SIZE,
     GREY,
     INK,
+    LIFTED,
     ORANGE,
     PAPER,
     SMALL,
@@ -26,6 +29,7 @@ from lessons_lib.figures.style import (
     axes,
     color,
     panels,
+    plain_numbers,
     tint,
 )
 
@@ -35,7 +39,6 @@ TINTS = [PAPER, tint(COLORS["tiled"], 0.35), tint(COLORS["tiled"], 0.8)]
 MOST_RULED = 40  # tiles in a row that still get lines between them
 BOUNDS = ("predicted", "low", "high")  # of a prediction, in rows
 WORKERS = 4  # of each kind, in the pictures of who does what
-ABOVE = dict(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)  # a legend that hides no curve
 
 
 def tile_states(T: int, S: int, block_q: int, block_k: int) -> list[list[int]]:
@@ -59,21 +62,23 @@ def plot_tiles(T: int, S: int, block_q: int, block_k: int, now: tuple[int, int] 
     if max(width, height) <= MOST_RULED:
         ax.hlines(range(height + 1), 0, width, GREY, linewidth=0.6)
         ax.vlines(range(width + 1), 0, height, GREY, linewidth=0.6)
-    if now:
-        _mark(ax, *now)
+    marks = _mark(ax, *now) if now else []
     shown = sorted({state for row in states for state in row}, reverse=True)
     patches = [Patch(facecolor=TINTS[state], edgecolor=GREY, label=STATES[state]) for state in shown]
-    ax.legend(handles=patches, loc="upper right", fontsize=9)
+    ax.legend(handles=[*patches, *marks], loc="upper right", fontsize=SMALL)
     ax.set(xlabel=f"keys, blocks of {block_k}", xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
     ax.set_ylabel(f"queries, blocks of {block_q}", labelpad=8)  # beside the stripe of a marked tile
+    ax.figure.get_layout_engine().set(h_pad=0.1)  # inches: the stripe above it, too, lies half outside
     return ax
 
 
-def _mark(ax: Axes, row: int, column: int) -> None:
-    """Outline a tile, and stripes along the axes for what had to be loaded for it."""
-    ax.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, linewidth=2.4, zorder=3))
-    ax.plot([0, 0], [row, row + 1], color=ORANGE, linewidth=9, solid_capstyle="butt", clip_on=False)
-    ax.plot([column, column + 1], [0, 0], color=BLUE, linewidth=9, solid_capstyle="butt", clip_on=False)
+def _mark(ax: Axes, row: int, column: int) -> list[Patch | Line2D]:
+    """Outline a tile, and stripes along the axes for what had to be loaded for it -> what a legend can show."""
+    tile = Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, linewidth=2.4, zorder=3, label="in fast memory")
+    ax.add_patch(tile)
+    wide = dict(linewidth=9, solid_capstyle="butt", clip_on=False)
+    queries = ax.plot([0, 0], [row, row + 1], color=ORANGE, label="its queries", **wide)
+    return [tile, *queries, *ax.plot([column, column + 1], [0, 0], color=BLUE, label="its keys", **wide)]
 
 
 def plot_naive_and_tiled() -> Figure:
@@ -92,8 +97,8 @@ def plot_naive_and_tiled() -> Figure:
     lower.add_patch(Rectangle((0, row), column, 1, facecolor=TINTS[CROSSED]))
     lower.add_patch(Rectangle((column, row), 1, 1, facecolor=TINTS[WHOLE]))
     _mark(lower, row, column)
-    lower.text(column + 1.15, -0.05, "its keys", color=BLUE, va="bottom", fontsize=SMALL)
-    lower.text(0.2, row - 0.1, "its queries", color=ORANGE, va="bottom", fontsize=SMALL)
+    lower.text(column + 1.15, -0.05, "its keys", color=BLUE, va="bottom", fontsize=FONT_SIZE)
+    lower.text(0.2, row - 0.1, "its queries", color=ORANGE, va="bottom", fontsize=FONT_SIZE, bbox=LIFTED)
     lower.annotate("", (blocks - 0.2, row + 0.5), (column + 1.2, row + 0.5), arrowprops={"arrowstyle": "-|>"})
     lower.set_title("tiled: one tile at a time, none kept", fontsize=FONT_SIZE)
     return upper.figure
@@ -139,7 +144,7 @@ def plot_partition() -> Figure:
         ax.vlines(range(len(owners[0]) + 1), 0, len(owners), PAPER, linewidth=0.8)
         ax.set_title(title, fontsize=FONT_SIZE)
         ax.set(xticks=[], yticks=[], ylabel="query" if kind == "decoding" else "queries")
-        ax.set_xlabel(f"keys\n{below}", fontsize=SMALL)
+        ax.set_xlabel(f"keys\n{below}", fontsize=FONT_SIZE)
         ax.spines[:].set_visible(False)
     return figure
 
@@ -162,9 +167,10 @@ def plot_traffic(rows: Iterable[Any], least: float, unit: str = "MB moved") -> A
     ax.axhline(least, color=COLORS["limit"], linestyle="-.", label="everything once")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
+    plain_numbers(ax.yaxis)
     ax.set_xticks(blocks, [str(block) for block in blocks])
     ax.set(xlabel="block size, queries and keys", ylabel=unit)
-    ax.legend(title="dots: counted; dashed: formula", fontsize=9, **ABOVE)
+    ax.legend(title="dots: counted; dashed: formula", ncols=4, **ABOVE)
     return ax
 
 
@@ -179,7 +185,8 @@ def plot_context(rows: Sequence[Any], y: str) -> Axes:
     shown = [x for row in rows for x in (*row["samples"], *(row[key] for key in BOUNDS if key in row))]
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
+    plain_numbers(ax.yaxis)
     ax.set_ylim(min(shown) / 2, max(shown) * 2)
     ax.set_xticks(at, [f"{tokens:,}" for tokens in at])
-    ax.legend(title=ax.get_legend().get_title().get_text(), **ABOVE)
+    ax.legend(title=ax.get_legend().get_title().get_text(), ncols=4, **ABOVE)
     return ax

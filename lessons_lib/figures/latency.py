@@ -6,11 +6,10 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from lessons_lib.figures.rows import as_dicts
-from lessons_lib.figures.style import COLORS, INK, PAPER, WIDTH, axes, color
+from lessons_lib.figures.style import COLORS, INK, LIFTED, PAPER, WIDTH, axes, color
 from lessons_lib.measure.crossing import break_even_tokens
 
 LABEL_SHARE = 0.09  # of the axis: a part of a bar that fills at least this much carries its number
-LIFTED = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # behind a number that may meet a line
 
 
 def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float = 0.0) -> Axes:
@@ -100,4 +99,4 @@ def _mark_crossing(ax: Axes, tokens: float, seconds: float, left: bool) -> None:
     ax.plot([tokens, tokens], [0, seconds], ":", color=INK)
     note = f"{tokens:,.0f} tokens"
     shift, align = ((-8, 4), "right") if left else ((8, -14), "left")
-    ax.annotate(note, (tokens, seconds), shift, textcoords="offset points", color=INK, ha=align)
+    ax.annotate(note, (tokens, seconds), shift, textcoords="offset points", color=INK, ha=align, bbox=LIFTED)

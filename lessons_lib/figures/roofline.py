@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from lessons_lib.figures.rows import as_dicts
-from lessons_lib.figures.style import COLORS, INK, PAPER, WIDTH, axes, color
+from lessons_lib.figures.style import COLORS, INK, LIFTED, PAPER, WIDTH, axes, color
 
 GIGA = 1e9
 
@@ -57,7 +57,7 @@ def _roof(ax: Axes, hardware: Any, dtype: str, left: float, right: float, above:
     ax.plot([left, ridge, right], [left * bandwidth / GIGA, top, top], color=shade, label=label)
     ax.plot([ridge], [top], "D", color=shade)
     shift = (0, 7) if above else (8, -15)
-    ax.annotate(f"ridge {ridge:.1f}", (ridge, top), shift, textcoords="offset points", color=shade)
+    ax.annotate(f"ridge {ridge:.1f}", (ridge, top), shift, textcoords="offset points", color=shade, bbox=LIFTED)
 
 
 def _point(ax: Axes, point: dict[str, Any], beside: str) -> None:
@@ -66,4 +66,4 @@ def _point(ax: Axes, point: dict[str, Any], beside: str) -> None:
     at = (point["intensity"], point["rate"] / GIGA)
     ax.plot(*at, "o", color=shade, markeredgecolor=PAPER, markersize=9)
     shift, align = ((8, -13), "left") if beside == "right" else ((-8, -13), "right")
-    ax.annotate(point["name"], at, shift, textcoords="offset points", color=shade, ha=align)
+    ax.annotate(point["name"], at, shift, textcoords="offset points", color=shade, ha=align, bbox=LIFTED)

@@ -1,7 +1,7 @@
 """Serving many requests (lesson 05): who had which slot in which iteration, load and latency, memory, tails."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -10,7 +10,23 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from lessons_lib.figures.rows import as_dicts, by_key
-from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, PALE, PAPER, WIDTH, axes, axes_in, look
+from lessons_lib.figures.style import (
+    ABOVE,
+    BLUE,
+    CYCLE,
+    GREY,
+    INK,
+    MARKERS,
+    PALE,
+    PAPER,
+    SMALL,
+    WIDTH,
+    axes,
+    axes_in,
+    color,
+    look,
+    plain_numbers,
+)
 from lessons_lib.serving.metrics import usage
 from lessons_lib.serving.plan import Log
 
@@ -44,12 +60,19 @@ def plot_slots(log: Log, until: int | None = None, ax: Axes | None = None) -> Ax
         _cell(ax, slot, column, doing, shade)
         if id not in seen and doing != "idle":
             seen.add(id)
-            ax.text(column + 0.5, slot + 0.5, f"{id}", ha="center", va="center", fontsize=9, color=INK)
+            size = _fitting(ax, len(log.iterations), f"{id}")
+            ax.text(column + 0.5, slot + 0.5, f"{id}", ha="center", va="center", fontsize=size, color=INK)
     ax.set(xlim=(0, len(log.iterations)), ylim=(log.slots, 0), xlabel="iteration", ylabel="slot")
     ax.set_yticks([slot + 0.5 for slot in range(log.slots)], [str(slot + 1) for slot in range(log.slots)])
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(False)
     return ax
+
+
+def _fitting(ax: Axes, columns: int, text: str) -> float:
+    """The font size, from 6 to 9, at which a text is as wide as one of so many columns."""
+    column = 72 * ax.figure.get_figwidth() * ax.get_position().width / columns  # points
+    return min(9, max(6, column / (0.62 * len(text))))
 
 
 def _cell(ax: Axes, slot: int, column: int, doing: str, shade: str) -> None:
@@ -76,10 +99,15 @@ def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
         ax.set_xlim(0, longest)
         ax.set_title(f"{name}: {len(log.iterations)} iterations, {usage(log).wasted_slots} slots wasted", fontsize=11)
         top += height
+    return _with_key(figure)
+
+
+def _with_key(figure: Figure) -> Figure:
+    """With a legend of what slots do, at the bottom."""
     kinds = {"hatch": "////", "label": "feeds its prompt"}, {"label": "decodes"}, {"hatch": "xxxx", "label": "held"}
     shades = GREY, GREY, PALE
     handles = [Patch(facecolor=shade, edgecolor=PAPER, **kind) for shade, kind in zip(shades, kinds, strict=True)]
-    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=SMALL)
     return figure
 
 
@@ -89,11 +117,12 @@ def plot_load(
     """Latency against load, a line per policy, on a logarithmic scale: flat, then the wall.
 
     rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted); capacity:
-    policy -> predicted rate at which its queue starts to grow (vertical, dashed). ValueError without rows.
+    policy -> predicted rate at which its queue starts to grow (vertical, dashed). ValueError without rows, KeyError for
+    a policy without a colour.
     """
     ax, rows = axes((WIDTH, 3.8)), as_dicts(rows)
-    for number, (policy, group) in enumerate(by_key(rows, "policy").items()):
-        group, (shade, marker) = sorted(group, key=lambda row: row["rate"]), look(number)
+    for (policy, group), marker in zip(by_key(rows, "policy").items(), cycle(MARKERS), strict=False):
+        group, shade = sorted(group, key=lambda row: row["rate"]), color(policy)
         at = [r["rate"] for r in group]
         ax.plot(at, [r[y] for r in group], marker=marker, markersize=4, color=shade, label=policy)
         if capacity and policy in capacity:
@@ -105,9 +134,9 @@ def plot_load(
     for rate in sorted({row["rate"] for row in rows}):
         ticks += [rate] if not ticks or rate >= 1.25 * ticks[-1] else []  # closer ones would overlap
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
+    plain_numbers(ax.yaxis)
     ax.minorticks_off()
-    title = "dashed: capacity predicted" if capacity else None
-    ax.legend(title=title, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    ax.legend(title="dashed: capacity predicted" if capacity else None, ncols=2, **ABOVE)
     return ax
 
 
@@ -131,7 +160,8 @@ def plot_memory(logs: Mapping[str, Log]) -> Figure:
         ax.set_title(name, fontsize=10)
         ax.tick_params(labelleft=number == 0)
     figure.axes[0].set_ylabel("share of the KV memory")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="upper center", ncols=2, frameon=False, fontsize=9)
+    shown = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*shown, loc="upper center", ncols=2, frameon=False, fontsize=SMALL)
     return figure
 
 
@@ -151,19 +181,21 @@ def plot_tails(gaps: Mapping[str, Sequence[float]]) -> Axes:
     ticks = [10, 20, 50, 100, 200, 500, 1000]
     shown = [tick for tick in ticks if min(map(min, gaps.values())) * 0.6 <= tick <= max(map(max, gaps.values())) * 1.7]
     ax.set_xticks(shown, map(str, shown))
+    plain_numbers(ax.yaxis)
     ax.minorticks_off()
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    ax.legend(ncols=3, **ABOVE)
     return ax
 
 
 def plot_progress(served: Mapping[str, Sequence[Any]], simulated: Mapping[str, Sequence[Any]] | None = None) -> Axes:
     """Tokens emitted so far against time, of whole runs: the slope is the throughput, the flat end is a batch's tail.
 
-    served: name -> requests with `times`, solid; simulated: the same names, dashed in the same colour.
+    served: name -> requests with `times`, solid; simulated: the same names, dashed in the same colour. KeyError for a
+    name without one.
     """
     ax = axes()
-    for number, (name, requests) in enumerate(served.items()):
-        shade = CYCLE[number % len(CYCLE)]
+    for name, requests in served.items():
+        shade = color(name)
         ax.plot(*_progress(requests), color=shade, label=name)
         if name in (simulated or {}):
             ax.plot(*_progress(simulated[name]), "--", color=shade)
@@ -194,19 +226,19 @@ def plot_gains(rows: Iterable[Any]) -> Axes:
     ticks = [1, 2, 4, 8, 16, 32]
     ax.set_yticks(ticks, map(str, ticks))
     ax.minorticks_off()
-    ax.legend(title="crosses: published" if marked else None, loc="lower center", bbox_to_anchor=(0.5, 1), fontsize=9)
+    ax.legend(title="crosses: published" if marked else None, **ABOVE)
     return ax
 
 
 def plot_timeline_of_slots(log: Log, until: int, title: str = "") -> Figure:
     """The slot chart up to an iteration, and below it the requests that wait in each."""
     slots, queue = 0.35 + 0.3 * log.slots, 0.9
-    tall = slots + queue + 1.05
+    tall = slots + queue + 1.35
     figure = plt.figure(figsize=(WIDTH, tall), facecolor=PAPER)
-    above = axes_in(figure, (0.1, (queue + 0.75) / tall, 0.88, (slots - 0.1) / tall))
+    above = axes_in(figure, (0.1, (queue + 1.05) / tall, 0.88, (slots - 0.1) / tall))
     plot_slots(log, until, above).set(xlabel="", xticklabels=())
     above.set_title(title, fontsize=11)
-    below = axes_in(figure, (0.1, 0.5 / tall, 0.88, queue / tall))
+    below = axes_in(figure, (0.1, 0.8 / tall, 0.88, queue / tall))
     waiting = [step.waiting for step in log.iterations]
     below.bar([i + 0.5 for i in range(until)], waiting[:until], width=0.9, color=GREY)
     below.set(xlim=(0, len(waiting)), ylim=(0, max(1, *waiting)), xlabel="iteration", ylabel="waiting")
@@ -214,4 +246,4 @@ def plot_timeline_of_slots(log: Log, until: int, title: str = "") -> Figure:
         ax.axvline(until, color=INK, linestyle=":")
     for axis in (above.xaxis, below.xaxis, below.yaxis):
         axis.get_major_locator().set_params(integer=True)
-    return figure
+    return _with_key(figure)

@@ -7,8 +7,10 @@ share a colour.
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#3C9BD0", "#009E73", "#D55E00"
 PURPLE, WINE, GOLD, INDIGO = "#B4548A", "#882255", "#A67C00", "#332288"
@@ -30,7 +32,8 @@ COLORS = {
     # attention
     "naive": ORANGE, "tiled": GREEN, "keys outside": GOLD, "sdpa": BLUE,
     # batching
-    "continuous": GREEN,
+    "continuous": GREEN, "continuous, by memory": BLUE,
+    "transformers, continuous": GOLD, "transformers, padded": ORANGE,
     # number formats
     "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
 }  # fmt: skip
@@ -42,6 +45,10 @@ WIDTH = 6.4  # inches; a figure is shown 704 CSS pixels wide, stored at twice th
 DPI = 220  # 110 stored twice as fine
 FONT_SIZE = 11
 SMALL = FONT_SIZE - 1
+LIFTED = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # behind words that may meet a line
+ABOVE = dict(loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)  # a legend that hides no curve
+
+plt.rcParams["legend.framealpha"] = 1  # of all legends, a lesson's own, too: no line runs through their words
 
 
 def color(method: str) -> str:
@@ -89,6 +96,12 @@ def panels(count: int, figsize: tuple[float, float], across: int | None = None) 
 def axes_in(figure: Figure, place: tuple[float, float, float, float]) -> Axes:
     """The same at a place of a figure (left, bottom, width, height as shares), its labels in matplotlib's own size."""
     return _dressed(figure.add_axes(place))
+
+
+def plain_numbers(axis: Axis) -> None:
+    """1, 10 and 1,000 along a logarithmic axis, not powers of ten."""
+    axis.set_major_formatter("{x:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _dressed(ax: Axes) -> Axes:

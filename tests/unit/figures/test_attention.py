@@ -38,11 +38,16 @@ def test_the_tile_in_fast_memory_is_outlined_with_its_queries_and_keys():
     assert outline.get_xy() == (1, 2)
     queries, keys = ax.get_lines()
     assert list(queries.get_ydata()) == [2, 3] and list(keys.get_xdata()) == [1, 2]
+    ax.figure.canvas.draw()
+    assert keys.get_window_extent().y1 <= ax.figure.bbox.y1  # the stripe above the axes is not cut
     assert ax.images[0].get_array().tolist() == tile_states(8, 8, 2, 2)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "computed",
         "computed, partly masked",
         "skipped",
+        "in fast memory",
+        "its queries",
+        "its keys",
     ]
 
 
@@ -90,6 +95,7 @@ def test_context_is_drawn_on_two_logarithmic_axes_with_all_points_inside():
     rows = [{"method": "naive", "tokens": t, "samples": [t * t, t * t], "predicted": t * t / 2} for t in (256, 512)]
     ax = plot_context(rows, "MB")
     assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_ylabel() == "MB"
+    assert ax.yaxis.get_major_formatter()(1000) == "1,000"
     assert 0 < ax.get_ylim()[0] < 256 * 256 / 2 and ax.get_ylim()[1] > 512 * 512
     assert [label.get_text() for label in ax.get_xticklabels()] == ["256", "512"]
     legend = ax.get_legend()

@@ -54,13 +54,28 @@ def test_a_spread_gives_back_the_medians_that_it_draws():
     assert list(points.get_ydata()) == [2.5, 1.0]
 
 
-def test_a_bracket_is_shaded_and_a_missing_prediction_is_left_out():
+def test_a_bracket_is_shaded_around_its_middle_and_a_missing_prediction_is_left_out():
     row = {"method": "decode", "batch": 1, "samples": [2.0]}
     assert not figures.plot_prediction([row], "batch", "s").collections[1:]
     ax = figures.plot_prediction([row | {"low": 1, "high": 3}], "batch", "s")
     band = ax.collections[0].get_paths()[0].vertices
     assert band[:, 1].min() == 1 and band[:, 1].max() == 3
-    assert all(drawn.get_linestyle() != "--" for drawn in ax.get_lines())
+    assert [list(drawn.get_ydata()) for drawn in ax.get_lines() if drawn.get_linestyle() == "--"] == [[2]]
+
+
+@pytest.mark.parametrize(
+    "predicted, title",
+    [({}, ""), ({"predicted": 1}, "; dashed: predicted"), ({"low": 1, "high": 2}, "; dashed, shaded: predicted")],
+)
+def test_the_legend_of_a_prediction_names_what_was_drawn(predicted, title):
+    ax = figures.plot_prediction([{"method": "decode", "x": 1, "samples": [2.0]} | predicted], "x", "y")
+    assert ax.get_legend().get_title().get_text() == "dots: measured" + title
+
+
+def test_a_legend_hides_what_lies_behind_it():
+    ax = axes()
+    ax.plot([0, 1], label="a line")
+    assert ax.legend().get_frame().get_alpha() == 1
 
 
 def test_methods_keep_their_colour_whatever_their_order():

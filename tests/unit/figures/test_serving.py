@@ -13,6 +13,7 @@ from lessons_lib.figures.serving import (
     plot_timeline_of_slots,
     slot_cells,
 )
+from lessons_lib.figures.style import color
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.policies import Continuous, Static
 from lessons_lib.serving.pool import CountingPool
@@ -60,6 +61,11 @@ def test_prompts_are_hatched_held_slots_crossed_and_each_request_is_named_once()
     assert len(colours) == 4
 
 
+def test_numbers_of_requests_shrink_with_their_cells_down_to_a_size_that_can_be_read():
+    sizes = lambda outputs: {t.get_fontsize() for t in plot_slots(run(Static(), outputs, blocks=999)).texts}  # noqa: E731
+    assert sizes((3, 6, 2, 5)) == {9} and sizes((3, 200)) == {6}
+
+
 def test_stepping_through_a_chart_keeps_its_room_and_its_colours():
     log = run(Static())
     some, every = plot_slots(log, until=2), plot_slots(log)
@@ -82,16 +88,21 @@ def test_the_queue_is_drawn_below_the_slots_up_to_the_same_iteration():
     above, below = figure.axes
     assert above.get_title() == "two slots" and len(above.patches) == 8
     assert [bar.get_height() for bar in below.patches] == [3, 3, 3, 1]
+    [key] = figure.legends
+    assert [text.get_text() for text in key.get_texts()] == ["feeds its prompt", "decodes", "held"]
     assert above.get_xlim() == below.get_xlim() == (0, 6)
 
 
 def test_load_has_a_line_per_policy_its_capacity_and_the_service_level():
-    rows = [{"policy": p, "rate": rate, "wait": rate * k} for p, k in (("a", 1), ("b", 2)) for rate in (2, 1)]
-    ax = plot_load(rows, "wait", limit=0.5, capacity={"b": 1.5})
+    rows = [
+        {"policy": p, "rate": rate, "wait": rate * k} for p, k in (("dynamic", 1), ("continuous", 2)) for rate in (2, 1)
+    ]
+    ax = plot_load(rows, "wait", limit=0.5, capacity={"continuous": 1.5})
     a, b, capacity, level = ax.get_lines()
     assert list(a.get_xdata()) == [1, 2] and list(b.get_ydata()) == [2, 4]
     assert list(capacity.get_xdata()) == [1.5, 1.5] and list(level.get_ydata()) == [0.5, 0.5]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b", "service level"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["dynamic", "continuous", "service level"]
+    assert a.get_color() == color("dynamic") and b.get_color() == capacity.get_color() == color("continuous")
     assert ax.get_xscale() == ax.get_yscale() == "log"
     assert len(plot_load(rows, "wait").get_lines()) == 2
 
@@ -113,11 +124,12 @@ def test_a_tail_is_the_share_as_long_or_longer():
 
 def test_progress_counts_the_tokens_of_all_requests_and_simulations_are_dashed():
     slow, quick = run(Static(), (2, 1), slots=1).requests, run(Static(), (2, 1), slots=2).requests
-    ax = plot_progress({"engine": slow, "peer": quick}, {"engine": quick})
+    ax = plot_progress({"static": slow, "continuous": quick}, {"static": quick})
     engine, simulated, peer = ax.get_lines()
     assert list(engine.get_xdata()) == [0, 1, 2, 3] and list(engine.get_ydata()) == [0, 1, 2, 3]
     assert list(simulated.get_xdata()) == [0, 1, 1, 2] and simulated.get_linestyle() == "--"
-    assert simulated.get_color() == engine.get_color() != peer.get_color()
+    assert simulated.get_color() == engine.get_color() == color("static")
+    assert peer.get_color() == color("continuous")
 
 
 def test_published_gains_are_crosses_at_their_place():
