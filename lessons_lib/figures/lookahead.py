@@ -16,6 +16,7 @@ from lessons_lib.decoding.proposers.lookahead import branches, window_layout
 from lessons_lib.figures.masks import name_tokens, plot_mask, rule
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.style import (
+    ABOVE,
     COLORS,
     CYCLE,
     FONT_SIZE,
@@ -51,20 +52,20 @@ def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
 def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str] = str) -> Axes:
     """Jacobi's rounds from the top: the guess, each refinement, the solution. rounds: rows of m ids.
 
-    words: id -> what stands in the cell. ValueError for rows of unequal length.
+    words: id -> what stands in the cell; six letters fit it up to m = 8. ValueError for rows of unequal length.
     """
     m = len(rounds[0])
-    ax = axes((max(5.2, 1.2 + 0.62 * m), 1.3 + 0.3 * len(rounds)))
+    ax = axes((min(WIDTH, max(5.2, 1.2 + 0.65 * m)), 1.3 + 0.3 * len(rounds)))
     ax.imshow(trajectory_states(rounds), cmap=ListedColormap(TINTS), vmin=0, vmax=2, aspect="auto")
     for k, row in enumerate(rounds):
         for i, token in enumerate(row):
-            ax.text(i, k, words(token), ha="center", va="center", fontsize=9, color=INK)
+            ax.text(i, k, words(token), ha="center", va="center", fontsize=SMALL, color=INK)
     ax.set_xticks(range(m), range(1, m + 1))
     ax.set_yticks(range(len(rounds)), ["guess", *range(1, len(rounds))])
     rule(ax, m, len(rounds))
     ax.set(xlabel="position behind the prompt", ylabel="round")
     shown = [Patch(facecolor=TINTS[s], edgecolor=GREY, label=name) for s, name in STATES.items()]
-    ax.legend(handles=shown, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False, fontsize=9)
+    ax.legend(handles=shown, ncols=3, fontsize=9, **ABOVE)
     return ax
 
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.spans import LINE, UNDERLINED, Producer, draw_spans, spans_of
-from lessons_lib.figures.style import BLUE, COLORS, GOLD, GREEN, PALE, WIDTH, axes, look
+from lessons_lib.figures.style import ABOVE, BLUE, COLORS, GOLD, GREEN, LIFTED, PALE, WIDTH, axes, look
 
 PRODUCERS = {
     "model": Producer(PALE, "the model's own forward"),
@@ -60,11 +60,11 @@ def plot_lookup(rows: Iterable[Any]) -> Axes:
     for key, label, shift, shade in bars:
         values = [row[key] for row in rows]
         drawn = ax.barh([i + shift for i in range(len(rows))], values, height=0.38, color=shade, label=label)
-        ax.bar_label(drawn, fmt="%.2f", padding=3, fontsize=9)
+        ax.bar_label(drawn, fmt="%.2f", padding=3, fontsize=9, bbox=LIFTED)
     ax.axvline(1, linestyle=":", color=COLORS["limit"])
     ax.set_yticks(range(len(rows)), [row["kind"] for row in rows])
     ax.invert_yaxis()
     longest = max(row[key] for row in rows for key, *_ in bars)
     ax.set(xlabel="times plain decoding (dotted: 1)", xlim=(0, 1.15 * longest))
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    ax.legend(ncols=2, **ABOVE)
     return ax

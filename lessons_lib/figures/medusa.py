@@ -15,7 +15,7 @@ from lessons_lib.decoding.proposal import ANCHOR
 from lessons_lib.decoding.trees import TreeShape, ancestors
 from lessons_lib.figures.masks import name_tokens, plot_mask
 from lessons_lib.figures.rows import as_dicts, plot_spread
-from lessons_lib.figures.style import COLORS, CYCLE, INK, MARKERS, PAPER, SMALL, WIDTH, axes, panels, tint
+from lessons_lib.figures.style import ABOVE, COLORS, CYCLE, INK, MARKERS, PAPER, SMALL, WIDTH, axes, panels, tint
 
 KINDS = {"anchor": INK, "guess": COLORS["medusa"]}  # numbered 1, 2
 LABELLED = 40  # nodes up to which a tree's are labelled
@@ -108,7 +108,7 @@ def plot_heads_training(curve: Iterable[Any]) -> Figure:
             lower.plot(seen, shares, style, color=_shade(k), label=label)
     lower.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
     if looks:
-        lower.legend(title="solid: the favourite\ndashed: one of five", ncols=2)
+        lower.legend(title="solid: the favourite; dashed: one of five", ncols=4, **ABOVE)
     return lower.figure
 
 

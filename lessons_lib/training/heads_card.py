@@ -1,5 +1,6 @@
 """The card of trained heads as a page to read beside the weights (lesson 09)."""
 
+from collections.abc import Callable
 from statistics import mean
 
 from lessons_lib.measure.tables import markdown
@@ -102,19 +103,26 @@ def together(joint: dict) -> str:
     )
 
 
-def tries(card: dict) -> tuple[list[str], list[list[str]]]:
-    """A row for the stored heads and for each run that was not stored: its options and what it was worth."""
-    runs = [{"name": "as stored", "recipe": card["recipe"]} | card["after"], *card["tries"]]
-    rows = [
-        [run["name"], options(run["recipe"]), *(f"{row[0]:.0%}" for row in run["accuracies"]), f"{run['macro']:.2f}"]
-        for run in runs
-    ]
-    return ["run", "options", *(f"head {k} right" for k in range(1, card["count"] + 1)), "tokens per forward"], rows
-
-
 def options(recipe: dict, kind: type = HeadsRecipe) -> str:
     """How the command line spells a recipe of this kind, defaults left out."""
     return " ".join(f"--{key} {value}" for key, value in recipe.items() if value != getattr(kind, key))
+
+
+def in_words(recipe: dict) -> str:
+    """What sets a run of heads apart from others."""
+    blocks, rank = recipe["blocks"], recipe["anchor_rank"]
+    anchor = f"anchor by a map of rank {rank}" if rank else "without the anchor"
+    return f"{blocks} block{'s' * (blocks > 1)}, {anchor}, {recipe['steps']} steps at a rate of {recipe['rate']}"
+
+
+def tries(card: dict, said: Callable[[dict], str] = options) -> tuple[list[str], list[list[str]]]:
+    """A row for the stored heads and for each run that was not: what is said of its recipe, and what it was worth."""
+    runs = [{"name": "as stored", "recipe": card["recipe"]} | card["after"], *card["tries"]]
+    rows = [
+        [run["name"], said(run["recipe"]), *(f"{row[0]:.0%}" for row in run["accuracies"]), f"{run['macro']:.2f}"]
+        for run in runs
+    ]
+    return ["run", "options", *(f"head {k} right" for k in range(1, card["count"] + 1)), "tokens per forward"], rows
 
 
 def parameters(card: dict) -> int:

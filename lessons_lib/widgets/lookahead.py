@@ -5,6 +5,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from lessons_lib.figures.lookahead import plot_branch_mask
+from lessons_lib.figures.style import FONT_SIZE
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 from lessons_lib.widgets.controls import Slider, show
 
@@ -25,7 +26,7 @@ def headline(W: int, N: int, G: int, v: WidthCurve = None) -> str:
 def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> Axes:
     """The step's mask under its headline."""
     ax = plot_branch_mask(W, N, G)
-    ax.set_title(headline(W, N, G, v), fontsize=11)
+    ax.set_title(headline(W, N, G, v).replace("; ", "\n"), fontsize=FONT_SIZE)  # one line is wider than the mask
     return ax
 
 

@@ -15,7 +15,7 @@ from lessons_lib.figures.lookahead import (
     plot_trajectory,
     trajectory_states,
 )
-from lessons_lib.figures.style import COLORS
+from lessons_lib.figures.style import COLORS, WIDTH
 
 ROUNDS = [[5, 5, 4, 5], [0, 2, 2, 2], [0, 1, 0, 6], [0, 1, 4, 6]]
 
@@ -35,6 +35,10 @@ def test_the_trajectory_shows_every_token_of_every_round_from_the_top():
     assert [text for *_, text in cells] == [f"<{token}>" for row in ROUNDS for token in row]
     assert ax.images[0].get_array().tolist() == trajectory_states(ROUNDS)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["guess", "1", "2", "3"]
+
+
+def test_a_trajectory_is_as_wide_as_other_figures_however_many_its_tokens():
+    assert plot_trajectory([[0] * 12, [1] * 12]).figure.get_figwidth() == WIDTH
 
 
 def test_the_mask_is_the_one_that_the_loop_builds_for_w_3_n_3_and_one_n_gram():

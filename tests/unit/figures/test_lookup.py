@@ -67,3 +67,5 @@ def test_the_bars_are_as_long_as_the_counts():
     ax = plot_lookup(rows)
     assert [bar.get_width() for bar in ax.patches] == [3.0, 1.2, 2.0, 0.8]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["code", "free"]
+    assert [text.get_text() for text in ax.texts] == ["3.00", "1.20", "2.00", "0.80"]
+    assert all(text.get_bbox_patch().get_facecolor() == (1, 1, 1, 1) for text in ax.texts)  # hides the dotted line

@@ -20,7 +20,7 @@ from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import collect, heads_commands
 from lessons_lib.training.evaluate_heads import evaluate_heads, favourites, trace_of
 from lessons_lib.training.heads import split, trained
-from lessons_lib.training.heads_card import PAGE
+from lessons_lib.training.heads_card import PAGE, in_words, tries
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe
 from lessons_lib.training.run import runs
@@ -197,3 +197,7 @@ def test_the_card_names_what_else_was_tried(with_heads, at_home, capsys):
     page = (at_home / "heads" / PAGE).read_text()
     assert "| other | --heads 2 --anchor_rank 2 --steps 5" in page and "| as stored | --heads 2 --steps 5" in page
     assert f"| {card['tries'][0]['macro']:.2f} |" in page
+    assert [row[:2] for row in tries(card, in_words)[1]] == [
+        ["as stored", "1 block, without the anchor, 5 steps at a rate of 0.05"],
+        ["other", "1 block, anchor by a map of rank 2, 5 steps at a rate of 0.05"],
+    ]

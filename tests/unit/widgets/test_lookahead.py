@@ -18,6 +18,7 @@ def test_the_headline_prices_the_step_with_the_width_curve():
 def test_the_figure_is_the_mask_of_the_chosen_step():
     ax = draw_lookahead(None, 3, 3, 1)
     assert ax.images[0].get_array().shape == (8, 8) and "8 tokens fed" in ax.get_title()
+    assert max(map(len, ax.get_title().split("\n"))) < 40  # no line is wider than the mask
     assert "W=3, N=3, G=1" in describe_lookahead(None, 3, 3, 1)
 
 
