@@ -67,7 +67,7 @@ def _legend(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> Axes:
     handles += [Patch(color=SHADES["peer"], label="another engine")] * any(row.get("peer") for row in rows)
     if any(row.get("predicted") for row in rows):
         handles += ax.plot([], [], "|", color=INK, markersize=12, markeredgewidth=2, label="predicted")
-    ax.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=9)
+    ax.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=9, title="numbers: measured")
     return ax
 
 
@@ -84,8 +84,10 @@ def plot_quality(rows: Iterable[Any], tolerated: float) -> Axes:
     for row in rows:
         shade = COLORS["measured"] if row["loss"] <= tolerated else ORANGE
         ax.scatter(100 * row["loss"], row["speed"], 30 + 500 * row["bytes"] / most, color=shade, alpha=0.7)
-        name = f"{row['rung']}, {row['bytes'] / 1e6:,.0f} MB"
-        ax.annotate(name, (100 * row["loss"], row["speed"]), (9, 7), textcoords="offset points", fontsize=9, color=INK)
+        where = dict(xytext=(14, 0), textcoords="offset points", va="center")  # the largest dot's radius is 13 points
+        ax.annotate(row["rung"], (100 * row["loss"], row["speed"]), fontsize=9, color=INK, **where)
+    said = f"area: bytes held, {min(row['bytes'] for row in rows) / 1e6:,.0f} to {most / 1e6:,.0f} MB"
+    ax.set_title(said, fontsize=9, loc="right")
     left = min(0.0, *(100 * row["loss"] for row in rows))
     ax.set(xlabel="perplexity above the reference [%]", ylabel="tokens/s, plain decoding")
     ax.set(xlim=(left - 0.15 * worst, 1.5 * worst), ylim=(0, 1.25 * max(row["speed"] for row in rows)))
@@ -98,15 +100,17 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     ladders: label -> (rung, speed) in order, at least one, else ValueError. The rungs' names stand at their dots, once
     where ladders share a step, the first one's in the legend.
     """
-    ax, named = axes((WIDTH, 4.2)), set()
+    ax, dots = axes((WIDTH, 4.2)), {}
     for style, shade, (label, rungs) in zip(MARKERS, CYCLE, ladders.items(), strict=False):
         (first, slowest), *others = rungs
         times = [speed / slowest for _, speed in rungs]
         ax.plot(range(len(rungs)), times, f"{style}-", color=shade, label=f"{label}; 1 is {first}")
         for at, ((name, _), value) in enumerate(zip(others, times[1:], strict=True), 1):
-            if (at, name) not in named:
-                ax.annotate(name, (at, value), (4, -12), textcoords="offset points", fontsize=8, color=shade)
-            named.add((at, name))
+            dots.setdefault(at, {}).setdefault(name, []).append((value, shade))
+    for at, names in dots.items():
+        highest = max(value for found in names.values() for value, _ in found)
+        for name, found in names.items():
+            _name_dot(ax, name, at, found, highest)
     ax.set(yscale="log", xlabel="steps up the ladder", ylabel="times the first rung")
     ax.set_xticks(range(max(map(len, ladders.values()))))
     _, high = ax.get_ylim()
@@ -115,3 +119,11 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     ax.set_yticks([], minor=True)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     return ax
+
+
+def _name_dot(ax: Axes, name: str, at: int, found: Sequence[tuple[float, str]], highest: float) -> None:
+    """A rung's name, left above the step's highest dot if that is its, else right below its lowest: lines rise."""
+    (low, below), (high, above) = min(found), max(found)
+    top = high == highest
+    value, shade, aside, side = (high, above, (-5, 6), "right") if top else (low, below, (4, -13), "left")
+    ax.annotate(name, (at, value), aside, textcoords="offset points", fontsize=9, color=shade, ha=side)

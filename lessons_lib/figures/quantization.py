@@ -5,7 +5,7 @@ What takes rows raises ValueError without any.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,11 +16,12 @@ from torch import Tensor
 from lessons_lib.figures.compare import plot_prediction
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.sparsity import plot_lines
-from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, ORANGE, WIDTH, axes, look, panels, tint
+from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, ORANGE, SMALL, WIDTH, axes, look, panels, tint
 
 BINS = 80
 FAR = 8  # times
 MOST_DRAWN = 200_000  # values of a histogram; of more, every so many
+ROOMY = "osp"  # markers that a digit fits in
 
 
 def plot_levels(levels: Mapping[str, Sequence[float]]) -> Axes:
@@ -114,34 +115,40 @@ def plot_channels(maxima: Mapping[str, Tensor], y: str) -> Axes:
 
 
 def plot_scaling(rows: Iterable[Any], x: str, y: str) -> Axes:
-    """A line for each `label`, each dot with its `bits` beside it. x, logarithmic, and y name values and axes."""
+    """A line for each `label`, its `bits` in each dot. x, logarithmic, and y name values and axes."""
     ax = axes((6.4, 4.0))
     for i, (label, group) in enumerate(by_key(as_dicts(rows), "label").items()):
-        group, (shade, marker) = sorted(group, key=lambda row: row[x]), look(i)
+        group, (shade, _) = sorted(group, key=lambda row: row[x]), look(i)
         at, values = [row[x] for row in group], [row[y] for row in group]
-        ax.plot(at, values, marker=marker, color=shade, label=label)
+        dots = dict(marker=ROOMY[i % len(ROOMY)], color=shade, markerfacecolor=tint(shade), markersize=11)
+        ax.plot(at, values, color=shade)
+        ax.plot(at, values, linestyle="none", label=label, zorder=3, **dots)
         for row in group:
-            where = dict(xytext=(4, 5), textcoords="offset points")
-            ax.annotate(f"{row['bits']}", (row[x], row[y]), color=shade, fontsize=8, **where)
+            ax.text(row[x], row[y], f"{row['bits']}", fontsize=9, ha="center", va="center_baseline", zorder=4)
     ax.set(xlabel=x, ylabel=y, xscale="log")
     ax.legend(fontsize=9)
     return ax
 
 
 def plot_steps(rows: Iterable[Any], x: str, y: str) -> Axes:
-    """As `plot_prediction`, each dot with its `format` beside it and its own prediction as a dash.
+    """As `plot_prediction`, each dot with its `format` beside it, bars of quartiles and its own prediction as a dash.
 
     Logarithmic where times are far apart. Errors as `plot_prediction`.
     """
-    rows = as_dicts(rows)
+    rows = [row | {"samples": _quartiles(row["samples"])} for row in as_dicts(rows)]
     ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]
     for line in (line for line in ax.get_lines() if line.get_linestyle() == "--"):
         line.set(linestyle="none", marker="_", markersize=18, markeredgewidth=2)
-    ax.legend(title="dots: measured; dashes: predicted")
+    ax.legend(title="dots: measured; bars: quartiles; dashes: predicted")
     for row, middle in zip(rows, middles, strict=True):
         beside = [median(other["samples"]) for other in rows if all(other[key] == row[key] for key in ("method", x))]
-        where = dict(xytext=(5, 4 if middle == max(beside) else -11), textcoords="offset points")  # else they overlap
-        ax.annotate(row["format"], (row[x], middle), fontsize=8, **where)
+        where = dict(xytext=(5, 4 if middle == max(beside) else -13), textcoords="offset points")  # else they overlap
+        ax.annotate(row["format"], (row[x], middle), fontsize=SMALL, **where)
     if max(middles) > FAR * min(middles):
         ax.set(yscale="log", ylim=(min(middles) / 2, max(middles) * 2))
     return ax
+
+
+def _quartiles(samples: Sequence[float]) -> list[float]:
+    """The middle half of repeated measurements: where it begins, the median, where it ends."""
+    return quantiles(samples, method="inclusive") if len(samples) > 1 else list(samples)

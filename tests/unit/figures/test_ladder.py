@@ -46,6 +46,7 @@ def test_the_legend_explains_what_is_there_and_no_more():
         "predicted",
     ]
     assert names(ROWS[:2]) == ["gain on the rung below", "predicted"]
+    assert plot_waterfall(ROWS).get_legend().get_title().get_text() == "numbers: measured"
 
 
 def test_predictions_are_drawn_where_there_are_some():
@@ -65,7 +66,8 @@ def test_quality_shades_what_gives_away_too_much():
     assert near.get_sizes()[0] > far.get_sizes()[0]
     assert (near.get_facecolor() != far.get_facecolor()).any()
     assert ax.patches[0].get_x() == pytest.approx(1.0)
-    assert [text.get_text() for text in ax.texts] == ["a, 500 MB", "b, 100 MB"]
+    assert [text.get_text() for text in ax.texts] == ["a", "b"]
+    assert ax.get_title("right") == "area: bytes held, 100 to 500 MB"
 
 
 def test_published_ladders_are_ratios_to_their_first_rung():
@@ -73,6 +75,14 @@ def test_published_ladders_are_ratios_to_their_first_rung():
     assert [list(line.get_ydata()) for line in ax.get_lines()] == [[1, pytest.approx(107 / 25.5)], [1, 3]]
     assert [text.get_text() for text in ax.texts] == ["compiled", "x"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["theirs; 1 is eager", "ours; 1 is generate"]
+
+
+def test_a_name_stands_above_the_highest_dot_of_a_step_and_below_all_others():
+    ax = plot_published(
+        {"a": [("1", 1), ("x", 5), ("y", 6)], "b": [("1", 1), ("z", 4), ("y", 8)], "c": [("1", 1), ("z", 3)]}
+    )
+    where = {text.get_text(): (text.xy, text.get_horizontalalignment()) for text in ax.texts}
+    assert where == {"x": ((1, 5), "right"), "z": ((1, 3), "left"), "y": ((2, 8), "right")}
 
 
 def test_nothing_to_draw_is_refused():

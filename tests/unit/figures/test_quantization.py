@@ -66,11 +66,18 @@ def test_channels_stand_in_the_order_of_the_first_names_values():
     assert list(first.get_ydata()) == [9, 4, 1] and list(second.get_ydata()) == [10, 20, 30]
 
 
-def test_scaling_says_the_bits_beside_every_dot():
-    rows = [{"label": "m", "bits": b, "size": 100 * b, "loss": 1 / b} for b in (8, 4)]
+def test_scaling_says_the_bits_in_every_dot_above_all_lines():
+    rows = [{"label": m, "bits": b, "size": 100 * b, "loss": 1 / b} for m in "mn" for b in (8, 4)]
     ax = plot_scaling(rows, "size", "loss")
-    assert points(ax.get_lines()[0]) == [(400, 0.25), (800, 0.125)]
-    assert [(text.get_text(), text.xy) for text in ax.texts] == [("4", (400, 0.25)), ("8", (800, 0.125))]
+    line, dots, *others = ax.get_lines()
+    assert points(line) == points(dots) == [(400, 0.25), (800, 0.125)]
+    assert [(text.get_text(), text.get_position()) for text in ax.texts[:2]] == [
+        ("4", (400, 0.25)),
+        ("8", (800, 0.125)),
+    ]
+    assert max(line.zorder, others[0].zorder) < dots.zorder < min(text.zorder for text in ax.texts)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["m", "n"]
+    assert dots.get_marker() != others[1].get_marker()
 
 
 def test_steps_carry_the_name_of_their_format():
@@ -81,6 +88,8 @@ def test_steps_carry_the_name_of_their_format():
     dashes = [line for line in ax.get_lines() if line.get_marker() == "_" and len(line.get_xdata()) == 2]
     assert points(dashes[0]) == [(1, 2.5), (4, 2.5)] and dashes[0].get_linestyle() == "None"  # no line joins formats
     assert ax.get_yscale() == "linear" and ax.get_ylim()[0] == 0
+    bars = [segment.tolist() for segment in ax.containers[0].lines[2][0].get_segments()]
+    assert bars == [[[1, 1.5], [1, 2.5]], [[4, 1.5], [4, 2.5]]]
     rows[0]["samples"] = [20.0]
     assert plot_steps(rows, "MB", "ms").get_yscale() == "log"
 

@@ -33,10 +33,11 @@ def test_lines_are_the_rows_in_colours_and_markers_of_their_own():
 def test_gains_show_median_quartiles_prediction_and_the_oracle():
     ax = plot_gains(GAINS)
     gather = ax.containers[0]
-    assert points(gather.lines[0]) == [(0.5, 0.7), (0.9, 2.5)]
+    half = ASIDE / 2  # two labels stand around the S that they share
+    assert points(gather.lines[0]) == [(0.5 - half, 0.7), (0.9 - half, 2.5)]
     ends = [segment.tolist() for segment in gather.lines[2][0].get_segments()]
-    assert ends[0] == [[0.5, pytest.approx(0.65)], [0.5, pytest.approx(0.75)]]
-    assert points(ax.containers[1].lines[0]) == [(0.5 + ASIDE, 1.0)]
+    assert ends[0] == [[0.5 - half, pytest.approx(0.65)], [0.5 - half, pytest.approx(0.75)]]
+    assert points(ax.containers[1].lines[0]) == [(0.5 + half, 1.0)]
     dashed = [line for line in ax.get_lines() if line.get_linestyle() == "--"]
     (predicted,), (oracle,) = dashed, [line for line in ax.get_lines() if line.get_linestyle() == ":"]
     for line, factor in ((predicted, 1 / 3), (oracle, 1)):  # between the rows, too: 1 is passed at S = 2/3, not before
