@@ -38,7 +38,7 @@ def again(lesson: Lesson) -> bool:
     colab.refresh(nb, lesson.name, colab.address())
     with line(lesson.name) as said:
         if not machine.settled():
-            said[0] = f"FAILED: {machine.load_warning(machine.load())}"
+            said[0] = f"FAILED: {machine.load_warning(machine.load(), machine.QUIET)}"
             return False
         try:
             resources = {"metadata": {"path": str(lesson.path.parent)}}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 PACKAGES = ("torch", "transformers", "numpy")
+QUIET = 0.75  # load over cores below which a lesson begins: its own imports add some, and it says what it finds then
 
 
 def cpu_name() -> str:
@@ -45,12 +46,12 @@ def load_warning(load_now: float | None, share: float = 1.0) -> str:
 
 
 def settled(patience: float = 180.0, pause: float = 5.0) -> bool:
-    """Wait, at most `patience` seconds, until other programs load this machine no more; whether it came to that.
+    """Wait, at most `patience` seconds, until the machine is QUIET; whether it came to that.
 
     What ran just before still counts in the average of the last minute.
     """
     deadline = time.monotonic() + patience
-    while load_warning(load()):
+    while load_warning(load(), QUIET):
         if time.monotonic() + pause > deadline:
             return False
         time.sleep(pause)
