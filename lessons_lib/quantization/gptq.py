@@ -68,7 +68,7 @@ def gptq(
     order = h.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(len(h), device=h.device)
     size = w.shape[1] if per == ROW else per
     columns = _Columns(w, size, order.tolist(), lambda group: fit_grid(group, bits, kind), act_order)
-    factor, _ = inverse_factor(h[order][:, order], damp)
+    factor = inverse_factor(h[order][:, order], damp)
     block = block if per == ROW else -(-block // size) * size  # no group reaches into the next block
     sweep(w[:, order], factor, block, columns.round)
     found = Integers(weight.shape, weight.dtype, pack(columns.codes, bits), columns.grid())
@@ -133,8 +133,8 @@ def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor,
     return rounded
 
 
-def inverse_factor(hessian: Tensor, damp: float = 0.01) -> tuple[Tensor, float]:
-    """H (K, K) -> (U upper triangular, the damping used), where (H + damp·mean(diag H)·I)^-1 = UᵀU.
+def inverse_factor(hessian: Tensor, damp: float = 0.01) -> Tensor:
+    """H (K, K) -> U (K, K), upper triangular, where (H + damp·mean(diag H)·I)^-1 = UᵀU.
 
     Ten times the damping where it is too little; ValueError if ten times the mean is.
     """
@@ -144,7 +144,7 @@ def inverse_factor(hessian: Tensor, damp: float = 0.01) -> tuple[Tensor, float]:
         if not failed:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
         if not failed:
-            return upper, damp
+            return upper
         damp = 10 * damp or 1e-4
     raise ValueError("no damping makes this Hessian positive definite; pass hessian(inputs) of the layer's inputs")
 

@@ -32,7 +32,7 @@ def mixed(x, w, threshold):
 def corrected(w, H, first):
     """The library's sweep, its first column rounded to `first`, its second looked at."""
     seen = []
-    factor, _ = inverse_factor(torch.tensor(H, dtype=torch.float64), 0.0)
+    factor = inverse_factor(torch.tensor(H, dtype=torch.float64), 0.0)
 
     def look(now, j):
         seen.append(now[0, j].item())

@@ -69,7 +69,7 @@ def test_a_system_without_cpuinfo_still_has_a_name_and_a_cache_size(monkeypatch)
 
 
 def test_a_machine_settles_once_what_ran_before_has_left_the_average(monkeypatch):
-    loads = iter([9.0, 8.0, 0.5])
+    loads = iter([9.0, 1.6, 1.5])  # of two cores: a lesson's own load must have room
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(machine, "load", lambda: next(loads))
     assert machine.settled(patience=1.0, pause=0.01)
