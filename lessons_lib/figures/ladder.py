@@ -10,7 +10,7 @@ from lessons_lib.figures.rows import as_dicts
 from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, MARKERS, ORANGE, PAPER, WIDTH, axes, tint
 
 SHADES = {"gain": COLORS["measured"], "loss": ORANGE, "peer": COLORS["peer"]}
-AIR = 1.9  # of the longest bar: room for what is written behind it, on a logarithmic axis
+AIR = 0.2  # of the axis is left free behind the longest bar, for what is written there
 
 
 def plot_waterfall(rows: Iterable[Any], unit: str = "tokens/s") -> Axes:
@@ -25,7 +25,8 @@ def plot_waterfall(rows: Iterable[Any], unit: str = "tokens/s") -> Axes:
     speeds = {row["rung"]: row["speed"] for row in rows}
     everything = [*speeds.values(), *(row["predicted"] for row in rows if row.get("predicted"))]
     ax = axes((WIDTH, 1.2 + 0.36 * len(rows)))
-    ax.set(xscale="log", xlim=(0.7 * min(everything), AIR * max(everything)), xlabel=unit)
+    low, high = 0.7 * min(everything), max(everything)
+    ax.set(xscale="log", xlim=(low, high * (high / low) ** (AIR / (1 - AIR))), xlabel=unit)
     for row in rows:
         _bar(ax, row, speeds.get(row.get("below"), ax.get_xlim()[0]))
     ax.set_yticks(range(len(rows)), [row["rung"] for row in rows])

@@ -5,7 +5,7 @@ The heads read what the model's own head read, and these states were kept when t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from lessons_lib.training import run as runs
 from lessons_lib.training.batched import Text, number_of
 from lessons_lib.training.distill import pace, schedule
 from lessons_lib.training.heads_loss import backward, batch, judge, total
-from lessons_lib.training.loop import go_on, set_rate, update
+from lessons_lib.training.loop import TrainingRun, go_on, set_rate, update
 
 LOOK_EVERY = 80  # steps between two looks at the texts that train nothing
 HELD_BACK = 10  # one text in so many
@@ -43,20 +43,15 @@ class HeadsRecipe:
     seed: int = 0
 
 
-@dataclass
-class HeadsRun:
-    """A training run: the heads, their optimizers, the steps and seconds so far, and the curve.
+@dataclass(kw_only=True)
+class HeadsRun(TrainingRun):
+    """The heads' training run.
 
-    Every row of the curve has the step and the loss, each LOOK_EVERY-th and the last the held-back texts' loss and
-    for each head how often its favourite (top1) or one of five (top5) was right there.
+    Each LOOK_EVERY-th row of its curve and the last have the held-back texts' loss and, for each head, how often its
+    favourite (top1) or one of five (top5) was right there.
     """
 
-    recipe: HeadsRecipe
     heads: MedusaHeads
-    optimizers: list[torch.optim.Optimizer]
-    step: int = 0
-    seconds: float = 0.0
-    curve: list[dict] = field(default_factory=list)
 
 
 def train_heads(
@@ -126,7 +121,7 @@ def fresh(lm_head: Tensor, recipe: HeadsRecipe) -> HeadsRun:
     exact = torch.promote_types(lm_head.dtype, torch.float32)
     for part in (heads.stacks, heads.anchors, heads.own):
         part.to(exact)
-    return HeadsRun(recipe, heads, runs.optimizers(heads.parameters(), recipe))
+    return HeadsRun(recipe=recipe, heads=heads, optimizers=runs.optimizers(heads.parameters(), recipe))
 
 
 def trained(lm_head: Tensor, folder: Path) -> HeadsRun:

@@ -6,7 +6,7 @@ acceptance keeps is the text of the new model. Its distribution is held to the o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from lessons_lib.training import run as runs
 from lessons_lib.training.batched import Text
 from lessons_lib.training.distill import pace, read, schedule
 from lessons_lib.training.heads_loss import backward, batch, total
-from lessons_lib.training.loop import go_on, set_rate, update
+from lessons_lib.training.loop import TrainingRun, go_on, set_rate, update
 from lessons_lib.training.loss import DistillationLoss
 
 
@@ -40,17 +40,12 @@ class JointRecipe:
     seed: int = 0
 
 
-@dataclass
-class JointRun:
-    """A training run: adapters and heads with one optimizer, and the curve of both parts of the loss, in nats."""
+@dataclass(kw_only=True)
+class JointRun(TrainingRun):
+    """The training run of adapters and heads with one optimizer; its curve has both parts of the loss."""
 
-    recipe: JointRecipe
     adapters: LowRank
     heads: MedusaHeads
-    optimizers: list[torch.optim.Optimizer]
-    step: int = 0
-    seconds: float = 0.0
-    curve: list[dict[str, float]] = field(default_factory=list)
 
 
 def train_joint(
@@ -108,4 +103,5 @@ def fresh(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe) -> JointRun
         {"params": list(adapters.parameters())},
         {"params": list(heads.requires_grad_(True).parameters()), "faster": recipe.faster},
     ]
-    return JointRun(recipe, adapters, heads, [torch.optim.AdamW(groups, lr=recipe.rate, weight_decay=0.0)])
+    optimizer = torch.optim.AdamW(groups, lr=recipe.rate, weight_decay=0.0)
+    return JointRun(recipe=recipe, adapters=adapters, heads=heads, optimizers=[optimizer])

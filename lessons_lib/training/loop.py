@@ -1,9 +1,11 @@
-"""The loop of every training run (lessons 06, 09): step by step, saved now and then, stopped by the clock."""
+"""What all training runs share (lessons 06, 09): how far they are, and a loop that saves and heeds the clock."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +15,32 @@ from lessons_lib.progress import bar
 SAVE_EVERY = 100  # steps
 
 
+@dataclass(kw_only=True)
+class TrainingRun:
+    """A training run: its recipe, the optimizers, the steps and seconds so far, and a row of the curve for each step.
+
+    A row has the step and its losses, in nats; what is trained, each kind of run adds.
+    """
+
+    recipe: Any
+    optimizers: list[torch.optim.Optimizer]
+    step: int = 0
+    seconds: float = 0.0
+    curve: list[dict] = field(default_factory=list)
+
+
 def go_on(
-    run, order: Iterator[list[int]], one_step: Callable, keep: Callable[[], None], minutes: float | None, desc: str
+    run: TrainingRun,
+    order: Iterator[list[int]],
+    one_step: Callable,
+    keep: Callable[[], None],
+    minutes: float | None,
+    desc: str,
 ) -> None:
     """Take the steps that `run` still lacks, for some minutes at most: one_step(text numbers) takes one.
 
     order: batches of text numbers from the run's first step on, whatever was taken already. keep: writes the
-    checkpoint. one_step records the loss in the curve. run: one of run.Run, heads.HeadsRun, joint.JointRun.
+    checkpoint. one_step records the loss in the curve.
     """
     until = monotonic() + 60 * (minutes or math.inf)
     with bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
@@ -42,13 +63,13 @@ def said(row: dict) -> dict[str, str]:
     return {name: f"{value:.3f}" for name, value in row.items() if isinstance(value, float)}
 
 
-def set_rate(run, pace: float) -> None:
+def set_rate(run: TrainingRun, pace: float) -> None:
     """All optimizers go on at this share (0 to 1) of the recipe's rate, a group that is `faster` at so much more."""
     for group in [group for optimizer in run.optimizers for group in optimizer.param_groups]:
         group["lr"] = run.recipe.rate * pace * group.get("faster", 1.0)
 
 
-def update(run, weights: Iterable[Tensor], row: dict[str, float]) -> None:
+def update(run: TrainingRun, weights: Iterable[Tensor], row: dict[str, float]) -> None:
     """One update from gradients that are there, clipped to a norm of 1; the step, and its row, go to the curve."""
     torch.nn.utils.clip_grad_norm_(weights, 1.0)
     for optimizer in run.optimizers:

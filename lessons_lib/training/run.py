@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
 from lessons_lib.paths import cache_dir
 from lessons_lib.training.batched import Text
+from lessons_lib.training.loop import TrainingRun
 
 CHECKPOINT, CURVE = "checkpoint.pt", "curve.json"
 
@@ -41,16 +42,11 @@ class Recipe:
     only: str = ""
 
 
-@dataclass
-class Run:
-    """A training run: the draft, its optimizers, the steps and seconds it took so far, and the loss of each step."""
+@dataclass(kw_only=True)
+class Run(TrainingRun):
+    """A draft's training run. A row of its curve: the loss, and how often draft and target have one favourite."""
 
-    recipe: Recipe
     draft: TrimmedDecoder
-    optimizers: list[torch.optim.Optimizer]
-    step: int = 0
-    seconds: float = 0.0
-    curve: list[dict[str, float]] = field(default_factory=list)
 
 
 def runs(of: str, name: str, kind: str = "run") -> Path:
@@ -68,7 +64,7 @@ def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> Tensor:
     return order[:kept].sort().values
 
 
-def resume(recipe, folder: Path, begin: Callable, weights: Callable):
+def resume(recipe, folder: Path, begin: Callable, weights: Callable) -> TrainingRun:
     """The run that `folder` holds, or one at its start. ValueError if it holds one of another recipe.
 
     begin: what a checkpoint says ({} without one) -> a run at its start. weights: run -> what it trains, by name.
@@ -102,7 +98,7 @@ def read_checkpoint(folder: Path, command: str = "") -> dict:
 def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> Run:
     """A run at its start. kept (K,): ids that the head scores. ValueError for layers or neurons the target lacks."""
     draft = start_from(target, recipe.layers, kept, recipe.mlp)
-    return Run(recipe, draft, optimizers(own_weights(draft).values(), recipe))
+    return Run(recipe=recipe, draft=draft, optimizers=optimizers(own_weights(draft).values(), recipe))
 
 
 def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]:
@@ -117,7 +113,7 @@ def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]
 
 
 @torch.no_grad()
-def restored(run, weights: Callable, saved: dict):
+def restored(run: TrainingRun, weights: Callable, saved: dict) -> TrainingRun:
     """The run with a checkpoint's weights, optimizer and counters. KeyError for a weight that the checkpoint lacks."""
     for name, weight in weights(run).items():
         weight.copy_(saved["weights"][name])
@@ -132,7 +128,7 @@ def save(run: Run, folder: Path) -> None:
     keep(run, draft_weights(run), folder, kept=run.draft.kept)
 
 
-def keep(run, weights: Mapping[str, Tensor], folder: Path, **more) -> None:
+def keep(run: TrainingRun, weights: Mapping[str, Tensor], folder: Path, **more) -> None:
     """The checkpoint of any run, whole or not at all, and the loss curve."""
     folder.mkdir(parents=True, exist_ok=True)
     state = more | {
