@@ -120,16 +120,16 @@ class MedusaHeads(nn.Module):
         Trimmed heads score the other tokens -inf. chosen (T,): the token that was chosen from each state, for heads
         that read it (else it is ignored). ValueError if it is missing.
         """
-        scores = self._scores(final, count, chosen)
+        scores = self.scores(final, count, chosen)
         return scores if self.kept is None else scatter(scores, self.kept, self.vocab_size)
 
     def favourites(self, final: Tensor, ranks: int, count: int | None = None, chosen=None) -> Tensor:
         """As `forward`, but -> the most probable tokens (T, K, ranks), best first; at most `scored` of them."""
-        best = self._scores(final, count, chosen).topk(ranks).indices
+        best = self.scores(final, count, chosen).topk(ranks).indices
         return best if self.kept is None else self.kept[best]
 
-    def _scores(self, final: Tensor, count: int | None, chosen) -> Tensor:
-        """(T, D) -> (T, K, tokens that are scored)."""
+    def scores(self, final: Tensor, count: int | None = None, chosen=None) -> Tensor:
+        """As `forward`, but -> (T, K, scored): of the tokens `kept` alone, in their order."""
         states = self.states(final, count, chosen)
         if not self.own:
             return F.linear(states, self.rows)

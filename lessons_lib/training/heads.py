@@ -27,7 +27,8 @@ class HeadsRecipe:
     """heads, blocks, anchor_rank: as MedusaHeads. decay: lambda, head k's loss counts lambda^k. tokens: per step,
     prompts included.
 
-    own: 1 or 0, whether each head has its own LM head. muon: 1 or 0, whether matrices are trained by Muon.
+    own: 1 or 0, whether each head has its own LM head. muon: 1 or 0, whether matrices are trained by Muon. kept: how
+    many tokens heads score, those that texts use most (0: all); scoring is nearly all that a step costs.
     """
 
     heads: int = 4
@@ -40,6 +41,7 @@ class HeadsRecipe:
     rate: float = 1e-3
     warmup: int = 100
     muon: int = 0
+    kept: int = 0
     seed: int = 0
 
 
@@ -61,18 +63,25 @@ def train_heads(
 
     lm_head (V, D): the model's own, frozen; where it is bf16, products are, too, while the heads' weights stay
     float32. Leaves a checkpoint and the curve in `folder`; interrupted and resumed, it ends with the same weights as
-    in one go. ValueError if the checkpoint's recipe is another one, and for a recipe without heads or blocks.
+    in one go. ValueError if the checkpoint's recipe is another one, for a recipe without heads or blocks, and for one
+    that trims heads with LM heads of their own.
     """
-    run = runs.resume(recipe, folder, lambda _: fresh(lm_head, recipe), weights)
-    texts, held = split(texts)
+
+    def begin(saved: dict) -> HeadsRun:
+        most_used = runs.frequent(texts, len(lm_head), recipe.kept) if recipe.kept else None
+        return fresh(lm_head, recipe, saved.get("kept", most_used))
+
+    run = runs.resume(recipe, folder, begin, weights)
+    learnt, held = split(texts)
 
     def one_step(indices: list[int]) -> None:
-        train_step(run, [texts[i] for i in indices])
+        train_step(run, [learnt[i] for i in indices])
         if run.step % LOOK_EVERY == 0 or run.step == recipe.steps:
             run.curve[-1] |= look(run, held)
 
-    order = schedule([len(text.ids) for text in texts], recipe)
-    go_on(run, order, one_step, lambda: runs.keep(run, weights(run), folder), minutes, "Training heads")
+    order = schedule([len(text.ids) for text in learnt], recipe)
+    keep = lambda: runs.keep(run, weights(run), folder, kept=run.heads.kept)  # noqa: E731
+    go_on(run, order, one_step, keep, minutes, "Training heads")
     return run
 
 
@@ -115,16 +124,18 @@ def weights(run: HeadsRun) -> dict[str, torch.nn.Parameter]:
     return dict(run.heads.named_parameters())
 
 
-def fresh(lm_head: Tensor, recipe: HeadsRecipe) -> HeadsRun:
-    """A run at its start. lm_head (V, D). ValueError for a recipe without heads or blocks."""
+def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> HeadsRun:
+    """A run at its start. lm_head (V, D). kept (K,): ids that the heads score (None: all). Errors as `train_heads`."""
     heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, bool(recipe.own), recipe.anchor_rank)
     exact = torch.promote_types(lm_head.dtype, torch.float32)
     for part in (heads.stacks, heads.anchors, heads.own):
         part.to(exact)
+    if kept is not None:
+        heads.trim(kept)
     return HeadsRun(recipe=recipe, heads=heads, optimizers=runs.optimizers(heads.parameters(), recipe))
 
 
 def trained(lm_head: Tensor, folder: Path) -> HeadsRun:
     """The run that `folder` holds. lm_head (V, D). ValueError if it holds none."""
     saved = runs.read_checkpoint(folder, "heads")
-    return runs.restored(fresh(lm_head, HeadsRecipe(**saved["recipe"])), weights, saved)
+    return runs.restored(fresh(lm_head, HeadsRecipe(**saved["recipe"]), saved["kept"]), weights, saved)

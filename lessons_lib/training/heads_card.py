@@ -14,7 +14,7 @@ TEXT = """# {name}: {count} Medusa heads for {base}
 {parameters:,} parameters in {count} heads of {blocks} residual block(s), stored in half precision
 ({megabytes:.1f} MB). They read {base}'s state after the final norm{anchor}; head k guesses the token k places
 behind the next one. They choose among the {kept:,} tokens that the training texts use most, and so read that many rows
-of the LM head for a guess; they were trained against the whole vocabulary. Use:
+of the LM head for a guess{trained}. Use:
 `Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from `lessons_lib.models.stored_heads`.
 
 ## Data
@@ -44,6 +44,11 @@ expected if heads were independent:
 
 {speed}
 {tries}{together}"""
+TRIED = """
+## Tried
+With a tree of as many nodes; runs of an earlier collection of texts are judged by its own:
+
+"""
 
 
 def page(name: str, card: dict, megabytes: float) -> str:
@@ -60,15 +65,14 @@ def page(name: str, card: dict, megabytes: float) -> str:
         parameters=parameters(card),
         megabytes=megabytes,
         anchor=f" and, by a map of rank {card['anchor_rank']}, the token chosen from it" if card["anchor_rank"] else "",
+        trained="" if recipe["kept"] else "; they were trained against the whole vocabulary",
         joint="".join(f" --{key} NAME" for key in ("joint", "tries") if card.get(key)).replace("tries", "beside"),
         optimizer="Muon" if recipe["muon"] else "AdamW",
         accuracy=markdown(*accuracy(card)),
         nodes=after["nodes"],
         expected=after["expected"],
         speed=markdown(*speed(card)),
-        tries=f"\n## Tried\nWith a tree of as many nodes, by the same texts:\n\n{markdown(*tries(card))}\n"
-        if card["tries"]
-        else "",
+        tries=TRIED + markdown(*tries(card)) + "\n" if card["tries"] else "",
         together=together(card["joint"]) if "joint" in card else "",
         **facts,
     )

@@ -18,14 +18,14 @@ from lessons_lib.models import LanguageModel, load
 from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.models.registry import OURS
-from lessons_lib.models.stored_heads import WEIGHTS, load_heads, read_card, save_heads
+from lessons_lib.models.stored_heads import CARD, WEIGHTS, load_heads, read_card, save_heads
 from lessons_lib.training import collect, heads_card
 from lessons_lib.training.batched import Text
 from lessons_lib.training.evaluate_heads import evaluate_heads
 from lessons_lib.training.heads import HeadsRecipe, fresh, split, train_heads, trained
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe, train_joint
-from lessons_lib.training.run import frequent, read_checkpoint, runs
+from lessons_lib.training.run import read_checkpoint, runs
 
 TARGET, HEADS = "smollm2-135m", "smol-medusa"
 NODES = 16  # of the tree that figures are quoted for; lesson 09 chooses by the machine's width curve
@@ -43,7 +43,6 @@ def add_parts(parts) -> None:
     part.add_argument("--run", default="default")
     part.add_argument("--into", type=Path, default=OURS / HEADS)
     part.add_argument("--nodes", type=int, default=NODES)
-    part.add_argument("--kept", type=int, default=16_384, help="tokens that the stored heads score, the most used ones")
     part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
     part.add_argument("--joint", help="a run of heads-joint whose losses the card shall keep")
     part.add_argument("--beside", nargs="*", default=[], help="other runs of heads whose worth the card shall name")
@@ -105,13 +104,13 @@ def run_evaluate(options: argparse.Namespace) -> int:
 def run_export(options: argparse.Namespace) -> int:
     """Store a run's heads, with what they are worth beside untrained ones and other runs, and their card.
 
-    ValueError if one of these runs was not trained, without texts, and for heads that cannot be trimmed;
-    ModelUnavailable as `load`.
+    What was stored there before, and what its card said was tried, is listed among what was tried. ValueError if one
+    of these runs was not trained, and without texts; ModelUnavailable as `load`.
     """
     run, texts = trained(lm_head(), runs(HEADS, options.run)), collect.training_texts()
     calibration, measured = split(texts)[1], collect.held_out_texts()
-    before = worth(fresh(lm_head(), run.recipe).heads, calibration, measured, options.nodes)
-    run.heads.trim(frequent(texts, run.heads.vocab_size, options.kept))
+    before = worth(fresh(lm_head(), run.recipe, run.heads.kept).heads, calibration, measured, options.nodes)
+    tries = earlier(options.into, options.run)  # before the card is written anew
     save_heads(run.heads, options.into, TARGET)  # what is measured is what was stored, rounded
     after = worth(load_heads(options.into, model()), calibration, measured, options.nodes)
     facts = {
@@ -123,7 +122,8 @@ def run_export(options: argparse.Namespace) -> int:
     }
     curve = [row for row in run.curve if "top1" in row]
     facts |= {"note": options.note, "before": before, "after": after, "curve": curve}
-    facts["tries"] = [tried(name, calibration, measured, options.nodes) for name in options.beside]
+    tries = [row for row in tries if row["name"] not in options.beside]
+    facts["tries"] = tries + [tried(name, calibration, measured, options.nodes) for name in options.beside]
     if options.joint:
         saved = read_checkpoint(runs(HEADS, options.joint, "joint"), "heads-joint")
         facts["joint"] = {key: saved[key] for key in ("recipe", "seconds", "curve")}
@@ -133,6 +133,15 @@ def run_export(options: argparse.Namespace) -> int:
     (options.into / heads_card.PAGE).write_text(said, encoding="utf-8")
     print(f"{megabytes:.2f} MB in {options.into}")
     return 0
+
+
+def earlier(folder: Path, name: str) -> list[dict]:
+    """What a card in `folder` says of its heads, unless they were this run's, and of all that was tried before."""
+    if not (folder / CARD).is_file():
+        return []
+    card = read_card(folder)
+    stored = {key: card[key] for key in ("recipe", "steps", "texts")} | {"name": card["run"]} | card["after"]
+    return [row for row in (stored, *card["tries"]) if row["name"] != name]
 
 
 def tried(name: str, calibration: Sequence[Text], measured: Sequence[Text], nodes: int) -> dict:

@@ -40,6 +40,7 @@ def backward(
 
     states (T, D), chosen (T,), labels (T, K): as `examples` gives them.
     """
+    labels = scored(heads, labels)
     counts = (labels != MISSING).sum(0).clamp_min(1).to(heads.lm_head.device)
     share = weight * decay ** torch.arange(1, heads.count + 1, device=counts.device) / counts
     sums = torch.zeros(heads.count, device=counts.device)
@@ -50,20 +51,29 @@ def backward(
     return sums / counts
 
 
+def scored(heads: MedusaHeads, labels: Tensor) -> Tensor:
+    """labels (...) -> their numbers among the tokens that the heads score; MISSING for those that they do not."""
+    if heads.kept is None:
+        return labels
+    numbers = torch.full((heads.vocab_size,), MISSING)
+    numbers[heads.kept.cpu()] = torch.arange(heads.scored)
+    return numbers[labels.clamp_min(0)].where(labels != MISSING, MISSING)
+
+
 def total(losses: Tensor, decay: float) -> float:
     """The sum over heads k = 1, 2, ... of lambda^k times the head's loss; losses (K,), decay: lambda."""
     return sum(decay**k * loss for k, loss in enumerate(losses.tolist(), 1))
 
 
 def scores_of(heads: MedusaHeads, states: Tensor, chosen: Tensor) -> Tensor:
-    """states (T, D), tokens chosen from them (T,) -> scores (T, K, V), the products in the LM head's format."""
+    """states (T, D), tokens chosen from them (T,) -> scores (T, K, scored), the products in the LM head's format."""
     kind = heads.lm_head.dtype
     with torch.autocast(heads.lm_head.device.type, kind) if kind == torch.bfloat16 else nullcontext():
-        return heads(states.to(heads.lm_head), chosen=chosen)
+        return heads.scores(states.to(heads.lm_head), chosen=chosen)
 
 
 def surprise(scores: Tensor, labels: Tensor) -> Tensor:
-    """scores (T, K, V), labels (T, K) -> the cross-entropy (T, K) in nats, 0 where the label is MISSING."""
+    """scores (T, K, scored), `scored` labels (T, K) -> the cross-entropy (T, K) in nats, 0 where one is MISSING."""
     exact = scores.flatten(0, 1).to(torch.promote_types(scores.dtype, torch.float32))
     labels = labels.to(scores.device)
     return F.cross_entropy(exact, labels.flatten(), ignore_index=MISSING, reduction="none").view(labels.shape)
@@ -71,15 +81,17 @@ def surprise(scores: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def judge(heads: MedusaHeads, texts: Sequence[Text], top_k: int = 10) -> dict[str, list]:
-    """Along texts: each head's mean cross-entropy (loss, K, in nats) and the share of positions at which its i-th
-    favourite is right (accuracies, K by top_k), of those where there is a token to guess."""
-    top_k = min(top_k, heads.vocab_size)
-    loss, right, counts = torch.zeros(heads.count), torch.zeros(heads.count, top_k), torch.zeros(heads.count)
+    """Along texts: each head's mean cross-entropy (loss, K, in nats) over the tokens that it scores, and the share of
+    positions at which its i-th favourite is right (accuracies, K by top_k), of those where there is a token to guess.
+    """
+    top_k = min(top_k, heads.scored)
+    loss, right, counts, known = torch.zeros(heads.count), torch.zeros(heads.count, top_k), *torch.zeros(2, heads.count)
     for states, chosen, labels in (examples(text, heads.count) for text in texts):
-        scores = scores_of(heads, states, chosen)
+        scores, wanted = scores_of(heads, states, chosen), scored(heads, labels)
         best = scores.topk(top_k).indices.cpu()
-        loss += surprise(scores, labels).sum(0).cpu()
-        right += (best == labels[..., None]).sum(0)
+        loss += surprise(scores, wanted).sum(0).cpu()
+        right += (best == wanted[..., None]).sum(0)
         counts += (labels != MISSING).sum(0)
-    counts = counts.clamp_min(1)
-    return {"loss": (loss / counts).tolist(), "accuracies": (right / counts[:, None]).tolist()}
+        known += (wanted != MISSING).sum(0)
+    shares = right / counts.clamp_min(1)[:, None]
+    return {"loss": (loss / known.clamp_min(1)).tolist(), "accuracies": shares.tolist()}

@@ -73,7 +73,7 @@ def at_home(model, texts, tmp_path, monkeypatch):
     return tmp_path
 
 
-SMALL = [*"--heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1 --device cpu".split()]
+SMALL = [*"--heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1 --kept 20 --device cpu".split()]
 
 
 def test_heads_are_trained_judged_and_stored_by_commands(at_home, model, texts, capsys):
@@ -82,7 +82,7 @@ def test_heads_are_trained_judged_and_stored_by_commands(at_home, model, texts, 
     assert command_line.main(["heads-evaluate", "--nodes", "6"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["nodes"] == len(found["choices"]) == 6 and found["kinds"]["chat"] == pytest.approx(found["macro"])
-    export = ["heads-export", "--into", str(at_home / "heads"), "--nodes", "6", "--kept", "20", "--note", "Rain."]
+    export = ["heads-export", "--into", str(at_home / "heads"), "--nodes", "6", "--note", "Rain."]
     assert command_line.main(export) == 0
     card = json.loads((at_home / "heads" / CARD).read_text())
     assert (card["base"], card["count"], card["steps"], card["texts"], card["note"]) == (heads_commands.TARGET, 2, 5, 40, "Rain.")  # fmt: skip  # noqa: E501
@@ -179,11 +179,25 @@ def test_the_card_keeps_the_losses_of_a_joint_run_that_is_named(with_heads, at_h
     joint = json.loads((at_home / "heads" / CARD).read_text())["joint"]
     assert joint["recipe"]["rank"] == 2 and [row["step"] for row in joint["curve"]] == [1, 2, 3, 4]
     page = (at_home / "heads" / PAGE).read_text()
-    assert "heads --run default --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1\n" in page
+    assert "heads --run default --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1 --kept 20\n" in page
     assert "heads-export --run default --joint NAME\n" in page
     assert "4 steps of `heads-joint` --rank 2 --steps 4 --tokens 100 --warmup 1 from" in page
     losses = [joint["curve"][step]["heads"] for step in (0, -1)]
     assert "the heads' loss from {:.2f} to {:.2f}".format(*losses) in page
+
+
+def test_the_card_goes_on_naming_what_earlier_cards_named(with_heads, at_home):
+    export = ["heads-export", "--into", str(at_home / "heads"), "--nodes", "3"]
+    for name in ("second", "third"):
+        command_line.main(["heads", *SMALL, "--run", name])
+    command_line.main(export)
+    command_line.main([*export, "--run", "second", "--beside", "third"])
+    first = json.loads((at_home / "heads" / CARD).read_text())
+    command_line.main([*export, "--run", "third"])
+    last = json.loads((at_home / "heads" / CARD).read_text())
+    assert [row["name"] for row in first["tries"]] == ["default", "third"]
+    assert [row["name"] for row in last["tries"]] == ["second", "default"]  # what is stored now was tried before
+    assert last["tries"][0]["macro"] == first["after"]["macro"] and last["tries"][0]["recipe"] == first["recipe"]
 
 
 def test_the_card_names_what_else_was_tried(with_heads, at_home, capsys):

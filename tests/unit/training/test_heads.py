@@ -91,6 +91,19 @@ def test_accuracies_say_at_which_rank_the_right_token_stood():
     assert heads_loss.judge(known, [])["accuracies"] == [[0.0] * 4]
 
 
+def test_trimmed_heads_learn_and_are_judged_by_the_tokens_that_they_score():
+    known = MedusaHeads(torch.eye(4), 1)
+    hidden = torch.tensor([[0.0, 3, 2, 1], [3, 2, 1, 0], [0, 1, 2, 3], [0.0, 0, 0, 1]])
+    text = Text("k", [0, 1, 2, 0, 1], 1, hidden=hidden)  # row 0 shall guess 2, row 1 shall guess 0, row 2 token 1
+    known.trim(torch.tensor([1, 2, 3]))
+    found = heads_loss.judge(known, [text], top_k=3)
+    assert found["accuracies"] == [pytest.approx([0, 1 / 3, 1 / 3])]  # token 0 is not scored: a miss
+    surprises = [-float(row[1:].log_softmax(-1)[at]) for row, at in ((hidden[0], 1), (hidden[2], 0))]
+    assert found["loss"] == pytest.approx([sum(surprises) / 2])
+    losses = heads_loss.backward(known, *heads_loss.batch([text], 1), decay=1.0)
+    assert losses.tolist() == pytest.approx(found["loss"])
+
+
 # what is trained
 
 
@@ -158,7 +171,7 @@ def test_with_a_bf16_head_products_are_bf16_and_what_is_trained_is_not(target, m
 # runs
 
 
-@pytest.mark.parametrize("form", [{}, {"muon": 1}, {"anchor_rank": 2}], ids=str)
+@pytest.mark.parametrize("form", [{}, {"muon": 1}, {"anchor_rank": 2, "kept": 20}], ids=str)
 def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, many, tmp_path, monkeypatch, form):
     monkeypatch.setattr(heads, "LOOK_EVERY", 2)
     in_folder = partial(train, target, many, recipe=replace(RECIPE, **form))
@@ -167,7 +180,7 @@ def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, m
 
 
 def test_every_part_of_the_recipe_matters(target, many, tmp_path):
-    changes = [{}, {"heads": 3}, {"blocks": 2}, {"own": 1}, {"anchor_rank": 2}, {"decay": 0.5}, {"steps": 5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}]  # fmt: skip  # noqa: E501
+    changes = [{}, {"heads": 3}, {"blocks": 2}, {"own": 1}, {"anchor_rank": 2}, {"decay": 0.5}, {"steps": 5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}, {"kept": 20}]  # fmt: skip  # noqa: E501
     assert {name for change in changes for name in change} == {field.name for field in fields(heads.HeadsRecipe)}
     losses = {train(target, many, tmp_path / str(n), replace(RECIPE, **change)).curve[-1]["loss"]
               for n, change in enumerate(changes)}  # fmt: skip
