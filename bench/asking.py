@@ -25,6 +25,7 @@ from lessons_lib.decoding.probing import repeatable_step, width_times
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.measure.hardware import width_costs
+from lessons_lib.models.decoder import Decoder
 
 TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
 EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
@@ -45,10 +46,14 @@ def eager():
 
 @cache
 def compiled() -> CompiledTarget:
-    """The eager target's decoder, each of its compiled steps run once."""
-    of = eager()
-    target = CompiledTarget(of.decoder, of.tokenizer, of.eos, CONTEXT, COMPILED)
-    for width in COMPILED:
+    """The eager target's decoder."""
+    return run_once(eager().decoder, COMPILED)
+
+
+def run_once(decoder: Decoder, widths: Sequence[int], **options) -> CompiledTarget:
+    """A decoder of this vocabulary compiled, each of its compiled steps run once; options as of CompiledTarget."""
+    target = CompiledTarget(decoder, eager().tokenizer, eager().eos, CONTEXT, widths, **options)
+    for width in widths:
         repeatable_step(target, prompt_of(32), width)()
     return target
 

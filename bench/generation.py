@@ -8,9 +8,10 @@ from registry import Measured, Run, claim
 from lessons_lib import generate, load
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import batched_step
 from lessons_lib.measure import roofline
-from lessons_lib.measure.clock import compare, timed
+from lessons_lib.measure.clock import Ratio, compare, timed
 
 PROMPT = (
     "A lighthouse keeper writes a letter to the next keeper of the light. It says what to do in a storm, when the "
@@ -99,11 +100,16 @@ def of_limit(run: Run) -> Measured:
     return Measured(compare(*both, repeats=rounds, warmup=1), said, {"bytes": 8 * moved})
 
 
+def over_generate(of: Target, dtype: str, run: Run) -> Ratio:
+    """transformers' generate over a target of ours; compiling is not timed."""
+    timed(ours(of, 4), repeats=1, warmup=1)
+    return compare(theirs(dtype, run.tokens), ours(of, run.tokens), repeats=run.repeats, warmup=1)
+
+
 def compiled(dtype: str, run: Run) -> Measured:
     """transformers' generate over our compiled decoder in this format; compiling is not timed, but kept in seconds."""
     of = target(dtype, compiled=True)
-    timed(ours(of, 4), repeats=1, warmup=1)  # compiles
-    ratio = compare(theirs(dtype, run.tokens), ours(of, run.tokens), repeats=run.repeats, warmup=1)
+    ratio = over_generate(of, dtype, run)
     seconds = of.compile_seconds.get(1)
     said = of.problem or f"compiled in {seconds:.0f} s"
     return Measured(ratio, said, {"compile_seconds": seconds})

@@ -8,11 +8,10 @@ from asking import EAGER, answered, asked, by_category, listed, long_enough, mea
 from assisted import KINDS, fingerprint
 from by_question import in_steps, mean_rate, rate_ratio, rows_fed, speed, tokens_per_forward
 from fitting import HEADS, Fitted, fitted
-from registry import Measured, Run, claim
+from registry import Measured, Run, claim, off_by
 
 from lessons_lib import Medusa
 from lessons_lib.decoding.tree_search import expected_tokens
-from lessons_lib.measure.clock import Ratio
 
 PER_KIND = 3  # questions
 
@@ -130,9 +129,3 @@ def steps(made: list[dict], overhead: float = 1.0) -> list[tuple[float, float]]:
     Units per second of Medusa's over plain decoding's are speedup times overhead over tokens per step.
     """
     return [(overhead * (of["forwards"] - 1), of["seconds"] - of["prefill"]) for of in made]
-
-
-def off_by(ratio: Ratio) -> Ratio:
-    """How far a ratio is from 1; the interval from the ends of its own, down to 0 where that holds 1."""
-    near, far = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
-    return Ratio(abs(ratio.value - 1), near if ratio.differs else 0.0, far, ratio.a, ratio.b)

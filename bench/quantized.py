@@ -9,9 +9,8 @@ from functools import cache
 
 import generation
 from asking import DTYPE, listed, prompt_of
-from generation import CONTEXT, ours, theirs
-from medusa import off_by
-from registry import Measured, Run, claim
+from generation import CONTEXT, ours
+from registry import Measured, Run, claim, off_by
 
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
@@ -41,8 +40,7 @@ def target(weights: str | None) -> CompiledTarget:
 def vs_generate(weights: str, run: Run, **facts) -> Measured:
     """transformers' generate over ours with weights in this format. facts: what is kept beside bytes and seconds."""
     of = target(weights)
-    timed(ours(of, 4), repeats=1, warmup=1)  # compiles
-    ratio = compare(theirs(DTYPE, run.tokens), ours(of, run.tokens), repeats=run.repeats, warmup=1)
+    ratio = generation.over_generate(of, DTYPE, run)
     read, kept = bytes_read(of.decoder), bytes_kept(of.decoder)
     said = of.problem or f"a step reads {read / 1e6:.0f} MB; {kept / 1e6:.0f} MB kept"
     facts |= {"bytes_read": read, "bytes_kept": kept, "compile_seconds": of.compile_seconds}

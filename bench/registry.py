@@ -69,3 +69,9 @@ def claim(name: str, bar: str, baseline: str, asks: bool = False, unit: str = "x
         return measure
 
     return register
+
+
+def off_by(ratio: Ratio) -> Ratio:
+    """How far a ratio is from 1; the interval from the ends of its own, down to 0 where that holds 1."""
+    near, far = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
+    return Ratio(abs(ratio.value - 1), near if ratio.differs else 0.0, far, ratio.a, ratio.b)

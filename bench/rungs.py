@@ -7,7 +7,7 @@ import asking
 import assisted
 import fitting
 import generation
-from asking import CONTEXT, ours, prompt_of
+from asking import CONTEXT, ours
 from by_question import Made
 from registry import Run
 from speculation import LOOKUP
@@ -17,13 +17,11 @@ from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.ladder import counting
 from lessons_lib.decoding.peers import static_and_compiled
-from lessons_lib.decoding.probing import logits_along, repeatable_step
+from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import clocked_transformers, seen_prefill
 from lessons_lib.measure import quality
-from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.quantized import bytes_kept, quantized
 from lessons_lib.quantization import units
@@ -39,11 +37,12 @@ CACHED = 300  # tokens behind which parts are timed
 
 @cache
 def targets(quick: bool) -> dict[str, Target]:
-    """Compiled targets by rung, the unrounded one first; a quick run has one format beside it."""
+    """Compiled targets by rung, caches fitted to texts, the unrounded one first; a quick run has one format beside."""
     formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
     rounded = {name: asking.model().target(weights=weights).decoder for name, weights in formats.items()}
     decoders = {"compiled": asking.eager().decoder} | rounded
-    return {name: compiled(of, asking.COMPILED if guessed(name) else (1,)) for name, of in decoders.items()}
+    widths = {name: asking.COMPILED if guessed(name) else (1,) for name in decoders}
+    return {name: asking.run_once(of, widths[name], fitted=True) for name, of in decoders.items()}
 
 
 def guessed(name: str) -> bool:
@@ -51,23 +50,11 @@ def guessed(name: str) -> bool:
     return name in ("compiled", LIGHT)
 
 
-def compiled(decoder: Decoder, widths: tuple[int, ...]) -> CompiledTarget:
-    """With caches fitted to their texts, each of its compiled steps run once."""
-    of = asking.eager()
-    target = CompiledTarget(decoder, of.tokenizer, of.eos, CONTEXT, widths, fitted=True)
-    for width in widths:
-        repeatable_step(target, prompt_of(32), width)()
-    return target
-
-
 @cache
 def small() -> Target:
     """The draft as light as a light target needs it: compiled, its weights in 8 bits."""
-    of, wide = asking.eager(), decoder_of(assisted.draft().network, wide=True)
-    target = CompiledTarget(quantized(wide, "int8-weight-only"), of.tokenizer, of.eos, CONTEXT, (1, 2))
-    for width in (1, 2):  # two: behind a step whose guesses were all accepted
-        repeatable_step(target, prompt_of(32), width)()
-    return target
+    wide = decoder_of(assisted.draft().network, wide=True)
+    return asking.run_once(quantized(wide, "int8-weight-only"), (1, 2))  # 2: behind a step whose guesses all held
 
 
 @cache  # the tokenizers are compared once, not for every text

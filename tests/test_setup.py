@@ -114,20 +114,23 @@ def test_readmes_tables_are_those_of_the_stored_lessons_and_claims():
     assert readme.filled(text, find()) == text, "`make bench` or `make lessons` writes them"
 
 
-def test_readmes_ten_lines_run_on_another_model(tmp_path, capsys):
+def test_readmes_lines_run_on_another_model(tmp_path, capsys):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     from lessons_lib.models import tiny
 
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S).group(1)
+    code, engine, _server = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(96)} | {"<unk>": 96}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tiny().save_pretrained(tmp_path)
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="w0").save_pretrained(tmp_path)
-    exec(compile(code.replace("path/to/your/model", tmp_path.as_posix()), "README.md", "exec"), {})
+    known = {}
+    exec(compile(code.replace("path/to/your/model", tmp_path.as_posix()), "README.md", "exec"), known)
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     assert "tokens, 32 forwards" in capsys.readouterr().out
+    exec(compile(engine, "README.md", "exec"), known)
+    assert capsys.readouterr().out.splitlines() == [known["engine"].output(one).text for one in known["requests"]]
 
 
 def test_nothing_names_a_package_index_or_a_machine():

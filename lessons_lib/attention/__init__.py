@@ -11,11 +11,11 @@ backends    which kernels of torch run here, and what the others say
 Made for counting and for equality, not for speed: a kernel keeps a tile in fast memory, PyTorch does not.
 """
 
-from lessons_lib.attention.backends import Attempt, attempts
+from lessons_lib.attention.backends import Outcome, attempts
 from lessons_lib.attention.naive import naive
 from lessons_lib.attention.online import Partial, merge_outputs
 from lessons_lib.attention.split import split_kv
 from lessons_lib.attention.tiled import keys_outside, tiled
 from lessons_lib.attention.traffic import Memory
 
-__all__ = ["Attempt", "Memory", "Partial", "attempts", "keys_outside", "merge_outputs", "naive", "split_kv", "tiled"]
+__all__ = ["Outcome", "Memory", "Partial", "attempts", "keys_outside", "merge_outputs", "naive", "split_kv", "tiled"]

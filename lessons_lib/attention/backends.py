@@ -14,7 +14,7 @@ EMPTY = ("not used because:", "has been runtime disabled")  # a heading; a backe
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Outcome:
     """One backend asked for by name: its output, or None and what was said: reasons first, then the error."""
 
     backend: str
@@ -29,7 +29,7 @@ class Attempt:
 
 def attempts(
     q: Tensor, keys: Tensor, values: Tensor, backends: Sequence[str] = BACKENDS, **options: Any
-) -> list[Attempt]:
+) -> list[Outcome]:
     """Run F.scaled_dot_product_attention(q, keys, values, **options) with each backend alone.
 
     q (b, H, T, d), keys (b, H, S, d), values (b, H, S, d_v), as that function takes them -> outputs (b, H, T, d_v).
@@ -40,15 +40,15 @@ def attempts(
     return [_attempt(name, lambda: F.scaled_dot_product_attention(q, keys, values, **options)) for name in backends]
 
 
-def _attempt(name: str, attend: Callable[[], Tensor]) -> Attempt:
+def _attempt(name: str, attend: Callable[[], Tensor]) -> Outcome:
     """The reasons of a refusal are warnings; the error itself only says that nothing is left."""
     with warnings.catch_warnings(record=True, action="always") as said:
         try:
             with sdpa_kernel(SDPBackend.__members__[name]):
-                return Attempt(name, attend())
+                return Outcome(name, attend())
         except RuntimeError as error:
             reasons = [*(str(warning.message) for warning in said), str(error)]
-    return Attempt(name, None, " ".join(dict.fromkeys(filter(None, map(first_sentence, reasons)))))
+    return Outcome(name, None, " ".join(dict.fromkeys(filter(None, map(first_sentence, reasons)))))
 
 
 def first_sentence(text: str) -> str:

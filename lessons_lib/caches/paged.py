@@ -101,6 +101,11 @@ class PagedRows:
             cache.check(length + 1)
         self.places = self.memory.places([cache.blocks for cache in caches], self.lengths, 1)
 
+    @property
+    def positions(self) -> list[int]:
+        """Where the new token of each row stands in its text."""
+        return [cache.positions([0])[0] for cache in self.caches]
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """keys, values (H_kv, rows, d), a token of each row -> all (rows, H_kv, n · P, d), padding included."""
         self.memory.write(layer, self.places, keys, values)

@@ -148,12 +148,12 @@ def bench(options: argparse.Namespace) -> int:
     call = [ROOT / "bench" / "run.py", *options.claims, *(["--quick"] if options.quick else [])]
     if options.questions:
         return python(*call, "--questions", Path(options.questions).resolve())
-    status, results = python(*call), readme.CLAIMS.parent
+    status, results, pages = python(*call), readme.CLAIMS.parent, ROOT / "build" / "bench"
     if options.quick:
-        results = ROOT / "build" / "bench" / "quick"
+        results = pages = pages / "quick"
     else:
         readme.fill()
-    print(f"as a page: {evidence.write(results, ROOT / 'build' / 'bench.html')}")
+    print(f"as a page, and as Markdown beside it: {evidence.write(results, pages / 'bench.html')}")
     for row in claims.short_of_bar(claims.load(results / "claims.json")):
         print(f"short of its bar: {row.claim} is {row.value}, bar {row.bar}")
     return status

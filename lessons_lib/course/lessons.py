@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import nbformat
 from lessons_lib.course.bootstrap import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
+LEAST = re.compile(r"^(\w+) *=.*#.*\bat least (\d+)", re.MULTILINE)
 QUIET = ["--log-level=50"]  # for kernels, which announce their transport and their end on stderr
 
 
@@ -80,6 +82,11 @@ def parameters(nb: nbformat.NotebookNode) -> dict[str, Any]:
     return values
 
 
+def bounds(nb: nbformat.NotebookNode) -> dict[str, int]:
+    """The least value, of a list the least length, of each parameter whose comment says "at least 2"."""
+    return {name: int(least) for name, least in LEAST.findall("\n".join(c.source for c in tagged(nb, "parameters")))}
+
+
 def settings(pairs: list[str]) -> dict[str, str]:
     """["a=1", "b=x y"] -> {"a": "1", "b": "x y"}. UsageError for one without an equals sign."""
     broken = [pair for pair in pairs if "=" not in pair]
@@ -91,22 +98,25 @@ def settings(pairs: list[str]) -> dict[str, str]:
 def overrides(defaults: dict[Lesson, dict[str, Any]], given: dict[str, str]) -> dict[Lesson, dict[str, Any]]:
     """What to inject into each lesson: of `given`, the parameters that it has, read as its default's type.
 
-    UsageError for a name that none of the lessons has, listing the valid ones, and for a value of another type.
+    UsageError for a name that none of the lessons has, listing the valid ones, and as `parse`.
     """
     valid = sorted({name for values in defaults.values() for name in values})
     unknown = [name for name in given if name not in valid]
     if unknown:
         raise UsageError(f"No parameter {', '.join(unknown)}. The chosen lessons have: {', '.join(valid)}.")
-    return {
-        lesson: {name: parse(name, text, values[name]) for name, text in given.items() if name in values}
-        for lesson, values in defaults.items()
-    }
+    found = {}
+    for lesson, values in defaults.items():
+        least = bounds(lesson.read())
+        wanted = [name for name in given if name in values]
+        found[lesson] = {name: parse(name, given[name], values[name], least.get(name)) for name in wanted}
+    return found
 
 
-def parse(name: str, text: str, default: Any) -> Any:
+def parse(name: str, text: str, default: Any, least: int | None = None) -> Any:
     """The value that `text` means for a parameter with this default: "32", 64 -> 32; "32", "auto" -> "32".
 
-    UsageError if it is of another type.
+    least: of a number, or of a list's length; without it, numbers that count from 1 on by default stay so. UsageError
+    for less, and for another type.
     """
     if isinstance(default, str):
         return text
@@ -118,4 +128,19 @@ def parse(name: str, text: str, default: Any) -> Any:
     if not fits:
         kind = type(default).__name__
         raise UsageError(f"Parameter {name} takes a {kind}, such as {default!r}; not {text!r}.")
+    check_size(name, value, default, least)
     return value
+
+
+def check_size(name: str, value: Any, default: Any, least: int | None) -> None:
+    """UsageError for a number, or a list, that is smaller than `parse` allows, and for a number below 1 in a list."""
+    given, usual = (x if isinstance(x, list) else [x] for x in (value, default))
+    size, what = (len(given), f"{least} of them") if isinstance(value, list) else (value, f"{least}")
+    if least is not None and size < least:
+        raise UsageError(f"Parameter {name} takes at least {what}, such as {default!r}; not {value!r}.")
+    if _counts(usual) and any(type(x) is int and x < 1 for x in given):
+        raise UsageError(f"Parameter {name} counts from 1 on, such as {default!r}; it cannot be {value!r}.")
+
+
+def _counts(values: list) -> bool:
+    return all(type(x) is int and x >= 1 for x in values)

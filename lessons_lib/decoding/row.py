@@ -40,7 +40,7 @@ class Ending:
 
 
 @dataclass
-class Drafted:
+class Planned:
     """A row's plan for one forward."""
 
     tree: Tree
@@ -74,7 +74,7 @@ class Row:
         """The tokens committed so far, without the prompt."""
         return self.ids[self.prompt_length :]
 
-    def draft(self) -> Drafted:
+    def draft(self) -> Planned:
         """What to feed: what is due of the prompt, or the anchor and the guesses. Errors are the proposer's."""
         cached = self.cache.length()
         lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
@@ -85,7 +85,7 @@ class Row:
         proposal = Proposal() if early else self.proposer.propose(self.ids, limit)
         proposal, tree = self._fitting(proposal, limit, room)
         block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
-        return Drafted(tree, proposal, block, completes)
+        return Planned(tree, proposal, block, completes)
 
     def _room(self, lacking: int) -> float:
         """How many guesses may be fed behind so many tokens: the cache must hold and `chunk` allow them."""
@@ -101,24 +101,24 @@ class Row:
         fed = len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
         return (proposal, tree) if fed <= room else (Proposal(), Tree())
 
-    def accept(self, drafted: Drafted, scores: Scores) -> tuple[list[int], list[int]]:
+    def accept(self, planned: Planned, scores: Scores) -> tuple[list[int], list[int]]:
         """Ask the acceptance rule, whose errors come through, end the text where it must end -> (path, tokens)."""
-        if not drafted.completes:
+        if not planned.completes:
             return [], []
-        nodes = 1 + len(drafted.tree.tokens)
-        logits = self._hold_back_eos(drafted.tree, scores.logits[:nodes])
-        path, bonus = self.acceptance.accept(drafted.tree, logits, self.generator)
-        return path, self._until_end([drafted.tree.tokens[node] for node in path] + [bonus])
+        nodes = 1 + len(planned.tree.tokens)
+        logits = self._hold_back_eos(planned.tree, scores.logits[:nodes])
+        path, bonus = self.acceptance.accept(planned.tree, logits, self.generator)
+        return path, self._until_end([planned.tree.tokens[node] for node in path] + [bonus])
 
-    def commit(self, drafted: Drafted, path: list[int], tokens: list[int], scores: Scores) -> None:
+    def commit(self, planned: Planned, path: list[int], tokens: list[int], scores: Scores) -> None:
         """Keep the cache entries of what was committed, all but the last token's, and tell the proposer."""
-        if not drafted.completes:
+        if not planned.completes:
             return
         first = len(self.ids)  # entry of node 0: everything committed so far is cached now
         path = path[: max(0, len(tokens) - 1)] if len(tokens) <= len(path) else path
         self.cache.keep(first, [first + node for node in path])
         self.ids.extend(tokens)
-        self.proposer.observe(observation(drafted, path, tokens, scores))
+        self.proposer.observe(observation(planned, path, tokens, scores))
 
     def _hold_back_eos(self, tree: Tree, logits: Tensor) -> Tensor:
         """No end of text before min_new_tokens, at whatever depth of the tree a row of logits stands."""
@@ -146,33 +146,33 @@ def step(target, rows: Sequence[Row]) -> list[list[int]]:
     0 tokens in a part of a prompt, else 1 to n. Errors are those of the target, the proposers and acceptance rules.
     """
     committed, start = [], perf_counter()
-    drafts = [row.draft() for row in rows]
+    plans = [row.draft() for row in rows]
     proposed = perf_counter()
-    scored = target.run([drafted.block for drafted in drafts])
+    scored = target.run([planned.block for planned in plans])
     run = perf_counter()
-    for row, drafted, scores in zip(rows, drafts, scored, strict=True):
+    for row, planned, scores in zip(rows, plans, scored, strict=True):
         since = perf_counter()
-        path, tokens = row.accept(drafted, scores)
+        path, tokens = row.accept(planned, scores)
         accepted = perf_counter()
-        row.commit(drafted, path, tokens, scores)
+        row.commit(planned, path, tokens, scores)
         times = proposed - start, run - proposed, accepted - since, perf_counter() - accepted
-        row.trace.append(record(row, drafted, path, tokens, times))
+        row.trace.append(record(row, planned, path, tokens, times))
         committed.append(tokens)
     return committed
 
 
-def record(row: Row, drafted: Drafted, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
+def record(row: Row, planned: Planned, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
     """The trace's record of one row's share of a step that is done; times: seconds of its four parts."""
     before = len(row.ids) - len(tokens)
     return Step(
         length_before=before,
-        forwarded=len(drafted.block.tokens),
-        proposed=len(drafted.tree.tokens),
-        depth=max(drafted.tree.depths, default=0),
-        scratch=len(drafted.proposal.scratch.tokens) if drafted.proposal.scratch else 0,
+        forwarded=len(planned.block.tokens),
+        proposed=len(planned.tree.tokens),
+        depth=max(planned.tree.depths, default=0),
+        scratch=len(planned.proposal.scratch.tokens) if planned.proposal.scratch else 0,
         accepted=min(len(path), len(tokens)),
         committed=len(tokens),
-        draft_calls=drafted.proposal.draft_calls,
+        draft_calls=planned.proposal.draft_calls,
         is_prefill=before == row.prompt_length,
         eos_cut=row.finish == "eos" and len(tokens) <= len(path),
         t_propose=times[0],
@@ -183,9 +183,9 @@ def record(row: Row, drafted: Drafted, path: list[int], tokens: list[int], times
     )
 
 
-def observation(drafted: Drafted, path: list[int], tokens: list[int], scores: Scores) -> Observation:
+def observation(planned: Planned, path: list[int], tokens: list[int], scores: Scores) -> Observation:
     """Translate what a step found from the merged tree's numbering to the proposer's."""
-    tree, nodes = drafted.tree, 1 + len(drafted.tree.tokens)
+    tree, nodes = planned.tree, 1 + len(planned.tree.tokens)
     theirs = {merged: node for node, merged in reversed(list(enumerate(tree.merged))) if merged is not None}
     fed = {node: scores.logits[1 + merged] for node, merged in enumerate(tree.merged) if merged is not None}
     last = 1 + path[-1] if path else 0

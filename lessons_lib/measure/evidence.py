@@ -89,11 +89,15 @@ def cells(results: Path) -> list[list[str]]:
 
 
 def write(results: Path, path: Path) -> Path:
-    """Both tables, techniques and claims, as one self-contained HTML page; gives its path. ValueError as `cells`."""
+    """Both tables, techniques and claims, as one self-contained HTML page, and as Markdown beside it; gives its path.
+
+    ValueError as `cells`.
+    """
     named = claims.load(results / "claims.json")
     parts = ["Techniques:", (HEADINGS, cells(results)), "Claims:", (claims.HEADINGS, claims.cells(named))]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tables.html_page("Benchmarks", parts), encoding="utf-8")
+    path.with_suffix(".md").write_text(tables.markdown_page("Benchmarks", parts), encoding="utf-8")
     return path
 
 

@@ -89,14 +89,17 @@ def bracket(flops: float, moved: float, flop_rate: float, bandwidth: float) -> B
     return Bracket(max(compute, memory), compute + memory)
 
 
-def limit(flops: float, moved: float, hardware: Rates, dtype: str, flop_rate: float = 0.0) -> float:
-    """Seconds that no kernel beats: all bytes at the read bandwidth, or all FLOPs at the best rate seen in any product.
+def limit(
+    flops: float, moved: float, hardware: Rates, dtype: str, flop_rate: float = 0.0, bandwidth: float = 0.0
+) -> float:
+    """Seconds that no kernel beats: all bytes at the best bandwidth seen in any reading, or all FLOPs at the best rate.
 
-    flop_rate: FLOP/s of other products that were timed, such as this model's own; the best square product's if
-    that is faster. A dtype without any rate is limited by its bytes alone.
+    flop_rate, bandwidth: FLOP/s and bytes/s of other products that were timed, such as this model's own; the best that
+    the probe saw if that is faster. A dtype without any rate is limited by its bytes alone.
     """
     best = max(flop_rate, hardware.matmul_flops.get(dtype, 0.0))
-    return max(moved / hardware.read_bandwidth, flops / best if best else 0.0)
+    reading = max(bandwidth, hardware.read_bandwidth, *hardware.matvec_bandwidth.values())
+    return max(moved / reading, flops / best if best else 0.0)
 
 
 def overhead(measured: float, predicted: Bracket) -> float:

@@ -1,4 +1,4 @@
-"""Which device and which number format: "auto" takes what the machine does well, not what it can emulate."""
+"""Which device and number format (every lesson): "auto" takes what the machine does well, not what it can emulate."""
 
 import torch
 

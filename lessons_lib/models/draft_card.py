@@ -7,7 +7,7 @@ from lessons_lib.models import registry
 from lessons_lib.models.stored_draft import CARD
 
 
-def read_card(name: str) -> dict:
+def card_of(name: str) -> dict:
     """The card of one of our drafts; {} for any other model."""
     path = registry.OURS / name / CARD
     return json.loads(path.read_text(encoding="utf-8")) if name in registry.DRAFTS and path.is_file() else {}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lessons_lib.attention.backends import Attempt, first_sentence
+from lessons_lib.attention.backends import Outcome, first_sentence
 
 
 @contextmanager
@@ -28,14 +28,14 @@ def attending(network: PreTrainedModel, name: str) -> Iterator[PreTrainedModel]:
 
 
 @torch.no_grad()
-def implementations(network: PreTrainedModel, names: Sequence[str], run: Callable[[], Tensor]) -> list[Attempt]:
+def implementations(network: PreTrainedModel, names: Sequence[str], run: Callable[[], Tensor]) -> list[Outcome]:
     """run() with each attn_implementation of the network: its output, or the first sentence of the refusal."""
     return [_attempt(network, name, run) for name in names]
 
 
-def _attempt(network: PreTrainedModel, name: str, run: Callable[[], Tensor]) -> Attempt:
+def _attempt(network: PreTrainedModel, name: str, run: Callable[[], Tensor]) -> Outcome:
     try:
         with attending(network, name):
-            return Attempt(name, run())
+            return Outcome(name, run())
     except (ImportError, ValueError, RuntimeError) as error:
-        return Attempt(name, None, first_sentence(str(error)))
+        return Outcome(name, None, first_sentence(str(error)))

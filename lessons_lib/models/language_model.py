@@ -1,4 +1,4 @@
-"""A loaded language model: network and tokenizer together, and the ways to decode with it."""
+"""A loaded language model (every lesson): network and tokenizer together, and the ways to decode with it."""
 
 import copy
 from dataclasses import dataclass, replace

@@ -40,7 +40,9 @@ LIBRARIES: dict[str, Callable[[torch.dtype], TorchAoConfig | BitsAndBytesConfig]
 }
 
 
-def by_library(name: str, dtype: torch.dtype = torch.float32, model: str | Path = OFFLINE) -> PreTrainedModel:
+def by_library(
+    name: str, dtype: torch.dtype = torch.float32, model: str | Path = OFFLINE, device: str = "cpu"
+) -> PreTrainedModel:
     """A packaged model, or the folder of a checkpoint, loaded through transformers and quantized by a library.
 
     ValueError for a name that is not in LIBRARIES; ModelUnavailable where model or library is missing, or the
@@ -55,7 +57,8 @@ def by_library(name: str, dtype: torch.dtype = torch.float32, model: str | Path 
     try:
         with quiet(bars=False):
             config = LIBRARIES[name](dtype)
-            made = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=config)
+            options = dict(dtype=dtype, quantization_config=config, device_map={"": device})
+            made = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
         why = first_line(error)
         raise ModelUnavailable(f"{name} does not run here ({why}); choose another of {library}'s formats") from error

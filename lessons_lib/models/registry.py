@@ -1,4 +1,4 @@
-"""Where each model comes from: the one list of names."""
+"""Where each model comes from (every lesson): the one list of names."""
 
 from difflib import get_close_matches
 from pathlib import Path

@@ -16,6 +16,7 @@ from lessons_lib.quantization.matrix import Matrix, multiply_levels
 
 THRESHOLD = 6.0  # of LLM.int8()
 MOST = 127  # the largest level
+TALL = 32  # rows of torch's integer product on a GPU, which asks for more than 16
 
 
 def round_rows(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
@@ -44,14 +45,21 @@ def rounded_values(x: Tensor, terms: int) -> Tensor:
 def integer_product(x: Tensor, weight: Tensor) -> Tensor:
     """x (T, K) and weight (N, K), both int8 -> x Wᵀ (T, N) int32, exact.
 
-    Exact as long as int32 holds the sum: K up to 133,000 levels of at most 127. Elsewhere than on a CPU the library's
-    integer product takes certain sizes alone, so there it is done in float64.
+    Exact as long as int32 holds the sum: K up to 133,000 levels of at most 127. On a GPU the library's integer product
+    takes multiples of 8 alone; other sizes, and other devices, multiply in float64.
     """
     if x.shape[1] == 1:  # of which the library's product makes nonsense on some CPUs
         return x.int() * weight.int().T
     if x.device.type == "cpu":
         return torch._int_mm(x, weight.T)
+    if x.device.type == "cuda" and not (x.shape[1] % 8 or weight.shape[0] % 8):
+        return tall_product(x, weight)
     return (x.double() @ weight.double().T).int()
+
+
+def tall_product(x: Tensor, weight: Tensor) -> Tensor:
+    """As `integer_product`, x padded to TALL rows: a GPU's tensor cores, by torch's product, take no fewer."""
+    return torch._int_mm(F.pad(x, (0, 0, 0, max(0, TALL - len(x)))), weight.T)[: len(x)]
 
 
 def multiply_rounded(x: Tensor, levels: Tensor, scales: Tensor, terms: int = 1) -> Tensor:

@@ -6,16 +6,16 @@ Prompts run eagerly, in a forward of their own: they fill the machine as they ar
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lessons_lib.decoding.blocks import Block, Scores
+from lessons_lib.decoding.targets.compiled import kernels_of
 from lessons_lib.decoding.targets.compiled_step import CompiledStep, say_uncompiled
 from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.kernels import Kernels
 from lessons_lib.quantization.words import kept_in_memory
 from lessons_lib.serving.target import PagedTarget, decodes
 
@@ -54,7 +54,7 @@ class CompiledPagedTarget(PagedTarget):
             cache.check(cache.length() + 1)
         new = lambda numbers: torch.tensor(numbers, device=self.device)  # noqa: E731
         tokens = new([block.tokens[0] for block in blocks] + padding)
-        positions = new([cache.length() for cache in caches] + padding)
+        positions = new([cache.positions([0])[0] for cache in caches] + padding)
         tables = new(self.memory.padded([cache.used(1) for cache in caches] + [[]] * len(padding), at_least=2))
         torch._dynamo.maybe_mark_dynamic(tables, 1)
         logits = self.step(tokens, positions, tables, self.memory.keys, self.memory.values)
@@ -109,7 +109,7 @@ def paged_step(decoder: Decoder, cache=Pages) -> Callable:
     It takes tokens (rows,), and positions, tables, keys and values as Pages -> logits (rows, V). cache: what looks keys
     and values up, made as Pages is.
     """
-    kernels = Kernels(attend=attend_pages)
+    kernels = replace(kernels_of(decoder, opened=False), attend=attend_pages)
 
     def step(tokens: Tensor, positions: Tensor, tables: Tensor, keys: list, values: list):
         size = keys[0].shape[-2]

@@ -5,6 +5,7 @@ for each row of each layer.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from lessons_lib.caches.paged_memory import PagedMemory
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment, States
-from lessons_lib.models.kernels import Kernels, attend
+from lessons_lib.models.kernels import attend
 
 
 class PagedTarget(DecoderTarget):
@@ -44,11 +45,11 @@ class PagedTarget(DecoderTarget):
         rows = [block.cache for block in blocks if decodes(block)]
         together = [self.rows(PagedRows(rows))] if rows else []
         segments = together + [self.segment(block) for block in blocks[len(rows) :]]
-        return self.decoder(tokens, segments, after=layers, kernels=PAGED)
+        return self.decoder(tokens, segments, after=layers, kernels=replace(self.decoder.kernels, attend=attend_either))
 
     def rows(self, cache: PagedRows) -> Segment:
         """Many rows of one token as the decoder reads them: one segment."""
-        return Segment(torch.tensor(cache.lengths, device=self.device), cache, cache.bias(self.dtype))
+        return Segment(torch.tensor(cache.positions, device=self.device), cache, cache.bias(self.dtype))
 
 
 def decodes(block: Block) -> bool:
@@ -73,6 +74,3 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor
 def attend_either(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """`attend_rows` where keys are (rows, H_kv, S, d), many rows together; `attend` for one row's, (H_kv, S, d)."""
     return (attend_rows if keys.dim() == 4 else attend)(q, keys, values, mask)
-
-
-PAGED = Kernels(attend=attend_either)

@@ -3,7 +3,7 @@
 `python -m lessons_lib.training` runs the recipes.
 
 collect             the target writes texts for the prompts (prompts), many at once (batched)
-loop, run           the loop of every training run; a run as it is kept, and its checkpoint
+loop, checkpoint    what all training runs share: steps, rates, batches; the folder that a run is kept in
 distill             a draft learns from the texts, by a loss; what it is worth in fewer bits
 evaluate, bits      tokens per forward by replay; the same for drafts that are rounded
 held_out            the prompts that drafts and heads are measured on

@@ -17,8 +17,8 @@ from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
 from lessons_lib.training import bits, card, collect, evaluate, heads_commands, held_out, prompts
 from lessons_lib.training.batched import Text
-from lessons_lib.training.distill import distill
-from lessons_lib.training.run import Recipe, fresh, runs, trained
+from lessons_lib.training.checkpoint import runs
+from lessons_lib.training.distill import Recipe, distill, fresh, trained
 
 TARGET, DRAFT = "smollm2-135m", "smol-draft"
 DESIGNS, BITS = "designs.json", "bits.json"  # beside the weights

@@ -9,7 +9,7 @@ is scored. Not the engine's blocks, which would be collected anew for all rows i
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.kernels import Kernels
 
 
 @dataclass
@@ -57,6 +56,10 @@ class RowsCache:
             buffers[layer][self.each, :, self.lengths] = new.transpose(0, 1)
         return self.keys[layer][:, :, :longest], self.values[layer][:, :, :longest]
 
+    def positions(self) -> Tensor:
+        """(rows,): where the token that each row feeds next stands in its text."""
+        return self.lengths.clone()
+
     def mask(self) -> Tensor:
         """(rows, S) bool: what a row may see, the token about to be fed included."""
         return torch.arange(int(self.lengths.max()) + 1, device=self.lengths.device) <= self.lengths[:, None]
@@ -82,9 +85,6 @@ def attend_texts(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tenso
     return out.reshape(rows, heads, dim).transpose(0, 1)
 
 
-ROWS = Kernels(attend=attend_texts)
-
-
 class Writer:
     """Writes up to max_new tokens to each text, `rows` texts at a time; a text ends with a token of `eos`.
 
@@ -94,7 +94,7 @@ class Writer:
 
     def __init__(self, decoder: Decoder, eos: Iterable[int], rows: int, capacity: int, max_new: int):
         self.decoder, self.eos, self.max_new, self.capacity = decoder, frozenset(eos), max_new, capacity
-        self.cache = RowsCache(decoder, rows, capacity)
+        self.cache, self.kernels = RowsCache(decoder, rows, capacity), replace(decoder.kernels, attend=attend_texts)
         self.texts: list[Text | None] = [None] * rows
         self.generators: list[torch.Generator | None] = [None] * rows
 
@@ -126,8 +126,8 @@ class Writer:
     def _advance(self) -> Iterator[Text]:
         """One token for every row; empty rows ride along."""
         tokens = [text.ids[-1] if text else 0 for text in self.texts]
-        segment = Segment(self.cache.lengths.clone(), self.cache, self.cache.mask())
-        states = self.decoder(torch.tensor(tokens, device=self.cache.lengths.device), [segment], kernels=ROWS)
+        segment = Segment(self.cache.positions(), self.cache, self.cache.mask())
+        states = self.decoder(torch.tensor(tokens, device=self.cache.lengths.device), [segment], kernels=self.kernels)
         busy = [row for row, text in enumerate(self.texts) if text]
         self.cache.lengths[busy] += 1
         yield from self._take(busy, self.decoder.final(states.last)[busy])

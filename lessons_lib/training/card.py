@@ -7,7 +7,7 @@ from lessons_lib.measure.tables import markdown
 from lessons_lib.models.draft import own_size
 from lessons_lib.models.draft_card import before_and_after, designs
 from lessons_lib.training.batched import Text
-from lessons_lib.training.run import Run
+from lessons_lib.training.distill import DraftRun
 
 PAGE = "README.md"
 TEXT = """# {name}: a draft for {target}
@@ -54,7 +54,9 @@ one (`python -m lessons_lib.training bits --runs NAME NAME`; lesson 10 plots it)
 """
 
 
-def facts(run: Run, texts: Sequence[Text], tried: Sequence[dict], before: dict, after: dict, note: str = "") -> dict:
+def facts(
+    run: DraftRun, texts: Sequence[Text], tried: Sequence[dict], before: dict, after: dict, note: str = ""
+) -> dict:
     """What the card says beside layers and target, as JSON holds it.
 
     texts: what it was trained on. tried: designs; before, after: as `evaluate` returns them.
@@ -73,7 +75,7 @@ def facts(run: Run, texts: Sequence[Text], tried: Sequence[dict], before: dict, 
     }
 
 
-def page(name: str, run: Run, card: dict, folder: Path) -> str:
+def page(name: str, run: DraftRun, card: dict, folder: Path) -> str:
     """The card as a page, for a draft stored in `folder`. card: `facts` as `save_draft` stored them, else KeyError."""
     return TEXT.format(
         name=name,

@@ -128,6 +128,16 @@ def held_out_texts() -> list[Text]:
     return read_all(folder(held_out=True))
 
 
+def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> torch.Tensor:
+    """The tokens (kept,) that texts use most, prompts too, since answers quote them, ascending.
+
+    Where texts know too few: those with the lowest ids, which the tokenizer merged first because they are frequent.
+    """
+    tokens = torch.tensor([token for text in texts for token in text.ids])
+    order = torch.bincount(tokens, minlength=vocab_size).argsort(descending=True, stable=True)
+    return order[:kept].sort().values
+
+
 def batches(items: Iterable[Text], size: int) -> Iterator[list[Text]]:
     """Lists of `size` items (at least 1), the last one perhaps shorter."""
     items = iter(items)

@@ -3,10 +3,9 @@
 Hinton et al. 2015 (arXiv 1503.02531); on the target's own text: Zhou et al. 2023 (DistillSpec, arXiv 2310.08461).
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,11 +13,44 @@ from torch import Tensor
 
 from lessons_lib.models.calibrate import Uncached
 from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.draft import TrimmedDecoder, own_weights
+from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
 from lessons_lib.training.batched import Text
-from lessons_lib.training.loop import go_on, set_rate, update
+from lessons_lib.training.checkpoint import keep, read_checkpoint, restored, resume
+from lessons_lib.training.collect import frequent
+from lessons_lib.training.loop import TrainingRun, go_on, optimizers, schedule, set_rate, update
 from lessons_lib.training.loss import DistillationLoss
-from lessons_lib.training.run import Recipe, Run, draft_weights, frequent, fresh, resume, save
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """layers: numbers of the target's layers to start from. kept: tokens the head scores. tokens: per step.
+
+    muon: 1 or 0, whether matrices are trained by Muon. hard: weight of the cross-entropy, the rest is KL's.
+    prompt: every so manieth token of a prompt counts, others from step to step (0: none). skip: first tokens of
+    every text, the template's, that teach nothing. mlp: neurons of every MLP (0: all). only: "greedy" or
+    "drawn" texts ("": both).
+    """
+
+    layers: tuple[int, ...] = (0, 1, 29)
+    kept: int = 16_384
+    steps: int = 1_900
+    tokens: int = 2_048
+    rate: float = 8e-3
+    warmup: int = 100
+    muon: int = 1
+    hard: float = 0.3
+    prompt: int = 5
+    skip: int = 24
+    seed: int = 0
+    mlp: int = 0
+    only: str = ""
+
+
+@dataclass(kw_only=True)
+class DraftRun(TrainingRun):
+    """A draft's training run. A row of its curve: the loss, and how often draft and target have one favourite."""
+
+    draft: TrimmedDecoder
 
 
 def distill(
@@ -29,7 +61,7 @@ def distill(
     minutes: float | None = None,
     *,
     fast: bool,
-) -> Run:
+) -> DraftRun:
     """Train, or go on training where `folder` holds a checkpoint, until recipe.steps or for some minutes.
 
     Leaves a checkpoint and the loss curve in `folder`. fast: products in bf16, weights in float32 all the same.
@@ -37,19 +69,19 @@ def distill(
     is another one, and for layers or neurons that the target lacks.
     """
 
-    def begin(saved: dict) -> Run:
+    def begin(saved: dict) -> DraftRun:
         return fresh(target, recipe, saved.get("kept", frequent(texts, target.config.vocab_size, recipe.kept)))
 
-    run = resume(recipe, folder, begin, draft_weights)
+    run = resume(recipe, folder, begin, weights)
     order = schedule([len(text.ids) for text in texts], recipe)
     one_step = lambda indices: train_step(run, [texts[i] for i in indices], fast)  # noqa: E731
-    go_on(run, order, one_step, lambda: save(run, folder), minutes, "Distilling")
+    go_on(run, order, one_step, lambda: keep(run, weights(run), folder, kept=run.draft.kept), minutes, "Distilling")
     return run
 
 
-def train_step(run: Run, texts: Sequence[Text], fast: bool) -> None:
+def train_step(run: DraftRun, texts: Sequence[Text], fast: bool) -> None:
     """One update from a batch of texts; loss (nats) and the share of likeliest tokens that agree go to the curve."""
-    set_rate(run, pace(run.step, run.recipe))
+    set_rate(run)
     with torch.autocast(run.draft.embedding.weight.device.type, torch.bfloat16) if fast else nullcontext():
         theirs, ours = states(run.draft, texts, run.recipe, run.step)
     read = (ours, theirs, run.draft.head.weight)
@@ -84,24 +116,18 @@ def counted(text: Text, recipe: Recipe, step: int) -> Tensor:
     return counts
 
 
-def schedule(lengths: Sequence[int], recipe: Recipe) -> Iterator[list[int]]:
-    """Batches of text numbers without end: every epoch all texts in an order of its own, the seed's.
-
-    lengths: of the texts (at least one), in tokens. A batch has recipe.tokens tokens or a few more.
-    """
-    generator = torch.Generator().manual_seed(recipe.seed)
-    batch, size = [], 0
-    for _ in count():
-        for index in torch.randperm(len(lengths), generator=generator).tolist():
-            batch.append(index)
-            size += lengths[index]
-            if size >= recipe.tokens:
-                yield batch
-                batch, size = [], 0
+def weights(run: DraftRun) -> dict[str, Tensor]:
+    """What distilling trains, by name."""
+    return own_weights(run.draft)
 
 
-def pace(step: int, recipe: Recipe) -> float:
-    """The learning rate's share at a step: up in a line, down along a cosine."""
-    if step < recipe.warmup:
-        return (step + 1) / recipe.warmup
-    return 0.5 + 0.5 * math.cos(math.pi * (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup))
+def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> DraftRun:
+    """A run at its start. kept (K,): ids that the head scores. ValueError for layers or neurons the target lacks."""
+    draft = start_from(target, recipe.layers, kept, recipe.mlp)
+    return DraftRun(recipe=recipe, draft=draft, optimizers=optimizers(own_weights(draft).values(), recipe))
+
+
+def trained(target: Decoder, folder: Path) -> DraftRun:
+    """The draft's run that `folder` holds. ValueError if it holds none."""
+    saved = read_checkpoint(folder, "distill")
+    return restored(fresh(target, Recipe(**saved["recipe"]), saved["kept"]), weights, saved)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lessons_lib.models.medusa import MedusaHeads
-from lessons_lib.training import run as runs
 from lessons_lib.training.batched import Text, number_of
-from lessons_lib.training.distill import pace, schedule
+from lessons_lib.training.checkpoint import keep, read_checkpoint, restored, resume
+from lessons_lib.training.collect import frequent
 from lessons_lib.training.heads_loss import backward, batch, judge, total
-from lessons_lib.training.loop import TrainingRun, go_on, set_rate, update
+from lessons_lib.training.loop import TrainingRun, go_on, optimizers, schedule, set_rate, update
 
 LOOK_EVERY = 80  # steps between two looks at the texts that train nothing
 HELD_BACK = 10  # one text in so many
@@ -68,10 +68,10 @@ def train_heads(
     """
 
     def begin(saved: dict) -> HeadsRun:
-        most_used = runs.frequent(texts, len(lm_head), recipe.kept) if recipe.kept else None
+        most_used = frequent(texts, len(lm_head), recipe.kept) if recipe.kept else None
         return fresh(lm_head, recipe, saved.get("kept", most_used))
 
-    run = runs.resume(recipe, folder, begin, weights)
+    run = resume(recipe, folder, begin, weights)
     learnt, held = split(texts)
 
     def one_step(indices: list[int]) -> None:
@@ -80,8 +80,8 @@ def train_heads(
             run.curve[-1] |= look(run, held)
 
     order = schedule([len(text.ids) for text in learnt], recipe)
-    keep = lambda: runs.keep(run, weights(run), folder, kept=run.heads.kept)  # noqa: E731
-    go_on(run, order, one_step, keep, minutes, "Training heads")
+    save = lambda: keep(run, weights(run), folder, kept=run.heads.kept)  # noqa: E731
+    go_on(run, order, one_step, save, minutes, "Training heads")
     return run
 
 
@@ -103,7 +103,7 @@ def held_back(key: str) -> bool:
 
 def train_step(run: HeadsRun, texts: Sequence[Text]) -> None:
     """One update from a batch of texts: its loss, in nats with heads weighted, goes to the curve."""
-    set_rate(run, pace(run.step, run.recipe))
+    set_rate(run)
     run.heads.zero_grad()
     losses = backward(run.heads, *batch(texts, run.heads.count), run.recipe.decay)
     update(run, run.heads.parameters(), {"loss": round(total(losses, run.recipe.decay), 5)})
@@ -132,10 +132,10 @@ def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> H
         part.to(exact)
     if kept is not None:
         heads.trim(kept)
-    return HeadsRun(recipe=recipe, heads=heads, optimizers=runs.optimizers(heads.parameters(), recipe))
+    return HeadsRun(recipe=recipe, heads=heads, optimizers=optimizers(heads.parameters(), recipe))
 
 
 def trained(lm_head: Tensor, folder: Path) -> HeadsRun:
     """The run that `folder` holds. lm_head (V, D). ValueError if it holds none."""
-    saved = runs.read_checkpoint(folder, "heads")
-    return runs.restored(fresh(lm_head, HeadsRecipe(**saved["recipe"]), saved["kept"]), weights, saved)
+    saved = read_checkpoint(folder, "heads")
+    return restored(fresh(lm_head, HeadsRecipe(**saved["recipe"]), saved["kept"]), weights, saved)

@@ -21,11 +21,11 @@ from lessons_lib.models.registry import OURS
 from lessons_lib.models.stored_heads import CARD, WEIGHTS, load_heads, read_card, save_heads
 from lessons_lib.training import collect, heads_card
 from lessons_lib.training.batched import Text
+from lessons_lib.training.checkpoint import read_checkpoint, runs
 from lessons_lib.training.evaluate_heads import evaluate_heads
 from lessons_lib.training.heads import HeadsRecipe, fresh, split, train_heads, trained
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe, train_joint
-from lessons_lib.training.run import read_checkpoint, runs
 
 TARGET, HEADS = "smollm2-135m", "smol-medusa"
 NODES = 16  # of the tree that figures are quoted for; lesson 09 chooses by the machine's width curve

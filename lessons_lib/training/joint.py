@@ -15,11 +15,11 @@ from torch import Tensor
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.lora import LowRank, adapted
 from lessons_lib.models.medusa import MedusaHeads
-from lessons_lib.training import run as runs
 from lessons_lib.training.batched import Text
-from lessons_lib.training.distill import pace, read, schedule
+from lessons_lib.training.checkpoint import keep, resume
+from lessons_lib.training.distill import read
 from lessons_lib.training.heads_loss import backward, batch, total
-from lessons_lib.training.loop import TrainingRun, go_on, set_rate, update
+from lessons_lib.training.loop import TrainingRun, go_on, schedule, set_rate, update
 from lessons_lib.training.loss import DistillationLoss
 
 
@@ -60,17 +60,17 @@ def train_joint(
 
     The heads change in place. Resumable as `train_heads`; ValueError if the checkpoint's recipe is another one.
     """
-    run = runs.resume(recipe, folder, lambda _: fresh(decoder, heads, recipe), weights)
+    run = resume(recipe, folder, lambda _: fresh(decoder, heads, recipe), weights)
     order = schedule([len(text.ids) for text in texts], recipe)
     one_step = lambda indices: joint_step(run, decoder, [texts[i] for i in indices])  # noqa: E731
-    go_on(run, order, one_step, lambda: runs.keep(run, weights(run), folder), minutes, "Training jointly")
+    go_on(run, order, one_step, lambda: keep(run, weights(run), folder), minutes, "Training jointly")
     return run
 
 
 def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     """One update from a batch of texts: L = KL(old, new) + balance * sum of decay^k L_k, both parts recorded."""
     recipe = run.recipe
-    set_rate(run, pace(run.step, recipe))
+    set_rate(run)
     run.optimizers[0].zero_grad()
     theirs, chosen, labels = batch(texts, run.heads.count)
     ours = states(run, decoder, texts)

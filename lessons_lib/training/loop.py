@@ -1,9 +1,9 @@
 """What all training runs share (lessons 06, 09): how far they are, and a loop that saves and heeds the clock."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from time import monotonic
 from typing import Any
 
@@ -63,10 +63,11 @@ def said(row: dict) -> dict[str, str]:
     return {name: f"{value:.3f}" for name, value in row.items() if isinstance(value, float)}
 
 
-def set_rate(run: TrainingRun, pace: float) -> None:
-    """All optimizers go on at this share (0 to 1) of the recipe's rate, a group that is `faster` at so much more."""
+def set_rate(run: TrainingRun) -> None:
+    """All optimizers go on at the step's share of the recipe's rate, a group that is `faster` at so much more."""
+    share = pace(run.step, run.recipe)
     for group in [group for optimizer in run.optimizers for group in optimizer.param_groups]:
-        group["lr"] = run.recipe.rate * pace * group.get("faster", 1.0)
+        group["lr"] = run.recipe.rate * share * group.get("faster", 1.0)
 
 
 def update(run: TrainingRun, weights: Iterable[Tensor], row: dict[str, float]) -> None:
@@ -76,3 +77,37 @@ def update(run: TrainingRun, weights: Iterable[Tensor], row: dict[str, float]) -
         optimizer.step()
     run.step += 1
     run.curve.append({"step": run.step} | row)
+
+
+def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]:
+    """AdamW, or for the matrices Muon, whose orthogonal updates (Jordan et al. 2024) learn more from a text."""
+    matrices, vectors = [], []
+    for weight in weights:
+        (matrices if recipe.muon and weight.ndim == 2 else vectors).append(weight)
+    adamw = torch.optim.AdamW(vectors, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    if not recipe.muon:
+        return [adamw]
+    return [adamw, torch.optim.Muon(matrices, lr=recipe.rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
+
+
+def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:
+    """Batches of text numbers without end: every epoch all texts in an order of its own, the seed's.
+
+    lengths: of the texts (at least one), in tokens. A batch has recipe.tokens tokens or a few more.
+    """
+    generator = torch.Generator().manual_seed(recipe.seed)
+    batch, size = [], 0
+    for _ in count():
+        for index in torch.randperm(len(lengths), generator=generator).tolist():
+            batch.append(index)
+            size += lengths[index]
+            if size >= recipe.tokens:
+                yield batch
+                batch, size = [], 0
+
+
+def pace(step: int, recipe) -> float:
+    """The learning rate's share at a step: up in a line, down along a cosine."""
+    if step < recipe.warmup:
+        return (step + 1) / recipe.warmup
+    return 0.5 + 0.5 * math.cos(math.pi * (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup))

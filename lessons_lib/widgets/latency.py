@@ -15,7 +15,7 @@ LENGTHS = tuple(2**k for k in range(4, 14))
 
 
 @dataclass(frozen=True)
-class Latency:
+class Expected:
     """Predicted seconds of one request: until its first token, then for all the others."""
 
     ttft: Bracket
@@ -27,7 +27,7 @@ class Latency:
         return Bracket(self.ttft.low + self.decode.low, self.ttft.high + self.decode.high)
 
 
-def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Latency:
+def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Expected:
     """`prompt` tokens in, `output` >= 1 tokens out: a prefill, which yields the first, and output - 1 steps.
 
     Step i attends to the prompt and the i tokens fed so far: the newest token is the one that is fed. ValueError for a
@@ -35,7 +35,7 @@ def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: i
     """
     steps = [predict_decode_step(shape, hardware, dtype, cached=prompt + i) for i in range(1, output)]
     decode = Bracket(sum(step.low for step in steps), sum(step.high for step in steps))
-    return Latency(predict_prefill(shape, hardware, dtype, prompt), decode)
+    return Expected(predict_prefill(shape, hardware, dtype, prompt), decode)
 
 
 def draw_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Axes:
@@ -72,7 +72,7 @@ def show_latency(shape: ModelShape, hardware: Hardware, dtype: str) -> None:
     show(controls, partial(draw_latency, shape, hardware, dtype), partial(describe_latency, shape, hardware, dtype))
 
 
-def _headline(latency: Latency, output: int) -> str:
+def _headline(latency: Expected, output: int) -> str:
     """The result in one line."""
     if output == 1:
         return f"the only token after {_seconds(latency.ttft)}"

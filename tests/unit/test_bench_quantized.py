@@ -113,8 +113,8 @@ def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_w
 
 def test_speeds_are_theirs_over_ours_and_say_what_is_read(monkeypatch):
     monkeypatch.setattr(bench, "target", target_of)
-    monkeypatch.setattr(bench, "ours", lambda of, count: lambda: None)
-    monkeypatch.setattr(bench, "theirs", lambda dtype, count: lambda: None)
+    monkeypatch.setattr(generation, "ours", lambda of, count: lambda: None)
+    monkeypatch.setattr(generation, "theirs", lambda dtype, count: lambda: None)
     found = CLAIMS["int4/vs-generate"].measure(QUICK)
     assert found.facts["bytes_read"] < found.facts["bytes_kept"] and found.note.startswith("a step reads 0 MB")
     assert CLAIMS["int8/vs-bf16"].measure(QUICK).ratio.value > 0

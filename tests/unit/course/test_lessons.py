@@ -1,5 +1,8 @@
 """Lessons found by name, their parameters read, and what does not exist refused."""
 
+import ast
+
+import nbformat
 import pytest
 
 from lessons_lib.course import lessons
@@ -69,6 +72,30 @@ def test_a_value_is_read_as_its_defaults_type(text, default, value):
 def test_a_value_of_another_type_is_refused(text, default):
     with pytest.raises(UsageError, match="Parameter name takes"):
         lessons.parse("name", text, default)
+
+
+@pytest.mark.parametrize("text, default", [("0", 64), ("-3", 1), ("[4, 0]", [1, 2])])
+def test_what_counts_from_one_on_cannot_be_less(text, default):
+    with pytest.raises(UsageError, match=r"Parameter name counts from 1 on, such as .*; it cannot be"):
+        lessons.parse("name", text, default)
+
+
+@pytest.mark.parametrize("text, default", [("0", 0), ("-1", 0), ("1", 1), ("0", 0.5), ("[]", [1])])
+def test_what_may_be_nothing_by_default_may_be_less(text, default):
+    assert lessons.parse("name", text, default) == ast.literal_eval(text)
+
+
+def test_a_parameter_takes_no_less_than_its_comment_says(three):
+    nb = three[0].read()
+    cell = lessons.tagged(nb, "parameters")[0]
+    cell.source += "\nlong = 8  # tokens, at least 2\nsizes = [1, 2]  # at least 2 rows\nrepeats = 3  # leastwise"
+    nbformat.write(nb, three[0].path)
+    assert lessons.bounds(nb) == {"long": 2, "sizes": 2}
+    defaults = {three[0]: lessons.parameters(nb)}
+    assert lessons.overrides(defaults, {"long": "2", "sizes": "[3, 4]", "repeats": "1"})
+    for name, text in {"long": "1", "sizes": "[3]"}.items():
+        with pytest.raises(UsageError, match=f"Parameter {name} takes at least 2"):
+            lessons.overrides(defaults, {name: text})
 
 
 def test_a_parameter_without_a_value_is_refused():

@@ -53,9 +53,10 @@ def test_a_row_of_another_machine_names_it(results):
     assert "slow" in row_of(results, "Medusa")["over"]
 
 
-def test_the_page_holds_both_tables(results, tmp_path):
-    page = write(results, tmp_path / "build" / "bench.html").read_text()
-    assert "draft model" in page and "assisted/vs-transformers" in page and "http" not in page
+def test_the_page_and_the_markdown_hold_both_tables(results, tmp_path):
+    page = write(results, tmp_path / "build" / "bench.html")
+    for text in (page.read_text(), page.with_suffix(".md").read_text()):
+        assert "draft model" in text and "assisted/vs-transformers" in text and "http" not in text
 
 
 def test_every_technique_rests_on_claims_that_are_registered():

@@ -165,13 +165,17 @@ def test_predictions_take_rates_given_instead():
     assert slow.low == pytest.approx(roofline.flops_prefill(SMOL, 64) / 1e9)
 
 
-def test_the_limit_is_bytes_at_the_read_bandwidth_or_flops_at_the_best_rate_seen():
+def test_the_limit_is_bytes_or_flops_at_the_best_rates_seen():
     rates = SimpleNamespace(read_bandwidth=10.0, matvec_bandwidth={"bf16": 1.0}, matmul_flops={"bf16": 40.0})
     assert roofline.limit(10, 20, rates, "bf16") == 2  # memory; the slower one-row products do not count
     assert roofline.limit(400, 20, rates, "bf16") == 10  # arithmetic, at the square product's rate
     assert roofline.limit(400, 20, rates, "bf16", flop_rate=80) == 5  # at a faster product's
     assert roofline.limit(400, 20, rates, "bf16", flop_rate=8) == 10  # a slower one does not count
     assert roofline.limit(400, 20, rates, "int4") == 2  # nothing known but its bytes
+    assert roofline.limit(10, 20, rates, "bf16", bandwidth=20) == 1  # another product read faster
+    assert roofline.limit(10, 20, rates, "bf16", bandwidth=5) == 2
+    rates.matvec_bandwidth["fp32"] = 40.0  # so did one of the probe's, in whatever format: bytes are bytes
+    assert roofline.limit(10, 20, rates, "bf16") == 0.5
 
 
 def test_a_dtype_that_was_not_measured_is_refused():

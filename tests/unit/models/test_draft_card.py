@@ -3,7 +3,7 @@
 import json
 
 from lessons_lib.models import registry
-from lessons_lib.models.draft_card import before_and_after, designs, read_card
+from lessons_lib.models.draft_card import before_and_after, card_of, designs
 
 VALUE = {"texts": 3, "tokens_per_forward": 1.25, "right": 0.2}
 
@@ -14,11 +14,11 @@ def worth(macro):
 
 def test_a_card_is_read_by_name_and_only_drafts_have_one(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "OURS", tmp_path)
-    assert read_card("smol-draft") == {}  # not trained yet
+    assert card_of("smol-draft") == {}  # not trained yet
     (tmp_path / "smol-draft").mkdir()
     (tmp_path / "smol-draft" / "draft.json").write_text(json.dumps({"layers": 3}))
-    assert read_card("smol-draft") == {"layers": 3}
-    assert read_card("smollm2-135m") == {} and read_card(str(tmp_path / "smol-draft")) == {}
+    assert card_of("smol-draft") == {"layers": 3}
+    assert card_of("smollm2-135m") == {} and card_of(str(tmp_path / "smol-draft")) == {}
 
 
 def test_before_and_after_stand_in_one_table():

@@ -16,6 +16,7 @@ from lessons_lib.quantization.int8_products import (
     outlier_columns,
     round_rows,
     rounded_values,
+    tall_product,
 )
 from lessons_lib.quantization.integers import quantize
 
@@ -31,6 +32,22 @@ def test_integer_products_are_exact_for_any_size(rows, columns, out, seed):
     generator = torch.Generator().manual_seed(seed)
     x, w = (torch.randint(-127, 128, (n, columns), dtype=torch.int8, generator=generator) for n in (rows, out))
     assert torch.equal(integer_product(x, w), (x.long() @ w.long().T).int())
+
+
+@pytest.mark.parametrize("rows", [1, 16, 31, 32, 33])
+def test_the_product_of_a_gpus_tensor_cores_is_given_rows_enough_and_gives_back_what_was_asked(rows, monkeypatch):
+    generator, taken = torch.Generator().manual_seed(rows), []
+    x, w = (torch.randint(-127, 128, (n, 24), dtype=torch.int8, generator=generator) for n in (rows, 16))
+    product = torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: taken.append(len(a)) or product(a, b))
+    assert torch.equal(tall_product(x, w), (x.long() @ w.long().T).int()) and taken == [max(rows, 32)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of CUDA")
+@pytest.mark.parametrize("columns, out", [(24, 16), (23, 16), (24, 15)])
+def test_integer_products_are_exact_on_a_gpu(columns, out):
+    x, w = (torch.randint(-127, 128, (n, columns), dtype=torch.int8) for n in (5, out))
+    assert torch.equal(integer_product(x.cuda(), w.cuda()).cpu(), (x.long() @ w.long().T).int())
 
 
 def test_sums_that_float32_would_round_are_exact():

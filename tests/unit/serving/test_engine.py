@@ -12,10 +12,12 @@ from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models import tiny
+from lessons_lib.models.quantized import quantized
 from lessons_lib.serving import engine as engine_module
 from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.compiled import paged_step
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.engine import Engine
+from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.policies import Continuous, Dynamic, ShortestFirst, Static
 from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Scheduler
@@ -49,6 +51,20 @@ def test_preempted_requests_are_answered_as_if_they_ran_alone(setting, sharing):
 
 def test_a_pool_that_just_fits_the_longest_request_serves_them_all():
     together(Scheduler(BlockPool(25, 1), slots=4))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_decoder_with_rounded_matrices_is_served_as_it_decodes_alone(compiled):
+    rounded = DecoderTarget(quantized(TARGET.decoder, "int3 g16"))  # whose wide weights are gone
+    scheduler = Scheduler(BlockPool(40, 4))
+    target = paged(rounded, scheduler.pool, 2 if compiled else None)
+    if compiled:  # as the compiler is given it
+        target.step = type("Step", (), {"problem": None, "__call__": staticmethod(paged_step(rounded.decoder))})()
+    engine = Engine(target, scheduler)
+    requests = [engine.request(prompt, max_new_tokens=9) for prompt in PROMPTS[:4]]
+    engine.serve(requests)
+    for request, prompt in zip(requests, PROMPTS, strict=False):
+        assert engine.output(request).ids == generate(rounded, prompt, max_new_tokens=9).ids
 
 
 def test_shared_prefixes_are_not_computed_again():

@@ -12,7 +12,8 @@ from lessons_lib.models.stored_draft import CARD
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import card, collect, distill, evaluate
 from lessons_lib.training.batched import Text
-from lessons_lib.training.run import Recipe, runs
+from lessons_lib.training.checkpoint import runs
+from lessons_lib.training.distill import Recipe
 
 RECIPE = Recipe(layers=(1,), kept=40, steps=3, tokens=50, warmup=1, skip=1)
 

@@ -9,10 +9,10 @@ import torch
 from support.pieces import assert_pieces_end_alike
 
 from lessons_lib.models.draft import own_weights
-from lessons_lib.training import distill, run
+from lessons_lib.training import collect, distill, loop
 from lessons_lib.training.batched import Text
+from lessons_lib.training.distill import Recipe
 from lessons_lib.training.loss import DistillationLoss
-from lessons_lib.training.run import Recipe
 
 RECIPE = Recipe(layers=(1,), kept=40, steps=6, tokens=50, warmup=2, skip=1)
 
@@ -64,12 +64,12 @@ def test_a_text_in_a_pack_is_read_as_if_alone(target):
 
 def test_the_head_keeps_the_tokens_that_texts_use_most_then_the_lowest_ids():
     text = Text("k", [8, 8, 8, 8, 50, 50, 9, 70], prompt_length=4)
-    assert run.frequent([text], 97, 2).tolist() == [8, 50]
-    assert run.frequent([text], 97, 6).tolist() == [0, 1, 8, 9, 50, 70]
+    assert collect.frequent([text], 97, 2).tolist() == [8, 50]
+    assert collect.frequent([text], 97, 6).tolist() == [0, 1, 8, 9, 50, 70]
 
 
 def test_every_epoch_reads_every_text_once():
-    order = distill.schedule([10] * 12, Recipe(tokens=30, seed=3))
+    order = loop.schedule([10] * 12, Recipe(tokens=30, seed=3))
     first, second = ([index for _ in range(4) for index in next(order)] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(12)) and first != second
 
@@ -81,7 +81,7 @@ def test_training_brings_the_draft_nearer_to_its_target(target, texts, tmp_path)
 
 
 def test_only_what_the_draft_owns_is_trained(target, texts, tmp_path):
-    before = run.fresh(target, RECIPE, run.frequent(texts, 97, 40)).draft
+    before = distill.fresh(target, RECIPE, collect.frequent(texts, 97, 40)).draft
     after = distill.distill(target, texts, RECIPE, tmp_path, fast=False).draft
     assert torch.equal(after.embedding.weight, target.embedding.weight)
     assert torch.equal(after.head.weight, target.head.weight[after.kept])
@@ -118,10 +118,10 @@ def test_a_run_of_another_recipe_is_refused(target, texts, tmp_path):
 
 def test_a_folder_without_a_run_says_what_to_do(target, tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint; run"):
-        run.trained(target, tmp_path)
+        distill.trained(target, tmp_path)
 
 
 def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():
     recipe = Recipe(warmup=4, steps=12)
-    paces = [distill.pace(step, recipe) for step in range(13)]
+    paces = [loop.pace(step, recipe) for step in range(13)]
     assert paces[:5] == [0.25, 0.5, 0.75, 1, 1] and paces[8] == pytest.approx(0.5) and paces[12] == pytest.approx(0)

@@ -18,12 +18,12 @@ from lessons_lib.models.medusa import shared_parameters
 from lessons_lib.models.stored_heads import CARD, load_heads
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import collect, heads_commands
+from lessons_lib.training.checkpoint import runs
 from lessons_lib.training.evaluate_heads import evaluate_heads, favourites, trace_of
 from lessons_lib.training.heads import split, trained
 from lessons_lib.training.heads_card import PAGE, in_words, tries
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe
-from lessons_lib.training.run import runs
 
 WIDE = regular(60, 4)  # of 97 tokens: about two of three first guesses are right
 
