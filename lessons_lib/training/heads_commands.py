@@ -137,9 +137,9 @@ def run_export(options: argparse.Namespace) -> int:
 
 def earlier(folder: Path, name: str) -> list[dict]:
     """What a card in `folder` says of its heads, unless they were this run's, and of all that was tried before."""
-    if not (folder / CARD).is_file():
+    card = read_card(folder) if (folder / CARD).is_file() else {}
+    if "after" not in card:  # nothing stored, or an export that was cut short
         return []
-    card = read_card(folder)
     stored = {key: card[key] for key in ("recipe", "steps", "texts")} | {"name": card["run"]} | card["after"]
     return [row for row in (stored, *card["tries"]) if row["name"] != name]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.toys import ToyTarget
 
+from lessons_lib import Sampling, generate
 from lessons_lib.decoding import acceptance
 
 
@@ -73,6 +74,11 @@ class Coin:
     def __lt__(self, p):
         chance = min(1.0, float(p) / self.q) if self.q > 0 else float(p > 0)
         return bool(self.replay.choose([1 - chance, chance]))
+
+
+def law_of(target, proposer, count: int, rule=None) -> dict:
+    """The exact law of the texts of `count` tokens that the proposer helps to write behind token 0."""
+    return exact_law(lambda: tuple(generate(target, [0], proposer, rule or Sampling(), count).ids))
 
 
 def seeded(seed: int) -> torch.Generator:

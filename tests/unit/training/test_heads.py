@@ -82,25 +82,25 @@ def test_the_gradient_is_that_of_the_weighted_means_across_chunks(form, monkeypa
         torch.testing.assert_close(found.grad, expected.grad)
 
 
+SCORES = torch.tensor([[0.0, 3, 2, 1], [3, 2, 1, 0], [0, 1, 2, 3], [0.0, 0, 0, 1]])
+SCORED = Text("k", [0, 1, 2, 0, 1], 1, hidden=SCORES)  # row 0 shall guess 2, row 1 shall guess 0, row 2 token 1
+
+
 def test_accuracies_say_at_which_rank_the_right_token_stood():
     known = MedusaHeads(torch.eye(4), 1)  # scores are the states themselves
-    hidden = torch.tensor([[0.0, 3, 2, 1], [3, 2, 1, 0], [0, 1, 2, 3], [0.0, 0, 0, 1]])
-    text = Text("k", [0, 1, 2, 0, 1], 1, hidden=hidden)  # row 0 shall guess 2, row 1 shall guess 0, row 2 token 1
-    found = heads_loss.judge(known, [text], top_k=3)
+    found = heads_loss.judge(known, [SCORED], top_k=3)
     assert found["accuracies"] == [pytest.approx([1 / 3, 1 / 3, 1 / 3])]
     assert heads_loss.judge(known, [])["accuracies"] == [[0.0] * 4]
 
 
 def test_trimmed_heads_learn_and_are_judged_by_the_tokens_that_they_score():
     known = MedusaHeads(torch.eye(4), 1)
-    hidden = torch.tensor([[0.0, 3, 2, 1], [3, 2, 1, 0], [0, 1, 2, 3], [0.0, 0, 0, 1]])
-    text = Text("k", [0, 1, 2, 0, 1], 1, hidden=hidden)  # row 0 shall guess 2, row 1 shall guess 0, row 2 token 1
     known.trim(torch.tensor([1, 2, 3]))
-    found = heads_loss.judge(known, [text], top_k=3)
+    found = heads_loss.judge(known, [SCORED], top_k=3)
     assert found["accuracies"] == [pytest.approx([0, 1 / 3, 1 / 3])]  # token 0 is not scored: a miss
-    surprises = [-float(row[1:].log_softmax(-1)[at]) for row, at in ((hidden[0], 1), (hidden[2], 0))]
+    surprises = [-float(row[1:].log_softmax(-1)[at]) for row, at in ((SCORES[0], 1), (SCORES[2], 0))]
     assert found["loss"] == pytest.approx([sum(surprises) / 2])
-    losses = heads_loss.backward(known, *heads_loss.batch([text], 1), decay=1.0)
+    losses = heads_loss.backward(known, *heads_loss.batch([SCORED], 1), decay=1.0)
     assert losses.tolist() == pytest.approx(found["loss"])
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from support.drafts import perturbed
-from support.laws import exact_law, far_from, random_law, seeded
+from support.laws import far_from, law_of, random_law, seeded
 from support.oracle import PROMPT, N
 from support.toys import ToyTarget, constant
 
@@ -17,10 +17,6 @@ from lessons_lib.measure.speculation import acceptance_rate, expected_tokens
 
 def sampled(target, proposer, seed: int, count: int):
     return generate(target, [0], proposer, Sampling(), count, generator=seeded(seed))
-
-
-def law_of(target, draft: DraftModel, count: int) -> dict:
-    return exact_law(lambda: tuple(generate(target, [0], draft, Sampling(), count).ids))
 
 
 LAWS = [

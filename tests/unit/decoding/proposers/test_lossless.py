@@ -3,6 +3,7 @@
 A new proposer is one more row of the table, which all of these tests share: hence more than 250 lines.
 """
 
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from math import prod
@@ -245,12 +246,8 @@ def law(make, rule) -> dict[tuple[int, ...], float]:
 
 
 def target_law(rule) -> dict[tuple[int, ...], float]:
-    """The same by the chain rule from the target's own distributions."""
-    texts = {(): 1.0}
-    for _ in range(TOY_TOKENS):
-        rows = {text: rule.probabilities(TOY.logits((*TOY_PROMPT, *text))).tolist() for text in texts}
-        texts = {(*text, t): pr * rows[text][t] for text, pr in texts.items() for t in range(3) if rows[text][t] > 0}
-    return texts
+    """The same from the target's own distributions."""
+    return law_of_texts(lambda ids: rule.probabilities(TOY.logits(tuple(ids))).tolist(), TOY_TOKENS)
 
 
 @sampled
@@ -270,7 +267,7 @@ def test_sampled_texts_have_exactly_the_law_of_a_real_model(target, make):
     of = target(network)
     with exact():
         found = exact_law(lambda: tuple(generate(of, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
-    assert found == pytest.approx(law_of_texts(network, rule), abs=1e-9)
+    assert found == pytest.approx(law_of_texts(forward_law(network, rule)), abs=1e-9)
 
 
 @sampled
@@ -279,14 +276,17 @@ def test_sampled_texts_have_the_law_of_any_family(family, make):
     """As far as families go whose norms compute in single precision."""
     network, rule = tiny(family=family, vocab_size=3), Sampling(temperature=0.5)
     found = exact_law(lambda: tuple(generate(network, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
-    assert found == pytest.approx(law_of_texts(network, rule), abs=1e-5)
+    assert found == pytest.approx(law_of_texts(forward_law(network, rule)), abs=1e-5)
 
 
-def law_of_texts(network, rule, count: int = 3, eos: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
-    """Texts of `count` tokens, fewer where one ends, each with its probability by transformers' own forward."""
+def law_of_texts(next_law, count: int = 3, eos: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
+    """Texts of `count` tokens, fewer where one ends, each with its probability by the chain rule.
+
+    next_law: ids -> the probability of each token behind them.
+    """
     ended, expected = {}, {(): 1.0}
     for _ in range(count):
-        laws = {text: next_law(network, [*TOY_PROMPT, *text], rule) for text in expected}
+        laws = {text: next_law([*TOY_PROMPT, *text]) for text in expected}
         expected = {
             (*text, t): p * laws[text][t] for text, p in expected.items() for t in range(3) if laws[text][t] > 0
         }
@@ -295,11 +295,15 @@ def law_of_texts(network, rule, count: int = 3, eos: tuple[int, ...] = ()) -> di
     return ended | expected
 
 
-@torch.no_grad()
-def next_law(network, ids, rule) -> list[float]:
+def forward_law(network, rule) -> Callable[[list[int]], list[float]]:
     """What transformers' own forward gives for the next token."""
-    with exact():
-        return rule.probabilities(network(torch.tensor([ids])).logits[0, -1:])[0].tolist()
+
+    @torch.no_grad()
+    def next_law(ids):
+        with exact():
+            return rule.probabilities(network(torch.tensor([ids])).logits[0, -1:])[0].tolist()
+
+    return next_law
 
 
 @targets
@@ -398,6 +402,6 @@ def test_sampled_rows_of_any_family_have_their_law_ends_and_small_budgets_includ
         rows = finish(target, [new_row(target, TOY_PROMPT, make(), rule, count) for count in budgets])
         return tuple(tuple(row.new) for row in rows)
 
-    laws = [law_of_texts(network, rule, count, eos) for count in budgets]
+    laws = [law_of_texts(forward_law(network, rule), count, eos) for count in budgets]
     expected = {of: prod(law[text] for law, text in zip(laws, of, strict=True)) for of in product(*laws)}
     assert exact_law(texts) == pytest.approx(expected, abs=1e-5)
