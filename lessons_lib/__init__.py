@@ -4,7 +4,7 @@
     model = load("smollm2-135m")
     print(generate(model.target(), "Once upon a time").text)
 
-The rooms, each importing only from those below it (and all from the small modules progress and paths);
+The rooms, each importing only from those below it (and all from the small modules compiling, progress and paths);
 `help("lessons_lib.serving")` and so on lead further:
 
 course         set-up, running and storing lessons, their checks, exercises and pages

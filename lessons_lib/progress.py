@@ -36,6 +36,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, without its end mark, or its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
+
+
 @contextmanager
 def line(name: str) -> Iterator[list[str]]:
     """One line to stdout: the name at once, then how it went, and the seconds. Gives ["ok"], whose word can change.

@@ -1,4 +1,4 @@
-"""Peak memory of a callable (lesson 04): bytes of tensors that live at once, as torch's allocators see them."""
+"""Memory of a callable, as torch's allocators see it: what lives at once (lesson 04), what stays (lesson 10)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,26 @@ def peak_bytes(fn: Callable[[], Any], device: Any = "cpu") -> int:
     kernel takes for itself included (unless it goes past torch's allocator). ValueError for other devices; errors of
     fn come through.
     """
+    return _on_cuda(fn, device) if _kind(device) == "cuda" else highest(_allocations(fn))
+
+
+def bytes_left(make: Callable[[], Any], device: Any = "cpu") -> int:
+    """Bytes that what `make` gives holds, beyond what was there before. Errors as `peak_bytes`."""
+    if _kind(device) == "cpu":
+        return sum(_allocations(make))
+    clock.sync(device)
+    before, made = torch.cuda.memory_allocated(device), make()
+    clock.sync(device)
+    left = torch.cuda.memory_allocated(device) - before
+    del made
+    return left
+
+
+def _kind(device: Any) -> str:
     kind = str(device).split(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"memory is measured on cpu and cuda, not on {device}; run this part on the CPU")
-    return _on_cuda(fn, device) if kind == "cuda" else highest(_allocations(fn))
+    return kind
 
 
 def highest(changes: list[int]) -> int:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessons_lib.caches.masks import causal_mask
-from lessons_lib.quantization.words import PLACES, kept_in_memory
+from lessons_lib.compiling import PLACES, kept_in_memory
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

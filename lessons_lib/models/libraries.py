@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
 
-from lessons_lib.models.loading import first_line, packaged_folder
+from lessons_lib.models.loading import packaged_folder
 from lessons_lib.models.quiet import quiet
 from lessons_lib.models.registry import OFFLINE, PACKAGED
 from lessons_lib.models.store import ModelUnavailable
+from lessons_lib.progress import first_line
 
 
 def _torchao(name: str, *args) -> TorchAoConfig:

@@ -19,6 +19,7 @@ from lessons_lib.models.quiet import quiet
 from lessons_lib.models.registry import DRAFTS, HUB, OFFLINE, PACKAGED, unknown
 from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
+from lessons_lib.progress import first_line
 
 FORMAT = 1  # of converted folders: raise it when convert changes, and they are made anew
 READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # what a missing, cut or garbled file raises
@@ -141,8 +142,3 @@ def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loa
     with quiet(bars=not (local or progress.batch())):
         network = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
         return network, AutoTokenizer.from_pretrained(source, local_files_only=local)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says, without its end mark, or its kind."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lessons_lib.quantization.words import CHUNK
+from lessons_lib.compiling import CHUNK
 
 
 class Matrix(ABC):

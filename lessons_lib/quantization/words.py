@@ -8,21 +8,12 @@ vectorised too, and only seen as integers: no value is ever computed from their 
 import torch
 from torch import Tensor
 
+from lessons_lib.compiling import CHUNK, PLACES, kept_in_memory
+
 BYTES, NIBBLES = 4, 8  # codes of 8 and of 4 bits in a word
 LANES = 16  # rows of a 4-bit matrix that stand side by side, one a lane: no sum runs across lanes
 GROUP = 32  # weights of a 4-bit scale: four words
-PLACES = 4  # where a one-row product reads at once: a core fetches ahead by itself within a page, and from many pages
 SUMS = 16  # rows of x up to which sums over words of bytes, taken apart once for all rows, beat the library
-CHUNK = 2**20  # values that are written out at a time: a few MB, so that they stay in a CPU's cache
-
-
-def kept_in_memory(x: Tensor) -> Tensor:
-    """x itself, in memory. A compiler that fuses too well would compute it again for each row that reads it.
-
-    A strided view needs memory to point at, so what it looks at is written out first; it costs no copy.
-    """
-    x = x.contiguous()
-    return x.as_strided(x.shape, x.stride())
 
 
 def of_bytes(levels: Tensor) -> Tensor | None:

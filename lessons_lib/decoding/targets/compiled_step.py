@@ -8,8 +8,7 @@ from torch._dynamo import lookup_backend
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 
 from lessons_lib.decoding.targets.compiler import keep_compiled_code, settings
-from lessons_lib.models.loading import first_line
-from lessons_lib.progress import say
+from lessons_lib.progress import first_line, say
 
 
 class CompiledStep:

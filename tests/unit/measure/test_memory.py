@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lessons_lib.attention import naive, tiled
-from lessons_lib.measure.memory import highest, peak_bytes
+from lessons_lib.measure.memory import bytes_left, highest, peak_bytes
 
 
 def test_the_highest_sum_of_changes():
@@ -25,6 +25,12 @@ def at_once():
 def test_tensors_that_live_at_once_add_up_and_others_do_not():
     assert peak_bytes(one_after_another) == pytest.approx(2**20, rel=0.01)
     assert peak_bytes(at_once) == pytest.approx(3 * 2**20, rel=0.01)
+
+
+def test_what_is_given_back_does_not_stay():
+    assert bytes_left(one_after_another) == 0
+    assert bytes_left(lambda: at_once()[0]) == pytest.approx(2**20, rel=0.01)
+    assert bytes_left(at_once) == pytest.approx(3 * 2**20, rel=0.01)
 
 
 def test_what_was_there_before_does_not_count():
@@ -57,3 +63,5 @@ def test_a_kernels_own_memory_is_seen():
 def test_other_devices_are_refused():
     with pytest.raises(ValueError, match="not on mps"):
         peak_bytes(lambda: None, "mps")
+    with pytest.raises(ValueError, match="not on mps"):
+        bytes_left(lambda: None, "mps")

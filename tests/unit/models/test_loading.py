@@ -8,6 +8,7 @@ import torch
 
 from lessons_lib.models import LanguageModel, ModelUnavailable, convert, load, loading, names, packaged, registry, tiny
 from lessons_lib.models.registry import HUB, PACKAGED
+from lessons_lib.progress import first_line
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ def test_a_damaged_copy_in_the_hubs_own_cache_is_named_and_not_the_hub_blamed(
     "said, short", [("No route:\nmore", "No route"), (" Gone. ", "Gone"), ("", "OSError"), ("a: b", "a: b")]
 )
 def test_of_an_errors_words_one_line_is_quoted_without_its_end_mark(said, short):
-    assert loading.first_line(OSError(said)) == short
+    assert first_line(OSError(said)) == short
 
 
 def test_a_dtype_that_the_device_lacks_is_refused_before_anything_is_fetched(monkeypatch):
