@@ -178,7 +178,7 @@ class AllKnowing(MedusaHeads):
         super().__init__(torch.eye(V), count)
         self.text, self.at = text, None
 
-    def _scores(self, final, count, chosen):
+    def scores(self, final, count=None, chosen=None):
         chosen = self.at - 1  # the anchor's place
         ahead = [self.text[min(chosen + k, len(self.text) - 1)] for k in range(1, 1 + (count or self.count))]
         return torch.eye(V)[ahead][None]
