@@ -20,7 +20,9 @@ bench:
 	@$(PYTHON) -m lessons_lib bench $(CLAIMS) $(if $(QUESTIONS),--questions $(QUESTIONS)) $(if $(QUICK),--quick)
 test-browser:
 	@$(PYTHON) -m lessons_lib test-browser $(LESSONS) $(if $(FULL),--full)
-test test-quick test-deep mutation lab site figures lint clean:
+test:
+	@$(PYTHON) -m lessons_lib test $(LESSONS)
+test-quick test-deep mutation lab site figures lint clean:
 	@$(PYTHON) -m lessons_lib $@
 
 .PHONY: help run sweep lessons bench test-browser test test-quick test-deep mutation lab site figures lint clean

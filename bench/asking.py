@@ -136,7 +136,7 @@ def asked(
     """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
 
     methods: ids -> {name: call}. target: whose greedy texts are asked for (None: the eager one), "natural" among
-    texts. also: (ids, natural answer) -> what else the row of a long answer shall hold. like: as of `in_turn`.
+    texts. also: (ids, natural answer) -> what else the row of a long answer shall hold. like: as of `each_method`.
     """
     target = target or eager()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
@@ -146,7 +146,7 @@ def asked(
         for row, ids, natural in conversation(target, question):  # the natural answer is a warm-up, too
             if natural.finish == "length":
                 texts, backwards = {"natural": natural.ids}, question.question_id % 2 == 1
-                row |= by_question.in_turn(target, ids, methods(ids), backwards=backwards, like=like, texts=texts)
+                row |= by_question.each_method(target, ids, methods(ids), backwards=backwards, like=like, texts=texts)
                 row |= also(ids, natural) if also else {}
             else:
                 row["short"] = len(natural.ids)

@@ -64,7 +64,7 @@ def plain_of(name: str) -> str:
     return target if guessed else "plain compiled" if name.endswith(" compiled") else "plain"
 
 
-def in_turn(
+def each_method(
     target,
     ids: list[int],
     methods: Mapping[str, Callable[[], Made]],
@@ -97,7 +97,7 @@ def in_turn(
 
 
 def counts(new: Sequence[int], trace: Sequence[Step]) -> dict:
-    """What is counted of a text, and how long its prefill took, as `in_turn` has it."""
+    """What is counted of a text, and how long its prefill took, as `each_method` has it."""
     steps = after_prefill(trace)
     return {
         "tokens": len(new), "forwards": len(trace), "forwarded": sum(step.forwarded for step in steps),

@@ -14,20 +14,17 @@ from rungs import CACHED, GUESSERS, guessed, proposer, small, targets
 
 from lessons_lib import generate
 from lessons_lib.decoding.ladder import Price, Rung
-from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.replay import Recording, replay, replay_draft
-from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.targets.base import Target
-from lessons_lib.decoding.timing import twin
+from lessons_lib.decoding.timing import launch_times
 from lessons_lib.decoding.trace import Step
 from lessons_lib.decoding.tree_search import expected_tokens
 from lessons_lib.measure import hardware, kernels
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.speculation import width_cost
-from lessons_lib.models import tiny
 from lessons_lib.models.quantized import bytes_read
 from lessons_lib.training import evaluate
 
@@ -55,9 +52,7 @@ def ladder(quick: bool, repeats: int) -> list[Rung]:
 def library(repeats: int) -> dict[str, Price]:
     """Steps whose products stay calls of a library: transformers', eager and compiled, and our eager one."""
     shape, dtype = asking.model().shape, DTYPES[DTYPE]
-    narrow = {"transformers": TransformersTarget(tiny(shape.layers, dtype)), "decoder": twin(shape, DTYPE)}
-    steps = {name: repeatable_step(of, [1] * CACHED) for name, of in narrow.items()}
-    launch = {name: samples.median for name, samples in in_turn(steps, repeats=5 * repeats).items()}
+    launch = launch_times(shape, DTYPE, CACHED, repeats=5 * repeats)
     moved = shape.weights * dtype.itemsize
     price = Price(moved, entry(), moved / kernels.linears(shape, DTYPE, "cpu"))
     return {name: replace(price, launch=seconds) for name, seconds in launch.items()} | {

@@ -25,12 +25,14 @@ from lessons_lib.models.quantized import NONE, Remedies, bytes_read, quantized
 
 TEXT = "fp32, perplexity of the shipped articles of WikiText-2, windows of 512"
 GPTQ = "int3 g64"
+TWO = {"down": 2}
 REMEDIES = {
     "none": NONE,
-    "smoothing": Remedies(columns={}, terms={}),
-    "loud columns of the head": Remedies(smooth={}, terms={}),
-    "two terms for down": Remedies(smooth={}, columns={}),
-    "all": Remedies(),
+    "smoothing": Remedies(columns={}),
+    "loud columns of the head": Remedies(smooth={}),
+    "both": Remedies(),
+    "two terms for down": Remedies({}, {}, TWO),
+    "all": Remedies(terms=TWO),
 }
 BESIDE = (  # formats whose quality is read beside those of claims, on fewer windows
     "int8 tensor", "fp8", "llm.int8", "int6 g64", "int4 g64", "int4 row", "nf4", "int3 g64", "gptq int3 g64",

@@ -134,8 +134,8 @@ def proposer(who: str, of: Target, run: Run) -> Proposer:
 def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
     """Every rung, and the peers, as calls that write a text behind a prompt."""
     found = {
-        "generate": partial(by_transformers, ids),
-        "generate, compiled": partial(by_transformers, ids, **static_and_compiled(CONTEXT)),
+        "generate": partial(made_by_transformers, ids),
+        "generate, compiled": partial(made_by_transformers, ids, **static_and_compiled(CONTEXT)),
         "decoder": partial(ours, asking.eager(), ids),
     }
     for name, of in targets(run.quick).items():
@@ -145,7 +145,7 @@ def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
     return found | {name: partial(by_peer, of, ids) for name, of in peers().items()}
 
 
-def by_transformers(ids: list[int], **options) -> Made:
+def made_by_transformers(ids: list[int], **options) -> Made:
     """TOKENS new tokens by transformers' generate, and all that is known of its trace: the prefill."""
     new, timeline = clocked_transformers(asking.model().network, ids, asking.TOKENS, **options)
     return new, seen_prefill(ids, timeline)

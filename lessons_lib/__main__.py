@@ -40,8 +40,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="execute the lessons into build/: pages, index and scorecard"))
     add_sweep(commands.add_parser("sweep", help="execute lessons over a grid of parameters: one table, and plots"))
-    test = "lint, unit and peer tests, then all lessons with nbval"
-    commands.add_parser("test", help=test, description=test)
+    what = "lint, unit and peer tests, then the lessons with nbval"
+    test = commands.add_parser("test", help=what, description=what)
+    test.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
     commands.add_parser("test-quick", help="lint, unit and peer tests, without executing the lessons")
     browser = commands.add_parser(
         "test-browser", help="lessons in JupyterLab in a real Chromium: all cells, all sliders"

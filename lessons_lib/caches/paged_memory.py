@@ -47,7 +47,10 @@ class PagedMemory:
         return sum(buffer.nbytes for buffer in self.keys + self.values)
 
     def places(self, tables: Sequence[Sequence[int]], starts: Sequence[int], count: int) -> Places:
-        """Places of `count` new entries behind the first `starts[r]` of every row r."""
+        """Places of `count` new entries behind the first `starts[r]` of every row r.
+
+        tables: for each row its blocks in order. IndexError for a row whose blocks have no room for its entries.
+        """
         size, device = self.block_size, self.heads.device
         ends = [start + count for start in starts]
         at = [(table, i) for table, start, end in zip(tables, starts, ends, strict=True) for i in range(start, end)]

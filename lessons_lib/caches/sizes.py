@@ -1,7 +1,7 @@
 """How many bytes a KV cache takes: every variant of the formula (lesson 02).
 
 K and V, for every layer, KV head, head dimension and cached token: b·S·L·2·H_kv·d·e bytes, e (`cache_bytes`) an
-element.
+element. ZeroDivisionError for a size of 0 where a formula divides by it.
 GB = 1e9, GiB = 2**30: print the unit. Sources: GQA, Ainslie et al. 2023; MLA, DeepSeek-V2 2024;
 KIVI, Liu et al. 2024; paging, Kwon et al. 2023.
 """

@@ -11,9 +11,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lessons_lib.course import bootstrap
 from lessons_lib.course.bootstrap import ROOT
+
+if TYPE_CHECKING:
+    from lessons_lib.course.lessons import Lesson  # `clean` works before anything is installed
 
 LEFTOVERS = ("build", ".pytest_cache", ".ruff_cache", ".hypothesis", "lessons_lib.egg-info")
 AT_ONCE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")  # a file's tests share what they made
@@ -74,8 +78,14 @@ def test_quick(options: argparse.Namespace) -> int:
 
 
 def test(options: argparse.Namespace) -> int:
-    """The quick tests, then all lessons, even if a test failed, so that one call shows all."""
-    return worst(test_quick(options), nbval())
+    """The quick tests, then the lessons, even if a test failed, so that one call shows all.
+
+    UsageError for a lesson that does not exist.
+    """
+    from lessons_lib.course.lessons import find, select
+
+    chosen = select(find(), options.lessons)
+    return worst(test_quick(options), nbval(chosen))
 
 
 def test_deep(options: argparse.Namespace) -> int:
@@ -110,15 +120,14 @@ def worst(*statuses: int) -> int:
     return int(any(statuses))
 
 
-def nbval() -> int:
-    """Execute every lesson and compare the outputs of the cells tagged nbval-check-output."""
-    from lessons_lib.course.lessons import NOTEBOOKS, find
+def nbval(chosen: list[Lesson]) -> int:
+    """Execute lessons and compare the outputs of the cells tagged nbval-check-output."""
     from lessons_lib.progress import start_batch
 
-    if not find():
+    if not chosen:
         return 0
     start_batch()
-    return python("-m", "pytest", "-q", "--nbval-lax", *IN_ORDER, NOTEBOOKS)
+    return python("-m", "pytest", "-q", "--nbval-lax", *IN_ORDER, *(lesson.path for lesson in chosen))
 
 
 def lint(options: argparse.Namespace) -> int:

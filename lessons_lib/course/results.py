@@ -12,7 +12,7 @@ from lessons_lib.course.grid import Point
 from lessons_lib.course.runner import shown
 from lessons_lib.measure import scorecard, tables
 
-Row = dict[str, Any]
+Json = dict[str, Any]
 COLUMNS = ("claim", "unit", "predicted", "measured", "ratio", "verdict", "limit", "peer", "seconds", "failure")
 RAN = "ran.json"  # failure, seconds and machine, as the worker says them
 READ = ("claim", "predicted", "measured", "ratio", "verdict")  # what a person is shown
@@ -62,14 +62,14 @@ def gather(points: list[Point], names: list[str], build: Path) -> int:
     return int(bool(failed))
 
 
-def rows_of(record: Row, names: list[str]) -> list[Row]:
+def rows_of(record: Json, names: list[str]) -> list[Json]:
     """One row for each of a point's scores, with the grid's parameters; one without a score for a point without."""
     point = {name: record["parameters"].get(name) for name in names}
     point = {"lesson": record["lesson"]} | point | {name: record[name] for name in ("seconds", "failure")}
     return [point | {name: score[name] for name in COLUMNS if name in score} for score in record["scores"] or [{}]]
 
 
-def draw(rows: list[Row], names: list[str], build: Path) -> dict[str, str]:
+def draw(rows: list[Json], names: list[str], build: Path) -> dict[str, str]:
     """A plot for each lesson in which something can be drawn: its file's name -> what it shows, in words."""
     from lessons_lib.figures.output import save
     from lessons_lib.figures.sweep import plot_sweep
@@ -84,7 +84,7 @@ def draw(rows: list[Row], names: list[str], build: Path) -> dict[str, str]:
     return drawn
 
 
-def write(records: list[Row], rows: list[Row], names: list[str], pictures: dict[str, str], build: Path) -> None:
+def write(records: list[Json], rows: list[Json], names: list[str], pictures: dict[str, str], build: Path) -> None:
     """results.json (points with all they hold), results.csv (a line for each score) and results.md (to read)."""
     (build / "results.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     with (build / "results.csv").open("w", encoding="utf-8", newline="") as file:

@@ -63,8 +63,9 @@ def make_block(lacking: list[int], tree: Tree, scratch: Scratch | None, cache: C
 def tree_mask(lacking: int, tree: Tree, scratch: Scratch | None, cached: int) -> Tensor:
     """(T, S + T) bool: everyone sees the committed text; nodes their ancestors, scratch what it declares.
 
-    Of the tree its tokens and parents are read, and for scratch that sees nodes `merged`: IndexError for a node that
-    it has not. RuntimeError of torch for `sees` that is not (m, m), m the tokens of scratch.
+    Of the tree its tokens and parents are read, so that one in the making will do, and for scratch that sees nodes
+    `merged`: IndexError for a node that it has not. RuntimeError of torch for `sees` that is not (m, m), m the tokens
+    of scratch.
     """
     first = cached + lacking  # entry of tree node 0
     count = lacking + len(tree.tokens) + (len(scratch.tokens) if scratch else 0)

@@ -39,11 +39,14 @@ class Price:
         return self.weights + self.entry * (cached if self.slots is None else self.slots)
 
     def forward(self, cached: int, rows: int = 1) -> float:
-        """Seconds of a forward of so many rows."""
+        """Seconds of a forward of so many rows.
+
+        ZeroDivisionError for a rate of 0, ValueError for a v without widths.
+        """
         return (self.moved(cached) / self.rate + self.launch) * width_cost(self.v)(rows)
 
     def decoding(self, trace: Sequence[Step]) -> float:
-        """Seconds of all steps of a text but the prefill."""
+        """Seconds of all steps of a text but the prefill. Errors as `forward`."""
         steps = after_prefill(trace)
         forwards = sum(self.forward(step.length_before, step.forwarded) for step in steps)
         return forwards + sum(self.around + self.guess * step.draft_calls for step in steps)

@@ -76,7 +76,8 @@ class Proposal:
 class Tree:
     """A proposal made ready for one forward: merged, pruned, with depths and children looked up.
 
-    merged[i] is the node that the proposer's node i became, None if it was cut off.
+    parents, depths: of every node, ANCHOR and 1 for those of the first level. draws, q: as of a Proposal, q (V,) each.
+    merged[i] is the node that the proposer's node i became, None if it was cut off. nodes: (parent, token) -> node.
     """
 
     mode: str = "point"
@@ -104,7 +105,7 @@ class Tree:
         return tree
 
     def add(self, token: int, parent: int) -> int:
-        """The node of `token` below `parent`, made if it is new."""
+        """The node of `token` below `parent`, made if it is new. IndexError for a parent that there is not."""
         if (parent, token) not in self.nodes:
             self.nodes[parent, token] = len(self.tokens)
             self.draws.setdefault(parent, [])

@@ -31,7 +31,10 @@ class Ending:
     stop_texts: str | Sequence[str] | None
 
     def reason(self, new: list[int]) -> str | None:
-        """Why a text ends with the last of its new tokens: "eos", "stop", "length", or None: it goes on."""
+        """Why a text ends with the last of its new tokens: "eos", "stop", "length", or None: it goes on.
+
+        IndexError without new tokens.
+        """
         if new[-1] in self.eos and len(new) > self.min_new_tokens:
             return "eos"
         if self.stop and len(new) >= self.min_new_tokens and self.stop(new):
@@ -75,7 +78,10 @@ class Row:
         return self.ids[self.prompt_length :]
 
     def draft(self) -> Planned:
-        """What to feed: what is due of the prompt, or the anchor and the guesses. Errors are the proposer's."""
+        """What to feed: what is due of the prompt, or the anchor and the guesses.
+
+        Errors are the proposer's and, for scratch that cannot be laid out, those of `make_block`.
+        """
         cached = self.cache.length()
         lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
         completes = cached + len(lacking) == len(self.ids)

@@ -9,9 +9,10 @@ from transformers import DynamicCache
 
 from lessons_lib.decoding.generate import Output, generate, new_row
 from lessons_lib.decoding.peers import by_transformers
+from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import step
-from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.decoding.trace import Step
 from lessons_lib.measure.clock import Samples, in_turn, keeping
 from lessons_lib.measure.kernels import DTYPES
@@ -28,6 +29,17 @@ def twin(shape: ModelShape, dtype: str, device: str = "cpu", context: int = 1024
     what its steps take is overhead. KeyError for a dtype that is not of measure.kernels.DTYPES."""
     network = tiny(shape.layers, DTYPES[dtype], width=32, context=context)
     return DecoderTarget(Decoder.from_transformers(network.to(device)))
+
+
+def launch_times(shape: ModelShape, dtype: str, cached: int, device: str = "cpu", repeats: int = 5) -> dict[str, float]:
+    """{"transformers", "decoder"}: seconds that the operators of an eager step, theirs and ours, take to start.
+
+    Median times of the steps of twins behind `cached` tokens, in turn. Errors as `twin`.
+    """
+    theirs = TransformersTarget(tiny(shape.layers, DTYPES[dtype]).to(device))
+    targets = {"transformers": theirs, "decoder": twin(shape, dtype, device)}
+    steps = {name: repeatable_step(of, [1] * cached) for name, of in targets.items()}
+    return {name: samples.median for name, samples in in_turn(steps, device, repeats).items()}
 
 
 def time_request(target, prompt: Sequence[int], new: int) -> Timeline:
@@ -52,7 +64,7 @@ def clocked_transformers(network, prompt: Sequence[int], new: int, **options) ->
     return ids, clock.timeline()
 
 
-def asked(
+def time_requests(
     target,
     prompts: Mapping[str, Sequence[int]],
     makers: Mapping[str, Callable[[], Proposer | None]],

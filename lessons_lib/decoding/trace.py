@@ -31,7 +31,10 @@ def after_prefill(trace: Sequence[Step]) -> list[Step]:
 
 
 def tokens_per_forward(trace: Sequence[Step]) -> float:
-    """tau: tokens committed per verification forward, bonus included, prefill left out. Plain decoding is 1."""
+    """tau: tokens committed per verification forward, bonus included, prefill left out. Plain decoding is 1.
+
+    nan for a trace of the prefill alone.
+    """
     steps = after_prefill(trace)
     return sum(step.committed for step in steps) / len(steps) if steps else float("nan")
 

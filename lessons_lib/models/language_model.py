@@ -40,6 +40,17 @@ class LanguageModel:
         """Bytes that the readable decoder's one-row forward reads of each weight: 1 where a draft runs in 8 bits."""
         return 1 if in_eight_bits(self.network) else self.dtype.itemsize
 
+    def in_dtype(self, dtype: str | torch.dtype) -> "LanguageModel":
+        """The same model in another number format, loaded anew by its name; itself where it has that format already.
+
+        Errors as `load`.
+        """
+        if pick_dtype(dtype, self.device) == self.dtype:
+            return self
+        from lessons_lib.models.loading import load  # here, because it makes what stands here
+
+        return load(self.name, self.device, dtype)
+
     def target(
         self, kind: str = "decoder", weights: str | None = None, compiled: bool = False, context: int | None = None
     ):

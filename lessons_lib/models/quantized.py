@@ -30,13 +30,14 @@ COMPENSATED, SCALED = "gptq ", "awq "  # before the name of a format: what looks
 class Remedies:
     """What "int8" does beyond rounding weights and activations to 8 bits, by names of matrices.
 
-    smooth: alpha of SmoothQuant. columns: how many of the loudest columns stay wide. terms: of 8 bits that activations
-    are rounded to. The first two need windows to calibrate with, and are left out without.
+    smooth: alpha of SmoothQuant. columns: how many of the loudest columns stay wide. Both need windows to calibrate
+    with, and are left out without. terms: of 8 bits that activations are rounded to; nothing by default has two, which
+    cost a second row of the product for each.
     """
 
     smooth: Mapping[str, float] = field(default_factory=lambda: dict(ALPHAS))
     columns: Mapping[str, int] = field(default_factory=lambda: {HEAD: 8})
-    terms: Mapping[str, int] = field(default_factory=lambda: {"down": 2})
+    terms: Mapping[str, int] = field(default_factory=dict)
 
 
 NONE = Remedies({}, {}, {})  # plain rounding

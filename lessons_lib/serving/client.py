@@ -16,11 +16,9 @@ from threading import Thread
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.stream import Counted, Server, StreamError, tokens
 
-Prompt = str | list[int]
-
 
 def send(
-    requests: Sequence[Request], server: Server, prompt: Callable[[Request], Prompt] | None = None
+    requests: Sequence[Request], server: Server, prompt: Callable[[Request], str | list[int]] | None = None
 ) -> list[Request]:
     """Send each request at its arrival time -> served copies, with their tokens' times in seconds from the start.
 
@@ -40,7 +38,7 @@ def send(
     return [_outcome(request, server) for request in copies]
 
 
-def _ask(request: Request, prompt: Prompt, server: Server, start: float) -> None:
+def _ask(request: Request, prompt: str | list[int], server: Server, start: float) -> None:
     """Run one request to its end or its error; in a thread of its own."""
     counted = Counted()
     times: list[float] = []

@@ -80,7 +80,7 @@ def run_collect(options: argparse.Namespace) -> int:
     return 0
 
 
-def training_prompts(options: argparse.Namespace) -> list[prompts.Prompt]:
+def training_prompts(options: argparse.Namespace) -> list[prompts.UserTurn]:
     """Those of the file that may train, more tasks on their passages, and our own. ValueError as `prompts.read`."""
     people = prompts.for_training(prompts.read(options.prompts))
     return people + prompts.again(people) + prompts.own()

@@ -19,7 +19,7 @@ from lessons_lib.models import LanguageModel
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 from lessons_lib.training.batched import Text, Writer
-from lessons_lib.training.prompts import LONGEST, Prompt
+from lessons_lib.training.prompts import LONGEST, UserTurn
 
 SHARD = 64  # texts
 DRAWN, TEMPERATURE = 4, 0.8  # every fourth text is drawn, so that the draft sees more than the likeliest one
@@ -32,7 +32,7 @@ def folder(held_out: bool = False) -> Path:
 
 def collect(
     model: LanguageModel,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[UserTurn],
     into: Path,
     texts: int | None = None,
     rows: int = 64,
@@ -64,7 +64,7 @@ def collect(
     return len(done)
 
 
-def plan(target: Target, prompts: Sequence[Prompt], drawn: int) -> Iterator[Text]:
+def plan(target: Target, prompts: Sequence[UserTurn], drawn: int) -> Iterator[Text]:
     """Every prompt under the chat template, as a text to be written. Errors as `encode`."""
     for number, prompt in enumerate(prompts, 1):
         ids = encode(target, prompt.messages)

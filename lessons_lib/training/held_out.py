@@ -13,7 +13,7 @@ from pathlib import Path
 from lessons_lib.data import HELD_OUT, Question, questions
 from lessons_lib.decoding.generate import encode
 from lessons_lib.models import load
-from lessons_lib.training.prompts import LONGEST, Prompt, read
+from lessons_lib.training.prompts import LONGEST, UserTurn, read
 
 CATEGORIES = {"chat": "chat", "qa": "qa", "summary": "summarization", "code": "code", "math": "math"}
 PER_KIND = 12
@@ -28,9 +28,9 @@ def measured() -> list[Question]:
     ]
 
 
-def prompts() -> list[Prompt]:
+def prompts() -> list[UserTurn]:
     """The same as prompts to answer, the first turn of each."""
-    return [Prompt(question.question_id, question.category, question.turns[0]) for question in measured()]
+    return [UserTurn(question.question_id, question.category, question.turns[0]) for question in measured()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def choose(prompts: Sequence[Prompt], tokens: Callable[[Prompt], int]) -> list[Prompt]:
+def choose(prompts: Sequence[UserTurn], tokens: Callable[[UserTurn], int]) -> list[UserTurn]:
     """Up to PER_KIND held-out prompts of every kind in CATEGORIES, spread evenly over those that are short enough.
 
     tokens(prompt) -> how many it has, the template's included.
@@ -61,7 +61,7 @@ def choose(prompts: Sequence[Prompt], tokens: Callable[[Prompt], int]) -> list[P
     return found
 
 
-def row(prompt: Prompt, source: str) -> dict:
+def row(prompt: UserTurn, source: str) -> dict:
     """One line of the file; KeyError for a kind that is not in CATEGORIES."""
     category = CATEGORIES[prompt.kind]
     return {"question_id": prompt.key, "category": category, "turns": [prompt.text], "source": source}

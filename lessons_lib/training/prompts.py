@@ -53,7 +53,7 @@ ASKED_AGAIN = {
 
 
 @dataclass(frozen=True)
-class Prompt:
+class UserTurn:
     """One user turn. key names it within its source: the id, or a text for those of our own. context: the part of
     the text that is asked about."""
 
@@ -73,49 +73,50 @@ class Prompt:
         return [{"role": "user", "content": self.text}]
 
 
-def read(path: str | Path) -> list[Prompt]:
+def read(path: str | Path) -> list[UserTurn]:
     """The prompts of a file, context below the prompt. ValueError names the first line that is no prompt."""
     found = []
     for number, line in numbered_lines(Path(path)):
         try:
             row = json.loads(line)
             text = "\n\n".join(part for part in (row["prompt"], row.get("context")) if part)
-            found.append(Prompt(int(row["id"]), row["kind"], text, row.get("context") or ""))
+            found.append(UserTurn(int(row["id"]), row["kind"], text, row.get("context") or ""))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} of {path} is no prompt with id, kind and prompt: {error}") from None
     return found
 
 
-def for_training(prompts: Iterable[Prompt]) -> list[Prompt]:
+def for_training(prompts: Iterable[UserTurn]) -> list[UserTurn]:
     """All that is not held out, no copy of what is, and nothing that asks about its passage."""
     prompts = list(prompts)
     hidden = {text for prompt in prompts if prompt.held_out for text in (prompt.text, prompt.context) if text}
     return [prompt for prompt in prompts if not prompt.held_out and not {prompt.text, prompt.context} & hidden]
 
 
-def again(prompts: Iterable[Prompt]) -> list[Prompt]:
+def again(prompts: Iterable[UserTurn]) -> list[UserTurn]:
     """More tasks on the passages of prompts that ask about one, which are few: for copying, every task counts."""
     tasks = [(f"{kind}-again", task) for kind, several in ASKED_AGAIN.items() for task in several]
     passages = [prompt for prompt in prompts if prompt.kind in ASKED_AGAIN and prompt.context]
     return [
-        Prompt(f"{prompt.key}-{number}", kind, f"{task}\n\n{prompt.context}", prompt.context)
+        UserTurn(f"{prompt.key}-{number}", kind, f"{task}\n\n{prompt.context}", prompt.context)
         for number, (kind, task) in enumerate(tasks)
         for prompt in passages
     ]
 
 
-def own() -> list[Prompt]:
+def own() -> list[UserTurn]:
     """Questions, lists and dialogues about everyday topics."""
     topics = [" ".join(topic.split()) for topic in TOPICS.split(",")]
     forms = [(kind, form) for kind, several in FORMS.items() for form in several]
     return [
-        Prompt(f"own-{kind}-{form}-{topic}", kind, form.format(topic)) for topic, (kind, form) in product(topics, forms)
+        UserTurn(f"own-{kind}-{form}-{topic}", kind, form.format(topic))
+        for topic, (kind, form) in product(topics, forms)
     ]
 
 
-def interleave(prompts: Iterable[Prompt]) -> list[Prompt]:
+def interleave(prompts: Iterable[UserTurn]) -> list[UserTurn]:
     """One of each kind in turn, so that whatever is done first is mixed."""
-    kinds: dict[str, list[Prompt]] = {}
+    kinds: dict[str, list[UserTurn]] = {}
     for prompt in prompts:
         kinds.setdefault(prompt.kind, []).append(prompt)
     return [prompt for prompt in chain(*zip_longest(*kinds.values())) if prompt is not None]

@@ -20,7 +20,7 @@ KINDS = ["plain", "lookup", "sampled", "tree"]
 KNOWN: dict[tuple, list[int]] = {}
 
 
-def asked(kind: str, prompt, length: int) -> dict:
+def arguments_of(kind: str, prompt, length: int) -> dict:
     """The arguments of generate for one kind of request, made anew: proposers and generators have a state."""
     rest = dict(max_new_tokens=length)
     if kind == "lookup":
@@ -37,7 +37,7 @@ def alone(kind: str, prompt, length: int) -> list[int]:
     """What the request is answered when nobody else is served; guessing changes nothing of it."""
     key = ("sampled" if kind == "sampled" else "plain"), tuple(prompt), length
     if key not in KNOWN:
-        KNOWN[key] = generate(TARGET, prompt, **asked(key[0], prompt, length)).ids
+        KNOWN[key] = generate(TARGET, prompt, **arguments_of(key[0], prompt, length)).ids
     return KNOWN[key]
 
 
@@ -46,7 +46,7 @@ def together(scheduler: Scheduler, kinds=KINDS, prompts=PROMPTS, lengths=LENGTHS
     engine, every = Engine(target, scheduler), range(len(prompts))
     turn = lambda values, i: values[i % len(values)]  # noqa: E731
     requests = [
-        engine.request(prompts[i], arrival=turn(arrivals, i), **asked(turn(kinds, i), prompts[i], lengths[i]))
+        engine.request(prompts[i], arrival=turn(arrivals, i), **arguments_of(turn(kinds, i), prompts[i], lengths[i]))
         for i in every
     ]
     log = engine.serve(requests)

@@ -8,9 +8,9 @@ from by_question import (
     behind_prompt,
     compression,
     each,
+    each_method,
     first_of,
     foretold,
-    in_turn,
     mean_rate,
     plain_of,
     rate_ratio,
@@ -70,7 +70,7 @@ def test_the_order_can_be_turned_and_a_text_that_parts_is_found():
 
     methods = {"plain": method("a", right), "guess": method("b", wrong)}
     for backwards in (True, False):
-        found = in_turn(target, prompt, methods, backwards)
+        found = each_method(target, prompt, methods, backwards)
     a, b = found["plain"], found["guess"]
     assert called == ["b", "a", "a", "b"]
     assert a["equal"] is None and b["equal"] is False and a["shortfall"] < 1e-9 < 1e-3 < b["shortfall"]
@@ -85,13 +85,13 @@ def test_a_text_is_compared_with_plain_decoding_on_its_own_target():
     eager = asking.ours(target, [1, 2, 3])[0]
     other = [*eager[:-1], (eager[-1] + 1) % 97]
     texts = {"plain": eager, "guess": eager, "plain compiled": other, "guess compiled": other}
-    found = in_turn(target, [1, 2, 3], {name: lambda new=new: (new, []) for name, new in texts.items()})
+    found = each_method(target, [1, 2, 3], {name: lambda new=new: (new, []) for name, new in texts.items()})
     assert {name: made["equal"] for name, made in found.items()} == {
         "plain": None, "guess": True, "plain compiled": None, "guess compiled": True,
     }  # fmt: skip
     texts = {"ours": eager, "ours compiled": other, "loop": other, "theirs": eager, "plain theirs": other}
     methods = {name: lambda new=new: (new, []) for name, new in texts.items()}
-    found = in_turn(target, [1, 2, 3], methods, like=asking.BESIDE.get, texts={"natural": eager})
+    found = each_method(target, [1, 2, 3], methods, like=asking.BESIDE.get, texts={"natural": eager})
     flags = {name: made["equal"] for name, made in found.items()}
     assert flags == {"ours": True, "ours compiled": None, "loop": True, "theirs": False, "plain theirs": None}
 

@@ -35,9 +35,9 @@ CLAIMS = ("tokens", "vs_plain", "identity")
 
 
 def test_all_claims_come_of_one_measurement_eager_compiled_and_in_8_bits(bench, monkeypatch):
-    turned, in_turn = [], asking.by_question.in_turn
-    count = lambda *given, **options: turned.append(given[0]) or in_turn(*given, **options)  # noqa: E731
-    monkeypatch.setattr(asking.by_question, "in_turn", count)
+    turned, each_method = [], asking.by_question.each_method
+    count = lambda *given, **options: turned.append(given[0]) or each_method(*given, **options)  # noqa: E731
+    monkeypatch.setattr(asking.by_question, "each_method", count)
     tokens, faster, identity = (getattr(bench, name)(Run(quick=False)) for name in CLAIMS)
     assert turned == [asking.eager()] * len(bench.KINDS) * bench.PER_KIND + [fitting.eight_bits()] * len(bench.KINDS)
     rows = faster.facts["questions"]

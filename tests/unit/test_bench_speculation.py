@@ -145,7 +145,7 @@ def test_a_later_turn_is_asked_behind_the_plain_answer_to_the_one_before(bench):
 def test_questions_are_measured_backwards_in_turn(bench, monkeypatch):
     turned = []
     kept = lambda *given, backwards, **more: turned.append(backwards) or {}  # noqa: E731
-    monkeypatch.setattr(bench.asking.by_question, "in_turn", kept)
+    monkeypatch.setattr(bench.asking.by_question, "each_method", kept)
     ask(monkeypatch, "writing")
     bench.asked("a", bench.Run(quick=False), ["writing"], 2, lambda ids: {}, {})
     assert turned == [True, False]

@@ -2,13 +2,22 @@
 
 from dataclasses import dataclass, field
 
-from lessons_lib.decoding.proposal import ANCHOR, Tree
+from torch import Tensor
+
+from lessons_lib.decoding.proposal import ANCHOR
 
 
 @dataclass
-class Growing(Tree):
-    """A Tree that grows by a level per draft forward. depth: levels so far; level: the nodes of the deepest."""
+class Growing:
+    """Fields of a Proposal, of which the loop makes the Tree, growing by a level per draft forward.
 
+    depth: levels so far; level: the nodes of the deepest. Equal siblings are one node: the draft reads them once.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    draws: dict[int, list[int]] = field(default_factory=dict)
+    q: dict[int, Tensor] = field(default_factory=dict)
     level: list[int] = field(default_factory=lambda: [ANCHOR])
     depth: int = 0
 
@@ -16,7 +25,8 @@ class Growing(Tree):
         """Add the next level. drawn: node of the deepest level -> tokens below it, in draw order."""
         first = len(self.tokens)
         for parent, tokens in drawn.items():
-            for token in tokens:
-                self.add(token, parent)
+            different = list(dict.fromkeys(tokens))
+            self.tokens += different
+            self.parents += [parent] * len(different)
         self.draws |= drawn
         self.level, self.depth = list(range(first, len(self.tokens))), self.depth + 1

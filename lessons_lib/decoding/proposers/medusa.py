@@ -80,7 +80,10 @@ class Medusa(Proposer):
         self.state = state.to(self.heads.lm_head)
 
     def tree_of(self, best: Sequence[Sequence[int]]) -> Proposal:
-        """best: the favourites of head 1, of head 2, ... -> the tree of them, as many levels deep."""
+        """best: the favourites of head 1, of head 2, ... -> the tree of them, as many levels deep.
+
+        IndexError for fewer favourites of a head than the shape asks for.
+        """
         choices = [choice for choice in self.shape.choices if len(choice) <= len(best)]  # shallow ones come first
         tokens = [best[len(choice) - 1][choice[-1]] for choice in choices]
         return Proposal(tokens, self.shape.parents[: len(tokens)])

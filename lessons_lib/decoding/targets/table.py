@@ -22,7 +22,7 @@ class Tape(Cache):
         self.held = prefix + len(then)
 
 
-class Table(Target):
+class TableTarget(Target):
     """rows (V, V): row i holds the probabilities of what follows token i, float64. No tokenizer, no end token.
 
     Chains only: a branching tree would need to be told which token is whose parent. ValueError for rows that are

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 
@@ -40,20 +41,34 @@ def test_the_quick_tests_are_lint_and_pytest(started):
     assert call.startswith("-m pytest -q -n auto")
 
 
+def asked(*lessons):
+    """The options of `test` for these lessons."""
+    return command_line.parser().parse_args(["test", *lessons])
+
+
 def test_all_tests_run_every_lesson_even_after_a_failure(started, monkeypatch):
-    monkeypatch.setattr(lessons, "find", lambda: ["one"])
     monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
     started.status = {"-m pytest": 1}
-    assert commands.test(NONE) == 1
-    assert any("--nbval-lax" in line and line.endswith("notebooks") for line in started)
+    assert commands.test(asked()) == 1
+    [call] = [line for line in started if "--nbval-lax" in line]
+    assert re.findall(r"(\d\d_\w+)\.ipynb", call) == [lesson.name for lesson in lessons.find()]
     assert os.environ["LESSONS_LIB_BATCH"] == "1"
 
 
+def test_the_tests_take_lessons_and_refuse_unknown_ones_before_they_begin(started, monkeypatch):
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+    assert commands.test(asked("02")) == 0
+    assert started[-1].endswith("02_kv_cache.ipynb") and started[-1].count(".ipynb") == 1
+    started.clear()
+    with pytest.raises(lessons.UsageError, match="No lesson 99"):
+        commands.test(asked("99"))
+    assert not started
+
+
 def test_a_run_that_a_signal_ended_has_failed(started, monkeypatch):
-    monkeypatch.setattr(lessons, "find", lambda: ["one"])
     monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
     started.status = {"-m pytest -q": -11}
-    assert commands.test_quick(NONE) == 1 and commands.test(NONE) == 1
+    assert commands.test_quick(NONE) == 1 and commands.test(asked()) == 1
 
 
 def test_lint_reports_what_tools_and_house_rules_find(started, monkeypatch, capsys):

@@ -6,23 +6,23 @@ from support.laws import exact_law
 from lessons_lib import DraftModel, Sampling, generate
 from lessons_lib.decoding.proposal import Proposal, Tree
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.targets.table import Table
+from lessons_lib.decoding.targets.table import TableTarget
 
 P = [[0.2, 0.7, 0.1], [0.1, 0.2, 0.7], [0.5, 0.3, 0.2]]
 Q = [[0.3, 0.6, 0.1], [0.2, 0.2, 0.6], [0.2, 0.5, 0.3]]
 
 
 def test_greedy_text_follows_the_largest_entries_with_a_draft_or_without():
-    plain = generate(Table(P), [2], max_new_tokens=7)
-    drafted = generate(Table(P), [2], DraftModel(Table(Q), 3), max_new_tokens=7)
+    plain = generate(TableTarget(P), [2], max_new_tokens=7)
+    drafted = generate(TableTarget(P), [2], DraftModel(TableTarget(Q), 3), max_new_tokens=7)
     assert plain.ids == drafted.ids == [0, 1, 2, 0, 1, 2, 0]
     assert [step.committed for step in drafted.trace] == [1, 3, 3]
 
 
 def test_drafted_texts_have_exactly_the_tables_probabilities():
     def run():
-        proposer = DraftModel(Table(Q), 2, mode="iid")
-        return tuple(generate(Table(P), [2], proposer, Sampling(), max_new_tokens=3).ids)
+        proposer = DraftModel(TableTarget(Q), 2, mode="iid")
+        return tuple(generate(TableTarget(P), [2], proposer, Sampling(), max_new_tokens=3).ids)
 
     law = exact_law(run)
     assert sum(law.values()) == pytest.approx(1)
@@ -33,7 +33,7 @@ def test_drafted_texts_have_exactly_the_tables_probabilities():
 @pytest.mark.parametrize("rows", [[[0.5, 0.5]], [[0.5, 0.6], [0.5, 0.5]]])
 def test_rows_that_are_no_distributions_are_refused(rows):
     with pytest.raises(ValueError, match="one row per token"):
-        Table(rows)
+        TableTarget(rows)
 
 
 def test_branches_are_refused():
@@ -43,4 +43,4 @@ def test_branches_are_refused():
 
     assert not Tree.of(Fork().propose([], 2), 2).is_chain
     with pytest.raises(ValueError, match="chains only"):
-        generate(Table(P), [2], Fork(), max_new_tokens=4)
+        generate(TableTarget(P), [2], Fork(), max_new_tokens=4)

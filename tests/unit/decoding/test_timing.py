@@ -1,11 +1,15 @@
 """What is timed does the work that it stands for. No time is asserted."""
 
+from dataclasses import replace
+
 import torch
 from support.targets import decoder_target
 
 from lessons_lib import Jacobi
 from lessons_lib.decoding import timing
 from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
+from lessons_lib.measure.clock import Samples
 from lessons_lib.measure.shape import SHAPES
 from lessons_lib.models import tiny
 
@@ -27,7 +31,7 @@ def test_every_prompt_is_asked_by_every_method_in_turn_with_a_new_proposer_each_
         return made[-1]
 
     target = decoder_target(tiny())
-    took, outs = timing.asked(target, prompts, {"plain": lambda: None, "jacobi": jacobi}, "cpu", 3, **short)
+    took, outs = timing.time_requests(target, prompts, {"plain": lambda: None, "jacobi": jacobi}, "cpu", 3, **short)
     assert list(took) == [("plain", "a"), ("jacobi", "a"), ("plain", "b"), ("jacobi", "b")]
     assert {len(samples.times) for samples in took.values()} == {3} and len(set(map(id, made))) == 2 * 3
     for (method, name), out in outs.items():
@@ -64,3 +68,21 @@ def test_a_twin_has_the_layers_of_a_shape_and_hardly_any_weights():
     decoder = timing.twin(shape, "fp32", context=32).decoder
     assert len(decoder.layers) == shape.layers
     assert sum(p.numel() for p in decoder.parameters()) < shape.weights / 100
+
+
+def test_launching_is_timed_on_narrow_models_of_transformers_and_ours_with_the_shapes_layers(monkeypatch):
+    fed = []
+
+    def step_of(target, prompt):
+        network = target.decoder if isinstance(target, DecoderTarget) else target.network.model
+        fed.append((type(target), len(network.layers), next(network.parameters()).dtype, len(prompt)))
+        number = float(len(fed))
+        return lambda: number
+
+    monkeypatch.setattr(timing, "repeatable_step", step_of)
+    monkeypatch.setattr(timing, "in_turn", lambda steps, device, repeats: {
+        name: Samples((step(),) * repeats + (99.0,)) for name, step in steps.items()
+    })  # fmt: skip
+    shape = replace(SHAPES["smollm2-135m"], layers=3)
+    assert timing.launch_times(shape, "bf16", 7, repeats=2) == {"transformers": 1.0, "decoder": 2.0}
+    assert fed == [(TransformersTarget, 3, torch.bfloat16, 7), (DecoderTarget, 3, torch.bfloat16, 7)]

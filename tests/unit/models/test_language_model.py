@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget
-from lessons_lib.models import LanguageModel, cut, language_model, tiny
+from lessons_lib.models import LanguageModel, cut, language_model, load, tiny
 
 
 @pytest.fixture
@@ -34,6 +34,15 @@ def test_a_target_has_the_models_weights_and_dtype(model):
     target = model.target()
     assert target.dtype == torch.float64
     assert torch.equal(target.decoder.embedding.weight, model.network.model.embed_tokens.weight)
+
+
+def test_in_another_dtype_it_is_loaded_anew_and_in_its_own_it_is_itself(tiny_package):
+    model = load("packaged-tiny", device="cpu", dtype="fp32")
+    assert model.in_dtype("fp32") is model and model.in_dtype(torch.float32) is model
+    other, again = model.in_dtype("bf16"), load("packaged-tiny", "cpu", "bf16")
+    assert (other.name, other.device, other.dtype) == ("packaged-tiny", "cpu", torch.bfloat16)
+    assert all(map(torch.equal, other.network.parameters(), again.network.parameters()))
+    assert model.network.dtype == torch.float32
 
 
 def test_other_weights_are_a_copy_and_the_same_ones_are_not(model):

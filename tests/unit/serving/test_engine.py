@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.benches import Letters
 from support.examples import examples
-from support.serving import KINDS, LENGTHS, PREFIX, PROMPTS, TARGET, alone, asked, together
+from support.serving import KINDS, LENGTHS, PREFIX, PROMPTS, TARGET, alone, arguments_of, together
 from support.targets import decoder_target
 
 from lessons_lib.decoding.generate import generate
@@ -219,7 +219,7 @@ def test_forked_rows_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):
 def test_rejected_guesses_leave_no_blocks_behind():
     """After each forward the request owns what its text needs, and no longer the room of 40 guesses."""
     engine = Engine(TARGET, scheduler := Scheduler(BlockPool(80, 4), guesses=40))
-    scheduler.add(one := engine.request(PREFIX, **asked("tree", PREFIX, 9)))
+    scheduler.add(one := engine.request(PREFIX, **arguments_of("tree", PREFIX, 9)))
     owned = []
     while scheduler.unfinished:
         plan = scheduler.schedule(0.0)

@@ -1,7 +1,7 @@
 """One request of the engine among others: streamed, cancelled, refused, or with a reader that fails."""
 
 import pytest
-from support.serving import LENGTHS, PREFIX, PROMPTS, TARGET, alone, asked
+from support.serving import LENGTHS, PREFIX, PROMPTS, TARGET, alone, arguments_of
 from support.targets import decoder_target
 
 from lessons_lib.models import tiny
@@ -38,7 +38,7 @@ def test_tokens_are_streamed_as_they_are_committed():
     engine = Engine(TARGET, Scheduler(BlockPool(60, 4), slots=3, guesses=30))
     readers = [Reader() for _ in PROMPTS]
     requests = [
-        engine.request(prompt, on_tokens=reader, **asked("tree", prompt, length))
+        engine.request(prompt, on_tokens=reader, **arguments_of("tree", prompt, length))
         for prompt, length, reader in zip(PROMPTS, LENGTHS, readers, strict=True)
     ]
     engine.serve(requests)

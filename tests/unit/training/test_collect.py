@@ -9,9 +9,10 @@ from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.training import collect
 from lessons_lib.training.batched import Text, Writer, choose, generator_of
-from lessons_lib.training.prompts import Prompt
+from lessons_lib.training.prompts import UserTurn
 
-PROMPTS = [Prompt(n, "chat", text) for n, text in enumerate(["one", "two two", "a", "b" * 9, "fourth", "five", "six"])]
+TEXTS = ["one", "two two", "a", "b" * 9, "fourth", "five", "six"]
+PROMPTS = [UserTurn(n, "chat", text) for n, text in enumerate(TEXTS)]
 
 
 def test_texts_written_together_equal_texts_written_alone(target):

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 
 from lessons_lib.data import questions
 from lessons_lib.training import held_out
-from lessons_lib.training.prompts import Prompt
+from lessons_lib.training.prompts import UserTurn
 
 
 def test_up_to_twelve_of_a_kind_are_chosen_spread_over_those_that_fit():
-    prompts = [Prompt(10 * i, "math", "x" * i) for i in range(60)] + [
-        Prompt(7, "math", "x"),
-        Prompt(10, "rewrite", "x"),
+    prompts = [UserTurn(10 * i, "math", "x" * i) for i in range(60)] + [
+        UserTurn(7, "math", "x"),
+        UserTurn(10, "rewrite", "x"),
     ]
     chosen = held_out.choose(prompts, lambda prompt: 320 if len(prompt.text) < 48 else 321)
     assert [prompt.key for prompt in chosen] == [40 * i for i in range(12)]
-    few = [Prompt(10, "qa", "a"), Prompt(20, "qa", "b"), Prompt(30, "chat", "c"), Prompt(40, "qa", "d")]
+    few = [UserTurn(10, "qa", "a"), UserTurn(20, "qa", "b"), UserTurn(30, "chat", "c"), UserTurn(40, "qa", "d")]
     tokens = {"a": 700, "b": 701, "c": 320, "d": 1}
     assert [prompt.key for prompt in held_out.choose(few, lambda prompt: tokens[prompt.text])] == [30, 10, 40]
 

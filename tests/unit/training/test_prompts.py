@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lessons_lib.training import prompts
-from lessons_lib.training.prompts import Prompt
+from lessons_lib.training.prompts import UserTurn
 
 
 def file(tmp_path, *rows):
@@ -16,7 +16,7 @@ def file(tmp_path, *rows):
 
 def test_a_context_stands_below_its_prompt(tmp_path):
     path = file(tmp_path, {"id": 3, "kind": "qa", "prompt": "Who?", "context": "Ann came."}, {"id": 4, "kind": "chat", "prompt": "Hi"})  # fmt: skip  # noqa: E501
-    assert prompts.read(path) == [Prompt(3, "qa", "Who?\n\nAnn came.", "Ann came."), Prompt(4, "chat", "Hi")]
+    assert prompts.read(path) == [UserTurn(3, "qa", "Who?\n\nAnn came.", "Ann came."), UserTurn(4, "chat", "Hi")]
 
 
 @pytest.mark.parametrize("row", [{"kind": "qa", "prompt": "Who?"}, {"id": "x", "kind": "qa", "prompt": "Who?"}, [1]])
@@ -26,7 +26,7 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path, row):
 
 
 def test_every_tenth_prompt_is_held_out_and_so_is_every_copy_of_it():
-    several = [Prompt(key, "chat", f"question {key}") for key in range(31)] + [Prompt(41, "chat", "question 20")]
+    several = [UserTurn(key, "chat", f"question {key}") for key in range(31)] + [UserTurn(41, "chat", "question 20")]
     kept = prompts.for_training(several)
     assert [prompt.key for prompt in several if prompt.held_out] == [0, 10, 20, 30]
     assert {prompt.key for prompt in kept} == set(range(31)) - {0, 10, 20, 30}
@@ -40,17 +40,17 @@ def test_prompts_of_our_own_differ_and_none_is_held_out():
 
 def test_a_passage_of_a_held_out_prompt_trains_nothing():
     several = [
-        Prompt(10, "qa", "Who?\n\nAnn came.", "Ann came."),
-        Prompt(11, "summary", "Sum up\n\nAnn came.", "Ann came."),
+        UserTurn(10, "qa", "Who?\n\nAnn came.", "Ann came."),
+        UserTurn(11, "summary", "Sum up\n\nAnn came.", "Ann came."),
     ]
     assert prompts.for_training(several) == []
 
 
 def test_passages_are_asked_about_again_under_every_task():
     several = [
-        Prompt(3, "qa", "Who?\n\nAnn came.", "Ann came."),
-        Prompt(4, "qa", "Who?"),
-        Prompt(5, "code", "x\n\ny", "y"),
+        UserTurn(3, "qa", "Who?\n\nAnn came.", "Ann came."),
+        UserTurn(4, "qa", "Who?"),
+        UserTurn(5, "code", "x\n\ny", "y"),
     ]
     found = prompts.again(several)
     assert len(found) == len({prompt.text for prompt in found}) == len({(p.kind, p.key) for p in found}) == 8
@@ -58,5 +58,5 @@ def test_passages_are_asked_about_again_under_every_task():
 
 
 def test_whatever_is_done_first_is_of_every_kind():
-    several = [Prompt(n, "math", "") for n in range(5)] + [Prompt(9, "chat", "")]
+    several = [UserTurn(n, "math", "") for n in range(5)] + [UserTurn(9, "chat", "")]
     assert [prompt.kind for prompt in prompts.interleave(several)] == ["math", "chat", "math", "math", "math", "math"]

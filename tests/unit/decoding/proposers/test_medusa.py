@@ -24,7 +24,7 @@ from lessons_lib.decoding.proposal import ANCHOR, Tree
 from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.row import step
 from lessons_lib.decoding.targets import CompiledTarget, Unsupported
-from lessons_lib.decoding.targets.table import Table
+from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.decoding.trees import regular
 from lessons_lib.models import tiny
 from lessons_lib.models.medusa import MedusaHeads
@@ -288,8 +288,8 @@ def test_typical_acceptance_is_another_law():
 
 
 def test_a_target_without_states_is_refused():
-    with pytest.raises(Unsupported, match="Medusa needs states, which Table does not offer"):
-        generate(Table([[0.5, 0.5], [0.5, 0.5]]), [0], Medusa(MedusaHeads(torch.eye(2))))
+    with pytest.raises(Unsupported, match="Medusa needs states, which TableTarget does not offer"):
+        generate(TableTarget([[0.5, 0.5], [0.5, 0.5]]), [0], Medusa(MedusaHeads(torch.eye(2))))
 
 
 def test_the_compiled_target_offers_what_it_needs():
