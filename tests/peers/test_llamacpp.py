@@ -1,5 +1,5 @@
-"""llama.cpp on the packaged file, where the extra is installed: its text is as likely to us as ours, its prompt lookup
-changes nothing, and an earlier prompt leaves no trace."""
+"""llama.cpp on the packaged file, where the extra is installed: its text is as likely to us as ours, with its
+prompt lookup, too, and an earlier prompt leaves no trace."""
 
 import pytest
 
@@ -25,11 +25,14 @@ def test_its_text_is_as_likely_to_the_same_weights_in_float32(smollm2, plain):
     assert shortfall(smollm2.target(), prompt, ids).max() < 1  # logits; it rounds inputs to 8 bits
 
 
-def test_its_prompt_lookup_writes_the_same_text_and_forgets_the_last_one(smollm2, plain):
+def test_its_prompt_lookup_writes_a_text_as_likely_and_forgets_the_last_one(smollm2, plain):
+    """The two texts may part where two tokens are nearly even: several rows at once round otherwise than one."""
     prompt = smollm2.tokenizer(PROMPT).input_ids
     looking, (alone, _) = LlamaCpp("smollm2-135m", context=128, lookup=4), plain.write(prompt, NEW)
+    found = looking.write(prompt, NEW)[0]
     looking.write(prompt[5:], 8)
-    assert looking.write(prompt, NEW)[0] == alone == plain.write(prompt, NEW)[0]
+    assert looking.write(prompt, NEW)[0] == found and plain.write(prompt, NEW)[0] == alone
+    assert found[:8] == alone[:8] and shortfall(smollm2.target(), prompt, found).max() < 1
 
 
 def test_a_prompt_is_read_whole_however_much_of_it_was_read_before(smollm2, plain, monkeypatch):
