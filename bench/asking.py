@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import by_question
 import generation
-from by_question import Made, behind_prompt, first_of, foretold, plain_of, speed
+from by_question import Made, behind_prompt, first_of, plain_of, predicted, speed
 from registry import DTYPE, Measured, Run
 from saying import parted, per_kind, said
 
@@ -163,7 +163,7 @@ def measured(
 ) -> Measured:
     """The ratio over the questions with long answers, and what is said and kept beside it. ValueError without any.
 
-    overhead: rows of a step -> its time over a plain step's, each measured apart; then the speed is foretold, too.
+    overhead: rows of a step -> its time over a plain step's, each measured apart; then the speed is predicted, too.
     """
     counted = answered(rows)
     kinds = by_category(counted)
@@ -175,7 +175,7 @@ def measured(
         "questions": rows,
     }  # fmt: skip
     if overhead:
-        facts["predicted"] = foretold(counted, fast, overhead)
+        facts["predicted"] = predicted(counted, fast, overhead)
         facts["behind_prompt"] = behind_prompt(counted, slow, fast)
     return Measured(ratio(counted, slow, fast), said(note, facts, len(counted)), facts)
 

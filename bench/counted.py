@@ -15,7 +15,7 @@ from registry import Measured, Run, claim
 
 from lessons_lib.data import Question
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
-from lessons_lib.decoding.replay import foretold_cost, replay_draft
+from lessons_lib.decoding.replay import predicted_cost, replay_draft
 from lessons_lib.measure.clock import Ratio
 from lessons_lib.measure.speculation import width_cost
 from lessons_lib.training import evaluate, held_out
@@ -126,7 +126,7 @@ def held(kinds: dict[str, list], target, run: Run) -> Held:
 
 def spent(right: list[list[bool]], length: DraftLength, c: float, v) -> list[tuple[int, float]]:
     """For each text (tokens, modelled time), one schedule going through all of them."""
-    return [(len(text), foretold_cost(replay_draft(text, length), v, c)) for text in right]
+    return [(len(text), predicted_cost(replay_draft(text, length), v, c)) for text in right]
 
 
 def spent_in_turn(kinds: dict[str, list], length: DraftLength, c: float, v) -> dict[str, list[tuple[int, float]]]:

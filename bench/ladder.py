@@ -102,8 +102,8 @@ def against(run: Run, kinds: Sequence[str], slow: Sequence[str], ours: Sequence[
     facts = {"best": winner, "peer": theirs, "requests": [requests.value, requests.low, requests.high]}
     facts["tokens_per_forward"] = tokens_per_forward(found, winner)
     if theirs in named(run):
-        foretold = {row["rung"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
-        facts["predicted"] = foretold[winner] / foretold[theirs]
+        predicted = {row["rung"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
+        facts["predicted"] = predicted[winner] / predicted[theirs]
     return Measured(ratio, note, facts | {"rungs": table, "questions": found, **rungs.facts(run.quick)})
 
 

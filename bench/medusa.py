@@ -91,7 +91,7 @@ def vs_plain(run: Run) -> Measured:
 
 @claim(
     "medusa/identity", "<= 0.10",
-    "1: speedup over plain times overhead over tokens per step, prefill left out; the overhead is foretold by the "
+    "1: speedup over plain times overhead over tokens per step, prefill left out; the overhead is predicted by the "
     f"width curve and the heads' share of a step, timed apart; {EAGER}", asks=True, unit="",
 )  # fmt: skip
 def identity(run: Run) -> Measured:
@@ -110,7 +110,7 @@ def identity(run: Run) -> Measured:
     sped = ratio.value * tau / overhead
     note = (
         f"speedup {sped:.2f} ({speed(counted, 'plain', 'medusa').value:.2f} with the prefill), {tau:.2f} tokens per "
-        f"step of {fed:.1f} rows, overhead {overhead:.2f} foretold, {tau / sped:.2f} in the run"
+        f"step of {fed:.1f} rows, overhead {overhead:.2f} predicted, {tau / sped:.2f} in the run"
     )
     facts = {
         "speedup": sped,
@@ -120,7 +120,7 @@ def identity(run: Run) -> Measured:
         "v": eager.v,
         "heads_share": eager.heads_share,
     }
-    return Measured(off_by(ratio), note, facts | {"ratio": ratio.value, "unit": "s per plain step, foretold"})
+    return Measured(off_by(ratio), note, facts | {"ratio": ratio.value, "unit": "s per plain step, predicted"})
 
 
 def steps(made: list[dict], overhead: float = 1.0) -> list[tuple[float, float]]:

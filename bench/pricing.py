@@ -89,16 +89,16 @@ def entry() -> int:
 
 
 def counted(who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run) -> Sequence[Step]:
-    """The trace that a text is expected to have: replayed, of Medusa foretold by its card."""
+    """The trace that a text is expected to have: replayed, of Medusa predicted by its card."""
     if who == "medusa":
-        return foretold(len(ids), len(new) - 1, fitting.fitted(of, run.repeats))
+        return predicted(len(ids), len(new) - 1, fitting.fitted(of, run.repeats))
     if who == "draft":
         steps = replay_draft(evaluate.right_in_steps(small(), ids, new), Constant(assisted.GAMMA))
         return [replace(step, length_before=len(ids) + step.length_before) for step in steps]
     return replay(Recording(ids, new), proposer(who, of, run) if who else Proposer())
 
 
-def foretold(prompt: int, tokens: int, by: fitting.Fitted) -> list[Step]:
+def predicted(prompt: int, tokens: int, by: fitting.Fitted) -> list[Step]:
     """Equal steps that commit what the tree is expected to: tokens need not be whole."""
     each = expected_tokens(by.tree, fitting.accuracies())
     nodes = len(by.tree.choices)

@@ -17,7 +17,7 @@ from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import twin
-from lessons_lib.measure import kernels
+from lessons_lib.measure import hardware, kernels
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.shape import ModelShape
@@ -90,12 +90,20 @@ def over_wide(run: Run) -> Measured:
 
 @claim("int8/width-9", "<= 1.8", "the same compiled step with one row")
 def width(run: Run) -> Measured:
-    """Beside it, in turn, the same of int4 and of wide weights."""
+    """Beside it, in turn, the same of int4 and of wide weights, and one row as its bytes predict it.
+
+    What one row takes beyond its bytes, at the rate at which this machine reads, is taken from wide weights.
+    """
     calls = {(name or DTYPE, rows): step(name, rows) for name in ("int8", "int4", None) for rows in (1, WIDE)}
     found = in_turn(calls, repeats=5 * run.repeats)
     v = {name: Ratio.of(found[name, WIDE], found[name, 1]) for name in ("int8", "int4", DTYPE)}
     steps = {f"{name} {rows} rows": samples.times for (name, rows), samples in found.items()}
-    return Measured(v["int8"], f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}", {"steps": steps})
+    rate, one = hardware.probe("cpu", [DTYPE]).read_bandwidth, {name: found[name, 1].median for name in v}
+    reading = {name: bytes_read(target(None if name == DTYPE else name).decoder) / rate for name in v}
+    beyond = max(0.0, one[DTYPE] - reading[DTYPE])
+    off = {name: one[name] / (beyond + reading[name]) for name in v if name != DTYPE}
+    note = f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}; one row over its prediction: {listed(off)}"
+    return Measured(v["int8"], note, {"steps": steps, "rate": rate})
 
 
 @claim(

@@ -8,10 +8,10 @@ SPREAD = "the interval is that of the questions, one run each"
 
 
 def said(note: str, facts: dict, texts: int) -> str:
-    """A claim's note: its own, what was foretold, and for each kind of text speed and tokens per forward."""
+    """A claim's note: its own, what was predicted, and for each kind of text speed and tokens per forward."""
     found, beside = [note], facts["compiled"]
     if "predicted" in facts:
-        found.append(f"speed behind the prompt {facts['behind_prompt']:.2f}, foretold {facts['predicted']:.2f}")
+        found.append(f"speed behind the prompt {facts['behind_prompt']:.2f}, predicted {facts['predicted']:.2f}")
     found.append(f"speed at tokens per forward: {with_tau(facts)}")
     if beside:
         found += [f"compiled {beside['value']:.2f}: {with_tau(beside)}", beside["problem"]]

@@ -71,7 +71,7 @@ def code_lists(run: Run) -> Measured:
     v = costs_of(asking.eager(), WIDTHS, run.repeats)
     sizes = ", ".join(f"{letter}={value}" for letter, value in WINDOW.items())
     note = (
-        f"{sizes}; foretold {expected:.2f}, by {PUBLISHED} tokens a step as counted on Spec-Bench (Vicuna-7B, 7/5/7); "
+        f"{sizes}; predicted {expected:.2f}, by {PUBLISHED} tokens a step as counted on Spec-Bench (Vicuna-7B, 7/5/7); "
         f"1/f = {share:.2f} of the steps commit E = {several:.2f} tokens, the others one: "
         f"(f - 1 + E) / f = {1 + share * (several - 1):.2f} a step; "
         f"speed over plain {wall.value:.2f}; cost of w rows: {listed(v)}; {EAGER_STEPS}"

@@ -65,10 +65,10 @@ def lesson_row(lesson: Lesson, address: str) -> list[str]:
     name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name})"
     opening = colab.link(address, lesson.name)
     score = next((s for s in scorecard.collect([lesson.path]) if s.ratio is not None), None)
-    said = (
-        [score.claim, *(f"{tables.number(x)} {score.unit}" for x in (score.predicted, score.measured))] if score else []
-    )
-    return [f"{name} {opening}".strip(), question(nb), *(said or ["-"] * 3)]
+    told = ["-"] * 3
+    if score:
+        told = [score.claim, *(f"{tables.number(x)} {score.unit}".strip() for x in (score.predicted, score.measured))]
+    return [f"{name} {opening}".strip(), question(nb), *told]
 
 
 def question(nb) -> str:

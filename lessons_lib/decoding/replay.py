@@ -87,17 +87,17 @@ def first_wrong(guesses: Sequence[bool]) -> int:
     return next((count for count, guess in enumerate(guesses) if not guess), len(guesses))
 
 
-def foretold_speed(trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
+def predicted_speed(trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
     """Speed over plain decoding, prefill left out: tokens over the sum of v(rows fed) and c for each draft call.
 
     v, c: as in `measure.speculation`; 0 for guesses that are free. nan for a trace of the prefill alone.
-    Errors as `foretold_cost`.
+    Errors as `predicted_cost`.
     """
     steps = after_prefill(trace)
-    return sum(step.committed for step in steps) / foretold_cost(steps, v, c) if steps else float("nan")
+    return sum(step.committed for step in steps) / predicted_cost(steps, v, c) if steps else float("nan")
 
 
-def foretold_cost(steps: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
+def predicted_cost(steps: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
     """What steps cost in units of a one-row forward: v(rows fed) each, and c for each draft call.
 
     ValueError for a v without widths.
@@ -106,12 +106,12 @@ def foretold_cost(steps: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -
     return sum(v(step.forwarded) + c * step.draft_calls for step in steps)
 
 
-def foretold_seconds(prefill: float, one: float, trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
+def predicted_seconds(prefill: float, one: float, trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
     """Seconds of a request whose prompt takes `prefill` and whose steps behind it are those of the trace.
 
-    one: seconds of a one-row forward; v, c: as in `measure.speculation`. Errors as `foretold_cost`.
+    one: seconds of a one-row forward; v, c: as in `measure.speculation`. Errors as `predicted_cost`.
     """
-    return prefill + one * foretold_cost(after_prefill(trace), v, c)
+    return prefill + one * predicted_cost(after_prefill(trace), v, c)
 
 
 def counts(trace: Sequence[Step]) -> list[tuple[int, int, int]]:

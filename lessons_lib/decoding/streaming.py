@@ -1,4 +1,4 @@
-"""Text as it is written: an `on_tokens` for `generate` that shows what is certain to stay as soon as it is."""
+"""Text as it is written (lesson 01): an `on_tokens` for `generate` that shows what is certain to stay at once."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

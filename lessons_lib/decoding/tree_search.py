@@ -22,7 +22,7 @@ def value(choice: Choice, accuracies: Accuracies) -> float:
 
 
 def expected_tokens(shape: TreeShape, accuracies: Accuracies) -> float:
-    """tau foretold: tokens per target forward, the target's own included. IndexError as `value`."""
+    """tau predicted: tokens per target forward, the target's own included. IndexError as `value`."""
     return 1 + sum(value(choice, accuracies) for choice in shape.choices)
 
 
@@ -53,7 +53,7 @@ def best_tree(accuracies: Accuracies, nodes: int) -> TreeShape:
 def speed_by_size(
     accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, most: int = 64
 ) -> list[float]:
-    """Speed over plain decoding foretold for the best tree of 0, 1, ..., `most` nodes: tokens over the step's cost.
+    """Speed over plain decoding predicted for the best tree of 0, 1, ..., `most` nodes: tokens over the step's cost.
 
     That is v(1 + n), a forward of so many rows over a one-row one, and heads_share, what guessing takes over the
     same; without nodes the heads are not asked, and the speed is 1. ValueError for `most` below 0, and for a curve

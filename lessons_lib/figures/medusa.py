@@ -128,9 +128,9 @@ def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
 
 
 def plot_tree_sizes(rows: Iterable[Any]) -> Figure:
-    """Tokens per forward and speed over plain against the tree's size: foretold (dashed), counted, and timed.
+    """Tokens per forward and speed over plain against the tree's size: predicted (dashed), counted, and timed.
 
-    rows: `nodes`; `expected` and `speed_predicted`, foretold from the heads' accuracies; and where known `counted` and
+    rows: `nodes`; `expected` and `speed_predicted`, predicted from the heads' accuracies; and where known `counted` and
     `speed_counted`, and `samples` (repeated measurements of the speed). Stars mark the fastest sizes. ValueError
     without rows.
     """
@@ -147,11 +147,11 @@ def plot_tree_sizes(rows: Iterable[Any]) -> Figure:
     return lower.figure
 
 
-def _sizes(ax: Axes, rows: Sequence[Mapping[str, Any]], foretold: str, counted: str, best: bool = False) -> None:
+def _sizes(ax: Axes, rows: Sequence[Mapping[str, Any]], predicted: str, counted: str, best: bool = False) -> None:
     """Both lines against the nodes; `best`: a star where each is highest."""
-    for key, style, shade in ((foretold, "--", COLORS["predicted"]), (counted, "-", COLORS["medusa"])):
+    for key, style, shade in ((predicted, "--", COLORS["predicted"]), (counted, "-", COLORS["medusa"])):
         points = [(row["nodes"], row[key]) for row in rows if key in row]
-        name = "foretold from accuracies" if key == foretold else "counted"
+        name = "predicted from accuracies" if key == predicted else "counted"
         if points:
             ax.plot(*zip(*points, strict=True), style, color=shade, label=name)
         if points and best:

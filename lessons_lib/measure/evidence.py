@@ -1,4 +1,4 @@
-"""What each technique is worth, in one table: counted, timed, foretold, beside its peer and what was published.
+"""What each technique is worth, in one table: counted, timed, predicted, beside its peer and what was published.
 
 Rows are made from bench/results: the claims and, for counts and predictions, the raw samples beside them. Standard
 library alone, so that README can be written before anything else is imported.

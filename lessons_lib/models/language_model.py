@@ -8,10 +8,11 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lessons_lib.data import text
+from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.quality import WINDOW, windows
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models.copies import sharing_copy
-from lessons_lib.models.device import DTYPES, dtype_name, pick_dtype
+from lessons_lib.models.device import dtype_name, pick_dtype
 from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
 from lessons_lib.models.quantized import BOTH, FORMATS, quantized
 
@@ -58,7 +59,8 @@ class LanguageModel:
 
         kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward.
         weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. For the readable decoder also "int8" (weights
-        and activations), "int8-weight-only" and "int4", beside all else in the model's dtype (`models.quantized`).
+        and activations), "int8-weight-only" and "int4", beside all else in the model's dtype (`models.quantized`). What
+        is loaded is cast; a wider format with the checkpoint's own digits is `in_dtype(...).target()`.
         compiled: the readable decoder through torch.compile, with caches of `context` tokens (default 512).
         ValueError for any other choice, for a dtype that the device lacks, and for a model that the readable decoder
         does not compute.

@@ -1,7 +1,8 @@
 """The same model quantized by libraries that transformers knows (lesson 10): torchao and bitsandbytes, as peers.
 
-Both leave the LM head and the embedding as they are. On a CPU torchao has no 4-bit kernel of its own (its int4 wants a
-GPU; "torchao int4" here keeps codes in bytes), and bitsandbytes' 8 bits cast activations to fp16.
+Both leave the LM head and the embedding as they are. torchao's packed int4 wants a GPU and the package mslk ("torchao
+int4" here keeps codes in bytes; its kernel for CPUs is a prototype, which the tests look at), and bitsandbytes' 8 bits
+cast activations to fp16.
 """
 
 import importlib.util

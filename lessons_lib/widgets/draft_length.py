@@ -8,7 +8,7 @@ from statistics import mean, median
 from matplotlib.figure import Figure
 
 from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.replay import foretold_speed, replay_draft
+from lessons_lib.decoding.replay import predicted_speed, replay_draft
 from lessons_lib.figures.assisted import plot_length_and_text
 from lessons_lib.measure.speculation import WidthCurve, walltime_factor
 from lessons_lib.widgets.controls import Slider, show
@@ -60,7 +60,7 @@ def speeds(text: Drafted, c: float, v: WidthCurve) -> list[dict]:
     """Rows of plot_draft_length: alpha's prediction, the counted forwards' speed, and what was timed."""
     alpha, rows = mean(text.right), []
     for gamma in GAMMAS:
-        counted = foretold_speed(replay_draft(text.right, Constant(gamma)), v, c)
+        counted = predicted_speed(replay_draft(text.right, Constant(gamma)), v, c)
         row = {"gamma": gamma, "predicted": walltime_factor(alpha, gamma, c, v), "counted": counted}
         rows.append(row | ({"samples": text.timed[gamma]} if gamma in text.timed else {}))
     return rows

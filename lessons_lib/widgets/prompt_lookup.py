@@ -6,7 +6,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
-from lessons_lib.decoding.replay import Recording, foretold_speed, replay
+from lessons_lib.decoding.replay import Recording, predicted_speed, replay
 from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.figures.lookup import plot_lookup
 from lessons_lib.measure.speculation import WidthCurve
@@ -28,7 +28,7 @@ def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
     rows, settings = [], {"min_hit_rate": 0.0} | settings
     for kind, recordings in texts.items():
         steps = [step for recording in recordings for step in replay(recording, PromptLookup(**settings))]
-        rows.append({"kind": kind, "tokens_per_forward": tokens_per_forward(steps), "speed": foretold_speed(steps, v)})
+        rows.append({"kind": kind, "tokens_per_forward": tokens_per_forward(steps), "speed": predicted_speed(steps, v)})
     return rows
 
 

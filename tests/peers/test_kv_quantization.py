@@ -18,19 +18,8 @@ from lessons_lib.models import tiny
 from lessons_lib.quantization.errors import relative_error
 from lessons_lib.quantization.kv import QuantizedCache, quantize_keys, quantize_values, restore_keys, restore_values
 
-HOW = "install lessons_lib[quantization] to compare with it"
 G, D, PROMPT = 32, 64, 64
 KIVI = {"quanto": (-1, 0), "hqq": (0, 1)}  # axis of keys per channel, and of values per token
-
-
-@pytest.fixture
-def quanto():
-    return pytest.importorskip("optimum.quanto", reason=f"optimum-quanto is missing; {HOW}")
-
-
-@pytest.fixture
-def hqq():
-    return pytest.importorskip("hqq.core.quantize", reason=f"hqq is missing; {HOW}").Quantizer
 
 
 def random(tokens: int, heads: int = 3) -> tuple[Tensor, Tensor]:

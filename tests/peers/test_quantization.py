@@ -1,43 +1,18 @@
 """Our formats and products against those of torch, and of four libraries where they are installed."""
 
-import logging
-
 import pytest
 import torch
+from support.toys import linear_of
 from torch import Tensor, nn
 from torch.ao.quantization import PerChannelMinMaxObserver
 
 from lessons_lib.models import ModelUnavailable, tiny
 from lessons_lib.models.libraries import LIBRARIES, by_library
+from lessons_lib.quantization.errors import relative_error
 from lessons_lib.quantization.floats import quantize_fp8
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct
 from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.nf4 import codebook, quantize_nf4
-
-HOW = "install lessons_lib[quantization] to compare with it"
-
-
-@pytest.fixture
-def bitsandbytes():
-    pytest.importorskip("bitsandbytes", reason=f"bitsandbytes is missing; {HOW}")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    return pytest.importorskip("bitsandbytes.functional")
-
-
-@pytest.fixture
-def torchao():
-    pytest.importorskip("torchao", reason=f"torchao is missing; {HOW}")
-    return pytest.importorskip("torchao.quantization")
-
-
-@pytest.fixture
-def quanto():
-    return pytest.importorskip("optimum.quanto", reason=f"optimum-quanto is missing; {HOW}")
-
-
-@pytest.fixture
-def hqq():
-    return pytest.importorskip("hqq.core.quantize", reason=f"hqq is missing; {HOW}").Quantizer
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -47,14 +22,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 W, X = random(64, 128), random(5, 128, seed=1)
 
 
-def error(of: Tensor, right: Tensor) -> float:
-    return float((of - right).norm() / right.norm())
-
-
 def converted(torchao, config) -> nn.Sequential:
     """A linear layer with W, quantized by torchao."""
-    network = nn.Sequential(nn.Linear(128, 64, bias=False))
-    network[0].weight = nn.Parameter(W.clone(), requires_grad=False)
+    network = linear_of(W)
     torchao.quantize_(network, config)
     return network
 
@@ -73,7 +43,7 @@ def test_nf4_rounds_as_bitsandbytes_does(bitsandbytes):
 def test_double_scales_cost_as_little_as_bitsandbytes_in_8_bit_floats(bitsandbytes):
     codes, state = bitsandbytes.quantize_4bit(W, blocksize=64, quant_type="nf4", compress_statistics=True)
     theirs, ours = bitsandbytes.dequantize_4bit(codes, state), quantize_nf4(W, 64, double=True).dequantize()
-    assert error(ours, W) == pytest.approx(error(theirs, W), rel=0.01)
+    assert relative_error(W, ours) == pytest.approx(relative_error(W, theirs), rel=0.01)
 
 
 def test_llm_int8_leaves_a_loud_column_wide_as_bitsandbytes_does(bitsandbytes):
@@ -86,7 +56,7 @@ def test_llm_int8_leaves_a_loud_column_wide_as_bitsandbytes_does(bitsandbytes):
     with torch.no_grad():
         theirs = layer.to("cpu")(x.half()).float()
     ours, right, plain = MixedProduct(W).multiply(x), x @ W.T, MixedProduct(W, torch.inf).multiply(x)
-    assert error(ours, right) < 0.01 and error(theirs, right) < 0.01 < error(plain, right)
+    assert relative_error(right, ours) < 0.01 and relative_error(right, theirs) < 0.01 < relative_error(right, plain)
 
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
@@ -105,7 +75,7 @@ def test_8_bits_of_weights_are_within_a_level_of_torchaos(torchao):
     network, ours = converted(torchao, torchao.Int8WeightOnlyConfig()), quantize(W, 8, scale_dtype=torch.float32)
     theirs = network[0].weight.dequantize()
     assert ((theirs - ours.dequantize()).abs() <= 1.01 * ours.grid.scales).all()
-    assert error(theirs, W) == pytest.approx(error(ours.dequantize(), W), rel=0.02)
+    assert relative_error(W, theirs) == pytest.approx(relative_error(W, ours.dequantize()), rel=0.02)
     torch.testing.assert_close(network(X), X @ theirs.T)
 
 
@@ -126,14 +96,15 @@ def test_groups_with_a_minimum_are_hqqs_before_it_looks_for_better_ones(hqq, bit
     settings = {"nbits": bits, "group_size": 32, "axis": 1, "device": "cpu", "compute_dtype": torch.float32}
     plain, better = (hqq.dequantize(*hqq.quantize(W, optimize=optimize, **settings)) for optimize in (False, True))
     ours = quantize(W, bits, 32, "minimum", torch.float32).dequantize()
-    assert error(plain, W) == pytest.approx(error(ours, W), rel=1e-4) and error(better, W) <= error(ours, W)
+    assert relative_error(W, plain) == pytest.approx(relative_error(W, ours), rel=1e-4)
+    assert relative_error(W, better) <= relative_error(W, ours)
 
 
 def test_rounded_activations_cost_what_they_cost_with_torchao(torchao):
     network = converted(torchao, torchao.Int8DynamicActivationInt8WeightConfig())
     ours, right = Int8Both(quantize(W, 8)), X @ W.T
-    assert error(ours.multiply(X), right) == pytest.approx(error(network(X), right), rel=0.4)
-    assert error(Int8Both(quantize(W, 8), terms=2).multiply(X), right) < error(network(X), right)
+    assert relative_error(right, ours.multiply(X)) == pytest.approx(relative_error(right, network(X)), rel=0.4)
+    assert relative_error(right, Int8Both(quantize(W, 8), terms=2).multiply(X)) < relative_error(right, network(X))
 
 
 def test_fp8_is_torchaos_bit_for_bit(torchao):
@@ -144,18 +115,18 @@ def test_fp8_is_torchaos_bit_for_bit(torchao):
 def test_groups_of_4_bits_err_as_much_as_torchaos(torchao):
     config = torchao.IntxWeightOnlyConfig(torch.int4, granularity=torchao.PerGroup(32))
     theirs = converted(torchao, config)[0].weight.dequantize()
-    assert error(quantize(W, 4, 32).dequantize(), W) == pytest.approx(error(theirs, W), rel=0.05)
+    assert relative_error(W, quantize(W, 4, 32).dequantize()) == pytest.approx(relative_error(W, theirs), rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["torchao int8", "torchao int8 dynamic", "bitsandbytes int8", "bitsandbytes nf4"])
 def test_a_model_runs_quantized_by_a_library(name, tmp_path):
-    pytest.importorskip(name.split()[0], reason=f"{name.split()[0]} is missing; {HOW}")
+    pytest.importorskip(name.split()[0], reason=f"{name.split()[0]} is missing; install lessons_lib[quantization]")
     network = tiny(dtype=torch.float32, width=64)
     network.save_pretrained(tmp_path)
     ids = torch.arange(40)[None]
     with torch.no_grad():
         right, found = network(ids).logits, by_library(name, torch.float32, tmp_path)(ids).logits
-    assert 0 < error(found, right) < (0.7 if "nf4" in name else 0.1)
+    assert 0 < relative_error(right, found) < (0.7 if "nf4" in name else 0.1)
 
 
 def test_what_a_library_does_not_run_here_is_said_in_one_sentence(tmp_path, torchao):

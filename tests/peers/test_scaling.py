@@ -10,21 +10,16 @@ from functools import partial
 
 import pytest
 import torch
+from support.toys import linear_of
 from torch import Tensor, nn
 
+from lessons_lib.quantization.errors import relative_error
 from lessons_lib.quantization.int8_products import Int8Both
 from lessons_lib.quantization.integers import Integers, quantize
 from lessons_lib.quantization.linear import Plain, Scaled
 from lessons_lib.quantization.scaling import awq_scales, smooth_scales
 
-HOW = "install lessons_lib[quantization] to compare with it"
 N, K, LOUD = 64, 128, [7, 40]
-
-
-@pytest.fixture
-def torchao():
-    pytest.importorskip("torchao", reason=f"torchao is missing; {HOW}")
-    return pytest.importorskip("torchao.quantization")
 
 
 @pytest.fixture
@@ -55,12 +50,6 @@ def layer(seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, w
 
 
-def linear_of(w: Tensor) -> nn.Sequential:
-    network = nn.Sequential(nn.Linear(K, N, bias=False))
-    network[0].weight = nn.Parameter(w.clone(), requires_grad=False)
-    return network
-
-
 def prepared(torchao, config: Callable, x: Tensor, w: Tensor) -> nn.Sequential:
     """A linear layer with w as torchao watches it, which has seen x in three parts. config: of a step."""
     network = linear_of(w)
@@ -68,10 +57,6 @@ def prepared(torchao, config: Callable, x: Tensor, w: Tensor) -> nn.Sequential:
     for part in x.split(16):
         network(part)
     return network
-
-
-def error(of: Tensor, right: Tensor) -> float:
-    return float((of - right).norm() / right.norm())
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -98,8 +83,8 @@ def test_a_smoothed_layer_of_torchao_multiplies_what_ours_does(torchao, smoothqu
     ours, theirs = quantize(w * s, 8, scale_dtype=torch.float32), network[0].weight.dequantize()
     assert ((theirs - ours.dequantize()).abs() <= 1.01 * ours.grid.scales).all()
     torch.testing.assert_close(network(x), (x / s) @ theirs.T, rtol=1e-4, atol=1e-3)
-    assert error(Scaled(Plain(ours), s).multiply(x), network(x)) < 0.01
-    assert error(Scaled(Plain(ours), 1 / s).multiply(x), network(x)) > 1
+    assert relative_error(network(x), Scaled(Plain(ours), s).multiply(x)) < 0.01
+    assert relative_error(network(x), Scaled(Plain(ours), 1 / s).multiply(x)) > 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,9 +93,12 @@ def test_smoothing_buys_with_rounded_activations_what_it_buys_with_torchao(torch
     config = partial(smoothquant, torchao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
     network, s, right = prepared(torchao, config, x, w), smooth_scales(x.abs().amax(0), w.abs().amax(0)), x @ w.T
     torchao.quantize_(network, config("convert"))
-    ours, theirs = error(Scaled(Int8Both(quantize(w * s, 8)), s).multiply(x), right), error(network(x), right)
+    ours, theirs = (
+        relative_error(right, Scaled(Int8Both(quantize(w * s, 8)), s).multiply(x)),
+        relative_error(right, network(x)),
+    )
     assert ours == pytest.approx(theirs, rel=0.4)
-    assert 2 * max(ours, theirs) < error(Int8Both(quantize(w, 8)).multiply(x), right)
+    assert 2 * max(ours, theirs) < relative_error(right, Int8Both(quantize(w, 8)).multiply(x))
 
 
 @pytest.mark.parametrize("bits", [3, 4])
@@ -151,4 +139,4 @@ def test_awq_in_4_bits_is_torchaos(torchao, awq, int4, seed):
     ours = Scaled(Plain(rounded(w * s)), s).multiply(x)
     off = {"theirs": (ours - network(x)).abs().median(), "right": (ours - right).abs().median()}
     assert off["theirs"] < 0.1 * off["right"]  # a median, as a code that falls the other way is seen in one output
-    assert 1.5 * error(network(x), right) < error(Plain(rounded(w)).multiply(x), right)
+    assert 1.5 * relative_error(right, network(x)) < relative_error(right, Plain(rounded(w)).multiply(x))

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
 
 from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.blocks import Block, Scores
@@ -77,3 +78,10 @@ def continued(target: ToyTarget, prompt, count: int) -> list[int]:
 def constant(p) -> ToyTarget:
     """The same law p (V,) after any text."""
     return ToyTarget(lambda prefix: torch.tensor(p, dtype=torch.float64).log(), len(p))
+
+
+def linear_of(weight: Tensor) -> nn.Sequential:
+    """A network of nothing but a linear layer with a copy of this weight (N, K), as libraries quantize it."""
+    network = nn.Sequential(nn.Linear(*weight.T.shape, bias=False))
+    network[0].weight = nn.Parameter(weight.clone(), requires_grad=False)
+    return network

@@ -10,9 +10,9 @@ from by_question import (
     each,
     each_method,
     first_of,
-    foretold,
     mean_rate,
     plain_of,
+    predicted,
     rate_ratio,
     speed,
     tokens_per_forward,
@@ -160,10 +160,10 @@ def test_a_mean_over_kinds_counts_every_kind_the_same():
         mean_rate([[(10, 5)], []])
 
 
-def test_a_speed_is_foretold_from_tokens_and_the_price_of_the_rows_that_a_step_fed():
+def test_a_speed_is_predicted_from_tokens_and_the_price_of_the_rows_that_a_step_fed():
     made = {"tokens": 9, "forwards": 5, "forwarded": 12, "shortfall": 0.0, "seconds": 1.0}  # four steps of three rows
     made |= {"prefill": 0.5, "equal": True}
     row = {"question_id": 1, "category": "qa", "plain": made, "lookup": made}
-    assert foretold([row, row], "lookup", lambda rows: rows / 2) == pytest.approx(2 / 1.5)
+    assert predicted([row, row], "lookup", lambda rows: rows / 2) == pytest.approx(2 / 1.5)
     assert "predicted" not in asking.measured([row], speed, "plain", "lookup", {}).facts
     assert asking.measured([row], speed, "plain", "lookup", {}, overhead=lambda rows: 4.0).facts["predicted"] == 0.5

@@ -136,8 +136,8 @@ def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, cl
     assert measured.note.startswith(f"{best} ") and "at most 0.5 logits" in measured.note
     assert measured.facts["tokens_per_forward"] == 10 / 5
     rows = {row["rung"]: row for row in measured.facts["rungs"]["grounded" if "grounded" in claim else "free"]}
-    foretold = rows[best]["predicted"] / rows[peer]["predicted"] if peer == "generate" else None
-    assert measured.facts.get("predicted") == foretold
+    predicted = rows[best]["predicted"] / rows[peer]["predicted"] if peer == "generate" else None
+    assert measured.facts.get("predicted") == predicted
 
 
 def test_the_table_has_prediction_gain_and_whether_it_counts(timed):

@@ -97,7 +97,7 @@ JUST_RIGHT = 6 * 1.45
     ([JUST_RIGHT], 0.0), ([JUST_RIGHT / 1.2], 0.2), ([JUST_RIGHT / 0.7], 0.3),
     ([JUST_RIGHT, JUST_RIGHT / 1.2], 2 / (1 + 1 / 1.2) - 1),
 ])  # fmt: skip
-def test_speedup_tokens_and_foretold_overhead_agree_by_hand(bench, monkeypatch, taken, error):
+def test_speedup_tokens_and_predicted_overhead_agree_by_hand(bench, monkeypatch, taken, error):
     monkeypatch.setattr(bench, "rows", lambda run: texts(*taken))
     monkeypatch.setattr(bench, "fitted", lambda target, repeats: FORETOLD)
     measured = bench.identity(Run(quick=False))
@@ -105,12 +105,12 @@ def test_speedup_tokens_and_foretold_overhead_agree_by_hand(bench, monkeypatch, 
     facts = measured.facts
     assert facts["speedup"] == pytest.approx(12 * len(taken) / sum(taken))
     assert (facts["tokens_per_forward"], facts["rows"], facts["overhead"]) == pytest.approx((2, 4, 1.45))
-    assert "2.00 tokens per step of 4.0 rows, overhead 1.45 foretold" in measured.note
+    assert "2.00 tokens per step of 4.0 rows, overhead 1.45 predicted" in measured.note
     assert f"{sum(taken) / (6 * len(taken)):.2f} in the run" in measured.note
 
 
 def test_the_identity_is_not_true_by_definition(bench, monkeypatch):
-    """The same run with another overhead foretold."""
+    """The same run with another overhead predicted."""
     monkeypatch.setattr(bench, "rows", lambda run: texts(JUST_RIGHT))
     monkeypatch.setattr(bench, "fitted", lambda target, repeats: Fitted(regular(3), {1: 1.0, 5: 1.0}, {1: 0.0}))
     assert bench.identity(Run(quick=False)).ratio.value == pytest.approx(1 - 1 / 1.45)

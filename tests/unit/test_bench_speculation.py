@@ -72,8 +72,8 @@ def test_compression_is_counted_from_the_forwards_prefill_included(bench, monkey
     steps = sum(of["forwards"] for of in rows) - 2
     assert 0 <= share < 1 <= several <= bench.WINDOW["N"]  # two short texts of a tiny model may have no such step
     assert 1 + share * (several - 1) == pytest.approx(2 * (TOKENS - 1) / steps)  # tokens a step
-    assert f"speed behind the prompt {facts['behind_prompt']:.2f}, foretold {facts['predicted']:.2f}" in measured.note
-    assert f"foretold {facts['expected']:.2f}, by 1.64 tokens a step" in measured.note
+    assert f"speed behind the prompt {facts['behind_prompt']:.2f}, predicted {facts['predicted']:.2f}" in measured.note
+    assert f"predicted {facts['expected']:.2f}, by 1.64 tokens a step" in measured.note
 
 
 def test_tokens_a_step_make_a_compression_and_useful_steps_make_tokens_a_step(bench):

@@ -27,7 +27,7 @@ def rounds_needed(attempt):
 
 @exercise("08.2")
 def commit_and_keep(attempt):
-    """The outputs up to and including the first that the guess did not foresee, and the outputs behind it."""
+    """The outputs up to and including the first that the guess did not predict, and the outputs behind it."""
     expect(attempt, [7, 8, 9], [7, 8, 1, 2], equals=([7, 8, 1], [2]))
     expect(attempt, [7, 8, 9], [1, 8, 9, 2], equals=([1], [8, 9, 2]))
     expect(attempt, [7, 8, 9], [7, 8, 9, 2], equals=([7, 8, 9, 2], []))

@@ -15,9 +15,9 @@ from lessons_lib.decoding.replay import (
     Recording,
     counts,
     follow,
-    foretold_cost,
-    foretold_seconds,
-    foretold_speed,
+    predicted_cost,
+    predicted_seconds,
+    predicted_speed,
     replay,
     replay_draft,
 )
@@ -86,8 +86,8 @@ def test_the_speed_by_hand():
     target = choosing(lambda prefix: len(prefix) % 2, 2)
     trace = generate(target, [0, 1, 0, 1], PromptLookup(2), max_new_tokens=6).trace
     assert [step.forwarded for step in trace] == [4, 3, 2] and [step.committed for step in trace] == [1, 3, 2]
-    assert foretold_speed(trace, {1: 1.0, 2: 1.5, 3: 2.0}) == pytest.approx(5 / 3.5)
-    assert foretold_speed(trace) == 2.5 and math.isnan(foretold_speed(trace[:1]))
+    assert predicted_speed(trace, {1: 1.0, 2: 1.5, 3: 2.0}) == pytest.approx(5 / 3.5)
+    assert predicted_speed(trace) == 2.5 and math.isnan(predicted_speed(trace[:1]))
 
 
 @pytest.mark.parametrize("prompt, new", [([], [1]), ([1], [])])
@@ -136,15 +136,15 @@ def test_a_replayed_draft_by_hand_and_what_it_costs():
     assert [(step.depth, step.accepted, step.committed) for step in steps] == [(2, 2, 3), (2, 2, 3), (0, 0, 1)]
     assert [step.length_before for step in steps] == [0, 3, 6]
     v = {1: 1.0, 3: 1.5}
-    assert foretold_cost(steps, v, c=0.1) == pytest.approx(2 * (1.5 + 0.2) + 1.0)
-    assert foretold_speed(steps, v, c=0.1) == pytest.approx(7 / 4.4) and foretold_cost(steps) == 3
+    assert predicted_cost(steps, v, c=0.1) == pytest.approx(2 * (1.5 + 0.2) + 1.0)
+    assert predicted_speed(steps, v, c=0.1) == pytest.approx(7 / 4.4) and predicted_cost(steps) == 3
     assert replay_draft([], Constant(2)) == []
 
 
 def test_the_seconds_of_a_request_by_hand():
     trace = [Step(5, 5, committed=1, is_prefill=True), Step(6, 3, depth=2, committed=2, draft_calls=2), Step(8, 1)]
-    assert foretold_seconds(0.5, 0.1, trace, {1: 1.0, 3: 1.5}, c=0.2) == pytest.approx(0.5 + 0.1 * (1.5 + 0.4 + 1.0))
-    assert foretold_seconds(0.5, 0.1, trace) == pytest.approx(0.7)
+    assert predicted_seconds(0.5, 0.1, trace, {1: 1.0, 3: 1.5}, c=0.2) == pytest.approx(0.5 + 0.1 * (1.5 + 0.4 + 1.0))
+    assert predicted_seconds(0.5, 0.1, trace) == pytest.approx(0.7)
 
 
 def test_counts_are_what_a_replay_knows_of_a_step_and_no_times():

@@ -54,9 +54,9 @@ def test_an_unknown_producer_and_an_empty_text_are_refused():
 
 def test_counts_are_solid_and_predictions_dashed_in_the_order_of_the_guesses():
     rows = [{"kind": "code", "num_tokens": k, "tokens_per_forward": k + 1, "speed": k / 2} for k in (5, 1)]
-    counted, foreseen, _ = plot_guesses(rows).get_lines()
+    counted, predicted, _ = plot_guesses(rows).get_lines()
     assert list(counted.get_xdata()) == [1, 5] and list(counted.get_ydata()) == [2, 6]
-    assert list(foreseen.get_ydata()) == [0.5, 2.5] and foreseen.get_linestyle() == "--"
+    assert list(predicted.get_ydata()) == [0.5, 2.5] and predicted.get_linestyle() == "--"
     assert len(plot_guesses([{"kind": "code", "num_tokens": 1, "tokens_per_forward": 2}]).get_lines()) == 2
 
 

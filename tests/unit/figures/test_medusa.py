@@ -106,19 +106,19 @@ def test_accuracies_add_up_over_a_heads_favourites():
     assert [one.get_label(), two.get_label()] == ["head 1", "head 2"]
 
 
-def test_sizes_have_what_was_foretold_and_counted_and_what_was_timed():
+def test_sizes_have_what_was_predicted_and_counted_and_what_was_timed():
     left, right = plot_tree_sizes(SIZES).axes
-    foretold, counted = left.get_lines()
-    assert points(foretold) == [(1, 1.6), (4, 2.2), (8, 2.4)] and points(counted) == [(1, 1.5), (4, 2.0)]
-    assert foretold.get_linestyle() == "--" and counted.get_linestyle() == "-"
-    foretold, best, counted, best_counted, measured, *_ = right.get_lines()
-    assert points(foretold) == [(1, 1.3), (4, 1.4), (8, 1.1)] and points(counted) == [(1, 1.25), (4, 1.2)]
+    predicted, counted = left.get_lines()
+    assert points(predicted) == [(1, 1.6), (4, 2.2), (8, 2.4)] and points(counted) == [(1, 1.5), (4, 2.0)]
+    assert predicted.get_linestyle() == "--" and counted.get_linestyle() == "-"
+    predicted, best, counted, best_counted, measured, *_ = right.get_lines()
+    assert points(predicted) == [(1, 1.3), (4, 1.4), (8, 1.1)] and points(counted) == [(1, 1.25), (4, 1.2)]
     assert points(best) == [(4, 1.4)] and points(best_counted) == [(1, 1.25)]
     assert [best.get_label(), best_counted.get_label()] == ["best: 4 nodes", "best: 1 nodes"]
     assert points(measured) == [(4, 2)]
 
 
-def test_sizes_that_were_only_foretold_are_drawn_too_and_none_is_refused():
+def test_sizes_that_were_only_predicted_are_drawn_too_and_none_is_refused():
     left, right = plot_tree_sizes([{"nodes": 3, "expected": 2.0, "speed_predicted": 1.2}]).axes
     assert len(left.get_lines()) == 1 and len(right.get_lines()) == 3  # the line, its best and the level of plain
     with pytest.raises(ValueError, match="at least one row"):

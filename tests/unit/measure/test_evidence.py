@@ -30,7 +30,7 @@ def row_of(results, name) -> dict:
     return dict(zip(HEADINGS, row, strict=True))
 
 
-def test_a_row_says_what_was_counted_timed_foretold_and_compared(results):
+def test_a_row_says_what_was_counted_timed_predicted_and_compared(results):
     row = row_of(results, "draft model")
     assert row["tokens per forward"] == "2.5" and row["speedup"] == "1.5 x" and row["predicted"] == "1.43 x"
     assert row["over its peer"] == "1.25 x (transformers, assistant_model)" and row["published"].startswith("1.52 x")

@@ -13,7 +13,7 @@ def test_limits_cut_heads_and_their_favourites():
     assert within(BY_HAND, 1, 2) == [[0.6], [0.5]] and within(BY_HAND, 3, 1) == [[0.6, 0.2, 0.1]]
 
 
-def test_the_headline_is_the_foretold_speed_over_the_width_curve():
+def test_the_headline_is_the_predicted_speed_over_the_width_curve():
     said = headline(BY_HAND, best_tree(BY_HAND, 4), COSTS, 0.1)
     assert said == "4 nodes, 2 deep: 2.22 tokens a step expected, v(5) = 1.40, speed 1.48 of plain"
     assert 2.22 / 1.5 == pytest.approx(speed_by_size(BY_HAND, COSTS, 0.1, 4)[-1])
