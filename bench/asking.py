@@ -13,7 +13,7 @@ from functools import cache, partial
 
 import by_question
 import generation
-from by_question import Made, behind_prompt, first_of, plain_of, predicted, speed
+from by_question import Made, behind_prompt, first_of, plain_of, predicted_speed, speed
 from registry import DTYPE, Measured, Run
 from saying import parted, per_kind, said
 
@@ -175,7 +175,7 @@ def measured(
         "questions": rows,
     }  # fmt: skip
     if overhead:
-        facts["predicted"] = predicted(counted, fast, overhead)
+        facts["predicted"] = predicted_speed(counted, fast, overhead)
         facts["behind_prompt"] = behind_prompt(counted, slow, fast)
     return Measured(ratio(counted, slow, fast), said(note, facts, len(counted)), facts)
 

@@ -113,7 +113,7 @@ def speed(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
 
 
 def behind_prompt(rows: Sequence[dict], slow: str, fast: str) -> float:
-    """The same without the prefill and its token, which `predicted` leaves out, too."""
+    """The same without the prefill and its token, which `predicted_speed` leaves out, too."""
     taken = [[(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in rows]
              for name in (slow, fast)]  # fmt: skip
     return rate_ratio(*taken).value
@@ -140,7 +140,7 @@ def rows_fed(rows: Sequence[dict], name: str) -> float:
     return sum(row[name]["forwarded"] for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
 
 
-def predicted(rows: Sequence[dict], name: str, overhead: Callable[[float], float]) -> float:
+def predicted_speed(rows: Sequence[dict], name: str, overhead: Callable[[float], float]) -> float:
     """The speed over plain decoding, prefill left out, of steps that take overhead(rows fed) plain steps each."""
     return tokens_per_forward(rows, name) / overhead(rows_fed(rows, name))
 

@@ -91,14 +91,14 @@ def entry() -> int:
 def counted(who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run) -> Sequence[Step]:
     """The trace that a text is expected to have: replayed, of Medusa predicted by its card."""
     if who == "medusa":
-        return predicted(len(ids), len(new) - 1, fitting.fitted(of, run.repeats))
+        return predicted_steps(len(ids), len(new) - 1, fitting.fitted(of, run.repeats))
     if who == "draft":
         steps = replay_draft(evaluate.right_in_steps(small(), ids, new), Constant(assisted.GAMMA))
         return [replace(step, length_before=len(ids) + step.length_before) for step in steps]
     return replay(Recording(ids, new), proposer(who, of, run) if who else Proposer())
 
 
-def predicted(prompt: int, tokens: int, by: fitting.Fitted) -> list[Step]:
+def predicted_steps(prompt: int, tokens: int, by: fitting.Fitted) -> list[Step]:
     """Equal steps that commit what the tree is expected to: tokens need not be whole."""
     each = expected_tokens(by.tree, fitting.accuracies())
     nodes = len(by.tree.choices)

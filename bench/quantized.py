@@ -98,7 +98,8 @@ def width(run: Run) -> Measured:
     found = in_turn(calls, repeats=5 * run.repeats)
     v = {name: Ratio.of(found[name, WIDE], found[name, 1]) for name in ("int8", "int4", DTYPE)}
     steps = {f"{name} {rows} rows": samples.times for (name, rows), samples in found.items()}
-    rate, one = hardware.probe("cpu", [DTYPE]).read_bandwidth, {name: found[name, 1].median for name in v}
+    one = {name: found[name, 1].median for name in v}
+    rate = hardware.probe("cpu", [DTYPE]).read_bandwidth
     reading = {name: bytes_read(target(None if name == DTYPE else name).decoder) / rate for name in v}
     beyond = max(0.0, one[DTYPE] - reading[DTYPE])
     off = {name: one[name] / (beyond + reading[name]) for name in v if name != DTYPE}

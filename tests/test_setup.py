@@ -64,8 +64,8 @@ def test_condas_environment_says_the_same():
     assert SpecifierSet(PROJECT["requires-python"]).contains(python.removeprefix("python="))
 
 
-@pytest.mark.parametrize("python", [OLDEST, "3.13"], ids=["the oldest", "Colab's"])
-def test_the_pythons_that_we_promise_are_some_that_all_pins_support(python):
+@pytest.mark.parametrize("python", [OLDEST, "3.13"])  # the newest on which the tests were run
+def test_all_pins_support_the_pythons_that_we_promise(python):
     refusing = {
         name: distribution(name).metadata["Requires-Python"]
         for name in PINNED

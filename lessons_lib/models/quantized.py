@@ -57,9 +57,9 @@ def quantized(
     format: "int8", weights and activations of 8 bits; "llm.int8"; the weights alone: "int8-weight-only", "int4" (groups
     of 32 with a minimum) or any name of `quantization.formats`, "gptq " or "awq " before it. head: the format of the LM
     head beside layers in another one; None leaves it as it is. windows: ids to calibrate with, for GPTQ, AWQ and the
-    remedies (None: all of them) of "int8". values: weights are given back their rounded values once, as wide and as
-    fast as they were: to measure quality. ValueError for unknown names, for GPTQ and AWQ without windows, for groups
-    that do not fit, and for a decoder that is rounded already.
+    remedies (None: those of `Remedies()`) of "int8". values: weights are given back their rounded values once, as wide
+    and as fast as they were: to measure quality. ValueError for unknown names, for GPTQ and AWQ without windows, for
+    groups that do not fit, and for a decoder that is rounded already.
     """
     _check(decoder)
     if format == BOTH:

@@ -12,7 +12,7 @@ from by_question import (
     first_of,
     mean_rate,
     plain_of,
-    predicted,
+    predicted_speed,
     rate_ratio,
     speed,
     tokens_per_forward,
@@ -164,6 +164,6 @@ def test_a_speed_is_predicted_from_tokens_and_the_price_of_the_rows_that_a_step_
     made = {"tokens": 9, "forwards": 5, "forwarded": 12, "shortfall": 0.0, "seconds": 1.0}  # four steps of three rows
     made |= {"prefill": 0.5, "equal": True}
     row = {"question_id": 1, "category": "qa", "plain": made, "lookup": made}
-    assert predicted([row, row], "lookup", lambda rows: rows / 2) == pytest.approx(2 / 1.5)
+    assert predicted_speed([row, row], "lookup", lambda rows: rows / 2) == pytest.approx(2 / 1.5)
     assert "predicted" not in asking.measured([row], speed, "plain", "lookup", {}).facts
     assert asking.measured([row], speed, "plain", "lookup", {}, overhead=lambda rows: 4.0).facts["predicted"] == 0.5

@@ -89,7 +89,7 @@ def texts(*of_medusa: float) -> list[dict]:
     return [short, *long]
 
 
-FORETOLD = Fitted(regular(3), {1: 1.0, 5: 1.4}, {1: 0.0, 5: 0.2})  # of 4 rows: 1.3 and 0.15
+PREDICTED = Fitted(regular(3), {1: 1.0, 5: 1.4}, {1: 0.0, 5: 0.2})  # of 4 rows: 1.3 and 0.15
 JUST_RIGHT = 6 * 1.45
 
 
@@ -99,7 +99,7 @@ JUST_RIGHT = 6 * 1.45
 ])  # fmt: skip
 def test_speedup_tokens_and_predicted_overhead_agree_by_hand(bench, monkeypatch, taken, error):
     monkeypatch.setattr(bench, "rows", lambda run: texts(*taken))
-    monkeypatch.setattr(bench, "fitted", lambda target, repeats: FORETOLD)
+    monkeypatch.setattr(bench, "fitted", lambda target, repeats: PREDICTED)
     measured = bench.identity(Run(quick=False))
     assert measured.ratio.value == pytest.approx(error)
     facts = measured.facts

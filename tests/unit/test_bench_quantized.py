@@ -1,6 +1,7 @@
 """The benches of lesson 10 with a tiny model: what is read and compared, and shares and errors by hand."""
 
 import math
+from types import SimpleNamespace
 
 import generation
 import numpy as np
@@ -139,3 +140,14 @@ def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
         np.median(np.array(found.facts["steps"]["int8 9 rows"]) / np.array(found.facts["steps"]["int8 1 rows"]))
     )
     assert len(found.facts["steps"]) == 6
+
+
+def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_theirs(monkeypatch):
+    """Wide weights of 8 bytes at 2 a second take 1 s beyond reading; what has 4 is predicted to take 3 s."""
+    times = {("int8", 1): 6.0, ("int4", 1): 1.5, (bench.DTYPE, 1): 5.0}
+    monkeypatch.setattr(bench, "in_turn", lambda calls, repeats: {c: Samples((times.get(c, 9.0),) * 3) for c in calls})
+    monkeypatch.setattr(bench, "step", lambda name, rows: None)
+    monkeypatch.setattr(bench, "target", lambda name: SimpleNamespace(decoder=name))
+    monkeypatch.setattr(bench, "bytes_read", lambda name: 4 if name else 8)
+    monkeypatch.setattr(bench.hardware, "probe", lambda *_: SimpleNamespace(read_bandwidth=2.0))
+    assert bench.width(QUICK).note.endswith("; one row over its prediction: int8 2.00, int4 0.50")
