@@ -1,6 +1,6 @@
 """SmoothQuant and AWQ against torchao's prototypes, on one layer and the same calibration inputs.
 
-On a CPU torchao applies these scales to its 8 bits and to its prototype of int4; its other 4-bit formats take none
+On a CPU torchao smooths its 8 bits and scales its prototype of int4 by AWQ; its other 4-bit formats take no scales
 (`IntxWeightOnlyConfig`), or ask for a package or kernel that is not built for it (`Int4WeightOnlyConfig`, and the
 prototype with activations in 8 bits). The search of AWQ alone runs for `IntxWeightOnlyConfig`, too.
 """
