@@ -61,10 +61,15 @@ class Fitted:
         return width_cost(self.v)(rows) + width_cost(self.heads_share)(rows)
 
 
+def widths_of(target) -> Sequence[int]:
+    """The widths that a target is compiled for; where nothing is compiled, WIDTHS."""
+    return getattr(target, "widths", None) or WIDTHS
+
+
 @cache
 def fitted(target, repeats: int) -> Fitted:
     """The fastest of the trees whose width was timed: a compiled target's are those that it is compiled for."""
-    widths = getattr(target, "widths", None) or WIDTHS
+    widths = widths_of(target)
     v, share = costs_of(target, widths, repeats, CACHED), shares(target, widths, repeats)
     sizes = [width - 1 for width in widths if width > 1]
     nodes = best_size(accuracies(), {width: v[width] + share[width] for width in widths}, sizes=sizes)

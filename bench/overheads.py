@@ -8,25 +8,28 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from unittest import mock
 
 import asking
 import assisted
 import fitting
+import inside
 import torch
 from asking import prompt_of
+from inside import by_kernel, by_sums
 from run import RESULTS
 
 from lessons_lib.decoding.blocks import make_block, tree_mask
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposal import Tree
-from lessons_lib.decoding.targets import CompiledTarget, compiler
+from lessons_lib.decoding.targets import CompiledTarget, compiled, compiler
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.models import cut
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
+from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.quantized import quantized
 from lessons_lib.models.stored_heads import load_heads
 from lessons_lib.progress import say
@@ -49,7 +52,15 @@ class Change:
 def main() -> int:
     """Time all that was tried and store it with the other results -> exit status."""
     rows = [row_of(change) for change in tried()]
-    facts = {"layers": LAYERS, "host": machine.host(), "versions": machine.versions(), "dtype": asking.DTYPE}
+    say("where a whole step's time goes ...")
+    parts = {count: inside.parts(step(eight(), count)) for count in (1, ROWS)}
+    facts = {
+        "layers": LAYERS,
+        "parts": {"format": BOTH, "text": TEXT, "seconds": parts},
+        "host": machine.host(),
+        "versions": machine.versions(),
+        "dtype": asking.DTYPE,
+    }
     path = RESULTS / "ladder-overheads.json"
     path.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
@@ -70,6 +81,8 @@ def tried() -> list[Change]:
     eight, both = "weights of 8 bits instead of the model's own", "8 bits times 8 bits instead of weights of 8 bits"
     fitted = f"caches fitted to a text of {TEXT} tokens instead of {LONGEST} slots, one row"
     shared = f"{ROWS} rows as sums that share one reading, instead of the library's products"
+    otherwise = f"all layers, attention of {ROWS} rows in 8 bits instead of by two products, behind"
+    ways, short = {"by the library's kernel": by_kernel, "as sums": by_sums}, "it pays in short texts alone"
     return [
         Change(fitted, True, "attention over slots that are never filled", slots),
         Change(shared, True, "one reading serves all rows", sums),
@@ -81,6 +94,11 @@ def tried() -> list[Change]:
         Change("the compiler's guards left out", True, "what they look for never changes", guards),
         Change("a wrapper in C++ around the kernels", False, "no gain", partial(setting, cpp_wrapper=True)),
         Change("buffers in one pool, planned ahead", False, "no gain", partial(setting, memory_planning=True)),
+        *(
+            Change(f"{otherwise} {text} tokens: {how}", False, short, attending(other, text))
+            for how, other in ways.items()
+            for text in (TEXT // 2, 5 * TEXT // 2)
+        ),
         Change(f"no mask built for {ROWS} rows of a chain", True, "plain causal attention will do", masks),
         Change("the token chosen by max instead of argmax", True, "the same token", choosing),
         Change("logits not copied to hold back the end", False, "the target's logits stay whole", holding_back),
@@ -94,11 +112,10 @@ def small() -> Decoder:
     return cut(asking.model(), LAYERS).target().decoder
 
 
-def step(decoder, rows: int = 1, context: int = LONGEST, fitted: bool = True, **options) -> Callable[[], None]:
-    """A compiled step, called once."""
-    call = repeatable_step(
-        CompiledTarget(decoder, None, (), context, (rows,), fitted=fitted, **options), prompt_of(TEXT), rows
-    )
+def step(decoder, rows: int = 1, fitted: bool = True, **options) -> Callable[[], None]:
+    """A compiled step behind TEXT tokens, called once."""
+    target = CompiledTarget(decoder, None, (), LONGEST, (rows,), fitted=fitted, **options)
+    call = repeatable_step(target, prompt_of(TEXT), rows)
     call()
     return call
 
@@ -132,6 +149,34 @@ def guards() -> Calls:
     with mock.patch.object(torch, "compile", lambda *given, options, **others: plainly(*given, **others)):
         before = step(small())
     return before, step(small())
+
+
+def attending(other: Callable, text: int) -> Callable[[], Calls]:
+    """Whole steps of ROWS rows in 8 bits behind so many tokens: attention by two products, as usual, and by `other`."""
+
+    def made() -> Calls:
+        found = [repeatable_step(attended(how), prompt_of(text), ROWS) for how in (None, other)]
+        for call in found:
+            call()
+        return tuple(found)
+
+    return made
+
+
+@cache
+def attended(how: Callable | None) -> CompiledTarget:
+    """The whole model in 8 bits, compiled for ROWS rows and texts of any length; how it attends, None: as usual."""
+    kernels = Kernels(how) if how else compiled.FUSED
+    with mock.patch.object(compiled, "FUSED", kernels):
+        target = CompiledTarget(eight(), None, (), LONGEST, (ROWS,), fitted=True)
+        repeatable_step(target, prompt_of(TEXT), ROWS)()
+    return target
+
+
+@cache
+def eight() -> Decoder:
+    """The whole model in 8 bits."""
+    return quantized(asking.model().target().decoder, BOTH)
 
 
 def masks() -> Calls:

@@ -19,9 +19,11 @@ from lessons_lib.decoding.ladder import counting
 from lessons_lib.decoding.peers import static_and_compiled
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import clocked_transformers, seen_prefill
 from lessons_lib.measure import quality
+from lessons_lib.measure.speculation import WidthCurve, padded_cost
 from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.quantized import bytes_kept, quantized
 from lessons_lib.quantization import units
@@ -29,8 +31,10 @@ from lessons_lib.quantization import units
 FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
 LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
 READ = 8192  # tokens of text that quality is measured on
-LOOKED_UP = {f"lookup of {count}": count for count in (4, 10)}  # guesses of ours: as many as the draft's, its default
-GUESSERS = (*LOOKED_UP, "draft", "medusa")
+GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10: the default of ours
+# The adaptive lookup's, chosen by replaying the grounded questions that the claims do not ask:
+LONGER = {"num_tokens": 10, "max_ngram": 5}
+NARROW = (1, 3, 5, 11)  # token counts compiled for the light target, whose further rows cost most beside a plain one
 LIGHT = "int8" if units.integer_units() else "int8 weights"  # whose products of several rows stay cheap here
 CACHED = 300  # tokens behind which parts are timed
 
@@ -41,8 +45,8 @@ def targets(quick: bool) -> dict[str, Target]:
     formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
     rounded = {name: asking.model().target(weights=weights).decoder for name, weights in formats.items()}
     decoders = {"compiled": asking.eager().decoder} | rounded
-    widths = {name: asking.COMPILED if guessed(name) else (1,) for name in decoders}
-    return {name: asking.run_once(of, widths[name], fitted=True) for name, of in decoders.items()}
+    widths = {"compiled": asking.COMPILED, LIGHT: NARROW}
+    return {name: asking.run_once(of, widths.get(name, (1,)), fitted=True) for name, of in decoders.items()}
 
 
 def guessed(name: str) -> bool:
@@ -124,15 +128,23 @@ def peers() -> dict[str, llamacpp.LlamaCpp]:
     return {name: llamacpp.LlamaCpp(asking.model().name, CONTEXT, count) for count, name in names.items()}
 
 
-def proposer(who: str, of: Target, run: Run) -> Proposer:
-    """Prompt lookup by its defaults, smol-draft, or smol-medusa with the tree that is fastest on this target."""
-    if who in LOOKED_UP:
-        return PromptLookup(**LOOKUP | {"num_tokens": LOOKED_UP[who]})
+def proposer(who: str, of: Target, run: Run, v: WidthCurve = None) -> Proposer:
+    """Who guesses: smol-draft, prompt lookup by its defaults or as long as pays by v (None: the curve that rungs were
+    priced by), or smol-medusa with the tree that is fastest on this target."""
+    if who == "lookup of 10":
+        return PromptLookup(**LOOKUP)
+    if who == "adaptive lookup":
+        v = padded_cost(v or fitting.fitted(of, run.repeats).v)
+        return PromptLookup(**LONGER, length=lambda: Adaptive(0, v, most=LONGER["num_tokens"], probe_every=None))
     return drafter(of) if who == "draft" else Medusa(fitting.heads(), fitting.fitted(of, run.repeats).tree)
 
 
 def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
-    """Every rung, and the peers, as calls that write a text behind a prompt."""
+    """Every rung, and the peers, as calls that write a text behind a prompt.
+
+    The adaptive lookup gets a width curve timed just before the text: memory that other machines share is faster at one
+    time than at another, and rows in plenty cost more beside a plain one when it is fast.
+    """
     found = {
         "generate": partial(made_by_transformers, ids),
         "generate, compiled": partial(made_by_transformers, ids, **static_and_compiled(CONTEXT)),
@@ -141,7 +153,8 @@ def methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
     for name, of in targets(run.quick).items():
         found[name] = partial(ours, of, ids)
         if guessed(name):
-            found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run)) for who in GUESSERS}
+            v = asking.costs_of(of, fitting.widths_of(of), run.repeats, CACHED)
+            found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run, v)) for who in GUESSERS}
     return found | {name: partial(by_peer, of, ids) for name, of in peers().items()}
 
 

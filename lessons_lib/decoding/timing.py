@@ -14,7 +14,7 @@ from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import step
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.decoding.trace import Step
-from lessons_lib.measure.clock import Samples, in_turn, keeping
+from lessons_lib.measure.clock import Samples, in_turn, keeping, timed
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.measure.timeline import Timeline, TokenClock
@@ -40,6 +40,19 @@ def launch_times(shape: ModelShape, dtype: str, cached: int, device: str = "cpu"
     targets = {"transformers": theirs, "decoder": twin(shape, dtype, device)}
     steps = {name: repeatable_step(of, [1] * cached) for name, of in targets.items()}
     return {name: samples.median for name, samples in in_turn(steps, device, repeats).items()}
+
+
+@torch.no_grad()
+def products_in_cache(decoder: Decoder, repeats: int = 15) -> float:
+    """Seconds that the products of one row take in all layers if no weight has to come from memory: what unpacking and
+    arithmetic allow. The first layer's matrices, each time and again, for all; not the head, which no cache holds."""
+    first, device = decoder.layers[0], decoder.norm.device
+    total, count = 0.0, 20
+    for linear in (first.qkv, first.out, first.gate_up, first.down):
+        x = torch.ones(1, linear.in_features, dtype=decoder.norm.dtype, device=device)
+        again = lambda x=x, w=linear.weight: [decoder.kernels.multiply(x, w) for _ in range(count)]  # noqa: E731
+        total += timed(again, device, repeats, warmup=1).median / count
+    return total * len(decoder.layers)
 
 
 def time_request(target, prompt: Sequence[int], new: int) -> Timeline:

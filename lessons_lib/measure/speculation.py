@@ -72,6 +72,11 @@ def width_cost(v: WidthCurve) -> Callable[[int], float]:
     return v if callable(v) else partial(_interpolate, sorted(v.items()))
 
 
+def padded_cost(v: Mapping[int, float]) -> Callable[[int], float]:
+    """v of a target that is compiled for the widths of v alone and pads to the next one; inf beyond the last."""
+    return lambda width: min((cost for compiled, cost in v.items() if compiled >= width), default=math.inf)
+
+
 def _interpolate(points: list[tuple[int, float]], width: int) -> float:
     widths, costs = zip(*points, strict=True)
     if width <= widths[-1] or len(points) == 1:

@@ -6,10 +6,12 @@ cast activations to fp16.
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
 
 from lessons_lib.models.loading import packaged_folder
@@ -65,3 +67,25 @@ def by_library(
         why = first_line(error)
         raise ModelUnavailable(f"{name} does not run here ({why}); choose another of {library}'s formats") from error
     return made.eval()
+
+
+def bytes_held(network: torch.nn.Module) -> int:
+    """Bytes of all that a model keeps, codes and scales that a library hides within a weight included.
+
+    Ask before the first forward: then bitsandbytes moves the scales of its 8 bits to where this does not look.
+    """
+    found = [part for x in (*network.parameters(), *network.buffers()) for part in _parts(x)]
+    return sum({part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in found}.values())
+
+
+def _parts(x: Any) -> Iterator[Tensor]:
+    """The plain tensors of a weight: torchao's are made of others, bitsandbytes' carry others as attributes."""
+    if hasattr(x, "__tensor_flatten__"):
+        for name in x.__tensor_flatten__()[0]:
+            yield from _parts(getattr(x, name))
+        return
+    if isinstance(x, Tensor):
+        yield x
+    for inner in getattr(x, "__dict__", {}).values():
+        if isinstance(inner, Tensor) or type(inner).__name__ == "QuantState":
+            yield from _parts(inner)

@@ -21,6 +21,7 @@ from lessons_lib.quantization.quantized import Quantized
 
 Make = Callable[[Place, Tensor], Matrix | None]  # place and weight (N, K) -> what multiplies instead; None: the weight
 FORMATS = ("int8", "int8-weight-only", "int4")  # what targets are made with
+DEVICES = ("cpu", "cuda")
 SHORT = {"int8-weight-only": "int8", "int4": "int4 g32"}  # names of weights' formats that go by another name
 BOTH, LLM_INT8 = "int8", "llm.int8"  # activations are rounded, too
 COMPENSATED, SCALED = "gptq ", "awq "  # before the name of a format: what looks at inputs
@@ -59,7 +60,7 @@ def quantized(
     head beside layers in another one; None leaves it as it is. windows: ids to calibrate with, for GPTQ, AWQ and the
     remedies (None: those of `Remedies()`) of "int8". values: weights are given back their rounded values once, as wide
     and as fast as they were: to measure quality. ValueError for unknown names, for GPTQ and AWQ without windows, for
-    groups that do not fit, and for a decoder that is rounded already.
+    groups that do not fit, a decoder that is rounded already, and devices other than CPU and CUDA.
     """
     _check(decoder)
     if format == BOTH:
@@ -81,7 +82,7 @@ def replaced(decoder: Decoder, make: Make) -> Decoder:
     """A decoder that multiplies by what `make` gives for each place, and shares norms, embedding and the rest.
 
     A weight that a matrix stands for is left on the meta device, where it is but a name; a tied embedding stays, for
-    looking up. ValueError for a decoder that is rounded already.
+    looking up. ValueError for a decoder that is rounded already, and for devices other than CPU and CUDA.
     """
     _check(decoder)
     rounded, matrices = sharing_copy(decoder), []
@@ -147,5 +148,7 @@ def _both(decoder: Decoder, windows: Windows, remedies: Remedies) -> Decoder:
 
 
 def _check(decoder: Decoder) -> None:
+    if (device := decoder.norm.device.type) not in DEVICES:
+        raise ValueError(f"weights are rounded on {' or '.join(DEVICES)}, not on {device}, which lacks float64; use cpu")
     if isinstance(decoder.kernels.multiply, Products):
         raise ValueError("this decoder's matrices are rounded already; round the one that it was made from")

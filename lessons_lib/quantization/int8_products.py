@@ -112,7 +112,8 @@ class Int8Both(Matrix):
         self.levels, self.scales = signed_rows(quantized)
         self.scales = self.scales.to(torch.promote_types(self.scales.dtype, torch.float32))
         self.constant = self.levels.device.type == "cpu" and units.integer_units()
-        self.words = None if self.constant else words.of_bytes(self.levels)
+        on_cpu = self.levels.device.type == "cpu"
+        self.words = words.of_bytes(self.levels) if on_cpu and not self.constant else None
         if self.constant:
             self.scales = self.scales.float()  # oneDNN takes no others; of 16 bits, they are the same numbers
             self.zeros = torch.zeros_like(self.scales, dtype=torch.int32)
@@ -124,7 +125,7 @@ class Int8Both(Matrix):
         return multiply_rounded(x, self.levels, self.scales, self.terms)
 
     def traced(self, x: Tensor) -> Tensor:
-        """As `multiply`: on a CPU with integer units, or as sums of the levels' words."""
+        """As `multiply`: on a CPU's integer units, or as sums of the levels' words where it has none."""
         if self.constant:
             return multiply_on_units(x, self.levels, self.scales, self.zeros, self.terms)
         if self.words is None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.ao.quantization import PerChannelMinMaxObserver
 
 from lessons_lib.models import ModelUnavailable, tiny
-from lessons_lib.models.libraries import LIBRARIES, by_library
+from lessons_lib.models.libraries import LIBRARIES, by_library, bytes_held
 from lessons_lib.quantization.errors import relative_error
 from lessons_lib.quantization.floats import quantize_fp8
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct
@@ -127,6 +127,16 @@ def test_a_model_runs_quantized_by_a_library(name, tmp_path):
     with torch.no_grad():
         right, found = network(ids).logits, by_library(name, torch.float32, tmp_path)(ids).logits
     assert 0 < relative_error(right, found) < (0.7 if "nf4" in name else 0.1)
+
+
+@pytest.mark.parametrize("name, each", [("torchao int8", 1), ("bitsandbytes int8", 1), ("bitsandbytes nf4", 0.5)])
+def test_of_a_librarys_model_codes_and_scales_are_counted(name, each, tmp_path):
+    pytest.importorskip(name.split()[0], reason=f"{name.split()[0]} is missing; install lessons_lib[quantization]")
+    network = tiny(dtype=torch.float32, width=64)
+    network.save_pretrained(tmp_path)
+    rounded = sum(m.weight.numel() for m in network.model.modules() if isinstance(m, torch.nn.Linear))
+    wide = bytes_held(network) - 4 * rounded
+    assert each < (bytes_held(by_library(name, torch.float32, tmp_path)) - wide) / rounded < each + 0.1
 
 
 def test_what_a_library_does_not_run_here_is_said_in_one_sentence(tmp_path, torchao):

@@ -98,7 +98,7 @@ def test_a_text_is_compared_with_plain_decoding_on_its_own_target():
 
 @pytest.mark.parametrize("name, plain", [
     ("lookup", "plain"), ("lookup compiled", "plain compiled"), ("plain", "plain"), ("int8 + draft", "int8"),
-    ("compiled + lookup of 4", "compiled"),
+    ("compiled + adaptive lookup", "compiled"),
 ])  # fmt: skip
 def test_a_methods_name_says_where_it_runs(name, plain):
     assert plain_of(name) == plain

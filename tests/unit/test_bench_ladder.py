@@ -110,11 +110,11 @@ def timed(bench, monkeypatch):
     free = ALL | {
         "int4": 0.5,
         "int8 weights": 2.0,
-        "int8 weights + lookup of 4": 2.5,
+        "int8 weights + adaptive lookup": 2.5,
         "llama.cpp": 4.0,
         "llama.cpp + lookup of 2": 8.0,
     }
-    grounded = free | {"int8 weights + lookup of 4": 1.0, "int4": 0.25, "llama.cpp + lookup of 2": 2.0}
+    grounded = free | {"int8 weights + adaptive lookup": 1.0, "int4": 0.25, "llama.cpp + lookup of 2": 2.0}
     rows = {"free": [made_up(free)], "grounded": [made_up(grounded)]}
     monkeypatch.setattr(bench, "rows", lambda run, kind: rows[kind])
     monkeypatch.setattr(rungs, "peers", lambda: {name: Peer(0.1) for name in ("llama.cpp", "llama.cpp + lookup of 2")})
@@ -124,9 +124,9 @@ def timed(bench, monkeypatch):
 
 @pytest.mark.parametrize("claim, best, peer, value, requests", [
     ("free", "int8 weights", "generate", 5, 11 / 3),
-    ("grounded", "int8 weights + lookup of 4", "generate", 10, 11 / 2),
+    ("grounded", "int8 weights + adaptive lookup", "generate", 10, 11 / 2),
     ("plain", "int8 weights", "llama.cpp", 2, 5 / 3),
-    ("grounded_peer", "int8 weights + lookup of 4", "llama.cpp + lookup of 2", 2, 3 / 2),
+    ("grounded_peer", "int8 weights + adaptive lookup", "llama.cpp + lookup of 2", 2, 3 / 2),
 ])  # fmt: skip
 def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, claim, best, peer, value, requests):
     measured = getattr(timed, claim)(FULL)

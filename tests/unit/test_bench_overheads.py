@@ -1,5 +1,6 @@
 """What was tried on the way to a fast step: every change has both its calls, and the right one behind it."""
 
+import inside
 import overheads
 import pytest
 import torch
@@ -7,6 +8,7 @@ from support.benches import with_heads
 from support.heads import heads_of
 
 from lessons_lib.decoding.targets.compiled_step import CompiledStep
+from lessons_lib.models.kernels import attend_by_products
 
 
 @pytest.fixture
@@ -15,6 +17,8 @@ def bench(monkeypatch, tmp_path):
     model = with_heads(monkeypatch, tmp_path)
     monkeypatch.setattr(overheads, "CompiledTarget", lambda decoder, *given, **options: model.target())
     monkeypatch.setattr(overheads, "small", lambda: model.target().decoder)
+    monkeypatch.setattr(overheads, "eight", lambda: model.target().decoder)
+    overheads.attended.cache_clear()
     monkeypatch.setattr(overheads, "prompt_of", lambda tokens: [1] * 8)
     monkeypatch.setattr(overheads, "load_heads", lambda *given: overheads.fitting.heads())
     return overheads
@@ -58,3 +62,31 @@ def test_the_mask_that_is_not_built_would_be_causal(bench):
     built, laid = bench.masks()
     rows = built()
     assert laid().mask is None and torch.equal(rows, torch.ones_like(rows).tril(rows.shape[1] - rows.shape[0]))
+
+
+@pytest.mark.parametrize("other", [inside.by_kernel, inside.by_sums])
+def test_the_other_ways_to_attend_attend(other):
+    generator = torch.Generator().manual_seed(0)
+    q, keys, values = (
+        torch.randn(n, t, 16, dtype=torch.float64, generator=generator) for n, t in ((6, 3), (2, 9), (2, 9))
+    )
+    mask = torch.ones(3, 9, dtype=torch.bool).tril(5)
+    torch.testing.assert_close(other(q, keys, values, mask), attend_by_products(q, keys, values, mask))
+
+
+def test_a_step_is_divided_into_its_kernels_and_what_lies_between():
+    x = torch.randn(64, 64)
+    found = inside.parts(lambda: torch.bmm(x[None], (x @ x)[None]), repeats=5)
+    assert found["attention"] > 0 and found["products"] > 0 and "norms, rotation, rounding of inputs" not in found
+    assert found["whole"] == pytest.approx(sum(seconds for part, seconds in found.items() if part != "whole"))
+
+
+@pytest.mark.parametrize("kernel, part", [
+    ("graph_1_gemm_m5n3072k576_kernel", "products"),
+    ("aten::addmm", "products"),
+    ("graph_1_cpp_fused__softmax__to_copy_bmm_3", "attention"),
+    ("graph_1_cpp_fused_abs_amax_div_round_7", "norms, rotation, rounding of inputs"),
+    ("Torch-Compiled Region: 1/0", None),
+])  # fmt: skip
+def test_a_kernel_says_by_its_name_what_it_does(kernel, part):
+    assert inside.part_of(kernel) == part

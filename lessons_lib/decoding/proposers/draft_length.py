@@ -92,7 +92,8 @@ class Adaptive(DraftLength):
     a step's count still weighs one step later. The next text begins with the estimate reached, which weighs no more
     than eight guesses either: texts differ, and its own guesses soon count for more.
     It stops drafting when 0 is best for an alpha one standard error higher, too, for a stop brings no evidence; and
-    then it still drafts one token every `probe_every` steps. ValueError for settings out of range.
+    then it still drafts one token every `probe_every` steps. None: evidence comes all the same (prompt lookup judges
+    guesses that nobody saw), so the best gamma is taken as it is. ValueError for settings out of range.
     """
 
     def __init__(
@@ -102,12 +103,13 @@ class Adaptive(DraftLength):
         most: int = 16,
         alpha: float = 0.7,
         decay: float = 0.98,
-        probe_every: int = 16,
+        probe_every: int | None = 16,
     ):
         if c < 0 or not 0 <= alpha <= 1 or not 0 < decay <= 1:
             raise ValueError(f"c >= 0, 0 <= alpha <= 1 and 0 < decay <= 1 are needed, not {c}, {alpha} and {decay}")
         _at_least_one("most", most)
-        _at_least_one("probe_every", probe_every)
+        if probe_every is not None:
+            _at_least_one("probe_every", probe_every)
         self.decay, self.probe_every = decay, probe_every
         self._best = cache(lambda percent: best_gamma(percent / 100, c, v, most))  # asked at every step
         self._accepted, self._examined, self._idle = CARRIED * alpha, CARRIED, 0
@@ -128,6 +130,8 @@ class Adaptive(DraftLength):
 
     def next(self) -> int:
         gamma = self._best(round(100 * self.alpha))
+        if self.probe_every is None:
+            return gamma
         if not gamma and self._best(round(100 * self.hoped)):
             gamma = 1
         self._idle = 0 if gamma else self._idle + 1

@@ -4,10 +4,13 @@ No model is needed, only an index from every n-gram to what followed it. Each co
 n-grams, so a step costs the same in a long text as in a short one. Saxena, "Prompt Lookup Decoding" (2023).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from operator import eq
 
 from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.proposers.draft_length import DraftLength
 
 RULES = ("recent", "transformers", "original")
 UNDECIDED, MEMORY = 0.5, 4  # a hit rate begins here and is a running mean over about so many guesses
@@ -51,7 +54,9 @@ class PromptLookup(Proposer):
     right token (running mean, each n its own, 0.5 at first). Silent guesses are judged, too, without a forward:
     copying is noticed as soon as it begins. 0 never keeps silent, as the published rules do; None: 0 for them and
     0.35 for "recent". A long guess of k tokens pays above 1 - 1 / v(k + 1).
-    Raises ValueError for an unknown rule and sizes or rates that make no sense.
+    length: makes a DraftLength, one for the matches of each n, that says instead how many of the num_tokens to guess,
+    such as `lambda: Adaptive(0, v, most=10, probe_every=None)`; it learns from what is kept silent, too.
+    Raises ValueError for an unknown rule, sizes or rates that make no sense, and a hit rate beside `length`.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class PromptLookup(Proposer):
         min_ngram: int = 1,
         corpus: Sequence[int] = (),
         min_hit_rate: float | None = None,
+        length: Callable[[], DraftLength] | None = None,
     ):
         if rule not in RULES:
             raise ValueError(f"rule={rule!r} is not known; choose one of: {', '.join(RULES)}")
@@ -70,6 +76,8 @@ class PromptLookup(Proposer):
                 f"num_tokens >= 1 and 1 <= min_ngram <= max_ngram are needed, not {num_tokens}, {min_ngram} and "
                 f"{max_ngram}"
             )
+        if length and min_hit_rate is not None:
+            raise ValueError("min_hit_rate and length both decide when to keep silent; give one of them")
         if min_hit_rate is None:
             min_hit_rate = SILENT_BELOW if rule == "recent" else 0.0
         if not 0 <= min_hit_rate <= 1:
@@ -77,27 +85,38 @@ class PromptLookup(Proposer):
         self.num_tokens, self.max_ngram, self.min_ngram = num_tokens, max_ngram, min_ngram
         self.rule, self.min_hit_rate = rule, min_hit_rate
         self.corpus = NgramIndex(max_ngram, rule == "recent", corpus)
+        self.lengths = [length() for _ in range(max_ngram + 1)] if length else None
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Forget the text before; the corpus and its index stay."""
+        """Forget the text before; the corpus and its index stay, and what schedules of `length` make of other texts."""
         self.text = NgramIndex(self.max_ngram, self.rule == "recent")
         self.eos = frozenset(target.eos)
         self.hit_rate = [UNDECIDED] * (self.max_ngram + 1)
-        self.awaited: tuple[int, int] | None = None  # n and first token of the guess that the next step judges
+        self.awaited: tuple[int, list[int]] | None = None  # n and the guess that the next step judges
+        for length in self.lengths or ():
+            length.reset()
 
     def propose(self, ids: Sequence[int], limit: int) -> Proposal:
         """A chain of at most num_tokens tokens; none without a match, or where matches keep missing."""
         self.learn(ids)
         n, guess = self.lookup(ids)
-        self.awaited = (n, guess[0]) if guess else None
-        return Proposal.chain(guess if self.hit_rate[n] >= self.min_hit_rate else ())
+        self.awaited = (n, guess) if guess else None
+        return Proposal.chain(guess[: self.told(n)] if guess else ())
+
+    def told(self, n: int) -> int:
+        """How many tokens of a guess by n tokens the target is to see, at most; 0: keep silent."""
+        if self.lengths:
+            return self.lengths[n].next()
+        return self.num_tokens if self.hit_rate[n] >= self.min_hit_rate else 0
 
     def observe(self, seen: Observation) -> None:
-        """Judge the guess by its first token, whether it was told or not."""
+        """Judge the guess by the new tokens, whether it was told or not."""
         if self.awaited:
-            n, token = self.awaited
-            self.hit_rate[n] += ((token == seen.tokens[0]) - self.hit_rate[n]) / MEMORY
-            self.awaited = None
+            (n, guess), self.awaited = self.awaited, None
+            right = sum(1 for _ in takewhile(bool, map(eq, guess, seen.tokens)))
+            self.hit_rate[n] += ((right > 0) - self.hit_rate[n]) / MEMORY
+            if self.lengths:
+                self.lengths[n].observe(len(guess), min(right + 1, len(guess), len(seen.tokens)), right)
 
     def learn(self, ids: Sequence[int]) -> None:
         """Index what `ids`, the whole committed text, has more than before."""

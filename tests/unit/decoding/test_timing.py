@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from support.targets import decoder_target
 
@@ -86,3 +87,13 @@ def test_launching_is_timed_on_narrow_models_of_transformers_and_ours_with_the_s
     shape = replace(SHAPES["smollm2-135m"], layers=3)
     assert timing.launch_times(shape, "bf16", 7, repeats=2) == {"transformers": 1.0, "decoder": 2.0}
     assert fed == [(TransformersTarget, 3, torch.bfloat16, 7), (DecoderTarget, 3, torch.bfloat16, 7)]
+
+
+def test_products_in_a_cache_are_those_of_the_first_layer_for_all(monkeypatch):
+    decoder, seen = decoder_target(tiny(layers=3)).decoder, []
+    decoder.kernels = replace(decoder.kernels, multiply=lambda x, w: seen.append((x.shape, id(w))))
+    monkeypatch.setattr(timing, "timed", lambda call, *given, **how: call() and Samples((2.0,)))
+    assert timing.products_in_cache(decoder) == pytest.approx(3 * 4 * 2.0 / 20)
+    first = decoder.layers[0]
+    expected = [((1, m.in_features), id(m.weight)) for m in (first.qkv, first.out, first.gate_up, first.down)]
+    assert [(tuple(shape), w) for shape, w in seen[::20]] == expected and len(seen) == 80

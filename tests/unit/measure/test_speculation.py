@@ -13,11 +13,18 @@ from lessons_lib.measure.speculation import (
     best_gamma,
     break_even,
     expected_tokens,
+    padded_cost,
     walltime_factor,
     width_cost,
 )
 
 CURVE = {1: 1.0, 2: 1.5, 4: 2.0, 8: 4.0}
+
+
+def test_a_target_that_pads_pays_for_the_next_compiled_width_and_runs_none_beyond():
+    v = padded_cost({11: 2.0, 1: 1.0, 5: 1.5})
+    assert [v(width) for width in (1, 2, 5, 6, 11, 12)] == [1.0, 1.5, 1.5, 2.0, 2.0, math.inf]
+    assert best_gamma(0.6, 0, v) == 4  # 2.31 tokens for 1.5; ten guesses yield 2.49 for 2
 
 
 def test_expected_tokens_by_hand_and_at_the_limits():

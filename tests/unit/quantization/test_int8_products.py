@@ -1,5 +1,7 @@
 """Integers times integers: exact sums, an error that is bounded, and outlier columns that are left out of it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ from lessons_lib.quantization.int8_products import (
     rounded_values,
     tall_product,
 )
-from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.integers import Grid, quantize
 
 WEIGHT, INPUT = torch.tensor([[1.0, 1.0, 0.001]]), torch.tensor([[0.05, -0.04, 60.0]])
 
@@ -134,3 +136,11 @@ def test_a_second_term_leaves_a_254th_of_what_the_first_leaves():
     steps = x.abs().amax(-1, True) / 127
     for terms, part in ((1, 1), (2, 254)):
         assert ((rounded_values(x, terms) - x).abs() <= 0.501 * steps / part).all()
+
+
+def test_elsewhere_than_on_a_cpu_a_compiler_sees_integers_times_integers(monkeypatch):
+    made = quantize(random(16, 24), 8)
+    there = Int8Both(replace(made, codes=made.codes.to("meta"), grid=Grid(8, made.grid.scales.to("meta"))))
+    assert there.words is None and not there.constant
+    monkeypatch.setattr(there, "multiply", lambda x: "integers")
+    assert there.traced(random(1, 24)) == "integers"

@@ -153,3 +153,13 @@ def test_adaptive_counts_its_silence_from_the_last_guess_on():
     assert schedule.next() == 3
     schedule._best = lambda percent: 0
     assert [schedule.next() for _ in range(8)] == [0, 0, 0, 1, 0, 0, 0, 1]
+
+
+def test_where_evidence_comes_without_drafting_a_stop_needs_no_probes():
+    schedule = Adaptive(0.0, {1: 1.0, 5: 2.0}, most=4, probe_every=None)
+    for _ in range(60):
+        schedule.observe(4, 1, 0)
+    assert [schedule.next() for _ in range(100)] == [0] * 100
+    for _ in range(60):
+        schedule.observe(4, 4, 4)
+    assert schedule.next() == 4

@@ -9,7 +9,9 @@ from support.toys import choosing, continued, whimsical
 
 from lessons_lib import PromptLookup, generate
 from lessons_lib.decoding.proposers import Observation
+from lessons_lib.decoding.proposers.draft_length import Adaptive, DraftLength
 from lessons_lib.decoding.trace import tokens_per_forward
+from lessons_lib.measure.speculation import padded_cost
 
 
 def guess(ids, eos=(), **options) -> list[int]:
@@ -226,7 +228,70 @@ def test_the_corpus_outlives_a_text_and_what_was_learned_does_not():
         assert spoken == [True, True, False]
 
 
+class Listening(DraftLength):
+    """A schedule that says the same at every step and keeps what it is told."""
+
+    def __init__(self, gamma: int):
+        self.gamma, self.heard, self.resets = gamma, [], 0
+
+    def reset(self):
+        self.resets += 1
+
+    def next(self):
+        return self.gamma
+
+    def observe(self, *seen):
+        self.heard.append(seen)
+
+
+def step_of(proposer, ids: list[int], new: list[int]) -> list[int]:
+    """One step that commits these tokens -> the guesses that were told."""
+    told = list(proposer.propose(ids, limit=99).tokens)
+    proposer.observe(Observation([], new, torch.zeros(9), {}, torch.zeros(0, 9)))
+    ids += new
+    return told
+
+
+@pytest.mark.parametrize("gamma", [0, 2])
+def test_a_schedule_says_how_much_of_a_guess_is_told_and_hears_of_all_that_could_be_judged(gamma):
+    made = []
+    proposer = PromptLookup(4, 2, length=lambda: made.append(Listening(gamma)) or made[-1])
+    ids = [1, 2, 3, 4, 5, 1, 2]
+    proposer.reset(choosing(len, 100), ids)
+    assert step_of(proposer, ids, [3, 4, 9]) == [3, 4][:gamma]  # of 3, 4, 5, 1
+    assert step_of(proposer, ids, [1]) == []  # 9 was never seen
+    assert step_of(proposer, ids, [7]) == [2, 3][:gamma]  # behind 1, by one token
+    of_one, of_two = made[1:]
+    assert of_two.heard == [(4, 3, 2)] and of_one.heard == [(4, 1, 0)]
+    assert all(schedule.resets == 1 for schedule in made)
+
+
+def test_no_more_is_examined_than_was_guessed_or_committed():
+    schedules = []
+    proposer = PromptLookup(3, 1, length=lambda: schedules.append(Listening(3)) or schedules[-1])
+    for new, heard in (([2, 3, 4, 5], (3, 3, 3)), ([2], (3, 1, 1))):
+        ids = [1, 2, 3, 4, 5, 1]
+        proposer.reset(choosing(len, 100), ids)
+        step_of(proposer, ids, new)
+        assert schedules[1].heard[-1] == heard
+
+
+def test_by_predicted_speed_a_miss_is_told_no_more_and_a_copy_is_told_at_length():
+    v = padded_cost({1: 1.0, 5: 1.5, 11: 2.0})
+    proposer = PromptLookup(10, 1, length=lambda: Adaptive(0, v, most=10, decay=0.7, probe_every=None))
+    proposer.reset(choosing(len, 100), ids := [*range(1, 20), 0])
+    told = []
+    for token in range(30, 42):  # what follows a 0 is new each time
+        told.append(len(step_of(proposer, ids, [token])))
+        ids += [0]
+    assert told[0] == 0 and 4 in told and told[-1] == 0  # nothing was behind the first 0
+    ids += [1]
+    told = [len(step_of(proposer, ids, [ids[-1] + 1])) for _ in range(17)]  # a copy, which is right at first in silence
+    assert told[0] == 0 and told[-1] == 10
+
+
 @pytest.mark.parametrize("bad, said", [
+    (dict(min_hit_rate=0.3, length=Listening), "both decide when to keep silent; give one"),
     (dict(rule="best"), "rule='best' is not known; choose one of: recent, transformers, original"),
     (dict(num_tokens=0), "num_tokens >= 1"),
     (dict(min_ngram=0), "1 <= min_ngram"),
