@@ -149,6 +149,6 @@ def _both(decoder: Decoder, windows: Windows, remedies: Remedies) -> Decoder:
 
 def _check(decoder: Decoder) -> None:
     if (device := decoder.norm.device.type) not in DEVICES:
-        raise ValueError(f"weights are rounded on {' or '.join(DEVICES)}, not on {device}, which lacks float64; use cpu")
+        raise ValueError(f"rounding runs on {' or '.join(DEVICES)}, not on {device}, where float64 is missing; use cpu")
     if isinstance(decoder.kernels.multiply, Products):
         raise ValueError("this decoder's matrices are rounded already; round the one that it was made from")

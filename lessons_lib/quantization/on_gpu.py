@@ -42,7 +42,7 @@ class Int4Tiles(Matrix):
     """Weights (N, K) of 4 bits in groups with a minimum, w = (q - 8)·scale + zero, on a GPU of CUDA; x in bfloat16."""
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for what the kernel cannot read: a CPU's codes, other dtypes, bits, kinds, groups and sizes."""
+        """Raises ValueError for what the kernel cannot read: a CPU's codes, other dtypes, bits, groups and sizes."""
         grid, rows = quantized.grid, quantized.shape[0]
         self.group = quantized.shape.numel() // len(grid.scales)
         fits = grid.bits == 4 and grid.lows is not None and self.group in GROUPS

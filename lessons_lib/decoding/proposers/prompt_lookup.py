@@ -101,7 +101,7 @@ class PromptLookup(Proposer):
         self.learn(ids)
         n, guess = self.lookup(ids)
         self.awaited = (n, guess) if guess else None
-        return Proposal.chain(guess[: self.told(n)] if guess else ())
+        return Proposal.chain(guess[: self.told(n)] if guess else guess)
 
     def told(self, n: int) -> int:
         """How many tokens of a guess by n tokens the target is to see, at most; 0: keep silent."""

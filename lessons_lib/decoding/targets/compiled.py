@@ -31,6 +31,7 @@ class CompiledTarget(DecoderTarget):
 
     context: tokens of every cache, fixed because shapes are compiled. fitted: caches are only as long as their text
     needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled.
+    Not for the target of a DraftModel, which asks for a cache without knowing how long the text will be.
     Its kernels are short (`compiler.short_kernels`), so that it compiles sooner and a profiler tells less.
     widths: token counts to compile for; a block is padded up to the next one.
     products: with "open" those of few rows are written as sums (of one row in 16 bits, since the library has units for
