@@ -301,3 +301,9 @@ def test_by_predicted_speed_a_miss_is_told_no_more_and_a_copy_is_told_at_length(
 def test_impossible_settings_are_refused(bad, said):
     with pytest.raises(ValueError, match=said):
         PromptLookup(**bad)
+
+
+def test_without_a_match_the_guess_is_an_empty_list_as_any_other_proposers():
+    proposer = PromptLookup()
+    proposer.reset(choosing(len, 100), [8])
+    assert proposer.propose([8], limit=9).tokens == []
