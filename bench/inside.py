@@ -1,40 +1,16 @@
-"""Where the time of a compiled step goes, by its kernels; and two other ways to attend that were tried in it."""
-
-from collections import Counter
-from collections.abc import Callable
+"""What lies inside a compiled step: which of its kernels do what, and two other ways to attend that were tried."""
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from lessons_lib.compiling import kept_in_memory
-from lessons_lib.measure.clock import in_turn
 from lessons_lib.models.kernels import attend
 
-REPEATS = 40
-PARTS = {  # of a kernel's name, the first that fits -> what it does
-    "gemm": "products", "addmm": "products", "aten::mm": "products", "qlinear": "products",
-    "bmm": "attention", "softmax": "attention",
-    "graph_": "norms, rotation, rounding of inputs",
-}  # fmt: skip
-
-
-def parts(step: Callable[[], object], repeats: int = REPEATS) -> dict[str, float]:
-    """Seconds of each part of a compiled step, called once before; what no kernel takes lies between them."""
-    whole = in_turn({"step": step}, repeats=repeats)["step"].median
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        for _ in range(repeats):
-            step()
-    found = Counter({"whole": whole})
-    for event in seen.key_averages():
-        if part := part_of(event.key):
-            found[part] += event.self_cpu_time_total / 1e6 / repeats
-    return found | {"between kernels": 2 * whole - found.total()}
-
-
-def part_of(kernel: str) -> str | None:
-    """What a kernel of this name does in a step; None for what is no kernel."""
-    return next((part for mark, part in PARTS.items() if mark in kernel), None)
+PARTS = {  # as of `measure.parts`: a step of several rows in 8 bits attends by two batched products
+    "attention": r"bmm|softmax",
+    "products": r"gemm|addmm|::mm$|qlinear",
+    "norms, rotation, rounding of inputs": r"^graph_",
+}
 
 
 def by_kernel(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

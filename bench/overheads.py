@@ -26,6 +26,7 @@ from lessons_lib.decoding.proposal import Tree
 from lessons_lib.decoding.targets import CompiledTarget, compiled, compiler
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import in_turn
+from lessons_lib.measure.parts import taken_apart
 from lessons_lib.models import cut
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
@@ -53,7 +54,7 @@ def main() -> int:
     """Time all that was tried and store it with the other results -> exit status."""
     rows = [row_of(change) for change in tried()]
     say("where a whole step's time goes ...")
-    parts = {count: inside.parts(step(eight(), count)) for count in (1, ROWS)}
+    parts = {count: parts_of(step(eight(), count)) for count in (1, ROWS)}
     facts = {
         "layers": LAYERS,
         "parts": {"format": BOTH, "text": TEXT, "seconds": parts},
@@ -74,6 +75,12 @@ def row_of(change: Change) -> dict:
     times = {name: samples.median for name, samples in found.items()}
     samples = {"samples": {name: of.times for name, of in found.items()}}
     return {"what": change.what, "kept": change.kept, "why": change.why} | times | samples
+
+
+def parts_of(call: Callable) -> dict[str, float]:
+    """Seconds of a compiled step, of its kernels by what they do, and of what lies between them."""
+    found = taken_apart(call, runs=REPEATS, parts=inside.PARTS)
+    return {"whole": sum(found.values()), "between kernels": found.pop("the rest")} | found
 
 
 def tried() -> list[Change]:

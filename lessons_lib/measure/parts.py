@@ -26,7 +26,11 @@ PARTS = {
 
 
 def taken_apart(
-    step: Callable[[], Any], device: Any = "cpu", runs: int = 10, launch: float | None = None
+    step: Callable[[], Any],
+    device: Any = "cpu",
+    runs: int = 10,
+    launch: float | None = None,
+    parts: Mapping[str, str] = PARTS,
 ) -> dict[str, float]:
     """Seconds of a step by part, medians over `runs`: {"matrix products": ..., "attention": ..., "the rest": ...}.
 
@@ -34,11 +38,11 @@ def taken_apart(
     compiler fused into it. The rest: norms, positions, sampling, and starting all of them. launch: seconds of the
     rest that an eager step spends on starting its operators, which is all of it in a twin too narrow for anything
     else to count; a part of its own then. Around a compiled graph it is Python, which the profiler names.
-    IndexError for no runs; errors of step come through.
+    parts: as of `grouped`. IndexError for no runs; errors of step come through.
     """
     whole = clock.timed(step, device, repeats=runs).median
-    profiles = [grouped(kernel_times(step, device)) for _ in range(runs)]
-    found = {name: statistics.median(profile[name] for profile in profiles) for name in PARTS}
+    profiles = [grouped(kernel_times(step, device), parts) for _ in range(runs)]
+    found = {name: statistics.median(profile[name] for profile in profiles) for name in parts}
     found = {name: seconds for name, seconds in found.items() if seconds}
     rest = max(0.0, whole - sum(found.values()))
     if launch is None:

@@ -19,6 +19,7 @@ from lessons_lib.models.quiet import quiet
 from lessons_lib.models.registry import OFFLINE, PACKAGED
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.progress import first_line
+from lessons_lib.quantization.matrix import storage_bytes
 
 
 def _torchao(name: str, *args) -> TorchAoConfig:
@@ -74,8 +75,7 @@ def bytes_held(network: torch.nn.Module) -> int:
 
     Ask before the first forward: then bitsandbytes moves the scales of its 8 bits to where this does not look.
     """
-    found = [part for x in (*network.parameters(), *network.buffers()) for part in _parts(x)]
-    return sum({part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in found}.values())
+    return storage_bytes(part for x in (*network.parameters(), *network.buffers()) for part in _parts(x))
 
 
 def _parts(x: Any) -> Iterator[Tensor]:

@@ -21,7 +21,7 @@ from lessons_lib.quantization.quantized import Quantized
 
 Make = Callable[[Place, Tensor], Matrix | None]  # place and weight (N, K) -> what multiplies instead; None: the weight
 FORMATS = ("int8", "int8-weight-only", "int4")  # what targets are made with
-DEVICES = ("cpu", "cuda")
+WITH_FLOAT64 = ("cpu", "cuda")  # devices; what rounding is judged and calibrated in
 SHORT = {"int8-weight-only": "int8", "int4": "int4 g32"}  # names of weights' formats that go by another name
 BOTH, LLM_INT8 = "int8", "llm.int8"  # activations are rounded, too
 COMPENSATED, SCALED = "gptq ", "awq "  # before the name of a format: what looks at inputs
@@ -148,7 +148,8 @@ def _both(decoder: Decoder, windows: Windows, remedies: Remedies) -> Decoder:
 
 
 def _check(decoder: Decoder) -> None:
-    if (device := decoder.norm.device.type) not in DEVICES:
-        raise ValueError(f"rounding runs on {' or '.join(DEVICES)}, not on {device}, where float64 is missing; use cpu")
+    if (device := decoder.norm.device.type) not in WITH_FLOAT64:
+        where = " or ".join(WITH_FLOAT64)
+        raise ValueError(f"rounding runs on {where}, not on {device}, where float64 is missing; use cpu")
     if isinstance(decoder.kernels.multiply, Products):
         raise ValueError("this decoder's matrices are rounded already; round the one that it was made from")

@@ -6,7 +6,7 @@ formats                      all of them by name
 gptq, scaling                rounding that looks at inputs: GPTQ; AWQ and SmoothQuant
 linear, matrix               products with rounded matrices for `Kernels`
 packed, words, units         codes of 8 and 4 bits: torch's CPU kernels, ours for a compiler, and which of them is fast
-on_gpu                       codes of 8 and 4 bits on a GPU
+on_gpu                       codes of 4 bits on a GPU
 int8_products                integers times integers, LLM.int8()
 kv                           keys and values of a sequence in few bits
 errors                       there and back in any format, and how far off that is

@@ -24,11 +24,11 @@ def check_bits(bits: int) -> None:
         raise ValueError(f"{bits!r} bits are not supported; choose a whole number from 2 to 8")
 
 
-def check_cpu(x: Tensor, what: str) -> None:
-    """Raises ValueError for a tensor that torch's packed CPU kernels cannot read."""
+def check_cpu(x: Tensor) -> None:
+    """Raises ValueError for a tensor that the int4 kernels of the CPU cannot read."""
     if x.device.type != "cpu":
         raise ValueError(
-            f"{what} is one of the CPU and the tensor is on {x.device}; use Plain, or quantize it on a CPU"
+            f"the int4 kernel is one of the CPU and the tensor is on {x.device}; use Plain, or quantize it on a CPU"
         )
 
 

@@ -111,8 +111,8 @@ class Int8Both(Matrix):
         self.terms = terms
         self.levels, self.scales = signed_rows(quantized)
         self.scales = self.scales.to(torch.promote_types(self.scales.dtype, torch.float32))
-        self.constant = self.levels.device.type == "cpu" and units.integer_units()
         on_cpu = self.levels.device.type == "cpu"
+        self.constant = on_cpu and units.integer_units()
         self.words = words.of_bytes(self.levels) if on_cpu and not self.constant else None
         if self.constant:
             self.scales = self.scales.float()  # oneDNN takes no others; of 16 bits, they are the same numbers

@@ -3,7 +3,7 @@
 Plain            any format: give the values back, then multiply. Few bytes at rest, but no faster
 Values           any format, given back once: as wide and as fast as before, to measure what rounding costs
 Int8Weights      levels of 8 bits, x as it is: half the bytes of bf16 to read
-Int4Weights      levels of 4 bits in groups, likewise, or Int4Words (all in `packed`); Int8Levels, Int4Tiles on a GPU
+Int4Weights      levels of 4 bits in groups, likewise, or Int4Words (all in `packed`); Int4Tiles on a GPU (`on_gpu`)
 Int8Both         x rounded, too, one scale a row; integers times integers (`int8_products`)
 MixedProduct     the same without the columns of outliers: LLM.int8()
 WideColumns      any of them beside a few columns that are known to be loud, and stay wide
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lessons_lib.quantization.integers import Integers
 from lessons_lib.quantization.matrix import Matrix
-from lessons_lib.quantization.on_gpu import Int4Tiles, Int8Levels
+from lessons_lib.quantization.on_gpu import Int4Tiles
 from lessons_lib.quantization.packed import Int8Weights, int4_weights
 from lessons_lib.quantization.quantized import Quantized
 
@@ -68,7 +68,7 @@ class Scaled(Matrix):
         return self.matrix.traced(x / self.scales.to(x))
 
 
-KERNELS = {"cpu": (Int8Weights, int4_weights), "cuda": (Int8Levels, Int4Tiles)}
+KERNELS = {"cpu": (Int8Weights, int4_weights), "cuda": (Int8Weights, Int4Tiles)}
 
 
 def weights_alone(quantized: Quantized) -> Matrix:

@@ -1,6 +1,7 @@
 """What multiplies in place of a weight (lesson 10): in a few bytes, eagerly or as a compiler sees it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,9 +29,12 @@ class Matrix(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors kept, which one product reads; what two of them share counts once."""
-        return sum(
-            {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in tensors(self)}.values()
-        )
+        return storage_bytes(tensors(self))
+
+
+def storage_bytes(parts: Iterable[Tensor]) -> int:
+    """Bytes of the memory behind tensors; what two of them share counts once."""
+    return sum({part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}.values())
 
 
 def tensors(part: Any) -> list[Tensor]:

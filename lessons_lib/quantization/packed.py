@@ -1,8 +1,10 @@
-"""Products that read weights of 8 or 4 bits as they are kept (lesson 10), on a CPU.
+"""Products that read weights of 8 or 4 bits as they are kept (lesson 10), those of 4 bits on a CPU (`on_gpu`).
 
 8 bits: w = q·scale, a scale per row. 4 bits: w = (q - 8)·scale + zero, where zero is what a group's middle level stands
 for. Where torch's packed kernels are vectorised (`units`) they take products of few rows; elsewhere, and for many rows,
-codes are widened bit by bit, or taken out of words that a compiler can read (`words`).
+codes are widened bit by bit, or taken out of words that a compiler can read (`words`); on a GPU a compiler reads the
+levels of 8 bits as they are, as gpt-fast does (PyTorch 2023,
+https://pytorch.org/blog/accelerating-generative-ai-2/; no GPU has run it yet).
 """
 
 import torch
@@ -20,27 +22,33 @@ FEW = 4  # rows up to which the packed kernel of 8 bits is the faster one
 
 
 class Int8Weights(Matrix):
-    """Weights (N, K) of 8 bits with a scale per row, on a CPU; x in float32, bfloat16 or float16."""
+    """Weights (N, K) of 8 bits with a scale per row; x in float32, bfloat16 or float16."""
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for anything but 8 bits, absmax, per row, and for other dtypes and devices."""
-        check_cpu(quantized.codes, "the int8 kernel")
+        """Raises ValueError for anything but 8 bits, absmax, per row, and for other dtypes."""
         check_packed(quantized.dtype)
         self.levels, self.scales = signed_rows(quantized)
-        self.words = words.of_bytes(self.levels)
+        self.on_cpu = self.levels.device.type == "cpu"
+        self.words = words.of_bytes(self.levels) if self.on_cpu else None
 
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype. ValueError for dtypes other than those three."""
         check_packed(x.dtype)
-        if units.packed_kernels() and len(x) <= FEW:
+        if self.on_cpu and units.packed_kernels() and len(x) <= FEW:
             return torch._weight_int8pack_mm(x.contiguous(), self.levels, self.scales.to(x.dtype))
         return multiply_levels(x, self.levels) * self.scales.to(x.dtype)
 
     def traced(self, x: Tensor) -> Tensor:
-        """As `multiply`; levels are read as words where four of them fill one, and then x may be of any dtype."""
-        if self.words is None:
+        """As `multiply`; levels are read as words where four of them fill one, and then x may be of any dtype.
+
+        On a GPU one row is a sum over products: a compiler reads and widens the levels in one loop.
+        """
+        if self.words is not None:
+            return (words.times_bytes(x, self.words) * self.scales.to(x.dtype)).to(x.dtype)
+        if self.on_cpu or len(x) > 1:
             return self.multiply(x)
-        return (words.times_bytes(x, self.words) * self.scales.to(x.dtype)).to(x.dtype)
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        return ((exact * self.levels).sum(-1) * self.scales.to(exact)).to(x.dtype)[None]
 
 
 class Int4Weights(Matrix):
@@ -52,11 +60,10 @@ class Int4Weights(Matrix):
 
     def __init__(self, quantized: Integers):
         """Raises ValueError for what the kernel cannot read: other bits, kinds, groups, sizes, dtypes and devices."""
+        check_cpu(quantized.codes)
         self.group = check_int4(quantized, INT4_GROUPS)
-        grid, rows = quantized.grid, quantized.shape[0]
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantized.levels().int(), 1)
-        scales, lows = (part.double().view(rows, -1).T for part in (grid.scales, grid.lows))
-        self.scales_and_zeros = torch.stack([scales, lows + 8 * scales], -1).to(quantized.dtype).contiguous()
+        self.scales_and_zeros = scales_and_zeros(quantized)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype. ValueError for dtypes other than those three."""
@@ -70,6 +77,7 @@ class Int4Words(Matrix):
 
     def __init__(self, quantized: Integers):
         """Raises ValueError for other bits, kinds, groups, sizes, dtypes and devices."""
+        check_cpu(quantized.codes)
         check_int4(quantized, (words.GROUP,))
         rows = quantized.shape[0]
         self.words = words.pack_nibbles(quantized.levels())
@@ -89,8 +97,7 @@ def int4_weights(quantized: Integers) -> Matrix:
 
 
 def check_int4(quantized: Integers, groups: tuple[int, ...]) -> int:
-    """The size of its groups. ValueError unless this is a matrix of 4 bits in such groups, on a CPU."""
-    check_cpu(quantized.codes, "the int4 kernel")
+    """The size of its groups. ValueError unless this is a matrix of 4 bits in such groups."""
     check_packed(quantized.dtype)
     grid, rows = quantized.grid, quantized.shape[0]
     group = quantized.shape.numel() // len(grid.scales)
@@ -101,6 +108,13 @@ def check_int4(quantized: Integers, groups: tuple[int, ...]) -> int:
             f"a group of {groups}, not {rows} rows of {grid.bits} bits in groups of {group}; use Plain"
         )
     return group
+
+
+def scales_and_zeros(quantized: Integers) -> Tensor:
+    """(K / group, N, 2) in the matrix's dtype: of each group its scale, and what its middle level stands for."""
+    grid, rows = quantized.grid, quantized.shape[0]
+    scales, lows = (part.double().view(rows, -1).T for part in (grid.scales, grid.lows))
+    return torch.stack([scales, lows + 8 * scales], -1).to(quantized.dtype).contiguous()
 
 
 def check_packed(dtype: torch.dtype) -> None:

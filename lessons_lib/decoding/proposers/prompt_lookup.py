@@ -5,9 +5,8 @@ n-grams, so a step costs the same in a long text as in a short one. Saxena, "Pro
 """
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
-from operator import eq
 
+from lessons_lib.decoding.probing import agreed
 from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.draft_length import DraftLength
@@ -113,7 +112,7 @@ class PromptLookup(Proposer):
         """Judge the guess by the new tokens, whether it was told or not."""
         if self.awaited:
             (n, guess), self.awaited = self.awaited, None
-            right = sum(1 for _ in takewhile(bool, map(eq, guess, seen.tokens)))
+            right = agreed(guess, seen.tokens)
             self.hit_rate[n] += ((right > 0) - self.hit_rate[n]) / MEMORY
             if self.lengths:
                 self.lengths[n].observe(len(guess), min(right + 1, len(guess), len(seen.tokens)), right)

@@ -219,7 +219,6 @@ def of(weight: Tensor, *options) -> Integers:
     (lambda: Int4Weights(of(random(16, 32), 3, 32, "minimum")), "3 bits in groups of 32"),
     (lambda: Int4Weights(of(random(2, 16, 32), 4, 32, "minimum")), "of a matrix"),
     (lambda: Int8Weights(of(random(16, 32).double(), 8)), "not torch.float64; use Plain"),
-    (lambda: Int8Weights(on_meta(of(random(16, 32)))), "the int8 kernel is one of the CPU and the tensor is on meta"),
     (lambda: Int4Weights(on_meta(of(random(16, 32), 4, 32, "minimum"))), "the int4 kernel is one of the CPU"),
 ])  # fmt: skip
 def test_what_a_kernel_cannot_take_is_refused(make, sentence):
