@@ -92,3 +92,11 @@ def test_a_step_is_divided_into_its_kernels_and_what_lies_between(bench):
 def test_a_kernel_says_by_its_name_what_it_does(kernel, part):
     found = grouped({kernel: 1.0}, inside.PARTS)
     assert {name for name, seconds in found.items() if seconds} == ({part} if part else set())
+
+
+def test_attention_as_usual_stands_before_the_other_way_behind_the_same_text(bench, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "attended", lambda how: how)
+    monkeypatch.setattr(bench, "repeatable_step", lambda how, prompt, rows: asked.append((how, rows)) or (lambda: how))
+    before, behind = bench.attending(inside.by_sums, 100)()
+    assert (before(), behind()) == (None, inside.by_sums) and {rows for _, rows in asked} == {bench.ROWS}
