@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import asking
 import ladder
@@ -193,3 +194,21 @@ def test_a_peers_first_token_is_its_prefill(bench):
 def test_a_quick_run_has_fewer_rungs_and_questions(bench):
     rows = bench.rows(QUICK, "free")
     assert len(rows) == 1 and not [name for name in rows[0] if name.startswith("int4")]
+
+
+@pytest.mark.parametrize("v, told", [({1: 1.0, 5: 1.1, 11: 9.0}, 4), ({1: 1.0, 5: 8.0, 11: 9.0}, 0), (None, 10)])
+def test_the_adaptive_lookup_goes_by_the_curve_that_was_timed_beside_the_text_else_by_the_rungs(bench, v, told):
+    found = rungs.proposer("adaptive lookup", rungs.targets(True)["compiled"], FULL, v)
+    found.reset(asking.eager(), [1])
+    assert [found.told(n) for n in range(1, 6)] == [told] * 5 and found.num_tokens == 10
+
+
+def test_targets_that_somebody_guesses_for_are_compiled_for_several_widths(monkeypatch):
+    widths = {}
+    monkeypatch.setattr(rungs.asking, "run_once", lambda of, chosen, **how: widths.__setitem__(of, chosen))
+    one = SimpleNamespace(target=lambda weights: SimpleNamespace(decoder=weights))
+    monkeypatch.setattr(rungs.asking, "model", lambda: one)
+    monkeypatch.setattr(rungs.asking, "eager", lambda: SimpleNamespace(decoder="own"))
+    monkeypatch.setattr(rungs, "LIGHT", "int8")
+    rungs.targets.__wrapped__(False)
+    assert widths == {"own": (1, 5, 11), "int8-weight-only": (1,), "int4": (1,), "int8": (1, 3, 5, 11)}
