@@ -30,8 +30,8 @@ class CompiledTarget(DecoderTarget):
     """As DecoderTarget, with forwards of up to max(widths) tokens compiled, others eager.
 
     context: tokens of every cache, fixed because shapes are compiled. fitted: caches are only as long as their text
-    needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled.
-    Not for the target of a DraftModel, which asks for a cache without knowing how long the text will be.
+    needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled,
+    and a cache whose text grows beyond what was said, as a draft's does, doubles.
     Its kernels are short (`compiler.short_kernels`), so that it compiles sooner and a profiler tells less.
     widths: token counts to compile for; a block is padded up to the next one.
     products: with "open" those of few rows are written as sums (of one row in 16 bits, since the library has units for
@@ -73,7 +73,8 @@ class CompiledTarget(DecoderTarget):
         """An empty cache of this target's size, or fitted to a text of so many tokens."""
         c, slack = self.decoder.config, self.capacity - self.context
         needed = min(self.context, -(-tokens // STEP) * STEP) if self.fitted else self.context
-        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
+        sizes = dict(capacity=needed + slack, most=self.capacity)
+        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, **sizes)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Each block in a forward of its own -> its scores. Errors as DecoderTarget's."""
