@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from lessons_lib.measure.memory import give_back
 from lessons_lib.models.calibrate import HEAD, Inputs, Place, Windows, inputs_of, largest, places
 from lessons_lib.models.compensated import compensated
 from lessons_lib.models.copies import sharing_copy
@@ -63,6 +64,7 @@ def quantized(
     groups that do not fit, a decoder that is rounded already, and devices other than CPU and CUDA.
     """
     _check(decoder)
+    give_back()  # what the last rounding left
     if format == BOTH:
         return _both(decoder, windows, Remedies() if remedies is None else remedies)
     if format == LLM_INT8:

@@ -16,7 +16,7 @@ from lessons_lib.widgets.controls import Slider, show
 
 FORMATS = ("minimum", "absmax", "nf4", "fp8")
 BITS = (2, 3, 4, 5, 6, 7, 8)
-GROUPS = (32, 64, 192, "row")  # which divide the rows of the small models here
+GROUPS = (32, 64, "row")  # which divide the rows of the small models here
 HEAD = "int8"  # format of the LM head, whatever the layers have
 
 

@@ -1,11 +1,14 @@
-"""Peak memory: what lived at once, not what was taken altogether."""
+"""Peak memory: what lived at once, not what was taken altogether; and memory that goes back to the system."""
+
+import platform
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from lessons_lib.attention import naive, tiled
-from lessons_lib.measure.memory import bytes_left, highest, peak_bytes
+from lessons_lib.measure.memory import bytes_left, give_back, highest, peak_bytes
 
 
 def test_the_highest_sum_of_changes():
@@ -65,3 +68,18 @@ def test_other_devices_are_refused():
         peak_bytes(lambda: None, "mps")
     with pytest.raises(ValueError, match="not on mps"):
         bytes_left(lambda: None, "mps")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed pieces, and can give them back")
+def test_freed_pieces_below_one_that_lives_go_back_to_the_system():
+    pieces = [torch.ones(1 << 14) for _ in range(1600)]
+    living = torch.ones(1 << 14)
+    del pieces
+    kept = resident()
+    give_back()
+    assert resident() < kept - 50e6 and living.sum() == 1 << 14
+
+
+def resident() -> int:
+    """Bytes of this process that lie in memory."""
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
