@@ -64,20 +64,15 @@ def quantized(
     groups that do not fit, a decoder that is rounded already, and devices other than CPU and CUDA.
     """
     _check(decoder)
-    give_back()  # what the last rounding left
-    if format == BOTH:
-        return _both(decoder, windows, Remedies() if remedies is None else remedies)
-    if format == LLM_INT8:
-        return replaced(decoder, lambda place, weight: MixedProduct(weight))
-    hold, at_head = Values if values else weights_alone, rounding(SHORT.get(head, head)) if head else None
-    given = _weights(decoder, SHORT.get(format, format), windows)
-
-    def make(place: Place, weight: Tensor) -> Matrix | None:
-        if place[1] == HEAD:
-            return hold(at_head(weight)) if at_head else None
-        return hold(given(place, weight))
-
-    return replaced(given.decoder, make)
+    give_back()  # what others left; rounding leaves more
+    try:
+        if format == BOTH:
+            return _both(decoder, windows, Remedies() if remedies is None else remedies)
+        if format == LLM_INT8:
+            return replaced(decoder, lambda place, weight: MixedProduct(weight))
+        return _rounded(decoder, format, head, windows, Values if values else weights_alone)
+    finally:
+        give_back()
 
 
 def replaced(decoder: Decoder, make: Make) -> Decoder:
@@ -111,6 +106,19 @@ def bytes_kept(decoder: Decoder) -> int:
     multiply = decoder.kernels.multiply
     matrices = multiply.matrices.values() if isinstance(multiply, Products) else ()
     return sum(held.values()) + sum(matrix.nbytes for _, matrix in matrices)
+
+
+def _rounded(decoder: Decoder, format: str, head: str | None, windows: Windows, hold: Callable) -> Decoder:
+    """The weights alone, held as matrices by `hold`."""
+    at_head = rounding(SHORT.get(head, head)) if head else None
+    given = _weights(decoder, SHORT.get(format, format), windows)
+
+    def make(place: Place, weight: Tensor) -> Matrix | None:
+        if place[1] == HEAD:
+            return hold(at_head(weight)) if at_head else None
+        return hold(given(place, weight))
+
+    return replaced(given.decoder, make)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ class Grid:
     def encode(self, x: Tensor) -> Tensor:
         """(blocks, size) -> codes (blocks, size) uint8; what lies outside gets the nearest level."""
         x = x if self.lows is None else x - self.lows.to(x)
-        codes = (x / self.scales.to(x)).round() + self._zero(x)
-        return codes.clamp(self._least(), 2**self.bits - 1).to(torch.uint8)
+        codes = (x / self.scales.to(x)).round_().add_(self._zero(x))  # in place: a head's matrix has millions
+        return codes.clamp_(self._least(), 2**self.bits - 1).to(torch.uint8)
 
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """codes (blocks, size) -> values (blocks, size)."""
