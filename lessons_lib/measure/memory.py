@@ -1,5 +1,7 @@
-"""Memory of a callable, as torch's allocators see it: what lives at once (lesson 04), what stays (lesson 10); and giving
-back what the C library keeps of it."""
+"""Memory of a callable, as torch's allocators see it: what lives at once (lesson 04), what stays (lesson 10).
+
+And what the C library keeps of it: `give_back`.
+"""
 
 from __future__ import annotations
 
