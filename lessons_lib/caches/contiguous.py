@@ -54,8 +54,7 @@ class ContiguousCache(CountedCache):
             self._lengths[layer] = min(end, self._lengths[layer])
 
     def _grow(self, layer: int, needed: int) -> None:
-        doubled = max(needed, 2 * self.keys[layer].shape[1])
         for buffers in (self.keys, self.values):
             old = buffers[layer]
-            buffers[layer] = old.new_zeros(old.shape[0], min(doubled, self.most or doubled), old.shape[2])
+            buffers[layer] = old.new_zeros(old.shape[0], max(needed, 2 * old.shape[1]), old.shape[2])
             buffers[layer][:, : old.shape[1]] = old

@@ -1,6 +1,6 @@
-"""The static cache (lesson 03): buffers that do not grow with every token, so that one compiled graph serves all steps.
+"""The static cache (lesson 03): buffers that never move or grow, so that one compiled graph serves every step.
 
-Shapes do not say how much of them is filled; that is data: slots say where new entries go and a mask
+Only the shapes are fixed; how much of them is filled is data: slots say where new entries go and a mask
 says what may be seen. A compiled step receives the buffers as arguments, so every prompt may bring its own.
 After gpt-fast (PyTorch 2023, https://pytorch.org/blog/accelerating-generative-ai-2/).
 """
@@ -21,24 +21,18 @@ class CacheFullError(ValueError):
 class StaticCache(ContiguousCache):
     """A contiguous cache of fixed capacity; eager forwards use it as such, compiled ones through `Slots`.
 
-    most: entries up to which it may grow all the same, for compiled code that leaves the length open; None: it may not.
-    CacheFullError for an `append` of more entries than there can be.
+    CacheFullError for an `append` of more entries than are left.
     """
-
-    def __init__(self, *sizes, capacity: int = 16, most: int | None = None, **rest):
-        super().__init__(*sizes, capacity=capacity, **rest)
-        self._most = most or self.capacity
 
     @property
     def most(self) -> int:
-        return self._most
+        return self.capacity
 
     def slots(self, width: int) -> Tensor:
         """(width,) entries that new tokens and the padding behind them are written to. CacheFullError without room."""
         start = self.length()
         if start + width > self.capacity:
-            for layer in range(len(self.keys)):
-                self._grow(layer, start + width)
+            self._grow(0, start + width)
         return torch.arange(start, start + width, device=self.keys[0].device)
 
     def mask(self, allow: Tensor | None, count: int, width: int) -> Tensor:
@@ -53,12 +47,10 @@ class StaticCache(ContiguousCache):
         return mask
 
     def _grow(self, layer: int, needed: int) -> None:
-        if needed > self.most:
-            raise CacheFullError(
-                f"the static cache holds {self.most} tokens and {needed} are needed; make it larger "
-                "(`context=` of the compiled target) or generate fewer tokens"
-            )
-        super()._grow(layer, needed)
+        raise CacheFullError(
+            f"the static cache holds {self.capacity} tokens and {needed} are needed; make it larger "
+            "(`context=` of the compiled target) or generate fewer tokens"
+        )
 
 
 @dataclass

@@ -30,8 +30,8 @@ class CompiledTarget(DecoderTarget):
     """As DecoderTarget, with forwards of up to max(widths) tokens compiled, others eager.
 
     context: tokens of every cache, fixed because shapes are compiled. fitted: caches are only as long as their text
-    needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled,
-    and a cache whose text grows beyond what was said, as a draft's does, doubles.
+    needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled.
+    Not for the target of a DraftModel, which asks for a cache without knowing how long the text will be.
     Its kernels are short (`compiler.short_kernels`), so that it compiles sooner and a profiler tells less.
     widths: token counts to compile for; a block is padded up to the next one.
     products: with "open" those of few rows are written as sums (of one row in 16 bits, since the library has units for
@@ -73,8 +73,7 @@ class CompiledTarget(DecoderTarget):
         """An empty cache of this target's size, or fitted to a text of so many tokens."""
         c, slack = self.decoder.config, self.capacity - self.context
         needed = min(self.context, -(-tokens // STEP) * STEP) if self.fitted else self.context
-        sizes = dict(capacity=needed + slack, most=self.capacity)
-        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, **sizes)
+        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Each block in a forward of its own -> its scores. Errors as DecoderTarget's."""
@@ -93,8 +92,6 @@ class CompiledTarget(DecoderTarget):
         positions = torch.tensor(cache.positions(block.offsets) + padding, device=self.device)
         slots, mask = cache.slots(width), cache.mask(block.mask, count, width)
         step = self._step(width)
-        if self.fitted and step.seconds is None:
-            leave_length_open(mask, cache)
         final, logits = step(tokens, positions, slots, mask, cache.keys, cache.values)
         if step.problem:
             self._give_up(step.problem)
@@ -112,6 +109,7 @@ class CompiledTarget(DecoderTarget):
             constant = isinstance(own, Products) and own.constant
             frozen, tuned = self.products != "library" or constant, self.products == "tuned" or constant
             how = dict(frozen=frozen, tuned=tuned, short=self.fitted)
+            how |= {"prepare": leave_length_open} if self.fitted else {}
             step = static_step(self.decoder, kernels_of(self.decoder, opened))
             self._steps[width] = CompiledStep(step, name, **how)
         return self._steps[width]
@@ -128,9 +126,9 @@ def kernels_of(decoder: Decoder, opened: bool) -> Kernels:
     return replace(kernels, multiply=own.compiled(kernels.multiply)) if isinstance(own, Products) else kernels
 
 
-def leave_length_open(mask: Tensor, cache: StaticCache) -> None:
-    """Tell the compiler, before it sees them, that masks (T, capacity) and caches of other lengths will come."""
-    for buffer in (*cache.keys, *cache.values):
+def leave_length_open(tokens, positions, slots, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
+    """Tell the compiler, before it sees what a step takes, that masks and caches of other lengths will come."""
+    for buffer in (*keys, *values):
         torch._dynamo.mark_dynamic(buffer, 1)
     torch._dynamo.maybe_mark_dynamic(mask, 1)  # as long as the buffers, which the compiler finds out
 

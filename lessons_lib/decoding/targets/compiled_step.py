@@ -14,13 +14,23 @@ from lessons_lib.progress import first_line, say
 class CompiledStep:
     """step(*tensors), compiled at the first call, and again after a `torch.compiler.reset()`.
 
-    name: what is said to be compiling. frozen, tuned, short: see `compiler.settings`. seconds: what the first call
-    took, None before it. problem: why the step is not compiled and runs as it is, None if it is. Errors are the step's.
+    name: what is said to be compiling. frozen, tuned, short: see `compiler.settings`. prepare: is given the tensors
+    whenever they are about to be compiled for. seconds: what the first call took, None before it. problem: why the step
+    is not compiled and runs as it is, None if it is. Errors are the step's.
     """
 
-    def __init__(self, step: Callable, name: str, frozen: bool, tuned: bool, short: bool = False):
+    def __init__(
+        self,
+        step: Callable,
+        name: str,
+        frozen: bool,
+        tuned: bool,
+        short: bool = False,
+        prepare: Callable = lambda *args: None,
+    ):
         step.__code__ = step.__code__.replace()  # its own copy: graphs are kept with the code, a handful at most
         self.step, self.name, self.chosen = step, name, dict(frozen=frozen, tuned=tuned, short=short)
+        self.prepare = prepare
         self.seconds: float | None = None
         self.problem: str | None = None
         # checks before every call would take up to 1 ms, and find nothing: what they look for never changes here
@@ -41,6 +51,7 @@ class CompiledStep:
     def _first(self, *args):
         keep_compiled_code()
         self.seconds = None
+        self.prepare(*args)
         say(f"compiling the {self.name} ...")
         since = perf_counter()
         try:

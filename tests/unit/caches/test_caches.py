@@ -77,18 +77,6 @@ def test_a_static_cache_refuses_what_does_not_fit_and_stays_as_it_was():
     assert cache.length() == 3
 
 
-def test_a_static_cache_may_grow_all_layers_at_once_but_never_beyond_its_most():
-    cache = StaticCache(2, 1, 1, torch.float32, capacity=4, most=10)
-    for layer in range(2):
-        cache.append(layer, numbered(3), -numbered(3))
-    assert cache.most == 10 and cache.slots(1).tolist() == [3] and cache.capacity == 4
-    assert cache.slots(2).tolist() == [3, 4] and {keys.shape[1] for keys in cache.keys + cache.values} == {8}
-    assert cache.append(1, numbered(1, 7), numbered(1, 7))[0].flatten().tolist() == [0, 1, 2, 7]
-    assert cache.slots(6).tolist() == [*range(4, 10)] and cache.capacity == 10
-    with pytest.raises(CacheFullError, match="holds 10 tokens and 11 are needed"):
-        cache.slots(7)
-
-
 def test_prompt_plus_new_tokens_minus_one_fit_exactly():
     """The newest token has not been fed: 5 prompt and 4 new tokens are 8 entries."""
     cache = StaticCache(1, 1, 1, torch.float32, capacity=8)

@@ -80,6 +80,15 @@ def test_freed_pieces_below_one_that_lives_go_back_to_the_system():
     assert resident() < kept - 50e6 and living.sum() == 1 << 14
 
 
+@pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
+def test_where_the_c_library_gives_nothing_back_nothing_happens(error, monkeypatch):
+    def lacking(name):
+        raise error("no such call")
+
+    monkeypatch.setattr("ctypes.CDLL", lacking)
+    assert give_back() is None
+
+
 def resident() -> int:
     """Bytes of this process that lie in memory."""
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024

@@ -346,3 +346,13 @@ def test_products_are_left_to_those_places_that_were_replaced():
     found = replaced(whole, lambda place, w: Plain(quantize(w, 2)) if place == (1, "down") else None)
     assert isinstance(found.kernels.multiply, Products) and found.layers[0].qkv.weight is whole.layers[0].qkv.weight
     assert 0 < off(found, logits(whole))
+
+
+def test_what_rounding_freed_goes_back_to_the_system_even_where_it_fails(monkeypatch):
+    calls = []
+    monkeypatch.setattr("lessons_lib.models.quantized.give_back", lambda: calls.append("given back"))
+    quantized(decoder(), "int8")
+    assert calls == ["given back"] * 2
+    with pytest.raises(ValueError):
+        quantized(decoder(), "int99")
+    assert calls == ["given back"] * 4
