@@ -126,8 +126,9 @@ def kernels_of(decoder: Decoder, opened: bool) -> Kernels:
     return replace(kernels, multiply=own.compiled(kernels.multiply)) if isinstance(own, Products) else kernels
 
 
-def leave_length_open(tokens, positions, slots, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
-    """Tell the compiler, before it sees what a step takes, that masks and caches of other lengths will come."""
+def leave_length_open(*tensors) -> None:
+    """Tell the compiler, before it sees what `static_step` takes, that masks and caches of other lengths will come."""
+    *_, mask, keys, values = tensors
     for buffer in (*keys, *values):
         torch._dynamo.mark_dynamic(buffer, 1)
     torch._dynamo.maybe_mark_dynamic(mask, 1)  # as long as the buffers, which the compiler finds out
