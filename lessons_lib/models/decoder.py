@@ -189,7 +189,7 @@ class Decoder(nn.Module):
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         found = {}
         for index in layers if layers is not None else range(len(self.layers)):
-            x = self.layers[index](x, cos, sin, segments, kernels)
+            x = kernels.run(self.layers[index], x, cos, sin, segments, kernels)
             if index + 1 in after:
                 found[index + 1] = x
         return States(x, found)

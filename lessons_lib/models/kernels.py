@@ -77,12 +77,21 @@ def _row_by_products(x: Tensor, weight: Tensor) -> Tensor:
     return (kept_in_memory(x.to(exact)) * weight).sum(-1).to(x.dtype)[None]
 
 
+def call(layer: Callable, *args) -> Tensor:
+    """layer(*args)."""
+    return layer(*args)
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """How a forward computes: attend(q, keys, values, mask) and multiply(x, weight) as `F.linear`."""
+    """How a forward computes: attend(q, keys, values, mask) and multiply(x, weight) as `F.linear`.
+
+    run(layer, *args): calls a layer, all of which are alike.
+    """
 
     attend: Callable = attend
     multiply: Callable = F.linear
+    run: Callable = call
 
 
 LIBRARY = Kernels()  # eager: every product and every attention is one call of a library

@@ -18,6 +18,7 @@ from lessons_lib.quantization.matrix import Matrix, multiply_levels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of x
 INT4_GROUPS = (32, 64, 128, 256)
+GROUP_SIZES = {group: torch.tensor(group) for group in INT4_GROUPS}  # as an operator wants them
 FEW = 4  # rows up to which the packed kernel of 8 bits is the faster one
 
 
@@ -70,6 +71,14 @@ class Int4Weights(Matrix):
         check_packed(x.dtype)
         both = self.scales_and_zeros.to(x.dtype)
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), self.packed, self.group, both)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """As `multiply`, by the operator that torch's compiler would put in its place: in a layer that is compiled once
+        for all, it mislays the group's size.
+        """
+        check_packed(x.dtype)
+        both = self.scales_and_zeros.to(x.dtype)
+        return torch.ops.quantized.int4mm_packed_weight_cpu(x.contiguous(), self.packed, GROUP_SIZES[self.group], both)
 
 
 class Int4Words(Matrix):

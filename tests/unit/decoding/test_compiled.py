@@ -1,9 +1,12 @@
 """The compiled target: same tokens as eager, one graph per width, its own settings, and a way without a compiler."""
 
+import re
+
 import pytest
 import torch
 import torch._inductor.config as inductor
 from support.proposers import Scripted, always_right, tree_with_decoys
+from torch._inductor.utils import run_and_get_code
 
 from lessons_lib.decoding.blocks import Block, plain_block
 from lessons_lib.decoding.generate import generate
@@ -94,9 +97,24 @@ def test_open_products_for_one_row_and_frozen_ones_for_several_decode_the_same()
     assert generate(target, PROMPT, Scripted(text, 97, always_right), max_new_tokens=N).ids == text[len(PROMPT) :]
 
 
+@pytest.mark.parametrize("products", ["open", "library"])
+def test_layers_compiled_once_decode_the_same_by_one_layers_code(products):
+    network = decoder(3)
+    target = CompiledTarget(network, context=CONTEXT, widths=(1, 4), products=products, once=True)
+    text = PROMPT + greedy(DecoderTarget(network))
+    with inductor.patch(fx_graph_cache=False):  # which knows the code, but does not tell
+        found, (code,) = run_and_get_code(greedy, target)
+    assert found == text[len(PROMPT) :]
+    layers = re.findall(r"= (\w+)\(\1_args\)", code)
+    assert len(layers) == 3 and len(set(layers)) == 1
+    assert generate(target, PROMPT, Scripted(text, 97, always_right), max_new_tokens=N).ids == text[len(PROMPT) :]
+
+
 def test_an_unknown_way_of_multiplying_is_refused():
     with pytest.raises(ValueError, match="products='fast' is not known; choose one of: open, tuned, library"):
         CompiledTarget(decoder(), products="fast")
+    with pytest.raises(ValueError, match="tuned products need constant weights.*leave out `once`"):
+        CompiledTarget(decoder(), products="tuned", once=True)
 
 
 def test_a_block_of_three_is_padded_to_four_and_scored_as_eager_scores_it(plain, eager):

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("cold_compiler")
 PROMPT, CONTEXT = [5, 80, 3, 3, 61, 7], 32
 
 
-def rounded(name: str, **options) -> Decoder:
-    return quantized(Decoder.from_transformers(tiny(1, torch.float32, tied=True)), name, **options)
+def rounded(name: str, layers: int = 1, **options) -> Decoder:
+    return quantized(Decoder.from_transformers(tiny(layers, torch.float32, tied=True)), name, **options)
 
 
 def scores(target, rows: int) -> torch.Tensor:
@@ -26,8 +26,8 @@ def scores(target, rows: int) -> torch.Tensor:
     return target.run([plain_block([9] * rows, cache, rows)])[0].logits
 
 
-def compare(decoder: Decoder, rows: int) -> CompiledTarget:
-    compiled = CompiledTarget(decoder, context=CONTEXT, widths=(rows,))
+def compare(decoder: Decoder, rows: int, **options) -> CompiledTarget:
+    compiled = CompiledTarget(decoder, context=CONTEXT, widths=(rows,), **options)
     torch.testing.assert_close(scores(compiled, rows), scores(DecoderTarget(decoder), rows), rtol=0, atol=2e-4)
     assert compiled.problem is None and list(compiled.compile_seconds) == [rows]
     return compiled
@@ -38,6 +38,11 @@ def test_a_rounded_decoder_computes_the_same_compiled(name, rows):
     compare(rounded(name), rows)
 
 
+@pytest.mark.parametrize("name, rows", [("int8-weight-only", 1), ("int4", 1), ("int4", 3)])
+def test_rounded_layers_compiled_once_multiply_by_their_own_matrices(name, rows):
+    compare(rounded(name, layers=3), rows, once=True)
+
+
 def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monkeypatch):
     monkeypatch.setattr(units, "integer_units", lambda: True)
     # the compiler's own loops alone: on a CPU without such units oneDNN's kernel overflows
@@ -46,6 +51,8 @@ def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monke
     onto = int8_products.multiply_on_units
     monkeypatch.setattr(int8_products, "multiply_on_units", lambda *given: calls.append(1) or onto(*given))
     assert decoder.kernels.multiply.constant
+    with pytest.raises(ValueError, match="tuned products need constant weights"):
+        CompiledTarget(decoder, once=True)
     compare(decoder, 1)
     assert len(calls) == 5
 
