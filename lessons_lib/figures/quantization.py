@@ -142,7 +142,7 @@ def plot_steps(rows: Iterable[Any], x: str, y: str) -> Axes:
     ax.legend(title="dots: measured; bars: quartiles; dashes: predicted")
     for row, middle in zip(rows, middles, strict=True):
         beside = [median(other["samples"]) for other in rows if all(other[key] == row[key] for key in ("method", x))]
-        where = dict(xytext=(5, 4 if middle == max(beside) else -13), textcoords="offset points")  # else they overlap
+        where = dict(xytext=(11, 4 if middle == max(beside) else -13), textcoords="offset points")  # else they overlap
         ax.annotate(row["format"], (row[x], middle), fontsize=SMALL, **where)
     if max(middles) > FAR * min(middles):
         ax.set(yscale="log", ylim=(min(middles) / 2, max(middles) * 2))

@@ -39,10 +39,9 @@ class CompiledTarget(DecoderTarget):
     "library" leaves products to the library and weights as they are. A rounded decoder's products are its own, with
     weights frozen and products tuned where its matrices ask for that.
     once: one layer is compiled for all, not each with its neighbours: that takes a quarter of the time, and a step of
-    30 layers some hundredths more. Not for products that are tuned, by choice or because its matrices ask for it: a
-    layer's weights are arguments then, and no constants.
-    problem: why nothing is compiled, None if it is. ValueError for `products` that there are not, no widths, and tuned
-    products of layers compiled once.
+    30 layers up to a tenth more. It changes nothing where products are tuned: they want constants, and a layer that
+    serves for all takes its weights as arguments; and little where caches are fitted.
+    problem: why nothing is compiled, None if it is. ValueError for `products` that there are not, and no widths.
     """
 
     offers = frozenset({"states"})
@@ -63,11 +62,10 @@ class CompiledTarget(DecoderTarget):
         super().__init__(decoder, tokenizer, eos)
         self.capacity = min(context, self.context) + max(widths)  # slack: padding is written, too
         self.context, self.products, self.widths = min(context, self.context), products, sorted(widths)
-        self.fitted, self.once = fitted, once
         own = decoder.kernels.multiply
         self.constant = isinstance(own, Products) and own.constant
-        if once and (self.constant or products == "tuned"):
-            raise ValueError("tuned products need constant weights, and layers compiled once have none; leave out `once`")
+        self.tuned = self.constant or products == "tuned"
+        self.fitted, self.once = fitted, once and not self.tuned
         self._steps: dict[int, CompiledStep] = {}
         self.problem: str | None = None
         if problem := compiler_problem(self.device):
@@ -114,8 +112,8 @@ class CompiledTarget(DecoderTarget):
             few = 1 if self.dtype.itemsize < 4 else FEW
             opened = self.products == "open" and width <= few
             name = f"{width}-token step ({self.decoder.config.layers} layers, {self.dtype})"
-            frozen, tuned = self.products != "library" or self.constant, self.products == "tuned" or self.constant
-            how = dict(frozen=frozen, tuned=tuned, short=self.fitted)
+            frozen = self.products != "library" or self.constant
+            how = dict(frozen=frozen, tuned=self.tuned, short=self.fitted)
             how |= {"prepare": leave_length_open} if self.fitted else {}
             kernels = kernels_of(self.decoder, opened)
             step = static_step(self.decoder, replace(kernels, run=compiled_once) if self.once else kernels)

@@ -51,9 +51,7 @@ def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monke
     onto = int8_products.multiply_on_units
     monkeypatch.setattr(int8_products, "multiply_on_units", lambda *given: calls.append(1) or onto(*given))
     assert decoder.kernels.multiply.constant
-    with pytest.raises(ValueError, match="tuned products need constant weights"):
-        CompiledTarget(decoder, once=True)
-    compare(decoder, 1)
+    assert not compare(decoder, 1, once=True).once  # as arguments, matrices are no constants
     assert len(calls) == 5
 
 
