@@ -17,9 +17,10 @@ from lessons_lib.training.checkpoint import keep, read_checkpoint, restored, res
 from lessons_lib.training.collect import frequent
 from lessons_lib.training.heads_loss import backward, batch, judge, total
 from lessons_lib.training.loop import TrainingRun, go_on, optimizers, schedule, set_rate, update
+from lessons_lib.training.prompts import source
 
 LOOK_EVERY = 80  # steps between two looks at the texts that train nothing
-HELD_BACK = 10  # one text in so many
+HELD_BACK = 10  # one passage or topic in so many
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def train_heads(
 def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
     """Texts to train on, and the tenth that is held back to watch the heads and to choose their tree by.
 
-    By key, so that it is the same tenth however many texts there are. Held-out prompts are in neither.
+    By what they are about, so that no passage and no topic is in both, and that it is the same tenth however many
+    texts there are. Held-out prompts are in neither.
     """
     parts = [], []
     for text in texts:
@@ -98,7 +100,7 @@ def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 def held_back(key: str) -> bool:
     """Whether a text trains nothing."""
-    return number_of(key) % HELD_BACK == 0
+    return number_of(source(key)) % HELD_BACK == 0
 
 
 def train_step(run: HeadsRun, texts: Sequence[Text]) -> None:

@@ -28,14 +28,14 @@ from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe, train_joint
 
 TARGET, HEADS = "smollm2-135m", "smol-medusa"
+LOOKED_AT = 24  # held-back texts that a joint run looks at
 NODES = 16  # of the tree that figures are quoted for; lesson 09 chooses by the machine's width curve
 
 
 def add_parts(parts) -> None:
     """The commands and their options, as sub-parsers."""
     add_training(parts, "heads", HeadsRecipe, "train Medusa heads on the texts")
-    part = add_training(parts, "heads-joint", JointRecipe, "train heads further and the model with them (Medusa-2)")
-    part.add_argument("--from", dest="start", default="default", help="the run of `heads` that it begins with")
+    add_training(parts, "heads-joint", JointRecipe, "train heads further and the model with them (Medusa-2)")
     part = parts.add_parser("heads-evaluate", help="accuracies, and tokens per forward on the held-out texts")
     part.add_argument("--run", default="default")
     part.add_argument("--nodes", type=int, default=NODES, help="of the tree, the root not counted")
@@ -84,8 +84,8 @@ def run_joint(options: argparse.Namespace) -> int:
     """
     recipe, folder = chosen(options, JointRecipe), runs(HEADS, options.run, "joint")
     decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
-    heads = trained(decoder.head.weight, runs(HEADS, options.start)).heads
-    run = train_joint(decoder, heads, split(collect.training_texts())[0], recipe, folder, options.minutes)
+    heads, (texts, held) = trained(decoder.head.weight, runs(HEADS, recipe.start)).heads, split(collect.training_texts())
+    run = train_joint(decoder, heads, texts, recipe, folder, options.minutes, held[:LOOKED_AT])
     first, last = json.dumps(run.curve[0]), json.dumps(run.curve[-1])
     print(f"{run.step} of {recipe.steps} steps, from {first} to {last}; {folder}")
     return 0
@@ -147,9 +147,8 @@ def earlier(folder: Path, name: str) -> list[dict]:
 def tried(name: str, calibration: Sequence[Text], measured: Sequence[Text], nodes: int) -> dict:
     """What a run that is not stored was worth. ValueError if it was not trained; ModelUnavailable as `load`."""
     run = trained(lm_head(), runs(HEADS, name))
-    return {"name": name, "recipe": asdict(run.recipe), "steps": run.step} | worth(
-        run.heads, calibration, measured, nodes
-    )
+    facts = {"name": name, "recipe": asdict(run.recipe), "steps": run.step, "texts": len(collect.training_texts())}
+    return facts | worth(run.heads, calibration, measured, nodes)
 
 
 def worth(heads: MedusaHeads, calibration: Sequence[Text], measured: Sequence[Text], nodes: int) -> dict:

@@ -6,7 +6,7 @@ acceptance keeps is the text of the new model. Its distribution is held to the o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,16 +18,20 @@ from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.batched import Text
 from lessons_lib.training.checkpoint import keep, resume
 from lessons_lib.training.distill import read
-from lessons_lib.training.heads_loss import backward, batch, total
+from lessons_lib.training.heads_loss import backward, batch, judge, total
 from lessons_lib.training.loop import TrainingRun, go_on, schedule, set_rate, update
 from lessons_lib.training.loss import DistillationLoss
+
+LOOK_EVERY = 20  # steps between two looks at the texts that train nothing
 
 
 @dataclass(frozen=True)
 class JointRecipe:
     """rank, alpha: of the adapters. balance: lambda_0, the weight of the heads' losses. decay: lambda, as HeadsRecipe.
-    rate: the adapters'; the heads learn `faster` times as fast. tokens: per step."""
+    rate: the adapters'; the heads learn `faster` times as fast. tokens: per step. start: the run of heads it begins with.
+    """
 
+    start: str = "default"
     rank: int = 8
     alpha: float = 16.0
     balance: float = 0.2
@@ -42,7 +46,11 @@ class JointRecipe:
 
 @dataclass(kw_only=True)
 class JointRun(TrainingRun):
-    """The training run of adapters and heads with one optimizer; its curve has both parts of the loss."""
+    """The training run of adapters and heads with one optimizer; its curve has both parts of the loss.
+
+    The first row and each LOOK_EVERY-th after it have those of texts that train nothing as they were before the step, and
+    how often the heads' favourites were right there (top1); the last row as they are in the end.
+    """
 
     adapters: LowRank
     heads: MedusaHeads
@@ -55,14 +63,21 @@ def train_joint(
     recipe: JointRecipe,
     folder: Path,
     minutes: float | None = None,
+    held: Sequence[Text] = (),
 ) -> JointRun:
     """Train adapters of a frozen decoder (float32 or float64) and its heads, which should be trained alone first.
 
-    The heads change in place. Resumable as `train_heads`; ValueError if the checkpoint's recipe is another one.
+    The heads change in place. held: texts that train nothing, to look at. Resumable as `train_heads`; ValueError if the
+    checkpoint's recipe is another one.
     """
     run = resume(recipe, folder, lambda _: fresh(decoder, heads, recipe), weights)
     order = schedule([len(text.ids) for text in texts], recipe)
-    one_step = lambda indices: joint_step(run, decoder, [texts[i] for i in indices])  # noqa: E731
+
+    def one_step(indices: list[int]) -> None:
+        seen = look(run, decoder, held) if run.step % LOOK_EVERY == 0 else {}
+        joint_step(run, decoder, [texts[i] for i in indices])
+        run.curve[-1] |= look(run, decoder, held) if run.step == recipe.steps else seen
+
     go_on(run, order, one_step, lambda: keep(run, weights(run), folder), minutes, "Training jointly")
     return run
 
@@ -83,11 +98,29 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     update(run, weights(run).values(), {name: round(value, 5) for name, value in parts.items()})
 
 
+@torch.no_grad()
+def look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
+    """Of texts that train nothing: KL(old, new) (nats a token), the heads' weighted loss (nats), top1; {} without any."""
+    if not held:
+        return {}
+    now = [replace(text, hidden=final(run, decoder, [text])) for text in held]
+    theirs, ours = (torch.cat([text.hidden[text.prompt_length - 1 :] for text in of]) for of in (held, now))
+    divergence, _ = DistillationLoss.apply(ours, theirs.to(ours), decoder.head.weight, 0.0)
+    found = judge(run.heads, now, top_k=1)
+    guessing = total(torch.tensor(found["loss"]), run.recipe.decay)
+    top1 = [round(row[0], 4) for row in found["accuracies"]]
+    return {"held_kl": round(divergence.item(), 5), "held_heads": round(guessing, 5), "top1": top1}
+
+
+def final(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> Tensor:
+    """What the adapted model's head reads (T, D) along all texts, packed."""
+    return decoder.final(read(decoder, [text.ids[:-1] for text in texts], kernels=run.adapters.kernels()))
+
+
 def states(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> Tensor:
     """What the adapted model's head reads (T, D), from every prompt's last token on: the rows of `heads_loss.batch`."""
-    last = read(decoder, [text.ids[:-1] for text in texts], kernels=run.adapters.kernels())
     counts = torch.cat([torch.arange(len(text.ids) - 1) >= text.prompt_length - 1 for text in texts])
-    return decoder.final(last[counts.to(last.device)])
+    return final(run, decoder, texts)[counts.to(decoder.norm.device)]
 
 
 def weights(run: JointRun) -> dict[str, Tensor]:

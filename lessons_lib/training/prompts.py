@@ -114,6 +114,12 @@ def own() -> list[UserTurn]:
     ]
 
 
+def source(key: str) -> str:
+    """What a text of this key, kind/key of the prompt, is about: the prompt of the file, or the topic of our own."""
+    name = key.partition("/")[2]
+    return name.rpartition("-")[2] if name.startswith("own-") else name.partition("-")[0]
+
+
 def interleave(prompts: Iterable[UserTurn]) -> list[UserTurn]:
     """One of each kind in turn, so that whatever is done first is mixed."""
     kinds: dict[str, list[UserTurn]] = {}

@@ -130,7 +130,7 @@ def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys):
     assert "holds no checkpoint; run `python -m lessons_lib.training heads` first" in capsys.readouterr().err
 
 
-JOINT = [*"heads-joint --run small --from default --rank 2 --steps 4 --tokens 100 --warmup 1 --device cpu".split()]
+JOINT = [*"heads-joint --run small --start default --rank 2 --steps 4 --tokens 100 --warmup 1 --device cpu".split()]
 
 
 @pytest.fixture
@@ -157,17 +157,18 @@ def test_training_together_begins_with_a_runs_heads_and_leaves_the_held_back_tex
     done = SimpleNamespace(step=4, curve=[{"loss": 1.0}])
     monkeypatch.setattr(heads_commands, "train_joint", lambda *given: seen.append(given) or done)
     assert command_line.main([*JOINT, "--faster", "2", "--minutes", "7"]) == 0
-    ((decoder, heads, texts, recipe, folder, minutes),) = seen
+    ((decoder, heads, texts, recipe, folder, minutes, held),) = seen
     own = trained(decoder.head.weight, runs(heads_commands.HEADS, "default")).heads
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(heads.parameters(), own.parameters(), strict=True))
     assert any(weight.abs().max() > 0 for weight in heads.parameters())
     assert {text.key for text in texts} == {text.key for text in split(collect.training_texts())[0]}
+    assert {text.key for text in held} <= {text.key for text in split(collect.training_texts())[1]} and held
     assert recipe == JointRecipe(rank=2, steps=4, tokens=100, warmup=1, faster=2.0) and minutes == 7
     assert folder.name == "joint-small"
 
 
 def test_training_together_needs_heads_to_begin_with(with_heads, capsys):
-    assert command_line.main([*JOINT, "--from", "other"]) == 2
+    assert command_line.main([*JOINT, "--start", "other"]) == 2
     assert "holds no checkpoint; run `python -m lessons_lib.training heads` first" in capsys.readouterr().err
 
 

@@ -15,6 +15,7 @@ from lessons_lib.decoding.trees import regular
 from lessons_lib.models.lora import merged
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training import joint
+from lessons_lib.training.heads_loss import judge, total
 from lessons_lib.training.joint import JointRecipe, train_joint
 
 RECIPE = JointRecipe(rank=2, steps=5, tokens=60, warmup=2)
@@ -67,6 +68,19 @@ def test_both_are_trained_the_model_itself_is_not_and_heads_learn_faster(target,
 def test_heads_get_better_at_the_price_of_a_small_divergence(target, texts, tmp_path):
     curve = train(target, texts, tmp_path, replace(RECIPE, steps=40, tokens=200, rate=2e-3)).curve
     assert curve[-1]["heads"] < curve[0]["heads"] and 0 < curve[-1]["kl"] < 1
+
+
+def test_texts_that_train_nothing_are_looked_at_before_the_first_step_on_the_way_and_in_the_end(
+    target, texts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(joint, "LOOK_EVERY", 20)
+    run = train(target, texts, tmp_path, replace(RECIPE, steps=40, tokens=200, rate=2e-3), held=texts[:3])
+    looks = {row["step"]: row for row in run.curve if "held_kl" in row}
+    assert list(looks) == [1, 21, 40] and all(len(row["top1"]) == 2 for row in looks.values())
+    assert looks[1]["held_kl"] == pytest.approx(0, abs=1e-4) and 0 < looks[40]["held_kl"] < 1
+    untrained = total(torch.tensor(judge(MedusaHeads(target.head.weight, 2), texts[:3])["loss"]), RECIPE.decay)
+    assert looks[1]["held_heads"] == pytest.approx(untrained, rel=1e-3) and looks[40]["held_heads"] < untrained
+    assert "held_kl" not in train(target, texts, tmp_path / "none").curve[0]
 
 
 def test_the_text_is_that_of_the_model_that_was_trained(target, texts, tmp_path):
