@@ -84,7 +84,8 @@ def run_joint(options: argparse.Namespace) -> int:
     """
     recipe, folder = chosen(options, JointRecipe), runs(HEADS, options.run, "joint")
     decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
-    heads, (texts, held) = trained(decoder.head.weight, runs(HEADS, recipe.start)).heads, split(collect.training_texts())
+    heads = trained(decoder.head.weight, runs(HEADS, recipe.start)).heads
+    texts, held = split(collect.training_texts())
     run = train_joint(decoder, heads, texts, recipe, folder, options.minutes, held[:LOOKED_AT])
     first, last = json.dumps(run.curve[0]), json.dumps(run.curve[-1])
     print(f"{run.step} of {recipe.steps} steps, from {first} to {last}; {folder}")

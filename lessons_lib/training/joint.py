@@ -27,9 +27,9 @@ LOOK_EVERY = 20  # steps between two looks at the texts that train nothing
 
 @dataclass(frozen=True)
 class JointRecipe:
-    """rank, alpha: of the adapters. balance: lambda_0, the weight of the heads' losses. decay: lambda, as HeadsRecipe.
-    rate: the adapters'; the heads learn `faster` times as fast. tokens: per step. start: the run of heads it begins with.
-    """
+    """start: the run of heads that it begins with. rank, alpha: of the adapters. balance: lambda_0, the weight of the
+    heads' losses. decay: lambda, as HeadsRecipe. rate: the adapters'; the heads learn `faster` times as fast. tokens:
+    per step."""
 
     start: str = "default"
     rank: int = 8
@@ -48,8 +48,8 @@ class JointRecipe:
 class JointRun(TrainingRun):
     """The training run of adapters and heads with one optimizer; its curve has both parts of the loss.
 
-    The first row and each LOOK_EVERY-th after it have those of texts that train nothing as they were before the step, and
-    how often the heads' favourites were right there (top1); the last row as they are in the end.
+    The first row and each LOOK_EVERY-th after it have those of texts that train nothing as they were before the step,
+    and how often the heads' favourites were right there (top1); the last row as they are in the end.
     """
 
     adapters: LowRank
@@ -100,7 +100,7 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
 
 @torch.no_grad()
 def look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
-    """Of texts that train nothing: KL(old, new) (nats a token), the heads' weighted loss (nats), top1; {} without any."""
+    """What the curve says of texts that train nothing (KL and loss in nats, shares of right guesses); {} without any."""
     if not held:
         return {}
     now = [replace(text, hidden=final(run, decoder, [text])) for text in held]
