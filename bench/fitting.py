@@ -15,7 +15,7 @@ from lessons_lib import Medusa
 from lessons_lib.decoding.generate import new_row
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.row import step
-from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.tree_search import Accuracies, best_size, best_tree
 from lessons_lib.decoding.trees import TreeShape
 from lessons_lib.measure.clock import in_turn
@@ -26,6 +26,7 @@ from lessons_lib.models.stored_heads import load_heads, read_card
 
 HEADS = "smol-medusa"
 WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # rows of a step, the anchor's and a tree's, where nothing is compiled
+EIGHT_BITS_WIDTHS = (1, 5)  # of the compiled step in 8 bits
 CACHED = 300  # tokens behind which all is timed
 
 
@@ -96,6 +97,6 @@ def around(target, proposer: Medusa) -> Callable[[], tuple]:
 
 
 @cache
-def eight_bits() -> DecoderTarget:
-    """The eager target with the matrices of its layers and its head rounded to 8 bits, one scale a row."""
-    return asking.model().target(weights="int8-weight-only")
+def eight_bits() -> CompiledTarget:
+    """The target with weights and activations rounded to 8 bits, compiled for plain steps and trees of four guesses."""
+    return asking.run_once(asking.model().target(weights="int8").decoder, EIGHT_BITS_WIDTHS)

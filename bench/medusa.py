@@ -11,9 +11,14 @@ from fitting import HEADS, Fitted, fitted
 from registry import Measured, Run, claim, off_by
 
 from lessons_lib import Medusa
-from lessons_lib.decoding.tree_search import expected_tokens
+from lessons_lib.decoding.generate import Output
+from lessons_lib.decoding.tree_search import best_tree, expected_tokens
+from lessons_lib.training.batched import Text
+from lessons_lib.training.distill import read
+from lessons_lib.training.evaluate_heads import favourites, trace_of
 
 PER_KIND = 3  # questions
+SIZES = (16, 63)  # nodes of larger trees, counted on the same answers
 
 
 def trees(run: Run) -> dict[str, Fitted]:
@@ -38,11 +43,21 @@ def rows(run: Run) -> list[dict]:
     """Plain decoding and Medusa, eager and compiled, on PER_KIND questions of every kind."""
     by = lambda of: Medusa(fitting.heads(), fitted(of, run.repeats).tree)  # noqa: E731
     methods = lambda ids: with_and_without(run, ids, "medusa", by)  # noqa: E731
-    return asked("medusa", run, KINDS, PER_KIND, methods, settings(trees(run)))
+    return asked("medusa", run, KINDS, PER_KIND, methods, settings(trees(run)), also=by_size)
+
+
+def by_size(ids: list[int], natural: Output) -> dict:
+    """How many steps of the eager target the answer takes with the best tree of each of SIZES, counted by replay."""
+    decoder, text = asking.eager().decoder, [*ids, *natural.ids]
+    hidden = decoder.final(read(decoder, [text[:-1]]))
+    of, grown = Text("", text, len(ids), hidden=hidden), {n: best_tree(fitting.accuracies(), n) for n in SIZES}
+    best = favourites(fitting.heads(), of, max(tree.ranks for tree in grown.values()))
+    steps = [(n, len(trace_of(fitting.heads(), of, best, tree)) - 1) for n, tree in grown.items()]
+    return {"steps_by_nodes": steps, "behind_first": len(natural.ids) - 1}
 
 
 def in_eight_bits(run: Run) -> tuple[str, dict]:
-    """What is said and kept of the same in 8 bits, one question of every kind; a quick run goes without.
+    """What is said and kept of the same in int8, compiled, one question of every kind; a quick run goes without.
 
     The target in 8 bits writes texts of its own, so that it is asked apart from the others.
     """
@@ -56,7 +71,7 @@ def in_eight_bits(run: Run) -> tuple[str, dict]:
     if not (counted := long_enough(found)):
         return "", {}
     ratio, tau = speed(counted, "plain", "medusa"), tokens_per_forward(counted, "medusa")
-    said = f"weights in 8 bits, one question a kind: {ratio.value:.2f} over plain in 8 bits"
+    said = f"int8, compiled, one question a kind: {ratio.value:.2f} over plain int8, compiled"
     said += f", {tau:.2f} tokens per forward, {nodes(of)} nodes"
     return said, {"int8": [ratio.value, ratio.low, ratio.high], "int8_v": of.v, "int8_questions": found}
 
@@ -72,7 +87,11 @@ def tokens(run: Run) -> Measured:
     tau = {kind: tokens_per_forward(of, "medusa") for kind, of in kinds.items()}
     together, expected = tokens_per_forward(counted, "medusa"), expected_tokens(eager.tree, fitting.accuracies())
     note = f"{listed(tau)}; all questions together {together:.2f}; {nodes(eager)} nodes, which promise {expected:.2f}"
+    larger = {n: sum(row["behind_first"] for row in counted) / sum(dict(row["steps_by_nodes"])[n] for row in counted)
+              for n in SIZES}  # fmt: skip
+    note += "".join(f"; {n} nodes would make it {value:.2f}, by replay" for n, value in larger.items())
     facts = {"tokens_per_forward": tau, "together": together, "expected": expected, "choices": eager.tree.choices}
+    facts |= {"by_nodes": larger}
     return Measured(mean_rate(counts), note, facts | {"settings": settings(trees(run)), "unit": "forwards per token"})
 
 

@@ -16,7 +16,7 @@ from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.decoding.targets.base import Target
-from lessons_lib.decoding.timing import twin
+from lessons_lib.decoding.timing import products_in_cache, twin
 from lessons_lib.measure import hardware, kernels
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
 from lessons_lib.measure.kernels import DTYPES
@@ -24,6 +24,7 @@ from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models import ModelUnavailable
 from lessons_lib.models.libraries import LIBRARIES, by_library
 from lessons_lib.models.quantized import FORMATS, bytes_kept, bytes_read, quantized
+from lessons_lib.quantization import units
 
 WIDE = 9  # rows: a token and eight guesses
 CACHED = 64  # tokens behind which steps are timed
@@ -92,7 +93,8 @@ def over_wide(run: Run) -> Measured:
 def width(run: Run) -> Measured:
     """Beside it, in turn, the same of int4 and of wide weights, and one row as its bytes predict it.
 
-    What one row takes beyond its bytes, at the rate at which this machine reads, is taken from wide weights.
+    What one row takes beyond its bytes, at the rate at which this machine reads, is taken from wide weights. For int4
+    the larger of reading and unpacking counts.
     """
     calls = {(name or DTYPE, rows): step(name, rows) for name in ("int8", "int4", None) for rows in (1, WIDE)}
     found = in_turn(calls, repeats=5 * run.repeats)
@@ -102,9 +104,18 @@ def width(run: Run) -> Measured:
     rate = hardware.probe("cpu", [DTYPE]).read_bandwidth
     reading = {name: bytes_read(target(None if name == DTYPE else name).decoder) / rate for name in v}
     beyond = max(0.0, one[DTYPE] - reading[DTYPE])
+    reading["int4"] = max(reading["int4"], unpacking(rate))
     off = {name: one[name] / (beyond + reading[name]) for name in v if name != DTYPE}
     note = f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}; one row over its prediction: {listed(off)}"
     return Measured(v["int8"], note, {"steps": steps, "rate": rate})
+
+
+def unpacking(rate: float) -> float:
+    """Seconds that products of one row in int4 take with every matrix in a cache, and the head's to read at `rate`
+    (bytes/s); 0 where the packed kernels, which unpack codes as they read, do not run."""
+    shape = generation.model(DTYPE).shape
+    head = shape.vocab_size * shape.width / rate  # 8 bits a weight
+    return products_in_cache(target("int4").decoder) + head if units.packed_kernels() else 0.0
 
 
 @claim(

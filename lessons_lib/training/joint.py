@@ -100,7 +100,7 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
 
 @torch.no_grad()
 def look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
-    """What the curve says of texts that train nothing (KL and loss in nats, shares of right guesses); {} without any."""
+    """What the curve says of texts that train nothing (KL, loss in nats; shares of right guesses); {} without any."""
     if not held:
         return {}
     now = [replace(text, hidden=final(run, decoder, [text])) for text in held]

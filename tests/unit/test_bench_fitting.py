@@ -9,6 +9,7 @@ from support.heads import heads_of
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.probing import logits_along
+from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.decoding.trees import regular
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, tiny
@@ -101,6 +102,7 @@ def test_few_rows_and_many_have_the_same_weights_of_8_bits_and_the_model_keeps_i
     of = LanguageModel(tiny(dtype=torch.bfloat16, tied=True), None, "tiny", "cpu", torch.bfloat16)
     monkeypatch.setattr(asking, "model", lambda: of)
     before = {name: weight.clone() for name, weight in of.network.state_dict().items()}
+    monkeypatch.setattr(asking, "run_once", lambda decoder, widths: DecoderTarget(decoder))
     target = EIGHT_BITS.__wrapped__()
     assert all(torch.equal(weight, before[name]) for name, weight in of.network.state_dict().items())
     matrices = [matrix for _, matrix in target.decoder.kernels.multiply.matrices.values()]

@@ -12,7 +12,7 @@ from support.benches import ACCURACIES, TOKENS, another_file, asks, offline, wit
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.generate import encode
-from lessons_lib.decoding.tree_search import expected_tokens
+from lessons_lib.decoding.tree_search import best_tree, expected_tokens
 from lessons_lib.decoding.trees import regular
 from lessons_lib.measure.clock import Ratio, Samples
 
@@ -48,7 +48,7 @@ def test_all_claims_come_of_one_measurement_eager_compiled_and_in_8_bits(bench, 
     assert faster.facts["largest_shortfall"] < 1e-9  # float64 is exact
     assert faster.facts["compiled"]["value"] > 0
     assert set(faster.facts["v"]) == set(faster.facts["heads_share"]) == {"eager", "compiled"}
-    assert faster.note.startswith("eager 60 nodes, compiled 60 nodes; weights in 8 bits, one question a kind: ")
+    assert faster.note.startswith("eager 60 nodes, compiled 60 nodes; int8, compiled, one question a kind: ")
     assert faster.facts["int8"][0] > 0
     assert {name for row in faster.facts["int8_questions"] for name in row if name in names} == {"plain", "medusa"}
     assert identity.facts["tokens_per_forward"] == pytest.approx(tokens.facts["together"])
@@ -60,6 +60,18 @@ def test_a_quick_run_asks_few_questions_and_none_in_8_bits(bench, monkeypatch):
     monkeypatch.setattr(fitting, "eight_bits", lambda: pytest.fail("it takes too long"))
     measured = bench.vs_plain(Run(quick=True))
     assert len(measured.facts["questions"]) == len(bench.KINDS) and "int8" not in measured.facts
+
+
+def test_larger_trees_are_counted_by_replay_as_decoding_would_count_them(bench, monkeypatch):
+    monkeypatch.setattr(bench, "SIZES", (2, 60))
+    measured, steps = bench.tokens(Run(quick=False)), 0
+    for question in asking.questions():
+        ids, by = encode(asking.eager(), question.messages), Medusa(fitting.heads(), best_tree(ACCURACIES, 2))
+        steps += len(generate(asking.eager(), ids, by, max_new_tokens=TOKENS).trace) - 1
+    count = len(asking.questions())
+    assert measured.facts["by_nodes"][2] == pytest.approx((TOKENS - 1) * count / steps)
+    assert measured.facts["by_nodes"][60] == pytest.approx(measured.facts["together"])
+    assert f"; 2 nodes would make it {measured.facts['by_nodes'][2]:.2f}, by replay; 60 nodes" in measured.note
 
 
 def test_tokens_per_forward_are_those_that_decoding_takes_each_kind_counting_the_same(bench):

@@ -150,4 +150,15 @@ def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_t
     monkeypatch.setattr(bench, "target", lambda name: SimpleNamespace(decoder=name))
     monkeypatch.setattr(bench, "bytes_read", lambda name: 4 if name else 8)
     monkeypatch.setattr(bench.hardware, "probe", lambda *_: SimpleNamespace(read_bandwidth=2.0))
-    assert bench.width(QUICK).note.endswith("; one row over its prediction: int8 2.00, int4 0.50")
+    for unpacking, said in ((0.0, "0.50"), (1.0, "0.50"), (4.0, "0.30")):
+        monkeypatch.setattr(bench, "unpacking", lambda rate, seconds=unpacking: seconds)
+        assert bench.width(QUICK).note.endswith(f"; one row over its prediction: int8 2.00, int4 {said}")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_unpacking_is_what_products_take_in_a_cache_and_the_head_in_memory(monkeypatch, packed):
+    monkeypatch.setattr(bench, "target", target_of)
+    monkeypatch.setattr(bench, "products_in_cache", lambda decoder: 3.0)
+    monkeypatch.setattr(bench.units, "packed_kernels", lambda: packed)
+    shape = bench.generation.model(bench.DTYPE).shape
+    assert bench.unpacking(2.0) == (3.0 + shape.vocab_size * shape.width / 2 if packed else 0.0)

@@ -67,7 +67,10 @@ def test_int4_words_give_the_plain_product_of_the_rounded_weight(dtype, rows):
 def test_int4_weights_give_the_plain_product_of_the_rounded_weight(dtype, group, rows):
     weight = (random(48, 128) + 0.3).to(dtype)
     quantized = quantize(weight, 4, group, "minimum", torch.float32)
-    check_product(Int4Weights(quantized), quantized.dequantize(), random(rows, 128, seed=1, dtype=dtype))
+    for product in ("multiply", "traced"):
+        check_product(
+            Int4Weights(quantized), quantized.dequantize(), random(rows, 128, seed=1, dtype=dtype), product=product
+        )
 
 
 def test_the_int4_kernels_levels_are_worked_by_hand():

@@ -182,9 +182,9 @@ def test_the_card_keeps_the_losses_of_a_joint_run_that_is_named(with_heads, at_h
     page = (at_home / "heads" / PAGE).read_text()
     assert "heads --run default --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1 --kept 20\n" in page
     assert "heads-export --run default --joint NAME\n" in page
-    assert "4 steps of `heads-joint` --rank 2 --steps 4 --tokens 100 --warmup 1 from" in page
-    losses = [joint["curve"][step]["heads"] for step in (0, -1)]
-    assert "the heads' loss from {:.2f} to {:.2f}".format(*losses) in page
+    assert "`heads-joint --rank 2 --steps 4 --tokens 100 --warmup 1`, not stored" in page
+    losses = [joint["curve"][step]["held_heads"] for step in (0, -1)]
+    assert "weighted loss from {:.2f} to {:.2f}".format(*losses) in " ".join(page.split())
 
 
 def test_the_card_goes_on_naming_what_earlier_cards_named(with_heads, at_home):
@@ -210,9 +210,10 @@ def test_the_card_names_what_else_was_tried(with_heads, at_home, capsys):
     assert [(of["name"], of["recipe"]["anchor_rank"], of["steps"]) for of in card["tries"]] == [("other", 2, 5)]
     assert card["recipe"]["anchor_rank"] == 0 and card["tries"][0]["accuracies"] != card["after"]["accuracies"]
     page = (at_home / "heads" / PAGE).read_text()
-    assert "| other | --heads 2 --anchor_rank 2 --steps 5" in page and "| as stored | --heads 2 --steps 5" in page
+    assert "| other | 40 | --heads 2 --anchor_rank 2 --steps 5" in page
+    assert "| as stored | 40 | --heads 2 --steps 5" in page
     assert f"| {card['tries'][0]['macro']:.2f} |" in page
-    assert [row[:2] for row in tries(card, in_words)[1]] == [
-        ["as stored", "1 block, without the anchor, 5 steps at a rate of 0.05"],
-        ["other", "1 block, anchor by a map of rank 2, 5 steps at a rate of 0.05"],
+    assert [row[:3] for row in tries(card, in_words)[1]] == [
+        ["as stored", "40", "1 block, without the anchor, 5 steps at a rate of 0.05"],
+        ["other", "40", "1 block, anchor by a map of rank 2, 5 steps at a rate of 0.05"],
     ]
