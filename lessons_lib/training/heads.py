@@ -19,7 +19,7 @@ from lessons_lib.training.heads_loss import backward, batch, judge, total
 from lessons_lib.training.loop import TrainingRun, go_on, optimizers, schedule, set_rate, update
 from lessons_lib.training.prompts import source
 
-LOOK_EVERY = 80  # steps between two looks at the texts that train nothing
+LOOK_EVERY = 200  # steps between two looks at the texts that train nothing
 HELD_BACK = 10  # one passage or topic in so many
 
 

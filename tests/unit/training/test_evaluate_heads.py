@@ -15,13 +15,15 @@ from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.decoding.tree_search import expected_tokens
 from lessons_lib.decoding.trees import TreeShape, regular
 from lessons_lib.models.medusa import shared_parameters
-from lessons_lib.models.stored_heads import CARD, load_heads
+from lessons_lib.models.registry import OURS
+from lessons_lib.models.stored_heads import CARD, WEIGHTS, load_heads, read_card
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import collect, heads_commands
 from lessons_lib.training.checkpoint import runs
 from lessons_lib.training.evaluate_heads import evaluate_heads, favourites, trace_of
 from lessons_lib.training.heads import split, trained
 from lessons_lib.training.heads_card import PAGE, in_words, tries
+from lessons_lib.training.heads_card import page as page_of
 from lessons_lib.training.heads_loss import judge
 from lessons_lib.training.joint import JointRecipe
 
@@ -217,3 +219,10 @@ def test_the_card_names_what_else_was_tried(with_heads, at_home, capsys):
         ["as stored", "40", "1 block, without the anchor, 5 steps at a rate of 0.05"],
         ["other", "40", "1 block, anchor by a map of rank 2, 5 steps at a rate of 0.05"],
     ]
+
+
+def test_the_page_beside_the_stored_heads_is_that_of_their_card():
+    folder = OURS / heads_commands.HEADS
+    said = page_of(heads_commands.HEADS, read_card(folder), (folder / WEIGHTS).stat().st_size / 1e6)
+    assert (folder / PAGE).read_text(encoding="utf-8") == said
+    assert f"--kept {read_card(folder)['recipe']['kept']}" in said  # so its commands make heads that score as many
