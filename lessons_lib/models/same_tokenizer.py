@@ -4,6 +4,8 @@ Equal vocabulary sizes say little: two different tokenizers may have as many tok
 with embeddings padded to different sizes.
 """
 
+from functools import lru_cache
+
 PROBES = (
     "They thought that the other weather station, rather than this one, was recording interesting information.",
     "The quick brown fox, 'quoted', isn't 100% sure: a/b_c-d@e.org!",
@@ -20,8 +22,14 @@ def check_same_tokenizer(a, b) -> int:
     """-> ids in use: every token's id is below it. Raises ValueError that names the first difference.
 
     Compared are the vocabularies, special tokens included, and the ids of texts of many kinds. Which of its special
-    tokens a model ends with, and its chat template, may differ: a token means the same whoever writes it.
+    tokens a model ends with, and its chat template, may differ: a token means the same whoever writes it. Two that were
+    found alike are not compared again while they have as many tokens: it takes as long as a step or two of a model.
     """
+    return _compared(a, b, len(a), len(b))
+
+
+@lru_cache(maxsize=8)
+def _compared(a, b, *_) -> int:
     ours = a.get_vocab()
     if a is not b:
         _compare_vocabularies(ours, b.get_vocab())
