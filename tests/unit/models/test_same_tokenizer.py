@@ -28,8 +28,8 @@ def test_equal_tokenizers_pass_and_tell_how_many_ids_they_use():
 def test_two_that_were_found_alike_are_compared_again_only_when_one_has_grown(monkeypatch):
     a, b = tokenizer(), tokenizer()
     check_same_tokenizer(a, b)
-    asked = []
-    monkeypatch.setattr(type(a), "get_vocab", lambda self, of=type(a).get_vocab: asked.append(self) or of(self))
+    asked, get_vocab = [], type(a).get_vocab
+    monkeypatch.setattr(type(a), "get_vocab", lambda self: asked.append(self) or get_vocab(self))
     assert check_same_tokenizer(a, b) == len(TOKENS) and not asked
     b.add_tokens(["more"])
     with pytest.raises(ValueError, match="'more' is missing in one"):
