@@ -30,6 +30,9 @@ class Letters:
     def get_vocab(self) -> dict[str, int]:
         return {chr(i): i for i in range(97)}
 
+    def __len__(self) -> int:
+        return 97
+
     def __call__(self, text: str) -> SimpleNamespace:
         return SimpleNamespace(input_ids=[ord(letter) % 97 for letter in text])
 

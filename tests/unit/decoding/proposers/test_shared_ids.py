@@ -23,6 +23,9 @@ class Words:
     def get_vocab(self):
         return {f"w{i}": i for i in range(self.size)}
 
+    def __len__(self):
+        return self.size
+
     def __call__(self, text, add_special_tokens=True):
         return SimpleNamespace(input_ids=[len(word) for word in text.split()])
 
