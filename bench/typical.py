@@ -22,6 +22,7 @@ from lessons_lib.data import questions
 from lessons_lib.decoding.acceptance import Acceptance
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.probing import logits_along
+from lessons_lib.decoding.trees import TreeShape
 from lessons_lib.measure import machine
 from lessons_lib.progress import bar
 
@@ -45,7 +46,7 @@ def main() -> int:
     return 0
 
 
-def written(ids: Sequence[int], tree, rule: Acceptance, noise: torch.Generator) -> dict:
+def written(ids: Sequence[int], tree: TreeShape | None, rule: Acceptance, noise: torch.Generator) -> dict:
     """A text of NEW tokens at most, by Medusa's guesses or without: its tokens, the steps behind the prefill, and the
     mean log-probability of its tokens (nats) under the target at TEMPERATURE."""
     proposer = tree and Medusa(fitting.heads(), tree)
