@@ -1,11 +1,12 @@
-"""The paged decode step compiled (lesson 05): every row that feeds one token, in one graph for texts of any length.
+"""The paged step compiled (lesson 05): every token is a row, in one graph for any number of rows and any lengths.
 
 The compiler tunes the products of many rows. Attention reads keys and values where they lie, through each row's list
-of blocks, so nothing is collected first. Fewer rows are padded up to `slots`, longer texts make the lists longer.
-Prompts run eagerly, in a forward of their own: they fill the machine as they are.
+of blocks, so nothing is collected first. A prompt's tokens are rows that share a list: all keys and values are written
+before any are read, and a row sees the entries up to its own. That reads a block once for every row, so long prompts
+run eagerly, where the library's attention reads it once for many.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,14 +18,18 @@ from lessons_lib.decoding.targets.compiled import kernels_of
 from lessons_lib.decoding.targets.compiled_step import CompiledStep, say_uncompiled
 from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.serving.target import PagedTarget, decodes
+from lessons_lib.serving.target import PagedTarget
+
+# (row, entry) pairs of attention, padding included, measured on two cores with AVX512-bf16:
+LONG = 2**14  # of one block: from here on a prompt takes less time eagerly
+WASTE = 2**13  # of padding: as much as a forward more takes
 
 
 class CompiledPagedTarget(PagedTarget):
-    """As PagedTarget, with the decoding rows of a step compiled, `slots` of them in one forward.
+    """As PagedTarget, with every block compiled whose tokens each see all before them: who decodes, guesses, prompts.
 
-    sizes: num_blocks and block_size, as PagedTarget. problem: why nothing is compiled, None if it is. ValueError for
-    less than one slot.
+    slots: rows that the step is tuned for. sizes: num_blocks and block_size, as PagedTarget. problem: why nothing is
+    compiled, None if it is. ValueError for less than one slot.
     """
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, slots: int, **sizes: int):
@@ -32,36 +37,69 @@ class CompiledPagedTarget(PagedTarget):
             raise ValueError(f"slots={slots}: a step needs at least one row.")
         super().__init__(decoder, tokenizer, eos, **sizes)
         self.slots, self.problem = slots, say_uncompiled(compiler_problem(self.device))
-        name = f"{slots}-row step ({decoder.config.layers} layers, {self.dtype})"
+        name = f"step of many rows ({decoder.config.layers} layers, {self.dtype})"
         self.step = CompiledStep(paged_step(decoder), name, frozen=True, tuned=True)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """Rows that decode in compiled forwards, the others in an eager one -> the scores of each.
+        """Blocks in compiled forwards, those that need it in an eager one -> the scores of each.
 
         CacheFullError as PagedTarget has it.
         """
-        fast = [i for i, block in enumerate(blocks) if decodes(block) and not block.after and not self.problem]
+        fast = [] if self.problem else [i for i, block in enumerate(blocks) if is_rows(block)]
         rest = [i for i in range(len(blocks)) if i not in fast]
         scores = dict(zip(rest, super().run([blocks[i] for i in rest]), strict=True)) if rest else {}
-        for start in range(0, len(fast), self.slots):
-            part = fast[start : start + self.slots]
-            scores |= dict(zip(part, self._decode([blocks[i] for i in part]), strict=True))
+        for part in forwards([blocks[i] for i in fast]):
+            scores |= dict(zip([fast[i] for i in part], self._run([blocks[fast[i]] for i in part]), strict=True))
         return [scores[i] for i in range(len(blocks))]
 
-    def _decode(self, blocks: Sequence[Block]) -> list[Scores]:
-        padding, caches = [0] * (self.slots - len(blocks)), [block.cache for block in blocks]
-        for cache in caches:
-            cache.check(cache.length() + 1)
-        new = lambda numbers: torch.tensor(numbers, device=self.device)  # noqa: E731
-        tokens = new([block.tokens[0] for block in blocks] + padding)
-        positions = new([cache.positions([0])[0] for cache in caches] + padding)
-        tables = new(self.memory.padded([cache.used(1) for cache in caches] + [[]] * len(padding), at_least=2))
-        torch._dynamo.maybe_mark_dynamic(tables, 1)
-        logits = self.step(tokens, positions, tables, self.memory.keys, self.memory.values)
+    def _run(self, blocks: Sequence[Block]) -> list[Scores]:
+        if self.step.seconds is None:  # tuned for as many rows as will come most often, not for those that come first
+            self._call([([0] * self.slots, [0] * self.slots, [], self.slots)])
+        for block in blocks:
+            block.cache.check(block.cache.length() + len(block.tokens))
+        rows = [(b.tokens, b.cache.positions(b.offsets), b.cache.used(len(b.tokens)), b.wanted) for b in blocks]
+        logits = self._call(rows)
+        for block in blocks:
+            block.cache.advance(len(block.tokens))
+        return [Scores(one) for one in logits[: sum(b.wanted for b in blocks)].split([b.wanted for b in blocks])]
+
+    def _call(self, rows: Sequence[tuple[list[int], list[int], list[int], int]]) -> Tensor:
+        """(tokens, positions, blocks, how many of the last are wanted) of each block -> logits (wanted or more, V)."""
+        tokens, positions, tables, wanted = [], [], [], []
+        for new, at, table, count in rows:
+            tokens, positions, tables = tokens + new, positions + at, tables + [table] * len(new)
+            wanted += range(len(tokens) - count, len(tokens))
+        if len(tokens) == 1:  # a compiler takes one row for a constant
+            tokens, positions, tables = tokens + [0], positions + [0], tables + [[]]
+        wanted = wanted * 2 if len(wanted) == 1 else wanted
+        tables = self.memory.padded(tables, at_least=2)
+        given = [torch.tensor(numbers, device=self.device) for numbers in (tokens, positions, tables, wanted)]
+        for tensor in given:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        torch._dynamo.maybe_mark_dynamic(given[2], 1)
+        logits = self.step(*given, self.memory.keys, self.memory.values)
         self.problem = say_uncompiled(self.step.problem)
-        for cache in caches:
-            cache.advance(1)
-        return [Scores(one[None]) for one in logits[: len(blocks)]]
+        return logits
+
+
+def is_rows(block: Block) -> bool:
+    """Whether a block can run as rows of one token, and is not so long that they would take longer than it."""
+    many = len(block.tokens) * (block.cache.length() + len(block.tokens))
+    return block.mask is None and not block.after and (len(block.tokens) == 1 or many <= LONG)
+
+
+def forwards(blocks: Sequence[Block]) -> Iterator[list[int]]:
+    """Numbers of blocks that run together, short texts first: all rows of a forward read as many entries."""
+    part, rows, pairs = [], 0, 0
+    ends = [block.cache.length() + len(block.tokens) for block in blocks]
+    for i in sorted(range(len(blocks)), key=ends.__getitem__):
+        count = len(blocks[i].tokens)
+        if part and (rows + count) * ends[i] - pairs - count * ends[i] > WASTE:
+            yield part
+            part, rows, pairs = [], 0, 0
+        part, rows, pairs = [*part, i], rows + count, pairs + count * ends[i]
+    if part:
+        yield part
 
 
 @dataclass
@@ -104,17 +142,17 @@ def attend_pages(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tenso
 
 
 def paged_step(decoder: Decoder, cache=Pages) -> Callable:
-    """One decode forward of many rows as a function of tensors alone, so that it can be compiled.
+    """One forward of many rows as a function of tensors alone, so that it can be compiled.
 
-    It takes tokens (rows,), and positions, tables, keys and values as Pages -> logits (rows, V). cache: what looks keys
-    and values up, made as Pages is.
+    It takes tokens (rows,), positions, tables, keys and values as Pages, and the rows `wanted` (w,) -> logits (w, V).
+    cache: what looks keys and values up, made as Pages is.
     """
     kernels = replace(kernels_of(decoder, opened=False), attend=attend_pages)
 
-    def step(tokens: Tensor, positions: Tensor, tables: Tensor, keys: list, values: list):
+    def step(tokens: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, keys: list, values: list):
         size = keys[0].shape[-2]
         entries = torch.arange(tables.shape[1] * size, device=tables.device).view(-1, size)
         segment = Segment(positions, cache(keys, values, positions, tables), entries <= positions[:, None, None])
-        return decoder.logits(decoder(tokens, [segment], kernels=kernels).last, kernels)
+        return decoder.logits(decoder(tokens, [segment], kernels=kernels).last[wanted], kernels)
 
     return step

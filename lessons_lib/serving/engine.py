@@ -49,19 +49,20 @@ class Engine:
 
     model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size. The scheduler's pool must be a
     BlockPool, no block of it in use, else ValueError; where the step shall be compiled, `paged` makes the target.
-    TypeError and ValueError for a model as `paged` has them.
+    padded: a finished request that a static batch holds is a row of every forward, as in transformers' generate, whose
+    rows are a rectangle; else it only wastes its slot. TypeError and ValueError for a model as `paged` has them.
 
     A request keeps ids of its own beside its row's, since the scheduler and the simulator know no torch and no rows.
     """
 
-    def __init__(self, model, scheduler: Scheduler):
+    def __init__(self, model, scheduler: Scheduler, padded: bool = False):
         pool = scheduler.pool
         if not isinstance(pool, BlockPool):
             raise ValueError(
                 f"the engine keeps real blocks, {type(pool).__name__} has none; give Scheduler a BlockPool"
             )
         pool.clear()  # what a simulator or another engine left there is not in this memory
-        self.target = paged(model, pool)
+        self.target, self.padded = paged(model, pool), padded
         self.scheduler, self.pool, self.start = scheduler, pool, time.perf_counter()
         self.jobs: dict[Request, Job] = {}
 
@@ -136,7 +137,8 @@ class Engine:
         for source, to in self.pool.copies:
             self.target.memory.copy(source, to)
         self.pool.copies.clear()
-        committed = step(self.target, rows) if rows else []
+        idle = [self._nobody() for _ in plan.idle] if self.padded else []
+        committed = step(self.target, rows + idle)[: len(rows)] if rows else []
         sync(self.target.device)  # so that the time of this forward is the log's
         plan.rows = [(request, row.trace[-1].forwarded) for (request, _), row in zip(plan.rows, rows, strict=True)]
         for (request, _), row, tokens in zip(plan.rows, rows, committed, strict=True):
@@ -170,6 +172,12 @@ class Engine:
         if row.cache.blocks is not blocks:  # newly admitted, perhaps with a prefix, perhaps once more
             row.cache = PagedCache(self.target.memory, blocks, request.computed)
         row.chunk = tokens
+        return row
+
+    def _nobody(self) -> Row:
+        """A row whose token nobody asked for, on the block that is nobody's."""
+        row = new_row(self.target, [0], None, None, 1)
+        row.cache = PagedCache(self.target.memory, [self.target.memory.padding])
         return row
 
     def _tell(self, request: Request, tokens: list[int]) -> None:

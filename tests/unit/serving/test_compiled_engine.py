@@ -1,11 +1,14 @@
 """The compiled step of the engine: the same tokens, one graph for all lengths, deaf to what other sequences left."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.serving import TARGET, alone, together
 from support.targets import decoder_target
 
 from lessons_lib.caches.paged import PagedRows
+from lessons_lib.decoding.blocks import Block
 from lessons_lib.models import tiny
 from lessons_lib.serving import compiled
 from lessons_lib.serving.block_pool import BlockPool
@@ -36,9 +39,10 @@ def spoil(target: PagedTarget) -> None:
 
 
 def calls(target, monkeypatch) -> list[int]:
-    """The rows that each compiled forward from now on was given for real."""
-    found, decode = [], target._decode
-    monkeypatch.setattr(target, "_decode", lambda blocks: found.append(len(blocks)) or decode(blocks))
+    """The tokens that each compiled forward from now on is given."""
+    found, run = [], target._run
+    count = lambda blocks: sum(len(block.tokens) for block in blocks)  # noqa: E731
+    monkeypatch.setattr(target, "_run", lambda blocks: found.append(count(blocks)) or run(blocks))
     return found
 
 
@@ -47,11 +51,51 @@ def calls(target, monkeypatch) -> list[int]:
 ], ids=str)  # fmt: skip
 def test_every_request_is_answered_as_if_it_ran_alone_and_nothing_compiles_again(target, setting, monkeypatch):
     spoil(target)
-    rows = calls(target, monkeypatch)
+    tokens = calls(target, monkeypatch)
+    monkeypatch.setattr(PagedTarget, "run", only_trees(PagedTarget.run))
     with torch.compiler.set_stance("fail_on_recompile"):
-        together(scheduler(**setting), target=target)
+        _, log = together(scheduler(**setting), target=target)
     assert target.problem is None and target.step.seconds is not None
-    assert max(rows) == min(3, setting.get("slots", 3)) and min(rows) == 1
+    assert len(set(tokens)) > 2 and sum(tokens) >= sum(s.fed for i in log.iterations for s in i.shares if s.prefill)
+
+
+def only_trees(run):
+    """PagedTarget.run, which nothing comes to that could be compiled rows."""
+
+    def checked(target, blocks):
+        assert all(block.mask is not None for block in blocks)
+        return run(target, blocks)
+
+    return checked
+
+
+def test_sizes_that_are_equal_when_the_step_is_compiled_may_differ_later(cold_compiler):
+    """As after a reset of the compiler, which compiles for whatever comes then: two rows, two wanted, two blocks."""
+    made = CompiledPagedTarget(TARGET.decoder, slots=2, num_blocks=BLOCKS, block_size=SIZE)
+    made._call([([0, 0], [0, 0], [], 2)])
+    together(scheduler(), target=made)
+
+
+def block(count: int, cached: int = 0, **more) -> Block:
+    return Block([1] * count, list(range(count)), None, SimpleNamespace(length=lambda: cached), 1, **more)
+
+
+def test_a_prompt_too_long_to_be_rows_is_left_to_the_library_and_one_token_never():
+    assert compiled.is_rows(block(128)) and not compiled.is_rows(block(129))
+    assert compiled.is_rows(block(8, 2000)) and not compiled.is_rows(block(9, 2000))
+    assert compiled.is_rows(block(1, 10**6)) and not compiled.is_rows(block(1, after=(3,)))
+
+
+@pytest.mark.parametrize("blocks, parts", [
+    ([], []),
+    ([(1, 300)] * 4 + [(60, 0)], [[4], [0, 1, 2, 3]]),  # 60 rows would read 240 entries more each
+    ([(1, 120)] * 4 + [(60, 0)], [[4, 0, 1, 2, 3]]),
+    ([(1, 2000), (1, 10_000)], [[0, 1]]),
+    ([(1, 1000), (1, 10_000)], [[0], [1]]),
+    ([(90, 0), (80, 0), (100, 0)], [[1, 0, 2]]),
+], ids=str)  # fmt: skip
+def test_blocks_run_together_while_padding_costs_less_than_another_forward(blocks, parts):
+    assert list(compiled.forwards([block(*sizes) for sizes in blocks])) == parts
 
 
 def test_a_text_longer_than_any_before_takes_the_same_graph(target):
