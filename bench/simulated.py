@@ -45,7 +45,7 @@ def simulated_error(run: Run, measure: Callable[[Log], dict[str, float]]) -> Mea
     return Measured(
         Ratio(median(worst), min(worst), max(worst), Samples(tuple(worst)), Samples((1.0,) * len(worst))),
         f"{said}; {dtype_name(serving.model().dtype)}; the interval is that of the runs",
-        {"errors": each, "unit": "relative error"},
+        {"errors": each, "unit": "relative error", "dtype": dtype_name(serving.model().dtype)},
     )
 
 

@@ -8,7 +8,7 @@ plan                what a forward is to do, and the log of what it did
 pool, block_pool    who owns which block: counted alone, and with shared prefixes
 loop                arrive, schedule, run, commit, on one of two backends:
 simulator           a cost_model for a GPU and a number for a clock
-engine              the real model on paged caches: target, its decode step compiled in compiled
+engine              the real model on paged caches: target, compiled in compiled
 metrics             latencies and occupancy of a run
 published           a published study, simulated
 client, stream      the same requests sent to any OpenAI-compatible server

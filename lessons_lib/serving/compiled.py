@@ -20,15 +20,15 @@ from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.serving.target import PagedTarget
 
-# (row, entry) pairs of attention, padding included, measured on two cores with AVX512-bf16:
-LONG = 2**14  # of one block: from here on a prompt takes less time eagerly
-WASTE = 2**13  # of padding: as much as a forward more takes
+# (row, entry) pairs of attention, as measured on two cores with AVX512-bf16; a GPU's would be others:
+LONG = 2**14  # of one block: a prompt with more takes less time eagerly
+WASTE = 2**13  # of padding: more would take longer than another forward
 
 
 class CompiledPagedTarget(PagedTarget):
-    """As PagedTarget, with every block compiled whose tokens each see all before them: who decodes, guesses, prompts.
+    """As PagedTarget, with decoding rows, guesses in a chain and prompts that are not `LONG` compiled.
 
-    slots: rows that the step is tuned for. sizes: num_blocks and block_size, as PagedTarget. problem: why nothing is
+    slots: rows that the step is tuned for; any number runs. sizes: num_blocks and block_size, as PagedTarget. problem: why nothing is
     compiled, None if it is. ValueError for less than one slot.
     """
 
@@ -45,23 +45,31 @@ class CompiledPagedTarget(PagedTarget):
 
         CacheFullError as PagedTarget has it.
         """
-        fast = [] if self.problem else [i for i, block in enumerate(blocks) if is_rows(block)]
+        fast = [i for i, block in enumerate(blocks) if is_rows(block)] if self._compiled() else []
         rest = [i for i in range(len(blocks)) if i not in fast]
         scores = dict(zip(rest, super().run([blocks[i] for i in rest]), strict=True)) if rest else {}
         for part in forwards([blocks[i] for i in fast]):
             scores |= dict(zip([fast[i] for i in part], self._run([blocks[fast[i]] for i in part]), strict=True))
         return [scores[i] for i in range(len(blocks))]
 
-    def _run(self, blocks: Sequence[Block]) -> list[Scores]:
-        if self.step.seconds is None:  # tuned for as many rows as will come most often, not for those that come first
+    def _compiled(self) -> bool:
+        """Whether the step is compiled, now at the latest: for rows as will come most often, not those that come first.
+
+        Their tokens go to the block that is nobody's.
+        """
+        if self.step.seconds is None and not self.problem:
             self._call([([0] * self.slots, [0] * self.slots, [], self.slots)])
+            self.problem = say_uncompiled(self.step.problem)
+        return not self.problem
+
+    def _run(self, blocks: Sequence[Block]) -> list[Scores]:
         for block in blocks:
             block.cache.check(block.cache.length() + len(block.tokens))
         rows = [(b.tokens, b.cache.positions(b.offsets), b.cache.used(len(b.tokens)), b.wanted) for b in blocks]
-        logits = self._call(rows)
+        logits, counts = self._call(rows), [block.wanted for block in blocks]
         for block in blocks:
             block.cache.advance(len(block.tokens))
-        return [Scores(one) for one in logits[: sum(b.wanted for b in blocks)].split([b.wanted for b in blocks])]
+        return [Scores(one) for one in logits[: sum(counts)].split(counts)]
 
     def _call(self, rows: Sequence[tuple[list[int], list[int], list[int], int]]) -> Tensor:
         """(tokens, positions, blocks, how many of the last are wanted) of each block -> logits (wanted or more, V)."""
@@ -77,9 +85,7 @@ class CompiledPagedTarget(PagedTarget):
         for tensor in given:
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         torch._dynamo.maybe_mark_dynamic(given[2], 1)
-        logits = self.step(*given, self.memory.keys, self.memory.values)
-        self.problem = say_uncompiled(self.step.problem)
-        return logits
+        return self.step(*given, self.memory.keys, self.memory.values)
 
 
 def is_rows(block: Block) -> bool:
@@ -94,7 +100,7 @@ def forwards(blocks: Sequence[Block]) -> Iterator[list[int]]:
     ends = [block.cache.length() + len(block.tokens) for block in blocks]
     for i in sorted(range(len(blocks)), key=ends.__getitem__):
         count = len(blocks[i].tokens)
-        if part and (rows + count) * ends[i] - pairs - count * ends[i] > WASTE:
+        if part and rows * ends[i] - pairs > WASTE:
             yield part
             part, rows, pairs = [], 0, 0
         part, rows, pairs = [*part, i], rows + count, pairs + count * ends[i]

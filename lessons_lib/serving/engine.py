@@ -1,6 +1,6 @@
 """The engine (lesson 05): the scheduler's plans on a real model, with paged keys and values, on the wall clock.
 
-What the simulator only counts is done here: `step` runs the rows of a plan in one forward. Neither the policy, nor a
+What the simulator only counts is done here: `step` runs the rows of a plan together. Neither the policy, nor a
 preemption, nor a shared prefix changes what a request is answered, since a row never sees another one's tokens.
 
     scheduler = Scheduler(BlockPool(256), slots=16)
@@ -132,13 +132,13 @@ class Engine:
 
     @torch.no_grad()
     def run(self, plan: Plan) -> list[list[int]]:
-        """One forward for the rows of the plan -> the new tokens of each; the plan then says what they really fed."""
+        """One step for the rows of the plan -> the new tokens of each; the plan then says what they really fed."""
         rows = [self._row(request, tokens) for request, tokens in plan.rows]
         for source, to in self.pool.copies:
             self.target.memory.copy(source, to)
         self.pool.copies.clear()
         idle = [self._nobody() for _ in plan.idle] if self.padded else []
-        committed = step(self.target, rows + idle)[: len(rows)] if rows else []
+        committed = step(self.target, rows + idle)[: len(rows)] if rows + idle else []
         sync(self.target.device)  # so that the time of this forward is the log's
         plan.rows = [(request, row.trace[-1].forwarded) for (request, _), row in zip(plan.rows, rows, strict=True)]
         for (request, _), row, tokens in zip(plan.rows, rows, committed, strict=True):
@@ -194,7 +194,7 @@ class Engine:
 
 
 def paged(model, pool: BlockPool, slots: int | None = None) -> PagedTarget:
-    """The model's decoder on paged caches of the pool's size, its step of `slots` rows compiled (None: eager).
+    """The model's decoder on paged caches of the pool's size, compiled and tuned for `slots` rows (None: eager).
 
     TypeError for what is no decoder of ours; ValueError for a LanguageModel that our decoder cannot compute, and a
     PagedTarget that was made for another pool, or is eager where a compiled one was asked for.

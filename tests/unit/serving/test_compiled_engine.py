@@ -7,13 +7,15 @@ import torch
 from support.serving import TARGET, alone, together
 from support.targets import decoder_target
 
-from lessons_lib.caches.paged import PagedRows
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.caches.paged import PagedCache, PagedRows
+from lessons_lib.caches.static import CacheFullError
+from lessons_lib.decoding.blocks import Block, plain_block
 from lessons_lib.models import tiny
 from lessons_lib.serving import compiled
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.compiled import CompiledPagedTarget, attend_pages
 from lessons_lib.serving.engine import Engine, paged
+from lessons_lib.serving.policies import Static
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.target import PagedTarget, attend_rows
 
@@ -70,10 +72,59 @@ def only_trees(run):
 
 
 def test_sizes_that_are_equal_when_the_step_is_compiled_may_differ_later(cold_compiler):
-    """As after a reset of the compiler, which compiles for whatever comes then: two rows, two wanted, two blocks."""
+    """With two slots: two rows, two wanted, two blocks."""
     made = CompiledPagedTarget(TARGET.decoder, slots=2, num_blocks=BLOCKS, block_size=SIZE)
-    made._call([([0, 0], [0, 0], [], 2)])
     together(scheduler(), target=made)
+
+
+@pytest.mark.parametrize("most", [0, 40])
+def test_prompts_beside_decoding_rows_and_prompts_left_to_the_library_change_no_answer(target, most, monkeypatch):
+    """Every forward as short as it can be; and texts of 7 tokens are long."""
+    monkeypatch.setattr(compiled, "WASTE", most)
+    monkeypatch.setattr(compiled, "LONG", 40)
+    tokens = calls(target, monkeypatch)
+    together(scheduler(), target=target)
+    assert min(tokens) == 1
+
+
+def test_a_static_batch_pays_for_held_rows_when_compiled_as_well(target, monkeypatch):
+    engine = Engine(target, scheduler(policy=Static()), padded=True)
+    tokens = calls(target, monkeypatch)
+    engine.serve([engine.request([5, 80, 3], max_new_tokens=count) for count in (1, 2, 6)])
+    assert tokens == [9, 3, 3, 3, 3, 3]
+
+
+def test_single_precision_computes_what_the_eager_step_does_for_any_number_of_rows(cold_compiler):
+    decoder = decoder_target(tiny(dtype=torch.float32)).decoder
+    made = CompiledPagedTarget(decoder, slots=4, num_blocks=BLOCKS, block_size=SIZE)
+    eager = PagedTarget(decoder, num_blocks=BLOCKS, block_size=SIZE)
+    eager.memory = made.memory
+    for cached, count in [(0, 1), (0, 2), (5, 4), (0, 33), (20, 17), (3, 64), (30, 1)]:
+        generator = torch.Generator().manual_seed(count)
+        ids = torch.randint(0, 97, (cached + count,), generator=generator).tolist()
+        found = []
+        for target in (eager, made):
+            cache = PagedCache(target.memory, list(range(20)))
+            rest = [] if not cached else PagedTarget.run(target, [plain_block(ids[:cached], cache)])
+            found.append(target.run([plain_block(ids[cached:], cache, wanted=count)])[0].logits)
+            assert len(rest) <= 1 and cache.length() == cached + count
+        torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+
+
+def test_a_step_that_does_not_compile_says_so_once_and_prompts_run_as_without_it(monkeypatch, capsys):
+    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
+    made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
+    monkeypatch.setattr(made.step, "_first", lambda *args: setattr(made.step, "problem", "no luck") or torch.zeros(3, 97))
+    together(scheduler(), target=made)
+    assert capsys.readouterr().err == "no luck; decoding runs uncompiled\n"
+
+
+def test_a_row_without_room_is_refused_before_anything_is_written(target):
+    full = PagedCache(target.memory, [3], SIZE)
+    before = [buffer.clone() for buffer in target.memory.keys]
+    with pytest.raises(CacheFullError, match="cannot hold 5 entries"):
+        target.run([plain_block([1], full)])
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, target.memory.keys, strict=True))
 
 
 def block(count: int, cached: int = 0, **more) -> Block:

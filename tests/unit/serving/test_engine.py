@@ -59,7 +59,8 @@ def test_a_decoder_with_rounded_matrices_is_served_as_it_decodes_alone(compiled)
     scheduler = Scheduler(BlockPool(40, 4))
     target = paged(rounded, scheduler.pool, 2 if compiled else None)
     if compiled:  # as the compiler is given it
-        target.step = type("Step", (), {"problem": None, "seconds": 0.0, "__call__": staticmethod(paged_step(rounded.decoder))})()
+        known = {"problem": None, "seconds": 0.0}
+        target.step = type("Step", (), known | {"__call__": staticmethod(paged_step(rounded.decoder))})()
     engine = Engine(target, scheduler)
     requests = [engine.request(prompt, max_new_tokens=9) for prompt in PROMPTS[:4]]
     engine.serve(requests)
@@ -78,6 +79,14 @@ def test_where_rows_are_a_rectangle_who_has_finished_is_still_a_row(padded, monk
     assert widths == ([2, 2, 2] if padded else [2, 1, 1])
     assert [engine.output(r).ids for r in requests] == [alone("plain", PREFIX, count) for count in (1, 3)]
     assert engine.target.memory.keys[0][-1].isfinite().all()
+
+
+def test_a_batch_that_is_held_though_all_have_finished_is_paid_for(monkeypatch):
+    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(20, 4), 2, Static(steps=3)), padded=True)
+    widths, run = [], engine.target.run
+    monkeypatch.setattr(engine.target, "run", lambda blocks: widths.append(len(blocks)) or run(blocks))
+    engine.serve([engine.request(PREFIX, max_new_tokens=1)])
+    assert widths == [1, 1, 1] and scheduler.unfinished == 0
 
 
 def test_shared_prefixes_are_not_computed_again():
