@@ -159,13 +159,13 @@ def overhead(run: Run) -> Measured:
 
 
 class InOnePiece(Pages):
-    """Every row's keys and values in a buffer (rows, 1, H_kv, S, d) of its own: nothing is looked up."""
+    """Every row's keys and values in a buffer (rows, H_kv, S, d), one block a row: nothing is looked up."""
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         rows = torch.arange(len(self.positions), device=keys.device)
         for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            buffer[rows, 0, :, self.positions] = new.transpose(0, 1)
-        return self.keys[layer], self.values[layer]
+            buffer[rows, :, self.positions] = new.transpose(0, 1)
+        return self.keys[layer][:, None], self.values[layer][:, None]
 
 
 def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], Tensor]:
@@ -173,7 +173,7 @@ def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], T
     c, long = decoder.config, dict(dtype=torch.long, device=model().device)
     step = CompiledStep(paged_step(decoder, InOnePiece), f"{rows}-row contiguous step", frozen=True, tuned=True)
     like = dict(dtype=model().dtype, device=model().device)
-    made = [torch.zeros(rows, 1, c.kv_heads, entries, c.head_dim, **like) for _ in range(2 * c.layers)]
+    made = [torch.zeros(rows, c.kv_heads, entries, c.head_dim, **like) for _ in range(2 * c.layers)]
     tokens, positions = torch.full((rows,), 50, **long), torch.full((rows,), entries * 3 // 4, **long)
     tables, wanted = torch.zeros(rows, 1, **long), torch.arange(rows, **long)
     return lambda: step(tokens, positions, tables, wanted, made[: c.layers], made[c.layers :])

@@ -66,6 +66,12 @@ class PagedCache(CountedCache):
         """Its blocks up to the one that takes the last of `count` new entries."""
         return self.blocks[: blocks_for(self.length() + count, self.memory.block_size)]
 
+    def begun(self, count: int) -> list[int]:
+        """The block that `count` new entries begin and do not fill, if there is one. CacheFullError without room."""
+        start = self.length()
+        self.check(start + count)
+        return self.memory.begun(self.blocks, start, start + count)
+
     def check(self, needed: int) -> None:
         """Raise CacheFullError unless `needed` entries fit into its blocks."""
         if needed > self.capacity:

@@ -55,18 +55,29 @@ class PagedMemory:
         ends = [start + count for start in starts]
         at = [(table, i) for table, start, end in zip(tables, starts, ends, strict=True) for i in range(start, end)]
         used = [blocks_for(end, size) for end in ends]
-        last = zip(tables, used, starts, ends, strict=True)
-        begun = [table[n - 1] for table, n, start, end in last if start <= (n - 1) * size and end % size]
+        begun = [block for row in zip(tables, starts, ends, strict=True) for block in self.begun(*row)]
         padded = self.padded([table[:n] for table, n in zip(tables, used, strict=True)])
         new = lambda numbers: torch.tensor(numbers, dtype=torch.long, device=device)  # noqa: E731
         pages = new(padded)[:, None] * len(self.heads) + self.heads  # (rows, H_kv, n)
         blocks, offsets = new([table[i // size] for table, i in at]), new([i % size for _, i in at])
         return Places(blocks, offsets, new(begun), pages.flatten(), len(tables))
 
+    def begun(self, table: Sequence[int], start: int, end: int) -> list[int]:
+        """The block that entries from `start` on begin and, up to `end`, do not fill, if there is one."""
+        last, rest = divmod(end, self.block_size)
+        return [table[last]] if rest and start <= last * self.block_size else []
+
     def padded(self, tables: Sequence[Sequence[int]], at_least: int = 1) -> list[list[int]]:
         """Lists of blocks, all as long as the longest and no shorter than `at_least`."""
         longest = max(at_least, *map(len, tables))
         return [[*table, *[self.padding] * (longest - len(table))] for table in tables]
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero blocks in every layer, as `write` does by itself where some are begun."""
+        if blocks:
+            at = torch.tensor(blocks, device=self.heads.device)
+            for buffer in self.keys + self.values:
+                buffer.index_fill_(0, at, 0)
 
     def write(self, layer: int, places: Places, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (H_kv, T, d) of the new entries."""

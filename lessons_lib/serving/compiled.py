@@ -63,8 +63,7 @@ class CompiledPagedTarget(PagedTarget):
         return not self.problem
 
     def _run(self, blocks: Sequence[Block]) -> list[Scores]:
-        for block in blocks:
-            block.cache.check(block.cache.length() + len(block.tokens))
+        self.memory.clear([begun for block in blocks for begun in block.cache.begun(len(block.tokens))])
         rows = [(b.tokens, b.cache.positions(b.offsets), b.cache.used(len(b.tokens)), b.wanted) for b in blocks]
         logits, counts = self._call(rows), [block.wanted for block in blocks]
         for block in blocks:
@@ -132,19 +131,19 @@ class Pages:
 def attend_pages(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     """q (H, rows, d), a query a row; keys, values (rows, n, H_kv, P, d); seen (rows, n, P) bool -> (H, rows, d).
 
-    Sums over products, which a compiler turns into loops that read every block in place. What is not seen is left
-    out of both sums, not just given weight 0: another sequence may have left anything there.
+    Sums over products, which a compiler turns into loops that read every block in place. Values that are not seen have
+    weight 0, so they must be finite.
     """
     heads, rows, dim = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
     q = kept_in_memory(q.transpose(0, 1)).reshape(rows, 1, keys.shape[2], -1, 1, dim)
-    seen = seen[:, :, None, None]
-    scores = (q * keys[:, :, :, None]).sum(-1, dtype=exact) * dim**-0.5  # (rows, n, H_kv, g, P)
-    scores = scores.masked_fill(~seen, float("-inf"))
+    queries = q.unbind(3)  # of a group, each with a sum of its own: a loop over several sums reads keys and values once
+    scores = torch.stack([(one * keys).sum(-1, dtype=exact) for one in queries], 3) * dim**-0.5
+    scores = scores.masked_fill(~seen[:, :, None, None], float("-inf"))  # (rows, n, H_kv, g, P)
     weights = (scores - scores.amax((1, 4), keepdim=True)).exp()
-    weights = weights / weights.sum((1, 4), keepdim=True)
-    parts = (weights[..., None] * values[:, :, :, None]).masked_fill(~seen[..., None], 0)
-    return parts.sum((1, 4)).to(q.dtype).reshape(rows, heads, dim).transpose(0, 1)
+    sums = torch.stack([(one[..., None] * values).sum((1, 3)) for one in weights.unbind(3)], 2)
+    sums = sums / weights.sum((1, 4))[..., None]
+    return sums.to(q.dtype).reshape(rows, heads, dim).transpose(0, 1)
 
 
 def paged_step(decoder: Decoder, cache=Pages) -> Callable:
