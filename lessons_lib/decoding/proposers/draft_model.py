@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lessons_lib.decoding.acceptance import Sampling
+from lessons_lib.decoding.acceptance import Sampling, favourites
 from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
 from lessons_lib.decoding.proposal import ANCHOR, Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
@@ -120,7 +120,7 @@ class DraftModel(Proposer):
         if self.mode != "point":
             return draw(q, count, self.mode, self.generator)
         if count == 1:
-            return [int(scores.argmax())]  # as Greedy chooses among equals
+            return favourites(scores[None])  # as Greedy chooses among equals
         return scores.topk(min(count, int(q.count_nonzero()))).indices.tolist()
 
     def _shared(self, logits: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from lessons_lib.decoding.acceptance import favourites
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
@@ -55,7 +56,7 @@ class Jacobi(Proposer):
     def observe(self, seen: Observation) -> None:
         """Keep the predictions behind the bonus: those of the first rejected node and of all after it."""
         rejected = [logits for node, logits in seen.node_logits.items() if node >= len(seen.path)]
-        self.guess = torch.stack(rejected).argmax(-1).tolist() if rejected else []
+        self.guess = favourites(torch.stack(rejected)) if rejected else []
 
 
 @torch.no_grad()
@@ -73,7 +74,7 @@ def iterates(target, prompt: Sequence[int], guess: Sequence[int]) -> list[list[i
     while len(rounds) < 2 or rounds[-1] != rounds[-2]:
         tokens = lacking + rounds[-1][:-1]
         (scores,) = target.run([plain_block(tokens, cache, len(guess))])
-        rounds.append(scores.logits.argmax(-1).tolist())
+        rounds.append(favourites(scores.logits))
         cache.keep(len(prompt) - 1)
         lacking = list(prompt[-1:])
     return rounds

@@ -9,6 +9,7 @@ token. Fu et al. 2024 (arXiv 2402.02057), with their letters W, N, G.
 import random
 from collections.abc import Sequence
 
+from lessons_lib.decoding.acceptance import favourites
 from lessons_lib.decoding.proposal import ANCHOR, Proposal, Scratch
 from lessons_lib.decoding.proposers import Observation, Proposer
 
@@ -70,7 +71,7 @@ class Lookahead(Proposer):
         """Take the window's new row, collect its columns as n-grams, move every row up by one."""
         if not len(seen.scratch_logits):
             return
-        new = seen.scratch_logits[-self.W :].argmax(-1).tolist()
+        new = favourites(seen.scratch_logits[-self.W :])
         if self.predicted >= self.N - 2:  # every row but the first is predicted, no longer seeded
             for ngram in zip(*self.rows, new, strict=True):
                 self.pool.add(ngram)

@@ -11,7 +11,7 @@ from support.examples import examples
 from support.laws import correction_from_p, exact_law
 
 from lessons_lib.decoding import acceptance
-from lessons_lib.decoding.acceptance import Greedy, Sampling, choose_child, nucleus
+from lessons_lib.decoding.acceptance import Greedy, Sampling, choose_child, favourites, nucleus
 from lessons_lib.decoding.proposal import Proposal, Tree
 from lessons_lib.measure.fit import chi_square
 
@@ -209,6 +209,13 @@ def test_the_nucleus_keeps_the_fewest_tokens_that_reach_the_mass():
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ValueError, match="needed|above 0"):
         Sampling(**bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_favourites_are_the_first_of_the_likeliest_in_every_format(dtype):
+    logits = torch.randint(0, 9, (7, 500), generator=torch.Generator().manual_seed(0)).to(dtype)
+    first = [row.index(max(row)) for row in logits.tolist()]
+    assert favourites(logits) == first and max(first) > 0
 
 
 def test_greedy_takes_the_first_of_equals_as_argmax_does():
