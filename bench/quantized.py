@@ -91,23 +91,39 @@ def over_wide(run: Run) -> Measured:
 
 @claim("int8/width-9", "<= 1.8", "the same compiled step with one row")
 def width(run: Run) -> Measured:
-    """Beside it, in turn, the same of int4 and of wide weights, and one row as its bytes predict it.
-
-    What one row takes beyond its bytes, at the rate at which this machine reads, is taken from wide weights. For int4
-    the larger of reading and unpacking counts.
-    """
-    calls = {(name or DTYPE, rows): step(name, rows) for name in ("int8", "int4", None) for rows in (1, WIDE)}
-    found = in_turn(calls, repeats=5 * run.repeats)
+    """Beside it, in turn, the same of int4 and of wide weights."""
+    found = compiled_steps(run)
     v = {name: Ratio.of(found[name, WIDE], found[name, 1]) for name in ("int8", "int4", DTYPE)}
     steps = {f"{name} {rows} rows": samples.times for (name, rows), samples in found.items()}
-    one = {name: found[name, 1].median for name in v}
+    return Measured(v["int8"], f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}", {"steps": steps})
+
+
+@claim(
+    "quantized/compiled-predicted-error", "<= 0.25",
+    f"compiled steps, {DTYPE}: what wide weights take beyond their bytes, and the format's bytes at the rate at which "
+    "this machine reads, or what int4 takes to unpack; worst format",
+    unit="",
+)  # fmt: skip
+def compiled_predicted_error(run: Run) -> Measured:
+    """|measured / predicted - 1| of one row; of the steps timed for the prediction only that with wide weights counts.
+
+    For int4 the larger of reading and unpacking.
+    """
+    one = {name: samples for (name, rows), samples in compiled_steps(run).items() if rows == 1}
     rate = hardware.probe("cpu", [DTYPE]).read_bandwidth
-    reading = {name: bytes_read(target(None if name == DTYPE else name).decoder) / rate for name in v}
-    beyond = max(0.0, one[DTYPE] - reading[DTYPE])
+    reading = {name: bytes_read(target(None if name == DTYPE else name).decoder) / rate for name in one}
+    beyond = max(0.0, one.pop(DTYPE).median - reading.pop(DTYPE))
     reading["int4"] = max(reading["int4"], unpacking(rate))
-    off = {name: one[name] / (beyond + reading[name]) for name in v if name != DTYPE}
-    note = f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}; one row over its prediction: {listed(off)}"
-    return Measured(v["int8"], note, {"steps": steps, "rate": rate})
+    found = compared(one, {name: beyond + seconds for name, seconds in reading.items()})
+    return Measured(found.ratio, found.note, found.facts | {"rate": rate, "beyond": beyond})
+
+
+@cache
+def compiled_steps(run: Run) -> dict[tuple[str, int], Samples]:
+    """Seconds of compiled steps by (format, rows), all in turn."""
+    wanted = [(name, rows) for name in ("int8", "int4", None) for rows in (1, WIDE)] + [("int8-weight-only", 1)]
+    calls = {(name or DTYPE, rows): step(name, rows) for name, rows in wanted}
+    return in_turn(calls, repeats=5 * run.repeats)
 
 
 def unpacking(rate: float) -> float:

@@ -4,7 +4,7 @@
 for. Where torch's packed kernels are vectorised (`units`) they take products of few rows; elsewhere, and for many rows,
 codes are widened bit by bit, or taken out of words that a compiler can read (`words`); on a GPU a compiler reads the
 levels of 8 bits as they are, as gpt-fast does (PyTorch 2023,
-https://pytorch.org/blog/accelerating-generative-ai-2/; no GPU has run it yet).
+https://pytorch.org/blog/accelerating-generative-ai-2/).
 """
 
 import torch

@@ -43,7 +43,7 @@ def load_of(plan: Plan, padded: bool = True) -> Load:
 
 
 def steps(log: Log) -> list[tuple[Load, float]]:
-    """(load, seconds) of every iteration of a run that had rows: what `fit` takes. No held rows: for an engine that packs."""
+    """(load, seconds) of every iteration of a run that had rows: what `fit` takes. Held rows do not count."""
     ran = [i for i in log.iterations if i.shares]
     return [(_total((s.fed, s.prefill, s.cached) for s in i.shares), i.end - i.start) for i in ran]
 

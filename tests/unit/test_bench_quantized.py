@@ -135,24 +135,28 @@ def test_libraries_run_beside_or_say_why_not(monkeypatch, model):
 
 def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
     monkeypatch.setattr(bench, "target", target_of)
+    bench.compiled_steps.cache_clear()
     found = CLAIMS["int8/width-9"].measure(QUICK)
+    bench.compiled_steps.cache_clear()
     assert found.ratio.value == pytest.approx(
         np.median(np.array(found.facts["steps"]["int8 9 rows"]) / np.array(found.facts["steps"]["int8 1 rows"]))
     )
-    assert len(found.facts["steps"]) == 6
+    assert len(found.facts["steps"]) == 7
 
 
 def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_theirs(monkeypatch):
     """Wide weights of 8 bytes at 2 a second take 1 s beyond reading; what has 4 is predicted to take 3 s."""
-    times = {("int8", 1): 6.0, ("int4", 1): 1.5, (bench.DTYPE, 1): 5.0}
-    monkeypatch.setattr(bench, "in_turn", lambda calls, repeats: {c: Samples((times.get(c, 9.0),) * 3) for c in calls})
-    monkeypatch.setattr(bench, "step", lambda name, rows: None)
+    times = {("int8", 1): 3.3, ("int4", 1): 1.5, ("int8-weight-only", 1): 3.0, (bench.DTYPE, 1): 5.0}
+    taken = {call: Samples((seconds,) * 3) for call, seconds in (times | {("int8", 9): 9.0}).items()}
+    monkeypatch.setattr(bench, "compiled_steps", lambda run: taken)
     monkeypatch.setattr(bench, "target", lambda name: SimpleNamespace(decoder=name))
     monkeypatch.setattr(bench, "bytes_read", lambda name: 4 if name else 8)
     monkeypatch.setattr(bench.hardware, "probe", lambda *_: SimpleNamespace(read_bandwidth=2.0))
-    for unpacking, said in ((0.0, "0.50"), (1.0, "0.50"), (4.0, "0.30")):
+    for unpacking, said, off in ((0.0, "0.50", 0.5), (1.0, "0.50", 0.5), (4.0, "0.30", 0.7)):
         monkeypatch.setattr(bench, "unpacking", lambda rate, seconds=unpacking: seconds)
-        assert bench.width(QUICK).note.endswith(f"; one row over its prediction: int8 2.00, int4 {said}")
+        found = CLAIMS["quantized/compiled-predicted-error"].measure(QUICK)
+        assert found.note == f"measured over predicted: int8 1.10, int4 {said}, int8-weight-only 1.00"
+        assert found.ratio.value == pytest.approx(off) and found.facts["worst"] == "int4"
 
 
 @pytest.mark.parametrize("packed", [True, False])
