@@ -140,19 +140,23 @@ def vllm(run: Run) -> Measured:
     unit="",
 )  # fmt: skip
 def overhead(run: Run) -> Measured:
-    """From one forward's end to the next one's, over a bare forward of as many rows and entries; minus 1."""
+    """From one forward's end to the next one's, over bare forwards before and after, of as many rows and entries; minus
+    1."""
     asked = Workload(SLOTS, Fixed(100), Fixed(40), vocab_size=model().tokenizer.vocab_size).requests()
-    bare = contiguous_step(target().decoder, SLOTS, entries=128)  # the engine reads as many on average: 7 to 9 blocks of 16
+    bare = contiguous_step(target().decoder, SLOTS, entries=128)  # in the engine 7 to 9 blocks of 16
 
     def in_engine() -> float:
         ends = [i.end for i in serve(asked).iterations if len(i.shares) == SLOTS and not i.shares[0].prefill]
         return Samples(tuple(b - a for a, b in pairwise(ends))).median
 
+    alone = lambda: timed(bare, model().device, repeats=20, warmup=2).median  # noqa: E731
     bare()
-    rounds = [
-        (in_engine(), timed(bare, model().device, repeats=20, warmup=2).median) for _ in range(1 if run.quick else 5)
-    ]
-    whole = Ratio.of(*(Samples(times) for times in zip(*rounds, strict=True)))
+    bares, engines = [alone()], []
+    for _ in range(1 if run.quick else 7):
+        engines.append(in_engine())
+        bares.append(alone())
+    around = [(before + after) / 2 for before, after in pairwise(bares)]  # a machine drifts
+    whole = Ratio.of(Samples(tuple(engines)), Samples(tuple(around)))
     minus_1 = replace(whole, value=whole.value - 1, low=whole.low - 1, high=whole.high - 1)
     dtype = dtype_name(model().dtype)
     return Measured(minus_1, dtype, {"entries": 128, "dtype": dtype, "problem": target().problem})

@@ -28,8 +28,8 @@ WASTE = 2**13  # of padding: more would take longer than another forward
 class CompiledPagedTarget(PagedTarget):
     """As PagedTarget, with decoding rows, guesses in a chain and prompts that are not `LONG` compiled.
 
-    slots: rows that the step is tuned for; any number runs. sizes: num_blocks and block_size, as PagedTarget. problem: why nothing is
-    compiled, None if it is. ValueError for less than one slot.
+    slots: rows that the step is tuned for; any number runs. sizes: num_blocks and block_size, as PagedTarget. problem:
+    why nothing is compiled, None if it is. ValueError for less than one slot.
     """
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, slots: int, **sizes: int):

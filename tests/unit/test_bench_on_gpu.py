@@ -6,12 +6,11 @@ import on_gpu
 import pytest
 import serving
 import torch
+from registry import Claim, Measured
 from support.targets import decoder_target
 
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.models import tiny
-
-from registry import Claim, Measured
 
 
 @pytest.fixture
@@ -58,4 +57,5 @@ def test_times_are_of_the_eager_and_the_compiled_step(model, monkeypatch):
     monkeypatch.setattr(on_gpu, "timed", lambda call, *how, **more: call() or Samples((0.002,)))
     monkeypatch.setattr(on_gpu, "CompiledTarget", lambda decoder, *more: model)
     found = on_gpu.times(model, 1e9)
-    assert found["eager"] == found["compiled"] == 2.0 and found["limit"] == pytest.approx(1e-6 * on_gpu.bytes_read(model.decoder))
+    assert found["eager"] == found["compiled"] == 2.0
+    assert found["limit"] == pytest.approx(1e-6 * on_gpu.bytes_read(model.decoder))
