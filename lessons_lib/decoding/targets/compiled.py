@@ -39,9 +39,9 @@ class CompiledTarget(DecoderTarget):
     "library" leaves products to the library and weights as they are. A rounded decoder's products are its own, with
     weights frozen and products tuned where its matrices ask for that.
     once: one layer is compiled for all, not each with its neighbours. Of 30 layers that took a quarter (bf16) to a half
-    (int4, "library") of the time, and a step 8% more (bf16) or as long. It changes nothing where products are tuned:
-    they want constants, and a layer that serves for all takes its weights as arguments; and little where caches are
-    fitted.
+    (int4, "library") of the time, and a step 8% more (bf16) or as long. It changes nothing before torch 2.13, nor where
+    products are tuned: they want constants, and a layer that serves for all takes its weights as arguments; and little
+    where caches are fitted.
     problem: why nothing is compiled, None if it is. ValueError for `products` that there are not, and no widths.
     """
 
@@ -127,7 +127,11 @@ class CompiledTarget(DecoderTarget):
         say_uncompiled(problem)
 
 
-@getattr(torch.compiler, "nested_compile_region", lambda function: function)  # torch before 2.8 compiles each layer
+# torch 2.11, on a GPU, takes a layer of rounded weights for one whose results share memory, and refuses it
+nested = torch.compiler.nested_compile_region if torch.__version__ >= (2, 13) else lambda function: function
+
+
+@nested
 def compiled_once(layer: Callable, *args) -> Tensor:
     """layer(*args), which a compiler takes for the same code in every layer."""
     return layer(*args)
