@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 import generation
+import torch
 from asking import DTYPE, listed, prompt_of
 from generation import CONTEXT, ours
 from registry import Measured, Run, claim, off_by
@@ -17,7 +18,7 @@ from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import products_in_cache, twin
-from lessons_lib.measure import hardware, kernels
+from lessons_lib.measure import kernels
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.shape import ModelShape
@@ -27,6 +28,7 @@ from lessons_lib.models.quantized import FORMATS, bytes_kept, bytes_read, quanti
 from lessons_lib.quantization import units
 
 WIDE = 9  # rows: a token and eight guesses
+READING = "reading", 0  # beside the steps, no row of any
 CACHED = 64  # tokens behind which steps are timed
 THEIRS = f"transformers generate, greedy, dynamic cache, eager, {DTYPE}; ours: CompiledTarget, {CONTEXT} positions"
 
@@ -94,7 +96,7 @@ def width(run: Run) -> Measured:
     """Beside it, in turn, the same of int4 and of wide weights."""
     found = compiled_steps(run)
     v = {name: Ratio.of(found[name, WIDE], found[name, 1]) for name in ("int8", "int4", DTYPE)}
-    steps = {f"{name} {rows} rows": samples.times for (name, rows), samples in found.items()}
+    steps = {f"{name} {rows} rows": samples.times for (name, rows), samples in found.items() if rows}
     return Measured(v["int8"], f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}", {"steps": steps})
 
 
@@ -109,8 +111,9 @@ def compiled_predicted_error(run: Run) -> Measured:
 
     For int4 the larger of reading and unpacking.
     """
-    one = {name: samples for (name, rows), samples in compiled_steps(run).items() if rows == 1}
-    rate = hardware.probe("cpu", [DTYPE]).read_bandwidth
+    steps = compiled_steps(run)
+    one = {name: samples for (name, rows), samples in steps.items() if rows == 1}
+    rate = bytes_read(target(None).decoder) / steps[READING].median
     reading = {name: bytes_read(target(None if name == DTYPE else name).decoder) / rate for name in one}
     beyond = max(0.0, one.pop(DTYPE).median - reading.pop(DTYPE))
     reading["int4"] = max(reading["int4"], unpacking(rate))
@@ -120,9 +123,10 @@ def compiled_predicted_error(run: Run) -> Measured:
 
 @cache
 def compiled_steps(run: Run) -> dict[tuple[str, int], Samples]:
-    """Seconds of compiled steps by (format, rows), all in turn."""
+    """Seconds of compiled steps by (format, rows), all in turn, and of reading as many bytes as wide weights have."""
     wanted = [(name, rows) for name in ("int8", "int4", None) for rows in (1, WIDE)] + [("int8-weight-only", 1)]
     calls = {(name or DTYPE, rows): step(name, rows) for name, rows in wanted}
+    calls[READING] = torch.ones(bytes_read(target(None).decoder) // 4).sum
     return in_turn(calls, repeats=5 * run.repeats)
 
 

@@ -147,11 +147,12 @@ def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
 def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_theirs(monkeypatch):
     """Wide weights of 8 bytes at 2 a second take 1 s beyond reading; what has 4 is predicted to take 3 s."""
     times = {("int8", 1): 3.3, ("int4", 1): 1.5, ("int8-weight-only", 1): 3.0, (bench.DTYPE, 1): 5.0}
-    taken = {call: Samples((seconds,) * 3) for call, seconds in (times | {("int8", 9): 9.0}).items()}
+    taken = {
+        call: Samples((seconds,) * 3) for call, seconds in (times | {("int8", 9): 9.0, bench.READING: 4.0}).items()
+    }
     monkeypatch.setattr(bench, "compiled_steps", lambda run: taken)
     monkeypatch.setattr(bench, "target", lambda name: SimpleNamespace(decoder=name))
     monkeypatch.setattr(bench, "bytes_read", lambda name: 4 if name else 8)
-    monkeypatch.setattr(bench.hardware, "probe", lambda *_: SimpleNamespace(read_bandwidth=2.0))
     for unpacking, said, off in ((0.0, "0.50", 0.5), (1.0, "0.50", 0.5), (4.0, "0.30", 0.7)):
         monkeypatch.setattr(bench, "unpacking", lambda rate, seconds=unpacking: seconds)
         found = CLAIMS["quantized/compiled-predicted-error"].measure(QUICK)
