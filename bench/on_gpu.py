@@ -2,7 +2,7 @@
 
 A step's time is that of one row behind CACHED tokens: eager, compiled, and the compiled one recorded as a CUDA graph
 and replayed, with what reading its bytes alone would take. The engine's three claims against other ways of serving are
-those of bench/serving.py. Beside the other results it leaves gpu.json; lessons 05 and 10 show it.
+those of bench/serving.py. Beside the other results it leaves gpu.json, whose steps lesson 10 shows.
 """
 
 import json
@@ -29,15 +29,15 @@ CACHED, REPEATS = 64, 31
 WAYS = ("serving/continuous-vs-static", "serving/vs-generate-batch", "serving/vs-sequential")
 
 
-def main(quick: bool = False) -> int:
-    """Measure and store -> exit status, 1 where there is no GPU of CUDA. quick: fewer requests."""
+def main() -> int:
+    """Measure and store -> exit status, 1 where there is no GPU of CUDA."""
     if not torch.cuda.is_available():
         say("bench/on_gpu.py measures a GPU of CUDA, and there is none here")
         return 1
     lm = serving.model()
     rate = hardware.probe(lm.device, [dtype_name(lm.dtype)]).read_bandwidth
     steps = {name or dtype_name(lm.dtype): times(lm.target(weights=name), rate) for name in bar(FORMATS, desc="steps")}
-    found = {name: CLAIMS[name].measure(Run(quick)) for name in bar(WAYS, desc="serving")}
+    found = {name: CLAIMS[name].measure(Run(quick=False)) for name in bar(WAYS, desc="serving")}
     ratios = {name: [of.ratio.value, of.ratio.low, of.ratio.high, of.note] for name, of in found.items()}
     facts = {"host": machine.host(lm.device), "versions": machine.versions(), "read_bandwidth": rate}
     facts |= {"cached": CACHED, "steps": steps, "serving": ratios}

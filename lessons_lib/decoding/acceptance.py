@@ -49,7 +49,7 @@ class Greedy:
 def favourites(logits: Tensor) -> list[int]:
     """logits (n, V) -> the likeliest token of each row, the first of equals.
 
-    By numpy on a CPU, where torch takes 44 us for a row of 49,152 in fp32 and 180 us in bf16, and this 7 and 20.
+    By numpy on a CPU, where torch takes several times as long for a row of tens of thousands.
     """
     if not logits.is_cpu:
         return logits.argmax(-1).tolist()

@@ -36,7 +36,7 @@ likeliest token (weight {hard}); {optimizer} at a rate of {rate}, {warmup} steps
     python -m lessons_lib.training export --run main
 
 These commands follow the plan: what the note above says of this run, they do not repeat. They were run on a CPU;
-on a GPU `collect` alone has gone to its end, an H200's 6,922 texts in three minutes, and `distill` a few steps.
+on a GPU `collect` alone has gone to its end (`bench/results/gpu.json`), and `distill` a few steps.
 
 ## Worth
 Tokens per target forward, greedy, counted along held-out texts, and how many single guesses are right.

@@ -31,7 +31,8 @@ by them. The weights are under the Apache License 2.0, as the model's.
     python -m lessons_lib.training collect --held-out
     python -m lessons_lib.training heads-export --run {run}{joint}
 
-Run on a CPU; on a GPU `collect` alone has gone to its end (lesson 06's card), and `heads` a few steps.
+Run on a CPU; on a GPU `collect` alone has gone to its end, and `heads` a few steps
+(`bench/results/gpu.json`).
 
 ## Worth
 How often a head's favourite, or one of five, is right on the texts that train nothing:

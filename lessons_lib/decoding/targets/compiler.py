@@ -23,7 +23,7 @@ MOST_ARGUMENTS = "MAX_FUSED_KERNEL_ARGS_NUM"  # of a C++ kernel, 500 by default
 ALWAYS = {
     "cpp.enable_kernel_profile": True,  # kernels appear in torch.profiler; costs nothing while nobody profiles
     "cpp.enable_floating_point_contract_flag": "fast",  # multiply and add in one instruction, rounded once
-    "size_asserts": False,  # of some 300 arguments at every call, whose sizes are those it was made for
+    "size_asserts": False,  # of some 300 arguments at every call
 }
 
 

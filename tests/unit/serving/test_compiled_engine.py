@@ -58,6 +58,9 @@ def test_every_request_is_answered_as_if_it_ran_alone_and_nothing_compiles_again
     with torch.compiler.set_stance("fail_on_recompile"):
         _, log = together(scheduler(**setting), target=target)
     assert target.problem is None and target.step.seconds is not None
+    monkeypatch.undo()
+    _, eager = together(scheduler(**setting))
+    assert [i.shares for i in log.iterations] == [i.shares for i in eager.iterations]  # nothing is fed twice
     assert len(set(tokens)) > 2 and sum(tokens) >= sum(s.fed for i in log.iterations for s in i.shares if s.prefill)
 
 
