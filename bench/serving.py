@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lessons_lib import load
 from lessons_lib.decoding.targets.compiled_step import CompiledStep
-from lessons_lib.measure.clock import Ratio, Samples, compare, timed
+from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.device import dtype_name
 from lessons_lib.serving import peers
@@ -26,14 +26,16 @@ from lessons_lib.serving.compiled import Pages, paged_step
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.lengths import Fixed
-from lessons_lib.serving.plan import Log
+from lessons_lib.serving.plan import Log, Plan
 from lessons_lib.serving.policies import Continuous, Static
 from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
+from lessons_lib.serving.target import PagedTarget
 from lessons_lib.serving.workload import Workload
 
-SLOTS, BLOCKS = 16, 512
+SLOTS = 16
+BLOCKS = dict(num_blocks=256, block_size=32)  # longer pieces of memory than 16 tokens are read faster
 COUNT = 48
 ENGINE = "our engine, compiled"
 
@@ -47,14 +49,14 @@ def model():
 @cache
 def target():
     """The model on paged caches; its compiled step is there when this returns."""
-    made = paged(model(), BlockPool(BLOCKS), SLOTS)
+    made = paged(model(), BlockPool(**BLOCKS), SLOTS)
     Engine(made, scheduler()).serve(workload(3, seed=9))
     return made
 
 
 def scheduler(policy=Continuous) -> Scheduler:
-    """A new one with SLOTS slots and BLOCKS blocks of 16 tokens."""
-    return Scheduler(BlockPool(BLOCKS), SLOTS, policy())
+    """A new one with SLOTS slots and BLOCKS."""
+    return Scheduler(BlockPool(**BLOCKS), SLOTS, policy())
 
 
 def workload(count: int, seed: int = 0) -> list[Request]:
@@ -140,26 +142,43 @@ def vllm(run: Run) -> Measured:
     unit="",
 )  # fmt: skip
 def overhead(run: Run) -> Measured:
-    """From one forward's end to the next one's, over bare forwards before and after, of as many rows and entries; minus
-    1."""
-    asked = Workload(SLOTS, Fixed(100), Fixed(40), vocab_size=model().tokenizer.vocab_size).requests()
-    bare = contiguous_step(target().decoder, SLOTS, entries=128)  # in the engine 7 to 9 blocks of 16
+    """From one forward's end to the next one's, over a bare forward in between, of as many rows and entries; minus 1.
 
-    def in_engine() -> float:
-        ends = [i.end for i in serve(asked).iterations if len(i.shares) == SLOTS and not i.shares[0].prefill]
-        return Samples(tuple(b - a for a, b in pairwise(ends))).median
-
-    alone = lambda: timed(bare, model().device, repeats=20, warmup=2).median  # noqa: E731
+    A bare one before every step of the engine, since a machine drifts within seconds.
+    """
+    asked = Workload(SLOTS, Fixed(97), Fixed(31), vocab_size=model().tokenizer.vocab_size).requests()
+    bare = contiguous_step(target().decoder, SLOTS, entries=128)  # in the engine 4 blocks of 32
     bare()
-    bares, engines = [alone()], []
-    for _ in range(1 if run.quick else 7):
-        engines.append(in_engine())
-        bares.append(alone())
-    around = [(before + after) / 2 for before, after in pairwise(bares)]  # a machine drifts
-    whole = Ratio.of(Samples(tuple(engines)), Samples(tuple(around)))
+    engines, bares = zip(*(pair for _ in range(1 if run.quick else 7) for pair in in_turn(asked, bare)), strict=True)
+    whole = Ratio.of(Samples(engines), Samples(bares))
     minus_1 = replace(whole, value=whole.value - 1, low=whole.low - 1, high=whole.high - 1)
     dtype = dtype_name(model().dtype)
     return Measured(minus_1, dtype, {"entries": 128, "dtype": dtype, "problem": target().problem})
+
+
+def in_turn(asked: Sequence[Request], bare: Callable) -> list[tuple[float, float]]:
+    """Seconds of every step of decoding rows alone, and of the bare forward before it."""
+    engine = Beside(target(), scheduler(), bare)
+    log = engine.serve([request.fresh() for request in asked])
+    all_served(log.requests)
+    steps = [*zip(log.iterations, engine.took, strict=True)]
+    decoding = [(before, step) for before, step in pairwise(steps) if not step[0].shares[0].prefill]
+    return [(now.end - before.end - took, took) for (before, _), (now, took) in decoding if len(now.shares) == SLOTS]
+
+
+class Beside(Engine):
+    """An engine with something else run, and timed, before every forward. took: seconds of each."""
+
+    def __init__(self, target: PagedTarget, scheduler: Scheduler, other: Callable):
+        super().__init__(target, scheduler)
+        self.other, self.took = other, []
+
+    def run(self, plan: Plan) -> list[list[int]]:
+        since = self.now()
+        self.other()
+        sync(self.target.device)
+        self.took.append(self.now() - since)
+        return super().run(plan)
 
 
 class InOnePiece(Pages):
@@ -175,7 +194,8 @@ class InOnePiece(Pages):
 def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], Tensor]:
     """A compiled forward of so many rows, each behind 3/4 of `entries` cached ones."""
     c, long = decoder.config, dict(dtype=torch.long, device=model().device)
-    step = CompiledStep(paged_step(decoder, InOnePiece), f"{rows}-row contiguous step", frozen=True, tuned=True)
+    how = dict(frozen=True, tuned=True, indices_checked=False)  # as the engine's
+    step = CompiledStep(paged_step(decoder, InOnePiece), f"{rows}-row contiguous step", **how)
     like = dict(dtype=model().dtype, device=model().device)
     made = [torch.zeros(rows, c.kv_heads, entries, c.head_dim, **like) for _ in range(2 * c.layers)]
     tokens, positions = torch.full((rows,), 50, **long), torch.full((rows,), entries * 3 // 4, **long)

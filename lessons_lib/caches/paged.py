@@ -84,7 +84,8 @@ class PagedCache(CountedCache):
         end = prefix + len(then)
         if not unbroken(prefix, then):
             self._move(then, range(prefix, end))
-        self._lengths = [min(end, length) for length in self._lengths]
+        if end < max(self._lengths):
+            self._lengths = [min(end, length) for length in self._lengths]
 
     def _move(self, entries: Sequence[int], to: Sequence[int]) -> None:
         size, device = self.memory.block_size, self.memory.heads.device

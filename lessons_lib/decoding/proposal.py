@@ -72,6 +72,9 @@ class Proposal:
             raise ValueError("scratch needs one offset and one row of `sees` for each token")
 
 
+NO_GUESSES = Proposal()
+
+
 @dataclass
 class Tree:
     """A proposal made ready for one forward: merged, pruned, with depths and children looked up.

@@ -15,7 +15,7 @@ from torch import Tensor
 from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.acceptance import Acceptance
 from lessons_lib.decoding.blocks import Block, Scores, make_block
-from lessons_lib.decoding.proposal import Proposal, Tree
+from lessons_lib.decoding.proposal import NO_GUESSES, Proposal, Tree
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.trace import Step
 
@@ -88,7 +88,7 @@ class Row:
         room, left = self._room(len(lacking)), self.prompt_length + self.ending.max_new_tokens - len(self.ids)
         limit = min(room, left - 1)  # the step adds one itself
         early = len(self.ids) == self.prompt_length or not completes  # the anchor of all guesses must be fed first
-        proposal = Proposal() if early else self.proposer.propose(self.ids, limit)
+        proposal = NO_GUESSES if early else self.proposer.propose(self.ids, limit)
         proposal, tree = self._fitting(proposal, limit, room)
         block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
         return Planned(tree, proposal, block, completes)
@@ -105,7 +105,7 @@ class Row:
             proposal, scratch = replace(proposal, scratch=None), None
         tree = Tree.of(proposal, limit)
         fed = len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
-        return (proposal, tree) if fed <= room else (Proposal(), Tree())
+        return (proposal, tree) if fed <= room else (NO_GUESSES, Tree())
 
     def accept(self, planned: Planned, scores: Scores) -> tuple[list[int], list[int]]:
         """Ask the acceptance rule, whose errors come through, end the text where it must end -> (path, tokens)."""
@@ -129,9 +129,9 @@ class Row:
     def _hold_back_eos(self, tree: Tree, logits: Tensor) -> Tensor:
         """No end of text before min_new_tokens, at whatever depth of the tree a row of logits stands."""
         missing = self.ending.min_new_tokens - (len(self.ids) - self.prompt_length)
-        early = [row for row, depth in enumerate([0, *tree.depths]) if depth < missing]
-        if not early or not self.ending.eos:
+        if missing <= 0 or not self.ending.eos:
             return logits
+        early = [row for row, depth in enumerate([0, *tree.depths]) if depth < missing]
         logits = logits.clone()
         logits[torch.tensor(early)[:, None], torch.tensor(sorted(self.ending.eos))] = float("-inf")
         return logits

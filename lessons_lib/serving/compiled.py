@@ -38,7 +38,8 @@ class CompiledPagedTarget(PagedTarget):
         super().__init__(decoder, tokenizer, eos, **sizes)
         self.slots, self.problem = slots, say_uncompiled(compiler_problem(self.device))
         name = f"step of many rows ({decoder.config.layers} layers, {self.dtype})"
-        self.step = CompiledStep(paged_step(decoder), name, frozen=True, tuned=True)
+        how = dict(frozen=True, tuned=True, indices_checked=False)  # `_call` and the caches have checked them
+        self.step = CompiledStep(paged_step(decoder), name, **how, prepare=any_size)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Blocks in compiled forwards, those that need it in an eager one -> the scores of each.
@@ -71,20 +72,30 @@ class CompiledPagedTarget(PagedTarget):
         return [Scores(one) for one in logits[: sum(counts)].split(counts)]
 
     def _call(self, rows: Sequence[tuple[list[int], list[int], list[int], int]]) -> Tensor:
-        """(tokens, positions, blocks, how many of the last are wanted) of each block -> logits (wanted or more, V)."""
+        """(tokens, positions, blocks, how many of the last are wanted) of each block -> logits (wanted or more, V).
+
+        IndexError for a token or position that is none: the step itself would use whatever lies there.
+        """
         tokens, positions, tables, wanted = [], [], [], []
         for new, at, table, count in rows:
             tokens, positions, tables = tokens + new, positions + at, tables + [table] * len(new)
             wanted += range(len(tokens) - count, len(tokens))
+        for name, numbers, most in ("token", tokens, self.vocab_size), ("position", positions, self.context):
+            if not 0 <= min(numbers) <= max(numbers) < most:
+                raise IndexError(f"{name}s {min(numbers)} to {max(numbers)} are not all within 0 to {most - 1}")
         if len(tokens) == 1:  # a compiler takes one row for a constant
             tokens, positions, tables = tokens + [0], positions + [0], tables + [[]]
         wanted = wanted * 2 if len(wanted) == 1 else wanted
         tables = self.memory.padded(tables, at_least=2)
         given = [torch.tensor(numbers, device=self.device) for numbers in (tokens, positions, tables, wanted)]
-        for tensor in given:
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        torch._dynamo.maybe_mark_dynamic(given[2], 1)
         return self.step(*given, self.memory.keys, self.memory.values)
+
+
+def any_size(tokens: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, *memory: list[Tensor]) -> None:
+    """Mark what may differ from step to step, before it is compiled: rows, blocks of a row, rows that are wanted."""
+    for tensor in (tokens, positions, tables, wanted):
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    torch._dynamo.maybe_mark_dynamic(tables, 1)
 
 
 def is_rows(block: Block) -> bool:

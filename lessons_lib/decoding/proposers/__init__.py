@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from lessons_lib.decoding.proposal import Proposal
+from lessons_lib.decoding.proposal import NO_GUESSES, Proposal
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Proposer:
 
     def propose(self, ids: Sequence[int], limit: int) -> Proposal:
         """ids: all committed tokens; guesses more than `limit` deep are of no use -> guesses for what follows."""
-        return Proposal()
+        return NO_GUESSES
 
     def observe(self, seen: Observation) -> None:
         """Called after every commit, the prefill's included."""

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from lessons_lib.decoding.acceptance import Sampling, favourites
 from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
-from lessons_lib.decoding.proposal import ANCHOR, Proposal
+from lessons_lib.decoding.proposal import ANCHOR, NO_GUESSES, Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
 from lessons_lib.decoding.proposers.drawing import check_drawing, draw
@@ -71,7 +71,7 @@ class DraftModel(Proposer):
         self.committed, self.tree = len(ids), (tree := Growing())
         gamma = min(self.length.next(), limit, self.draft.context - len(ids) + 1)  # the last guess is never fed
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
-            return Proposal()  # also where the target wrote an id that no token has: the draft cannot read it
+            return NO_GUESSES  # also where the target wrote an id that no token has: the draft cannot read it
         while tree.depth < gamma and self._has_room(tree):
             logits = self._shared(self.draft.run([self._block(ids, tree)])[0].logits)
             confidence = self._grow(tree, logits)

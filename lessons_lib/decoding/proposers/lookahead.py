@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from lessons_lib.decoding.acceptance import favourites
-from lessons_lib.decoding.proposal import ANCHOR, Proposal, Scratch
+from lessons_lib.decoding.proposal import ANCHOR, NO_GUESSES, Proposal, Scratch
 from lessons_lib.decoding.proposers import Observation, Proposer
 
 
@@ -60,7 +60,7 @@ class Lookahead(Proposer):
     def propose(self, ids: Sequence[int], limit: int) -> Proposal:
         """The pool's n-grams that begin with the anchor, as a tree, and the window."""
         if limit < 1:
-            return Proposal()  # the last token: neither guesses nor a wider pool can help
+            return NO_GUESSES  # the last token: neither guesses nor a wider pool can help
         if self.pool_from_text:
             self._read(ids)
         self.rows[0][0] = ids[-1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.decoding.acceptance import Sampling
-from lessons_lib.decoding.proposal import ANCHOR, Proposal
+from lessons_lib.decoding.proposal import ANCHOR, NO_GUESSES, Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.drawing import check_drawing, draw
 from lessons_lib.decoding.trees import TreeShape, regular
@@ -64,7 +64,7 @@ class Medusa(Proposer):
         """The tree, its levels beyond `limit` left out."""
         depth = min(limit, self.shape.depth)
         if depth < 1 or self.state is None:
-            return Proposal()
+            return NO_GUESSES
         if self.mode == "point":
             return self.tree_of(self.heads.favourites(self.state[None], self.shape.ranks, depth, ids[-1:])[0].tolist())
         return self._drawn(self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))

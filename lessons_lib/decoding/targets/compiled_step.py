@@ -14,7 +14,7 @@ from lessons_lib.progress import first_line, say
 class CompiledStep:
     """step(*tensors), compiled at the first call, and again after a `torch.compiler.reset()`.
 
-    name: what is said to be compiling. frozen, tuned, short: see `compiler.settings`. prepare: is given the tensors
+    name: what is said to be compiling. frozen, tuned, short, indices_checked: see `compiler.settings`. prepare: is given the tensors
     whenever they are about to be compiled for. seconds: what the first call took, None before it. problem: why the step
     is not compiled and runs as it is, None if it is. Errors are the step's.
     """
@@ -26,10 +26,12 @@ class CompiledStep:
         frozen: bool,
         tuned: bool,
         short: bool = False,
+        indices_checked: bool = True,
         prepare: Callable = lambda *args: None,
     ):
         step.__code__ = step.__code__.replace()  # its own copy: graphs are kept with the code, a handful at most
-        self.step, self.name, self.chosen = step, name, dict(frozen=frozen, tuned=tuned, short=short)
+        self.step, self.name = step, name
+        self.chosen = dict(frozen=frozen, tuned=tuned, short=short, indices_checked=indices_checked)
         self.prepare = prepare
         self.seconds: float | None = None
         self.problem: str | None = None

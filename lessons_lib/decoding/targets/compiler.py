@@ -28,15 +28,19 @@ ALWAYS = {
 
 
 @contextmanager
-def settings(frozen: bool = False, tuned: bool = False, short: bool = False) -> Iterator[None]:
+def settings(
+    frozen: bool = False, tuned: bool = False, short: bool = False, indices_checked: bool = True
+) -> Iterator[None]:
     """Frozen weights, autotuned matrix products, or the compiler's defaults; without gradients, silently.
 
     Freezing turns parameters into constants, which the compiler may repack; that is only allowed where no
-    gradient can be asked for. short: see `short_kernels`.
+    gradient can be asked for. short: see `short_kernels`. indices_checked: whether every number that looks a row up is
+    checked whenever it does; without it, one that is out of range reads what lies there.
     """
     import torch._inductor.config as inductor
 
     chosen = ALWAYS | (FROZEN if frozen else {}) | (TUNED if tuned else {})
+    chosen |= {"assert_indirect_indexing": indices_checked}
     kernels = short_kernels() if short else nullcontext()
     with torch.no_grad(), inductor.patch(chosen), kernels, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # of torch, about itself

@@ -131,6 +131,13 @@ def test_a_row_without_room_is_refused_before_anything_is_written(target):
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, target.memory.keys, strict=True))
 
 
+@pytest.mark.parametrize("tokens, cached", [([TARGET.vocab_size], 0), ([3, -1], 0), ([1], TARGET.context)])
+def test_a_token_or_a_position_that_is_none_is_refused_since_the_step_itself_does_not_look(target, tokens, cached):
+    most = TARGET.context - 1 if cached else TARGET.vocab_size - 1
+    with pytest.raises(IndexError, match=f"are not all within 0 to {most}"):
+        target.run([plain_block(tokens, PagedCache(target.memory, [0] * TARGET.context, cached))])
+
+
 def block(count: int, cached: int = 0, **more) -> Block:
     return Block([1] * count, list(range(count)), None, SimpleNamespace(length=lambda: cached), 1, **more)
 
