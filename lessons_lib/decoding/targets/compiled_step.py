@@ -14,9 +14,9 @@ from lessons_lib.progress import first_line, say
 class CompiledStep:
     """step(*tensors), compiled at the first call, and again after a `torch.compiler.reset()`.
 
-    name: what is said to be compiling. frozen, tuned, short, indices_checked: see `compiler.settings`. prepare: is given the tensors
-    whenever they are about to be compiled for. seconds: what the first call took, None before it. problem: why the step
-    is not compiled and runs as it is, None if it is. Errors are the step's.
+    name: what is said to be compiling. frozen, tuned, short, indices_checked: see `compiler.settings`. prepare: is
+    given the tensors whenever they are about to be compiled for. seconds: what the first call took, None before it.
+    problem: why the step is not compiled and runs as it is, None if it is. Errors are the step's.
     """
 
     def __init__(
