@@ -50,7 +50,8 @@ def favourites(logits: Tensor) -> list[int]:
     """logits (n, V) -> the likeliest token of each row, the first of equals.
 
     By numpy on a CPU, where torch takes several times as long for a row of tens of thousands. It knows no bf16, but the
-    bits of positive floats, read as integers, are in the order of their values, and above those of negative ones.
+    bits of positive floats, read as integers, are in the order of their values, and above those of negative ones. Where
+    the best is not above 0, values are compared. Nobody looks for NaN.
     """
     if not logits.is_cpu:
         return logits.argmax(-1).tolist()

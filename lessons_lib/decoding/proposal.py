@@ -72,7 +72,7 @@ class Proposal:
             raise ValueError("scratch needs one offset and one row of `sees` for each token")
 
 
-NO_GUESSES = Proposal()
+NO_GUESSES = Proposal()  # for all rows and steps, since checking one takes time; change nothing of it
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lessons_lib.measure.memory import give_back
-from lessons_lib.models.calibrate import HEAD, Inputs, Place, Windows, inputs_of, largest, places
+from lessons_lib.models.calibrate import HEAD, MATRICES, Inputs, Place, Windows, inputs_of, largest, places
 from lessons_lib.models.compensated import compensated
 from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.decoder import Decoder
@@ -144,6 +144,8 @@ def _weights(decoder: Decoder, format: str, windows: Windows) -> _Weights:
 
 
 def _both(decoder: Decoder, windows: Windows, remedies: Remedies) -> Decoder:
+    if unknown := {*remedies.columns, *remedies.terms} - {*MATRICES, HEAD}:
+        raise ValueError(f"no matrix is called {min(unknown)!r}; choose from {', '.join((*MATRICES, HEAD))}")
     inputs: dict[Place, Inputs] = {}
     if windows and (remedies.smooth or remedies.columns):
         inputs = inputs_of(decoder, windows)

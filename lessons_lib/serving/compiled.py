@@ -8,6 +8,7 @@ run eagerly, where the library's attention reads it once for many.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.serving.target import PagedTarget
 
 # (row, entry) pairs of attention, as measured on two cores with AVX512-bf16; a GPU's would be others:
+COMPILED = dict(frozen=True, tuned=True, indices_checked=False)  # `_call` checks them
 LONG = 2**14  # of one block: a prompt with more takes less time eagerly
 WASTE = 2**13  # of padding: more would take longer than another forward
 
@@ -38,13 +40,13 @@ class CompiledPagedTarget(PagedTarget):
         super().__init__(decoder, tokenizer, eos, **sizes)
         self.slots, self.problem = slots, say_uncompiled(compiler_problem(self.device))
         name = f"step of many rows ({decoder.config.layers} layers, {self.dtype})"
-        how = dict(frozen=True, tuned=True, indices_checked=False)  # `_call` and the caches have checked them
-        self.step = CompiledStep(paged_step(decoder), name, **how, prepare=any_size)
+        self.step = CompiledStep(paged_step(decoder), name, **COMPILED, prepare=any_size)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Blocks in compiled forwards, those that need it in an eager one -> the scores of each.
 
-        CacheFullError as PagedTarget has it.
+        CacheFullError as PagedTarget has it; IndexError, before anything is written, for tokens and positions beyond
+        the decoder's and blocks beyond the memory's.
         """
         fast = [i for i, block in enumerate(blocks) if is_rows(block)] if self._compiled() else []
         rest = [i for i in range(len(blocks)) if i not in fast]
@@ -64,31 +66,38 @@ class CompiledPagedTarget(PagedTarget):
         return not self.problem
 
     def _run(self, blocks: Sequence[Block]) -> list[Scores]:
-        self.memory.clear([begun for block in blocks for begun in block.cache.begun(len(block.tokens))])
+        begun = [number for block in blocks for number in block.cache.begun(len(block.tokens))]
         rows = [(b.tokens, b.cache.positions(b.offsets), b.cache.used(len(b.tokens)), b.wanted) for b in blocks]
-        logits, counts = self._call(rows), [block.wanted for block in blocks]
+        logits, counts = self._call(rows, begun), [block.wanted for block in blocks]
         for block in blocks:
             block.cache.advance(len(block.tokens))
         return [Scores(one) for one in logits[: sum(counts)].split(counts)]
 
-    def _call(self, rows: Sequence[tuple[list[int], list[int], list[int], int]]) -> Tensor:
+    def _call(self, rows: Sequence[tuple[list[int], list[int], list[int], int]], begun: Sequence[int] = ()) -> Tensor:
         """(tokens, positions, blocks, how many of the last are wanted) of each block -> logits (wanted or more, V).
 
-        IndexError for a token or position that is none: the step itself would use whatever lies there.
+        IndexError for a number that is none: the step itself would read, or overwrite, whatever lies there.
         """
         tokens, positions, tables, wanted = [], [], [], []
         for new, at, table, count in rows:
             tokens, positions, tables = tokens + new, positions + at, tables + [table] * len(new)
             wanted += range(len(tokens) - count, len(tokens))
-        for name, numbers, most in ("token", tokens, self.vocab_size), ("position", positions, self.context):
-            if not 0 <= min(numbers) <= max(numbers) < most:
-                raise IndexError(f"{name}s {min(numbers)} to {max(numbers)} are not all within 0 to {most - 1}")
         if len(tokens) == 1:  # a compiler takes one row for a constant
             tokens, positions, tables = tokens + [0], positions + [0], tables + [[]]
         wanted = wanted * 2 if len(wanted) == 1 else wanted
         tables = self.memory.padded(tables, at_least=2)
+        check("token", tokens, self.vocab_size)
+        check("position", positions, self.context)
+        check("block", [*chain.from_iterable(tables)], self.memory.padding + 1)
+        self.memory.clear(begun)
         given = [torch.tensor(numbers, device=self.device) for numbers in (tokens, positions, tables, wanted)]
         return self.step(*given, self.memory.keys, self.memory.values)
+
+
+def check(name: str, numbers: Sequence[int], count: int) -> None:
+    """IndexError unless all numbers are those of `count` things."""
+    if min(numbers) < 0 or max(numbers) >= count:
+        raise IndexError(f"{name}s {min(numbers)} to {max(numbers)} are not all within 0 to {count - 1}")
 
 
 def any_size(tokens: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, *memory: list[Tensor]) -> None:

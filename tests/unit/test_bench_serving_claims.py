@@ -1,7 +1,7 @@
 """The claims of lesson 05 with a tiny model: every one is measured as it says, though its numbers mean nothing."""
 
-import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import other_engines
 import pytest
@@ -10,6 +10,7 @@ import torch
 from registry import CLAIMS, NotMeasured, Run
 from support.benches import Letters
 
+from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.serving import compiled
 from lessons_lib.serving.lengths import Fixed
@@ -56,11 +57,23 @@ def test_an_error_of_the_simulator_is_the_median_over_runs_of_the_worst_figure(s
     assert found.ratio.value == pytest.approx(0.1) and (found.ratio.low, found.ratio.high) == pytest.approx((0.1, 0.5))
 
 
-def test_overhead_is_what_comes_on_top(serving, monkeypatch):
-    """What bare forwards take between the engine's own is not the engine's."""
+def test_what_bare_forwards_take_between_the_engines_own_is_not_the_engines(serving, monkeypatch):
+    clock, run = SimpleNamespace(seconds=0.0), serving.target().run
+
+    def take(seconds, done=None):
+        clock.seconds += seconds
+        return done
+
+    monkeypatch.setattr(serving.Beside, "now", lambda engine: clock.seconds)
+    monkeypatch.setattr(serving.target(), "run", lambda blocks: take(1.0, run(blocks)))
     asked = Workload(4, Fixed(5), Fixed(6), vocab_size=97).requests()
-    pairs = serving.in_turn(asked, lambda: time.sleep(0.3))
-    assert len(pairs) == 5 and all(bare >= 0.3 > engine > 0 for engine, bare in pairs)
+    found = serving.run_beside(lambda: take(3.0), asked)
+    assert [steps.times for steps in found] == [(1.0,) * 5, (3.0,) * 5]
+
+
+def test_overhead_is_what_comes_on_top(serving, monkeypatch):
+    monkeypatch.setattr(serving, "run_beside", lambda *of: (Samples((3.0, 3.0, 9.0)), Samples((2.0, 2.0, 2.0))))
+    assert measured(serving, "serving/overhead").ratio.value == pytest.approx(0.5)
 
 
 def test_buffers_in_one_piece_hold_what_blocks_hold(serving):

@@ -35,7 +35,7 @@ def settings(
 
     Freezing turns parameters into constants, which the compiler may repack; that is only allowed where no
     gradient can be asked for. short: see `short_kernels`. indices_checked: whether every number that looks a row up is
-    checked whenever it does; without it, one that is out of range reads what lies there.
+    checked whenever it does; without it, one out of range reads or overwrites what lies there.
     """
     import torch._inductor.config as inductor
 

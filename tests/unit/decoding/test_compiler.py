@@ -34,6 +34,14 @@ def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
     assert inductor.freezing is False
 
 
+def test_numbers_that_look_rows_up_are_checked_unless_whoever_compiles_has_done_so():
+    for checked in (True, False):
+        with compiler.settings(indices_checked=checked):
+            assert inductor.assert_indirect_indexing is checked
+    with compiler.settings():
+        assert inductor.assert_indirect_indexing is True
+
+
 def test_a_missing_compiler_is_found_out_by_asking_the_compilers_own_search(monkeypatch):
     """A process of its own, since torch remembers a compiler that it has found."""
     script = (

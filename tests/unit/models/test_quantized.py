@@ -327,6 +327,8 @@ def sample(of: Decoder, count: int) -> list[int]:
     (lambda d: replaced(quantized(d, "int8"), lambda p, w: None), "rounded already"),
     (lambda d: quantized(d.to("meta"), "int4"), "rounding runs on cpu or cuda, not on meta"),
     (lambda d: quantized(d, "int8", remedies=Remedies({}, {}, {"down": 3})), "1 or 2 terms of 8 bits, not 3"),
+    (lambda d: quantized(d, "int8", remedies=Remedies({}, {"haed": 8})), "no matrix is called 'haed'; choose from qkv"),
+    (lambda d: quantized(d, "int8", remedies=Remedies({}, {}, {"up": 2})), "no matrix is called 'up'"),
 ])  # fmt: skip
 def test_what_cannot_be_rounded_is_refused(call, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -131,11 +131,18 @@ def test_a_row_without_room_is_refused_before_anything_is_written(target):
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, target.memory.keys, strict=True))
 
 
-@pytest.mark.parametrize("tokens, cached", [([TARGET.vocab_size], 0), ([3, -1], 0), ([1], TARGET.context)])
-def test_a_token_or_a_position_that_is_none_is_refused_since_the_step_itself_does_not_look(target, tokens, cached):
-    most = TARGET.context - 1 if cached else TARGET.vocab_size - 1
-    with pytest.raises(IndexError, match=f"are not all within 0 to {most}"):
-        target.run([plain_block(tokens, PagedCache(target.memory, [0] * TARGET.context, cached))])
+@pytest.mark.parametrize("tokens, cached, block, wrong", [
+    ([TARGET.vocab_size], 0, 0, f"tokens 0 to {TARGET.vocab_size} are"), ([3, -1], 0, 0, "tokens -1 to 3"),
+    ([1], TARGET.context, 0, f"positions 0 to {TARGET.context} are"), ([1], 0, BLOCKS + 1, f"to {BLOCKS + 1} are not"),
+    ([1], 0, -1, "blocks -1 to"),
+])  # fmt: skip
+def test_a_number_that_is_none_is_refused_since_the_step_itself_does_not_look(target, tokens, cached, block, wrong):
+    cache = PagedCache(target.memory, [block] * TARGET.context, cached)
+    before = [buffer.clone() for buffer in target.memory.keys]
+    with pytest.raises(IndexError, match=wrong):
+        target.run([plain_block(tokens, cache)])
+    assert cache.length() == cached
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, target.memory.keys, strict=True))
 
 
 def block(count: int, cached: int = 0, **more) -> Block:
