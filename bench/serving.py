@@ -158,13 +158,15 @@ def overhead(run: Run) -> Measured:
 
 
 def run_beside(bare: Callable, asked: Sequence[Request]) -> tuple[Samples, Samples]:
-    """A run of the engine: seconds of its steps in which all rows decode, and of the bare forward before each."""
+    """A run of the engine: seconds of its steps behind the prompts, and of the bare forward before each.
+
+    asked: requests that are alike and fill the slots, so that one step reads all prompts and all rows decode in others.
+    """
     engine = Beside(target(), scheduler(), bare)
     log = engine.serve([request.fresh() for request in asked])
     all_served(log.requests)
     steps = [*zip(log.iterations, engine.took, strict=True)]
-    decode = lambda shares: len(shares) == SLOTS and not any(share.prefill for share in shares)  # noqa: E731
-    pairs = [(now.end - last.end - took, took) for (last, _), (now, took) in pairwise(steps) if decode(now.shares)]
+    pairs = [(now.end - last.end - took, took) for (last, _), (now, took) in pairwise(steps)]
     return tuple(Samples(times) for times in zip(*pairs, strict=True))
 
 

@@ -217,7 +217,7 @@ def test_favourites_are_the_first_of_the_likeliest_in_every_format(dtype):
     logits = torch.randint(0, 9, (7, 500), generator=torch.Generator().manual_seed(0)).to(dtype)
     none = torch.full_like(logits[:1], -float("inf"))
     zeros = torch.tensor([[-1, -0.0, 0.0] + [-2.0] * 497]).to(dtype)
-    for shifted in (logits, logits - 4, logits - 8, logits - 20.5, torch.cat([logits, none]), zeros):
+    for shifted in (logits, logits + 1, logits - 4, logits - 8, logits - 20.5, torch.cat([logits, none]), zeros):
         first = [row.index(max(row)) for row in shifted.tolist()]
         assert favourites(shifted) == first
 
