@@ -71,6 +71,13 @@ def test_rounded_weights_alone_compute_what_their_values_do(name, values):
     assert 0 < off(found, logits(whole)) < 2
 
 
+def test_packed_kernels_of_int4_in_fp32_compute_what_its_values_do():
+    """Whose perplexity stands for theirs: `bench` reads the long text with values."""
+    whole = decoder(torch.float32, width=64)
+    packed, values = (logits(quantized(whole, "int4", values=of)) for of in (False, True))
+    assert 0 < (packed - values).norm() / values.norm() < 1e-5
+
+
 def test_a_head_can_stay_as_it_is_or_take_a_format_of_its_own():
     whole = decoder()
     kept = quantized(whole, "int4", head=None)
