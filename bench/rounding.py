@@ -83,7 +83,7 @@ def windows_of(run: Run) -> int | None:
 
 
 def perplexity(run: Run, format: str, **options) -> Measured:
-    """Perplexity with weights in this format over that in fp32, each found on the same windows; options: `quantized`'s."""
+    """Perplexity with weights in this format over that in fp32, both on the same windows; options: `quantized`'s."""
     reference = wide(windows_of(run))
     found = reading(rounded(format, **options), windows_of(run))
     note = f"{found.perplexity:.2f} against {reference.perplexity:.2f}, {found.tokens:,} tokens"

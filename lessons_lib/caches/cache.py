@@ -40,7 +40,7 @@ class CountedCache(Cache):
 
     def advance(self, count: int) -> None:
         """Count `count` entries, written to its buffers or blocks by a compiled step, as present in all layers."""
-        self._lengths = [length + count for length in self._lengths]
+        self._lengths = [self.length() + count] * len(self._lengths)
 
 
 def unbroken(prefix: int, then: Sequence[int]) -> bool:

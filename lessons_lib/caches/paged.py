@@ -62,15 +62,15 @@ class PagedCache(CountedCache):
             self._places = key, self.memory.places([self.blocks], [start], count)
         return self._places[1]
 
-    def used(self, count: int) -> list[int]:
-        """Its blocks up to the one that takes the last of `count` new entries."""
-        return self.blocks[: blocks_for(self.length() + count, self.memory.block_size)]
+    def room(self, count: int) -> tuple[int, list[int], list[int]]:
+        """For `count` new entries: the first one's number, the blocks up to the last one's, the block that they begin.
 
-    def begun(self, count: int) -> list[int]:
-        """The block that `count` new entries begin and do not fill, if there is one. CacheFullError without room."""
-        start = self.length()
-        self.check(start + count)
-        return self.memory.begun(self.blocks, start, start + count)
+        Of the last there is none or one, which they do not fill. CacheFullError without room.
+        """
+        start, end = self.length(), self.length() + count
+        self.check(end)
+        used = self.blocks[: blocks_for(end, self.memory.block_size)]
+        return start, used, self.memory.begun(self.blocks, start, end)
 
     def check(self, needed: int) -> None:
         """Raise CacheFullError unless `needed` entries fit into its blocks."""
@@ -82,9 +82,9 @@ class PagedCache(CountedCache):
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end = prefix + len(then)
-        if not unbroken(prefix, then):
+        if then and not unbroken(prefix, then):
             self._move(then, range(prefix, end))
-        if end < max(self._lengths):
+        if end < self._lengths[0]:  # no layer has more than the first
             self._lengths = [min(end, length) for length in self._lengths]
 
     def _move(self, entries: Sequence[int], to: Sequence[int]) -> None:

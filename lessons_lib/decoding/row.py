@@ -112,7 +112,8 @@ class Row:
         if not planned.completes:
             return [], []
         nodes = 1 + len(planned.tree.tokens)
-        logits = self._hold_back_eos(planned.tree, scores.logits[:nodes])
+        logits = scores.logits if len(scores.logits) == nodes else scores.logits[:nodes]
+        logits = self._hold_back_eos(planned.tree, logits)
         path, bonus = self.acceptance.accept(planned.tree, logits, self.generator)
         return path, self._until_end([planned.tree.tokens[node] for node in path] + [bonus])
 
@@ -124,7 +125,8 @@ class Row:
         path = path[: max(0, len(tokens) - 1)] if len(tokens) <= len(path) else path
         self.cache.keep(first, [first + node for node in path])
         self.ids.extend(tokens)
-        self.proposer.observe(observation(planned, path, tokens, scores))
+        if type(self.proposer) is not Proposer:  # plain decoding learns nothing, and views of logits take time
+            self.proposer.observe(observation(planned, path, tokens, scores))
 
     def _hold_back_eos(self, tree: Tree, logits: Tensor) -> Tensor:
         """No end of text before min_new_tokens, at whatever depth of the tree a row of logits stands."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """One target forward of one row. Times in seconds; with several rows the forward's time is the batch's."""
 

@@ -66,9 +66,12 @@ class CompiledPagedTarget(PagedTarget):
         return not self.problem
 
     def _run(self, blocks: Sequence[Block]) -> list[Scores]:
-        begun = [number for block in blocks for number in block.cache.begun(len(block.tokens))]
-        rows = [(b.tokens, b.cache.positions(b.offsets), b.cache.used(len(b.tokens)), b.wanted) for b in blocks]
-        logits, counts = self._call(rows, begun), [block.wanted for block in blocks]
+        rows, begun, counts = [], [], [block.wanted for block in blocks]
+        for block in blocks:
+            start, used, new = block.cache.room(len(block.tokens))
+            rows.append((block.tokens, [start + offset for offset in block.offsets], used, block.wanted))
+            begun += new
+        logits = self._call(rows, begun)
         for block in blocks:
             block.cache.advance(len(block.tokens))
         return [Scores(one) for one in logits[: sum(counts)].split(counts)]
@@ -80,7 +83,9 @@ class CompiledPagedTarget(PagedTarget):
         """
         tokens, positions, tables, wanted = [], [], [], []
         for new, at, table, count in rows:
-            tokens, positions, tables = tokens + new, positions + at, tables + [table] * len(new)
+            tokens += new
+            positions += at
+            tables += [table] * len(new)
             wanted += range(len(tokens) - count, len(tokens))
         if len(tokens) == 1:  # a compiler takes one row for a constant
             tokens, positions, tables = tokens + [0], positions + [0], tables + [[]]
@@ -109,8 +114,9 @@ def any_size(tokens: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, 
 
 def is_rows(block: Block) -> bool:
     """Whether a block can run as rows of one token, and is not so long that they would take longer than it."""
-    many = len(block.tokens) * (block.cache.length() + len(block.tokens))
-    return block.mask is None and not block.after and (len(block.tokens) == 1 or many <= LONG)
+    count = len(block.tokens)
+    short = count == 1 or count * (block.cache.length() + count) <= LONG
+    return short and block.mask is None and not block.after
 
 
 def forwards(blocks: Sequence[Block]) -> Iterator[list[int]]:

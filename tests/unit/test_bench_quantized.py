@@ -53,7 +53,10 @@ def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(name, mod
     windows = rounding.ids("calibration", 4)
     small, wide = (
         quality.read(rounding.logits_of(of), flat)
-        for of in (rounded(model.target().decoder, name, windows=windows, values=name == "int4"), model.target().decoder)
+        for of in (
+            rounded(model.target().decoder, name, windows=windows, values=name == "int4"),
+            model.target().decoder,
+        )
     )
     assert found.ratio.value == pytest.approx(small.perplexity / wide.perplexity, rel=1e-9)
     assert found.facts["perplexity"] == pytest.approx(small.perplexity) and found.ratio.value != 1

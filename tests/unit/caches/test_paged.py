@@ -141,8 +141,11 @@ def test_bytes_are_those_of_the_blocks():
     assert PagedCache(made, [3, 4]).nbytes == 32 * 512
 
 
-def test_the_blocks_in_use_are_those_up_to_the_last_new_entry():
+def test_room_is_in_the_blocks_up_to_the_last_new_entry_and_the_last_may_be_begun():
     cache = PagedCache(memory(5, block_size=4), [3, 1, 4])
-    assert [cache.used(count) for count in (1, 4, 5, 12)] == [[3], [3], [3, 1], [3, 1, 4]]
+    found = [cache.room(count) for count in (1, 4, 5, 12)]
+    assert found == [(0, [3], [3]), (0, [3], []), (0, [3, 1], [1]), (0, [3, 1, 4], [])]
     feed([cache], 4, seed=0)
-    assert cache.used(1) == [3, 1]
+    assert cache.room(1) == (4, [3, 1], [1])
+    with pytest.raises(CacheFullError, match="cannot hold 13"):
+        cache.room(9)
