@@ -145,20 +145,20 @@ def vllm(run: Run) -> Measured:
 def overhead(run: Run) -> Measured:
     """From one forward's end to the next one's, over a bare forward in between, of as many rows and entries; minus 1.
 
-    A bare one before every step of the engine, since a machine drifts within seconds.
+    Each step of the engine is compared with the bare one before it, since a machine drifts within a second.
     """
     asked = Workload(SLOTS, Fixed(97), Fixed(31), vocab_size=model().tokenizer.vocab_size).requests()
     bare = contiguous_step(target().decoder, SLOTS, entries=128)  # in the engine 4 blocks of 32
     bare()
-    runs = [run_beside(bare, asked) for _ in range(1 if run.quick else 7)]
-    whole = Ratio.of(*(Samples(tuple(steps.median for steps in kind)) for kind in zip(*runs, strict=True)))
+    pairs = [pair for _ in range(1 if run.quick else 15) for pair in run_beside(bare, asked)]
+    whole = Ratio.of(*map(Samples, zip(*pairs, strict=True)))
     minus_1 = replace(whole, value=whole.value - 1, low=whole.low - 1, high=whole.high - 1)
     dtype = dtype_name(model().dtype)
     return Measured(minus_1, dtype, {"entries": 128, "dtype": dtype, "problem": target().problem})
 
 
-def run_beside(bare: Callable, asked: Sequence[Request]) -> tuple[Samples, Samples]:
-    """A run of the engine: seconds of its steps behind the prompts, and of the bare forward before each.
+def run_beside(bare: Callable, asked: Sequence[Request]) -> list[tuple[float, float]]:
+    """A run of the engine: seconds of each step behind the prompts', and of the bare forward before it.
 
     asked: requests that are alike and fill the slots, so that one step reads all prompts and all rows decode in others.
     """
@@ -166,8 +166,7 @@ def run_beside(bare: Callable, asked: Sequence[Request]) -> tuple[Samples, Sampl
     log = engine.serve([request.fresh() for request in asked])
     all_served(log.requests)
     steps = [*zip(log.iterations, engine.took, strict=True)]
-    pairs = [(now.end - last.end - took, took) for (last, _), (now, took) in pairwise(steps)]
-    return tuple(Samples(times) for times in zip(*pairs, strict=True))
+    return [(now.end - last.end - took, took) for (last, _), (now, took) in pairwise(steps)]
 
 
 class Beside(Engine):

@@ -45,4 +45,4 @@ class CountedCache(Cache):
 
 def unbroken(prefix: int, then: Sequence[int]) -> bool:
     """Whether entries numbered `then` follow the first `prefix` ones without a gap: keeping them moves nothing."""
-    return list(then) == list(range(prefix, prefix + len(then)))
+    return not then or list(then) == list(range(prefix, prefix + len(then)))

@@ -82,7 +82,7 @@ class PagedCache(CountedCache):
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end = prefix + len(then)
-        if then and not unbroken(prefix, then):
+        if not unbroken(prefix, then):
             self._move(then, range(prefix, end))
         if end < self._lengths[0]:  # no layer has more than the first
             self._lengths = [min(end, length) for length in self._lengths]

@@ -121,4 +121,4 @@ def counts(trace: Sequence[Step]) -> list[tuple[int, int, int]]:
 
 def _seen(path: list[int], tokens: list[int]) -> Observation:
     """What a step would bring to light, as far as it needs no logits."""
-    return Observation(path, tokens, None, {}, None)
+    return Observation(path, tokens, {}, None)

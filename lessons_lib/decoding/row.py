@@ -112,8 +112,7 @@ class Row:
         if not planned.completes:
             return [], []
         nodes = 1 + len(planned.tree.tokens)
-        logits = scores.logits if len(scores.logits) == nodes else scores.logits[:nodes]
-        logits = self._hold_back_eos(planned.tree, logits)
+        logits = self._hold_back_eos(planned.tree, scores.logits[:nodes])
         path, bonus = self.acceptance.accept(planned.tree, logits, self.generator)
         return path, self._until_end([planned.tree.tokens[node] for node in path] + [bonus])
 
@@ -125,8 +124,7 @@ class Row:
         path = path[: max(0, len(tokens) - 1)] if len(tokens) <= len(path) else path
         self.cache.keep(first, [first + node for node in path])
         self.ids.extend(tokens)
-        if type(self.proposer) is not Proposer:  # plain decoding learns nothing, and views of logits take time
-            self.proposer.observe(observation(planned, path, tokens, scores))
+        self.proposer.observe(observation(planned, path, tokens, scores))
 
     def _hold_back_eos(self, tree: Tree, logits: Tensor) -> Tensor:
         """No end of text before min_new_tokens, at whatever depth of the tree a row of logits stands."""
@@ -201,8 +199,7 @@ def observation(planned: Planned, path: list[int], tokens: list[int], scores: Sc
     return Observation(
         path=[theirs[node] for node in path],
         tokens=tokens,
-        anchor_logits=scores.logits[0],
         node_logits=fed,
-        scratch_logits=scores.logits[nodes:],
+        scratch_logits=scores.logits[nodes:] if planned.proposal.scratch else None,
         states={name: states[rows] for name, states in scores.states.items()},
     )

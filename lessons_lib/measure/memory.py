@@ -1,13 +1,15 @@
 """Memory of a callable, as torch's allocators see it: what lives at once (lesson 04), what stays (lesson 10).
 
-And what the C library keeps of it: `give_back`.
+And what others do about it: the C library keeps some (`give_back`), Python's collector looks it through (`settled`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +48,20 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):  # other C libraries, macOS, Windows
         pass
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Spare all that exists by now Python's garbage collector, which else looks through a million objects of torch and
+    its like again and again. A program that has frozen something itself is left alone."""
+    ours = not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
 
 
 def _kind(device: Any) -> str:

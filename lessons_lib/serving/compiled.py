@@ -21,8 +21,8 @@ from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.serving.target import PagedTarget
 
-# (row, entry) pairs of attention, as measured on two cores with AVX512-bf16; a GPU's would be others:
 COMPILED = dict(frozen=True, tuned=True, indices_checked=False)  # `_call` checks them
+# (row, entry) pairs of attention, as measured on two cores with AVX512-bf16; a GPU's would be others:
 LONG = 2**14  # of one block: a prompt with more takes less time eagerly
 WASTE = 2**13  # of padding: more would take longer than another forward
 

@@ -25,6 +25,7 @@ from lessons_lib.decoding.generate import Output, Prompt, new_row, text_of
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.row import Row, step
 from lessons_lib.measure.clock import sync
+from lessons_lib.measure.memory import settled
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.compiled import CompiledPagedTarget
 from lessons_lib.serving.loop import serve
@@ -102,7 +103,8 @@ class Engine:
         possible = [request for request in requests if request in self.jobs or self._adopt(request)]
         self.start = time.perf_counter()
         try:
-            log = serve(possible, self.scheduler, self)
+            with settled():
+                log = serve(possible, self.scheduler, self)
         except BaseException:  # an interrupt, too: the blocks are for whoever is served next
             self.scheduler.stop(self.now())
             raise

@@ -68,6 +68,11 @@ class UserTurn:
         return isinstance(self.key, int) and self.key % HELD_OUT == 0
 
     @property
+    def solves_held_out(self) -> bool:
+        """Whether its passage, a code to edit, solves a task that is held out: files list it right behind the task."""
+        return self.kind == "code-edit" and isinstance(self.key, int) and (self.key - 1) % HELD_OUT == 0
+
+    @property
     def messages(self) -> list[dict[str, str]]:
         """As `generate` takes it."""
         return [{"role": "user", "content": self.text}]
@@ -87,9 +92,10 @@ def read(path: str | Path) -> list[UserTurn]:
 
 
 def for_training(prompts: Iterable[UserTurn]) -> list[UserTurn]:
-    """All that is not held out, no copy of what is, and nothing that asks about its passage."""
+    """All that is not held out, no copy of what is, and nothing that asks about its passage or edits its solution."""
     prompts = list(prompts)
     hidden = {text for prompt in prompts if prompt.held_out for text in (prompt.text, prompt.context) if text}
+    hidden |= {prompt.context for prompt in prompts if prompt.solves_held_out}
     return [prompt for prompt in prompts if not prompt.held_out and not {prompt.text, prompt.context} & hidden]
 
 

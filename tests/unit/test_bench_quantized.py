@@ -16,6 +16,7 @@ from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
+from lessons_lib.models.draft import start_from
 from lessons_lib.models.quantized import bytes_read
 from lessons_lib.models.quantized import quantized as rounded
 
@@ -81,6 +82,21 @@ def test_what_gptq_recovers_is_the_share_of_perplexity_that_is_not_lost():
     assert rounding.share(exact, nearest, better) == pytest.approx((0.6, 0.6, 0.6))
     assert rounding.share(exact, nearest, nearest)[0] == pytest.approx(0)
     assert rounding.share(exact[:1], nearest[:1], better[:1])[1:] == (-math.inf, math.inf)
+
+
+def test_gptq_is_judged_on_the_trimmed_draft_by_the_tokens_that_its_head_scores(model, monkeypatch):
+    """Over windows that calibrate nothing; each of the three is read again here."""
+    draft = start_from(model.target().decoder, [0, 2], torch.arange(20)).requires_grad_(False)
+    monkeypatch.setattr(rounding, "load", lambda name, **options: SimpleNamespace(network=name))
+    monkeypatch.setattr(rounding, "decoder_of", {"smol-draft": draft}.get)
+    found = CLAIMS["gptq-3bit/recovered"].measure(QUICK)
+    flat = [token for window in rounding.ids("evaluation", 2) for token in window]
+    scored, calibration = torch.arange(97) < 20, rounding.ids("calibration", 2)
+    made = [draft, *(rounded(draft, name, head=None, windows=calibration) for name in ("int3 g64", "gptq int3 g64"))]
+    exact, nearest, better = (quality.read(rounding.logits_of(of), flat, among=scored).perplexity for of in made)
+    assert list(found.facts["perplexity"].values()) == pytest.approx([exact, nearest, better], rel=1e-5)
+    assert found.ratio.value == pytest.approx(1 - (better - exact) / (nearest - exact), rel=1e-2)
+    assert exact != pytest.approx(nearest, rel=1e-4) and better != pytest.approx(nearest, rel=1e-4)
 
 
 def test_windows_are_drawn_together_for_all_three():

@@ -20,16 +20,15 @@ from lessons_lib.decoding.proposal import NO_GUESSES, Proposal
 class Observation:
     """What a step brought to light, in the proposer's own numbering of its nodes.
 
-    path: accepted nodes; tokens: what was committed, bonus last; anchor_logits (V,); node_logits: node ->
-    (V,) for every node that was fed; scratch_logits (m, V); states: name -> (1 + m, D) of the last accepted
-    node (or the anchor) followed by scratch, for the states that the proposer needs.
+    path: accepted nodes; tokens: what was committed, bonus last; node_logits: node -> (V,) for every node that was
+    fed; scratch_logits (m, V), None without scratch; states: name -> (1 + m, D) of the last accepted node (or the
+    anchor) followed by scratch, for the states that the proposer needs.
     """
 
     path: list[int]
     tokens: list[int]
-    anchor_logits: Tensor
     node_logits: dict[int, Tensor]
-    scratch_logits: Tensor
+    scratch_logits: Tensor | None
     states: dict[int | str, Tensor] = field(default_factory=dict)
 
 

@@ -69,7 +69,7 @@ class Lookahead(Proposer):
 
     def observe(self, seen: Observation) -> None:
         """Take the window's new row, collect its columns as n-grams, move every row up by one."""
-        if not len(seen.scratch_logits):
+        if seen.scratch_logits is None:
             return
         new = favourites(seen.scratch_logits[-self.W :])
         if self.predicted >= self.N - 2:  # every row but the first is predicted, no longer seeded

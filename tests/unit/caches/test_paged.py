@@ -135,6 +135,16 @@ def test_a_copied_block_has_the_same_entries_and_is_written_apart():
     assert not torch.equal(seen[0][0][:, 2], seen[1][0][:, 2])
 
 
+def test_a_layer_that_ran_ahead_is_cut_and_a_compiled_step_counts_from_the_last():
+    cache = PagedCache(memory(5), [3, 1, 4])
+    feed([cache], 4, seed=0)
+    cache.append(0, *fresh(3, seed=9))
+    cache.keep(5)
+    assert (cache.length(0), cache.length()) == (5, 4)
+    cache.advance(1)
+    assert (cache.length(0), cache.length()) == (5, 5)
+
+
 def test_bytes_are_those_of_the_blocks():
     made = PagedMemory(2, 2, 16, torch.float32, blocks=10, block_size=16)
     assert made.nbytes == 11 * 16 * 512  # 2 layers, 2 heads of 16, keys and values, 4 bytes: 512 a token

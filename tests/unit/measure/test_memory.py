@@ -1,5 +1,6 @@
 """Peak memory: what lived at once, not what was taken altogether; and memory that goes back to the system."""
 
+import gc
 import platform
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from lessons_lib.attention import naive, tiled
-from lessons_lib.measure.memory import bytes_left, give_back, highest, peak_bytes
+from lessons_lib.measure.memory import bytes_left, give_back, highest, peak_bytes, settled
 
 
 def test_the_highest_sum_of_changes():
@@ -87,6 +88,23 @@ def test_where_the_c_library_gives_nothing_back_nothing_happens(error, monkeypat
 
     monkeypatch.setattr("ctypes.CDLL", lacking)
     assert give_back() is None
+
+
+def test_what_exists_is_spared_the_collector_for_a_while_whatever_happens():
+    with pytest.raises(KeyError), settled():
+        assert gc.get_freeze_count() > 0
+        raise KeyError
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_a_program_has_frozen_itself_stays_frozen():
+    gc.freeze()
+    try:
+        with settled():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def resident() -> int:

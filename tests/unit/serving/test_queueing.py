@@ -47,8 +47,23 @@ def test_exponential_service_at_half_load_waits_as_long_as_it_serves():
 
 def test_fixed_service_at_80_percent_load_waits_half_as_long_as_exponential():
     fixed, _ = waits(0.8, lambda rng: 1.0)
-    exponential, _ = waits(0.8, lambda rng: rng.expovariate(1))
+    exponential, inside = waits(0.8, lambda rng: rng.expovariate(1))
     assert fmean(fixed) == pytest.approx(2, rel=0.08) and fmean(exponential) == pytest.approx(4, rel=0.12)
+    assert inside[int(0.95 * len(inside))] == pytest.approx(-5 * math.log(0.05), rel=0.12)  # 14.98
+
+
+def test_two_slots_share_one_queue():
+    """M/M/2 at 3/4 load, Erlang C: W_q = 1.2857 services. A service is so many forwards of one token, 20 on average."""
+    rng = Random(2)
+    times = Poisson(1.5 / 20).times(30_000, rng)
+    made = [Request(i, time, 1, max(1, round(rng.expovariate(1 / 20) + 0.5))) for i, time in enumerate(times)]
+    log = simulate(made, Scheduler(CountingPool(10**9, 1), slots=2), Linear(step=1.0))
+    late = log.requests[3_000:]
+    service = fmean(r.finished - r.admitted for r in late)
+    load = 1.5 / 20 * service / 2
+    erlang = 2 * load**2 / (1 + load)  # the share that waits
+    queued = fmean(r.admitted - r.arrival for r in late)
+    assert queued / service == pytest.approx(erlang / (2 * (1 - load)), rel=0.1)
 
 
 def test_waiting_grows_with_the_variance_of_service():

@@ -46,6 +46,12 @@ def test_a_passage_of_a_held_out_prompt_trains_nothing():
     assert prompts.for_training(several) == []
 
 
+def test_a_solution_of_a_held_out_task_trains_nothing_not_even_as_a_copy():
+    edits = [UserTurn(key, "code-edit", f"Rewrite\n\n{code}", code) for key, code in ((21, "f"), (24, "g"), (27, "f"))]
+    several = [UserTurn(20, "code", "Write f"), UserTurn(23, "code", "Write g"), *edits, UserTurn(31, "chat", "Hi")]
+    assert [prompt.key for prompt in prompts.for_training(several)] == [23, 24, 31]
+
+
 def test_passages_are_asked_about_again_under_every_task():
     several = [
         UserTurn(3, "qa", "Who?\n\nAnn came.", "Ann came."),

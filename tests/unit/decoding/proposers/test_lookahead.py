@@ -102,7 +102,7 @@ class Recorded(Lookahead):
         return self.proposal
 
     def observe(self, seen):
-        if len(seen.scratch_logits):
+        if seen.scratch_logits is not None:
             self.log.append((*self.at, self.proposal, seen))
         super().observe(seen)
 
@@ -166,7 +166,7 @@ def test_one_slide_by_hand():
     window = proposer.propose([5], limit=9).scratch.tokens
     assert window == [9, 2, 6, 0, 3]
     after = torch.eye(10)[[(token + 1) % 10 for token in window]]
-    proposer.observe(Observation([], [6], torch.eye(10)[6], {}, after))
+    proposer.observe(Observation([], [6], {}, after))
     assert {first: proposer.pool.of(first) for first in proposer.pool.ngrams} == {5: [(6, 7)], 9: [(0, 1)], 2: [(3, 4)]}
     assert proposer.propose([5, 6], limit=9).scratch.tokens == [0, 3, 7, 1, 4]
 
@@ -225,7 +225,7 @@ def test_an_end_token_does_not_stay_in_the_window():
     proposer = Lookahead(W=2, N=3)
     proposer.reset(choosing(len, 10, eos=(4,)), [7, 8])
     proposer.propose([7, 8, 1], limit=9)
-    proposer.observe(Observation([], [1], torch.zeros(10), {}, torch.eye(10)[[0, 5, 4]]))
+    proposer.observe(Observation([], [1], {}, torch.eye(10)[[0, 5, 4]]))
     assert proposer.rows[-1][0] == 5 and proposer.rows[-1][1] in (7, 8)
 
 

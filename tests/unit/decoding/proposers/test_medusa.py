@@ -81,7 +81,7 @@ def test_untrained_heads_guess_the_anchor_again_as_they_read_the_state_that_chos
 def proposed(heads, state: torch.Tensor, limit: int = 9, **options):
     proposer = Medusa(heads, **options)
     proposer.reset(OpenToy(None, heads.vocab_size), [0])
-    proposer.observe(Observation([], [1], None, {}, None, {"final": state[None]}))
+    proposer.observe(Observation([], [1], {}, None, {"final": state[None]}))
     return proposer.propose([0, 1], limit)
 
 

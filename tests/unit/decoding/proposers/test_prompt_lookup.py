@@ -151,7 +151,7 @@ def test_a_periodic_text_yields_k_plus_1_tokens_a_step_once_the_rule_has_seen_en
 def told(proposer, ids, following) -> bool:
     """One step that commits a single token -> whether a guess was told."""
     proposal = proposer.propose(ids, limit=99)
-    proposer.observe(Observation([], [following], torch.zeros(9), {}, torch.zeros(0, 9)))
+    proposer.observe(Observation([], [following], {}, None))
     ids.append(following)
     return bool(proposal.tokens)
 
@@ -171,7 +171,7 @@ def test_silence_follows_the_running_mean_of_right_first_tokens():
 
 def test_a_guess_is_judged_once_and_not_by_another_text():
     proposer, ids = PromptLookup(max_ngram=1), [0, 5, 0]
-    seen = Observation([], [9], torch.zeros(9), {}, torch.zeros(0, 9))
+    seen = Observation([], [9], {}, None)
     proposer.reset(choosing(len, 100), ids)
     proposer.propose(ids, limit=9)
     proposer.observe(seen)
@@ -247,7 +247,7 @@ class Listening(DraftLength):
 def step_of(proposer, ids: list[int], new: list[int]) -> list[int]:
     """One step that commits these tokens -> the guesses that were told."""
     told = list(proposer.propose(ids, limit=99).tokens)
-    proposer.observe(Observation([], new, torch.zeros(9), {}, torch.zeros(0, 9)))
+    proposer.observe(Observation([], new, {}, None))
     ids += new
     return told
 
