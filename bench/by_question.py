@@ -40,7 +40,9 @@ def each(
     for question in bar(questions[len(rows) :], desc=claim, unit="question"):
         rows.append(measure(question))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"wanted": wanted, "rows": rows}))
+        part = path.with_suffix(".part")  # beside it, so that whoever is killed while writing loses one question
+        part.write_text(json.dumps({"wanted": wanted, "rows": rows}))
+        part.replace(path)
     path.unlink(missing_ok=True)
     return [row for of in rows for row in of]
 

@@ -118,8 +118,8 @@ def int8_quality(run: Run) -> Measured:
 def int4_quality(run: Run) -> Measured:
     """Beside it a table of formats, on fewer windows. The file's blocks are of 4 bits, which favours int4 g32.
 
-    The weights hold their rounded values as fp32: the packed kernel, which rounds nothing more in fp32, takes a minute
-    for a window. That both read alike is tested.
+    The weights hold their rounded values as fp32: the packed kernel, which rounds nothing more in fp32, is slow on many
+    rows. That both read alike is tested.
     """
     found, few = perplexity(run, "int4", values=True), 2 if run.quick else 4
     names = BESIDE[:2] if run.quick else BESIDE

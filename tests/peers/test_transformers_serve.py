@@ -23,8 +23,11 @@ for package in ("fastapi", "uvicorn", "openai"):
 WORDS = {f"w{i}": i for i in range(97)}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+SIZES = ["--cb-block-size", "32", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "128"]  # else most of the memory
+
+
+@pytest.fixture(scope="module", params=[[], ["--continuous-batching", *SIZES]], ids=["one by one", "continuous"])
+def server(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("served")
     tiny().float().save_pretrained(folder)
     words = Tokenizer(models.WordLevel(WORDS, unk_token="w0"))
@@ -35,7 +38,7 @@ def server(tmp_path_factory):
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--host", "127.0.0.1"]
     process = subprocess.Popen(
-        [*command, "--port", str(port), "--device", "cpu"], env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        [*command, "--port", str(port), "--device", "cpu", *request.param], env={**os.environ, "HF_HUB_OFFLINE": "1"}
     )
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}", process)

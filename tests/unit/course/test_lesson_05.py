@@ -2,6 +2,7 @@
 
 import pytest
 
+from lessons_lib.course.exercises import lesson_05
 from lessons_lib.serving.policies import Continuous, ShortestFirst
 
 
@@ -35,6 +36,16 @@ longest_first = policy(lambda requests, now: sorted(requests, key=lambda r: r.em
 ])  # fmt: skip
 def test_a_policy_is_judged_by_how_long_requests_wait(name, attempt, said, checked):
     assert said in checked(name, attempt)
+
+
+@pytest.mark.parametrize("attempt, urgent, anybody, said", [
+    (Continuous, 99, 1, "somebody waits 88 iterations"),
+    (by_priority, 1, 999, "urgent requests wait 10 iterations"),
+])  # fmt: skip
+def test_what_the_exercise_says_of_two_policies_is_so(attempt, urgent, anybody, said, checked, monkeypatch):
+    monkeypatch.setattr(lesson_05, "URGENT", urgent)
+    monkeypatch.setattr(lesson_05, "ANYBODY", anybody)
+    assert said in checked("05.4", attempt)
 
 
 @pytest.mark.parametrize("name, wrong", [
