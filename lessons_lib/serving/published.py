@@ -23,6 +23,7 @@ from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Workload
 
+MEAN_OUTPUT = 128  # tokens, before those above M are drawn again
 STATIC_SLOTS = {32: 16, 128: 12, 512: 8, 1536: 4}  # one budget, worst case 512 + M tokens a request
 TOKEN_BUDGET = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
 CACHE_TOKENS = 17_089  # what 14 GB, left beside the weights, hold of OPT-13B's 819,200 bytes a token
@@ -55,7 +56,7 @@ class StudyRow:
 
 def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Request]:
     """The study's requests with outputs of at most `longest` (M) tokens; ValueError for no requests or no tokens."""
-    return Workload(requests, Fixed(512), Exponential(128, longest, reject=True), seed=seed).requests()
+    return Workload(requests, Fixed(512), Exponential(MEAN_OUTPUT, longest, reject=True), seed=seed).requests()
 
 
 def systems(longest: int, requests: list[Request]) -> dict[str, Scheduler]:
