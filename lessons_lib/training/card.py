@@ -44,8 +44,8 @@ Tokens per target forward, greedy, counted along held-out texts, and how many si
 {worth}
 
 ## Designs that were screened
-Short runs, to choose by; all figures are tokens per forward on the held-out prompts of that time. Compare
-within a group of equal steps: "60 short steps" are of 1,024 tokens, from 640 texts, the others of 2,048.
+Short runs, to choose by; all figures are tokens per forward on the held-out prompts of that time. Compare within a
+group of equal steps; `designs.json` has each one's recipe, and `LOG.md` says what helped.
 
 {designs}
 
