@@ -52,8 +52,8 @@ def give_back() -> None:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Spare all that exists by now Python's garbage collector, which else looks through a million objects of torch and
-    its like again and again. A program that has frozen something itself is left alone."""
+    """Spare all that exists by now Python's garbage collector, which else looks through the objects of torch and its
+    like again and again. A program that has frozen something itself is left alone."""
     ours = not gc.get_freeze_count()
     if ours:
         gc.freeze()

@@ -95,7 +95,7 @@ def for_training(prompts: Iterable[UserTurn]) -> list[UserTurn]:
     """All that is not held out, no copy of what is, and nothing that asks about its passage or edits its solution."""
     prompts = list(prompts)
     hidden = {text for prompt in prompts if prompt.held_out for text in (prompt.text, prompt.context) if text}
-    hidden |= {prompt.context for prompt in prompts if prompt.solves_held_out}
+    hidden |= {prompt.context for prompt in prompts if prompt.solves_held_out and prompt.context}
     return [prompt for prompt in prompts if not prompt.held_out and not {prompt.text, prompt.context} & hidden]
 
 

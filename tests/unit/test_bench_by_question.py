@@ -1,6 +1,7 @@
 """Questions measured one by one: methods in turn, a killed run that goes on, and sums by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import asking
 import pytest
@@ -131,6 +132,25 @@ def test_a_killed_run_goes_on_behind_the_questions_it_has_measured(tmp_path):
         asked.clear()
         each("a/b", questions, measure, settings)
         assert asked == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("tiny_bench")
+def test_who_is_killed_while_it_writes_loses_one_question(monkeypatch):
+    own, asked = [Question(i, "qa", ("?",)) for i in (1, 2, 3)], []
+    measure = lambda question: asked.append(question.question_id) or [{"question_id": question.question_id}]  # noqa: E731
+    write = Path.write_text
+
+    def cut_short(path, text, *rest):
+        write(path, text[:20] if asked == [1, 2] else text, *rest)
+        if asked == [1, 2]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "write_text", cut_short)
+        each("a/b", own, measure, {"k": 3})
+    asked.clear()
+    each("a/b", own, measure, {"k": 3})
+    assert asked == [2, 3]
 
 
 def test_a_quick_run_asks_fewer_questions():

@@ -1,5 +1,7 @@
 """The engine: every request is answered as if it ran alone, whatever the scheduler and the other requests do."""
 
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,6 +218,12 @@ def test_an_exception_ends_a_run_and_the_engine_serves_the_next(error, policy):
     engine.serve([again := engine.request(PREFIX, max_new_tokens=9)])
     assert engine.output(again).ids == alone("plain", PREFIX, 9)
     engine.pool.clear()  # for another engine
+
+
+def test_while_it_serves_what_was_there_before_is_spared_the_collector():
+    engine, seen = Engine(TARGET, Scheduler(BlockPool(20, 4))), []
+    engine.serve([engine.request(PREFIX, max_new_tokens=2, on_tokens=lambda new: seen.append(gc.get_freeze_count()))])
+    assert len(seen) == 2 and min(seen) > 0 == gc.get_freeze_count()
 
 
 def test_forked_rows_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):

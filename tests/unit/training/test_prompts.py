@@ -48,8 +48,8 @@ def test_a_passage_of_a_held_out_prompt_trains_nothing():
 
 def test_a_solution_of_a_held_out_task_trains_nothing_not_even_as_a_copy():
     edits = [UserTurn(key, "code-edit", f"Rewrite\n\n{code}", code) for key, code in ((21, "f"), (24, "g"), (27, "f"))]
-    several = [UserTurn(20, "code", "Write f"), UserTurn(23, "code", "Write g"), *edits, UserTurn(31, "chat", "Hi")]
-    assert [prompt.key for prompt in prompts.for_training(several)] == [23, 24, 31]
+    several = [UserTurn(20, "code", "Write f"), UserTurn(23, "code", "Write g"), *edits, UserTurn(31, "code-edit", "?")]
+    assert [prompt.key for prompt in prompts.for_training(several)] == [23, 24, 31]  # 31 has no passage to hide
 
 
 def test_passages_are_asked_about_again_under_every_task():
