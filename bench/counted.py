@@ -110,7 +110,7 @@ class Held:
 
 def held(kinds: dict[str, list], target, run: Run) -> Held:
     """kinds: for each kind its texts' right and wrong guesses; c and v are measured on this target."""
-    c = cost_of_draft(5 * run.repeats, target)[0].value
+    c = cost_of_draft(5 * run.repeats, target)[1].value  # all that a guess takes, as in `assisted.mixed`
     costs = asking.costs_of(target, WIDTHS, 5 * run.repeats, cached=200)
     v = cache(width_cost(costs))
     best, ratios, alone = {}, {}, {}

@@ -1,19 +1,22 @@
-"""What a GPU makes of decoding steps and of the engine: `python bench/on_gpu.py`, where there is one.
+"""What a GPU makes of decoding steps, of the ladder and of the engine: `python bench/on_gpu.py`, where there is one.
 
 A step's time is that of one row behind CACHED tokens: eager, compiled, and the compiled one recorded as a CUDA graph
-and replayed, with what reading its bytes alone would take. The engine's three claims against other ways of serving are
-those of bench/serving.py. Beside the other results it leaves gpu.json, whose steps lesson 10 shows.
+and replayed, with what reading its bytes alone would take. The ladder is that of gpu_ladder.py. The engine's three
+claims against other ways of serving are those of bench/serving.py. Beside the other results all of it is in gpu.json,
+which is written after every part, since a GPU that is lent may go at any time; lessons 10 and 11 show it.
+
+    python bench/on_gpu.py [steps] [ladder] [serving]
 """
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import serving
 import torch
+from gpu_ladder import ladder, recorded
 from registry import CLAIMS, Run
 from run import RESULTS
-from torch import Tensor
 
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.probing import repeatable_step
@@ -24,25 +27,60 @@ from lessons_lib.models.device import dtype_name
 from lessons_lib.models.quantized import bytes_read
 from lessons_lib.progress import bar, say
 
-FORMATS = (None, "int8-weight-only", "int8", "int4")
+FORMATS = (None, "int8-weight-only", "int4", "int8")
 CACHED, REPEATS = 64, 31
 WAYS = ("serving/continuous-vs-static", "serving/vs-generate-batch", "serving/vs-sequential")
 
 
-def main() -> int:
-    """Measure and store -> exit status, 1 where there is no GPU of CUDA."""
+def main(parts: Sequence[str] = ()) -> int:
+    """Measure and store the parts named, all if none is -> exit status: 1 where there is no GPU of CUDA, 2 for a part
+    that there is not."""
+    if unknown := [part for part in parts if part not in PARTS]:
+        say(f"{', '.join(unknown)}: no part of bench/on_gpu.py; there are {', '.join(PARTS)}")
+        return 2
     if not torch.cuda.is_available():
         say("bench/on_gpu.py measures a GPU of CUDA, and there is none here")
         return 1
     lm = serving.model()
-    rate = hardware.probe(lm.device, [dtype_name(lm.dtype)]).read_bandwidth
-    steps = {name or dtype_name(lm.dtype): times(lm.target(weights=name), rate) for name in bar(FORMATS, desc="steps")}
-    found = {name: CLAIMS[name].measure(Run(quick=False)) for name in bar(WAYS, desc="serving")}
-    ratios = {name: [of.ratio.value, of.ratio.low, of.ratio.high, of.note] for name, of in found.items()}
-    facts = {"host": machine.host(lm.device), "versions": machine.versions(), "read_bandwidth": rate}
-    facts |= {"cached": CACHED, "steps": steps, "serving": ratios}
-    (RESULTS / "gpu.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    store(host=machine.host(lm.device), versions=machine.versions(), cached=CACHED)
+    for part in parts or PARTS:
+        PARTS[part](lm)
     return 0
+
+
+def store(**facts) -> None:
+    """Add to what gpu.json holds; a dictionary adds to the one there. What another GPU left is dropped."""
+    path = RESULTS / "gpu.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "host" in facts and found.get("host", {}).get("device") != facts["host"]["device"]:
+        found = {}
+    for name, value in facts.items():
+        found[name] = {**found.get(name, {}), **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def steps(lm) -> None:
+    """Milliseconds of a step in every format."""
+    rate = hardware.probe(lm.device, [dtype_name(lm.dtype)]).read_bandwidth
+    store(read_bandwidth=rate)
+    for weights in bar(FORMATS, desc="steps"):
+        store(steps={weights or dtype_name(lm.dtype): times(lm.target(weights=weights), rate)})
+
+
+def rungs(lm) -> None:
+    """Tokens per second of every rung."""
+    for name, speeds in ladder(lm):
+        store(ladder={name: speeds})
+
+
+def engine(lm) -> None:
+    """The claims of serving: ratio, interval, note."""
+    for name in bar(WAYS, desc="serving"):
+        found = CLAIMS[name].measure(Run(quick=False))
+        store(serving={name: [found.ratio.value, found.ratio.low, found.ratio.high, found.note]})
+
+
+PARTS = {"steps": steps, "ladder": rungs, "serving": engine}
 
 
 def times(of: DecoderTarget, rate: float) -> dict[str, float]:
@@ -53,7 +91,7 @@ def times(of: DecoderTarget, rate: float) -> dict[str, float]:
     calls = {"eager": repeatable_step(of, prompt), "compiled": repeatable_step(compiled, prompt)}
     calls["compiled"]()
     if of.device.type == "cuda":
-        calls["graph"] = recorded(*step_alone(compiled, prompt))
+        calls["graph"] = recorded(*step_alone(compiled, prompt))[0]
     found = {name: 1e3 * timed(call, of.device, repeats=REPEATS, warmup=3).median for name, call in calls.items()}
     return found | {"limit": 1e3 * bytes_read(of.decoder) / rate}
 
@@ -67,20 +105,5 @@ def step_alone(of: CompiledTarget, prompt: list[int]) -> tuple[Callable, tuple]:
     return of._step(1), args
 
 
-@torch.no_grad()
-def recorded(step: Callable[..., tuple[Tensor, ...]], args: tuple) -> Callable[[], None]:
-    """step(*args), once warm, as a CUDA graph -> its replay, which launches all kernels at once."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(3):
-            step(*args)
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step.kept = step(*args)  # its results must outlive the recording
-    return graph.replay
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -127,9 +127,10 @@ def short_of_bar(rows: Sequence[ClaimRow]) -> list[ClaimRow]:
     return [row for row in rows if row.bar and not row.holds]
 
 
-def markdown(rows: Sequence[ClaimRow]) -> str:
-    """The claims as a Markdown table."""
-    return tables.markdown(HEADINGS, cells(rows))
+def markdown(rows: Sequence[ClaimRow], columns: Sequence[str] = HEADINGS) -> str:
+    """The claims as a Markdown table, of these columns. ValueError for one that is none of HEADINGS."""
+    chosen = [HEADINGS.index(column) for column in columns]
+    return tables.markdown(columns, [[line[i] for i in chosen] for line in cells(rows)])
 
 
 def cells(rows: Sequence[ClaimRow]) -> list[list[str]]:

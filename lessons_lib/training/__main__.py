@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from lessons_lib.measure.machine import device_name
 from lessons_lib.models import load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of, own_size
@@ -75,7 +76,9 @@ def run_collect(options: argparse.Namespace) -> int:
     longest = held_out.LONGER["qa"] if options.held_out else prompts.LONGEST
     model = load(TARGET, device=options.device)
     chosen = prompts.interleave(chosen)
-    count = collect.collect(model, chosen, into, options.texts, options.rows, longest=longest, drawn=drawn)
+    into.mkdir(parents=True, exist_ok=True)
+    with collect.clocked(into, device_name(model.device)):
+        count = collect.collect(model, chosen, into, options.texts, options.rows, longest=longest, drawn=drawn)
     print(f"{count} texts in {into}")
     return 0
 
@@ -171,6 +174,7 @@ def run_export(options: argparse.Namespace) -> int:
     stored = decoder_of(load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network))
     after = evaluate.evaluate(stored, texts)
     facts = card.facts(run, collect.training_texts(), tried(), before, after, options.note)
+    facts["collecting"] = collect.took(collect.folder())
     save_draft(run.draft, options.into, TARGET, **facts)
     said = json.loads((options.into / CARD).read_text(encoding="utf-8"))
     (options.into / card.PAGE).write_text(card.page(DRAFT, run, said, options.into), encoding="utf-8")

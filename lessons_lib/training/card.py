@@ -18,7 +18,7 @@ the {kept:,} tokens that the training texts use most. It shares the target's tok
 `DraftModel(load("{name}").target())` in `generate`, or as `assistant_model` in transformers.
 
 ## Data
-{texts:,} texts ({answers:,} tokens of answers) that {target} wrote itself under its chat template, three of four
+{texts:,} texts{answers} that {target} wrote itself under its chat template, three of four
 greedily, the fourth drawn at temperature 0.8. Their prompts: GSM8K train questions, MBPP, self-instruct tasks, a part
 of databricks-dolly-15k and paragraphs of WikiText-2's validation split (NOTICE names their licences and addresses),
 every tenth held out; further tasks on the same passages; and questions, lists and dialogues of our own
@@ -28,15 +28,14 @@ layers they began as.
 ## Recipe
 {steps:,} steps of about {tokens:,} tokens: KL to the target's own distribution, mixed with the cross-entropy of its
 likeliest token (weight {hard}); {optimizer} at a rate of {rate}, {warmup} steps of warm-up, then a cosine to 0. Seed
-{seed}. Training took {hours:.1f} hours. {note}
+{seed}. {took}{note}
 
     python -m lessons_lib.training collect --prompts FILE --texts {texts}
     python -m lessons_lib.training distill --run main --steps {steps}
     python -m lessons_lib.training collect --held-out
     python -m lessons_lib.training export --run main
 
-These commands follow the plan: what the note above says of this run, they do not repeat. They were run on a CPU;
-on a GPU `collect` alone has gone to its end (`bench/results/gpu.json`), and `distill` a few steps.
+`--device cuda` behind `collect` and `distill` takes a GPU.
 
 ## Worth
 Tokens per target forward, greedy, counted along held-out texts, and how many single guesses are right.
@@ -65,6 +64,7 @@ def facts(
         "recipe": vars(run.recipe),
         "steps": run.step,
         "hours": run.seconds / 3600,
+        "device": run.device,
         "texts": len(texts),
         "answer_tokens": sum(len(text.ids) - text.prompt_length for text in texts),
         "before": before,
@@ -85,11 +85,18 @@ def page(name: str, run: DraftRun, card: dict, folder: Path) -> str:
         copied=", ".join(map(str, run.recipe.layers)),
         megabytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6,
         texts=card["texts"],
-        answers=card["answer_tokens"],
+        answers=f" ({card['answer_tokens']:,} tokens of answers)" if card.get("answer_tokens") else "",
         optimizer="Muon" if run.recipe.muon else "AdamW",
-        hours=card["hours"],
-        note=card["note"],
+        took=took(card),
+        note=f" {card['note']}" * bool(card["note"]),
         worth=markdown(*before_and_after(card)),
         designs=markdown(*designs(card)) if card["designs"] else "None.",
         **{name: value for name, value in vars(run.recipe).items() if name != "layers"},
     )
+
+
+def took(card: dict) -> str:
+    """What collecting and training took, and on which devices."""
+    collecting = " and ".join(f"{seconds / 60:.0f} minutes on {on}" for on, seconds in card["collecting"].items())
+    training = f"Training took {60 * card['hours']:.0f} minutes on {card['device'] or 'a CPU'}"
+    return f"{training}, collecting the texts {collecting or 'a time that nobody kept'}."

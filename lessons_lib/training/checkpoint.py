@@ -47,6 +47,7 @@ def restored(run: TrainingRun, weights: Callable, saved: dict) -> TrainingRun:
     for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
         optimizer.load_state_dict(state)
     run.step, run.seconds, run.curve = saved["step"], saved["seconds"], saved["curve"]
+    run.device = saved.get("device", "")
     return run
 
 
@@ -59,6 +60,7 @@ def keep(run: TrainingRun, weights: Mapping[str, Tensor], folder: Path, **more) 
         "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
         "step": run.step,
         "seconds": run.seconds,
+        "device": run.device,
         "curve": run.curve,
     }
     part = folder / f"{CHECKPOINT}.part"

@@ -5,9 +5,12 @@ Own text rather than other people's: a draft is only ever asked to go on with wh
 bf16, a token give all 49,152 logits back.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 
 import torch
 from safetensors import safe_open
@@ -21,7 +24,7 @@ from lessons_lib.progress import bar
 from lessons_lib.training.batched import Text, Writer
 from lessons_lib.training.prompts import LONGEST, UserTurn
 
-SHARD = 64  # texts
+SHARD, TOOK = 64, "took.json"  # texts; what collecting took
 DRAWN, TEMPERATURE = 4, 0.8  # every fourth text is drawn, so that the draft sees more than the likeliest one
 
 
@@ -89,6 +92,23 @@ def save(texts: Sequence[Text], path: Path) -> None:
     }
     save_file(tensors, part, metadata={"keys": "\n".join(text.key for text in texts)})
     part.replace(path)
+
+
+@contextmanager
+def clocked(where: Path, device: str) -> Iterator[None]:
+    """What is done inside adds to what collecting into the folder took, also where it is cut short by an error."""
+    since = monotonic()
+    try:
+        yield
+    finally:
+        seconds = took(where).get(device, 0.0) + monotonic() - since
+        (where / TOOK).write_text(json.dumps(took(where) | {device: seconds}), encoding="utf-8")
+
+
+def took(where: Path) -> dict[str, float]:
+    """Seconds that collecting into the folder took on each device; {} if nobody kept them."""
+    path = where / TOOK
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def keys(path: Path) -> list[str]:

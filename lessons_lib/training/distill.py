@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lessons_lib.measure.machine import device_name
 from lessons_lib.models.calibrate import Uncached
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
@@ -73,6 +74,7 @@ def distill(
         return fresh(target, recipe, saved.get("kept", frequent(texts, target.config.vocab_size, recipe.kept)))
 
     run = resume(recipe, folder, begin, weights)
+    run.device = device_name(target.embedding.weight.device)
     order = schedule([len(text.ids) for text in texts], recipe)
     one_step = lambda indices: train_step(run, [texts[i] for i in indices], fast)  # noqa: E731
     go_on(run, order, one_step, lambda: keep(run, weights(run), folder, kept=run.draft.kept), minutes, "Distilling")

@@ -19,13 +19,15 @@ SAVE_EVERY = 100  # steps
 class TrainingRun:
     """A training run: its recipe, the optimizers, the steps and seconds so far, and a row of the curve for each step.
 
-    A row has the step and its losses, in nats; what is trained, each kind of run adds.
+    A row has the step and its losses, in nats; what is trained, each kind of run adds. device: the name of what it
+    computed on last.
     """
 
     recipe: Any
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     seconds: float = 0.0
+    device: str = ""
     curve: list[dict] = field(default_factory=list)
 
 

@@ -137,7 +137,7 @@ def test_adaptive_is_held_against_the_best_fixed_length_of_the_worst_kind(counte
     """By hand: c = 0.5, v = 1. All right: the longest wins; all wrong: plain decoding, which costs 1 a token."""
     texts = {"chat": [{"right": [R] * 34}], "qa": [{"right": [W] * 20}, {"right": [W] * 20}]}
     monkeypatch.setattr(counted, "texts", lambda run: texts)
-    monkeypatch.setattr(counted, "cost_of_draft", lambda repeats, target: [type("C", (), {"value": 0.5})])
+    monkeypatch.setattr(counted, "cost_of_draft", lambda repeats, target: [None, type("C", (), {"value": 0.5})])
     slow = {1: 1.0, 2: 3.0, 17: 33.0}  # compiled, where no draft pays
     costs = lambda target, *given, **options: {1: 1.0, 17: 1.0} if target is asking.eager() else slow  # noqa: E731
     monkeypatch.setattr(asking, "costs_of", costs)
@@ -176,7 +176,7 @@ def test_another_files_questions_reach_every_claim_that_asks(assisted, counted, 
         rows = facts.get("questions") or facts["texts"]
         assert [(row["question_id"], row["turn"]) for row in rows] == [(81, 1), (81, 2)]
         assert set(facts["tokens_per_forward"]) == {"roleplay"}
-    monkeypatch.setattr(counted, "cost_of_draft", lambda repeats, target: [type("C", (), {"value": 0.5})])
+    monkeypatch.setattr(counted, "cost_of_draft", lambda repeats, target: [None, type("C", (), {"value": 0.5})])
     assert set(counted.adaptive(run).facts["best_fixed"]) == {"roleplay"}
 
 

@@ -27,6 +27,12 @@ def test_without_a_gpu_nothing_is_measured_and_it_says_so(monkeypatch, capsys):
     assert on_gpu.main() == 1 and "there is none here" in capsys.readouterr().err
 
 
+def test_a_part_that_there_is_not_is_named_with_those_that_there_are(monkeypatch, capsys):
+    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
+    assert on_gpu.main(["ladder", "stairs"]) == 2
+    assert "stairs: no part" in (said := capsys.readouterr().err) and "steps, ladder, serving" in said
+
+
 def test_a_step_that_is_recorded_computes_what_the_compiled_step_does(model):
     compiled = on_gpu.CompiledTarget(model.decoder)
     compiled._give_up("not compiled here")
@@ -46,11 +52,21 @@ def test_what_was_found_is_stored_with_the_machine(model, monkeypatch, tmp_path)
     monkeypatch.setattr(on_gpu, "times", lambda of, rate: {"eager": 2.0, "limit": 1e9 / rate})
     one = Measured(Ratio.of(Samples((2.0,)), Samples((1.0,))), "said")
     monkeypatch.setattr(on_gpu, "CLAIMS", {name: Claim(name, "", "", lambda run: one, False) for name in on_gpu.WAYS})
+    monkeypatch.setattr(on_gpu, "ladder", lambda lm: [("decoder", {"free": 3.0})])
     assert on_gpu.main() == 0
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert set(found["steps"]) == {"fp32", "int8-weight-only", "int8", "int4"}
     assert found["serving"]["serving/vs-sequential"][::3] == [2.0, "said"]
-    assert found["versions"] and found["read_bandwidth"] > 0
+    assert found["versions"] and found["read_bandwidth"] > 0 and found["ladder"] == {"decoder": {"free": 3.0}}
+
+
+def test_parts_add_to_what_this_gpu_left_and_drop_what_another_left(monkeypatch, tmp_path):
+    monkeypatch.setattr(on_gpu, "RESULTS", tmp_path)
+    on_gpu.store(host={"device": "one"}, steps={"bf16": {"eager": 1.0}})
+    on_gpu.store(host={"device": "one"}, steps={"int8": {"eager": 2.0}})
+    assert set(json.loads((tmp_path / "gpu.json").read_text())["steps"]) == {"bf16", "int8"}
+    on_gpu.store(host={"device": "other"})
+    assert json.loads((tmp_path / "gpu.json").read_text()) == {"host": {"device": "other"}}
 
 
 def test_times_are_of_the_eager_and_the_compiled_step(model, monkeypatch):

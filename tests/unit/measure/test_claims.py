@@ -104,6 +104,14 @@ def test_a_bar_of_three_decimals_shows_the_digits_that_decide():
     assert [cells[1] for cells in claims.cells([near, far])] == ["1.0019 x", "1.23 x"]
 
 
+def test_a_table_may_show_some_columns_in_their_own_order():
+    ratio = Ratio.of(Samples((1.0,)), Samples((2.0,)))
+    text = claims.markdown([make_row("low", ratio, ">= 1", "plain")], ("holds", "claim"))
+    assert text == "| holds | claim |\n| --- | --- |\n| NO | low |"
+    with pytest.raises(ValueError):
+        claims.markdown([], ("verdict",))
+
+
 def test_the_table_shows_value_interval_and_failure():
     ratio = Ratio.of(Samples((1.0,) * 3), Samples((2.0,) * 3))
     text = claims.markdown([make_row("low", ratio, ">= 1", "plain"), make_row("open", None, ">= 1")])

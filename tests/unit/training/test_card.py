@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lessons_lib.measure.machine import device_name
 from lessons_lib.models import tiny
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.stored_draft import CARD
@@ -45,6 +46,7 @@ def test_what_stops_a_part_is_printed_and_its_status_is_two(monkeypatch, capsys,
 
 
 def test_export_leaves_weights_a_card_and_a_page(at_home, texts):
+    (collect.folder() / collect.TOOK).write_text('{"a machine": 120.0}')
     assert command_line.main(["evaluate", "--run", "main", "--log"]) == 0
     assert (
         command_line.main(
@@ -59,6 +61,7 @@ def test_export_leaves_weights_a_card_and_a_page(at_home, texts):
     assert found["before"]["kinds"]["chat"]["texts"] == found["after"]["kinds"]["chat"]["texts"] == 10
     assert [design["name"] for design in found["designs"]] == ["main"]
     page = (elsewhere / card.PAGE).read_text()
+    assert f"minutes on {device_name()}, collecting the texts 2 minutes on a machine." in page
     assert f"{found['answer_tokens']:,} tokens of answers" in page and "layers 1," in page and "It rained." in page
     assert f"| after | {found['after']['kinds']['chat']['tokens_per_forward']:.2f}" in page
 
@@ -88,6 +91,11 @@ def test_a_design_that_is_logged_twice_stands_once(at_home):
 def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys):
     assert command_line.main(["export", "--run", "other"]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err
+
+
+def test_a_time_that_nobody_kept_is_not_said():
+    said = card.took({"hours": 0.5, "device": "", "collecting": {}})
+    assert said == "Training took 30 minutes on a CPU, collecting the texts a time that nobody kept."
 
 
 def test_collecting_needs_to_know_what(capsys):

@@ -88,6 +88,19 @@ def test_a_collection_killed_within_a_shard_ends_with_the_texts_of_one_go(model,
     assert run(model, tmp_path / "parts") == 7 and written(tmp_path / "parts") == written(tmp_path / "whole")
 
 
+def test_what_collecting_took_adds_up_on_each_device_and_where_it_is_cut_short(tmp_path, monkeypatch):
+    ticks = iter([0.0, 2.0, 10.0, 13.0, 20.0, 24.0])
+    monkeypatch.setattr(collect, "monotonic", lambda: next(ticks))
+    assert collect.took(tmp_path) == {}
+    with collect.clocked(tmp_path, "one"):
+        pass
+    with pytest.raises(KeyboardInterrupt), collect.clocked(tmp_path, "one"):
+        raise KeyboardInterrupt
+    with collect.clocked(tmp_path, "other"):
+        pass
+    assert collect.took(tmp_path) == {"one": 5.0, "other": 4.0}
+
+
 def test_a_text_is_drawn_by_its_own_key_in_every_process():
     assert generator_of("chat/1").initial_seed() == 0x00CACFF6C3955F10 != generator_of("chat/2").initial_seed()
 

@@ -1,0 +1,146 @@
+"""The ladder of lesson 11 on a GPU: tokens per second of each rung on the same few questions, steps as CUDA graphs.
+
+On a GPU a step of a small model is launching: what a recorded graph gains there is what open products gain on a CPU.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter
+
+import fitting
+import torch
+from speculation import GROUNDED
+from torch import Tensor
+
+from lessons_lib import DraftModel, Medusa, PromptLookup, generate, load
+from lessons_lib.caches.static import StaticCache
+from lessons_lib.data import questions
+from lessons_lib.decoding.generate import encode
+from lessons_lib.decoding.peers import by_transformers
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.targets import CompiledTarget
+from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.tree_search import best_tree
+from lessons_lib.models import LanguageModel
+from lessons_lib.models.draft import decoder_of
+from lessons_lib.models.stored_heads import load_heads
+
+TOKENS, GAMMA, CONTEXT = 128, 4, 672
+ASKED = {"free": (("writing",), 3), "grounded": (GROUNDED, 1)}  # categories, and questions of each
+ROUNDED = ("int8-weight-only", "int4", "int8")
+Write = Callable[[list[int]], Sequence[int]]
+
+
+class RecordedTarget(CompiledTarget):
+    """CompiledTarget whose steps are recorded as CUDA graphs, once each: all its texts share one cache's buffers, so
+    that only one can be written at a time."""
+
+    shared: StaticCache | None = None
+
+    def new_cache(self, tokens: int) -> StaticCache:
+        """An empty cache in the buffers of the first one."""
+        made, self.shared = super().new_cache(tokens), self.shared or super().new_cache(tokens)
+        made.keys, made.values = self.shared.keys, self.shared.values
+        return made
+
+    def _step(self, width: int) -> "Recorded":
+        if not isinstance(self._steps.get(width), Recorded):
+            self._steps[width] = Recorded(super()._step(width))
+        return self._steps[width]
+
+
+class Recorded:
+    """A step over tensors that are always the same, into which each call copies its own; results are copies, too."""
+
+    problem = None
+
+    def __init__(self, step: Callable[..., tuple[Tensor, ...]]):
+        self.step, self.replay, self.inputs = step, None, []
+
+    def __call__(self, *args) -> tuple[Tensor, ...]:
+        """As step(*args); the last two, keys and values, are those of the first call."""
+        *new, keys, values = args
+        if self.replay is None:
+            self.inputs = [tensor.clone() for tensor in new]
+            self.replay, self.out = recorded(self.step, (*self.inputs, keys, values))
+        for mine, other in zip(self.inputs, new, strict=True):
+            mine.copy_(other)
+        self.replay()
+        return tuple(tensor.clone() for tensor in self.out)
+
+
+@torch.no_grad()
+def recorded(step: Callable[..., tuple[Tensor, ...]], args: tuple) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    """step(*args) as a CUDA graph -> its replay, which launches all kernels at once, and the tensors it fills."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):  # compiled and warm before anything is recorded
+            step(*args)
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step(*args)
+    return graph.replay, out
+
+
+def ladder(lm: LanguageModel) -> Iterator[tuple[str, dict[str, float]]]:
+    """(rung, {kind: tokens per second of whole requests}), cheapest to prepare first.
+
+    A rung that the GPU's torch cannot run is left out, with a line that says why.
+    """
+    asked = {kind: list(prompts(lm, *which)) for kind, which in ASKED.items()}
+    for name, write in rungs(lm):
+        try:
+            yield name, {kind: speed(write, several) for kind, several in asked.items()}
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {error}"[:500], flush=True)
+
+
+def prompts(lm: LanguageModel, categories: Sequence[str], count: int) -> Iterator[list[int]]:
+    """The first `count` questions of each category."""
+    for category in categories:
+        for question in [question for question in questions() if question.category == category][:count]:
+            yield encode(lm.target(), [{"role": "user", "content": question.turns[0]}])
+
+
+def speed(write: Write, prompts: Sequence[list[int]]) -> float:
+    """Tokens per second over all prompts, behind one that is not timed."""
+    write(prompts[0])
+    torch.cuda.synchronize()
+    since = perf_counter()
+    tokens = sum(len(write(ids)) for ids in prompts)
+    return tokens / (perf_counter() - since)
+
+
+def rungs(lm: LanguageModel) -> Iterator[tuple[str, Write]]:
+    """Every rung and what writes its texts: transformers, ours eager and recorded, rounded, each with guesses."""
+    yield "generate", partial(by_transformers, lm.network, new=TOKENS)
+    draft = load("smol-draft", device=lm.device, dtype=lm.dtype)
+    eager, small = lm.target(kind="decoder"), draft.target(kind="decoder")
+    yield from with_guesses("decoder", eager, lm, small)
+    small = record(decoder_of(draft.network), eager, (1, 2))
+    yield from with_guesses("graph", record(eager.decoder, eager, (1, 1 + GAMMA)), lm, small)
+    for weights in ROUNDED:
+        of = record(lm.target(weights=weights).decoder, eager, (1, 1 + GAMMA))
+        yield from with_guesses(f"graph {weights}", of, lm, small)
+
+
+def record(decoder, like: Target, widths: Sequence[int]) -> RecordedTarget:
+    """A decoder of this vocabulary whose steps of these widths are recorded."""
+    return RecordedTarget(decoder, like.tokenizer, like.eos, CONTEXT, widths)
+
+
+def with_guesses(name: str, of: Target, lm: LanguageModel, small: Target) -> Iterator[tuple[str, Write]]:
+    """One target alone, then with each guesser: four guesses a step, so that one width serves all."""
+    heads = load_heads(fitting.HEADS, lm)
+    tree = best_tree(fitting.accuracies(), GAMMA)
+    guessers = {"": Proposer, " + lookup": lambda: PromptLookup(num_tokens=GAMMA)}
+    guessers |= {" + draft": lambda: DraftModel(small, GAMMA), " + medusa": lambda: Medusa(heads, tree)}
+    for who, proposer in guessers.items():
+        yield name + who, lambda ids, make=proposer: writes(of, ids, make())
+
+
+def writes(of: Target, ids: list[int], proposer: Proposer) -> list[int]:
+    """TOKENS greedy tokens behind a prompt."""
+    return generate(of, ids, max_new_tokens=TOKENS, min_new_tokens=TOKENS, proposer=proposer).ids

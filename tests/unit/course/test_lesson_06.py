@@ -1,0 +1,33 @@
+"""Lesson 06's exercises: the usual mistakes are seen."""
+
+import pytest
+
+
+def equal_run(guesses, said):
+    return next((n for n, guess in enumerate(guesses) if guess != said[n]), len(guesses))
+
+
+def over(p, q):
+    return [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+
+
+def tokens(alpha, gamma):
+    return sum(alpha**i for i in range(gamma + 1))
+
+
+@pytest.mark.parametrize("name, wrong", [
+    ("06.1", lambda guesses, said: said[: equal_run(guesses, said)]),  # the target's own token is forgotten
+    ("06.1", lambda guesses, said: [a for a, b in zip(guesses, said, strict=False) if a == b] + said[-1:]),  # goes on
+    ("06.1", lambda guesses, said: said),
+    ("06.2", over),  # not divided by its sum
+    ("06.2", lambda p, q: [x / (sum(over(q, p)) or 1) for x in over(q, p)] if p != q else p),  # swapped
+    ("06.2", lambda p, q: p),  # drawn anew from the target
+    ("06.3", lambda cached, gamma, accepted: (cached + 1 + accepted, cached + 1 + accepted)),
+    ("06.3", lambda cached, gamma, accepted: (cached + accepted, cached + accepted)),
+    ("06.3", lambda cached, gamma, accepted: (cached + 1 + gamma, cached + gamma)),  # nothing is rolled back
+    ("06.4", lambda alpha, v, most: max((tokens(alpha, g) - v(g)) / g for g in range(1, most + 1))),
+    ("06.4", lambda alpha, v, most: (tokens(alpha, most) - v(most + 1)) / most),  # only the longest guess
+    ("06.4", lambda alpha, v, most: max(tokens(alpha, g) - v(g + 1) for g in range(1, most + 1))),  # all of them
+])  # fmt: skip
+def test_the_usual_mistakes_are_seen(name, wrong, checked):
+    assert checked(name, wrong).startswith(f"{name}: not yet")
