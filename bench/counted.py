@@ -68,14 +68,14 @@ def tokens_per_forward(run: Run) -> Measured:
 @claim(
     "adaptive/vs-best-fixed", ">= 0.97",
     f"each kind's best fixed draft length of 0 to {MOST}; one Adaptive over all kinds in turn; modelled time from "
-    f"measured c and v, eager {DTYPE}; the worst kind", asks=True,
+    f"measured guesses and v, eager {DTYPE}; the worst kind", asks=True,
 )  # fmt: skip
 def adaptive(run: Run) -> Measured:
     kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
     on = {state.strip() or "eager": held(kinds, of, run) for state, of in asking.targets(run).items()}
     eager = on.pop("eager")
     note = f"{eager}; a kind alone: {asking.listed(eager.alone)}"
-    note += "".join(f"; {state} c and v, {found.worst} the worst: {found}" for state, found in on.items())
+    note += "".join(f"; {state}, {found.worst} the worst: {found}" for state, found in on.items())
     problem = on and getattr(asking.compiled(), "problem", None)
     facts = eager.facts() | {"unit": "one-row forwards per token", **{state: of.facts() for state, of in on.items()}}
     return Measured(eager.ratios[eager.worst], "; ".join(filter(None, [note, problem, DRAWN])), facts)
@@ -85,6 +85,7 @@ def adaptive(run: Run) -> Measured:
 class Held:
     """Adaptive against each kind's best fixed length, in the modelled time of one target.
 
+    c: a guess, with all that DraftModel does around its forward, over a one-row forward; v: the target's width curve.
     ratios: of one schedule that goes through all kinds in turn; alone: of one that sees no other kind; best: the
     fixed length.
     """
@@ -105,12 +106,12 @@ class Held:
 
     def __str__(self) -> str:
         lengths = ", ".join(f"{kind} {gamma}" for kind, gamma in self.best.items())
-        return f"{asking.listed(self.facts()['by_category'])}; best fixed: {lengths}; c = {self.c:.3f}"
+        return f"{asking.listed(self.facts()['by_category'])}; best fixed: {lengths}; a guess takes {self.c:.3f} forwards"
 
 
 def held(kinds: dict[str, list], target, run: Run) -> Held:
     """kinds: for each kind its texts' right and wrong guesses; c and v are measured on this target."""
-    c = cost_of_draft(5 * run.repeats, target)[1].value  # all that a guess takes, as in `assisted.mixed`
+    c = cost_of_draft(5 * run.repeats, target)[1].value
     costs = asking.costs_of(target, WIDTHS, 5 * run.repeats, cached=200)
     v = cache(width_cost(costs))
     best, ratios, alone = {}, {}, {}

@@ -4,7 +4,9 @@ On a GPU a step of a small model is launching: what a recorded graph gains there
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from copy import copy
+from functools import cache, partial
+from statistics import median
 from time import perf_counter
 
 import fitting
@@ -22,13 +24,13 @@ from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.tree_search import best_tree
 from lessons_lib.models import LanguageModel
-from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.stored_heads import load_heads
 
-TOKENS, GAMMA, CONTEXT = 128, 4, 672
+TOKENS, GAMMA, CONTEXT, REPEATS = 128, 4, 672, 3
 ASKED = {"free": (("writing",), 3), "grounded": (GROUNDED, 1)}  # categories, and questions of each
 ROUNDED = ("int8-weight-only", "int4", "int8")
 Write = Callable[[list[int]], Sequence[int]]
+Rungs = Iterator[tuple[str, Callable[[], Write]]]
 
 
 class RecordedTarget(CompiledTarget):
@@ -39,8 +41,9 @@ class RecordedTarget(CompiledTarget):
 
     def new_cache(self, tokens: int) -> StaticCache:
         """An empty cache in the buffers of the first one."""
-        made, self.shared = super().new_cache(tokens), self.shared or super().new_cache(tokens)
-        made.keys, made.values = self.shared.keys, self.shared.values
+        self.shared = self.shared or super().new_cache(tokens)
+        made = copy(self.shared)
+        made.keep(0)
         return made
 
     def _step(self, width: int) -> "Recorded":
@@ -52,7 +55,7 @@ class RecordedTarget(CompiledTarget):
 class Recorded:
     """A step over tensors that are always the same, into which each call copies its own; results are copies, too."""
 
-    problem = None
+    problem = property(lambda self: getattr(self.step, "problem", None))
 
     def __init__(self, step: Callable[..., tuple[Tensor, ...]]):
         self.step, self.replay, self.inputs = step, None, []
@@ -62,16 +65,15 @@ class Recorded:
         *new, keys, values = args
         if self.replay is None:
             self.inputs = [tensor.clone() for tensor in new]
-            self.replay, self.out = recorded(self.step, (*self.inputs, keys, values))
+            self.replay = recorded(self.step, (*self.inputs, keys, values))
         for mine, other in zip(self.inputs, new, strict=True):
             mine.copy_(other)
-        self.replay()
-        return tuple(tensor.clone() for tensor in self.out)
+        return tuple(tensor.clone() for tensor in self.replay())
 
 
 @torch.no_grad()
-def recorded(step: Callable[..., tuple[Tensor, ...]], args: tuple) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """step(*args) as a CUDA graph -> its replay, which launches all kernels at once, and the tensors it fills."""
+def recorded(step: Callable[..., tuple[Tensor, ...]], args: tuple) -> Callable[[], tuple[Tensor, ...]]:
+    """step(*args) as a CUDA graph -> its replay, which launches all kernels at once and gives the tensors they fill."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
@@ -81,7 +83,12 @@ def recorded(step: Callable[..., tuple[Tensor, ...]], args: tuple) -> tuple[Call
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = step(*args)
-    return graph.replay, out
+
+    def replay(graph=graph, args=args, out=out) -> tuple[Tensor, ...]:  # holds the memory that the graph works on
+        graph.replay()
+        return out
+
+    return replay
 
 
 def ladder(lm: LanguageModel) -> Iterator[tuple[str, dict[str, float]]]:
@@ -90,11 +97,14 @@ def ladder(lm: LanguageModel) -> Iterator[tuple[str, dict[str, float]]]:
     A rung that the GPU's torch cannot run is left out, with a line that says why.
     """
     asked = {kind: list(prompts(lm, *which)) for kind, which in ASKED.items()}
-    for name, write in rungs(lm):
+    for name, make in rungs(lm):
         try:
-            yield name, {kind: speed(write, several) for kind, several in asked.items()}
+            write = make()
+            found = {kind: speed(write, several) for kind, several in asked.items()}
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {error}"[:500], flush=True)
+        else:
+            yield name, found
 
 
 def prompts(lm: LanguageModel, categories: Sequence[str], count: int) -> Iterator[list[int]]:
@@ -105,42 +115,57 @@ def prompts(lm: LanguageModel, categories: Sequence[str], count: int) -> Iterato
 
 
 def speed(write: Write, prompts: Sequence[list[int]]) -> float:
-    """Tokens per second over all prompts, behind one that is not timed."""
+    """Tokens per second over all prompts, the median of REPEATS rounds behind a text that is not timed."""
     write(prompts[0])
-    torch.cuda.synchronize()
-    since = perf_counter()
-    tokens = sum(len(write(ids)) for ids in prompts)
-    return tokens / (perf_counter() - since)
+    found = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        since = perf_counter()
+        tokens = sum(len(write(ids)) for ids in prompts)
+        found.append(tokens / (perf_counter() - since))
+    return median(found)
 
 
-def rungs(lm: LanguageModel) -> Iterator[tuple[str, Write]]:
-    """Every rung and what writes its texts: transformers, ours eager and recorded, rounded, each with guesses."""
-    yield "generate", partial(by_transformers, lm.network, new=TOKENS)
-    draft = load("smol-draft", device=lm.device, dtype=lm.dtype)
-    eager, small = lm.target(kind="decoder"), draft.target(kind="decoder")
-    yield from with_guesses("decoder", eager, lm, small)
-    small = record(decoder_of(draft.network), eager, (1, 2))
-    yield from with_guesses("graph", record(eager.decoder, eager, (1, 1 + GAMMA)), lm, small)
-    for weights in ROUNDED:
-        of = record(lm.target(weights=weights).decoder, eager, (1, 1 + GAMMA))
-        yield from with_guesses(f"graph {weights}", of, lm, small)
+def rungs(lm: LanguageModel) -> Rungs:
+    """Every rung and what makes its writer: transformers, ours eager and recorded, rounded, each with guesses."""
+    yield "generate", lambda: partial(by_transformers, lm.network, new=TOKENS)
+    eager, heads = lm.target(kind="decoder"), cache(lambda: load_heads(fitting.HEADS, lm))
+    draft = cache(lambda: load("smol-draft", device=lm.device, dtype=lm.dtype).target(kind="decoder"))
+    yield from with_guesses("decoder", lambda: eager, draft, heads)
+    small = cache(lambda: record(draft().decoder, eager, (1, 2)))
+    for weights in (None, *ROUNDED):
+        of = cache(lambda weights=weights: record(lm.target(weights=weights).decoder, eager, (1, 1 + GAMMA)))
+        yield from with_guesses(" ".join(filter(None, ("graph", weights))), of, small, heads)
 
 
 def record(decoder, like: Target, widths: Sequence[int]) -> RecordedTarget:
-    """A decoder of this vocabulary whose steps of these widths are recorded."""
-    return RecordedTarget(decoder, like.tokenizer, like.eos, CONTEXT, widths)
+    """A decoder of this vocabulary whose steps of these widths are recorded. RuntimeError where nothing compiles."""
+    made = RecordedTarget(decoder, like.tokenizer, like.eos, CONTEXT, widths)
+    if made.problem:
+        raise RuntimeError(made.problem)
+    return made
 
 
-def with_guesses(name: str, of: Target, lm: LanguageModel, small: Target) -> Iterator[tuple[str, Write]]:
-    """One target alone, then with each guesser: four guesses a step, so that one width serves all."""
-    heads = load_heads(fitting.HEADS, lm)
+def with_guesses(name: str, of: Callable, small: Callable, heads: Callable) -> Rungs:
+    """One target alone, then with each guesser: four guesses a step, so that one width serves all.
+
+    of, small, heads: make the target, the draft's, and Medusa's heads, when a rung first needs them.
+    """
     tree = best_tree(fitting.accuracies(), GAMMA)
     guessers = {"": Proposer, " + lookup": lambda: PromptLookup(num_tokens=GAMMA)}
-    guessers |= {" + draft": lambda: DraftModel(small, GAMMA), " + medusa": lambda: Medusa(heads, tree)}
+    guessers |= {" + draft": lambda: DraftModel(small(), GAMMA), " + medusa": lambda: Medusa(heads(), tree)}
     for who, proposer in guessers.items():
-        yield name + who, lambda ids, make=proposer: writes(of, ids, make())
+        yield name + who, partial(writer, of, proposer)
 
 
-def writes(of: Target, ids: list[int], proposer: Proposer) -> list[int]:
-    """TOKENS greedy tokens behind a prompt."""
-    return generate(of, ids, max_new_tokens=TOKENS, min_new_tokens=TOKENS, proposer=proposer).ids
+def writer(of: Callable[[], Target], proposer: Callable[[], Proposer]) -> Write:
+    """What writes TOKENS greedy tokens behind a prompt, and fails where a step could not be compiled."""
+    target = of()
+
+    def write(ids: list[int]) -> list[int]:
+        out = generate(target, ids, max_new_tokens=TOKENS, min_new_tokens=TOKENS, proposer=proposer())
+        if problem := getattr(target, "problem", None):
+            raise RuntimeError(problem)
+        return out.ids
+
+    return write

@@ -10,7 +10,7 @@ which is written after every part, since a GPU that is lent may go at any time; 
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import serving
 import torch
@@ -42,45 +42,39 @@ def main(parts: Sequence[str] = ()) -> int:
         say("bench/on_gpu.py measures a GPU of CUDA, and there is none here")
         return 1
     lm = serving.model()
-    store(host=machine.host(lm.device), versions=machine.versions(), cached=CACHED)
+    about = {"host": machine.host(lm.device), "versions": machine.versions()}
     for part in parts or PARTS:
-        PARTS[part](lm)
+        found = {}
+        for name, value in PARTS[part](lm):
+            found[name] = value
+            store(**{part: found, f"{part} on": about})
     return 0
 
 
 def store(**facts) -> None:
-    """Add to what gpu.json holds; a dictionary adds to the one there. What another GPU left is dropped."""
+    """Put these beside what gpu.json holds, in one move."""
     path = RESULTS / "gpu.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if "host" in facts and found.get("host", {}).get("device") != facts["host"]["device"]:
-        found = {}
-    for name, value in facts.items():
-        found[name] = {**found.get(name, {}), **value} if isinstance(value, dict) else value
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found | facts, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
-def steps(lm) -> None:
+def steps(lm) -> Iterator[tuple[str, dict[str, float]]]:
     """Milliseconds of a step in every format."""
     rate = hardware.probe(lm.device, [dtype_name(lm.dtype)]).read_bandwidth
-    store(read_bandwidth=rate)
     for weights in bar(FORMATS, desc="steps"):
-        store(steps={weights or dtype_name(lm.dtype): times(lm.target(weights=weights), rate)})
+        yield weights or dtype_name(lm.dtype), times(lm.target(weights=weights), rate)
 
 
-def rungs(lm) -> None:
-    """Tokens per second of every rung."""
-    for name, speeds in ladder(lm):
-        store(ladder={name: speeds})
-
-
-def engine(lm) -> None:
+def engine(lm) -> Iterator[tuple[str, list]]:
     """The claims of serving: ratio, interval, note."""
     for name in bar(WAYS, desc="serving"):
         found = CLAIMS[name].measure(Run(quick=False))
-        store(serving={name: [found.ratio.value, found.ratio.low, found.ratio.high, found.note]})
+        yield name, [found.ratio.value, found.ratio.low, found.ratio.high, found.note]
 
 
-PARTS = {"steps": steps, "ladder": rungs, "serving": engine}
+PARTS = {"steps": steps, "ladder": ladder, "serving": engine}
 
 
 def times(of: DecoderTarget, rate: float) -> dict[str, float]:
@@ -91,7 +85,7 @@ def times(of: DecoderTarget, rate: float) -> dict[str, float]:
     calls = {"eager": repeatable_step(of, prompt), "compiled": repeatable_step(compiled, prompt)}
     calls["compiled"]()
     if of.device.type == "cuda":
-        calls["graph"] = recorded(*step_alone(compiled, prompt))[0]
+        calls["graph"] = recorded(*step_alone(compiled, prompt))
     found = {name: 1e3 * timed(call, of.device, repeats=REPEATS, warmup=3).median for name, call in calls.items()}
     return found | {"limit": 1e3 * bytes_read(of.decoder) / rate}
 

@@ -22,6 +22,7 @@ by_question      methods in turn on each question, kept as it goes, and sums ove
 saying           a claim's note, from its rows
 fitting          the tree that Medusa gets on a target
 rungs, pricing   what a rung of the ladder runs, and what it is expected to cost
+on_gpu           a GPU's steps, engine and ladder (gpu_ladder); run by itself
 overheads        what was tried to make a compiled step faster; run by itself
 other_engines    the same requests on vLLM, through answering (lines of JSON) and vllm_worker (in vLLM's Python)
 """

@@ -76,7 +76,6 @@ def run_collect(options: argparse.Namespace) -> int:
     longest = held_out.LONGER["qa"] if options.held_out else prompts.LONGEST
     model = load(TARGET, device=options.device)
     chosen = prompts.interleave(chosen)
-    into.mkdir(parents=True, exist_ok=True)
     with collect.clocked(into, device_name(model.device)):
         count = collect.collect(model, chosen, into, options.texts, options.rows, longest=longest, drawn=drawn)
     print(f"{count} texts in {into}")
@@ -173,8 +172,8 @@ def run_export(options: argparse.Namespace) -> int:
     save_draft(run.draft, options.into, TARGET)  # what is measured is what was stored, rounded
     stored = decoder_of(load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network))
     after = evaluate.evaluate(stored, texts)
-    facts = card.facts(run, collect.training_texts(), tried(), before, after, options.note)
-    facts["collecting"] = collect.took(collect.folder())
+    took = collect.took(collect.folder())
+    facts = card.facts(run, collect.training_texts(), took, tried(), before, after, options.note)
     save_draft(run.draft, options.into, TARGET, **facts)
     said = json.loads((options.into / CARD).read_text(encoding="utf-8"))
     (options.into / card.PAGE).write_text(card.page(DRAFT, run, said, options.into), encoding="utf-8")

@@ -1,6 +1,6 @@
 """The card of a trained draft (lesson 06): numbers for the lesson, and a page to read beside the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lessons_lib.measure.tables import markdown
@@ -18,7 +18,7 @@ the {kept:,} tokens that the training texts use most. It shares the target's tok
 `DraftModel(load("{name}").target())` in `generate`, or as `assistant_model` in transformers.
 
 ## Data
-{texts:,} texts{answers} that {target} wrote itself under its chat template, three of four
+{texts:,} texts that {target} wrote itself under its chat template, three of four
 greedily, the fourth drawn at temperature 0.8. Their prompts: GSM8K train questions, MBPP, self-instruct tasks, a part
 of databricks-dolly-15k and paragraphs of WikiText-2's validation split (NOTICE names their licences and addresses),
 every tenth held out; further tasks on the same passages; and questions, lists and dialogues of our own
@@ -43,8 +43,8 @@ Tokens per target forward, greedy, counted along held-out texts, and how many si
 {worth}
 
 ## Designs that were screened
-Short runs, to choose by; all figures are tokens per forward on the held-out prompts of that time. Compare within a
-group of equal steps; `designs.json` has each one's recipe, and `LOG.md` says what helped.
+Short runs, to choose by; all figures are tokens per forward on the held-out texts. `designs.json` has each one's
+recipe, and `LOG.md` says what helped.
 
 {designs}
 
@@ -54,11 +54,17 @@ one (`python -m lessons_lib.training bits --runs NAME NAME`; lesson 10 plots it)
 
 
 def facts(
-    run: DraftRun, texts: Sequence[Text], tried: Sequence[dict], before: dict, after: dict, note: str = ""
+    run: DraftRun,
+    texts: Sequence[Text],
+    collecting: Mapping[str, float],
+    tried: Sequence[dict],
+    before: dict,
+    after: dict,
+    note: str = "",
 ) -> dict:
     """What the card says beside layers and target, as JSON holds it.
 
-    texts: what it was trained on. tried: designs; before, after: as `evaluate` returns them.
+    texts: what it was trained on. collecting: as `collect.took` returns it. tried: designs; before, after: as `evaluate` returns them.
     """
     return {
         "recipe": vars(run.recipe),
@@ -66,7 +72,7 @@ def facts(
         "hours": run.seconds / 3600,
         "device": run.device,
         "texts": len(texts),
-        "answer_tokens": sum(len(text.ids) - text.prompt_length for text in texts),
+        "collecting": dict(collecting),
         "before": before,
         "after": after,
         "designs": list(tried),
@@ -85,7 +91,6 @@ def page(name: str, run: DraftRun, card: dict, folder: Path) -> str:
         copied=", ".join(map(str, run.recipe.layers)),
         megabytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6,
         texts=card["texts"],
-        answers=f" ({card['answer_tokens']:,} tokens of answers)" if card.get("answer_tokens") else "",
         optimizer="Muon" if run.recipe.muon else "AdamW",
         took=took(card),
         note=f" {card['note']}" * bool(card["note"]),
@@ -98,5 +103,6 @@ def page(name: str, run: DraftRun, card: dict, folder: Path) -> str:
 def took(card: dict) -> str:
     """What collecting and training took, and on which devices."""
     collecting = " and ".join(f"{seconds / 60:.0f} minutes on {on}" for on, seconds in card["collecting"].items())
-    training = f"Training took {60 * card['hours']:.0f} minutes on {card['device'] or 'a CPU'}"
+    where = f" on {card['device']}" * bool(card["device"])
+    training = f"Training took {60 * card['hours']:.0f} minutes{where}"
     return f"{training}, collecting the texts {collecting or 'a time that nobody kept'}."

@@ -97,6 +97,7 @@ def save(texts: Sequence[Text], path: Path) -> None:
 @contextmanager
 def clocked(where: Path, device: str) -> Iterator[None]:
     """What is done inside adds to what collecting into the folder took, also where it is cut short by an error."""
+    where.mkdir(parents=True, exist_ok=True)
     since = monotonic()
     try:
         yield

@@ -20,7 +20,7 @@ class TrainingRun:
     """A training run: its recipe, the optimizers, the steps and seconds so far, and a row of the curve for each step.
 
     A row has the step and its losses, in nats; what is trained, each kind of run adds. device: the name of what it
-    computed on last.
+    computed on last, "" where nobody says.
     """
 
     recipe: Any

@@ -46,27 +46,29 @@ def test_a_step_that_is_recorded_computes_what_the_compiled_step_does(model):
     torch.testing.assert_close(logits, scores.logits)
 
 
-def test_what_was_found_is_stored_with_the_machine(model, monkeypatch, tmp_path):
+def test_what_was_found_is_stored_with_the_machine_part_by_part(model, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(on_gpu, "RESULTS", tmp_path)
     monkeypatch.setattr(on_gpu, "times", lambda of, rate: {"eager": 2.0, "limit": 1e9 / rate})
     one = Measured(Ratio.of(Samples((2.0,)), Samples((1.0,))), "said")
     monkeypatch.setattr(on_gpu, "CLAIMS", {name: Claim(name, "", "", lambda run: one, False) for name in on_gpu.WAYS})
-    monkeypatch.setattr(on_gpu, "ladder", lambda lm: [("decoder", {"free": 3.0})])
+    monkeypatch.setitem(on_gpu.PARTS, "ladder", lambda lm: [("decoder", {"free": 3.0})])
     assert on_gpu.main() == 0
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert set(found["steps"]) == {"fp32", "int8-weight-only", "int8", "int4"}
-    assert found["serving"]["serving/vs-sequential"][::3] == [2.0, "said"]
-    assert found["versions"] and found["read_bandwidth"] > 0 and found["ladder"] == {"decoder": {"free": 3.0}}
+    assert found["serving"]["serving/vs-sequential"][::3] == [2.0, "said"] and found["ladder"] == {"decoder": {"free": 3.0}}
+    assert all(found[f"{part} on"]["versions"] for part in on_gpu.PARTS)
 
 
-def test_parts_add_to_what_this_gpu_left_and_drop_what_another_left(monkeypatch, tmp_path):
+def test_a_part_that_is_measured_again_replaces_its_rows_and_no_others(model, monkeypatch, tmp_path):
+    (tmp_path / "gpu.json").write_text('{"ladder": {"old": {}}, "serving": {"kept": []}, "by hand": {}}')
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(on_gpu, "RESULTS", tmp_path)
-    on_gpu.store(host={"device": "one"}, steps={"bf16": {"eager": 1.0}})
-    on_gpu.store(host={"device": "one"}, steps={"int8": {"eager": 2.0}})
-    assert set(json.loads((tmp_path / "gpu.json").read_text())["steps"]) == {"bf16", "int8"}
-    on_gpu.store(host={"device": "other"})
-    assert json.loads((tmp_path / "gpu.json").read_text()) == {"host": {"device": "other"}}
+    monkeypatch.setitem(on_gpu.PARTS, "ladder", lambda lm: [("one", {}), ("two", {})])
+    assert on_gpu.main(["ladder"]) == 0
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert set(found["ladder"]) == {"one", "two"} and set(found["serving"]) == {"kept"} and "by hand" in found
+    assert not (tmp_path / "gpu.part").exists()
 
 
 def test_times_are_of_the_eager_and_the_compiled_step(model, monkeypatch):

@@ -45,4 +45,5 @@ def test_the_helpers_of_this_file_are_right_as_they_stand(name, attempt, checked
     ("07.4", lambda *given: forwards(*given) + 1),  # counts the prefill
 ])  # fmt: skip
 def test_the_usual_mistakes_are_seen(name, wrong, checked):
-    assert checked(name, wrong).startswith(f"{name}: not yet")
+    said = checked(name, wrong)
+    assert said.startswith(f"{name}: not yet") and " raised " not in said

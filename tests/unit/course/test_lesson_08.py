@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.decoding.probing import agreed
 
 
 def rounds(next_token, prompt, guess, *, last=1, in_place=False):
@@ -19,10 +20,6 @@ def rounds(next_token, prompt, guess, *, last=1, in_place=False):
         if better == y:
             return count - 1 + last
         y = better
-
-
-def equal_run(guess, said):
-    return next((n for n, token in enumerate(guess) if token != said[n]), len(guess))
 
 
 def mask(W, N, sees):
@@ -48,9 +45,9 @@ def test_the_helpers_of_this_file_are_right_as_they_stand(name, attempt, checked
     ("08.1", lambda *given: rounds(*given, last=0)),  # the round that shows it is not counted
     ("08.1", lambda *given: rounds(*given, in_place=True)),  # Gauss-Seidel
     ("08.1", lambda next_token, prompt, guess: len(guess)),
-    ("08.2", lambda guess, said: (said[: (n := equal_run(guess, said))], said[n:])),  # the free token is kept back
-    ("08.2", lambda guess, said: (said[: (n := equal_run(guess, said)) + 1], guess[n:])),  # old guesses
-    ("08.2", lambda guess, said: (said[: equal_run(guess, said) + 1], said)),
+    ("08.2", lambda guess, said: (said[: (n := agreed(guess, said))], said[n:])),  # the free token is kept back
+    ("08.2", lambda guess, said: (said[: (n := agreed(guess, said)) + 1], guess[n:])),  # old guesses
+    ("08.2", lambda guess, said: (said[: agreed(guess, said) + 1], said)),
     ("08.3", lambda W, N: torch.ones(W * (N - 1), W * (N - 1), dtype=torch.bool).tril()),  # plainly causal
     ("08.3", lambda W, N: mask(W, N, lambda r, i, s, j: s <= r and j == i)),  # columns alone
     ("08.3", lambda W, N: mask(W, N, lambda r, i, s, j: (s == 0 and j <= i) or (s == r and j == i))),
@@ -60,7 +57,8 @@ def test_the_helpers_of_this_file_are_right_as_they_stand(name, attempt, checked
     ("08.4", lambda found, v: max(found, key=lambda key: found[key] / v((key[0] + key[2]) * (key[1] - 1)))),
 ])  # fmt: skip
 def test_the_usual_mistakes_are_seen(name, wrong, checked):
-    assert checked(name, wrong).startswith(f"{name}: not yet")
+    said = checked(name, wrong)
+    assert said.startswith(f"{name}: not yet") and " raised " not in said
 
 
 @pytest.mark.parametrize("dear, drift, gap, said", [

@@ -99,7 +99,11 @@ def only_where_p_is_higher(p, children, q, mode, generator):
     return int(torch.multinomial(p, 1)), False
 
 
-@pytest.mark.parametrize("wrong", [swapped_ratio, correction_from_p, only_where_p_is_higher])
+def dropping_the_doubtful(p, children, q, mode, generator):
+    return choose_child(p, [token for token in children if q[token] >= 0.5], q, mode, generator)
+
+
+@pytest.mark.parametrize("wrong", [swapped_ratio, correction_from_p, only_where_p_is_higher, dropping_the_doubtful])
 def test_the_enumeration_catches_a_wrong_rule(wrong):
     assert (law(P, Q, 1, "iid", wrong)[0] - P).abs().max() > 0.01
 

@@ -40,6 +40,20 @@ def test_every_prompt_is_asked_by_every_method_in_turn_with_a_new_proposer_each_
         assert (sum(step.proposed for step in out.trace) > 0) == (method == "jacobi")
 
 
+def test_what_a_request_gave_is_that_of_the_run_of_median_time(monkeypatch):
+    outs = iter("abc")
+    monkeypatch.setattr(timing, "generate", lambda *given, **options: next(outs))
+
+    def in_turn(calls, *how, **more):
+        [call() for call in calls.values() for _ in range(3)]
+        return {key: timing.Samples((3.0, 1.0, 2.0)) for key in calls}
+
+    monkeypatch.setattr(timing, "in_turn", in_turn)
+    _, found = timing.time_requests(None, {"x": [1]}, {"plain": lambda: None}, "cpu", 3)
+    assert found == {("plain", "x"): "c"}
+    assert timing.middle([4.0, 1.0, 3.0, 2.0]) == 3
+
+
 def test_every_call_of_a_batched_step_adds_the_greedy_token_to_every_request():
     plain = generate(decoder_target(tiny()), PROMPT, max_new_tokens=5, min_new_tokens=5).ids
     advance = timing.batched_transformers_step(tiny(), PROMPT, 3)
