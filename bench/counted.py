@@ -106,7 +106,9 @@ class Held:
 
     def __str__(self) -> str:
         lengths = ", ".join(f"{kind} {gamma}" for kind, gamma in self.best.items())
-        return f"{asking.listed(self.facts()['by_category'])}; best fixed: {lengths}; a guess takes {self.c:.3f} forwards"
+        return (
+            f"{asking.listed(self.facts()['by_category'])}; best fixed: {lengths}; a guess takes {self.c:.3f} forwards"
+        )
 
 
 def held(kinds: dict[str, list], target, run: Run) -> Held:

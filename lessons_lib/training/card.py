@@ -64,7 +64,8 @@ def facts(
 ) -> dict:
     """What the card says beside layers and target, as JSON holds it.
 
-    texts: what it was trained on. collecting: as `collect.took` returns it. tried: designs; before, after: as `evaluate` returns them.
+    texts: what it was trained on. collecting: as `collect.took` returns it. tried: designs; before, after: as
+    `evaluate` returns them.
     """
     return {
         "recipe": vars(run.recipe),

@@ -150,7 +150,7 @@ def test_adaptive_is_held_against_the_best_fixed_length_of_the_worst_kind(counte
     compiled = facts["compiled"]
     assert compiled["best_fixed"] == {"chat": 0, "qa": 0} and compiled["width_costs"] == slow
     worst = min(compiled["by_category"], key=compiled["by_category"].get)
-    assert f"compiled c and v, {worst} the worst: chat {compiled['by_category']['chat']:.2f}" in measured.note
+    assert f"compiled, {worst} the worst: chat {compiled['by_category']['chat']:.2f}" in measured.note
     json.dumps(facts)
 
 

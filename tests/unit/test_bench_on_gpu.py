@@ -56,7 +56,9 @@ def test_what_was_found_is_stored_with_the_machine_part_by_part(model, monkeypat
     assert on_gpu.main() == 0
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert set(found["steps"]) == {"fp32", "int8-weight-only", "int8", "int4"}
-    assert found["serving"]["serving/vs-sequential"][::3] == [2.0, "said"] and found["ladder"] == {"decoder": {"free": 3.0}}
+    assert found["serving"]["serving/vs-sequential"][::3] == [2.0, "said"] and found["ladder"] == {
+        "decoder": {"free": 3.0}
+    }
     assert all(found[f"{part} on"]["versions"] for part in on_gpu.PARTS)
 
 
