@@ -53,3 +53,11 @@ def test_launching_is_a_share_of_the_rest_and_never_more(monkeypatch, launch, re
     a = torch.ones(64, 64)
     parts = taken_apart(lambda: a + 1, runs=2, launch=launch)
     assert parts == {"launch": 1000.0 - rest, "the rest": rest}
+
+
+def test_a_step_is_taken_into_the_parts_that_are_asked_for():
+    a = torch.ones(64, 64)
+    assert set(taken_apart(lambda: (a + 1).exp(), runs=2, parts={"exponentials": r"aten::exp"})) == {
+        "exponentials",
+        "the rest",
+    }

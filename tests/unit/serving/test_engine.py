@@ -265,3 +265,12 @@ def test_every_forward_is_waited_for(monkeypatch):
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
     log = engine.serve([engine.request(PREFIX, max_new_tokens=5)])
     assert waited == [engine.target.device] * len(log.iterations)
+
+
+@pytest.mark.parametrize("until, slept", [(9.0, engine_module.MOMENT), (2.01, 0.01), (1.0, 0.0)])
+def test_waiting_sleeps_until_the_time_comes_a_moment_at_most_and_never_backwards(until, slept, monkeypatch):
+    asked, engine = [], object.__new__(Engine)
+    monkeypatch.setattr(engine_module.time, "sleep", asked.append)
+    monkeypatch.setattr(Engine, "now", lambda self: 2.0)
+    engine.wait(until)
+    assert asked == [pytest.approx(slept)]
