@@ -20,10 +20,11 @@ from asking import prompt_of
 from inside import by_kernel, by_sums
 from run import RESULTS
 
+from lessons_lib import compiler
 from lessons_lib.decoding.blocks import make_block, tree_mask
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposal import Tree
-from lessons_lib.decoding.targets import CompiledTarget, compiled, compiler
+from lessons_lib.decoding.targets import CompiledTarget, compiled
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.parts import taken_apart

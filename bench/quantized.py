@@ -24,9 +24,10 @@ from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models import ModelUnavailable
 from lessons_lib.models.libraries import LIBRARIES, by_library
-from lessons_lib.models.quantized import FORMATS, bytes_kept, bytes_read, quantized
+from lessons_lib.models.quantized import bytes_kept, bytes_read, quantized
 from lessons_lib.quantization import units
 
+FORMATS = ("int8", "int8-weight-only", "int4")  # of the lesson; int4-int8 is one of lesson 11
 WIDE = 9  # rows: a token and eight guesses
 READING = "reading", 0  # beside the steps, no row of any
 CACHED = 64  # tokens behind which steps are timed

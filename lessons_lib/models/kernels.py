@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lessons_lib import native
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.compiling import PLACES, kept_in_memory
 
@@ -55,6 +56,14 @@ def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     if count == 1:
         return (weights.transpose(1, 2) * values).sum(1, keepdim=True).to(q.dtype)
     return (weights.to(q.dtype).view(len(keys), groups * count, -1) @ values).view(heads, count, dim)
+
+
+def attend_natively(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """As `attend_by_products`, several queries by our kernel in C++ (`native`): two products of a library take longer
+    to begin than to multiply so little."""
+    if q.shape[1] == 1 or q.shape[2] % native.LANES:
+        return attend_by_products(q, keys, values, mask)
+    return native.attend_few_rows(q, keys, values, mask)
 
 
 def multiply_by_products(x: Tensor, weight: Tensor) -> Tensor:

@@ -59,8 +59,9 @@ class LanguageModel:
 
         kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward.
         weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. For the readable decoder also "int8" (weights
-        and activations), "int8-weight-only" and "int4", beside all else in the model's dtype (`models.quantized`). What
-        is loaded is cast; to widen without the rounding already done, load again: `in_dtype(...).target()`.
+        and activations), "int8-weight-only", "int4" and "int4-int8" (weights of 4 bits, activations of 8), beside all
+        else in the model's dtype (`models.quantized`). What is loaded is cast; to widen without the rounding already
+        done, load again: `in_dtype(...).target()`.
         compiled: the readable decoder through torch.compile, with caches of `context` tokens (default 512).
         ValueError for any other choice, for a dtype that the device lacks, and for a model that the readable decoder
         does not compute.

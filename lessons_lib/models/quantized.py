@@ -14,6 +14,7 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.smoothing import ALPHAS, awq, smoothed
 from lessons_lib.quantization.formats import rounding
+from lessons_lib.quantization.grouped import GROUP, Grouped
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns
 from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import Products, Values, weights_alone
@@ -21,10 +22,10 @@ from lessons_lib.quantization.matrix import Matrix
 from lessons_lib.quantization.quantized import Quantized
 
 Make = Callable[[Place, Tensor], Matrix | None]  # place and weight (N, K) -> what multiplies instead; None: the weight
-FORMATS = ("int8", "int8-weight-only", "int4")  # what targets are made with
+FORMATS = ("int8", "int8-weight-only", "int4", "int4-int8")  # what targets are made with
 WITH_FLOAT64 = ("cpu", "cuda")  # devices; what rounding is judged and calibrated in
 SHORT = {"int8-weight-only": "int8", "int4": "int4 g32"}  # names of weights' formats that go by another name
-BOTH, LLM_INT8 = "int8", "llm.int8"  # activations are rounded, too
+BOTH, LLM_INT8, GROUPED = "int8", "llm.int8", "int4-int8"  # activations are rounded, too
 COMPENSATED, SCALED = "gptq ", "awq "  # before the name of a format: what looks at inputs
 
 
@@ -56,10 +57,11 @@ def quantized(
 ) -> Decoder:
     """A decoder that computes with rounded matrices and shares all else with this one.
 
-    format: "int8", weights and activations of 8 bits; "llm.int8"; the weights alone: "int8-weight-only", "int4" (groups
-    of 32 with a minimum) or any name of `quantization.formats`, "gptq " or "awq " before it. head: the format of the LM
-    head beside layers in another one; None leaves it as it is. windows: ids to calibrate with, for GPTQ, AWQ and the
-    remedies (None: those of `Remedies()`) of "int8". values: weights are given back their rounded values once, as wide
+    format: "int8", weights and activations of 8 bits; "llm.int8"; "int4-int8", weights of 4 bits and activations of 8,
+    both in groups of 32; the weights alone: "int8-weight-only", "int4" (groups of 32 with a minimum) or any name of
+    `quantization.formats`, "gptq " or "awq " before it. head: the format of the LM head beside layers of which the
+    weights alone are rounded; None leaves it as it is. windows: ids to calibrate with, for GPTQ, AWQ and the remedies
+    (None: those of `Remedies()`) of "int8". values: weights are given back their rounded values once, as wide
     and as fast as they were: to measure quality. ValueError for unknown names, for GPTQ and AWQ without windows, for
     groups that do not fit, a decoder that is rounded already, and devices other than CPU and CUDA.
     """
@@ -70,6 +72,8 @@ def quantized(
             return _both(decoder, windows, Remedies() if remedies is None else remedies)
         if format == LLM_INT8:
             return replaced(decoder, lambda place, weight: MixedProduct(weight))
+        if format == GROUPED:
+            return replaced(decoder, _grouped)
         return _rounded(decoder, format, head, windows, Values if values else weights_alone)
     finally:
         give_back()
@@ -157,6 +161,11 @@ def _both(decoder: Decoder, windows: Windows, remedies: Remedies) -> Decoder:
         return WideColumns(matrix, weight, largest(inputs, place, count)) if count else matrix
 
     return replaced(decoder, make)
+
+
+def _grouped(place: Place, weight: Tensor) -> Matrix:
+    """Weights of 4 bits, those of the head of 8, as in the files that llama.cpp reads."""
+    return Grouped(quantize(weight, 8 if place[1] == HEAD else 4, GROUP, "minimum"))
 
 
 def _check(decoder: Decoder) -> None:

@@ -5,7 +5,8 @@ Values           any format, given back once: as wide and as fast as before, to 
 Int8Weights      levels of 8 bits, x as it is: half the bytes of bf16 to read
 Int4Weights      levels of 4 bits in groups, likewise, or Int4Words (all in `packed`); Int4Tiles on a GPU (`on_gpu`)
 Int8Both         x rounded, too, one scale a row; integers times integers (`int8_products`)
-MixedProduct     the same without the columns of outliers: LLM.int8()
+Grouped          weights of 4 or 8 bits, x rounded to 8, one scale for 32 values of either (`grouped`)
+MixedProduct     Int8Both without the columns of outliers: LLM.int8()
 WideColumns      any of them beside a few columns that are known to be loud, and stay wide
 Scaled           any of them behind an input that is divided by s (`scaling`)
 
@@ -102,6 +103,11 @@ class Products:
     def constant(self) -> bool:
         """Whether a compiler has to see a matrix as constant."""
         return any(matrix.constant for _, matrix in self.matrices.values())
+
+    @property
+    def native(self) -> bool:
+        """Whether a kernel of ours in C++ multiplies."""
+        return any(matrix.native for _, matrix in self.matrices.values())
 
     def compiled(self, other: Callable) -> "Products":
         """The same for a compiler, which sees `other` for the weights that have no matrix."""

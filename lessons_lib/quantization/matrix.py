@@ -13,10 +13,11 @@ from lessons_lib.compiling import CHUNK
 class Matrix(ABC):
     """A matrix (N, K) that can be multiplied with.
 
-    constant: whether a compiler has to see its codes as constants, and to tune the products.
+    constant: whether a compiler has to see its codes as constants, and to tune the products. native: whether a kernel
+    of ours in C++ multiplies.
     """
 
-    constant = False
+    constant = native = False
 
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:

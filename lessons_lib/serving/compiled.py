@@ -13,11 +13,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from lessons_lib.compiler import compiler_problem
 from lessons_lib.compiling import kept_in_memory
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.compiled import kernels_of
 from lessons_lib.decoding.targets.compiled_step import CompiledStep, say_uncompiled
-from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.serving.target import PagedTarget
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from lessons_lib.caches.static import Slots, StaticCache
+from lessons_lib.compiler import compiler_problem
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.compiled_step import CompiledStep, say_uncompiled
-from lessons_lib.decoding.targets.compiler import compiler_problem
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.kernels import FUSED, OPEN, Kernels
+from lessons_lib.models.kernels import FUSED, OPEN, Kernels, attend_natively
 from lessons_lib.quantization.linear import Products
 
 PRODUCTS = ("open", "tuned", "library")
@@ -140,7 +140,10 @@ def compiled_once(layer: Callable, *args) -> Tensor:
 def kernels_of(decoder: Decoder, opened: bool) -> Kernels:
     """How a compiled forward computes: in the open for one row, by the library, and by what the decoder brings."""
     kernels, own = OPEN if opened else FUSED, decoder.kernels.multiply
-    return replace(kernels, multiply=own.compiled(kernels.multiply)) if isinstance(own, Products) else kernels
+    if not isinstance(own, Products):
+        return kernels
+    attend = attend_natively if own.native else kernels.attend
+    return replace(kernels, attend=attend, multiply=own.compiled(kernels.multiply))
 
 
 def leave_length_open(*tensors) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo import lookup_backend
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 
-from lessons_lib.decoding.targets.compiler import keep_compiled_code, settings
+from lessons_lib.compiler import keep_compiled_code, settings
 from lessons_lib.progress import first_line, say
 
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from lessons_lib import compiler
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
-from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiler
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.quantized import quantized

@@ -12,8 +12,9 @@ import torch._inductor.config as inductor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.utils import run_and_get_code
 
+from lessons_lib import compiler
 from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.targets import CompiledTarget, compiler
+from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import multiply_by_products
@@ -46,10 +47,10 @@ def test_a_missing_compiler_is_found_out_by_asking_the_compilers_own_search(monk
     """A process of its own, since torch remembers a compiler that it has found."""
     script = (
         "import torch, sys; sys.path.insert(0, sys.argv[1]);"
-        "from lessons_lib.decoding.targets.compiler import compiler_problem;"
+        "from lessons_lib.compiler import compiler_problem;"
         "print(compiler_problem(torch.device('cpu')))"
     )
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[2])
     environment = {**os.environ, "CXX": "/nonexistent/compiler", "PATH": ""}
     out = subprocess.run([sys.executable, "-c", script, root], env=environment, capture_output=True, text=True)
     assert out.stdout.startswith("torch.compile needs a C++ compiler and none was found"), out.stderr
@@ -79,7 +80,7 @@ def test_an_environment_and_a_cache_at_a_path_with_a_space_compile(tmp_path):
     python = spaced / "env" / Path(sys.executable).relative_to(sys.prefix)
     environment = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
     environment |= {"LESSONS_LIB_CACHE": str(spaced / "cache"), "TMPDIR": str(tmp_path)}
-    call = [python, "-c", SPACED, str(Path(__file__).parents[3])]
+    call = [python, "-c", SPACED, str(Path(__file__).parents[2])]
     done = subprocess.run(call, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -122,7 +123,7 @@ def test_a_compiler_that_fails_at_every_file_leaves_decoding_eager_with_one_sent
     broken_compiler, tmp_path, seen, said
 ):
     environment = {**os.environ, "CXX": str(broken_compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
-    root, command = str(Path(__file__).parents[3]), [sys.executable, "-c", BROKEN]
+    root, command = str(Path(__file__).parents[2]), [sys.executable, "-c", BROKEN]
     out = subprocess.run([*command, root, seen], env=environment, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     assert re.fullmatch(said, out.stdout.strip()) and out.stderr.count("decoding runs uncompiled") == 1
