@@ -6,9 +6,9 @@ from torch import Tensor
 from lessons_lib.compiling import kept_in_memory
 from lessons_lib.models.kernels import attend
 
-PARTS = {  # as of `measure.parts`: a step of several rows in 8 bits attends by two batched products
-    "attention": r"bmm|softmax",
-    "products": r"gemm|addmm|::mm$|qlinear",
+PARTS = {  # as of `measure.parts`: one row attends in the compiler's loop, several by two batched products or a kernel
+    "attention": r"bmm|softmax|::attend_few_rows",
+    "products": r"gemm|addmm|::mm$|qlinear|::multiply_grouped",
     "norms, rotation, rounding of inputs": r"^graph_",
 }
 

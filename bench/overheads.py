@@ -20,7 +20,7 @@ from asking import prompt_of
 from inside import by_kernel, by_sums
 from run import RESULTS
 
-from lessons_lib import compiler
+from lessons_lib import compiler, native
 from lessons_lib.decoding.blocks import make_block, tree_mask
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposal import Tree
@@ -37,7 +37,7 @@ from lessons_lib.models.stored_heads import load_heads
 from lessons_lib.progress import say
 
 LAYERS, TEXT, LONGEST, ROWS, RANKS, REPEATS = 6, 200, 672, 5, 10, 60
-LIGHT, BOTH = "int8-weight-only", "int8"
+LIGHT, BOTH, GROUPED = "int8-weight-only", "int8", "int4-int8"
 Calls = tuple[Callable, Callable]  # before, behind
 
 
@@ -55,10 +55,11 @@ def main() -> int:
     """Time all that was tried and store it with the other results -> exit status."""
     rows = [row_of(change) for change in tried()]
     say("where a whole step's time goes ...")
-    parts = {count: parts_of(step(eight(), count)) for count in (1, ROWS)}
+    lightest = quantized(asking.model().target().decoder, GROUPED)
+    parts = {count: parts_of(step(lightest, count)) for count in (1, ROWS)}
     facts = {
         "layers": LAYERS,
-        "parts": {"format": BOTH, "text": TEXT, "seconds": parts},
+        "parts": {"format": GROUPED, "text": TEXT, "seconds": parts},
         "host": machine.host(),
         "versions": machine.versions(),
         "dtype": asking.DTYPE,
@@ -87,10 +88,13 @@ def parts_of(call: Callable) -> dict[str, float]:
 def tried() -> list[Change]:
     """All that was tried, in the order of the lesson's table."""
     eight, both = "weights of 8 bits instead of the model's own", "8 bits times 8 bits instead of weights of 8 bits"
+    four = "4 bits times 8 bits, by our kernels in C++, instead of 8 bits times 8 bits"
     fitted = f"caches fitted to a text of {TEXT} tokens instead of {LONGEST} slots, one row"
     shared = f"{ROWS} rows as sums that share one reading, instead of the library's products"
     otherwise = f"all layers, attention of {ROWS} rows in 8 bits instead of by two products, behind"
-    ways, short = {"by the library's kernel": by_kernel, "as sums": by_sums}, "it pays in short texts alone"
+    ways = {"by the library's kernel": by_kernel, "as sums": by_sums}
+    ways |= {} if native.problem() else {"by our kernel in C++": native.attend_few_rows}
+    paid = {True: "two products of a library take long to begin", False: "it pays in short texts alone"}
     return [
         Change(fitted, True, "attention over slots that are never filled", slots),
         Change(shared, True, "one reading serves all rows", sums),
@@ -98,13 +102,15 @@ def tried() -> list[Change]:
         Change(f"{eight}, {ROWS} rows", True, "it comes with the one above", formats(None, LIGHT, ROWS)),
         Change(f"{both}, one row", True, "for the sake of several rows", formats(LIGHT, BOTH)),
         Change(f"{both}, {ROWS} rows", True, "guesses ask for several rows", formats(LIGHT, BOTH, ROWS)),
+        Change(f"{four}, one row", True, "fewer bytes, and an instruction for 64 products", formats(BOTH, GROUPED)),
+        Change(f"{four}, {ROWS} rows", True, "it comes with the one above", formats(BOTH, GROUPED, ROWS)),
         Change("weights of 4 bits instead of 8, one row", False, "unpacking is work, too", formats(LIGHT, "int4")),
         Change("the compiler's guards left out", True, "what they look for never changes", guards),
         Change("a wrapper in C++ around the kernels", False, "no gain", partial(setting, cpp_wrapper=True)),
         Change("buffers in one pool, planned ahead", False, "no gain", partial(setting, memory_planning=True)),
         *(
-            Change(f"{otherwise} {text} tokens: {how}", False, short, attending(other, text))
-            for how, other in ways.items()
+            Change(f"{otherwise} {text} tokens: {how}", kept, paid[kept], attending(other, text))
+            for how, other in ways.items() for kept in [other is native.attend_few_rows]
             for text in (TEXT // 2, 5 * TEXT // 2)
         ),
         Change(f"no mask built for {ROWS} rows of a chain", True, "plain causal attention will do", masks),

@@ -4,8 +4,8 @@
     model = load("smollm2-135m")
     print(generate(model.target(), "Once upon a time").text)
 
-The rooms, each importing only from those below it (and all from the small modules compiling, progress and paths);
-`help("lessons_lib.serving")` and so on lead further:
+The rooms, each importing only from those below it (and all from the small modules compiler, compiling, progress and
+paths); `help("lessons_lib.serving")` and so on lead further:
 
 course         set-up, running and storing lessons, their checks, exercises and pages
 widgets        figures with sliders, and their still form
@@ -18,6 +18,7 @@ quantization   number formats of few bits, GPTQ and its kin, products with round
 attention      naive, tiled and split attention with their traffic counted; torch's backends
 caches         keys and values: contiguous, static, paged
 measure        clocks, this machine, cost models, scorecard, claims
+native         two kernels in C++, compiled where they are first needed
 data, weights  prompts, texts; a trained draft and trained heads
 
 What the package itself offers:

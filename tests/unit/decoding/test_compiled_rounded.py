@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lessons_lib import compiler
+from lessons_lib import compiler, native
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
@@ -34,9 +34,21 @@ def compare(decoder: Decoder, rows: int, **options) -> CompiledTarget:
     return compiled
 
 
-@pytest.mark.parametrize("name, rows", [("int8", 1), ("int8-weight-only", 3), ("int4", 1), ("int4", 3)])
+@pytest.mark.parametrize("name, rows", [("int8", 1), ("int8-weight-only", 3), ("int4", 1), ("int4", 3), ("int4-int8", 1)])
 def test_a_rounded_decoder_computes_the_same_compiled(name, rows):
     compare(rounded(name), rows)
+
+
+@pytest.mark.skipif(native.problem() is not None, reason=f"{native.problem()}")
+def test_4_bits_times_8_attend_by_the_kernel_in_c_plus_plus_where_that_multiplies(monkeypatch):
+    heads = Decoder.from_transformers(tiny(1, torch.float32, width=64, tied=True))  # 16 wide each
+    calls, attend = [], native.attend_few_rows
+    monkeypatch.setattr(native, "attend_few_rows", lambda *given: calls.append(1) or attend(*given))
+    for rows, seen in ((1, 0), (3, 1)):
+        compare(quantized(heads, "int4-int8"), rows)
+        assert len(calls) == seen
+    compare(quantized(heads, "int8"), 3)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("name, rows", [("int8-weight-only", 1), ("int4", 1), ("int4", 3)])

@@ -53,7 +53,7 @@ def test_other_weights_are_a_copy_and_the_same_ones_are_not(model):
     assert single.target(kind="transformers", weights="fp32").network is single.network
 
 
-@pytest.mark.parametrize("weights", ["int8", "int8-weight-only", "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int8-weight-only", "int4", "int4-int8"])
 def test_rounded_weights_are_the_decoders_alone_and_the_network_keeps_its_own(model, weights):
     before = {name: value.clone() for name, value in model.network.state_dict().items()}
     target = model.target(weights=weights)

@@ -17,6 +17,7 @@ from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read,
 from lessons_lib.models.smoothing import awq, smoothed
 from lessons_lib.quantization import units
 from lessons_lib.quantization.formats import rounding
+from lessons_lib.quantization.grouped import Grouped, round_groups
 from lessons_lib.quantization.gptq import gptq, hessian, layer_loss
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns, rounded_values
 from lessons_lib.quantization.integers import quantize
@@ -125,11 +126,24 @@ def matrices(of: Decoder) -> list:
 
 def test_kernels_are_those_of_the_format_and_the_dtype():
     whole = decoder(torch.float32, width=64)
-    names = ("int8", "int8-weight-only", "int4", "llm.int8", "nf4")
+    names = ("int8", "int8-weight-only", "int4", "int4-int8", "llm.int8", "nf4")
     kinds = {name: {type(matrix) for matrix in matrices(quantized(whole, name))} for name in names}
     assert kinds["int8"] == {Int8Both} and kinds["llm.int8"] == {MixedProduct} and kinds["nf4"] == {Plain, Int8Weights}
-    assert kinds["int8-weight-only"] == {Int8Weights}
+    assert kinds["int8-weight-only"] == {Int8Weights} and kinds["int4-int8"] == {Grouped}
     assert kinds["int4"] == {Int8Weights, Int4Weights if units.packed_kernels() else Int4Words}
+
+
+def test_4_bits_times_8_are_values_in_groups_times_inputs_in_groups_and_the_head_has_8():
+    """In float64, where no kernel of ours multiplies, against products of the rounded values."""
+    whole = decoder()
+    head = whole.head.weight
+
+    def by_hand(x, weight):
+        values = rounding("int8 g32 minimum" if weight is head else "int4 g32")(weight).dequantize()
+        return round_groups(x) @ values.T
+
+    exact = logits(whole, kernels=Kernels(multiply=by_hand))
+    assert off(quantized(whole, "int4-int8"), exact) < 1e-9 < 1e-2 < off(whole, exact)
 
 
 def test_integers_times_integers_round_every_input_and_every_weight():
@@ -345,7 +359,7 @@ def test_what_cannot_be_rounded_is_refused(call, sentence):
 def test_a_weight_that_is_not_finite_is_refused_by_every_format():
     broken = decoder()
     broken.layers[1].down.weight.data[0, 0] = torch.nan
-    for name in ("int8", "int8-weight-only", "int4", "llm.int8", "nf4 g32", "fp8"):
+    for name in ("int8", "int8-weight-only", "int4", "int4-int8", "llm.int8", "nf4 g32", "fp8"):
         with pytest.raises(ValueError, match="1 NaN or infinite values"):
             quantized(broken, name)
 

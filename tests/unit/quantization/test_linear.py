@@ -13,6 +13,7 @@ from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.quantization import units
 from lessons_lib.quantization.floats import quantize_fp8
+from lessons_lib.quantization.grouped import Grouped
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct
 from lessons_lib.quantization.integers import Integers, quantize
 from lessons_lib.quantization.linear import Plain, Products, Scaled, weights_alone
@@ -161,7 +162,8 @@ def test_products_keep_their_weights_so_that_no_other_can_take_the_place_of_one(
 @pytest.mark.parametrize("make", [
     lambda w: Int8Weights(quantize(w)), lambda w: Int8Both(quantize(w)), lambda w: Plain(quantize(w, 4, 32)),
     lambda w: Int4Weights(quantize(w, 4, 32, "minimum")), lambda w: Int4Words(quantize(w, 4, 32, "minimum")),
-], ids=["int8", "int8 x int8", "plain", "int4", "int4 words"])  # fmt: skip
+    lambda w: Grouped(quantize(w, 4, 32, "minimum")),
+], ids=["int8", "int8 x int8", "plain", "int4", "int4 words", "int4 x int8"])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_compiler_sees_them_whole(make, rows):
     """fullgraph raises where a graph would break."""

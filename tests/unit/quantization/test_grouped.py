@@ -1,0 +1,134 @@
+"""Weights of 4 or 8 bits times inputs of 8, a scale for 32 of either: by the kernel in C++ and without it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lessons_lib import native
+from lessons_lib.quantization import grouped
+from lessons_lib.quantization.grouped import Grouped, interleaved, round_groups
+from lessons_lib.quantization.int8_products import Int8Both
+from lessons_lib.quantization.integers import quantize
+
+by_kernel = pytest.mark.skipif(native.problem() is not None, reason=f"{native.problem()}")
+ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is written: half a step of its last digit
+
+
+def random(*shape: int, seed: int = 0, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def by_groups(x: torch.Tensor, quantized) -> torch.Tensor:
+    """The sum over groups of s·r·sum(q·p) + low·r·sum(p), in float64."""
+    q, n = quantized.levels().double().view(quantized.shape[0], -1, 32), quantized.shape[0]
+    s, low = (part.double().view(n, -1) for part in (quantized.grid.scales, quantized.grid.lows))
+    x = x.float().view(len(x), -1, 32)
+    r = x.abs().amax(-1) / 127
+    p = (x / torch.where(r == 0, 1, r)[..., None]).round().double()
+    products = torch.einsum("ngk,tgk->tng", q, p)
+    return (s * products * r.double()[:, None] + low * (r * p.sum(-1))[:, None]).sum(-1)
+
+
+def without_kernel(monkeypatch, quantized) -> Grouped:
+    monkeypatch.setattr(native, "problem", lambda: "no kernel today")
+    return Grouped(quantized)
+
+
+def test_each_group_of_inputs_has_its_own_scale():
+    x = torch.zeros(2, 64)
+    x[0, :2], x[0, 32], x[1, 63] = torch.tensor([1.27, 0.014]), 1000.0, -0.5
+    expected = x.clone()
+    expected[0, 1] = 0.01
+    torch.testing.assert_close(round_groups(x), expected)
+    assert round_groups(x.double()).dtype == torch.float64
+
+
+def test_codes_stand_by_quads_of_columns_16_rows_of_each_and_two_of_4_bits_in_a_byte():
+    levels = torch.arange(16 * 32, dtype=torch.uint8).view(16, 32)
+    eight = interleaved(levels, 8).view(8, 16, 4)
+    assert all(torch.equal(eight[quad], levels[:, 4 * quad : 4 * quad + 4]) for quad in range(8))
+    four = interleaved(levels % 16, 4).view(4, 16, 4)
+    assert four.numel() == 16 * 32 / 2
+    for pair in range(4):
+        lower, upper = four[pair] & 15, four[pair] >> 4
+        assert torch.equal(lower, levels[:, 8 * pair : 8 * pair + 4] % 16)
+        assert torch.equal(upper, levels[:, 8 * pair + 4 : 8 * pair + 8] % 16)
+
+
+@by_kernel
+@given(
+    rows=st.integers(1, 27), blocks=st.integers(1, 9), groups=st.integers(1, 4), bits=st.sampled_from([4, 8]),
+    dtype=st.sampled_from([*ERRORS]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_kernel_adds_up_what_the_formula_says(rows, blocks, groups, bits, dtype, seed):
+    """Up to 27 rows: two calls of 12 rows, the most, and a rest. Up to 9 blocks: more than one thread's share."""
+    x = random(rows, 32 * groups, seed=seed, dtype=dtype)
+    quantized = quantize(random(16 * blocks, 32 * groups, seed=seed + 100), bits, 32, "minimum")
+    matrix = Grouped(quantized)
+    found, exact = matrix.multiply(x), by_groups(x, quantized)
+    assert matrix.native and found.dtype == dtype
+    assert ((found.double() - exact).abs() <= ERRORS[dtype] * exact.abs().max()).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_without_the_kernel_rounded_inputs_meet_what_multiplies_such_weights(bits, rows, monkeypatch):
+    x, quantized = random(rows, 96), quantize(random(32, 96, seed=1), bits, 32, "minimum")
+    matrix = without_kernel(monkeypatch, quantized)
+    assert not matrix.native and matrix.problem == "no kernel today"
+    for found in (matrix.multiply(x), matrix.traced(x)):
+        torch.testing.assert_close(found.double(), by_groups(x, quantized), rtol=0, atol=1e-4)
+
+
+@by_kernel
+def test_inputs_of_any_stride_and_of_nothing_but_zeros():
+    quantized = quantize(random(16, 32), 4, 32, "minimum")
+    matrix, x = Grouped(quantized), random(32, 6, seed=1).T
+    assert not x.is_contiguous() and torch.equal(matrix.multiply(x), matrix.multiply(x.contiguous()))
+    assert torch.equal(matrix.multiply(torch.zeros(2, 32)), torch.zeros(2, 16))
+
+
+def test_a_loud_input_spoils_its_own_group_alone():
+    """Negative control: with one scale a row it spoils all of them."""
+    x, weight = random(1, 640), random(16, 640, seed=1)
+    x[0, 0] = 1000.0
+    weight[:, :32] = 0
+    off = lambda matrix: (matrix.multiply(x) - x @ weight.T).abs().max()  # noqa: E731
+    grouped_bits, row_bits = Grouped(quantize(weight, 8, 32, "minimum")), Int8Both(quantize(weight, 8))
+    assert 20 * off(grouped_bits) < off(row_bits)
+
+
+@pytest.mark.parametrize("quantized, why", [
+    (quantize(random(20, 32), 4, 32, "minimum"), "multiples of 16"),
+    (quantize(random(16, 32), 4, 32, "minimum", scale_dtype=torch.float32), "scales in float16"),
+    (quantize(random(16, 32, dtype=torch.float64), 4, 32, "minimum"), "float16"),
+])  # fmt: skip
+def test_what_the_kernel_cannot_take_is_multiplied_without_it(quantized, why):
+    matrix, x = Grouped(quantized), random(2, 32, dtype=quantized.dtype)
+    assert why in matrix.problem
+    torch.testing.assert_close(matrix.multiply(x), round_groups(x) @ quantized.dequantize().T)
+
+
+@pytest.mark.parametrize("how", [(3, 32, "minimum"), (4, 16, "minimum"), (4, 64, "minimum"), (8, 32, "absmax")])
+def test_other_formats_are_refused(how):
+    with pytest.raises(ValueError, match='take quantize.weight, 4 or 8, 32, "minimum". of a matrix; else use Plain'):
+        Grouped(quantize(random(16, 64), *how))
+    with pytest.raises(ValueError, match="of a matrix"):
+        Grouped(quantize(random(2, 16, 32), 4, 32, "minimum"))
+
+
+@by_kernel
+@pytest.mark.parametrize("x, sentence", [
+    (torch.zeros(1, 64), r"x is \[1, 64\], not \(T, 32\)"), (torch.zeros(32), "not .T, 32"),
+    (torch.zeros(1, 32, dtype=torch.float64), "float32, bfloat16 and float16, not Double"),
+])  # fmt: skip
+def test_inputs_that_do_not_fit_are_refused(x, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Grouped(quantize(random(16, 32), 4, 32, "minimum")).multiply(x)
+
+
+def test_bytes_are_5_a_weight_and_9_of_the_head():
+    for bits in (4, 8):
+        matrix = Grouped(quantize(random(32, 96), bits, 32, "minimum"))
+        assert matrix.nbytes * 8 == (bits + 1) * 32 * 96 or grouped.native.problem()

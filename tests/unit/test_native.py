@@ -1,0 +1,89 @@
+"""Kernels in C++ (lesson 11): attention of few rows against our own in float64, and why they may be missing."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lessons_lib import native
+from lessons_lib.models.kernels import attend, attend_by_products, attend_natively
+
+by_kernel = pytest.mark.skipif(native.problem() is not None, reason=f"{native.problem()}")
+ERRORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def inputs(kv_heads, groups, rows, entries, dim, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    q, keys, values = (
+        torch.randn(heads, count, dim, generator=generator).to(dtype)
+        for heads, count in ((kv_heads * groups, rows), (kv_heads, entries), (kv_heads, entries))
+    )
+    mask = torch.rand(rows, entries, generator=generator) < 0.6
+    mask[torch.arange(rows), torch.randint(entries, (rows,), generator=generator)] = True  # each row sees something
+    return 2 * q, keys, values, mask
+
+
+@by_kernel
+@given(
+    kv_heads=st.integers(1, 3), groups=st.integers(1, 4), rows=st.integers(1, 9), entries=st.integers(1, 70),
+    dim=st.sampled_from([16, 48, 64]), dtype=st.sampled_from([*ERRORS]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_few_rows_attend_as_in_float64(kv_heads, groups, rows, entries, dim, dtype, seed):
+    q, keys, values, mask = inputs(kv_heads, groups, rows, entries, dim, seed, dtype)
+    found = native.attend_few_rows(q, keys, values, mask)
+    exact = attend(q.double(), keys.double(), values.double(), mask)
+    assert found.dtype == dtype and (found.double() - exact).abs().max() < ERRORS[dtype]
+
+
+@by_kernel
+def test_what_is_masked_and_what_lies_far_below_weighs_nothing():
+    q, keys, values, mask = inputs(2, 2, 3, 20, 16)
+    mask[:, 5] = False
+    changed = values.clone()
+    changed[:, 5] = 1e6
+    assert torch.equal(*(native.attend_few_rows(q, keys, of, mask) for of in (values, changed)))
+    found = native.attend_few_rows(1000 * q, keys, values, mask)  # scores of thousands: the largest alone counts
+    exact = attend(1000 * q.double(), keys.double(), values.double(), mask)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)
+
+
+@by_kernel
+def test_views_of_larger_buffers_are_attended_to_as_their_copies():
+    q, keys, values, mask = inputs(2, 2, 3, 40, 16)
+    views = keys[:, ::2], values[:, ::2], mask[:, ::2] | True
+    found = native.attend_few_rows(q.mT.contiguous().mT, *views)
+    assert torch.equal(found, native.attend_few_rows(q, *(view.contiguous() for view in views)))
+
+
+@by_kernel
+@pytest.mark.parametrize("dim, dtype, sentence", [
+    (24, torch.float32, "a head is 24 wide, not a multiple of 16"), (16, torch.float64, "float16, not Double"),
+])  # fmt: skip
+def test_heads_and_formats_that_the_kernel_lacks_are_refused(dim, dtype, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        native.attend_few_rows(*inputs(1, 1, 2, 3, dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("rows, dim, called", [(1, 16, 0), (2, 24, 0), pytest.param(2, 16, 1, marks=by_kernel)])
+def test_one_row_and_odd_heads_are_left_to_products(rows, dim, called, monkeypatch):
+    calls, attends = [], native.attend_few_rows
+    monkeypatch.setattr(native, "attend_few_rows", lambda *given: calls.append(1) or attends(*given))
+    given = inputs(2, 3, rows, 10, dim)
+    torch.testing.assert_close(attend_natively(*given), attend_by_products(*given))
+    assert len(calls) == called
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (lambda m: m.setattr(torch.cpu, "_is_vnni_supported", lambda: False), "kernels in C.. need a CPU with AVX512-VNNI"),
+    (lambda m: m.setattr(torch.cpu, "_is_avx512_supported", lambda: False), "need a CPU with AVX512-VNNI"),
+    (lambda m: m.setattr(native, "compiler_problem", lambda device: "no compiler"), "no compiler"),
+    (lambda m: m.setattr(native, "SOURCES", ("gone.cpp",)), "kernels in C.. were not compiled .*gone.cpp"),
+])  # fmt: skip
+def test_why_there_are_no_kernels_is_said(change, sentence, monkeypatch):
+    for unit in ("_is_vnni_supported", "_is_avx512_supported"):
+        monkeypatch.setattr(torch.cpu, unit, lambda: True)
+    monkeypatch.setattr(native, "compiler_problem", lambda device: None)
+    change(monkeypatch)
+    assert re.search(sentence, native.problem.__wrapped__())
