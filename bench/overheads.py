@@ -94,7 +94,7 @@ def tried() -> list[Change]:
     otherwise = f"all layers, attention of {ROWS} rows in 8 bits instead of by two products, behind"
     ways = {"by the library's kernel": by_kernel, "as sums": by_sums}
     ways |= {} if native.problem() else {"by our kernel in C++": native.attend_few_rows}
-    paid = {True: "two products of a library take long to begin", False: "it pays in short texts alone"}
+    paid = {True: "products take long to begin; below int4-int8 alone", False: "it pays in short texts alone"}
     return [
         Change(fitted, True, "attention over slots that are never filled", slots),
         Change(shared, True, "one reading serves all rows", sums),
@@ -110,7 +110,8 @@ def tried() -> list[Change]:
         Change("buffers in one pool, planned ahead", False, "no gain", partial(setting, memory_planning=True)),
         *(
             Change(f"{otherwise} {text} tokens: {how}", kept, paid[kept], attending(other, text))
-            for how, other in ways.items() for kept in [other is native.attend_few_rows]
+            for how, other in ways.items()
+            for kept in [other is native.attend_few_rows]
             for text in (TEXT // 2, 5 * TEXT // 2)
         ),
         Change(f"no mask built for {ROWS} rows of a chain", True, "plain causal attention will do", masks),

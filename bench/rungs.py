@@ -12,7 +12,7 @@ from by_question import Made
 from registry import Run
 from speculation import LOOKUP
 
-from lessons_lib import DraftModel, Medusa, PromptLookup
+from lessons_lib import DraftModel, Medusa, PromptLookup, native
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.ladder import counting
@@ -28,15 +28,16 @@ from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.quantized import bytes_kept, quantized
 from lessons_lib.quantization import units
 
-# rung -> weights of model.target
-FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8", "int4 x int8": "int4-int8"}
+FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
+FORMATS |= {} if native.problem() else {"int4 x int8": "int4-int8"}  # slow without our kernels
 LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
 READ = 8192  # tokens of text that quality is measured on
 GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10: the default of ours
 # The adaptive lookup's, chosen by replaying the grounded questions that the claims do not ask:
 LONGER = {"num_tokens": 10, "max_ngram": 5}
 NARROW = (1, 3, 5, 11)  # token counts compiled for the light target, whose further rows cost most beside a plain one
-LIGHT = "int4 x int8" if units.integer_units() else "int8 weights"  # whose products of several rows stay cheap here
+# the one whose products of several rows stay cheap here, and whom others guess for
+LIGHT = "int4 x int8" if "int4 x int8" in FORMATS else "int8" if units.integer_units() else "int8 weights"
 CACHED = 300  # tokens behind which parts are timed
 
 

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from support.examples import DEEP, FACTOR
 from tokenizers import pre_tokenizers
 
+from lessons_lib import native
 from lessons_lib.models import LanguageModel, ModelUnavailable, load, tiny
 
 Q4_1, Q8_0, F32 = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0, GGMLQuantizationType.F32
@@ -85,6 +86,13 @@ def cold_compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         yield
+
+
+@pytest.fixture(scope="module")
+def kernels(cold_compiler) -> None:
+    """Our kernels in C++; without them the test is skipped."""
+    if problem := native.problem():
+        pytest.skip(problem)
 
 
 @pytest.fixture(scope="session")

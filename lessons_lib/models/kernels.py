@@ -59,8 +59,8 @@ def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
 
 
 def attend_natively(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """As `attend_by_products`, several queries by our kernel in C++ (`native`): two products of a library take longer
-    to begin than to multiply so little."""
+    """As `attend_by_products` with a mask, several queries by our kernel in C++ (`native`): two products of a library
+    take longer to begin than to multiply so little."""
     if q.shape[1] == 1 or q.shape[2] % native.LANES:
         return attend_by_products(q, keys, values, mask)
     return native.attend_few_rows(q, keys, values, mask)

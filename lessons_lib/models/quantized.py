@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from lessons_lib import native
 from lessons_lib.measure.memory import give_back
 from lessons_lib.models.calibrate import HEAD, MATRICES, Inputs, Place, Windows, inputs_of, largest, places
 from lessons_lib.models.compensated import compensated
@@ -13,13 +14,15 @@ from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.smoothing import ALPHAS, awq, smoothed
+from lessons_lib.progress import say
 from lessons_lib.quantization.formats import rounding
-from lessons_lib.quantization.grouped import GROUP, Grouped
+from lessons_lib.quantization.grouped import Grouped
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns
 from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import Products, Values, weights_alone
 from lessons_lib.quantization.matrix import Matrix
 from lessons_lib.quantization.quantized import Quantized
+from lessons_lib.quantization.words import GROUP
 
 Make = Callable[[Place, Tensor], Matrix | None]  # place and weight (N, K) -> what multiplies instead; None: the weight
 FORMATS = ("int8", "int8-weight-only", "int4", "int4-int8")  # what targets are made with
@@ -58,12 +61,13 @@ def quantized(
     """A decoder that computes with rounded matrices and shares all else with this one.
 
     format: "int8", weights and activations of 8 bits; "llm.int8"; "int4-int8", weights of 4 bits and activations of 8,
-    both in groups of 32; the weights alone: "int8-weight-only", "int4" (groups of 32 with a minimum) or any name of
-    `quantization.formats`, "gptq " or "awq " before it. head: the format of the LM head beside layers of which the
-    weights alone are rounded; None leaves it as it is. windows: ids to calibrate with, for GPTQ, AWQ and the remedies
-    (None: those of `Remedies()`) of "int8". values: weights are given back their rounded values once, as wide
-    and as fast as they were: to measure quality. ValueError for unknown names, for GPTQ and AWQ without windows, for
-    groups that do not fit, a decoder that is rounded already, and devices other than CPU and CUDA.
+    both in groups of 32, the head's weights of 8; the weights alone: "int8-weight-only", "int4" (groups of 32 with a
+    minimum) or any name of `quantization.formats`, "gptq " or "awq " before it. head: the format of the LM head beside
+    layers of which the weights alone are rounded; None leaves it as it is. windows: ids to calibrate with, for GPTQ,
+    AWQ and the remedies (None: those of `Remedies()`) of "int8". values: weights that alone are rounded are given back
+    their rounded values once, as wide and as fast as they were: to measure quality. ValueError for unknown names, for
+    GPTQ and AWQ without windows, for groups that do not fit, a decoder that is rounded already, and devices other than
+    CPU and CUDA.
     """
     _check(decoder)
     give_back()  # what others left; rounding leaves more
@@ -73,7 +77,7 @@ def quantized(
         if format == LLM_INT8:
             return replaced(decoder, lambda place, weight: MixedProduct(weight))
         if format == GROUPED:
-            return replaced(decoder, _grouped)
+            return _both_in_groups(decoder)
         return _rounded(decoder, format, head, windows, Values if values else weights_alone)
     finally:
         give_back()
@@ -163,9 +167,15 @@ def _both(decoder: Decoder, windows: Windows, remedies: Remedies) -> Decoder:
     return replaced(decoder, make)
 
 
-def _grouped(place: Place, weight: Tensor) -> Matrix:
-    """Weights of 4 bits, those of the head of 8, as in the files that llama.cpp reads."""
-    return Grouped(quantize(weight, 8 if place[1] == HEAD else 4, GROUP, "minimum"))
+def _both_in_groups(decoder: Decoder) -> Decoder:
+    """Layers of 4 bits and a head of 8, as the packaged file has them (its head without minima)."""
+    if decoder.norm.device.type == "cpu" and (problem := native.problem()):
+        say(f"{problem}; int4-int8 is computed without them, and slowly")
+
+    def make(place: Place, weight: Tensor) -> Matrix:
+        return Grouped(quantize(weight, 8 if place[1] == HEAD else 4, GROUP, "minimum"))
+
+    return replaced(decoder, make)
 
 
 def _check(decoder: Decoder) -> None:

@@ -2,10 +2,11 @@
 // is a lane, an entry of the text a number that all lanes meet, and no sum runs across a vector.
 
 namespace {
-constexpr int QUERIES = 8;  // lanes: half a vector, since three heads' 15 queries would leave much of whole ones empty
+constexpr int QUERIES = 8;  // lanes: half a vector, since the 9 queries of 3 rows would leave much of a whole one empty
 constexpr int CHUNK = 16;   // entries that are widened at a time, and stay in the nearest cache
 
-// 2^x by its Taylor series between -1/2 and 1/2, to the seventh digit; of numbers far below 0 it is 0.
+// 2^x by its Taylor series between -1/2 and 1/2, to the seventh digit. Of -infinity the rest is no number, and 0 comes
+// of it all the same: scaling by 2^-infinity gives 0, whatever is scaled.
 __m256 power_of_two(__m256 x) {
     constexpr float TERMS[] = {1.5403530e-4f, 1.3333558e-3f, 9.6181291e-3f,
                                5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f};  // log(2)^n / n!, n from 6 to 1
@@ -17,20 +18,21 @@ __m256 power_of_two(__m256 x) {
 __m256 lanes(const std::vector<float>& of, int64_t i) { return _mm256_loadu_ps(&of[i * QUERIES]); }
 void put(std::vector<float>& of, int64_t i, __m256 values) { _mm256_storeu_ps(&of[i * QUERIES], values); }
 
-// Up to QUERIES queries of one head of keys and values (S, dim), from the `first` of those that share it on. Query i of
-// these is row i % rows of one of the heads: that row of `mask` (rows, S) says what it may see.
+// Up to QUERIES queries, each with a row of the mask (S,), of one head of keys and values (S, dim).
 template <class X> struct Queries {
-    int64_t count, entries, dim;
-    std::vector<const bool*> sees;
+    int64_t count = 0, entries, dim;
+    const bool* sees[QUERIES];
+    X* to[QUERIES];
     std::vector<float> q, weights, sums;  // (dim, QUERIES), (S, QUERIES), (dim, QUERIES)
 
-    Queries(const X* given, int64_t first, int64_t count, int64_t rows, int64_t entries, int64_t dim, const bool* mask)
-        : count(count), entries(entries), dim(dim), q(dim * QUERIES), weights(entries * QUERIES), sums(dim * QUERIES) {
+    Queries(int64_t entries, int64_t dim)
+        : entries(entries), dim(dim), q(dim * QUERIES), weights(entries * QUERIES), sums(dim * QUERIES) {}
+
+    void add(const X* query, const bool* mask, X* out) {
         const float scale = 1 / std::sqrt((float)dim) / std::log(2.0f);  // powers of two instead of e
-        for (int64_t i = 0; i < count; i++) {
-            sees.push_back(mask + (first + i) % rows * entries);
-            for (int64_t d = 0; d < dim; d++) q[d * QUERIES + i] = given[i * dim + d] * scale;
-        }
+        for (int64_t d = 0; d < dim; d++) q[d * QUERIES + count] = query[d] * scale;
+        sees[count] = mask;
+        to[count++] = out;
     }
 
     // Entries `from` and on, as many as a chunk holds, as single precision -> how many.
@@ -96,38 +98,52 @@ template <class X> struct Queries {
         }
     }
 
-    void write(X* out) const {
+    void write() const {
         for (int64_t i = 0; i < count; i++)
-            for (int64_t d = 0; d < dim; d++) out[i * dim + d] = sums[d * QUERIES + i];
+            for (int64_t d = 0; d < dim; d++) to[i][d] = sums[d * QUERIES + i];
     }
 };
 
+// q (H, T, dim) of any strides but the last, out (T, H, dim). The queries of a task share a head of keys and values.
 template <class X>
 void attend(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values, const bool* mask, at::Tensor& out) {
-    const int64_t heads = keys.size(0), entries = keys.size(1), dim = keys.size(2), rows = q.size(1);
-    const int64_t shared = q.size(0) / heads * rows, parts = (shared + QUERIES - 1) / QUERIES;
-    const int64_t each = (shared + parts - 1) / parts;
-    at::parallel_for(0, heads * parts, 1, [&](int64_t begin, int64_t end) {
+    const int64_t shared = keys.size(0), entries = keys.size(1), dim = keys.size(2), heads = q.size(0), rows = q.size(1);
+    const int64_t each = heads / shared * rows, parts = (each + QUERIES - 1) / QUERIES;
+    const X* from = q.const_data_ptr<X>();
+    X* to = out.mutable_data_ptr<X>();
+    at::parallel_for(0, shared * parts, 1, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {
-            int64_t head = task / parts, first = task % parts * each, of = head * entries * dim;
-            int64_t count = std::min(each, shared - first), place = (head * shared + first) * dim;
-            Queries<X> queries(q.const_data_ptr<X>() + place, first, count, rows, entries, dim, mask);
-            queries.look(keys.const_data_ptr<X>() + of);
+            int64_t of = task / parts, part = task % parts;
+            Queries<X> queries(entries, dim);
+            for (int64_t i = each * part / parts; i < each * (part + 1) / parts; i++) {
+                int64_t row = i % rows, head = of * (heads / shared) + i / rows;
+                queries.add(from + head * q.stride(0) + row * q.stride(1), mask + row * entries, to + (row * heads + head) * dim);
+            }
+            queries.look(keys.const_data_ptr<X>() + of * entries * dim);
             queries.weigh();
-            queries.gather(values.const_data_ptr<X>() + of);
-            queries.write(out.mutable_data_ptr<X>() + place);
+            queries.gather(values.const_data_ptr<X>() + of * entries * dim);
+            queries.write();
         }
     });
 }
 
 at::Tensor attend_few_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
-    const at::Tensor given = q.contiguous(), keys = k.contiguous(), values = v.contiguous(), may = mask.contiguous();
-    at::Tensor out = at::empty_like(given);
+    TORCH_CHECK_VALUE(q.dim() == 3 && k.dim() == 3 && k.sizes() == v.sizes() && q.size(2) == k.size(2) && k.size(0) > 0
+                          && q.size(0) % k.size(0) == 0 && k.scalar_type() == q.scalar_type()
+                          && v.scalar_type() == q.scalar_type(),
+                      "keys and values have to be (H_kv, S, d) and q (H, T, d), H a multiple of H_kv, in one format; not ",
+                      k.sizes(), " ", k.scalar_type(), ", ", v.sizes(), " ", v.scalar_type(), " and ", q.sizes(), " ", q.scalar_type());
+    TORCH_CHECK_VALUE(mask.sizes() == at::IntArrayRef({q.size(1), k.size(1)}) && mask.scalar_type() == at::kBool,
+                      "the mask has to be (T, S) of bool, not ", mask.sizes(), " of ", mask.scalar_type());
     TORCH_CHECK_VALUE(k.size(2) % LANES == 0, "a head is ", k.size(2), " wide, not a multiple of ", LANES);
-    with_format(q, [&](auto format) {
-        attend<decltype(format)>(given, keys, values, may.const_data_ptr<bool>(), out);
-    });
-    return out;
+    const at::Tensor given = q.stride(2) == 1 ? q : q.contiguous();
+    const at::Tensor keys = k.contiguous(), values = v.contiguous(), may = mask.contiguous();
+    at::Tensor out = at::empty({q.size(1), q.size(0), q.size(2)}, q.options());
+    if (out.numel())
+        with_format(q, [&](auto format) {
+            attend<decltype(format)>(given, keys, values, may.const_data_ptr<bool>(), out);
+        });
+    return out.transpose(0, 1);  // heads beside one another, as the product behind it wants them
 }
 }  // namespace
 

@@ -27,6 +27,7 @@ struct Rounded {
         _mm_storeu_si128(to, _mm512_cvtepi32_epi8(low));
         _mm_storeu_si128(to + 1, _mm512_cvtepi32_epi8(high));
         totals[place] = _mm512_reduce_add_epi32(_mm512_add_epi32(low, high)) * scale;
+        if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) || std::isinf(largest)) totals[place] = NAN;  // no integer says so
     }
 };
 
@@ -90,6 +91,11 @@ void multiply(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& gr
 
 at::Tensor multiply_grouped(const at::Tensor& given, const at::Tensor& codes, const at::Tensor& grid, int64_t bits) {
     const at::Tensor x = given.contiguous();
+    TORCH_CHECK_VALUE((bits == 4 || bits == 8) && codes.dim() == 3 && codes.size(2) == GROUP * LANES * bits / 8
+                          && grid.sizes() == at::IntArrayRef({codes.size(0), codes.size(1), 2, LANES})
+                          && codes.scalar_type() == at::kByte && grid.scalar_type() == at::kHalf
+                          && codes.is_contiguous() && grid.is_contiguous(),
+                      "codes of 4 or 8 bits and their grid are laid out by quantization.grouped");
     const int64_t wide = codes.size(1) * GROUP;
     TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == wide, "x is ", x.sizes(), ", not (T, ", wide, ")");
     at::Tensor out = at::empty({x.size(0), codes.size(0) * LANES}, x.options());

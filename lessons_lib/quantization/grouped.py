@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 
 from lessons_lib import native
-from lessons_lib.native import LANES
 from lessons_lib.quantization.int8_products import rounded_values
 from lessons_lib.quantization.integers import Integers
 from lessons_lib.quantization.linear import weights_alone
 from lessons_lib.quantization.matrix import Matrix
-from lessons_lib.quantization.packed import DTYPES
+from lessons_lib.quantization.packed import DTYPES, side_by_side
+from lessons_lib.quantization.words import GROUP, LANES
 
-GROUP, QUAD = 32, 4  # weights of a scale; columns that one instruction adds up
+QUAD = 4  # columns that one instruction adds up
 
 
 class Grouped(Matrix):
-    """Weights (N, K) in groups of 32 times inputs rounded likewise; x of any dtype and device.
+    """Weights (N, K) in groups of 32 times inputs rounded likewise, on any device.
 
-    problem: why the kernel does not multiply, None if it does; then x is in float32, bfloat16 or float16.
+    problem: why the kernel does not multiply, None if it does. x is in float32, bfloat16 or float16; in a dtype for
+    which the weights were not quantized only where nothing packed multiplies.
     """
 
     def __init__(self, quantized: Integers):
@@ -68,18 +69,15 @@ def interleaved(levels: Tensor, bits: int) -> Tensor:
 
 def scales_and_lows(quantized: Integers) -> Tensor:
     """(N/16, K/32, 2, 16) float16: of each group its scale, and what code 0 stands for."""
-    rows = quantized.shape[0]
-    parts = (part.view(rows // LANES, LANES, -1).mT for part in (quantized.grid.scales, quantized.grid.lows))
-    return torch.stack(list(parts), 2).contiguous()
+    grid, rows = quantized.grid, quantized.shape[0]
+    return torch.stack([side_by_side(grid.scales, rows), side_by_side(grid.lows, rows)], 2).contiguous()
 
 
 def _check(quantized: Integers) -> None:
     grid = quantized.grid
     grouped = len(quantized.shape) == 2 and quantized.shape.numel() == GROUP * len(grid.scales)
     if grid.bits not in (4, 8) or grid.lows is None or not grouped:
-        raise ValueError(
-            'grouped products take quantize(weight, 4 or 8, 32, "minimum") of a matrix; for others use Plain'
-        )
+        raise ValueError('grouped products take quantize(weight, 4 or 8, 32, "minimum") of a matrix; else use Plain')
 
 
 def _problem(quantized: Integers) -> str | None:

@@ -90,9 +90,7 @@ class Int4Words(Matrix):
         check_int4(quantized, (words.GROUP,))
         rows = quantized.shape[0]
         self.words = words.pack_nibbles(quantized.levels())
-        grid = (quantized.grid.scales, quantized.grid.lows)
-        blocks = (part.view(rows // words.LANES, words.LANES, -1) for part in grid)
-        self.scales, self.lows = (part.transpose(1, 2).contiguous() for part in blocks)
+        self.scales, self.lows = (side_by_side(part, rows) for part in (quantized.grid.scales, quantized.grid.lows))
 
     def multiply(self, x: Tensor) -> Tensor:
         """x (T, K) -> (T, N) in x's dtype. ValueError for dtypes other than those three."""
@@ -103,6 +101,11 @@ class Int4Words(Matrix):
 def int4_weights(quantized: Integers) -> Matrix:
     """Int4Weights or Int4Words of a matrix (N, K), whichever is fast here. ValueError for what it cannot read."""
     return Int4Weights(quantized) if units.packed_kernels() else Int4Words(quantized)
+
+
+def side_by_side(part: Tensor, rows: int) -> Tensor:
+    """A number for each group (N·groups, 1) of a matrix of N rows -> (N/16, groups, 16): 16 rows, one a lane."""
+    return part.view(rows // words.LANES, words.LANES, -1).transpose(1, 2).contiguous()
 
 
 def check_int4(quantized: Integers, groups: tuple[int, ...]) -> int:

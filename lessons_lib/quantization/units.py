@@ -1,4 +1,4 @@
-"""What this CPU has for weights of few bits (lesson 10): every choice between kernels is made by these two answers."""
+"""What this CPU has for weights of few bits (lesson 10): by these two, torch's kernels are chosen."""
 
 import torch
 

@@ -86,7 +86,7 @@ def test_a_step_is_divided_into_its_kernels_and_what_lies_between(bench):
     ("graph_1_gemm_m5n3072k576_kernel", "products"),
     ("aten::addmm", "products"),
     ("graph_1_cpp_fused__softmax__to_copy_bmm_3", "attention"),
-    ("graph_1_cpp_fused_abs_amax_div_round_7", "norms, rotation, rounding of inputs"),
+    ("graph_1_cpp_fused_abs_amax_div_round_7", "norms, rotation"),
     ("Torch-Compiled Region: 1/0", None),
 ])  # fmt: skip
 def test_a_kernel_says_by_its_name_what_it_does(kernel, part):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lessons_lib import native
 from lessons_lib.models.kernels import attend, attend_by_products, attend_natively
 
-by_kernel = pytest.mark.skipif(native.problem() is not None, reason=f"{native.problem()}")
+by_kernel = pytest.mark.usefixtures("kernels")
 ERRORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -52,9 +52,30 @@ def test_what_is_masked_and_what_lies_far_below_weighs_nothing():
 @by_kernel
 def test_views_of_larger_buffers_are_attended_to_as_their_copies():
     q, keys, values, mask = inputs(2, 2, 3, 40, 16)
-    views = keys[:, ::2], values[:, ::2], mask[:, ::2] | True
-    found = native.attend_few_rows(q.mT.contiguous().mT, *views)
-    assert torch.equal(found, native.attend_few_rows(q, *(view.contiguous() for view in views)))
+    mask[:, 0] = True
+    views = keys[:, ::2], values[:, ::2], mask[:, ::2]
+    exact = native.attend_few_rows(q, *(view.contiguous() for view in views))
+    for laid in (q.mT.contiguous().mT, q.transpose(0, 1).contiguous().transpose(0, 1)):
+        assert torch.equal(native.attend_few_rows(laid, *views), exact)
+
+
+@by_kernel
+def test_a_compiler_is_told_shape_and_strides_whatever_the_queries_are():
+    """A wrong promise would be believed: compiled code reads the result by the strides that it was told."""
+    q, *others = inputs(2, 2, 3, 20, 16)
+    for laid in (
+        q,
+        q.transpose(0, 1).contiguous().transpose(0, 1),
+        torch.randn(3, 100)[:, :64].view(3, 4, 16).transpose(0, 1),
+    ):
+        operator = torch.ops.lessons_lib.attend_few_rows.default
+        torch.library.opcheck(operator, (laid, *others), test_utils=("test_schema", "test_faketensor"))
+
+
+@by_kernel
+def test_no_rows_are_no_rows():
+    _, keys, values, mask = inputs(2, 2, 3, 20, 16)
+    assert native.attend_few_rows(torch.randn(4, 0, 16), keys, values, mask[:0]).shape == (4, 0, 16)
 
 
 @by_kernel
@@ -66,7 +87,24 @@ def test_heads_and_formats_that_the_kernel_lacks_are_refused(dim, dtype, sentenc
         native.attend_few_rows(*inputs(1, 1, 2, 3, dim, dtype=dtype))
 
 
-@pytest.mark.parametrize("rows, dim, called", [(1, 16, 0), (2, 24, 0), pytest.param(2, 16, 1, marks=by_kernel)])
+@by_kernel
+@pytest.mark.parametrize("change, sentence", [
+    (lambda q, k, v, m: (q[:3], k, v, m), "H a multiple of H_kv"),
+    (lambda q, k, v, m: (q, k[:0], v[:0], m), "H a multiple of H_kv"),
+    (lambda q, k, v, m: (q, k, v[:, 1:], m), "keys and values have to be"),
+    (lambda q, k, v, m: (q[0], k, v, m), "keys and values have to be"),
+    (lambda q, k, v, m: (q, k.half(), v.half(), m), "in one format"),
+    (lambda q, k, v, m: (q, k, v.half(), m), "in one format"),
+    (lambda q, k, v, m: (q, k, v, m[:1]), r"mask has to be \(T, S\) of bool"),
+    (lambda q, k, v, m: (q, k, v, m.float()), "of bool"),
+])  # fmt: skip
+def test_shapes_that_do_not_fit_are_refused(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        native.attend_few_rows(*change(*inputs(2, 2, 3, 20, 16)))
+
+
+@by_kernel
+@pytest.mark.parametrize("rows, dim, called", [(1, 16, 0), (2, 24, 0), (2, 16, 1)])
 def test_one_row_and_odd_heads_are_left_to_products(rows, dim, called, monkeypatch):
     calls, attends = [], native.attend_few_rows
     monkeypatch.setattr(native, "attend_few_rows", lambda *given: calls.append(1) or attends(*given))
@@ -81,7 +119,8 @@ def test_one_row_and_odd_heads_are_left_to_products(rows, dim, called, monkeypat
     (lambda m: m.setattr(native, "compiler_problem", lambda device: "no compiler"), "no compiler"),
     (lambda m: m.setattr(native, "SOURCES", ("gone.cpp",)), "kernels in C.. were not compiled .*gone.cpp"),
 ])  # fmt: skip
-def test_why_there_are_no_kernels_is_said(change, sentence, monkeypatch):
+def test_why_there_are_no_kernels_is_said(change, sentence, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     for unit in ("_is_vnni_supported", "_is_avx512_supported"):
         monkeypatch.setattr(torch.cpu, unit, lambda: True)
     monkeypatch.setattr(native, "compiler_problem", lambda device: None)

@@ -17,8 +17,8 @@ from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read,
 from lessons_lib.models.smoothing import awq, smoothed
 from lessons_lib.quantization import units
 from lessons_lib.quantization.formats import rounding
-from lessons_lib.quantization.grouped import Grouped, round_groups
 from lessons_lib.quantization.gptq import gptq, hessian, layer_loss
+from lessons_lib.quantization.grouped import Grouped, round_groups
 from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns, rounded_values
 from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import Plain, Products, Values

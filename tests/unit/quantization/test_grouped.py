@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib import native
-from lessons_lib.quantization import grouped
 from lessons_lib.quantization.grouped import Grouped, interleaved, round_groups
 from lessons_lib.quantization.int8_products import Int8Both
 from lessons_lib.quantization.integers import quantize
 
-by_kernel = pytest.mark.skipif(native.problem() is not None, reason=f"{native.problem()}")
-ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is written: half a step of its last digit
+by_kernel = pytest.mark.usefixtures("kernels")
+ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # a step of the last digit; of float32 a few
 
 
 def random(*shape: int, seed: int = 0, dtype=torch.float32) -> torch.Tensor:
@@ -73,12 +72,15 @@ def test_the_kernel_adds_up_what_the_formula_says(rows, blocks, groups, bits, dt
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_without_the_kernel_rounded_inputs_meet_what_multiplies_such_weights(bits, rows, monkeypatch):
-    x, quantized = random(rows, 96), quantize(random(32, 96, seed=1), bits, 32, "minimum")
+@pytest.mark.parametrize("dtype", [*ERRORS])
+def test_without_the_kernel_rounded_inputs_meet_what_multiplies_such_weights(bits, rows, dtype, monkeypatch):
+    x, weight = random(rows, 96, dtype=dtype), random(32, 96, seed=1, dtype=dtype)
+    quantized = quantize(weight, bits, 32, "minimum")
     matrix = without_kernel(monkeypatch, quantized)
     assert not matrix.native and matrix.problem == "no kernel today"
     for found in (matrix.multiply(x), matrix.traced(x)):
-        torch.testing.assert_close(found.double(), by_groups(x, quantized), rtol=0, atol=1e-4)
+        exact = by_groups(x, quantized)
+        assert found.dtype == dtype and (found.double() - exact).abs().max() <= 5 * ERRORS[dtype] * exact.abs().max()
 
 
 @by_kernel
@@ -128,7 +130,39 @@ def test_inputs_that_do_not_fit_are_refused(x, sentence):
         Grouped(quantize(random(16, 32), 4, 32, "minimum")).multiply(x)
 
 
-def test_bytes_are_5_a_weight_and_9_of_the_head():
-    for bits in (4, 8):
-        matrix = Grouped(quantize(random(32, 96), bits, 32, "minimum"))
-        assert matrix.nbytes * 8 == (bits + 1) * 32 * 96 or grouped.native.problem()
+@by_kernel
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_weight_takes_its_bits_and_one_for_the_grid(bits):
+    assert Grouped(quantize(random(32, 96), bits, 32, "minimum")).nbytes * 8 == (bits + 1) * 32 * 96
+
+
+@by_kernel
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_none_with_the_kernel_and_without(value, monkeypatch):
+    quantized, x = quantize(random(16, 64), 4, 32, "minimum"), random(2, 64, seed=1)
+    x[1, 40] = value
+    for matrix in (Grouped(quantized), without_kernel(monkeypatch, quantized)):
+        found = matrix.multiply(x)
+        assert found[0].isfinite().all() and found[1].isnan().all()
+
+
+@by_kernel
+def test_a_compiler_is_told_the_shape_whatever_is_laid_out():
+    matrix = Grouped(quantize(random(32, 64), 4, 32, "minimum"))
+    operator = torch.ops.lessons_lib.multiply_grouped.default
+    for x in (random(3, 64), random(64, 3).T, random(3, 64, dtype=torch.bfloat16)):
+        torch.library.opcheck(
+            operator, (x, matrix.codes, matrix.grid, 4), test_utils=("test_schema", "test_faketensor")
+        )
+
+
+@by_kernel
+@pytest.mark.parametrize("change", [
+    lambda codes, grid: (codes, grid, 5), lambda codes, grid: (codes, grid, 8),
+    lambda codes, grid: (codes[:, :, :128], grid, 4), lambda codes, grid: (codes, grid[:1], 4),
+    lambda codes, grid: (codes, grid.float(), 4), lambda codes, grid: (codes.mT.contiguous().mT, grid, 4),
+])  # fmt: skip
+def test_codes_that_are_laid_out_otherwise_are_refused(change):
+    matrix = Grouped(quantize(random(32, 64), 4, 32, "minimum"))
+    with pytest.raises(ValueError, match="laid out by quantization.grouped"):
+        native.multiply_grouped(random(1, 64), *change(matrix.codes, matrix.grid))

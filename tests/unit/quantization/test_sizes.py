@@ -21,7 +21,8 @@ from lessons_lib.quantization.sizes import (
 
 SMOL = SHAPES["smollm2-135m"]
 MAKE = {
-    "fp8": quantize_fp8, "int8": quantize, "int4 g32": lambda w: quantize(w, 4, 32, "minimum"),
+    "fp8": quantize_fp8, "int8": quantize,
+    "int8 g32 minimum": lambda w: quantize(w, 8, 32, "minimum"), "int4 g32": lambda w: quantize(w, 4, 32, "minimum"),
     "int4 g64": lambda w: quantize(w, 4, 64, "minimum"), "int4 g128": lambda w: quantize(w, 4, 128, "minimum"),
     "int3 g64": lambda w: quantize(w, 3, 64, "minimum"), "int2 g32": lambda w: quantize(w, 2, 32, "minimum"),
     "nf4": lambda w: quantize_nf4(w, double=False), "nf4 double": quantize_nf4,

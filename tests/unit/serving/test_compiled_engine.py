@@ -11,6 +11,7 @@ from lessons_lib.caches.paged import PagedCache, PagedRows
 from lessons_lib.caches.static import CacheFullError
 from lessons_lib.decoding.blocks import Block, plain_block
 from lessons_lib.models import tiny
+from lessons_lib.models.quantized import quantized
 from lessons_lib.serving import compiled
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.compiled import CompiledPagedTarget, attend_pages
@@ -97,8 +98,10 @@ def test_a_static_batch_pays_for_held_rows_when_compiled_as_well(target, monkeyp
     assert tokens == [9, 3, 3, 3, 3, 3]
 
 
-def test_single_precision_computes_what_the_eager_step_does_for_any_number_of_rows(cold_compiler):
+@pytest.mark.parametrize("weights", [None, "int4-int8"])
+def test_single_precision_computes_what_the_eager_step_does_for_any_number_of_rows(weights, cold_compiler):
     decoder = decoder_target(tiny(dtype=torch.float32)).decoder
+    decoder = quantized(decoder, weights) if weights else decoder
     made = CompiledPagedTarget(decoder, slots=4, num_blocks=BLOCKS, block_size=SIZE)
     eager = PagedTarget(decoder, num_blocks=BLOCKS, block_size=SIZE)
     eager.memory = made.memory
