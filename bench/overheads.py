@@ -1,4 +1,5 @@
-"""What was tried to make a compiled step faster, measured again: `python bench/overheads.py`, for lesson 11's log.
+"""What was tried to make a compiled step faster, measured again: `python bench/overheads.py [words ...]`, for
+lesson 11's log. With words: only changes whose description holds one of them, the others' rows stay as they are stored.
 
 Each change is timed in turn with what it replaces, on the first layers of the model with its whole head, or alone.
 Lesson 11 shows the table: what it is worth on this machine, whether the code has it, and why.
@@ -6,7 +7,7 @@ Lesson 11 shows the table: what it is worth on this machine, whether the code ha
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from unittest import mock
@@ -51,9 +52,12 @@ class Change:
     calls: Callable[[], Calls]
 
 
-def main() -> int:
-    """Time all that was tried and store it with the other results -> exit status."""
-    rows = [row_of(change) for change in tried()]
+def main(words: Sequence[str] = ()) -> int:
+    """Time all that was tried, or what the words name, and store it with the other results -> exit status."""
+    path = RESULTS / "ladder-overheads.json"
+    kept = {row["what"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]} if words else {}
+    wanted = lambda change: not words or any(word in change.what for word in words)  # noqa: E731
+    rows = [row_of(change) if wanted(change) else kept.get(change.what) for change in tried()]
     say("where a whole step's time goes ...")
     lightest = quantized(asking.model().target().decoder, GROUPED)
     parts = {count: parts_of(step(lightest, count)) for count in (1, ROWS)}
@@ -64,8 +68,7 @@ def main() -> int:
         "versions": machine.versions(),
         "dtype": asking.DTYPE,
     }
-    path = RESULTS / "ladder-overheads.json"
-    path.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(facts | {"rows": [row for row in rows if row]}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -228,4 +231,4 @@ def heads() -> Calls:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("llama_cpp", reason="the extra is not installed: pip install -e .[llamacpp]")
 
+from lessons_lib.decoding.generate import generate  # noqa: E402
 from lessons_lib.decoding.llamacpp import LlamaCpp, missing  # noqa: E402
 from lessons_lib.decoding.probing import shortfall  # noqa: E402
 from lessons_lib.models import ModelUnavailable  # noqa: E402
@@ -23,6 +24,14 @@ def test_its_text_is_as_likely_to_the_same_weights_in_float32(smollm2, plain):
     ids, timeline = plain.write(prompt, NEW)
     assert len(ids) == len(timeline.times) == NEW and timeline.start < timeline.times[0]
     assert shortfall(smollm2.target(), prompt, ids).max() < 1  # logits; it rounds inputs to 8 bits
+
+
+def test_its_text_is_as_likely_to_our_product_of_the_same_kind_and_ours_to_the_same_weights(smollm2, plain):
+    """Codes of 4 bits times inputs of 8, both in groups of 32, as it multiplies; its head has no minima."""
+    prompt, rounded = smollm2.tokenizer(PROMPT).input_ids, smollm2.target(weights="int4-int8")
+    assert shortfall(rounded, prompt, plain.write(prompt, NEW)[0]).max() < 1
+    ours = generate(rounded, prompt, max_new_tokens=NEW, min_new_tokens=NEW).ids
+    assert shortfall(smollm2.target(), prompt, ours).max() < 1
 
 
 def test_its_prompt_lookup_writes_a_text_as_likely_and_forgets_the_last_one(smollm2, plain):

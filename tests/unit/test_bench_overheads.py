@@ -1,5 +1,7 @@
 """What was tried on the way to a fast step: every change has both its calls, and the right one behind it."""
 
+import json
+
 import inside
 import overheads
 import pytest
@@ -87,11 +89,31 @@ def test_a_step_is_divided_into_its_kernels_and_what_lies_between(bench):
     ("aten::addmm", "products"),
     ("graph_1_cpp_fused__softmax__to_copy_bmm_3", "attention"),
     ("graph_1_cpp_fused_abs_amax_div_round_7", "norms, rotation"),
+    ("lessons_lib::attend_few_rows", "attention"),
+    ("lessons_lib::multiply_grouped", "products"),
+    ("graph_3_cpp_fused_mul_multiply_grouped_silu_split_3", "norms, rotation"),
     ("Torch-Compiled Region: 1/0", None),
 ])  # fmt: skip
 def test_a_kernel_says_by_its_name_what_it_does(kernel, part):
     found = grouped({kernel: 1.0}, inside.PARTS)
     assert {name for name, seconds in found.items() if seconds} == ({part} if part else set())
+
+
+def test_changes_that_are_named_are_timed_and_the_others_stay(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "parts_of", lambda call: {"whole": 1.0})
+    changes = [bench.Change(what, True, "why", None) for what in ("one row", "five rows", "a mask")]
+    monkeypatch.setattr(bench, "tried", lambda: changes)
+    times = iter(range(9))
+    monkeypatch.setattr(bench, "row_of", lambda change: {"what": change.what, "before": next(times)})
+    stored = lambda: json.loads((tmp_path / "ladder-overheads.json").read_text())["rows"]  # noqa: E731
+    bench.main()
+    assert [row["before"] for row in stored()] == [0, 1, 2]
+    changes.append(bench.Change("six rows", True, "new", None))
+    bench.main(["five", "mask"])
+    assert {row["what"]: row["before"] for row in stored()} == {"one row": 0, "five rows": 3, "a mask": 4}
+    bench.main(["six"])
+    assert [row["before"] for row in stored()] == [0, 3, 4, 5]
 
 
 def test_attention_as_usual_stands_before_the_other_way_behind_the_same_text(bench, monkeypatch):
