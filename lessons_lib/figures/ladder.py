@@ -80,13 +80,16 @@ def plot_quality(rows: Iterable[Any], tolerated: float) -> Axes:
     """
     rows = as_dicts(rows)
     ax, most = axes(), max(row["bytes"] for row in rows)
-    worst = max(100 * tolerated, *(100 * row["loss"] for row in rows))
+    worst, level = max(100 * tolerated, *(100 * row["loss"] for row in rows)), max(row["speed"] for row in rows) / 20
     ax.axvspan(100 * tolerated, 2 * worst, color=tint(ORANGE), zorder=0)
     for row in rows:
         shade = COLORS["measured"] if row["loss"] <= tolerated else ORANGE
         ax.scatter(100 * row["loss"], row["speed"], 30 + 500 * row["bytes"] / most, color=shade, alpha=0.7)
-        where = dict(xytext=(14, 0), textcoords="offset points", va="center")  # the largest dot's radius is 13 points
-        ax.annotate(row["rung"], (100 * row["loss"], row["speed"]), fontsize=9, color=INK, **where)
+        ahead = [100 * (other["loss"] - row["loss"]) for other in rows if abs(other["speed"] - row["speed"]) < level]
+        taken = any(0 < far < worst / 3 for far in ahead)  # by a dot where the name would stand: it goes below its own
+        where = dict(xytext=(0, -14), ha="center", va="top") if taken else dict(xytext=(14, 0), va="center")
+        where |= dict(textcoords="offset points", fontsize=9, color=INK)  # the largest dot's radius is 13 points
+        ax.annotate(row["rung"], (100 * row["loss"], row["speed"]), **where)
     said = f"area: bytes held, {min(row['bytes'] for row in rows) / 1e6:,.0f} to {most / 1e6:,.0f} MB"
     ax.set_title(said, fontsize=9, loc="right")
     left = min(0.0, *(100 * row["loss"] for row in rows))

@@ -70,6 +70,14 @@ def test_quality_shades_what_gives_away_too_much():
     assert ax.get_title("right") == "area: bytes held, 100 to 500 MB"
 
 
+def test_a_name_goes_below_its_dot_where_another_dot_stands_in_its_place():
+    rows = [("left", 0.002, 100.0), ("right", 0.004, 101.0), ("above", 0.004, 150.0), ("far", 0.009, 100.0)]
+    rows = [{"rung": name, "loss": loss, "speed": speed, "bytes": 1e8} for name, loss, speed in rows]
+    ax = plot_quality(rows, 0.01)
+    below = {text.get_text() for text in ax.texts if text.get_verticalalignment() == "top"}
+    assert below == {"left"} and len(ax.texts) == 4
+
+
 def test_published_ladders_are_ratios_to_their_first_rung():
     ax = plot_published({"theirs": [("eager", 25.5), ("compiled", 107.0)], "ours": [("generate", 16.0), ("x", 48.0)]})
     assert [list(line.get_ydata()) for line in ax.get_lines()] == [[1, pytest.approx(107 / 25.5)], [1, 3]]
