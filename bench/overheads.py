@@ -94,10 +94,10 @@ def tried() -> list[Change]:
     four = "4 bits times 8 bits, by our kernels in C++, instead of 8 bits times 8 bits"
     fitted = f"caches fitted to a text of {TEXT} tokens instead of {LONGEST} slots, one row"
     shared = f"{ROWS} rows as sums that share one reading, instead of the library's products"
-    otherwise = f"all layers, attention of {ROWS} rows in 8 bits instead of by two products, behind"
+    otherwise = f"an engine of 8 bits, all layers, attention of {ROWS} rows instead of by two products, behind"
     ways = {"by the library's kernel": by_kernel, "as sums": by_sums}
     ways |= {} if native.problem() else {"by our kernel in C++": native.attend_few_rows}
-    paid = {True: "products take long to begin; below int4-int8 alone", False: "it pays in short texts alone"}
+    paid = {True: "products take long to begin; used with int4-int8 alone", False: "it pays in short texts alone"}
     return [
         Change(fitted, True, "attention over slots that are never filled", slots),
         Change(shared, True, "one reading serves all rows", sums),
@@ -118,7 +118,7 @@ def tried() -> list[Change]:
             for text in (TEXT // 2, 5 * TEXT // 2)
         ),
         Change(f"no mask built for {ROWS} rows of a chain", True, "plain causal attention will do", masks),
-        Change("the token chosen by max instead of argmax", True, "the same token", choosing),
+        Change("the token chosen by max instead of argmax", True, "the same token; no gain, and no loss", choosing),
         Change("logits not copied to hold back the end", False, "the target's logits stay whole", holding_back),
         Change("the compiled draft in 8 bits instead of its own format", True, "half its bytes", draft),
         Change("Medusa's heads trimmed to frequent tokens", True, "less of the head to read", heads),

@@ -36,6 +36,7 @@ class LlamaCpp:
 
             draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=lookup)
         self.version = library.__version__
+        self.instructions = library.llama_print_system_info().decode().strip(" |")  # that it was built for
         self.model = library.Llama(
             str(gguf_file(PACKAGED[name])), n_ctx=context, n_threads=threads, n_threads_batch=threads,
             draft_model=draft, verbose=False,

@@ -139,10 +139,9 @@ at::Tensor attend_few_rows(const at::Tensor& q, const at::Tensor& k, const at::T
     const at::Tensor given = q.stride(2) == 1 ? q : q.contiguous();
     const at::Tensor keys = k.contiguous(), values = v.contiguous(), may = mask.contiguous();
     at::Tensor out = at::empty({q.size(1), q.size(0), q.size(2)}, q.options());
-    if (out.numel())
-        with_format(q, [&](auto format) {
-            attend<decltype(format)>(given, keys, values, may.const_data_ptr<bool>(), out);
-        });
+    with_format(q, [&](auto format) {
+        attend<decltype(format)>(given, keys, values, may.const_data_ptr<bool>(), out);
+    });
     return out.transpose(0, 1);  // heads beside one another, as the product behind it wants them
 }
 }  // namespace

@@ -22,7 +22,7 @@ def plain() -> LlamaCpp:
 def test_its_text_is_as_likely_to_the_same_weights_in_float32(smollm2, plain):
     prompt = smollm2.tokenizer(PROMPT).input_ids
     ids, timeline = plain.write(prompt, NEW)
-    assert len(ids) == len(timeline.times) == NEW and timeline.start < timeline.times[0]
+    assert "=" in plain.instructions and len(ids) == len(timeline.times) == NEW and timeline.start < timeline.times[0]
     assert shortfall(smollm2.target(), prompt, ids).max() < 1  # logits; it rounds inputs to 8 bits
 
 
