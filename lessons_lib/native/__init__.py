@@ -1,4 +1,4 @@
-"""Two kernels in C++ for CPUs with AVX512-VNNI (lesson 11): what no compiler makes of torch's operations.
+"""Two kernels in C++ for CPUs with AVX512-VNNI (lesson 11): what torch's compiler does not make of its operations.
 
 They are compiled by the C++ compiler that torch.compile needs, where they are first needed, and kept beside its code.
 """
@@ -18,7 +18,7 @@ SOURCES = ("vectors.h", "grouped_rows.cpp", "few_rows.cpp")
 
 @cache
 def problem() -> str | None:
-    """Why the kernels cannot be had here, None if they can. The first call compiles them, for some ten seconds."""
+    """Why the kernels cannot be had here, None if they can. The first call compiles them, for a quarter of a minute."""
     if not (torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()):
         return "kernels in C++ need a CPU with AVX512-VNNI"
     if lacking := compiler_problem(torch.device("cpu")):

@@ -6,7 +6,7 @@ that nothing has to be calibrated. With w = q·s + low and x = p·r (q unsigned,
     y = sum over groups of  s·r·sum(q·p) + low·r·sum(p)
 
 The kernel in C++ (`native`) reads 5 bits of a 4-bit weight and does one instruction for 64 of its products;
-no compiler makes that of torch's operations, for which a nibble is something to be widened first. It runs on CPUs
+torch's compiler has no such loop for groups of 4 bits: to it a nibble is something to be widened first. It runs on CPUs
 with AVX512-VNNI; elsewhere rounded inputs meet whatever multiplies such weights.
 """
 
