@@ -84,7 +84,8 @@ def plot_pays(
         ax.plot(speeds, needed, ("-", "--", ":")[number % 3], color=CYCLE[number], label=label)
     points = sorted(points, key=lambda point: point[2])
     for (label, c, alpha), height in zip(points, apart([alpha for *_, alpha in points], 0.07), strict=True):
-        ax.plot(1 / c, alpha, "o", color=COLORS["draft"])
+        first = (label, c, alpha) == points[0]  # one entry for all in the legend
+        ax.plot(1 / c, alpha, "o", color=COLORS["draft"], label="reached by real drafts" if first else None)
         thin = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6}
         ax.annotate(label, (1 / c, alpha), (1.25 / c, height), arrowprops=thin, fontsize=FONT_SIZE, va="center")
     ax.axvline(FASTER, linestyle=":", color=COLORS["limit"])
@@ -92,7 +93,7 @@ def plot_pays(
     ticks = [1, 2, 3, 5, 10, 20, 50, 100]
     ax.set_xticks(ticks, map(str, ticks))
     ax.minorticks_off()
-    ax.set(xlabel="draft forwards in the time of one target forward (1/c)", ylabel="acceptance needed", ylim=(0, 1))
+    ax.set(xlabel="draft forwards in the time of one target forward (1/c)", ylabel="acceptance", ylim=(0, 1))
     ax.legend(loc="upper right")
     return ax
 

@@ -114,7 +114,7 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     for at, names in dots.items():
         highest = max(value for found in names.values() for value, _ in found)
         for name, found in names.items():
-            _name_dot(ax, name, at, found, highest)
+            _name_dot(ax, name, at, found, highest, last=at == max(dots))
     ax.set(yscale="log", xlabel="steps up the ladder", ylabel="times the first rung")
     ax.set_xticks(range(max(map(len, ladders.values()))))
     _, high = ax.get_ylim()
@@ -125,9 +125,14 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     return ax
 
 
-def _name_dot(ax: Axes, name: str, at: int, found: Sequence[tuple[float, str]], highest: float) -> None:
-    """A rung's name, left above the step's highest dot if that is its, else right below its lowest: lines rise."""
+def _name_dot(ax: Axes, name: str, at: int, found: Sequence[tuple[float, str]], highest: float, last: bool) -> None:
+    """A rung's name, left above the step's highest dot if that is its, else right below its lowest: lines rise.
+
+    At the last step no line goes on, and a lower name stands beside its dot, away from the next one's.
+    """
     (low, below), (high, above) = min(found), max(found)
     top = high == highest
-    value, shade, aside, side = (high, above, (-5, 6), "right") if top else (low, below, (4, -13), "left")
+    value, shade, aside, side = (
+        (high, above, (-5, 6), "right") if top else (low, below, (8, -3) if last else (4, -13), "left")
+    )
     ax.annotate(name, (at, value), aside, textcoords="offset points", fontsize=9, color=shade, ha=side)

@@ -22,6 +22,7 @@ from lessons_lib.figures.style import (
     FONT_SIZE,
     GREY,
     INK,
+    LIFTED,
     PAPER,
     SMALL,
     WIDTH,
@@ -138,7 +139,8 @@ def plot_payoff(rows: Iterable[Any], v: WidthCurve) -> Axes:
     for row in rows:
         near = [(r["tokens"], r["width"]) for r in rows if abs(r["width"] - row["width"]) < widest / 8]
         place = (5, 5 if (row["tokens"], row["width"]) == max(near) else -14)  # so that neighbours' do not meet
-        ax.annotate(row["label"], (row["width"], row["tokens"]), place, textcoords="offset points", fontsize=9)
+        at = (row["width"], row["tokens"])
+        ax.annotate(row["label"], at, place, textcoords="offset points", fontsize=9, bbox=LIFTED)
     ax.set(xlabel="tokens fed per forward, w", ylabel="tokens committed per forward", xlim=(0, None), ylim=(0, None))
     ax.legend(loc="lower right")
     return ax

@@ -30,9 +30,10 @@ def plot_roofline(hardware: Any, points: Iterable[Any] = ()) -> Axes:
     for name, bandwidth in (("read", hardware.read_bandwidth), ("copy", hardware.copy_bandwidth)):
         _slope(ax, name, bandwidth, left, fastest / bandwidth)
     for number, dtype in enumerate(hardware.matmul_flops):
-        _roof(ax, hardware, dtype, left, right, above=number % 2 == 0)
+        _roof(ax, hardware, dtype, left, right, above=number % 2 == 1)
     for point in points:
         _point(ax, point, beside="right" if point["intensity"] ** 2 < left * right else "left")
+    ax.margins(y=0.1)  # room for the names below the lowest points
     ax.set(xscale="log", yscale="log", xlim=(left, right))
     ax.set(xlabel="arithmetic intensity [FLOP per byte moved]", ylabel="speed [GFLOP/s]")
     ax.xaxis.set_major_formatter("{x:g}")

@@ -46,8 +46,8 @@ def plot_gains(rows: Iterable[Any]) -> Axes:
     """Times as fast as dense against the share skipped (median, quartiles), dashed as predicted; labels side by side.
 
     rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction; between two rows it is drawn as
-    what it is made of, bytes that fall in a straight line. Dotted: 1/(1 - S), the limit of a product that reads only
-    what it needs. ValueError without rows.
+    what it is made of, bytes that fall in a straight line; equal ones show dashes of each colour in turn. Dotted:
+    1/(1 - S), the limit of a product that reads only what it needs. ValueError without rows.
     """
     ax, rows = axes(), as_dicts(rows)
     labels = by_key(rows, "label")
@@ -57,13 +57,14 @@ def plot_gains(rows: Iterable[Any]) -> Axes:
         beside, bars = at + ASIDE * (i - (len(labels) - 1) / 2), (middle - low, high - middle)
         ax.errorbar(beside, middle, yerr=bars, fmt=marker, capsize=3, color=shade, label=label)
         if all("predicted" in row for row in group):
-            ax.plot(*by_bytes(at, [row["predicted"] for row in group]), "--", color=shade)
+            ax.plot(*by_bytes(at, [row["predicted"] for row in group]), linestyle=(4 * i, (4, 8)), color=shade)
     ax.axhline(1, color=GREY, linewidth=1)
     at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})
     ax.plot(*by_bytes(at, [speedup(1, s) for s in at]), ":", color=INK, label="limit 1/(1 - S)")
     ax.set(xlabel="share skipped, S (points stand side by side around theirs)", yscale="log")
     ax.set(ylabel="times as fast as dense")
-    ax.legend(fontsize=9, title="dashed: predicted; bars: quartiles")
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.legend(fontsize=9, title="dashed: predicted, in turn where equal; bars: quartiles")
     return ax
 
 

@@ -65,7 +65,7 @@ def by_library(
             options = dict(dtype=dtype, quantization_config=config, device_map={"": device})
             made = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
-        why = first_line(error)
+        why = first_line(error).split(" For details")[0]  # which would name a report that quiet holds back
         raise ModelUnavailable(f"{name} does not run here ({why}); choose another of {library}'s formats") from error
     return made.eval()
 

@@ -33,7 +33,7 @@ class Letters:
     def __len__(self) -> int:
         return 97
 
-    def __call__(self, text: str) -> SimpleNamespace:
+    def __call__(self, text: str, **options) -> SimpleNamespace:
         return SimpleNamespace(input_ids=[ord(letter) % 97 for letter in text])
 
     def apply_chat_template(self, messages, **options) -> list[int]:

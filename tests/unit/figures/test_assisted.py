@@ -37,11 +37,12 @@ def test_a_draft_length_has_its_prediction_its_count_and_what_was_timed():
 
 def test_needed_acceptance_is_drawn_against_speed_and_what_cannot_pay_is_left_out():
     curves = {"here": [(0.5, 1.2), (0.25, 0.4)], "nowhere": [(0.5, 2.0)]}
-    ax = plot_pays(curves, [("ours", 0.1, 0.7)])
-    here, nowhere, point, rule = ax.get_lines()
+    ax = plot_pays(curves, [("ours", 0.1, 0.7), ("other", 0.2, 0.8)])
+    here, nowhere, point, _, rule = ax.get_lines()
     assert list(here.get_xdata()) == [4] and list(here.get_ydata()) == [0.4] and not len(nowhere.get_xdata())
     assert (*point.get_xdata(), *point.get_ydata()) == (10, 0.7) and ax.texts[0].get_text() == "ours"
     assert list(rule.get_xdata()) == [3, 3]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["here", "nowhere", "reached by real drafts"]
 
 
 def test_labels_of_equal_points_stand_apart_and_others_where_they_belong():

@@ -93,6 +93,12 @@ def test_a_name_stands_above_the_highest_dot_of_a_step_and_below_all_others():
     assert where == {"x": ((1, 5), "right"), "z": ((1, 3), "left"), "y": ((2, 8), "right")}
 
 
+def test_a_lower_name_of_the_last_step_stands_at_its_dots_height():
+    ax = plot_published({"a": [("1", 1), ("x", 5), ("y", 9)], "b": [("1", 1), ("z", 4), ("w", 6)]})
+    below = {text.get_text(): text.xyann[1] for text in ax.texts if text.get_horizontalalignment() == "left"}
+    assert below == {"z": -13, "w": -3}
+
+
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ValueError, match="at least one row"):
         plot_waterfall([])
