@@ -120,7 +120,7 @@ def tried() -> list[Change]:
         Change(f"no mask built for {ROWS} rows of a chain", True, "plain causal attention will do", masks),
         Change("the token chosen by max instead of argmax", True, "the same token; no gain, and no loss", choosing),
         Change("logits not copied to hold back the end", False, "the target's logits stay whole", holding_back),
-        Change("the compiled draft in 8 bits instead of its own format", True, "half its bytes", draft),
+        Change("the compiled draft in 8 bits instead of unrounded", True, "half its bytes", draft),
         Change("Medusa's heads trimmed to frequent tokens", True, "less of the head to read", heads),
     ]
 
@@ -217,7 +217,7 @@ def holding_back() -> Calls:
 
 
 def draft() -> Calls:
-    """The draft's step in its own format, and with weights of 8 bits; one row."""
+    """The draft's step unrounded, and with weights of 8 bits; one row."""
     wide = decoder_of(assisted.draft().network, wide=True)
     return step(wide), step(quantized(wide, LIGHT))
 

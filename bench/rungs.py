@@ -29,7 +29,7 @@ from lessons_lib.models.quantized import bytes_kept, quantized
 from lessons_lib.quantization import units
 
 FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
-FORMATS |= {} if native.problem() else {"int4 x int8": "int4-int8"}  # slow without our kernels
+FORMATS |= {} if native.problem() else {"int4-int8": "int4-int8"}  # slow without our kernels
 LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
 READ = 8192  # tokens of text that quality is measured on
 GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10: the default of ours
@@ -37,7 +37,7 @@ GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10: the def
 LONGER = {"num_tokens": 10, "max_ngram": 5}
 NARROW = (1, 3, 5, 11)  # token counts compiled for the light target, whose further rows cost most beside a plain one
 # the one whose products of several rows stay cheap here, and whom others guess for
-LIGHT = "int4 x int8" if "int4 x int8" in FORMATS else "int8" if units.integer_units() else "int8 weights"
+LIGHT = "int4-int8" if "int4-int8" in FORMATS else "int8" if units.integer_units() else "int8 weights"
 CACHED = 300  # tokens behind which parts are timed
 
 
@@ -87,7 +87,7 @@ def exact() -> Target:
 @cache
 def readings(quick: bool) -> dict[str, quality.Reading]:
     """How each target finds the text that quality is measured on."""
-    ids = asking.model().tokenizer(text()[: 8 * READ]).input_ids[: READ // 4 if quick else READ]
+    ids = asking.model().tokenizer(text()[: 8 * READ], verbose=False).input_ids[: READ // 4 if quick else READ]
     on = {"fp32": exact(), "decoder": asking.eager()} | targets(quick)
     return {name: quality.read(lambda ids, of=of: logits_along(of, ids, len(ids)), ids) for name, of in on.items()}
 

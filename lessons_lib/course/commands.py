@@ -146,7 +146,7 @@ def lab(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure, write README's tables, and end with the claims that fall short of their bar.
+    """Measure, write README's tables, and end with the claims that miss their bar or have no value.
 
     With another file's questions only measure: the claims are about our own. A quick run's rows stand apart and leave
     README as it is. ValueError as `readme.fill`.
@@ -164,7 +164,7 @@ def bench(options: argparse.Namespace) -> int:
         readme.fill()
     print(f"as a page, and as Markdown beside it: {evidence.write(results, pages / 'bench.html')}")
     for name, value, _, bar, *_ in claims.cells(claims.short_of_bar(claims.load(results / "claims.json"))):
-        print(f"short of its bar: {name} is {value}, bar {bar}")
+        print(f"bar not reached: {name} is {value}, bar {bar}")
     return status
 
 

@@ -46,8 +46,8 @@ def plot_gains(rows: Iterable[Any]) -> Axes:
     """Times as fast as dense against the share skipped (median, quartiles), dashed as predicted; labels side by side.
 
     rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction; between two rows it is drawn as
-    what it is made of, bytes that fall in a straight line; equal ones show dashes of each colour in turn. Dotted:
-    1/(1 - S), the limit of a product that reads only what it needs. ValueError without rows.
+    what it is made of, bytes that fall in a straight line; up to three equal neighbours show dashes in turn.
+    Dotted: 1/(1 - S), the limit of a product that reads only what it needs. ValueError without rows.
     """
     ax, rows = axes(), as_dicts(rows)
     labels = by_key(rows, "label")

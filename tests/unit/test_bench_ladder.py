@@ -209,7 +209,7 @@ def test_targets_that_somebody_guesses_for_are_compiled_for_several_widths(monke
     one = SimpleNamespace(target=lambda weights: SimpleNamespace(decoder=weights))
     monkeypatch.setattr(rungs.asking, "model", lambda: one)
     monkeypatch.setattr(rungs.asking, "eager", lambda: SimpleNamespace(decoder="own"))
-    monkeypatch.setattr(rungs, "LIGHT", "int4 x int8")
+    monkeypatch.setattr(rungs, "LIGHT", "int4-int8")
     rungs.targets.__wrapped__(False)
     assert widths == {"own": (1, 5, 11), "int4-int8": (1, 3, 5, 11)} | {
         name: (1,) for name in ("int8", "int8-weight-only", "int4")

@@ -100,7 +100,7 @@ def test_bench_ends_with_what_falls_short_and_fills_readme(started, monkeypatch,
     assert started[0].endswith("run.py cache") and filled
     page, *fallen = capsys.readouterr().out.splitlines()
     assert page.endswith("bench.html")
-    assert fallen == ["short of its bar: a is 1 x, bar >= 2", "short of its bar: c is not measured, bar >= 2"]
+    assert fallen == ["bar not reached: a is 1 x, bar >= 2", "bar not reached: c is not measured, bar >= 2"]
 
 
 def test_a_quick_bench_shows_its_own_rows_and_leaves_readme_alone(started, monkeypatch, capsys):

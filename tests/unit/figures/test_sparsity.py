@@ -46,6 +46,12 @@ def test_gains_show_median_quartiles_prediction_and_the_oracle():
         assert all(y == pytest.approx(factor / (1 - x)) for x, y in found)
 
 
+def test_equal_predictions_show_dashes_of_each_colour():
+    rows = [{"label": label, "sparsity": s, "samples": [1.0], "predicted": 1.0} for label in "abc" for s in (0.5, 0.9)]
+    dashed = [line for line in plot_gains(rows).get_lines() if line.get_linestyle() == "--"]
+    assert [line._unscaled_dash_pattern for line in dashed] == [(offset, (4, 8)) for offset in (0, 4, 8)]
+
+
 def test_limits_shrink_with_the_rows_of_a_step():
     alone = plot_limits({"mlp": 0.6}, 0.5, 1).get_lines()
     drawn = dict(points(alone[0]))
