@@ -1,10 +1,11 @@
-"""Where the cache lies: converted models, measurements of this machine, the compiler's kernels."""
+"""Where the checkout lies, and the cache: converted models, measurements of this machine, the compiler's kernels."""
 
 import os
 import tempfile
 import warnings
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout; outside one there are no lessons, tests or bench
 VARIABLE = "LESSONS_LIB_CACHE"
 
 

@@ -14,8 +14,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from lessons_lib.course import readme
-from lessons_lib.course.bootstrap import EXTRAS, ROOT
+from lessons_lib.course.bootstrap import EXTRAS
 from lessons_lib.course.lessons import find
+from lessons_lib.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]

@@ -9,7 +9,7 @@ from urllib.parse import urlparse
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.paths import ROOT
 
 SETUP_ID, LINK_ID = "colab-setup", "open-in-colab"
 # An installed torch is named with its exact version, so that pip keeps it or stops. The checkout goes onto

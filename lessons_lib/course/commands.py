@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lessons_lib.course import bootstrap
-from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.paths import ROOT
 
 if TYPE_CHECKING:
     from lessons_lib.course.lessons import Lesson  # `clean` works before anything is installed

@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 
-from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.paths import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 LEAST = re.compile(r"^(\w+) *=.*#.*\bat least (\d+)", re.MULTILINE)

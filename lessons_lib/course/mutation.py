@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from lessons_lib.course.bootstrap import ROOT, SetupError
+from lessons_lib.course.bootstrap import SetupError
+from lessons_lib.paths import ROOT
 
 COPY = ROOT / "build" / "mutation"
 COUNT, SEED = 400, 0  # of the sample

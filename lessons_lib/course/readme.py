@@ -7,10 +7,10 @@ from pathlib import Path
 
 import lessons_lib
 from lessons_lib.course import colab
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import Lesson, find
 from lessons_lib.course.render import title
 from lessons_lib.measure import claims, evidence, scorecard, tables
+from lessons_lib.paths import ROOT
 
 README = ROOT / "README.md"
 CLAIMS = ROOT / "bench" / "results" / "claims.json"

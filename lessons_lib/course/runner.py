@@ -13,8 +13,8 @@ import nbformat
 import papermill
 
 from lessons_lib.course import readme, render
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import QUIET, Lesson, UsageError, find, overrides, parameters, select
+from lessons_lib.paths import ROOT
 from lessons_lib.progress import line, start_batch
 
 BUILD = ROOT / "build"

@@ -19,10 +19,10 @@ from typing import Any
 import nbformat
 
 from lessons_lib.course import results
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.grid import Point, package, points
 from lessons_lib.course.lessons import Lesson, UsageError, find
 from lessons_lib.course.runner import execute, prepare_all
+from lessons_lib.paths import ROOT
 from lessons_lib.progress import bar
 
 BUILD = ROOT / "build" / "sweep"

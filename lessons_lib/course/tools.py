@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import find
+from lessons_lib.paths import ROOT
 
 SCRIPTS = ROOT / "build" / "lint"
 TOOLS = {  # every tool without what it says when all is well; what they check stands in pyproject.toml

@@ -5,8 +5,8 @@ from support import lab as jupyter
 from support.opened import Opened
 from support.static import served
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import find, parameters, select
+from lessons_lib.paths import ROOT
 
 BUILD = ROOT / "build" / "browser"
 

@@ -3,8 +3,8 @@
 import pytest
 from support.opened import Watched
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import find
+from lessons_lib.paths import ROOT
 
 PAGES = ["index", "glossary", "bibliography", "scorecard", *(f"lessons/{lesson.name}" for lesson in find())]
 SCREENS = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}

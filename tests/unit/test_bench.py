@@ -9,9 +9,9 @@ import pytest
 import registry
 import run  # registers all claims
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.measure import claims
 from lessons_lib.measure.clock import Ratio, Samples
+from lessons_lib.paths import ROOT
 
 SPECULATION = ("adaptive/", "assisted/", "draft/", "lookahead/", "medusa/", "prompt-lookup/")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from registry import NotMeasured
 
-from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.paths import ROOT
 from lessons_lib.serving.request import Request
 
 REQUESTS = [Request("a", ids=[7, 8], output_length=3), Request("b", ids=[20], output_length=9, max_tokens=2)]

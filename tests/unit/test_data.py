@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.data import HELD_OUT, TEXTS, Question, question, questions, text
+from lessons_lib.paths import ROOT
 from lessons_lib.training.prompts import own
 
 LINE = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."], "reference": ["", ""]}

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 import lessons_lib
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.decoding.acceptance import Acceptance
+from lessons_lib.paths import ROOT
 
 FOR_NOTEBOOKS = {"IPython", "gguf", "ipykernel", "ipywidgets", "matplotlib", "nbclient", "nbformat", "papermill"}
 PACKAGES = sorted(path.parent.relative_to(ROOT) for path in (ROOT / "lessons_lib").rglob("__init__.py"))

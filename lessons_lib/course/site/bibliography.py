@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import Lesson
+from lessons_lib.paths import ROOT
 
 SOURCE = Path(__file__).with_name("bibliography.toml")
 ARXIV = re.compile(r"(?<![\d.])(\d\d(?:0[1-9]|1[0-2])\.\d{4,5})(?![\d.]*\d)")

@@ -11,10 +11,10 @@ from sphinx.application import Sphinx
 from sphinx.util.console import strip_escape_sequences
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import Lesson, find
 from lessons_lib.course.runner import shown
 from lessons_lib.course.site import pages, reference, sources
+from lessons_lib.paths import ROOT
 from lessons_lib.progress import line
 
 BUILD = ROOT / "build"

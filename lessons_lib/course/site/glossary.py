@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lessons_lib.course.bootstrap import ROOT
+from lessons_lib.paths import ROOT
 
 SOURCE = Path(__file__).with_name("glossary.toml")
 SYMBOLS = ROOT / "CONTRIBUTING.md"

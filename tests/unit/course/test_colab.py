@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from lessons_lib.course import colab
-from lessons_lib.course.bootstrap import ROOT, python_of
+from lessons_lib.course.bootstrap import python_of
 from lessons_lib.course.lessons import find
+from lessons_lib.paths import ROOT
 
 ADDRESS = "https://github.com/someone/lessons"
 

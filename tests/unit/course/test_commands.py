@@ -10,8 +10,8 @@ import pytest
 
 from lessons_lib import __main__ as command_line
 from lessons_lib.course import bootstrap, checks, commands, lessons, readme, runner, sweep, tools
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.measure import claims, evidence
+from lessons_lib.paths import ROOT
 
 NONE = argparse.Namespace()
 

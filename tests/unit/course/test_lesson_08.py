@@ -6,8 +6,8 @@ import nbformat
 import pytest
 import torch
 
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.decoding.probing import agreed
+from lessons_lib.paths import ROOT
 
 
 def rounds(next_token, prompt, guess, *, last=1, in_place=False):

@@ -8,11 +8,11 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from lessons_lib.course import runner
-from lessons_lib.course.bootstrap import ROOT
 from lessons_lib.course.lessons import UsageError
 from lessons_lib.measure.scorecard import MIME
 from lessons_lib.models import names, tiny
 from lessons_lib.models.registry import LLAMA_LIKE
+from lessons_lib.paths import ROOT
 
 SCORE = {"lesson": "01", "claim": "tokens", "unit": "", "predicted": 4, "measured": 4}
 SHOW = f"from IPython.display import display\ndisplay({{{MIME!r}: [{SCORE!r}], 'text/plain': 'scores'}}, raw=True)"

@@ -22,7 +22,7 @@ def test_without_the_extra_a_sentence_says_how_to_install_it(without):
 def test_the_extra_is_one_of_the_projects():
     import tomllib
 
-    from lessons_lib.course.bootstrap import ROOT
+    from lessons_lib.paths import ROOT
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert [text.partition(">")[0] for text in extras["llamacpp"]] == ["llama-cpp-python"]
