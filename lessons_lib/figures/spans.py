@@ -8,9 +8,9 @@ from matplotlib.patches import Patch, Rectangle
 
 from lessons_lib.figures.style import INK, WIDTH
 
-ADVANCE = 0.602  # of the font size: how far a monospaced character reaches
+ADVANCE = 0.602  # of the font size: the width of a monospaced character
 LINE = 0.19  # inches that a line of text takes
-UNDERLINED, STRUCK = 0.92, 0.5  # of a line, from its top
+UNDERLINED, STRUCK, BASELINE = 0.92, 0.5, 0.71  # of a line, from its top
 Span = tuple[int, int, str, str]  # line, column, text, producer
 
 
@@ -56,7 +56,11 @@ def lay_out(pieces: Sequence[tuple[str, str]], columns: int) -> list[Span]:
 
 
 def draw_spans(ax: Axes, spans: Sequence[Span], columns: int, producers: Mapping[str, Producer]) -> Axes:
-    """Draw spans, at least one, and their legend on axes that are 0.98 of a figure wide; columns: as of `spans_of`."""
+    """Draw spans, at least one, and their legend on axes that are 0.98 of a figure wide; columns: as of `spans_of`.
+
+    Each character is placed by itself: a renderer rounds the width of every character to whole pixels, so that a
+    longer text would end several characters before or after its background.
+    """
     ax.set(xlim=(0, columns), ylim=(spans[-1][0] + 1, 0))
     ax.set_axis_off()
     size = 0.98 * WIDTH * 72 / columns / ADVANCE
@@ -65,7 +69,9 @@ def draw_spans(ax: Axes, spans: Sequence[Span], columns: int, producers: Mapping
         ax.add_patch(Rectangle((column, line + 0.04), len(text), 0.88, color=shade, alpha=0.45, linewidth=0))
         if stroke:
             ax.plot([column, column + len(text)], [line + stroke] * 2, color=shade, linewidth=1.4)
-        ax.text(column, line + 0.5, text, family="monospace", size=size, va="center", color=INK, parse_math=False)
+        for place, character in enumerate(text, column):
+            if not character.isspace():
+                ax.text(place, line + BASELINE, character, family="monospace", size=size, color=INK, parse_math=False)
     handles = [Patch(color=look.shade, alpha=0.45, label=look.said) for look in producers.values()]
     beside = dict(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1)
     ax.legend(handles=handles, frameon=False, fontsize=9, **beside)

@@ -56,7 +56,7 @@ def test_the_curve_of_a_training_is_its_share_of_right_guesses():
 
 def test_each_span_has_its_writers_colour_and_rejected_ones_are_struck_out():
     _, ax = plot_length_and_text(ROWS, 1, PIECES, columns=40).axes
-    assert [text.get_text() for text in ax.texts] == ["I say ", "what it", " no↵", " said"]
+    assert "".join(text.get_text() for text in ax.texts) == "Isaywhatitno↵said"
     shades = [pytest.approx(to_rgb(WRITERS[who].shade)) for _, who in PIECES]
     assert [patch.get_facecolor()[:3] for patch in ax.patches] == shades
     under, struck = ax.get_lines()
@@ -71,7 +71,7 @@ def test_a_rejected_line_end_does_not_break_the_line_and_an_accepted_one_does():
 def test_curve_and_text_share_a_figure_without_overlap():
     figure = plot_length_and_text(ROWS, 1, PIECES, "code", columns=9)
     above, below = figure.axes
-    assert above.get_title() == "code" and len(below.texts) == len(placed(PIECES, 9))
+    assert above.get_title() == "code" and len(below.patches) == len(placed(PIECES, 9))
     assert below.get_position().y1 < above.get_position().y0
 
 

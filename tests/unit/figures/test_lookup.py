@@ -7,6 +7,7 @@ from matplotlib.colors import to_rgb
 
 from lessons_lib.figures.lookup import PRODUCERS, plot_guesses, plot_lookup, plot_spans
 from lessons_lib.figures.spans import lay_out
+from lessons_lib.figures.style import DPI
 
 PIECES = st.lists(st.tuples(st.text("ab \n", min_size=1), st.sampled_from(list(PRODUCERS))))
 
@@ -30,19 +31,20 @@ def test_no_character_is_lost_or_laid_over_another(pieces, columns):
 
 def test_each_span_has_its_producers_colour_and_copies_are_underlined():
     ax = plot_spans([("I say ", "model"), ("what you said", "prompt"), (" $x$", "answer")], columns=30)
-    assert [text.get_text() for text in ax.texts] == ["I say ", "what you said", " $x$"]
+    assert "".join(text.get_text() for text in ax.texts) == "Isaywhatyousaid$x$"
     assert [patch.get_facecolor()[:3] for patch in ax.patches] == [
         pytest.approx(to_rgb(PRODUCERS[who].shade)) for who in ("model", "prompt", "answer")
     ]
     assert [list(line.get_xdata()) for line in ax.get_lines()] == [[6, 19], [19, 23]]
 
 
-def test_the_characters_fit_the_cells_they_are_drawn_in():
+def test_a_line_of_text_ends_where_its_background_ends_as_the_figure_is_stored():
     ax = plot_spans([("m" * 84, "prompt")])
-    ax.figure.set_dpi(880)  # pixels fine enough for a character's true width
+    ax.figure.set_dpi(DPI)
     ax.figure.canvas.draw()
-    text, box = ax.texts[0].get_window_extent(), ax.patches[0].get_window_extent()
-    assert 0.97 < text.width / box.width < 1.01
+    box, written = ax.patches[0].get_window_extent(), [text.get_window_extent() for text in ax.texts]
+    assert min(text.x0 for text in written) == pytest.approx(box.x0, abs=box.width / 84 / 4)
+    assert max(text.x1 for text in written) == pytest.approx(box.x1, abs=box.width / 84 / 4)
 
 
 def test_an_unknown_producer_and_an_empty_text_are_refused():

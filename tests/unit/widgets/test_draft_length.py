@@ -49,7 +49,7 @@ def test_prediction_count_and_measurement_stand_side_by_side():
 def test_the_sliders_reach_the_figure_and_its_words():
     figure = draw_draft_length({"code": TEXT}, 0.1, None, DECODE, "code", 4)
     above, below = figure.axes
-    assert [text.get_text() for text in below.texts] == ["a", "bc", "i", "d", "e", "f"]
+    assert "".join(text.get_text() for text in below.texts) == "abcidef"
     assert above.get_title() == "code: 80% of the guesses right"
     said = describe_draft_length({"code": TEXT}, 0.1, None, DECODE, "code", 4)
     assert "of 6 tokens 3 were drafted and accepted, 3 are the target's own, 1 guesses were rejected" in said
