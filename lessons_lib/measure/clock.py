@@ -1,12 +1,15 @@
 """Timing a callable, and comparing two in turn (lesson 00): warm-up, device sync, samples, paired ratios.
 
 A time is a median with its spread; a comparison is A and B in turn in one process, quoted as a ratio.
+With LESSONS_LIB_QUICK=1 in the environment everything is timed once after one run of warm-up: for tests that execute
+lessons, where what is counted matters and the times do not.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+QUICK = "LESSONS_LIB_QUICK"
 ASYNCHRONOUS = ("cuda", "mps", "xpu")  # devices that return before the work is done
 STEADY = 0.05  # warm-up ends when two runs in a row differ by less
 NOISY = 0.10  # quartile range over median from which samples are called noisy
@@ -138,6 +142,8 @@ def in_turn(
 
     fns: by any key, such as (method, length); the samples come back under the same keys. Errors as `timed`.
     """
+    if os.environ.get(QUICK) == "1":
+        repeats, warmup = min(repeats, 1), 1 if warmup == "auto" else min(int(warmup), 1)
     with no_gc():
         runs = {key: _block(fn, device) for key, fn in fns.items()}
         for run in runs.values():

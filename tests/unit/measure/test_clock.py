@@ -178,3 +178,10 @@ def test_what_was_timed_is_kept():
         {key: clock.keeping(found, key, lambda key=key: key * 2) for key in "ab"}, repeats=2, warmup=0
     )
     assert found == {"a": "aa", "b": "bb"} and list(samples) == ["a", "b"]
+
+
+@pytest.mark.parametrize("warmup, runs", [("auto", 2), (3, 2), (0, 1)])
+def test_a_quick_run_warms_up_once_at_most_and_times_once(world, monkeypatch, warmup, runs):
+    monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
+    assert timed(world.work(2.0), repeats=20, warmup=warmup).times == (2.0,)
+    assert world.runs == runs

@@ -115,6 +115,13 @@ def test_a_real_measurement_gives_positive_rates_for_every_dtype(monkeypatch):
     assert len(rates) == 6 and min(rates) > 0 and found.widths["fp64"][1] == 1
 
 
+def test_what_the_probe_keeps_is_the_best_of_all_runs_in_a_quick_run_too(monkeypatch):
+    monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
+    runs = []
+    kernels.best(lambda: runs.append(1), "cpu", repeats=5)
+    assert len(runs) == 2 + 5
+
+
 def test_copying_counts_reads_and_writes_and_products_count_two_per_multiply_add(monkeypatch):
     monkeypatch.setattr(kernels, "best", lambda fn, *_: fn() is not None and 2.0)
     monkeypatch.setattr(kernels, "buffer_bytes", lambda device: 2**20)
