@@ -50,8 +50,8 @@ class SmallFloats(Quantized):
 def quantize_fp8(x: Tensor, format: str = "e4m3", per: str | int = ROW) -> SmallFloats:
     """x (..., K) -> floats of 8 bits with a float32 scale max|x| / largest, per "tensor", "row" or group.
 
-    Scaled first, since torch's own casts differ on what is too large: e4m3 becomes 448, e5m2 infinity. Raises
-    ValueError for values that are not finite, unknown formats, and groups that do not divide K.
+    Scaled and clamped before the cast: above the largest number torch's own cast gives infinity in e5m2, and in e4m3
+    NaN before torch 2.12. ValueError for values that are not finite, unknown formats, and groups that do not divide K.
     """
     check_values(x)
     if format not in FORMATS:
@@ -64,7 +64,7 @@ def quantize_fp8(x: Tensor, format: str = "e4m3", per: str | int = ROW) -> Small
 
 
 def round_float(x: Tensor, format: str) -> Tensor:
-    """Any shape -> the format's nearest numbers in x's own dtype, halves to the even mantissa, at most the largest.
+    """Any shape -> the format's nearest numbers in x's own dtype, halves to the even mantissa, clamped to the largest.
 
     Between 2^e and 2^(e+1) numbers are 2^(e - mantissa) apart; below the smallest normal one as far as just above it.
     """
