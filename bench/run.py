@@ -63,7 +63,7 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    if warning := machine.load_warning(machine.load(), share=0.5):  # ours alone should be running
+    if warning := machine.busy_warning():
         say(warning)
     run, wanted = Run(options.quick, options.questions), [chosen, options.quick, asked]
     done = unfinished(wanted)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 PACKAGES = ("torch", "transformers", "numpy")
-QUIET = 0.75  # load over cores below which a lesson begins: its own imports add some, and it says what it finds then
+BUSY = 0.2  # share of the cores that other programs may use before they disturb measurements
 
 
 def cpu_name() -> str:
@@ -34,28 +34,41 @@ def load() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-def load_warning(load_now: float | None, share: float = 1.0) -> str:
-    """A sentence if more processes want to run than this share of the cores, whose times mean little; else "".
+def used_by_others(seconds: float = 0.5) -> float | None:
+    """Cores that other programs use, measured over this time.
 
-    A parallel region waits for its slowest thread: one busy process beside it makes it up to nine times slower.
+    Without /proc/stat: processes that wanted to run in the last minute, beside this one. None where nothing tells.
     """
-    cores = os.cpu_count() or 1
-    if load_now is None or load_now <= share * cores:
+    start, before = time.perf_counter(), _cpu_seconds_of_others()
+    if before is None:
+        return None if load() is None else max(0.0, load() - 1)
+    time.sleep(seconds)
+    return max(0.0, (_cpu_seconds_of_others() - before) / (time.perf_counter() - start))
+
+
+def _cpu_seconds_of_others() -> float | None:
+    """Seconds for which the cores have worked since they started, without those for this process."""
+    try:
+        user, nice, system, _idle, _iowait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:9])
+    except OSError:
+        return None
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def busy_warning() -> str:
+    """One sentence where other programs use so much of the machine that times mean little; else ""."""
+    cores, used = os.cpu_count() or 1, used_by_others()
+    if used is None or used <= BUSY * cores:
         return ""
-    return f"Other programs load this machine's {cores} cores ({load_now}): expect slow and noisy times."
+    return f"Other programs use {used:.1f} of this machine's {cores} cores: close them, or expect slow and noisy times."
 
 
-def settled(patience: float = 180.0, pause: float = 5.0) -> bool:
-    """Wait, at most `patience` seconds, until the machine is QUIET; whether it came to that.
-
-    What ran just before still counts in the average of the last minute.
-    """
+def wait_until_quiet(patience: float = 180.0, pause: float = 5.0) -> str:
+    """Wait, at most `patience` seconds, for other programs to end; "" once they have, else the `busy_warning`."""
     deadline = time.monotonic() + patience
-    while load_warning(load(), QUIET):
-        if time.monotonic() + pause > deadline:
-            return False
+    while (warning := busy_warning()) and time.monotonic() + pause <= deadline:
         time.sleep(pause)
-    return True
+    return warning
 
 
 def gpu_bf16(device: Any) -> bool:
@@ -134,6 +147,6 @@ def environment(device: Any = "cpu", dtype: Any = None) -> str:
     ]
     if dtype is not None:
         lines.append(f"dtype         {str(dtype).removeprefix('torch.')}")
-    if warning := load_warning(about["load"]):
+    if warning := busy_warning():
         lines.append(warning)
     return "\n".join(lines)

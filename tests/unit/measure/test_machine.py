@@ -1,6 +1,7 @@
 """Naming the machine: what a lesson prints first, and what is stored beside numbers."""
 
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -24,11 +25,49 @@ def test_the_environment_names_what_decides_about_speed():
     assert "torch.bfloat16" not in text and "dtype" not in machine.environment("cpu")
 
 
-def test_a_machine_is_loaded_above_the_given_share_of_its_cores(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert machine.load_warning(4.0) == machine.load_warning(2.0, share=0.5) == machine.load_warning(None) == ""
-    assert "4 cores (4.1): expect slow and noisy times" in machine.load_warning(4.1)
-    assert "4 cores (2.1)" in machine.load_warning(2.1, share=0.5)
+@pytest.fixture
+def procfs(monkeypatch):
+    """Sets what /proc/stat says at each reading, in hundredths of a second: user, nice, system, idle, ...; None: no
+    such file. Ten seconds pass between two readings, of which this process works one."""
+
+    def say(*lines):
+        told, seconds, own = iter(lines), itertools.count(0, 10), itertools.count()
+
+        def read(path):
+            line = next(told)
+            if line is None:
+                raise OSError("no such file")
+            return f"cpu  {line}\ncpu0 1 2 3"
+
+        monkeypatch.setattr(machine.Path, "read_text", read)
+        monkeypatch.setattr(machine.os, "sysconf", lambda name: 100, raising=False)
+        monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
+        monkeypatch.setattr(machine.time, "perf_counter", lambda: next(seconds))
+        monkeypatch.setattr(machine.time, "process_time", lambda: next(own))
+        monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
+
+    return say
+
+
+def test_cores_that_other_programs_use_are_counted_without_waiting_time_and_without_this_process(procfs):
+    # in these ten seconds: 8 s user, 1 s nice, 2 s system, 0.5 + 0.5 s interrupts, 1 s taken by the host; 7 s idle
+    procfs("100 10 50 900 40 0 5 0 0 0", "900 110 250 1600 340 50 55 100 0 0")
+    assert machine.used_by_others() == pytest.approx((8 + 1 + 2 + 0.5 + 0.5 + 1 - 1) / 10)
+
+
+def test_a_warning_says_how_much_of_the_machine_other_programs_use(procfs):
+    procfs("0 0 0 0 0 0 0 0", "1100 0 0 900 0 0 0 0")
+    assert machine.busy_warning().startswith("Other programs use 1.0 of this machine's 2 cores: ")
+    procfs("0 0 0 0 0 0 0 0", "400 0 0 1600 0 0 0 0")  # 0.3 of two cores: a browser in the background
+    assert machine.busy_warning() == ""
+
+
+def test_without_proc_the_load_of_the_last_minute_counts_but_not_this_process(procfs, monkeypatch):
+    procfs(None, None, None)
+    monkeypatch.setattr(machine, "load", lambda: 1.2)
+    assert machine.used_by_others() == pytest.approx(0.2)
+    monkeypatch.setattr(machine, "load", lambda: None)
+    assert machine.used_by_others() is None and machine.busy_warning() == ""
 
 
 @pytest.mark.parametrize(
@@ -40,11 +79,11 @@ def test_a_gpu_has_bf16_where_it_need_not_emulate_it(monkeypatch, device, native
     assert machine.gpu_bf16(torch.device(device)) is expected
 
 
-def test_a_busy_machine_says_so(monkeypatch):
-    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0, 0))
-    assert "expect slow and noisy times" in machine.environment()
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0, 0))
-    assert "expect slow and noisy times" not in machine.environment()
+def test_a_lesson_begins_with_the_warning_on_a_busy_machine_only(monkeypatch):
+    for used, expected in ((1.7, "Other programs use 1.7 of"), (0.0, "")):
+        monkeypatch.setattr(machine, "used_by_others", lambda used=used: used)
+        monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
+        assert expected in machine.environment() and ("Other programs" in machine.environment()) == bool(used)
 
 
 def test_a_system_without_load_averages_is_fine(monkeypatch):
@@ -68,11 +107,10 @@ def test_a_system_without_cpuinfo_still_has_a_name_and_a_cache_size(monkeypatch)
     assert machine.cpu_name() and machine.cache_bytes() == 32 * 2**20
 
 
-def test_a_machine_settles_once_what_ran_before_has_left_the_average(monkeypatch):
-    loads = iter([9.0, 1.6, 1.5])  # of two cores: a lesson's own load must have room
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(machine, "load", lambda: next(loads))
-    assert machine.settled(patience=1.0, pause=0.01)
-    assert list(loads) == []
-    monkeypatch.setattr(machine, "load", lambda: 9.0)
-    assert not machine.settled(patience=0.02, pause=0.01)
+def test_waiting_ends_once_the_machine_is_quiet_or_with_the_warning(monkeypatch):
+    warnings = iter(["busy", "busy", "", "never asked"])
+    monkeypatch.setattr(machine, "busy_warning", lambda: next(warnings))
+    assert machine.wait_until_quiet(patience=1.0, pause=0.01) == ""
+    assert list(warnings) == ["never asked"]
+    monkeypatch.setattr(machine, "busy_warning", lambda: "busy")
+    assert machine.wait_until_quiet(patience=0.02, pause=0.01) == "busy"
