@@ -7,28 +7,35 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from lessons_lib.figures.rows import as_dicts
-from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, MARKERS, ORANGE, PAPER, WIDTH, axes, tint
+from lessons_lib.figures.style import COLORS, CYCLE, GREY, INK, MARKERS, ORANGE, PAPER, SMALL, WIDTH, axes, tint
 
 SHADES = {"gain": COLORS["measured"], "loss": ORANGE, "peer": COLORS["peer"]}
-AIR = 0.2  # of the axis is left free behind the longest bar, for what is written there
+COLUMNS = 54, 92, 146  # points from the axes to the right ends of the numbers beside a bar
 
 
 def plot_waterfall(rows: Iterable[Any], unit: str = "tokens/s") -> Axes:
     """Rungs from the top down, each bar from the speed of the rung that it stands on to its own, on a log axis.
 
     rows: `rung`, `speed`, and where known `below` (name of the rung that it stands on; a bar without one begins at
-    the axis), `predicted` (a grey line), `counts` (False: shown, hatched, and not counted) and `peer` (True: another
-    engine, which stands on nothing). Equal steps on this axis are equal factors, so that the factors written behind
+    the axis), `predicted` (a dark tick), `counts` (False: shown, hatched, and not counted) and `peer` (True: another
+    engine, which stands on nothing). Equal steps on this axis are equal factors, so that the factors written beside
     the bars add up by length. ValueError without rows.
+
+    The numbers stand in columns right of the axes: at the end of its bar, what was measured would stand beside the
+    tick of what was predicted, and be read as that.
     """
     rows = as_dicts(rows)
     speeds = {row["rung"]: row["speed"] for row in rows}
     everything = [*speeds.values(), *(row["predicted"] for row in rows if row.get("predicted"))]
-    ax = axes((WIDTH, 1.2 + 0.36 * len(rows)))
-    low, high = 0.7 * min(everything), max(everything)
-    ax.set(xscale="log", xlim=(low, high * (high / low) ** (AIR / (1 - AIR))), xlabel=unit)
-    for row in rows:
-        _bar(ax, row, speeds.get(row.get("below"), ax.get_xlim()[0]))
+    ax = axes((WIDTH, 1.5 + 0.36 * len(rows)))
+    ax.set(xscale="log", xlim=(0.7 * min(everything), 1.1 * max(everything)), xlabel=unit)
+    for place, row in enumerate(rows):
+        below = speeds.get(row.get("below"))
+        _bar(ax, place, row, below or ax.get_xlim()[0])
+        told = f"{row['predicted']:.3g}" if row.get("predicted") else ""
+        _numbers(ax, place, f"{row['speed']:.3g}", f"×{row['speed'] / below:.2f}" if below else "", told)
+    if any(row.get("predicted") for row in rows):
+        _numbers(ax, -0.8, "measured", "", "predicted")
     ax.set_yticks(range(len(rows)), [row["rung"] for row in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
@@ -36,17 +43,21 @@ def plot_waterfall(rows: Iterable[Any], unit: str = "tokens/s") -> Axes:
     return _legend(ax, rows)
 
 
-def _bar(ax: Axes, row: Mapping[str, Any], start: float) -> None:
-    """One rung: its bar, its prediction, and its speed with the factor over the rung below."""
-    place, speed = len(ax.containers), row["speed"]
-    kind = "peer" if row.get("peer") else "gain" if speed >= start else "loss"
+def _bar(ax: Axes, place: int, row: Mapping[str, Any], start: float) -> None:
+    """One rung: its bar and its prediction."""
+    kind = "peer" if row.get("peer") else "gain" if row["speed"] >= start else "loss"
     hatched = {"hatch": "////", "edgecolor": PAPER} if row.get("counts") is False else {}
-    ax.barh(place, speed - start, left=start, height=0.62, color=SHADES[kind], **hatched)
+    ax.barh(place, row["speed"] - start, left=start, height=0.62, color=SHADES[kind], **hatched)
     if row.get("predicted"):
         ax.plot([row["predicted"]] * 2, [place - 0.42, place + 0.42], color=INK, linewidth=2)
-    factor = "" if row.get("below") is None else f"  ×{speed / start:.2f}"
-    behind = max(speed, start, row.get("predicted") or 0)
-    ax.annotate(f"{speed:.3g}{factor}", (behind, place), (5, 0), textcoords="offset points", va="center", color=INK)
+
+
+def _numbers(ax: Axes, place: float, *columns: str) -> None:
+    """Right of the axes, at the height of a rung: the speed, the factor over the rung below, the prediction."""
+    for right, number in zip(COLUMNS, columns, strict=True):
+        if number:
+            where = dict(xycoords=ax.get_yaxis_transform(), textcoords="offset points", ha="right", va="center")
+            ax.annotate(number, (1, place), (right, 0), fontsize=SMALL, color=INK, annotation_clip=False, **where)
 
 
 def _plain_numbers(ax: Axes) -> None:
@@ -68,7 +79,7 @@ def _legend(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> Axes:
     handles += [Patch(color=SHADES["peer"], label="another engine")] * any(row.get("peer") for row in rows)
     if any(row.get("predicted") for row in rows):
         handles += ax.plot([], [], "|", color=INK, markersize=12, markeredgewidth=2, label="predicted")
-    ax.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=9, title="numbers: measured")
+    ax.figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9, frameon=False)
     return ax
 
 

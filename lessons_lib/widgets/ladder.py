@@ -66,7 +66,7 @@ def headline(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> str:
 def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> Axes:
     """The chosen rungs under their headline; KeyError as `rows`."""
     ax = plot_waterfall(rows(parts, engine, who, kind, gamma))
-    ax.legend_.remove()
+    ax.figure.legends[0].remove()
     ax.set_title(headline(parts, engine, who, kind, gamma).replace("; ", "\n"), fontsize=9)
     return ax
 

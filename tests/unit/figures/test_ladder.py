@@ -1,6 +1,7 @@
 """Lesson 11's figures: bars from rung to rung, what does not count, and ladders as ratios."""
 
 import pytest
+from matplotlib.text import Text
 
 from lessons_lib.figures.ladder import SHADES, plot_published, plot_quality, plot_waterfall
 
@@ -24,7 +25,21 @@ def test_each_bar_reaches_from_the_rung_below_to_its_own_speed():
     expected = [(left, 10), (10, 40), (40, 80), (40, 20), (left, 30)]
     assert [pytest.approx(pair) for pair in expected] == ends
     assert [label.get_text() for label in ax.get_yticklabels()] == [row["rung"] for row in ROWS]
-    assert [text.get_text() for text in ax.texts] == ["10", "40  ×4.00", "80  ×2.00", "20  ×0.50", "30"]
+
+
+def test_what_was_measured_and_what_was_predicted_stand_in_columns_beside_the_bars():
+    ax = plot_waterfall(ROWS)
+    ax.figure.canvas.draw()
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in ax.texts]
+    assert all(box.x0 > ax.bbox.x1 for _, box in boxes)
+    heads = {name: next(box for text, box in boxes if text == name) for name in ("measured", "predicted")}
+    column = lambda head: [text for text, box in boxes if abs(box.x1 - head.x1) < 3 and box.y1 < head.y0]  # noqa: E731
+    assert column(heads["measured"]) == ["10", "40", "80", "20", "30"]
+    assert column(heads["predicted"]) == ["12", "50"]
+    factors = [text for text, _ in boxes if text.startswith("×")]
+    assert factors == ["×4.00", "×2.00", "×0.50"]
+    alone = plot_waterfall([{"rung": "slow", "speed": 10.0}])
+    assert [text.get_text() for text in alone.texts] == ["10"]  # nothing to tell apart: no heads
 
 
 def test_colours_and_hatches_say_gain_loss_peer_and_what_does_not_count():
@@ -37,7 +52,7 @@ def test_colours_and_hatches_say_gain_loss_peer_and_what_does_not_count():
 
 
 def test_the_legend_explains_what_is_there_and_no_more():
-    names = lambda rows: [text.get_text() for text in plot_waterfall(rows).get_legend().get_texts()]  # noqa: E731
+    names = lambda rows: [text.get_text() for text in plot_waterfall(rows).figure.legends[0].get_texts()]  # noqa: E731
     assert names(ROWS) == [
         "gain on the rung below",
         "loss",
@@ -46,7 +61,6 @@ def test_the_legend_explains_what_is_there_and_no_more():
         "predicted",
     ]
     assert names(ROWS[:2]) == ["gain on the rung below", "predicted"]
-    assert plot_waterfall(ROWS).get_legend().get_title().get_text() == "numbers: measured"
 
 
 def test_predictions_are_drawn_where_there_are_some():
