@@ -56,5 +56,5 @@ def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
     ax.plot([1, widest], [1, widest], ":", color=COLORS["limit"], label="each row at full price")
     ax.plot([1, widest], [1, 1], "-.", color=COLORS["limit"], label="extra rows for free")
     ax.set(xlabel="rows w in one forward", ylabel="v(w), forwards over one row", ylim=(0, 1.4 * dearest))
-    ax.legend(ncols=4, **ABOVE)
+    ax.legend(ncols=2, **ABOVE)
     return ax

@@ -16,7 +16,7 @@ from torch import Tensor
 from lessons_lib.figures.compare import plot_prediction
 from lessons_lib.figures.rows import as_dicts, by_key
 from lessons_lib.figures.sparsity import plot_lines
-from lessons_lib.figures.style import BLUE, CYCLE, GREY, INK, ORANGE, SMALL, WIDTH, axes, look, panels, tint
+from lessons_lib.figures.style import ABOVE, BLUE, CYCLE, GREY, INK, ORANGE, SMALL, WIDTH, axes, look, panels, tint
 
 BINS = 80
 FAR = 8  # times
@@ -139,7 +139,7 @@ def plot_steps(rows: Iterable[Any], x: str, y: str) -> Axes:
     ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]
     for line in (line for line in ax.get_lines() if line.get_linestyle() == "--"):
         line.set(linestyle="none", marker="_", markersize=18, markeredgewidth=2)
-    ax.legend(title="dots: measured; bars: quartiles; dashes: predicted")
+    ax.legend(title="dots: measured; bars: quartiles; dashes: predicted", ncols=4, **ABOVE)
     for row, middle in zip(rows, middles, strict=True):
         beside = [median(other["samples"]) for other in rows if all(other[key] == row[key] for key in ("method", x))]
         where = dict(xytext=(11, 4 if middle == max(beside) else -13), textcoords="offset points")  # else they overlap

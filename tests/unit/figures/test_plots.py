@@ -132,6 +132,14 @@ def test_a_width_curve_is_relative_to_one_row():
     assert 2.25 < ax.get_ylim()[1] < 8  # the curve fills the picture, which the full price of 8 rows leaves
 
 
+def test_the_legend_of_two_width_curves_lies_within_the_figure():
+    curve = {w: SimpleNamespace(median=t, times=(t,)) for w, t in ((1, 4.0), (8, 6.0))}
+    ax = figures.plot_width_curve({"decoder": curve, "compiled": curve})
+    ax.figure.canvas.draw()
+    legend, whole = ax.get_legend().get_window_extent(), ax.figure.bbox
+    assert whole.x0 <= legend.x0 and legend.x1 <= whole.x1 and legend.y1 <= whole.y1
+
+
 def test_parts_are_stacked_and_their_sum_is_written_at_the_end():
     bars = {
         "eager": {"matrix products": 30.0, "attention": 6.0, "the rest": 0.5},

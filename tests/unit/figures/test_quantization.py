@@ -1,7 +1,10 @@
 """Lesson 10's figures: they show the rows' own numbers."""
 
+from itertools import combinations
+
 import pytest
 import torch
+from matplotlib.text import Text
 from support.lines import points
 
 from lessons_lib.figures.quantization import (
@@ -92,6 +95,17 @@ def test_steps_carry_the_name_of_their_format():
     assert bars == [[[1, 1.5], [1, 2.5]], [[4, 1.5], [4, 2.5]]]
     rows[0]["samples"] = [20.0]
     assert plot_steps(rows, "MB", "ms").get_yscale() == "log"
+
+
+def test_no_label_of_a_step_lies_under_the_legend_or_under_another_label():
+    measured = (("eager", "bf16", 269, 36), ("eager", "int8-weight-only", 135, 23), ("eager", "int8", 135, 28),
+                ("eager", "int4", 76, 16), ("compiled", "bf16", 269, 12), ("compiled", "int4", 76, 7))  # fmt: skip
+    rows = [{"method": how, "format": f, "MB": mb, "samples": [ms], "predicted": ms} for how, f, mb, ms in measured]
+    ax = plot_steps(rows, "MB", "ms")
+    ax.figure.canvas.draw()
+    labels = [Text.get_window_extent(text) for text in ax.texts]
+    boxes = [ax.get_legend().get_window_extent(), *labels]
+    assert len(labels) == 6 and not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
 @pytest.mark.parametrize("plot", [lambda: plot_dots([], "dB"), lambda: plot_duel([], "a", "b"),
