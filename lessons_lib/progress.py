@@ -13,6 +13,7 @@ from time import perf_counter
 from tqdm.auto import tqdm
 
 VARIABLE = "LESSONS_LIB_BATCH"
+STORING = "LESSONS_LIB_STORING"
 
 
 def batch() -> bool:
@@ -23,6 +24,17 @@ def batch() -> bool:
 def start_batch() -> None:
     """Tell the kernels of this process, which inherit it, that nobody watches: no progress bars, no widgets."""
     os.environ[VARIABLE] = "1"
+
+
+def storing() -> bool:
+    """True where a lesson is executed to be stored, and its figures are checked as they are drawn."""
+    return os.environ.get(STORING) == "1"
+
+
+def start_storing() -> None:
+    """Tell the kernels of this process, which inherit it, that their outputs are stored; they are a batch run, too."""
+    start_batch()
+    os.environ[STORING] = "1"
 
 
 def bar(iterable: Iterable | None = None, total: float | None = None, desc: str = "", unit: str = "it") -> tqdm:

@@ -11,7 +11,7 @@ from nbclient.exceptions import CellExecutionError
 from lessons_lib.course import colab, readme
 from lessons_lib.course.lessons import QUIET, Lesson, find, select
 from lessons_lib.measure import machine
-from lessons_lib.progress import line, start_batch
+from lessons_lib.progress import line, start_storing
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 DROPPED = ("application/vnd.jupyter.widget-view+json", "image/svg+xml", "application/javascript")
@@ -23,7 +23,7 @@ def store(asked: list[str], lessons: list[Lesson] | None = None) -> int:
     A lesson that fails keeps its old outputs, and so does one whose turn comes while other programs load the machine:
     its times would mislead every reader. UsageError for a lesson that does not exist; ValueError as `readme.fill`.
     """
-    start_batch()
+    start_storing()
     chosen = select(find() if lessons is None else lessons, asked)
     failed = [lesson.name for lesson in chosen if not again(lesson)]
     readme.fill()
@@ -37,8 +37,8 @@ def again(lesson: Lesson) -> bool:
     nb = lesson.read()
     colab.refresh(nb, lesson.name, colab.address())
     with line(lesson.name) as said:
-        if not machine.settled():
-            said[0] = f"FAILED: {machine.load_warning(machine.load(), machine.QUIET)}"
+        if warning := machine.wait_until_quiet():
+            said[0] = f"FAILED: {warning}"
             return False
         try:
             resources = {"metadata": {"path": str(lesson.path.parent)}}

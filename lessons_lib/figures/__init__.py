@@ -24,6 +24,7 @@ style          colours, sizes and empty axes
 rows           rows as dicts, grouped, and their spread
 masks, spans   a mask as cells; a text coloured by who produced it
 output         a figure into a notebook or a file, with its alt text
+legible        whether every text of a figure can be read
 """
 
 from lessons_lib.figures.caches import plot_cache_memory

@@ -17,8 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from lessons_lib.figures import legible
 from lessons_lib.figures.style import DPI
-from lessons_lib.progress import batch
+from lessons_lib.progress import batch, storing
 
 
 def figure_of(drawn: Figure | Axes) -> Figure:
@@ -67,12 +68,14 @@ def display(drawn: Figure | Axes, alt: str = "") -> None:
     """Show a figure in the notebook, with alt text: what a reader who cannot see it needs to know.
 
     The drawings bring their own alt text. The figure is closed, so that the notebook does not show it again.
-    Raises ValueError without alt text.
+    ValueError without alt text, and, while a lesson is executed for storing, for text that cannot be read.
     """
     figure = figure_of(drawn)
     alt = alt or figure.get_label()
     if not alt:
         raise ValueError("say in `alt` what the figure shows, for readers who cannot see it")
+    if storing() and (unreadable := legible.problems(figure)):
+        raise ValueError(f"Move the texts of this figure that cannot be read: {'; '.join(unreadable)}.")
     data, metadata = bundle(figure, alt)
     plt.close(figure)
     IPython.display.display(data, metadata=metadata, raw=True)

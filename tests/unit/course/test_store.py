@@ -12,10 +12,11 @@ from lessons_lib.measure import machine
 @pytest.fixture(autouse=True)
 def repository(monkeypatch):
     """Neither README nor the environment of later tests is touched; the address is unset, the machine quiet."""
-    monkeypatch.setattr(machine, "load", lambda: 0.0)
+    monkeypatch.setattr(machine, "wait_until_quiet", lambda: "")
     monkeypatch.setattr(readme, "fill", lambda: None)
     monkeypatch.setattr(colab, "address", lambda: "")
     monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+    monkeypatch.setenv("LESSONS_LIB_STORING", "0")
 
 
 def test_a_stored_lesson_keeps_its_ids_and_the_house_rules(write_lesson):
@@ -55,10 +56,20 @@ def test_a_failing_lesson_is_left_as_it_was_and_the_others_are_stored(write_less
 def test_a_lesson_is_not_stored_while_other_programs_load_the_machine(write_lesson, capsys, monkeypatch):
     lesson = write_lesson("00_a_lesson", "print(tokens)")
     before = lesson.path.read_bytes()
-    monkeypatch.setattr(machine, "settled", lambda: False)
-    monkeypatch.setattr(machine, "load", lambda: 99.0)
+    monkeypatch.setattr(machine, "wait_until_quiet", lambda: "Other programs use 1.0 of 2 cores")
     assert store.store([], [lesson]) == 1 and lesson.path.read_bytes() == before
-    assert "FAILED: Other programs load" in capsys.readouterr().out
+    assert "FAILED: Other programs use" in capsys.readouterr().out
+
+
+def test_a_lesson_with_a_figure_that_cannot_be_read_is_not_stored(write_lesson, capsys):
+    source = """from lessons_lib import figures
+ax = figures.axes()
+ax.text(0.5, 0.5, "one"), ax.text(0.5, 0.5, "other")
+figures.display(ax, "two words")"""
+    lesson = write_lesson("00_a_lesson", source)
+    before = lesson.path.read_bytes()
+    assert store.store([], [lesson]) == 1 and lesson.path.read_bytes() == before
+    assert "'one' and 'other' overlap" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

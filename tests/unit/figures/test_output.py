@@ -55,6 +55,21 @@ def test_a_drawing_brings_its_own_alt_text_and_another_figure_needs_one(shown):
         figures.display(figures.axes())
 
 
+def test_a_figure_with_text_that_cannot_be_read_is_shown_but_not_stored(shown, monkeypatch):
+    def overlapping():
+        ax = figures.axes()
+        for word in ("one", "other"):
+            ax.text(0.5, 0.5, word)
+        return ax
+
+    figures.display(overlapping(), "two words")
+    monkeypatch.setenv("LESSONS_LIB_STORING", "1")
+    figures.display(figures.axes(), "empty axes")
+    with pytest.raises(ValueError, match="'one' and 'other' overlap"):
+        figures.display(overlapping(), "two words")
+    assert len(shown) == 2
+
+
 def test_a_figure_that_was_shown_is_closed(shown):
     ax = figures.axes()
     figures.display(ax, "empty axes")
