@@ -12,13 +12,16 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from lessons_lib.paths import ROOT
 
 SETUP_ID, LINK_ID = "colab-setup", "open-in-colab"
+# OpenMP's threads spin while they wait for each other. By default they spin so long that decoding beside one busy
+# program falls to 40% of its speed; with 10000 turns it keeps 75%, and alone it loses 3%.
 # An installed torch is named with its exact version, so that pip keeps it or stops. The checkout goes onto
 # sys.path as well, because this process does not see an editable install.
 SETUP = """\
-# Installs lessons_lib where it is missing, as on Colab; an installed torch stays. Does nothing elsewhere.
-import subprocess, sys
+# Installs lessons_lib where it is missing, as on Colab; an installed torch stays.
+import os, subprocess, sys
 from importlib import metadata, util
 from pathlib import Path
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # torch's waiting threads give way to other programs
 if util.find_spec("lessons_lib") is None:
     files = [folder / "pyproject.toml" for folder in (Path.cwd() / "here").parents]
     home = [str(f.parent) for f in files if f.exists() and 'name = "lessons_lib"' in f.read_text()][:1]
@@ -26,10 +29,11 @@ if util.find_spec("lessons_lib") is None:
 {source}
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *source, *torch], check=True)
     sys.path[:0] = home"""
-FROM_ADDRESS = '    source = ["-e", *home] if home else ["git+{address}"]'
+FROM_ADDRESS = '    source = ["-e", home[0] + "[lessons]"] if home else ["git+{address}"]'
 UNSET = """\
-    assert home, "lessons_lib is missing: clone the course's repository and open this lesson from there"
-    source = ["-e", *home]"""
+    if not home:
+        raise RuntimeError("lessons_lib is missing: clone the course's repository and open this lesson from there")
+    source = ["-e", home[0] + "[lessons]"]"""
 
 
 def address(root: Path = ROOT) -> str:

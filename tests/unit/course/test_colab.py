@@ -1,6 +1,8 @@
 """The set-up cell: what it installs where `lessons_lib` is absent, and that a torch at hand stays."""
 
 import ast
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import lessons_lib.__main__ as commands_main
 from lessons_lib.course import colab
-from lessons_lib.course.bootstrap import python_of
 from lessons_lib.course.lessons import find
 from lessons_lib.paths import ROOT
 
@@ -22,13 +24,37 @@ def test_the_cell_is_short_and_compiles():
     for address in ("", ADDRESS):
         source = colab.setup_cell(address)
         compile(source, "cell", "exec")
-        assert len(source.splitlines()) <= 12
+        assert len(source.splitlines()) <= 14
 
 
 def test_the_cell_does_nothing_where_lessons_lib_is_there(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("installed something"))
     exec(colab.setup_cell(""), {})
     exec(colab.setup_cell(ADDRESS), {})
+
+
+def test_the_cell_sets_how_long_threads_spin_unless_the_user_has(monkeypatch):
+    for given, expected in ((None, "10000"), ("7", "7")):
+        monkeypatch.setattr(os, "environ", {} if given is None else {"GOMP_SPINCOUNT": given})
+        exec(colab.setup_cell(""), {})
+        assert os.environ["GOMP_SPINCOUNT"] == expected
+
+
+def test_first_cell_makefile_and_command_let_threads_spin_equally_long():
+    texts = [colab.SETUP, (ROOT / "Makefile").read_text(), Path(commands_main.__file__).read_text()]
+    assert [re.findall(r"GOMP_SPINCOUNT\W+(\d+)", text) for text in texts] == [["10000"]] * 3
+
+
+def test_the_command_sets_it_before_torch_reads_it():
+    code = (
+        "import os, sys, lessons_lib.__main__ as command\n"
+        "command.dispatch = lambda options: print('torch' in sys.modules, os.environ['GOMP_SPINCOUNT'])\n"
+        "command.main(['lint'])"
+    )
+    for given, expected in (({}, "False 10000"), ({"GOMP_SPINCOUNT": "7"}, "False 7")):
+        others = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+        done = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True)
+        assert done.stdout.split("\n")[0] == expected, done.stderr
 
 
 def test_an_address_on_github_gives_a_link_and_others_none():
@@ -75,7 +101,8 @@ def environment(tmp_path_factory) -> Path:
     """Python of a virtual environment with nothing but pip, setuptools, and a torch of its own kind."""
     folder = tmp_path_factory.mktemp("environment") / "empty"
     venv.create(folder, system_site_packages=True, with_pip=True, symlinks=True)
-    ask = [python_of(folder), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
     here = distribution("setuptools")
     for top in {Path(str(file)).parts[0] for file in here.files} - {".."}:
@@ -87,7 +114,7 @@ def environment(tmp_path_factory) -> Path:
     (packages / "torch" / "__init__.py").write_text("kept = True\n")
     (packages / "torch-2.9.9+cu999.dist-info").mkdir()
     (packages / "torch-2.9.9+cu999.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.9.9+cu999\n")
-    return python_of(folder)
+    return python
 
 
 @pytest.fixture
@@ -132,7 +159,7 @@ def test_in_a_checkout_the_cell_installs_the_checkout(empty, repository):
 def test_without_an_address_the_cell_says_what_to_do(empty, tmp_path):
     done = run_cell(empty, colab.setup_cell(""), tmp_path / "elsewhere", CHECK)
     assert done.returncode == 1
-    assert "clone the course's repository" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: lessons_lib is missing: clone the course's repo")
 
 
 def test_an_installed_torch_is_named_to_pip_so_that_it_stays(monkeypatch):
