@@ -40,6 +40,7 @@ class PagedMemory:
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.block_size, self.padding = block_size, blocks
         self.heads = torch.arange(kv_heads, device=device)[:, None]
+        self.contents: object | None = None  # set by the block pool that last used it
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from lessons_lib.caches.sizes import blocks_for
-from lessons_lib.serving.pool import check_size
+from lessons_lib.serving.pool import Memory, check_size
 from lessons_lib.serving.request import Request
 
 
@@ -41,6 +41,7 @@ class BlockPool:
         self.tables: dict[Request, BlockTable] = {}
         self.references = [0] * num_blocks  # tables that list the block
         self.copies: list[tuple[int, int]] = []
+        self.contents: object | None = None  # identity of what lies in the blocks, also known to their memory
         self._empty = list(reversed(range(num_blocks)))  # unused, without a known content
         self._idle: OrderedDict[int, None] = OrderedDict()  # unused, but findable; the longest unused first
         self._found: dict[bytes, int] = {}
@@ -50,6 +51,15 @@ class BlockPool:
     def free_blocks(self) -> int:
         """Blocks that can be handed out, cached prefixes that nobody uses included."""
         return len(self._empty) + len(self._idle)
+
+    def attach(self, memory: Memory) -> None:
+        """Hand out this memory's blocks from now on.
+
+        Prefixes in another memory, or that another pool wrote over, are forgotten. ValueError while requests own some.
+        """
+        if self.contents is None or self.contents is not memory.contents:
+            self.clear()
+            self.contents = memory.contents = object()
 
     def match(self, request: Request) -> int:
         """Give a request without blocks those that hold the start of its ids -> how many tokens they hold.
@@ -121,7 +131,7 @@ class BlockPool:
             self._drop(block)
 
     def clear(self) -> None:
-        """Forget every prefix: another memory stands behind the blocks now. ValueError while requests own some."""
+        """Forget every prefix. ValueError while requests own blocks."""
         if self.tables:
             raise ValueError(f"{len(self.tables)} requests own blocks of this pool; give each engine a pool of its own")
         self._empty += self._idle

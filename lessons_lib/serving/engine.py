@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
@@ -62,10 +63,14 @@ class Engine:
             raise ValueError(
                 f"the engine keeps real blocks, {type(pool).__name__} has none; give Scheduler a BlockPool"
             )
-        pool.clear()  # what a simulator or another engine left there is not in this memory
         self.target, self.padded = paged(model, pool), padded
-        self.scheduler, self.pool, self.start = scheduler, pool, time.perf_counter()
-        self.jobs: dict[Request, Job] = {}
+        self.scheduler, self.pool, self.memory = scheduler, pool, self.target.memory
+        pool.attach(self.memory)
+        self.start = time.perf_counter()
+        self.jobs: WeakKeyDictionary[Request, Job] = WeakKeyDictionary()  # a request that nobody holds is forgotten
+        self.names: WeakValueDictionary[int | str, Request] = WeakValueDictionary()
+        self.proposers: WeakValueDictionary[int, Request] = WeakValueDictionary()  # by the proposer's id()
+        self.numbers = count()
 
     def request(
         self,
@@ -85,12 +90,13 @@ class Engine:
 
         A proposer finds room for its guesses in the scheduler's `guesses`; what does not fit is not guessed. Give
         each request its own proposer and generator. A failing on_tokens cancels its request alone. ValueError also for
-        an arrival before 0 and an id that is taken; without one it gets a number.
+        an arrival before 0, an id that is taken (without one it gets a number), another request's proposer.
         """
         id = self._name(id)
+        self._check_unused(proposer)
         row = new_row(self.target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
         request = Request(id, arrival, output_length=max_new_tokens, ids=list(row.ids))
-        self.jobs[request] = Job(row, on_tokens)
+        self._remember(request, Job(row, on_tokens))
         return request
 
     def serve(self, requests: Sequence[Request]) -> Log:
@@ -99,15 +105,20 @@ class Engine:
         Requests may also come from a workload with ids: their answers have exactly `output_length` tokens. One that
         can never run is rejected, its `error` says why, and the others go on. An exception on the way, such as a
         proposer's, or RuntimeError as `loop.serve` has it, cancels all that run or wait, and is raised again.
+        RuntimeError, and nothing changed, while another run uses the scheduler.
         """
+        if self.scheduler.serving:
+            raise RuntimeError("this scheduler serves another run; wait for its end or make another scheduler")
         possible = [request for request in requests if request in self.jobs or self._adopt(request)]
-        self.start = time.perf_counter()
+        self.start, self.scheduler.serving = time.perf_counter(), True
         try:
             with settled():
                 log = serve(possible, self.scheduler, self)
         except BaseException:  # an interrupt, too: the blocks are for whoever is served next
             self.scheduler.stop(self.now())
             raise
+        finally:
+            self.scheduler.serving = False
         log.requests = list(requests)
         return log
 
@@ -119,7 +130,10 @@ class Engine:
         return Output(job.row.new, text, job.row.trace, job.row.finish or request.state.value)
 
     def cancel(self, request: Request) -> None:
-        """End a request now, whether it waits, runs or is yet to come; what it was answered so far stays."""
+        """End a request, whether it waits, runs or is yet to come, before the next forward; from any thread.
+
+        What it was answered so far stays.
+        """
         if request.state is State.WAITING:
             request.arrival = min(request.arrival, self.now())  # nobody waits for one that is yet to come
         self.scheduler.cancel(request)
@@ -134,10 +148,15 @@ class Engine:
 
     @torch.no_grad()
     def run(self, plan: Plan) -> list[list[int]]:
-        """One step for the rows of the plan -> the new tokens of each; the plan then says what they really fed."""
+        """One step for the rows of the plan -> the new tokens of each; the plan then says what they really fed.
+
+        RuntimeError if another engine or a simulator has used the blocks since this one was made or began to serve.
+        """
+        if self.pool.contents is not self.memory.contents:
+            raise RuntimeError("another run has used this engine's blocks; give each engine its own pool and target")
         rows = [self._row(request, tokens) for request, tokens in plan.rows]
         for source, to in self.pool.copies:
-            self.target.memory.copy(source, to)
+            self.memory.copy(source, to)
         self.pool.copies.clear()
         idle = [self._nobody() for _ in plan.idle] if self.padded else []
         committed = step(self.target, rows + idle)[: len(rows)] if rows + idle else []
@@ -150,10 +169,15 @@ class Engine:
 
     def _name(self, id: int | str | None) -> int | str:
         """The id, or a number that is free; ValueError for one that is taken."""
-        taken = {request.id for request in self.jobs}
-        if id in taken:
+        if id in self.names:
             raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
-        return next(i for i in count(len(taken)) if i not in taken) if id is None else id
+        return next(i for i in self.numbers if i not in self.names) if id is None else id
+
+    def _check_unused(self, proposer: Proposer | None) -> None:
+        """ValueError for the proposer of a request that has not ended."""
+        user = self.proposers.get(id(proposer))
+        if user is not None and user.state in (State.WAITING, State.RUNNING):
+            raise ValueError(f"request {user.id!r} uses this proposer; give each request its own")
 
     def _adopt(self, request: Request) -> bool:
         """Make the row of a request that came from elsewhere; False, and rejected, if that cannot be done."""
@@ -165,21 +189,24 @@ class Engine:
             request.state, request.error = State.REJECTED, f"Request {request.id} can never run: {error}"
             return False
         row.ending.eos = frozenset()  # as many tokens as the workload says
-        self.jobs[request] = Job(row)
+        self._remember(request, Job(row))
         return True
+
+    def _remember(self, request: Request, job: Job) -> None:
+        self.jobs[request], self.names[request.id], self.proposers[id(job.row.proposer)] = job, request, request
 
     def _row(self, request: Request, tokens: int) -> Row:
         """The request's row, about to feed so many tokens, on the blocks that the pool gave it."""
         row, blocks = self.jobs[request].row, self.pool.tables[request].blocks
         if row.cache.blocks is not blocks:  # newly admitted, perhaps with a prefix, perhaps once more
-            row.cache = PagedCache(self.target.memory, blocks, request.computed)
+            row.cache = PagedCache(self.memory, blocks, request.computed)
         row.chunk = tokens
         return row
 
     def _nobody(self) -> Row:
         """A row whose token nobody asked for, on the block that is nobody's."""
         row = new_row(self.target, [0], None, None, 1)
-        row.cache = PagedCache(self.target.memory, [self.target.memory.padding])
+        row.cache = PagedCache(self.memory, [self.memory.padding])
         return row
 
     def _tell(self, request: Request, tokens: list[int]) -> None:

@@ -9,12 +9,15 @@ from contextlib import suppress
 from typing import Protocol
 
 from lessons_lib.serving.plan import Log, Plan
+from lessons_lib.serving.pool import Memory
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
 
 
 class Backend(Protocol):
     """What runs plans: the simulator or an engine, each with its own clock (seconds from the start of the run)."""
+
+    memory: Memory  # of the pool's blocks
 
     def now(self) -> float:
         """The time."""
@@ -32,6 +35,7 @@ def serve(requests: Sequence[Request], scheduler: Scheduler, backend: Backend) -
     A request that can never run is rejected (see its `error`) and the others go on; one that is being served or has
     been stays as it is. RuntimeError if the policy lets nobody in though nothing runs and nothing will change.
     """
+    scheduler.pool.attach(backend.memory)
     arrivals = deque(sorted(requests, key=lambda r: r.arrival))
     pool = scheduler.pool
     log = Log(list(requests), scheduler.slots, pool.num_blocks, pool.block_size)
@@ -60,9 +64,10 @@ def _arrive(arrivals: deque[Request], scheduler: Scheduler, now: float) -> None:
 
 
 def _next_event(arrivals: deque[Request], scheduler: Scheduler, now: float) -> float:
-    """When something can change: the next arrival, or when the policy wants to be asked again."""
-    event = min(arrivals[0].arrival if arrivals else math.inf, scheduler.policy.wake(scheduler))
-    if math.isinf(event) or (not arrivals and event <= now):
+    """When something can change: the next arrival, or when the policy wants to be asked again, if that is to come."""
+    wake = scheduler.policy.wake(scheduler)
+    event = min(arrivals[0].arrival if arrivals else math.inf, wake if wake > now else math.inf)
+    if math.isinf(event):
         name = type(scheduler.policy).__name__
         raise RuntimeError(f"{name} lets none of the waiting in though nothing runs: its admit returns 0.")
     return event

@@ -8,8 +8,8 @@ A policy answers four small questions; override the one that you want to change:
 
 order: of the waiting, who enters first; of the running, the last one is preempted when no block is free.
 admit: how many may enter in this iteration. over: whether a batch that is held together may end.
-wake: when to ask again though nobody arrives. The rest (slots, blocks, token budget) is the scheduler's business.
-Times are seconds from the start of the run.
+wake: when to ask again though nobody arrives; a time that has passed means at the next arrival.
+The rest (slots, blocks, token budget) is the scheduler's business. Times are seconds from the start of the run.
 Source: Yu et al. 2022 (Orca: iteration-level scheduling).
 """
 

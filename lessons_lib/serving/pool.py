@@ -9,6 +9,12 @@ from lessons_lib.caches.sizes import blocks_for
 from lessons_lib.serving.request import Request
 
 
+class Memory(Protocol):
+    """What holds the keys and values of a pool's blocks. contents: set by the pool that last used it."""
+
+    contents: object | None
+
+
 class Pool(Protocol):
     """What a scheduler asks of a block pool. CountingPool has it, and block_pool.BlockPool, which shares prefixes."""
 
@@ -18,6 +24,9 @@ class Pool(Protocol):
     @property
     def free_blocks(self) -> int:
         """Blocks that could be handed out now, cached prefixes that nobody uses included."""
+
+    def attach(self, memory: Memory) -> None:
+        """Told before each run which memory the blocks lie in: prefixes that lie elsewhere must not be found."""
 
     def match(self, request: Request) -> int:
         """Give a request without blocks those that already hold the start of its ids -> how many tokens they hold.
@@ -63,6 +72,9 @@ class CountingPool:
     def __post_init__(self) -> None:
         check_size(self.num_blocks, self.block_size)
         self.free_blocks = self.num_blocks
+
+    def attach(self, memory: Memory) -> None:
+        """Nothing: no prefix is kept."""
 
     def match(self, request: Request) -> int:
         """0 tokens: no prefix is kept."""

@@ -24,7 +24,7 @@ class State(Enum):
     REJECTED = "rejected"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """One request; times are seconds on the clock of whoever serves it.
 

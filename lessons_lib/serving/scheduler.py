@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -54,8 +55,10 @@ class Scheduler:
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # in the order they were admitted
         self.held: list[Request] = []  # finished, their slots still taken
+        self.serving = False  # whether an engine's run uses it
         self.closed = False  # whether no further request will come: a static batch need not wait for more
         self.batch_steps = 0  # iterations since the batch was last empty
+        self._cancelled: deque[Request] = deque()  # to be taken out before the next schedule or commit
         self._free_slots = list(range(self.slots))
         self._added = 0
 
@@ -85,6 +88,7 @@ class Scheduler:
     def schedule(self, now: float) -> Plan:
         """Plan the next forward, at `now` seconds. An empty plan: wait for an arrival, or until policy.wake(self)."""
         plan = Plan()
+        self._take_out()
         self._end_batch(now)
         if self.mixed:
             self._continue(plan, now)
@@ -100,9 +104,10 @@ class Scheduler:
         committed: the new tokens of each row of the plan, else ValueError. now: seconds.
         """
         ended = []
+        self._take_out()
         for (request, fed), tokens in zip(plan.rows, committed, strict=True):
             if request.state is not State.RUNNING:
-                continue  # cancelled meanwhile
+                continue  # cancelled during the forward
             request.commit(fed, tokens, now)
             if request.ids is not None:
                 self.pool.store(request)
@@ -117,19 +122,29 @@ class Scheduler:
         return ended
 
     def cancel(self, request: Request) -> None:
-        """Take a request out, whether it waits, runs or is yet to come; its blocks and slot are free at once."""
-        if request.state is State.RUNNING:
-            self._leave(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
-        if request.state in (State.WAITING, State.RUNNING):
-            request.state = State.CANCELLED
+        """Take a request out, whether it waits, runs or is yet to come, at the next schedule or commit.
+
+        Never in between, when its blocks are in use: so any thread may cancel.
+        """
+        self._cancelled.append(request)
 
     def stop(self, now: float) -> None:
         """Cancel all that run or wait and end a held batch, since a run has broken off: every block is free again."""
         for request in [*self.running, *self.waiting]:
             self.cancel(request)
+        self._take_out()
         self._dismiss(now)
+
+    def _take_out(self) -> None:
+        """Take out the cancelled requests; their blocks and slots are free."""
+        while self._cancelled:
+            request = self._cancelled.popleft()
+            if request.state is State.RUNNING:
+                self._leave(request)
+            elif request in self.waiting:
+                self.waiting.remove(request)
+            if request.state in (State.WAITING, State.RUNNING):
+                request.state = State.CANCELLED
 
     def _continue(self, plan: Plan, now: float) -> None:
         """A row for every running request: one token, or the next part of its prompt."""
@@ -192,9 +207,13 @@ class Scheduler:
         return math.inf if self.token_budget is None else self.token_budget - sum(n for _, n in plan.rows)
 
     def _reserved(self, request: Request, tokens: int) -> int:
-        """Tokens to own blocks for, about to feed so many: the whole known text, also if only a part is fed now."""
-        outputs = {"none": request.emitted + 1, "max": request.max_tokens, "oracle": request.length}
-        return max(request.prompt_length + outputs[self.reserve] - 1, request.computed + tokens)
+        """Tokens to own blocks for, about to feed so many: the whole known text, also if only a part is fed now.
+
+        Where the whole length is reserved, the last step's draft tokens have their room, too.
+        """
+        most = {"max": request.max_tokens, "oracle": request.length}
+        outputs = most[self.reserve] + self.guesses if self.reserve in most else request.emitted + 1
+        return max(request.prompt_length + outputs - 1, request.computed + tokens)
 
     def _end_batch(self, now: float) -> None:
         """Once a held batch has run to its end, its requests leave together."""

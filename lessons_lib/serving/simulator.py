@@ -27,6 +27,12 @@ class Simulator:
     accepted: Callable[[Request, int], int] | None = None
     padded: bool = True
     time: float = field(default=0.0, init=False)
+    contents: object | None = field(default=None, init=False)
+
+    @property
+    def memory(self) -> Simulator:
+        """Itself: what it computes, nobody else's memory holds."""
+        return self
 
     def now(self) -> float:
         """Virtual seconds so far."""

@@ -86,6 +86,7 @@ def test_tokens_blocks_and_slots_are_conserved(case, right):
     assert all(len(r.times) == r.emitted == r.output_length for r in log.requests)
     assert sum(s.emitted for i in log.iterations for s in i.shares) == sum(r.output_length for r in log.requests)
     assert scheduler.unfinished == 0 and scheduler.pool.free_blocks == scheduler.pool.num_blocks
+    assert scheduler.reserve == "none" or not any(r.preemptions for r in log.requests)
     calm = [r for r in log.requests if not r.preemptions and not scheduler.guesses]
     assert all(backend.fed[r] + r.reused == r.prompt_length + r.output_length - 1 for r in calm)
     assert all(i.end > i.start for i in log.iterations)

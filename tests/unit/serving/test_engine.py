@@ -109,14 +109,6 @@ def test_the_next_turn_of_a_talk_finds_the_answer_to_the_last_one_in_the_cache()
     assert engine.output(second).ids == alone("plain", prompt, 9)
 
 
-def test_an_engine_does_not_look_in_its_memory_for_what_another_one_computed():
-    scheduler = Scheduler(BlockPool(40, 4))
-    for target in (decoder_target(tiny(seed=1)), TARGET):
-        engine = Engine(target, scheduler)
-        engine.serve([one := engine.request(PREFIX, max_new_tokens=9)])
-    assert one.reused == 0 and engine.output(one).ids == alone("plain", PREFIX, 9)
-
-
 @examples(25)
 @given(st.data())
 def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):

@@ -1,9 +1,13 @@
 """One request of the engine among others: streamed, cancelled, refused, or with a reader that fails."""
 
+from threading import Thread
+
 import pytest
 from support.serving import LENGTHS, PREFIX, PROMPTS, TARGET, alone, arguments_of
 from support.targets import decoder_target
 
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.models import tiny
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.engine import Engine, paged
@@ -14,7 +18,8 @@ from lessons_lib.serving.scheduler import Scheduler
 
 def test_an_id_is_given_once():
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
-    assert [engine.request(PREFIX, id=id).id for id in (1, None, "a", None)] == [1, 2, "a", 3]
+    requests = [engine.request(PREFIX, id=id) for id in (1, None, "a", None)]
+    assert [request.id for request in requests] == [1, 0, "a", 2]
     with pytest.raises(ValueError, match="has a request 'a' already"):
         engine.request(PREFIX, id="a")
 
@@ -61,6 +66,54 @@ def test_a_cancelled_request_stops_there_and_gives_its_blocks_to_others():
     for i in (1, 4):
         assert engine.output(requests[i]).ids == alone("plain", PROMPTS[i], LENGTHS[i])
     assert engine.pool.free_blocks == 12 and engine.pool.tables == {}
+
+
+def test_cancelling_from_another_thread_while_a_forward_is_planned_harms_nobody_else(monkeypatch):
+    """The request is in the plan already: its blocks are taken back after this forward, not during it."""
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), slots=4))
+    requests = [engine.request(PREFIX, max_new_tokens=9), engine.request(PROMPTS[1], max_new_tokens=14)]
+    run, plans = engine.run, []
+
+    def run_while_another_thread_cancels(plan):
+        plans.append(plan)
+        if len(plans) == 3:
+            thread = Thread(target=engine.cancel, args=[requests[0]])
+            thread.start()
+            thread.join()
+        return run(plan)
+
+    monkeypatch.setattr(engine, "run", run_while_another_thread_cancels)
+    engine.serve(requests)
+    assert [r.state for r in requests] == [State.CANCELLED, State.FINISHED]
+    assert [len(plan.rows) for plan in plans] == [2, 2, 2] + [1] * 11
+    assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
+    assert engine.pool.free_blocks == 20 and engine.pool.tables == {}
+
+
+def test_a_request_cancelled_before_it_is_served_never_runs():
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
+    requests = [engine.request(PREFIX, arrival=1e6), engine.request(PREFIX, max_new_tokens=2)]
+    engine.cancel(requests[0])
+    log = engine.serve(requests)
+    assert [r.state for r in requests] == [State.CANCELLED, State.FINISHED] and len(log.iterations) == 2
+
+
+def test_a_request_that_nobody_holds_any_more_is_forgotten():
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
+    engine.serve([engine.request(PREFIX, id="a", max_new_tokens=2, proposer=Proposer())])
+    assert len(engine.jobs) == len(engine.names) == len(engine.proposers) == 0
+    assert engine.request(PREFIX, id="a").id == "a"
+
+
+def test_a_proposer_follows_one_text_at_a_time():
+    engine, proposer = Engine(TARGET, Scheduler(BlockPool(20, 4), guesses=4)), PromptLookup(4)
+    first = engine.request(PREFIX, max_new_tokens=9, proposer=proposer)
+    with pytest.raises(ValueError, match="request 0 uses this proposer; give each request its own"):
+        engine.request(PROMPTS[1], proposer=proposer)
+    engine.serve([first])
+    engine.serve([second := engine.request(PROMPTS[1], max_new_tokens=14, proposer=proposer)])
+    assert engine.output(first).ids == alone("plain", PREFIX, 9)
+    assert engine.output(second).ids == alone("plain", PROMPTS[1], 14)
 
 
 def test_a_reader_that_fails_loses_its_own_request_alone():

@@ -69,12 +69,15 @@ def test_a_request_admitted_again_adds_what_it_finds_and_keeps_when_it_was_admit
     assert scheduler.schedule(4).rows == [(second, 1)] and second.reused == 4 + 6 and second.admitted == 2
 
 
-@pytest.mark.parametrize("reserve", ["max", "oracle"])
-def test_reserving_the_whole_length_never_preempts_and_admits_fewer(reserve):
+@pytest.mark.parametrize("reserve, guesses, at_once", [
+    ("max", 0, 2), ("oracle", 0, 3), ("max", 2, 1), ("oracle", 2, 2), ("oracle", 6, 1),
+])  # fmt: skip
+def test_reserving_the_whole_length_never_preempts_and_admits_fewer(reserve, guesses, at_once):
+    """4 + 9 - 1 = 12 tokens are reserved or 4 + 5 - 1 = 8, and draft tokens: 2, 3 or 4 of 6 blocks of 4 tokens."""
     made = [Request(i, 0, 4, 5, max_tokens=9) for i in range(4)]
-    log = run(made, slots=4, blocks=6, reserve=reserve, watermark=0)
+    log = run(made, slots=4, blocks=6, reserve=reserve, watermark=0, guesses=guesses)
     assert usage(log).preemptions == 0
-    assert max(len(i.shares) for i in log.iterations) == {"max": 2, "oracle": 3}[reserve]
+    assert max(len(i.shares) for i in log.iterations) == at_once
     assert max(len(i.shares) for i in run(made, slots=4, blocks=6, watermark=0).iterations) == 4
 
 
@@ -85,15 +88,16 @@ def test_an_oracle_knows_that_the_limit_ends_a_text_too():
 
 
 @pytest.mark.parametrize("pool", [CountingPool, BlockPool])
-@pytest.mark.parametrize("reserve, kept", [("none", 2), ("max", 4)])
-def test_room_for_rejected_guesses_is_given_back_and_what_was_reserved_is_not(pool, reserve, kept):
+@pytest.mark.parametrize("reserve, owned, kept", [("none", 6, 2), ("max", 8, 8)])
+def test_room_for_rejected_guesses_is_given_back_and_what_was_reserved_is_not(pool, reserve, owned, kept):
     scheduler = Scheduler(pool(20, 4), 1, reserve=reserve, guesses=16)
     scheduler.add(Request(0, 0, 4, 12, ids=[1, 2, 3, 4]))
     scheduler.commit(scheduler.schedule(0), [[7]], 1)
     plan = scheduler.schedule(1)
-    assert 20 - scheduler.pool.free_blocks == 6 and plan.rows[0][1] == 17  # 4 cached tokens and 17 more
+    assert plan.rows[0][1] == 17
+    assert 20 - scheduler.pool.free_blocks == owned  # 4 cached tokens and 17 more, or 4 + 12 - 1 + 16
     scheduler.commit(plan, [[7]], 2)
-    assert 20 - scheduler.pool.free_blocks == kept  # 5 cached tokens and the next one, or 4 + 12 - 1
+    assert 20 - scheduler.pool.free_blocks == kept  # 5 cached tokens and the next one, or as many as before
 
 
 @pytest.mark.parametrize("pool", [CountingPool, BlockPool])
@@ -110,13 +114,14 @@ def test_admission_leaves_the_watermark_free():
     assert run([Request(0, 0, 30, 11)], blocks=10, watermark=0.5).requests[0].emitted == 11  # alone it may have all
 
 
-def test_a_cancelled_request_leaves_slot_and_blocks_at_once():
+def test_a_cancelled_request_leaves_slot_and_blocks_after_the_forward():
     pool = CountingPool(10, 4)
     scheduler, made = Scheduler(pool, 1), requests([5, 2])
     for request in made:
         scheduler.add(request)
     plan = scheduler.schedule(0)
     scheduler.cancel(made[0])
+    assert pool.free_blocks == 9  # the forward may be writing into them
     assert scheduler.commit(plan, [[7]], 1) == [] and made[0].emitted == 0  # its token came too late
     assert pool.free_blocks == 10 and made[0].state is State.CANCELLED
     assert [request for request, _ in scheduler.schedule(1).rows] == [made[1]]
