@@ -51,21 +51,25 @@ def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -
 def plot_draft_length(rows: Iterable[Any], chosen: int | None = None, ax: Axes | None = None) -> Axes:
     """Speed over plain decoding against the draft length: predicted (dashed), counted, and measured where timed.
 
-    rows: `gamma`, `predicted`, and where known `counted` and `samples` (repeated measurements). chosen: a gamma to
-    mark. ValueError without rows.
+    rows: `gamma`, `predicted`, and where known `counted` and `samples` (repeated measurements), all of one quantity,
+    which the caller names on the axis; `strayed` where the timed run wrote another text than the counted one (a cross,
+    not a dot). chosen: a gamma to mark. ValueError without rows.
     """
     ax, rows = ax or axes(), sorted(as_dicts(rows), key=lambda row: row["gamma"])
     ax.plot(*_points(rows, "predicted"), "--", color=COLORS["predicted"], label="predicted from alpha")
     counted, timed = [[row for row in rows if key in row] for key in ("counted", "samples")]
+    same, other = [[row for row in timed if row.get("strayed", False) is strayed] for strayed in (False, True)]
     if counted:
         ax.plot(*_points(counted, "counted"), "s", markersize=5, color=COLORS["draft"], label="from counted forwards")
-    if timed:
-        plot_spread(ax, *_points(timed, "samples"))
+    if same:
+        plot_spread(ax, *_points(same, "samples"))
+    if other:
+        plot_spread(ax, *_points(other, "samples"), label="measured, another text", fmt="x")
     if chosen is not None:
         ax.axvline(chosen, color=COLORS["accepted"], alpha=0.35, linewidth=6)
     ax.axhline(1, linestyle=":", color=COLORS["limit"])
     ax.set(xlabel="tokens drafted per step (gamma)", ylabel="speed [times plain]", ylim=(0, None))
-    ax.legend(ncols=3, **ABOVE)
+    ax.legend(ncols=2 if other else 3, **ABOVE)
     return ax
 
 
@@ -132,6 +136,7 @@ def plot_length_and_text(
     figure = plt.figure(figsize=(WIDTH, tall), facecolor=PAPER)
     above = axes_in(figure, (0.11, 1 - (top - 0.75) / tall, 0.87, (top - 1.35) / tall))
     plot_draft_length(rows, gamma, above).set_title(title, fontsize=11, pad=26)  # points: the legend lies between
+    above.set_ylabel("decoding alone [times plain]")
     below = axes_in(figure, (0.01, 0.01, 0.98, LINE * lines / tall))
     draw_spans(below, spans, columns, WRITERS)
     return figure

@@ -1,9 +1,9 @@
-"""Lesson 06's widget: what a draft length would do, predicted, counted and measured, and who writes each token."""
+"""Lesson 06's widget: what a draft length would do, predicted and counted, and who writes each token."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from statistics import mean, median
+from statistics import mean
 
 from matplotlib.figure import Figure
 
@@ -20,13 +20,11 @@ GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 class Drafted:
     """A recorded greedy text and the draft's guess for every token but the first, which the prefill yields.
 
-    tokens (n,), guesses (n - 1,): ids. timed: gamma -> repeated measurements of the speed over plain decoding.
-    Raises ValueError if there is not one guess for every later token.
+    tokens (n,), guesses (n - 1,): ids. Raises ValueError if there is not one guess for every later token.
     """
 
     tokens: Sequence[int]
     guesses: Sequence[int]
-    timed: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self):
         if len(self.tokens) < 2 or len(self.guesses) != len(self.tokens) - 1:
@@ -57,12 +55,11 @@ def written(text: Drafted, gamma: int) -> list[tuple[list[int], str]]:
 
 
 def speeds(text: Drafted, c: float, v: WidthCurve) -> list[dict]:
-    """Rows of plot_draft_length: alpha's prediction, the counted forwards' speed, and what was timed."""
+    """Rows of plot_draft_length, of decoding alone: alpha's prediction, and the speed that counted forwards give."""
     alpha, rows = mean(text.right), []
     for gamma in GAMMAS:
         counted = predicted_speed(replay_draft(text.right, Constant(gamma)), v, c)
-        row = {"gamma": gamma, "predicted": walltime_factor(alpha, gamma, c, v), "counted": counted}
-        rows.append(row | ({"samples": text.timed[gamma]} if gamma in text.timed else {}))
+        rows.append({"gamma": gamma, "predicted": walltime_factor(alpha, gamma, c, v), "counted": counted})
     return rows
 
 
@@ -87,11 +84,10 @@ def describe_draft_length(
     [row] = [row for row in speeds(text, c, v) if row["gamma"] == gamma]
     accepted = sum(len(ids) for ids, who in runs if who == "accepted")
     rejected = sum(who == "rejected" for _, who in runs)
-    timed = f", measured {median(row['samples']):.2f}" if "samples" in row else ""
     return (
         f"The {kind} text, {gamma} tokens drafted per step: of {len(text.tokens)} tokens {accepted} were drafted and "
         f"accepted, {len(text.tokens) - accepted} are the target's own, {rejected} guesses were rejected; speed over "
-        f"plain predicted {row['predicted']:.2f}, from counted forwards {row['counted']:.2f}{timed}."
+        f"plain, decoding alone, predicted {row['predicted']:.2f}, from counted forwards {row['counted']:.2f}."
     )
 
 

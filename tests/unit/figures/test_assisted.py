@@ -35,6 +35,15 @@ def test_a_draft_length_has_its_prediction_its_count_and_what_was_timed():
     assert len(plot_draft_length([{"gamma": 1, "predicted": 1}]).get_lines()) == 2  # nothing counted, timed or chosen
 
 
+def test_a_timed_run_that_wrote_another_text_is_a_cross_and_named():
+    rows = [{"gamma": g, "predicted": 1.5, "samples": [float(g)], "strayed": g == 8} for g in (1, 4, 8)]
+    ax = plot_draft_length(rows)
+    drawn = {bars.get_label(): bars.lines[0] for bars in ax.containers}
+    assert list(drawn["measured"].get_xdata()) == [1, 4] and drawn["measured"].get_marker() == "o"
+    assert list(drawn["measured, another text"].get_xdata()) == [8]
+    assert drawn["measured, another text"].get_marker() == "x"
+
+
 def test_needed_acceptance_is_drawn_against_speed_and_what_cannot_pay_is_left_out():
     curves = {"here": [(0.5, 1.2), (0.25, 0.4)], "nowhere": [(0.5, 2.0)]}
     ax = plot_pays(curves, [("ours", 0.1, 0.7), ("other", 0.2, 0.8)])

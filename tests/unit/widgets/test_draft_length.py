@@ -38,12 +38,11 @@ def test_what_is_not_rejected_is_the_text_and_each_step_ends_with_the_targets_ow
         assert after == "own" if who == "rejected" else who == "own" or after in ("own", "rejected")
 
 
-def test_prediction_count_and_measurement_stand_side_by_side():
-    rows = {row["gamma"]: row for row in speeds(Drafted(TEXT.tokens, TEXT.guesses, {2: [1.0, 1.1]}), 0.5, None)}
+def test_prediction_and_count_stand_side_by_side():
+    rows = {row["gamma"]: row for row in speeds(TEXT, 0.5, None)}
     assert list(rows) == list(GAMMAS)
     assert rows[2]["predicted"] == pytest.approx(expected_tokens(0.8, 2) / 2)
     assert rows[2]["counted"] == pytest.approx(5 / (1 + 2 * 0.5 + 1 + 1 * 0.5))  # a step of 2 guesses, one of 1
-    assert rows[2]["samples"] == [1.0, 1.1] and "samples" not in rows[1]
 
 
 def test_the_sliders_reach_the_figure_and_its_words():
@@ -53,9 +52,6 @@ def test_the_sliders_reach_the_figure_and_its_words():
     assert above.get_title() == "code: 80% of the guesses right"
     said = describe_draft_length({"code": TEXT}, 0.1, None, DECODE, "code", 4)
     assert "of 6 tokens 3 were drafted and accepted, 3 are the target's own, 1 guesses were rejected" in said
-    assert "measured" not in said
-    timed = Drafted(TEXT.tokens, TEXT.guesses, {4: [1.5, 1.2, 1.4]})
-    assert "measured 1.40" in describe_draft_length({"code": timed}, 0.1, None, DECODE, "code", 4)
 
 
 def test_the_widget_shows_one_figure_in_a_batch_run(shown):
