@@ -1,6 +1,6 @@
 """Progress for a person who waits: a bar, one line, or one that ends with the seconds taken.
 
-Batch runs (LESSONS_LIB_BATCH=1) draw no bars, which would fill a kept page, but keep the lines: whoever reads the
+Notebooks that a program executes draw no bars, which would fill a kept page, but keep the lines: whoever reads the
 page later, or the terminal now, must learn why something takes long or runs another way than asked for.
 """
 
@@ -17,13 +17,16 @@ STORING = "LESSONS_LIB_STORING"
 
 
 def batch() -> bool:
-    """True where nobody watches: executed notebooks keep no progress bars."""
-    return os.environ.get(VARIABLE) == "1"
+    """True in a notebook that a program executes (papermill, nbval, nbconvert, `run`): no bars and no widgets there.
 
-
-def start_batch() -> None:
-    """Tell the kernels of this process, which inherit it, that nobody watches: no progress bars, no widgets."""
-    os.environ[VARIABLE] = "1"
+    Such a program says with every cell that it cannot answer `input()`; JupyterLab, Colab, VS Code and consoles can.
+    LESSONS_LIB_BATCH=1 or =0 decides instead.
+    """
+    if VARIABLE in os.environ:
+        return os.environ[VARIABLE] == "1"
+    ipython = sys.modules.get("IPython")
+    request = getattr(ipython and ipython.get_ipython(), "parent_header", None) or {}
+    return request.get("content", {}).get("allow_stdin") is False
 
 
 def storing() -> bool:
@@ -32,8 +35,7 @@ def storing() -> bool:
 
 
 def start_storing() -> None:
-    """Tell the kernels of this process, which inherit it, that their outputs are stored; they are a batch run, too."""
-    start_batch()
+    """Tell the kernels of this process, which inherit it, that their outputs are stored."""
     os.environ[STORING] = "1"
 
 
@@ -67,4 +69,5 @@ def line(name: str) -> Iterator[list[str]]:
         said[0] = "FAILED"
         raise
     finally:
-        print(f"{said[0]}  {perf_counter() - start:.0f} s", flush=True)
+        again = f"\r{name:<44}" if sys.stdout.isatty() else ""  # a bar may have taken the line
+        print(f"{again}{said[0]}  {perf_counter() - start:.0f} s", flush=True)

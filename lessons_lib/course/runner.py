@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import papermill
 from lessons_lib.course import readme, render
 from lessons_lib.course.lessons import QUIET, Lesson, UsageError, find, overrides, parameters, select
 from lessons_lib.paths import ROOT
-from lessons_lib.progress import line, start_batch
+from lessons_lib.progress import line
 
 BUILD = ROOT / "build"
 
@@ -105,7 +106,7 @@ def not_taken(model: str) -> UsageError:
 def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
     """Run one notebook into build/ and render its page; a failure is kept in the result, not raised."""
     target, start, failure = build / lesson.path.name, time.perf_counter(), ""
-    start_batch()
+    hidden = None if sys.stdout.isatty() else True  # None: hidden unless stderr is a terminal as well
     with line(lesson.name) as said:
         try:
             papermill.execute_notebook(
@@ -114,7 +115,7 @@ def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
                 values,
                 kernel_name="python3",
                 cwd=lesson.path.parent,
-                progress_bar=False,
+                progress_bar={"desc": lesson.name, "leave": False, "disable": hidden},
                 extra_arguments=QUIET,
             )
         except papermill.PapermillExecutionError as error:

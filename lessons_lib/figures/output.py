@@ -2,7 +2,7 @@
 
 JupyterLab ignores the `alt` of a PNG output, and nbconvert's lab template does too; both honour an <img>
 tag. Kept outputs are rather PNG: viewers that clean HTML outputs (GitHub) may drop pictures inside them. So a
-live session gets the tag; a batch run (LESSONS_LIB_BATCH=1), whose outputs are kept, gets the PNG with `alt`
+live session gets the tag; a notebook that a program executes (progress.batch) gets the PNG with `alt`
 in the output's metadata, from where the rendering to HTML takes it.
 """
 

@@ -1,8 +1,8 @@
 """A figure with sliders where someone can move them, and the same figure without where nobody can.
 
 Live (JupyterLab, Colab): one slider per control above the figure, which is drawn again at every change. They
-work by keyboard: Tab to reach a slider, left and right arrow to move it. In batch runs
-(LESSONS_LIB_BATCH=1) only the figure at the chosen settings is shown, as PNG: no widget state in a notebook.
+work by keyboard: Tab to reach a slider, left and right arrow to move it. Where a program executes the notebook
+(progress.batch) only the figure at the chosen settings is shown, as PNG: no widget state in a notebook.
 """
 
 from collections.abc import Callable, Mapping, Sequence

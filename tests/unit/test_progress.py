@@ -1,7 +1,11 @@
 """Bars and lines for people, lines alone for batch runs."""
 
+import os
+import sys
+
 import pytest
 import torch
+from jupyter_client.manager import start_new_kernel
 
 from lessons_lib import progress
 from lessons_lib.decoding.generate import generate
@@ -27,6 +31,50 @@ def test_a_batch_run_draws_no_bar_and_keeps_the_line(batch, capsys):
     assert list(progress.bar([1, 2], desc="Counting")) == [1, 2]
     progress.say("done")
     assert capsys.readouterr() == ("", "done\n")
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """Runs code in a kernel of its own as a front end does that can, or cannot, answer input(); what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name != progress.VARIABLE}
+    manager, client = start_new_kernel(env=environment, extra_arguments=["--log-level=50"])
+
+    def run(code, **options):
+        printed = []
+        hook = lambda message: printed.append(message["content"].get("text", ""))  # noqa: E731
+        client.execute_interactive(code, output_hook=hook, timeout=60, **options)
+        return "".join(printed).strip()
+
+    yield run
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+ASK = "from lessons_lib import progress; print(progress.batch())"
+
+
+def test_a_notebook_is_live_where_its_front_end_can_answer_and_batch_where_a_program_executes_it(ask):
+    assert [ask(ASK, allow_stdin=answers) for answers in (True, False, True)] == ["False", "True", "False"]
+
+
+@pytest.mark.parametrize("said", ["0", "1"])
+def test_the_variable_decides_instead(ask, said):
+    change = f"import os; os.environ['LESSONS_LIB_BATCH'] = '{said}'; "
+    clear = "; del os.environ['LESSONS_LIB_BATCH']"
+    assert ask(change + ASK + clear, allow_stdin=said == "1") == str(said == "1")
+
+
+def test_outside_notebooks_somebody_watches(monkeypatch):
+    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
+    assert not progress.batch()
+
+
+def test_on_a_terminal_a_line_begins_anew_because_a_bar_may_have_taken_it(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with progress.line("lesson"):
+        pass
+    begun, ended = capsys.readouterr().out.split("\r")
+    assert begun.split() == ["lesson"] and ended.split()[:2] == ["lesson", "ok"]
 
 
 def test_a_line_ends_with_how_it_went_also_where_that_raises(capsys):

@@ -1,6 +1,7 @@
 """Lessons executed in a row: failures apart, parameters injected, models chosen."""
 
 import json
+import sys
 
 import nbformat
 import pytest
@@ -20,17 +21,17 @@ SHOW = f"from IPython.display import display\ndisplay({{{MIME!r}: [{SCORE!r}], '
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """The models that a run prepared, none of them loaded; the kernels' variable is put back afterwards."""
+    """The models that a run prepared, none of them loaded."""
     seen = {}
     monkeypatch.setattr(runner, "prepare", lambda models, any_family=False: seen.update(models))
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
     return seen
 
 
 def test_a_failing_lesson_stops_no_other_and_is_named_with_its_cell(prepared, write_lesson, tmp_path, capsys):
     lessons = [
         write_lesson("00_broken", "1 + 1", "value = {}\nvalue['missing']"),
-        write_lesson("01_sound", "import os\nassert os.environ['LESSONS_LIB_BATCH'] == '1'", "print(tokens + 1)", SHOW),
+        write_lesson("01_sound", "from lessons_lib.progress import batch\nassert batch()", "print(tokens + 1)", SHOW),
     ]
     status = runner.run([], {"tokens": "3", "model": "other"}, tmp_path / "build", lessons)
     said = capsys.readouterr().out
@@ -58,6 +59,15 @@ def test_a_kernel_that_dies_is_named_with_the_cell_that_ran(prepared, write_less
     assert runner.run([], {}, tmp_path / "build", [lesson]) == 1
     said = capsys.readouterr().out
     assert "FAILED in cell [4] (`import os`): DeadKernelError" in said
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("out, err", [(True, True), (True, False), (False, True)])
+def test_cells_are_counted_on_a_terminal_and_not_in_a_log(write_lesson, tmp_path, monkeypatch, capsys, out, err):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: out)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: err)
+    runner.run([], {}, tmp_path / "build", [write_lesson("00_lesson", "print(tokens)")])
+    assert ("00_lesson:" in capsys.readouterr().err) == (out and err)
 
 
 def test_injected_parameters_reach_the_lesson_and_its_source_stays(prepared, write_lesson, tmp_path):

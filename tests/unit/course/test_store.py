@@ -15,7 +15,6 @@ def repository(monkeypatch):
     monkeypatch.setattr(machine, "wait_until_quiet", lambda: "")
     monkeypatch.setattr(readme, "fill", lambda: None)
     monkeypatch.setattr(colab, "address", lambda: "")
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
     monkeypatch.setenv("LESSONS_LIB_STORING", "0")
 
 
