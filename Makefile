@@ -1,7 +1,13 @@
-# Every target calls `python -m lessons_lib`, where the work is done; without make, type that (README).
+# Every target makes .venv in this folder and installs what it needs there, never into an environment that is active.
 # make run LESSONS="01 02" MODEL=smollm2-135m DEVICE=cpu DTYPE=fp32 PARAMS="max_new_tokens=32"
 PYTHON ?= python3
-export TORCH_SPEC TORCH_INDEX  # another build of torch: see README
+LESSONS_LIB = .venv/bin/python -m lessons_lib
+PIP_INSTALL = .venv/bin/python -m pip install --quiet --disable-pip-version-check
+# OpenMP's threads spin while they wait, which costs half the speed beside a busy program: less of it, unless you set it
+export GOMP_SPINCOUNT ?= 10000
+
+# what an active environment or settings for another one would change in .venv
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_PYTHON
 
 LESSON_OPTIONS = $(LESSONS) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE)) \
 	$(if $(DTYPE),--dtype $(DTYPE)) $(if $(PARAMS),--params $(PARAMS))
@@ -10,19 +16,63 @@ SWEEP_OPTIONS = $(if $(GRID),--grid $(GRID)) $(if $(WORKERS),--workers $(WORKERS
 
 help:
 	@$(PYTHON) -m lessons_lib --help
-run:
-	@$(PYTHON) -m lessons_lib run $(LESSON_OPTIONS)
-sweep:
-	@$(PYTHON) -m lessons_lib sweep $(LESSON_OPTIONS) $(SWEEP_OPTIONS)
-lessons:
-	@$(PYTHON) -m lessons_lib lessons $(LESSONS)
-bench:
-	@$(PYTHON) -m lessons_lib bench $(CLAIMS) $(if $(QUESTIONS),--questions $(QUESTIONS)) $(if $(QUICK),--quick)
-test-browser:
-	@$(PYTHON) -m lessons_lib test-browser $(LESSONS) $(if $(FULL),--full)
-test:
-	@$(PYTHON) -m lessons_lib test $(LESSONS)
-test-quick test-deep mutation lab site figures lint clean:
-	@$(PYTHON) -m lessons_lib $@
+run: .venv/with-lessons
+	@$(LESSONS_LIB) run $(LESSON_OPTIONS)
+lab figures: .venv/with-lessons
+	@$(LESSONS_LIB) $@
+lessons: .venv/with-lessons
+	@$(LESSONS_LIB) lessons $(LESSONS)
+bench: .venv/with-lessons
+	@$(LESSONS_LIB) bench $(CLAIMS) $(if $(QUESTIONS),--questions $(QUESTIONS)) $(if $(QUICK),--quick)
+sweep: .venv/with-sweep
+	@$(LESSONS_LIB) sweep $(LESSON_OPTIONS) $(SWEEP_OPTIONS)
+site: .venv/with-site
+	@$(LESSONS_LIB) site
+test: .venv/with-test
+	@$(LESSONS_LIB) test $(LESSONS)
+test-quick test-deep lint: .venv/with-test
+	@$(LESSONS_LIB) $@
+test-browser: .venv/with-browser
+	@$(LESSONS_LIB) test-browser $(LESSONS) $(if $(FULL),--full)
+mutation: .venv/with-mutation
+	@$(LESSONS_LIB) mutation
+peers: .venv/with-quantization .venv/with-llamacpp
+clean:
+	@$(PYTHON) -m lessons_lib clean
 
-.PHONY: help run sweep lessons bench test-browser test test-quick test-deep mutation lab site figures lint clean
+# A file .venv/with-EXTRA stands for that extra of pyproject.toml, installed with the pins.
+.venv/with-%: .venv/torch pyproject.toml
+	@echo "Installing lessons_lib[$*] into .venv: a minute or two"
+	@$(PIP_INSTALL) -c .venv/constraints.txt -e ".[$*]"
+	@touch $@
+
+# torch comes first, because its build decides what else fits: the pin, or TORCH_SPEC from TORCH_INDEX. .venv/torch
+# keeps such a choice, which stays until another one is made.
+PIN := $(shell grep '^torch==' constraints.txt)
+GIVEN := $(if $(TORCH_SPEC)$(TORCH_INDEX),'$(or $(TORCH_SPEC),$(PIN))' $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)'))
+KEPT := $(shell cat .venv/torch 2>/dev/null)
+CHOICE := $(strip $(or $(GIVEN),$(KEPT)))
+ifneq ($(CHOICE),$(KEPT))
+OTHER_TORCH = again
+endif
+
+.venv/torch: .venv/bin/python constraints.txt $(OTHER_TORCH)
+	@echo "Installing $(or $(CHOICE),$(PIN)) into .venv: a minute or two"
+	@$(if $(OTHER_TORCH),$(PIP_INSTALL) --force-reinstall --no-deps $(CHOICE))
+	@$(PIP_INSTALL) $(or $(CHOICE),$(PIN) -c constraints.txt)
+	@.venv/bin/python -c "from importlib.metadata import version; print('torch==' + version('torch'))" > .venv/constraints.txt
+	@grep -v '^torch==' constraints.txt >> .venv/constraints.txt
+	@echo "$(CHOICE)" > $@
+
+# .venv is made again where it is half made, and where the folder was moved, since pip wrote the old path into it.
+SOUND = test -x .venv/bin/python && test -x .venv/bin/pip && grep -qF "$(CURDIR)/.venv" .venv/pyvenv.cfg
+.venv/bin/python: $(shell $(SOUND) 2>/dev/null || echo again)
+	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11, 5) or sys.exit('The lessons need Python 3.11.5 or newer, and \
+	this is ' + sys.version.split()[0] + ': name another one, as in make run PYTHON=python3.12')"
+	@echo "Making the environment .venv"
+	@$(PYTHON) -m venv --clear .venv || \
+	{ rm -rf .venv; echo "Python cannot make an environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+
+again:
+.PHONY: again help run lab figures lessons bench sweep site test test-quick test-deep lint test-browser mutation peers clean
+.NOTPARALLEL:

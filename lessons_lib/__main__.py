@@ -1,42 +1,25 @@
-"""The course's commands: `python -m lessons_lib COMMAND`, which is all that the Makefile calls."""
+"""The course's commands: `lessons COMMAND`, or `python -m lessons_lib COMMAND`, which is what the Makefile calls."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from lessons_lib.course import bootstrap
+from lessons_lib.course.commands import dispatch
 
 LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them without any"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line, make the environment ready, go on in it; returns the exit status.
-
-    What is refused (SetupError, UsageError) is printed, status 1 or 2.
-    """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser().parse_args(arguments)
-    try:
-        if options.command != "clean":  # the one command that needs nothing installed
-            python, installed = bootstrap.ensure()
-            if installed or not bootstrap.is_running(python):
-                return bootstrap.run_again(python, arguments)
-    except bootstrap.SetupError as error:
-        print(error, file=sys.stderr)
-        return 1
-    from lessons_lib.course import commands  # from here on everything is installed
-
-    return commands.dispatch(options)
+    """Parse the command line (sys.argv without arguments) and carry it out; returns the exit status."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in the lessons' first cell (course/colab.py)
+    return dispatch(parser().parse_args(arguments))
 
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    top = argparse.ArgumentParser(
-        prog="python -m lessons_lib",
-        description="The first call makes the environment (the active one, else .venv) and installs the pins; "
-        "TORCH_SPEC and TORCH_INDEX in the environment choose another build of torch.",
-    )
+    top = argparse.ArgumentParser(prog="lessons", description="The commands of the course, for a clone of it.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_run(commands.add_parser("run", help="execute the lessons into build/: pages, index and scorecard"))
     add_sweep(commands.add_parser("sweep", help="execute lessons over a grid of parameters: one table, and plots"))

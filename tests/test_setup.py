@@ -4,7 +4,8 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from lessons_lib.__main__ import main
 from lessons_lib.course import readme
-from lessons_lib.course.bootstrap import EXTRAS
 from lessons_lib.course.lessons import find
 from lessons_lib.paths import ROOT
 
@@ -22,10 +23,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
 PINNED = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in PINS}
 EXTRA = PROJECT["optional-dependencies"]
-REQUIRED = [Requirement(text) for texts in (PROJECT["dependencies"], *EXTRA.values()) for text in texts]
+CORE = [Requirement(text) for text in PROJECT["dependencies"]]
+OF_EXTRAS = [Requirement(text) for texts in EXTRA.values() for text in texts if not text.startswith("lessons_lib[")]
+REQUIRED = CORE + OF_EXTRAS
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-# extras that their command installs, or whoever wants these peers
-LATER = {"browser", "llamacpp", "mutation", "quantization"}
 OLDEST = PROJECT["requires-python"].removeprefix(">=")
 
 
@@ -59,8 +60,7 @@ def in_reach(required: Requirement) -> bool:
 
 def test_condas_environment_says_the_same():
     pip = next(entry["pip"] for entry in CONDA if isinstance(entry, dict))
-    assert pip == [str(PINS[0]), "-c constraints.txt", f"-e .[{EXTRAS}]"]
-    assert {*EXTRAS.split(","), *LATER} == set(EXTRA) and not LATER & set(EXTRAS.split(","))
+    assert pip == [str(PINS[0]), "-c constraints.txt", "-e .[lessons]"]
     python = next(str(entry) for entry in CONDA if str(entry).startswith("python="))
     assert SpecifierSet(PROJECT["requires-python"]).contains(python.removeprefix("python="))
 
@@ -83,10 +83,10 @@ def installed(name: str):
         return None
 
 
-def imported(folder: Path) -> set[str]:
-    """Top-level names that the Python files under a folder import."""
+def imported(paths: Iterable[Path]) -> set[str]:
+    """Top-level names that Python files import."""
     names = set()
-    for path in folder.rglob("*.py"):
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
@@ -95,15 +95,36 @@ def imported(folder: Path) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"lessons_lib"}
 
 
+def lacking(names: set[str], required: list[Requirement]) -> set[str]:
+    """The names that none of the required packages provides."""
+    enough = {canonicalize_name(r.name) for r in required}
+    providers = packages_distributions() | {"llama_cpp": ["llama-cpp-python"], "torchao": ["torchao"]}  # may be missing
+    return {name for name in names if not {canonicalize_name(one) for one in providers.get(name, [])} & enough}
+
+
 def test_whatever_the_library_imports_is_required():
-    required = {canonicalize_name(r.name) for r in REQUIRED}
-    peers = {"llama_cpp": ["llama-cpp-python"], "torchao": ["torchao"]}  # they need not be installed
-    providers = peers | packages_distributions()
-    unknown = {
-        name for name in imported(ROOT / "lessons_lib")
-        if not {canonicalize_name(provider) for provider in providers.get(name, [])} & required
-    }  # fmt: skip
-    assert unknown == set()
+    assert lacking(imported((ROOT / "lessons_lib").rglob("*.py")), REQUIRED) == set()
+
+
+FOR_LESSONS = {"course", "figures", "widgets"}  # rooms that need the extra `lessons`
+OPTIONAL = {"anyio", "llama_cpp", "openai", "torchao"}  # without them a sentence says what to install
+
+
+def test_all_but_what_shows_and_runs_lessons_needs_no_extra_and_every_requirement_is_used():
+    library = ROOT / "lessons_lib"
+    core = imported(path for path in library.rglob("*.py") if path.relative_to(library).parts[0] not in FOR_LESSONS)
+    assert lacking(core, CORE) <= OPTIONAL
+    assert {canonicalize_name(r.name) for r in CORE} - provided(core) == set()
+
+
+def provided(names: set[str]) -> set[str]:
+    """The packages that provide these names."""
+    providers = packages_distributions()
+    return {canonicalize_name(provider) for name in names for provider in providers.get(name, [])}
+
+
+def test_the_console_script_is_the_packages_main():
+    assert EntryPoint("lessons", PROJECT["scripts"]["lessons"], "console_scripts").load() is main
 
 
 def test_every_package_folder_is_packed():

@@ -1,7 +1,6 @@
-"""The course's own machinery: set-up, running and storing the lessons, their pages, their checks, README.
+"""The course's own machinery: running and storing the lessons, their pages, their checks, README.
 
-bootstrap       from a bare Python to an environment with the pins
-commands        what each command does
+commands        what each command needs and does
 lessons         the lessons as files: finding, choosing, parameters
 runner          `run`: lessons into build/, with their pages (render)
 store           `lessons`: executed again, outputs kept in notebooks/

@@ -1,4 +1,4 @@
-"""What each command does once the environment is ready. Each returns an exit status.
+"""What each command needs and does. Each returns an exit status.
 
 options: as lessons_lib.__main__.parser parses them.
 """
@@ -7,38 +7,84 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lessons_lib.course import bootstrap
 from lessons_lib.paths import ROOT
 
 if TYPE_CHECKING:
     from lessons_lib.course.lessons import Lesson  # `clean` works before anything is installed
 
+EXTRAS = {  # of pyproject.toml, that a command needs instead of `lessons`
+    "sweep": "sweep",
+    "site": "site",
+    "test": "test",
+    "test-quick": "test",
+    "test-deep": "test",
+    "lint": "test",
+    "test-browser": "browser",
+    "mutation": "mutation",
+}
 LEFTOVERS = ("build", ".pytest_cache", ".ruff_cache", ".hypothesis", "lessons_lib.egg-info")
 AT_ONCE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")  # a file's tests share what they made
-IN_ORDER = ("-p", "no:cacheprovider", "-p", "no:randomly")  # a lesson's cells, unlike tests, follow one another
 
 
 def dispatch(options: argparse.Namespace) -> int:
-    """Carry out the parsed command; what it refuses (UsageError, SetupError) is printed, status 2.
+    """Carry out the parsed command; what it lacks or refuses (UsageError) is printed, status 2.
 
     ValueError where README or CONTRIBUTING lacks a table that is written or shown, or bench/results/claims.json is
     damaged.
     """
+    if problem := unmet(options.command):
+        print(problem, file=sys.stderr)
+        return 2
     if options.command == "clean":
         return clean()
     from lessons_lib.course.lessons import UsageError
 
     try:
         return COMMANDS[options.command](options)
-    except (UsageError, bootstrap.SetupError) as error:
+    except UsageError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def unmet(command: str, root: Path = ROOT) -> str:
+    """Why a command cannot run here, as a sentence that says what to do; "" if it can."""
+    if not (root / "pyproject.toml").is_file():
+        return f'`lessons {command}` works on a clone of the repository: type `pip install -e ".[lessons]"` in one.'
+    if command == "clean":
+        return ""
+    extra = EXTRAS.get(command, "lessons")
+    missing = [name for name in packages(extra, root) if not is_installed(name)]
+    how = f'install them in {root} with `pip install -c constraints.txt -e ".[{extra}]"`.'
+    return f"`lessons {command}` needs packages that are not here ({', '.join(missing)}): {how}" if missing else ""
+
+
+def packages(extra: str, root: Path) -> Iterator[str]:
+    """The names of the packages that an extra of pyproject.toml brings, with those of the extras that it includes."""
+    import tomllib
+
+    for text in tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"][extra]:
+        if included := re.match(r"lessons_lib\[(.+)]", text):
+            for inner in included[1].split(","):
+                yield from packages(inner, root)
+        else:
+            yield re.match(r"[\w.-]+", text)[0]
+
+
+def is_installed(package: str) -> bool:
+    """Whether this environment has a package."""
+    try:
+        return bool(distribution(package))
+    except PackageNotFoundError:
+        return False
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,24 +141,19 @@ def test_deep(options: argparse.Namespace) -> int:
 
 
 def mutation(options: argparse.Namespace) -> int:
-    """How many of a sample of broken libraries the tests notice. SetupError as `mutation.mutate`."""
+    """How many of a sample of broken libraries the tests notice."""
     from lessons_lib.course import mutation
 
-    bootstrap.add("mutation")
     return mutation.mutate()
 
 
 def test_browser(options: argparse.Namespace) -> int:
-    """Lessons in JupyterLab in a real browser; what only this needs is installed here.
-
-    UsageError for a lesson that does not exist; SetupError where it cannot be installed.
-    """
+    """Lessons in JupyterLab in a real browser. UsageError for a lesson that does not exist."""
     from lessons_lib.course.lessons import find, select
 
     select(find(), options.lessons)
-    bootstrap.add("browser")
     asked = ["--lessons", *options.lessons] if options.lessons else []
-    return python("-m", "pytest", "-v", *IN_ORDER, "tests/browser", *(["--full"] if options.full else []), *asked)
+    return python("-m", "pytest", "-v", "tests/browser", *(["--full"] if options.full else []), *asked)
 
 
 def worst(*statuses: int) -> int:
@@ -122,12 +163,9 @@ def worst(*statuses: int) -> int:
 
 def nbval(chosen: list[Lesson]) -> int:
     """Execute lessons and compare the outputs of the cells tagged nbval-check-output."""
-    from lessons_lib.progress import start_batch
-
     if not chosen:
         return 0
-    start_batch()
-    return python("-m", "pytest", "-q", "--nbval-lax", *IN_ORDER, *(lesson.path for lesson in chosen))
+    return python("-m", "pytest", "-q", "--nbval-lax", *(lesson.path for lesson in chosen))
 
 
 def lint(options: argparse.Namespace) -> int:
@@ -142,7 +180,7 @@ def lint(options: argparse.Namespace) -> int:
 def lab(options: argparse.Namespace) -> int:
     """JupyterLab; as root, which it refuses without being told: in containers and rented machines there is no other."""
     root = hasattr(os, "geteuid") and os.geteuid() == 0
-    return python("-m", "jupyter", "lab", *(["--allow-root"] if root else []), ROOT / "notebooks")
+    return python("-m", "jupyterlab", *(["--allow-root"] if root else []), ROOT / "notebooks")
 
 
 def bench(options: argparse.Namespace) -> int:

@@ -6,12 +6,18 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import lessons_lib
 from lessons_lib.decoding.acceptance import Acceptance
+from lessons_lib.models import tiny
 from lessons_lib.paths import ROOT
 
 FOR_NOTEBOOKS = {"IPython", "gguf", "ipykernel", "ipywidgets", "matplotlib", "nbclient", "nbformat", "papermill"}
@@ -39,6 +45,24 @@ def test_importing_the_package_imports_nothing_else():
 def test_using_all_it_offers_imports_nothing_that_only_notebooks_need():
     found = imported_by("import lessons_lib\nfor name in lessons_lib.__all__: getattr(lessons_lib, name)")
     assert "lessons_lib" in found and not found & FOR_NOTEBOOKS
+
+
+def test_loading_and_generating_need_no_package_of_an_extra(tmp_path):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    required = {re.match(r"[\w.-]+", text)[0].lower() for texts in extras.values() for text in texts}
+    required -= {"jinja2", "lessons_lib", "packaging", "setuptools"}  # torch and transformers require them themselves
+    absent = [name for name, ways in packages_distributions().items() if required & {way.lower() for way in ways}]
+    tiny().save_pretrained(tmp_path)
+    words = WordLevel({f"w{i}": i for i in range(96)}, unk_token="w0")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(tmp_path)
+    code = [
+        f"import sys; sys.modules.update(dict.fromkeys({absent}))",
+        "from lessons_lib import PromptLookup, generate, load",
+        f"print(len(generate(load({str(tmp_path)!r}), [1, 2, 3], PromptLookup(), max_new_tokens=8).ids))",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=ROOT, capture_output=True, text=True)
+    assert {"IPython", "PIL", "ipywidgets", "matplotlib", "openai", "psutil"} <= {*absent}
+    assert done.stdout == "8\n", done.stderr
 
 
 def test_the_packages_own_text_lists_all_it_offers():

@@ -1,4 +1,4 @@
-"""The commands of `python -m lessons_lib`, with the tools behind them replaced by ears."""
+"""The commands of `lessons`, with the tools behind them replaced by ears."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lessons_lib import __main__ as command_line
-from lessons_lib.course import bootstrap, checks, commands, lessons, readme, runner, sweep, tools
+from lessons_lib.course import checks, commands, lessons, readme, runner, sweep, tools
 from lessons_lib.measure import claims, evidence
 from lessons_lib.paths import ROOT
 
@@ -46,17 +46,14 @@ def asked(*lessons):
     return command_line.parser().parse_args(["test", *lessons])
 
 
-def test_all_tests_run_every_lesson_even_after_a_failure(started, monkeypatch):
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+def test_all_tests_run_every_lesson_even_after_a_failure(started):
     started.status = {"-m pytest": 1}
     assert commands.test(asked()) == 1
     [call] = [line for line in started if "--nbval-lax" in line]
     assert re.findall(r"(\d\d_\w+)\.ipynb", call) == [lesson.name for lesson in lessons.find()]
-    assert os.environ["LESSONS_LIB_BATCH"] == "1"
 
 
-def test_the_tests_take_lessons_and_refuse_unknown_ones_before_they_begin(started, monkeypatch):
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+def test_the_tests_take_lessons_and_refuse_unknown_ones_before_they_begin(started):
     assert commands.test(asked("02")) == 0
     assert started[-1].endswith("02_kv_cache.ipynb") and started[-1].count(".ipynb") == 1
     started.clear()
@@ -65,8 +62,7 @@ def test_the_tests_take_lessons_and_refuse_unknown_ones_before_they_begin(starte
     assert not started
 
 
-def test_a_run_that_a_signal_ended_has_failed(started, monkeypatch):
-    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+def test_a_run_that_a_signal_ended_has_failed(started):
     started.status = {"-m pytest -q": -11}
     assert commands.test_quick(NONE) == 1 and commands.test(asked()) == 1
 
@@ -147,15 +143,13 @@ def test_sweep_takes_a_grid_and_what_run_takes(monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "said"), [([], "tests/browser"), (["06", "02"], "tests/browser --lessons 06 02")], ids=["all", "some"]
 )
-def test_the_browser_test_installs_what_it_needs_and_takes_lessons(started, monkeypatch, asked, said):
-    added = []
-    monkeypatch.setattr(bootstrap, "add", added.append)
+def test_the_browser_test_takes_lessons(started, asked, said):
     assert commands.test_browser(command_line.parser().parse_args(["test-browser", *asked])) == 0
-    assert started[0].endswith(said) and added == ["browser"]
+    assert started[0].endswith(said)
 
 
 def test_a_lesson_that_does_not_exist_opens_no_browser(started, monkeypatch, capsys):
-    monkeypatch.setattr(bootstrap, "add", lambda extra: pytest.fail("nothing shall be installed"))
+    monkeypatch.setattr(commands, "is_installed", lambda package: True)
     assert commands.dispatch(command_line.parser().parse_args(["test-browser", "99"])) == 2
     assert capsys.readouterr().err.startswith("No lesson 99.") and not started
 
@@ -165,7 +159,7 @@ def test_the_browser_test_is_no_part_of_the_tests():
     found = subprocess.run(
         [*call, "--ignore=tests/unit", "--ignore=tests/peers"], cwd=ROOT, capture_output=True, text=True
     )
-    assert "tests/notebooks" in found.stdout and "browser" not in found.stdout
+    assert "tests/notebooks" in found.stdout and "tests/browser" not in found.stdout
 
 
 def test_every_command_of_the_command_line_exists(capsys):
@@ -175,21 +169,32 @@ def test_every_command_of_the_command_line_exists(capsys):
     assert all(f"    {name}" in said for name in [*commands.COMMANDS, "clean"])
 
 
-def test_a_command_goes_on_in_the_environment_that_was_made(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr(bootstrap, "ensure", lambda: (tmp_path / "bin" / "python", False))
-    monkeypatch.setattr(bootstrap, "run_again", lambda python, arguments: seen.append((python, arguments)) or 7)
-    assert command_line.main(["lint"]) == 7
-    assert seen == [(tmp_path / "bin" / "python", ["lint"])]
+@pytest.mark.parametrize(
+    ("command", "absent", "extra"),
+    [("run", "papermill", "lessons"), ("site", "Sphinx", "site"), ("test", "Sphinx", "test")],
+)
+def test_a_command_without_its_packages_names_them_and_the_extra(monkeypatch, capsys, command, absent, extra):
+    monkeypatch.setattr(commands, "is_installed", lambda package: package != absent)
+    monkeypatch.setitem(commands.COMMANDS, command, lambda options: pytest.fail("it began"))
+    assert command_line.main([command]) == 2
+    said = capsys.readouterr().err
+    assert f"({absent})" in said and f'-e ".[{extra}]"' in said
 
 
-def test_a_failed_set_up_is_said_and_nothing_runs(monkeypatch, capsys):
-    def fail():
-        raise bootstrap.SetupError("no network")
+def test_every_command_but_clean_runs_where_all_is_installed_and_none_outside_a_clone(monkeypatch, tmp_path):
+    monkeypatch.setattr(commands, "is_installed", lambda package: False)
+    assert [name for name in [*commands.COMMANDS, "clean"] if not commands.unmet(name)] == ["clean"]
+    monkeypatch.setattr(commands, "is_installed", lambda package: True)
+    assert not any(commands.unmet(name) for name in commands.COMMANDS)
+    assert all("a clone" in commands.unmet(name, tmp_path) for name in [*commands.COMMANDS, "clean"])
 
-    monkeypatch.setattr(bootstrap, "ensure", fail)
-    assert command_line.main(["lint"]) == 1
-    assert capsys.readouterr().err == "no network\n"
+
+def test_a_bare_python_learns_what_to_install():
+    alone = [sys.executable, "-I", "-S", "-c", "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
+             "runpy.run_module('lessons_lib', run_name='__main__', alter_sys=True)"]  # fmt: skip
+    done = subprocess.run([*alone, str(ROOT), "lab"], cwd=ROOT.parent, capture_output=True, text=True)
+    assert done.returncode == 2 and "jupyterlab" in done.stderr and '".[lessons]"' in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_clean_removes_what_commands_leave_and_nothing_else(tmp_path):
@@ -221,9 +226,8 @@ def test_clean_removes_what_commands_leave_and_nothing_else(tmp_path):
 def test_make_calls_the_same_commands(line, said):
     own = re.findall(r"\$\((\w+)\)", (ROOT / "Makefile").read_text())  # make may run us, and hands these on
     alone = {name: value for name, value in os.environ.items() if name not in own and not name.startswith("MAKE")}
-    call = f"make -n PYTHON=python {line}"
-    done = subprocess.run(call, shell=True, cwd=ROOT, capture_output=True, text=True, env=alone)
-    assert done.stdout.split() == ["python", "-m", "lessons_lib", *said.split()]
+    done = subprocess.run(f"make -n {line}", shell=True, cwd=ROOT, capture_output=True, text=True, env=alone)
+    assert done.stdout.splitlines()[-1].split() == [".venv/bin/python", "-m", "lessons_lib", *said.split()]
 
 
 @pytest.mark.parametrize(("user", "said"), [(0, True), (1000, False)])
