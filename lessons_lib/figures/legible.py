@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.offsetbox import DrawingArea
 from matplotlib.path import Path
 from matplotlib.text import Text
 from matplotlib.transforms import Affine2D, Bbox
@@ -103,8 +104,8 @@ def same(a: Words, b: Words) -> bool:
 
 
 def covers(legend: Legend, words: Words) -> bool:
-    """Whether a legend's frame, or without one a line or patch in it, lies on a text that is not its own."""
-    over = [legend.get_frame()] if legend.get_frame_on() else legend.legend_handles
+    """Whether a legend's frame, or without one the box of a line or patch in it, lies on a text that is not its own."""
+    over = [legend.get_frame()] if legend.get_frame_on() else legend.findobj(DrawingArea)
     return any(overlap(rectangle(part.get_window_extent()), words.outline) for part in over)
 
 

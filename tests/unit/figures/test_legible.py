@@ -56,6 +56,11 @@ def legend_beside(ax):
     ax.legend(loc="upper left")
 
 
+def bars_in_a_legend_without_frame(ax):
+    ax.errorbar([1, 2], [1, 2], yerr=0.1, label="measured")
+    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1))
+
+
 def an_arrow_over_a_text(ax):
     ax.text(0.5, 0.5, "crossed", va="center")
     ax.annotate("from here", (0.9, 0.5), (0.1, 0.5), va="center", arrowprops={"arrowstyle": "->"})
@@ -84,6 +89,7 @@ def twins(ax):
 READABLE = {
     "nothing but ticks": lambda ax: None,
     "a legend beside a text": legend_beside,
+    "error bars in a legend": bars_in_a_legend_without_frame,
     "an arrow's way": an_arrow_over_a_text,
     "what is not drawn": hidden_texts,
     "axes that are switched off": switched_off,
