@@ -28,6 +28,8 @@ from lessons_lib.measure.hardware import width_costs
 from lessons_lib.models.decoder import Decoder
 
 TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
+OWN = "the course's own"
+TAUGHT = f"{OWN}, of kinds that smol-draft and smol-medusa were trained on"
 EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
 CONTEXT = 672  # positions of the compiled target's caches: the longest prompt, its answer and a lookahead window fit
 COMPILED = (1, 5, 11)  # token counts compiled: plain, a chain of four, prompt lookup's ten; more run eager

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import asking
 import torch
-from asking import DTYPE, EAGER, asked, costs_of, measured, ours, prompt_of, theirs, with_and_without
+from asking import DTYPE, EAGER, TAUGHT, asked, costs_of, measured, ours, prompt_of, theirs, with_and_without
 from by_question import speed
 from registry import Measured, Run, claim
 
@@ -101,7 +101,7 @@ def cost(run: Run) -> Measured:
     return Measured(forward, said, {"whole": [whole.value, whole.low, whole.high], "settings": settings()})
 
 
-@claim("assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens a step", asks=True)
+@claim("assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens a step", asks=TAUGHT)
 def mixed(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "assisted", drafter)  # noqa: E731
     rows = asked("assisted/mixed/vs-plain", run, KINDS, 4, methods, settings())
@@ -118,7 +118,7 @@ def mixed(run: Run) -> Measured:
     "assisted/vs-transformers", ">= 1.2",
     f"transformers generate(assistant_model=), {GAMMA} tokens a step, constant, no confidence threshold, "
     f"{DTYPE}, eager; ours: the same pair and settings on DecoderTargets, few rows of the draft in "
-    "8 bits", asks=True,
+    "8 bits", asks=TAUGHT,
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
     network, by_network = asking.model().target(kind="transformers"), DraftModel(draft(), GAMMA)

@@ -22,6 +22,7 @@ from lessons_lib.training import evaluate, held_out
 
 KINDS = tuple(held_out.CATEGORIES.values())
 MOST = 16  # the longest draft tried
+HELD_OUT = "held out of training, of the kinds that smol-draft was trained on"
 DRAWN = "the interval is that of the texts of each kind"
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 17)  # the compiled target pads up to 11 rows, and runs more of them eagerly
 
@@ -48,7 +49,7 @@ def strings(rows: list[dict]) -> list[dict]:
 @claim(
     "draft/tokens-per-forward", ">= 1.9",
     f"plain decoding (1 token a forward); mean of {', '.join(KINDS)}; greedy, up to 128 tokens each, {DTYPE}, "
-    f"{GAMMA} tokens a step, counted by replay", asks=True,
+    f"{GAMMA} tokens a step, counted by replay", asks=HELD_OUT,
 )  # fmt: skip
 def tokens_per_forward(run: Run) -> Measured:
     found = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
@@ -68,7 +69,7 @@ def tokens_per_forward(run: Run) -> Measured:
 @claim(
     "adaptive/vs-best-fixed", ">= 0.97",
     f"each kind's best fixed draft length of 0 to {MOST}; one Adaptive over all kinds in turn; modelled time from "
-    f"measured guesses and v, eager {DTYPE}; the worst kind", asks=True,
+    f"measured guesses and v, eager {DTYPE}; the worst kind", asks=HELD_OUT,
 )  # fmt: skip
 def adaptive(run: Run) -> Measured:
     kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}

@@ -4,7 +4,7 @@ from functools import cache, partial
 
 import asking
 import fitting
-from asking import EAGER, answered, asked, by_category, listed, long_enough, measured, ours, with_and_without
+from asking import EAGER, TAUGHT, answered, asked, by_category, listed, long_enough, measured, ours, with_and_without
 from assisted import KINDS, fingerprint
 from by_question import in_steps, mean_rate, rate_ratio, rows_fed, speed, tokens_per_forward
 from fitting import HEADS, Fitted, fitted
@@ -78,7 +78,7 @@ def in_eight_bits(run: Run) -> tuple[str, dict]:
 
 @claim(
     "medusa/tokens-per-forward", ">= 2.1",
-    f"plain decoding (1 token a forward); mean of {', '.join(KINDS)}; {EAGER}, counted; {HEADS}", asks=True,
+    f"plain decoding (1 token a forward); mean of {', '.join(KINDS)}; {EAGER}, counted; {HEADS}", asks=TAUGHT,
 )  # fmt: skip
 def tokens(run: Run) -> Measured:
     counted, eager = answered(rows(run)), fitted(asking.eager(), run.repeats)
@@ -97,7 +97,7 @@ def tokens(run: Run) -> Measured:
 
 @claim(
     "medusa/vs-plain", ">= 1.35",
-    f"plain: {EAGER}; {HEADS}, each target with the tree that is fastest by its own width curve", asks=True,
+    f"plain: {EAGER}; {HEADS}, each target with the tree that is fastest by its own width curve", asks=TAUGHT,
 )  # fmt: skip
 def vs_plain(run: Run) -> Measured:
     found, chosen = rows(run), trees(run)
@@ -111,7 +111,7 @@ def vs_plain(run: Run) -> Measured:
 @claim(
     "medusa/identity", "<= 0.10",
     "1: speedup over plain times overhead over tokens per step, prefill left out; the overhead is predicted by the "
-    f"width curve and the heads' share of a step, timed apart; {EAGER}", asks=True, unit="",
+    f"width curve and the heads' share of a step, timed apart; {EAGER}", asks=TAUGHT, unit="",
 )  # fmt: skip
 def identity(run: Run) -> Measured:
     """|speedup / (tokens per step / overhead) - 1|, as in Cai et al. 2024 (arXiv 2401.10774), table 1.

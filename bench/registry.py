@@ -42,16 +42,22 @@ class Measured:
 class Claim:
     """A named figure that is boasted of: its bar, what it is compared with, and the function that measures it.
 
-    dtype: what the model computes in, "" where there is none.
+    asks: whose questions it asks, "" where it asks none; another file's may be asked instead. dtype: what the model
+    computes in, "" where there is none.
     """
 
     name: str
     bar: str
     baseline: str
     measure: Callable[[Run], Measured]
-    asks: bool = False  # questions, which may be another file's
+    asks: str = ""
     unit: str = "x"
     dtype: str = DTYPE
+
+    def compared_with(self, run: Run) -> str:
+        """The baseline, and whose questions this run asks."""
+        asked = run.questions.name if run.questions else self.asks
+        return f"{self.baseline}; questions: {asked}" if self.asks else self.baseline
 
 
 class NotMeasured(Exception):
@@ -61,7 +67,7 @@ class NotMeasured(Exception):
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(name: str, bar: str, baseline: str, asks: bool = False, unit: str = "x", dtype: str = DTYPE):
+def claim(name: str, bar: str, baseline: str, asks: str = "", unit: str = "x", dtype: str = DTYPE):
     """Register the decorated function as what measures `name`."""
 
     def register(measure: Callable[[Run], Measured]):

@@ -133,7 +133,7 @@ def record(claim: Claim, run: Run) -> None:
     except NotMeasured as lack:
         say(f"{claim.name}: {lack}")
         measured = Measured(None, str(lack))
-    facts = (claim.bar, claim.baseline, claim.unit, measured.note)
+    facts = (claim.bar, claim.compared_with(run), claim.unit, measured.note)
     machine_facts = {"host": machine.host(), "versions": machine.versions()}
     row = claims.make_row(claim.name, measured.ratio, *facts)
     claims.update(results(run) / "claims.json", [row], run.quick, **machine_facts)

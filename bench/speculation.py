@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import asking
-from asking import DTYPE, EAGER, answered, asked, costs_of, listed, measured, ours, theirs, with_and_without
+from asking import DTYPE, EAGER, OWN, answered, asked, costs_of, listed, measured, ours, theirs, with_and_without
 from by_question import compression, speed
 from registry import Measured, Run, claim
 
@@ -33,12 +33,12 @@ def with_lookup(name: str, run: Run, categories: Sequence[str], count: int) -> M
     return measured(rows, speed, "plain", "lookup", LOOKUP, overhead=width_cost(v), width_costs=v)
 
 
-@claim("prompt-lookup/grounded/vs-plain", ">= 2.0", f"plain: {EAGER}; {LOOKED_UP}", asks=True)
+@claim("prompt-lookup/grounded/vs-plain", ">= 2.0", f"plain: {EAGER}; {LOOKED_UP}", asks=OWN)
 def grounded(run: Run) -> Measured:
     return with_lookup("prompt-lookup/grounded/vs-plain", run, GROUNDED, 8)
 
 
-@claim("prompt-lookup/free/vs-plain", ">= 0.95", f"plain: {EAGER}; {LOOKED_UP}", asks=True)
+@claim("prompt-lookup/free/vs-plain", ">= 0.95", f"plain: {EAGER}; {LOOKED_UP}", asks=OWN)
 def free(run: Run) -> Measured:
     return with_lookup("prompt-lookup/free/vs-plain", run, ("writing",), 10)
 
@@ -46,7 +46,7 @@ def free(run: Run) -> Measured:
 @claim(
     "prompt-lookup/vs-transformers", ">= 1.2",
     f"transformers generate(prompt_lookup_num_tokens=10, max_matching_ngram_size=2), {DTYPE}, eager; ours: the "
-    "same rule and settings on the DecoderTarget", asks=True,
+    "same rule and settings on the DecoderTarget", asks=OWN,
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
     network = asking.model().target(kind="transformers")
@@ -61,7 +61,7 @@ def vs_transformers(run: Run) -> Measured:
 
 
 @claim(
-    "lookahead/code-lists/compression", ">= 1.3", f"plain decoding (1 token a forward); {EAGER}, counted", asks=True
+    "lookahead/code-lists/compression", ">= 1.3", f"plain decoding (1 token a forward); {EAGER}, counted", asks=OWN
 )  # fmt: skip
 def code_lists(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "lookahead", lambda of: Lookahead(**WINDOW))  # noqa: E731

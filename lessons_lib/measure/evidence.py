@@ -14,7 +14,9 @@ from typing import Any
 
 from lessons_lib.measure import claims, tables
 
-HEADINGS = ("technique", "tokens per forward", "speedup", "over", "predicted", "over its peer", "published")
+HEADINGS = (
+    "technique", "answers counted", "tokens per forward", "speedup", "over", "predicted", "over its peer", "published",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def _row(technique: Technique, known: dict[str, claims.ClaimRow], results: Path)
     row, raw, peer = known[technique.speed], _raw(results, technique.speed), known.get(technique.against)
     return [
         technique.name,
+        _answers(raw.get("questions", [])),
         _tau(raw.get("tokens_per_forward")),
         f"{tables.number(raw['speed'][0])} x" if "speed" in raw else _value(row),  # where the claim counts forwards
         "; ".join(filter(None, [technique.over, row.host and f"on {row.host}"])),
@@ -118,6 +121,12 @@ def _raw(results: Path, claim: str) -> dict[str, Any]:
     """The raw samples of a claim; {} if the file is not there."""
     path = results / f"{claim.replace('/', '-')}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _answers(rows: list[dict[str, Any]]) -> str:
+    """How many answers were long enough to count, and to questions of which kinds."""
+    kinds = [row["category"] for row in rows if "short" not in row]
+    return f"{len(kinds)}: {', '.join(dict.fromkeys(kinds))}" if kinds else "-"
 
 
 def _tau(found: dict[str, float] | float | None) -> str:

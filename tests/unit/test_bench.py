@@ -9,6 +9,7 @@ import pytest
 import registry
 import run  # registers all claims
 
+from lessons_lib.data import questions
 from lessons_lib.measure import claims
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.paths import ROOT
@@ -97,7 +98,8 @@ def test_a_quick_run_shows_its_own_numbers_beside_a_full_one(bench, monkeypatch,
 def test_stored_claims_have_the_bars_and_baselines_of_the_registry():
     """A bar that moves, or a comparison that changes, asks for a new measurement; the format is the machine's own."""
     plain = lambda baseline: re.sub(r"\b(bf16|fp32)\b", "its format", baseline)  # noqa: E731
-    known = {name: (claim.bar, plain(claim.baseline)) for name, claim in registry.CLAIMS.items()}
+    baselines = {name: claim.compared_with(registry.Run(quick=False)) for name, claim in registry.CLAIMS.items()}
+    known = {name: (claim.bar, plain(baselines[name])) for name, claim in registry.CLAIMS.items()}
     rows = claims.load(ROOT / "bench" / "results" / "claims.json")
     stored = {row.claim: (row.bar, plain(row.baseline)) for row in rows}
     assert stored and stored == {name: known.get(name) for name in stored}
@@ -116,7 +118,7 @@ def test_other_questions_go_to_the_claims_that_ask_and_leave_the_stored_rows_alo
     bench.add("b/times")
     measure = bench.CLAIMS["a/asks"].measure
     noting = lambda run: seen.append(run.questions) or measure(run)  # noqa: E731
-    bench.CLAIMS["a/asks"] = replace(bench.CLAIMS["a/asks"], measure=noting, asks=True)
+    bench.CLAIMS["a/asks"] = replace(bench.CLAIMS["a/asks"], measure=noting, asks="ours")
     monkeypatch.setattr(bench, "OTHERS", tmp_path / "others")
     assert call(bench, monkeypatch) == 0
     stored = {path: path.read_text() for path in tmp_path.glob("*.json")}
@@ -126,11 +128,22 @@ def test_other_questions_go_to_the_claims_that_ask_and_leave_the_stored_rows_alo
     assert {path.name for path in (tmp_path / "others" / "theirs").iterdir()} == {"claims.json", "a-asks.json"}
 
 
+def test_a_row_says_whose_questions_were_asked(bench, monkeypatch, tmp_path, file):
+    bench.add("a/asks")
+    bench.add("b/times")
+    bench.CLAIMS["a/asks"] = replace(bench.CLAIMS["a/asks"], asks="our own")
+    call(bench, monkeypatch)
+    call(bench, monkeypatch, "--questions", str(file))
+    ours, theirs = (claims.load(where / "claims.json") for where in (tmp_path, tmp_path / "others" / "theirs"))
+    assert [row.baseline for row in ours] == ["a baseline; questions: our own", "a baseline"]
+    assert [row.baseline for row in theirs] == ["a baseline; questions: theirs.jsonl"]
+
+
 def test_an_interrupted_run_does_not_go_on_with_other_questions(bench, monkeypatch, tmp_path, file):
     monkeypatch.setattr(bench, "OTHERS", tmp_path / "others")
     bench.add("a")
     bench.add("b", fails=[KeyboardInterrupt()])
-    bench.CLAIMS |= {name: replace(claim, asks=True) for name, claim in bench.CLAIMS.items()}
+    bench.CLAIMS |= {name: replace(claim, asks="ours") for name, claim in bench.CLAIMS.items()}
     with pytest.raises(KeyboardInterrupt):
         call(bench, monkeypatch, "--questions", str(file))
     file.write_text(file.read_text().replace("1 + 1", "1 + 2"))
@@ -154,7 +167,7 @@ def test_an_interrupted_run_does_not_go_on_quicker_or_with_fewer_claims(bench, m
 ])  # fmt: skip
 def test_a_file_that_holds_no_questions_is_one_sentence_and_nothing_runs(bench, monkeypatch, capsys, file, text, said):
     bench.add("a")
-    bench.CLAIMS["a"] = replace(bench.CLAIMS["a"], asks=True)
+    bench.CLAIMS["a"] = replace(bench.CLAIMS["a"], asks="ours")
     file.unlink() if text is None else file.write_text(text)
     assert call(bench, monkeypatch, "--questions", str(file)) == 2
     error = capsys.readouterr().err
@@ -171,3 +184,11 @@ def test_every_claim_that_asks_questions_says_so():
     asking = {name for name, claim in registry.CLAIMS.items() if claim.asks}
     assert asking >= {"draft/tokens-per-forward", "adaptive/vs-best-fixed", "lookahead/code-lists/compression"}
     assert asking == {name for name in registry.CLAIMS if name.startswith(SPECULATION) and name != "draft/cost"}
+
+
+def test_the_line_of_a_question_file_that_readme_shows_can_be_asked(tmp_path):
+    (line,) = re.findall(r'`({"question_id".*?})`', (ROOT / "README.md").read_text(encoding="utf-8"))
+    path = tmp_path / "file"
+    path.write_text(line, encoding="utf-8")
+    (question,) = questions(path)
+    assert question.category == "mail" and question.turns == ("Answer this mail: ...",)

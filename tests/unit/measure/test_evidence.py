@@ -19,6 +19,8 @@ def results(tmp_path):
     ]
     claims.update(tmp_path / "claims.json", rows)
     raw = {"assisted-mixed-vs-plain": {"tokens_per_forward": {"chat": 2.0, "math": 3.0}, "predicted": 1.4321}}
+    asked = [{"category": "chat"}, {"category": "math"}, {"category": "math", "short": 7}, {"category": "chat"}]
+    raw["assisted-mixed-vs-plain"]["questions"] = asked
     raw["lookahead-code-lists-compression"] = {"speed": [1.09, 0.9, 1.3]}
     for name, content in raw.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -34,6 +36,11 @@ def test_a_row_says_what_was_counted_timed_predicted_and_compared(results):
     row = row_of(results, "draft model")
     assert row["tokens per forward"] == "2.5" and row["speedup"] == "1.5 x" and row["predicted"] == "1.43 x"
     assert row["over its peer"] == "1.25 x (transformers, assistant_model)" and row["published"].startswith("1.52 x")
+
+
+def test_a_row_says_how_many_answers_it_rests_on_and_of_which_kinds(results):
+    assert row_of(results, "draft model")["answers counted"] == "3: chat, math"  # a short one does not count
+    assert row_of(results, "lookahead, code and lists")["answers counted"] == "-"
 
 
 def test_where_the_claim_counts_forwards_the_speed_is_the_clocks(results):
