@@ -12,6 +12,11 @@ from lessons_lib.models.registry import HUB
 CLASSIC = {"pythia-1.4b-deduped": "pythia-160m", "opt-1.3b": "opt-125m"}
 
 
+@pytest.fixture(autouse=True)
+def _timed_once(monkeypatch):
+    monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
+
+
 def run(folder, **values):
     """-> what failed, nothing if all went well."""
     [lesson] = [lesson for lesson in find() if lesson.number == "06"]

@@ -1,0 +1,10 @@
+"""For pytest anywhere in the repository: where nbval executes lessons, they time everything once (measure/clock.py)."""
+
+import os
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("nbval", False) or config.getoption("nbval_lax", False):
+        os.environ.setdefault("LESSONS_LIB_QUICK", "1")
