@@ -4,7 +4,7 @@ import pytest
 from nbformat.v4 import new_markdown_cell, new_output
 
 from lessons_lib.course import checks, colab
-from lessons_lib.course.lessons import tagged
+from lessons_lib.course.lessons import find, select, tagged
 
 
 def problems(nb) -> str:
@@ -69,9 +69,7 @@ BREAKS = {
     "error": (output("error", ename="ValueError", evalue="no", traceback=[]), "keeps an error: ValueError"),
     "warning": (output("stream", name="stderr", text="careful"), "keeps a warning: careful"),
     "not executed": (lambda nb: setattr(last(nb), "execution_count", 9), "top to bottom"),
-    "long cell": (source("x = 1\n" * 26), "26 lines"),
-    "many cells": (lambda nb: nb.cells.extend(new_markdown_cell("x") for _ in range(86)), "has 91 cells; 90 at most"),
-    "long cells": (lambda nb: [setattr(c, "source", "x = 1\n" * 9) for c in nb.cells[3:]], "median"),
+    "long line": (source(f"x = 1\ny = {'1' * 117}"), "has a line of 121 characters, 120 at most: y = 111"),
 }
 
 
@@ -91,6 +89,27 @@ def test_figure_with_alt_text_is_fine(sound_lesson):
     assert problems(sound_lesson) == ""
 
 
+def test_cells_may_be_many_and_long(sound_lesson):
+    last(sound_lesson).source = "\n".join([f"x = {'1' * 116}"] * 200)
+    sound_lesson.cells += [new_markdown_cell("x") for _ in range(100)]
+    assert problems(sound_lesson) == ""
+
+
+@pytest.mark.parametrize("metadata", [{"jupyter": {"source_hidden": True}}, {"tags": ["hide-input"]}])
+def test_a_collapsed_cell_may_have_long_lines(sound_lesson, metadata):
+    last(sound_lesson).source = f"x = {'1' * 117}"
+    last(sound_lesson).metadata = metadata
+    assert problems(sound_lesson) == ""
+
+
+@pytest.mark.parametrize("name", checks.LONG_LINES)
+def test_a_lesson_that_may_have_long_lines_exists_and_has_them(name):
+    [lesson] = select(find(), [name])
+    assert list(checks.of_lines([cell for cell in lesson.read().cells if cell.cell_type == "code"]))
+    assert checks.problems(lesson.read(), name) == []
+    assert "120 at most" in "\n".join(checks.problems(lesson.read(), "13_new"))
+
+
 def test_lint_names_the_lesson(write_lesson):
-    found = checks.lint([write_lesson("00_lesson", "x = 1\n" * 30)])
-    assert [line for line in found if line.startswith("00_lesson: has a code cell of 30 lines")]
+    found = checks.lint([write_lesson("00_lesson", f"x = {'1' * 117}")])
+    assert [line for line in found if line.startswith("00_lesson: has a line of 121 characters")]
