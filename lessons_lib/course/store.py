@@ -57,11 +57,18 @@ def tidy(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
     nb.nbformat_minor = 5
     nb.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in nb.cells:
-        tags = cell.metadata.get("tags")
-        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        cell.metadata = nbformat.from_dict(kept(cell.metadata))
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if keeps(output)]
     return nb
+
+
+def kept(metadata: dict) -> dict:
+    """Of a cell's metadata what its author chose: its tags, and that its code is collapsed."""
+    chosen = {"tags": metadata["tags"]} if metadata.get("tags") else {}
+    if metadata.get("jupyter", {}).get("source_hidden"):
+        chosen["jupyter"] = {"source_hidden": True}
+    return chosen
 
 
 def keeps(output: nbformat.NotebookNode) -> bool:

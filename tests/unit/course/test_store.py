@@ -23,6 +23,7 @@ def test_a_stored_lesson_keeps_its_ids_and_the_house_rules(write_lesson):
     before = lesson.read()
     before.metadata["papermill"] = {"left": "over"}
     before.cells[-1].metadata["execution"] = {"started": "now"}
+    before.cells[-2].metadata.update(tags=["hide-input"], jupyter={"source_hidden": True, "outputs_hidden": False})
     store.write(before, lesson.path)
     assert store.store([], [lesson]) == 0
     now = lesson.read()
@@ -31,6 +32,7 @@ def test_a_stored_lesson_keeps_its_ids_and_the_house_rules(write_lesson):
     assert [cell.outputs[0].get("text") for cell in now.cells[-2:-1]] == ["3\n"]
     assert now.cells[-1].outputs[0].data == {"text/plain": "4"}
     assert [len(cell.outputs) for cell in now.cells[-2:]] == [1, 1]
+    assert now.cells[-2].metadata == {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
     assert now.cells[-1].metadata == {} and set(now.metadata) == {"kernelspec", "language_info"}
 
 
