@@ -14,7 +14,8 @@ import nbformat
 from lessons_lib.paths import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
-LEAST = re.compile(r"^(\w+) *=.*#.*\bat least (\d+)", re.MULTILINE)
+NAME = re.compile(r"\d\dx?_.+")
+LEAST = re.compile(r"^(\w+) *(?::[^=#]*)?=.*#.*\bat least (\d+)", re.MULTILINE)
 QUIET = ["--log-level=50"]  # for kernels, which announce their transport and their end on stderr
 
 
@@ -24,7 +25,10 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Lesson:
-    """One numbered notebook, such as notebooks/02_kv_cache.ipynb: its name is 02_kv_cache, its number 02."""
+    """One numbered notebook, such as notebooks/02_kv_cache.ipynb: its name is 02_kv_cache, its number 02.
+
+    What a lesson has no room for may stand in an appendix, 02x_name, which is run, tested and listed after it.
+    """
 
     path: Path
 
@@ -35,7 +39,7 @@ class Lesson:
 
     @property
     def number(self) -> str:
-        """The two digits that it begins with: 02."""
+        """The two digits that it begins with, for an appendix with an x: 02, 02x."""
         return self.name.partition("_")[0]
 
     def read(self) -> nbformat.NotebookNode:
@@ -44,13 +48,14 @@ class Lesson:
 
 
 def find(folder: Path = NOTEBOOKS) -> list[Lesson]:
-    """All lessons of a folder in the order of their numbers."""
-    return [Lesson(path) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
+    """All lessons of a folder in the order of their numbers, an appendix after its lesson."""
+    return [Lesson(path) for path in sorted(folder.glob("*.ipynb")) if NAME.fullmatch(path.stem)]
 
 
 def select(lessons: list[Lesson], asked: list[str]) -> list[Lesson]:
-    """The lessons asked for by number (02), name (02_kv_cache) or short name (kv_cache), in course order.
+    """The lessons asked for by number (02), name (02_kv_cache) or short name (kv_cache), in course order; else all.
 
+    A lesson's number asks for the lesson alone, 02x for its appendix.
     UsageError for a word that is none of them, with those there are.
     """
     keys = {key: lesson for lesson in lessons for key in (lesson.number, lesson.name, lesson.name.partition("_")[2])}
@@ -67,16 +72,24 @@ def tagged(nb: nbformat.NotebookNode, tag: str) -> list[nbformat.NotebookNode]:
 
 
 def parameters(nb: nbformat.NotebookNode) -> dict[str, Any]:
-    """Names and default values from the cell tagged `parameters`, which holds literals only: UsageError if not."""
+    """Names and default values from the cell tagged `parameters`: lines `gamma = 4` or `gamma: int = 4`.
+
+    UsageError unless there is one such cell, and for any other line or a value that is no literal.
+    """
     cells = tagged(nb, "parameters")
     if len(cells) != 1:
         raise UsageError(f"A lesson has exactly one cell tagged `parameters`; here are {len(cells)}.")
     values = {}
     for line in ast.parse(cells[0].source).body:
-        if not (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)):
-            raise UsageError(f"The parameters cell holds assignments only, not `{ast.unparse(line)}`.")
+        match line:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                pass
+            case _:
+                raise UsageError(f"The parameters cell holds lines `name = value` only, not `{ast.unparse(line)}`.")
         try:
-            values[line.targets[0].id] = ast.literal_eval(line.value)
+            values[name] = ast.literal_eval(value)
         except ValueError:
             raise UsageError(f"A parameter's value is a literal, unlike `{ast.unparse(line)}`.") from None
     return values

@@ -7,7 +7,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from lessons_lib.course import colab, exercises
 from lessons_lib.course.lessons import Lesson
 
-PARAMETERS = 'model = "tiny"\ndevice = "auto"\ndtype = "auto"\nseed = 0\ntokens = 3\nrate = 0.5'
+PARAMETERS = """model: str = "tiny"
+device: str = "auto"
+dtype: str = "auto"
+seed: int = 0
+tokens: int = 3
+rate: float = 0.5"""
 
 
 def notebook(*sources: str, title: str = "# 00 A lesson\n\nHow much is it?", **more) -> nbformat.NotebookNode:

@@ -50,7 +50,7 @@ def test_all_tests_run_every_lesson_even_after_a_failure(started):
     started.status = {"-m pytest": 1}
     assert commands.test(asked()) == 1
     [call] = [line for line in started if "--nbval-lax" in line]
-    assert re.findall(r"(\d\d_\w+)\.ipynb", call) == [lesson.name for lesson in lessons.find()]
+    assert re.findall(r"(\d\dx?_\w+)\.ipynb", call) == [lesson.name for lesson in lessons.find()]
 
 
 def test_the_tests_take_lessons_and_refuse_unknown_ones_before_they_begin(started):

@@ -40,7 +40,46 @@ def test_parameters_are_read_with_their_types(three):
     assert lessons.parameters(three[0].read()) == expected
 
 
-@pytest.mark.parametrize("source", ["import os", "seed = len('x')"])
+@pytest.fixture
+def with_appendix(write_lesson):
+    """A lesson, its appendix, and the next lesson; written in another order."""
+    names = ("05x_serving_study", "06_drafts", "05_batching")
+    return sorted((write_lesson(name) for name in names), key=lambda lesson: lesson.name)
+
+
+def test_an_appendix_is_found_after_its_lesson(with_appendix, tmp_path):
+    (tmp_path / "notebooks" / "05y_other.ipynb").write_text("{}")
+    found = lessons.find(tmp_path / "notebooks")
+    assert found == with_appendix
+    assert [lesson.number for lesson in found] == ["05", "05x", "06"]
+
+
+@pytest.mark.parametrize(
+    "asked, chosen",
+    [
+        ([], ["05", "05x", "06"]),
+        (["05"], ["05"]),
+        (["05x"], ["05x"]),
+        (["serving_study", "05"], ["05", "05x"]),
+        (["05x_serving_study"], ["05x"]),
+    ],
+)
+def test_an_appendix_is_chosen_by_its_own_number_or_name_and_not_by_its_lessons(with_appendix, asked, chosen):
+    assert [lesson.number for lesson in lessons.select(with_appendix, asked)] == chosen
+
+
+def test_parameters_may_be_typed(three):
+    nb = three[0].read()
+    source = "gamma: int = 4  # draft tokens\nmodels: list[str] = ['a']\nend: int | None = None\nplain = 0.5"
+    lessons.tagged(nb, "parameters")[0].source = source
+    assert lessons.parameters(nb) == {"gamma": 4, "models": ["a"], "end": None, "plain": 0.5}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import os", "seed = len('x')", "seed: int = len('x')", "seed: int", "seed = other = 1", "seed += 1",
+     "for seed in []: pass", "seed, other = 1, 2"],
+)  # fmt: skip
 def test_parameters_cell_with_more_than_literals_is_refused(three, source):
     nb = three[0].read()
     lessons.tagged(nb, "parameters")[0].source = source
@@ -88,7 +127,8 @@ def test_what_may_be_nothing_by_default_may_be_less(text, default):
 def test_a_parameter_takes_no_less_than_its_comment_says(three):
     nb = three[0].read()
     cell = lessons.tagged(nb, "parameters")[0]
-    cell.source += "\nlong = 8  # tokens, at least 2\nsizes = [1, 2]  # at least 2 rows\nrepeats = 3  # leastwise"
+    cell.source += "\nlong = 8  # tokens, at least 2\nsizes: list[int] = [1, 2]  # at least 2 rows"
+    cell.source += "\nrepeats = 3  # leastwise"
     nbformat.write(nb, three[0].path)
     assert lessons.bounds(nb) == {"long": 2, "sizes": 2}
     defaults = {three[0]: lessons.parameters(nb)}

@@ -52,6 +52,14 @@ def test_a_lesson_without_scores_still_has_a_row(write_lesson, tmp_path, monkeyp
     assert "Not measured yet" in now
 
 
+def test_an_appendix_has_a_row_of_its_own_below_its_lesson(write_lesson, monkeypatch):
+    monkeypatch.setattr(colab, "address", lambda: "")
+    lessons = [write_lesson(name, title=f"# {name}") for name in ("05_batching", "05x_study", "06_drafts")]
+    rows = readme.lesson_table(lessons, "").splitlines()[2:]
+    assert [row.split("]")[0] for row in rows] == ["| [05_batching", "| [05x_study", "| [06_drafts"]
+    assert "(notebooks/05x_study.ipynb)" in rows[1]
+
+
 def test_readme_without_markers_is_an_error():
     with pytest.raises(ValueError, match="lessons:begin"):
         readme.between("no markers", "lessons", "x")

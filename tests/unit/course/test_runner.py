@@ -1,6 +1,7 @@
 """Lessons executed in a row: failures apart, parameters injected, models chosen."""
 
 import json
+import re
 import sys
 
 import nbformat
@@ -77,6 +78,15 @@ def test_injected_parameters_reach_the_lesson_and_its_source_stays(prepared, wri
     done = nbformat.read(tmp_path / "build" / "00_lesson.ipynb", as_version=4)
     assert done.cells[-1].outputs[0].text == "42 other\n"
     assert lesson.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("asked, ran", [([], ["05_batching", "05x_study", "06_drafts"]), (["05x"], ["05x_study"])])
+def test_an_appendix_is_run_and_listed_after_its_lesson(prepared, write_lesson, tmp_path, asked, ran):
+    lessons = [write_lesson(name, title=f"# {name}") for name in ("05_batching", "05x_study", "06_drafts")]
+    assert runner.run(asked, {"tokens": "2"}, tmp_path / "build", lessons) == 0
+    index = (tmp_path / "build" / "index.html").read_text()
+    assert re.findall(r'<a href="(\d\w+)\.html">', index) == ran
+    assert {path.stem for path in (tmp_path / "build").glob("*.ipynb")} == set(ran)
 
 
 @pytest.mark.parametrize("asked, given", [(["99"], {}), ([], {"tokns": "1"}), ([], {"tokens": "many"})])

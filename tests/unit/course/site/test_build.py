@@ -49,9 +49,9 @@ def lesson(write_lesson):
     return lesson
 
 
-def test_a_small_site_is_built_whole(lesson, tmp_path, capsys):
+def test_a_small_site_is_built_whole(lesson, write_lesson, tmp_path, capsys):
     (tmp_path / "scorecard.md").write_text("# Scorecard\n\nof this very machine\n")
-    status = build.build(tmp_path, [lesson], ["data"])
+    status = build.build(tmp_path, [lesson, write_lesson("00x_its_appendix")], ["data"])
     assert (status, capsys.readouterr().err) == (0, "")
     site = tmp_path / "site"
     page, home, reference = (
@@ -64,11 +64,12 @@ def test_a_small_site_is_built_whole(lesson, tmp_path, capsys):
     assert "one line" in page and "<td>rows</td>" in page and "Summary</h" not in page and "<h2>Summary" in page
     assert "find_spec" not in page  # the silent set-up cell
     assert "../reference/data.html#module-lessons_lib.data" in page and "../glossary.html#term-roofline" in page
-    assert "lessons/00_a_lesson.html" in home and "How much is it?" in home
+    assert 0 < home.find("lessons/00_a_lesson.html") < home.find("lessons/00x_its_appendix.html")
+    assert "How much is it?" in home
     assert "lessons_lib.data" in reference and "<span" in reference
     assert "of this very machine" in (site / "scorecard_here.html").read_text(encoding="utf-8")
     assert (site / "search.html").exists() and "roofline" in (site / "searchindex.js").read_text(encoding="utf-8")
-    (download,) = site.rglob("*.ipynb")
+    (download,) = site.rglob("00_a_lesson.ipynb")
     assert download.read_bytes() == lesson.path.read_bytes()
 
 

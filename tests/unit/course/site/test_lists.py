@@ -56,7 +56,7 @@ def test_a_term_is_explained_in_one_sentence_and_comes_up_in_its_lesson(term):
 
 
 def test_every_lesson_has_terms():
-    assert {term.lesson for term in TERMS} == set(LESSONS)
+    assert {number for number in LESSONS if not number.endswith("x")} <= {term.lesson for term in TERMS} <= set(LESSONS)
 
 
 def test_symbols_are_contributings_own():
