@@ -1,5 +1,6 @@
 """nbval and papermill straight on a notebook, without the course's commands."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -9,9 +10,14 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
+from lessons_lib.course.lessons import bounds, find, parameters, tagged
 from lessons_lib.paths import ROOT
 
-FIGURE = "from lessons_lib import figures, progress\nax = figures.axes(); ax.plot([1, 2]); figures.display(ax, 'a line')"
+FIGURE = """\
+from lessons_lib import figures, progress
+ax = figures.axes()
+ax.plot([1, 2])
+figures.display(ax, "a line")"""
 
 
 @pytest.fixture
@@ -54,3 +60,26 @@ def test_papermill_leaves_figures_as_png_with_their_alt_text_and_no_bars(run, tm
     assert {kind for output in drawn.outputs for kind in output.get("data", {})} == {"image/png", "text/plain"}
     assert drawn.outputs[0].metadata["image/png"]["alt"] == "a line"
     assert bar.outputs == [] and printed.outputs[0].text == "3\n"
+
+
+@pytest.mark.parametrize("lesson", find(), ids=lambda lesson: lesson.name)
+def test_a_lesson_itself_refuses_parameters_out_of_range_by_name(lesson):
+    nb = lesson.read()
+    defaults, least = parameters(nb), bounds(nb)
+    code = [cell for cell in nb.cells if cell.cell_type == "code"]
+    following = code[code.index(tagged(nb, "parameters")[0]) + 1]
+    checks = [line for line in ast.parse(following.source).body if isinstance(line, ast.Assert)]
+    check = compile(ast.Module(checks, []), lesson.name, "exec")
+    exec(check, dict(defaults))
+    for name, value in defaults.items():
+        if name == "seed" or type(value) not in (int, list) or value == []:
+            continue
+        low = least.get(name, 1)
+        for given in [value[: low - 1], [0, *value]] if type(value) is list else [low - 1]:
+            with pytest.raises(AssertionError, match=rf"\b{name}\b"):
+                exec(check, {**defaults, name: given})
+
+
+def test_papermill_says_which_parameter_is_out_of_range(run):
+    status, said = run("papermill", ROOT / "notebooks" / "07_prompt_lookup.ipynb", "out.ipynb", "-p", "num_tokens", "0")
+    assert status == 1 and said.strip().splitlines()[-1].startswith("AssertionError: max_ngram, num_tokens, ")
