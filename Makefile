@@ -2,7 +2,7 @@
 # make run LESSONS="01 02" MODEL=smollm2-135m DEVICE=cpu DTYPE=fp32 PARAMS="max_new_tokens=32"
 PYTHON ?= python3
 LESSONS_LIB = .venv/bin/python -m lessons_lib
-PIP_INSTALL = .venv/bin/python -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL = .venv/bin/python -m pip install -qq --disable-pip-version-check
 # OpenMP's threads spin while they wait, which costs half the speed beside a busy program: less of it, unless you set it
 export GOMP_SPINCOUNT ?= 10000
 

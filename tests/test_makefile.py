@@ -67,7 +67,7 @@ def clone(tmp_path) -> Clone:
 
 def installs(calls: list[str]) -> list[str]:
     """What pip was asked to install, without its options."""
-    found = [re.search(r"-m pip install --quiet --disable-pip-version-check (.*) \[", call) for call in calls]
+    found = [re.search(r"-m pip install -qq --disable-pip-version-check (.*) \[", call) for call in calls]
     return [match[1] for match in found if match]
 
 

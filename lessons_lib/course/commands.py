@@ -63,7 +63,7 @@ def unmet(command: str, root: Path = ROOT) -> str:
         return ""
     extra = EXTRAS.get(command, "lessons")
     missing = [name for name in packages(extra, root) if not is_installed(name)]
-    how = f'install them in {root} with `pip install -c constraints.txt -e ".[{extra}]"`.'
+    how = f'install them with `pip install -e ".[{extra}]"` in {root}.'
     return f"`lessons {command}` needs packages that are not here ({', '.join(missing)}): {how}" if missing else ""
 
 
@@ -183,6 +183,29 @@ def lab(options: argparse.Namespace) -> int:
     return python("-m", "jupyterlab", *(["--allow-root"] if root else []), ROOT / "notebooks")
 
 
+def probe(options: argparse.Namespace) -> int:
+    """Measure this machine anew, and say how fast it can at best decode a model. UsageError for a model it lacks."""
+    from lessons_lib.course.lessons import UsageError
+    from lessons_lib.measure import hardware, machine, roofline
+    from lessons_lib.measure.shape import ELEMENT_BYTES, SHAPES
+    from lessons_lib.models import ModelUnavailable, load
+    from lessons_lib.models.device import pick_device
+
+    try:
+        device = pick_device(options.device)
+        shape = SHAPES.get(options.model) or load(options.model, device).shape
+    except (ValueError, ModelUnavailable) as error:
+        raise UsageError(str(error)) from error
+    print(machine.environment(device))
+    rates = hardware.probe(device, refresh=True)
+    print(f"\n{rates}\n")
+    for dtype in rates.matvec_bandwidth:
+        read = roofline.bytes_decode(shape, weight_bytes=ELEMENT_BYTES[dtype])
+        fastest = 1 / roofline.limit(roofline.flops_decode(shape), read, rates, dtype)
+        print(f"{shape.name} in {dtype}: at most {fastest:.3g} tokens/s, since each reads {read / 1e6:,.0f} MB of weights")
+    return 0
+
+
 def bench(options: argparse.Namespace) -> int:
     """Measure, write README's tables, and end with the claims that miss their bar or have no value.
 
@@ -249,6 +272,7 @@ COMMANDS = {
     "test-browser": test_browser,
     "lint": lint,
     "lab": lab,
+    "probe": probe,
     "bench": bench,
     "site": site,
     "figures": figures,
