@@ -3,22 +3,73 @@
     served = send(workload.requests(), Server("http://127.0.0.1:8000", "my-model"))
     metrics.latency(served)
 
-Works with vLLM, SGLang, TGI and `transformers serve`. A token counts as arrived when its event has been read here:
-TTFT holds network, queue and tokenization. One thread per request, so that none waits for another.
+Works with vLLM, SGLang, TGI and `transformers serve`, through the openai package. Each request is sent at its arrival
+time, whatever the server has answered so far (open loop), up to 1,000 at once; nothing is tried twice. A token has
+arrived when its event has been read here: TTFT holds the connection (each request opens its own), network, queue and
+tokenization. Reading an event takes about 0.1 ms of one core, so a few thousand tokens per second can be timed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Callable, Sequence
-from threading import Thread
+from contextlib import suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.stream import Counted, Server, StreamError, tokens
+
+try:
+    import openai
+    from anyio.from_thread import start_blocking_portal
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError('the client needs the openai package: pip install -e ".[lessons]"') from error
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where to ask. chat: the chat endpoint, which needs text and adds the model's template; else completions.
+
+    extra: more fields of the request's body, such as {"ignore_eos": True} for vLLM and SGLang, so that outputs have
+    the length that the workload says. timeout: seconds without an event before a request is given up; limit: seconds
+    for a whole request. ValueError for an address or a key that cannot be sent to.
+    """
+
+    url: str
+    model: str
+    chat: bool = False
+    extra: dict = field(default_factory=lambda: {"temperature": 0})
+    api_key: str | None = None
+    timeout: float = 60.0
+    limit: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not _reachable(self.url):
+            raise ValueError(f"A server's address looks like http://127.0.0.1:8000, not {self.url!r}.")
+        if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ValueError("An api_key is one line of ASCII characters; this one has others, perhaps a line's end.")
+
+    def client(self) -> openai.AsyncOpenAI:
+        """A client without retries, which would hide failures, and without time limits of its own.
+
+        Connections are not used again: a request that meets one that the server is just closing would fail.
+        """
+        address = self.url.rstrip("/").removesuffix("/v1") + "/v1"
+        key = self.api_key or "none"  # never the one in the environment: that is for another server
+        once = {"Connection": "close"}
+        return openai.AsyncOpenAI(base_url=address, api_key=key, max_retries=0, timeout=None, default_headers=once)
+
+
+class StreamError(Exception):
+    """Why an answer did not come to its end."""
 
 
 def send(
-    requests: Sequence[Request], server: Server, prompt: Callable[[Request], str | list[int]] | None = None
+    requests: Sequence[Request], server: Server, prompt: Callable[[Request], Prompt] | None = None
 ) -> list[Request]:
     """Send each request at its arrival time -> served copies, with their tokens' times in seconds from the start.
 
@@ -28,43 +79,101 @@ def send(
     """
     copies = sorted((request.fresh() for request in requests), key=lambda r: r.arrival)
     asked = [(request, prompt(request) if prompt else _ids(request)) for request in copies]
-    start = time.perf_counter()
-    threads = [Thread(target=_ask, args=(*both, server, start), daemon=True) for both in asked]
-    for request, thread in zip(copies, threads, strict=True):
-        time.sleep(max(0.0, start + request.arrival - time.perf_counter()))
-        thread.start()
-    for request, thread in zip(copies, threads, strict=True):
-        thread.join(max(0.0, start + request.arrival + server.limit - time.perf_counter()))
-    return [_outcome(request, server) for request in copies]
+    with start_blocking_portal() as portal:  # an event loop in another thread: a notebook's own is running this cell
+        portal.call(_replay, asked, server)
+    return copies
 
 
-def _ask(request: Request, prompt: str | list[int], server: Server, start: float) -> None:
-    """Run one request to its end or its error; in a thread of its own."""
-    counted = Counted()
-    times: list[float] = []
-    request.state = State.RUNNING
+async def _replay(asked: Sequence[tuple[Request, Prompt]], server: Server) -> None:
+    async with server.client() as client:
+        with suppress(Exception):  # the client's first call takes longer; a dead server is each request's error
+            await asyncio.wait_for(client.models.list(), server.timeout)
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for request, prompt in asked:
+                group.create_task(_ask(client, server, request, prompt, start))
+
+
+async def _ask(client: openai.AsyncOpenAI, server: Server, request: Request, prompt: Prompt, start: float) -> None:
+    """Wait for the request's arrival and run it to its end or its error."""
+    await asyncio.sleep(start + request.arrival - time.perf_counter())
+    request.state, error = State.RUNNING, None
     try:
-        for _ in tokens(server, prompt, request.length, counted):
-            times.append(time.perf_counter() - start)
-        if not times:
-            raise StreamError("the server sent no token")
-    except Exception as error:  # whatever it is: in a thread nobody else would say so
-        why = error if isinstance(error, StreamError) else repr(error)
-        request.error = f"Request {request.id}: {why} (after {len(times)} tokens)."
-    request.times = evenly(times, counted.tokens)
-    request.emitted = len(request.times)
-    request.prompt_length = counted.prompt_tokens or request.prompt_length
+        async with asyncio.timeout(server.limit):
+            await _read(client, server, request, prompt, start)
+    except TimeoutError:
+        error = f"no end within the limit of {server.limit} s"
+    except Exception as why:  # whatever it is: the other requests go on
+        error = str(why)
     request.finished = time.perf_counter() - start
-    request.state = State.CANCELLED if request.error else State.FINISHED
+    request.state = State.CANCELLED if error else State.FINISHED
+    request.error = f"Request {request.id}: {error} (after {request.emitted} tokens)." if error else None
 
 
-def _outcome(request: Request, server: Server) -> Request:
-    """The request as it is now; if its thread is still busy, a copy that the thread cannot change."""
-    if request.state in (State.FINISHED, State.CANCELLED):
-        return request
-    late = request.fresh()
-    late.state, late.error = State.CANCELLED, f"Request {request.id}: no end within the limit of {server.limit} s."
-    return late
+async def _read(client: openai.AsyncOpenAI, server: Server, request: Request, prompt: Prompt, start: float) -> None:
+    """Ask, and note when the tokens come. StreamError if the end never comes."""
+    times: list[float] = []
+    tokens, finished, stream = 0, False, None
+    try:
+        async with asyncio.timeout(server.timeout) as silence:
+            stream = await _stream(client, server, prompt, request.length)
+            async for event in stream:
+                silence.reschedule(asyncio.get_running_loop().time() + server.timeout)
+                for choice in event.choices or []:
+                    if _generated(choice):
+                        times.append(time.perf_counter() - start)
+                    finished |= choice.finish_reason is not None
+                if event.usage:
+                    tokens = event.usage.completion_tokens or tokens
+                    request.prompt_length = event.usage.prompt_tokens or request.prompt_length
+    except Exception as error:
+        raise StreamError(_why(error, server, begun=stream is not None)) from error
+    finally:
+        request.times = evenly(times, tokens)
+        request.emitted = len(request.times)
+        if stream is not None:
+            await stream.close()
+    if not finished:
+        raise StreamError("the stream ended without a finish_reason; the server cut it off")
+    if not times:
+        raise StreamError("the server sent no token")
+
+
+def _why(error: Exception, server: Server, begun: bool) -> str:
+    """A sentence for an error that ended an answer, before its stream began or after."""
+    cause = repr(error.__cause__ or error)
+    match error:
+        case TimeoutError():
+            return f"no event came from {server.url} for {server.timeout} s"
+        case openai.APIStatusError():
+            return f"the server answered {error.status_code}: {' '.join(error.response.text.split())[:400]}"
+        case openai.APIConnectionError():
+            return f"the answer broke off: {cause}" if begun else f"cannot reach {server.url}; is it running? {cause}"
+        case openai.APIError():
+            return f"the server reports: {error.message}"
+        case json.JSONDecodeError():
+            return f"no event of a completion: {error.doc[:80]!r}"
+    return f"the answer broke off: {cause}" if begun else repr(error)
+
+
+async def _stream(client: openai.AsyncOpenAI, server: Server, prompt: Prompt, max_tokens: int) -> openai.AsyncStream:
+    rest = dict(
+        model=server.model, max_tokens=max_tokens, stream=True, stream_options={"include_usage": True},
+        extra_body=server.extra,
+    )  # fmt: skip
+    if server.chat:
+        return await client.chat.completions.create(messages=[{"role": "user", "content": prompt}], **rest)
+    return await client.completions.create(prompt=prompt, **rest)
+
+
+def _generated(choice) -> bool:
+    """Whether an event brings something generated: text, reasoning or a tool call; a role alone is none.
+
+    Servers name the field of a reasoning model's thoughts differently, so any field of a chat's delta counts.
+    """
+    if not hasattr(choice, "delta"):
+        return bool(choice.text)
+    return any(value for name, value in choice.delta or () if name != "role")
 
 
 def evenly(times: Sequence[float], count: int) -> list[float]:
@@ -72,6 +181,15 @@ def evenly(times: Sequence[float], count: int) -> list[float]:
     if not times or count <= len(times):
         return list(times)
     return [times[-(-(k + 1) * len(times) // count) - 1] for k in range(count)]
+
+
+def _reachable(url: str) -> bool:
+    """Whether a url has all that a connection needs."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        return False
 
 
 def _ids(request: Request) -> list[int]:

@@ -12,10 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lessons_lib.models import tiny
-from lessons_lib.serving.client import send
+from lessons_lib.serving.client import Server, send
 from lessons_lib.serving.metrics import latency
 from lessons_lib.serving.request import Request
-from lessons_lib.serving.stream import Server
 
 for package in ("fastapi", "uvicorn", "openai"):
     pytest.importorskip(package)

@@ -1,23 +1,32 @@
 """The client against a small server on loopback that behaves, and misbehaves, as it is told."""
 
+import asyncio
 import json
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lessons_lib.serving.client import evenly, send
+from lessons_lib.serving.client import Server, evenly, send
 from lessons_lib.serving.metrics import latency
 from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.stream import Counted, Server, tokens
 
-GAP = 0.01
+GAP, SLOW = 0.01, 0.2  # seconds between events
 RELEASE = threading.Event()
-REFUSED = {"refuse": (422, "too long"), "fail": (500, "out of order")}
+REFUSED = {"refuse": (422, "too long"), "fail": (500, "out of order"), "absent": (404, "no model `m` here")}
+THOUGHTS = {  # what the first deltas of a chat bring before its content
+    "deepseek": [{"reasoning_content": "hm"}] * 2,
+    "vllm": [{"reasoning": "hm", "content": None}] * 2,
+    "another": [{"thoughts": [{"text": "hm"}]}] * 2,
+    "tool": [{"tool_calls": [{"index": 0, "function": {"name": "look", "arguments": ""}}]}] * 2,
+    "well": [{"role": "assistant", "content": "", "tool_calls": None}] * 2,
+}
 
 
 class Fake(BaseHTTPRequestHandler):
@@ -27,7 +36,7 @@ class Fake(BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, dict(self.headers), asked))
+        self.server.asked.append((self.path, self.headers, asked))
         prompt = asked.get("prompt") or asked["messages"][0]["content"]
         self.how = prompt.split()[0] if isinstance(prompt, str) else "well"
         if self.how in REFUSED:
@@ -44,13 +53,20 @@ class Fake(BaseHTTPRequestHandler):
         self.write(b": a comment\n\n")
         if chat:
             self.event({"choices": [{"delta": {"role": "assistant"}, "finish_reason": None}]})
+            for delta in THOUGHTS[self.how]:
+                self.event({"choices": [{"delta": delta, "finish_reason": None}]})
+        if self.how == "open":
+            time.sleep(SLOW)
+            RELEASE.set()
         for i in range(count):
             if i == 2 and self.misbehave():
                 return
             said = {"delta": {"content": "a"}} if chat else {"text": "a"}
             self.event({"choices": [{**said, "finish_reason": None}]})
-            time.sleep(GAP)
-        self.event({"choices": [{"text": "", "delta": {}, "finish_reason": "length"}]})
+            time.sleep(SLOW if self.how == "slow" else GAP)
+        if self.how == "unfinished":
+            return self.write(b"")
+        self.event({"choices": [{**({"delta": {}} if chat else {"text": ""}), "finish_reason": "length"}]})
         if self.how != "silent":
             counts = {"prompt_tokens": 7, "completion_tokens": count * self.server.burst}
             unsaid = dict.fromkeys(counts)
@@ -61,17 +77,20 @@ class Fake(BaseHTTPRequestHandler):
     def misbehave(self):
         if self.how in ("hang", "gate"):
             RELEASE.wait(20)
-        if self.how == "trickle":
-            while not RELEASE.wait(0.02):
-                self.write(b": still there\n\n")
+        while self.how in ("trickle", "endless") and not RELEASE.wait(0.02):
+            self.write(b": still there\n\n")
+            if self.how == "endless":
+                self.event({"choices": [{"text": "a", "finish_reason": None}]})
         if self.how == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
         if self.how == "garbage":
             self.write(b"data: {oops\n\n")
+        if self.how == "strange":
+            self.event({"choices": ["a"]})
         if self.how == "report":
             self.event({"error": {"message": "out of memory"}})
-        return self.how in ("drop", "plain-cut", "reset", "hang", "trickle", "garbage", "report")
+        return self.how in ("drop", "plain-cut", "reset", "hang", "trickle", "endless", "garbage", "strange", "report")
 
     def event(self, content):
         self.write(b"data: " + json.dumps(content).encode() + b"\n\n")
@@ -88,7 +107,8 @@ class Fake(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def fake():
+def fake(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     RELEASE.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
     server.daemon_threads, server.asked, server.burst = True, [], 1
@@ -116,22 +136,33 @@ def test_every_token_is_timed_and_the_metrics_are_those_of_the_engine(fake):
     assert seen.failed == 0 and seen.output_throughput == 10 / seen.makespan
 
 
-def test_a_token_is_read_before_the_next_one_is_sent(fake):
-    stream = tokens(Server(fake.url, "m"), "gate", 4, Counted())
-    assert [next(stream), next(stream)] == ["a", "a"]  # the server goes on only when these are here
-    RELEASE.set()
-    assert list(stream) == ["a", "a"]
+def test_a_token_is_timed_before_the_next_one_is_sent_and_requests_run_side_by_side(fake):
+    """The gate's third token waits until the second request is being answered."""
+    made = [Request(0, 0.0, 1, 4), Request(1, SLOW, 1, 1)]
+    gate, other = send(made, Server(fake.url, "m"), prompt=lambda r: ["gate", "open"][r.id])
+    assert gate.error is None and gate.times[1] < other.times[0] and gate.times[2] > SLOW
 
 
-def test_what_is_asked(fake):
+def test_a_client_works_where_an_event_loop_is_running_as_in_a_notebook(fake):
+    async def cell():
+        return ask(fake, "well")
+
+    (request,) = asyncio.run(cell())
+    assert request.error is None and len(request.times) == 4
+
+
+def test_what_is_asked(fake, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a secret of another server")
     made = [Request(0, 0, output_length=9, max_tokens=3, ids=[5, 6, 7])]
     send(made, Server(fake.url + "/v1/", "m", api_key="k", extra={"ignore_eos": True}))
     path, headers, body = fake.asked[0]
     assert path == "/v1/completions" and headers["Authorization"] == "Bearer k"
-    assert headers["Accept"] == "text/event-stream" and headers["Content-Type"] == "application/json"
+    assert headers["Connection"] == "close"  # one that the server is about to close is never used again
     assert body.pop("stream_options") == {"include_usage": True}
     assert body == {"model": "m", "prompt": [5, 6, 7], "max_tokens": 3, "stream": True, "ignore_eos": True}
     assert made[0].state is State.WAITING  # the workload itself stays as it was
+    send(made, Server(fake.url, "m"))
+    assert fake.asked[1][1]["Authorization"] == "Bearer none"
 
 
 def test_the_chat_endpoint_gets_messages_and_its_role_event_is_no_token(fake):
@@ -141,6 +172,12 @@ def test_the_chat_endpoint_gets_messages_and_its_role_event_is_no_token(fake):
     assert len(request.times) == 3 and request.error is None
 
 
+@pytest.mark.parametrize("server", ["deepseek", "vllm", "another", "tool"])
+def test_reasoning_and_tool_calls_are_tokens_and_the_first_of_them_is_the_first_token(fake, server):
+    (request,) = ask(fake, server, count=1, chat=True)
+    assert request.error is None and len(request.times) == 3
+
+
 def test_requests_are_sent_when_they_arrive(fake):
     made = [Request(0, 0.3, 1, 1), Request(1, 0.0, 1, 1)]
     served = send(made, Server(fake.url, "m"), prompt=lambda r: "well")
@@ -148,23 +185,27 @@ def test_requests_are_sent_when_they_arrive(fake):
     assert served[1].times[0] >= 0.3 and served[1].timeline().ttft >= 0
 
 
-@pytest.mark.parametrize("how", ["drop", "plain-cut"])
+@pytest.mark.parametrize("how", ["drop", "plain-cut", "unfinished"])
 def test_a_dropped_connection_is_one_clear_error_and_the_others_go_on(fake, how):
     served = ask(fake, "well", how, "well")
     assert [request.state for request in served] == [State.FINISHED, State.CANCELLED, State.FINISHED]
-    assert "Request 1: the" in served[1].error and "(after 2 tokens)" in served[1].error
-    assert "closed the connection" in served[1].error or "broke off" in served[1].error
+    broken = "the answer broke off", "the stream ended without a finish_reason; the server cut it off"
+    tokens = 4 if how == "unfinished" else 2
+    assert re.search(rf"Request 1: ({'|'.join(broken)}).* \(after {tokens} tokens\)", served[1].error)
+    assert len(served[1].times) == tokens
     assert latency(served).failed == 1 and latency(served).output_throughput == 8 / latency(served).makespan
 
 
 @pytest.mark.parametrize(
     "how, message",
     [
-        ("reset", "the connection to http.* broke off: ConnectionResetError"),
-        ("garbage", "no event of a completion: b'{oops'"),
+        ("reset", "the answer broke off: ReadError"),
+        ("garbage", "no event of a completion: '{oops'"),
+        ("strange", "the answer broke off: AttributeError"),
         ("report", "the server reports: .*out of memory"),
         ("refuse", "the server answered 422: .*too long"),
         ("fail", "the server answered 500: .*out of order"),
+        ("absent", "the server answered 404: .*no model `m` here"),
     ],
 )
 def test_a_server_that_misbehaves_gives_an_error_and_the_others_go_on(fake, how, message):
@@ -173,10 +214,23 @@ def test_a_server_that_misbehaves_gives_an_error_and_the_others_go_on(fake, how,
 
 
 def test_a_server_that_never_ends_gives_an_error_and_no_hang(fake):
-    (silent,) = ask(fake, "hang", timeout=0.3)
-    (talking,) = ask(fake, "trickle", limit=1.0)
-    assert re.search("nothing came from http.* for 0.3 s", silent.error)
-    assert "no end within the limit of 1.0 s" in talking.error
+    for how in ("hang", "trickle"):
+        (silent,) = ask(fake, how, timeout=0.3)
+        assert re.search(r"no event came from http.* for 0.3 s \(after 2 tokens\)", silent.error)
+    (talking,) = ask(fake, "endless", limit=1.0)
+    assert "no end within the limit of 1.0 s" in talking.error and talking.emitted == len(talking.times) > 2
+
+
+def test_a_server_that_never_answers_gives_an_error_and_no_hang():
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        (request,) = send([Request(0, 0, 1, 1)], Server(url, "m", timeout=0.3), prompt=lambda r: "well")
+    assert f"no event came from {url} for 0.3 s (after 0 tokens)" in request.error
+
+
+def test_the_timeout_is_for_each_event_and_not_for_the_whole_answer(fake):
+    (request,) = ask(fake, "slow", timeout=3.5 * SLOW)
+    assert request.error is None and request.times[-1] - request.times[0] > 2.5 * SLOW
 
 
 def test_a_finish_reason_is_an_end_even_without_done(fake):
@@ -189,21 +243,16 @@ def test_counts_that_are_null_are_counts_that_nobody_said(fake):
     assert request.error is None and request.prompt_length == 1 and len(request.times) == 4
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(extra={"seed": object()}), r"TypeError.*not JSON serializable.* \(after 0 tokens\)"),
-    (dict(path="/é"), "UnicodeEncodeError"),
-], ids=["body", "path"])  # fmt: skip
-def test_whatever_goes_wrong_in_a_thread_is_its_requests_error_at_once(fake, settings, message):
-    settings = {"url": fake.url + settings.pop("path", ""), **settings}
-    (request,) = send([Request(0, 0, 1, 1)], Server(model="m", **settings), prompt=lambda r: "well")
-    assert request.state is State.CANCELLED and re.search(message, request.error)
-    assert request.finished is not None
+def test_whatever_else_goes_wrong_is_its_requests_error(fake):
+    (request,) = ask(fake, "well", extra={"seed": object()})
+    assert request.state is State.CANCELLED and request.finished is not None
+    assert re.search(r"TypeError.*not JSON serializable.* \(after 0 tokens\)", request.error)
 
 
 def test_nobody_listening_is_said_so():
     made = [Request(0, 0, 1, 1)]
     (request,) = send(made, Server("http://127.0.0.1:9", "m"), prompt=lambda r: "well")
-    assert "refused the connection; is the server running?" in request.error
+    assert "cannot reach http://127.0.0.1:9; is it running? ConnectError" in request.error
 
 
 def test_an_answer_without_a_token_is_an_error(fake):
@@ -238,3 +287,9 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown():
     with pytest.raises(ValueError, match="one line of ASCII") as raised:
         Server("http://host", "m", api_key="secret\n")
     assert "secret" not in str(raised.value)
+
+
+def test_without_the_openai_package_the_extra_that_brings_it_is_named():
+    code = "import sys; sys.modules['openai'] = None; import lessons_lib.serving.client"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 1 and 'needs the openai package: pip install -e ".[lessons]"' in run.stderr
