@@ -149,7 +149,7 @@ def plot_memory(logs: Mapping[str, Log]) -> Figure:
     figure = plt.figure(figsize=(WIDTH, 2.9), facecolor=PAPER)
     wide, longest = 0.9 / len(logs), max(log.iterations[-1].end for log in logs.values())
     for number, (name, log) in enumerate(logs.items()):
-        ax = axes_in(figure, (0.09 + number * wide, 0.2, wide - 0.03, 0.58))
+        ax = axes_in(figure, (0.09 + number * wide, 0.2, wide - 0.05, 0.58))
         room = log.num_blocks * log.block_size
         at = [step.end for step in log.iterations]
         owned = [step.used_blocks / log.num_blocks for step in log.iterations]

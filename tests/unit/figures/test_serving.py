@@ -2,6 +2,7 @@
 
 import pytest
 
+from lessons_lib.figures import legible
 from lessons_lib.figures.serving import (
     plot_gains,
     plot_load,
@@ -114,7 +115,7 @@ def test_memory_is_drawn_as_shares_of_the_pool():
     top = lambda drawn: max(y for path in drawn.get_paths() for _, y in path.vertices)  # noqa: E731
     assert top(owned) == pytest.approx(4 / 5)  # two requests of 4 + 3 - 1 tokens, two blocks of 4 each
     assert top(filled) == pytest.approx(12 / 20)
-    assert [ax.get_title() for ax in figure.axes] == ["reserved", "again"]
+    assert [ax.get_title() for ax in figure.axes] == ["reserved", "again"] and legible.problems(figure) == []
 
 
 def test_a_tail_is_the_share_as_long_or_longer():
