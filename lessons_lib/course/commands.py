@@ -202,7 +202,7 @@ def probe(options: argparse.Namespace) -> int:
     for dtype in rates.matvec_bandwidth:
         read = roofline.bytes_decode(shape, weight_bytes=ELEMENT_BYTES[dtype])
         fastest = 1 / roofline.limit(roofline.flops_decode(shape), read, rates, dtype)
-        print(f"{shape.name} in {dtype}: at most {fastest:.3g} tokens/s, since each reads {read / 1e6:,.0f} MB of weights")
+        print(f"{shape.name} in {dtype}: at most {fastest:.3g} tokens/s, as each reads {read / 1e6:,.0f} MB of weights")
     return 0
 
 

@@ -7,10 +7,15 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from lessons_lib import __main__ as command_line
 from lessons_lib.course import checks, commands, lessons, readme, runner, sweep, tools
-from lessons_lib.measure import claims, evidence
+from lessons_lib.measure import claims, evidence, hardware, machine
+from lessons_lib.models import load, tiny
 from lessons_lib.paths import ROOT
 
 NONE = argparse.Namespace()
@@ -167,6 +172,33 @@ def test_every_command_of_the_command_line_exists(capsys):
         command_line.main(["--help"])
     said = capsys.readouterr().out
     assert all(f"    {name}" in said for name in [*commands.COMMANDS, "clean"])
+
+
+@pytest.fixture
+def rates(monkeypatch):
+    """A machine that reads 8 GB/s and multiplies in no time."""
+    found = hardware.Hardware("cpu", "some CPU", 2, 8e9, 8e9, {"fp32": 6e9, "bf16": 7e9}, {"fp32": 1e15, "bf16": 1e15})
+    monkeypatch.setattr(hardware, "measure", lambda device, dtypes: found)
+    monkeypatch.setattr(hardware, "_keep", lambda path, measured: None)
+    monkeypatch.setattr(machine, "used_by_others", lambda: 0.75 * os.cpu_count())
+
+
+def test_probe_names_the_machine_its_rates_and_the_most_tokens_per_second_of_a_model(rates, tmp_path, capsys):
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    tiny(2, torch.float32).save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1").save_pretrained(tmp_path)
+    assert command_line.main(["probe", "--model", str(tmp_path), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    weights = load(str(tmp_path), "cpu", "fp32").shape.weights
+    assert f"in fp32: at most {8e9 / (4 * weights):.3g} tokens/s" in said and "8.0 GB/s" in said
+    assert f"in bf16: at most {8e9 / (2 * weights):.3g} tokens/s" in said and "Other programs use" in said
+
+
+def test_probe_needs_no_weights_of_a_known_model_and_refuses_an_unknown_one(rates, capsys):
+    assert command_line.main(["probe"]) == 0
+    assert "smollm2-135m in fp32: at most 14.9 tokens/s" in capsys.readouterr().out
+    assert command_line.main(["probe", "--model", "no-such-model"]) == 2
+    assert "smollm2-135m" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
