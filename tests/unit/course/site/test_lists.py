@@ -6,6 +6,7 @@ import pytest
 
 from lessons_lib.course.lessons import find
 from lessons_lib.course.site import bibliography, glossary
+from lessons_lib.paths import ROOT
 
 LESSONS = {lesson.number: lesson for lesson in find()}
 TERMS = glossary.load()
@@ -70,3 +71,13 @@ def test_the_glossary_leads_to_lessons_that_the_site_has():
     page = glossary.markdown(TERMS[:1], {TERMS[0].lesson: "00_name"}, "| symbol |")
     assert f"{TERMS[0].text} {{doc}}`{TERMS[0].lesson} </lessons/00_name>`" in page
     assert "{doc}" not in glossary.markdown(TERMS[:1], {}, "| symbol |")
+
+
+def test_every_file_that_contributing_names_exists():
+    text = glossary.SYMBOLS.read_text(encoding="utf-8")
+    files = set(re.findall(r"[\w/]+\.(?:py|toml|txt|yml|png|json)\b", text)) - {"course/exercises/lesson_NN.py"}
+    folders = [ROOT, ROOT / "lessons_lib", ROOT / "lessons_lib/quantization", ROOT / "lessons_lib/serving"]
+    folders += [ROOT / "lessons_lib/course/site"]
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    missing = {name for name in files - tests if not any((folder / name).exists() for folder in folders)}
+    assert len(files) > 30 and missing == set()
