@@ -6,6 +6,16 @@ import torch
 from torch import Tensor
 
 
+def head_is_embedding(network) -> bool:
+    """Whether the LM head of a transformers model is its embedding. Its config may say so when it is not: a checkpoint
+    can hold a head of its own, such as one that was fine-tuned."""
+    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    if head is None:
+        return False
+    same_memory = head.weight.data_ptr() == embedding.weight.data_ptr() != 0  # 0: none, on the meta device
+    return head.weight is embedding.weight or same_memory
+
+
 def fused_weights(state: Mapping[str, Tensor], config) -> dict[str, Tensor]:
     """transformers' state dict -> ours. config: DecoderConfig.
 

@@ -8,14 +8,14 @@ at one row at a time, each with its own cache, positions and mask.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lessons_lib.models.checkpoint import fused_weights
+from lessons_lib.models.checkpoint import fused_weights, head_is_embedding
 from lessons_lib.models.kernels import LIBRARY, Kernels
 
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -159,8 +159,9 @@ class Decoder(nn.Module):
     @classmethod
     def from_transformers(cls, network) -> "Decoder":
         """The decoder with the weights, dtype and device of a transformers Llama or Mistral model; else ValueError."""
+        config = replace(DecoderConfig.from_transformers(network.config), tied=head_is_embedding(network))
         with torch.device("meta"):  # no memory is filled twice
-            decoder = cls(DecoderConfig.from_transformers(network.config))
+            decoder = cls(config)
         decoder.load_state_dict(fused_weights(network.state_dict(), decoder.config), assign=True)
         if decoder.config.tied:
             decoder.head.weight = decoder.embedding.weight

@@ -44,7 +44,7 @@ def scatter(scores: Tensor, kept: Tensor, vocab_size: int) -> Tensor:
 
 
 class TrimmedHead(nn.Linear):
-    """The target's tied head, of which only the rows (K, D) of `kept` (K,) are computed."""
+    """The target's head, of which only the rows (K, D) of `kept` (K,) are computed."""
 
     kept: Tensor
     rows: Tensor
@@ -57,14 +57,13 @@ class TrimmedHead(nn.Linear):
 class DraftForCausalLM(LlamaForCausalLM):
     """A draft as a transformers model: what assisted generation and other peers take."""
 
-    def trim(self, kept: Tensor) -> "DraftForCausalLM":
-        """Score the tokens `kept` (K,) alone from now on; the head is the embedding's, as in the target."""
-        embedding = self.get_input_embeddings().weight
+    def trim(self, kept: Tensor, weight: nn.Parameter) -> "DraftForCausalLM":
+        """Score the tokens `kept` (K,) alone from now on, by their rows of the target's head, weight (V, D)."""
         with torch.device("meta"):
-            head = TrimmedHead(embedding.shape[1], embedding.shape[0], bias=False)
-        head.weight = embedding
-        head.register_buffer("kept", kept.to(embedding.device), persistent=False)
-        head.register_buffer("rows", embedding.detach()[kept], persistent=False)
+            head = TrimmedHead(weight.shape[1], weight.shape[0], bias=False)
+        head.weight = weight
+        head.register_buffer("kept", kept.to(weight.device), persistent=False)
+        head.register_buffer("rows", weight.detach()[kept], persistent=False)
         self.set_output_embeddings(head)
         return self
 

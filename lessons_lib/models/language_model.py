@@ -11,6 +11,7 @@ from lessons_lib.data import text
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.quality import WINDOW, windows
 from lessons_lib.measure.shape import ModelShape
+from lessons_lib.models.checkpoint import head_is_embedding
 from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.device import dtype_name, pick_dtype
 from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
@@ -34,7 +35,8 @@ class LanguageModel:
     @property
     def shape(self) -> ModelShape:
         """Layers, width, heads and so on: what bytes and FLOPs are computed from. ValueError if one is missing."""
-        return replace(ModelShape.from_config(self.network.config, self.name), head_rows=scored(self.network))
+        shape = ModelShape.from_config(self.network.config, self.name)
+        return replace(shape, head_rows=scored(self.network), tied=head_is_embedding(self.network))
 
     @property
     def weight_bytes(self) -> int:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lessons_lib.models.checkpoint import their_names
+from lessons_lib.models.checkpoint import head_is_embedding, their_names
 from lessons_lib.models.decoder import DecoderConfig
 from lessons_lib.models.draft import DraftForCausalLM, TrimmedDecoder, own_weights
 from lessons_lib.quantization.int8_products import signed_rows
@@ -36,7 +36,7 @@ def save_draft(draft: TrimmedDecoder, folder: Path, target: str, **card) -> None
 
 
 def load_draft(folder: Path, target: PreTrainedModel) -> DraftForCausalLM:
-    """The draft stored in `folder`, with the embedding of its target, in the target's dtype and device.
+    """The draft stored in `folder`, with the embedding and head of its target, in the target's dtype and device.
 
     ValueError for a target that the readable decoder does not compute.
     """
@@ -52,7 +52,8 @@ def load_draft(folder: Path, target: PreTrainedModel) -> DraftForCausalLM:
     network.load_state_dict(weights, strict=False, assign=True)
     network.model.rotary_emb = target.model.rotary_emb
     network.generation_config = target.generation_config
-    return network.trim(stored["kept"].long()).eval().requires_grad_(False)
+    head = network.get_input_embeddings() if head_is_embedding(target) else target.get_output_embeddings()
+    return network.trim(stored["kept"].long(), head.weight).eval().requires_grad_(False)
 
 
 def restored(stored: dict[str, Tensor]) -> dict[str, Tensor]:

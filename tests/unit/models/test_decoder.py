@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lessons_lib.caches.contiguous import ContiguousCache
 from lessons_lib.caches.masks import causal_mask
 from lessons_lib.caches.static import Slots, StaticCache
-from lessons_lib.models import tiny
+from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder, DecoderConfig, Segment, rotary_tables
 from lessons_lib.models.kernels import FUSED, attend, attend_by_products, multiply_by_products
 
@@ -172,3 +172,26 @@ def test_logits_with_scaled_angles_equal_transformers(scaled):
 
 def test_a_sliding_window_bounds_the_context():
     assert Decoder.from_transformers(tiny(family="mistral", window=8)).config.context == 8
+
+
+@pytest.mark.parametrize("weights", [None, "int8-weight-only"])
+def test_a_head_of_its_own_is_read_whatever_the_config_says(weights):
+    """As in a checkpoint whose head was fine-tuned and whose config still says tied."""
+    network = tiny(tied=False, dtype=torch.float32)
+    network.config.tie_word_embeddings = True
+    model = LanguageModel(network, None, "tiny", "cpu", torch.float32)
+    decoder = model.target(weights=weights).decoder
+    with torch.no_grad():
+        expected = network(TOKENS[None]).logits[0]
+    cache = ContiguousCache(2, 2, 8, torch.float32)
+    found = logits_of(decoder, TOKENS, segment(decoder, range(8), cache))
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert not decoder.config.tied and not model.shape.tied
+    assert model.shape.params() == network.num_parameters()
+
+
+def test_a_head_that_is_the_embedding_is_one_table():
+    network = tiny(tied=True)
+    decoder = Decoder.from_transformers(network)
+    assert decoder.config.tied and decoder.head.weight is decoder.embedding.weight
+    assert LanguageModel(network, None, "tiny", "cpu", torch.float64).shape.params() == network.num_parameters()

@@ -72,6 +72,17 @@ def test_a_drafts_shape_and_bytes_are_what_its_one_row_forward_reads(network, dr
     assert whole.shape.head_weights == 97 * 32 and whole.weight_bytes == dtype.itemsize
 
 
+def test_a_stored_draft_scores_by_the_head_of_its_target_tied_or_not(tmp_path):
+    network = tiny(layers=3, tied=False)
+    draft = start_from(Decoder.from_transformers(network), (2, 0), KEPT)
+    save_draft(draft, tmp_path / "draft", "tiny")
+    stored = load_draft(tmp_path / "draft", network)
+    assert torch.equal(stored.get_output_embeddings().rows, network.lm_head.weight[KEPT])
+    with torch.no_grad():
+        theirs = stored(torch.tensor([IDS])).logits[0][:, KEPT]
+    torch.testing.assert_close(logits_of(decoder_of(stored))[:, KEPT], theirs, rtol=0, atol=1e-4)
+
+
 def test_a_draft_starts_as_copies_of_the_layers_that_were_named(network, draft):
     target = Decoder.from_transformers(network)
     for ours, theirs in zip(draft.layers, (target.layers[2], target.layers[0]), strict=True):
