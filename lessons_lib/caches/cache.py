@@ -23,6 +23,10 @@ class Cache(ABC):
         ValueError, where a cache can tell, for entries that it does not have.
         """
 
+    def branches(self, entries: int) -> bool:
+        """Whether branches and side tokens may be fed until it has so many entries; if not, chains only."""
+        return True
+
     def positions(self, offsets: Sequence[int]) -> list[int]:
         """Positions of tokens about to be fed, offset 0 being the first one the cache lacks."""
         return [self.length() + offset for offset in offsets]

@@ -117,6 +117,19 @@ class Tree:
             self.depths.append(self._depth(parent) + 1)
         return self.nodes[parent, token]
 
+    def first_chain(self) -> "Tree":
+        """The first draw below the anchor, the first below that, and so on, without all other nodes."""
+        path = [ANCHOR]
+        while order := self.draws.get(path[-1]):
+            path.append(self.nodes[path[-1], order[0]])
+        number = {node: depth - 1 for depth, node in enumerate(path)}  # the anchor keeps its own
+        chain = Tree(self.mode, q={number[node]: q for node, q in self.q.items() if node in number})
+        for above, node in zip(path, path[1:], strict=False):
+            chain.add(self.tokens[node], number[above])
+            chain.draws[number[above]] = [self.tokens[node]]
+        chain.merged = [number.get(node) for node in self.merged]
+        return chain
+
     def _depth(self, node: int) -> int:
         return 0 if node == ANCHOR else self.depths[node]
 

@@ -90,6 +90,7 @@ class Row:
         early = len(self.ids) == self.prompt_length or not completes  # the anchor of all guesses must be fed first
         proposal = NO_GUESSES if early else self.proposer.propose(self.ids, limit)
         proposal, tree = self._fitting(proposal, limit, room)
+        proposal, tree = self._readable(proposal, tree, cached + len(lacking))
         block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
         return Planned(tree, proposal, block, completes)
 
@@ -106,6 +107,14 @@ class Row:
         tree = Tree.of(proposal, limit)
         fed = len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
         return (proposal, tree) if fed <= room else (NO_GUESSES, Tree())
+
+    def _readable(self, proposal: Proposal, tree: Tree, entries: int) -> tuple[Proposal, Tree]:
+        """The first chain of the tree alone, where the cache can no longer take branches. entries: before drafts."""
+        scratch = proposal.scratch
+        entries += len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
+        if (tree.is_chain and not scratch) or self.cache.branches(entries):
+            return proposal, tree
+        return replace(proposal, scratch=None), tree.first_chain()
 
     def accept(self, planned: Planned, scores: Scores) -> tuple[list[int], list[int]]:
         """Ask the acceptance rule, whose errors come through, end the text where it must end -> (path, tokens)."""

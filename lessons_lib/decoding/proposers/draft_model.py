@@ -72,6 +72,7 @@ class DraftModel(Proposer):
         gamma = min(self.length.next(), limit, self.draft.context - len(ids) + 1)  # the last guess is never fed
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
             return NO_GUESSES  # also where the target wrote an id that no token has: the draft cannot read it
+        self.branching = self.cache.branches(len(ids) + self._most_nodes(gamma))
         while tree.depth < gamma and self._has_room(tree):
             logits = self._shared(self.draft.run([self._block(ids, tree)])[0].logits)
             confidence = self._grow(tree, logits)
@@ -106,7 +107,7 @@ class DraftModel(Proposer):
 
     def _grow(self, tree: Growing, logits: Tensor) -> float:
         """Guess below every node of the deepest level, logits (nodes, V) -> the highest q of a new guess."""
-        count = self.children[tree.depth] if tree.depth < len(self.children) else 1
+        count = self.children[tree.depth] if self.branching and tree.depth < len(self.children) else 1
         q = self.sampling.probabilities(logits)
         drawn = {}
         for node, scores, row in zip(tree.level, logits, q, strict=True):
@@ -114,6 +115,14 @@ class DraftModel(Proposer):
                 drawn[node], tree.q[node] = self._draw(scores, row, count), row
         tree.grow(drawn)
         return max(float(tree.q[node][tokens].max()) for node, tokens in drawn.items())
+
+    def _most_nodes(self, gamma: int) -> int:
+        """Nodes of a tree of that depth if no branch ends early."""
+        nodes, level = 0, 1
+        for count in (*self.children[:gamma], *[1] * (gamma - len(self.children))):
+            level *= count
+            nodes += level
+        return nodes
 
     def _draw(self, scores: Tensor, q: Tensor, count: int) -> list[int]:
         """Tokens in draw order, as many as there are with q > 0 at most."""

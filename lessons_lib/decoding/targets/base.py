@@ -47,7 +47,17 @@ class Target(ABC):
 
 
 def eos_ids(network, tokenizer) -> tuple[int, ...]:
-    """Ids that end a text, from the model's generation config, else its tokenizer, else none."""
+    """Ids that end a text, from the model's generation config, else its tokenizer, else none.
+
+    Ids that the model has no logit for are left out, since it never writes them: -1 switches the end off.
+    """
     eos = getattr(getattr(network, "generation_config", None), "eos_token_id", None)
     eos = eos if eos is not None else getattr(tokenizer, "eos_token_id", None)
-    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    return tuple(token for token in ids if 0 <= token < vocabulary(network))
+
+
+def vocabulary(network) -> int:
+    """How many tokens a model of transformers gives logits for."""
+    head = network.get_output_embeddings()
+    return network.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]

@@ -1,29 +1,43 @@
 """Any causal LM of transformers as a target (lesson 01), and the one adapter that touches its caches.
 
+A model of attention alone keeps keys and values per token: `TransformersCache` drops and reorders them. All others
+(recurrent, hybrid, without a cache) run as transformers' own `generate` runs them, and `StateCache` goes back to a copy
+of their state. What a model reads besides plain text is found by asking it (`self_check`).
+
 Checked against transformers 5.23: `DynamicCache.crop` takes a count to remove as a negative number and
 silently empties a cache that is shorter; there is no gather along the sequence; a 4-D mask passes untouched,
 bool for sdpa, additive for eager (which adds a bool mask as 0 and 1 without a word).
 """
 
+import copy
+import inspect
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
+from transformers import GenerationConfig
+from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lessons_lib.caches.cache import Cache, unbroken
-from lessons_lib.decoding.blocks import Block, Scores
-from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids
+from lessons_lib.decoding.blocks import Block, Scores, plain_block
+from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids, vocabulary
+from lessons_lib.decoding.targets.self_check import SelfCheck
+
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+PER_TOKEN = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)  # kinds of layers whose entries can be dropped
+UNLIMITED = 2**31
 
 
 class TransformersCache(Cache):
     """Our interface over a DynamicCache, which made without a config has plain layers, all of one length.
 
-    ValueError for entries that shall be kept and are not there.
+    tokens: how long the text will be. ValueError for entries that shall be kept and are not there.
     """
 
-    def __init__(self):
-        self.inner = DynamicCache()
+    def __init__(self, target: "TransformersTarget", tokens: int = 0):
+        self.target, self.tokens, self.inner = target, tokens, DynamicCache()
+        self.branched = self.outgrown = False  # whether branches were fed, and whether the text outgrew them
 
     def length(self, layer: int = -1) -> int:
         return int(self.inner.get_seq_length())
@@ -32,6 +46,15 @@ class TransformersCache(Cache):
     def nbytes(self) -> int:
         """Bytes of all keys and values."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.inner.layers)
+
+    def branches(self, entries: int) -> bool:
+        if self.branched and not self.outgrown and not self.target.reads_branches(self, entries):
+            self.outgrown = True
+            warnings.warn(
+                f"{self.target.name} reads no branches in a text of {entries} tokens; decoding goes on with chains.",
+                stacklevel=2,
+            )
+        return not self.outgrown  # the first branches of a text are refused by `run`
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end, length = prefix + len(then), self.length()
@@ -46,59 +69,175 @@ class TransformersCache(Cache):
             layer.keys, layer.values = layer.keys.index_select(-2, index), layer.values.index_select(-2, index)
 
 
+class StateCache(Cache):
+    """The state of a model whose tokens cannot be dropped: to drop some, an older state reads the others again.
+
+    ids: the tokens that the state has read. state: what transformers hands from one forward pass to the next.
+    The first time the whole text is read again; from then on the state is copied before every pass. Copies share keys
+    and values, which are never written in place.
+    """
+
+    def __init__(self, target: "TransformersTarget"):
+        self.target, self.state = target, target.new_state()
+        self.ids: list[int] = []
+        self.copying, self.copies = False, []  # copies: (tokens read, state), oldest first, since the last `keep`
+
+    def length(self, layer: int = -1) -> int:
+        return len(self.ids)
+
+    def save(self) -> None:
+        """Copy the state, if tokens of this text have ever been dropped."""
+        if self.copying:
+            layers = [layer for held in self.state.values() for layer in getattr(held, "layers", ())]
+            shared = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+            memo = {id(tensor): tensor for tensor in shared if tensor is not None}
+            self.copies.append((len(self.ids), copy.deepcopy(self.state, memo)))
+
+    def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
+        end = prefix + len(then)
+        if end > len(self.ids) or not unbroken(prefix, then):
+            raise ValueError(f"{prefix} tokens and then {list(then)} cannot be kept of {len(self.ids)}")
+        if end < len(self.ids):
+            self.target.require_chains()
+            copies = [(0, self.target.new_state()), *(saved for saved in self.copies if saved[0] <= end)]
+            read, self.state = copies[-1]
+            again, self.ids = self.ids[read:end], self.ids[:read]
+            if again:
+                self.target.forward(plain_block(again, self))
+            self.copying = True
+        self.copies = []
+
+
 class TransformersTarget(Target):
-    """network: any causal LM of transformers; several rows run one after another, each in its own forward."""
+    """network: any causal LM of transformers; several rows run one after another, each in its own forward.
+
+    Every one decodes plainly, as transformers' `generate` does. Refused, each in one sentence: encoder-decoder models;
+    chains of draft tokens where the model reads several tokens at once differently from one at a time; and branches and
+    side tokens where it reads them differently from plain text: in models that take positions in their own way, beyond
+    an attention window, and without keys and values per token.
+    """
 
     offers = frozenset({"states"})
 
     def __init__(self, network, tokenizer=None):
+        self.name, config = type(network).__name__, network.config
+        if config.is_encoder_decoder:
+            raise Unsupported(f"{self.name} has an encoder, which this does not run; pass a decoder-only causal model")
         self.network, self.tokenizer = network.eval(), tokenizer
-        self.vocab_size = network.get_output_embeddings().weight.shape[0]
-        self.context = getattr(network.config, "max_position_embeddings", None) or 2**31
+        self.text_config = config.get_text_config(decoder=True)
+        self.accepts = frozenset(inspect.signature(network.forward).parameters)
+        self.per_token = "past_key_values" in self.accepts and caches_per_token(network)
+        self.vocab_size = vocabulary(network)
+        lengths = (getattr(self.text_config, name, None) for name in CONTEXT_NAMES)
+        self.context = next((length for length in lengths if length and length > 0), UNLIMITED)
         self.eos = eos_ids(network, tokenizer)
+        self.check_itself = SelfCheck(self)
 
-    def new_cache(self, tokens: int) -> TransformersCache:
-        """An empty cache; it grows by itself, so the number of tokens does not matter."""
-        return TransformersCache()
+    def new_cache(self, tokens: int) -> Cache:
+        """An empty cache; it grows by itself."""
+        return TransformersCache(self, tokens) if self.per_token else StateCache(self)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """One forward per block -> its scores. IndexError for states after a layer that there is not.
 
-        Unsupported for states after the last layer; for masks beyond a sliding window; and for masks where attention
-        is neither "sdpa" nor "eager".
+        Unsupported for what the model does not read as it reads plain text, for branches where attention is neither
+        "sdpa" nor "eager", and for states that it does not give, such as those after the last layer.
         """
         return [self._run(block) for block in blocks]
 
     def _run(self, block: Block) -> Scores:
-        device, shaped = self.network.device, {}
+        cache = block.cache
         if block.mask is not None:
-            shaped["position_ids"] = torch.tensor([block.cache.positions(block.offsets)], device=device)
-            shaped["attention_mask"] = self._mask(block.mask.to(device))
-        out = self.network(
-            torch.tensor([block.tokens], device=device),
-            past_key_values=block.cache.inner,
-            use_cache=True,
-            logits_to_keep=block.wanted,
-            output_hidden_states=bool(block.after),
-            **shaped,
-        )
-        return Scores(out.logits[0], {name: self._states(out, name, block.wanted) for name in block.after})
+            if not self.reads_branches(cache, block.mask.shape[1]):
+                raise Unsupported(
+                    f"{self.name} does not read branches and side tokens as it reads plain text, at least in a text of "
+                    f"{block.mask.shape[1]} tokens; use a proposer of chains, such as DraftModel without children"
+                )
+            cache.branched = True
+        elif len(block.tokens) > 1 and cache.length():
+            self.require_chains()
+        if not self.per_token:
+            cache.save()
+        return self.forward(block)
 
-    def _states(self, out, name: int | str, wanted: int) -> Tensor:
+    def reads_branches(self, cache: Cache, entries: int) -> bool:
+        """Whether branches can be fed until the cache has so many entries."""
+        if not self.per_token:
+            return False
+        whole = cache.tokens + 2 * (entries - cache.length())  # what the text will need, with drafts twice as large
+        return self.check_itself.reads_branches(entries, whole if whole > entries else entries * 3 // 2)
+
+    def require_chains(self) -> None:
+        """Unsupported for a model that cannot read several tokens at once behind others, or go back."""
+        if not self.check_itself.reads_chains():
+            raise Unsupported(
+                f"{self.name} reads several tokens at once differently from one at a time, or cannot drop tokens; "
+                "decode plainly with this model, without a proposer, and do not draft with it"
+            )
+
+    def forward(self, block: Block) -> Scores:
+        """One forward of a block that the model can read -> its scores."""
+        out = self._from_keys_and_values(block) if self.per_token else self._from_state(block)
+        if out.logits.shape[1] < block.wanted:
+            raise Unsupported(f"{self.name} gives logits for fewer tokens than it reads: decode plainly with it")
+        return Scores(out.logits[0, -block.wanted :], {name: self._states(out, name, block) for name in block.after})
+
+    def _from_keys_and_values(self, block: Block):
+        cache, device, options = block.cache, self.network.device, self._options(block)
+        if "position_ids" in self.accepts:
+            options["position_ids"] = torch.tensor([cache.positions(block.offsets)], device=device)
+        if block.mask is not None:
+            implementation = getattr(self.text_config, "_attn_implementation", None)
+            options["attention_mask"] = as_attention_mask(block.mask.to(device), implementation, self.network.dtype)
+        tokens = torch.tensor([block.tokens], device=device)
+        return self.network(tokens, past_key_values=cache.inner, use_cache=True, **options)
+
+    @torch.no_grad()  # a state that belongs to a graph could not be copied
+    def _from_state(self, block: Block):
+        """As one step of transformers' `generate`: what a model needs of ids, positions and state is its own affair."""
+        cache, device = block.cache, self.network.device
+        first, ids = not cache.ids, torch.tensor([cache.ids + block.tokens], device=device)
+        positions = {"position_ids": self.network._prepare_position_ids_for_generation(ids, {})}
+        inputs = self.network.prepare_inputs_for_generation(
+            ids,
+            next_sequence_length=None if first else len(block.tokens),
+            is_first_iteration=first,
+            attention_mask=None,
+            use_cache=True,
+            **positions if "position_ids" in self.accepts else {},
+            **cache.state,
+        )
+        out = self.network(**inputs | self._options(block), return_dict=True)
+        cache.state = self.network._update_model_kwargs_for_generation(out, cache.state)
+        cache.ids = cache.ids + block.tokens
+        return out
+
+    def new_state(self) -> dict:
+        """What `generate` hands to the first forward of a text."""
+        state: dict = {}
+        self.network._prepare_cache_for_generation(GenerationConfig(), state, None, 1, self.context)
+        return state
+
+    def _options(self, block: Block) -> dict:
+        options = {"logits_to_keep": block.wanted} if "logits_to_keep" in self.accepts else {}
+        return options | ({"output_hidden_states": True} if block.after else {})
+
+    def _states(self, out, name: int | str, block: Block) -> Tensor:
         """hidden_states[i] is what layer i left behind, except that the last one has passed the final norm."""
         layers = len(out.hidden_states) - 1
         if name == layers:
             raise Unsupported(f"transformers gives layer {layers}'s state only after the final norm: ask for 'final'")
-        return out.hidden_states[layers if name == "final" else name][0, -wanted:]
-
-    def _mask(self, allow: Tensor) -> Tensor:
-        window = getattr(self.network.config, "sliding_window", None)
-        if window and allow.shape[1] > window:
-            raise Unsupported(f"tree guesses beyond the sliding window of {window} tokens: use chains with this model")
-        return as_attention_mask(allow, self.network.config._attn_implementation, self.network.dtype)
+        return out.hidden_states[layers if name == "final" else name][0, -block.wanted :]
 
 
-def as_attention_mask(allow: Tensor, implementation: str, dtype: torch.dtype) -> Tensor:
+def caches_per_token(network) -> bool:
+    """Whether every layer of the model caches keys and values per token, or nothing at all."""
+    if network._is_stateful or not network._supports_default_dynamic_cache():
+        return False
+    return all(type(layer) in PER_TOKEN for layer in DynamicCache(config=network.config).layers)
+
+
+def as_attention_mask(allow: Tensor, implementation: str | None, dtype: torch.dtype) -> Tensor:
     """allow (T, S) bool -> the (1, 1, T, S) form that an attention implementation of transformers reads.
 
     Unsupported for other implementations than sdpa and eager.

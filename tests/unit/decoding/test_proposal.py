@@ -106,3 +106,26 @@ def cache_of(length: int) -> ContiguousCache:
     cache = ContiguousCache(1, 1, 2, torch.float32)
     cache.append(0, torch.zeros(1, length, 2), torch.zeros(1, length, 2))
     return cache
+
+
+@given(trees)
+def test_the_first_chain_follows_first_draws_and_forgets_all_else(nodes):
+    tokens, parents = nodes
+    q = {parent: torch.full((4,), 0.25) for parent in parents}
+    tree = Tree.of(Proposal(tokens, parents, "iid", q), limit=10)
+    chain = tree.first_chain()
+    node, text = -1, []
+    while children := [child for child, parent in enumerate(parents) if tree_node(tree, parent) == node]:
+        node = tree.merged[children[0]]
+        text.append(tree.tokens[node])
+    assert chain.tokens == text and chain.is_chain and chain.mode == "iid"
+    assert chain.draws == {depth - 1: [token] for depth, token in enumerate(text)}
+    assert set(chain.q) >= set(chain.draws)
+    for theirs, merged in enumerate(tree.merged):
+        if chain.merged[theirs] is not None:
+            assert chain.tokens[chain.merged[theirs]] == tree.tokens[merged]
+    assert {node for node in chain.merged if node is not None} == set(range(len(text)))
+
+
+def tree_node(tree: Tree, node: int) -> int:
+    return node if node < 0 else tree.merged[node]

@@ -1,0 +1,166 @@
+"""What a model can read besides plain text, found by asking it (lesson 06).
+
+A draft is only verified if the model reads it as it would read the same tokens as plain text. Models differ in how they
+take positions, masks and windows, and no config says so reliably. So before a target's first pass of a kind, the same
+made-up tokens are run in both layouts, and the logits must agree. The passes are few and short, happen once, and count
+nowhere.
+"""
+
+import math
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
+from lessons_lib.decoding.proposal import ANCHOR, Scratch, Tree
+from lessons_lib.decoding.targets.base import Unsupported
+
+ROWS = 4  # tokens compared at the end of a long text
+
+
+class SelfCheck:
+    """Asks a target what it can read, and remembers the answers.
+
+    target: needs `forward` (a block -> its scores, unchecked), `new_cache`, `vocab_size` and `context`.
+    """
+
+    def __init__(self, target):
+        self.target = target
+        self._chains: bool | None = None
+        self._trees: bool | None = None
+        self._good, self._bad = 0, math.inf  # entries up to which an explicit mask is right, and from which it is wrong
+
+    def reads_chains(self) -> bool:
+        """Whether several tokens at once, behind a cache that was cut back, get the logits of plain text."""
+        if self._chains is None:
+            self._chains = True  # until it is known, since a cache that is cut back may ask
+            self._chains = self._agrees(chains_agree)
+        return self._chains
+
+    def reads_branches(self, entries: int, ahead: int) -> bool:
+        """Whether branches and side tokens get the logits of plain text while the cache has so many entries.
+
+        ahead: entries that the text will need, as far as is known. An explicit mask is compared with none at that
+        length, so that a text asks once; where they differ, at the length in use.
+        """
+        if self._trees is None:
+            self._trees = self.reads_chains() and self._agrees(branches_agree)
+        return self._trees and self._reads_masks(min(entries, self.target.context), ahead)
+
+    def _reads_masks(self, entries: int, ahead: int) -> bool:
+        if self._good < entries < self._bad:
+            ahead = max(entries, min(ahead, self.target.context))
+            if ahead >= self._bad:
+                ahead = (entries + self._bad) // 2
+            for length in dict.fromkeys((ahead, entries)):
+                if self._agrees(masks_agree, length):
+                    self._good = length
+                    break
+                self._bad = length
+        return entries <= self._good
+
+    @torch.no_grad()
+    def _agrees(self, check: Callable[..., bool], *sizes: int) -> bool:
+        """A model that raises does not agree, unless it lacks memory or says itself what is unsupported."""
+        try:
+            return check(self.target, *sizes)
+        except (Unsupported, torch.OutOfMemoryError):
+            raise
+        except Exception:  # whatever a model raises for a layout that it was not made for
+            return False
+
+
+def chains_agree(target) -> bool:
+    """Guesses that are dropped, and others read in their place, against one pass over the text without a cache."""
+    ids = made_up(7, target.vocab_size)
+    expected = _plain(target, ids)
+    cache = target.new_cache(len(ids))
+    _plain(target, ids[:3], cache)
+    _plain(target, ids[5:], cache)
+    cache.keep(3)
+    first = _plain(target, ids[3:], cache)
+    cache.keep(5)
+    again = _plain(target, ids[5:], cache)
+    return agree(first, expected[3:]) and agree(again, expected[5:])
+
+
+def branches_agree(target) -> bool:
+    """A tree with a side token, fed in two passes, against plain passes along its paths.
+
+    anchor - A - C - E
+           - B - D - next, and a side token below B
+    """
+    *text, a, b, c, d, e, side, after = made_up(11, target.vocab_size)
+    left, right, beside = (_plain(target, text + path) for path in ([a, c, e], [b, d, after], [b, side]))
+    first = len(text)  # entry of node 0
+    cache = target.new_cache(len(text) + 4)
+    _plain(target, text[:-1], cache)
+
+    tree = Tree(merged=[0, 1, 2])
+    for token, parent in ((a, ANCHOR), (b, ANCHOR), (c, 0)):
+        tree.add(token, parent)
+    scratch = Scratch([side], [2], [[True]], [[1]])
+    mask = tree_mask(1, tree, scratch, first - 1)
+    found = target.forward(Block([text[-1], a, b, c, side], [0, 1, 1, 2, 2], mask, cache, 5)).logits
+    cache.keep(first + 3)
+
+    for token, parent in ((d, 1), (e, 2)):
+        tree.add(token, parent)
+    mask = tree_mask(1, tree, None, first - 1)[-2:]
+    offsets = [first + 1 - cache.length(), first + 2 - cache.length()]
+    found = torch.cat([found, target.forward(Block([d, e], offsets, mask, cache, 2)).logits])
+    cache.keep(first, [first + 1, first + 3])
+    found = torch.cat([found, _plain(target, [after], cache)])
+
+    left, right, beside = (rows[first - 1 :] for rows in (left, right, beside))
+    expected = [left[0], left[1], right[1], left[2], beside[2], right[2], left[3], right[3]]
+    return agree(found, torch.stack(expected))
+
+
+def masks_agree(target, length: int) -> bool:
+    """The last tokens of a text of `length` tokens under an explicit causal mask, against none: a window shows."""
+    ids = made_up(length, target.vocab_size)
+    count = min(ROWS, length - 1)
+    cache = target.new_cache(length)
+    target.forward(plain_block(ids[:-count], cache))
+    expected = _plain(target, ids[-count:], cache)
+    cache.keep(length - count)
+    mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+    found = target.forward(Block(ids[-count:], list(range(count)), mask, cache, count)).logits
+    return agree(found, expected)
+
+
+def agree(found: Tensor, expected: Tensor) -> bool:
+    """Whether logits (n, V) differ by no more than rounding does, measured by the spread of each row.
+
+    Rounding grows over the layers: 16 bits are allowed some ten units of their last place. A token that is read at
+    another position or sees another text moves logits by a good part of their spread.
+    """
+    allowed = max(1e-3, 8 * torch.finfo(expected.dtype).eps)
+    found, expected = found.double(), expected.double()
+    if found.shape != expected.shape or found.isnan().any() or not torch.equal(_scored(found), _scored(expected)):
+        return False
+    for ours, theirs in zip(found, expected, strict=True):
+        ours, theirs = (row[_scored(theirs)] for row in (ours, theirs))
+        if (ours - theirs).pow(2).mean().sqrt() > allowed * theirs.std(correction=0):
+            return False
+    return True
+
+
+def made_up(count: int, vocab_size: int) -> list[int]:
+    """So many token ids, the same every time, and different ones while there are enough."""
+    rng = random.Random(0)
+    return rng.sample(range(vocab_size), count) if count <= vocab_size else rng.choices(range(vocab_size), k=count)
+
+
+def _plain(target, tokens: list[int], cache=None) -> Tensor:
+    """Logits of all tokens, read behind the cache, or from the start."""
+    cache = target.new_cache(len(tokens)) if cache is None else cache
+    return target.forward(plain_block(tokens, cache, len(tokens))).logits
+
+
+def _scored(logits: Tensor) -> Tensor:
+    """Which tokens have a score: some heads leave tokens out by minus infinity or the least number."""
+    return logits > -1e30
