@@ -17,6 +17,7 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 from lessons_lib.course.lessons import Lesson
+from lessons_lib.measure.clock import QUICK
 from lessons_lib.progress import VARIABLE
 
 PATIENCE = 300  # seconds for JupyterLab to start
@@ -79,10 +80,10 @@ def command(notebooks: Path) -> list[str]:
 
 
 def environment(places: dict[str, Path]) -> dict[str, str]:
-    """This process's environment with Jupyter's folders moved, and with someone there to move sliders."""
+    """This process's environment with Jupyter's folders moved, someone there for sliders, everything timed once."""
     own = {f"JUPYTER_{name.upper()}_DIR": str(places[name]) for name in ("config", "data", "runtime")}
     own |= {f"JUPYTERLAB_{name.upper()}_DIR": str(places[name]) for name in ("workspaces", "settings")}
-    return {name: value for name, value in os.environ.items() if name != VARIABLE} | own
+    return {name: value for name, value in os.environ.items() if name != VARIABLE} | own | {QUICK: "1"}
 
 
 def announced(server: subprocess.Popen, runtime: Path, log: Path) -> dict[str, Any]:
