@@ -145,7 +145,7 @@ def test_a_target_asks_itself_once_and_plain_decoding_never():
         with counted(target) as passes:
             out = generate(target, PROMPT, Scripted(text, 97, tree_with_decoys), max_new_tokens=N)
         asked.append(len(passes) - len(out.trace))
-    assert asked == [15, 0]  # 5 for chains, 7 for branches, 3 for the mask
+    assert asked == [15, 0]  # 5 for chains, 7 for branches, 3 for the length
 
 
 def test_asking_leaves_no_trace_in_a_text():
@@ -168,6 +168,15 @@ def test_a_text_that_grows_past_a_window_goes_on_with_chains(make):
     branched = [step.proposed > step.depth for step in out.trace[1:] if step.depth]
     assert branched[0] and branched == sorted(branched, reverse=True) and not branched[-1]
     assert all(not step.scratch for step in out.trace if step.length_before > WINDOW)
+
+
+def test_a_window_that_counts_other_branches_is_found_when_a_text_grows_past_it():
+    """Mask and positions are obeyed in a short text: only the window's beginning moves."""
+    network, prompt = model_of("a window by another name", window_size=48), [5, 9, 11, 7]
+    plain = generate(network, prompt, max_new_tokens=70).ids
+    with pytest.warns(UserWarning, match="goes on with chains"):
+        out = generate(network, prompt, DraftModel(network, 2, children=(2,)), max_new_tokens=70)
+    assert out.ids == plain and out.trace[1].proposed > out.trace[1].depth
 
 
 def test_branches_are_fed_as_long_as_the_window_holds_all():
