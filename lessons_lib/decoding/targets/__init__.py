@@ -1,7 +1,7 @@
 """Targets: what decodes. One interface over any causal LM of transformers and over our own decoder.
 
 base                    what the loop asks of a target
-transformers            any causal LM of transformers
+transformers            any causal LM of transformers; self_check finds out what the model can read besides plain text
 decoder                 our decoder, eager, all rows in one forward
 compiled                our decoder compiled: compiled_step is one forward of it, compiler torch's settings
 one_by_one              a target fed token by token, for drafts
