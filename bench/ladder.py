@@ -2,7 +2,9 @@
 
 Speeds are of decoding alone, from the first token on: no rung changes the prefill. Whole requests stand beside them.
 A rung counts if the perplexity of its weights is within 1% of that in fp32. The best that counts is compared
-with the peer; it is chosen on the texts that it is judged by.
+with the peer; it is chosen on the texts that it is judged by. llama.cpp runs the packaged file (Q4_1) and what its own
+quantizer makes of that file; where all its formats take part, so does each whose perplexity is at most 1% above our
+best's.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,12 +19,16 @@ from registry import Measured, NotMeasured, Run, claim
 from speculation import GROUNDED
 
 from lessons_lib.decoding import llamacpp
-from lessons_lib.decoding.ladder import Rung, best, step_gains
+from lessons_lib.decoding.ladder import TOLERATED, Rung, best, counting, step_gains
 
 KINDS = {"free": (("writing",), 6), "grounded": (GROUNDED, 2)}  # categories, and questions of each
 OURS = "the fastest rung whose perplexity is within 1% of that in fp32; decoding alone, 128 tokens each"
 THEIRS = f"transformers generate, greedy, dynamic cache, eager, {DTYPE}"
 LLAMACPP = "llama.cpp through llama-cpp-python, the same file, threads and run"
+LLAMACPP_BEST = (
+    f"llama.cpp in the fastest of {', '.join(llamacpp.FORMATS)} whose perplexity is at most 1% above our best's; "
+    "requantized from the same file, same threads and run"
+)
 
 
 @cache
@@ -64,7 +70,7 @@ def grounded(run: Run) -> Measured:
 
 @claim("ladder/plain/vs-llamacpp", ">= 1.2", f"{LLAMACPP}, plain; free and grounded prompts; ours: {OURS}, no guesses")
 def plain(run: Run) -> Measured:
-    return against(run, list(KINDS), [need_peers()[0]], [name for name in named(run) if " + " not in name])
+    return against(run, list(KINDS), unguessed(packaged(need_peers())), unguessed(named(run)))
 
 
 @claim(
@@ -72,14 +78,40 @@ def plain(run: Run) -> Measured:
     f"{LLAMACPP}, the better of plain and its prompt lookup; input-grounded prompts; ours: {OURS}",
 )  # fmt: skip
 def grounded_peer(run: Run) -> Measured:
-    return against(run, ["grounded"], need_peers(), list(named(run)))
+    return against(run, ["grounded"], packaged(need_peers()), list(named(run)))
+
+
+@claim(
+    "ladder/plain/vs-llamacpp-best", ">= 1.2",
+    f"{LLAMACPP_BEST}, plain; free and grounded prompts; ours: {OURS}, no guesses",
+)  # fmt: skip
+def plain_best(run: Run) -> Measured:
+    return against(run, list(KINDS), unguessed(need_peers()), unguessed(named(run)), as_good=True)
+
+
+@claim(
+    "ladder/grounded/vs-llamacpp-best", ">= 3",
+    f"{LLAMACPP_BEST}, plain or with its prompt lookup; input-grounded prompts; ours: {OURS}",
+)  # fmt: skip
+def grounded_best(run: Run) -> Measured:
+    return against(run, ["grounded"], need_peers(), list(named(run)), as_good=True)
 
 
 def need_peers() -> list[str]:
-    """llama.cpp's names, plain first. NotMeasured where it is not installed."""
+    """llama.cpp's names in all formats. NotMeasured where it is not installed."""
     if lack := llamacpp.missing():
         raise NotMeasured(f"not measured: {lack}")
     return list(rungs.peers())
+
+
+def packaged(peers: Collection[str]) -> list[str]:
+    """Those of llama.cpp's names that run the packaged file as it is."""
+    return [name for name in peers if rungs.target_of(name) == f"llama.cpp {llamacpp.FORMATS[0]}"]
+
+
+def unguessed(names: Collection[str]) -> list[str]:
+    """Those that decode plainly."""
+    return [name for name in names if name == rungs.target_of(name)]
 
 
 def named(run: Run) -> dict[str, Rung]:
@@ -87,24 +119,56 @@ def named(run: Run) -> dict[str, Rung]:
     return {rung.name: rung for rung in pricing.ladder(run.quick, run.repeats)}
 
 
-def against(run: Run, kinds: Sequence[str], slow: Sequence[str], ours: Sequence[str]) -> Measured:
-    """The best of our rungs that counts over the best of theirs, on the texts of these kinds together."""
+def against(
+    run: Run, kinds: Sequence[str], slow: Sequence[str], ours: Sequence[str], as_good: bool = False
+) -> Measured:
+    """The best of our rungs that counts over the best of theirs, on the texts of these kinds together.
+
+    as_good: of theirs only those count whose perplexity is at most 1% above that of our best. NotMeasured if none is.
+    """
     found = [row for kind in kinds for row in rows(run, kind)]
     counts, took = rungs.count(run.quick), speeds(found, {*slow, *ours})
-    theirs, winner = best(took, slow), best(took, [name for name in ours if rungs.target_of(name) in counts])
+    winner = best(took, [name for name in ours if rungs.target_of(name) in counts])
+    peers = by_format(run, took, slow, winner) if as_good else {}
+    theirs = best(took, near(peers, winner) if as_good else slow)
     ratio = rate_ratio(decoding(found, theirs), decoding(found, winner))
     requests = rate_ratio(whole(found, theirs), whole(found, winner))
     note = (
         f"{winner} {took[winner]:.0f} tokens/s, {theirs} {took[theirs]:.0f}; whole requests {requests.value:.2f}; "
-        f"{differing(found, winner)}"
+        f"{differing(found, winner)}{said(peers)}"
     )
     table = {kind: table_of(run, rows(run, kind)) for kind in kinds}
     facts = {"best": winner, "peer": theirs, "requests": [requests.value, requests.low, requests.high]}
+    facts |= {"formats": peers} if peers else {}
     facts["tokens_per_forward"] = tokens_per_forward(found, winner)
     if theirs in named(run):
         predicted = {row["rung"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
         facts["predicted"] = predicted[winner] / predicted[theirs]
     return Measured(ratio, note, facts | {"rungs": table, "questions": found, **rungs.facts(run.quick)})
+
+
+def by_format(run: Run, took: dict[str, float], peers: Collection[str], ours: str) -> dict[str, dict[str, float]]:
+    """The fastest peer of each format: its speed, and its perplexity over that of our rung."""
+    read = {name: reading.perplexity for name, reading in rungs.readings(run.quick).items()}
+    fastest = {rungs.target_of(name): name for name in sorted(peers, key=took.__getitem__)}  # the last one stays
+    reference = read[rungs.target_of(ours)]
+    return {name: {"speed": took[name], "perplexity": read[of] / reference} for of, name in fastest.items()}
+
+
+def near(peers: dict[str, dict[str, float]], ours: str) -> set[str]:
+    """The peers whose perplexity is at most TOLERATED above that of our rung. NotMeasured if none is."""
+    if found := counting({name: of["perplexity"] for name, of in peers.items()}, 1.0):
+        return found
+    raise NotMeasured(
+        f"not measured: no format of llama.cpp comes within {TOLERATED:.0%} of {ours} in perplexity{said(peers)}"
+    )
+
+
+def said(peers: dict[str, dict[str, float]]) -> str:
+    """Speed and perplexity of llama.cpp's formats as the end of a sentence; "" without any."""
+    return "".join(
+        f"; {name} {of['speed']:.0f} tokens/s at {of['perplexity']:.3f} of our perplexity" for name, of in peers.items()
+    )
 
 
 def differing(found: Sequence[dict], name: str) -> str:
@@ -123,9 +187,9 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
     for name in all_names:
         row = {"rung": name, "speed": took[name], "whole": requests[name], "peer": name not in ladder}
         row["samples"] = [tokens / seconds for tokens, seconds in decoding(found, name)]
+        row["counts"] = rungs.target_of(name) in counts
         if name in ladder:
-            of = rungs.target_of(name)
-            row |= {"below": ladder[name].below, "gain": gains[name], "counts": of in counts}
+            row |= {"below": ladder[name].below, "gain": gains[name]}
             row |= {"predicted": ladder[name].speed(expected(run, name, found))}
             row |= {"moved": ladder[name].price.moved(rungs.CACHED)}
         said.append(row)

@@ -86,20 +86,22 @@ def exact() -> Target:
 
 @cache
 def readings(quick: bool) -> dict[str, quality.Reading]:
-    """How each target finds the text that quality is measured on."""
+    """How each target, and llama.cpp in each format, finds the text that quality is measured on."""
     ids = asking.model().tokenizer(text()[: 8 * READ], verbose=False).input_ids[: READ // 4 if quick else READ]
     on = {"fp32": exact(), "decoder": asking.eager()} | targets(quick)
-    return {name: quality.read(lambda ids, of=of: logits_along(of, ids, len(ids)), ids) for name, of in on.items()}
+    says = {name: lambda ids, of=of: logits_along(of, ids, len(ids)) for name, of in on.items()}
+    says |= {name: of.logits for name, of in plain_peers().items()}
+    return {name: quality.read(logits, ids) for name, logits in says.items()}
 
 
 def count(quick: bool) -> set[str]:
-    """Targets whose perplexity is near enough to that in fp32; other engines on the unrounded weights are."""
+    """What runs with a perplexity near enough to that in fp32; transformers' own ways are, on the unrounded weights."""
     found = {name: reading.perplexity for name, reading in readings(quick).items()}
     return (counting(found, found["fp32"]) - {"fp32"}) | {"generate", "generate, compiled"}
 
 
 def facts(quick: bool) -> dict:
-    """Quality beside fp32 and memory of each target, and what was compiled how long."""
+    """Quality beside fp32 and memory of targets and peers, what was compiled how long, what llama.cpp's files hold."""
     found = dict(readings(quick))
     reference = found.pop("fp32")
     changes = {name: quality.ratio(reading, reference) for name, reading in found.items()}
@@ -112,22 +114,34 @@ def facts(quick: bool) -> dict:
             }
             for name, reading in found.items()
         },
-        "held": {name: bytes_kept(of.decoder) for name, of in ({"decoder": asking.eager()} | targets(quick)).items()},
+        "held": {name: bytes_kept(of.decoder) for name, of in ({"decoder": asking.eager()} | targets(quick)).items()}
+        | {name: sum(of.parts.values()) for name, of in plain_peers().items()},
         "tokens_read": reference.tokens,
         "perplexity_fp32": reference.perplexity,
         "compile_seconds": {name: getattr(of, "compile_seconds", {}) for name, of in targets(quick).items()},
         "problems": {name: of.problem for name, of in targets(quick).items() if getattr(of, "problem", None)},
-        "llamacpp": {name: of.version for name, of in peers().items()},
+        "llamacpp": {
+            name: {"version": of.version, "built for": of.instructions, "parts": of.parts}
+            for name, of in plain_peers().items()
+        },
     }
 
 
 @cache
 def peers() -> dict[str, llamacpp.LlamaCpp]:
-    """llama.cpp, plain and with its prompt lookup; none where it is not installed."""
-    if llamacpp.missing():
-        return {}
-    names = {0: "llama.cpp"} | {count: f"llama.cpp + lookup of {count}" for count in LOOKUPS}
-    return {name: llamacpp.LlamaCpp(asking.model().name, CONTEXT, count) for count, name in names.items()}
+    """llama.cpp in each format, plain and with its prompt lookup; none where it is not installed."""
+    formats = () if llamacpp.missing() else llamacpp.FORMATS
+    suffixes = {0: ""} | {count: f" + lookup of {count}" for count in LOOKUPS}
+    return {
+        f"llama.cpp {weights}{suffix}": llamacpp.LlamaCpp(asking.model().name, CONTEXT, count, weights)
+        for weights in formats
+        for count, suffix in suffixes.items()
+    }
+
+
+def plain_peers() -> dict[str, llamacpp.LlamaCpp]:
+    """llama.cpp in each format, without its lookup."""
+    return {name: of for name, of in peers().items() if name == target_of(name)}
 
 
 def proposer(who: str, of: Target, run: Run, v: WidthCurve = None) -> Proposer:

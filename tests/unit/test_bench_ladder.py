@@ -16,6 +16,7 @@ from registry import NotMeasured, Run
 from support.benches import TOKENS, asks, with_heads
 from support.drafts import perturbed
 
+from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.trees import regular
 from lessons_lib.measure.hardware import Hardware
 from lessons_lib.measure.timeline import Timeline
@@ -30,15 +31,19 @@ FITTED = Fitted(regular(2), {1: 1.0, 3: 1.5, 11: 2.0}, {1: 0.0, 3: 0.5})
 
 
 class Peer:
-    """Another engine that needs a second for the prompt, then as much for each token as it is told."""
+    """Another engine that needs a second for the prompt, then as much for each token as it is told. says: its logits
+    after each token, those of this target."""
 
-    version = "1.2.3"
+    version, instructions, parts = "1.2.3", "AVX = 1", {"Q4_1": 3, "Q8_0": 4}
 
-    def __init__(self, each: float):
-        self.each = each
+    def __init__(self, each: float, says=None):
+        self.each, self.says = each, says
 
     def write(self, ids, new):
         return [5] * new, Timeline(0.0, [1 + self.each * i for i in range(new)])
+
+    def logits(self, ids):
+        return logits_along(self.says, ids, len(ids))
 
 
 def surer(model):
@@ -107,18 +112,32 @@ ALL = {"generate": 10.0, "generate, compiled": 9.0, "decoder": 5.0} | dict.fromk
 
 @pytest.fixture
 def timed(bench, monkeypatch):
-    """The bench with one made-up row for each kind; the fastest rung does not count, and grounded guesses help."""
+    """The bench with one made-up row for each kind; the fastest rung does not count, and grounded guesses help.
+
+    Of llama.cpp's formats Q4_0 is the fastest, and far off in perplexity; Q4_K_M is faster than Q4_1 and as good.
+    """
     free = ALL | {
         "int4": 0.5,
         "int8 weights": 2.0,
         "int8 weights + adaptive lookup": 2.5,
-        "llama.cpp": 4.0,
-        "llama.cpp + lookup of 2": 8.0,
+        "llama.cpp Q4_1": 4.0,
+        "llama.cpp Q4_1 + lookup of 2": 8.0,
+        "llama.cpp Q4_0": 1.0,
+        "llama.cpp Q4_0 + lookup of 2": 1.0,
+        "llama.cpp Q4_K_M": 3.0,
+        "llama.cpp Q4_K_M + lookup of 2": 5.0,
     }
-    grounded = free | {"int8 weights + adaptive lookup": 1.0, "int4": 0.25, "llama.cpp + lookup of 2": 2.0}
+    grounded = free | {
+        "int8 weights + adaptive lookup": 1.0,
+        "int4": 0.25,
+        "llama.cpp Q4_1 + lookup of 2": 2.0,
+        "llama.cpp Q4_K_M + lookup of 2": 1.5,
+    }
     rows = {"free": [made_up(free)], "grounded": [made_up(grounded)]}
     monkeypatch.setattr(bench, "rows", lambda run, kind: rows[kind])
-    monkeypatch.setattr(rungs, "peers", lambda: {name: Peer(0.1) for name in ("llama.cpp", "llama.cpp + lookup of 2")})
+    good = asking.model().target()
+    says = {name: surer(asking.model()) if "Q4_0" in name else good for name in free if name.startswith("llama.cpp")}
+    monkeypatch.setattr(rungs, "peers", lambda: {name: Peer(0.1, of) for name, of in says.items()})
     monkeypatch.setattr(bench.llamacpp, "missing", lambda: "")
     return bench
 
@@ -126,8 +145,10 @@ def timed(bench, monkeypatch):
 @pytest.mark.parametrize("claim, best, peer, value, requests", [
     ("free", "int8 weights", "generate", 5, 11 / 3),
     ("grounded", "int8 weights + adaptive lookup", "generate", 10, 11 / 2),
-    ("plain", "int8 weights", "llama.cpp", 2, 5 / 3),
-    ("grounded_peer", "int8 weights + adaptive lookup", "llama.cpp + lookup of 2", 2, 3 / 2),
+    ("plain", "int8 weights", "llama.cpp Q4_1", 2, 5 / 3),
+    ("grounded_peer", "int8 weights + adaptive lookup", "llama.cpp Q4_1 + lookup of 2", 2, 3 / 2),
+    ("plain_best", "int8 weights", "llama.cpp Q4_K_M", 1.5, 4 / 3),
+    ("grounded_best", "int8 weights + adaptive lookup", "llama.cpp Q4_K_M + lookup of 2", 1.5, 2.5 / 2),
 ])  # fmt: skip
 def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, claim, best, peer, value, requests):
     measured = getattr(timed, claim)(FULL)
@@ -141,6 +162,44 @@ def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, cl
     assert measured.facts.get("predicted") == predicted
 
 
+def readings(monkeypatch, perplexities: dict[str, float]) -> None:
+    """Perplexities over that of the rungs that count, which is 0.6% above fp32's; int4's does not count."""
+    own = {"fp32": 0.994, "decoder": 1.0, "compiled": 1.0, "int8 weights": 1.0, "int4": 9.0}
+    found = {name: SimpleNamespace(perplexity=10 * value) for name, value in (own | perplexities).items()}
+    monkeypatch.setattr(rungs, "readings", lambda quick: found)
+    monkeypatch.setattr(rungs, "facts", lambda quick: {})
+
+
+@pytest.mark.parametrize("q4_0, q4_k_m, peer", [
+    (1.02, 1.02, "llama.cpp Q4_1"), (1.02, 1.005, "llama.cpp Q4_K_M"), (0.9, 1.005, "llama.cpp Q4_0"),
+])  # fmt: skip
+def test_the_fastest_format_counts_whose_perplexity_is_at_most_1_percent_above_our_bests(
+    timed, monkeypatch, q4_0, q4_k_m, peer
+):
+    readings(monkeypatch, {"llama.cpp Q4_1": 1.0, "llama.cpp Q4_0": q4_0, "llama.cpp Q4_K_M": q4_k_m})
+    measured = timed.plain_best(FULL)
+    assert measured.facts["peer"] == peer
+    assert f"llama.cpp Q4_0 10 tokens/s at {q4_0:.3f} of our perplexity" in measured.note
+    assert measured.facts["formats"]["llama.cpp Q4_0"] == {"speed": 10.0, "perplexity": pytest.approx(q4_0)}
+
+
+def test_where_no_format_is_as_good_the_claim_says_so_and_how_far_off_each_is(timed, monkeypatch):
+    readings(monkeypatch, {"llama.cpp Q4_1": 1.2, "llama.cpp Q4_0": 1.3, "llama.cpp Q4_K_M": 1.011})
+    with pytest.raises(NotMeasured, match="within 1% of int8 weights in perplexity;.* Q4_K_M 3 tokens/s at 1.011 of"):
+        timed.plain_best(FULL)
+    assert timed.plain(FULL).facts["peer"] == "llama.cpp Q4_1"  # which says nothing of quality
+
+
+def test_what_llama_cpp_loses_in_quality_and_what_its_files_hold_is_kept(timed):
+    facts = timed.plain_best(FULL).facts
+    assert facts["quality"]["llama.cpp Q4_1"]["change"][0] == pytest.approx(1)
+    assert facts["quality"]["llama.cpp Q4_0"]["change"][0] > 1.01 and facts["held"]["llama.cpp Q4_0"] == 7
+    assert facts["llamacpp"]["llama.cpp Q4_K_M"]["parts"] == {"Q4_1": 3, "Q8_0": 4}
+    assert "llama.cpp Q4_0 + lookup of 2" not in facts["quality"]  # guesses change no weight
+    counts = {row["rung"]: row["counts"] for row in facts["rungs"]["free"]}
+    assert counts["llama.cpp Q4_1 + lookup of 2"] and not counts["llama.cpp Q4_0 + lookup of 2"]
+
+
 def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
     rows = {row["rung"]: row for row in timed.free(FULL).facts["rungs"]["free"]}
     assert rows["int8 weights"]["speed"] == pytest.approx(10 / 2) and rows["int8 weights"]["whole"] == pytest.approx(
@@ -148,7 +207,7 @@ def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
     )
     assert rows["int8 weights"]["gain"] == pytest.approx(2) and rows["int8 weights"]["below"] == "compiled"
     assert rows["int8 weights"]["counts"] and not rows["int4"]["counts"]
-    assert rows["llama.cpp"]["peer"] and "predicted" not in rows["llama.cpp"]
+    assert rows["llama.cpp Q4_1"]["peer"] and "predicted" not in rows["llama.cpp Q4_1"]
     assert all(row["predicted"] > 0 for row in rows.values() if not row["peer"])
 
 
@@ -181,9 +240,21 @@ def test_quality_is_set_against_the_model_in_fp32(bench, monkeypatch):
 def test_without_llama_cpp_its_claims_say_how_to_have_it_before_anything_is_measured(bench, monkeypatch):
     monkeypatch.setattr(bench.llamacpp, "missing", lambda: "install it.")
     monkeypatch.setattr(bench, "rows", lambda run, kind: pytest.fail("this takes minutes"))
-    for claim in (bench.plain, bench.grounded_peer):
+    for claim in (bench.plain, bench.grounded_peer, bench.plain_best, bench.grounded_best):
         with pytest.raises(NotMeasured, match="not measured: install it."):
             claim(QUICK)
+
+
+def test_llama_cpp_runs_every_format_plainly_and_with_its_lookup(monkeypatch):
+    opened = []
+    monkeypatch.setattr(rungs.asking, "model", lambda: SimpleNamespace(name="smollm2-135m"))
+    monkeypatch.setattr(rungs.llamacpp, "missing", lambda: "")
+    monkeypatch.setattr(rungs.llamacpp, "LlamaCpp", lambda *made: opened.append(made) or made)
+    peers = rungs.peers.__wrapped__()
+    assert list(peers)[:4] == [
+        "llama.cpp Q4_1", "llama.cpp Q4_1 + lookup of 2", "llama.cpp Q4_1 + lookup of 10", "llama.cpp Q4_0"
+    ]  # fmt: skip
+    assert [made[2:] for made in opened] == [(of, f) for f in ("Q4_1", "Q4_0", "Q4_K_M") for of in (0, 2, 10)]
 
 
 def test_a_peers_first_token_is_its_prefill(bench):
