@@ -18,6 +18,8 @@ help:
 	@$(PYTHON) -m lessons_lib --help
 run: .venv/with-lessons
 	@$(LESSONS_LIB) run $(LESSON_OPTIONS)
+probe: .venv/with-lessons
+	@$(LESSONS_LIB) probe $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE))
 lab figures: .venv/with-lessons
 	@$(LESSONS_LIB) $@
 lessons: .venv/with-lessons
@@ -74,5 +76,5 @@ SOUND = test -x .venv/bin/python && test -x .venv/bin/pip && grep -qF "$(CURDIR)
 	{ rm -rf .venv; echo "Python cannot make an environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
 again:
-.PHONY: again help run lab figures lessons bench sweep site test test-quick test-deep lint test-browser mutation peers clean
+.PHONY: again help run probe lab figures lessons bench sweep site test test-quick test-deep lint test-browser mutation peers clean
 .NOTPARALLEL:

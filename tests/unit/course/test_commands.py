@@ -243,6 +243,7 @@ def test_clean_removes_what_commands_leave_and_nothing_else(tmp_path):
         ("run LESSONS='01 02' MODEL=m PARAMS='a=1 b=2'", "run 01 02 --model m --params a=1 b=2"),
         ("run DEVICE=cpu DTYPE=fp32", "run --device cpu --dtype fp32"),
         ("test LESSONS='00 01'", "test 00 01"),
+        ("probe MODEL=m DEVICE=cpu", "probe --model m --device cpu"),
         ("test-quick", "test-quick"),
         ("test-browser LESSONS=06 FULL=1", "test-browser 06 --full"),
         (
