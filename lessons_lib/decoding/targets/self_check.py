@@ -98,16 +98,13 @@ def branches_agree(target) -> bool:
     cache = target.new_cache(len(text) + 4)
     _plain(target, text[:-1], cache)
 
-    tree = Tree(merged=[0, 1, 2])
-    for token, parent in ((a, ANCHOR), (b, ANCHOR), (c, 0)):
-        tree.add(token, parent)
+    tree = Tree(tokens=[a, b, c], parents=[ANCHOR, ANCHOR, 0], merged=[0, 1, 2])
     scratch = Scratch([side], [2], [[True]], [[1]])
     mask = tree_mask(1, tree, scratch, first - 1)
     found = target.forward(Block([text[-1], a, b, c, side], [0, 1, 1, 2, 2], mask, cache, 5)).logits
     cache.keep(first + 3)
 
-    for token, parent in ((d, 1), (e, 2)):
-        tree.add(token, parent)
+    tree = Tree(tokens=[a, b, c, d, e], parents=[ANCHOR, ANCHOR, 0, 1, 2])
     mask = tree_mask(1, tree, None, first - 1)[-2:]
     offsets = [first + 1 - cache.length(), first + 2 - cache.length()]
     found = torch.cat([found, target.forward(Block([d, e], offsets, mask, cache, 2)).logits])

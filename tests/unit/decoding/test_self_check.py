@@ -69,6 +69,13 @@ def test_a_target_that_misreads_branches_finds_out(damage):
     assert asked.reads_chains() and not asked.reads_branches(20, 20)
 
 
+@pytest.mark.parametrize("vocab_size", [2, 3, 11])
+def test_a_vocabulary_that_is_smaller_than_the_trees_tried_will_do(vocab_size):
+    network = tiny(vocab_size=vocab_size)
+    assert TransformersTarget(network).check_itself.reads_branches(20, 20)
+    assert not Damaged(ignores_the_mask, network).check_itself.reads_branches(20, 20)
+
+
 def test_a_target_that_misreads_chains_finds_out():
     asked = Damaged(repeats_behind_a_cache).check_itself
     assert not asked.reads_chains() and not asked.reads_branches(20, 20)
