@@ -135,7 +135,7 @@ def choose_child(
         if mode == "without_replacement":
             q = q.index_fill(0, torch.tensor([token], device=q.device), 0.0)
             q = q / q.sum().clamp_min(TINY)
-    return int(torch.multinomial(p, 1, generator=generator)), False
+    return draw(p, 1, generator)[0], False
 
 
 def _owed(p: Tensor, w: Tensor) -> Tensor:
@@ -146,4 +146,17 @@ def _owed(p: Tensor, w: Tensor) -> Tensor:
 
 
 def _uniform(p: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.rand((), dtype=p.dtype, device=p.device, generator=generator)
+    return torch.rand((), dtype=p.dtype, device=_device(p, generator), generator=generator).to(p.device)
+
+
+def draw(p: Tensor, count: int, generator: torch.Generator | None, replacement: bool = False) -> list[int]:
+    """p (V,) -> `count` tokens in draw order. RuntimeError of torch for a p that holds NaN, or too little mass.
+
+    The generator draws on its own device, which need not be the model's.
+    """
+    p = p.to(_device(p, generator))
+    return torch.multinomial(p, count, replacement=replacement, generator=generator).tolist()
+
+
+def _device(p: Tensor, generator: torch.Generator | None) -> torch.device:
+    return p.device if generator is None else generator.device

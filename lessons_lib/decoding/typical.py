@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.acceptance import Sampling
+from lessons_lib.decoding.acceptance import Sampling, draw
 from lessons_lib.decoding.proposal import ANCHOR, Tree
 
 
@@ -37,7 +37,7 @@ class Typical:
         p = Sampling(self.temperature).probabilities(logits)
         path = self._longest(tree, p)
         last = 1 + path[-1] if path else 0
-        return path, int(torch.multinomial(p[last], 1, generator=generator))
+        return path, draw(p[last], 1, generator)[0]
 
     def threshold(self, p: Tensor) -> Tensor:
         """p (..., V) -> (...): what a token's probability must exceed. The likeliest always does."""

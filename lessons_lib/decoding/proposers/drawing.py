@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lessons_lib.decoding import acceptance
 from lessons_lib.decoding.acceptance import Sampling
 from lessons_lib.decoding.proposal import check_mode
 
@@ -13,8 +14,8 @@ def draw(q: Tensor, count: int, mode: str, generator: torch.Generator | None) ->
     RuntimeError of torch for a q without mass, or that holds NaN.
     """
     if mode == "iid":
-        return torch.multinomial(q, count, replacement=True, generator=generator).tolist()
-    return torch.multinomial(q, min(count, int(q.count_nonzero())), generator=generator).tolist()
+        return acceptance.draw(q, count, generator, replacement=True)
+    return acceptance.draw(q, min(count, int(q.count_nonzero())), generator)
 
 
 def check_drawing(mode: str, sampling: Sampling | None) -> None:

@@ -1,6 +1,7 @@
 """Acceptance rules: exact enumeration, frequencies, and wrong rules that must be caught."""
 
 from fractions import Fraction
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,6 +14,8 @@ from support.laws import correction_from_p, exact_law
 from lessons_lib.decoding import acceptance
 from lessons_lib.decoding.acceptance import Greedy, Sampling, choose_child, favourites, nucleus
 from lessons_lib.decoding.proposal import Proposal, Tree
+from lessons_lib.decoding.proposers import drawing
+from lessons_lib.decoding.typical import Typical
 from lessons_lib.measure.fit import chi_square
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -231,3 +234,32 @@ def test_greedy_takes_the_first_of_equals_as_argmax_does():
     logits = torch.randint(0, 40, (5, 49_152), generator=torch.Generator().manual_seed(0)).bfloat16()
     for row in logits.split(1):
         assert Greedy().accept(Tree(), row) == ([], int(row.argmax()))
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A generator on another device than the model ("meta" stands for it), and torch's refusal to mix the two."""
+    multinomial, rand = torch.multinomial, torch.rand
+
+    def strict_multinomial(p, count, replacement=False, generator=None):
+        assert p.device == generator.device, "Expected a generator on the device of p"
+        return multinomial(torch.ones(p.shape), count, replacement)
+
+    def strict_rand(*size, dtype, device, generator):
+        assert device == generator.device, "Expected a generator on the device of the result"
+        return rand(*size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "multinomial", strict_multinomial)
+    monkeypatch.setattr(torch, "rand", strict_rand)
+    return SimpleNamespace(device=torch.device("meta"))
+
+
+@pytest.mark.parametrize("mode", ["point", "iid", "without_replacement"])
+def test_a_token_is_judged_and_drawn_by_a_generator_on_another_device(elsewhere, mode):
+    for children in ([], [1], [2, 1]):
+        token, accepted = choose_child(P, children, Q, mode, elsewhere)
+        assert 0 <= token < 3 and (token in children or not accepted)
+    path, token = Typical().accept(Tree(), P.log()[None], elsewhere)
+    assert path == [] and 0 <= token < 3
+    if mode != "point":
+        assert len(drawing.draw(Q, 2, mode, elsewhere)) == 2
