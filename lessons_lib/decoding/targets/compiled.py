@@ -89,8 +89,9 @@ class CompiledTarget(DecoderTarget):
         return [self._run_compiled(block, w) if (w := self._width(block)) else eager([block])[0] for block in blocks]
 
     def _width(self, block: Block) -> int | None:
-        """The compiled width that a block is padded to, None if it runs eagerly."""
-        wide_enough = (width for width in self.widths if len(block.tokens) <= width)
+        """The compiled width that a block is padded to, None if it runs eagerly: also where the padding has no room."""
+        left = block.cache.capacity - block.cache.length()
+        wide_enough = (width for width in self.widths if len(block.tokens) <= width <= left)
         return next(wide_enough, None) if set(block.after) <= {"final"} else None
 
     def _run_compiled(self, block: Block, width: int) -> Scores:

@@ -8,7 +8,7 @@ import torch._inductor.config as inductor
 from support.proposers import Scripted, always_right, tree_with_decoys
 from torch._inductor.utils import run_and_get_code
 
-from lessons_lib import compiler
+from lessons_lib import DraftModel, compiler
 from lessons_lib.decoding.blocks import Block, plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposal import Proposal
@@ -50,6 +50,18 @@ class TwoGuesses(Scripted):
 
     def observe(self, seen):
         pass
+
+
+class Uncompiled:
+    """A CompiledStep that runs as it is."""
+
+    problem, seconds = None, 0.0
+
+    def __init__(self, step):
+        self.step = step
+
+    def __call__(self, *tensors):
+        return self.step(*tensors)
 
 
 def greedy(target, prompt=PROMPT, count=N) -> list[int]:
@@ -188,6 +200,18 @@ def test_a_text_that_does_not_fit_the_static_cache_is_refused_before_anything_ru
     assert len(greedy(plain, count=CONTEXT + 1 - len(PROMPT))) == CONTEXT + 1 - len(PROMPT)
     with pytest.raises(ValueError, match=f"do not fit the context of {CONTEXT}; shorten the prompt"):
         greedy(plain, count=CONTEXT + 2 - len(PROMPT))
+
+
+@pytest.mark.parametrize("prompt", [16, 21, 27])
+@pytest.mark.parametrize("children", [(2,), (3, 2)])
+def test_a_compiled_draft_may_branch_up_to_the_end_of_its_context(eager, monkeypatch, prompt, children):
+    """Near the end the padding of a block has no room, although its tokens have."""
+    monkeypatch.setattr(compiled, "CompiledStep", lambda step, name, **how: Uncompiled(step))
+    draft = CompiledTarget(eager.decoder, context=CONTEXT, widths=(1, 4), products="library")
+    ids = list(range(prompt))
+    out = generate(eager, ids, DraftModel(draft, 5, children=children), max_new_tokens=20)
+    assert out.ids == greedy(eager, ids, 20)
+    assert [step.depth for step in out.trace if step.length_before > CONTEXT + 1] == [0] * (prompt + 20 - CONTEXT - 2)
 
 
 def test_fitted_caches_are_as_long_as_their_text_needs_and_share_one_graph_per_width():
