@@ -44,15 +44,20 @@ class LanguageModel:
         return 1 if in_eight_bits(self.network) else self.dtype.itemsize
 
     def in_dtype(self, dtype: str | torch.dtype) -> "LanguageModel":
-        """The same model in another number format, loaded anew by its name; itself where it has that format already.
+        """The same model in another number format; itself where it has that format already.
 
-        Errors as `load`.
+        It is loaded anew by its name, so that no rounding stays; where that cannot be done, as with a cut, what is held
+        is converted. ValueError for a format that there is not, or that the device lacks.
         """
-        if pick_dtype(dtype, self.device) == self.dtype:
+        dtype = pick_dtype(dtype, self.device)
+        if dtype == self.dtype:
             return self
-        from lessons_lib.models.loading import load  # here, because it makes what stands here
+        from lessons_lib.models.loading import ModelUnavailable, load  # here, because it makes what stands here
 
-        return load(self.name, self.device, dtype)
+        try:
+            return load(self.name, self.device, dtype)
+        except (ValueError, ModelUnavailable):  # no model of that name, or out of reach
+            return replace(self, network=converted(self.network, dtype), dtype=dtype)
 
     def target(
         self, kind: str = "decoder", weights: str | None = None, compiled: bool = False, context: int | None = None
@@ -99,11 +104,20 @@ class LanguageModel:
         pick_dtype(weights, self.device)  # refuses a format that the device lacks
         if DTYPES[weights] == self.dtype:
             return self.network
-        return copy.deepcopy(self.network).to(DTYPES[weights])
+        return converted(self.network, DTYPES[weights])
 
     def __repr__(self) -> str:
         size = f"{self.network.num_parameters() / 1e6:.1f}M parameters"
         return f"LanguageModel({self.name}, {size}, {dtype_name(self.dtype)}, {self.device})"
+
+
+def converted(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy with its weights in this format, as if it had been loaded in it: the frequencies of rotary positions are
+    buffers and stay in single precision, which `network.to(dtype)` would round."""
+    network = copy.deepcopy(network)
+    for weight in network.parameters():
+        weight.data = weight.data.to(dtype)
+    return network
 
 
 def cut(model: LanguageModel, layers: int = 2) -> LanguageModel:

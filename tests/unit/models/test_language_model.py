@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget
-from lessons_lib.models import LanguageModel, cut, language_model, load, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, cut, language_model, load, tiny
 
 
 @pytest.fixture
@@ -45,9 +45,31 @@ def test_in_another_dtype_it_is_loaded_anew_and_in_its_own_it_is_itself(tiny_pac
     assert model.network.dtype == torch.float32
 
 
+@pytest.mark.parametrize("change", [lambda model: cut(model, 2), lambda model: model], ids=["cut", "made by hand"])
+def test_in_another_dtype_a_model_that_no_name_loads_is_converted_as_if_it_had_been_loaded_in_it(change):
+    model = change(LanguageModel(tiny(layers=4, dtype=torch.float32), None, "small", "cpu", torch.float32))
+    other = model.in_dtype("bf16")
+    assert (other.name, other.dtype, model.network.dtype) == (model.name, torch.bfloat16, torch.float32)
+    for weight, rounded in zip(model.network.parameters(), other.network.parameters(), strict=True):
+        assert torch.equal(rounded, weight.bfloat16())
+    for kept, buffer in zip(model.network.buffers(), other.network.buffers(), strict=True):
+        assert torch.equal(kept, buffer) and kept.dtype == buffer.dtype  # frequencies of rotary positions
+
+
+def test_in_another_dtype_a_model_that_is_out_of_reach_is_converted(model, monkeypatch):
+    def unreachable(*_):
+        raise ModelUnavailable("the hub did not give it")
+
+    monkeypatch.setattr("lessons_lib.models.loading.load", unreachable)
+    assert model.in_dtype("fp32").network.dtype == torch.float32
+    with pytest.raises(ValueError, match="fp8"):
+        model.in_dtype("fp8")
+
+
 def test_other_weights_are_a_copy_and_the_same_ones_are_not(model):
     assert model.target(weights="bf16").dtype == torch.bfloat16
-    assert model.target(kind="transformers", weights="fp16").network.dtype == torch.float16
+    assert (half := model.target(kind="transformers", weights="fp16").network).dtype == torch.float16
+    assert all(map(torch.equal, half.buffers(), model.network.buffers()))  # frequencies of rotary positions
     assert model.network.dtype == torch.float64
     single = LanguageModel(tiny(dtype=torch.float32), None, "small", "cpu", torch.float32)
     assert single.target(kind="transformers", weights="fp32").network is single.network
