@@ -1,21 +1,21 @@
 """`generate`: one text from one prompt, by any target, proposer and acceptance rule (lessons 01, 06)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lessons_lib.caches.sizes import cached_tokens
 from lessons_lib.decoding.acceptance import Acceptance, Greedy
-from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers import Proposer, check_integers, whole
 from lessons_lib.decoding.row import Ending, Row, step
-from lessons_lib.decoding.stopping import cut_at, stop_check
-from lessons_lib.decoding.streaming import UNREADABLE
+from lessons_lib.decoding.stopping import StoppedText, as_texts
 from lessons_lib.decoding.targets import as_target
 from lessons_lib.decoding.trace import Step
 
-Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
+Prompt = str | Sequence[int] | Tensor | np.ndarray | Mapping[str, Sequence[int] | Tensor] | Sequence[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,23 @@ def generate(
     generator: torch.Generator | None = None,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Output:
-    """Continue `prompt` by up to `max_new_tokens` tokens, but not end it before `min_new_tokens`.
+    """Continue `prompt` by up to `max_new_tokens` tokens; no end token ends it before `min_new_tokens`.
 
-    target: a Target, a LanguageModel, or any causal LM of transformers. prompt: text, token ids, or messages
-    ([{"role": "user", "content": ...}], the only form that gets the chat template). proposer: guesses ahead
-    (None: plain decoding); acceptance: Greedy() unless given. stop: texts that end the output when they are
-    complete. generator: randomness of sampling. on_tokens: called with the new ids after every step, such
-    as a TextStream; its `end`, if it has one, after the last.
+    target: a Target, a LanguageModel, or any causal LM of transformers. prompt: text, token ids (a list, a tensor, or
+    what a tokenizer returns for one text), or messages ([{"role": "user", "content": ...}], the only form that gets
+    the chat template). proposer: guesses ahead (None: plain decoding); acceptance: Greedy() unless given. stop: texts
+    that end the output as soon as they are complete, before `min_new_tokens` too, as in transformers. generator:
+    randomness of sampling, on any device. on_tokens: called with the new ids after every step, such as a TextStream;
+    its `end`, if it has one, after the last.
 
     Raises ValueError for an empty prompt, ids outside the vocabulary, a prompt that does not fit the context together
     with the new tokens, max_new_tokens below 1, a min_new_tokens outside 0 to that, an empty stop text, and what the
-    proposer refuses; TypeError for what cannot decode, and for text or stop texts without a tokenizer; Unsupported if
-    the target lacks what the proposer needs.
+    proposer refuses; TypeError for what cannot decode, for arguments of the wrong kind, and for text or stop texts
+    without a tokenizer; Unsupported if the target lacks what the proposer needs.
     """
     target = as_target(target)
+    if on_tokens is not None and (not callable(on_tokens) or isinstance(on_tokens, type)):
+        raise TypeError(f"on_tokens must be a function or a TextStream(...), not {on_tokens!r}")
     row = new_row(target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
     while row.finish is None:
         (tokens,) = step(target, [row])
@@ -79,39 +82,80 @@ def new_row(
 
     Arguments, ValueError, TypeError and Unsupported as `generate`.
     """
+    check_kinds(proposer, acceptance, generator)
+    check_integers(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens)
     if max_new_tokens < 1 or not 0 <= min_new_tokens <= max_new_tokens:
         raise ValueError(
             f"max_new_tokens must be at least 1 and min_new_tokens between 0 and it, not {max_new_tokens} and "
             f"{min_new_tokens}"
         )
+    stopped = StoppedText(target.tokenizer, stop) if as_texts(stop) else None
     ids = encode(target, prompt)
     check_fits(target, len(ids), max_new_tokens)
-    proposer = proposer or Proposer()
+    proposer = Proposer() if proposer is None else proposer
+    acceptance = Greedy() if acceptance is None else acceptance
     target.check(proposer)
     proposer.reset(target, ids)
-    check = stop_check(target.tokenizer, stop)
-    ending = Ending(max_new_tokens, min_new_tokens, frozenset(target.eos), check, stop)
+    ending = Ending(max_new_tokens, min_new_tokens, frozenset(target.eos), stopped)
     cache = target.new_cache(cached_tokens(len(ids), max_new_tokens))
-    return Row(ids, len(ids), cache, ending, proposer, acceptance or Greedy(), generator, target.context)
+    return Row(ids, len(ids), cache, ending, proposer, acceptance, generator, target.context)
+
+
+def check_kinds(proposer, acceptance, generator) -> None:
+    """Raise TypeError for what is no proposer, no acceptance rule or no generator, such as a class or a seed."""
+    if not isinstance(proposer, Proposer | None):
+        raise TypeError(f"proposer must be one such as PromptLookup(), not {kind(proposer)}")
+    if acceptance is not None and (isinstance(acceptance, type) or not hasattr(acceptance, "accept")):
+        raise TypeError(f"acceptance must be a rule such as Greedy() or Sampling(), not {kind(acceptance)}")
+    if not isinstance(generator, torch.Generator | None):
+        raise TypeError(
+            f"generator must be a torch.Generator, not {kind(generator)}; for a seed use "
+            "torch.Generator().manual_seed(seed)"
+        )
+
+
+def kind(value) -> str:
+    """What an argument is, for error messages."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def encode(target, prompt: Prompt) -> list[int]:
-    """Text, ids (T) or (1, T), or messages -> T token ids.
+    """Text, ids (T) or (1, T), what a tokenizer returns for one text, or messages -> T token ids.
 
     Raises ValueError if there are none, if one is not in the vocabulary, and for messages without a chat template;
-    TypeError for text or messages without a tokenizer, and for several prompts at once.
+    TypeError for text or messages without a tokenizer, for several prompts, and for anything else.
     """
-    if isinstance(prompt, Tensor):
-        prompt = prompt.squeeze(0).tolist() if prompt.ndim == 2 and len(prompt) == 1 else prompt.tolist()
-    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
-        ids = _tokenize(target.tokenizer, prompt)
+    if isinstance(prompt, str):
+        ids = _tokenizer(target)(prompt).input_ids
+    elif isinstance(prompt, Mapping) and "input_ids" in prompt:
+        ids = token_ids(prompt["input_ids"])
+        if "attention_mask" in prompt:  # 0 marks padding
+            ids = [token for token, real in zip(ids, token_ids(prompt["attention_mask"]), strict=True) if real]
+    elif isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
+        ids = _chat_ids(_tokenizer(target), list(prompt))
     else:
-        ids = list(prompt)
+        ids = token_ids(prompt)
     if not ids:
         raise ValueError("the prompt is empty; give at least one token")
     if outside := [token for token in ids if not 0 <= token < target.vocab_size]:
         raise ValueError(f"token id {outside[0]} is not in this model's vocabulary of {target.vocab_size}")
     return ids
+
+
+def token_ids(prompt: Sequence[int] | Tensor | np.ndarray) -> list[int]:
+    """(T) or (1, T) -> T ids, unchecked. TypeError for anything but integers, and for several rows."""
+    if isinstance(prompt, Tensor | np.ndarray):
+        prompt = prompt.tolist()
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        raise TypeError(f"a prompt is a text, token ids or a list of messages, not {kind(prompt)}")
+    if len(prompt) == 1 and isinstance(prompt[0], list | tuple):
+        (prompt,) = prompt
+    wrong = [token for token in prompt if not whole(token)]
+    if wrong and isinstance(wrong[0], str | Sequence | Mapping | Tensor | np.ndarray):
+        raise TypeError("generate continues one prompt; call it once for each, or use an Engine for several")
+    if wrong:
+        raise TypeError(f"token ids must be integers, not {kind(wrong[0])}")
+    return list(map(int, prompt))
 
 
 def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
@@ -124,17 +168,20 @@ def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
 
 
 def text_of(tokenizer, row: Row) -> str | None:
-    """What was written, cut before the stop text that the last token completed, if any; None without a tokenizer."""
+    """What was written, cut before the stop text that ended it, if any; None without a tokenizer."""
     if tokenizer is None:
         return None
-    text, before = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (row.new, row.new[:-1]))
-    since = len(before.rstrip(UNREADABLE))
-    return cut_at(text, row.ending.stop_texts, since) if row.finish == "stop" else text
+    text = StoppedText(tokenizer, row.ending.stop and row.ending.stop.texts)
+    return "".join(map(text.add, row.new)) + text.rest()
 
 
-def _tokenize(tokenizer, prompt) -> list[int]:
-    if tokenizer is None:
+def _tokenizer(target):
+    if target.tokenizer is None:
         raise TypeError("this target has no tokenizer: pass token ids, or a model from lessons_lib.load")
-    if isinstance(prompt, str):
-        return tokenizer(prompt).input_ids
-    return tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=False)
+    return target.tokenizer
+
+
+def _chat_ids(tokenizer, messages: list[Mapping]) -> list[int]:
+    if getattr(tokenizer, "chat_template", "") is None:
+        raise ValueError("this model's tokenizer has no chat template: pass the prompt as text")
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

@@ -5,7 +5,7 @@ scheduler picked. No technique is named here; they differ in their proposers, ru
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -17,29 +17,28 @@ from lessons_lib.decoding.acceptance import Acceptance
 from lessons_lib.decoding.blocks import Block, Scores, make_block
 from lessons_lib.decoding.proposal import NO_GUESSES, Proposal, Tree
 from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.stopping import StoppedText
 from lessons_lib.decoding.trace import Step
 
 
 @dataclass
 class Ending:
-    """When a row ends. eos: ids that end it; stop: says of the new tokens whether one of `stop_texts` is complete."""
+    """When a row ends. eos: ids that end it; stop: its new text, given every new token once (None: no stop texts)."""
 
     max_new_tokens: int
     min_new_tokens: int
     eos: frozenset[int]
-    stop: Callable[[list[int]], bool] | None
-    stop_texts: str | Sequence[str] | None
+    stop: StoppedText | None
 
-    def reason(self, new: list[int]) -> str | None:
-        """Why a text ends with the last of its new tokens: "eos", "stop", "length", or None: it goes on.
-
-        IndexError without new tokens.
-        """
-        if new[-1] in self.eos and len(new) > self.min_new_tokens:
+    def reason(self, token: int, count: int) -> str | None:
+        """Why a text ends with this token, the `count`-th new one: "eos", "stop", "length", or None: it goes on."""
+        if self.stop:
+            self.stop.add(token)
+        if token in self.eos and count > self.min_new_tokens:
             return "eos"
-        if self.stop and len(new) >= self.min_new_tokens and self.stop(new):
+        if self.stop and self.stop.ended:
             return "stop"
-        return "length" if len(new) >= self.max_new_tokens else None
+        return "length" if count >= self.max_new_tokens else None
 
 
 @dataclass
@@ -146,10 +145,9 @@ class Row:
         return logits
 
     def _until_end(self, tokens: list[int]) -> list[int]:
-        new = self.new
+        committed = len(self.ids) - self.prompt_length
         for count, token in enumerate(tokens, 1):
-            new.append(token)
-            self.finish = self.ending.reason(new)
+            self.finish = self.ending.reason(token, committed + count)
             if self.finish:
                 return tokens[:count]
         return tokens

@@ -1,35 +1,69 @@
 """Where a text ends besides its end-of-text token (every lesson): stop texts, however tokens happen to cut them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from lessons_lib.decoding.detokenizer import Detokenizer
 
 
-def stop_check(tokenizer, stop: str | Sequence[str] | None) -> Callable[[list[int]], bool] | None:
-    """-> a function that says whether the new tokens' text contains a stop text, None without any.
+class StoppedText:
+    """The text of tokens that come one at a time, up to the first stop text. ended: whether one is complete.
 
-    Raises ValueError for an empty stop text, TypeError without a tokenizer.
+    A stop text is looked for in the text as it is shown, without special tokens. One that names a special token, such
+    as "<|im_end|>" or "Yes<|im_end|>", is looked for in the text with special tokens.
+    TypeError for stop texts that are no text, or without a tokenizer; ValueError for an empty one.
     """
-    texts = as_texts(stop)
-    if not texts:
-        return None
-    if tokenizer is None:
-        raise TypeError("stop texts need a tokenizer: use a model from lessons_lib.load, or cut the ids yourself")
-    if "" in texts:
-        raise ValueError("an empty stop text would end every output before it begins; leave it out")
-    # a token is at least one byte, so the newest tokens that can hold a stop text are few; one more for a
-    # character that two tokens share
-    window = max(len(text.encode()) for text in texts) + 4
-    return lambda new: any(text in tokenizer.decode(new[-window:]) for text in texts)
 
+    def __init__(self, tokenizer, stop: str | Sequence[str] | None = None):
+        stops = as_texts(stop)
+        if stops and tokenizer is None:
+            raise TypeError("stop texts need a tokenizer: use a model from lessons_lib.load, or cut the ids yourself")
+        special = [token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special]
+        # a stop text that names special tokens -> what is shown of it
+        self._named = {text: shown for text in stops if (shown := without(text, special)) != text}
+        self._stops = [text for text in stops if text not in self._named]
+        self.texts = stops
+        self._tail = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop text
+        self._text, self._full_text = Detokenizer(tokenizer), Detokenizer(tokenizer, skip_special_tokens=False)
+        self._held = self._full = ""
+        self.ended = False
 
-def cut_at(text: str, stop: str | Sequence[str] | None, since: int = 0) -> str:
-    """The text before the first complete stop text in it, the one that begins first: "b" within "ab" is not it.
+    def add(self, token: int) -> str:
+        """-> the text that is certain to stay: without a stop text, and without what may be the beginning of one."""
+        if self.ended:
+            return ""
+        self._held += self._text.add(token)
+        ends = [self._held.find(text) for text in self._stops if text in self._held]
+        if self._named:
+            ends += self._ends_at_special_tokens(token)
+        self.ended = bool(ends)
+        certain = min(ends) if ends else max(0, len(self._held) - self._tail)
+        new, self._held = self._held[:certain], self._held[certain:]
+        return new
 
-    since: stop texts that end within so many characters are text: they came before the minimum length.
-    """
-    found = [text.find(one, max(0, since - len(one) + 1)) for one in as_texts(stop)]
-    return text[: min((at for at in found if at >= 0), default=len(text))]
+    def rest(self) -> str:
+        """What is left at the end of the text, should no token follow; nothing behind a stop text."""
+        return "" if self.ended else self._held + self._text.rest()
+
+    def _ends_at_special_tokens(self, token: int) -> list[int]:
+        """Where the text held back ends for each stop text that names special tokens and is complete."""
+        full = self._full + self._full_text.add(token)
+        self._full = full[max(0, len(full) - self._tail) :]
+        at = [self._held.rfind(shown) for text, shown in self._named.items() if text in full]
+        return [end if end >= 0 else len(self._held) for end in at]
 
 
 def as_texts(stop: str | Sequence[str] | None) -> list[str]:
-    """None, one text or several -> a list."""
-    return [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
+    """None, one text or several -> a list. Errors as `StoppedText`."""
+    texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"stop must be a text or a list of texts, not {stop!r}")
+    if "" in texts:
+        raise ValueError("an empty stop text would end every output before it begins; leave it out")
+    return list(texts)
+
+
+def without(text: str, parts: Sequence[str]) -> str:
+    """The text with every occurrence of each of `parts` removed."""
+    for part in parts:
+        text = text.replace(part, "")
+    return text

@@ -10,6 +10,7 @@ medusa                  heads on the target's own final state guess, a tree of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from torch import Tensor
 
@@ -30,6 +31,18 @@ class Observation:
     node_logits: dict[int, Tensor]
     scratch_logits: Tensor | None
     states: dict[int | str, Tensor] = field(default_factory=dict)
+
+
+def whole(value) -> bool:
+    """Whether a value is an integer, Python's or numpy's."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_integers(**sizes: int) -> None:
+    """Raise TypeError for a size, given by its name, that is no integer."""
+    for name, size in sizes.items():
+        if not whole(size):
+            raise TypeError(f"{name} must be an integer, not {size!r}")
 
 
 class Proposer:

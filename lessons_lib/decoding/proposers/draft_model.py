@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from lessons_lib.decoding.acceptance import Sampling, favourites
 from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
 from lessons_lib.decoding.proposal import ANCHOR, NO_GUESSES, Proposal
-from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
 from lessons_lib.decoding.proposers.drawing import check_drawing, draw
 from lessons_lib.decoding.proposers.growing import Growing
@@ -47,6 +47,8 @@ class DraftModel(Proposer):
         generator: torch.Generator | None = None,
     ):
         check_drawing(mode, sampling)
+        for count in children:
+            check_integers(children=count)
         if any(count < 1 for count in children):
             raise ValueError(f"children must be at least 1 at every depth, not {tuple(children)}")
         self.draft, self.mode, self.children = as_target(draft), mode, tuple(children)

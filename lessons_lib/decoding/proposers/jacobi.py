@@ -13,7 +13,7 @@ import torch
 from lessons_lib.decoding.acceptance import favourites
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.proposal import Proposal
-from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 
 FILLS = ("random", "last", "eos", "lookup")
@@ -28,6 +28,7 @@ class Jacobi(Proposer):
     """
 
     def __init__(self, n: int = 8, fill: str = "random", seed: int = 0):
+        check_integers(n=n)
         if n < 2:
             raise ValueError(f"n must be at least 2 (the last committed token and one guess), not {n}")
         if fill not in FILLS:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from lessons_lib.decoding.acceptance import favourites
 from lessons_lib.decoding.proposal import ANCHOR, NO_GUESSES, Proposal, Scratch
-from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
 
 
 class Ngrams:
@@ -45,6 +45,7 @@ class Lookahead(Proposer):
     """
 
     def __init__(self, W: int = 5, N: int = 4, G: int = 5, pool_from_text: bool = False, seed: int = 0):
+        check_integers(W=W, N=N, G=G)
         if W < 1 or N < 3 or G < 1:
             raise ValueError(f"W >= 1, N >= 3 and G >= 1 are needed, not {W}, {N}, {G}; N = 2 would be Jacobi")
         self.W, self.N, self.G, self.pool_from_text, self.seed = W, N, G, pool_from_text, seed

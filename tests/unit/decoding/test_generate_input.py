@@ -1,16 +1,20 @@
 """What `generate` refuses in one sentence, what just fits, and the text it shows (lessons 01, 06)."""
 
+import numpy as np
 import pytest
 import torch
 from support import proposers as scripts
 from support.oracle import PROMPT, N
 from support.proposers import Scripted, with_scratch
+from support.small_tokenizers import byte_level
 from support.targets import Tight, decoder_target, targets
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
+from lessons_lib import DraftModel, Jacobi, Lookahead, PromptLookup, Sampling
 from lessons_lib.decoding.generate import generate, new_row
 from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.streaming import TextStream
 from lessons_lib.decoding.targets import DecoderTarget, Unsupported, as_target
 from lessons_lib.models import tiny
@@ -105,17 +109,91 @@ def test_a_stream_has_shown_the_text_of_the_output_when_generate_returns(network
     assert out.finish == ("stop" if stop else "length")
 
 
-@pytest.mark.parametrize("least", [3, 4])
-def test_a_stop_text_counts_from_the_minimum_length_on(network, greedy_text, words, least):
-    target, new = DecoderTarget(Decoder.from_transformers(network), words), greedy_text[len(PROMPT) :]
-    out = generate(target, PROMPT, max_new_tokens=N, min_new_tokens=least, stop=f"w{new[2]}")
-    assert (out.ids, out.finish) == (new[:least], "stop")
+@pytest.mark.parametrize("least", [0, 3, 4, 5, 8, 12, N])
+@pytest.mark.parametrize("make", [scripts.silent, scripts.always_right])
+def test_a_stop_text_ends_a_text_below_the_minimum_length_too_as_in_transformers(network, greedy_text, least, make):
+    """Only end tokens are held back."""
+    tokenizer, limits = byte_level(), dict(max_new_tokens=N, min_new_tokens=least)
+    stop = tokenizer.decode(greedy_text[len(PROMPT) :][1:3])
+    options = dict(do_sample=False, eos_token_id=96, pad_token_id=0, stop_strings=stop, tokenizer=tokenizer)
+    text = network.generate(torch.tensor([PROMPT]), **limits, **options)[0].tolist()
+    target, written = DecoderTarget(Decoder.from_transformers(network), tokenizer, eos=(96,)), []
+    stream, proposer = TextStream(tokenizer, written.append, stop), Scripted(greedy_text, 97, make)
+    out = generate(target, PROMPT, proposer, stop=stop, on_tokens=stream, **limits)
+    assert (PROMPT + out.ids, out.finish, len(out.ids)) == (text, "stop", 3)
+    assert out.text == "".join(written) == tokenizer.decode(out.ids[:1])
 
 
-@pytest.mark.parametrize("prompt", [torch.tensor(PROMPT), torch.tensor([PROMPT]), tuple(PROMPT)], ids=str)
-def test_a_prompt_may_be_a_tensor_as_tokenizers_return_it(prompt):
-    target = decoder_target(tiny())
-    assert generate(target, prompt, max_new_tokens=4).ids == generate(target, PROMPT, max_new_tokens=4).ids
+def test_the_text_is_cut_before_a_stop_text_that_an_end_token_completes(network, greedy_text, words):
+    end, written = greedy_text[len(PROMPT) + 2], []
+    target = DecoderTarget(Decoder.from_transformers(network), words, eos=(end,))
+    stream = TextStream(words, written.append, f"w{end}")
+    out = generate(target, PROMPT, max_new_tokens=N, stop=f"w{end}", on_tokens=stream)
+    assert out.finish == "eos" and f"w{end}" not in out.text and out.text == "".join(written)
+
+
+@pytest.mark.parametrize("prompt", [
+    torch.tensor(PROMPT), torch.tensor([PROMPT]), tuple(PROMPT), [PROMPT], np.array(PROMPT), np.array([PROMPT]),
+    list(np.array(PROMPT)), {"input_ids": PROMPT}, {"input_ids": torch.tensor([PROMPT])},
+    BatchEncoding({"input_ids": [[0, 0, *PROMPT]], "attention_mask": [[0, 0, *[1] * len(PROMPT)]]}),
+], ids=repr)  # fmt: skip
+def test_token_ids_may_come_in_whatever_form_tokenizers_return_them(prompt):
+    row = new_row(decoder_target(tiny()), prompt, None, None, 4)
+    assert row.ids == PROMPT and all(type(token) is int for token in row.ids)
+
+
+@pytest.mark.parametrize("prompt, said", [
+    (torch.tensor([[1, 2], [3, 4]]), "generate continues one prompt; call it once for each"),
+    (torch.tensor([[[1, 2]]]), "generate continues one prompt"),
+    (np.array([[1], [2]]), "generate continues one prompt"),
+    ([[1, 2], [3]], "generate continues one prompt"),
+    (["w1 w2", "w3"], "generate continues one prompt"),
+    ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [1, 1]]}, "generate continues one prompt"),
+    ([1.0, 2.0], "token ids must be integers, not float"),
+    (torch.tensor([1.0]), "token ids must be integers, not float"),
+    ([True, False], "token ids must be integers, not bool"),
+    ([1, None], "token ids must be integers, not NoneType"),
+    (torch.tensor(1), "a prompt is a text, token ids or a list of messages, not int"),
+    (b"w1", "a prompt is a text, token ids or a list of messages, not bytes"),
+    (None, "a prompt is a text, token ids or a list of messages, not NoneType"),
+    (iter([1]), "a prompt is a text, token ids or a list of messages, not list_iterator"),
+    ({"role": "user", "content": "w1"}, "a prompt is a text, token ids or a list of messages, not dict"),
+], ids=repr)  # fmt: skip
+def test_what_is_no_prompt_is_refused_in_a_sentence(prompt, said):
+    with pytest.raises(TypeError, match=said):
+        new_row(decoder_target(tiny()), prompt, None, None, 4)
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (dict(proposer=PromptLookup), "proposer must be one such as PromptLookup\\(\\), not the class PromptLookup"),
+    (dict(proposer=Sampling()), "proposer must be one such as PromptLookup\\(\\), not Sampling"),
+    (dict(acceptance=Sampling), "acceptance must be a rule such as Greedy.*, not the class Sampling"),
+    (dict(acceptance=PromptLookup()), "acceptance must be a rule such as Greedy.*, not PromptLookup"),
+    (dict(generator=0), "generator must be a torch.Generator, not int; for a seed use torch.Generator"),
+    (dict(max_new_tokens=3.0), "max_new_tokens must be an integer, not 3.0"),
+    (dict(max_new_tokens="3"), "max_new_tokens must be an integer, not '3'"),
+    (dict(max_new_tokens=None), "max_new_tokens must be an integer, not None"),
+    (dict(min_new_tokens=True), "min_new_tokens must be an integer, not True"),
+    (dict(stop=5), "stop must be a text or a list of texts, not 5"),
+    (dict(on_tokens=[]), "on_tokens must be a function or a TextStream"),
+    (dict(on_tokens=TextStream), "on_tokens must be a function or a TextStream"),
+], ids=str)  # fmt: skip
+def test_an_argument_of_the_wrong_kind_is_refused_in_a_sentence(network, wrong, said):
+    with pytest.raises(TypeError, match=said):
+        generate(network, PROMPT, **wrong)
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (lambda network: DraftModel(network, 2.5), "gamma must be an integer, not 2.5"),
+    (lambda network: DraftModel(network, children=(2.0,)), "children must be an integer, not 2.0"),
+    (lambda network: PromptLookup(2.5), "num_tokens must be an integer, not 2.5"),
+    (lambda network: PromptLookup(length=Constant(2)), "length must make a schedule .* lambda: Constant"),
+    (lambda network: Jacobi(2.5), "n must be an integer, not 2.5"),
+    (lambda network: Lookahead(W="5"), "W must be an integer, not '5'"),
+])  # fmt: skip
+def test_a_size_that_is_no_integer_is_refused_in_a_sentence(network, wrong, said):
+    with pytest.raises(TypeError, match=said):
+        wrong(network)
 
 
 def test_a_prompt_of_one_token_may_be_a_tensor_too():
@@ -125,6 +203,12 @@ def test_a_prompt_of_one_token_may_be_a_tensor_too():
 def test_a_text_may_end_at_once_unless_somebody_wants_it_longer():
     row = new_row(decoder_target(tiny()), PROMPT, None, None, 4)
     assert (row.ending.max_new_tokens, row.ending.min_new_tokens) == (4, 0)
+
+
+def test_messages_need_a_chat_template(network, words):
+    target = DecoderTarget(Decoder.from_transformers(network), words)
+    with pytest.raises(ValueError, match="this model's tokenizer has no chat template: pass the prompt as text"):
+        generate(target, [{"role": "user", "content": "w5 w6"}])
 
 
 def test_messages_go_through_the_tokenizers_chat_template(words):
