@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from lessons_lib.decoding.proposers import check_integers
 from lessons_lib.measure.speculation import WidthCurve, best_gamma
 
 CARRIED = 8.0  # guesses that an assumed alpha weighs, or an earlier text's
@@ -29,7 +30,11 @@ class DraftLength:
         return True
 
     def observe(self, depth: int, examined: int, accepted: int) -> None:
-        """`depth` tokens were drafted, the target looked at `examined` of them and accepted `accepted`."""
+        """`depth` tokens were drafted, the target looked at `examined` of them and accepted `accepted`.
+
+        Both may be more than `depth` where drafts cost nothing: prompt lookup compares its copy with the text as far as
+        that goes, whether the target was given the tokens or not.
+        """
 
 
 @dataclass
@@ -61,7 +66,8 @@ class Confidence(Constant):
 
 @dataclass
 class Heuristic(DraftLength):
-    """Two more after a step in which every guess was accepted, one less after any other, never below one.
+    """Two more after a step in which all gamma tokens were accepted, one less after one with a rejected token, never
+    below one. Neither where fewer than gamma were drafted and all accepted.
 
     What was reached carries over to the next text, unless `transient`. ValueError for a gamma below 1.
     """
@@ -81,7 +87,10 @@ class Heuristic(DraftLength):
         return self.gamma
 
     def observe(self, depth: int, examined: int, accepted: int) -> None:
-        self.gamma = self.gamma + 2 if accepted == depth else max(1, self.gamma - 1)
+        if accepted < depth:
+            self.gamma = max(1, self.gamma - 1)
+        elif depth >= self.gamma:  # else there was no room for gamma tokens, or nothing to draft them from
+            self.gamma += 2
 
 
 class Adaptive(DraftLength):
@@ -146,5 +155,6 @@ class Adaptive(DraftLength):
 
 
 def _at_least_one(name: str, value: int) -> None:
+    check_integers(**{name: value})
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from lessons_lib.decoding.probing import agreed
 from lessons_lib.decoding.proposal import Proposal
-from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import DraftLength
 
 RULES = ("recent", "transformers", "original")
@@ -55,7 +55,8 @@ class PromptLookup(Proposer):
     0.35 for "recent". A long guess of k tokens pays above 1 - 1 / v(k + 1).
     length: makes a DraftLength, one for the matches of each n, that says instead how many of the num_tokens to guess,
     such as `lambda: Adaptive(0, v, most=10, probe_every=None)`; it learns from what is kept silent, too.
-    Raises ValueError for an unknown rule, sizes or rates that make no sense, and a hit rate beside `length`.
+    Raises ValueError for an unknown rule, sizes or rates that make no sense, a hit rate beside `length`, and a schedule
+    that asks for probabilities; TypeError for sizes that are no integers.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class PromptLookup(Proposer):
     ):
         if rule not in RULES:
             raise ValueError(f"rule={rule!r} is not known; choose one of: {', '.join(RULES)}")
+        check_integers(num_tokens=num_tokens, max_ngram=max_ngram, min_ngram=min_ngram)
         if num_tokens < 1 or not 1 <= min_ngram <= max_ngram:
             raise ValueError(
                 f"num_tokens >= 1 and 1 <= min_ngram <= max_ngram are needed, not {num_tokens}, {min_ngram} and "
@@ -77,6 +79,8 @@ class PromptLookup(Proposer):
             )
         if length and min_hit_rate is not None:
             raise ValueError("min_hit_rate and length both decide when to keep silent; give one of them")
+        if length and not callable(length):
+            raise TypeError(f"length must make a schedule for each n, such as lambda: {type(length).__name__}(...)")
         if min_hit_rate is None:
             min_hit_rate = SILENT_BELOW if rule == "recent" else 0.0
         if not 0 <= min_hit_rate <= 1:
@@ -85,13 +89,15 @@ class PromptLookup(Proposer):
         self.rule, self.min_hit_rate = rule, min_hit_rate
         self.corpus = NgramIndex(max_ngram, rule == "recent", corpus)
         self.lengths = [length() for _ in range(max_ngram + 1)] if length else None
+        if any(type(schedule).goes_on is not DraftLength.goes_on for schedule in self.lengths or ()):
+            raise ValueError("prompt lookup has no probabilities to stop at; use another schedule than Confidence")
 
     def reset(self, target, prompt: Sequence[int]) -> None:
         """Forget the text before; the corpus and its index stay, and what schedules of `length` make of other texts."""
         self.text = NgramIndex(self.max_ngram, self.rule == "recent")
         self.eos = frozenset(target.eos)
         self.hit_rate = [UNDECIDED] * (self.max_ngram + 1)
-        self.awaited: tuple[int, list[int]] | None = None  # n and the guess that the next step judges
+        self.awaited: tuple[int, list[int], int] | None = None  # n, the guess that the next step judges, tokens told
         for length in self.lengths or ():
             length.reset()
 
@@ -99,8 +105,9 @@ class PromptLookup(Proposer):
         """A chain of at most num_tokens tokens; none without a match, or where matches keep missing."""
         self.learn(ids)
         n, guess = self.lookup(ids)
-        self.awaited = (n, guess) if guess else None
-        return Proposal.chain(guess[: self.told(n)] if guess else guess)
+        told = guess[: min(limit, self.told(n))] if guess else []
+        self.awaited = (n, guess, len(told)) if guess else None
+        return Proposal.chain(told)
 
     def told(self, n: int) -> int:
         """How many tokens of a guess by n tokens the target is to see, at most; 0: keep silent."""
@@ -111,11 +118,11 @@ class PromptLookup(Proposer):
     def observe(self, seen: Observation) -> None:
         """Judge the guess by the new tokens, whether it was told or not."""
         if self.awaited:
-            (n, guess), self.awaited = self.awaited, None
+            (n, guess, told), self.awaited = self.awaited, None
             right = agreed(guess, seen.tokens)
             self.hit_rate[n] += ((right > 0) - self.hit_rate[n]) / MEMORY
             if self.lengths:
-                self.lengths[n].observe(len(guess), min(right + 1, len(guess), len(seen.tokens)), right)
+                self.lengths[n].observe(told, min(right + 1, len(guess), len(seen.tokens)), right)
 
     def learn(self, ids: Sequence[int]) -> None:
         """Index what `ids`, the whole committed text, has more than before."""

@@ -32,6 +32,13 @@ def test_the_heuristic_rises_by_two_and_falls_by_one_to_one():
     assert played(Heuristic(3), 0.0, 5) == [3, 2, 1, 1, 1]
 
 
+@pytest.mark.parametrize("depth, accepted, gamma", [(3, 3, 4), (3, 2, 3), (0, 0, 4), (4, 5, 6), (4, 3, 3)])
+def test_the_heuristic_keeps_its_length_where_all_of_fewer_tokens_were_accepted(depth, accepted, gamma):
+    schedule = Heuristic(4)
+    schedule.observe(depth, depth, accepted)
+    assert schedule.next() == gamma
+
+
 @pytest.mark.parametrize("transient, start", [(False, 9), (True, 3)])
 def test_the_heuristic_carries_over_unless_transient(transient, start):
     schedule = Heuristic(3, transient)

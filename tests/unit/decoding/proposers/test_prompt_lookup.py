@@ -9,7 +9,7 @@ from support.toys import choosing, continued, whimsical
 
 from lessons_lib import PromptLookup, generate
 from lessons_lib.decoding.proposers import Observation
-from lessons_lib.decoding.proposers.draft_length import Adaptive, DraftLength
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, DraftLength, Heuristic
 from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.measure.speculation import padded_cost
 
@@ -253,7 +253,7 @@ def step_of(proposer, ids: list[int], new: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("gamma", [0, 2])
-def test_a_schedule_says_how_much_of_a_guess_is_told_and_hears_of_all_that_could_be_judged(gamma):
+def test_a_schedule_says_how_much_of_a_copy_is_proposed_and_hears_how_much_was_and_all_that_could_be_judged(gamma):
     made = []
     proposer = PromptLookup(4, 2, length=lambda: made.append(Listening(gamma)) or made[-1])
     ids = [1, 2, 3, 4, 5, 1, 2]
@@ -262,7 +262,7 @@ def test_a_schedule_says_how_much_of_a_guess_is_told_and_hears_of_all_that_could
     assert step_of(proposer, ids, [1]) == []  # 9 was never seen
     assert step_of(proposer, ids, [7]) == [2, 3][:gamma]  # behind 1, by one token
     of_one, of_two = made[1:]
-    assert of_two.heard == [(4, 3, 2)] and of_one.heard == [(4, 1, 0)]
+    assert of_two.heard == [(gamma, 3, 2)] and of_one.heard == [(gamma, 1, 0)]
     assert all(schedule.resets == 1 for schedule in made)
 
 
@@ -274,6 +274,37 @@ def test_no_more_is_examined_than_was_guessed_or_committed():
         proposer.reset(choosing(len, 100), ids)
         step_of(proposer, ids, new)
         assert schedules[1].heard[-1] == heard
+
+
+def test_a_schedule_hears_of_no_more_than_there_was_room_for():
+    schedules = []
+    proposer = PromptLookup(4, 1, length=lambda: schedules.append(Listening(4)) or schedules[-1])
+    proposer.reset(choosing(len, 100), ids := [1, 2, 3, 4, 5, 1])
+    assert list(proposer.propose(ids, limit=2).tokens) == [2, 3]
+    proposer.observe(Observation([0, 1], [2, 3, 9], {}, None))
+    assert schedules[1].heard == [(2, 3, 2)]
+
+
+def test_by_the_heuristic_a_perfect_copy_is_proposed_at_ever_greater_length_up_to_all_of_it():
+    target = choosing(lambda prefix: (prefix[-1] + 1) % 20, 20)
+    out = generate(target, list(range(20)), PromptLookup(10, 1, length=lambda: Heuristic(5)), max_new_tokens=100)
+    assert [step.proposed for step in out.trace[:-1]] == [0, 5, 7, 9, 10, 10, 10, 10, 10, 10]
+    assert sum(step.committed for step in out.trace) == 100
+
+
+def test_behind_a_long_copy_the_heuristic_soon_proposes_less():
+    """It asked for 11 tokens at last, not for two more with every step of the copy."""
+    schedules = []
+    proposer = PromptLookup(10, 1, length=lambda: schedules.append(Heuristic(5)) or schedules[-1])
+    proposer.reset(choosing(len, 1000), ids := [*range(500), 0])
+    for start in range(1, 400, 11):
+        step_of(proposer, ids, list(range(start, start + 11)))
+    assert schedules[1].gamma == 11
+
+
+def test_a_schedule_that_asks_for_probabilities_is_refused():
+    with pytest.raises(ValueError, match="prompt lookup has no probabilities to stop at"):
+        PromptLookup(length=Confidence)
 
 
 def test_by_predicted_speed_a_miss_is_told_no_more_and_a_copy_is_told_at_length():
