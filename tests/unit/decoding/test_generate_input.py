@@ -158,7 +158,7 @@ def test_token_ids_may_come_in_whatever_form_tokenizers_return_them(prompt):
     (None, "a prompt is a text, token ids or a list of messages, not NoneType"),
     (iter([1]), "a prompt is a text, token ids or a list of messages, not list_iterator"),
     ({"role": "user", "content": "w1"}, "a prompt is a text, token ids or a list of messages, not dict"),
-], ids=repr)  # fmt: skip
+])  # fmt: skip
 def test_what_is_no_prompt_is_refused_in_a_sentence(prompt, said):
     with pytest.raises(TypeError, match=said):
         new_row(decoder_target(tiny()), prompt, None, None, 4)
@@ -177,7 +177,7 @@ def test_what_is_no_prompt_is_refused_in_a_sentence(prompt, said):
     (dict(stop=5), "stop must be a text or a list of texts, not 5"),
     (dict(on_tokens=[]), "on_tokens must be a function or a TextStream"),
     (dict(on_tokens=TextStream), "on_tokens must be a function or a TextStream"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_an_argument_of_the_wrong_kind_is_refused_in_a_sentence(network, wrong, said):
     with pytest.raises(TypeError, match=said):
         generate(network, PROMPT, **wrong)
