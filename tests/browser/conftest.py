@@ -13,7 +13,7 @@ BUILD = ROOT / "build" / "browser"
 # What is looked at is the page, not the numbers: parameters with which a lesson's cells all run, and soon.
 SHORT = {
     "00": {"prompt_tokens": 64, "max_new_tokens": 4, "repeats": 1},
-    "01": {"prompt_lengths": [16, 64], "batches": [1, 4], "max_new_tokens": 6, "repeats": 1},
+    "01": {"prompt_lengths": [16, 64, 128], "batches": [1, 4], "max_new_tokens": 6, "repeats": 1},
     "02": {"prompt_tokens": 32, "longest": 128, "max_new_tokens": 4, "repeats": 1},
     "03": {"max_new_tokens": 8, "context": 128, "repeats": 1},
     "04": {"longest": 1024, "prefill": 256, "layers": 2, "repeats": 1},

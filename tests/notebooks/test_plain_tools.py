@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,4 +83,4 @@ def test_a_lesson_itself_refuses_parameters_out_of_range_by_name(lesson):
 
 def test_papermill_says_which_parameter_is_out_of_range(run):
     status, said = run("papermill", ROOT / "notebooks" / "07_prompt_lookup.ipynb", "out.ipynb", "-p", "num_tokens", "0")
-    assert status == 1 and said.strip().splitlines()[-1].startswith("AssertionError: max_ngram, num_tokens, ")
+    assert status == 1 and re.search("\nAssertionError: .*num_tokens.* at least 1\n", said)
