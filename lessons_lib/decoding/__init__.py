@@ -9,7 +9,7 @@ proposers           the techniques, one file each
 targets             what runs rows: any transformers model, our decoder, our decoder compiled
 acceptance, typical which guesses become text: greedy, sampling; typical acceptance, which is not lossless
 trees, tree_search  which guesses of several heads are tried together, and which tree pays for its width
-stopping, streaming stop texts, and text as it is written
+detokenizer         text from tokens that come one at a time; stopping: cut before a stop text; streaming: shown
 trace               a record per forward, and what follows from their counts
 replay              the same counts from a recorded text, without a model
 ladder              ways to decode one model, each changing one thing of another, priced before they are timed
