@@ -53,7 +53,7 @@ class StoppedText:
 
 
 def as_texts(stop: str | Sequence[str] | None) -> list[str]:
-    """None, one text or several -> a list. Errors as `StoppedText`."""
+    """None, one text or several -> a list. TypeError for anything else, ValueError for an empty text."""
     texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"stop must be a text or a list of texts, not {stop!r}")
