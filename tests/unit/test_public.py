@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 
 import pytest
@@ -99,24 +98,6 @@ def test_help_explains_every_argument_and_what_is_refused(name):
     assert ERROR.search(text) or not arguments
     if hasattr(offered, "accept"):
         assert re.search(r"\(.*V\)", inspect.getdoc(offered.accept) + inspect.getdoc(Acceptance.accept))
-
-
-def unsaid(body: list[ast.stmt], said: str) -> Iterator[str]:
-    """What public functions raise, where neither they nor what they stand in say so."""
-    for node in body:
-        text = said + (ast.get_docstring(node) or "") if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
-        if isinstance(node, ast.ClassDef):
-            yield from unsaid(node.body, text)
-        elif isinstance(node, ast.FunctionDef) and (node.name[0] != "_" or node.name in ("__init__", "__post_init__")):
-            raised = [inner.exc for inner in ast.walk(node) if isinstance(inner, ast.Raise)]
-            names = {ast.unparse(error.func) for error in raised if isinstance(error, ast.Call)}
-            yield from (f"{node.name}: {name}" for name in names if name[0].isupper() and name not in text)
-
-
-def test_what_a_public_function_raises_its_docstring_names():
-    modules = {str(path): ast.parse(path.read_text("utf-8")) for path in (ROOT / "lessons_lib").rglob("*.py")}
-    found = {name: [*unsaid(module.body, ast.get_docstring(module) or "")] for name, module in modules.items()}
-    assert {name: said for name, said in found.items() if said} == {}
 
 
 def test_a_name_that_is_not_offered_is_refused_with_those_that_are():
