@@ -22,7 +22,10 @@ from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.ladder import TOLERATED, Rung, best, counting, step_gains
 
 KINDS = {"free": (("writing",), 6), "grounded": (GROUNDED, 2)}  # categories, and questions of each
-OURS = "the fastest rung whose perplexity is within 1% of that in fp32; decoding alone, 128 tokens each"
+OURS = (
+    "the fastest rung whose perplexity is within 1% of that in fp32; the course's own questions; decoding alone, "
+    "128 tokens each"
+)
 THEIRS = f"transformers generate, greedy, dynamic cache, eager, {DTYPE}"
 LLAMACPP = "llama.cpp through llama-cpp-python, the same file, threads and run"
 LLAMACPP_BEST = (

@@ -71,11 +71,11 @@ TECHNIQUES = (
     ),
     Technique(
         "the ladder, free writing", "ladder/free/vs-generate", "transformers generate, eager",
-        "ladder/plain/vs-llamacpp", "llama.cpp, plain; ours without guesses, both kinds of prompts",
+        "ladder/plain/vs-llamacpp-best", "llama.cpp, plain; ours without guesses, both kinds of prompts",
     ),
     Technique(
         "the ladder, grounded prompts", "ladder/grounded/vs-generate", "transformers generate, eager",
-        "ladder/grounded/vs-llamacpp", "llama.cpp, plain or with its prompt lookup",
+        "ladder/grounded/vs-llamacpp-best", "llama.cpp, plain or with its prompt lookup",
         f"9.6 x (compiled, int4, a draft; {GPT_FAST})",
     ),
 )  # fmt: skip
