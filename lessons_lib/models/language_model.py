@@ -112,11 +112,15 @@ class LanguageModel:
 
 
 def converted(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy with its weights in this format, as if it had been loaded in it: the frequencies of rotary positions are
-    buffers and stay in single precision, which `network.to(dtype)` would round."""
+    """A copy with its weights in this format, as if it had been loaded in it.
+
+    Integers stay what they are, and the frequencies of rotary positions in single precision: `network.to(dtype)` would
+    round them.
+    """
     network = copy.deepcopy(network)
-    for weight in network.parameters():
-        weight.data = weight.data.to(dtype)
+    for name, weight in (*network.named_parameters(), *network.named_buffers()):
+        if weight.is_floating_point() and not name.endswith("inv_freq"):
+            weight.data = weight.data.to(dtype)
     return network
 
 

@@ -66,6 +66,13 @@ def test_in_another_dtype_a_model_that_is_out_of_reach_is_converted(model, monke
         model.in_dtype("fp8")
 
 
+def test_numbers_that_are_no_fractions_stay_what_they_are_in_another_dtype(model):
+    model.network.counts = torch.nn.Parameter(torch.tensor([300]), requires_grad=False)
+    model.network.register_buffer("scale", torch.tensor([0.1], dtype=torch.float64))
+    half = model.target(kind="transformers", weights="bf16").network
+    assert half.counts.dtype == torch.int64 and half.scale.dtype == torch.bfloat16
+
+
 def test_other_weights_are_a_copy_and_the_same_ones_are_not(model):
     assert model.target(weights="bf16").dtype == torch.bfloat16
     assert (half := model.target(kind="transformers", weights="fp16").network).dtype == torch.float16
