@@ -74,7 +74,8 @@ class DraftModel(Proposer):
         gamma = min(self.length.next(), limit, self.draft.context - len(ids) + 1)  # the last guess is never fed
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
             return NO_GUESSES  # also where the target wrote an id that no token has: the draft cannot read it
-        self.branching = self.cache.branches(len(ids) + self._most_nodes(gamma))
+        nodes = self._most_nodes(gamma)
+        self.branching = nodes > gamma and self.cache.branches(len(ids) + nodes)
         while tree.depth < gamma and self._has_room(tree):
             logits = self._shared(self.draft.run([self._block(ids, tree)])[0].logits)
             confidence = self._grow(tree, logits)

@@ -1,14 +1,20 @@
 """What a model can read besides plain text, found by asking it (lesson 06).
 
 A draft is only verified if the model reads it as it would read the same tokens as plain text. Models differ in how they
-take positions, masks and windows, and no config says so reliably. So before a target's first pass of a kind, the same
-made-up tokens are run in both layouts, and the logits must agree. The passes are few and short, happen once, and count
-nowhere.
+take positions, masks and windows, and no config says so reliably. So before a network's first pass of a kind, the same
+made-up tokens are run in both layouts, and the logits must agree.
+
+Chains take 9 short passes, branches 7 more, once for each network, attention implementation, device and dtype. Branches
+also need a text as long as the one to come, which is read into a second cache (3 passes). Longer texts are tried as
+they come; near a window the two lengths between which it lies are halved. The trace counts none of these passes, but
+their seconds are part of the step that asks.
 """
 
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,24 +26,53 @@ from lessons_lib.decoding.targets.base import Unsupported
 DEPTH, WIDTH = 4, 16  # tokens compared at the end of a long text, and branches beside them
 
 
-class SelfCheck:
-    """Asks a target what it can read, and remembers the answers.
+@dataclass
+class Answers:
+    """What is known of a network. chains, trees: whether it reads them, None until it was asked.
 
-    target: needs `forward` (a block -> its scores, unchecked), `new_cache`, `vocab_size` and `context`.
+    good, bad: entries up to which branches are right, and from which they are wrong.
+    """
+
+    chains: bool | None = None
+    trees: bool | None = None
+    good: int = 0
+    bad: float = math.inf
+
+
+# network -> (attention implementation, device, dtype) -> Answers; no answer refers to the network, so that it can go
+KNOWN: WeakKeyDictionary = WeakKeyDictionary()
+
+
+class SelfCheck:
+    """Asks a target what it can read; all targets of one network share the answers.
+
+    target: needs `network`, `text_config`, `forward` (a block -> its scores, unchecked), `new_cache`, `vocab_size` and
+    `context`.
     """
 
     def __init__(self, target):
         self.target = target
-        self._chains: bool | None = None
-        self._trees: bool | None = None
-        self._good, self._bad = 0, math.inf  # entries up to which branches are right, and from which they are wrong
+        self._asking = False
+
+    @property
+    def known(self) -> Answers:
+        """What is known of the network as it is now."""
+        network = self.target.network
+        attention = getattr(self.target.text_config, "_attn_implementation", None)
+        return KNOWN.setdefault(network, {}).setdefault((attention, network.device, network.dtype), Answers())
 
     def reads_chains(self) -> bool:
         """Whether several tokens at once, behind a cache that was cut back, get the logits of plain text."""
-        if self._chains is None:
-            self._chains = True  # until it is known, since a cache that is cut back may ask
-            self._chains = self._agrees(chains_agree)
-        return self._chains
+        if self._asking:  # a cache that is cut back in the check asks, too
+            return True
+        known = self.known
+        if known.chains is None:
+            self._asking = True
+            try:
+                known.chains = self._agrees(chains_agree)
+            finally:
+                self._asking = False
+        return known.chains
 
     def reads_branches(self, entries: int, ahead: int) -> bool:
         """Whether branches and side tokens get the logits of plain text while the cache has so many entries.
@@ -45,37 +80,44 @@ class SelfCheck:
         ahead: entries that the text will need, as far as is known. It is tried with a text of that length, so that a
         text asks once; where that fails, at the length in use.
         """
-        if self._trees is None:
-            self._trees = self.reads_chains() and self._agrees(branches_agree)
-        return self._trees and self._reads_up_to(min(entries, self.target.context), ahead)
+        known = self.known
+        if known.trees is None:
+            known.trees = self.reads_chains() and self._agrees(branches_agree)
+        return known.trees and self._reads_up_to(min(entries, self.target.context), ahead, known)
 
-    def _reads_up_to(self, entries: int, ahead: int) -> bool:
-        if self._good < entries < self._bad:
+    def _reads_up_to(self, entries: int, ahead: int, known: Answers) -> bool:
+        if known.good < entries < known.bad:
             ahead = max(entries, min(ahead, self.target.context))
-            if ahead >= self._bad:
-                ahead = (entries + self._bad) // 2
+            if ahead >= known.bad:
+                ahead = (entries + known.bad) // 2
             for length in dict.fromkeys((ahead, entries)):
                 if self._agrees(long_text_agrees, length):
-                    self._good = length
+                    known.good = length
                     break
-                self._bad = length
-        return entries <= self._good
+                known.bad = length
+        return entries <= known.good
 
     @torch.no_grad()
     def _agrees(self, check: Callable[..., bool], *sizes: int) -> bool:
-        """A model that raises does not agree, unless it lacks memory or says itself what is unsupported."""
+        """A model that raises does not agree, unless it says itself what is unsupported.
+
+        Lack of memory is no answer: torch.OutOfMemoryError, also on a CPU, where torch raises a RuntimeError.
+        """
         try:
             return check(self.target, *sizes)
         except (Unsupported, torch.OutOfMemoryError):
             raise
-        except Exception:  # whatever a model raises for a layout that it was not made for
+        except Exception as error:  # whatever a model raises for a layout that it was not made for
+            if "allocate memory" in str(error) or "out of memory" in str(error):
+                raise torch.OutOfMemoryError(str(error)) from error
             return False
 
 
 def chains_agree(target) -> bool:
-    """Guesses that are dropped, and others read in their place, against one pass over the text without a cache."""
+    """Draft tokens that are dropped, and others fed at once in their place, against the same tokens fed one by one."""
     ids = made_up(7, target.vocab_size)
-    expected = _plain(target, ids)
+    cache = target.new_cache(len(ids))
+    expected = torch.cat([_plain(target, part, cache) for part in (ids[:3], *([token] for token in ids[3:]))])
     cache = target.new_cache(len(ids))
     _plain(target, ids[:3], cache)
     _plain(target, ids[5:], cache)

@@ -29,15 +29,37 @@ PER_TOKEN = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)  # kinds of la
 UNLIMITED = 2**31
 
 
-class TransformersCache(Cache):
+class TargetCache(Cache):
+    """A cache that knows its target. drafted: draft tokens were fed; chains_only: branches are no longer fed.
+
+    Branches that the model cannot read are refused in a text's first draft step, where nothing is lost. Later in the
+    text, and wherever there is no memory for the check, decoding goes on with chains.
+    """
+
+    def __init__(self, target: "TransformersTarget"):
+        self.target, self.drafted, self.chains_only = target, False, False
+
+    def branches(self, entries: int) -> bool:
+        if not self.chains_only:
+            try:
+                self.target.require_branches(self, entries)
+            except (Unsupported, torch.OutOfMemoryError) as problem:
+                if isinstance(problem, Unsupported) and not self.drafted:
+                    return True  # `run` refuses them
+                self.chains_only = True
+                warnings.warn(f"decoding goes on with chains: {problem}", stacklevel=2)
+        return not self.chains_only
+
+
+class TransformersCache(TargetCache):
     """Our interface over a DynamicCache, which made without a config has plain layers, all of one length.
 
     tokens: how long the text will be. ValueError for entries that shall be kept and are not there.
     """
 
     def __init__(self, target: "TransformersTarget", tokens: int = 0):
-        self.target, self.tokens, self.inner = target, tokens, DynamicCache()
-        self.branched = self.outgrown = False  # whether branches were fed, and whether the text outgrew them
+        super().__init__(target)
+        self.tokens, self.inner = tokens, DynamicCache()
 
     def length(self, layer: int = -1) -> int:
         return int(self.inner.get_seq_length())
@@ -46,15 +68,6 @@ class TransformersCache(Cache):
     def nbytes(self) -> int:
         """Bytes of all keys and values."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.inner.layers)
-
-    def branches(self, entries: int) -> bool:
-        if self.branched and not self.outgrown and not self.target.reads_branches(self, entries):
-            self.outgrown = True
-            warnings.warn(
-                f"{self.target.name} reads no branches in a text of {entries} tokens; decoding goes on with chains.",
-                stacklevel=2,
-            )
-        return not self.outgrown  # the first branches of a text are refused by `run`
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end, length = prefix + len(then), self.length()
@@ -69,7 +82,7 @@ class TransformersCache(Cache):
             layer.keys, layer.values = layer.keys.index_select(-2, index), layer.values.index_select(-2, index)
 
 
-class StateCache(Cache):
+class StateCache(TargetCache):
     """The state of a model whose tokens cannot be dropped: to drop some, an older state reads the others again.
 
     ids: the tokens that the state has read. state: what transformers hands from one forward pass to the next.
@@ -78,7 +91,8 @@ class StateCache(Cache):
     """
 
     def __init__(self, target: "TransformersTarget"):
-        self.target, self.state = target, target.new_state()
+        super().__init__(target)
+        self.state = target.new_state()
         self.ids: list[int] = []
         self.copying, self.copies = False, []  # copies: (tokens read, state), oldest first, since the last `keep`
 
@@ -99,8 +113,8 @@ class StateCache(Cache):
             raise ValueError(f"{prefix} tokens and then {list(then)} cannot be kept of {len(self.ids)}")
         if end < len(self.ids):
             self.target.require_chains()
-            copies = [(0, self.target.new_state()), *(saved for saved in self.copies if saved[0] <= end)]
-            read, self.state = copies[-1]
+            copy_before = next((saved for saved in reversed(self.copies) if saved[0] <= end), None)
+            read, self.state = copy_before or (0, self.target.new_state())
             again, self.ids = self.ids[read:end], self.ids[:read]
             if again:
                 self.target.forward(plain_block(again, self))
@@ -121,6 +135,8 @@ class TransformersTarget(Target):
 
     def __init__(self, network, tokenizer=None):
         self.name, config = type(network).__name__, network.config
+        if not hasattr(network, "generate"):
+            raise Unsupported(f"{self.name} gives no logits of a next token; load it with AutoModelForCausalLM")
         if config.is_encoder_decoder:
             raise Unsupported(f"{self.name} has an encoder, which this does not run; pass a decoder-only causal model")
         self.network, self.tokenizer = network.eval(), tokenizer
@@ -131,7 +147,7 @@ class TransformersTarget(Target):
         lengths = (getattr(self.text_config, name, None) for name in CONTEXT_NAMES)
         self.context = next((length for length in lengths if length and length > 0), UNLIMITED)
         self.eos = eos_ids(network, tokenizer)
-        self.check_itself = SelfCheck(self)
+        self.self_check = SelfCheck(self)
 
     def new_cache(self, tokens: int) -> Cache:
         """An empty cache; it grows by itself."""
@@ -148,28 +164,34 @@ class TransformersTarget(Target):
     def _run(self, block: Block) -> Scores:
         cache = block.cache
         if block.mask is not None:
-            if not self.reads_branches(cache, block.mask.shape[1]):
-                raise Unsupported(
-                    f"{self.name} does not read branches and side tokens as it reads plain text, at least in a text of "
-                    f"{block.mask.shape[1]} tokens; use a proposer of chains, such as DraftModel without children"
-                )
-            cache.branched = True
+            self.require_branches(cache, block.mask.shape[1])
         elif len(block.tokens) > 1 and cache.length():
             self.require_chains()
+        cache.drafted |= block.wanted > 1  # of a prompt only the last token's logits are wanted
         if not self.per_token:
             cache.save()
         return self.forward(block)
 
-    def reads_branches(self, cache: Cache, entries: int) -> bool:
-        """Whether branches can be fed until the cache has so many entries."""
-        if not self.per_token:
-            return False
-        whole = cache.tokens + 2 * (entries - cache.length())  # what the text will need, with drafts twice as large
-        return self.check_itself.reads_branches(entries, whole if whole > entries else entries * 3 // 2)
+    def require_branches(self, cache: TargetCache, entries: int) -> None:
+        """Unsupported for a model that cannot read branches and side tokens until the cache has so many entries."""
+        if not (self.per_token and self.self_check.reads_branches(entries, self._entries_ahead(cache, entries))):
+            raise Unsupported(
+                f"{self.name} does not read branches and side tokens as it reads plain text, at least in a text of "
+                f"{entries} tokens; use a proposer of chains, such as DraftModel without children"
+            )
+
+    def _entries_ahead(self, cache: TransformersCache, entries: int) -> int:
+        """Entries that the text will need, with drafts twice as large.
+
+        A draft's cache knows the length of the prompt alone. A text that has grown past what its cache knew is tried
+        with half as much again, so that it is not tried at every step.
+        """
+        whole = cache.tokens + 2 * (entries - cache.length())
+        return whole if whole > entries else entries * 3 // 2
 
     def require_chains(self) -> None:
         """Unsupported for a model that cannot read several tokens at once behind others, or go back."""
-        if not self.check_itself.reads_chains():
+        if not self.self_check.reads_chains():
             raise Unsupported(
                 f"{self.name} reads several tokens at once differently from one at a time, or cannot drop tokens; "
                 "decode plainly with this model, without a proposer, and do not draft with it"
@@ -197,19 +219,21 @@ class TransformersTarget(Target):
         """As one step of transformers' `generate`: what a model needs of ids, positions and state is its own affair."""
         cache, device = block.cache, self.network.device
         first, ids = not cache.ids, torch.tensor([cache.ids + block.tokens], device=device)
-        positions = {"position_ids": self.network._prepare_position_ids_for_generation(ids, {})}
+        positions = {}
+        if "position_ids" in self.accepts:
+            positions["position_ids"] = self.network._prepare_position_ids_for_generation(ids, {})
         inputs = self.network.prepare_inputs_for_generation(
             ids,
             next_sequence_length=None if first else len(block.tokens),
             is_first_iteration=first,
             attention_mask=None,
             use_cache=True,
-            **positions if "position_ids" in self.accepts else {},
+            **positions,
             **cache.state,
         )
         out = self.network(**inputs | self._options(block), return_dict=True)
         cache.state = self.network._update_model_kwargs_for_generation(out, cache.state)
-        cache.ids = cache.ids + block.tokens
+        cache.ids.extend(block.tokens)
         return out
 
     def new_state(self) -> dict:

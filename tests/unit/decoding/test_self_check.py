@@ -1,6 +1,8 @@
 """A target asks itself what it can read: every kind of damage is found, rounding is none, and it asks but once."""
 
+import gc
 import warnings
+import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -8,14 +10,14 @@ import pytest
 import torch
 from support.kinds import model_of
 from support.oracle import PROMPT, N, greedy_text_of
-from support.proposers import Scripted, tree_with_decoys, with_scratch
+from support.proposers import Scripted, always_right, tree_with_decoys, with_scratch
 from support.targets import entries
 
 from lessons_lib.decoding.acceptance import Sampling
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
-from lessons_lib.decoding.targets import TransformersTarget, Unsupported
+from lessons_lib.decoding.targets import TransformersTarget, Unsupported, self_check
 from lessons_lib.decoding.targets.self_check import agree
 from lessons_lib.models import tiny
 
@@ -62,31 +64,66 @@ def repeats_behind_a_cache(block):
     return replace(block, tokens=block.tokens[:1] * len(block.tokens)) if block.cache.length() else block
 
 
+def reads_zero_for_a_lone_token(block):
+    return replace(block, tokens=[0]) if block.cache.length() and len(block.tokens) == 1 else block
+
+
 @pytest.mark.parametrize("damage", [ignores_positions, ignores_the_mask, sees_what_is_fed_first, raises_for_a_mask])
 def test_a_target_that_misreads_branches_finds_out(damage):
-    assert TransformersTarget(tiny()).check_itself.reads_branches(20, 20)
-    asked = Damaged(damage).check_itself
+    assert TransformersTarget(tiny()).self_check.reads_branches(20, 20)
+    asked = Damaged(damage).self_check
     assert asked.reads_chains() and not asked.reads_branches(20, 20)
 
 
 @pytest.mark.parametrize("vocab_size", [2, 3, 11])
 def test_a_vocabulary_that_is_smaller_than_the_trees_tried_will_do(vocab_size):
-    network = tiny(vocab_size=vocab_size)
-    assert TransformersTarget(network).check_itself.reads_branches(20, 20)
-    assert not Damaged(ignores_the_mask, network).check_itself.reads_branches(20, 20)
+    assert TransformersTarget(tiny(vocab_size=vocab_size)).self_check.reads_branches(20, 20)
+    assert not Damaged(ignores_the_mask, tiny(vocab_size=vocab_size)).self_check.reads_branches(20, 20)
 
 
-def test_a_target_that_misreads_chains_finds_out():
-    asked = Damaged(repeats_behind_a_cache).check_itself
+@pytest.mark.parametrize("damage", [repeats_behind_a_cache, reads_zero_for_a_lone_token])
+def test_a_target_that_misreads_chains_finds_out(damage):
+    asked = Damaged(damage).self_check
     assert not asked.reads_chains() and not asked.reads_branches(20, 20)
 
 
-def test_a_model_out_of_memory_says_so():
-    def full(block):
-        raise torch.OutOfMemoryError("no memory")
+def no_memory(*_):
+    raise torch.OutOfMemoryError("no memory")
 
-    with pytest.raises(torch.OutOfMemoryError):
-        Damaged(full).check_itself.reads_chains()
+
+def no_memory_on_a_cpu(*_):
+    torch.empty(2**50, dtype=torch.uint8)
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "fails, error",
+    [
+        (no_memory, torch.OutOfMemoryError),
+        (no_memory_on_a_cpu, torch.OutOfMemoryError),
+        (interrupted, KeyboardInterrupt),
+    ],
+)
+def test_a_check_without_memory_or_interrupted_says_so_and_remembers_nothing(fails, error):
+    target = Damaged(fails)
+    with pytest.raises(error):
+        target.self_check.reads_chains()
+    target.damage = repeats_behind_a_cache
+    assert not target.self_check.reads_chains()
+
+
+def test_without_memory_for_the_check_of_a_long_text_chains_are_fed_and_nothing_is_remembered(monkeypatch):
+    network = tiny()
+    text = greedy_text_of(network)
+    with monkeypatch.context() as full, pytest.warns(UserWarning, match="goes on with chains: .*allocate memory"):
+        full.setattr(self_check, "long_text_agrees", no_memory_on_a_cpu)
+        out = generate(network, PROMPT, Scripted(text, 97, tree_with_decoys), max_new_tokens=N)
+    assert PROMPT + out.ids == text and all(step.proposed == step.depth for step in out.trace)
+    out = generate(network, PROMPT, Scripted(text, 97, tree_with_decoys), max_new_tokens=N)
+    assert out.trace[1].proposed > out.trace[1].depth
 
 
 def test_a_cache_with_gaps_that_keeps_the_wrong_entries_is_found_out():
@@ -97,7 +134,7 @@ def test_a_cache_with_gaps_that_keeps_the_wrong_entries_is_found_out():
             cache.keep = lambda prefix, then=(): keep(prefix + len(then))
             return cache
 
-    assert not Forgetful(tiny()).check_itself.reads_branches(20, 20)
+    assert not Forgetful(tiny()).self_check.reads_branches(20, 20)
 
 
 def test_a_target_without_positions_reads_no_branches():
@@ -107,14 +144,14 @@ def test_a_target_without_positions_reads_no_branches():
     network.forward = lambda input_ids, attention_mask=None, past_key_values=None, use_cache=None: forward(
         input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
     )
-    asked = TransformersTarget(network).check_itself
+    asked = TransformersTarget(network).self_check
     assert asked.reads_chains() and not asked.reads_branches(20, 20)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rounding_is_no_difference(dtype):
-    assert TransformersTarget(tiny(dtype=dtype, layers=4)).check_itself.reads_branches(64, 64)
-    assert not Damaged(ignores_positions, tiny(dtype=dtype, layers=4)).check_itself.reads_branches(64, 64)
+    assert TransformersTarget(tiny(dtype=dtype, layers=4)).self_check.reads_branches(64, 64)
+    assert not Damaged(ignores_positions, tiny(dtype=dtype, layers=4)).self_check.reads_branches(64, 64)
 
 
 def test_logits_agree_by_the_spread_of_their_row():
@@ -152,7 +189,34 @@ def test_a_target_asks_itself_once_and_plain_decoding_never():
         with counted(target) as passes:
             out = generate(target, PROMPT, Scripted(text, 97, tree_with_decoys), max_new_tokens=N)
         asked.append(len(passes) - len(out.trace))
-    assert asked == [15, 0]  # 5 for chains, 7 for branches, 3 for the length
+    assert asked == [19, 0]  # 9 for chains, 7 for branches, 3 for the length
+
+
+@pytest.mark.parametrize("make, passes", [(always_right, 9), (tree_with_decoys, 19)], ids=["chains", "branches"])
+def test_a_network_is_asked_once_in_all_its_texts_and_again_in_another_setting(make, passes):
+    network, run = tiny(), []
+    network.register_forward_hook(lambda *_: run.append(1))
+
+    def asked():
+        text = greedy_text_of(network)
+        run.clear()
+        out = generate(network, PROMPT, Scripted(text, 97, make), max_new_tokens=N)
+        return len(run) - len(out.trace)
+
+    assert [asked(), asked()] == [passes, 0]
+    network.set_attn_implementation("eager")
+    assert [asked(), asked()] == [passes, 0]
+    network.float()
+    assert [asked(), asked()] == [passes, 0]
+
+
+def test_what_is_known_of_a_network_does_not_keep_it():
+    network = tiny()
+    assert TransformersTarget(network).self_check.reads_branches(20, 20)
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
 
 
 def test_asking_leaves_no_trace_in_a_text():
@@ -160,7 +224,7 @@ def test_asking_leaves_no_trace_in_a_text():
     cache = target.new_cache(N)
     target.run([plain_block(PROMPT, cache)])
     before = [tensor.clone() for tensor in entries(cache)]
-    assert target.reads_branches(cache, 20)
+    target.require_branches(cache, 20)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(entries(cache), before, strict=True))
 
 
@@ -188,8 +252,21 @@ def test_a_window_that_counts_other_branches_is_found_when_a_text_grows_past_it(
 
 def test_branches_are_fed_as_long_as_the_window_holds_all():
     network = tiny(family="mistral", window=WINDOW)
-    asked = TransformersTarget(network).check_itself
+    asked = TransformersTarget(network).self_check
     assert [asked.reads_branches(entries, 200) for entries in (10, 17, 32, 33, 32)] == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: tiny(family="mistral", window=8), lambda: model_of("convolutions and attention")]
+)
+def test_branches_that_a_model_misreads_do_not_end_a_text_that_began_with_chains(make):
+    network, prompt = make(), [5, 9, 11, 7, 3]
+    text = network.generate(torch.tensor([prompt]), max_new_tokens=N, do_sample=False)[0].tolist()
+    guess = lambda rest, by: (always_right if len(rest) > N - 2 else tree_with_decoys)(rest, by)  # noqa: E731
+    with pytest.warns(UserWarning, match="goes on with chains") as said:
+        out = generate(network, prompt, Scripted(text, network.config.vocab_size, guess), max_new_tokens=N)
+    assert prompt + out.ids == text and len(said) == 1
+    assert all(step.proposed == step.depth for step in out.trace)
 
 
 def test_a_text_that_begins_beyond_the_window_is_refused():
@@ -217,18 +294,20 @@ def test_no_warning_where_nothing_changes():
         generate(network, PROMPT, Scripted(greedy_text_of(network), 97, tree_with_decoys), max_new_tokens=N)
 
 
-def test_going_back_reads_the_whole_text_once_and_copies_from_then_on():
+def test_going_back_reads_the_whole_text_once_and_copies_from_then_on(monkeypatch):
     target = TransformersTarget(model_of("convolutions and attention"))
     ids = [5, 9, 11, 7, 3, 4, 8, 6]
     cache = target.new_cache(len(ids))
-    assert target.check_itself.reads_chains()
+    assert target.self_check.reads_chains()
     with counted(target) as passes:
         target.run([plain_block(ids[:4], cache)])
         target.run([plain_block([1, 2], cache)])
         cache.keep(4)
         assert cache.length() == 4 and passes == [4, 2, 4]
         target.run([plain_block([*ids[4:6], 1, 2], cache)])
-        cache.keep(6)
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "new_state", None)  # a copy is there
+            cache.keep(6)
         assert cache.length() == 6 and passes[3:] == [4, 2]
         (found,) = target.run([plain_block(ids[6:], cache, 2)])
     fresh = target.run([plain_block(ids, target.new_cache(len(ids)), 2)])[0]

@@ -72,6 +72,11 @@ def test_a_model_with_an_encoder_is_refused_and_its_decoder_alone_is_not():
     assert TransformersTarget(BartForCausalLM(config)).context == 64
 
 
+def test_a_model_without_a_language_model_head_is_refused():
+    with pytest.raises(Unsupported, match="LlamaModel gives no logits .*; load it with AutoModelForCausalLM"):
+        generate(tiny().model, PROMPT, max_new_tokens=N)
+
+
 @pytest.mark.parametrize("eos, known", [(-1, ()), ([-1], ()), (97, ()), ([96, 97], (96,)), ([0, -1], (0,)), (3, (3,))])
 def test_ends_that_the_model_has_no_logits_for_are_left_out(eos, known):
     network = tiny()
