@@ -9,23 +9,23 @@ export GOMP_SPINCOUNT ?= 10000
 # what an active environment or settings for another one would change in .venv
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_PYTHON
 
-LESSON_OPTIONS = $(LESSONS) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE)) \
+LESSON_OPTIONS = $(LESSONS) $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device $(DEVICE)) \
 	$(if $(DTYPE),--dtype $(DTYPE)) $(if $(PARAMS),--params $(PARAMS))
 SWEEP_OPTIONS = $(if $(GRID),--grid $(GRID)) $(if $(WORKERS),--workers $(WORKERS)) \
-	$(if $(SCHEDULER),--scheduler-address $(SCHEDULER))
+	$(if $(SCHEDULER),--scheduler-address '$(SCHEDULER)')
 
 help:
 	@$(PYTHON) -m lessons_lib --help
 run: .venv/with-lessons
 	@$(LESSONS_LIB) run $(LESSON_OPTIONS)
 probe: .venv/with-lessons
-	@$(LESSONS_LIB) probe $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE))
+	@$(LESSONS_LIB) probe $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device $(DEVICE))
 lab figures: .venv/with-lessons
 	@$(LESSONS_LIB) $@
 lessons: .venv/with-lessons
 	@$(LESSONS_LIB) lessons $(LESSONS)
 bench: .venv/with-lessons
-	@$(LESSONS_LIB) bench $(CLAIMS) $(if $(QUESTIONS),--questions $(QUESTIONS)) $(if $(QUICK),--quick)
+	@$(LESSONS_LIB) bench $(CLAIMS) $(if $(QUESTIONS),--questions '$(QUESTIONS)') $(if $(QUICK),--quick)
 sweep: .venv/with-sweep
 	@$(LESSONS_LIB) sweep $(LESSON_OPTIONS) $(SWEEP_OPTIONS)
 site: .venv/with-site
@@ -49,26 +49,32 @@ clean:
 	@touch $@
 
 # torch comes first, because its build decides what else fits: the pin, or TORCH_SPEC from TORCH_INDEX. .venv/torch
-# keeps such a choice, which stays until another one is made.
+# keeps such a choice, which stays until another one is made. An index alone goes with the pin of the day.
 PIN := $(shell grep '^torch==' constraints.txt)
-GIVEN := $(if $(TORCH_SPEC)$(TORCH_INDEX),'$(or $(TORCH_SPEC),$(PIN))' $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)'))
+GIVEN := $(if $(TORCH_SPEC),'$(TORCH_SPEC)') $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)')
 KEPT := $(shell cat .venv/torch 2>/dev/null)
-CHOICE := $(strip $(or $(GIVEN),$(KEPT)))
+CHOICE := $(or $(strip $(GIVEN)),$(strip $(KEPT)))
+TORCH := $(if $(filter --index-url,$(firstword $(CHOICE))),'$(PIN)' $(CHOICE),$(or $(CHOICE),$(PIN) -c constraints.txt))
 ifneq ($(CHOICE),$(KEPT))
 OTHER_TORCH = again
 endif
 
 .venv/torch: .venv/bin/python constraints.txt $(OTHER_TORCH)
 	@echo "Installing $(or $(CHOICE),$(PIN)) into .venv: a minute or two"
-	@$(if $(OTHER_TORCH),$(PIP_INSTALL) --force-reinstall --no-deps $(CHOICE))
-	@$(PIP_INSTALL) $(or $(CHOICE),$(PIN) -c constraints.txt)
+	@test ! -f $@ || touch -t 200001010000 $@  # out of date until all is done
+	@$(if $(OTHER_TORCH),$(PIP_INSTALL) --force-reinstall --no-deps $(TORCH))
+	@$(PIP_INSTALL) $(TORCH)
 	@.venv/bin/python -c "from importlib.metadata import version; print('torch==' + version('torch'))" > .venv/constraints.txt
 	@grep -v '^torch==' constraints.txt >> .venv/constraints.txt
 	@echo "$(CHOICE)" > $@
 
-# .venv is made again where it is half made, and where the folder was moved, since pip wrote the old path into it.
-SOUND = test -x .venv/bin/python && test -x .venv/bin/pip && grep -qF "$(CURDIR)/.venv" .venv/pyvenv.cfg
-.venv/bin/python: $(shell $(SOUND) 2>/dev/null || echo again)
+# .venv is made again where pip does not work, as in a half-made one, and where the folder was moved, since pip wrote the
+# old path into it. One that another program made, such as uv, is left alone.
+SOUND = .venv/bin/python -c 'import pip' && \
+	grep -qF -e "-m venv $(CURDIR)/.venv" -e "-m venv --clear $(CURDIR)/.venv" .venv/pyvenv.cfg
+.venv/bin/python: $(shell { $(SOUND); } >/dev/null 2>&1 || echo again)
+	@if test -f .venv/pyvenv.cfg && ! grep -q '^command = ' .venv/pyvenv.cfg; \
+	then echo "Another program made .venv in this folder: rename or remove it, and type this again"; exit 1; fi
 	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11, 5) or sys.exit('The lessons need Python 3.11.5 or newer, and \
 	this is ' + sys.version.split()[0] + ': name another one, as in make run PYTHON=python3.12')"
 	@echo "Making the environment .venv"

@@ -1,4 +1,4 @@
-"""For pytest anywhere in the repository: where nbval executes lessons, they time everything once (measure/clock.py)."""
+"""For pytest anywhere in the repository: where nbval executes lessons, each timing is taken once (measure/clock.py)."""
 
 import os
 

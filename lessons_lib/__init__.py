@@ -4,10 +4,10 @@
     model = load("smollm2-135m")
     print(generate(model.target(), "Once upon a time").text)
 
-The rooms, each importing only from those below it (and all from the small modules compiler, compiling, progress and
+The packages, each importing only from those below it (and all from the small modules compiler, compiling, progress and
 paths); `help("lessons_lib.serving")` and so on lead further:
 
-course         set-up, running and storing lessons, their checks, exercises and pages
+course         running and storing lessons, their checks, exercises and pages
 widgets        figures with sliders, and their still form
 figures        functions that draw from rows; drawings
 training       distilling a small draft, training heads
@@ -57,7 +57,7 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str):
-    """Public names are imported when they are first used, so that the set-up runs without any package."""
+    """Public names are imported when they are first used, so that `clean` and `--help` need no package."""
     if name not in _HOMES:
         raise AttributeError(f"lessons_lib has no {name!r}; it offers {', '.join(_HOMES)}")
     return getattr(import_module(_HOMES[name]), name)

@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("mutation", help="break the library in many small ways; count what the tests notice")
     deep = "the tests with random cases, with two hundred times as many: about an hour"
     commands.add_parser("test-deep", help=deep, description=deep)
-    commands.add_parser("lint", help="ruff, which room imports which, dead code, and the house rules for notebooks")
+    commands.add_parser("lint", help="ruff, which package imports which, dead code, and the checks of notebooks")
     commands.add_parser("clean", help="remove build/ and the tools' caches; keeps .venv and models")
     return top
 

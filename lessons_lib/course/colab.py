@@ -29,7 +29,7 @@ if util.find_spec("lessons_lib") is None:
 {source}
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *source, *torch], check=True)
     sys.path[:0] = home"""
-FROM_ADDRESS = '    source = ["-e", home[0] + "[lessons]"] if home else ["git+{address}"]'
+FROM_ADDRESS = '    source = ["-e", home[0] + "[lessons]"] if home else ["lessons_lib[lessons] @ git+{address}"]'
 UNSET = """\
     if not home:
         raise RuntimeError("lessons_lib is missing: clone the course's repository and open this lesson from there")

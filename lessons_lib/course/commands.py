@@ -58,7 +58,8 @@ def dispatch(options: argparse.Namespace) -> int:
 def unmet(command: str, root: Path = ROOT) -> str:
     """Why a command cannot run here, as a sentence that says what to do; "" if it can."""
     if not (root / "pyproject.toml").is_file():
-        return f'`lessons {command}` works on a clone of the repository: type `pip install -e ".[lessons]"` in one.'
+        how = 'clone its repository and type `pip install -e ".[lessons]"` there.'
+        return f"`lessons {command}` needs the files of the course: {how}"
     if command == "clean":
         return ""
     extra = EXTRAS.get(command, "lessons")
@@ -82,9 +83,10 @@ def packages(extra: str, root: Path) -> Iterator[str]:
 def is_installed(package: str) -> bool:
     """Whether this environment has a package."""
     try:
-        return bool(distribution(package))
+        distribution(package)
     except PackageNotFoundError:
         return False
+    return True
 
 
 def run(options: argparse.Namespace) -> int:

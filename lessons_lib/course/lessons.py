@@ -58,7 +58,9 @@ def select(lessons: list[Lesson], asked: list[str]) -> list[Lesson]:
     A lesson's number asks for the lesson alone, 02x for its appendix.
     UsageError for a word that is none of them, with those there are.
     """
-    keys = {key: lesson for lesson in lessons for key in (lesson.number, lesson.name, lesson.name.partition("_")[2])}
+    keys = {}
+    for lesson in reversed(lessons):  # where an appendix has its lesson's short name, that means the lesson
+        keys |= dict.fromkeys((lesson.number, lesson.name, lesson.name.partition("_")[2]), lesson)
     unknown = [word for word in asked if word not in keys]
     if unknown:
         valid = ", ".join(lesson.name for lesson in lessons)

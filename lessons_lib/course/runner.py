@@ -106,7 +106,7 @@ def not_taken(model: str) -> UsageError:
 def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
     """Run one notebook into build/ and render its page; a failure is kept in the result, not raised."""
     target, start, failure = build / lesson.path.name, time.perf_counter(), ""
-    hidden = None if sys.stdout.isatty() else True  # None: hidden unless stderr is a terminal as well
+    hidden = None if sys.stdout.isatty() else True  # None: tqdm shows the bar where stderr is a terminal
     with line(lesson.name) as said:
         try:
             papermill.execute_notebook(

@@ -37,11 +37,11 @@ def load() -> float | None:
 def used_by_others(seconds: float = 0.5) -> float | None:
     """Cores that other programs use, measured over this time.
 
-    Without /proc/stat: processes that wanted to run in the last minute, beside this one. None where nothing tells.
+    None without /proc/stat: the load average counts our own threads, too.
     """
     start, before = time.perf_counter(), _cpu_seconds_of_others()
     if before is None:
-        return None if load() is None else max(0.0, load() - 1)
+        return None
     time.sleep(seconds)
     return max(0.0, (_cpu_seconds_of_others() - before) / (time.perf_counter() - start))
 
@@ -49,7 +49,7 @@ def used_by_others(seconds: float = 0.5) -> float | None:
 def _cpu_seconds_of_others() -> float | None:
     """Seconds for which the cores have worked since they started, without those for this process."""
     try:
-        user, nice, system, _idle, _iowait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:9])
+        user, nice, system, _idle, _iowait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
     except OSError:
         return None
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK") - time.process_time()

@@ -138,8 +138,8 @@ CHECK = "import lessons_lib, torch; print(lessons_lib.__version__, lessons_lib._
 
 
 def test_in_an_empty_environment_the_cell_installs_from_the_address(empty, repository, tmp_path):
-    source = colab.setup_cell(repository.as_uri())
-    done = run_cell(empty, source, tmp_path / "elsewhere", CHECK)
+    address = repository.as_uri().replace("file://", "file://localhost")  # pip wants a host beside a name
+    done = run_cell(empty, colab.setup_cell(address), tmp_path / "elsewhere", CHECK)
     assert done.returncode == 0, done.stderr
     version, file, kept = done.stdout.split()
     assert Path(file).is_relative_to(empty.parent.parent) and kept == "True"
@@ -172,7 +172,7 @@ def test_an_installed_torch_is_named_to_pip_so_that_it_stays(monkeypatch):
     monkeypatch.chdir("/")
     exec(colab.setup_cell(ADDRESS), {})
     assert seen[0][:4] == [sys.executable, "-m", "pip", "install"]
-    assert seen[0][-2:] == [f"git+{ADDRESS}", f"torch=={distribution('torch').version}"]
+    assert seen[0][-2:] == [f"lessons_lib[lessons] @ git+{ADDRESS}", f"torch=={distribution('torch').version}"]
 
 
 NOT_ON_COLAB = "latex2mathml papermill nbval hypothesis dask distributed ruff vulture sphinx furo playwright".split()

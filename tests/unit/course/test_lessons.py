@@ -141,3 +141,8 @@ def test_a_parameter_takes_no_less_than_its_comment_says(three):
 def test_a_parameter_without_a_value_is_refused():
     with pytest.raises(UsageError, match="NAME=VALUE"):
         lessons.settings(["tokens"])
+
+
+def test_a_short_name_that_a_lesson_shares_with_its_appendix_means_the_lesson(tmp_path):
+    both = [Lesson(tmp_path / f"{name}.ipynb") for name in ("05_batching", "05x_batching")]
+    assert select(both, ["batching"]) == both[:1] and select(both, ["05x"]) == both[1:]
