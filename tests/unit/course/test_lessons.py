@@ -144,5 +144,5 @@ def test_a_parameter_without_a_value_is_refused():
 
 
 def test_a_short_name_that_a_lesson_shares_with_its_appendix_means_the_lesson(tmp_path):
-    both = [Lesson(tmp_path / f"{name}.ipynb") for name in ("05_batching", "05x_batching")]
-    assert select(both, ["batching"]) == both[:1] and select(both, ["05x"]) == both[1:]
+    both = [lessons.Lesson(tmp_path / f"{name}.ipynb") for name in ("05_batching", "05x_batching")]
+    assert lessons.select(both, ["batching"]) == both[:1] and lessons.select(both, ["05x"]) == both[1:]
