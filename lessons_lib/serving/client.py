@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError('the client needs the openai package: pip install -e ".[lessons]"') from error
 
 Prompt = str | list[int]
+WARM_UP = 3.0  # seconds that the client's first call may take, before any request is sent
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,18 @@ class Server:
     def client(self) -> openai.AsyncOpenAI:
         """A client without retries, which would hide failures, and without time limits of its own.
 
-        Connections are not used again: a request that meets one that the server is just closing would fail.
+        Connections are not used again: a request that meets one that the server is just closing would fail. Proxies of
+        the environment are not used: TTFT would hold their time as well. The environment's key, organization and
+        project stay here: they are for another server.
         """
         address = self.url.rstrip("/").removesuffix("/v1") + "/v1"
-        key = self.api_key or "none"  # never the one in the environment: that is for another server
-        once = {"Connection": "close"}
-        return openai.AsyncOpenAI(base_url=address, api_key=key, max_retries=0, timeout=None, default_headers=once)
+        http = openai.DefaultAsyncHttpxClient(trust_env=False)
+        client = openai.AsyncOpenAI(
+            base_url=address, api_key=self.api_key or "none", max_retries=0, timeout=None, http_client=http,
+            default_headers={"Connection": "close"},
+        )  # fmt: skip
+        client.organization = client.project = None  # given as None they would come from the environment
+        return client
 
 
 class StreamError(Exception):
@@ -74,7 +81,8 @@ def send(
     """Send each request at its arrival time -> served copies, with their tokens' times in seconds from the start.
 
     prompt(request) -> text, or ids where the server takes them; None: the request's ids, ValueError without any. A
-    request that fails has an `error` saying why; the others go on. Nothing lasts longer than server.limit after the
+    request that fails has an `error` saying why; the others go on. The clock starts after a first call, which lists
+    the server's models, or after WARM_UP seconds without its answer. Nothing lasts longer than server.limit after the
     last arrival.
     """
     copies = sorted((request.fresh() for request in requests), key=lambda r: r.arrival)
@@ -87,7 +95,7 @@ def send(
 async def _replay(asked: Sequence[tuple[Request, Prompt]], server: Server) -> None:
     async with server.client() as client:
         with suppress(Exception):  # the client's first call takes longer; a dead server is each request's error
-            await asyncio.wait_for(client.models.list(), server.timeout)
+            await asyncio.wait_for(client.models.list(), min(WARM_UP, server.timeout))
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for request, prompt in asked:
@@ -104,7 +112,7 @@ async def _ask(client: openai.AsyncOpenAI, server: Server, request: Request, pro
     except TimeoutError:
         error = f"no end within the limit of {server.limit} s"
     except Exception as why:  # whatever it is: the other requests go on
-        error = str(why)
+        error = str(why) or repr(why)
     request.finished = time.perf_counter() - start
     request.state = State.CANCELLED if error else State.FINISHED
     request.error = f"Request {request.id}: {error} (after {request.emitted} tokens)." if error else None
@@ -122,7 +130,7 @@ async def _read(client: openai.AsyncOpenAI, server: Server, request: Request, pr
                 for choice in event.choices or []:
                     if _generated(choice):
                         times.append(time.perf_counter() - start)
-                    finished |= choice.finish_reason is not None
+                    finished |= bool(choice.finish_reason)
                 if event.usage:
                     tokens = event.usage.completion_tokens or tokens
                     request.prompt_length = event.usage.prompt_tokens or request.prompt_length
@@ -132,7 +140,8 @@ async def _read(client: openai.AsyncOpenAI, server: Server, request: Request, pr
         request.times = evenly(times, tokens)
         request.emitted = len(request.times)
         if stream is not None:
-            await stream.close()
+            with suppress(Exception):  # the answer has been read, or the error that matters has been raised
+                await stream.close()
     if not finished:
         raise StreamError("the stream ended without a finish_reason; the server cut it off")
     if not times:

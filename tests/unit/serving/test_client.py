@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from lessons_lib.serving import client
 from lessons_lib.serving.client import Server, evenly, send
 from lessons_lib.serving.metrics import latency
 from lessons_lib.serving.request import Request, State
@@ -33,6 +34,10 @@ class Fake(BaseHTTPRequestHandler):
     """Answers as many events as asked; what goes wrong is the first word of the prompt."""
 
     protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.server.waited_in_vain = self.server.mute and not RELEASE.wait(3)
+        self.send_error(404)
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -62,9 +67,9 @@ class Fake(BaseHTTPRequestHandler):
             if i == 2 and self.misbehave():
                 return
             said = {"delta": {"content": "a"}} if chat else {"text": "a"}
-            self.event({"choices": [{**said, "finish_reason": None}]})
+            self.event({"choices": [{**said, "finish_reason": "" if self.how == "blank" else None}]})
             time.sleep(SLOW if self.how == "slow" else GAP)
-        if self.how == "unfinished":
+        if self.how in ("unfinished", "blank"):
             return self.write(b"")
         self.event({"choices": [{**({"delta": {}} if chat else {"text": ""}), "finish_reason": "length"}]})
         if self.how != "silent":
@@ -107,11 +112,11 @@ class Fake(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+def fake():
     RELEASE.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
     server.daemon_threads, server.asked, server.burst = True, [], 1
+    server.mute = server.waited_in_vain = False
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     server.url = f"http://127.0.0.1:{server.server_port}"
     yield server
@@ -152,7 +157,8 @@ def test_a_client_works_where_an_event_loop_is_running_as_in_a_notebook(fake):
 
 
 def test_what_is_asked(fake, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "a secret of another server")
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "a secret of another server")
     made = [Request(0, 0, output_length=9, max_tokens=3, ids=[5, 6, 7])]
     send(made, Server(fake.url + "/v1/", "m", api_key="k", extra={"ignore_eos": True}))
     path, headers, body = fake.asked[0]
@@ -163,6 +169,24 @@ def test_what_is_asked(fake, monkeypatch):
     assert made[0].state is State.WAITING  # the workload itself stays as it was
     send(made, Server(fake.url, "m"))
     assert fake.asked[1][1]["Authorization"] == "Bearer none"
+    assert not any("secret" in value for _, headers, _ in fake.asked for value in headers.values())
+
+
+def test_no_proxy_stands_between_the_client_and_the_server(fake, monkeypatch):
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    (request,) = ask(fake, "well")
+    assert request.error is None
+
+
+def test_a_server_that_lists_no_models_does_not_hold_up_the_requests(fake, monkeypatch):
+    """Its list waits for the first answer."""
+    monkeypatch.setattr(client, "WARM_UP", 0.1)
+    fake.mute = True
+    (request,) = ask(fake, "open")
+    assert request.error is None and not fake.waited_in_vain
 
 
 def test_the_chat_endpoint_gets_messages_and_its_role_event_is_no_token(fake):
@@ -185,12 +209,12 @@ def test_requests_are_sent_when_they_arrive(fake):
     assert served[1].times[0] >= 0.3 and served[1].timeline().ttft >= 0
 
 
-@pytest.mark.parametrize("how", ["drop", "plain-cut", "unfinished"])
+@pytest.mark.parametrize("how", ["drop", "plain-cut", "unfinished", "blank"])
 def test_a_dropped_connection_is_one_clear_error_and_the_others_go_on(fake, how):
     served = ask(fake, "well", how, "well")
     assert [request.state for request in served] == [State.FINISHED, State.CANCELLED, State.FINISHED]
     broken = "the answer broke off", "the stream ended without a finish_reason; the server cut it off"
-    tokens = 4 if how == "unfinished" else 2
+    tokens = 4 if how in ("unfinished", "blank") else 2
     assert re.search(rf"Request 1: ({'|'.join(broken)}).* \(after {tokens} tokens\)", served[1].error)
     assert len(served[1].times) == tokens
     assert latency(served).failed == 1 and latency(served).output_throughput == 8 / latency(served).makespan
@@ -247,6 +271,25 @@ def test_whatever_else_goes_wrong_is_its_requests_error(fake):
     (request,) = ask(fake, "well", extra={"seed": object()})
     assert request.state is State.CANCELLED and request.finished is not None
     assert re.search(r"TypeError.*not JSON serializable.* \(after 0 tokens\)", request.error)
+
+
+def test_an_error_without_words_is_an_error_too(fake, monkeypatch):
+    async def broken(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(client, "_read", broken)
+    (request,) = ask(fake, "well")
+    assert request.state is State.CANCELLED and "AssertionError()" in request.error
+
+
+def test_a_stream_that_cannot_be_closed_hides_neither_an_answer_nor_its_error(fake, monkeypatch):
+    async def broken(self):
+        raise ConnectionError
+
+    monkeypatch.setattr(client.openai.AsyncStream, "close", broken)
+    well, bad = ask(fake, "well", "garbage")
+    assert well.state is State.FINISHED and well.error is None
+    assert bad.state is State.CANCELLED and "no event of a completion" in bad.error
 
 
 def test_nobody_listening_is_said_so():
