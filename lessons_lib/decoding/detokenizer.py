@@ -15,9 +15,12 @@ class Detokenizer:
 
     A token's text depends on the tokens before it: a space at the beginning of a text is dropped, a character may have
     its bytes in several tokens. transformers' clean-up of spaces is left out, since it rewrites text already shown.
+    TypeError without a tokenizer.
     """
 
     def __init__(self, tokenizer, skip_special_tokens: bool = True):
+        if tokenizer is None:
+            raise TypeError("text and stop texts need a tokenizer, such as that of a model from lessons_lib.load")
         self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         if getattr(tokenizer, "clean_up_tokenization_spaces", False):
             self._decode = partial(self._decode, clean_up_tokenization_spaces=False)

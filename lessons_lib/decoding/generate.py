@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lessons_lib.caches.sizes import cached_tokens
 from lessons_lib.decoding.acceptance import Acceptance, Greedy
+from lessons_lib.decoding.detokenizer import Detokenizer
 from lessons_lib.decoding.proposers import Proposer, check_integers, whole
 from lessons_lib.decoding.row import Ending, Row, step
 from lessons_lib.decoding.stopping import StoppedText, as_texts
@@ -130,9 +131,9 @@ def encode(target, prompt: Prompt) -> list[int]:
     elif isinstance(prompt, Mapping) and "input_ids" in prompt:
         ids = token_ids(prompt["input_ids"])
         if "attention_mask" in prompt:  # 0 marks padding
-            ids = [token for token, real in zip(ids, token_ids(prompt["attention_mask"]), strict=True) if real]
-    elif isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
-        ids = _chat_ids(_tokenizer(target), list(prompt))
+            ids = [token for token, real in zip(ids, one_row(prompt["attention_mask"]), strict=True) if real]
+    elif isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) for m in prompt):
+        ids = _chat_ids(target, list(prompt))
     else:
         ids = token_ids(prompt)
     if not ids:
@@ -144,18 +145,26 @@ def encode(target, prompt: Prompt) -> list[int]:
 
 def token_ids(prompt: Sequence[int] | Tensor | np.ndarray) -> list[int]:
     """(T) or (1, T) -> T ids, unchecked. TypeError for anything but integers, and for several rows."""
-    if isinstance(prompt, Tensor | np.ndarray):
-        prompt = prompt.tolist()
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
-        raise TypeError(f"a prompt is a text, token ids or a list of messages, not {kind(prompt)}")
-    if len(prompt) == 1 and isinstance(prompt[0], list | tuple):
-        (prompt,) = prompt
-    wrong = [token for token in prompt if not whole(token)]
-    if wrong and isinstance(wrong[0], str | Sequence | Mapping | Tensor | np.ndarray):
+    row = one_row(prompt)
+    wrong = [token for token in row if not whole(token)]
+    if wrong and isinstance(wrong[0], str | Sequence | Mapping):
         raise TypeError("generate continues one prompt; call it once for each, or use an Engine for several")
     if wrong:
         raise TypeError(f"token ids must be integers, not {kind(wrong[0])}")
-    return list(map(int, prompt))
+    return list(map(int, row))
+
+
+def one_row(values: Sequence | Tensor | np.ndarray) -> list:
+    """(T) or (1, T), tensors or arrays at either level -> T values of any kind; several rows stay as they are.
+
+    TypeError for what is no sequence.
+    """
+    if isinstance(values, Tensor | np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, bytes | bytearray | memoryview):
+        raise TypeError(f"a prompt is a text, token ids or a list of messages, not {kind(values)}")
+    row = [value.tolist() if isinstance(value, Tensor | np.ndarray) else value for value in values]
+    return list(row[0]) if len(row) == 1 and isinstance(row[0], list | tuple) else row
 
 
 def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
@@ -169,9 +178,11 @@ def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
 
 def text_of(tokenizer, row: Row) -> str | None:
     """What was written, cut before the stop text that ended it, if any; None without a tokenizer."""
+    if row.ending.stop:
+        return row.ending.stop.text
     if tokenizer is None:
         return None
-    text = StoppedText(tokenizer, row.ending.stop and row.ending.stop.texts)
+    text = Detokenizer(tokenizer)
     return "".join(map(text.add, row.new)) + text.rest()
 
 
@@ -181,7 +192,10 @@ def _tokenizer(target):
     return target.tokenizer
 
 
-def _chat_ids(tokenizer, messages: list[Mapping]) -> list[int]:
+def _chat_ids(target, messages: list[Mapping]) -> list[int]:
+    if not all("role" in m and ("content" in m or "tool_calls" in m) for m in messages):
+        raise TypeError('each message needs a role and a content, such as {"role": "user", "content": "Hello"}')
+    tokenizer = _tokenizer(target)
     if getattr(tokenizer, "chat_template", "") is None:
         raise ValueError("this model's tokenizer has no chat template: pass the prompt as text")
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

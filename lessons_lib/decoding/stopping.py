@@ -10,22 +10,26 @@ class StoppedText:
 
     A stop text is looked for in the text as it is shown, without special tokens. One that names a special token, such
     as "<|im_end|>" or "Yes<|im_end|>", is looked for in the text with special tokens.
-    TypeError for stop texts that are no text, or without a tokenizer; ValueError for an empty one.
+    TypeError for stop texts that are no text, and without a tokenizer; ValueError for an empty one.
     """
 
     def __init__(self, tokenizer, stop: str | Sequence[str] | None = None):
         stops = as_texts(stop)
-        if stops and tokenizer is None:
-            raise TypeError("stop texts need a tokenizer: use a model from lessons_lib.load, or cut the ids yourself")
-        special = [token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special]
-        # a stop text that names special tokens -> what is shown of it
-        self._named = {text: shown for text in stops if (shown := without(text, special)) != text}
-        self._stops = [text for text in stops if text not in self._named]
-        self.texts = stops
-        self._tail = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop text
         self._text, self._full_text = Detokenizer(tokenizer), Detokenizer(tokenizer, skip_special_tokens=False)
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values() if stops else ()
+        self._special = [token.content for token in added if token.special]
+        # a stop text that names special tokens -> what is shown of it
+        self._named = {text: shown for text in stops if (shown := without(text, self._special)) != text}
+        self._stops = [text for text in stops if text not in self._named]
+        self._tail = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop text
+        self._certain: list[str] = []  # the pieces that were returned
         self._held = self._full = ""
         self.ended = False
+
+    @property
+    def text(self) -> str:
+        """The text so far, should no token follow."""
+        return "".join(self._certain) + self.rest()
 
     def add(self, token: int) -> str:
         """-> the text that is certain to stay: without a stop text, and without what may be the beginning of one."""
@@ -38,6 +42,7 @@ class StoppedText:
         self.ended = bool(ends)
         certain = min(ends) if ends else max(0, len(self._held) - self._tail)
         new, self._held = self._held[:certain], self._held[certain:]
+        self._certain.append(new)
         return new
 
     def rest(self) -> str:
@@ -48,8 +53,14 @@ class StoppedText:
         """Where the text held back ends for each stop text that names special tokens and is complete."""
         full = self._full + self._full_text.add(token)
         self._full = full[max(0, len(full) - self._tail) :]
-        at = [self._held.rfind(shown) for text, shown in self._named.items() if text in full]
-        return [end if end >= 0 else len(self._held) for end in at]
+        at = []
+        for text, shown in self._named.items():
+            if text in full:
+                behind = without(full[full.find(text) + len(text) :], self._special)
+                end = max(0, len(self._held) - len(behind))
+                start = self._held.rfind(shown, 0, end)
+                at.append(start if start >= 0 else end)
+        return at
 
 
 def as_texts(stop: str | Sequence[str] | None) -> list[str]:

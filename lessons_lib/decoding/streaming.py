@@ -18,7 +18,10 @@ class TextStream:
         write: Callable[[str], None] | None = None,
         stop: str | Sequence[str] | None = None,
     ):
-        """write: where the text goes; None prints it. stop: the stop texts that generate is given, never shown."""
+        """write: where the text goes; None prints it. stop: the stop texts that generate is given, never shown.
+
+        TypeError without a tokenizer.
+        """
         self._write = write or partial(print, end="", flush=True)
         self._new_text = partial(StoppedText, tokenizer, stop)
         self._text = self._new_text()

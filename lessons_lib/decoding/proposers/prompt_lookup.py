@@ -56,7 +56,7 @@ class PromptLookup(Proposer):
     length: makes a DraftLength, one for the matches of each n, that says instead how many of the num_tokens to guess,
     such as `lambda: Adaptive(0, v, most=10, probe_every=None)`; it learns from what is kept silent, too.
     Raises ValueError for an unknown rule, sizes or rates that make no sense, a hit rate beside `length`, and a schedule
-    that asks for probabilities; TypeError for sizes that are no integers.
+    that asks for probabilities; TypeError for sizes that are no integers and a `length` that makes no DraftLength.
     """
 
     def __init__(
@@ -77,10 +77,8 @@ class PromptLookup(Proposer):
                 f"num_tokens >= 1 and 1 <= min_ngram <= max_ngram are needed, not {num_tokens}, {min_ngram} and "
                 f"{max_ngram}"
             )
-        if length and min_hit_rate is not None:
+        if length is not None and min_hit_rate is not None:
             raise ValueError("min_hit_rate and length both decide when to keep silent; give one of them")
-        if length and not callable(length):
-            raise TypeError(f"length must make a schedule for each n, such as lambda: {type(length).__name__}(...)")
         if min_hit_rate is None:
             min_hit_rate = SILENT_BELOW if rule == "recent" else 0.0
         if not 0 <= min_hit_rate <= 1:
@@ -88,7 +86,7 @@ class PromptLookup(Proposer):
         self.num_tokens, self.max_ngram, self.min_ngram = num_tokens, max_ngram, min_ngram
         self.rule, self.min_hit_rate = rule, min_hit_rate
         self.corpus = NgramIndex(max_ngram, rule == "recent", corpus)
-        self.lengths = [length() for _ in range(max_ngram + 1)] if length else None
+        self.lengths = None if length is None else [_schedule(length) for _ in range(max_ngram + 1)]
         if any(type(schedule).goes_on is not DraftLength.goes_on for schedule in self.lengths or ()):
             raise ValueError("prompt lookup has no probabilities to stop at; use another schedule than Confidence")
 
@@ -151,3 +149,13 @@ class PromptLookup(Proposer):
     def _before_eos(self, guess: list[int]) -> list[int]:
         ends = [i for i, token in enumerate(guess) if token in self.eos and self.rule != "original"]
         return guess[: ends[0]] if ends else guess
+
+
+def _schedule(length: Callable[[], DraftLength]) -> DraftLength:
+    """What `length` makes; TypeError for what is no function, and for a function that makes something else."""
+    made = length() if callable(length) else length
+    if made is length or not isinstance(made, DraftLength):
+        raise TypeError(
+            f"length must be a function that makes a schedule, such as lambda: Heuristic(5), not {type(made).__name__}"
+        )
+    return made

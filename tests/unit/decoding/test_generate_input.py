@@ -15,6 +15,7 @@ from lessons_lib import DraftModel, Jacobi, Lookahead, PromptLookup, Sampling
 from lessons_lib.decoding.generate import generate, new_row
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.stopping import StoppedText
 from lessons_lib.decoding.streaming import TextStream
 from lessons_lib.decoding.targets import DecoderTarget, Unsupported, as_target
 from lessons_lib.models import tiny
@@ -93,6 +94,11 @@ def test_a_proposer_whose_needs_are_not_offered_is_refused(network):
         generate(network, PROMPT, Demanding())
 
 
+def test_a_stream_without_a_tokenizer_is_refused():
+    with pytest.raises(TypeError, match="need a tokenizer"):
+        TextStream(None)
+
+
 def test_what_cannot_decode_is_refused():
     with pytest.raises(TypeError, match="str cannot decode"):
         as_target("smollm2-135m")
@@ -124,6 +130,18 @@ def test_a_stop_text_ends_a_text_below_the_minimum_length_too_as_in_transformers
     assert out.text == "".join(written) == tokenizer.decode(out.ids[:1])
 
 
+def test_the_text_in_which_a_stop_text_was_looked_for_is_not_decoded_again(network):
+    """As many calls of the tokenizer as somebody needs who reads the new tokens once."""
+    tokenizer, calls = byte_level(), []
+    decode = tokenizer.decode
+    tokenizer.decode = lambda ids, **options: calls.append(ids) or decode(ids, **options)
+    target = DecoderTarget(Decoder.from_transformers(network), tokenizer)
+    out, needed = generate(target, PROMPT, max_new_tokens=N, stop="never"), len(calls)
+    text = StoppedText(tokenizer, "never")
+    calls.clear()
+    assert "".join(map(text.add, out.ids)) + text.rest() == out.text and needed == len(calls)
+
+
 def test_the_text_is_cut_before_a_stop_text_that_an_end_token_completes(network, greedy_text, words):
     end, written = greedy_text[len(PROMPT) + 2], []
     target = DecoderTarget(Decoder.from_transformers(network), words, eos=(end,))
@@ -134,8 +152,10 @@ def test_the_text_is_cut_before_a_stop_text_that_an_end_token_completes(network,
 
 @pytest.mark.parametrize("prompt", [
     torch.tensor(PROMPT), torch.tensor([PROMPT]), tuple(PROMPT), [PROMPT], np.array(PROMPT), np.array([PROMPT]),
-    list(np.array(PROMPT)), {"input_ids": PROMPT}, {"input_ids": torch.tensor([PROMPT])},
+    list(np.array(PROMPT)), [np.array(PROMPT)], [torch.tensor(PROMPT)], list(torch.tensor(PROMPT)),
+    {"input_ids": PROMPT}, {"input_ids": torch.tensor([PROMPT])},
     BatchEncoding({"input_ids": [[0, 0, *PROMPT]], "attention_mask": [[0, 0, *[1] * len(PROMPT)]]}),
+    {"input_ids": [[0, *PROMPT]], "attention_mask": torch.tensor([[False, *[True] * len(PROMPT)]])},
 ], ids=repr)  # fmt: skip
 def test_token_ids_may_come_in_whatever_form_tokenizers_return_them(prompt):
     row = new_row(decoder_target(tiny()), prompt, None, None, 4)
@@ -157,6 +177,9 @@ def test_token_ids_may_come_in_whatever_form_tokenizers_return_them(prompt):
     (b"w1", "a prompt is a text, token ids or a list of messages, not bytes"),
     (None, "a prompt is a text, token ids or a list of messages, not NoneType"),
     (iter([1]), "a prompt is a text, token ids or a list of messages, not list_iterator"),
+    ([torch.tensor([1, 2]), torch.tensor([3])], "generate continues one prompt"),
+    ([{"content": "w1"}], "each message needs a role and a content"),
+    ([{"role": "user", "content": "w1"}, {"role": "user"}], "each message needs a role and a content"),
     ({"role": "user", "content": "w1"}, "a prompt is a text, token ids or a list of messages, not dict"),
 ])  # fmt: skip
 def test_what_is_no_prompt_is_refused_in_a_sentence(prompt, said):
@@ -187,11 +210,14 @@ def test_an_argument_of_the_wrong_kind_is_refused_in_a_sentence(network, wrong, 
     (lambda network: DraftModel(network, 2.5), "gamma must be an integer, not 2.5"),
     (lambda network: DraftModel(network, children=(2.0,)), "children must be an integer, not 2.0"),
     (lambda network: PromptLookup(2.5), "num_tokens must be an integer, not 2.5"),
-    (lambda network: PromptLookup(length=Constant(2)), "length must make a schedule .* lambda: Constant"),
+    (lambda network: PromptLookup(length=Constant(2)), "length must be a function that makes .* not Constant"),
+    (lambda network: PromptLookup(length=5), "length must be a function .* such as lambda: Heuristic\\(5\\), not int"),
+    (lambda network: PromptLookup(length=0), "length must be a function .* not int"),
+    (lambda network: PromptLookup(length=lambda: 5), "length must be a function .* not int"),
     (lambda network: Jacobi(2.5), "n must be an integer, not 2.5"),
     (lambda network: Lookahead(W="5"), "W must be an integer, not '5'"),
 ])  # fmt: skip
-def test_a_size_that_is_no_integer_is_refused_in_a_sentence(network, wrong, said):
+def test_a_size_or_a_schedule_of_the_wrong_kind_is_refused_in_a_sentence(network, wrong, said):
     with pytest.raises(TypeError, match=said):
         wrong(network)
 

@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.examples import examples
 from support.small_tokenizers import ALL, SEP, byte_level, metaspace, word_piece
+from tokenizers import AddedToken
 from transformers import StopStringCriteria
 
 from lessons_lib.decoding.detokenizer import Detokenizer
@@ -153,6 +154,22 @@ def test_a_stop_text_may_name_a_special_token(stop, ends, left):
     assert read(StoppedText(tokenizer, stop), tokens) == left
 
 
+class Marked:
+    """Tokens "a", a special one and "BxB"."""
+
+    pieces = ["a", SEP, "BxB"]
+    added_tokens_decoder = {1: AddedToken(SEP, special=True)}
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(self.pieces[i] for i in ids if not (skip_special_tokens and i == 1))
+
+
+@pytest.mark.parametrize("stop, left", [(f"{SEP}B", "a"), (f"{SEP}BxB", "a"), (f"{SEP}Bx", "a"), (SEP, "a")])
+def test_a_text_is_cut_at_the_special_token_and_not_where_the_same_letters_come_again(stop, left):
+    tokens = [0, 1, 2] if stop != SEP else [0, 1]
+    assert read(StoppedText(Marked(), stop), [*tokens, 0]) == left
+
+
 def test_a_stop_text_is_found_in_a_long_run_of_bytes_that_a_tokenizer_decodes_all_or_none():
     tokenizer = metaspace()
     tokens = tokenizer("漢字" * 9 + "🙂" + "漢").input_ids
@@ -238,7 +255,10 @@ def test_a_stream_serves_a_second_text_after_the_first_has_ended():
 def test_the_pieces_of_a_stream_are_the_text_whatever_the_tokens_and_however_many_come_at_once(case, stop, size):
     tokenizer, tokens = case
     early, text = pieces(tokens, size, stop, tokenizer)
-    assert text == read(StoppedText(tokenizer, stop), tokens)
+    read(stopped := StoppedText(tokenizer, stop), tokens)
+    assert text == stopped.text
+    if not stop:
+        assert text == read(Detokenizer(tokenizer), tokens)
     assert not any(one in "".join(early) for one in stop)
 
 
