@@ -40,7 +40,7 @@ class PagedMemory:
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.block_size, self.padding = block_size, blocks
         self.heads = torch.arange(kv_heads, device=device)[:, None]
-        self.contents: object | None = None  # set by the block pool that last used it
+        self.owner_mark: object | None = None  # see serving.pool.Memory
 
     @property
     def nbytes(self) -> int:

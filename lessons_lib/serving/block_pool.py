@@ -41,7 +41,7 @@ class BlockPool:
         self.tables: dict[Request, BlockTable] = {}
         self.references = [0] * num_blocks  # tables that list the block
         self.copies: list[tuple[int, int]] = []
-        self.contents: object | None = None  # identity of what lies in the blocks, also known to their memory
+        self.owner_mark: object | None = None  # see pool.Memory
         self._empty = list(reversed(range(num_blocks)))  # unused, without a known content
         self._idle: OrderedDict[int, None] = OrderedDict()  # unused, but findable; the longest unused first
         self._found: dict[bytes, int] = {}
@@ -57,9 +57,9 @@ class BlockPool:
 
         Prefixes in another memory, or that another pool wrote over, are forgotten. ValueError while requests own some.
         """
-        if self.contents is None or self.contents is not memory.contents:
+        if self.owner_mark is None or self.owner_mark is not memory.owner_mark:
             self.clear()
-            self.contents = memory.contents = object()
+            self.owner_mark = memory.owner_mark = object()
 
     def match(self, request: Request) -> int:
         """Give a request without blocks those that hold the start of its ids -> how many tokens they hold.

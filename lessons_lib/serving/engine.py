@@ -152,7 +152,7 @@ class Engine:
 
         RuntimeError if another engine or a simulator has used the blocks since this one was made or began to serve.
         """
-        if self.pool.contents is not self.memory.contents:
+        if self.pool.owner_mark is not self.memory.owner_mark:
             raise RuntimeError("another run has used this engine's blocks; give each engine its own pool and target")
         rows = [self._row(request, tokens) for request, tokens in plan.rows]
         for source, to in self.pool.copies:

@@ -10,9 +10,14 @@ from lessons_lib.serving.request import Request
 
 
 class Memory(Protocol):
-    """What holds the keys and values of a pool's blocks. contents: set by the pool that last used it."""
+    """What holds the keys and values of a pool's blocks.
 
-    contents: object | None
+    owner_mark: a new object of the pool that began to use this memory last, which the pool keeps, too. While both have
+    the same mark, the blocks hold what the pool knows of them; with another one a second pool, or a second memory, came
+    in between.
+    """
+
+    owner_mark: object | None
 
 
 class Pool(Protocol):

@@ -27,11 +27,11 @@ class Simulator:
     accepted: Callable[[Request, int], int] | None = None
     padded: bool = True
     time: float = field(default=0.0, init=False)
-    contents: object | None = field(default=None, init=False)
+    owner_mark: object | None = field(default=None, init=False)  # see pool.Memory
 
     @property
     def memory(self) -> Simulator:
-        """Itself: what it computes, nobody else's memory holds."""
+        """Itself: each simulation is a memory of its own, which holds no keys and values."""
         return self
 
     def now(self) -> float:
