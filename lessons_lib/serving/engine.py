@@ -107,18 +107,15 @@ class Engine:
         proposer's, or RuntimeError as `loop.serve` has it, cancels all that run or wait, and is raised again.
         RuntimeError, and nothing changed, while another run uses the scheduler.
         """
-        if self.scheduler.serving:
-            raise RuntimeError("this scheduler serves another run; wait for its end or make another scheduler")
-        possible = [request for request in requests if request in self.jobs or self._adopt(request)]
-        self.start, self.scheduler.serving = time.perf_counter(), True
-        try:
-            with settled():
-                log = serve(possible, self.scheduler, self)
-        except BaseException:  # an interrupt, too: the blocks are for whoever is served next
-            self.scheduler.stop(self.now())
-            raise
-        finally:
-            self.scheduler.serving = False
+        with self.scheduler.exclusive():
+            possible = [request for request in requests if request in self.jobs or self._adopt(request)]
+            self.start = time.perf_counter()
+            try:
+                with settled():
+                    log = serve(possible, self.scheduler, self)
+            except BaseException:  # an interrupt, too: the blocks are for whoever is served next
+                self.scheduler.stop(self.now())
+                raise
         log.requests = list(requests)
         return log
 
@@ -130,12 +127,10 @@ class Engine:
         return Output(job.row.new, text, job.row.trace, job.row.finish or request.state.value)
 
     def cancel(self, request: Request) -> None:
-        """End a request, whether it waits, runs or is yet to come, before the next forward; from any thread.
+        """End a request, whether it waits, runs or is yet to come; from any thread.
 
-        What it was answered so far stays.
+        During a run it ends before the next forward, else at once. What it was answered so far stays.
         """
-        if request.state is State.WAITING:
-            request.arrival = min(request.arrival, self.now())  # nobody waits for one that is yet to come
         self.scheduler.cancel(request)
 
     def now(self) -> float:

@@ -54,7 +54,8 @@ def serve(requests: Sequence[Request], scheduler: Scheduler, backend: Backend) -
 
 
 def _arrive(arrivals: deque[Request], scheduler: Scheduler, now: float) -> None:
-    while arrivals and arrivals[0].arrival <= now:
+    """Queue the requests whose time has come; nobody waits for a cancelled one."""
+    while arrivals and (arrivals[0].arrival <= now or arrivals[0].state is State.CANCELLED):
         request = arrivals.popleft()
         if request.state is State.CANCELLED:
             continue

@@ -18,8 +18,10 @@ import heapq
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 
 from lessons_lib.serving.limits import check_settings, impossible
 from lessons_lib.serving.plan import Plan
@@ -55,10 +57,11 @@ class Scheduler:
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # in the order they were admitted
         self.held: list[Request] = []  # finished, their slots still taken
-        self.serving = False  # whether an engine's run uses it
+        self.serving = False  # whether a run uses it
         self.closed = False  # whether no further request will come: a static batch need not wait for more
         self.batch_steps = 0  # iterations since the batch was last empty
         self._cancelled: deque[Request] = deque()  # to be taken out before the next schedule or commit
+        self._starting = Lock()  # while `serving` changes or decides something: other threads wait so long
         self._free_slots = list(range(self.slots))
         self._added = 0
 
@@ -71,6 +74,20 @@ class Scheduler:
     def unfinished(self) -> int:
         """Requests that wait, run or hold a slot."""
         return len(self.waiting) + len(self.running) + len(self.held)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One run uses the scheduler. RuntimeError, and nothing changed, while another does, from whatever thread."""
+        with self._starting:
+            if self.serving:
+                raise RuntimeError("this scheduler serves another run; wait for its end or make another scheduler")
+            self.serving = True
+        try:
+            yield
+        finally:
+            with self._starting:
+                self.serving = False
+                self._take_out()  # who was cancelled after the last forward
 
     def add(self, request: Request) -> None:
         """Queue a request. ValueError if it has been queued or served, or, the request rejected, could never run."""
@@ -122,11 +139,16 @@ class Scheduler:
         return ended
 
     def cancel(self, request: Request) -> None:
-        """Take a request out, whether it waits, runs or is yet to come, at the next schedule or commit.
+        """Take a request out, whether it waits, runs or is yet to come.
 
-        Never in between, when its blocks are in use: so any thread may cancel.
+        During a run this happens at the next schedule or commit, never in between, when its blocks are in use: so any
+        thread may cancel. Without a run a request that waits or is yet to come is cancelled at once.
         """
-        self._cancelled.append(request)
+        with self._starting:
+            if self.serving or request.state is State.RUNNING:
+                self._cancelled.append(request)
+            else:
+                self._remove(request)
 
     def stop(self, now: float) -> None:
         """Cancel all that run or wait and end a held batch, since a run has broken off: every block is free again."""
@@ -138,13 +160,15 @@ class Scheduler:
     def _take_out(self) -> None:
         """Take out the cancelled requests; their blocks and slots are free."""
         while self._cancelled:
-            request = self._cancelled.popleft()
-            if request.state is State.RUNNING:
-                self._leave(request)
-            elif request in self.waiting:
-                self.waiting.remove(request)
-            if request.state in (State.WAITING, State.RUNNING):
-                request.state = State.CANCELLED
+            self._remove(self._cancelled.popleft())
+
+    def _remove(self, request: Request) -> None:
+        if request.state is State.RUNNING:
+            self._leave(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        if request.state in (State.WAITING, State.RUNNING):
+            request.state = State.CANCELLED
 
     def _continue(self, plan: Plan, now: float) -> None:
         """A row for every running request: one token, or the next part of its prompt."""

@@ -68,6 +68,8 @@ def simulate(
 ) -> Log:
     """Serve fresh copies of the requests on the virtual clock (seconds) -> the event log, the copies in it.
 
-    The scheduler must be fresh as well; accepted and padded: see Simulator. RuntimeError as `loop.serve` has it.
+    The scheduler must be fresh as well; accepted and padded: see Simulator. RuntimeError as `loop.serve` has it, and,
+    with nothing changed, while another run uses the scheduler.
     """
-    return serve([request.fresh() for request in requests], scheduler, Simulator(cost, accepted, padded))
+    with scheduler.exclusive():
+        return serve([request.fresh() for request in requests], scheduler, Simulator(cost, accepted, padded))

@@ -6,7 +6,8 @@ from support.serving import PREFIX, PROMPTS, TARGET, alone
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
-from lessons_lib.serving.request import Request
+from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
 
@@ -62,7 +63,34 @@ def test_a_second_run_on_a_scheduler_is_refused_and_the_first_goes_on():
             with pytest.raises(RuntimeError, match="this scheduler serves another run") as raised:
                 engine.serve([engine.request(PREFIX)])
             refused.append(raised)
+        with pytest.raises(RuntimeError, match="this scheduler serves another run"):
+            simulate([Request(0, prompt_length=4)], scheduler, Linear(step=1.0))
 
     first.serve([request := first.request(PREFIX, max_new_tokens=9, on_tokens=run_another)])
     assert len(refused) == 18 and first.output(request).ids == alone("plain", PREFIX, 9)
     assert served(second).reused == 0
+
+
+def test_a_run_that_begins_while_another_takes_in_its_requests_is_refused(monkeypatch):
+    scheduler, refused = Scheduler(BlockPool(40, 4)), []
+    first, second = Engine(TARGET, scheduler), Engine(TARGET, scheduler)
+    adopt, late = first._adopt, second.request(PREFIX, max_new_tokens=2)
+
+    def adopt_while_another_begins(request):
+        with pytest.raises(RuntimeError, match="this scheduler serves another run") as raised:
+            second.serve([late])
+        refused.append(raised)
+        return adopt(request)
+
+    monkeypatch.setattr(first, "_adopt", adopt_while_another_begins)
+    first.serve([one := Request("a", ids=list(PREFIX), output_length=9)])
+    assert len(refused) == 1 and first.output(one).ids == alone("plain", PREFIX, 9)
+    second.serve([late])
+    assert late.state is State.FINISHED
+
+
+def test_a_simulation_that_breaks_off_lets_the_next_run_begin():
+    scheduler = Scheduler(CountingPool(40), guesses=1)
+    with pytest.raises(ZeroDivisionError):
+        simulate([Request(0, prompt_length=4, output_length=3)], scheduler, Linear(1.0), lambda request, n: 1 // 0)
+    assert not scheduler.serving

@@ -90,12 +90,34 @@ def test_cancelling_from_another_thread_while_a_forward_is_planned_harms_nobody_
     assert engine.pool.free_blocks == 20 and engine.pool.tables == {}
 
 
-def test_a_request_cancelled_before_it_is_served_never_runs():
+def test_a_request_cancelled_before_it_is_served_ends_at_once_and_never_runs(monkeypatch):
+    engine, waits = Engine(TARGET, Scheduler(BlockPool(20, 4), guesses=4)), []
+    monkeypatch.setattr(engine, "wait", waits.append)
+    proposer = PromptLookup(4)
+    first = engine.request(PREFIX, arrival=1e6, proposer=proposer)
+    monkeypatch.setattr(engine, "start", engine.start - 1e5)  # made long ago
+    engine.cancel(first)
+    assert first.state is State.CANCELLED and engine.output(first).finish == "cancelled"
+    second = engine.request(PREFIX, max_new_tokens=2, proposer=proposer)  # its proposer is free again
+    log = engine.serve([first, second])
+    assert [r.state for r in (first, second)] == [State.CANCELLED, State.FINISHED] and len(log.iterations) == 2
+    assert waits == []
+
+
+def test_a_cancelled_request_that_nobody_holds_any_more_is_forgotten():
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
-    requests = [engine.request(PREFIX, arrival=1e6), engine.request(PREFIX, max_new_tokens=2)]
-    engine.cancel(requests[0])
-    log = engine.serve(requests)
-    assert [r.state for r in requests] == [State.CANCELLED, State.FINISHED] and len(log.iterations) == 2
+    engine.cancel(request := engine.request(PREFIX))
+    del request
+    assert len(engine.jobs) == 0
+
+
+def test_a_request_cancelled_after_the_last_forward_of_a_run_is_cancelled_when_the_run_ends(monkeypatch):
+    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(20, 4)))
+    request, other = engine.request(PREFIX, max_new_tokens=1), engine.request(PREFIX)
+    commit = scheduler.commit
+    monkeypatch.setattr(scheduler, "commit", lambda *given: (commit(*given), engine.cancel(other)))
+    engine.serve([request])
+    assert [r.state for r in (request, other)] == [State.FINISHED, State.CANCELLED]
 
 
 def test_a_request_that_nobody_holds_any_more_is_forgotten():

@@ -133,7 +133,20 @@ def test_a_request_that_waits_can_be_cancelled():
     for request in made:
         scheduler.add(request)
     scheduler.cancel(made[0])
+    assert made[0].state is State.CANCELLED and scheduler.waiting == made[1:]
     assert [request for request, _ in scheduler.schedule(0).rows] == [made[1]]
+
+
+def test_a_request_cancelled_without_a_run_leaves_alone_what_a_forward_may_be_writing():
+    pool = CountingPool(10, 4)
+    scheduler, made = Scheduler(pool, 1), requests([5, 2])
+    for request in made:
+        scheduler.add(request)
+    plan = scheduler.schedule(0)
+    scheduler.cancel(made[0])
+    scheduler.cancel(made[1])
+    assert [request.state for request in made] == [State.RUNNING, State.CANCELLED] and pool.free_blocks == 9
+    assert scheduler.commit(plan, [[7]], 1) == [] and pool.free_blocks == 10
 
 
 def test_who_must_leave_is_asked_with_the_time_it_is():

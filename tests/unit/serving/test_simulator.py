@@ -80,8 +80,9 @@ def test_a_request_cancelled_before_it_arrives_is_never_served():
     made = [Request(0, 0, 1, 2), Request(1, 5, 1, 2)]
     scheduler = Scheduler(CountingPool(9))
     scheduler.cancel(made[1])
-    log = serve(made, scheduler, Simulator(Linear(step=1.0)))
+    log = serve(made, scheduler, backend := Simulator(Linear(step=1.0)))
     assert made[1].state is State.CANCELLED and made[1].error is None and len(log.iterations) == 2
+    assert backend.time == 2.0  # nobody waited for it
 
 
 def test_a_request_that_has_been_served_or_comes_twice_is_served_once_and_has_not_failed():
