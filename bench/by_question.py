@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 
 from lessons_lib.data import Question
+from lessons_lib.decoding.generate import Step, after_prefill
 from lessons_lib.decoding.probing import shortfall
-from lessons_lib.decoding.trace import Step, after_prefill
 from lessons_lib.measure.clock import RESAMPLES, Ratio, Samples, no_gc
 from lessons_lib.progress import bar, say
 

@@ -12,17 +12,21 @@ from asking import costs_of, prompt_of
 from registry import NotMeasured
 
 from lessons_lib import Medusa
-from lessons_lib.decoding.generate import new_row
+from lessons_lib.decoding.generate import new_row, step
 from lessons_lib.decoding.probing import repeatable_step
-from lessons_lib.decoding.row import step
+from lessons_lib.decoding.proposers.medusa import (
+    Accuracies,
+    MedusaHeads,
+    TreeShape,
+    best_size,
+    best_tree,
+    load_heads,
+    read_card,
+)
 from lessons_lib.decoding.targets import CompiledTarget
-from lessons_lib.decoding.tree_search import Accuracies, best_size, best_tree
-from lessons_lib.decoding.trees import TreeShape
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.speculation import width_cost
-from lessons_lib.models import ModelUnavailable, registry
-from lessons_lib.models.medusa import MedusaHeads
-from lessons_lib.models.stored_heads import load_heads, read_card
+from lessons_lib.models import ModelUnavailable, hub
 
 HEADS = "smol-medusa"
 WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # rows of a step, the anchor's and a tree's, where nothing is compiled
@@ -42,7 +46,7 @@ def heads() -> MedusaHeads:
 
 def accuracies() -> Accuracies:
     """How often each head's i-th favourite was right on texts that trained nothing, from their card."""
-    return read_card(registry.OURS / HEADS)["after"]["accuracies"]
+    return read_card(hub.OURS / HEADS)["after"]["accuracies"]
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,15 @@ from speculation import GROUNDED
 from torch import Tensor
 
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate, load
-from lessons_lib.caches.static import StaticCache
+from lessons_lib.caches.cache import StaticCache
 from lessons_lib.data import questions
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.medusa import best_tree, load_heads
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
-from lessons_lib.decoding.tree_search import best_tree
 from lessons_lib.models import LanguageModel
-from lessons_lib.models.stored_heads import load_heads
 
 TOKENS, GAMMA, CONTEXT, REPEATS = 128, 4, 672, 3
 ASKED = {"free": (("writing",), 3), "grounded": (GROUNDED, 1)}  # categories, and questions of each

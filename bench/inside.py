@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lessons_lib.compiling import kept_in_memory
+from lessons_lib.compiler import kept_in_memory
 from lessons_lib.models.kernels import attend
 
 PARTS = {  # as of `measure.parts`: one row attends in the compiler's loop, several by two batched products or a kernel

@@ -12,7 +12,7 @@ from registry import Measured, Run, claim, off_by
 
 from lessons_lib import Medusa
 from lessons_lib.decoding.generate import Output
-from lessons_lib.decoding.tree_search import best_tree, expected_tokens
+from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens
 from lessons_lib.training.batched import Text
 from lessons_lib.training.distill import read
 from lessons_lib.training.evaluate_heads import favourites, trace_of

@@ -18,12 +18,12 @@ from gpu_ladder import ladder, recorded
 from registry import CLAIMS, Run
 from run import RESULTS
 
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.measure import hardware, machine
 from lessons_lib.measure.clock import timed
-from lessons_lib.models.device import dtype_name
+from lessons_lib.models.hub import dtype_name
 from lessons_lib.models.quantized import bytes_read
 from lessons_lib.progress import bar, say
 

@@ -13,14 +13,14 @@ from registry import Run
 from rungs import CACHED, GUESSERS, guessed, proposer, small, targets
 
 from lessons_lib import generate
+from lessons_lib.decoding.generate import Step
 from lessons_lib.decoding.ladder import Price, Rung
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.proposers.medusa import expected_tokens
 from lessons_lib.decoding.replay import Recording, replay, replay_draft
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import launch_times
-from lessons_lib.decoding.trace import Step
-from lessons_lib.decoding.tree_search import expected_tokens
 from lessons_lib.measure import hardware, kernels
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.kernels import DTYPES

@@ -25,7 +25,7 @@ from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models import ModelUnavailable
 from lessons_lib.models.libraries import LIBRARIES, by_library
 from lessons_lib.models.quantized import bytes_kept, bytes_read, quantized
-from lessons_lib.quantization import units
+from lessons_lib.quantization import cpu
 
 FORMATS = ("int8", "int8-weight-only", "int4")  # of the lesson; int4-int8 is one of lesson 11
 WIDE = 9  # rows: a token and eight guesses
@@ -136,7 +136,7 @@ def unpacking(rate: float) -> float:
     (bytes/s); 0 where the packed kernels, which unpack codes as they read, do not run."""
     shape = generation.model(DTYPE).shape
     head = shape.vocab_size * shape.width / rate  # 8 bits a weight
-    return products_in_cache(target("int4").decoder) + head if units.packed_kernels() else 0.0
+    return products_in_cache(target("int4").decoder) + head if cpu.packed_kernels() else 0.0
 
 
 @claim(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lessons_lib.measure.clock import Ratio
-from lessons_lib.models.device import pick
+from lessons_lib.models.hub import pick
 
 _, DTYPE = pick("cpu", "auto")
 

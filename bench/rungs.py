@@ -26,7 +26,7 @@ from lessons_lib.measure import quality
 from lessons_lib.measure.speculation import WidthCurve, padded_cost
 from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.quantized import bytes_kept, quantized
-from lessons_lib.quantization import units
+from lessons_lib.quantization import cpu
 
 FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
 FORMATS |= {} if native.problem() else {"int4-int8": "int4-int8"}  # slow without our kernels
@@ -37,7 +37,7 @@ GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10: the def
 LONGER = {"num_tokens": 10, "max_ngram": 5}
 NARROW = (1, 3, 5, 11)  # token counts compiled for the light target, whose further rows cost most beside a plain one
 # the one whose products of several rows stay cheap here, and whom others guess for
-LIGHT = "int4-int8" if "int4-int8" in FORMATS else "int8" if units.integer_units() else "int8 weights"
+LIGHT = "int4-int8" if "int4-int8" in FORMATS else "int8" if cpu.integer_units() else "int8 weights"
 CACHED = 300  # tokens behind which parts are timed
 
 

@@ -17,23 +17,19 @@ from registry import Measured, Run, claim
 from torch import Tensor
 
 from lessons_lib import load
-from lessons_lib.decoding.targets.compiled_step import CompiledStep
+from lessons_lib.decoding.targets.compiled import CompiledStep
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.device import dtype_name
+from lessons_lib.models.hub import dtype_name
 from lessons_lib.serving import peers
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.compiled import COMPILED, Pages, paged_step
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
-from lessons_lib.serving.lengths import Fixed
-from lessons_lib.serving.plan import Log, Plan
-from lessons_lib.serving.policies import Continuous, Static
-from lessons_lib.serving.request import Request
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.paged_target import COMPILED, PagedTarget, Pages, paged_step
+from lessons_lib.serving.request import Log, Plan, Request
+from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
-from lessons_lib.serving.target import PagedTarget
-from lessons_lib.serving.workload import Workload
+from lessons_lib.serving.workload import Fixed, Workload
 
 SLOTS = 16
 BLOCKS = dict(num_blocks=256, block_size=32)  # longer pieces of memory than 16 tokens are read faster

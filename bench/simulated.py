@@ -9,16 +9,15 @@ from registry import Measured, Run, claim
 from serving import ENGINE
 
 from lessons_lib.measure.clock import Ratio, Samples, timed
-from lessons_lib.models.device import dtype_name
+from lessons_lib.models.hub import dtype_name
 from lessons_lib.progress import bar
 from lessons_lib.serving import metrics
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Linear, fit, steps
-from lessons_lib.serving.lengths import Fixed
-from lessons_lib.serving.plan import Log
-from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.request import Log
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
-from lessons_lib.serving.workload import Workload
+from lessons_lib.serving.workload import Fixed, Workload
 
 TERMS = ("step", "prefill_step", "prefill_token", "prefill_pair", "decode_step", "decode_token", "kv_token")
 

@@ -19,10 +19,10 @@ from run import RESULTS
 
 from lessons_lib import Medusa, Sampling, Typical, generate
 from lessons_lib.data import questions
-from lessons_lib.decoding.acceptance import Acceptance
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.probing import logits_along
-from lessons_lib.decoding.trees import TreeShape
+from lessons_lib.decoding.proposers.medusa import TreeShape
+from lessons_lib.decoding.sampling import Acceptance
 from lessons_lib.measure import machine
 from lessons_lib.progress import bar
 

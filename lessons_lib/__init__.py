@@ -4,7 +4,7 @@
     model = load("smollm2-135m")
     print(generate(model.target(), "Once upon a time").text)
 
-The packages, each importing only from those below it (and all from the small modules compiler, compiling, progress and
+The packages, each importing only from those below it (and all from the small modules compiler, progress and
 paths); `help("lessons_lib.serving")` and so on lead further:
 
 course         running and storing lessons, their checks, exercises and pages
@@ -25,6 +25,7 @@ What the package itself offers:
 
 load           a model by name or folder -> LanguageModel; `.target()` is what decodes
 generate       continue a prompt with a target, a proposer and an acceptance rule
+TextStream     prints text as it is generated: `generate(..., on_tokens=TextStream(model.tokenizer))`
 Greedy         acceptance: the target's most probable token
 Sampling       acceptance: samples from the target's distribution, exactly
 Typical        acceptance: takes every guess that the target would not be surprised by; not lossless
@@ -38,22 +39,35 @@ Medusa         proposer: heads on the target's own final state guess, a tree of 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors: where the public names are
+    from lessons_lib.decoding.generate import TextStream, generate
+    from lessons_lib.decoding.proposers.draft_model import DraftModel
+    from lessons_lib.decoding.proposers.jacobi import Jacobi
+    from lessons_lib.decoding.proposers.lookahead import Lookahead
+    from lessons_lib.decoding.proposers.medusa import Medusa
+    from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+    from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
+    from lessons_lib.models import load
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "load": "lessons_lib.models",
     "generate": "lessons_lib.decoding.generate",
-    "Greedy": "lessons_lib.decoding.acceptance",
-    "Sampling": "lessons_lib.decoding.acceptance",
-    "Typical": "lessons_lib.decoding.typical",
+    "TextStream": "lessons_lib.decoding.generate",
+    "Greedy": "lessons_lib.decoding.sampling",
+    "Sampling": "lessons_lib.decoding.sampling",
+    "Typical": "lessons_lib.decoding.sampling",
     "PromptLookup": "lessons_lib.decoding.proposers.prompt_lookup",
     "Jacobi": "lessons_lib.decoding.proposers.jacobi",
     "Lookahead": "lessons_lib.decoding.proposers.lookahead",
     "DraftModel": "lessons_lib.decoding.proposers.draft_model",
     "Medusa": "lessons_lib.decoding.proposers.medusa",
 }
-__all__ = [*_HOMES]
+__all__ = ["load", "generate", "TextStream", "Greedy", "Sampling", "Typical", "PromptLookup", "Jacobi", "Lookahead"]
+__all__ += ["DraftModel", "Medusa"]
 
 
 def __getattr__(name: str):

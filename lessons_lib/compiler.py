@@ -1,4 +1,4 @@
-"""The compiler's global settings, applied only while one of our steps compiles, and its cache (lesson 03)."""
+"""torch.compile for decoding steps: settings, what is missing on this machine, and where compiled code is kept."""
 
 import os
 import shlex
@@ -10,8 +10,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from torch import Tensor
 
 from lessons_lib.paths import cache_dir
+
+PLACES = 4  # where a one-row product reads at once: a core fetches ahead by itself within a page, and from many pages
+CHUNK = 2**20  # values that are written out at a time: a few MB, so that they stay in a CPU's cache
+
+
+def kept_in_memory(x: Tensor) -> Tensor:
+    """x itself, in memory. A compiler that fuses too well would compute it again for each row that reads it.
+
+    A strided view needs memory to point at, so what it looks at is written out first; it costs no copy.
+    """
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
+
 
 FROZEN = {"freezing": True}
 TUNED = {

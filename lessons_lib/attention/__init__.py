@@ -14,8 +14,35 @@ Made for counting and for equality, not for speed: a kernel keeps a tile in fast
 from lessons_lib.attention.backends import Outcome, attempts
 from lessons_lib.attention.naive import naive
 from lessons_lib.attention.online import Partial, merge_outputs
-from lessons_lib.attention.split import split_kv
+from lessons_lib.attention.split import busy, split_kv
 from lessons_lib.attention.tiled import keys_outside, tiled
-from lessons_lib.attention.traffic import Memory
+from lessons_lib.attention.traffic import (
+    Memory,
+    block_sizes,
+    held,
+    keys_outside_traffic,
+    naive_traffic,
+    order_of,
+    split_traffic,
+    tiled_traffic,
+)
 
-__all__ = ["Outcome", "Memory", "Partial", "attempts", "keys_outside", "merge_outputs", "naive", "split_kv", "tiled"]
+__all__ = [
+    "Memory",
+    "Outcome",
+    "Partial",
+    "attempts",
+    "block_sizes",
+    "busy",
+    "held",
+    "keys_outside",
+    "keys_outside_traffic",
+    "merge_outputs",
+    "naive",
+    "naive_traffic",
+    "order_of",
+    "split_kv",
+    "split_traffic",
+    "tiled",
+    "tiled_traffic",
+]

@@ -1,7 +1,34 @@
-"""Key-value caches of our decoder, and the arithmetic of their size (lessons 02, 03, 05).
+"""KV caches (lessons 02, 03, 05): growing, static and paged, and how many bytes each kind takes."""
 
-cache               what every cache is asked
-contiguous, static  one sequence in buffers that grow, or never move
-paged, paged_memory sequences in blocks of a common memory
-masks, sizes        which entries a token sees; how many bytes they take
-"""
+from lessons_lib.caches.cache import ContiguousCache, Slots, StaticCache, causal_mask
+from lessons_lib.caches.paged import PagedCache
+from lessons_lib.caches.sizes import (
+    GiB,
+    MiB,
+    cached_tokens,
+    concat_bytes,
+    course_formula,
+    kv_bytes,
+    kv_bytes_per_token,
+    overstated,
+    requests_that_fit,
+    tokens_that_fit,
+)
+
+__all__ = [
+    "ContiguousCache",
+    "GiB",
+    "MiB",
+    "PagedCache",
+    "Slots",
+    "StaticCache",
+    "cached_tokens",
+    "causal_mask",
+    "concat_bytes",
+    "course_formula",
+    "kv_bytes",
+    "kv_bytes_per_token",
+    "overstated",
+    "requests_that_fit",
+    "tokens_that_fit",
+]

@@ -191,7 +191,7 @@ def probe(options: argparse.Namespace) -> int:
     from lessons_lib.measure import hardware, machine, roofline
     from lessons_lib.measure.shape import ELEMENT_BYTES, SHAPES
     from lessons_lib.models import ModelUnavailable, load
-    from lessons_lib.models.device import pick_device
+    from lessons_lib.models.hub import pick_device
 
     try:
         device = pick_device(options.device)

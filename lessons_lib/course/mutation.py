@@ -106,10 +106,10 @@ def explained(file: Path) -> set[tuple[str, str]]:
 
 
 def function_of(name: str) -> str:
-    """`lessons_lib.caches.masks.x_causal__mutmut_3` -> `lessons_lib.caches.masks.x_causal`."""
+    """`lessons_lib.caches.cache.x_causal__mutmut_3` -> `lessons_lib.caches.cache.x_causal`."""
     return name.rpartition("__mutmut_")[0]
 
 
 def room_of(name: str) -> str:
-    """`lessons_lib.caches.masks.x_causal__mutmut_3` -> `caches`."""
+    """`lessons_lib.caches.cache.x_causal__mutmut_3` -> `caches`."""
     return name.split(".")[1]

@@ -73,7 +73,7 @@ def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> Non
     does a model that the readable decoder cannot compute; one with a known name before it is fetched.
     """
     from lessons_lib.models import ModelUnavailable, load
-    from lessons_lib.models.registry import HUB, LLAMA_LIKE
+    from lessons_lib.models.hub import HUB, LLAMA_LIKE
 
     for model, (device, dtype) in models.items():
         if model in HUB and model not in LLAMA_LIKE and not any_family:
@@ -98,7 +98,7 @@ def check_taken(model: str, config: Any) -> None:
 
 def not_taken(model: str) -> UsageError:
     """Why a lesson cannot run with a model, and which ones it takes."""
-    from lessons_lib.models.registry import LLAMA_LIKE
+    from lessons_lib.models.hub import LLAMA_LIKE
 
     return UsageError(f"The lessons take Llama-like models such as {', '.join(LLAMA_LIKE)}, and {model} is none.")
 

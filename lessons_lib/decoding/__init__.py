@@ -1,18 +1,139 @@
-"""Decoding: one loop for every technique (lessons 01, 06-09, 11).
+"""The decoding loop (lessons 01, 03, 06 to 09): proposers, draft trees, acceptance rules and targets."""
 
-Nothing is imported here: take the module you need, as in `from lessons_lib.decoding.generate import generate`.
+from lessons_lib.decoding.draft_tree import Block, Proposal, Tree, make_block, plain_block
+from lessons_lib.decoding.generate import (
+    Output,
+    TextStream,
+    after_prefill,
+    compression,
+    encode,
+    new_row,
+    step,
+    tokens_per_forward,
+)
+from lessons_lib.decoding.ladder import TOLERATED, Price, Rung, best, counting, standing, way_to
+from lessons_lib.decoding.peers import assist, by_transformers, count_forwards, static_and_compiled
+from lessons_lib.decoding.probing import agreed, logits_along, parting, repeatable_step, shortfall, width_times
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, Heuristic
+from lessons_lib.decoding.proposers.draft_model import check_same_tokenizer
+from lessons_lib.decoding.proposers.jacobi import iterates
+from lessons_lib.decoding.proposers.medusa import (
+    MedusaHeads,
+    TreeShape,
+    best_size,
+    best_tree,
+    buffers,
+    expected_tokens,
+    load_heads,
+    own_parameters,
+    published_tree,
+    read_card,
+    regular,
+    shared_parameters,
+    speed_by_size,
+)
+from lessons_lib.decoding.proposers.prompt_lookup import SILENT_BELOW
+from lessons_lib.decoding.replay import (
+    Recording,
+    counts,
+    predicted_cost,
+    predicted_seconds,
+    predicted_speed,
+    replay_draft,
+)
+from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
+from lessons_lib.decoding.targets.compiled import CompiledStep
+from lessons_lib.decoding.targets.one_by_one import one_by_one
+from lessons_lib.decoding.targets.table import TableTarget
+from lessons_lib.decoding.timing import (
+    batched_step,
+    batched_transformers_step,
+    clocked_transformers,
+    launch_times,
+    products_in_cache,
+    time_request,
+    time_requests,
+    time_transformers,
+    twin,
+)
 
-generate            one text from one prompt: makes a row, repeats `step`
-row                 `step`, the loop's body: propose, run, accept, commit
-proposal, blocks    what a proposer guesses, as a tree, and what a target is fed of it
-proposers           the techniques, one file each
-targets             what runs rows: any transformers model, our decoder, our decoder compiled
-acceptance, typical which guesses become text: greedy, sampling; typical acceptance, which is not lossless
-trees, tree_search  which guesses of several heads are tried together, and which tree pays for its width
-detokenizer         text from tokens that come one at a time; stopping: cut before a stop text; streaming: shown
-trace               a record per forward, and what follows from their counts
-replay              the same counts from a recorded text, without a model
-ladder              ways to decode one model, each changing one thing of another, priced before they are timed
-probing, timing     what lessons and benches ask and time beside texts
-peers, llamacpp     transformers' own generate, and llama.cpp, to compare with
-"""
+__all__ = [
+    "Adaptive",
+    "Block",
+    "CompiledStep",
+    "CompiledTarget",
+    "Confidence",
+    "Constant",
+    "DecoderTarget",
+    "Greedy",
+    "Heuristic",
+    "MedusaHeads",
+    "Output",
+    "Price",
+    "Proposal",
+    "Proposer",
+    "Recording",
+    "Rung",
+    "SILENT_BELOW",
+    "Sampling",
+    "TOLERATED",
+    "TableTarget",
+    "TextStream",
+    "TransformersTarget",
+    "Tree",
+    "TreeShape",
+    "Typical",
+    "after_prefill",
+    "agreed",
+    "as_target",
+    "assist",
+    "batched_step",
+    "batched_transformers_step",
+    "best",
+    "best_size",
+    "best_tree",
+    "buffers",
+    "by_transformers",
+    "check_same_tokenizer",
+    "clocked_transformers",
+    "compression",
+    "count_forwards",
+    "counting",
+    "counts",
+    "encode",
+    "expected_tokens",
+    "iterates",
+    "launch_times",
+    "load_heads",
+    "logits_along",
+    "make_block",
+    "new_row",
+    "one_by_one",
+    "own_parameters",
+    "parting",
+    "plain_block",
+    "predicted_cost",
+    "predicted_seconds",
+    "predicted_speed",
+    "products_in_cache",
+    "published_tree",
+    "read_card",
+    "regular",
+    "repeatable_step",
+    "replay_draft",
+    "shared_parameters",
+    "shortfall",
+    "speed_by_size",
+    "standing",
+    "static_and_compiled",
+    "step",
+    "time_request",
+    "time_requests",
+    "time_transformers",
+    "tokens_per_forward",
+    "twin",
+    "way_to",
+    "width_times",
+]

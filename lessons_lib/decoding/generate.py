@@ -1,20 +1,418 @@
-"""`generate`: one text from one prompt, by any target, proposer and acceptance rule (lessons 01, 06)."""
+"""The decoding loop (lessons 01, 06): propose, run the target once, accept, commit; until the text ends.
 
+`step` is the whole of decoding: `generate` repeats it for one sequence, the serving engine for those that its scheduler
+picked. Techniques differ only in their proposers, acceptance rules and targets.
+"""
+
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lessons_lib.caches.cache import Cache
 from lessons_lib.caches.sizes import cached_tokens
-from lessons_lib.decoding.acceptance import Acceptance, Greedy
-from lessons_lib.decoding.detokenizer import Detokenizer
-from lessons_lib.decoding.proposers import Proposer, check_integers, whole
-from lessons_lib.decoding.row import Ending, Row, step
-from lessons_lib.decoding.stopping import StoppedText, as_texts
+from lessons_lib.decoding.draft_tree import NO_GUESSES, Block, Proposal, Scores, Tree, make_block
+from lessons_lib.decoding.proposers import Observation, Proposer, check_integers, whole
+from lessons_lib.decoding.sampling import Acceptance, Greedy
 from lessons_lib.decoding.targets import as_target
-from lessons_lib.decoding.trace import Step
+
+
+@dataclass(slots=True)
+class Step:
+    """One target forward of one row. Times in seconds; with several rows the forward's time is the batch's."""
+
+    length_before: int  # committed tokens, prompt included
+    forwarded: int  # tokens fed: what the cache lacked, the tree, scratch
+    proposed: int = 0  # tree nodes
+    depth: int = 0
+    scratch: int = 0
+    accepted: int = 0
+    committed: int = 0
+    draft_calls: int = 0
+    is_prefill: bool = False
+    eos_cut: bool = False
+    t_propose: float = 0.0
+    t_forward: float = 0.0
+    t_accept: float = 0.0
+    t_commit: float = 0.0
+    t_total: float = 0.0
+
+
+def after_prefill(trace: Sequence[Step]) -> list[Step]:
+    """Its steps without those that fed the prompt."""
+    return [step for step in trace if not step.is_prefill]
+
+
+def tokens_per_forward(trace: Sequence[Step]) -> float:
+    """tau: tokens committed per verification forward, bonus included, prefill left out. Plain decoding is 1.
+
+    nan for a trace of the prefill alone.
+    """
+    steps = after_prefill(trace)
+    return sum(step.committed for step in steps) / len(steps) if steps else float("nan")
+
+
+def compression(trace: Sequence[Step]) -> float:
+    """CR: generated tokens over all target forwards, prefill included. ZeroDivisionError for an empty trace."""
+    return sum(step.committed for step in trace) / len(trace)
+
+
+UNREADABLE = "\ufffd"  # what bytes decode to that are no whole character
+PATIENCE = 32  # tokens without text, or with an incomplete character at the end, after which it waits no longer
+
+
+class Detokenizer:
+    """Decodes tokens one at a time. Text that it has returned never changes, whatever tokens follow.
+
+    A token's text depends on the tokens before it: a space at the beginning of a text is dropped, a character may have
+    its bytes in several tokens. transformers' clean-up of spaces is left out, since it rewrites text already shown.
+    TypeError without a tokenizer.
+    """
+
+    def __init__(self, tokenizer, skip_special_tokens: bool = True):
+        if tokenizer is None:
+            raise TypeError("text and stop texts need a tokenizer, such as that of a model from lessons_lib.load")
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        if getattr(tokenizer, "clean_up_tokenization_spaces", False):
+            self._decode = partial(self._decode, clean_up_tokenization_spaces=False)
+        self._ids: list[int] = []  # the context, then the tokens since
+        self._context = 0  # tokens of the context
+        self._text = ""  # the text of them all
+        self._returned = 0  # how many characters of it were returned
+
+    def add(self, token: int) -> str:
+        """-> the text that this token makes certain: all but an incomplete character at the end."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        complete, late = not text.endswith(UNREADABLE), len(self._ids) - self._context > PATIENCE
+        if complete and text == self._text and (text or late):
+            self._ids.pop()  # a token without text: a special token, or an id that the tokenizer does not know
+            return ""
+        self._text = text
+        certain = text if late else text.rstrip(UNREADABLE)
+        new = certain[self._returned :]
+        self._returned = max(self._returned, len(certain))
+        if complete or late:
+            self._move_context()
+        return new
+
+    def rest(self) -> str:
+        """What is left at the end of the text: an incomplete character, as its replacement."""
+        return self._text[self._returned :]
+
+    def _move_context(self) -> None:
+        """The tokens since the context become the context, once they have text of their own."""
+        newest = self._ids[self._context :]
+        if text := self._decode(newest):
+            self._ids, self._context = newest, len(newest)
+            self._text, self._returned = text, len(text)
+
+
+class StoppedText:
+    """The text of tokens that come one at a time, up to the first stop text. ended: whether one is complete.
+
+    A stop text is looked for in the text as it is shown, without special tokens. One that names a special token, such
+    as "<|im_end|>" or "Yes<|im_end|>", is looked for in the text with special tokens.
+    TypeError for stop texts that are no text, and without a tokenizer; ValueError for an empty one.
+    """
+
+    def __init__(self, tokenizer, stop: str | Sequence[str] | None = None):
+        stops = as_texts(stop)
+        self._text, self._full_text = Detokenizer(tokenizer), Detokenizer(tokenizer, skip_special_tokens=False)
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values() if stops else ()
+        self._special = [token.content for token in added if token.special]
+        # a stop text that names special tokens -> what is shown of it
+        self._named = {text: shown for text in stops if (shown := without(text, self._special)) != text}
+        self._stops = [text for text in stops if text not in self._named]
+        self._tail = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop text
+        self._certain: list[str] = []  # the pieces that were returned
+        self._held = self._full = ""
+        self.ended = False
+
+    @property
+    def text(self) -> str:
+        """The text so far, should no token follow."""
+        return "".join(self._certain) + self.rest()
+
+    def add(self, token: int) -> str:
+        """-> the text that is certain to stay: without a stop text, and without what may be the beginning of one."""
+        if self.ended:
+            return ""
+        self._held += self._text.add(token)
+        ends = [self._held.find(text) for text in self._stops if text in self._held]
+        if self._named:
+            ends += self._ends_at_special_tokens(token)
+        self.ended = bool(ends)
+        certain = min(ends) if ends else max(0, len(self._held) - self._tail)
+        new, self._held = self._held[:certain], self._held[certain:]
+        self._certain.append(new)
+        return new
+
+    def rest(self) -> str:
+        """What is left at the end of the text, should no token follow; nothing behind a stop text."""
+        return "" if self.ended else self._held + self._text.rest()
+
+    def _ends_at_special_tokens(self, token: int) -> list[int]:
+        """Where the text held back ends for each stop text that names special tokens and is complete."""
+        full = self._full + self._full_text.add(token)
+        self._full = full[max(0, len(full) - self._tail) :]
+        at = []
+        for text, shown in self._named.items():
+            if text in full:
+                behind = without(full[full.find(text) + len(text) :], self._special)
+                end = max(0, len(self._held) - len(behind))
+                start = self._held.rfind(shown, 0, end)
+                at.append(start if start >= 0 else end)
+        return at
+
+
+def as_texts(stop: str | Sequence[str] | None) -> list[str]:
+    """None, one text or several -> a list. TypeError for anything else, ValueError for an empty text."""
+    texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"stop must be a text or a list of texts, not {stop!r}")
+    if "" in texts:
+        raise ValueError("an empty stop text would end every output before it begins; leave it out")
+    return list(texts)
+
+
+def without(text: str, parts: Sequence[str]) -> str:
+    """The text with every occurrence of each of `parts` removed."""
+    for part in parts:
+        text = text.replace(part, "")
+    return text
+
+
+class TextStream:
+    """Prints text as it is generated: `generate(..., on_tokens=TextStream(model.tokenizer))`.
+
+    write: where the text goes (None prints it). stop: the stop texts that `generate` is given; they are never shown.
+    Together the pieces are Output.text. A token costs the same however long the text is. TypeError without a tokenizer.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        write: Callable[[str], None] | None = None,
+        stop: str | Sequence[str] | None = None,
+    ):
+        """write: where the text goes; None prints it. stop: the stop texts that generate is given, never shown.
+
+        TypeError without a tokenizer.
+        """
+        self._write = write or partial(print, end="", flush=True)
+        self._new_text = partial(StoppedText, tokenizer, stop)
+        self._text = self._new_text()
+
+    def __call__(self, tokens: Sequence[int]) -> None:
+        """Write what these tokens make certain: no character that is incomplete, no beginning of a stop text."""
+        self._show("".join(map(self._text.add, tokens)))
+
+    def end(self) -> None:
+        """Write what was held back, an incomplete character as its replacement; `generate` calls it at the end."""
+        self._show(self._text.rest())
+        self._text = self._new_text()
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._write(text)
+
+
+@dataclass
+class Ending:
+    """When a row ends. eos: ids that end it; stop: its new text, given every new token once (None: no stop texts)."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    eos: frozenset[int]
+    stop: StoppedText | None
+
+    def reason(self, token: int, count: int) -> str | None:
+        """Why a text ends with this token, the `count`-th new one: "eos", "stop", "length", or None: it goes on."""
+        if self.stop:
+            self.stop.add(token)
+        if token in self.eos and count > self.min_new_tokens:
+            return "eos"
+        if self.stop and self.stop.ended:
+            return "stop"
+        return "length" if count >= self.max_new_tokens else None
+
+
+@dataclass
+class Planned:
+    """A row's plan for one forward."""
+
+    tree: Tree
+    proposal: Proposal
+    block: Block
+    completes: bool  # whether the forward reaches the anchor, so that tokens can be committed
+
+
+@dataclass
+class Row:
+    """One sequence in the making. ids: prompt and committed tokens; the cache lacks the last of them, or more.
+
+    context: positions the target has. chunk: at most so many tokens are fed in one step, guesses included (None: any
+    number).
+    """
+
+    ids: list[int]
+    prompt_length: int
+    cache: Cache
+    ending: Ending
+    proposer: Proposer
+    acceptance: Acceptance
+    generator: torch.Generator | None
+    context: int
+    chunk: int | None = None
+    trace: list[Step] = field(default_factory=list)
+    finish: str | None = None
+
+    @property
+    def new(self) -> list[int]:
+        """The tokens committed so far, without the prompt."""
+        return self.ids[self.prompt_length :]
+
+    def draft(self) -> Planned:
+        """What to feed: what is due of the prompt, or the anchor and the guesses.
+
+        Errors are the proposer's and, for scratch that cannot be laid out, those of `make_block`.
+        """
+        cached = self.cache.length()
+        lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
+        completes = cached + len(lacking) == len(self.ids)
+        room, left = self._room(len(lacking)), self.prompt_length + self.ending.max_new_tokens - len(self.ids)
+        limit = min(room, left - 1)  # the step adds one itself
+        early = len(self.ids) == self.prompt_length or not completes  # the anchor of all guesses must be fed first
+        proposal = NO_GUESSES if early else self.proposer.propose(self.ids, limit)
+        proposal, tree = self._fitting(proposal, limit, room)
+        proposal, tree = self._readable(proposal, tree, cached + len(lacking))
+        block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
+        return Planned(tree, proposal, block, completes)
+
+    def _room(self, lacking: int) -> float:
+        """How many guesses may be fed behind so many tokens: the cache must hold and `chunk` allow them."""
+        held = math.inf if self.cache.most is None else self.cache.most - self.cache.length()
+        return max(0, min(held, math.inf if self.chunk is None else self.chunk) - lacking)
+
+    def _fitting(self, proposal: Proposal, limit: int, room: float) -> tuple[Proposal, Tree]:
+        """The proposal and its tree, no scratch beyond the last position; nothing of it if there is no room for it."""
+        scratch = proposal.scratch
+        if scratch and max(scratch.offsets, default=0) > self.context - len(self.ids):
+            proposal, scratch = replace(proposal, scratch=None), None
+        tree = Tree.of(proposal, limit)
+        fed = len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
+        return (proposal, tree) if fed <= room else (NO_GUESSES, Tree())
+
+    def _readable(self, proposal: Proposal, tree: Tree, entries: int) -> tuple[Proposal, Tree]:
+        """The first chain of the tree alone, where the cache can no longer take branches. entries: before drafts."""
+        scratch = proposal.scratch
+        entries += len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
+        if (tree.is_chain and not scratch) or self.cache.branches(entries):
+            return proposal, tree
+        return replace(proposal, scratch=None), tree.first_chain()
+
+    def accept(self, planned: Planned, scores: Scores) -> tuple[list[int], list[int]]:
+        """Ask the acceptance rule, whose errors come through, end the text where it must end -> (path, tokens)."""
+        if not planned.completes:
+            return [], []
+        nodes = 1 + len(planned.tree.tokens)
+        logits = self._hold_back_eos(planned.tree, scores.logits[:nodes])
+        path, bonus = self.acceptance.accept(planned.tree, logits, self.generator)
+        return path, self._until_end([planned.tree.tokens[node] for node in path] + [bonus])
+
+    def commit(self, planned: Planned, path: list[int], tokens: list[int], scores: Scores) -> None:
+        """Keep the cache entries of what was committed, all but the last token's, and tell the proposer."""
+        if not planned.completes:
+            return
+        first = len(self.ids)  # entry of node 0: everything committed so far is cached now
+        path = path[: max(0, len(tokens) - 1)] if len(tokens) <= len(path) else path
+        self.cache.keep(first, [first + node for node in path])
+        self.ids.extend(tokens)
+        self.proposer.observe(observation(planned, path, tokens, scores))
+
+    def _hold_back_eos(self, tree: Tree, logits: Tensor) -> Tensor:
+        """No end of text before min_new_tokens, at whatever depth of the tree a row of logits stands."""
+        missing = self.ending.min_new_tokens - (len(self.ids) - self.prompt_length)
+        if missing <= 0 or not self.ending.eos:
+            return logits
+        early = [row for row, depth in enumerate([0, *tree.depths]) if depth < missing]
+        logits = logits.clone()
+        logits[torch.tensor(early)[:, None], torch.tensor(sorted(self.ending.eos))] = float("-inf")
+        return logits
+
+    def _until_end(self, tokens: list[int]) -> list[int]:
+        committed = len(self.ids) - self.prompt_length
+        for count, token in enumerate(tokens, 1):
+            self.finish = self.ending.reason(token, committed + count)
+            if self.finish:
+                return tokens[:count]
+        return tokens
+
+
+def step(target, rows: Sequence[Row]) -> list[list[int]]:
+    """One target forward for any number of rows, each of which records a Step -> the tokens that each committed.
+
+    0 tokens in a part of a prompt, else 1 to n. Errors are those of the target, the proposers and acceptance rules.
+    """
+    committed, start = [], perf_counter()
+    plans = [row.draft() for row in rows]
+    proposed = perf_counter()
+    scored = target.run([planned.block for planned in plans])
+    run = perf_counter()
+    for row, planned, scores in zip(rows, plans, scored, strict=True):
+        since = perf_counter()
+        path, tokens = row.accept(planned, scores)
+        accepted = perf_counter()
+        row.commit(planned, path, tokens, scores)
+        times = proposed - start, run - proposed, accepted - since, perf_counter() - accepted
+        row.trace.append(record(row, planned, path, tokens, times))
+        committed.append(tokens)
+    return committed
+
+
+def record(row: Row, planned: Planned, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
+    """The trace's record of one row's share of a step that is done; times: seconds of its four parts."""
+    before = len(row.ids) - len(tokens)
+    return Step(
+        length_before=before,
+        forwarded=len(planned.block.tokens),
+        proposed=len(planned.tree.tokens),
+        depth=max(planned.tree.depths, default=0),
+        scratch=len(planned.proposal.scratch.tokens) if planned.proposal.scratch else 0,
+        accepted=min(len(path), len(tokens)),
+        committed=len(tokens),
+        draft_calls=planned.proposal.draft_calls,
+        is_prefill=before == row.prompt_length,
+        eos_cut=row.finish == "eos" and len(tokens) <= len(path),
+        t_propose=times[0],
+        t_forward=times[1],
+        t_accept=times[2],
+        t_commit=times[3],
+        t_total=sum(times),
+    )
+
+
+def observation(planned: Planned, path: list[int], tokens: list[int], scores: Scores) -> Observation:
+    """Translate what a step found from the merged tree's numbering to the proposer's."""
+    tree, nodes = planned.tree, 1 + len(planned.tree.tokens)
+    theirs = {merged: node for node, merged in reversed(list(enumerate(tree.merged))) if merged is not None}
+    fed = {node: scores.logits[1 + merged] for node, merged in enumerate(tree.merged) if merged is not None}
+    last = 1 + path[-1] if path else 0
+    rows = [last, *range(nodes, len(scores.logits))]
+    return Observation(
+        path=[theirs[node] for node in path],
+        tokens=tokens,
+        node_logits=fed,
+        scratch_logits=scores.logits[nodes:] if planned.proposal.scratch else None,
+        states={name: states[rows] for name, states in scores.states.items()},
+    )
+
 
 Prompt = str | Sequence[int] | Tensor | np.ndarray | Mapping[str, Sequence[int] | Tensor] | Sequence[dict[str, str]]
 

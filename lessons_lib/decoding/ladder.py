@@ -8,7 +8,7 @@ predicted by what was learned about its parts: it may be timed afterwards, and b
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lessons_lib.decoding.trace import Step, after_prefill
+from lessons_lib.decoding.generate import Step, after_prefill
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
 TOLERATED = 0.01  # of perplexity: a rung that gives away more is shown but does not count

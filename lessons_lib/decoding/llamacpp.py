@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lessons_lib import progress
 from lessons_lib.measure.timeline import Timeline
-from lessons_lib.models.packaged import gguf_file
-from lessons_lib.models.registry import PACKAGED
+from lessons_lib.models.gguf import gguf_file
+from lessons_lib.models.hub import PACKAGED
 from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from transformers import CompileConfig
 
-from lessons_lib.models.quiet import quiet
+from lessons_lib.models.hub import quiet
 
 
 def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0) -> None:

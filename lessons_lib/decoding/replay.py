@@ -7,10 +7,10 @@ looks at token ids alone: no forward is run, and a replay takes milliseconds.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lessons_lib.decoding.proposal import ANCHOR, Tree
+from lessons_lib.decoding.draft_tree import ANCHOR, Tree
+from lessons_lib.decoding.generate import Step, after_prefill
 from lessons_lib.decoding.proposers import Observation, Proposer
 from lessons_lib.decoding.proposers.draft_length import DraftLength
-from lessons_lib.decoding.trace import Step, after_prefill
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
 

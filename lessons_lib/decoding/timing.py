@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from lessons_lib.decoding.generate import Output, generate, new_row
+from lessons_lib.decoding.generate import Output, Step, generate, new_row, step
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.row import step
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
-from lessons_lib.decoding.trace import Step
 from lessons_lib.measure.clock import Samples, in_turn, timed
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.shape import ModelShape

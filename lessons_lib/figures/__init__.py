@@ -27,15 +27,61 @@ output         a figure into a notebook or a file, with its alt text
 legible        whether every text of a figure can be read
 """
 
+from lessons_lib.figures.attention import plot_context, plot_naive_and_tiled, plot_partition, plot_tiles, plot_traffic
 from lessons_lib.figures.caches import plot_cache_memory
 from lessons_lib.figures.compare import plot_prediction, plot_width_curve
 from lessons_lib.figures.latency import plot_parts, plot_timeline
+from lessons_lib.figures.lookahead import lookahead_mask, plot_masks, plot_payoff, plot_pool_growth, plot_trajectory
 from lessons_lib.figures.lookup import plot_guesses, plot_spans
+from lessons_lib.figures.masks import word
 from lessons_lib.figures.output import display
+from lessons_lib.figures.quantization import (
+    plot_channels,
+    plot_dots,
+    plot_duel,
+    plot_groups,
+    plot_levels,
+    plot_scaling,
+    plot_steps,
+)
 from lessons_lib.figures.roofline import plot_roofline
-from lessons_lib.figures.style import axes
+from lessons_lib.figures.sparsity import plot_gains, plot_heads, plot_lines
+from lessons_lib.figures.style import GREY, INK, axes, color, look
 
 __all__ = [
-    "axes", "display", "plot_cache_memory", "plot_guesses", "plot_parts", "plot_prediction", "plot_roofline",
-    "plot_spans", "plot_timeline", "plot_width_curve",
-]  # fmt: skip
+    "GREY",
+    "INK",
+    "axes",
+    "color",
+    "display",
+    "look",
+    "lookahead_mask",
+    "plot_cache_memory",
+    "plot_channels",
+    "plot_context",
+    "plot_dots",
+    "plot_duel",
+    "plot_gains",
+    "plot_groups",
+    "plot_guesses",
+    "plot_heads",
+    "plot_levels",
+    "plot_lines",
+    "plot_masks",
+    "plot_naive_and_tiled",
+    "plot_partition",
+    "plot_parts",
+    "plot_payoff",
+    "plot_pool_growth",
+    "plot_prediction",
+    "plot_roofline",
+    "plot_scaling",
+    "plot_spans",
+    "plot_steps",
+    "plot_tiles",
+    "plot_timeline",
+    "plot_traffic",
+    "plot_trajectory",
+    "plot_width_curve",
+    "word",
+]

@@ -11,8 +11,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from lessons_lib.decoding.proposal import ANCHOR
-from lessons_lib.decoding.trees import TreeShape, ancestors
+from lessons_lib.decoding.draft_tree import ANCHOR
+from lessons_lib.decoding.proposers.medusa import TreeShape, ancestors
 from lessons_lib.figures.masks import name_tokens, plot_mask
 from lessons_lib.figures.rows import as_dicts, plot_spread
 from lessons_lib.figures.style import ABOVE, COLORS, CYCLE, INK, MARKERS, PAPER, SMALL, WIDTH, axes, panels, tint

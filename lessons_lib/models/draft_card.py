@@ -3,14 +3,14 @@
 import json
 
 from lessons_lib.measure.tables import Table
-from lessons_lib.models import registry
+from lessons_lib.models import hub
 from lessons_lib.models.stored_draft import CARD
 
 
 def card_of(name: str) -> dict:
     """The card of one of our drafts; {} for any other model."""
-    path = registry.OURS / name / CARD
-    return json.loads(path.read_text(encoding="utf-8")) if name in registry.DRAFTS and path.is_file() else {}
+    path = hub.OURS / name / CARD
+    return json.loads(path.read_text(encoding="utf-8")) if name in hub.DRAFTS and path.is_file() else {}
 
 
 def before_and_after(card: dict) -> Table | None:

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessons_lib import native
-from lessons_lib.caches.masks import causal_mask
-from lessons_lib.compiling import PLACES, kept_in_memory
+from lessons_lib.caches.cache import causal_mask
+from lessons_lib.compiler import PLACES, kept_in_memory
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
 
-from lessons_lib.models.loading import packaged_folder
-from lessons_lib.models.quiet import quiet
-from lessons_lib.models.registry import OFFLINE, PACKAGED
+from lessons_lib.models.hub import OFFLINE, PACKAGED, packaged_folder, quiet
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.progress import first_line
-from lessons_lib.quantization.matrix import storage_bytes
+from lessons_lib.quantization.cpu import storage_bytes
 
 
 def _torchao(name: str, *args) -> TorchAoConfig:

@@ -15,14 +15,9 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.smoothing import ALPHAS, awq, smoothed
 from lessons_lib.progress import say
-from lessons_lib.quantization.formats import rounding
-from lessons_lib.quantization.grouped import Grouped
-from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns
-from lessons_lib.quantization.integers import quantize
-from lessons_lib.quantization.linear import Products, Values, weights_alone
-from lessons_lib.quantization.matrix import Matrix
-from lessons_lib.quantization.quantized import Quantized
-from lessons_lib.quantization.words import GROUP
+from lessons_lib.quantization.cpu import GROUP, Int8Both, Matrix, MixedProduct, WideColumns
+from lessons_lib.quantization.formats import Quantized, quantize, rounding
+from lessons_lib.quantization.linear import Grouped, Products, Values, weights_alone
 
 Make = Callable[[Place, Tensor], Matrix | None]  # place and weight (N, K) -> what multiplies instead; None: the weight
 FORMATS = ("int8", "int8-weight-only", "int4", "int4-int8")  # what targets are made with

@@ -14,7 +14,7 @@ from torch import Tensor
 from lessons_lib.attention.heads import prepared
 from lessons_lib.attention.naive import probabilities
 from lessons_lib.attention.traffic import Memory
-from lessons_lib.caches.masks import causal_mask
+from lessons_lib.caches.cache import causal_mask
 from lessons_lib.measure.sparsity import highest, threshold
 from lessons_lib.models.calibrate import Place, by_weight, in_layers
 from lessons_lib.models.decoder import Decoder

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from lessons_lib.models.checkpoint import head_is_embedding, their_names
 from lessons_lib.models.decoder import DecoderConfig
 from lessons_lib.models.draft import DraftForCausalLM, TrimmedDecoder, own_weights
-from lessons_lib.quantization.int8_products import signed_rows
-from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.cpu import signed_rows
+from lessons_lib.quantization.formats import quantize
 
 WEIGHTS, CARD = "draft.safetensors", "draft.json"
 

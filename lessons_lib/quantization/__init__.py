@@ -1,17 +1,49 @@
-"""Number formats with fewer bits, how weights are rounded to them, and products that read them (lesson 10).
+"""Weights and KV caches in few bits (lessons 10, 11): formats, calibrated methods, matrix products."""
 
-quantized, packing, checks   what every format answers; codes of 2 to 8 bits in bytes; input that is refused
-integers, nf4, floats        evenly spaced levels, levels of a normal distribution, floats of 8 bits
-formats                      all of them by name
-gptq, scaling                rounding that looks at inputs: GPTQ; AWQ and SmoothQuant
-linear, matrix               products with rounded matrices for `Kernels`
-packed, words, units         codes of 8 and 4 bits: torch's CPU kernels, ours for a compiler, and which of them is fast
-on_gpu                       codes of 4 bits on a GPU
-int8_products                integers times integers, LLM.int8()
-grouped                      integers times integers, one scale for 32 of either: lesson 11's kernel in C++
-kv                           keys and values of a sequence in few bits
-errors                       there and back in any format, and how far off that is
-sizes                        bits of a weight, bytes of a model, the GPUs that hold it
+from lessons_lib.quantization.cpu import Int8Both, MixedProduct, outlier_columns, round_rows
+from lessons_lib.quantization.formats import (
+    bits_of,
+    codebook,
+    decibels,
+    draws,
+    quantize,
+    relative_error,
+    round_trip,
+    rounding,
+)
+from lessons_lib.quantization.gptq import hessian, inverse_factor, layer_loss, sweep
+from lessons_lib.quantization.kv import QuantizedCache, quantize_keys, quantize_values, restore_keys, restore_values
+from lessons_lib.quantization.linear import Scaled
+from lessons_lib.quantization.scaling import awq_scales, smooth_scales
+from lessons_lib.quantization.sizes import GPU_MEMORY, gpus_that_hold, model_bytes, step_bytes
 
-Decoders made of them: `models.quantized`.
-"""
+__all__ = [
+    "GPU_MEMORY",
+    "Int8Both",
+    "MixedProduct",
+    "QuantizedCache",
+    "Scaled",
+    "awq_scales",
+    "bits_of",
+    "codebook",
+    "decibels",
+    "draws",
+    "gpus_that_hold",
+    "hessian",
+    "inverse_factor",
+    "layer_loss",
+    "model_bytes",
+    "outlier_columns",
+    "quantize",
+    "quantize_keys",
+    "quantize_values",
+    "relative_error",
+    "restore_keys",
+    "restore_values",
+    "round_rows",
+    "round_trip",
+    "rounding",
+    "smooth_scales",
+    "step_bytes",
+    "sweep",
+]

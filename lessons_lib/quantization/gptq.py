@@ -14,9 +14,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lessons_lib.quantization.checks import ROW, TENSOR, blocks, check_bits, check_values
-from lessons_lib.quantization.integers import Grid, Integers, fit_grid, quantize, working_dtype
-from lessons_lib.quantization.packing import pack
+from lessons_lib.quantization.formats import (
+    ROW,
+    TENSOR,
+    Grid,
+    Integers,
+    blocks,
+    check_bits,
+    check_values,
+    fit_grid,
+    pack,
+    quantize,
+    working_dtype,
+)
 
 
 def hessian(inputs: Tensor) -> Tensor:

@@ -1,30 +1,68 @@
-"""Products with rounded matrices (lesson 10), as `Kernels(multiply=Products(...))` makes a decoder use them.
-
-Plain            any format: give the values back, then multiply. Few bytes at rest, but no faster
-Values           any format, given back once: as wide and as fast as before, to measure what rounding costs
-Int8Weights      levels of 8 bits, x as it is: half the bytes of bf16 to read
-Int4Weights      levels of 4 bits in groups, likewise, or Int4Words (all in `packed`); Int4Tiles on a GPU (`on_gpu`)
-Int8Both         x rounded, too, one scale a row; integers times integers (`int8_products`)
-Grouped          weights of 4 or 8 bits, x rounded to 8, one scale for 32 values of either (`grouped`)
-MixedProduct     Int8Both without the columns of outliers: LLM.int8()
-WideColumns      any of them beside a few columns that are known to be loud, and stay wide
-Scaled           any of them behind an input that is divided by s (`scaling`)
-
-One row times a matrix reads the weights and does little else, so fewer bytes take less time. Many rows share one
-reading, and there codes that have to be made wide first cost time.
-"""
+"""Matrix products from rounded weights (lessons 10, 11): which kernel multiplies, on a CPU and on a GPU."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessons_lib.quantization.integers import Integers
-from lessons_lib.quantization.matrix import Matrix
-from lessons_lib.quantization.on_gpu import Int4Tiles
-from lessons_lib.quantization.packed import Int8Weights, int4_weights
-from lessons_lib.quantization.quantized import Quantized
+from lessons_lib import native
+from lessons_lib.quantization.cpu import (
+    DTYPES,
+    GROUP,
+    INT4_GROUPS,
+    LANES,
+    Int8Weights,
+    Matrix,
+    check_int4,
+    int4_weights,
+    rounded_values,
+    scales_and_zeros,
+    side_by_side,
+)
+from lessons_lib.quantization.formats import Integers, Quantized
+
+TILE = 16  # codes of a row in one tile; the kernel takes 8, 4 or 2 tiles at a time
+
+
+class Int4Tiles(Matrix):
+    """Weights (N, K) of 4 bits in groups with a minimum, w = (q - 8)·scale + zero, on a GPU of CUDA; x in bfloat16."""
+
+    def __init__(self, quantized: Integers):
+        """Raises ValueError for what the kernel cannot read: a CPU's codes, other dtypes, bits, groups and sizes."""
+        if quantized.codes.is_cpu:
+            raise ValueError("the GPU's int4 kernel reads no tensor on a CPU; use Int4Weights")
+        check_bf16(quantized.dtype)
+        self.group = check_int4(quantized, INT4_GROUPS)
+        self.packed, self.scales_and_zeros = tiles(quantized.levels()), scales_and_zeros(quantized)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x (T, K) bfloat16 -> (T, N). ValueError for another dtype."""
+        check_bf16(x.dtype)
+        return torch._weight_int4pack_mm(x.contiguous(), self.packed, self.group, self.scales_and_zeros)
+
+
+def check_bf16(dtype: torch.dtype) -> None:
+    """Raises ValueError for a dtype that the kernel does not have."""
+    if dtype != torch.bfloat16:
+        raise ValueError(f"the GPU's int4 kernel takes bfloat16, not {dtype}; use Plain")
+
+
+def tiles(levels: Tensor) -> Tensor:
+    """levels (N, K) 0 .. 15 -> as the kernel reads them, int32 (N / 8, K / 16t, 32, t / 2), t tiles at a time.
+
+    StopIteration for K that is no multiple of 32.
+    """
+    columns = levels.shape[1]
+    at_a_time = next(count for count in (8, 4, 2) if columns % (count * TILE) == 0)
+    return torch._convert_weight_to_int4pack(in_pairs(levels), at_a_time)
+
+
+def in_pairs(levels: Tensor) -> Tensor:
+    """levels (N, K) 0 .. 15 -> bytes (N, K / 2), uint8: of two neighbours the first is the high half."""
+    levels = levels.to(torch.uint8)
+    return levels[:, ::2] << 4 | levels[:, 1::2]
 
 
 class Plain(Matrix):
@@ -112,3 +150,71 @@ class Products:
     def compiled(self, other: Callable) -> "Products":
         """The same for a compiler, which sees `other` for the weights that have no matrix."""
         return Products(self.matrices.values(), other, traced=True)
+
+
+QUAD = 4  # columns that one instruction adds up
+
+
+class Grouped(Matrix):
+    """Weights (N, K) in groups of 32 times inputs rounded likewise, on any device.
+
+    problem: why the kernel does not multiply, None if it does. x is in float32, bfloat16 or float16; in a dtype for
+    which the weights were not quantized only where nothing packed multiplies.
+    """
+
+    def __init__(self, quantized: Integers):
+        """Raises ValueError for anything but 4 or 8 bits, "minimum", groups of 32."""
+        _check(quantized)
+        self.bits, self.problem = quantized.grid.bits, _problem(quantized)
+        self.native = not self.problem
+        self.inner = weights_alone(quantized) if self.problem else None
+        if self.native:
+            self.codes, self.grid = interleaved(quantized.levels(), self.bits), scales_and_lows(quantized)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x (T, K) -> (T, N) in x's dtype. ValueError for another K, and for dtypes that the kernel does not take."""
+        if self.native:
+            return native.multiply_grouped(x, self.codes, self.grid, self.bits)
+        return self.inner.multiply(round_groups(x))
+
+    def traced(self, x: Tensor) -> Tensor:
+        """As `multiply`, with what a compiler reads best where there is no kernel."""
+        return self.multiply(x) if self.native else self.inner.traced(round_groups(x))
+
+
+def round_groups(x: Tensor) -> Tensor:
+    """x (T, K) rounded to 8 bits, one scale for 32 values -> the values that these stand for, in x's dtype."""
+    return rounded_values(x.reshape(-1, GROUP), 1).view(x.shape).to(x.dtype)
+
+
+def interleaved(levels: Tensor, bits: int) -> Tensor:
+    """levels (N, K) uint8 -> (N/16, K/32, bytes) as the kernel reads them: quads of columns, 16 rows of each.
+
+    A byte of 4-bit codes holds one of an even quad below one of the quad behind it.
+    """
+    quads = levels.view(len(levels) // LANES, LANES, -1, GROUP // QUAD, QUAD).permute(0, 2, 3, 1, 4)
+    if bits == 4:
+        quads = quads[:, :, 0::2] | quads[:, :, 1::2] << 4
+    return quads.flatten(2).contiguous()
+
+
+def scales_and_lows(quantized: Integers) -> Tensor:
+    """(N/16, K/32, 2, 16) float16: of each group its scale, and what code 0 stands for."""
+    grid, rows = quantized.grid, quantized.shape[0]
+    return torch.stack([side_by_side(grid.scales, rows), side_by_side(grid.lows, rows)], 2).contiguous()
+
+
+def _check(quantized: Integers) -> None:
+    grid = quantized.grid
+    grouped = len(quantized.shape) == 2 and quantized.shape.numel() == GROUP * len(grid.scales)
+    if grid.bits not in (4, 8) or grid.lows is None or not grouped:
+        raise ValueError('grouped products take quantize(weight, 4 or 8, 32, "minimum") of a matrix; else use Plain')
+
+
+def _problem(quantized: Integers) -> str | None:
+    """Why the kernel cannot take this matrix, None if it can."""
+    if quantized.codes.device.type != "cpu" or quantized.dtype not in DTYPES:
+        return f"the kernel is one of the CPU, for {', '.join(map(str, DTYPES))}"
+    if quantized.shape[0] % LANES or quantized.grid.scales.dtype != torch.float16:
+        return f"the kernel takes rows in multiples of {LANES} and scales in float16"
+    return native.problem()

@@ -11,9 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lessons_lib.quantization.checks import check_values
-from lessons_lib.quantization.integers import working_dtype
-from lessons_lib.quantization.quantized import Quantized
+from lessons_lib.quantization.formats import Quantized, check_values, working_dtype
 
 POINTS = 20  # of AWQ's grid over alpha in [0, 1)
 

@@ -1,18 +1,49 @@
-"""Serving many requests at once (lesson 05): one scheduler and one block pool, a simulator and a real engine.
+"""Serving many requests at once (lesson 05): scheduler, block pool, engine, simulator, workloads and a client."""
 
-Nothing is imported here: take the module you need, as in `from lessons_lib.serving.scheduler import Scheduler`.
+from lessons_lib.serving.block_pool import BlockPool, CountingPool
+from lessons_lib.serving.client import Server, send
+from lessons_lib.serving.cost_model import Linear, Load, fit, steps
+from lessons_lib.serving.engine import Engine
+from lessons_lib.serving.peers import PAGES, continuous_batches, padded_batches
+from lessons_lib.serving.request import Request
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
+from lessons_lib.serving.simulator import simulate
+from lessons_lib.serving.workload import (
+    Bursty,
+    Conversations,
+    Exponential,
+    Listed,
+    LogNormal,
+    Poisson,
+    Uniform,
+    Workload,
+)
 
-workload            requests (request) with lengths and arrivals, from a seed or a file
-scheduler           which of them the next forward works on; policies say in which order, limits what cannot work
-plan                what a forward is to do, and the log of what it did
-pool, block_pool    who owns which block: counted alone, and with shared prefixes
-loop                arrive, schedule, run, commit, on one of two backends:
-simulator           a cost_model for a GPU and a number for a clock
-engine              the real model on paged caches: target, compiled in compiled
-metrics             latencies and occupancy of a run
-published           a published study, simulated
-client, stream      the same requests sent to any OpenAI-compatible server
-peers               the same requests served by transformers
-
-Only engine, target, compiled and peers need torch.
-"""
+__all__ = [
+    "BlockPool",
+    "Bursty",
+    "Continuous",
+    "Conversations",
+    "CountingPool",
+    "Dynamic",
+    "Engine",
+    "Exponential",
+    "Linear",
+    "Listed",
+    "Load",
+    "LogNormal",
+    "PAGES",
+    "Poisson",
+    "Request",
+    "Scheduler",
+    "Server",
+    "Static",
+    "Uniform",
+    "Workload",
+    "continuous_batches",
+    "fit",
+    "padded_batches",
+    "send",
+    "simulate",
+    "steps",
+]

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from lessons_lib.measure.shape import ModelShape
-from lessons_lib.serving.plan import Log, Plan
+from lessons_lib.serving.request import Log, Plan
 
 
 class Load(NamedTuple):

@@ -21,19 +21,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 
 from lessons_lib.caches.paged import PagedCache
-from lessons_lib.decoding.acceptance import Acceptance
-from lessons_lib.decoding.generate import Output, Prompt, new_row, text_of
+from lessons_lib.decoding.generate import Output, Prompt, Row, new_row, step, text_of
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.row import Row, step
+from lessons_lib.decoding.sampling import Acceptance
 from lessons_lib.measure.clock import sync
 from lessons_lib.measure.memory import settled
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.compiled import CompiledPagedTarget
-from lessons_lib.serving.loop import serve
-from lessons_lib.serving.plan import Log, Plan
-from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.scheduler import Scheduler
-from lessons_lib.serving.target import PagedTarget
+from lessons_lib.serving.paged_target import CompiledPagedTarget, PagedTarget
+from lessons_lib.serving.request import Log, Plan, Request, State
+from lessons_lib.serving.scheduler import Scheduler, serve
 
 MOMENT = 0.05  # seconds
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from lessons_lib.measure import timeline
 from lessons_lib.measure.timeline import Timeline, percentiles
-from lessons_lib.serving.plan import Iteration, Log
-from lessons_lib.serving.request import Request
+from lessons_lib.serving.request import Iteration, Log, Request
 
 Percentiles = dict[float, float]
 

@@ -13,7 +13,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from lessons_lib.measure.timeline import TokenClock
-from lessons_lib.models.quiet import quiet
+from lessons_lib.models.hub import quiet
 from lessons_lib.serving.request import Request, State
 
 PAGES = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 256}  # generate_batch's best on a small CPU

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 
 from lessons_lib.measure.data_sheets import PUBLISHED
 from lessons_lib.measure.shape import SHAPES
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Cost, analytic
-from lessons_lib.serving.lengths import Exponential, Fixed
-from lessons_lib.serving.plan import Log
-from lessons_lib.serving.policies import Static
-from lessons_lib.serving.pool import CountingPool
-from lessons_lib.serving.request import Request
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.request import Log, Request
+from lessons_lib.serving.scheduler import Scheduler, Static
 from lessons_lib.serving.simulator import simulate
-from lessons_lib.serving.workload import Workload
+from lessons_lib.serving.workload import Exponential, Fixed, Workload
 
 MEAN_OUTPUT = 128  # tokens, before those above M are drawn again
 STATIC_SLOTS = {32: 16, 128: 12, 512: 8, 1536: 4}  # one budget, worst case 512 + M tokens a request

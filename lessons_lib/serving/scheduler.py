@@ -1,15 +1,6 @@
-"""The scheduler (lesson 05): which requests the next forward works on, and how many tokens of each.
+"""The scheduler (lesson 05): which requests run in the next step, in what order, and who waits or is preempted.
 
-An iteration is schedule, run, commit:
-
-    plan = scheduler.schedule(now)               # rows: (request, tokens to feed)
-    committed = ...                              # run them: one list of new tokens per row, empty for part of a prompt
-    ended = scheduler.commit(plan, committed, now)
-
-It knows no model and no clock, so that the simulator and the engine share it. Blocks come from a pool.Pool: match,
-allocate, store, truncate and release; the tokens of a request always own blocks before the forward that caches them.
-Preemption is by recompute: the victim gives all its blocks back and rebuilds its keys and values later.
-Source: Yu et al. 2022 (Orca); Kwon et al. 2023 (vLLM: blocks, preemption); Agrawal et al. 2023 (chunked prefill).
+The engine and the simulator share it; nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -19,15 +10,109 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Protocol
 
-from lessons_lib.serving.limits import check_settings, impossible
-from lessons_lib.serving.plan import Plan
-from lessons_lib.serving.policies import Continuous
-from lessons_lib.serving.pool import Pool
-from lessons_lib.serving.request import Request, State
+from lessons_lib.caches.sizes import cached_tokens
+from lessons_lib.serving.block_pool import Memory, Pool
+from lessons_lib.serving.request import Log, Plan, Request, State
+
+
+def check_settings(scheduler: Scheduler) -> None:
+    """ValueError, saying what to do, for settings that cannot work."""
+    if scheduler.slots < 1:
+        raise ValueError(f"A scheduler needs at least one slot, not {scheduler.slots}.")
+    if scheduler.reserve not in ("none", "max", "oracle"):
+        raise ValueError(f"reserve is 'none', 'max' or 'oracle', not {scheduler.reserve!r}.")
+    if scheduler.guesses < 0 or not 0 <= scheduler.watermark < 1:
+        raise ValueError("guesses is at least 0 and watermark a part of the pool from 0 to below 1.")
+    budget, decoding = scheduler.token_budget, scheduler.slots * (1 + scheduler.guesses)
+    if budget is not None and budget < decoding:
+        raise ValueError(f"token_budget must cover {decoding} tokens, one step of all slots, not {budget}.")
+    if scheduler.chunked and (budget is None or not scheduler.mixed):
+        raise ValueError("chunked=True needs a token_budget, and mixed=True: parts of prompts run beside decoding.")
+
+
+def impossible(scheduler: Scheduler, request: Request) -> str | None:
+    """Why a request could never run to its end, or None."""
+    pool, budget = scheduler.pool, scheduler.token_budget
+    longest = cached_tokens(request.prompt_length, request.max_tokens)
+    need, room = longest + scheduler.guesses, pool.num_blocks * pool.block_size
+    if need > room:
+        return f"prompt and output need {need} cached tokens, the pool has room for {room}."
+    at_once = longest if scheduler.reserve == "none" else request.prompt_length  # a preempted one is fed anew
+    if budget is not None and not scheduler.chunked and at_once > budget:
+        return f"up to {at_once} tokens at once, token_budget is {budget}; set chunked=True."
+    return None
+
+
+class Continuous:
+    """Continuous batching, first come, first served: after every forward whoever waits takes the free slots."""
+
+    hold = False  # whether those that finished keep their slots until the whole batch has
+
+    def order(self, requests: Sequence[Request], now: float) -> Sequence[Request]:
+        """Most urgent first. The waiting come sorted by arrival, the running in the order they were admitted."""
+        return requests
+
+    def admit(self, scheduler: Scheduler, now: float) -> int:
+        """How many waiting requests may enter now; free slots and free blocks limit it further."""
+        return scheduler.slots
+
+    def over(self, scheduler: Scheduler) -> bool:
+        """Whether a held batch whose requests have all finished may end."""
+        return True
+
+    def wake(self, scheduler: Scheduler) -> float:
+        """Time at which `admit` may change its mind without an arrival."""
+        return math.inf
+
+
+class ShortestFirst(Continuous):
+    """Whoever has the fewest tokens left goes first, by the limit that the client sent. Long ones may starve."""
+
+    def order(self, requests: Sequence[Request], now: float) -> Sequence[Request]:
+        """By max_tokens less what was emitted, ascending."""
+        return sorted(requests, key=lambda r: r.max_tokens - r.emitted)
+
+
+@dataclass
+class Static(Continuous):
+    """Static batching: wait until all slots can be filled, then run that batch until its longest member ends.
+
+    steps: a batch runs at least so many iterations; with the longest output of the whole job this is the naive
+    baseline that gives every request the same length.
+    """
+
+    steps: int = 0
+    hold = True
+
+    def admit(self, scheduler: Scheduler, now: float) -> int:
+        """All slots once no request holds one and enough wait, or nobody else will come; else 0."""
+        ready = len(scheduler.waiting) >= scheduler.slots or scheduler.closed
+        return scheduler.slots if scheduler.empty and ready else 0
+
+    def over(self, scheduler: Scheduler) -> bool:
+        """Whether the batch has run `steps` iterations."""
+        return scheduler.batch_steps >= self.steps
+
+
+@dataclass
+class Dynamic(Static):
+    """Naive dynamic batching: as static, but a batch starts at the latest `window` seconds after its first arrival."""
+
+    window: float = 0.1
+
+    def admit(self, scheduler: Scheduler, now: float) -> int:
+        """As Static, and all slots once the first in the queue has waited `window` seconds."""
+        due = scheduler.waiting and now >= self.wake(scheduler)
+        return scheduler.slots if scheduler.empty and due else super().admit(scheduler, now)
+
+    def wake(self, scheduler: Scheduler) -> float:
+        """When the first in the queue will have waited `window` seconds; infinity without one."""
+        return scheduler.waiting[0].arrival + self.window if scheduler.waiting else math.inf
 
 
 @dataclass
@@ -268,3 +353,63 @@ class Scheduler:
 
     def _queue(self, request: Request) -> None:
         insort(self.waiting, request, key=lambda r: (r.arrival, r.turn))
+
+
+class Backend(Protocol):
+    """What runs plans: the simulator or an engine, each with its own clock (seconds from the start of the run)."""
+
+    memory: Memory  # of the pool's blocks
+
+    def now(self) -> float:
+        """The time."""
+
+    def wait(self, until: float) -> None:
+        """Let the time pass until then."""
+
+    def run(self, plan: Plan) -> list[Sequence[int]]:
+        """Run one forward -> for each row its new tokens, none if it fed only a part of a prompt."""
+
+
+def serve(requests: Sequence[Request], scheduler: Scheduler, backend: Backend) -> Log:
+    """Serve the requests as they arrive, until all have finished -> the event log.
+
+    A request that can never run is rejected (see its `error`) and the others go on; one that is being served or has
+    been stays as it is. RuntimeError if the policy lets nobody in though nothing runs and nothing will change.
+    """
+    scheduler.pool.attach(backend.memory)
+    arrivals = deque(sorted(requests, key=lambda r: r.arrival))
+    pool = scheduler.pool
+    log = Log(list(requests), scheduler.slots, pool.num_blocks, pool.block_size)
+    while arrivals or scheduler.unfinished:
+        _arrive(arrivals, scheduler, backend.now())
+        start = backend.now()
+        plan = scheduler.schedule(start)
+        if plan:
+            committed = backend.run(plan)
+            end = backend.now()
+            log.record(scheduler, plan, committed, start, end)
+            scheduler.commit(plan, committed, end)
+        elif not plan.preempted and (arrivals or scheduler.unfinished):
+            backend.wait(_next_event(arrivals, scheduler, start))
+    return log
+
+
+def _arrive(arrivals: deque[Request], scheduler: Scheduler, now: float) -> None:
+    """Queue the requests whose time has come; nobody waits for a cancelled one."""
+    while arrivals and (arrivals[0].arrival <= now or arrivals[0].state is State.CANCELLED):
+        request = arrivals.popleft()
+        if request.state is State.CANCELLED:
+            continue
+        with suppress(ValueError):  # who is rejected has an error that says why
+            scheduler.add(request)
+    scheduler.closed = not arrivals
+
+
+def _next_event(arrivals: deque[Request], scheduler: Scheduler, now: float) -> float:
+    """When something can change: the next arrival, or when the policy wants to be asked again, if that is to come."""
+    wake = scheduler.policy.wake(scheduler)
+    event = min(arrivals[0].arrival if arrivals else math.inf, wake if wake > now else math.inf)
+    if math.isinf(event):
+        name = type(scheduler.policy).__name__
+        raise RuntimeError(f"{name} lets none of the waiting in though nothing runs: its admit returns 0.")
+    return event

@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lessons_lib.serving.cost_model import Cost, load_of
-from lessons_lib.serving.loop import serve
-from lessons_lib.serving.plan import Log, Plan
-from lessons_lib.serving.request import Request
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.request import Log, Plan, Request
+from lessons_lib.serving.scheduler import Scheduler, serve
 
 NONE, ANY = (), (0,)  # nothing, and a token whose id nobody asked for
 

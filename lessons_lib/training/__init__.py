@@ -13,3 +13,30 @@ evaluate_heads      what heads and their tree are worth, by replay
 heads_card          the page of stored heads
 heads_commands      their commands; those of the draft are in __main__
 """
+
+from lessons_lib.training.batched import Text, Writer
+from lessons_lib.training.collect import plan
+from lessons_lib.training.evaluate import right_in_steps
+from lessons_lib.training.evaluate_heads import favourites, trace_of
+from lessons_lib.training.heads import HeadsRecipe, fresh, look, train_step
+from lessons_lib.training.heads_loss import judge, total
+from lessons_lib.training.loop import schedule
+from lessons_lib.training.prompts import interleave, own
+
+__all__ = [
+    "HeadsRecipe",
+    "Text",
+    "Writer",
+    "favourites",
+    "fresh",
+    "interleave",
+    "judge",
+    "look",
+    "own",
+    "plan",
+    "right_in_steps",
+    "schedule",
+    "total",
+    "trace_of",
+    "train_step",
+]

@@ -13,7 +13,7 @@ from lessons_lib.measure.machine import device_name
 from lessons_lib.models import load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of, own_size
-from lessons_lib.models.registry import OURS
+from lessons_lib.models.hub import OURS
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
 from lessons_lib.training import bits, card, collect, evaluate, heads_commands, held_out, prompts

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.models.decoder import Decoder, Segment
 
 

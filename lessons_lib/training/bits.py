@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lessons_lib.models.draft import TrimmedDecoder, own_weights
 from lessons_lib.models.quantized import quantized
-from lessons_lib.quantization.errors import bits_of
+from lessons_lib.quantization.formats import bits_of
 from lessons_lib.training.batched import Text
 from lessons_lib.training.evaluate import evaluate, mean
 

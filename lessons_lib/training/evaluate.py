@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import torch
 
-from lessons_lib.decoding import trace
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding import generate
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.replay import replay_draft
 from lessons_lib.decoding.targets.base import Target
@@ -87,7 +87,7 @@ def tokens_per_forward(found: Sequence[Sequence[bool]], gamma: int) -> float:
 
     found: for each text, as `right`. NaN without guesses; ValueError for a gamma below 1.
     """
-    return trace.tokens_per_forward([step for text in found for step in replay_draft(text, Constant(gamma))])
+    return generate.tokens_per_forward([step for text in found for step in replay_draft(text, Constant(gamma))])
 
 
 def mean(values: Sequence[float]) -> float:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from lessons_lib.decoding.proposers.medusa import own_parameters, shared_parameters
 from lessons_lib.measure.tables import markdown
-from lessons_lib.models.medusa import own_parameters, shared_parameters
 from lessons_lib.training.heads import HeadsRecipe
 from lessons_lib.training.joint import JointRecipe
 
@@ -14,7 +14,7 @@ TEXT = """# {name}: {count} Medusa heads for {base}
 ({megabytes:.1f} MB). They read {base}'s state after the final norm{anchor}; head k guesses the token k places
 behind the next one. They choose among the {kept:,} tokens that the training texts use most, and so read that many rows
 of the LM head for a guess{trained}. Use:
-`Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from `lessons_lib.models.stored_heads`.
+`Medusa(heads, tree)` in `generate`, with `heads = load_heads("{name}", model)` from `lessons_lib.decoding`.
 
 ## Data
 {texts:,} texts that {base} wrote itself, collected as smol-draft's were (its card says from which prompts;

@@ -5,16 +5,13 @@ from functools import cache
 from matplotlib.figure import Figure
 
 from lessons_lib.figures.serving import plot_timeline_of_slots
-from lessons_lib.serving.arrivals import AtOnce, Poisson
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.lengths import Exponential, Fixed, Lengths, Uniform
 from lessons_lib.serving.metrics import usage
-from lessons_lib.serving.plan import Log
-from lessons_lib.serving.policies import Continuous, Dynamic, ShortestFirst, Static
-from lessons_lib.serving.pool import CountingPool
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.request import Log
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
 from lessons_lib.serving.simulator import simulate
-from lessons_lib.serving.workload import Workload
+from lessons_lib.serving.workload import AtOnce, Exponential, Fixed, Lengths, Poisson, Uniform, Workload
 from lessons_lib.widgets.controls import Slider, show
 
 REQUESTS, MEAN = 16, 8  # small enough to follow each request

@@ -6,10 +6,10 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
+from lessons_lib.decoding.generate import Step, tokens_per_forward
 from lessons_lib.decoding.ladder import Price, Rung
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.replay import Recording, replay
-from lessons_lib.decoding.trace import Step, tokens_per_forward
 from lessons_lib.figures.ladder import plot_waterfall
 from lessons_lib.widgets.controls import Slider, show
 

@@ -5,8 +5,7 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from lessons_lib.decoding.tree_search import Accuracies, best_tree, expected_tokens, speed_by_size
-from lessons_lib.decoding.trees import TreeShape
+from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_tree, expected_tokens, speed_by_size
 from lessons_lib.figures.medusa import plot_tree_and_mask
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 from lessons_lib.widgets.controls import Slider, show

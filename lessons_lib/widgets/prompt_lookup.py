@@ -5,9 +5,9 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
+from lessons_lib.decoding.generate import tokens_per_forward
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.replay import Recording, predicted_speed, replay
-from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.figures.lookup import plot_lookup
 from lessons_lib.measure.speculation import WidthCurve
 from lessons_lib.widgets.controls import Slider, show

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lessons_lib.figures.quantization import plot_rounding
 from lessons_lib.measure.shape import ModelShape
-from lessons_lib.quantization.errors import bits_of, relative_error, round_trip
+from lessons_lib.quantization.formats import bits_of, relative_error, round_trip
 from lessons_lib.quantization.sizes import bytes_in
 from lessons_lib.widgets.controls import Slider, show
 

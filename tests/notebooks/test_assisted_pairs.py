@@ -7,7 +7,7 @@ from huggingface_hub import HfApi
 from lessons_lib.course.lessons import find
 from lessons_lib.course.runner import execute
 from lessons_lib.models import tiny
-from lessons_lib.models.registry import HUB
+from lessons_lib.models.hub import HUB
 
 CLASSIC = {"pythia-1.4b-deduped": "pythia-160m", "opt-1.3b": "opt-125m"}
 

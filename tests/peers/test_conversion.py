@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from lessons_lib.models.convert import convert
+from lessons_lib.models.gguf import convert
 
 CONFIG = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
           "head_dim", "vocab_size", "max_position_embeddings", "rope_parameters", "tie_word_embeddings",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lessons_lib import Sampling, generate
-from lessons_lib.decoding.proposal import Proposal
+from lessons_lib.decoding.draft_tree import Proposal
 from lessons_lib.decoding.proposers import Proposer
 
 TEXT = "The lighthouse keeper climbed 217 steps, counted the ships, and wrote in the log:"

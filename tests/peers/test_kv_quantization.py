@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import QuantizedCache as Theirs
 
 from lessons_lib.models import tiny
-from lessons_lib.quantization.errors import relative_error
+from lessons_lib.quantization.formats import relative_error
 from lessons_lib.quantization.kv import QuantizedCache, quantize_keys, quantize_values, restore_keys, restore_values
 
 G, D, PROMPT = 32, 64, 64

@@ -8,11 +8,8 @@ from torch.ao.quantization import PerChannelMinMaxObserver
 
 from lessons_lib.models import ModelUnavailable, tiny
 from lessons_lib.models.libraries import LIBRARIES, by_library, bytes_held
-from lessons_lib.quantization.errors import relative_error
-from lessons_lib.quantization.floats import quantize_fp8
-from lessons_lib.quantization.int8_products import Int8Both, MixedProduct
-from lessons_lib.quantization.integers import quantize
-from lessons_lib.quantization.nf4 import codebook, quantize_nf4
+from lessons_lib.quantization.cpu import Int8Both, MixedProduct
+from lessons_lib.quantization.formats import codebook, quantize, quantize_fp8, quantize_nf4, relative_error
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -13,9 +13,8 @@ import torch
 from support.toys import linear_of
 from torch import Tensor, nn
 
-from lessons_lib.quantization.errors import relative_error
-from lessons_lib.quantization.int8_products import Int8Both
-from lessons_lib.quantization.integers import Integers, quantize
+from lessons_lib.quantization.cpu import Int8Both
+from lessons_lib.quantization.formats import Integers, quantize, relative_error
 from lessons_lib.quantization.linear import Plain, Scaled
 from lessons_lib.quantization.scaling import awq_scales, smooth_scales
 

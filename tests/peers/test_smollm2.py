@@ -8,8 +8,8 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from lessons_lib.models.packaged import gguf_file
-from lessons_lib.models.registry import PACKAGED
+from lessons_lib.models.gguf import gguf_file
+from lessons_lib.models.hub import PACKAGED
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_fixture.json").read_text())
 OURS = {

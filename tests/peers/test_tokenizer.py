@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from lessons_lib.models.gguf_tokenizer import build_tokenizer
+from lessons_lib.models.gguf import build_tokenizer
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_fixture.json").read_text())
 ROWS = FIXTURE["rows"]

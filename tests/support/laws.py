@@ -11,7 +11,7 @@ import torch
 from support.toys import ToyTarget
 
 from lessons_lib import Sampling, generate
-from lessons_lib.decoding import acceptance
+from lessons_lib.decoding import sampling
 
 
 def exact_law(run) -> dict:
@@ -21,7 +21,7 @@ def exact_law(run) -> dict:
         replay = Replay(scripts.pop(), scripts)
         with (
             mock.patch.object(torch, "multinomial", replay.multinomial),
-            mock.patch.object(acceptance, "_uniform", lambda p, generator, replay=replay: Coin(replay)),
+            mock.patch.object(sampling, "_uniform", lambda p, generator, replay=replay: Coin(replay)),
         ):
             outcome = run()
         law[outcome] += replay.weight
@@ -31,7 +31,7 @@ def exact_law(run) -> dict:
 def correction_from_p(p, children, q, mode, generator):
     """Wrong on purpose: after a rejection it draws from p, in which the rejected token is still there."""
     for token in children:
-        if acceptance._uniform(p, generator) * (1.0 if mode == "point" else q[token]) < p[token]:
+        if sampling._uniform(p, generator) * (1.0 if mode == "point" else q[token]) < p[token]:
             return token, True
     return int(torch.multinomial(p, 1, generator=generator)), False
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from lessons_lib.decoding.proposal import Proposal, Scratch
+from lessons_lib.decoding.draft_tree import Proposal, Scratch
 from lessons_lib.decoding.proposers import Observation, Proposer
 
 

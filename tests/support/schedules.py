@@ -1,7 +1,7 @@
 """Small runs of the simulator, a second an iteration, and who ran when."""
 
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate

@@ -4,9 +4,9 @@ import torch
 from support.proposers import Scripted, tree_with_decoys, with_scratch
 from support.targets import decoder_target
 
-from lessons_lib.decoding.acceptance import Sampling
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+from lessons_lib.decoding.sampling import Sampling
 from lessons_lib.models import tiny
 from lessons_lib.serving.engine import Engine
 from lessons_lib.serving.request import State

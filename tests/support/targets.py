@@ -4,12 +4,10 @@ import pytest
 import torch
 from support.oracle import N
 
-from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.caches.static import StaticCache
-from lessons_lib.decoding.acceptance import Greedy
-from lessons_lib.decoding.blocks import plain_block
-from lessons_lib.decoding.generate import new_row
-from lessons_lib.decoding.row import Row, step
+from lessons_lib.caches.cache import ContiguousCache, StaticCache
+from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib.decoding.generate import Row, new_row, step
+from lessons_lib.decoding.sampling import Greedy
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.models.decoder import Decoder
 

@@ -8,9 +8,8 @@ from support.benches import TOKENS, another_file, asks, offline
 
 from lessons_lib import DraftModel, generate
 from lessons_lib.data import Question
-from lessons_lib.decoding.generate import encode
+from lessons_lib.decoding.generate import encode, tokens_per_forward
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
-from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.measure.clock import Samples
 from lessons_lib.measure.speculation import width_cost
 

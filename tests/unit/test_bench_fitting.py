@@ -9,12 +9,11 @@ from support.heads import heads_of
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.probing import logits_along
+from lessons_lib.decoding.proposers.medusa import regular, save_heads
 from lessons_lib.decoding.targets import DecoderTarget
-from lessons_lib.decoding.trees import regular
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.stored_heads import save_heads
 
 COSTS = {1: 1.0, 3: 1.0, 61: 1.1}
 HEADS, ACCURACIES, EIGHT_BITS = fitting.heads, fitting.accuracies, fitting.eight_bits  # as they are without tests
@@ -92,7 +91,7 @@ def test_the_widths_and_shares_of_a_real_target_are_measured():
 
 
 def test_heads_and_their_accuracies_are_the_packages(monkeypatch, tmp_path):
-    monkeypatch.setattr(fitting.registry, "OURS", tmp_path)
+    monkeypatch.setattr(fitting.hub, "OURS", tmp_path)
     network, card = asking.model().network, {"accuracies": [[0.5]]}
     save_heads(heads_of(network, 3), tmp_path / fitting.HEADS, "tiny", after=card)
     assert HEADS.__wrapped__().count == 3 and ACCURACIES() == [[0.5]]

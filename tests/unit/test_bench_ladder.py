@@ -17,7 +17,7 @@ from support.benches import TOKENS, asks, with_heads
 from support.drafts import perturbed
 
 from lessons_lib.decoding.probing import logits_along
-from lessons_lib.decoding.trees import regular
+from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.measure.hardware import Hardware
 from lessons_lib.measure.timeline import Timeline
 from lessons_lib.models import LanguageModel

@@ -12,8 +12,7 @@ from support.benches import ACCURACIES, TOKENS, another_file, asks, offline, wit
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.generate import encode
-from lessons_lib.decoding.tree_search import best_tree, expected_tokens
-from lessons_lib.decoding.trees import regular
+from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens, regular
 from lessons_lib.measure.clock import Ratio, Samples
 
 COSTS = {1: 1.0, 3: 1.0, 61: 1.1}
@@ -148,7 +147,7 @@ def test_what_was_measured_with_other_heads_or_trees_is_measured_again(bench):
 @pytest.mark.parametrize("name", CLAIMS)
 def test_without_heads_a_claim_says_how_to_make_them_before_anything_is_compiled(monkeypatch, tmp_path, name):
     offline(monkeypatch, tmp_path)
-    monkeypatch.setattr(fitting.registry, "OURS", tmp_path)
+    monkeypatch.setattr(fitting.hub, "OURS", tmp_path)
     medusa.rows.cache_clear()
     fitting.heads.cache_clear()
     monkeypatch.setattr(asking, "compiled", lambda: pytest.fail("this takes minutes"))

@@ -9,7 +9,7 @@ import torch
 from support.benches import with_heads
 from support.heads import heads_of
 
-from lessons_lib.decoding.targets.compiled_step import CompiledStep
+from lessons_lib.decoding.targets.compiled import CompiledStep
 from lessons_lib.measure.parts import grouped
 from lessons_lib.models.kernels import attend_by_products
 

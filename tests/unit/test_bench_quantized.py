@@ -183,6 +183,6 @@ def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_t
 def test_unpacking_is_what_products_take_in_a_cache_and_the_head_in_memory(monkeypatch, packed):
     monkeypatch.setattr(bench, "target", target_of)
     monkeypatch.setattr(bench, "products_in_cache", lambda decoder: 3.0)
-    monkeypatch.setattr(bench.units, "packed_kernels", lambda: packed)
+    monkeypatch.setattr(bench.cpu, "packed_kernels", lambda: packed)
     shape = bench.generation.model(bench.DTYPE).shape
     assert bench.unpacking(2.0) == (3.0 + shape.vocab_size * shape.width / 2 if packed else 0.0)

@@ -11,10 +11,9 @@ from registry import CLAIMS, NotMeasured, Run
 from support.benches import Letters
 
 from lessons_lib.models import LanguageModel, tiny
-from lessons_lib.serving import compiled
-from lessons_lib.serving.lengths import Fixed
+from lessons_lib.serving import paged_target
 from lessons_lib.serving.request import Request
-from lessons_lib.serving.workload import Workload
+from lessons_lib.serving.workload import Fixed, Workload
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def serving():
     with pytest.MonkeyPatch.context() as patch:
         import serving
 
-        patch.setattr(compiled, "compiler_problem", lambda device: "not compiled in this test")
+        patch.setattr(paged_target, "compiler_problem", lambda device: "not compiled in this test")
         patch.setattr(serving, "CompiledStep", lambda step, *how, **chosen: step)
         patch.setattr(serving, "COUNT", 6)
         patch.setattr(serving, "SLOTS", 4)
@@ -84,8 +83,8 @@ def test_buffers_in_one_piece_hold_what_blocks_hold(serving):
     tokens, positions, tables = torch.tensor([5, 9]), torch.tensor([6, 2]), torch.tensor([[0, 1], [2, 3]])
     wanted = torch.tensor([1, 0])
     both = [
-        compiled.paged_step(decoder, cache)(tokens, positions, tables, wanted, held[: c.layers], held[c.layers :])
-        for cache, held in ((compiled.Pages, blocks), (serving.InOnePiece, pieces))
+        paged_target.paged_step(decoder, cache)(tokens, positions, tables, wanted, held[: c.layers], held[c.layers :])
+        for cache, held in ((paged_target.Pages, blocks), (serving.InOnePiece, pieces))
     ]
     torch.testing.assert_close(*both)
 

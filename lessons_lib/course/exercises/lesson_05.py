@@ -3,15 +3,12 @@
 from statistics import mean
 
 from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
-from lessons_lib.serving.arrivals import Arrivals, AtOnce, Poisson
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.lengths import Exponential, Fixed
-from lessons_lib.serving.policies import Continuous
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Continuous, Scheduler
 from lessons_lib.serving.simulator import simulate
-from lessons_lib.serving.workload import Workload
+from lessons_lib.serving.workload import Arrivals, AtOnce, Exponential, Fixed, Poisson, Workload
 
 SLOTS = 8
 SOON = 120  # mean end-to-end latency to reach, in iterations; first come, first served has 173

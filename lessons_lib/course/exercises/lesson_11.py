@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from lessons_lib.course.exercises import exercise, expect
+from lessons_lib.decoding.generate import Step
 from lessons_lib.decoding.ladder import Price, Rung, step_gains
-from lessons_lib.decoding.trace import Step
 from lessons_lib.measure.shape import SHAPES
 
 SMOL, LLAMA = SHAPES["smollm2-135m"], SHAPES["llama-2-7b"]

@@ -14,7 +14,7 @@ from numbers import Integral
 
 from torch import Tensor
 
-from lessons_lib.decoding.proposal import NO_GUESSES, Proposal
+from lessons_lib.decoding.draft_tree import NO_GUESSES, Proposal
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,106 @@
-"""Assisted decoding (lesson 06): a small model drafts what a large one verifies in one forward.
+"""Assisted (speculative) decoding (lesson 06): a small model drafts, as a chain or as a tree.
 
-Leviathan et al. 2022 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318); trees as in SpecInfer (Miao et al.
-2023, arXiv 2305.09781). The draft has a cache of its own. After drafting it holds all guesses but the deepest,
-which were never fed; rolled back to what was accepted it lacks one token, or two when every guess was accepted.
+Sources: Leviathan et al. 2022 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lessons_lib.decoding.acceptance import Sampling, favourites
-from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
-from lessons_lib.decoding.proposal import ANCHOR, NO_GUESSES, Proposal
+from lessons_lib.decoding.draft_tree import ANCHOR, NO_GUESSES, Block, Growing, Proposal, plain_block, tree_mask
 from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
-from lessons_lib.decoding.proposers.drawing import check_drawing, draw
-from lessons_lib.decoding.proposers.growing import Growing
-from lessons_lib.decoding.proposers.shared_ids import shared_ids
+from lessons_lib.decoding.sampling import Sampling, check_drawing, draw_children, favourites
 from lessons_lib.decoding.targets import as_target
+
+PROBES = (
+    "They thought that the other weather station, rather than this one, was recording interesting information.",
+    "The quick brown fox, 'quoted', isn't 100% sure: a/b_c-d@e.org!",
+    "Größe, naïve façade, Łódź, Ελληνικά, кириллица",
+    "速い茶色の狐 빠른 갈색 여우 敏捷的棕色狐狸",
+    "👍🏽 👩‍👩‍👧 🇫🇷 ∑∞√ é",
+    "0 12 345 6789 3.14159 1,000,000 2024-02-29",
+    "def f(x):\n\treturn {'a': x**2}  # code\n\n\nif (a != b) { c += 1; }",
+    "   leading, trailing and   inner spaces   \n \n",
+)
+
+
+def check_same_tokenizer(a, b) -> int:
+    """-> ids in use: every token's id is below it. Raises ValueError that names the first difference.
+
+    Compared are the vocabularies, special tokens included, and the ids of texts of many kinds. Which of its special
+    tokens a model ends with, and its chat template, may differ: a token means the same whoever writes it. Two that were
+    found alike are not compared again while they have as many tokens: it takes as long as a step or two of a model.
+    """
+    return _compared(a, b, len(a), len(b))
+
+
+@lru_cache(maxsize=8)
+def _compared(a, b, *_) -> int:
+    ours = a.get_vocab()
+    if a is not b:
+        _compare_vocabularies(ours, b.get_vocab())
+        for text in (*PROBES, *_special_texts(a, b)):
+            _compare_ids(a, b, text)
+    return 1 + max(ours.values())
+
+
+def _compare_vocabularies(ours: dict[str, int], theirs: dict[str, int]) -> None:
+    if differing := ours.items() ^ theirs.items():
+        token, _ = min(differing, key=lambda pair: (pair[1], pair[0]))
+        first, second = (vocabulary.get(token, "missing") for vocabulary in (ours, theirs))
+        raise ValueError(
+            f"the tokenizers differ: token {token!r} is {first} in one and {second} in the other; "
+            "use models with the same tokenizer"
+        )
+
+
+def _compare_ids(a, b, text: str) -> None:
+    ours, theirs = (t(text, add_special_tokens=False).input_ids for t in (a, b))
+    if ours == theirs:
+        return
+    at = next((i for i, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y), min(len(ours), len(theirs)))
+    first, second = (t.convert_ids_to_tokens(ids[at : at + 1]) for t, ids in ((a, ours), (b, theirs)))
+    raise ValueError(
+        f"the tokenizers cut {text!r} differently: token {at} is {first} in one and {second} in the other; "
+        "use models with the same tokenizer"
+    )
+
+
+def _special_texts(a, b) -> list[str]:
+    """Special tokens of both inside a text, and a chat, as the first tokenizer writes it."""
+    texts = [f"one {token}two" for token in sorted({*a.all_special_tokens, *b.all_special_tokens})]
+    if getattr(a, "chat_template", None):
+        texts.append(a.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False))
+    return texts
+
+
+def shared_ids(target, draft) -> int:
+    """Ids, from 0 on, that mean the same token to both. Raises ValueError if the tokenizers differ or, of models
+    without tokenizers, the vocabulary sizes."""
+    if target.tokenizer is None and draft.tokenizer is None:
+        if target.vocab_size != draft.vocab_size:
+            raise ValueError(
+                f"without tokenizers target and draft need vocabularies of one size, not {target.vocab_size} and "
+                f"{draft.vocab_size}; use models with the same tokenizer"
+            )
+        return target.vocab_size
+    if target.tokenizer is None or draft.tokenizer is None:
+        without = "draft" if draft.tokenizer is None else "target"
+        raise ValueError(
+            f"the {without} has no tokenizer to compare; use a model from lessons_lib.load, or "
+            "TransformersTarget(network, tokenizer)"
+        )
+    ids = check_same_tokenizer(target.tokenizer, draft.tokenizer)
+    if ids > min(target.vocab_size, draft.vocab_size):
+        raise ValueError(
+            f"the tokenizer has ids up to {ids - 1}, but target and draft have logits for {target.vocab_size} and "
+            f"{draft.vocab_size} ids; use models made for this tokenizer"
+        )
+    return ids
 
 
 class DraftModel(Proposer):
@@ -130,7 +211,7 @@ class DraftModel(Proposer):
     def _draw(self, scores: Tensor, q: Tensor, count: int) -> list[int]:
         """Tokens in draw order, as many as there are with q > 0 at most."""
         if self.mode != "point":
-            return draw(q, count, self.mode, self.generator)
+            return draw_children(q, count, self.mode, self.generator)
         if count == 1:
             return favourites(scores[None])  # as Greedy chooses among equals
         return scores.topk(min(count, int(q.count_nonzero()))).indices.tolist()

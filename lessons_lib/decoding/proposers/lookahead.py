@@ -9,9 +9,9 @@ token. Fu et al. 2024 (arXiv 2402.02057), with their letters W, N, G.
 import random
 from collections.abc import Sequence
 
-from lessons_lib.decoding.acceptance import favourites
-from lessons_lib.decoding.proposal import ANCHOR, NO_GUESSES, Proposal, Scratch
+from lessons_lib.decoding.draft_tree import ANCHOR, NO_GUESSES, Proposal, Scratch
 from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
+from lessons_lib.decoding.sampling import favourites
 
 
 class Ngrams:

@@ -1,21 +1,404 @@
-"""Medusa (lesson 09): heads on the target's own final state guess several tokens ahead; a tree of them is verified.
+"""Medusa (lesson 09): heads on the target's last hidden state draft a tree of tokens, verified in one forward pass.
 
-Cai et al. 2024 (arXiv 2401.10774). The state that chose the last committed token is at hand after every step, so that
-guessing costs a few small products and no forward. Head k guesses the k-th token behind the anchor, knowing at most
-the anchor, not the guesses before its own: hence a tree of combinations.
+Here stand the heads and their files, tree shapes and the search for the best one, and the proposer.
+Source: Cai et al. 2024 (arXiv 2401.10774).
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate, islice, product, repeat
+from math import prod
+from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
-from lessons_lib.decoding.acceptance import Sampling
-from lessons_lib.decoding.proposal import ANCHOR, NO_GUESSES, Proposal
+from lessons_lib.decoding.draft_tree import ANCHOR, NO_GUESSES, Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer
-from lessons_lib.decoding.proposers.drawing import check_drawing, draw
-from lessons_lib.decoding.trees import TreeShape, regular
-from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.decoding.sampling import Sampling, check_drawing, draw_children
+from lessons_lib.measure.speculation import WidthCurve, width_cost
+from lessons_lib.models import hub
+from lessons_lib.models.draft import scatter
+from lessons_lib.models.hub import LanguageModel
+from lessons_lib.models.store import ModelUnavailable
+
+
+def shared_parameters(count: int, width: int, blocks: int = 1, anchor_rank: int = 0) -> int:
+    """K (R (D^2 + D) + 2 r D): parameters of `count` heads that all end in the model's own LM head."""
+    return count * (blocks * (width**2 + width) + 2 * anchor_rank * width)
+
+
+def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1, anchor_rank: int = 0) -> int:
+    """V D more for each head: parameters of heads as published, each with an LM head of its own."""
+    return shared_parameters(count, width, blocks, anchor_rank) + count * vocab_size * width
+
+
+class ResidualBlock(nn.Linear):
+    """x + silu(W x + b + more), (..., D) -> (..., D); W and b begin at zero, so at first it changes nothing.
+
+    The authors' code leaves b as it was drawn, and so does not start from the model's own head.
+    """
+
+    def __init__(self, width: int):
+        super().__init__(width, width)
+
+    def reset_parameters(self) -> None:
+        """The start; `nn.Linear` calls it."""
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, more: Tensor | float = 0.0) -> Tensor:
+        """x and more (..., D) -> (..., D)."""
+        return x + F.silu(super().forward(x) + more)
+
+
+def anchor_reader(width: int, rank: int, seed: int) -> nn.Sequential:
+    """A map (..., D) -> (..., D) of so low a rank, zero at first: its second matrix is."""
+    down, up = (skip_init(nn.Linear, *sizes, bias=False) for sizes in ((width, rank), (rank, width)))
+    nn.init.normal_(down.weight, std=width**-0.5, generator=torch.Generator().manual_seed(seed))
+    nn.init.zeros_(up.weight)
+    return nn.Sequential(down, up)
+
+
+class MedusaHeads(nn.Module):
+    """lm_head (V, D): the model's own head. count: heads (K). blocks: residual blocks of each (R).
+
+    own: each head gets a trainable copy of the LM head, as published. Otherwise all share the model's, which is not
+    trained and not a parameter: the rows of all heads go through it in one product. Weights have its device and dtype.
+    anchor_rank: r, rank of the map by which a head's first block also reads the token that was chosen from the state,
+    as the LM head's row of it, of root mean square 1 (0: heads read the state alone, as published).
+    ValueError for counts below 1.
+    """
+
+    def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, own: bool = False, anchor_rank: int = 0):
+        super().__init__()
+        if count < 1 or blocks < 1:
+            raise ValueError(f"at least one head of one block is needed, not {count} of {blocks}")
+        self.vocab_size, self.width = lm_head.shape
+        self.count, self.blocks, self.anchor_rank = count, blocks, anchor_rank
+        lm_head = lm_head.detach()
+        stacks = [nn.Sequential(*(ResidualBlock(self.width) for _ in range(blocks))) for _ in range(count)]
+        self.stacks = nn.ModuleList(stacks).to(lm_head.device, lm_head.dtype)
+        readers = [anchor_reader(self.width, anchor_rank, seed) for seed in range(count if anchor_rank else 0)]
+        self.anchors = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
+        self.own = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own else 0))
+        self.register_buffer("lm_head", lm_head, persistent=False)
+        self.register_buffer("rows", lm_head, persistent=False)  # those of the tokens that are scored
+        self.register_buffer("kept", None, persistent=False)
+
+    def trim(self, kept: Tensor) -> None:
+        """Score the tokens `kept` (K,) alone from now on: fewer rows to read (Zhao et al. 2025, arXiv 2502.14856).
+
+        ValueError for heads with LM heads of their own, which are scored whole.
+        """
+        if self.own:
+            raise ValueError("only heads that share the model's LM head can be trimmed")
+        self.kept = kept.to(self.lm_head.device, torch.long)
+        self.rows = self.lm_head[self.kept]
+
+    @property
+    def scored(self) -> int:
+        """How many tokens the heads choose among."""
+        return len(self.rows)
+
+    def states(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
+        """(T, D) after the final norm -> (T, K, D): what the first `count` heads make of it; else as `forward`."""
+        read = self._read(chosen)
+        return torch.stack(
+            [through(stack, final, more) for stack, more in zip(self.stacks[:count], read, strict=False)], dim=1
+        )
+
+    def _read(self, chosen: Sequence[int] | Tensor | None) -> Iterator[Tensor | float]:
+        """What every head's first block is told of the chosen tokens, (T, D) each; 0 if heads do not read them."""
+        if not self.anchors:
+            return repeat(0.0)
+        if chosen is None:
+            raise ValueError(
+                "these heads also read the tokens that were chosen from the states; give chosen=, (T,) ids"
+            )
+        rows = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
+        rows = F.rms_norm(rows, (self.width,))
+        return (anchor(rows) for anchor in self.anchors)
+
+    def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
+        """(T, D) after the final norm -> scores (T, K, V) of the first `count` heads (None: of all).
+
+        Trimmed heads score the other tokens -inf. chosen (T,): the token that was chosen from each state, for heads
+        that read it (else it is ignored). ValueError if it is missing.
+        """
+        scores = self.scores(final, count, chosen)
+        return scores if self.kept is None else scatter(scores, self.kept, self.vocab_size)
+
+    def favourites(self, final: Tensor, ranks: int, count: int | None = None, chosen=None) -> Tensor:
+        """As `forward`, but -> the most probable tokens (T, K, ranks), best first; at most `scored` of them."""
+        best = self.scores(final, count, chosen).topk(ranks).indices
+        return best if self.kept is None else self.kept[best]
+
+    def scores(self, final: Tensor, count: int | None = None, chosen=None) -> Tensor:
+        """As `forward`, but -> (T, K, scored): of the tokens `kept` alone, in their order."""
+        states = self.states(final, count, chosen)
+        if not self.own:
+            return F.linear(states, self.rows)
+        pairs = zip(states.unbind(1), self.own, strict=False)  # the first `count` of them
+        return torch.stack([F.linear(rows, head) for rows, head in pairs], dim=1)
+
+
+def through(stack: nn.Sequential, x: Tensor, more: Tensor | float) -> Tensor:
+    """x (..., D) -> (..., D): a head's blocks one after another; the first is told more (..., D)."""
+    first, *rest = stack
+    x = first(x, more)
+    for block in rest:
+        x = block(x)
+    return x
+
+
+WEIGHTS, CARD = "heads.safetensors", "heads.json"
+KEPT = "kept"  # in the file: the tokens that trimmed heads score
+
+
+def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
+    """Write the parameters and a card that names the model they belong to; card: what else it says.
+
+    fp16 rather than bf16: weights this small need no wide exponent, and rounding is eight times finer.
+    """
+    tensors = {name: value.detach().to("cpu", torch.float16) for name, value in heads.named_parameters()}
+    if heads.kept is not None:
+        tensors[KEPT] = heads.kept.to("cpu", torch.int32)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS)
+    sizes = {name: getattr(heads, name) for name in ("count", "blocks", "anchor_rank", "width", "vocab_size")}
+    card = {"base": base} | sizes | {"own": bool(heads.own), "kept": heads.scored} | card
+    (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+
+
+def load_heads(folder: str | Path, model: LanguageModel, count: int | None = None) -> MedusaHeads:
+    """The heads stored in `folder`, or in the package under that name, on the model's device and in its dtype.
+
+    count: how many heads are expected (None: as many as there are). ModelUnavailable if there are none; ValueError
+    for heads of another model or number.
+    """
+    folder = Path(folder) if Path(folder).is_dir() else hub.OURS / folder
+    card = read_card(folder)
+    lm_head = model.network.get_output_embeddings().weight
+    check_fits(card, folder, model.name, tuple(lm_head.shape), count)
+    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own"], card["anchor_rank"])
+    tensors = load_file(folder / WEIGHTS)
+    kept = tensors.pop(KEPT, None)
+    heads.load_state_dict(tensors)
+    if kept is not None:
+        heads.trim(kept)
+    return heads.eval().requires_grad_(False)
+
+
+def read_card(folder: Path) -> dict:
+    """What is known of the heads stored in `folder`. ModelUnavailable if there are none."""
+    if not (folder / CARD).is_file():
+        raise ModelUnavailable(f"{folder} holds no heads; train some with `python -m lessons_lib.training heads`.")
+    return json.loads((folder / CARD).read_text(encoding="utf-8"))
+
+
+def check_fits(card: dict, folder: Path, base: str, shape: tuple[int, int], count: int | None) -> None:
+    """Raise ValueError unless the card is of heads for this model (name, LM head of shape (V, D)) and of this count."""
+    theirs = card["vocab_size"], card["width"]
+    if card["base"] != base or theirs != shape:
+        raise ValueError(
+            f"{folder} holds heads of {card['base']!r} (vocabulary {theirs[0]}, width {theirs[1]}), not of {base!r} "
+            f"({shape[0]}, {shape[1]}); load that model, or train heads for this one"
+        )
+    if count not in (None, card["count"]):
+        raise ValueError(f"{folder} holds {card['count']} heads, not {count}; ask for {card['count']} or train others")
+
+
+Choice = tuple[int, ...]
+PAD = -1
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Choices in order: level by level, from left to right. Make one with `TreeShape.of`."""
+
+    choices: tuple[Choice, ...]
+
+    @classmethod
+    def of(cls, choices: Iterable[Iterable[int]]) -> "TreeShape":
+        """Sort and check. ValueError for an empty or negative choice, or one whose beginning is missing."""
+        known = {tuple(choice) for choice in choices}
+        for choice in known:
+            if not choice or min(choice) < 0:
+                raise ValueError(f"{choice} is no choice; name at least one rank, counted from 0")
+            if choice[:-1] and choice[:-1] not in known:
+                raise ValueError(f"the tree has {choice} but not {choice[:-1]}; add every beginning of a choice")
+        return cls(tuple(sorted(known, key=lambda choice: (len(choice), choice))))
+
+    @property
+    def depths(self) -> list[int]:
+        """Of every node, 1 for the anchor's children."""
+        return [len(choice) for choice in self.choices]
+
+    @property
+    def depth(self) -> int:
+        """The deepest level; 0 without nodes."""
+        return max(self.depths, default=0)
+
+    @property
+    def ranks(self) -> int:
+        """How many favourites of a head are needed."""
+        return 1 + max((choice[-1] for choice in self.choices), default=-1)
+
+    @property
+    def parents(self) -> list[int]:
+        """Of every node, ANCHOR for those of the first level: what a Proposal takes."""
+        number = {(): ANCHOR} | {choice: node for node, choice in enumerate(self.choices)}
+        return [number[choice[:-1]] for choice in self.choices]
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """node, or ANCHOR -> the nodes below it, for all that have some, parents first."""
+        found: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            found.setdefault(parent, []).append(node)
+        return found
+
+    @property
+    def leaves(self) -> list[int]:
+        """Nodes with nothing below them."""
+        return [node for node in range(len(self.choices)) if node not in self.children]
+
+
+def regular(*widths: int) -> TreeShape:
+    """Every combination of the widths[0] favourites of head 1, widths[1] of head 2, ...: regular(2, 1) has 4 nodes."""
+    levels = range(1, len(widths) + 1)
+    return TreeShape.of(choice for depth in levels for choice in product(*map(range, widths[:depth])))
+
+
+# How many favourites of the next head stand below a choice in the tree that the authors searched for 4 heads of
+# Vicuna-7B, the default of their code (Cai et al. 2024, github.com/FasterDecoding/Medusa, medusa_choices.py)
+PUBLISHED = {
+    (): 10,
+    (0,): 10, (1,): 7, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1, (8,): 1, (9,): 1,
+    (0, 0): 10, (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1, (1, 0): 2, (2, 0): 1,
+    (0, 0, 0): 2,
+}  # fmt: skip
+
+
+def published_tree() -> TreeShape:
+    """Medusa's tree for 4 heads: 63 nodes, 64 with the root, of which 10, 28, 23 and 2 stand on its four levels."""
+    return TreeShape.of((*above, rank) for above, count in PUBLISHED.items() for rank in range(count))
+
+
+@dataclass(frozen=True)
+class TreeBuffers:
+    """The published layout of a tree of n nodes, the root in front of them.
+
+    mask (1 + n, 1 + n) bool: row j may attend to itself and its ancestors. positions (1 + n): tokens behind the root.
+    index (1 + n): where a node's token stands in [root, favourites of head 1, favourites of head 2, ...].
+    retrieve (leaves, 1 + depth): nodes from the root to every leaf, the last leaf first, padded with -1.
+    A pad is no node: whoever compares tokens along a row must leave pads out (the authors' code does not, and
+    accepts one where the model likes token 0 best).
+    """
+
+    mask: Tensor
+    positions: Tensor
+    index: Tensor
+    retrieve: Tensor
+
+
+def buffers(shape: TreeShape, top_k: int = 10) -> TreeBuffers:
+    """Lay a tree out; top_k: favourites listed of each head. ValueError if the tree asks for more."""
+    if shape.ranks > top_k:
+        raise ValueError(f"the tree asks for a head's {shape.ranks} favourites, but top_k is {top_k}; raise it")
+    index = [1 + top_k * (len(choice) - 1) + choice[-1] for choice in shape.choices]
+    return TreeBuffers(ancestors(shape), torch.tensor([0, *shape.depths]), torch.tensor([0, *index]), leaf_paths(shape))
+
+
+def ancestors(shape: TreeShape) -> Tensor:
+    """(1 + n, 1 + n) bool: row j is True at j and at every node above it, the root included."""
+    seen = torch.eye(1 + len(shape.choices), dtype=torch.bool)
+    for node, parent in enumerate(shape.parents, 1):
+        seen[node] |= seen[parent + 1]
+    return seen
+
+
+def leaf_paths(shape: TreeShape) -> Tensor:
+    """(leaves, 1 + depth), 1 leaf at least: nodes from the root down to each, the last leaf first, padded with PAD."""
+    seen = ancestors(shape)
+    paths = [seen[leaf + 1].nonzero().flatten().tolist() for leaf in reversed(shape.leaves)] or [[0]]
+    return torch.tensor([path + [PAD] * (1 + shape.depth - len(path)) for path in paths])
+
+
+Accuracies = Sequence[Sequence[float]]
+
+
+def value(choice: Choice, accuracies: Accuracies) -> float:
+    """The chance that every guess along a choice is right, if heads are independent. IndexError for an unknown one."""
+    return prod(accuracies[depth][rank] for depth, rank in enumerate(choice))
+
+
+def expected_tokens(shape: TreeShape, accuracies: Accuracies) -> float:
+    """tau predicted: tokens per target forward, the target's own included. IndexError as `value`."""
+    return 1 + sum(value(choice, accuracies) for choice in shape.choices)
+
+
+def by_value(accuracies: Accuracies) -> Iterator[tuple[Choice, float]]:
+    """All choices of some worth with their values, the best first; each stands behind its beginning.
+
+    A choice is worth no more than its beginning. So greedy growth finds the best tree of any size, in whatever order
+    a head's accuracies stand; the authors' search, which adds next siblings only, needs them to fall.
+    """
+    frontier = [(-1.0, ())]
+    while frontier:
+        worth, choice = heappop(frontier)
+        if choice:
+            yield choice, -worth
+        for rank, accuracy in enumerate(accuracies[len(choice)] if len(choice) < len(accuracies) else ()):
+            if accuracy > 0:
+                heappush(frontier, (worth * accuracy, (*choice, rank)))
+
+
+def best_tree(accuracies: Accuracies, nodes: int) -> TreeShape:
+    """The tree of at most so many nodes, the root not counted, with the most expected tokens per forward.
+
+    ValueError for less than 0 nodes.
+    """
+    return TreeShape.of(choice for choice, _ in islice(by_value(accuracies), nodes))
+
+
+def speed_by_size(
+    accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, most: int = 64
+) -> list[float]:
+    """Speed over plain decoding predicted for the best tree of 0, 1, ..., `most` nodes: tokens over the step's cost.
+
+    That is v(1 + n), a forward of so many rows over a one-row one, and heads_share, what guessing takes over the
+    same; without nodes the heads are not asked, and the speed is 1. ValueError for `most` below 0, and for a curve
+    without widths.
+    """
+    v = width_cost(v)
+    tokens = accumulate((value for _, value in islice(by_value(accuracies), most)), initial=1.0)
+    return [count / (v(1 + nodes) + heads_share) if nodes else 1.0 for nodes, count in enumerate(tokens)]
+
+
+def best_size(
+    accuracies: Accuracies,
+    v: WidthCurve = None,
+    heads_share: float = 0.0,
+    most: int = 64,
+    sizes: Iterable[int] | None = None,
+) -> int:
+    """How many nodes make the fastest tree; of equals the fewest, 0 where plain decoding is not beaten.
+
+    sizes: those to choose from (None: 0 to `most`), such as the widths that were measured or compiled less one;
+    sizes of more nodes than have any worth are left out, and 0 is the answer if none is left. ValueError as
+    `speed_by_size`.
+    """
+    speeds = speed_by_size(accuracies, v, heads_share, most)
+    known = [nodes for nodes in sorted(range(len(speeds)) if sizes is None else sizes) if nodes < len(speeds)]
+    return max(known, key=speeds.__getitem__, default=0)
 
 
 class Medusa(Proposer):
@@ -96,7 +479,9 @@ class Medusa(Proposer):
             if node not in number or level == len(q):
                 continue
             rows[number[node]] = q[level]
-            for child, token in zip(children, draw(q[level], len(children), self.mode, self.generator), strict=False):
+            for child, token in zip(
+                children, draw_children(q[level], len(children), self.mode, self.generator), strict=False
+            ):
                 number[child] = len(tokens)
                 tokens.append(token)
                 parents.append(number[node])

@@ -6,8 +6,8 @@ n-grams, so a step costs the same in a long text as in a short one. Saxena, "Pro
 
 from collections.abc import Callable, Sequence
 
+from lessons_lib.decoding.draft_tree import Proposal
 from lessons_lib.decoding.probing import agreed
-from lessons_lib.decoding.proposal import Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import DraftLength
 

@@ -12,7 +12,7 @@ from lessons_lib.decoding.targets.base import Target, Unsupported
 from lessons_lib.decoding.targets.compiled import CompiledTarget
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.decoding.targets.transformers import TransformersTarget
-from lessons_lib.models.language_model import LanguageModel
+from lessons_lib.models.hub import LanguageModel
 
 __all__ = ["CompiledTarget", "DecoderTarget", "Target", "TransformersTarget", "Unsupported", "as_target"]
 

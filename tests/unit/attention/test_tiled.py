@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lessons_lib.attention import keys_outside, naive, tiled
 from lessons_lib.attention.heads import Sight, check, spans
-from lessons_lib.caches.masks import causal_mask
+from lessons_lib.caches.cache import causal_mask
 
 EXACT = dict(rtol=0, atol=1e-12)
 ORDERS = (tiled, keys_outside)

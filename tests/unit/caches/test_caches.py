@@ -5,11 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.caches.masks import causal_mask
-from lessons_lib.caches.paged import PagedCache
-from lessons_lib.caches.paged_memory import PagedMemory
-from lessons_lib.caches.static import CacheFullError, Slots, StaticCache
+from lessons_lib.caches.cache import CacheFullError, ContiguousCache, Slots, StaticCache, causal_mask
+from lessons_lib.caches.paged import PagedCache, PagedMemory
 
 
 def numbered(count: int, start: int = 0) -> torch.Tensor:

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
-from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.caches.paged import PagedCache, PagedRows
-from lessons_lib.caches.paged_memory import PagedMemory
-from lessons_lib.caches.static import CacheFullError
+from lessons_lib.caches.cache import CacheFullError, ContiguousCache
+from lessons_lib.caches.paged import PagedCache, PagedMemory, PagedRows
 from lessons_lib.models.decoder import Decoder, Segment
 
 LAYERS, HEADS, DIM, SIZE = 2, 2, 3, 4

@@ -3,7 +3,7 @@
 import pytest
 
 from lessons_lib.course.exercises import lesson_05
-from lessons_lib.serving.policies import Continuous, ShortestFirst
+from lessons_lib.serving.scheduler import Continuous, ShortestFirst
 
 
 def policy(order):

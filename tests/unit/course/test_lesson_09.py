@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lessons_lib.decoding.typical import Typical
+from lessons_lib.decoding.sampling import Typical
 from lessons_lib.training.batched import Text
 from lessons_lib.training.heads_loss import MISSING, examples
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from lessons_lib.quantization.cpu import MixedProduct
+from lessons_lib.quantization.formats import quantize
 from lessons_lib.quantization.gptq import inverse_factor, sweep
-from lessons_lib.quantization.int8_products import MixedProduct
-from lessons_lib.quantization.integers import quantize
 
 
 def bytes_of(rows, columns, bits, group, minimum):

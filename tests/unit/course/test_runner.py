@@ -13,7 +13,7 @@ from lessons_lib.course import runner
 from lessons_lib.course.lessons import UsageError
 from lessons_lib.measure.scorecard import MIME
 from lessons_lib.models import names, tiny
-from lessons_lib.models.registry import LLAMA_LIKE
+from lessons_lib.models.hub import LLAMA_LIKE
 from lessons_lib.paths import ROOT
 
 SCORE = {"lesson": "01", "claim": "tokens", "unit": "", "predicted": 4, "measured": 4}

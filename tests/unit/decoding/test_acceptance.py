@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.laws import correction_from_p, exact_law
 
-from lessons_lib.decoding import acceptance
-from lessons_lib.decoding.acceptance import Greedy, Sampling, choose_child, favourites, nucleus
-from lessons_lib.decoding.proposal import Proposal, Tree
-from lessons_lib.decoding.proposers import drawing
-from lessons_lib.decoding.typical import Typical
+from lessons_lib.decoding import sampling
+from lessons_lib.decoding.draft_tree import Proposal, Tree
+from lessons_lib.decoding.sampling import Greedy, Sampling, Typical, choose_child, favourites, nucleus
 from lessons_lib.measure.fit import chi_square
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -88,9 +86,9 @@ def test_a_second_child_helps_and_helps_more_without_replacement(p, q):
 
 def swapped_ratio(p, children, q, mode, generator):
     for token in children:
-        if acceptance._uniform(p, generator) * p[token] < q[token]:
+        if sampling._uniform(p, generator) * p[token] < q[token]:
             return token, True
-        p = acceptance._owed(p, q)
+        p = sampling._owed(p, q)
     return int(torch.multinomial(p, 1)), False
 
 
@@ -98,7 +96,7 @@ def only_where_p_is_higher(p, children, q, mode, generator):
     for token in children:
         if p[token] >= q[token]:
             return token, True
-        p = acceptance._owed(p, q)
+        p = sampling._owed(p, q)
     return int(torch.multinomial(p, 1)), False
 
 
@@ -120,12 +118,12 @@ def test_the_ratio_rule_on_a_top_1_child_is_caught_as_biased():
 
 def test_a_token_of_probability_zero_is_refused_even_by_a_zero_draw():
     p = torch.tensor([0.0, 1.0])
-    with mock.patch.object(acceptance, "_uniform", lambda p, generator: torch.zeros(())):
+    with mock.patch.object(sampling, "_uniform", lambda p, generator: torch.zeros(())):
         assert choose_child(p, [0], torch.tensor([1.0, 0.0]), "iid", None) == (1, False)
 
 
 def test_a_rejection_by_rounding_alone_draws_from_p():
-    with mock.patch.object(acceptance, "_uniform", lambda p, generator: torch.ones(())):  # nothing is owed
+    with mock.patch.object(sampling, "_uniform", lambda p, generator: torch.ones(())):  # nothing is owed
         token, accepted = choose_child(P, [0], P, "iid", torch.Generator().manual_seed(0))
     assert not accepted and token in range(3)
 
@@ -154,7 +152,7 @@ def test_generated_pairs_follow_the_targets_distribution(rule, caught):
     logits = p.log()[[0, 1, 1, 1, 1]]  # second row after any first token
     counts = torch.zeros(4, 4)
     runs = 2500
-    with mock.patch.object(acceptance, "choose_child", rule):
+    with mock.patch.object(sampling, "choose_child", rule):
         for _ in range(runs):
             first = int(torch.multinomial(q[0], 1, generator=generator))
             tree = Tree.of(Proposal([first], [-1], mode="iid", q={-1: q[0]}), limit=1)
@@ -181,7 +179,7 @@ def test_sampling_tries_siblings_in_turn_and_judges_each_by_its_parents_rows():
     }
     p = torch.tensor([[0.4, 0.2, 0.4], [0, 0, 1], [0.2, 0.35, 0.45], [0, 0, 1]], dtype=torch.float64)
     tree, numbers = Tree.of(Proposal([1, 2, 0], [-1, -1, 1], mode="iid", q=q), limit=2), iter([0.9, 0.9, 0.5])
-    with mock.patch.object(acceptance, "_uniform", lambda p, generator: torch.tensor(next(numbers))):
+    with mock.patch.object(sampling, "_uniform", lambda p, generator: torch.tensor(next(numbers))):
         assert Sampling().accept(tree, p.log()) == ([1], 1)
 
 
@@ -262,4 +260,4 @@ def test_a_token_is_judged_and_drawn_by_a_generator_on_another_device(elsewhere,
     path, token = Typical().accept(Tree(), P.log()[None], elsewhere)
     assert path == [] and 0 <= token < 3
     if mode != "point":
-        assert len(drawing.draw(Q, 2, mode, elsewhere)) == 2
+        assert len(sampling.draw_children(Q, 2, mode, elsewhere)) == 2

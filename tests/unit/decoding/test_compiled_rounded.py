@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from lessons_lib import compiler, native
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.quantized import quantized
-from lessons_lib.quantization import int8_products, units
+from lessons_lib.quantization import cpu
 
 pytestmark = pytest.mark.usefixtures("cold_compiler")
 PROMPT, CONTEXT = [5, 80, 3, 3, 61, 7], 32
@@ -69,12 +69,12 @@ def test_rounded_layers_compiled_once_multiply_by_their_own_matrices(name, rows)
 
 
 def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monkeypatch):
-    monkeypatch.setattr(units, "integer_units", lambda: True)
+    monkeypatch.setattr(cpu, "integer_units", lambda: True)
     # the compiler's own loops alone: on a CPU without such units oneDNN's kernel overflows
     monkeypatch.setitem(compiler.TUNED, "max_autotune_gemm_backends", "CPP")
     decoder, calls = rounded("int8"), []
-    onto = int8_products.multiply_on_units
-    monkeypatch.setattr(int8_products, "multiply_on_units", lambda *given: calls.append(1) or onto(*given))
+    onto = cpu.multiply_on_units
+    monkeypatch.setattr(cpu, "multiply_on_units", lambda *given: calls.append(1) or onto(*given))
     assert decoder.kernels.multiply.constant
     assert not compare(decoder, 1, once=True).once  # as arguments, matrices are no constants
     assert len(calls) == 5

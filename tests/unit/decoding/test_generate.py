@@ -13,11 +13,9 @@ from support.proposers import SCRIPTS, Scripted, with_scratch
 from support.targets import UNEQUAL, assert_holds, decoder_target, targets, together
 from support.toys import choosing
 
-from lessons_lib.decoding.acceptance import Greedy
-from lessons_lib.decoding.generate import generate, new_row
-from lessons_lib.decoding.row import step
+from lessons_lib.decoding.generate import compression, generate, new_row, step, tokens_per_forward
+from lessons_lib.decoding.sampling import Greedy
 from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.decoding.trace import compression, tokens_per_forward
 from lessons_lib.models import tiny
 
 

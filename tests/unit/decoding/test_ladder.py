@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from lessons_lib.decoding.generate import Step
 from lessons_lib.decoding.ladder import Price, Rung, best, counting, standing, step_gains, way_to
-from lessons_lib.decoding.trace import Step
 
 PLAIN = Price(weights=800, entry=2, rate=100)
 PREFILL = Step(length_before=10, forwarded=10, committed=1, is_prefill=True)

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.decoding.blocks import make_block
-from lessons_lib.decoding.proposal import Proposal, Scratch, Tree
+from lessons_lib.caches.cache import ContiguousCache
+from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree, make_block
 
 trees = st.integers(0, 9).flatmap(
     lambda size: st.tuples(

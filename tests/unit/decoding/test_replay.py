@@ -8,7 +8,8 @@ from support.proposers import Scripted, random_chain, tree_with_decoys
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import DraftModel, PromptLookup, generate
-from lessons_lib.decoding.proposal import Proposal, Tree
+from lessons_lib.decoding.draft_tree import Proposal, Tree
+from lessons_lib.decoding.generate import Step
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Heuristic
 from lessons_lib.decoding.replay import (
@@ -21,7 +22,6 @@ from lessons_lib.decoding.replay import (
     replay,
     replay_draft,
 )
-from lessons_lib.decoding.trace import Step
 
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
 LOOKUPS = [

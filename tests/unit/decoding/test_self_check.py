@@ -13,10 +13,10 @@ from support.oracle import PROMPT, N, greedy_text_of
 from support.proposers import Scripted, always_right, tree_with_decoys, with_scratch
 from support.targets import entries
 
-from lessons_lib.decoding.acceptance import Sampling
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
+from lessons_lib.decoding.sampling import Sampling
 from lessons_lib.decoding.targets import TransformersTarget, Unsupported, self_check
 from lessons_lib.decoding.targets.self_check import agree
 from lessons_lib.models import tiny

@@ -4,7 +4,7 @@ import pytest
 from support.laws import exact_law
 
 from lessons_lib import DraftModel, Sampling, generate
-from lessons_lib.decoding.proposal import Proposal, Tree
+from lessons_lib.decoding.draft_tree import Proposal, Tree
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets.table import TableTarget
 

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
-from lessons_lib.decoding.tree_search import best_size, best_tree, by_value, expected_tokens, speed_by_size
-from lessons_lib.decoding.trees import TreeShape, regular
+from lessons_lib.decoding.proposers.medusa import (
+    TreeShape,
+    best_size,
+    best_tree,
+    by_value,
+    expected_tokens,
+    regular,
+    speed_by_size,
+)
 
 BY_HAND = [[0.6, 0.2, 0.1], [0.5, 0.2]]
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from support.laws import exact_law
 
-from lessons_lib.decoding.acceptance import Sampling
-from lessons_lib.decoding.proposal import Proposal, Tree
-from lessons_lib.decoding.typical import Typical
+from lessons_lib.decoding.draft_tree import Proposal, Tree
+from lessons_lib.decoding.sampling import Sampling, Typical
 
 
 def logits_of(*rows) -> torch.Tensor:

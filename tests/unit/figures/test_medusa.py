@@ -5,8 +5,8 @@ from matplotlib.colors import to_hex
 from support.heads import SIX
 from support.lines import points
 
-from lessons_lib.decoding.proposal import ANCHOR
-from lessons_lib.decoding.trees import TreeShape, regular
+from lessons_lib.decoding.draft_tree import ANCHOR
+from lessons_lib.decoding.proposers.medusa import TreeShape, regular
 from lessons_lib.figures.medusa import (
     layout,
     plot_head_accuracies,

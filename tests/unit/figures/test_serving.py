@@ -15,11 +15,10 @@ from lessons_lib.figures.serving import (
     slot_cells,
 )
 from lessons_lib.figures.style import color
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.policies import Continuous, Static
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
 

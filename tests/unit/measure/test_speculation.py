@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.decoding.trace import Step
+from lessons_lib.decoding.generate import Step
 from lessons_lib.measure.speculation import (
     acceptance_rate,
     best_gamma,

@@ -6,8 +6,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from lessons_lib.models.packaged import PackagedModel
-from lessons_lib.models.registry import PACKAGED
+from lessons_lib.models.gguf import PackagedModel
+from lessons_lib.models.hub import PACKAGED
 
 MEMBER = "lessons_tiny_model/tiny.gguf"
 INFO = "lessons_tiny_model-1.0.dist-info/"

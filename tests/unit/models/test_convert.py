@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lessons_lib.models.convert import convert, hf_name, read_config, unpermute
+from lessons_lib.models.gguf import convert, hf_name, read_config, unpermute
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import torch
 from support.oracle import exact
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.caches.masks import causal_mask
-from lessons_lib.caches.static import Slots, StaticCache
+from lessons_lib.caches.cache import ContiguousCache, Slots, StaticCache, causal_mask
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder, DecoderConfig, Segment, rotary_tables
 from lessons_lib.models.kernels import FUSED, attend, attend_by_products, multiply_by_products

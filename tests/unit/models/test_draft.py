@@ -6,14 +6,14 @@ from safetensors.torch import load_file
 from support.oracle import exact
 
 from lessons_lib.measure.roofline import bytes_decode
-from lessons_lib.models import LanguageModel, ModelUnavailable, load, registry, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, hub, load, tiny
 from lessons_lib.models.checkpoint import fused_weights, their_names
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, decoder_of, own_weights, start_from
+from lessons_lib.models.hub import converted
 from lessons_lib.models.kernels import Kernels
-from lessons_lib.models.language_model import converted
 from lessons_lib.models.stored_draft import CARD, WEIGHTS, load_draft, restored, save_draft
-from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.formats import quantize
 from lessons_lib.quantization.linear import Products
 from lessons_lib.training.distill import read
 
@@ -202,8 +202,8 @@ def test_transformers_drafts_with_it_and_the_text_stays_the_targets(loaded, netw
 @pytest.fixture
 def stored_by_name(tiny_package, monkeypatch, tmp_path):
     """ "tiny-draft", a draft of the packaged tiny model."""
-    monkeypatch.setattr(registry, "OURS", tmp_path / "weights")
-    monkeypatch.setitem(registry.DRAFTS, "tiny-draft", "packaged-tiny")
+    monkeypatch.setattr(hub, "OURS", tmp_path / "weights")
+    monkeypatch.setitem(hub.DRAFTS, "tiny-draft", "packaged-tiny")
     target = Decoder.from_transformers(load("packaged-tiny", device="cpu", dtype="fp32").network)
     draft = start_from(target, (1,), torch.arange(3, 40))
     return lambda: save_draft(draft, tmp_path / "weights" / "tiny-draft", "packaged-tiny", steps=7)
@@ -212,9 +212,9 @@ def stored_by_name(tiny_package, monkeypatch, tmp_path):
 def test_a_draft_loads_by_name_with_its_targets_tokenizer(stored_by_name, tmp_path):
     with pytest.raises(ModelUnavailable, match="'tiny-draft' is not trained yet; `python -m lessons_lib.training"):
         load("tiny-draft", device="cpu")
-    assert "tiny-draft" not in registry.names()
+    assert "tiny-draft" not in hub.names()
     stored_by_name()
-    assert "tiny-draft" in registry.names()
+    assert "tiny-draft" in hub.names()
     assert '"steps": 7' in (tmp_path / "weights" / "tiny-draft" / CARD).read_text()
     model, target = load("tiny-draft", device="cpu", dtype="fp32"), load("packaged-tiny", device="cpu")
     assert isinstance(model, LanguageModel) and model.shape.layers == 1

@@ -2,7 +2,7 @@
 
 import json
 
-from lessons_lib.models import registry
+from lessons_lib.models import hub
 from lessons_lib.models.draft_card import before_and_after, card_of, designs
 
 VALUE = {"texts": 3, "tokens_per_forward": 1.25, "right": 0.2}
@@ -13,7 +13,7 @@ def worth(macro):
 
 
 def test_a_card_is_read_by_name_and_only_drafts_have_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "OURS", tmp_path)
+    monkeypatch.setattr(hub, "OURS", tmp_path)
     assert card_of("smol-draft") == {}  # not trained yet
     (tmp_path / "smol-draft").mkdir()
     (tmp_path / "smol-draft" / "draft.json").write_text(json.dumps({"layers": 3}))

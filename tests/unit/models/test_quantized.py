@@ -15,14 +15,19 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read, quantized, replaced
 from lessons_lib.models.smoothing import awq, smoothed
-from lessons_lib.quantization import units
-from lessons_lib.quantization.formats import rounding
+from lessons_lib.quantization import cpu
+from lessons_lib.quantization.cpu import (
+    Int4Weights,
+    Int4Words,
+    Int8Both,
+    Int8Weights,
+    MixedProduct,
+    WideColumns,
+    rounded_values,
+)
+from lessons_lib.quantization.formats import quantize, rounding
 from lessons_lib.quantization.gptq import gptq, hessian, layer_loss
-from lessons_lib.quantization.grouped import Grouped, round_groups
-from lessons_lib.quantization.int8_products import Int8Both, MixedProduct, WideColumns, rounded_values
-from lessons_lib.quantization.integers import quantize
-from lessons_lib.quantization.linear import Plain, Products, Values
-from lessons_lib.quantization.packed import Int4Weights, Int4Words, Int8Weights
+from lessons_lib.quantization.linear import Grouped, Plain, Products, Values, round_groups
 
 IDS = [5, 80, 3, 3, 61, 17, 42, 9, 90, 2, 33, 64]
 WINDOWS = [[(7 * i * i + 3 * start) % 97 for i in range(40)] for start in range(4)]
@@ -105,9 +110,9 @@ def test_bytes_read_are_codes_and_scales_and_bytes_kept_the_rest_beside(name, bi
     head = weights[2, HEAD]
     inside = sum(weights.values()) - head
     groups = inside // 32 * 4 if name == "int4" else 0  # scale and minimum in 16 bits
-    wide = groups if name == "int4" and not units.packed_kernels() else 2 * groups
+    wide = groups if name == "int4" and not cpu.packed_kernels() else 2 * groups
     scales = 97 if name == "int4" else rows
-    zeros = rows if name == "int8" and units.integer_units() else 0  # which oneDNN wants beside the scales
+    zeros = rows if name == "int8" and cpu.integer_units() else 0  # which oneDNN wants beside the scales
     assert bytes_read(found) == inside * bits // 8 + head + wide + 4 * (scales + zeros)
     others = [whole.norm, whole.cos, whole.sin, whole.embedding.weight]
     others += [norm for layer in whole.layers for norm in (layer.attention_norm, layer.mlp_norm)]
@@ -130,7 +135,7 @@ def test_kernels_are_those_of_the_format_and_the_dtype():
     kinds = {name: {type(matrix) for matrix in matrices(quantized(whole, name))} for name in names}
     assert kinds["int8"] == {Int8Both} and kinds["llm.int8"] == {MixedProduct} and kinds["nf4"] == {Plain, Int8Weights}
     assert kinds["int8-weight-only"] == {Int8Weights} and kinds["int4-int8"] == {Grouped}
-    assert kinds["int4"] == {Int8Weights, Int4Weights if units.packed_kernels() else Int4Words}
+    assert kinds["int4"] == {Int8Weights, Int4Weights if cpu.packed_kernels() else Int4Words}
 
 
 def test_4_bits_times_8_are_values_in_groups_times_inputs_in_groups_and_the_head_has_8():

@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lessons_lib.caches.contiguous import ContiguousCache
-from lessons_lib.caches.masks import causal_mask
+from lessons_lib.caches.cache import ContiguousCache, causal_mask
 from lessons_lib.models import tiny
 from lessons_lib.models.calibrate import MATRICES
 from lessons_lib.models.decoder import Decoder, Segment

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from lessons_lib.quantization.errors import bits_of, decibels, draws, relative_error, round_trip
-from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.formats import bits_of, decibels, draws, quantize, relative_error, round_trip
 
 X = torch.randn(6, 192, generator=torch.Generator().manual_seed(0))
 

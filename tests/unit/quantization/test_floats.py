@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.quantization.floats import FORMATS, quantize_fp8, round_float
-from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.formats import FORMATS, quantize, quantize_fp8, round_float
 
 BOTH = pytest.mark.parametrize("format", FORMATS)
 

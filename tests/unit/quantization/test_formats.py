@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from lessons_lib.quantization.floats import quantize_fp8
-from lessons_lib.quantization.formats import integers, rounding
-from lessons_lib.quantization.integers import quantize
-from lessons_lib.quantization.nf4 import quantize_nf4
+from lessons_lib.quantization.formats import integers, quantize, quantize_fp8, quantize_nf4, rounding
 
 WEIGHT = torch.randn(16, 128, generator=torch.Generator().manual_seed(0))
 

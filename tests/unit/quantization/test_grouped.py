@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib import native
-from lessons_lib.quantization.grouped import Grouped, interleaved, round_groups
-from lessons_lib.quantization.int8_products import Int8Both
-from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.cpu import Int8Both
+from lessons_lib.quantization.formats import quantize
+from lessons_lib.quantization.linear import Grouped, interleaved, round_groups
 
 by_kernel = pytest.mark.usefixtures("kernels")
 ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # a step of the last digit; of float32 a few

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.quantization import units
-from lessons_lib.quantization.int8_products import (
+from lessons_lib.quantization import cpu
+from lessons_lib.quantization.cpu import (
     Int8Both,
     MixedProduct,
     WideColumns,
@@ -20,7 +20,7 @@ from lessons_lib.quantization.int8_products import (
     rounded_values,
     tall_product,
 )
-from lessons_lib.quantization.integers import Grid, quantize
+from lessons_lib.quantization.formats import Grid, quantize
 
 WEIGHT, INPUT = torch.tensor([[1.0, 1.0, 0.001]]), torch.tensor([[0.05, -0.04, 60.0]])
 
@@ -118,9 +118,9 @@ def test_what_cannot_be_rounded_is_refused():
 @pytest.mark.parametrize("columns", [64, 66])  # of which words of four bytes can be made, and cannot
 @pytest.mark.parametrize("terms", [1, 2])
 def test_what_a_compiler_sees_is_the_product(monkeypatch, terms, columns, integer_units):
-    if integer_units and not units.integer_units():
+    if integer_units and not cpu.integer_units():
         pytest.skip("this CPU has no integer units")
-    monkeypatch.setattr(units, "integer_units", lambda: integer_units)
+    monkeypatch.setattr(cpu, "integer_units", lambda: integer_units)
     w, x = random(16, columns), random(3, columns, seed=1)
     matrix = Int8Both(quantize(w, 8, "row"), terms)
     assert (matrix.words is None) == (integer_units or columns == 66)

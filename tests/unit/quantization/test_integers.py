@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lessons_lib.caches.sizes import quantized_bits
-from lessons_lib.quantization.integers import KINDS, Integers, fit_grid, quantize, rounded_up
+from lessons_lib.quantization.formats import KINDS, Integers, fit_grid, quantize, rounded_up
 
 WORKED = torch.tensor([1.2, -0.5, -4.3, 1.2, -3.1, 0.8, 2.4, 5.4])
 BITS, KIND = st.integers(2, 8), st.sampled_from(KINDS)

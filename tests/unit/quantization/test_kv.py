@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.caches.sizes import quantized_bytes
 from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models import tiny

@@ -7,19 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lessons_lib.caches.contiguous import ContiguousCache
+from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import Kernels
-from lessons_lib.quantization import units
-from lessons_lib.quantization.floats import quantize_fp8
-from lessons_lib.quantization.grouped import Grouped
-from lessons_lib.quantization.int8_products import Int8Both, MixedProduct
-from lessons_lib.quantization.integers import Integers, quantize
-from lessons_lib.quantization.linear import Plain, Products, Scaled, weights_alone
-from lessons_lib.quantization.matrix import Matrix
-from lessons_lib.quantization.nf4 import quantize_nf4
-from lessons_lib.quantization.packed import Int4Weights, Int4Words, Int8Weights
+from lessons_lib.quantization import cpu
+from lessons_lib.quantization.cpu import Int4Weights, Int4Words, Int8Both, Int8Weights, Matrix, MixedProduct
+from lessons_lib.quantization.formats import Integers, quantize, quantize_fp8, quantize_nf4
+from lessons_lib.quantization.linear import Grouped, Plain, Products, Scaled, weights_alone
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -28,7 +23,7 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, tor
 @pytest.fixture(params=[True, False], ids=["packed kernels", "words"], autouse=True)
 def packed_kernels(request, monkeypatch):
     """A CPU with and one without vectorised packed kernels; both run here, fast or not."""
-    monkeypatch.setattr(units, "packed_kernels", lambda: request.param)
+    monkeypatch.setattr(cpu, "packed_kernels", lambda: request.param)
 
 
 def random(*shape: int, seed: int = 0, dtype=torch.float32) -> Tensor:

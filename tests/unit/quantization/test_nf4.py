@@ -5,9 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.quantization.integers import quantize
-from lessons_lib.quantization.nf4 import codebook, double_scales, nearest_level, quantize_nf4
-from lessons_lib.quantization.packing import unpack
+from lessons_lib.quantization.formats import codebook, double_scales, nearest_level, quantize, quantize_nf4, unpack
 
 # QLoRA, appendix E
 PUBLISHED = [

@@ -5,10 +5,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from lessons_lib.quantization import linear
-from lessons_lib.quantization.integers import Grid, Integers, quantize
-from lessons_lib.quantization.linear import Plain, weights_alone
-from lessons_lib.quantization.on_gpu import Int4Tiles, in_pairs, tiles
-from lessons_lib.quantization.packed import Int8Weights
+from lessons_lib.quantization.cpu import Int8Weights
+from lessons_lib.quantization.formats import Grid, Integers, quantize
+from lessons_lib.quantization.linear import Int4Tiles, Plain, in_pairs, tiles, weights_alone
 
 
 def random(*shape: int, **like) -> torch.Tensor:

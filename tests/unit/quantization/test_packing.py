@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.quantization.packing import pack, unpack
+from lessons_lib.quantization.formats import pack, unpack
 
 
 @given(data=st.data(), bits=st.integers(1, 8), count=st.integers(1, 70))

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lessons_lib.quantization.int8_products import multiply_rounded, round_rows
-from lessons_lib.quantization.integers import quantize
+from lessons_lib.quantization.cpu import multiply_rounded, round_rows
+from lessons_lib.quantization.formats import quantize
 from lessons_lib.quantization.scaling import POINTS, awq_scales, smooth_scales
 
 

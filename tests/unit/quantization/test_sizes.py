@@ -7,9 +7,7 @@ import torch
 
 from lessons_lib.measure.data_sheets import PUBLISHED
 from lessons_lib.measure.shape import SHAPES
-from lessons_lib.quantization.floats import quantize_fp8
-from lessons_lib.quantization.integers import quantize
-from lessons_lib.quantization.nf4 import quantize_nf4
+from lessons_lib.quantization.formats import quantize, quantize_fp8, quantize_nf4
 from lessons_lib.quantization.sizes import (
     GPU_MEMORY,
     WEIGHT_FORMATS,

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.examples import examples
 
-from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.pool import CountingPool
+from lessons_lib.serving.block_pool import BlockPool, CountingPool
 from lessons_lib.serving.request import Request
 
 names = iter(range(10**9))

@@ -3,10 +3,9 @@
 import pytest
 from support.serving import PREFIX, PROMPTS, TARGET, alone
 
-from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.block_pool import BlockPool, CountingPool
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate

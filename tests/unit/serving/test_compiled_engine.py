@@ -7,18 +7,16 @@ import torch
 from support.serving import TARGET, alone, together
 from support.targets import decoder_target
 
+from lessons_lib.caches.cache import CacheFullError
 from lessons_lib.caches.paged import PagedCache, PagedRows
-from lessons_lib.caches.static import CacheFullError
-from lessons_lib.decoding.blocks import Block, plain_block
+from lessons_lib.decoding.draft_tree import Block, plain_block
 from lessons_lib.models import tiny
 from lessons_lib.models.quantized import quantized
-from lessons_lib.serving import compiled
+from lessons_lib.serving import paged_target
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.compiled import CompiledPagedTarget, attend_pages
 from lessons_lib.serving.engine import Engine, paged
-from lessons_lib.serving.policies import Static
-from lessons_lib.serving.scheduler import Scheduler
-from lessons_lib.serving.target import PagedTarget, attend_rows
+from lessons_lib.serving.paged_target import CompiledPagedTarget, PagedTarget, attend_pages, attend_rows
+from lessons_lib.serving.scheduler import Scheduler, Static
 
 BLOCKS, SIZE = 60, 4
 
@@ -84,8 +82,8 @@ def test_sizes_that_are_equal_when_the_step_is_compiled_may_differ_later(cold_co
 @pytest.mark.parametrize("most", [0, 40])
 def test_prompts_beside_decoding_rows_and_prompts_left_to_the_library_change_no_answer(target, most, monkeypatch):
     """Every forward as short as it can be; and texts of 7 tokens are long."""
-    monkeypatch.setattr(compiled, "WASTE", most)
-    monkeypatch.setattr(compiled, "LONG", 40)
+    monkeypatch.setattr(paged_target, "WASTE", most)
+    monkeypatch.setattr(paged_target, "LONG", 40)
     tokens = calls(target, monkeypatch)
     together(scheduler(), target=target)
     assert min(tokens) == 1
@@ -153,9 +151,9 @@ def block(count: int, cached: int = 0, **more) -> Block:
 
 
 def test_a_prompt_too_long_to_be_rows_is_left_to_the_library_and_one_token_never():
-    assert compiled.is_rows(block(128)) and not compiled.is_rows(block(129))
-    assert compiled.is_rows(block(8, 2000)) and not compiled.is_rows(block(9, 2000))
-    assert compiled.is_rows(block(1, 10**6)) and not compiled.is_rows(block(1, after=(3,)))
+    assert paged_target.is_rows(block(128)) and not paged_target.is_rows(block(129))
+    assert paged_target.is_rows(block(8, 2000)) and not paged_target.is_rows(block(9, 2000))
+    assert paged_target.is_rows(block(1, 10**6)) and not paged_target.is_rows(block(1, after=(3,)))
 
 
 @pytest.mark.parametrize("blocks, parts", [
@@ -167,7 +165,7 @@ def test_a_prompt_too_long_to_be_rows_is_left_to_the_library_and_one_token_never
     ([(90, 0), (80, 0), (100, 0)], [[1, 0, 2]]),
 ], ids=str)  # fmt: skip
 def test_blocks_run_together_while_padding_costs_less_than_another_forward(blocks, parts):
-    assert list(compiled.forwards([block(*sizes) for sizes in blocks])) == parts
+    assert list(paged_target.forwards([block(*sizes) for sizes in blocks])) == parts
 
 
 def test_a_text_longer_than_any_before_takes_the_same_graph(target):
@@ -193,7 +191,7 @@ def test_an_engine_is_compiled_where_its_target_is():
 
 
 def test_without_a_compiler_the_engine_goes_on_uncompiled_and_says_so_once(monkeypatch, capsys):
-    monkeypatch.setattr(compiled, "compiler_problem", lambda device: "there is no C++ compiler")
+    monkeypatch.setattr(paged_target, "compiler_problem", lambda device: "there is no C++ compiler")
     monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
     made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
     together(scheduler(), target=made)
@@ -220,6 +218,6 @@ def test_attention_through_the_lists_of_blocks_is_attention_over_collected_rows(
     rows = PagedRows(caches)
     wanted = attend_rows(q, *rows.append(0, *new), rows.bias(torch.float64))
     tables = torch.tensor(target.memory.padded([[7, 2, 9], [0]]))
-    pages = compiled.Pages(target.memory.keys, target.memory.values, torch.tensor([9, 2]), tables)
+    pages = paged_target.Pages(target.memory.keys, target.memory.values, torch.tensor([9, 2]), tables)
     seen = torch.arange(12).view(3, 4) <= torch.tensor([9, 2])[:, None, None]
     torch.testing.assert_close(attend_pages(q, *pages.append(0, *new), seen), wanted, atol=1e-12, rtol=0)

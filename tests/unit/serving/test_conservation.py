@@ -6,13 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
-from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.block_pool import BlockPool, CountingPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.loop import serve
-from lessons_lib.serving.policies import Continuous, Dynamic, ShortestFirst, Static
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static, serve
 from lessons_lib.serving.simulator import Simulator
 
 LONGEST, BLOCK = 24, 4  # tokens of the longest prompt and output together; just fits the smallest pool

@@ -8,8 +8,7 @@ import pytest
 from lessons_lib.measure import roofline
 from lessons_lib.measure.shape import SHAPES
 from lessons_lib.serving.cost_model import Linear, Load, Overlapped, analytic, fit, load_of
-from lessons_lib.serving.plan import Plan
-from lessons_lib.serving.request import Request
+from lessons_lib.serving.request import Plan, Request
 
 SMALL, RATE, BANDWIDTH = SHAPES["smollm2-135m"], 2e11, 3e10
 

@@ -17,12 +17,11 @@ from lessons_lib.models import tiny
 from lessons_lib.models.quantized import quantized
 from lessons_lib.serving import engine as engine_module
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.compiled import paged_step
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
-from lessons_lib.serving.policies import Continuous, Dynamic, ShortestFirst, Static
+from lessons_lib.serving.paged_target import paged_step
 from lessons_lib.serving.request import Request
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
 from lessons_lib.serving.simulator import simulate
 
 

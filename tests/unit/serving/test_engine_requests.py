@@ -9,9 +9,8 @@ from support.targets import decoder_target
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.models import tiny
-from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.block_pool import BlockPool, CountingPool
 from lessons_lib.serving.engine import Engine, paged
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
 

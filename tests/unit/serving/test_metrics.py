@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.metrics import goodput, latency, service_level, usage
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate

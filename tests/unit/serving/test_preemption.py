@@ -3,12 +3,10 @@
 import pytest
 from support.schedules import UNIT, chart, requests, run
 
-from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.block_pool import BlockPool, CountingPool
 from lessons_lib.serving.metrics import usage
-from lessons_lib.serving.policies import Continuous
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Continuous, Scheduler
 from lessons_lib.serving.simulator import simulate
 
 

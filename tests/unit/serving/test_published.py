@@ -3,11 +3,10 @@
 import pytest
 
 from lessons_lib.serving import published
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Linear, Load
-from lessons_lib.serving.policies import Static
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
 

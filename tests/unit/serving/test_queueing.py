@@ -7,13 +7,12 @@ from statistics import fmean
 
 import pytest
 
-from lessons_lib.serving.arrivals import Poisson
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.policies import Continuous, Static
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
+from lessons_lib.serving.workload import Poisson
 
 COUNT, WARM_UP = 40_000, 4_000
 MILLISECONDS = Linear(prefill_token=1e-3)  # a prompt token is a millisecond of service, and one output token ends it

@@ -3,11 +3,10 @@
 import pytest
 from support.schedules import chart, finished, requests, run
 
+from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.metrics import usage
-from lessons_lib.serving.policies import Continuous, Dynamic, ShortestFirst, Static
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
 
 
 def test_continuous_batching_fills_a_slot_as_soon_as_it_is_free():

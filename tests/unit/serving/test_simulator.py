@@ -1,17 +1,11 @@
 """The virtual clock, what a forward commits, prefixes, and the loop around it."""
 
-import subprocess
-import sys
-
 import pytest
 
-from lessons_lib.serving.block_pool import BlockPool
+from lessons_lib.serving.block_pool import BlockPool, CountingPool
 from lessons_lib.serving.cost_model import Linear, Load, steps
-from lessons_lib.serving.loop import serve
-from lessons_lib.serving.policies import Continuous, Static
-from lessons_lib.serving.pool import CountingPool
 from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.scheduler import Scheduler
+from lessons_lib.serving.scheduler import Continuous, Scheduler, Static, serve
 from lessons_lib.serving.simulator import Simulator, simulate
 from lessons_lib.serving.workload import Conversations
 
@@ -95,12 +89,6 @@ def test_a_request_that_has_been_served_or_comes_twice_is_served_once_and_has_no
 
 def test_serving_nobody_is_an_empty_log():
     assert simulate([], Scheduler(CountingPool(9)), Linear(step=1.0)).iterations == []
-
-
-def test_the_simulator_needs_no_torch():
-    modules = "simulator, workload, metrics, published, client, policies, loop"
-    code = f"import sys; from lessons_lib.serving import {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_policy_that_lets_nobody_in_yet_is_asked_again_when_it_says():

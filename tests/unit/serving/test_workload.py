@@ -8,9 +8,20 @@ from hypothesis import given
 from support.damage import DAMAGES, damaged
 from support.examples import examples
 
-from lessons_lib.serving.arrivals import AtOnce, Bursty, Poisson
-from lessons_lib.serving.lengths import Exponential, Fixed, Listed, LogNormal, Uniform
-from lessons_lib.serving.workload import Conversations, Workload, read_trace, write_trace
+from lessons_lib.serving.workload import (
+    AtOnce,
+    Bursty,
+    Conversations,
+    Exponential,
+    Fixed,
+    Listed,
+    LogNormal,
+    Poisson,
+    Uniform,
+    Workload,
+    read_trace,
+    write_trace,
+)
 
 
 def draws(lengths, count=20_000):

@@ -24,7 +24,7 @@ def at_home(target, texts, tmp_path, monkeypatch):
     """A tiny target, its texts for training and for measuring, and a run named "main", all below tmp_path."""
     monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(command_line, "OURS", tmp_path)
-    monkeypatch.setattr("lessons_lib.models.registry.OURS", tmp_path)
+    monkeypatch.setattr("lessons_lib.models.hub.OURS", tmp_path)
     monkeypatch.setattr(command_line, "target", lambda device="cpu": target)
     monkeypatch.setattr(command_line, "load", lambda *names, **options: type("Loaded", (), {"network": tiny()}))
     for held_out in (False, True):

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.proposal import Proposal
+from lessons_lib.decoding.draft_tree import Proposal
+from lessons_lib.decoding.generate import generate, tokens_per_forward
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.replay import replay_draft
 from lessons_lib.decoding.targets import DecoderTarget
-from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.models.draft import own_weights, start_from
 from lessons_lib.training import distill, evaluate
 from lessons_lib.training.batched import Text

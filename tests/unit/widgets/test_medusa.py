@@ -2,7 +2,7 @@
 
 import pytest
 
-from lessons_lib.decoding.tree_search import best_tree, speed_by_size
+from lessons_lib.decoding.proposers.medusa import best_tree, speed_by_size
 from lessons_lib.widgets.medusa import SIZES, describe_medusa, draw_medusa, headline, show_medusa, within
 
 BY_HAND = [[0.6, 0.2, 0.1], [0.5, 0.2]]

@@ -113,5 +113,5 @@ def test_every_module_has_its_place_in_the_reference():
 
 
 def test_the_packages_own_names_lead_to_where_they_are_made():
-    assert reference.home(r"\ :py:obj:`Greedy`\ ") == r"\ :py:obj:`Greedy <lessons_lib.decoding.acceptance.Greedy>`\ "
+    assert reference.home(r"\ :py:obj:`Greedy`\ ") == r"\ :py:obj:`Greedy <lessons_lib.decoding.sampling.Greedy>`\ "
     assert reference.home(":py:obj:`data`, other") == ":py:obj:`data`, other"

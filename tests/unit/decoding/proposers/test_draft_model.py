@@ -18,9 +18,8 @@ from support.targets import TARGETS, UNEQUAL, Tight, assert_holds, decoder_targe
 from support.toys import ToyTarget, constant
 
 from lessons_lib import DraftModel, Greedy, Sampling, generate
-from lessons_lib.decoding.generate import new_row
+from lessons_lib.decoding.generate import new_row, step
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Heuristic
-from lessons_lib.decoding.row import step
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.measure.speculation import acceptance_rate
 from lessons_lib.models import tiny

@@ -1,7 +1,6 @@
 """A tree of guesses in the making, by hand."""
 
-from lessons_lib.decoding.proposal import Proposal, Tree
-from lessons_lib.decoding.proposers.growing import Growing
+from lessons_lib.decoding.draft_tree import Growing, Proposal, Tree
 
 
 def test_equal_siblings_are_one_node_and_draws_keep_what_was_drawn():

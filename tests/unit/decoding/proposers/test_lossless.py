@@ -21,12 +21,10 @@ from support.targets import Tight, assert_holds, decoder_target, targets
 from support.toys import ToyTarget, choosing, continued, whimsical
 
 from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, Medusa, PromptLookup, Sampling, generate
-from lessons_lib.decoding import acceptance
-from lessons_lib.decoding.generate import new_row
+from lessons_lib.decoding import sampling
+from lessons_lib.decoding.generate import new_row, step, tokens_per_forward
 from lessons_lib.decoding.proposers.draft_length import Adaptive
-from lessons_lib.decoding.row import step
 from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.measure.speculation import padded_cost
 from lessons_lib.models import tiny
 
@@ -335,7 +333,7 @@ def test_sampled_rows_in_common_steps_are_those_written_alone(target):
 
 @sampled
 def test_a_wrong_rule_would_be_caught(make):
-    with mock.patch.object(acceptance, "choose_child", correction_from_p):
+    with mock.patch.object(sampling, "choose_child", correction_from_p):
         found = law(make, Sampling())
     assert max(abs(found[text] - pr) for text, pr in target_law(Sampling()).items()) > 0.01
 

@@ -17,17 +17,14 @@ from support.oracle import exact
 from support.targets import decoder_target, targets
 
 from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
-from lessons_lib.decoding import acceptance
-from lessons_lib.decoding.blocks import plain_block
-from lessons_lib.decoding.generate import new_row
-from lessons_lib.decoding.proposal import ANCHOR, Tree
+from lessons_lib.decoding import sampling
+from lessons_lib.decoding.draft_tree import ANCHOR, Tree, plain_block
+from lessons_lib.decoding.generate import new_row, step
 from lessons_lib.decoding.proposers import Observation
-from lessons_lib.decoding.row import step
+from lessons_lib.decoding.proposers.medusa import MedusaHeads, regular
 from lessons_lib.decoding.targets import CompiledTarget, Unsupported
 from lessons_lib.decoding.targets.table import TableTarget
-from lessons_lib.decoding.trees import regular
 from lessons_lib.models import tiny
-from lessons_lib.models.medusa import MedusaHeads
 
 V, N = 11, 30
 PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
@@ -264,7 +261,7 @@ class Mislabelled(Medusa):
 
 def test_favourites_judged_as_draws_are_caught():
     target = random_law(3, 1, OpenToy)
-    with mock.patch("lessons_lib.decoding.proposers.medusa.draw", favourites):
+    with mock.patch("lessons_lib.decoding.proposers.medusa.draw_children", favourites):
         assert far_from(guessed_law(target, 3, choices=[(0,), (1,)], mode="iid"), target, 3) > 0.01
 
 
@@ -275,7 +272,7 @@ def test_rows_of_another_head_are_caught():
 
 def test_a_wrong_correction_is_caught():
     target = random_law(3, 1, OpenToy)
-    with mock.patch.object(acceptance, "choose_child", correction_from_p):
+    with mock.patch.object(sampling, "choose_child", correction_from_p):
         assert far_from(guessed_law(target, 4, choices=[(0,), (0, 0)]), target, 4) > 0.01
 
 

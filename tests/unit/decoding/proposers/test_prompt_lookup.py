@@ -8,9 +8,9 @@ from support.examples import examples
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import PromptLookup, generate
+from lessons_lib.decoding.generate import tokens_per_forward
 from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, DraftLength, Heuristic
-from lessons_lib.decoding.trace import tokens_per_forward
 from lessons_lib.measure.speculation import padded_cost
 
 

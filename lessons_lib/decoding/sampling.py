@@ -1,7 +1,7 @@
-"""Acceptance rules (lessons 01, 06): from a tree and the target's logits to a path and one more token.
+"""Acceptance rules (lessons 01, 06): from a draft tree and the target's logits to accepted tokens and one more.
 
-Greedy and Sampling are lossless: the text is what the target alone would have written, or is distributed
-like it. Rules and proofs: Leviathan et al. 2022 (arXiv 2211.17192) for chains, SpecInfer (Miao et al. 2023,
+Greedy and Sampling are lossless: the text is what the target alone would have written, or is distributed like it.
+Typical is lossy. Rules and proofs: Leviathan et al. 2022 (arXiv 2211.17192) for chains, SpecInfer (Miao et al. 2023,
 arXiv 2305.09781) for trees. p and q are distributions after temperature, top-k and top-p.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.proposal import ANCHOR, Tree
+from lessons_lib.decoding.draft_tree import ANCHOR, Tree, check_mode
 
 TINY = 1e-12  # less than this is left over from rounding, not from probability
 
@@ -160,3 +160,71 @@ def draw(p: Tensor, count: int, generator: torch.Generator | None, replacement: 
 
 def _device(p: Tensor, generator: torch.Generator | None) -> torch.device:
     return p.device if generator is None else generator.device
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Accept a guess of probability above min(epsilon, delta exp(-H)), H the entropy of p in nats.
+
+    p = softmax(logits / temperature). Of all paths of accepted guesses the longest is taken, of equally long ones the
+    most probable; the token behind it is drawn from p. Without guesses it is plain sampling; with guesses it prefers
+    what was guessed, so that the text no longer follows p. ValueError for settings out of range.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+    temperature: float = 1.0
+    lossless = False
+
+    def __post_init__(self):
+        if not (0 < self.epsilon < 1 and 0 < self.delta < 1):
+            raise ValueError(f"0 < epsilon < 1 and 0 < delta < 1 are needed, not {self.epsilon} and {self.delta}")
+        Sampling(self.temperature)  # refuses one that is not above 0
+
+    def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None = None) -> tuple[list[int], int]:
+        """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
+        p = Sampling(self.temperature).probabilities(logits)
+        path = self._longest(tree, p)
+        last = 1 + path[-1] if path else 0
+        return path, draw(p[last], 1, generator)[0]
+
+    def threshold(self, p: Tensor) -> Tensor:
+        """p (..., V) -> (...): what a token's probability must exceed. The likeliest always does."""
+        return (self.delta * (-torch.special.entr(p).sum(-1)).exp()).clamp_max(self.epsilon)
+
+    def _longest(self, tree: Tree, p: Tensor) -> list[int]:
+        """The longest path of accepted nodes, the most probable of these."""
+        rows = torch.tensor(tree.parents, dtype=torch.long, device=p.device) + 1
+        chances = p[rows, torch.tensor(tree.tokens, dtype=torch.long, device=p.device)]
+        accepted, logs = (chances > self.threshold(p)[rows]).tolist(), chances.log().tolist()
+        reached = {ANCHOR: (0, 0.0)}  # node -> how deep it stands, log probability of its path
+        for node, parent in enumerate(tree.parents):
+            if accepted[node] and parent in reached:
+                reached[node] = (tree.depths[node], reached[parent][1] + logs[node])
+        return path_to(max(reached, key=reached.get), tree)
+
+
+def path_to(node: int, tree: Tree) -> list[int]:
+    """The nodes from the first level down to `node`; none for the anchor. IndexError for a node that there is not."""
+    path = []
+    while node != ANCHOR:
+        path.append(node)
+        node = tree.parents[node]
+    return path[::-1]
+
+
+def draw_children(q: Tensor, count: int, mode: str, generator: torch.Generator | None) -> list[int]:
+    """q (V,) -> tokens in draw order: `count` if "iid", else as many different ones as have q > 0 at most.
+
+    RuntimeError of torch for a q without mass, or that holds NaN.
+    """
+    if mode == "iid":
+        return draw(q, count, generator, replacement=True)
+    return draw(q, min(count, int(q.count_nonzero())), generator)
+
+
+def check_drawing(mode: str, sampling: Sampling | None) -> None:
+    """ValueError for an unknown mode, and for a law to draw from where nothing is drawn."""
+    check_mode(mode)
+    if mode == "point" and sampling:
+        raise ValueError('mode "point" draws nothing; choose mode "iid" or leave `sampling` out')

