@@ -98,7 +98,7 @@ def plot_pays(
     ax.set_xticks(ticks, map(str, ticks))
     ax.minorticks_off()
     ax.set(xlabel="draft forwards in the time of one target forward (1/c)", ylabel="acceptance", ylim=(0, 1))
-    ax.legend(loc="upper right")
+    ax.legend(ncols=2, **ABOVE)
     return ax
 
 
