@@ -199,7 +199,11 @@ def probe(options: argparse.Namespace) -> int:
     except (ValueError, ModelUnavailable) as error:
         raise UsageError(str(error)) from error
     print(machine.environment(device))
-    rates = hardware.probe(device, refresh=True)
+    if machine.busy_warning():  # the lessons would predict from these rates
+        print("These rates are not kept for the lessons.")
+        rates = hardware.measure(device, hardware.default_dtypes(device))
+    else:
+        rates = hardware.probe(device, refresh=True)
     print(f"\n{rates}\n")
     for dtype in rates.matvec_bandwidth:
         read = roofline.bytes_decode(shape, weight_bytes=ELEMENT_BYTES[dtype])

@@ -180,8 +180,10 @@ def rates(monkeypatch):
     """A machine that reads 8 GB/s and multiplies in no time."""
     found = hardware.Hardware("cpu", "some CPU", 2, 8e9, 8e9, {"fp32": 6e9, "bf16": 7e9}, {"fp32": 1e15, "bf16": 1e15})
     monkeypatch.setattr(hardware, "measure", lambda device, dtypes: found)
-    monkeypatch.setattr(hardware, "_keep", lambda path, measured: None)
     monkeypatch.setattr(machine, "used_by_others", lambda: 0.75 * os.cpu_count())
+    kept = []
+    monkeypatch.setattr(hardware, "_keep", lambda path, measured: kept.append(measured))
+    return kept
 
 
 def test_probe_names_the_machine_its_rates_and_the_most_tokens_per_second_of_a_model(rates, tmp_path, capsys):
@@ -193,6 +195,13 @@ def test_probe_names_the_machine_its_rates_and_the_most_tokens_per_second_of_a_m
     weights = load(str(tmp_path), "cpu", "fp32").shape.weights
     assert f"in fp32: at most {8e9 / (4 * weights):.3g} tokens/s" in said and "8.0 GB/s" in said
     assert f"in bf16: at most {8e9 / (2 * weights):.3g} tokens/s" in said and "Other programs use" in said
+
+
+@pytest.mark.parametrize("used", [0.0, 1.5])
+def test_probe_keeps_no_rates_of_a_busy_machine_for_the_lessons(rates, monkeypatch, used):
+    monkeypatch.setattr(machine, "used_by_others", lambda: used * os.cpu_count())
+    assert command_line.main(["probe"]) == 0
+    assert bool(rates) == (used == 0.0)
 
 
 def test_probe_needs_no_weights_of_a_known_model_and_refuses_an_unknown_one(rates, capsys):
