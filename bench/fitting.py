@@ -14,19 +14,12 @@ from registry import NotMeasured
 from lessons_lib import Medusa
 from lessons_lib.decoding.generate import new_row, step
 from lessons_lib.decoding.probing import repeatable_step
-from lessons_lib.decoding.proposers.medusa import (
-    Accuracies,
-    MedusaHeads,
-    TreeShape,
-    best_size,
-    best_tree,
-    load_heads,
-    read_card,
-)
+from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_size, best_tree
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.speculation import width_cost
 from lessons_lib.models import ModelUnavailable, hub
+from lessons_lib.models.medusa import MedusaHeads, load_heads, read_card
 
 HEADS = "smol-medusa"
 WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # rows of a step, the anchor's and a tree's, where nothing is compiled

@@ -20,10 +20,11 @@ from lessons_lib.data import questions
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.proposers.medusa import best_tree, load_heads
+from lessons_lib.decoding.proposers.medusa import best_tree
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models import LanguageModel
+from lessons_lib.models.medusa import load_heads
 
 TOKENS, GAMMA, CONTEXT, REPEATS = 128, 4, 672, 3
 ASKED = {"free": (("writing",), 3), "grounded": (GROUNDED, 1)}  # categories, and questions of each

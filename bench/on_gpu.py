@@ -18,7 +18,7 @@ from gpu_ladder import ladder, recorded
 from registry import CLAIMS, Run
 from run import RESULTS
 
-from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.measure import hardware, machine

@@ -22,9 +22,9 @@ from inside import by_kernel, by_sums
 from run import RESULTS
 
 from lessons_lib import compiler, native
-from lessons_lib.decoding.draft_tree import Tree, make_block, tree_mask
+from lessons_lib.decoding.blocks import make_block, tree_mask
+from lessons_lib.decoding.draft_tree import Tree
 from lessons_lib.decoding.probing import repeatable_step
-from lessons_lib.decoding.proposers.medusa import load_heads
 from lessons_lib.decoding.targets import CompiledTarget, compiled
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import in_turn
@@ -33,6 +33,7 @@ from lessons_lib.models import cut
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.kernels import Kernels
+from lessons_lib.models.medusa import load_heads
 from lessons_lib.models.quantized import quantized
 from lessons_lib.progress import say
 

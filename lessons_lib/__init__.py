@@ -42,13 +42,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors: where the public names are
-    from lessons_lib.decoding.generate import TextStream, generate
+    from lessons_lib.decoding.generate import generate
     from lessons_lib.decoding.proposers.draft_model import DraftModel
     from lessons_lib.decoding.proposers.jacobi import Jacobi
     from lessons_lib.decoding.proposers.lookahead import Lookahead
     from lessons_lib.decoding.proposers.medusa import Medusa
     from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
     from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
+    from lessons_lib.decoding.streaming import TextStream
     from lessons_lib.models import load
 
 __version__ = "0.1.0"
@@ -56,7 +57,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "lessons_lib.models",
     "generate": "lessons_lib.decoding.generate",
-    "TextStream": "lessons_lib.decoding.generate",
+    "TextStream": "lessons_lib.decoding.streaming",
     "Greedy": "lessons_lib.decoding.sampling",
     "Sampling": "lessons_lib.decoding.sampling",
     "Typical": "lessons_lib.decoding.sampling",

@@ -1,16 +1,8 @@
 """The decoding loop (lessons 01, 03, 06 to 09): proposers, draft trees, acceptance rules and targets."""
 
-from lessons_lib.decoding.draft_tree import Block, Proposal, Tree, make_block, plain_block
-from lessons_lib.decoding.generate import (
-    Output,
-    TextStream,
-    after_prefill,
-    compression,
-    encode,
-    new_row,
-    step,
-    tokens_per_forward,
-)
+from lessons_lib.decoding.blocks import Block, make_block, plain_block
+from lessons_lib.decoding.draft_tree import Proposal, Tree
+from lessons_lib.decoding.generate import Output, after_prefill, compression, encode, new_row, step, tokens_per_forward
 from lessons_lib.decoding.ladder import TOLERATED, Price, Rung, best, counting, standing, way_to
 from lessons_lib.decoding.peers import assist, by_transformers, count_forwards, static_and_compiled
 from lessons_lib.decoding.probing import agreed, logits_along, parting, repeatable_step, shortfall, width_times
@@ -19,18 +11,13 @@ from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Co
 from lessons_lib.decoding.proposers.draft_model import check_same_tokenizer
 from lessons_lib.decoding.proposers.jacobi import iterates
 from lessons_lib.decoding.proposers.medusa import (
-    MedusaHeads,
     TreeShape,
     best_size,
     best_tree,
     buffers,
     expected_tokens,
-    load_heads,
-    own_parameters,
     published_tree,
-    read_card,
     regular,
-    shared_parameters,
     speed_by_size,
 )
 from lessons_lib.decoding.proposers.prompt_lookup import SILENT_BELOW
@@ -43,6 +30,7 @@ from lessons_lib.decoding.replay import (
     replay_draft,
 )
 from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
+from lessons_lib.decoding.streaming import TextStream
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
 from lessons_lib.decoding.targets.compiled import CompiledStep
 from lessons_lib.decoding.targets.one_by_one import one_by_one
@@ -58,6 +46,7 @@ from lessons_lib.decoding.timing import (
     time_transformers,
     twin,
 )
+from lessons_lib.models.medusa import MedusaHeads, load_heads, own_parameters, read_card, shared_parameters
 
 __all__ = [
     "Adaptive",

@@ -10,7 +10,8 @@ from matplotlib.patches import Patch
 from torch import Tensor
 
 from lessons_lib.caches.cache import causal_mask
-from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree, tree_mask
+from lessons_lib.decoding.blocks import tree_mask
+from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree
 from lessons_lib.decoding.proposers.lookahead import branches, window_layout
 from lessons_lib.figures.masks import name_tokens, plot_mask, rule
 from lessons_lib.figures.rows import as_dicts, by_key

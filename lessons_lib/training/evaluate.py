@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from lessons_lib.decoding import generate
-from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.replay import replay_draft
 from lessons_lib.decoding.targets.base import Target

@@ -12,8 +12,9 @@ import torch
 from lessons_lib.decoding.draft_tree import Proposal
 from lessons_lib.decoding.generate import Step, tokens_per_forward
 from lessons_lib.decoding.proposers import Observation
-from lessons_lib.decoding.proposers.medusa import Medusa, MedusaHeads, TreeShape
+from lessons_lib.decoding.proposers.medusa import Medusa, TreeShape
 from lessons_lib.decoding.replay import Recording, replay
+from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.batched import Text
 from lessons_lib.training.evaluate import judged, mean
 from lessons_lib.training.heads_loss import ROWS

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.proposers.medusa import MedusaHeads
+from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.batched import Text, number_of
 from lessons_lib.training.checkpoint import keep, read_checkpoint, restored, resume
 from lessons_lib.training.collect import frequent

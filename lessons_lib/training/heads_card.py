@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from lessons_lib.decoding.proposers.medusa import own_parameters, shared_parameters
 from lessons_lib.measure.tables import markdown
+from lessons_lib.models.medusa import own_parameters, shared_parameters
 from lessons_lib.training.heads import HeadsRecipe
 from lessons_lib.training.joint import JointRecipe
 

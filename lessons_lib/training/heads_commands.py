@@ -13,18 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.proposers.medusa import (
-    CARD,
-    WEIGHTS,
-    MedusaHeads,
-    best_tree,
-    expected_tokens,
-    load_heads,
-    read_card,
-    save_heads,
-)
+from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens
 from lessons_lib.models import LanguageModel, load
 from lessons_lib.models.hub import OURS, pick_device, pick_dtype
+from lessons_lib.models.medusa import CARD, WEIGHTS, MedusaHeads, load_heads, read_card, save_heads
 from lessons_lib.training import collect, heads_card
 from lessons_lib.training.batched import Text
 from lessons_lib.training.checkpoint import read_checkpoint, runs

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessons_lib.decoding.proposers.medusa import MedusaHeads
+from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.batched import Text
 
 ROWS = 256  # positions at a time: all heads' scores of 2,000 positions would take gigabytes

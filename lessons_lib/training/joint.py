@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.proposers.medusa import MedusaHeads
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.lora import LowRank, adapted
+from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.batched import Text
 from lessons_lib.training.checkpoint import keep, resume
 from lessons_lib.training.distill import read

@@ -2,8 +2,9 @@
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.generate import tokens_per_forward
-from lessons_lib.decoding.proposers.medusa import WEIGHTS, best_tree, load_heads, read_card
+from lessons_lib.decoding.proposers.medusa import best_tree
 from lessons_lib.models import hub
+from lessons_lib.models.medusa import WEIGHTS, load_heads, read_card
 
 HEADS = "smol-medusa"
 QUESTION = [{"role": "user", "content": "Write a Python function that returns the n-th Fibonacci number."}]

@@ -9,11 +9,12 @@ from support.heads import heads_of
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.probing import logits_along
-from lessons_lib.decoding.proposers.medusa import regular, save_heads
+from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.medusa import save_heads
 
 COSTS = {1: 1.0, 3: 1.0, 61: 1.1}
 HEADS, ACCURACIES, EIGHT_BITS = fitting.heads, fitting.accuracies, fitting.eight_bits  # as they are without tests

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lessons_lib.decoding.draft_tree import ANCHOR, NO_GUESSES, Block, Growing, Proposal, plain_block, tree_mask
+from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
+from lessons_lib.decoding.draft_tree import ANCHOR, NO_GUESSES, Growing, Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
 from lessons_lib.decoding.sampling import Sampling, check_drawing, draw_children, favourites

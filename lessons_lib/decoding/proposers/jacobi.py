@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lessons_lib.decoding.draft_tree import Proposal, plain_block
+from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import Proposal
 from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sampling import favourites

@@ -17,7 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 
 from lessons_lib.caches.cache import Slots, StaticCache
 from lessons_lib.compiler import compiler_problem, keep_compiled_code, settings
-from lessons_lib.decoding.draft_tree import Block, Scores
+from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import FUSED, OPEN, Kernels, attend_natively

@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.draft_tree import ANCHOR, Block, Scratch, Tree, plain_block, tree_mask
+from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
+from lessons_lib.decoding.draft_tree import ANCHOR, Scratch, Tree
 from lessons_lib.decoding.targets.base import Unsupported
 
 DEPTH, WIDTH = 4, 16  # tokens compared at the end of a long text, and branches beside them

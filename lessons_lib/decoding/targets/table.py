@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from lessons_lib.caches.cache import Cache
-from lessons_lib.decoding.draft_tree import Block, Scores
+from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.base import Target
 
 

@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lessons_lib.caches.cache import Cache, unbroken
-from lessons_lib.decoding.draft_tree import Block, Scores, plain_block
+from lessons_lib.decoding.blocks import Block, Scores, plain_block
 from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids, vocabulary
 from lessons_lib.decoding.targets.self_check import SelfCheck
 

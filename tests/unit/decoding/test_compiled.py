@@ -9,7 +9,8 @@ from support.proposers import Scripted, always_right, tree_with_decoys
 from torch._inductor.utils import run_and_get_code
 
 from lessons_lib import DraftModel, compiler
-from lessons_lib.decoding.draft_tree import Block, Proposal, plain_block
+from lessons_lib.decoding.blocks import Block, plain_block
+from lessons_lib.decoding.draft_tree import Proposal
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
 from lessons_lib.models import tiny

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from lessons_lib import DraftModel, Jacobi, Lookahead, PromptLookup, Sampling
-from lessons_lib.decoding.generate import StoppedText, TextStream, generate, new_row
+from lessons_lib.decoding.generate import generate, new_row
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.streaming import StoppedText, TextStream
 from lessons_lib.decoding.targets import DecoderTarget, Unsupported, as_target
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree, make_block
+from lessons_lib.decoding.blocks import make_block
+from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree
 
 trees = st.integers(0, 9).flatmap(
     lambda size: st.tuples(

@@ -9,7 +9,8 @@ from support.oracle import exact
 from support.targets import decoder_target, entries, targets
 
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree, make_block, plain_block
+from lessons_lib.decoding.blocks import make_block, plain_block
+from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree
 from lessons_lib.decoding.targets import TransformersTarget, Unsupported
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder, Segment

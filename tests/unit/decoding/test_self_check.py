@@ -13,7 +13,7 @@ from support.oracle import PROMPT, N, greedy_text_of
 from support.proposers import Scripted, always_right, tree_with_decoys, with_scratch
 from support.targets import entries
 
-from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.sampling import Sampling

@@ -9,7 +9,8 @@ from support.heads import SIX
 from support.oracle import exact
 from support.targets import targets
 
-from lessons_lib.decoding.draft_tree import ANCHOR, Proposal, Tree, make_block, plain_block, tree_mask
+from lessons_lib.decoding.blocks import make_block, plain_block, tree_mask
+from lessons_lib.decoding.draft_tree import ANCHOR, Proposal, Tree
 from lessons_lib.decoding.proposers.medusa import PAD, TreeShape, buffers, published_tree, regular
 from lessons_lib.decoding.sampling import Greedy, Typical
 from lessons_lib.models import tiny

@@ -7,8 +7,10 @@ from support.heads import heads_of, random_heads
 from support.targets import decoder_target
 
 from lessons_lib import Medusa
-from lessons_lib.decoding.draft_tree import Block
-from lessons_lib.decoding.proposers.medusa import (
+from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.models import LanguageModel, ModelUnavailable, hub, tiny
+from lessons_lib.models.medusa import (
     WEIGHTS,
     MedusaHeads,
     load_heads,
@@ -17,8 +19,6 @@ from lessons_lib.decoding.proposers.medusa import (
     save_heads,
     shared_parameters,
 )
-from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.models import LanguageModel, ModelUnavailable, hub, tiny
 
 FORMS = [
     dict(),

@@ -11,18 +11,10 @@ from support.heads import random_heads
 
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.generate import tokens_per_forward
-from lessons_lib.decoding.proposers.medusa import (
-    CARD,
-    WEIGHTS,
-    TreeShape,
-    expected_tokens,
-    load_heads,
-    read_card,
-    regular,
-    shared_parameters,
-)
+from lessons_lib.decoding.proposers.medusa import TreeShape, expected_tokens, regular
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models.hub import OURS
+from lessons_lib.models.medusa import CARD, WEIGHTS, load_heads, read_card, shared_parameters
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import collect, heads_commands
 from lessons_lib.training.checkpoint import runs

@@ -9,7 +9,7 @@ import torch
 from support.heads import random_heads
 from support.pieces import assert_pieces_end_alike
 
-from lessons_lib.decoding.proposers.medusa import MedusaHeads
+from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training import heads, heads_loss, prompts
 from lessons_lib.training.batched import Text, Writer
 from lessons_lib.training.heads import HeadsRecipe, train_heads

@@ -10,9 +10,10 @@ from support.heads import random_heads
 from support.pieces import assert_pieces_end_alike
 
 from lessons_lib import Medusa, generate
-from lessons_lib.decoding.proposers.medusa import MedusaHeads, regular
+from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models.lora import merged
+from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training import joint
 from lessons_lib.training.heads_loss import judge, total
 from lessons_lib.training.joint import JointRecipe, train_joint

@@ -12,7 +12,8 @@ from support.targets import decoder_target, targets
 from support.toys import choosing, continued
 
 from lessons_lib import Greedy, Lookahead, generate
-from lessons_lib.decoding.draft_tree import Scratch, Tree, make_block, plain_block
+from lessons_lib.decoding.blocks import make_block, plain_block
+from lessons_lib.decoding.draft_tree import Scratch, Tree
 from lessons_lib.decoding.generate import new_row, step
 from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.lookahead import Ngrams, window_layout

@@ -18,13 +18,15 @@ from support.targets import decoder_target, targets
 
 from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
 from lessons_lib.decoding import sampling
-from lessons_lib.decoding.draft_tree import ANCHOR, Tree, plain_block
+from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import ANCHOR, Tree
 from lessons_lib.decoding.generate import new_row, step
 from lessons_lib.decoding.proposers import Observation
-from lessons_lib.decoding.proposers.medusa import MedusaHeads, regular
+from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.decoding.targets import CompiledTarget, Unsupported
 from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.models import tiny
+from lessons_lib.models.medusa import MedusaHeads
 
 V, N = 11, 30
 PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
