@@ -4,7 +4,7 @@ PYTHON ?= python3
 LESSONS_LIB = .venv/bin/python -m lessons_lib
 PIP_INSTALL = .venv/bin/python -m pip install -qq --disable-pip-version-check
 # OpenMP's threads spin while they wait, which costs half the speed beside a busy program: less of it, unless you set it
-export GOMP_SPINCOUNT ?= 10000
+export GOMP_SPINCOUNT ?= 1000
 
 # what an active environment or settings for another one would change in .venv
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_PYTHON

@@ -13,7 +13,7 @@ LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them withou
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line (sys.argv without arguments) and carry it out; returns the exit status."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in the lessons' first cell (course/colab.py)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in the lessons' first cell (course/colab.py)
     return dispatch(parser().parse_args(arguments))
 
 

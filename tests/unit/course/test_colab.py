@@ -34,7 +34,7 @@ def test_the_cell_does_nothing_where_lessons_lib_is_there(monkeypatch):
 
 
 def test_the_cell_sets_how_long_threads_spin_unless_the_user_has(monkeypatch):
-    for given, expected in ((None, "10000"), ("7", "7")):
+    for given, expected in ((None, "1000"), ("7", "7")):
         monkeypatch.setattr(os, "environ", {} if given is None else {"GOMP_SPINCOUNT": given})
         exec(colab.setup_cell(""), {})
         assert os.environ["GOMP_SPINCOUNT"] == expected
@@ -42,7 +42,7 @@ def test_the_cell_sets_how_long_threads_spin_unless_the_user_has(monkeypatch):
 
 def test_first_cell_makefile_and_command_let_threads_spin_equally_long():
     texts = [colab.SETUP, (ROOT / "Makefile").read_text(), Path(commands_main.__file__).read_text()]
-    assert [re.findall(r"GOMP_SPINCOUNT\W+(\d+)", text) for text in texts] == [["10000"]] * 3
+    assert [re.findall(r"GOMP_SPINCOUNT\W+(\d+)", text) for text in texts] == [["1000"]] * 3
 
 
 def test_the_command_sets_it_before_torch_reads_it():
@@ -51,7 +51,7 @@ def test_the_command_sets_it_before_torch_reads_it():
         "command.dispatch = lambda options: print('torch' in sys.modules, os.environ['GOMP_SPINCOUNT'])\n"
         "command.main(['lint'])"
     )
-    for given, expected in (({}, "False 10000"), ({"GOMP_SPINCOUNT": "7"}, "False 7")):
+    for given, expected in (({}, "False 1000"), ({"GOMP_SPINCOUNT": "7"}, "False 7")):
         others = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
         done = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True)
         assert done.stdout.split("\n")[0] == expected, done.stderr
