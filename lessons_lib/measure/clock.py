@@ -143,13 +143,18 @@ def in_turn(
     fns: by any key, such as (method, length); the samples come back under the same keys. Errors as `timed`.
     """
     if os.environ.get(QUICK) == "1":
-        repeats, warmup = min(repeats, 1), 1 if warmup == "auto" else min(int(warmup), 1)
+        warmup = 1 if warmup == "auto" else min(int(warmup), 1)
     with no_gc():
-        runs = {key: _block(fn, device) for key, fn in fns.items()}
-        for run in runs.values():
+        found = {key: _block(fn, device) for key, fn in fns.items()}
+        for run in found.values():
             _warm_up(run, warmup)
-        rounds = [{key: run() for key, run in runs.items()} for _ in range(repeats)]
-    return {key: Samples(tuple(times[key] for times in rounds)) for key in runs}
+        rounds = [{key: run() for key, run in found.items()} for _ in range(runs(repeats))]
+    return {key: Samples(tuple(times[key] for times in rounds)) for key in found}
+
+
+def runs(repeats: int) -> int:
+    """How often to run what is timed: `repeats`, or at most once where LESSONS_LIB_QUICK=1 is set."""
+    return min(repeats, 1) if os.environ.get(QUICK) == "1" else repeats
 
 
 def keeping(found: dict, key: Any, call: Callable[[], Any]) -> Callable[[], None]:

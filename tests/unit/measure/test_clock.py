@@ -185,3 +185,10 @@ def test_a_quick_run_warms_up_once_at_most_and_times_once(world, monkeypatch, wa
     monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
     assert timed(world.work(2.0), repeats=20, warmup=warmup).times == (2.0,)
     assert world.runs == runs
+
+
+def test_a_loop_of_a_lessons_own_turns_once_in_a_quick_run(monkeypatch):
+    monkeypatch.delenv("LESSONS_LIB_QUICK", raising=False)
+    assert [clock.runs(n) for n in (0, 1, 5)] == [0, 1, 5]
+    monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
+    assert [clock.runs(n) for n in (0, 1, 5)] == [0, 1, 1]
