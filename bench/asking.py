@@ -11,12 +11,10 @@ eager target alone: they may be longer than the compiled one's caches, which are
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
-import by_question
-import generation
-from by_question import Made, behind_prompt, first_of, plain_of, predicted_speed, speed
-from registry import DTYPE, Measured, Run
-from saying import parted, per_kind, said
-
+from bench import by_question, generation
+from bench.by_question import Made, behind_prompt, first_of, plain_of, predicted_speed, speed
+from bench.registry import DTYPE, Measured, Run
+from bench.saying import parted, per_kind, said
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
 from lessons_lib.decoding.generate import Output, encode

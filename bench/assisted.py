@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from hashlib import sha256
 
-import asking
 import torch
-from asking import DTYPE, EAGER, TAUGHT, asked, costs_of, measured, ours, prompt_of, theirs, with_and_without
-from by_question import speed
-from registry import Measured, Run, claim
 
+from bench import asking
+from bench.asking import DTYPE, EAGER, TAUGHT, asked, costs_of, measured, ours, prompt_of, theirs, with_and_without
+from bench.by_question import speed
+from bench.registry import Measured, Run, claim
 from lessons_lib import DraftModel, load
 from lessons_lib.decoding.peers import assist
 from lessons_lib.decoding.probing import repeatable_step

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 
-import asking
-from asking import DTYPE
-from assisted import GAMMA, cost_of_draft, drafting, settings
-from by_question import each, mean_rate, rate_ratio
-from registry import Measured, Run, claim
-
+from bench import asking
+from bench.asking import DTYPE
+from bench.assisted import GAMMA, cost_of_draft, drafting, settings
+from bench.by_question import each, mean_rate, rate_ratio
+from bench.registry import Measured, Run, claim
 from lessons_lib.data import Question
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
 from lessons_lib.decoding.replay import predicted_cost, replay_draft

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import asking
 import torch
-from asking import costs_of, prompt_of
-from registry import NotMeasured
 
+from bench import asking
+from bench.asking import costs_of, prompt_of
+from bench.registry import NotMeasured
 from lessons_lib import Medusa
 from lessons_lib.decoding.generate import new_row, step
 from lessons_lib.decoding.probing import repeatable_step

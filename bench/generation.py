@@ -3,8 +3,8 @@
 from functools import cache, partial
 
 import torch
-from registry import Measured, Run, claim
 
+from bench.registry import Measured, Run, claim
 from lessons_lib import generate, load
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.targets import TransformersTarget

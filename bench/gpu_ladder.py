@@ -9,11 +9,11 @@ from functools import cache, partial
 from statistics import median
 from time import perf_counter
 
-import fitting
 import torch
-from speculation import GROUNDED
 from torch import Tensor
 
+from bench import fitting
+from bench.speculation import GROUNDED
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate, load
 from lessons_lib.caches.cache import StaticCache
 from lessons_lib.data import questions

@@ -10,14 +10,11 @@ best's.
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
-import asking
-import pricing
-import rungs
-from asking import DTYPE, answered, asked
-from by_question import rate_ratio, tokens_per_forward
-from registry import Measured, NotMeasured, Run, claim
-from speculation import GROUNDED
-
+from bench import asking, pricing, rungs
+from bench.asking import DTYPE, answered, asked
+from bench.by_question import rate_ratio, tokens_per_forward
+from bench.registry import Measured, NotMeasured, Run, claim
+from bench.speculation import GROUNDED
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.ladder import TOLERATED, Rung, best, counting, step_gains
 

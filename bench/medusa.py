@@ -2,14 +2,23 @@
 
 from functools import cache, partial
 
-import asking
-import fitting
-from asking import EAGER, TAUGHT, answered, asked, by_category, listed, long_enough, measured, ours, with_and_without
-from assisted import KINDS, fingerprint
-from by_question import in_steps, mean_rate, rate_ratio, rows_fed, speed, tokens_per_forward
-from fitting import HEADS, Fitted, fitted
-from registry import Measured, Run, claim, off_by
-
+from bench import asking, fitting
+from bench.asking import (
+    EAGER,
+    TAUGHT,
+    answered,
+    asked,
+    by_category,
+    listed,
+    long_enough,
+    measured,
+    ours,
+    with_and_without,
+)
+from bench.assisted import KINDS, fingerprint
+from bench.by_question import in_steps, mean_rate, rate_ratio, rows_fed, speed, tokens_per_forward
+from bench.fitting import HEADS, Fitted, fitted
+from bench.registry import Measured, Run, claim, off_by
 from lessons_lib import Medusa
 from lessons_lib.decoding.generate import Output
 from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens

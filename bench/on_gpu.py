@@ -1,23 +1,23 @@
-"""What a GPU makes of decoding steps, of the ladder and of the engine: `python bench/on_gpu.py`, where there is one.
+"""What a GPU makes of decoding steps, of the ladder and of the engine: `python -m bench.on_gpu`, where there is one.
 
 A step's time is that of one row behind CACHED tokens: eager, compiled, and the compiled one recorded as a CUDA graph
 and replayed, with what reading its bytes alone would take. The ladder is that of gpu_ladder.py. The engine's three
 claims against other ways of serving are those of bench/serving.py. Beside the other results all of it is in gpu.json,
 which is written after every part, since a GPU that is lent may go at any time; lessons 10 and 11 show it.
 
-    python bench/on_gpu.py [steps] [ladder] [serving]
+    python -m bench.on_gpu [steps] [ladder] [serving]
 """
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-import serving
 import torch
-from gpu_ladder import ladder, recorded
-from registry import CLAIMS, Run
-from run import RESULTS
 
+from bench import serving
+from bench.gpu_ladder import ladder, recorded
+from bench.registry import CLAIMS, Run
+from bench.run import RESULTS
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget

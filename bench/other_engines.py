@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from answering import answering
-from registry import NotMeasured
-
+from bench.answering import answering
+from bench.registry import NotMeasured
 from lessons_lib.serving.request import Request
 
 WORKER = Path(__file__).with_name("vllm_worker.py")

@@ -1,4 +1,4 @@
-"""What was tried to make a compiled step faster, measured again: `python bench/overheads.py [words ...]`, for
+"""What was tried to make a compiled step faster, measured again: `python -m bench.overheads [words ...]`, for
 lesson 11's log. With words: only changes whose description holds one of them, the others' rows stay as they are stored.
 
 Each change is timed in turn with what it replaces, on the first layers of the model with its whole head, or alone.
@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from unittest import mock
 
-import asking
-import assisted
-import fitting
-import inside
 import torch
-from asking import prompt_of
-from inside import by_kernel, by_sums
-from run import RESULTS
 
+from bench import asking, assisted, fitting, inside
+from bench.asking import prompt_of
+from bench.inside import by_kernel, by_sums
+from bench.run import RESULTS
 from lessons_lib import compiler, native
 from lessons_lib.decoding.blocks import make_block, tree_mask
 from lessons_lib.decoding.draft_tree import Tree

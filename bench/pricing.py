@@ -5,13 +5,10 @@ from dataclasses import replace
 from functools import cache
 from statistics import median
 
-import asking
-import assisted
-import fitting
-from asking import CONTEXT, DTYPE, prompt_of
-from registry import Run
-from rungs import CACHED, GUESSERS, guessed, proposer, small, targets
-
+from bench import asking, assisted, fitting
+from bench.asking import CONTEXT, DTYPE, prompt_of
+from bench.registry import Run
+from bench.rungs import CACHED, GUESSERS, guessed, proposer, small, targets
 from lessons_lib import generate
 from lessons_lib.decoding.generate import Step
 from lessons_lib.decoding.ladder import Price, Rung

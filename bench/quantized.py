@@ -7,12 +7,12 @@ in fp32; transformers runs in the same format.
 from collections.abc import Callable, Mapping
 from functools import cache
 
-import generation
 import torch
-from asking import DTYPE, listed, prompt_of
-from generation import CONTEXT, ours
-from registry import Measured, Run, claim, off_by
 
+from bench import generation
+from bench.asking import DTYPE, listed, prompt_of
+from bench.generation import CONTEXT, ours
+from bench.registry import Measured, Run, claim, off_by
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget

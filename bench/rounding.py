@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 
-import generation
 import numpy as np
 import torch
-from asking import listed
-from by_question import drawings
-from registry import Measured, Run, claim
 
+from bench import generation
+from bench.asking import listed
+from bench.by_question import drawings
+from bench.registry import Measured, Run, claim
 from lessons_lib.data import text
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.targets import DecoderTarget

@@ -1,4 +1,4 @@
-"""Measure claims one by one: `python bench/run.py [CLAIM ...] [--quick] [--questions FILE]`, as `make bench` does.
+"""Measure claims one by one: `python -m bench.run [CLAIM ...] [--quick] [--questions FILE]`, as `make bench` does.
 
 Each claim's row goes into results/claims.json as soon as it is there, its raw samples beside it. A run that
 was interrupted goes on where it stopped; one that ended starts anew. With another file's questions, only claims that
@@ -33,18 +33,19 @@ import json
 import sys
 from pathlib import Path
 
-import assisted  # noqa: F401  (each registers its claims)
-import counted  # noqa: F401
-import generation  # noqa: F401
-import ladder  # noqa: F401
-import medusa  # noqa: F401
-import quantized  # noqa: F401
-import rounding  # noqa: F401
-import serving  # noqa: F401
-import simulated  # noqa: F401
-import speculation  # noqa: F401
-from registry import CLAIMS, Claim, Measured, NotMeasured, Run
-
+from bench import (
+    assisted,  # noqa: F401  (each registers its claims)
+    counted,  # noqa: F401
+    generation,  # noqa: F401
+    ladder,  # noqa: F401
+    medusa,  # noqa: F401
+    quantized,  # noqa: F401
+    rounding,  # noqa: F401
+    serving,  # noqa: F401
+    simulated,  # noqa: F401
+    speculation,  # noqa: F401
+)
+from bench.registry import CLAIMS, Claim, Measured, NotMeasured, Run
 from lessons_lib.data import questions
 from lessons_lib.measure import claims, machine
 from lessons_lib.progress import bar, say

@@ -3,15 +3,11 @@
 from collections.abc import Callable
 from functools import cache, partial
 
-import asking
-import assisted
-import fitting
-import generation
-from asking import CONTEXT, ours
-from by_question import Made
-from registry import Run
-from speculation import LOOKUP
-
+from bench import asking, assisted, fitting, generation
+from bench.asking import CONTEXT, ours
+from bench.by_question import Made
+from bench.registry import Run
+from bench.speculation import LOOKUP
 from lessons_lib import DraftModel, Medusa, PromptLookup, native
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from by_question import speed, tokens_per_forward
+from bench.by_question import speed, tokens_per_forward
 
 SPREAD = "the interval is that of the questions, one run each"
 

@@ -11,11 +11,11 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import other_engines
 import torch
-from registry import Measured, Run, claim
 from torch import Tensor
 
+from bench import other_engines
+from bench.registry import Measured, Run, claim
 from lessons_lib import load
 from lessons_lib.decoding.targets.compiled import CompiledStep
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed

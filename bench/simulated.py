@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import cache
 from statistics import median
 
-import serving
-from registry import Measured, Run, claim
-from serving import ENGINE
-
+from bench import serving
+from bench.registry import Measured, Run, claim
+from bench.serving import ENGINE
 from lessons_lib.measure.clock import Ratio, Samples, timed
 from lessons_lib.models.hub import dtype_name
 from lessons_lib.progress import bar

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
-import asking
-from asking import DTYPE, EAGER, OWN, answered, asked, costs_of, listed, measured, ours, theirs, with_and_without
-from by_question import compression, speed
-from registry import Measured, Run, claim
-
+from bench import asking
+from bench.asking import DTYPE, EAGER, OWN, answered, asked, costs_of, listed, measured, ours, theirs, with_and_without
+from bench.by_question import compression, speed
+from bench.registry import Measured, Run, claim
 from lessons_lib import Lookahead, PromptLookup
 from lessons_lib.measure.speculation import width_cost
 

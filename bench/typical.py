@@ -1,4 +1,4 @@
-"""What typical acceptance buys and what it gives away, on many drawn texts: `python bench/typical.py`, for lesson 09.
+"""What typical acceptance buys and what it gives away, on many drawn texts: `python -m bench.typical`, for lesson 09.
 
 Every question is answered by plain sampling, by Medusa with the rule that leaves the law as it is, and by Medusa with
 typical acceptance, at one temperature; the target then says how likely it finds each text.
@@ -8,15 +8,14 @@ import json
 import sys
 from collections.abc import Sequence
 
-import asking
-import fitting
 import torch
-from assisted import KINDS
-from by_question import first_of
-from medusa import PER_KIND
-from registry import DTYPE
-from run import RESULTS
 
+from bench import asking, fitting
+from bench.assisted import KINDS
+from bench.by_question import first_of
+from bench.medusa import PER_KIND
+from bench.registry import DTYPE
+from bench.run import RESULTS
 from lessons_lib import Medusa, Sampling, Typical, generate
 from lessons_lib.data import questions
 from lessons_lib.decoding.generate import encode

@@ -221,7 +221,7 @@ def bench(options: argparse.Namespace) -> int:
     from lessons_lib.course import readme
     from lessons_lib.measure import claims, evidence
 
-    call = [ROOT / "bench" / "run.py", *options.claims, *(["--quick"] if options.quick else [])]
+    call = ["-m", "bench.run", *options.claims, *(["--quick"] if options.quick else [])]
     if options.questions:
         return python(*call, "--questions", Path(options.questions).resolve())
     status, results, pages = python(*call), readme.CLAIMS.parent, ROOT / "build" / "bench"

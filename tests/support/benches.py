@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import asking
-import by_question
-import fitting
 import pytest
 import torch
 from support.drafts import perturbed
 from support.heads import heads_of
 
+from bench import asking, by_question, fitting
 from lessons_lib import data
 from lessons_lib.data import Question
 from lessons_lib.models import LanguageModel, tiny

@@ -6,9 +6,11 @@ import sys
 from dataclasses import replace
 
 import pytest
-import registry
-import run  # registers all claims
 
+from bench import (
+    registry,
+    run,  # registers all claims
+)
 from lessons_lib.data import questions
 from lessons_lib.measure import claims
 from lessons_lib.measure.clock import Ratio, Samples

@@ -2,10 +2,10 @@
 
 import json
 
-import asking
 import pytest
 from support.benches import TOKENS, another_file, asks, offline
 
+from bench import asking
 from lessons_lib import DraftModel, generate
 from lessons_lib.data import Question
 from lessons_lib.decoding.generate import encode, tokens_per_forward
@@ -19,7 +19,7 @@ R, W = True, False
 @pytest.fixture
 def assisted(monkeypatch, tmp_path):
     """bench/assisted.py with a tiny model, a tiny draft, and four short questions of each kind."""
-    import assisted
+    from bench import assisted
 
     _, draft = offline(monkeypatch, tmp_path)
     drafting = draft.target()
@@ -34,7 +34,7 @@ def assisted(monkeypatch, tmp_path):
 @pytest.fixture
 def counted(assisted, monkeypatch):
     """bench/counted.py beside it."""
-    import counted
+    from bench import counted
 
     held_out = [Question(1000 + i, kind, (f"held out {kind}",)) for i, kind in enumerate(counted.KINDS)]
     own = asking.questions()

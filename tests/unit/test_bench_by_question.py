@@ -3,9 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import asking
 import pytest
-from by_question import (
+from support.benches import TOKENS, offline
+
+from bench import asking
+from bench.by_question import (
     behind_prompt,
     compression,
     each,
@@ -18,8 +20,6 @@ from by_question import (
     speed,
     tokens_per_forward,
 )
-from support.benches import TOKENS, offline
-
 from lessons_lib.data import Question
 
 

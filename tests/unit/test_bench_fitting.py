@@ -1,12 +1,11 @@
 """Which tree Medusa gets on a target: by hand from costs, and what is timed for it is what a step does."""
 
-import asking
-import fitting
 import pytest
 import torch
 from support.benches import TOKENS, WIDTHS, with_heads
 from support.heads import heads_of
 
+from bench import asking, fitting
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers.medusa import regular

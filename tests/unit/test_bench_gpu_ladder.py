@@ -1,10 +1,10 @@
 """The ladder on a GPU: all but the recording itself, which a stand-in replays by running the step anew."""
 
-import gpu_ladder
 import pytest
 import torch
 from support.targets import decoder_target
 
+from bench import gpu_ladder
 from lessons_lib import DraftModel, generate
 from lessons_lib.models import tiny
 

@@ -5,17 +5,14 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import asking
-import ladder
-import pricing
 import pytest
-import rungs
 import torch
-from fitting import Fitted
-from registry import NotMeasured, Run
 from support.benches import TOKENS, asks, with_heads
 from support.drafts import perturbed
 
+from bench import asking, ladder, pricing, rungs
+from bench.fitting import Fitted
+from bench.registry import NotMeasured, Run
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.measure.hardware import Hardware

@@ -2,14 +2,12 @@
 
 import json
 
-import asking
-import fitting
-import medusa
 import pytest
-from fitting import Fitted
-from registry import NotMeasured, Run
 from support.benches import ACCURACIES, TOKENS, another_file, asks, offline, with_heads
 
+from bench import asking, fitting, medusa
+from bench.fitting import Fitted
+from bench.registry import NotMeasured, Run
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens, regular

@@ -2,13 +2,12 @@
 
 import json
 
-import on_gpu
 import pytest
-import serving
 import torch
-from registry import Claim, Measured
 from support.targets import decoder_target
 
+from bench import on_gpu, serving
+from bench.registry import Claim, Measured
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.models import tiny
 

@@ -2,13 +2,12 @@
 
 import json
 
-import inside
-import overheads
 import pytest
 import torch
 from support.benches import with_heads
 from support.heads import heads_of
 
+from bench import inside, overheads
 from lessons_lib.decoding.targets.compiled import CompiledStep
 from lessons_lib.measure.parts import grouped
 from lessons_lib.models.kernels import attend_by_products

@@ -3,15 +3,14 @@
 import math
 from types import SimpleNamespace
 
-import generation
 import numpy as np
 import pytest
-import quantized as bench
-import rounding
 import torch
-from registry import CLAIMS, Run
 from support.benches import Letters
 
+from bench import generation, rounding
+from bench import quantized as bench
+from bench.registry import CLAIMS, Run
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Samples

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 
-import other_engines
 import pytest
 import torch
-from registry import NotMeasured
 
+from bench import other_engines
+from bench.registry import NotMeasured
 from lessons_lib.paths import ROOT
 from lessons_lib.serving.request import Request
 

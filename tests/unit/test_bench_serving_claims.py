@@ -3,13 +3,12 @@
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-import other_engines
 import pytest
-import simulated
 import torch
-from registry import CLAIMS, NotMeasured, Run
 from support.benches import Letters
 
+from bench import other_engines, simulated
+from bench.registry import CLAIMS, NotMeasured, Run
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.serving import paged_target
 from lessons_lib.serving.request import Request
@@ -20,7 +19,7 @@ from lessons_lib.serving.workload import Fixed, Workload
 def serving():
     """bench/serving.py on a tiny model, nothing compiled, few requests."""
     with pytest.MonkeyPatch.context() as patch:
-        import serving
+        from bench import serving
 
         patch.setattr(paged_target, "compiler_problem", lambda device: "not compiled in this test")
         patch.setattr(serving, "CompiledStep", lambda step, *how, **chosen: step)

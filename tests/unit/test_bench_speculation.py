@@ -2,12 +2,11 @@
 
 import json
 
-import asking
 import pytest
-import speculation
-from registry import CLAIMS, Run
 from support.benches import TOKENS, TURNS, another_file, asks, offline
 
+from bench import asking, speculation
+from bench.registry import CLAIMS, Run
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
 from lessons_lib.decoding.generate import encode
@@ -107,7 +106,7 @@ def test_the_settings_spelled_out_are_the_defaults(bench):
 
 
 def test_the_compiled_target_shares_the_eager_ones_decoder_and_is_padded_by_its_widths(bench, monkeypatch):
-    from asking import repeatable_step
+    from bench.asking import repeatable_step
 
     asking, made, ran = bench.asking, [], []
     monkeypatch.setattr(asking, "CompiledTarget", lambda *given: made.append(given) or asking.eager())

@@ -2,12 +2,11 @@
 
 import json
 
-import asking
 import pytest
 import torch
-import typical
 from support.benches import asks, with_heads
 
+from bench import asking, typical
 from lessons_lib import generate
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.probing import logits_along

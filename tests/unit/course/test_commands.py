@@ -99,7 +99,7 @@ def test_bench_ends_with_what_falls_short_and_fills_readme(started, monkeypatch,
     monkeypatch.setattr(claims, "load", lambda path: [claims.make_row(*row, ">= 2") for row in values.items()])
     monkeypatch.setattr(evidence, "write", lambda results, page: page)
     assert commands.bench(argparse.Namespace(claims=["cache"], quick=False, questions=None)) == 0
-    assert started[0].endswith("run.py cache") and filled
+    assert started[0].endswith("bench.run cache") and filled
     page, *fallen = capsys.readouterr().out.splitlines()
     assert page.endswith("bench.html")
     assert fallen == ["bar not reached: a is 1 x, bar >= 2", "bar not reached: c is not measured, bar >= 2"]
@@ -120,7 +120,7 @@ def test_bench_with_other_questions_leaves_readme_alone(started, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     started.status = {str(ROOT): 3}
     assert commands.bench(command_line.parser().parse_args(["bench", "--questions", "spec.jsonl"])) == 3
-    assert started[0].endswith(f"run.py --questions {tmp_path / 'spec.jsonl'}") and not capsys.readouterr().out
+    assert started[0].endswith(f"bench.run --questions {tmp_path / 'spec.jsonl'}") and not capsys.readouterr().out
 
 
 def test_a_wrong_name_is_one_sentence_and_a_status(monkeypatch, capsys):

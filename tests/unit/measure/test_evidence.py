@@ -67,7 +67,7 @@ def test_the_page_and_the_markdown_hold_both_tables(results, tmp_path):
 
 
 def test_every_technique_rests_on_claims_that_are_registered():
-    import run  # bench/run.py registers them all
+    from bench import run  # registers them all
 
     named = {claim for technique in TECHNIQUES for claim in (technique.speed, technique.against) if claim}
     assert named <= set(run.CLAIMS)

@@ -1,0 +1,1 @@
+"""Benches (all lessons): every claim of the course, measured. `python -m bench.run` measures them."""
