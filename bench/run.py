@@ -31,29 +31,33 @@ import argparse
 import hashlib
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
-from bench import (
-    assisted,  # noqa: F401  (each registers its claims)
-    counted,  # noqa: F401
-    generation,  # noqa: F401
-    ladder,  # noqa: F401
-    medusa,  # noqa: F401
-    quantized,  # noqa: F401
-    rounding,  # noqa: F401
-    serving,  # noqa: F401
-    simulated,  # noqa: F401
-    speculation,  # noqa: F401
-)
 from bench.registry import CLAIMS, Claim, Measured, NotMeasured, Run
 from lessons_lib.data import questions
 from lessons_lib.measure import claims, machine
 from lessons_lib.progress import bar, say
 
+BENCHES = (
+    "generation",
+    "serving",
+    "simulated",
+    "assisted",
+    "counted",
+    "speculation",
+    "medusa",
+    "quantized",
+    "rounding",
+    "ladder",
+)
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 OTHERS = ROOT / "build" / "bench"  # results of quick runs, and with other files' questions
 UNFINISHED = ROOT / "build" / "bench-unfinished.json"
+
+for name in BENCHES:
+    import_module(f"bench.{name}")  # each registers its claims
 
 
 def main() -> int:

@@ -118,7 +118,7 @@ def test_a_quick_bench_shows_its_own_rows_and_leaves_readme_alone(started, monke
 def test_bench_with_other_questions_leaves_readme_alone(started, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(readme, "fill", lambda: pytest.fail("the tables are of our own questions"))
     monkeypatch.chdir(tmp_path)
-    started.status = {str(ROOT): 3}
+    started.status = {"-m bench.run": 3}
     assert commands.bench(command_line.parser().parse_args(["bench", "--questions", "spec.jsonl"])) == 3
     assert started[0].endswith(f"bench.run --questions {tmp_path / 'spec.jsonl'}") and not capsys.readouterr().out
 
