@@ -1,8 +1,9 @@
 # Every target makes .venv in this folder and installs what it needs there, never into an environment that is active.
 # make run LESSONS="01 02" MODEL=smollm2-135m DEVICE=cpu DTYPE=fp32 PARAMS="max_new_tokens=32"
 PYTHON ?= python3
-LESSONS_LIB = .venv/bin/python -m lessons_lib
-PIP_INSTALL = .venv/bin/python -m pip install -qq --disable-pip-version-check
+VENV_PYTHON = .venv/bin/python
+LESSONS_LIB = $(VENV_PYTHON) -m lessons_lib
+PIP_INSTALL = $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check
 # OpenMP's threads spin while they wait, which costs half the speed beside a busy program: less of it, unless you set it
 export GOMP_SPINCOUNT ?= 1000
 
@@ -13,34 +14,47 @@ LESSON_OPTIONS = $(LESSONS) $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--d
 	$(if $(DTYPE),--dtype $(DTYPE)) $(if $(PARAMS),--params $(PARAMS))
 SWEEP_OPTIONS = $(if $(GRID),--grid $(GRID)) $(if $(WORKERS),--workers $(WORKERS)) \
 	$(if $(SCHEDULER),--scheduler-address '$(SCHEDULER)')
+BENCH_OPTIONS = $(CLAIMS) $(if $(QUESTIONS),--questions '$(QUESTIONS)') $(if $(QUICK),--quick)
 
 help:
-	@$(PYTHON) -m lessons_lib --help
-run: .venv/with-lessons
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+# For those who read the course
+run: .venv/with-lessons  ## execute the lessons into build/: pages, index and scorecard
 	@$(LESSONS_LIB) run $(LESSON_OPTIONS)
-probe: .venv/with-lessons
+lab: .venv/with-lessons  ## open JupyterLab on notebooks/
+	@$(LESSONS_LIB) lab
+probe: .venv/with-lessons  ## measure this machine, and say how fast it can at best decode a model
 	@$(LESSONS_LIB) probe $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device $(DEVICE))
-lab figures: .venv/with-lessons
-	@$(LESSONS_LIB) $@
-lessons: .venv/with-lessons
-	@$(LESSONS_LIB) lessons $(LESSONS)
-bench: .venv/with-lessons
-	@$(LESSONS_LIB) bench $(CLAIMS) $(if $(QUESTIONS),--questions '$(QUESTIONS)') $(if $(QUICK),--quick)
-sweep: .venv/with-sweep
+sweep: .venv/with-sweep  ## execute lessons over a grid of parameters: one table, and plots
 	@$(LESSONS_LIB) sweep $(LESSON_OPTIONS) $(SWEEP_OPTIONS)
-site: .venv/with-site
-	@$(LESSONS_LIB) site
-test: .venv/with-test
-	@$(LESSONS_LIB) test $(LESSONS)
-test-quick test-deep lint: .venv/with-test
-	@$(LESSONS_LIB) $@
-test-browser: .venv/with-browser
-	@$(LESSONS_LIB) test-browser $(LESSONS) $(if $(FULL),--full)
-mutation: .venv/with-mutation
-	@$(LESSONS_LIB) mutation
-peers: .venv/with-quantization .venv/with-llamacpp
-clean:
-	@$(PYTHON) -m lessons_lib clean
+test: .venv/with-test  ## lint, unit and peer tests, then the lessons with nbval
+	@$(VENV_PYTHON) -m tools.lint; lint=$$?; $(LESSONS_LIB) test $(LESSONS) && exit $$lint
+bench: .venv/with-lessons  ## measure the claims into bench/results/ and write README's tables
+	@$(LESSONS_LIB) bench $(BENCH_OPTIONS)
+	@$(if $(QUESTIONS)$(QUICK),,$(VENV_PYTHON) -m tools.readme)
+peers: .venv/with-quantization .venv/with-llamacpp  ## install the libraries that lessons 10 and 11 run beside ours
+clean:  ## remove build/ and the tools' caches; keeps .venv and models
+	@rm -rf build .pytest_cache .ruff_cache .hypothesis lessons_lib.egg-info
+	@find lessons_lib tools tests bench notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+# For those who work on it
+test-quick: .venv/with-test  ## lint, unit and peer tests
+	@$(VENV_PYTHON) -m tools.lint; lint=$$?; $(LESSONS_LIB) test --quick && exit $$lint
+test-deep: .venv/with-test  ## the property tests with two hundred times as many cases: about an hour
+	@HYPOTHESIS_PROFILE=deep $(VENV_PYTHON) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m hypothesis tests/unit
+test-browser: .venv/with-browser  ## lessons in JupyterLab in a real Chromium: all cells, all sliders
+	@$(VENV_PYTHON) -m pytest -v tests/browser $(if $(FULL),--full) $(if $(LESSONS),--lessons $(LESSONS))
+lint: .venv/with-test  ## ruff, which package imports which, dead code, and the house rules for lessons
+	@$(VENV_PYTHON) -m tools.lint
+lessons: .venv/with-lessons  ## execute the lessons, store their outputs in notebooks/, write README's tables
+	@$(VENV_PYTHON) -m tools.store $(LESSONS); status=$$?; $(VENV_PYTHON) -m tools.readme && exit $$status
+figures: .venv/with-lessons  ## draw imgs/
+	@$(VENV_PYTHON) -c "from lessons_lib.figures.drawings import draw_all; draw_all('imgs')"
+site: .venv/with-site  ## all lessons, glossary, references and scorecard as pages in build/site/
+	@$(VENV_PYTHON) -m lessons_lib.course.site.build
+mutation: .venv/with-mutation  ## break the library in 400 small ways; count what the tests notice
+	@$(VENV_PYTHON) -m tools.mutation
 
 # A file .venv/with-EXTRA stands for that extra of pyproject.toml, installed with the pins.
 .venv/with-%: .venv/torch pyproject.toml
@@ -64,7 +78,7 @@ endif
 	@test ! -f $@ || touch -t 200001010000 $@  # out of date until all is done
 	@$(if $(OTHER_TORCH),$(PIP_INSTALL) --force-reinstall --no-deps $(TORCH))
 	@$(PIP_INSTALL) $(TORCH)
-	@.venv/bin/python -c "from importlib.metadata import version; print('torch==' + version('torch'))" > .venv/constraints.txt
+	@$(VENV_PYTHON) -c "from importlib.metadata import version; print('torch==' + version('torch'))" > .venv/constraints.txt
 	@grep -v '^torch==' constraints.txt >> .venv/constraints.txt
 	@echo "$(CHOICE)" > $@
 
@@ -82,5 +96,5 @@ SOUND = .venv/bin/python -c 'import pip' && \
 	{ rm -rf .venv; echo "Python cannot make an environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
 again:
-.PHONY: again help run probe lab figures lessons bench sweep site test test-quick test-deep lint test-browser mutation peers clean
+.PHONY: again help run lab probe sweep test bench peers clean test-quick test-deep test-browser lint lessons figures site mutation
 .NOTPARALLEL:

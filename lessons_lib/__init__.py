@@ -36,47 +36,23 @@ DraftModel     proposer: a small model of the same tokenizer drafts
 Medusa         proposer: heads on the target's own final state guess, a tree of them is verified
 """
 
-from __future__ import annotations
+import os
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+# OpenMP reads it when torch is imported: threads that wait give way to other programs sooner, unless you set it
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-if TYPE_CHECKING:  # for editors: where the public names are
-    from lessons_lib.decoding.generate import generate
-    from lessons_lib.decoding.proposers.draft_model import DraftModel
-    from lessons_lib.decoding.proposers.jacobi import Jacobi
-    from lessons_lib.decoding.proposers.lookahead import Lookahead
-    from lessons_lib.decoding.proposers.medusa import Medusa
-    from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
-    from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
-    from lessons_lib.decoding.streaming import TextStream
-    from lessons_lib.models import load
+from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.proposers.draft_model import DraftModel
+from lessons_lib.decoding.proposers.jacobi import Jacobi
+from lessons_lib.decoding.proposers.lookahead import Lookahead
+from lessons_lib.decoding.proposers.medusa import Medusa
+from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
+from lessons_lib.decoding.streaming import TextStream
+from lessons_lib.models import load
 
 __version__ = "0.1.0"
-
-_HOMES = {
-    "load": "lessons_lib.models",
-    "generate": "lessons_lib.decoding.generate",
-    "TextStream": "lessons_lib.decoding.streaming",
-    "Greedy": "lessons_lib.decoding.sampling",
-    "Sampling": "lessons_lib.decoding.sampling",
-    "Typical": "lessons_lib.decoding.sampling",
-    "PromptLookup": "lessons_lib.decoding.proposers.prompt_lookup",
-    "Jacobi": "lessons_lib.decoding.proposers.jacobi",
-    "Lookahead": "lessons_lib.decoding.proposers.lookahead",
-    "DraftModel": "lessons_lib.decoding.proposers.draft_model",
-    "Medusa": "lessons_lib.decoding.proposers.medusa",
-}
-__all__ = ["load", "generate", "TextStream", "Greedy", "Sampling", "Typical", "PromptLookup", "Jacobi", "Lookahead"]
-__all__ += ["DraftModel", "Medusa"]
-
-
-def __getattr__(name: str):
-    """Public names are imported when they are first used, so that `clean` and `--help` need no package."""
-    if name not in _HOMES:
-        raise AttributeError(f"lessons_lib has no {name!r}; it offers {', '.join(_HOMES)}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+__all__ = [
+    "load", "generate", "TextStream", "Greedy", "Sampling", "Typical", "PromptLookup", "Jacobi", "Lookahead",
+    "DraftModel", "Medusa",
+]  # fmt: skip

@@ -46,6 +46,23 @@ def tiny_model() -> torch.nn.Module:
     return tiny()
 
 
+@pytest.fixture
+def write_lesson(tmp_path):
+    """write_lesson(name, *sources) -> Lesson, in a folder of its own."""
+    import nbformat
+    from support.notebooks import notebook
+
+    from lessons_lib.course.lessons import Lesson
+
+    def write(name: str, *sources: str, **options) -> Lesson:
+        path = tmp_path / "notebooks" / f"{name}.ipynb"
+        path.parent.mkdir(exist_ok=True)
+        nbformat.write(notebook(*sources, **options), path)
+        return Lesson(path)
+
+    return write
+
+
 @pytest.fixture(autouse=True)
 def _close_figures():
     yield

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from lessons_lib.course import commands
 from lessons_lib.paths import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="make is not at hand on Windows")
@@ -153,16 +153,53 @@ def test_an_old_python_is_told_how_to_name_another(clone):
     assert "PYTHON=python3.12" in clone.said and not (clone.folder / ".venv").exists()
 
 
-@pytest.mark.parametrize("command", commands.COMMANDS)
-def test_make_installs_what_a_command_asks_for(clone, command):
-    assert installs(clone.make(command))[-1].endswith(f"-e .[{commands.EXTRAS.get(command, 'lessons')}]")
+EXTRA = {"sweep": "sweep", "site": "site", "test-browser": "browser", "mutation": "mutation"}
+EXTRA |= dict.fromkeys(["run", "lab", "probe", "bench", "lessons", "figures"], "lessons")
+EXTRA |= dict.fromkeys(["test", "test-quick", "test-deep", "lint"], "test")
 
 
-def test_the_peers_are_all_extras_that_no_command_asks_for(clone):
+@pytest.mark.parametrize("target", EXTRA)
+def test_each_target_installs_the_extra_that_it_needs(clone, target):
+    assert installs(clone.make(target))[-1].endswith(f"-e .[{EXTRA[target]}]")
+
+
+def test_the_peers_are_all_extras_that_no_other_target_asks_for(clone):
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     asked = re.findall(r"-e \.\[(\w+)]", "\n".join(clone.make("peers")))
-    assert set(asked) == extras - {*commands.EXTRAS.values(), "lessons"}
+    assert set(asked) == extras - {*EXTRA.values()}
 
 
-def test_clean_and_help_make_no_environment(clone):
-    assert [*clone.make("clean"), *clone.make()] == [f"fake: -m lessons_lib {what} []" for what in ("clean", "--help")]
+def test_clean_and_help_need_no_python(clone):
+    for name in ("build", "lessons_lib/course/__pycache__", "tools", "tests", "bench", "notebooks/.ipynb_checkpoints"):
+        (clone.folder / name).mkdir(parents=True)
+    assert clone.make("clean") == clone.make() == []
+    assert {path.name for path in clone.folder.rglob("*") if path.is_dir()} == {
+        "lessons_lib", "course", "tools", "tests", "bench", "notebooks",
+    }  # fmt: skip
+    said = set(re.findall(r"^([\w-]+) {2,}\S", clone.said, re.M))
+    assert said == {*EXTRA, "peers", "clean"}
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("run LESSONS='01 02' MODEL=m PARAMS='a=1 b=2'", "lessons_lib run 01 02 --model m --params a=1 b=2"),
+        ("test LESSONS='00 01'", "lessons_lib test 00 01"),
+        (
+            "sweep LESSONS=06 GRID='gamma=2,4 seed=0,1' DTYPE=fp32 WORKERS=2 SCHEDULER=tcp://one:8786",
+            "lessons_lib sweep 06 --dtype fp32 --grid gamma=2,4 seed=0,1 --workers 2 --scheduler-address tcp://one:8786",
+        ),
+        ("bench QUICK=1 CLAIMS=cache", "lessons_lib bench cache --quick"),
+        ("lessons LESSONS=02", "tools.readme"),
+        ("test-browser LESSONS='02 06' FULL=1", "pytest -v tests/browser --full --lessons 02 06"),
+    ],
+)
+def test_make_hands_its_settings_to_the_commands(clone, line, said):
+    last = clone.make(*shlex.split(line))[-1]
+    assert last == f"python: -m {said} []"
+
+
+def test_a_failure_of_lint_or_of_a_test_is_the_status_and_hides_nothing(clone):
+    for fails in ("tools.lint", "lessons_lib test"):
+        calls = clone.make("test", fails=fails, status=1)
+        assert [call.split(" [")[0] for call in calls[-2:]] == ["python: -m tools.lint", "python: -m lessons_lib test"]

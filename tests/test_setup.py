@@ -14,10 +14,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from lessons_lib.__main__ import main
-from lessons_lib.course import readme
+from lessons_lib.cli import main
 from lessons_lib.course.lessons import find
 from lessons_lib.paths import ROOT
+from tools import readme
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
@@ -103,10 +103,11 @@ def lacking(names: set[str], required: list[Requirement]) -> set[str]:
 
 
 def test_whatever_the_library_imports_is_required():
-    assert lacking(imported((ROOT / "lessons_lib").rglob("*.py")), REQUIRED) == set()
+    files = [path for folder in ("lessons_lib", "tools") for path in (ROOT / folder).rglob("*.py")]
+    assert lacking(imported(files) - {"tools"}, REQUIRED) == set()
 
 
-FOR_LESSONS = {"course", "figures", "widgets"}  # rooms that need the extra `lessons`
+FOR_LESSONS = {"course", "figures", "widgets", "cli.py"}  # rooms that need the extra `lessons`
 OPTIONAL = {"anyio", "llama_cpp", "openai", "torchao"}  # without them a sentence says what to install
 
 
@@ -123,7 +124,7 @@ def provided(names: set[str]) -> set[str]:
     return {canonicalize_name(provider) for name in names for provider in providers.get(name, [])}
 
 
-def test_the_console_script_is_the_packages_main():
+def test_the_console_script_is_there():
     assert EntryPoint("lessons", PROJECT["scripts"]["lessons"], "console_scripts").load() is main
 
 

@@ -59,7 +59,7 @@ def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed:
     if twice:
         raise UsageError(f"Give {', '.join(twice)} in the grid or beside it, not in both.")
     chosen = select(lessons, asked)
-    defaults = {lesson: parameters(lesson.read()) for lesson in chosen}
+    defaults = {lesson: parameters(lesson) for lesson in chosen}
     combined = [overrides(defaults, absolute(fixed | values)) for values in combinations(grid)]
     of_grid = [lesson for lesson in chosen if asked or grid.keys() & defaults[lesson].keys()]
     found = [Point(lesson, values[lesson], defaults[lesson], package()) for lesson in of_grid for values in combined]

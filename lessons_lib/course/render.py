@@ -13,7 +13,7 @@ from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from lessons_lib.course.colab import SETUP_ID
+from lessons_lib.course.lessons import SETUP_ID
 
 # nbconvert's own page, without its scripts from content networks (require.js, MathJax, mermaid, widgets).
 TEMPLATE = """{%- extends 'lab/index.html.j2' -%}

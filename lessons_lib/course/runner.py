@@ -13,8 +13,8 @@ from typing import Any
 import nbformat
 import papermill
 
-from lessons_lib.course import readme, render
-from lessons_lib.course.lessons import QUIET, Lesson, UsageError, find, overrides, parameters, select
+from lessons_lib.course import render
+from lessons_lib.course.lessons import CLAIMS, QUIET, Lesson, UsageError, find, overrides, parameters, select
 from lessons_lib.paths import ROOT
 from lessons_lib.progress import line
 
@@ -38,7 +38,7 @@ def run(asked: list[str], given: dict[str, str], build: Path = BUILD, lessons: l
     chosen = select(find() if lessons is None else lessons, asked)
     if not chosen:
         raise UsageError("There are no lessons in notebooks/ yet.")
-    defaults = {lesson: parameters(lesson.read()) for lesson in chosen}
+    defaults = {lesson: parameters(lesson) for lesson in chosen}
     injected = overrides(defaults, absolute(given))
     prepare_all([{**defaults[lesson], **injected[lesson]} for lesson in chosen])
     build.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def finish(results: list[Result], build: Path) -> None:
     done = [build / result.lesson.path.name for result in results]
     scores = scorecard.collect([path for path in done if path.exists()])
     about = ", ".join(f"{name} {value}" for name, value in (machine.host() | machine.versions()).items())
-    scorecard.write(scores, build, machine=about, named=claims.load(readme.CLAIMS))
+    scorecard.write(scores, build, machine=about, named=claims.load(CLAIMS))
     (build / "index.html").write_text(render.index(results), encoding="utf-8")
     print(f"\nRead {shown(build / 'index.html')} and {shown(build / 'scorecard.html')}.")
     failed = [result for result in results if result.failure]

@@ -75,7 +75,7 @@ def lab(chromium):
 def opened(lab, chromium, lesson, request):
     """The lesson's copy in JupyterLab with its kernel idle: an Opened. Its kernel ends with the test."""
     short = {} if request.config.getoption("--full") else SHORT.get(lesson.number, {})
-    assert set(short) <= set(parameters(lesson.read())), "SHORT names a parameter that the lesson does not have"
+    assert set(short) <= set(parameters(lesson)), "SHORT names a parameter that the lesson does not have"
     jupyter.copy(lesson, short, BUILD / "notebooks")
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
     shown = Opened(page, lesson.name, BUILD, lab["url"])

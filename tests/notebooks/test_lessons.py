@@ -2,10 +2,10 @@
 
 import pytest
 
-from lessons_lib.course import checks
 from lessons_lib.course.lessons import find
+from tools import lint
 
 
 @pytest.mark.parametrize("lesson", find(), ids=lambda lesson: lesson.name)
 def test_the_stored_lesson_keeps_the_house_rules(lesson):
-    assert checks.problems(lesson.read(), lesson.name) == []
+    assert lint.problems(lesson) == []

@@ -11,9 +11,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from lessons_lib.course.lessons import bounds, find, parameters, tagged
+from lessons_lib.course.lessons import find, parameters
 from lessons_lib.paths import ROOT
 
+LEAST = re.compile(r"^(\w+) *(?::[^=#]*)?=.*#.*\bat least (\d+)", re.MULTILINE)  # what the comments of parameters say
 FIGURE = """\
 from lessons_lib import figures, progress
 ax = figures.axes()
@@ -66,16 +67,16 @@ def test_papermill_leaves_figures_as_png_with_their_alt_text_and_no_bars(run, tm
 @pytest.mark.parametrize("lesson", find(), ids=lambda lesson: lesson.name)
 def test_a_lesson_itself_refuses_parameters_out_of_range_by_name(lesson):
     nb = lesson.read()
-    defaults, least = parameters(nb), bounds(nb)
     code = [cell for cell in nb.cells if cell.cell_type == "code"]
-    following = code[code.index(tagged(nb, "parameters")[0]) + 1]
+    [place] = (i for i, cell in enumerate(code) if "parameters" in cell.metadata.get("tags", []))
+    following, defaults, least = code[place + 1], parameters(lesson), dict(LEAST.findall(code[place].source))
     checks = [line for line in ast.parse(following.source).body if isinstance(line, ast.Assert)]
     check = compile(ast.Module(checks, []), lesson.name, "exec")
     exec(check, dict(defaults))
     for name, value in defaults.items():
         if name == "seed" or type(value) not in (int, list) or value == []:
             continue
-        low = least.get(name, 1)
+        low = int(least.get(name, 1))
         for given in [value[: low - 1], [0, *value]] if type(value) is list else [low - 1]:
             with pytest.raises(AssertionError, match=rf"\b{name}\b"):
                 exec(check, {**defaults, name: given})

@@ -73,3 +73,7 @@ def render(source: Path, folder: Path) -> list[str]:
     with docutils_namespace(), patch_docutils():
         Sphinx(source, None, folder, work, "html", SETTINGS, status=None, warning=said).build()
     return [text for text in strip_escape_sequences(said.getvalue()).splitlines() if text.strip()]
+
+
+if __name__ == "__main__":
+    sys.exit(build())

@@ -1,4 +1,4 @@
-"""README's tables, written from the package's own text, the stored lessons and bench/results/claims.json."""
+"""Write README's tables from the package's own text, the stored lessons and bench/results/claims.json."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 
 import lessons_lib
-from lessons_lib.course import colab
-from lessons_lib.course.lessons import Lesson, find
+from lessons_lib.course.lessons import CLAIMS, Lesson, find
 from lessons_lib.course.render import title
 from lessons_lib.measure import claims, evidence, scorecard, tables
 from lessons_lib.paths import ROOT
+from tools import store
 
 README = ROOT / "README.md"
-CLAIMS = ROOT / "bench" / "results" / "claims.json"
 HEADINGS = ("technique", "question", "claim", "predicted", "measured")
 
 
@@ -27,7 +26,7 @@ def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
     """README's text with what the package offers and what stored lessons and claims say now; ValueError as `fill`."""
     rows = claims.load(claims_file)
     text = between(text, "names", name_table())
-    text = between(text, "lessons", lesson_table(lessons, colab.address()))
+    text = between(text, "lessons", lesson_table(lessons, store.address()))
     text = between(text, "techniques", technique_table(claims_file))
     return between(text, "claims", claims.markdown(rows) if rows else "Not measured yet: `make bench` does.")
 
@@ -63,7 +62,7 @@ def lesson_row(lesson: Lesson, address: str) -> list[str]:
     """Name with its links, question, claim, predicted, measured; address: of the repository, for Colab."""
     nb = lesson.read()
     name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name})"
-    opening = colab.link(address, lesson.name)
+    opening = store.link(address, lesson.name)
     score = next((s for s in scorecard.collect([lesson.path]) if s.ratio is not None), None)
     told = ["-"] * 3
     if score:
@@ -77,3 +76,7 @@ def question(nb) -> str:
     prose = " ".join(line for line in text.splitlines() if line and not line.startswith("#"))
     found = re.search(r"[^.!?]*\?", prose)
     return found.group().strip(" *_") if found else ""
+
+
+if __name__ == "__main__":
+    fill()

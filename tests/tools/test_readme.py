@@ -3,9 +3,9 @@
 import pytest
 from nbformat.v4 import new_output
 
-from lessons_lib.course import colab, readme, store
 from lessons_lib.measure import claims
 from lessons_lib.measure.scorecard import MIME
+from tools import readme, store
 
 TEXT = """before
 <!-- names:begin --><!-- names:end -->
@@ -26,7 +26,7 @@ def score(claim, predicted, measured):
 @pytest.fixture
 def measured_lesson(write_lesson, monkeypatch):
     """A stored lesson with a score that lacks its measurement, and one that has it."""
-    monkeypatch.setattr(colab, "address", lambda: "")
+    monkeypatch.setattr(store, "address", lambda: "")
     lesson = write_lesson("02_kv_cache", "show()", title="# 02 KV cache\n\nPrefill is done. What does a cache save?")
     nb = lesson.read()
     rows = [score("forgotten", 1, None), score("decode | speed", 100, 80.5), score("later", 1, 1)]
@@ -46,14 +46,14 @@ def test_the_tables_come_from_stored_lessons_and_claims(measured_lesson, tmp_pat
 
 
 def test_a_lesson_without_scores_still_has_a_row(write_lesson, tmp_path, monkeypatch):
-    monkeypatch.setattr(colab, "address", lambda: "https://github.com/a/b")
+    monkeypatch.setattr(store, "address", lambda: "https://github.com/a/b")
     now = readme.filled(TEXT, [write_lesson("00_lesson")], tmp_path / "none.json")
     assert "| How much is it? | - | - | - |" in now and "[Open in Colab](" in now
     assert "Not measured yet" in now
 
 
 def test_an_appendix_has_a_row_of_its_own_below_its_lesson(write_lesson, monkeypatch):
-    monkeypatch.setattr(colab, "address", lambda: "")
+    monkeypatch.setattr(store, "address", lambda: "")
     lessons = [write_lesson(name, title=f"# {name}") for name in ("05_batching", "05x_study", "06_drafts")]
     rows = readme.lesson_table(lessons, "").splitlines()[2:]
     assert [row.split("]")[0] for row in rows] == ["| [05_batching", "| [05x_study", "| [06_drafts"]

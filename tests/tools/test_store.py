@@ -5,16 +5,15 @@ import json
 import pytest
 from nbformat.v4 import new_output
 
-from lessons_lib.course import checks, colab, readme, store
 from lessons_lib.measure import machine
+from tools import lint, store
 
 
 @pytest.fixture(autouse=True)
 def repository(monkeypatch):
-    """Neither README nor the environment of later tests is touched; the address is unset, the machine quiet."""
+    """The environment of later tests is not touched, the address is unset, the machine quiet."""
     monkeypatch.setattr(machine, "wait_until_quiet", lambda: "")
-    monkeypatch.setattr(readme, "fill", lambda: None)
-    monkeypatch.setattr(colab, "address", lambda: "")
+    monkeypatch.setattr(store, "address", lambda: "")
     monkeypatch.setenv("LESSONS_LIB_STORING", "0")
 
 
@@ -25,9 +24,9 @@ def test_a_stored_lesson_keeps_its_ids_and_the_house_rules(write_lesson):
     before.cells[-1].metadata["execution"] = {"started": "now"}
     before.cells[-2].metadata.update(tags=["hide-input"], jupyter={"source_hidden": True, "outputs_hidden": False})
     store.write(before, lesson.path)
-    assert store.store([], [lesson]) == 0
+    assert store.store([lesson]) == 0
     now = lesson.read()
-    assert checks.problems(now, lesson.name, "") == []
+    assert lint.problems(lesson) == []
     assert [cell.id for cell in now.cells] == [cell.id for cell in before.cells]
     assert [cell.outputs[0].get("text") for cell in now.cells[-2:-1]] == ["3\n"]
     assert now.cells[-1].outputs[0].data == {"text/plain": "4"}
@@ -38,9 +37,9 @@ def test_a_stored_lesson_keeps_its_ids_and_the_house_rules(write_lesson):
 
 def test_storing_twice_gives_the_same_bytes(write_lesson):
     lesson = write_lesson("00_a_lesson", "print(tokens)")
-    store.store([], [lesson])
+    store.store([lesson])
     once = lesson.path.read_bytes()
-    store.store([], [lesson])
+    store.store([lesson])
     assert lesson.path.read_bytes() == once
     assert once.endswith(b"}\n") and b'\n "cells"' in once and json.loads(once)["nbformat_minor"] == 5
 
@@ -48,7 +47,7 @@ def test_storing_twice_gives_the_same_bytes(write_lesson):
 def test_a_failing_lesson_is_left_as_it_was_and_the_others_are_stored(write_lesson, capsys):
     broken, sound = write_lesson("00_broken", "print(tokens)", "1 / 0"), write_lesson("01_sound", "print(tokens)")
     before = broken.path.read_bytes(), sound.path.read_bytes()
-    assert store.store([], [broken, sound]) == 1
+    assert store.store([broken, sound]) == 1
     assert broken.path.read_bytes() == before[0] and sound.path.read_bytes() != before[1]
     said = capsys.readouterr().out
     assert "ZeroDivisionError" in said and "left as they were: 00_broken" in said
@@ -58,7 +57,7 @@ def test_a_lesson_is_not_stored_while_other_programs_load_the_machine(write_less
     lesson = write_lesson("00_a_lesson", "print(tokens)")
     before = lesson.path.read_bytes()
     monkeypatch.setattr(machine, "wait_until_quiet", lambda: "Other programs use 1.0 of 2 cores")
-    assert store.store([], [lesson]) == 1 and lesson.path.read_bytes() == before
+    assert store.store([lesson]) == 1 and lesson.path.read_bytes() == before
     assert "FAILED: Other programs use" in capsys.readouterr().out
 
 
@@ -69,7 +68,7 @@ ax.text(0.5, 0.5, "one"), ax.text(0.5, 0.5, "other")
 figures.display(ax, "two words")"""
     lesson = write_lesson("00_a_lesson", source)
     before = lesson.path.read_bytes()
-    assert store.store([], [lesson]) == 1 and lesson.path.read_bytes() == before
+    assert store.store([lesson]) == 1 and lesson.path.read_bytes() == before
     assert "'one' and 'other' overlap" in capsys.readouterr().out
 
 

@@ -1,16 +1,31 @@
-"""The house rules for stored lessons: what makes them run elsewhere, compare well and read well."""
+"""Check the code with ruff, import-linter and vulture, and the stored lessons against the house rules.
+
+The house rules are what makes a lesson run elsewhere, compare well with nbval and read well on a page.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import nbformat
 
-from . import colab, render
-from .lessons import Lesson, UsageError, find, parameters
+from lessons_lib.course import render
+from lessons_lib.course.lessons import Lesson, UsageError, find, parameters
+from lessons_lib.paths import ROOT
+from tools import store
 
+SCRIPTS = ROOT / "build" / "lint"  # the lessons' code, for tools that read no notebooks
+TOOLS = (  # what they check stands in pyproject.toml
+    ["-m", "ruff", "check", "--quiet"],
+    ["-c", "from importlinter.cli import lint_imports; exit(lint_imports(no_cache=True, no_logo=True))"],
+    ["-m", "vulture", "lessons_lib", "bench", "tools", SCRIPTS],  # what only tests use is unused
+    ["-m", "vulture", "lessons_lib", "bench", "tools", "tests", SCRIPTS],
+)
 REQUIRED = {"model", "device", "dtype", "seed"}
 LINE = 120  # characters of a line of code that a reader sees
 LONG_LINES = (  # lessons that are not checked for it: take a name out when its lesson is rewritten
@@ -22,14 +37,37 @@ ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|tmp|work|usr|opt|var|mnt|User
 NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=\"[^\"])")
 
 
-def problems(nb: nbformat.NotebookNode, name: str, address: str | None = None) -> list[str]:
-    """What a lesson called `name` (02_kv_cache) breaks, one sentence each. address: of the repository."""
-    address = colab.address() if address is None else address
+def main() -> int:
+    """Print every problem; returns the exit status."""
+    write_scripts(SCRIPTS)
+    found = [complaint([sys.executable, *map(str, arguments)]) for arguments in TOOLS]
+    found += [problem for lesson in find() for problem in problems(lesson)]
+    print("\n".join(filter(None, found)), file=sys.stderr)
+    return int(any(found))
+
+
+def write_scripts(folder: Path) -> None:
+    """Write the code of each lesson as a script."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for lesson in find():
+        code = [cell.source for cell in lesson.read().cells if cell.cell_type == "code"]
+        (folder / f"{lesson.name}.py").write_text("\n".join(code), encoding="utf-8")
+
+
+def complaint(call: list[str]) -> str:
+    """What a program prints if it fails; "" if it does not."""
+    done = subprocess.run(call, cwd=ROOT, text=True, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.stdout.strip() or f"{call} failed" if done.returncode else ""
+
+
+def problems(lesson: Lesson) -> list[str]:
+    """The house rules that a stored lesson breaks, one sentence each."""
+    nb, name, address = lesson.read(), lesson.name, store.address()
     code = [cell for cell in nb.cells if cell.cell_type == "code"]
     rules = (
         of_format(nb),
-        of_parameters(nb),
-        of_colab(nb, name, address),
+        of_parameters(lesson),
+        of_setup(nb, name, address),
         of_text(nb),
         of_outputs(code),
         [] if name in LONG_LINES else of_lines(code),
@@ -37,13 +75,8 @@ def problems(nb: nbformat.NotebookNode, name: str, address: str | None = None) -
     return [f"{name}: {problem}" for rule in rules for problem in rule]
 
 
-def lint(lessons: list[Lesson] | None = None) -> list[str]:
-    """The problems of all lessons in notebooks/."""
-    return [p for lesson in (find() if lessons is None else lessons) for p in problems(lesson.read(), lesson.name)]
-
-
 def of_format(nb: nbformat.NotebookNode) -> Iterator[str]:
-    """Format, kernel, and metadata that tools leave behind."""
+    """Format, kernel, and metadata that tools leave there."""
     if (nb.nbformat, nb.nbformat_minor) != (4, 5) or not all(cell.get("id") for cell in nb.cells):
         yield "is not nbformat 4.5 with cell ids"
     if nb.metadata.get("kernelspec", {}).get("name") != "python3":
@@ -52,10 +85,10 @@ def of_format(nb: nbformat.NotebookNode) -> Iterator[str]:
         yield f"metadata of {left} is kept"
 
 
-def of_parameters(nb: nbformat.NotebookNode) -> Iterator[str]:
+def of_parameters(lesson: Lesson) -> Iterator[str]:
     """One cell of literals, with the names that every lesson has."""
     try:
-        missing = REQUIRED - set(parameters(nb))
+        missing = REQUIRED - set(parameters(lesson))
     except UsageError as error:
         yield str(error)
         return
@@ -63,13 +96,13 @@ def of_parameters(nb: nbformat.NotebookNode) -> Iterator[str]:
         yield f"its parameters lack {', '.join(sorted(missing))}"
 
 
-def of_colab(nb: nbformat.NotebookNode, name: str, address: str) -> Iterator[str]:
-    """The generated set-up cell first, and the link that belongs to the address."""
+def of_setup(nb: nbformat.NotebookNode, name: str, address: str) -> Iterator[str]:
+    """The generated set-up cell first, and the Colab link that follows from the repository's address."""
     sources = [cell.source for cell in nb.cells if cell.cell_type == "code"]
-    if sources[:1] != [colab.setup_cell(address)]:
+    if sources[:1] != [store.setup_cell(address)]:
         yield "its first code cell is not the generated set-up cell; `make lessons` writes it"
-    links = [cell.source for cell in nb.cells if cell.get("id") == colab.LINK_ID]
-    if links != [text for text in [colab.link(address, name)] if text]:
+    links = [cell.source for cell in nb.cells if cell.get("id") == store.LINK_ID]
+    if links != [text for text in [store.link(address, name)] if text]:
         yield "its Colab link does not follow from the repository's address; `make lessons` writes it"
 
 
@@ -114,3 +147,7 @@ def of_lines(code: list[nbformat.NotebookNode]) -> Iterator[str]:
 def collapsed(cell: nbformat.NotebookNode) -> bool:
     """Whether JupyterLab or the site shows a cell's outputs and hides its code."""
     return cell.metadata.get("jupyter", {}).get("source_hidden", False) or "hide-input" in cell.metadata.get("tags", [])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

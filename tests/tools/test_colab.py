@@ -11,74 +11,75 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from support.notebooks import notebook
 
-import lessons_lib.__main__ as commands_main
-from lessons_lib.course import colab
+import lessons_lib
 from lessons_lib.course.lessons import find
 from lessons_lib.paths import ROOT
+from tools import store
 
 ADDRESS = "https://github.com/someone/lessons"
 
 
 def test_the_cell_is_short_and_compiles():
     for address in ("", ADDRESS):
-        source = colab.setup_cell(address)
+        source = store.setup_cell(address)
         compile(source, "cell", "exec")
         assert len(source.splitlines()) <= 14
 
 
 def test_the_cell_does_nothing_where_lessons_lib_is_there(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("installed something"))
-    exec(colab.setup_cell(""), {})
-    exec(colab.setup_cell(ADDRESS), {})
+    exec(store.setup_cell(""), {})
+    exec(store.setup_cell(ADDRESS), {})
 
 
 def test_the_cell_sets_how_long_threads_spin_unless_the_user_has(monkeypatch):
     for given, expected in ((None, "1000"), ("7", "7")):
         monkeypatch.setattr(os, "environ", {} if given is None else {"GOMP_SPINCOUNT": given})
-        exec(colab.setup_cell(""), {})
+        exec(store.setup_cell(""), {})
         assert os.environ["GOMP_SPINCOUNT"] == expected
 
 
-def test_first_cell_makefile_and_command_let_threads_spin_equally_long():
-    texts = [colab.SETUP, (ROOT / "Makefile").read_text(), Path(commands_main.__file__).read_text()]
+def test_first_cell_makefile_and_package_let_threads_spin_equally_long():
+    texts = [store.SETUP, (ROOT / "Makefile").read_text(), Path(lessons_lib.__file__).read_text()]
     assert [re.findall(r"GOMP_SPINCOUNT\W+(\d+)", text) for text in texts] == [["1000"]] * 3
 
 
-def test_the_command_sets_it_before_torch_reads_it():
-    code = (
-        "import os, sys, lessons_lib.__main__ as command\n"
-        "command.dispatch = lambda options: print('torch' in sys.modules, os.environ['GOMP_SPINCOUNT'])\n"
-        "command.main(['lint'])"
-    )
+def test_the_package_sets_it_before_torch_reads_it():
+    code = "import os, sys; old = os.environ.setdefault; os.environ.setdefault = lambda *pair: (old(*pair), "
+    code += "print('torch' in sys.modules, os.environ[pair[0]], flush=True), os._exit(0)); import lessons_lib"
     for given, expected in (({}, "False 1000"), ({"GOMP_SPINCOUNT": "7"}, "False 7")):
         others = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
-        done = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True)
-        assert done.stdout.split("\n")[0] == expected, done.stderr
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=others | given, cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.stdout.strip() == expected, done.stderr
 
 
 def test_an_address_on_github_gives_a_link_and_others_none():
-    link = colab.link(ADDRESS + ".git", "02_kv_cache")
+    link = store.link(ADDRESS + ".git", "02_kv_cache")
     assert link.endswith("github/someone/lessons/blob/main/notebooks/02_kv_cache.ipynb)")
-    assert colab.link("", "02_kv_cache") == colab.link("https://example.org/x/y", "02_kv_cache") == ""
+    assert store.link("", "02_kv_cache") == store.link("https://example.org/x/y", "02_kv_cache") == ""
 
 
-def test_refreshing_twice_gives_one_set_up_cell_behind_the_title(sound_lesson):
+def test_putting_it_twice_gives_one_set_up_cell_after_the_title():
+    sound_lesson = notebook("print(tokens)")
     before = [cell.source for cell in sound_lesson.cells]
-    colab.refresh(sound_lesson, "00_a_lesson", ADDRESS)
-    colab.refresh(sound_lesson, "00_a_lesson", ADDRESS)
+    store.put_setup(sound_lesson, "00_a_lesson", ADDRESS)
+    store.put_setup(sound_lesson, "00_a_lesson", ADDRESS)
     now = [cell.source for cell in sound_lesson.cells]
-    assert now == [before[0], colab.link(ADDRESS, "00_a_lesson"), colab.setup_cell(ADDRESS), *before[2:]]
-    colab.refresh(sound_lesson, "00_a_lesson", "")
+    assert now == [before[0], store.link(ADDRESS, "00_a_lesson"), store.setup_cell(ADDRESS), *before[2:]]
+    store.put_setup(sound_lesson, "00_a_lesson", "")
     assert [cell.source for cell in sound_lesson.cells] == before
 
 
 def test_the_address_is_the_one_in_pyproject(tmp_path):
     file = tmp_path / "pyproject.toml"
     file.write_text('[project]\nname = "x"\n')
-    assert colab.address(tmp_path) == ""
+    assert store.address(tmp_path) == ""
     file.write_text(f'[project]\nname = "x"\n[project.urls]\nRepository = "{ADDRESS}"\n')
-    assert colab.address(tmp_path) == ADDRESS
+    assert store.address(tmp_path) == ADDRESS
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +135,13 @@ def run_cell(python: Path, source: str, folder: Path, then: str) -> subprocess.C
     return subprocess.run([python, "-c", code], cwd=folder, env={**settings, **path}, capture_output=True, text=True)
 
 
-CHECK = "import lessons_lib, torch; print(lessons_lib.__version__, lessons_lib.__file__, torch.kept)"
+CHECK = """import torch  # the environment's own kind, with which the package cannot be imported
+print(metadata.version("lessons_lib"), util.find_spec("lessons_lib").origin, torch.kept)"""
 
 
 def test_in_an_empty_environment_the_cell_installs_from_the_address(empty, repository, tmp_path):
     address = repository.as_uri().replace("file://", "file://localhost")  # pip wants a host beside a name
-    done = run_cell(empty, colab.setup_cell(address), tmp_path / "elsewhere", CHECK)
+    done = run_cell(empty, store.setup_cell(address), tmp_path / "elsewhere", CHECK)
     assert done.returncode == 0, done.stderr
     version, file, kept = done.stdout.split()
     assert Path(file).is_relative_to(empty.parent.parent) and kept == "True"
@@ -151,13 +153,13 @@ def test_in_an_empty_environment_the_cell_installs_from_the_address(empty, repos
 
 def test_in_a_checkout_the_cell_installs_the_checkout(empty, repository):
     notebooks = repository / "notebooks"
-    done = run_cell(empty, colab.setup_cell(""), notebooks, CHECK)
+    done = run_cell(empty, store.setup_cell(""), notebooks, CHECK)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.split()[1]).is_relative_to(repository)
 
 
 def test_without_an_address_the_cell_says_what_to_do(empty, tmp_path):
-    done = run_cell(empty, colab.setup_cell(""), tmp_path / "elsewhere", CHECK)
+    done = run_cell(empty, store.setup_cell(""), tmp_path / "elsewhere", CHECK)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("RuntimeError: lessons_lib is missing: clone the course's repo")
 
@@ -170,7 +172,7 @@ def test_an_installed_torch_is_named_to_pip_so_that_it_stays(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda command, check: seen.append(command))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lessons_lib" else find(name))
     monkeypatch.chdir("/")
-    exec(colab.setup_cell(ADDRESS), {})
+    exec(store.setup_cell(ADDRESS), {})
     assert seen[0][:4] == [sys.executable, "-m", "pip", "install"]
     assert seen[0][-2:] == [f"lessons_lib[lessons] @ git+{ADDRESS}", f"torch=={distribution('torch').version}"]
 

@@ -1,0 +1,81 @@
+"""Break the library in many small ways, one at a time, with mutmut: how many does a test notice? (`make mutation`)
+
+mutmut knows tens of thousands of changes and remembers which tests call the changed function; all of them would take
+days, so a seeded sample is tried. Everything happens in a copy in build/mutation/, which keeps what was found: a run
+that was ended goes on where it stopped, and changes that nobody noticed are tried again, since tests may have come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from lessons_lib.paths import ROOT
+
+COPY = ROOT / "build" / "mutation"
+COUNT, SEED = 400, 0  # of the sample
+ENOUGH = 0.9  # of the sample is to be noticed
+CAUGHT = {1, 3, 24, -24, 36, 152, 255, -9, -11}  # a test failed, ran out of time (mutmut's codes), or Python crashed
+
+
+def main() -> int:
+    """Try the sample, print a table and what nobody noticed; 1 if too much of it, 2 if the tests fail beforehand."""
+    refresh(ROOT, COPY)
+    said = mutmut("run", "none of these", quiet=True)  # makes the changes, and learns which tests call what
+    if not (COPY / "mutants" / "mutmut-stats.json").is_file():
+        print(f"The tests fail before anything is broken (or run otherwise there):\n{said[-2000:]}", file=sys.stderr)
+        return 2
+    codes = results()
+    by_chance = sorted(codes, key=lambda name: hashlib.sha256(f"{SEED} {name}".encode()).digest())
+    sample = sorted(by_chance[:COUNT])  # where code changes, the other names stay in the sample
+    if waiting := [name for name in sample if codes[name] not in CAUGHT]:
+        mutmut("run", *waiting)  # a worker a core
+        codes = results()
+    missed = [name for name in sample if codes[name] not in CAUGHT]
+    for name in missed:
+        print(f"\n{name} ({'not tried' if codes[name] is None else 'unnoticed'})\n{mutmut('show', name, quiet=True)}")
+    package = lambda name: name.split(".")[1]  # noqa: E731
+    unnoticed = Counter(map(package, missed))
+    for name, tried in sorted(Counter(map(package, sample)).items()):
+        print(f"{name:<30} {tried - unnoticed[name]:4} of {tried:4} noticed")
+    share = 1 - len(missed) / len(sample)
+    print(f"{'all':<30} {len(sample) - len(missed):4} of {len(sample):4} noticed, {share:.1%}")
+    return int(share < ENOUGH)
+
+
+def refresh(source: Path, copy: Path) -> None:
+    """Bring the copy up to date with the files git knows; what did not change keeps its time, and so its results."""
+    call = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(call, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        here, there = source / name, copy / name
+        if here.is_file() and not (there.is_file() and there.read_bytes() == here.read_bytes()):
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(here, there)
+    for gone in [
+        path for path in (copy / "lessons_lib").rglob("*.py") if not (source / path.relative_to(copy)).exists()
+    ]:
+        gone.unlink()
+
+
+def mutmut(*arguments: str, quiet: bool = False) -> str:
+    """Run mutmut in the copy; what it printed, if quiet."""
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}  # as many processes as workers, a core each
+    out = {"capture_output": True, "text": True} if quiet else {}
+    return subprocess.run([sys.executable, "-m", "mutmut", *arguments], cwd=COPY, env=environ, **out).stdout or ""
+
+
+def results() -> dict[str, int | None]:
+    """Every change's name, and the exit status of the tests with it; None if it was not tried."""
+    metas = (json.loads(meta.read_text(encoding="utf-8")) for meta in (COPY / "mutants").rglob("*.meta"))
+    return {name: code for meta in metas for name, code in meta["exit_code_by_key"].items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

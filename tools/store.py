@@ -1,0 +1,158 @@
+"""Execute lessons and store what is worth keeping of their outputs in notebooks/ (`make lessons LESSONS="02 06"`).
+
+Each stored lesson begins with a generated cell that installs lessons_lib where it is missing, and, once the repository
+has an address on GitHub, with a link that opens it on Colab.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from urllib.parse import urlparse
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from lessons_lib.course.lessons import QUIET, SETUP_ID, Lesson, UsageError, find, select
+from lessons_lib.measure import machine
+from lessons_lib.paths import ROOT
+from lessons_lib.progress import line, start_storing
+
+LINK_ID = "open-in-colab"
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+DROPPED = ("application/vnd.jupyter.widget-view+json", "image/svg+xml", "application/javascript")
+# OpenMP's threads spin while they wait for each other, by default so long that a busy program beside them takes most of
+# the speed: eager decoding falls to 39% and compiled to 29%. With 1000 turns they keep 99% and 37%, and lose 5% alone.
+# An installed torch is named with its exact version, so that pip keeps it or stops. The checkout goes onto
+# sys.path as well, because this process does not see an editable install.
+SETUP = """\
+# Installs lessons_lib where it is missing, as on Colab; an installed torch stays.
+import os, subprocess, sys
+from importlib import metadata, util
+from pathlib import Path
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # torch's waiting threads give way to other programs
+if util.find_spec("lessons_lib") is None:
+    files = [folder / "pyproject.toml" for folder in (Path.cwd() / "here").parents]
+    home = [str(f.parent) for f in files if f.exists() and 'name = "lessons_lib"' in f.read_text()][:1]
+    torch = ["torch==" + metadata.version("torch")] if util.find_spec("torch") else []
+{source}
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *source, *torch], check=True)
+    sys.path[:0] = home"""
+FROM_ADDRESS = '    source = ["-e", home[0] + "[lessons]"] if home else ["lessons_lib[lessons] @ git+{address}"]'
+UNSET = """\
+    if not home:
+        raise RuntimeError("lessons_lib is missing: clone the course's repository and open this lesson from there")
+    source = ["-e", home[0] + "[lessons]"]"""
+
+
+def main(asked: list[str]) -> int:
+    """Store the lessons asked for, all without any; returns the exit status."""
+    try:
+        return store(select(find(), asked))
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def store(lessons: list[Lesson]) -> int:
+    """Execute lessons with their own defaults and overwrite them; returns the exit status.
+
+    A lesson that fails keeps its old outputs. So does one whose turn comes while other programs load the machine:
+    its times would mislead every reader.
+    """
+    start_storing()
+    failed = [lesson.name for lesson in lessons if not again(lesson)]
+    if failed:
+        print(f"failed, and left as they were: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def again(lesson: Lesson) -> bool:
+    """Execute one lesson in place, unless other programs load the machine; whether that went well."""
+    nb = lesson.read()
+    put_setup(nb, lesson.name, address())
+    with line(lesson.name) as said:
+        if warning := machine.wait_until_quiet():
+            said[0] = f"FAILED: {warning}"
+            return False
+        try:
+            resources = {"metadata": {"path": str(lesson.path.parent)}}
+            client = NotebookClient(nb, timeout=None, kernel_name="python3", resources=resources, record_timing=False)
+            client.extra_arguments = QUIET
+            client.execute()
+        except CellExecutionError as error:
+            said[0] = f"FAILED: {error.ename}: {error.evalue}"
+            return False
+        write(tidy(nb), lesson.path)
+    return True
+
+
+def tidy(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Remove, in place, what differs from run to run or from machine to machine and tells a reader nothing."""
+    nb.nbformat_minor = 5
+    nb.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    for cell in nb.cells:
+        cell.metadata = nbformat.from_dict(kept(cell.metadata))
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if keeps(output)]
+    return nb
+
+
+def kept(metadata: dict) -> dict:
+    """Of a cell's metadata what its author chose: its tags, and that its code is collapsed."""
+    chosen = {"tags": metadata["tags"]} if metadata.get("tags") else {}
+    if metadata.get("jupyter", {}).get("source_hidden"):
+        chosen["jupyter"] = {"source_hidden": True}
+    return chosen
+
+
+def keeps(output: nbformat.NotebookNode) -> bool:
+    """Whether an output is stored, after its dropped forms are taken out: one without others goes as a whole."""
+    if output.output_type == "stream":
+        return output.name == "stdout"
+    data = output.get("data", {})
+    unwanted = "application/vnd.jupyter.widget-view+json" in data
+    for mime in DROPPED:
+        data.pop(mime, None)
+    return bool(data) and not (unwanted and set(data) == {"text/plain"})
+
+
+def write(nb: nbformat.NotebookNode, path: Path) -> None:
+    """Write a notebook in the one form that its file has: indent 1, sorted keys, one newline at the end."""
+    text = nbformat.writes(nb).rstrip("\n") + "\n"
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def address(root: Path = ROOT) -> str:
+    """The repository's address, kept in pyproject.toml as project.urls.Repository; "" while it is unset."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project.get("urls", {}).get("Repository", "")
+
+
+def setup_cell(address: str) -> str:
+    """Source of every lesson's first code cell; without an address it says what to do instead."""
+    return SETUP.format(source=FROM_ADDRESS.format(address=address) if address else UNSET)
+
+
+def link(address: str, name: str) -> str:
+    """Markdown link that opens a lesson in Colab; "" without an address on GitHub, the only place that Colab opens."""
+    parts = urlparse(address)
+    if parts.netloc != "github.com":
+        return ""
+    repository = parts.path.strip("/").removesuffix(".git")
+    return f"[Open in Colab](https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}.ipynb)"
+
+
+def put_setup(nb: nbformat.NotebookNode, name: str, address: str) -> None:
+    """Put the generated set-up cell and link, or no link, after a lesson's title, in place."""
+    cells = [cell for cell in nb.cells if cell.get("id") not in (SETUP_ID, LINK_ID)]
+    setup = new_code_cell(setup_cell(address), id=SETUP_ID)
+    opening = [new_markdown_cell(link(address, name), id=LINK_ID)] if link(address, name) else []
+    nb.cells = [*cells[:1], *opening, setup, *cells[1:]]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
