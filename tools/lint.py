@@ -41,8 +41,8 @@ def main() -> int:
     """Print every problem; returns the exit status."""
     write_scripts(SCRIPTS)
     found = [complaint([sys.executable, *map(str, arguments)]) for arguments in TOOLS]
-    found += [problem for lesson in find() for problem in problems(lesson)]
-    print("\n".join(filter(None, found)), file=sys.stderr)
+    found = [*filter(None, found), *(problem for lesson in find() for problem in problems(lesson))]
+    print("\n".join(found), end="\n" if found else "", file=sys.stderr)
     return int(any(found))
 
 
