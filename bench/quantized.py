@@ -20,8 +20,8 @@ from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import products_in_cache, twin
 from lessons_lib.measure import kernels
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.kernels import DTYPES
-from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models import ModelUnavailable
 from lessons_lib.models.libraries import LIBRARIES, by_library
 from lessons_lib.models.quantized import bytes_kept, bytes_read, quantized
@@ -135,7 +135,7 @@ def unpacking(rate: float) -> float:
     """Seconds that products of one row in int4 take with every matrix in a cache, and the head's to read at `rate`
     (bytes/s); 0 where the packed kernels, which unpack codes as they read, do not run."""
     shape = generation.model(DTYPE).shape
-    head = shape.vocab_size * shape.width / rate  # 8 bits a weight
+    head = shape.vocab_size * shape.hidden_size / rate  # 8 bits a weight
     return products_in_cache(target("int4").decoder) + head if cpu.packed_kernels() else 0.0
 
 
@@ -157,7 +157,7 @@ def predicted_error(run: Run) -> Measured:
     return Measured(found.ratio, found.note, found.facts | {"bytes": moved, "rate": rate, "launching": launching})
 
 
-def twins(shape: ModelShape) -> dict[str, DecoderTarget]:
+def twins(shape: ModelConfig) -> dict[str, DecoderTarget]:
     """In every format a decoder of as many layers whose bytes vanish: what its steps take is launching."""
     narrow = twin(shape, DTYPE)
     return {DTYPE: narrow} | {name: DecoderTarget(quantized(narrow.decoder, name)) for name in FORMATS}

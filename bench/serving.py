@@ -195,7 +195,7 @@ def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], T
     c, long = decoder.config, dict(dtype=torch.long, device=model().device)
     step = CompiledStep(paged_step(decoder, InOnePiece), f"{rows}-row contiguous step", **COMPILED)
     like = dict(dtype=model().dtype, device=model().device)
-    made = [torch.zeros(rows, c.kv_heads, entries, c.head_dim, **like) for _ in range(2 * c.layers)]
+    made = [torch.zeros(rows, c.num_kv_heads, entries, c.head_dim, **like) for _ in range(2 * c.num_layers)]
     tokens, positions = torch.full((rows,), 50, **long), torch.full((rows,), entries * 3 // 4, **long)
     tables, wanted = torch.zeros(rows, 1, **long), torch.arange(rows, **long)
-    return lambda: step(tokens, positions, tables, wanted, made[: c.layers], made[c.layers :])
+    return lambda: step(tokens, positions, tables, wanted, made[: c.num_layers], made[c.num_layers :])

@@ -153,13 +153,13 @@ def probe(options: argparse.Namespace) -> int:
     """Measure this machine anew, and say how fast it can at best decode a model."""
     from lessons_lib.course.lessons import UsageError
     from lessons_lib.measure import hardware, machine, roofline
-    from lessons_lib.measure.shape import ELEMENT_BYTES, SHAPES
+    from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES
     from lessons_lib.models import ModelUnavailable, load
     from lessons_lib.models.hub import pick_device
 
     try:
         device = pick_device(options.device)
-        shape = SHAPES.get(options.model) or load(options.model, device).shape
+        shape = CONFIGS.get(options.model) or load(options.model, device).shape
     except (ValueError, ModelUnavailable) as error:
         raise UsageError(str(error)) from error
     print(machine.environment(device))

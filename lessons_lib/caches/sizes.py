@@ -6,22 +6,22 @@ GB = 1e9, GiB = 2**30: print the unit. Sources: GQA, Ainslie et al. 2023; MLA, D
 KIVI, Liu et al. 2024; paging, Kwon et al. 2023.
 """
 
-from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.config import ModelConfig
 
 MiB, GiB = 2**20, 2**30
 
 
-def course_formula(shape: ModelShape, tokens: int = 1, batch: int = 1) -> int:
+def course_formula(shape: ModelConfig, tokens: int = 1, batch: int = 1) -> int:
     """2·2·b·S·L·D bytes: K and V, 2 bytes each. True only for 16 bits, multi-head attention and H·d = D."""
-    return 2 * 2 * batch * tokens * shape.layers * shape.width
+    return 2 * 2 * batch * tokens * shape.num_layers * shape.hidden_size
 
 
-def kv_bytes_per_token(shape: ModelShape, cache_bytes: float = 2) -> float:
+def kv_bytes_per_token(shape: ModelConfig, cache_bytes: float = 2) -> float:
     """k = 2·L·H_kv·d·e: bytes that one more token takes, as long as no window is full."""
     return shape.kv_elements(1) * cache_bytes
 
 
-def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, cache_bytes: float = 2) -> float:
+def kv_bytes(shape: ModelConfig, tokens: int, batch: int = 1, cache_bytes: float = 2) -> float:
     """Bytes of a cache with `tokens` tokens of each of `batch` sequences; windowed layers: min(S, window).
 
     Beams and parallel samples multiply `batch` unless they share blocks. A static cache takes the bytes of its
@@ -30,7 +30,7 @@ def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, cache_bytes: float 
     return batch * shape.kv_elements(tokens) * cache_bytes
 
 
-def overstated(shape: ModelShape) -> float:
+def overstated(shape: ModelConfig) -> float:
     """How many times too large the course formula is for this model: D/(H_kv·d) at 16 bits."""
     return course_formula(shape) / kv_bytes_per_token(shape)
 
@@ -40,7 +40,7 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def paged_bytes(shape: ModelShape, tokens: int, block_size: int, batch: int = 1) -> float:
+def paged_bytes(shape: ModelConfig, tokens: int, block_size: int, batch: int = 1) -> float:
     """Bytes of a paged cache in 16 bits: whole blocks for every sequence."""
     return kv_bytes(shape, blocks_for(tokens, block_size) * block_size, batch)
 
@@ -53,7 +53,7 @@ def mla_bytes_per_token(layers: int, latent: int, rotary: int, cache_bytes: floa
     return layers * (latent + rotary) * cache_bytes
 
 
-def concat_bytes(shape: ModelShape, cached: int, cache_bytes: float = 2) -> float:
+def concat_bytes(shape: ModelConfig, cached: int, cache_bytes: float = 2) -> float:
     """Extra bytes of a step that grows the cache by concatenation: 2·S·k, the old cache read and written."""
     return 2 * kv_bytes(shape, cached, 1, cache_bytes)
 
@@ -68,14 +68,14 @@ def quantized_bits(bits: int, group: int) -> float:
     return bits + 32 / group
 
 
-def quantized_bytes(shape: ModelShape, tokens: int, bits: int, group: int, residual: int = 0, batch: int = 1) -> float:
+def quantized_bytes(shape: ModelConfig, tokens: int, bits: int, group: int, residual: int = 0, batch: int = 1) -> float:
     """Bytes of a quantized cache, its newest `residual` tokens in 16 bits (KIVI: 2 bits, G = 32, R = 128)."""
     newest = min(tokens, residual)
     exact = kv_bytes(shape, newest, batch)
     return exact + (kv_bytes(shape, tokens, batch, 1) - exact / 2) * quantized_bits(bits, group) / 8
 
 
-def tokens_that_fit(memory: float, weight_bytes: float, shape: ModelShape, cache_bytes: float = 2) -> int:
+def tokens_that_fit(memory: float, weight_bytes: float, shape: ModelConfig, cache_bytes: float = 2) -> int:
     """Tokens whose cache fits into `memory` bytes beside the weights, activations and windows ignored; at least 0."""
     return max(0, int((memory - weight_bytes) // kv_bytes_per_token(shape, cache_bytes)))
 
@@ -83,10 +83,10 @@ def tokens_that_fit(memory: float, weight_bytes: float, shape: ModelShape, cache
 def requests_that_fit(
     memory: float,
     weight_bytes: float,
-    shape: ModelShape,
+    shape: ModelConfig,
     tokens: int,
     cache_bytes: float = 2,
-    draft: ModelShape | None = None,
+    draft: ModelConfig | None = None,
 ) -> int:
     """Sequences of `tokens` tokens whose caches fit beside the weights; a draft's own cache counts for each.
 

@@ -88,10 +88,10 @@ def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> Non
 
 def check_taken(model: str, config: Any) -> None:
     """UsageError unless the readable decoder, which every lesson builds on, computes a model of this config."""
-    from lessons_lib.models.decoder import DecoderConfig
+    from lessons_lib.models.decoder import decoder_config
 
     try:
-        DecoderConfig.from_transformers(config)
+        decoder_config(config)
     except ValueError as error:
         raise not_taken(model) from error
 

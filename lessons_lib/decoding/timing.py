@@ -13,8 +13,8 @@ from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.measure.clock import Samples, in_turn, timed
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.kernels import DTYPES
-from lessons_lib.measure.shape import ModelShape
 from lessons_lib.measure.timeline import Timeline, TokenClock
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
@@ -22,19 +22,21 @@ from lessons_lib.models.decoder import Decoder
 ROOM = 128  # decode steps that a batch of ours has buffers for
 
 
-def twin(shape: ModelShape, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
+def twin(shape: ModelConfig, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
     """A random decoder with this shape's layers and so its operators, but so narrow that bytes and FLOPs vanish:
     what its steps take is overhead. KeyError for a dtype that is not of measure.kernels.DTYPES."""
-    network = tiny(shape.layers, DTYPES[dtype], width=32, context=context)
+    network = tiny(shape.num_layers, DTYPES[dtype], width=32, context=context)
     return DecoderTarget(Decoder.from_transformers(network.to(device)))
 
 
-def launch_times(shape: ModelShape, dtype: str, cached: int, device: str = "cpu", repeats: int = 5) -> dict[str, float]:
+def launch_times(
+    shape: ModelConfig, dtype: str, cached: int, device: str = "cpu", repeats: int = 5
+) -> dict[str, float]:
     """{"transformers", "decoder"}: seconds that the operators of an eager step, theirs and ours, take to start.
 
     Median times of the steps of twins behind `cached` tokens, in turn. Errors as `twin`.
     """
-    theirs = TransformersTarget(tiny(shape.layers, DTYPES[dtype]).to(device))
+    theirs = TransformersTarget(tiny(shape.num_layers, DTYPES[dtype]).to(device))
     targets = {"transformers": theirs, "decoder": twin(shape, dtype, device)}
     steps = {name: repeatable_step(of, [1] * cached) for name, of in targets.items()}
     return {name: samples.median for name, samples in in_turn(steps, device, repeats).items()}

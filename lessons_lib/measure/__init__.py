@@ -1,5 +1,6 @@
 """Measuring and predicting (every lesson): this machine, clocks, costs, quality and results."""
 
+from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES
 from lessons_lib.measure.cost import CostModel
 from lessons_lib.measure.crossing import break_even_tokens
 from lessons_lib.measure.data_sheets import PUBLISHED, DataSheet
@@ -8,7 +9,6 @@ from lessons_lib.measure.graphs import count_graphs
 from lessons_lib.measure.memory import bytes_left, peak_bytes
 from lessons_lib.measure.parts import kernel_times
 from lessons_lib.measure.scorecard import Score, show
-from lessons_lib.measure.shape import ELEMENT_BYTES, SHAPES
 from lessons_lib.measure.speculation import (
     acceptance_rate,
     best_gamma,
@@ -23,7 +23,7 @@ __all__ = [
     "DataSheet",
     "ELEMENT_BYTES",
     "PUBLISHED",
-    "SHAPES",
+    "CONFIGS",
     "Score",
     "acceptance_rate",
     "best_gamma",

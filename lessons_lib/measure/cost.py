@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lessons_lib.measure import kernels, roofline
+from lessons_lib.measure.config import ELEMENT_BYTES, ModelConfig
 from lessons_lib.measure.hardware import Hardware
-from lessons_lib.measure.shape import ELEMENT_BYTES, ModelShape
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CostModel:
     the hardware or ELEMENT_BYTES lacks.
     """
 
-    shape: ModelShape
+    shape: ModelConfig
     hardware: Hardware
     dtype: str
     prompts: dict[int, float]
@@ -35,7 +35,7 @@ class CostModel:
 
     @classmethod
     def measure(
-        cls, shape: ModelShape, hardware: Hardware, dtype: str, prompts: Sequence[int], batches: Sequence[int]
+        cls, shape: ModelConfig, hardware: Hardware, dtype: str, prompts: Sequence[int], batches: Sequence[int]
     ) -> CostModel:
         """Time the products for these prompt lengths and batches on hardware.device, all twice: the faster counts."""
 
@@ -52,7 +52,7 @@ class CostModel:
 
     def prefill(self, tokens: int) -> float:
         """Seconds of a prefill of so many tokens. KeyError for a length not timed."""
-        attention = 4 * self.shape.heads * self.shape.head_dim * self.shape.attended(tokens)
+        attention = 4 * self.shape.num_heads * self.shape.head_dim * self.shape.attended(tokens)
         products = self.prompts[tokens] + attention / self.hardware.matmul_flops[self.dtype]
         return products + self.launches.get(1, 0.0) + self.per_token * tokens
 

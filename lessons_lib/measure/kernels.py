@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lessons_lib.measure import clock, machine
-from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.config import ModelConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MOST_BYTES = 512 * 2**20  # of the buffers on a CPU
@@ -84,31 +84,27 @@ def widths(device: Any, dtype: str) -> dict[int, float]:
     return {w: seconds / took[1] for w, seconds in took.items()}
 
 
-def linears(shape: ModelShape, dtype: str, device: Any, rows: int = 1, head_rows: int = 1) -> float:
+def linears(shape: ModelConfig, dtype: str, device: Any, rows: int = 1, head_rows: int = 1) -> float:
     """Seconds of torch's eager products of `rows` rows with this model's own matrices, `head_rows` with its head.
 
     Small matrices are read more slowly than the probe's large one. Of a large model only as many layers as fit
     1 GiB are made, and their time is scaled up. `cost.CostModel` keeps them, and the rates that follow.
     """
     made = {"dtype": DTYPES[dtype], "device": device}
-    sizes = matrices(shape)
+    sizes = shape.layer_matrices
     layer = sum(height * width for height, width in sizes) * made["dtype"].itemsize
-    layers = min(shape.layers, max(1, 2**30 // layer))
+    layers = min(shape.num_layers, max(1, 2**30 // layer))
     weights = [torch.full(size, 0.01, **made) for size in sizes * layers]
     inputs = {width: torch.ones(rows, width, **made) for _, width in sizes}
-    head, last = torch.full((shape.vocab_size, shape.width), 0.01, **made), torch.ones(head_rows, shape.width, **made)
+    head, last = (
+        torch.full((shape.vocab_size, shape.hidden_size), 0.01, **made),
+        torch.ones(head_rows, shape.hidden_size, **made),
+    )
 
     def read() -> None:
         for weight in weights:
             torch.nn.functional.linear(inputs[weight.shape[1]], weight)
 
     with torch.inference_mode():
-        inside = best(read, device) * shape.layers / layers
+        inside = best(read, device) * shape.num_layers / layers
         return inside + best(lambda: torch.nn.functional.linear(last, head), device)
-
-
-def matrices(shape: ModelShape) -> list[tuple[int, int]]:
-    """(rows, columns) of one layer's matrices, as torch's linear keeps them."""
-    d, heads, kv = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    up = [(shape.mlp_width, d)] * (2 if shape.gated else 1)
-    return [(heads, d), (kv, d), (kv, d), (d, heads), *up, (d, shape.mlp_width)]

@@ -1,6 +1,6 @@
 """Work, traffic and the roofline: what a forward must compute and move, and the time (lessons 00, 01).
 
-Pure functions of a ModelShape. A multiply-add is 2 FLOPs; bandwidths are bytes/s, rates FLOP/s, times s.
+Pure functions of a ModelConfig. A multiply-add is 2 FLOPs; bandwidths are bytes/s, rates FLOP/s, times s.
 S cached tokens, T tokens fed in one forward, b sequences. Ignored: norms, activations, embeddings (< 1 %).
 KeyError for a dtype that ELEMENT_BYTES lacks.
 Source: Williams et al. 2009 (roofline); Pope et al. 2022, "Efficiently scaling transformer inference".
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from lessons_lib.measure.shape import ELEMENT_BYTES, ModelShape
+from lessons_lib.measure.config import ELEMENT_BYTES, ModelConfig
 
 
 class Rates(Protocol):
@@ -35,22 +35,22 @@ class Bracket:
         return (self.low + self.high) / 2
 
 
-def flops_decode(shape: ModelShape, batch: int = 1, cached: int = 0) -> int:
+def flops_decode(shape: ModelConfig, batch: int = 1, cached: int = 0) -> int:
     """FLOPs of one decode step that attends to `cached` keys a sequence: b(2N + 4·L·H·d·S)."""
-    return batch * (2 * shape.weights + 4 * shape.heads * shape.head_dim * shape.kept(cached))
+    return batch * (2 * shape.weights + 4 * shape.num_heads * shape.head_dim * shape.kept(cached))
 
 
-def flops_prefill(shape: ModelShape, tokens: int, rows: int = 1) -> int:
+def flops_prefill(shape: ModelConfig, tokens: int, rows: int = 1) -> int:
     """FLOPs of one forward over T `tokens`, causal kernel: 2·N_lay·T + 2·N_head·rows + 4·L·H·d·T(T+1)/2.
 
     rows: positions that get logits, 1 with logits_to_keep=1, else T. A dense (eager) kernel computes masked pairs
     too, T² instead of T(T+1)/2.
     """
     matrices = 2 * shape.layer_weights * tokens + 2 * shape.head_weights * rows
-    return matrices + 4 * shape.heads * shape.head_dim * shape.attended(tokens)
+    return matrices + 4 * shape.num_heads * shape.head_dim * shape.attended(tokens)
 
 
-def flops_generate(shape: ModelShape, prompt: int, new: int, cached: bool = True) -> int:
+def flops_generate(shape: ModelConfig, prompt: int, new: int, cached: bool = True) -> int:
     """FLOPs of producing `new` tokens after `prompt` tokens; the first comes from the prefill, cached or not.
 
     Without a cache a step is a prefill of the whole text so far. Matrices: linear in the length with a cache,
@@ -62,13 +62,13 @@ def flops_generate(shape: ModelShape, prompt: int, new: int, cached: bool = True
 
 
 def bytes_decode(
-    shape: ModelShape, batch: int = 1, cached: int = 0, weight_bytes: float = 2, cache_bytes: float = 2
+    shape: ModelConfig, batch: int = 1, cached: int = 0, weight_bytes: float = 2, cache_bytes: float = 2
 ) -> float:
     """Bytes one decode step must read: W + b·S·k; W = N·e_w once for the batch, the cache once a sequence."""
     return shape.weights * weight_bytes + batch * shape.kv_elements(cached) * cache_bytes
 
 
-def bytes_prefill(shape: ModelShape, tokens: int, weight_bytes: float = 2, cache_bytes: float = 2) -> float:
+def bytes_prefill(shape: ModelConfig, tokens: int, weight_bytes: float = 2, cache_bytes: float = 2) -> float:
     """Bytes one prefill must move: W read, T·k written."""
     return shape.weights * weight_bytes + shape.kv_elements(tokens) * cache_bytes
 
@@ -117,13 +117,13 @@ def mfu(step_flops: float, steps_per_second: float, peak_flops: float) -> float:
     return step_flops * steps_per_second / peak_flops
 
 
-def tokens_per_second_limit(bandwidth: float, shape: ModelShape) -> float:
+def tokens_per_second_limit(bandwidth: float, shape: ModelConfig) -> float:
     """Most tokens per second one sequence can decode with weights of 16 bits: B/W, before anything is cached."""
     return bandwidth / bytes_decode(shape)
 
 
 def predict_decode_step(
-    shape: ModelShape,
+    shape: ModelConfig,
     hardware: Rates,
     dtype: str = "bf16",
     batch: int = 1,
@@ -140,7 +140,7 @@ def predict_decode_step(
 
 
 def predict_prefill(
-    shape: ModelShape, hardware: Rates, dtype: str = "bf16", tokens: int = 1, flop_rate: float | None = None
+    shape: ModelConfig, hardware: Rates, dtype: str = "bf16", tokens: int = 1, flop_rate: float | None = None
 ) -> Bracket:
     """Seconds of one prefill of `tokens` tokens, with logits of the last.
 

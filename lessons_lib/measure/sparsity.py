@@ -11,7 +11,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.config import ModelConfig
 
 ROUNDING = 1e-9  # sums of weights may fall short of a mass by so much
 KNOWN = ("mlp", "gate first", "intermediate", "inputs")
@@ -112,7 +112,7 @@ def rows(weights: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor
     return w, allowed, allowed.sum(-1)
 
 
-def skippable(shape: ModelShape, known: str = "mlp") -> float:
+def skippable(shape: ModelConfig, known: str = "mlp") -> float:
     """Share of the weights that a step multiplies, out of which a sparsity S need not be read.
 
     known: "mlp", active neurons are known beforehand; "gate first", from the gate, which is read whole;
@@ -124,12 +124,12 @@ def skippable(shape: ModelShape, known: str = "mlp") -> float:
     if known not in possible:
         raise ValueError(f"{shape.name} cannot know {known!r}; choose from {', '.join(possible)}.")
     matrices = 3 if shape.gated else 2
-    mlp = shape.layers * matrices * shape.width * shape.mlp_width
+    mlp = shape.num_layers * matrices * shape.hidden_size * shape.intermediate_size
     parts = {"mlp": mlp, "gate first": mlp * 2 / 3, "intermediate": mlp / matrices, "inputs": shape.layer_weights}
     return parts[known] / shape.weights
 
 
-def attention_share(shape: ModelShape, cached: int) -> float:
+def attention_share(shape: ModelConfig, cached: int) -> float:
     """Share of a decode step's bytes that are keys and values of `cached` tokens, if both have the weights' format."""
     cache = shape.kv_elements(cached)
     return cache / (cache + shape.weights)

@@ -17,13 +17,13 @@ def head_is_embedding(network) -> bool:
 
 
 def fused_weights(state: Mapping[str, Tensor], config) -> dict[str, Tensor]:
-    """transformers' state dict -> ours. config: DecoderConfig.
+    """transformers' state dict -> ours. config: ModelConfig.
 
     q, k, v are stacked, ((H + 2 H_kv) d, D), and gate and up, (2 D_ff, D); all other shapes stay.
     """
     weights = {"embedding.weight": state["model.embed_tokens.weight"], "norm": state["model.norm.weight"]}
-    weights["head.weight"] = weights["embedding.weight"] if config.tied else state["lm_head.weight"]
-    for i in range(config.layers):
+    weights["head.weight"] = weights["embedding.weight"] if config.tie_word_embeddings else state["lm_head.weight"]
+    for i in range(config.num_layers):
         theirs, ours = f"model.layers.{i}.", f"layers.{i}."
         attention, mlp = theirs + "self_attn.", theirs + "mlp."
         weights |= {
@@ -39,8 +39,8 @@ def fused_weights(state: Mapping[str, Tensor], config) -> dict[str, Tensor]:
 
 def their_names(weights: dict[str, Tensor], config) -> dict[str, Tensor]:
     """Our fused matrices -> transformers' names: the inverse of `fused_weights`, without the embedding and the head."""
-    found, heads = {"model.norm.weight": weights["norm"]}, [config.heads, config.kv_heads, config.kv_heads]
-    for i in range(config.layers):
+    found, heads = {"model.norm.weight": weights["norm"]}, [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+    for i in range(config.num_layers):
         theirs, ours = f"model.layers.{i}.", f"layers.{i}."
         qkv = weights[ours + "qkv.weight"].split([n * config.head_dim for n in heads])
         gate, up = weights[ours + "gate_up.weight"].chunk(2)

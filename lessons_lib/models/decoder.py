@@ -15,60 +15,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models.checkpoint import fused_weights, head_is_embedding
 from lessons_lib.models.kernels import LIBRARY, Kernels
 
-LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
+def decoder_config(config) -> ModelConfig:
+    """Read a transformers Llama, Mistral or SmolLM config. Raises ValueError for what this decoder does not compute.
 
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes of a decoder. L layers, D width, H heads, H_kv kv_heads, d head_dim, V vocab_size.
-
-    context: the longest sequence; for a model with a sliding window no longer than the window, within which
-    plain causal attention is the same thing. rope_scaling: Llama 3.1's, as rotary_tables reads it.
+    A model with a sliding window gets a context no longer than the window: within it, plain causal attention is the
+    same thing.
     """
-
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int
-    vocab_size: int
-    context: int
-    tied: bool
-    norm_eps: float = 1e-5
-    rope_theta: float = 10_000.0
-    rope_scaling: tuple[float, float, float, int] | None = None
-
-    @classmethod
-    def from_transformers(cls, config) -> "DecoderConfig":
-        """Read a Llama, Mistral or SmolLM config. Raises ValueError for what this decoder does not compute."""
-        rope, activation = getattr(config, "rope_parameters", None) or {}, getattr(config, "hidden_act", None)
-        unsupported = {
-            f"model type {config.model_type!r}": config.model_type not in ("llama", "mistral"),
-            f"rope type {rope.get('rope_type')!r}": rope.get("rope_type", "default") not in ("default", "llama3"),
-            f"activation {activation!r}": activation != "silu",
-            "biases": getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False),
-        }
-        for what, present in unsupported.items():
-            if present:
-                raise ValueError(f'the readable decoder has no {what}; use target(kind="transformers") instead')
-        return cls(
-            layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            mlp_width=config.intermediate_size,
-            vocab_size=config.vocab_size,
-            context=min(config.max_position_embeddings, getattr(config, "sliding_window", None) or sys.maxsize),
-            tied=config.tie_word_embeddings,
-            norm_eps=config.rms_norm_eps,
-            rope_theta=rope.get("rope_theta", 10_000.0),
-            rope_scaling=tuple(rope[name] for name in LLAMA3) if rope.get("rope_type") == "llama3" else None,
-        )
+    rope, activation = getattr(config, "rope_parameters", None) or {}, getattr(config, "hidden_act", None)
+    unsupported = {
+        f"model type {config.model_type!r}": config.model_type not in ("llama", "mistral"),
+        f"rope type {rope.get('rope_type')!r}": rope.get("rope_type", "default") not in ("default", "llama3"),
+        f"activation {activation!r}": activation != "silu",
+        "biases": getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False),
+    }
+    for what, present in unsupported.items():
+        if present:
+            raise ValueError(f'the readable decoder has no {what}; use target(kind="transformers") instead')
+    found = ModelConfig.from_transformers(config)
+    context = min(found.max_position_embeddings, found.sliding_window or sys.maxsize)
+    return replace(found, max_position_embeddings=context, sliding_window=None, windowed_layers=None)
 
 
 class KeysAndValues(Protocol):
@@ -101,16 +71,16 @@ class States:
 class Layer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). q, k, v come from one product, gate and up from another."""
 
-    def __init__(self, config: DecoderConfig, index: int):
+    def __init__(self, config: ModelConfig, index: int):
         super().__init__()
         self.config, self.index = config, index
-        self.attention_norm = nn.Parameter(torch.empty(config.width))
-        self.mlp_norm = nn.Parameter(torch.empty(config.width))
-        heads = config.heads + 2 * config.kv_heads
-        self.qkv = nn.Linear(config.width, heads * config.head_dim, bias=False)
-        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
-        self.gate_up = nn.Linear(config.width, 2 * config.mlp_width, bias=False)
-        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+        self.attention_norm = nn.Parameter(torch.empty(config.hidden_size))
+        self.mlp_norm = nn.Parameter(torch.empty(config.hidden_size))
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self.qkv = nn.Linear(config.hidden_size, heads * config.head_dim, bias=False)
+        self.out = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], kernels: Kernels) -> Tensor:
         """x (T, D), cos and sin (T, 1, d) -> (T, D)."""
@@ -122,8 +92,8 @@ class Layer(nn.Module):
         """(T, D) -> (T, D): project all rows at once, then attend row by row."""
         c = self.config
         qkv = kernels.multiply(x, self.qkv.weight).view(len(x), -1, c.head_dim)
-        qk, v = qkv.split([c.heads + c.kv_heads, c.kv_heads], dim=1)
-        q, k = rotate(qk, cos, sin).split([c.heads, c.kv_heads], dim=1)
+        qk, v = qkv.split([c.num_heads + c.num_kv_heads, c.num_kv_heads], dim=1)
+        q, k = rotate(qk, cos, sin).split([c.num_heads, c.num_kv_heads], dim=1)
         mixed, start = [], 0
         for segment in segments:
             rows = slice(start, start := start + len(segment.positions))
@@ -133,7 +103,7 @@ class Layer(nn.Module):
         return kernels.multiply(together.reshape(len(x), -1), self.out.weight)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
 
 class Decoder(nn.Module):
@@ -144,14 +114,14 @@ class Decoder(nn.Module):
 
     kernels = LIBRARY
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
-        self.norm = nn.Parameter(torch.empty(config.width))
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
-        if config.tied:
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
+        self.norm = nn.Parameter(torch.empty(config.hidden_size))
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
             self.head.weight = self.embedding.weight
         for name, table in zip(("cos", "sin"), rotary_tables(config), strict=True):
             self.register_buffer(name, table, persistent=False)
@@ -159,11 +129,11 @@ class Decoder(nn.Module):
     @classmethod
     def from_transformers(cls, network) -> "Decoder":
         """The decoder with the weights, dtype and device of a transformers Llama or Mistral model; else ValueError."""
-        config = replace(DecoderConfig.from_transformers(network.config), tied=head_is_embedding(network))
+        config = replace(decoder_config(network.config), tie_word_embeddings=head_is_embedding(network))
         with torch.device("meta"):  # no memory is filled twice
             decoder = cls(config)
         decoder.load_state_dict(fused_weights(network.state_dict(), decoder.config), assign=True)
-        if decoder.config.tied:
+        if decoder.config.tie_word_embeddings:
             decoder.head.weight = decoder.embedding.weight
         decoder.cos, decoder.sin = (table.to(network.device, network.dtype) for table in (decoder.cos, decoder.sin))
         return decoder.eval().requires_grad_(False)
@@ -197,7 +167,7 @@ class Decoder(nn.Module):
 
     def final(self, states: Tensor) -> Tensor:
         """(..., D) after the last layer -> (..., D) after the final norm: what the head reads."""
-        return F.rms_norm(states, self.norm.shape, self.norm, self.config.norm_eps)
+        return F.rms_norm(states, self.norm.shape, self.norm, self.config.rms_norm_eps)
 
     def logits(self, states: Tensor, kernels: Kernels | None = None) -> Tensor:
         """(T, D) after any layer -> scores (T, V)."""
@@ -208,7 +178,7 @@ class Decoder(nn.Module):
         return (kernels or self.kernels).multiply(final, self.head.weight)
 
 
-def rotary_tables(config: DecoderConfig) -> tuple[Tensor, Tensor]:
+def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
     """cos and sin (context, d) in float64; the first half of sin carries the minus of the rotation.
 
     rope_scaling (factor, low, high, first context) is Llama 3.1's way to a longer context (Meta, llama-models,
@@ -222,7 +192,7 @@ def rotary_tables(config: DecoderConfig) -> tuple[Tensor, Tensor]:
         turns = first_context * frequencies / (2 * torch.pi)
         kept = ((turns - low) / (high - low)).clamp(0, 1)
         frequencies = frequencies * (kept + (1 - kept) / factor)
-    angles = torch.arange(config.context, dtype=torch.float64, device="cpu")[:, None] * frequencies
+    angles = torch.arange(config.max_position_embeddings, dtype=torch.float64, device="cpu")[:, None] * frequencies
     return angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)
 
 

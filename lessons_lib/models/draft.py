@@ -25,7 +25,7 @@ class TrimmedDecoder(Decoder):
     def of(cls, decoder: Decoder, kept: Tensor) -> "TrimmedDecoder":
         """decoder with its head cut down to `kept` (K,); all else is shared."""
         with torch.device("meta"):
-            trimmed = cls(replace(decoder.config, tied=False))
+            trimmed = cls(replace(decoder.config, tie_word_embeddings=False))
         trimmed.config = decoder.config
         trimmed.embedding, trimmed.layers, trimmed.norm = decoder.embedding, decoder.layers, decoder.norm
         trimmed.cos, trimmed.sin = decoder.cos, decoder.sin
@@ -98,13 +98,18 @@ def start_from(target: Decoder, layers: Sequence[int], kept: Tensor, mlp: int = 
     kept (K,): tokens that its head scores. mlp: neurons of every MLP that are copied, those that write most (0: all).
     ValueError for a layer or so many neurons that the target lacks.
     """
-    if not layers or not all(0 <= number < target.config.layers for number in layers):
-        raise ValueError(f"layers {list(layers)} cannot be copied; choose numbers from 0 to {target.config.layers - 1}")
-    if not 0 <= mlp <= target.config.mlp_width:
-        raise ValueError(f"an MLP has {target.config.mlp_width} neurons, of which {mlp} cannot be copied")
-    mlp, exact = mlp or target.config.mlp_width, torch.promote_types(target.embedding.weight.dtype, torch.float32)
+    if not layers or not all(0 <= number < target.config.num_layers for number in layers):
+        raise ValueError(
+            f"layers {list(layers)} cannot be copied; choose numbers from 0 to {target.config.num_layers - 1}"
+        )
+    if not 0 <= mlp <= target.config.intermediate_size:
+        raise ValueError(f"an MLP has {target.config.intermediate_size} neurons, of which {mlp} cannot be copied")
+    mlp, exact = (
+        mlp or target.config.intermediate_size,
+        torch.promote_types(target.embedding.weight.dtype, torch.float32),
+    )
     with torch.device("meta"):
-        draft = Decoder(replace(target.config, layers=len(layers), mlp_width=mlp))
+        draft = Decoder(replace(target.config, num_layers=len(layers), intermediate_size=mlp))
     for ours, theirs in zip(draft.layers, layers, strict=True):
         state = narrowed(target.layers[theirs].state_dict(), mlp)
         ours.load_state_dict({name: value.to(exact).clone() for name, value in state.items()}, assign=True)

@@ -16,10 +16,10 @@ from transformers.utils import logging
 
 from lessons_lib import progress
 from lessons_lib.data import text
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.machine import cpu_bf16, gpu_bf16
 from lessons_lib.measure.quality import WINDOW, windows
-from lessons_lib.measure.shape import ModelShape
 from lessons_lib.models.checkpoint import head_is_embedding
 from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
@@ -176,10 +176,10 @@ class LanguageModel:
     dtype: torch.dtype
 
     @property
-    def shape(self) -> ModelShape:
+    def shape(self) -> ModelConfig:
         """Layers, width, heads and so on: what bytes and FLOPs are computed from. ValueError if one is missing."""
-        shape = ModelShape.from_config(self.network.config, self.name)
-        return replace(shape, head_rows=scored(self.network), tied=head_is_embedding(self.network))
+        shape = ModelConfig.from_transformers(self.network.config, self.name)
+        return replace(shape, head_rows=scored(self.network), tie_word_embeddings=head_is_embedding(self.network))
 
     @property
     def weight_bytes(self) -> int:
@@ -238,7 +238,9 @@ class LanguageModel:
         """Some text to calibrate with; none without a tokenizer."""
         if self.tokenizer is None:
             return []
-        return windows(self.tokenizer(text("calibration")[:CALIBRATION]).input_ids, min(WINDOW, self.shape.context))
+        return windows(
+            self.tokenizer(text("calibration")[:CALIBRATION]).input_ids, min(WINDOW, self.shape.max_position_embeddings)
+        )
 
     def _with_weights(self, weights: str | None) -> PreTrainedModel:
         if weights is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lessons_lib.models.checkpoint import head_is_embedding, their_names
-from lessons_lib.models.decoder import DecoderConfig
+from lessons_lib.models.decoder import decoder_config
 from lessons_lib.models.draft import DraftForCausalLM, TrimmedDecoder, own_weights
 from lessons_lib.quantization.cpu import signed_rows
 from lessons_lib.quantization.formats import quantize
@@ -31,7 +31,7 @@ def save_draft(draft: TrimmedDecoder, folder: Path, target: str, **card) -> None
             tensors[name] = weight.detach().float()
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, folder / WEIGHTS)
-    card = {"target": target, "layers": draft.config.layers} | card
+    card = {"target": target, "layers": draft.config.num_layers} | card
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
 
 
@@ -46,7 +46,7 @@ def load_draft(folder: Path, target: PreTrainedModel) -> DraftForCausalLM:
     config.intermediate_size = stored["layers.0.down.weight"].shape[1]
     with torch.device("meta"):
         network = DraftForCausalLM(config)
-    weights = their_names(restored(stored), DecoderConfig.from_transformers(config))
+    weights = their_names(restored(stored), decoder_config(config))
     weights = {name: weight.to(target.device, target.dtype) for name, weight in weights.items()}
     weights["model.embed_tokens.weight"] = target.get_input_embeddings().weight.detach()
     network.load_state_dict(weights, strict=False, assign=True)

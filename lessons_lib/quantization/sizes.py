@@ -7,9 +7,8 @@ positions are left out (below 1% of the models here). GB = 1e9.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.data_sheets import PUBLISHED
-from lessons_lib.measure.kernels import matrices
-from lessons_lib.measure.shape import ModelShape
 
 # bytes of memory as makers print them; some of it is always taken by driver and desktop
 GPU_MEMORY = {"RTX 4060": 8e9, "T4": 16e9, "L4": 24e9, "RTX 4090": 24e9} | {
@@ -53,7 +52,7 @@ WEIGHT_FORMATS = {
 }
 
 
-def step_bytes(shape: ModelShape, layers: str, head: str | None = None) -> float:
+def step_bytes(shape: ModelConfig, layers: str, head: str | None = None) -> float:
     """Bytes of weights that one decode step reads: matrices of the layers in one format, LM head in another.
 
     head: as libraries have it, a head of 16 bits, or 32 beside layers of 32. Raises ValueError for names that are
@@ -62,21 +61,21 @@ def step_bytes(shape: ModelShape, layers: str, head: str | None = None) -> float
     return bytes_in(shape, _format(layers).bits_per_weight, _format(head or _plain(layers)).bits_per_weight)
 
 
-def bytes_in(shape: ModelShape, layers: Callable[[int], float], head: Callable[[int], float]) -> float:
+def bytes_in(shape: ModelConfig, layers: Callable[[int], float], head: Callable[[int], float]) -> float:
     """Bytes of weights that one decode step reads. layers, head: columns of a matrix -> bits a weight."""
-    bits = sum(rows * columns * layers(columns) for rows, columns in matrices(shape))
-    return (shape.layers * bits + shape.head_weights * head(shape.width)) / 8
+    bits = sum(rows * columns * layers(columns) for rows, columns in shape.layer_matrices)
+    return (shape.num_layers * bits + shape.head_weights * head(shape.hidden_size)) / 8
 
 
-def model_bytes(shape: ModelShape, layers: str, head: str | None = None) -> float:
+def model_bytes(shape: ModelConfig, layers: str, head: str | None = None) -> float:
     """Bytes of weights in memory: as `step_bytes`, and the embedding, never rounded, unless it is the head itself.
 
     A tied head that is rounded is a second table: the embedding stays for looking up. That saves traffic only.
     ValueError likewise.
     """
     plain = _plain(layers)
-    shared = shape.tied and head in (None, plain) and not shape.head_rows
-    table = shape.vocab_size * shape.width * WEIGHT_FORMATS[plain].bits / 8
+    shared = shape.tie_word_embeddings and head in (None, plain) and not shape.head_rows
+    table = shape.vocab_size * shape.hidden_size * WEIGHT_FORMATS[plain].bits / 8
     return step_bytes(shape, layers, head) + (0 if shared else table)
 
 

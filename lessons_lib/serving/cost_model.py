@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.serving.request import Log, Plan
 
 
@@ -104,7 +104,7 @@ class Overlapped:
 
 
 def analytic(
-    shape: ModelShape,
+    shape: ModelConfig,
     flop_rate: float,
     bandwidth: float,
     weight_bytes: float = 2,
@@ -115,10 +115,10 @@ def analytic(
     Keys and values take 2 bytes a number, a weight `weight_bytes`. Logits: one row per prompt and per decoded token.
     ValueError for windowed attention, whose reads depend on lengths.
     """
-    if shape.window is not None:
+    if shape.sliding_window is not None:
         raise ValueError(f"{shape.name} has windowed attention, which this model does not know; fit() one instead.")
     layer, head = 2 * shape.layer_weights / flop_rate, 2 * shape.head_weights / flop_rate
-    pair = 4 * shape.layers * shape.heads * shape.head_dim / flop_rate
+    pair = 4 * shape.num_layers * shape.num_heads * shape.head_dim / flop_rate
     compute = Linear(prefill_token=layer, prefill_pair=pair, prompt=head, decode_token=layer + head, kv_token=pair)
     kv = 2 * shape.kv_elements(1) / bandwidth
     memory = Linear(shape.weights * weight_bytes / bandwidth, prefill_token=kv, kv_token=kv)

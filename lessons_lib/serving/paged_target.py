@@ -25,7 +25,7 @@ class PagedTarget(DecoderTarget):
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, num_blocks: int, block_size: int):
         super().__init__(decoder, tokenizer, eos)
         c, self.sizes = decoder.config, dict(num_blocks=num_blocks, block_size=block_size)
-        shape = c.layers, c.kv_heads, c.head_dim, self.dtype, self.device
+        shape = c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device
         self.memory = PagedMemory(*shape, blocks=num_blocks, block_size=block_size)
 
     def new_cache(self, tokens: int) -> PagedCache:
@@ -92,7 +92,7 @@ class CompiledPagedTarget(PagedTarget):
             raise ValueError(f"slots={slots}: a step needs at least one row.")
         super().__init__(decoder, tokenizer, eos, **sizes)
         self.slots, self.problem = slots, say_uncompiled(compiler_problem(self.device))
-        name = f"step of many rows ({decoder.config.layers} layers, {self.dtype})"
+        name = f"step of many rows ({decoder.config.num_layers} layers, {self.dtype})"
         self.step = CompiledStep(paged_step(decoder), name, **COMPILED, prepare=any_size)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:

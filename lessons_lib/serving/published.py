@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.data_sheets import PUBLISHED
-from lessons_lib.measure.shape import SHAPES
 from lessons_lib.serving.block_pool import CountingPool
 from lessons_lib.serving.cost_model import Cost, analytic
 from lessons_lib.serving.request import Log, Request
@@ -74,7 +74,7 @@ def systems(longest: int, requests: list[Request]) -> dict[str, Scheduler]:
 def device(overhead: float = 0.0) -> Cost:
     """OPT-13B's roofline on an A100-40GB; overhead: seconds a forward, to see what it would have to be."""
     sheet = PUBLISHED["A100-40GB"]
-    return analytic(SHAPES["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
+    return analytic(CONFIGS["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
 
 
 def table(requests: int = 1000, seed: int = 0) -> list[StudyRow]:

@@ -43,8 +43,8 @@ class RowsCache:
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int):
         c, like = decoder.config, decoder.embedding.weight
-        shape = rows, c.kv_heads, capacity, c.head_dim
-        self.keys = [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(c.layers)]
+        shape = rows, c.num_kv_heads, capacity, c.head_dim
+        self.keys = [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(c.num_layers)]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.lengths = torch.zeros(rows, dtype=torch.long, device=like.device)
         self.each = torch.arange(rows, device=like.device)
@@ -114,7 +114,7 @@ class Writer:
     def _admit(self, row: int, text: Text) -> Iterator[Text]:
         """Feed a prompt, which yields its first token, and give it a row unless it ends at once."""
         c, like = self.decoder.config, self.decoder.embedding.weight
-        one = ContiguousCache(c.layers, c.kv_heads, c.head_dim, like.dtype, like.device, capacity=len(text.ids))
+        one = ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, like.dtype, like.device, capacity=len(text.ids))
         positions = torch.arange(len(text.ids), device=like.device)
         states = self.decoder(torch.tensor(text.ids, device=like.device), [Segment(positions, one)])
         final = self.decoder.final(states.last)

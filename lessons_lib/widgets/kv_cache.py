@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 
 from lessons_lib.caches.sizes import kv_bytes, requests_that_fit
 from lessons_lib.figures.latency import plot_parts
+from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES, ModelConfig
 from lessons_lib.measure.roofline import cache_element_bytes
-from lessons_lib.measure.shape import ELEMENT_BYTES, SHAPES, ModelShape
 from lessons_lib.widgets.controls import Slider, show
 
 GIB = 2**30
@@ -30,13 +30,15 @@ class Fit:
         return self.weights + self.cache <= self.memory
 
 
-def fit(shape: ModelShape, dtype: str, batch: int, context: int, memory: float) -> Fit:
+def fit(shape: ModelConfig, dtype: str, batch: int, context: int, memory: float) -> Fit:
     """Bytes of weights and cache for `batch` requests of `context` tokens, and how many fit into `memory` bytes.
 
     dtype: of the weights, else KeyError; fp32 weights keep an fp32 cache, all others one of 16 bits. Norms, biases and
     activations are ignored.
     """
-    table = 0 if shape.tied else shape.head_weights  # an untied embedding lies in memory, though no step reads it
+    table = (
+        0 if shape.tie_word_embeddings else shape.head_weights
+    )  # an untied embedding lies in memory, though no step reads it
     weights = (shape.weights + table) * ELEMENT_BYTES[dtype]
     element = cache_element_bytes(dtype)
     cache = kv_bytes(shape, context, batch, element)
@@ -48,8 +50,8 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int)
 
     context: tokens. KeyError for a model or dtype that is not known.
     """
-    shape = SHAPES[model]
-    held = min(context, shape.context)
+    shape = CONFIGS[model]
+    held = min(context, shape.max_position_embeddings)
     need = fit(shape, dtype, batch, held, memory * GIB)
     label = f"{batch} × {held:,}\ntokens" + ("\n(the model's most)" if held < context else "")
     parts = {"weights": need.weights / GIB, "kv cache": need.cache / GIB}
@@ -60,8 +62,8 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int)
 
 def describe_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int) -> str:
     """The figure in words; KeyError for a model or dtype that is not known."""
-    shape = SHAPES[model]
-    held = min(context, shape.context)
+    shape = CONFIGS[model]
+    held = min(context, shape.max_position_embeddings)
     need = fit(shape, dtype, batch, held, memory * GIB)
     cut = f", the model's most and less than {context:,}," if held < context else ""
     return (
@@ -74,10 +76,10 @@ def show_kv_cache(model: str = "smollm2-135m", dtype: str = "bf16") -> None:
     """Controls for model, dtype, batch, context and memory over the size of the KV cache.
 
     A context longer than the model's own is cut to it, and the figure says so. model, dtype: where their sliders start;
-    ValueError for one that is not in SHAPES or DTYPES.
+    ValueError for one that is not in CONFIGS or DTYPES.
     """
     controls = {
-        "model": Slider("model", tuple(SHAPES), model),
+        "model": Slider("model", tuple(CONFIGS), model),
         "dtype": Slider("weights' dtype", DTYPES, dtype),
         "batch": Slider("batch", tuple(2**k for k in range(9)), 8, "requests"),
         "context": Slider("context", tuple(2**k for k in range(7, 16)), 2048, "tokens"),

@@ -6,9 +6,9 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from lessons_lib.figures.latency import plot_parts
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.hardware import Hardware
 from lessons_lib.measure.roofline import Bracket, predict_decode_step, predict_prefill
-from lessons_lib.measure.shape import ModelShape
 from lessons_lib.widgets.controls import Slider, show
 
 LENGTHS = tuple(2**k for k in range(4, 14))
@@ -27,7 +27,7 @@ class Expected:
         return Bracket(self.ttft.low + self.decode.low, self.ttft.high + self.decode.high)
 
 
-def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Expected:
+def predict_latency(shape: ModelConfig, hardware: Hardware, dtype: str, prompt: int, output: int) -> Expected:
     """`prompt` tokens in, `output` >= 1 tokens out: a prefill, which yields the first, and output - 1 steps.
 
     Step i attends to the prompt and the i tokens fed so far: the newest token is the one that is fed. ValueError for a
@@ -38,7 +38,7 @@ def predict_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: i
     return Expected(predict_prefill(shape, hardware, dtype, prompt), decode)
 
 
-def draw_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> Axes:
+def draw_latency(shape: ModelConfig, hardware: Hardware, dtype: str, prompt: int, output: int) -> Axes:
     """The chosen request as stacked bars: both ends of the prediction, overlapping or one after the other.
 
     ValueError as `predict_latency`.
@@ -53,18 +53,18 @@ def draw_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int,
     return ax
 
 
-def describe_latency(shape: ModelShape, hardware: Hardware, dtype: str, prompt: int, output: int) -> str:
+def describe_latency(shape: ModelConfig, hardware: Hardware, dtype: str, prompt: int, output: int) -> str:
     """The figure in words; ValueError as `predict_latency`."""
     latency = predict_latency(shape, hardware, dtype, prompt, output)
     return f"{shape.name} in {dtype}, {prompt:,} tokens in, {output:,} out: {_headline(latency, output)}."
 
 
-def show_latency(shape: ModelShape, hardware: Hardware, dtype: str) -> None:
+def show_latency(shape: ModelConfig, hardware: Hardware, dtype: str) -> None:
     """Sliders for prompt and output length over the predicted latency of one request on this machine.
 
     ValueError for a dtype that was not measured. The model's context must be of 32 tokens or more.
     """
-    lengths = [length for length in LENGTHS if 2 * length <= shape.context]
+    lengths = [length for length in LENGTHS if 2 * length <= shape.max_position_embeddings]
     controls = {
         "prompt": Slider("prompt", lengths, min(512, lengths[-1]), "tokens"),
         "output": Slider("output", lengths, min(128, lengths[-1]), "tokens"),

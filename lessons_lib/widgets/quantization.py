@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lessons_lib.figures.quantization import plot_rounding
-from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.quantization.formats import bits_of, relative_error, round_trip
 from lessons_lib.quantization.sizes import bytes_in
 from lessons_lib.widgets.controls import Slider, show
@@ -54,13 +54,13 @@ class Subject:
     """
 
     weight: Tensor
-    shape: ModelShape
+    shape: ModelConfig
     machine: Machine
     perplexities: Mapping[str, float]
     exact: float
 
 
-def moved(shape: ModelShape, name: str) -> float:
+def moved(shape: ModelConfig, name: str) -> float:
     """Bytes of weights that a step reads, the layers in this format and the head in int8.
 
     ValueError for a name that is no format, or whose groups do not divide the rows of a matrix.

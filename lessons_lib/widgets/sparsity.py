@@ -6,7 +6,7 @@ from textwrap import fill
 from matplotlib.axes import Axes
 
 from lessons_lib.figures.sparsity import plot_limits
-from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.sparsity import skippable, speedup, union
 from lessons_lib.widgets.controls import Slider, show
 
@@ -20,7 +20,7 @@ NAMES = {
 }
 
 
-def headline(shape: ModelShape, percent: int, rows: int) -> str:
+def headline(shape: ModelConfig, percent: int, rows: int) -> str:
     """What all rows together can skip, and the limits. ValueError for a model without a gated MLP."""
     skipped = 1 - union(percent / 100, rows)
     limits = ", ".join(f"{speedup(skippable(shape, known), skipped):.2f} ({name})" for known, name in NAMES.items())
@@ -28,20 +28,20 @@ def headline(shape: ModelShape, percent: int, rows: int) -> str:
     return f"{percent}% zero in {each}: {skipped:.0%} skipped by all; times as fast at most: {limits}"
 
 
-def draw_limits(shape: ModelShape, percent: int, rows: int) -> Axes:
+def draw_limits(shape: ModelConfig, percent: int, rows: int) -> Axes:
     """The limits against sparsity under the headline; ValueError for a model without a gated MLP."""
     ax = plot_limits({name: skippable(shape, known) for known, name in NAMES.items()}, percent / 100, rows)
     ax.set_title(fill(headline(shape, percent, rows), 72), fontsize=9)
     return ax
 
 
-def describe_limits(shape: ModelShape, percent: int, rows: int) -> str:
+def describe_limits(shape: ModelConfig, percent: int, rows: int) -> str:
     """The figure in words; ValueError for a model without a gated MLP."""
     said = headline(shape, percent, rows)
     return f"Largest possible speed-up of a decode step of {shape.name} against sparsity. {said}."
 
 
-def show_limits(shape: ModelShape) -> None:
+def show_limits(shape: ModelConfig) -> None:
     """Sliders for the sparsity of one row and the rows of a step. ValueError for a model without a gated MLP."""
     controls = {
         "percent": Slider("sparsity of one row", PERCENT, 50, "%"),

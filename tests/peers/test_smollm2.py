@@ -64,8 +64,8 @@ def test_its_likelihood_of_a_text_is_llama_cpps(smollm2):
 
 def test_its_shape_is_the_published_one(smollm2):
     shape = smollm2.shape
-    assert (shape.layers, shape.width, shape.heads, shape.kv_heads) == (30, 576, 9, 3)
-    assert (shape.vocab_size, shape.context, shape.tied) == (49_152, 8192, True)
+    assert (shape.num_layers, shape.hidden_size, shape.num_heads, shape.num_kv_heads) == (30, 576, 9, 3)
+    assert (shape.vocab_size, shape.max_position_embeddings, shape.tie_word_embeddings) == (49_152, 8192, True)
     assert smollm2.network.num_parameters() == shape.params() == 134_515_008
 
 

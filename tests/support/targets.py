@@ -25,7 +25,7 @@ class Tight(DecoderTarget):
 
     def new_cache(self, tokens: int) -> StaticCache:
         c = self.decoder.config
-        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, capacity=self.capacity)
+        return StaticCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, capacity=self.capacity)
 
 
 TARGETS = [pytest.param(TransformersTarget, id="transformers"), pytest.param(decoder_target, id="decoder")]

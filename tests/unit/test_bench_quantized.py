@@ -184,4 +184,4 @@ def test_unpacking_is_what_products_take_in_a_cache_and_the_head_in_memory(monke
     monkeypatch.setattr(bench, "products_in_cache", lambda decoder: 3.0)
     monkeypatch.setattr(bench.cpu, "packed_kernels", lambda: packed)
     shape = bench.generation.model(bench.DTYPE).shape
-    assert bench.unpacking(2.0) == (3.0 + shape.vocab_size * shape.width / 2 if packed else 0.0)
+    assert bench.unpacking(2.0) == (3.0 + shape.vocab_size * shape.hidden_size / 2 if packed else 0.0)

@@ -77,12 +77,14 @@ def test_buffers_in_one_piece_hold_what_blocks_hold(serving):
     """The bare step gives the logits of the engine's step, so that both do the same work."""
     decoder = serving.model().target().decoder
     c, made = decoder.config, torch.Generator().manual_seed(0)
-    pieces = [torch.randn(2, c.kv_heads, 8, c.head_dim, generator=made) for _ in range(2 * c.layers)]
-    blocks = [piece.view(2, c.kv_heads, 2, 4, -1).transpose(1, 2).flatten(0, 1).contiguous() for piece in pieces]
+    pieces = [torch.randn(2, c.num_kv_heads, 8, c.head_dim, generator=made) for _ in range(2 * c.num_layers)]
+    blocks = [piece.view(2, c.num_kv_heads, 2, 4, -1).transpose(1, 2).flatten(0, 1).contiguous() for piece in pieces]
     tokens, positions, tables = torch.tensor([5, 9]), torch.tensor([6, 2]), torch.tensor([[0, 1], [2, 3]])
     wanted = torch.tensor([1, 0])
     both = [
-        paged_target.paged_step(decoder, cache)(tokens, positions, tables, wanted, held[: c.layers], held[c.layers :])
+        paged_target.paged_step(decoder, cache)(
+            tokens, positions, tables, wanted, held[: c.num_layers], held[c.num_layers :]
+        )
         for cache, held in ((paged_target.Pages, blocks), (serving.InOnePiece, pieces))
     ]
     torch.testing.assert_close(*both)

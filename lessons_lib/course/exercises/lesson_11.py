@@ -5,9 +5,9 @@ from dataclasses import replace
 from lessons_lib.course.exercises import exercise, expect
 from lessons_lib.decoding.generate import Step
 from lessons_lib.decoding.ladder import Price, Rung, step_gains
-from lessons_lib.measure.shape import SHAPES
+from lessons_lib.measure.config import CONFIGS
 
-SMOL, LLAMA = SHAPES["smollm2-135m"], SHAPES["llama-2-7b"]
+SMOL, LLAMA = CONFIGS["smollm2-135m"], CONFIGS["llama-2-7b"]
 
 
 @exercise("11.1")

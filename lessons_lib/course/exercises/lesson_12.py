@@ -1,7 +1,7 @@
 """Checkers of lesson 12: weights that matter, a threshold, what no row needs, and the limit with the gate first."""
 
 from lessons_lib.course.exercises import exercise, expect
-from lessons_lib.measure.shape import SHAPES
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.sparsity import skippable, speedup
 
 
@@ -37,7 +37,15 @@ def unread(attempt):
 def gate_first_limit(attempt):
     """Most that a step gains if the gates are read whole, and of W_up and W_down only what is active."""
     for name in ("smollm2-135m", "llama-2-7b", "mistral-7b-v0.1"):
-        shape = SHAPES[name]
+        shape = CONFIGS[name]
         for sparsity in (0.5, 0.9):
             expected = speedup(skippable(shape, "gate first"), sparsity)
-            expect(attempt, shape.layers, shape.width, shape.mlp_width, shape.weights, sparsity, equals=expected)
+            expect(
+                attempt,
+                shape.num_layers,
+                shape.hidden_size,
+                shape.intermediate_size,
+                shape.weights,
+                sparsity,
+                equals=expected,
+            )

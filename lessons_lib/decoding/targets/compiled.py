@@ -154,7 +154,7 @@ class CompiledTarget(DecoderTarget):
         """An empty cache of this target's size, or fitted to a text of so many tokens."""
         c, slack = self.decoder.config, self.capacity - self.context
         needed = min(self.context, -(-tokens // STEP) * STEP) if self.fitted else self.context
-        return StaticCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
+        return StaticCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Each block in a forward of its own -> its scores. Errors as DecoderTarget's."""
@@ -186,7 +186,7 @@ class CompiledTarget(DecoderTarget):
         if width not in self._steps:
             few = 1 if self.dtype.itemsize < 4 else FEW
             opened = self.products == "open" and width <= few
-            name = f"{width}-token step ({self.decoder.config.layers} layers, {self.dtype})"
+            name = f"{width}-token step ({self.decoder.config.num_layers} layers, {self.dtype})"
             frozen = self.products != "library" or self.constant
             how = dict(frozen=frozen, tuned=self.tuned, short=self.fitted)
             how |= {"prepare": leave_length_open} if self.fitted else {}

@@ -19,13 +19,13 @@ class DecoderTarget(Target):
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = ()):
         self.decoder, self.tokenizer, self.eos = decoder, tokenizer, tuple(eos)
-        self.vocab_size, self.context = decoder.config.vocab_size, decoder.config.context
+        self.vocab_size, self.context = decoder.config.vocab_size, decoder.config.max_position_embeddings
         self.device, self.dtype = decoder.embedding.weight.device, decoder.embedding.weight.dtype
 
     def new_cache(self, tokens: int) -> ContiguousCache:
         """An empty cache with room for a text of so many tokens; guesses beyond them make it grow."""
         c = self.decoder.config
-        return ContiguousCache(c.layers, c.kv_heads, c.head_dim, self.dtype, self.device, capacity=tokens)
+        return ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=tokens)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """One packed forward for all blocks -> the scores of each; KeyError for states after a layer that there is not.

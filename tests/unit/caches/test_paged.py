@@ -111,10 +111,10 @@ def test_the_decoder_gives_the_same_logits_on_scattered_blocks(tiny_model, block
     decoder = Decoder.from_transformers(tiny_model)
     c = decoder.config
     blocks = random.Random(block_size).sample(range(40), -(-21 // block_size))
-    paged = PagedMemory(c.layers, c.kv_heads, c.head_dim, torch.float64, blocks=40, block_size=block_size)
+    paged = PagedMemory(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64, blocks=40, block_size=block_size)
     for buffer in paged.keys + paged.values:
         buffer[:-1] = float("nan")
-    caches = ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64), PagedCache(paged, blocks)
+    caches = ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64), PagedCache(paged, blocks)
     tokens = torch.randint(97, (21,), generator=torch.Generator().manual_seed(0))
     for part in tokens.split([7, 1, 1, 8, 4]):
         positions = torch.arange(len(part)) + caches[0].length()

@@ -8,9 +8,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralCon
 
 from lessons_lib.caches import sizes
 from lessons_lib.caches.sizes import GiB, MiB
-from lessons_lib.measure.shape import SHAPES, ModelShape
+from lessons_lib.measure.config import CONFIGS, ModelConfig
 
-SMOL = SHAPES["smollm2-135m"]
+SMOL = CONFIGS["smollm2-135m"]
 TINY = dict(
     num_hidden_layers=2, hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     intermediate_size=64, vocab_size=50, max_position_embeddings=64,
@@ -31,23 +31,23 @@ TINY = dict(
     ],
 )
 def test_bytes_equal_the_table_of_models(name, course, true, factor, mib, own):
-    shape = SHAPES[name]
+    shape = CONFIGS[name]
     assert sizes.course_formula(shape) == course
     assert sizes.kv_bytes_per_token(shape) == true
     assert sizes.overstated(shape) == factor
     assert sizes.kv_bytes(shape, 2048) == mib * MiB
-    assert sizes.course_formula(shape, 2048, batch=3) == factor * 3 * mib * MiB or shape.window
-    assert sizes.kv_bytes(shape, shape.context) == own * GiB
+    assert sizes.course_formula(shape, 2048, batch=3) == factor * 3 * mib * MiB or shape.sliding_window
+    assert sizes.kv_bytes(shape, shape.max_position_embeddings) == own * GiB
 
 
 def test_without_its_window_mistral_would_need_4_gib():
-    open_ended = dataclasses.replace(SHAPES["mistral-7b-v0.1"], window=None)
+    open_ended = dataclasses.replace(CONFIGS["mistral-7b-v0.1"], sliding_window=None)
     assert sizes.kv_bytes(open_ended, 32_768) == 4 * GiB
 
 
 @pytest.mark.parametrize("tokens", [3, 8, 9, 20])
 def test_only_windowed_layers_stop_growing(tokens):
-    hybrid = dataclasses.replace(SMOL, window=8, windowed_layers=20)
+    hybrid = dataclasses.replace(SMOL, sliding_window=8, windowed_layers=20)
     assert sizes.kv_bytes(hybrid, tokens) == 768 * (10 * tokens + 20 * min(tokens, 8))  # 2·3·64·2 bytes a layer
 
 
@@ -59,11 +59,11 @@ def test_bytes_allocated_by_a_real_cache_equal_the_formula(dtype, size, batch, k
     model = LlamaForCausalLM(config).to(dtype)
     with torch.no_grad():
         cache = model(torch.zeros(batch, 7, dtype=torch.long)).past_key_values
-    assert allocated(cache) == sizes.kv_bytes(ModelShape.from_config(config), 7, batch, size)
+    assert allocated(cache) == sizes.kv_bytes(ModelConfig.from_transformers(config), 7, batch, size)
 
 
 def test_two_layers_of_two_heads_of_sixteen_take_512_bytes_a_token_in_fp32():
-    assert sizes.kv_bytes_per_token(ModelShape.from_config(LlamaConfig(**TINY)), 4) == 512
+    assert sizes.kv_bytes_per_token(ModelConfig.from_transformers(LlamaConfig(**TINY)), 4) == 512
 
 
 def test_a_static_cache_takes_its_capacity_from_the_first_token_on():
@@ -71,7 +71,7 @@ def test_a_static_cache_takes_its_capacity_from_the_first_token_on():
     model, cache = LlamaForCausalLM(config), StaticCache(config=config, max_cache_len=32)
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)
-    assert allocated(cache) == sizes.kv_bytes(ModelShape.from_config(config), 32, cache_bytes=4)
+    assert allocated(cache) == sizes.kv_bytes(ModelConfig.from_transformers(config), 32, cache_bytes=4)
 
 
 @pytest.mark.parametrize("tokens", [5, 8, 13])
@@ -80,7 +80,7 @@ def test_a_sliding_static_cache_takes_no_more_than_its_window(tokens):
     model, cache = MistralForCausalLM(config), StaticCache(config=config, max_cache_len=tokens)
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)
-    assert allocated(cache) == sizes.kv_bytes(ModelShape.from_config(config), tokens, cache_bytes=4)
+    assert allocated(cache) == sizes.kv_bytes(ModelConfig.from_transformers(config), tokens, cache_bytes=4)
 
 
 @pytest.mark.parametrize("tokens, pages", [(1, 1), (16, 1), (17, 2)])
@@ -91,7 +91,7 @@ def test_a_paged_cache_takes_whole_pages(tokens, pages):
 
 def test_latent_attention_keeps_69120_bytes_a_token_57_times_less_than_its_heads():
     latent = sizes.mla_bytes_per_token(layers=60, latent=512, rotary=64)
-    heads = ModelShape("deepseek-v2, all heads", 60, 5120, 128, 128, 128, 12288, 102400, 131072)
+    heads = ModelConfig("deepseek-v2, all heads", 60, 5120, 128, 128, 128, 12288, 102400, 131072)
     assert sizes.mla_bytes_per_token(layers=60, latent=512, rotary=64, cache_bytes=1) == latent / 2
     assert (latent, sizes.kv_bytes_per_token(heads)) == (69_120, 3_932_160)
     assert sizes.kv_bytes_per_token(heads) / latent == pytest.approx(57, abs=0.2)
@@ -128,7 +128,7 @@ def test_a_quantized_cache_keeps_its_newest_tokens_in_16_bits():
 
 
 def test_a_13b_model_on_40_gb_leaves_room_for_17089_tokens():
-    opt = SHAPES["opt-13b"]
+    opt = CONFIGS["opt-13b"]
     assert sizes.tokens_that_fit(40e9, 26e9, opt) == 17_089
     assert sizes.tokens_that_fit(40e9, 26e9, opt, cache_bytes=1) == 34_179
     assert sizes.requests_that_fit(40e9, 26e9, opt, 512) == 33
@@ -137,7 +137,7 @@ def test_a_13b_model_on_40_gb_leaves_room_for_17089_tokens():
 
 
 def test_a_draft_model_takes_room_from_every_request():
-    llama = SHAPES["llama-2-7b"]
+    llama = CONFIGS["llama-2-7b"]
     alone = sizes.requests_that_fit(24 * GiB, 14 * GiB, llama, 1024)
     assert alone == 20
     assert sizes.requests_that_fit(24 * GiB, 14 * GiB, llama, 1024, draft=llama) == 10

@@ -18,8 +18,8 @@ def unread(active):
     return sum(not any(column) for column in zip(*active, strict=True)) / len(active[0])
 
 
-def gate_first(layers, width, mlp_width, weights, sparsity):
-    return 1 / (1 - sparsity * 2 * layers * width * mlp_width / weights)
+def gate_first(layers, width, intermediate_size, weights, sparsity):
+    return 1 / (1 - sparsity * 2 * layers * width * intermediate_size / weights)
 
 
 @pytest.mark.parametrize("name, attempt", [("12.1", fewest), ("12.2", cut_at), ("12.3", unread), ("12.4", gate_first)])

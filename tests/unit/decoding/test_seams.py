@@ -60,7 +60,7 @@ def test_the_first_layers_may_draft_and_the_others_go_on_from_their_states():
     decoder = Decoder.from_transformers(tiny())
     c, mask = decoder.config, torch.ones(3, 8, dtype=torch.bool).tril(5)
     mask[1:, 5] = False  # 8 and 9 do not see 7
-    cache = ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=5)
+    cache = ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64, capacity=5)
     decoder(torch.tensor(PROMPT), [Segment(torch.arange(5), cache)])
     drafted = decoder(torch.tensor([7, 8, 9]), [Segment(torch.tensor([5, 5, 6]), cache, mask)], layers=range(1)).last
     assert (cache.length(0), cache.length(1)) == (8, 5)
@@ -68,7 +68,7 @@ def test_the_first_layers_may_draft_and_the_others_go_on_from_their_states():
     assert (cache.length(0), cache.length(1)) == (7, 5)
     rest = [Segment(torch.tensor([5, 6]), cache)]
     found = decoder(torch.tensor([8, 9]), rest, layers=range(1, 2), states=drafted[1:]).last
-    whole = ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64)
+    whole = ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64)
     expected = decoder(torch.tensor([*PROMPT, 8, 9]), [Segment(torch.arange(7), whole)]).last[-2:]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     for one, other in zip(entries(cache), entries(whole), strict=True):

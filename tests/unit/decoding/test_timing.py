@@ -11,7 +11,7 @@ from lessons_lib.decoding import timing
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.measure.clock import Samples
-from lessons_lib.measure.shape import SHAPES
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.models import tiny
 
 PROMPT = [5, 6, 7, 8]
@@ -79,9 +79,9 @@ def test_batched_steps_leave_gradients_off_although_they_are_called_later():
 
 
 def test_a_twin_has_the_layers_of_a_shape_and_hardly_any_weights():
-    shape = SHAPES["smollm2-135m"]
+    shape = CONFIGS["smollm2-135m"]
     decoder = timing.twin(shape, "fp32", context=32).decoder
-    assert len(decoder.layers) == shape.layers
+    assert len(decoder.layers) == shape.num_layers
     assert sum(p.numel() for p in decoder.parameters()) < shape.weights / 100
 
 
@@ -98,7 +98,7 @@ def test_launching_is_timed_on_narrow_models_of_transformers_and_ours_with_the_s
     monkeypatch.setattr(timing, "in_turn", lambda steps, device, repeats: {
         name: Samples((step(),) * repeats + (99.0,)) for name, step in steps.items()
     })  # fmt: skip
-    shape = replace(SHAPES["smollm2-135m"], layers=3)
+    shape = replace(CONFIGS["smollm2-135m"], num_layers=3)
     assert timing.launch_times(shape, "bf16", 7, repeats=2) == {"transformers": 1.0, "decoder": 2.0}
     assert fed == [(TransformersTarget, 3, torch.bfloat16, 7), (DecoderTarget, 3, torch.bfloat16, 7)]
 

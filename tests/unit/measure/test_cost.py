@@ -3,11 +3,11 @@
 import pytest
 
 from lessons_lib.measure import kernels
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.cost import CostModel
 from lessons_lib.measure.hardware import Hardware
-from lessons_lib.measure.shape import ModelShape
 
-SHAPE = ModelShape("toy", 2, 8, 2, 1, 4, 16, 100, 64)
+SHAPE = ModelConfig("toy", 2, 8, 2, 1, 4, 16, 100, 64)
 HARDWARE = Hardware("cpu", "toy", 1, 10.0, 100.0, {"bf16": 50.0}, {"bf16": 1000.0})
 COST = CostModel(SHAPE, HARDWARE, "bf16", {4: 2.0, 8: 3.0}, {1: 1.0, 2: 1.5})
 

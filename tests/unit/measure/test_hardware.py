@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lessons_lib.measure import clock, hardware, kernels, machine
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.hardware import Hardware, probe
-from lessons_lib.measure.shape import SHAPES, ModelShape
 
 SOME = Hardware("cpu", "some CPU", 2, 30e9, 32e9, {"fp32": 20e9, "bf16": 25e9}, {"fp32": 100e9, "bf16": 250e9}, 0.5)
 
@@ -136,18 +136,11 @@ def test_buffers_are_eight_caches_large_but_never_beyond_the_cap(monkeypatch):
         assert kernels.buffer_bytes("cpu") == expected * 2**20
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_products_of_a_shape_are_all_its_weights(name):
-    shape = SHAPES[name]
-    layer = sum(rows * columns for rows, columns in kernels.matrices(shape))
-    assert shape.layers * layer == shape.layer_weights
-
-
 def test_the_products_of_a_shape_are_its_layers_in_turn_and_its_head(monkeypatch):
     made, linear = [], torch.nn.functional.linear
     monkeypatch.setattr(torch.nn.functional, "linear", lambda x, w: made.append((len(x), w.numel())) or linear(x, w))
     monkeypatch.setattr(kernels, "best", lambda fn, device: fn() is not None or 1.0)
-    shape = ModelShape("x", 2, 32, 4, 2, 8, 64, 100, 64)
+    shape = ModelConfig("x", 2, 32, 4, 2, 8, 64, 100, 64)
     assert kernels.linears(shape, "fp32", "cpu", rows=8, head_rows=3) == 2.0  # layers 1 s, head 1 s
     assert {rows for rows, _ in made[:-1]} == {8} and made[-1] == (3, shape.head_weights)
     assert sum(size for _, size in made[:-1]) == shape.layer_weights

@@ -9,10 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lessons_lib.measure import roofline
+from lessons_lib.measure.config import CONFIGS, ModelConfig
 from lessons_lib.measure.data_sheets import PUBLISHED
-from lessons_lib.measure.shape import SHAPES, ModelShape
 
-SMOL = SHAPES["smollm2-135m"]
+SMOL = CONFIGS["smollm2-135m"]
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +21,12 @@ def tiny():
         num_hidden_layers=2, hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         intermediate_size=80, vocab_size=96, attn_implementation="eager",
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval(), ModelShape.from_config(config)
+    return LlamaForCausalLM(config).eval(), ModelConfig.from_transformers(config)
 
 
-def dense_attention(shape: ModelShape, tokens: int) -> int:
+def dense_attention(shape: ModelConfig, tokens: int) -> int:
     """FLOPs of attention that computes masked pairs too, as eager attention does: 4·L·H·d·T²."""
-    return 4 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
+    return 4 * shape.num_layers * shape.num_heads * shape.head_dim * tokens * tokens
 
 
 def counted(model, tokens: int, **kwargs) -> int:
@@ -38,10 +38,10 @@ def counted(model, tokens: int, **kwargs) -> int:
 @pytest.mark.parametrize("rows", [1, 7])
 def test_counted_flops_of_a_prefill_equal_the_formula_with_dense_attention(tiny, rows):
     model, shape = tiny
-    matrices = roofline.flops_prefill(shape, 7, rows) - 4 * shape.heads * shape.head_dim * shape.attended(7)
+    matrices = roofline.flops_prefill(shape, 7, rows) - 4 * shape.num_heads * shape.head_dim * shape.attended(7)
     dense = dense_attention(shape, 7)
     assert counted(model, 7, logits_to_keep=rows) == matrices + dense
-    causal = 4 * shape.heads * shape.head_dim * shape.attended(7)
+    causal = 4 * shape.num_heads * shape.head_dim * shape.attended(7)
     assert dense == causal * 2 * 7 / (7 + 1)  # what masking leaves unused
 
 
@@ -55,7 +55,7 @@ def test_counted_flops_of_a_decode_step_equal_the_formula(tiny):
 
 def test_counted_flops_of_generating_without_a_cache_equal_the_sum_of_prefills(tiny):
     model, shape = tiny
-    pairs = 4 * shape.heads * shape.head_dim
+    pairs = 4 * shape.num_heads * shape.head_dim
     total = expected = 0
     for length in range(5, 9):  # prompt 5, four new tokens
         total += counted(model, length, logits_to_keep=1, use_cache=False)
@@ -88,14 +88,14 @@ def test_flops_of_generating_with_and_without_a_cache_equal_the_published_totals
 
 
 def test_the_embedding_of_an_untied_model_is_not_read_by_a_decode_step():
-    untied = dataclasses.replace(SMOL, tied=False)
+    untied = dataclasses.replace(SMOL, tie_word_embeddings=False)
     assert roofline.bytes_decode(untied) == roofline.bytes_decode(SMOL)
     assert untied.params() == SMOL.params() + SMOL.head_weights
 
 
 @pytest.mark.parametrize("name, expected", [("opt-1.3b", 1), ("smollm2-135m", 3), ("gemma-2b", 8)])
 def test_intensity_of_attention_is_the_grouping_whatever_batch_and_length(name, expected):
-    shape = SHAPES[name]
+    shape = CONFIGS[name]
     for batch, cached in ((1, 10), (8, 1000)):
         flops = roofline.flops_decode(shape, batch, cached) - roofline.flops_decode(shape, batch)
         moved = roofline.bytes_decode(shape, batch, cached) - roofline.bytes_decode(shape, batch)
@@ -132,7 +132,7 @@ def test_bandwidth_utilisation_of_the_published_run_is_72_percent():
 def test_published_bytes_per_token_are_the_weights_plus_a_little():
     base, int8, int4 = 1397.31 / 104.9, 1069.20 / 155.58, 862.69 / 196.80  # GB/s over tokens/s
     assert (round(base, 2), round(int8, 2), round(int4, 2)) == (13.32, 6.87, 4.38)
-    weights = roofline.bytes_decode(SHAPES["llama-2-7b"]) / 1e9
+    weights = roofline.bytes_decode(CONFIGS["llama-2-7b"]) / 1e9
     assert weights < base < weights * 1.01
     assert int8 / base == pytest.approx(0.516, abs=5e-4) and int4 / base == pytest.approx(0.329, abs=5e-4)
 

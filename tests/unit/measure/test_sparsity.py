@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.measure.shape import SHAPES
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.sparsity import (
     attention_share,
     effective_count,
@@ -23,7 +23,7 @@ from lessons_lib.measure.sparsity import (
     without_first,
 )
 
-SMOL = SHAPES["smollm2-135m"]
+SMOL = CONFIGS["smollm2-135m"]
 FIVE = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05], dtype=torch.float64)
 UNIFORM = torch.full((1000,), 1e-3, dtype=torch.float64)
 
@@ -193,15 +193,18 @@ def test_amdahl_of_the_real_shape_is_that_of_the_specification():
 
 @pytest.mark.parametrize("name, matrices", [("smollm2-135m", 3), ("opt-1.3b", 2)])
 def test_the_intermediate_vector_tells_of_the_last_matrix_alone(name, matrices):
-    shape = SHAPES[name]
+    shape = CONFIGS[name]
     assert skippable(shape, "intermediate") == pytest.approx(skippable(shape, "mlp") / matrices)
-    assert skippable(shape, "mlp") == shape.layers * matrices * shape.width * shape.mlp_width / shape.weights
+    assert (
+        skippable(shape, "mlp")
+        == shape.num_layers * matrices * shape.hidden_size * shape.intermediate_size / shape.weights
+    )
     assert skippable(shape, "mlp") < skippable(shape, "inputs") == shape.layer_weights / shape.weights
 
 
 def test_what_cannot_be_known_or_skipped_is_refused():
     with pytest.raises(ValueError, match="opt-1.3b cannot know 'gate first'; choose from mlp, intermediate, inputs"):
-        skippable(SHAPES["opt-1.3b"], "gate first")
+        skippable(CONFIGS["opt-1.3b"], "gate first")
     with pytest.raises(ValueError, match="'oracle'; choose from mlp, gate first, intermediate, inputs"):
         skippable(SMOL, "oracle")
     for share, sparsity in [(1, 1), (1.2, 0.5), (0.5, -0.1)]:

@@ -8,8 +8,9 @@ from support.oracle import exact
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lessons_lib.caches.cache import ContiguousCache, Slots, StaticCache, causal_mask
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models import LanguageModel, tiny
-from lessons_lib.models.decoder import Decoder, DecoderConfig, Segment, rotary_tables
+from lessons_lib.models.decoder import Decoder, Segment, decoder_config, rotary_tables
 from lessons_lib.models.kernels import FUSED, attend, attend_by_products, multiply_by_products
 
 TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9])
@@ -17,7 +18,7 @@ TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9])
 
 def segment(decoder, positions, cache=None, mask=None) -> Segment:
     c = decoder.config
-    cache = cache or ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64)
+    cache = cache or ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64)
     return Segment(torch.as_tensor(positions), cache, mask)
 
 
@@ -80,7 +81,7 @@ def test_a_range_of_layers_continues_from_states(tiny_model):
 def test_static_buffers_give_the_same_logits(tiny_model):
     decoder = Decoder.from_transformers(tiny_model)
     c = decoder.config
-    cache = StaticCache(c.layers, c.kv_heads, c.head_dim, torch.float64, capacity=12)
+    cache = StaticCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64, capacity=12)
     logits_of(decoder, TOKENS[:5], segment(decoder, range(5), cache))
     slots = Slots(cache.keys, cache.values, cache.slots(4))
     padded = torch.cat([TOKENS[5:], torch.tensor([0])])
@@ -129,13 +130,13 @@ def test_what_it_does_not_compute_is_refused(tiny_model, change, said):
     for name, value in change.items():
         object.__setattr__(config, name, value)
     with pytest.raises(ValueError, match=said):
-        DecoderConfig.from_transformers(config)
+        decoder_config(config)
 
 
 def test_scaled_angles_of_three_channels_by_hand():
     """Frequencies 1, 1/4, 1/16 make 8, 2 and 1/2 turns in the first context: kept, a third kept, 8 times slower."""
     scaling = (8.0, 1.0, 4.0, 16 * math.pi)
-    config = DecoderConfig(1, 6, 1, 1, 6, 8, 9, 3, True, rope_theta=64.0, rope_scaling=scaling)
+    config = ModelConfig("", 1, 6, 1, 1, 6, 8, 9, 3, rope_theta=64.0, rope_scaling=scaling)
     cos, sin = rotary_tables(config)
     angles = torch.tensor([1, (1 / 3 + 2 / 3 / 8) / 4, 1 / 128], dtype=torch.float64)
     torch.testing.assert_close(cos[2, :3], (2 * angles).cos(), rtol=0, atol=1e-15)
@@ -154,7 +155,7 @@ def scaled() -> LlamaForCausalLM:
 
 
 def test_scaled_angles_are_those_of_transformers(scaled):
-    cos, sin = rotary_tables(DecoderConfig.from_transformers(scaled.config))
+    cos, sin = rotary_tables(decoder_config(scaled.config))
     theirs = scaled.model.rotary_emb(torch.zeros(1), torch.arange(len(cos))[None])  # in float32
     torch.testing.assert_close(cos.float(), theirs[0][0], rtol=0, atol=1e-4)
     torch.testing.assert_close(sin.float()[:, 4:], theirs[1][0, :, 4:], rtol=0, atol=1e-4)
@@ -169,7 +170,7 @@ def test_logits_with_scaled_angles_equal_transformers(scaled):
 
 
 def test_a_sliding_window_bounds_the_context():
-    assert Decoder.from_transformers(tiny(family="mistral", window=8)).config.context == 8
+    assert Decoder.from_transformers(tiny(family="mistral", window=8)).config.max_position_embeddings == 8
 
 
 @pytest.mark.parametrize("weights", [None, "int8-weight-only"])
@@ -184,12 +185,12 @@ def test_a_head_of_its_own_is_read_whatever_the_config_says(weights):
     cache = ContiguousCache(2, 2, 8, torch.float32)
     found = logits_of(decoder, TOKENS, segment(decoder, range(8), cache))
     assert (found - expected).norm() < 0.05 * expected.norm()
-    assert not decoder.config.tied and not model.shape.tied
+    assert not decoder.config.tie_word_embeddings and not model.shape.tie_word_embeddings
     assert model.shape.params() == network.num_parameters()
 
 
 def test_a_head_that_is_the_embedding_is_one_table():
     network = tiny(tied=True)
     decoder = Decoder.from_transformers(network)
-    assert decoder.config.tied and decoder.head.weight is decoder.embedding.weight
+    assert decoder.config.tie_word_embeddings and decoder.head.weight is decoder.embedding.weight
     assert LanguageModel(network, None, "tiny", "cpu", torch.float64).shape.params() == network.num_parameters()

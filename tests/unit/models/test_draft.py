@@ -113,7 +113,7 @@ def test_a_narrow_draft_comes_back_from_its_file(network, tmp_path):
     draft = start_from(Decoder.from_transformers(network), (2, 0), KEPT, mlp=8)
     save_draft(draft, tmp_path, "tiny")
     stored = decoder_of(load_draft(tmp_path, network))
-    assert stored.config.mlp_width == 8
+    assert stored.config.intermediate_size == 8
     torch.testing.assert_close(stored.layers[0].down.weight, draft.layers[0].down.weight, rtol=0, atol=1e-2)
 
 
@@ -190,7 +190,7 @@ def test_in_bf16_on_a_cpu_a_draft_decodes_in_8_bits(network, draft, tmp_path):
     multiply, products = small.kernels.multiply, []
     small.kernels = Kernels(multiply=lambda x, weight: products.append(weight) or multiply(x, weight))
     logits_of(small)
-    assert len(products) == 4 * small.config.layers + 1  # all of every layer, and the head
+    assert len(products) == 4 * small.config.num_layers + 1  # all of every layer, and the head
 
 
 def test_transformers_drafts_with_it_and_the_text_stays_the_targets(loaded, network):
@@ -217,7 +217,7 @@ def test_a_draft_loads_by_name_with_its_targets_tokenizer(stored_by_name, tmp_pa
     assert "tiny-draft" in hub.names()
     assert '"steps": 7' in (tmp_path / "weights" / "tiny-draft" / CARD).read_text()
     model, target = load("tiny-draft", device="cpu", dtype="fp32"), load("packaged-tiny", device="cpu")
-    assert isinstance(model, LanguageModel) and model.shape.layers == 1
+    assert isinstance(model, LanguageModel) and model.shape.num_layers == 1
     assert model.tokenizer.get_vocab() == target.tokenizer.get_vocab()
     decoder = model.target(kind="decoder").decoder
     assert isinstance(decoder, TrimmedDecoder) and len(decoder.kept) == 37

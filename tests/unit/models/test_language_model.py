@@ -16,7 +16,7 @@ def model():
 
 
 def test_its_shape_is_its_configs(model):
-    assert (model.shape.name, model.shape.layers, model.shape.kv_heads) == ("small", 4, 2)
+    assert (model.shape.name, model.shape.num_layers, model.shape.num_kv_heads) == ("small", 4, 2)
 
 
 def test_it_shows_itself_in_one_line(model):
@@ -138,7 +138,7 @@ def test_weights_in_a_format_that_the_device_lacks_are_refused_with_one_that_it_
 def test_a_cut_has_the_first_layers_and_shares_their_weights(family):
     whole = LanguageModel(tiny(layers=4, family=family), None, "small", "cpu", torch.float64)
     part = cut(whole, layers=2)
-    assert (part.name, part.shape.layers, whole.shape.layers) == ("small[:2]", 2, 4)
+    assert (part.name, part.shape.num_layers, whole.shape.num_layers) == ("small[:2]", 2, 4)
     theirs = {p.data_ptr() for p in whole.network.parameters()}
     assert {p.data_ptr() for p in part.network.parameters()} < theirs
 

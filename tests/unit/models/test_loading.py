@@ -117,7 +117,7 @@ def test_the_folder_of_a_checkpoint_is_a_name(checkpoint):
 def test_a_folder_goes_before_a_registered_name(checkpoint, monkeypatch):
     monkeypatch.chdir(checkpoint.parent)
     checkpoint.rename(checkpoint.parent / "gemma-2b")
-    assert load("gemma-2b", device="cpu").shape.width == 64
+    assert load("gemma-2b", device="cpu").shape.hidden_size == 64
 
 
 def test_padding_is_possible_and_on_the_left_whatever_the_checkpoint_says(tmp_path, checkpoint):
@@ -176,7 +176,7 @@ def hub_copy(monkeypatch, tmp_path, checkpoint):
 
 
 def test_a_hub_model_that_the_hubs_own_cache_holds_loads_without_asking(online, hub_copy):
-    assert load("owner/absent", device="cpu").shape.layers == 2
+    assert load("owner/absent", device="cpu").shape.num_layers == 2
     assert online == []
 
 
@@ -214,7 +214,7 @@ def test_a_dtype_that_the_device_lacks_is_refused_before_anything_is_fetched(mon
 
 
 def test_a_hub_model_loads_when_the_hub_answers(online, checkpoint):
-    assert load("owner/there", device="cpu").shape.layers == 2
+    assert load("owner/there", device="cpu").shape.num_layers == 2
     assert online == ["owner/there"]
 
 

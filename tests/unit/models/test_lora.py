@@ -39,7 +39,7 @@ def test_an_adapter_adds_alpha_over_r_times_b_times_a(decoder):
 
 def test_every_matrix_of_every_layer_has_an_adapter_and_nothing_else(decoder):
     adapters = adapted(decoder, rank=3, alpha=6.0)
-    assert len(adapters.weights) == 4 * decoder.config.layers
+    assert len(adapters.weights) == 4 * decoder.config.num_layers
     assert {a.shape[0] for a in adapters.A} == {3} == {b.shape[1] for b in adapters.B}
     x = torch.ones(1, 32).double()
     assert torch.equal(adapters(x, decoder.head.weight), decoder.score(x))

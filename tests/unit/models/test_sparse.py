@@ -26,7 +26,7 @@ TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9, 11, 70, 2, 2, 33])
 
 def logits(decoder, tokens=TOKENS, kernels=None, cache=None, start=0):
     c = decoder.config
-    cache = cache or ContiguousCache(c.layers, c.kv_heads, c.head_dim, decoder.embedding.weight.dtype)
+    cache = cache or ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, decoder.embedding.weight.dtype)
     positions = torch.arange(start, start + len(tokens))
     with torch.no_grad():
         return decoder.logits(decoder(tokens, [Segment(positions, cache)], kernels=kernels).last, kernels)
@@ -122,7 +122,7 @@ def test_taps_are_on_the_decoders_own_kernels_and_show_the_mask(tiny_model):
     seen = tapped(decoder, look=lambda layer, q, keys, mask: shown.append((layer, mask)))
     assert torch.equal(logits(decoder, kernels=seen), logits(decoder))
     c, mask = decoder.config, torch.eye(13, dtype=torch.bool)
-    segment = Segment(torch.arange(13), ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64), mask)
+    segment = Segment(torch.arange(13), ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64), mask)
     decoder(TOKENS, [segment], kernels=seen)
     assert [layer for layer, _ in shown] == [0, 1] * 2
     assert shown[0][1] is None and all(given is mask for _, given in shown[2:])
@@ -184,7 +184,7 @@ def test_skipping_gives_what_cutting_gives(tiny_model):
     for sparsity in (0.0, 0.5, 0.99):
         thresholds, c = calibrated(gates, sparsity), decoder.config
         cut, skip = tapped(decoder, out=cut_gates(thresholds)), skipping(decoder, thresholds)
-        pair = [ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64) for _ in range(2)]
+        pair = [ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64) for _ in range(2)]
         for i, token in enumerate(TOKENS):
             one, other = (logits(decoder, token[None], k, cache, i) for k, cache in zip((cut, skip), pair, strict=True))
             assert (one - other).abs().max() < 1e-12

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.caches.sizes import quantized_bytes
-from lessons_lib.measure.shape import ModelShape
+from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.quantization.kv import (
@@ -126,8 +126,16 @@ def test_bytes_are_those_of_the_formula():
     cache = QuantizedCache(3, bits=2, group=32, residual=128)
     for layer in range(3):
         cache.append(layer, random(1000, dtype=torch.bfloat16), random(1000, dtype=torch.bfloat16))
-    shape = ModelShape(
-        "", layers=3, width=64, heads=2, kv_heads=HEADS, head_dim=DIM, mlp_width=1, vocab_size=1, context=1
+    shape = ModelConfig(
+        "",
+        num_layers=3,
+        hidden_size=64,
+        num_heads=2,
+        num_kv_heads=HEADS,
+        head_dim=DIM,
+        intermediate_size=1,
+        vocab_size=1,
+        max_position_embeddings=1,
     )
     whole = 1000 - (1000 - 128) % 32  # the formula rounds single tokens, a cache whole groups
     assert cache.nbytes == quantized_bytes(shape, 1000, 2, 32, residual=1000 - cache.rounded_length())
@@ -166,9 +174,9 @@ def test_a_decoder_reads_it_as_any_other_cache():
             states = decoder(ids[at : at + 1], [Segment(torch.tensor([at]), cache)]).last
         return decoder.logits(states)
 
-    exact = logits(ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float64))
-    assert torch.equal(logits(QuantizedCache(c.layers, 2, 8, residual=20)), exact)
-    off = {bits: (logits(QuantizedCache(c.layers, bits, 8, residual=0)) - exact).abs().max() for bits in (8, 2)}
+    exact = logits(ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64))
+    assert torch.equal(logits(QuantizedCache(c.num_layers, 2, 8, residual=20)), exact)
+    off = {bits: (logits(QuantizedCache(c.num_layers, bits, 8, residual=0)) - exact).abs().max() for bits in (8, 2)}
     assert 0 < off[8] < off[2] / 10
 
 

@@ -175,7 +175,7 @@ def logits(decoder: Decoder, make) -> Tensor:
     """Of three tokens, all matrices of the layers as `make` rounds them."""
     weights = [module.weight for module in decoder.layers.modules() if isinstance(module, nn.Linear)]
     c, kernels = decoder.config, Kernels(multiply=Products((w, make(w)) for w in weights))
-    segment = Segment(torch.arange(3), ContiguousCache(c.layers, c.kv_heads, c.head_dim, torch.float32))
+    segment = Segment(torch.arange(3), ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float32))
     return decoder.logits(decoder(torch.tensor([5, 80, 3]), [segment], kernels=kernels).last)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.data_sheets import PUBLISHED
-from lessons_lib.measure.shape import SHAPES
 from lessons_lib.quantization.formats import quantize, quantize_fp8, quantize_nf4
 from lessons_lib.quantization.sizes import (
     GPU_MEMORY,
@@ -17,7 +17,7 @@ from lessons_lib.quantization.sizes import (
     step_bytes,
 )
 
-SMOL = SHAPES["smollm2-135m"]
+SMOL = CONFIGS["smollm2-135m"]
 MAKE = {
     "fp8": quantize_fp8, "int8": quantize,
     "int8 g32 minimum": lambda w: quantize(w, 8, 32, "minimum"), "int4 g32": lambda w: quantize(w, 4, 32, "minimum"),
@@ -51,8 +51,8 @@ def test_any_integers_are_a_format_too(bits, group, extra, kind):
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma-2b", "llama-2-7b", "mistral-7b-v0.1", "llama-3-8b"])
 def test_all_but_the_norms_are_counted(name):
-    shape = SHAPES[name]
-    norms = (2 * shape.layers + 1) * shape.width
+    shape = CONFIGS[name]
+    norms = (2 * shape.num_layers + 1) * shape.hidden_size
     assert model_bytes(shape, "bf16") == 2 * (shape.params() - norms)
     assert model_bytes(shape, "fp32") == 4 * (shape.params() - norms)
 
@@ -76,18 +76,18 @@ def test_a_scale_of_each_row_is_counted_row_by_row():
 
 def test_a_trimmed_head_is_a_table_of_its_own():
     trimmed = replace(SMOL, head_rows=4096)
-    saved = 2 * (SMOL.vocab_size - 4096) * SMOL.width
+    saved = 2 * (SMOL.vocab_size - 4096) * SMOL.hidden_size
     assert step_bytes(trimmed, "bf16") == step_bytes(SMOL, "bf16") - saved
-    assert model_bytes(trimmed, "bf16") == model_bytes(SMOL, "bf16") + 2 * 4096 * SMOL.width
+    assert model_bytes(trimmed, "bf16") == model_bytes(SMOL, "bf16") + 2 * 4096 * SMOL.hidden_size
 
 
 def test_a_rounded_tied_head_saves_traffic_and_costs_memory():
-    table = 2 * SMOL.vocab_size * SMOL.width
+    table = 2 * SMOL.vocab_size * SMOL.hidden_size
     assert step_bytes(SMOL, "int8", "int8") < step_bytes(SMOL, "int8")
     assert model_bytes(SMOL, "int8", "int8") == step_bytes(SMOL, "int8", "int8") + table
     assert model_bytes(SMOL, "int8") == step_bytes(SMOL, "int8") == model_bytes(SMOL, "int8", "bf16")
-    llama = SHAPES["llama-2-7b"]
-    assert model_bytes(llama, "int8") == step_bytes(llama, "int8") + 2 * llama.vocab_size * llama.width
+    llama = CONFIGS["llama-2-7b"]
+    assert model_bytes(llama, "int8") == step_bytes(llama, "int8") + 2 * llama.vocab_size * llama.hidden_size
 
 
 @pytest.mark.parametrize("name, bf16, int8, int4", [
@@ -96,13 +96,13 @@ def test_a_rounded_tied_head_saves_traffic_and_costs_memory():
 ])  # fmt: skip
 def test_gigabytes_of_the_classic_models(name, bf16, int8, int4):
     """By hand for Llama: 6.476e9 weights of the layers and 2 tables of 0.131e9."""
-    shape = SHAPES[name]
+    shape = CONFIGS[name]
     found = [model_bytes(shape, format) / 1e9 for format in ("bf16", "int8", "int4 g64")]
     assert found == pytest.approx([bf16, int8, int4], abs=0.006)
 
 
 def test_a_mistral_fits_8_gb_in_8_bits_and_16_gb_in_16():
-    mistral = SHAPES["mistral-7b-v0.1"]
+    mistral = CONFIGS["mistral-7b-v0.1"]
     assert gpus_that_hold(model_bytes(mistral, "int8"))[0] == "RTX 4060"
     assert gpus_that_hold(model_bytes(mistral, "bf16"))[0] == "T4"
     assert gpus_that_hold(model_bytes(mistral, "bf16") + 2e9)[0] == "L4"

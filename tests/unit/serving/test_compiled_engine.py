@@ -212,9 +212,9 @@ def test_attention_through_the_lists_of_blocks_is_attention_over_collected_rows(
     generator = torch.Generator().manual_seed(0)
     random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     for cache, length in zip(caches, (9, 2), strict=True):
-        cache.append(0, random(c.kv_heads, length, c.head_dim), random(c.kv_heads, length, c.head_dim))
-        cache._lengths = [length] * c.layers
-    q, new = random(c.heads, 2, c.head_dim), random(2, c.kv_heads, 2, c.head_dim)
+        cache.append(0, random(c.num_kv_heads, length, c.head_dim), random(c.num_kv_heads, length, c.head_dim))
+        cache._lengths = [length] * c.num_layers
+    q, new = random(c.num_heads, 2, c.head_dim), random(2, c.num_kv_heads, 2, c.head_dim)
     rows = PagedRows(caches)
     wanted = attend_rows(q, *rows.append(0, *new), rows.bias(torch.float64))
     tables = torch.tensor(target.memory.padded([[7, 2, 9], [0]]))

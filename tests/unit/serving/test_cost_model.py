@@ -6,11 +6,11 @@ from random import Random
 import pytest
 
 from lessons_lib.measure import roofline
-from lessons_lib.measure.shape import SHAPES
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.serving.cost_model import Linear, Load, Overlapped, analytic, fit, load_of
 from lessons_lib.serving.request import Plan, Request
 
-SMALL, RATE, BANDWIDTH = SHAPES["smollm2-135m"], 2e11, 3e10
+SMALL, RATE, BANDWIDTH = CONFIGS["smollm2-135m"], 2e11, 3e10
 
 
 def request(prompt, computed=0, emitted=0):
@@ -65,7 +65,7 @@ def test_narrow_weights_read_faster_and_overhead_is_added():
 
 def test_windowed_attention_is_refused():
     with pytest.raises(ValueError, match="windowed attention"):
-        analytic(SHAPES["mistral-7b-v0.1"], RATE, BANDWIDTH)
+        analytic(CONFIGS["mistral-7b-v0.1"], RATE, BANDWIDTH)
 
 
 def loads(count, seed):

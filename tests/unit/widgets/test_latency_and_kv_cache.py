@@ -2,12 +2,12 @@
 
 import pytest
 
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.hardware import Hardware
 from lessons_lib.measure.roofline import predict_decode_step, predict_prefill
-from lessons_lib.measure.shape import SHAPES
 from lessons_lib.widgets import kv_cache, latency
 
-SMOL = SHAPES["smollm2-135m"]
+SMOL = CONFIGS["smollm2-135m"]
 MACHINE = Hardware("cpu", "test", 2, 33e9, 32e9, {"bf16": 20e9}, {"bf16": 200e9}, 0.0)
 GIB = 2**30
 
@@ -36,11 +36,11 @@ def test_the_latency_figure_has_both_ends_of_the_prediction():
 
 
 def test_llama_2_with_its_whole_context_needs_two_gib_a_request():
-    need = kv_cache.fit(SHAPES["llama-2-7b"], "bf16", batch=4, context=4096, memory=24 * GIB)
+    need = kv_cache.fit(CONFIGS["llama-2-7b"], "bf16", batch=4, context=4096, memory=24 * GIB)
     assert need.cache == 4 * 2 * GIB
     assert need.weights == pytest.approx(6_738_415_616 * 2, rel=1e-3)  # published count; norms are ignored
     assert need.requests == 5 and need.fits
-    assert not kv_cache.fit(SHAPES["llama-2-7b"], "bf16", 6, 4096, 24 * GIB).fits
+    assert not kv_cache.fit(CONFIGS["llama-2-7b"], "bf16", 6, 4096, 24 * GIB).fits
 
 
 def test_quantized_weights_keep_a_cache_of_16_bits_and_fp32_weights_double_it():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lessons_lib.measure.shape import SHAPES
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.quantization.formats import rounding
 from lessons_lib.quantization.sizes import step_bytes
 from lessons_lib.widgets.quantization import (
@@ -19,7 +19,7 @@ from lessons_lib.widgets.quantization import (
     show_quantization,
 )
 
-SHAPE = SHAPES["smollm2-135m"]
+SHAPE = CONFIGS["smollm2-135m"]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_widget_shows_one_figure_in_a_batch_run(subject, shown):
 
 
 def test_all_groups_divide_the_rows_of_the_model():
-    assert all(columns % g == 0 for g in GROUPS[:-1] for columns in (SHAPE.width, SHAPE.mlp_width))
+    assert all(columns % g == 0 for g in GROUPS[:-1] for columns in (SHAPE.hidden_size, SHAPE.intermediate_size))
 
 
 def test_a_setting_that_its_slider_lacks_is_refused(subject):

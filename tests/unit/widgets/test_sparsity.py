@@ -1,9 +1,9 @@
 """Lesson 12's widget: limits in numbers and words, and one figure in a batch run."""
 
-from lessons_lib.measure.shape import SHAPES
+from lessons_lib.measure.config import CONFIGS
 from lessons_lib.widgets.sparsity import describe_limits, draw_limits, headline, show_limits
 
-SMOL = SHAPES["smollm2-135m"]
+SMOL = CONFIGS["smollm2-135m"]
 
 
 def test_the_headline_has_the_limits_of_the_shape():

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from lessons_lib.measure.shape import SHAPES, ModelShape
+from lessons_lib.measure.config import CONFIGS, ModelConfig
 
 TINY = dict(
     num_hidden_layers=2,
@@ -31,7 +31,7 @@ def matrices(model) -> int:
 
 
 def test_smollm2_has_the_weights_of_the_reference_table():
-    shape = SHAPES["smollm2-135m"]
+    shape = CONFIGS["smollm2-135m"]
     assert (shape.layer_weights, shape.head_weights) == (106_168_320, 28_311_552)
     assert (shape.weights, shape.params()) == (134_479_872, 134_515_008)
 
@@ -46,12 +46,12 @@ def test_smollm2_has_the_weights_of_the_reference_table():
     ],
 )
 def test_parameters_equal_those_of_the_published_models(name, params):
-    assert SHAPES[name].params() == params
+    assert CONFIGS[name].params() == params
 
 
 def test_parameters_of_a_family_with_biases_are_refused_not_guessed():
     with pytest.raises(ValueError, match="biases"):
-        SHAPES["opt-1.3b"].params()
+        CONFIGS["opt-1.3b"].params()
 
 
 @pytest.mark.parametrize(
@@ -66,34 +66,34 @@ def test_parameters_of_a_family_with_biases_are_refused_not_guessed():
 )
 def test_weights_equal_the_matrices_of_the_model_that_the_config_builds(config):
     model = AutoModelForCausalLM.from_config(config)
-    assert ModelShape.from_config(config).weights == matrices(model)
+    assert ModelConfig.from_transformers(config).weights == matrices(model)
 
 
 def test_parameters_equal_those_of_a_built_llama_tied_or_not():
     for tied in (True, False):
         config = LlamaConfig(**TINY, intermediate_size=48, num_key_value_heads=2, tie_word_embeddings=tied)
         built = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-        assert ModelShape.from_config(config).params() == built
+        assert ModelConfig.from_transformers(config).params() == built
 
 
 def test_head_dim_of_the_config_wins_over_width_by_heads():
-    shape = ModelShape.from_config(LlamaConfig(**TINY, head_dim=16))
-    assert (shape.head_dim, shape.heads * shape.head_dim, shape.width) == (16, 64, 32)
+    shape = ModelConfig.from_transformers(LlamaConfig(**TINY, head_dim=16))
+    assert (shape.head_dim, shape.num_heads * shape.head_dim, shape.hidden_size) == (16, 64, 32)
 
 
 def test_a_config_without_kv_heads_has_as_many_as_heads():
-    assert ModelShape.from_config(OPTConfig(**TINY, ffn_dim=48)).kv_heads == 4
+    assert ModelConfig.from_transformers(OPTConfig(**TINY, ffn_dim=48)).num_kv_heads == 4
 
 
 def test_windows_are_read_per_layer_and_ignored_where_switched_off():
-    mistral = ModelShape.from_config(MistralConfig(**TINY, sliding_window=8))
-    hybrid = ModelShape.from_config(Gemma2Config(**TINY, sliding_window=8))
-    without = ModelShape.from_config(Qwen2Config(**TINY, sliding_window=8, use_sliding_window=False))
+    mistral = ModelConfig.from_transformers(MistralConfig(**TINY, sliding_window=8))
+    hybrid = ModelConfig.from_transformers(Gemma2Config(**TINY, sliding_window=8))
+    without = ModelConfig.from_transformers(Qwen2Config(**TINY, sliding_window=8, use_sliding_window=False))
     assert (mistral.kept(20), hybrid.kept(20), without.kept(20)) == (2 * 8, 8 + 20, 2 * 20)
 
 
 def test_attended_pairs_equal_a_count_over_the_mask():
-    shape = ModelShape("x", 3, 8, 2, 1, 4, 16, 10, 64, window=4, windowed_layers=2)
+    shape = ModelConfig("x", 3, 8, 2, 1, 4, 16, 10, 64, sliding_window=4, windowed_layers=2)
     for tokens in (1, 3, 4, 5, 11):
         full = sum(t + 1 for t in range(tokens))
         local = sum(min(t + 1, 4) for t in range(tokens))
@@ -102,11 +102,21 @@ def test_attended_pairs_equal_a_count_over_the_mask():
 
 def test_a_config_without_sizes_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match="no num_attention_heads"):
-        ModelShape.from_config(SimpleNamespace(model_type="mamba"))
+        ModelConfig.from_transformers(SimpleNamespace(model_type="mamba"))
 
 
 def test_the_short_names_of_older_configs_are_read_and_a_model_without_a_name_gets_one():
     old = SimpleNamespace(n_head=4, n_embd=32, n_layer=3, n_inner=64, vocab_size=96, n_positions=128)
-    shape = ModelShape.from_config(old)
-    assert (shape.name, shape.layers, shape.width, shape.heads, shape.kv_heads) == ("model", 3, 32, 4, 4)
-    assert (shape.mlp_width, shape.context, ModelShape.from_config(old, "mine").name) == (64, 128, "mine")
+    shape = ModelConfig.from_transformers(old)
+    assert (shape.name, shape.num_layers, shape.hidden_size, shape.num_heads, shape.num_kv_heads) == (
+        "model",
+        3,
+        32,
+        4,
+        4,
+    )
+    assert (
+        shape.intermediate_size,
+        shape.max_position_embeddings,
+        ModelConfig.from_transformers(old, "mine").name,
+    ) == (64, 128, "mine")
