@@ -35,7 +35,7 @@ bench: .venv/with-lessons  ## measure the claims into bench/results/ and write R
 	@$(if $(QUESTIONS)$(QUICK),,$(VENV_PYTHON) -m tools.readme)
 peers: .venv/with-quantization .venv/with-llamacpp  ## install the libraries that lessons 10 and 11 run beside ours
 clean:  ## remove build/ and the tools' caches; keeps .venv and models
-	@rm -rf build .pytest_cache .ruff_cache .hypothesis lessons_lib.egg-info
+	@rm -rf build docs/lessons .pytest_cache .ruff_cache .hypothesis lessons_lib.egg-info
 	@find lessons_lib tools tests bench notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 # For those who work on it
@@ -52,7 +52,7 @@ lessons: .venv/with-lessons  ## execute the lessons, store their outputs in note
 figures: .venv/with-lessons  ## draw imgs/
 	@$(VENV_PYTHON) -c "from lessons_lib.figures.drawings import draw_all; draw_all('imgs')"
 site: .venv/with-site  ## all lessons, glossary, references and scorecard as pages in build/site/
-	@$(VENV_PYTHON) -m lessons_lib.course.site.build
+	@$(VENV_PYTHON) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/site && echo "Read build/site/index.html."
 mutation: .venv/with-mutation  ## break the library in 400 small ways; count what the tests notice
 	@$(VENV_PYTHON) -m tools.mutation
 

@@ -6,7 +6,7 @@ from support.opened import Watched
 from lessons_lib.course.lessons import find
 from lessons_lib.paths import ROOT
 
-PAGES = ["index", "glossary", "bibliography", "scorecard", *(f"lessons/{lesson.name}" for lesson in find())]
+PAGES = ["index", "glossary", "references", "lessons/scorecard", *(f"lessons/{lesson.name}" for lesson in find())]
 SCREENS = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
 # what reaches past the screen and stands in nothing that can be scrolled: the theme cuts it
 CUT = """() => [...document.querySelectorAll('article *')].filter(e => {
