@@ -7,9 +7,8 @@
 The packages, each importing only from those below it (and all from the small modules compiler, progress and
 paths); `help("lessons_lib.serving")` and so on lead further:
 
-course         running and storing lessons, their checks, exercises and pages
-widgets        figures with sliders, and their still form
-figures        functions that draw from rows; drawings
+course         running and storing lessons, their checks and pages; exercises, figures and widgets
+figures        drawings of how things work
 training       distilling a small draft, training heads
 serving        scheduler, block pool, simulator, engine, client
 decoding       the one loop, its targets, proposers and acceptance rules

@@ -134,7 +134,7 @@ def of_outputs(code: list[nbformat.NotebookNode]) -> Iterator[str]:
         for mime in {"image/svg+xml", "application/vnd.jupyter.widget-view+json"} & set(data):
             yield f"keeps an output of type {mime}"
         if "image/png" in data and not output.metadata.get("image/png", {}).get("alt"):
-            yield "has a figure without alt text; lessons_lib.figures.display takes one"
+            yield "has a figure without alt text; lessons_lib.course.display.display takes one"
 
 
 def of_lines(code: list[nbformat.NotebookNode]) -> Iterator[str]:

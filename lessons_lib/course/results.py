@@ -71,8 +71,8 @@ def rows_of(record: Json, names: list[str]) -> list[Json]:
 
 def draw(rows: list[Json], names: list[str], build: Path) -> dict[str, str]:
     """A plot for each lesson in which something can be drawn: its file's name -> what it shows, in words."""
-    from lessons_lib.figures.output import save
-    from lessons_lib.figures.sweep import plot_sweep
+    from lessons_lib.course.display import save
+    from lessons_lib.course.sweep_figure import plot_sweep
 
     of_lesson, drawn = defaultdict(list), {}
     for row in rows:

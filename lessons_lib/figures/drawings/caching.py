@@ -2,9 +2,9 @@
 
 from matplotlib.axes import Axes
 
+from lessons_lib.course.figures import BLUE, GREEN, GREY, ORANGE, SMALL
 from lessons_lib.figures.drawings.gallery import drawing
 from lessons_lib.figures.drawings.shapes import arrow, canvas, cell, grid, key, note
-from lessons_lib.figures.style import BLUE, GREEN, GREY, ORANGE, SMALL
 
 COMPUTED, REUSED = ORANGE, BLUE
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lessons_lib.figures.output import save
+from lessons_lib.course.display import save
 
 GALLERY: dict[str, Callable[[], Figure]] = {}
 ALT: dict[str, str] = {}

@@ -2,9 +2,9 @@
 
 from matplotlib.axes import Axes
 
+from lessons_lib.course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SMALL
 from lessons_lib.figures.drawings.gallery import drawing
 from lessons_lib.figures.drawings.shapes import arrow, box, canvas, line, note
-from lessons_lib.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SMALL
 
 LEFT, APART, WIDE, HIGH = 1.0, 16.0, 13.6, 4.6  # of the boxes: the first, the next, and their size
 

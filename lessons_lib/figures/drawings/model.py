@@ -4,9 +4,9 @@ import math
 
 from matplotlib.axes import Axes
 
+from lessons_lib.course.figures import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE, SMALL
 from lessons_lib.figures.drawings.gallery import drawing
 from lessons_lib.figures.drawings.shapes import arrow, box, canvas, frame, grid, line, note
-from lessons_lib.figures.style import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE, SMALL
 
 
 @drawing(

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from lessons_lib.figures.style import FONT_SIZE, GREY, INK, PAPER, SMALL, WIDTH, tint
+from lessons_lib.course.figures import FONT_SIZE, GREY, INK, PAPER, SMALL, WIDTH, tint
 
 UNITS = 10  # per inch
 Point = tuple[float, float]

@@ -6,10 +6,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lessons_lib.figures import drawings, legible
+from lessons_lib.course.display import png, problems
+from lessons_lib.course.figures import WIDTH, tint
+from lessons_lib.figures import drawings
 from lessons_lib.figures.drawings.shapes import UNITS, canvas
-from lessons_lib.figures.output import png
-from lessons_lib.figures.style import WIDTH, tint
 
 NAMES = sorted(drawings.GALLERY)
 
@@ -30,7 +30,7 @@ def test_a_drawing_is_twice_as_fine_as_shown_small_in_bytes_and_not_empty(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_all_text_of_a_drawing_can_be_read_and_is_large_enough(name):
     figure = drawings.GALLERY[name]()
-    assert legible.problems(figure) == []
+    assert problems(figure) == []
     assert min(text.get_fontsize() for text in figure.axes[0].texts) >= 10
 
 

@@ -1,0 +1,203 @@
+"""Figures and widget of the lesson on assisted decoding: when drafting pays, and who wrote each token."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lessons_lib.course.figures import (
+    ABOVE,
+    BLUE,
+    COLORS,
+    CYCLE,
+    FONT_SIZE,
+    GREY,
+    LINE,
+    PALE,
+    STRUCK,
+    UNDERLINED,
+    WIDTH,
+    Producer,
+    Row,
+    axes,
+    draw_spans,
+    lay_out,
+    plot_spread,
+)
+from lessons_lib.course.widgets import Slider, show
+from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.replay import predicted_speed, replay_draft
+from lessons_lib.measure.speculation import WidthCurve, walltime_factor
+
+WRITERS = {
+    "accepted": Producer(COLORS["accepted"], "drafted and accepted", UNDERLINED),
+    "rejected": Producer(COLORS["rejected"], "drafted, rejected", STRUCK),
+    "own": Producer(PALE, "the target's own"),
+}
+GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+
+
+def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -> Axes:
+    """Why sampling with a draft keeps p: min(p, q) is accepted, and the residual fills it up to p again.
+
+    p, q: probabilities of the tokens `names`, of target and draft; q is drawn as an outline.
+    """
+    ax, at = axes((WIDTH, 3.0)), range(len(names))
+    kept = [min(a, b) for a, b in zip(p, q, strict=True)]
+    residual = [a - k for a, k in zip(p, kept, strict=True)]
+    ax.bar(at, kept, 0.6, color=COLORS["accepted"], label="min(p, q): drafted and accepted")
+    ax.bar(at, residual, 0.6, bottom=kept, color=BLUE, label="(p - q)+: drawn after a rejection")
+    ax.bar(at, q, 0.72, facecolor="none", edgecolor=COLORS["rejected"], linewidth=1.6, linestyle="--", label="q")
+    ax.set_xticks(at, names)
+    ax.set(ylabel="probability", ylim=(0, None))
+    ax.legend(title="full height of a bar: p", ncols=2, **ABOVE)
+    return ax
+
+
+def plot_draft_length(rows: Iterable[Row], chosen: int | None = None, ax: Axes | None = None) -> Axes:
+    """Speed over plain decoding against the draft length: predicted (dashed), counted, and measured where timed.
+
+    rows: `gamma`, `predicted`, and where known `counted` and `samples` (repeated measurements), all of one quantity,
+    which the caller names on the axis; `strayed` where the timed run wrote another text than the counted one (a cross,
+    not a dot). chosen: a gamma to mark.
+    """
+    ax, rows = ax or axes(), sorted(rows, key=lambda row: row["gamma"])
+    timed = [row for row in rows if "samples" in row]
+    same, strayed = ([row for row in timed if row.get("strayed", False) is other] for other in (False, True))
+
+    def points(rows: Sequence[Row], key: str) -> tuple[list, list]:
+        return [row["gamma"] for row in rows], [row[key] for row in rows]
+
+    ax.plot(*points(rows, "predicted"), "--", color=COLORS["predicted"], label="predicted from alpha")
+    if counted := [row for row in rows if "counted" in row]:
+        ax.plot(*points(counted, "counted"), "s", markersize=5, color=COLORS["draft"], label="from counted forwards")
+    if same:
+        plot_spread(ax, *points(same, "samples"))
+    if strayed:
+        plot_spread(ax, *points(strayed, "samples"), label="measured, another text", fmt="x")
+    if chosen is not None:
+        ax.axvline(chosen, color=COLORS["accepted"], alpha=0.35, linewidth=6)
+    ax.axhline(1, linestyle=":", color=COLORS["limit"])
+    ax.set(xlabel="tokens drafted per step (gamma)", ylabel="speed [times plain]", ylim=(0, None))
+    ax.legend(ncols=2 if strayed else 3, **ABOVE)
+    return ax
+
+
+def plot_pays(
+    curves: Mapping[str, Sequence[tuple[float, float]]], points: Iterable[tuple[str, float, float]] = ()
+) -> Axes:
+    """The acceptance from which a draft gains, against how much faster than its target it is; above a line it pays.
+
+    curves: label -> [(c, alpha)]; alpha above 1 is left out: no draft gains there. points: (label, c, alpha) of
+    real drafts.
+    """
+    ax, height = axes(), -1.0
+    for number, (label, curve) in enumerate(curves.items()):
+        known = [(1 / c, alpha) for c, alpha in curve if alpha <= 1]
+        speeds, needed = [speed for speed, _ in known], [alpha for _, alpha in known]
+        ax.plot(speeds, needed, ("-", "--", ":")[number % 3], color=CYCLE[number], label=label)
+    for number, (label, c, alpha) in enumerate(sorted(points, key=lambda point: point[2])):
+        height = max(alpha, height + 0.07)  # names of drafts that are equally good stand above each other
+        said = "reached by real drafts" if number == 0 else None  # one entry for all in the legend
+        ax.plot(1 / c, alpha, "o", color=COLORS["draft"], label=said)
+        thin = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6}
+        ax.annotate(label, (1 / c, alpha), (1.25 / c, height), arrowprops=thin, fontsize=FONT_SIZE, va="center")
+    ax.axvline(3, linestyle=":", color=COLORS["limit"])  # a draft three times as fast as its target
+    ax.set_xscale("log")
+    ticks = [1, 2, 3, 5, 10, 20, 50, 100]
+    ax.set_xticks(ticks, map(str, ticks))
+    ax.minorticks_off()
+    ax.set(xlabel="draft forwards in the time of one target forward (1/c)", ylabel="acceptance", ylim=(0, 1))
+    ax.legend(ncols=2, **ABOVE)
+    return ax
+
+
+def plot_distillation(curve: Sequence[Row]) -> Axes:
+    """How often a draft token is the target's choice, along the draft's training. curve: rows of `step`, `agree`."""
+    ax = axes((WIDTH, 3.0))
+    ax.plot([row["step"] for row in curve], [row["agree"] for row in curve], color=COLORS["draft"])
+    ax.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
+    return ax
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A recorded greedy text, tokens (n,), and the draft's guess for every token but the first, guesses (n - 1,)."""
+
+    tokens: Sequence[int]
+    guesses: Sequence[int]
+
+    @property
+    def right(self) -> list[bool]:
+        """For every token but the first, which the prefill yields: would the draft have guessed it?"""
+        return [guess == token for guess, token in zip(self.guesses, self.tokens[1:], strict=True)]
+
+
+def written(text: Drafted, gamma: int) -> list[tuple[list[int], str]]:
+    """The text as drafting `gamma` tokens a step writes it: runs of (ids, "accepted" | "rejected" | "own").
+
+    The guesses after a rejected one are not known and not needed: the target does not look at them.
+    """
+    runs = [([text.tokens[0]], "own")]
+    for step in replay_draft(text.right, Constant(gamma)):
+        first, last = step.length_before + 1, step.length_before + 1 + step.accepted
+        runs += [(list(text.tokens[first:last]), "accepted")] if step.accepted else []
+        runs += [([text.guesses[last - 1]], "rejected")] if step.accepted < step.proposed else []
+        runs.append(([text.tokens[last]], "own"))
+    return runs
+
+
+def speeds(text: Drafted, c: float, v: WidthCurve) -> list[dict]:
+    """Rows of plot_draft_length, of decoding alone: predicted from alpha, and what counted forward passes give."""
+    alpha, rows = mean(text.right), []
+    for gamma in GAMMAS:
+        counted = predicted_speed(replay_draft(text.right, Constant(gamma)), v, c)
+        rows.append({"gamma": gamma, "predicted": walltime_factor(alpha, gamma, c, v), "counted": counted})
+    return rows
+
+
+def draw_draft_length(
+    texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable, kind: str, gamma: int
+) -> tuple[Figure, str]:
+    """The curve of one text with gamma marked, and below it the text, coloured by who wrote it."""
+    text, columns = texts[kind], 84
+    rows, runs = speeds(text, c, v), written(text, gamma)
+    # a rejected line end is drawn as an arrow: the text does not break there
+    pieces = [(decode(ids).replace("\n", "↵") if who == "rejected" else decode(ids), who) for ids, who in runs]
+    spans = lay_out(pieces, columns)
+    lines, top = spans[-1][0] + 1, 3.4  # inches of the curve
+    tall = top + LINE * (lines + 2)
+    figure = plt.figure(figsize=(WIDTH, tall))
+    above = figure.add_axes((0.11, 1 - (top - 0.75) / tall, 0.87, (top - 1.35) / tall))
+    title = f"{kind}: {mean(text.right):.0%} of the guesses right"
+    plot_draft_length(rows, gamma, above).set_title(title, fontsize=11, pad=26)  # points: the legend lies between
+    above.set_ylabel("decoding alone [times plain]")
+    draw_spans(figure.add_axes((0.01, 0.01, 0.98, LINE * lines / tall)), spans, columns, WRITERS)
+    [row] = [row for row in rows if row["gamma"] == gamma]
+    accepted = sum(len(ids) for ids, who in runs if who == "accepted")
+    rejected = sum(who == "rejected" for _, who in runs)
+    return figure, (
+        f"The {kind} text, {gamma} tokens drafted per step: of {len(text.tokens)} tokens {accepted} were drafted and "
+        f"accepted, {len(text.tokens) - accepted} are the target's own, {rejected} guesses were rejected; speed over "
+        f"plain, decoding alone, predicted {row['predicted']:.2f}, from counted forwards {row['counted']:.2f}."
+    )
+
+
+def show_draft_length(
+    texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable[[list[int]], str], gamma: int = 4
+) -> None:
+    """Sliders for the text and for gamma over the speed, and the text as it is written.
+
+    c, v: cost of a draft forward pass and width curve, as in measure.speculation. decode: ids -> text. gamma: where its
+    slider starts, rounded down to one of GAMMAS.
+    """
+    start = max((g for g in GAMMAS if g <= gamma), default=GAMMAS[0])
+    controls = {
+        "kind": Slider("text", tuple(texts), next(iter(texts))),
+        "gamma": Slider("drafted per step", GAMMAS, start, "tokens"),
+    }
+    show(controls, partial(draw_draft_length, texts, c, v, decode))

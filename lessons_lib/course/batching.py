@@ -1,0 +1,262 @@
+"""Figures and widget of the lesson on continuous batching: slots, load and latency, memory, tails."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate, cycle
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from lessons_lib.course.figures import (
+    ABOVE,
+    BLUE,
+    COLORS,
+    CYCLE,
+    GREY,
+    INK,
+    MARKERS,
+    PALE,
+    PAPER,
+    SMALL,
+    WIDTH,
+    Row,
+    axes,
+    grouped,
+    look,
+    plain_numbers,
+)
+from lessons_lib.course.widgets import Slider, show
+from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.metrics import usage
+from lessons_lib.serving.request import Log, Request
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
+from lessons_lib.serving.simulator import simulate
+from lessons_lib.serving.workload import AtOnce, Exponential, Fixed, Lengths, Poisson, Uniform, Workload
+
+SLOT_LOOKS = {"prefill": dict(hatch="////", alpha=0.6), "decode": dict(alpha=0.6), "idle": dict(hatch="xxxx")}
+
+
+def slot_cells(log: Log) -> list[tuple[int, int, int | str, str]]:
+    """(slot, iteration, request id, "prefill" | "decode" | "idle") of every slot that worked or was held.
+
+    idle: held by a request that has finished, until its static batch ends.
+    """
+    cells = []
+    for number, step in enumerate(log.iterations):
+        cells += [(share.slot, number, share.id, "prefill" if share.prefill else "decode") for share in step.shares]
+        cells += [(slot, number, id, "idle") for slot, id in step.idle]
+    return cells
+
+
+def plot_slots(log: Log, ax: Axes, until: int | None = None) -> Axes:
+    """A row per slot, a column per iteration: which request worked there, hatched while it fed its prompt.
+
+    until: draw only so many iterations, in the room of all. Crosses: held by a finished request.
+    """
+    colors, named, columns = {}, set(), len(log.iterations)
+    points = 72 * ax.figure.get_figwidth() * ax.get_position().width / columns  # width of a column
+    for slot, column, id, doing in slot_cells(log):
+        color = colors.setdefault(id, CYCLE[len(colors) % len(CYCLE)])
+        if until is not None and column >= until:
+            continue
+        color = PALE if doing == "idle" else color
+        cell = Rectangle((column, slot), 1, 1, facecolor=color, edgecolor=PAPER, linewidth=0.8, **SLOT_LOOKS[doing])
+        ax.add_patch(cell)
+        if id not in named and doing != "idle":
+            named.add(id)
+            size = min(9, max(6, points / (0.62 * len(f"{id}"))))
+            ax.text(column + 0.5, slot + 0.5, f"{id}", ha="center", va="center", fontsize=size, color=INK)
+    ax.set(xlim=(0, columns), ylim=(log.slots, 0), xlabel="iteration", ylabel="slot")
+    ax.set_yticks([slot + 0.5 for slot in range(log.slots)], [str(slot + 1) for slot in range(log.slots)])
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.grid(False)
+    return ax
+
+
+def with_slot_legend(figure: Figure) -> Figure:
+    """A figure of slot charts with a legend of what slots do, at the bottom."""
+    kinds = (GREY, "////", "feeds its prompt"), (GREY, None, "decodes"), (PALE, "xxxx", "held")
+    handles = [Patch(facecolor=color, edgecolor=PAPER, hatch=hatch, label=label) for color, hatch, label in kinds]
+    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=SMALL)
+    return figure
+
+
+def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
+    """Slot charts one below the other on one scale of iterations, each with how many it took and wasted."""
+    heights = [0.8 + 0.3 * log.slots for log in logs.values()]
+    tall, top = sum(heights) + 0.45, 0.0
+    figure = plt.figure(figsize=(WIDTH, tall))
+    for (name, log), height in zip(logs.items(), heights, strict=True):
+        ax = figure.add_axes((0.08, 1 - (top + height - 0.45) / tall, 0.9, (height - 0.8) / tall))
+        plot_slots(log, ax).set_xlim(0, max(len(other.iterations) for other in logs.values()))
+        ax.set_title(f"{name}: {len(log.iterations)} iterations, {usage(log).wasted_slots} slots wasted", fontsize=11)
+        top += height
+    return with_slot_legend(figure)
+
+
+def plot_load(
+    rows: Iterable[Row], y: str, limit: float | None = None, capacity: Mapping[str, float] | None = None
+) -> Axes:
+    """Latency against load, a line per policy, on a logarithmic scale: flat, then the wall.
+
+    rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted). capacity: policy ->
+    predicted rate at which its queue starts to grow (dashed).
+    """
+    ax, rows = axes((WIDTH, 3.8)), sorted(rows, key=lambda row: row["rate"])
+    for (policy, group), marker in zip(grouped(rows, "policy").items(), cycle(MARKERS), strict=False):
+        at, color = [row["rate"] for row in group], COLORS[policy]
+        ax.plot(at, [row[y] for row in group], marker=marker, markersize=4, color=color, label=policy)
+        if capacity and policy in capacity:
+            ax.axvline(capacity[policy], linestyle="--", color=color, alpha=0.7)
+    if limit is not None:
+        ax.axhline(limit, linestyle=":", color=INK, label="service level")
+    ax.set(xscale="log", yscale="log", xlabel="requests per second", ylabel=y)
+    ticks: list[float] = []
+    for row in rows:
+        ticks += [row["rate"]] if not ticks or row["rate"] >= 1.25 * ticks[-1] else []  # closer ones would overlap
+    ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
+    plain_numbers(ax.yaxis)
+    ax.minorticks_off()
+    ax.legend(title="dashed: capacity predicted" if capacity else None, ncols=2, **ABOVE)
+    return ax
+
+
+def plot_memory(logs: Mapping[str, Log]) -> Figure:
+    """How full the KV memory is over time: blocks that requests own, and the tokens that really lie in them."""
+    figure = plt.figure(figsize=(WIDTH, 2.9))
+    wide, longest = 0.9 / len(logs), max(log.iterations[-1].end for log in logs.values())
+    for number, (name, log) in enumerate(logs.items()):
+        ax = figure.add_axes((0.09 + number * wide, 0.2, wide - 0.05, 0.58))
+        at, room = [step.end for step in log.iterations], log.num_blocks * log.block_size
+        owned = [step.used_blocks / log.num_blocks for step in log.iterations]
+        ax.fill_between(at, owned, color=PALE, step="pre", linewidth=0, label="blocks owned")
+        filled = [step.cached_tokens / room for step in log.iterations]
+        ax.fill_between(at, filled, color=BLUE, alpha=0.7, step="pre", linewidth=0, label="tokens in them")
+        ax.set(xlim=(0, longest), ylim=(0, 1.02), xlabel="seconds")
+        ax.set_title(name, fontsize=SMALL)
+        ax.tick_params(labelleft=number == 0)
+    figure.axes[0].set_ylabel("share of the KV memory")
+    shown = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*shown, loc="upper center", ncols=2, frameon=False, fontsize=SMALL)
+    return figure
+
+
+def plot_tails(gaps: Mapping[str, Sequence[float]]) -> Axes:
+    """The share of gaps longer than x, a line per policy: tails that a median hides. gaps: name -> values in ms."""
+    ax, styles = axes(), ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+    for (name, values), color, style in zip(gaps.items(), cycle(CYCLE), cycle(styles), strict=False):
+        longer = [1 - i / len(values) for i in range(len(values))]
+        ax.step(sorted(values), longer, where="pre", label=name, linestyle=style, color=color)
+    said = "gap between two tokens of a request [ms]"
+    ax.set(xscale="log", yscale="log", xlabel=said, ylabel="share as long or longer")
+    low, high = min(map(min, gaps.values())), max(map(max, gaps.values()))
+    ticks = [tick for tick in (10, 20, 50, 100, 200, 500, 1000) if low * 0.6 <= tick <= high * 1.7]
+    ax.set_xticks(ticks, map(str, ticks))
+    plain_numbers(ax.yaxis)
+    ax.minorticks_off()
+    ax.legend(ncols=3, **ABOVE)
+    return ax
+
+
+def plot_progress(
+    served: Mapping[str, Sequence[Request]], simulated: Mapping[str, Sequence[Request]] | None = None
+) -> Axes:
+    """Tokens emitted so far against time, of whole runs: the slope is the throughput, the flat end is a batch's tail.
+
+    served: name -> requests, solid; simulated: the same names, dashed in the same colour.
+    """
+    ax, runs = axes(), [(name, requests, "-") for name, requests in served.items()]
+    runs += [(name, requests, "--") for name, requests in (simulated or {}).items()]
+    for name, requests, style in runs:
+        times = sorted(time for request in requests for time in request.times)
+        emitted = list(accumulate([0] + [1] * len(times)))
+        ax.plot([0.0, *times], emitted, style, color=COLORS[name], label=name if style == "-" else None)
+    ax.set(xlabel="seconds", ylabel="tokens emitted, all requests", xlim=(0, None), ylim=(0, None))
+    ax.legend(title="dashed: simulated" if simulated else None, loc="lower right")
+    return ax
+
+
+def plot_batching_gains(rows: Iterable[Row]) -> Axes:
+    """How many times the naive static throughput each system reaches, by the longest output, with what was published.
+
+    rows: `longest`, `system`, `gain`, and `published_gain` (a cross) or None.
+    """
+    ax, title = axes((WIDTH, 3.8)), None
+    for number, (system, group) in enumerate(grouped(rows, "system").items()):
+        at, (color, marker) = range(len(group)), look(number)
+        ax.plot(at, [row["gain"] for row in group], marker=marker, markersize=4, color=color, label=system)
+        ax.set_xticks(at, [str(row["longest"]) for row in group])
+        for place, row in enumerate(group):
+            if row["published_gain"] is not None:
+                ax.plot(place, row["published_gain"], "x", markersize=9, markeredgewidth=2, color=color)
+                title = "crosses: published"
+    ax.set(xlabel="longest output M [tokens]", ylabel="times the naive static throughput", yscale="log")
+    ticks = [1, 2, 4, 8, 16, 32]
+    ax.set_yticks(ticks, map(str, ticks))
+    ax.minorticks_off()
+    ax.legend(title=title, **ABOVE)
+    return ax
+
+
+REQUESTS, MEAN = 16, 8  # of the widget: few enough to follow each request
+SPREADS: dict[str, Lengths] = {
+    "all equal": Fixed(MEAN), "uniform": Uniform(1, 2 * MEAN - 1), "exponential": Exponential(MEAN, 5 * MEAN),
+}  # fmt: skip
+POLICIES = {
+    "static": Static, "dynamic": lambda: Dynamic(window=4), "continuous": Continuous, "shortest first": ShortestFirst,
+}  # fmt: skip
+SLOTS = (1, 2, 4, 8)
+LOADS = ("at once", "0.25", "0.5", "1")  # requests per iteration
+STEPS = (*range(1, 25), *range(27, 64, 3), *range(70, 161, 10))
+
+
+@cache
+def run(slots: int, load: str, spread: str, policy: str) -> Log:
+    """Sixteen requests through the scheduler. A forward pass takes 1, whatever is in it, so times are iterations."""
+    arrivals = AtOnce() if load == "at once" else Poisson(float(load))
+    requests = Workload(REQUESTS, Fixed(4), SPREADS[spread], arrivals).requests()
+    return simulate(requests, Scheduler(CountingPool(10_000), slots, POLICIES[policy]()), Linear(step=1.0))
+
+
+def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) -> tuple[Figure, str]:
+    """The slot chart up to an iteration, and below it the requests that wait in each."""
+    log = run(slots, load, spread, policy)
+    step, used = min(step, len(log.iterations)), usage(log)
+    said = f"{used.iterations} iterations, {used.occupancy:.0%} of the slots worked"
+    high, queue = 0.35 + 0.3 * log.slots, 0.9  # inches of the chart and of the queue
+    tall = high + queue + 1.35
+    figure = plt.figure(figsize=(WIDTH, tall))
+    above = figure.add_axes((0.1, (queue + 1.05) / tall, 0.88, (high - 0.1) / tall))
+    plot_slots(log, above, step).set(xlabel="", xticklabels=())
+    above.set_title(f"{policy}: {said}", fontsize=11)
+    below = figure.add_axes((0.1, 0.8 / tall, 0.88, queue / tall))
+    waiting = [iteration.waiting for iteration in log.iterations]
+    below.bar([i + 0.5 for i in range(step)], waiting[:step], width=0.9, color=GREY)
+    below.set(xlim=(0, len(waiting)), ylim=(0, max(1, *waiting)), xlabel="iteration", ylabel="waiting")
+    for ax in (above, below):
+        ax.axvline(step, color=INK, linestyle=":")
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    below.yaxis.get_major_locator().set_params(integer=True)
+    now = log.iterations[step - 1]
+    finished = sum(request.times[-1] <= now.end for request in log.requests)
+    working = ", ".join(f"request {share.id} in slot {share.slot + 1}" for share in now.shares) or "nobody"
+    return with_slot_legend(figure), (
+        f"{policy} batching, {slots} slots, lengths {spread}, load {load}; iteration {step}: {working}; "
+        f"{len(now.idle)} slots held by finished requests, {now.waiting} requests waiting, "
+        f"{finished} of {len(log.requests)} finished. The whole run: {said}."
+    )
+
+
+def show_batching() -> None:
+    """Sliders for slots, load, spread of the lengths, policy and iteration over a chart of slots and queue."""
+    controls = {
+        "slots": Slider("slots", SLOTS, 4),
+        "load": Slider("requests/iteration", LOADS, "at once"),
+        "spread": Slider("output lengths", tuple(SPREADS), "exponential"),
+        "policy": Slider("policy", tuple(POLICIES), "continuous"),
+        "step": Slider("iteration", STEPS, 24),
+    }
+    show(controls, draw_batching, stored=[{"policy": "static"}, {"policy": "continuous"}])

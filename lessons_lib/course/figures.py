@@ -1,0 +1,350 @@
+"""The look of every figure, and the plots that several lessons share.
+
+A plot takes rows (dicts), draws and returns its Axes or Figure; it never measures, saves or shows. What one lesson
+alone draws is in the file of its topic beside this one; `display.display` shows a figure with its alt text.
+
+The palette joins Okabe and Ito's colours with Paul Tol's "muted" set, without the pale ones: readers with any common
+colour blindness tell them apart, and all stand out on white.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import ListedColormap, to_hex, to_rgb
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import NullFormatter
+from torch import Tensor
+
+plt.style.use(Path(__file__).with_name("lessons.mplstyle"))
+
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#3C9BD0", "#009E73", "#D55E00"
+PURPLE, WINE, GOLD, INDIGO = "#B4548A", "#882255", "#A67C00", "#332288"
+INK, GREY, PALE, PAPER = "#222222", "#6B6B6B", "#E4E4E4", "#FFFFFF"
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, GOLD, INDIGO, SKY, WINE, GREY)  # for what is no method: models, prompts
+MARKERS = "os^Dv<>P*X"  # such lines differ in marker as well as in colour
+
+COLORS = {
+    # how a run is judged
+    "predicted": GREY, "measured": BLUE, "limit": INK, "peer": GOLD,
+    # caches and compilation
+    "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
+    "compiled": GREEN, "frozen": GOLD, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
+    # the two phases of a request, and the parts of a step
+    "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
+    "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
+    "slow products": SKY, "one kernel": GREEN,
+    # speculation
+    "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
+    "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,
+    # attention
+    "naive": ORANGE, "tiled": GREEN, "keys outside": GOLD, "sdpa": BLUE,
+    # batching
+    "continuous": GREEN, "continuous, by memory": BLUE,
+    "transformers, continuous": GOLD, "transformers, padded": ORANGE,
+    # number formats
+    "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
+}  # fmt: skip
+
+WIDTH = 6.4  # inches; a figure is shown 704 CSS pixels wide and shrinks on a phone
+FONT_SIZE, SMALL = 11, 10
+LIFTED = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # the box behind words that may meet a line
+ABOVE = dict(loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)  # a legend that hides no curve
+
+Row = Mapping[str, Any]
+
+
+def axes(figsize: tuple[float, float] = (WIDTH, 3.6)) -> Axes:
+    """Empty axes of a new figure; figsize in inches."""
+    return plt.subplots(figsize=figsize, layout="compressed")[1]
+
+
+def look(number: int) -> tuple[str, str]:
+    """Colour and marker of line `number`, counted from 0, where lines stand for models or prompts."""
+    return CYCLE[number % len(CYCLE)], MARKERS[number % len(MARKERS)]
+
+
+def tint(color: str, strength: float = 0.22) -> str:
+    """A colour mixed with white, so that dark text stands on it."""
+    return to_hex([1 - strength * (1 - channel) for channel in to_rgb(color)])
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Write 1, 10 and 1,000 along a logarithmic axis instead of powers of ten."""
+    axis.set_major_formatter("{x:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def grouped(rows: Iterable[Row], key: str) -> dict[Any, list[Row]]:
+    """Rows by their value of `key`, in order of first appearance."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(row)
+    return groups
+
+
+# Predicted against measured
+
+
+def plot_spread(
+    ax: Axes,
+    at: Sequence[float],
+    samples: Sequence[Sequence[float]],
+    color: str = COLORS["measured"],
+    label: str = "measured",
+    fmt: str = "o",
+) -> list[float]:
+    """Draw repeated measurements at n places as median and min-max bar, and return the medians."""
+    middle = [median(s) for s in samples]
+    bars = [
+        [m - min(s) for m, s in zip(middle, samples, strict=True)],
+        [max(s) - m for m, s in zip(middle, samples, strict=True)],
+    ]
+    ax.errorbar(at, middle, yerr=bars, fmt=fmt, capsize=3, color=color, label=label)
+    return middle
+
+
+def plot_prediction(rows: Iterable[Row], x: str, y: str, ax: Axes | None = None) -> Axes:
+    """Predicted (dashed) against measured (median, min-max bar), one colour per method.
+
+    rows: `method`, the value under x, `samples` (repeated measurements), and where there is a prediction `predicted`,
+    or `low` and `high` for a bracket, which is shaded. x and y label the axes, so they name the unit.
+    """
+    ax, looks = ax or axes(), set()
+    for method, group in grouped(rows, "method").items():
+        group = sorted(group, key=lambda row: row[x])
+        at, color = [row[x] for row in group], COLORS[method]
+        if all("low" in row for row in group):
+            low, high = [row["low"] for row in group], [row["high"] for row in group]
+            ax.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
+            looks.add("shaded")
+        if all("predicted" in row or "low" in row for row in group):
+            middle = [row["predicted"] if "predicted" in row else (row["low"] + row["high"]) / 2 for row in group]
+            ax.plot(at, middle, "--", color=color)
+            looks.add("dashed")
+        plot_spread(ax, at, [row["samples"] for row in group], color, method)
+    ax.set(xlabel=x, ylabel=y, ylim=(0, None))
+    ax.legend(title="dots: measured" + (f"; {', '.join(sorted(looks))}: predicted" if looks else ""))
+    return ax
+
+
+def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
+    """v(w): what a forward pass over w rows costs, in units of a pass over one row.
+
+    curves: method -> {w: times, with `times` and their `median`}, w = 1 among them. Beside them stand the two extremes:
+    extra rows are free (memory is the limit), or each is at full price (arithmetic is).
+    """
+    ax, highest = axes(), 1.0
+    for method, curve in curves.items():
+        widths = sorted(curve)
+        relative = [[seconds / curve[1].median for seconds in curve[w].times] for w in widths]
+        highest = max(highest, *plot_spread(ax, widths, relative, COLORS[method], method, "o-"))
+    widest = max(max(curve) for curve in curves.values())
+    ax.plot([1, widest], [1, widest], ":", color=COLORS["limit"], label="each row at full price")
+    ax.plot([1, widest], [1, 1], "-.", color=COLORS["limit"], label="extra rows for free")
+    ax.set(xlabel="rows w in one forward", ylabel="v(w), forwards over one row", ylim=(0, 1.4 * highest))
+    ax.legend(ncols=2, **ABOVE)
+    return ax
+
+
+def plot_lines(rows: Iterable[Row], x: str, y: str, scale: str = "linear") -> Axes:
+    """A line with its own marker for each `label`. rows: `label` and the values under x and y, which name the axes."""
+    ax = axes()
+    for i, (label, group) in enumerate(grouped(rows, "label").items()):
+        color, marker = look(i)
+        ax.plot([row[x] for row in group], [row[y] for row in group], marker=marker, color=color, label=label)
+    ax.set(xlabel=x, ylabel=y, xscale=scale)
+    if scale == "log":  # few points, far apart: each is named
+        at = sorted({value for line in ax.get_lines() for value in line.get_xdata()})
+        ax.set_xticks(at, [f"{value:g}" for value in at])
+        ax.minorticks_off()
+    ax.legend(fontsize=9)
+    return ax
+
+
+# Stacked bars
+
+
+def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float = 0.0) -> Axes:
+    """Stacked bars, one a row: label -> {part: value in `unit`}. The total stands at a bar's end; limit is dotted."""
+    ax = axes((WIDTH, 1.3 + 0.5 * len(bars)))
+    longest = max(limit, *(sum(parts.values()) for parts in bars.values()))
+    if limit:
+        ax.axvline(limit, linestyle=":", color=COLORS["limit"])
+    for label, parts in bars.items():
+        left = 0.0
+        for name, value in parts.items():
+            ax.barh(label, value, left=left, color=COLORS[name], height=0.7)
+            if value >= 0.09 * longest:  # wide enough for its number
+                ax.text(left + value / 2, label, f"{value:.3g}", color=PAPER, ha="center", va="center")
+            left += value
+        ax.text(left + 0.01 * longest, label, f"{left:.3g}", color=INK, va="center", bbox=LIFTED)
+    ax.set(xlabel=unit, xlim=(0, 1.14 * longest))
+    return with_bar_legend(ax, {name: COLORS[name] for parts in bars.values() for name in parts})
+
+
+def with_bar_legend(ax: Axes, colors: Mapping[str, str]) -> Axes:
+    """Horizontal bars from the top down, under a legend of {what a colour means: colour}."""
+    handles = [Patch(color=color, label=name) for name, color in colors.items()]
+    ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(4, len(handles)))
+    ax.grid(axis="y", visible=False)
+    ax.invert_yaxis()
+    return ax
+
+
+# Waterfall
+
+
+def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
+    """Configurations from the top down, each bar from the speed of the one it builds on to its own, on a log axis.
+
+    rows: `rung` (name), `speed`, and where known `below` (the name it builds on; without one the bar begins at the
+    axis), `predicted` (a dark tick), `counts` (False: hatched) and `peer` (True: another engine). Equal lengths are
+    equal factors, so the factors beside the bars add up by length. The numbers stand in columns right of the axes: at
+    the end of its bar, a measured number would be read as the tick of the prediction.
+    """
+    speeds = {row["rung"]: row["speed"] for row in rows}
+    predicted = [row["predicted"] for row in rows if row.get("predicted")]
+    ax = axes((WIDTH, 1.5 + 0.36 * len(rows)))
+    low, high = 0.7 * min([*speeds.values(), *predicted]), 1.1 * max([*speeds.values(), *predicted])
+    ax.set(xscale="log", xlim=(low, high), xlabel=unit)
+    kinds = {
+        "gain": Patch(color=COLORS["measured"], label="gain on the rung below"),
+        "loss": Patch(color=ORANGE, label="loss"),
+        "hatched": Patch(facecolor=GREY, edgecolor=PAPER, hatch="////", label="does not count: perplexity"),
+        "peer": Patch(color=COLORS["peer"], label="another engine"),
+    }
+    seen, numbers = {"gain"}, dict(xycoords=ax.get_yaxis_transform(), textcoords="offset points", ha="right")
+    numbers |= dict(va="center", fontsize=SMALL, color=INK, annotation_clip=False)
+    for place, row in enumerate(rows):
+        below = speeds.get(row.get("below"))
+        start = below or low
+        kind = "peer" if row.get("peer") else "gain" if row["speed"] >= start else "loss"
+        hatched = {"hatch": "////", "edgecolor": PAPER} if row.get("counts") is False else {}
+        ax.barh(place, row["speed"] - start, left=start, height=0.62, color=kinds[kind].get_facecolor(), **hatched)
+        seen |= {kind, "hatched"} if hatched else {kind}
+        ax.annotate(f"{row['speed']:.3g}", (1, place), (54, 0), **numbers)
+        if below:
+            ax.annotate(f"×{row['speed'] / below:.2f}", (1, place), (92, 0), **numbers)
+        if row.get("predicted"):
+            ax.plot([row["predicted"]] * 2, [place - 0.42, place + 0.42], color=INK, linewidth=2)
+            ax.annotate(f"{row['predicted']:.3g}", (1, place), (146, 0), **numbers)
+    handles = [patch for kind, patch in kinds.items() if kind in seen]
+    if predicted:
+        ax.annotate("measured", (1, -0.8), (54, 0), **numbers)
+        ax.annotate("predicted", (1, -0.8), (146, 0), **numbers)
+        handles += ax.plot([], [], "|", color=INK, markersize=12, markeredgewidth=2, label="predicted")
+    ax.set_yticks(range(len(rows)), [row["rung"] for row in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    ticks = [m * 10**e for e in range(-1, 6) for m in (1, 2, 5) if low <= m * 10**e <= high]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.set_xticks([], minor=True)
+    ax.figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9, frameon=False)
+    return ax
+
+
+# Grids: masks, trees and Jacobi's rounds
+
+
+def plot_cells(cells: Sequence[Sequence[int]], colors: Sequence[str], ax: Axes, aspect: str = "equal") -> Axes:
+    """A grid with thin lines between its cells: 0 stays white, k gets the k-th colour."""
+    ax.imshow(cells, cmap=ListedColormap([PAPER, *colors]), vmin=0, vmax=len(colors), aspect=aspect)
+    ax.set_xticks([i - 0.5 for i in range(1, len(cells[0]))], minor=True)
+    ax.set_yticks([i - 0.5 for i in range(1, len(cells))], minor=True)
+    ax.grid(visible=False)
+    ax.grid(which="minor", color=GREY, linewidth=0.4)
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(True)
+    return ax
+
+
+def plot_mask(
+    allow: Tensor,
+    kinds: Sequence[int],
+    colors: Sequence[str],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    ax: Axes | None = None,
+) -> Axes:
+    """An attention mask, allow (T, T) bool: who (rows) may look at whom (columns).
+
+    kinds: T numbers 1, 2, ...: the kind of the token that is looked at, which decides the colour of its cell. Up to 32
+    tokens are named.
+    """
+    cells = [[kind if ok else 0 for kind, ok in zip(kinds, row, strict=True)] for row in allow.tolist()]
+    ax = plot_cells(cells, colors, ax or axes((WIDTH, 5.8)))
+    shown = range(len(columns) if len(columns) <= 32 else 0)
+    ax.set_xticks(shown, columns[: len(shown)], rotation=90, fontsize=SMALL)
+    ax.set_yticks(shown, rows[: len(shown)], fontsize=SMALL)
+    return ax
+
+
+def word(tokenizer, *tokens: int) -> str:
+    """Tokens as text that fits a cell: on one line, without blanks around it."""
+    return repr(tokenizer.decode(tokens))[1:-1].strip()
+
+
+# Coloured text
+
+LINE = 0.19  # inches that a line of text takes
+UNDERLINED, STRUCK = 0.92, 0.5  # where a stroke lies, as a share of a line from its top
+Span = tuple[int, int, str, str]  # line, column, text, producer
+
+
+class Producer(NamedTuple):
+    """How the pieces of one producer look: background, words of the legend, and the height of a stroke."""
+
+    color: str
+    label: str
+    stroke: float | None = None
+
+
+def lay_out(pieces: Sequence[tuple[str, str]], columns: int) -> list[Span]:
+    """Place (text, producer) pieces in lines of `columns` characters.
+
+    A line breaks at the text's own line ends and where it is full: after a space if the piece has one, else between
+    pieces, else anywhere.
+    """
+    spans, line, column = [], 0, 0
+    for text, who in pieces:
+        for number, part in enumerate(text.replace("\t", "    ").split("\n")):
+            if number:
+                line, column = line + 1, 0
+            while part:
+                room = columns - column
+                fits = part if len(part) <= room else part[: part.rfind(" ", 0, room) + 1]
+                if not fits and column:
+                    line, column = line + 1, 0
+                    continue
+                fits = fits or part[:room]
+                spans.append((line, column, fits, who))
+                part, column = part[len(fits) :], column + len(fits)
+    return spans
+
+
+def draw_spans(ax: Axes, spans: Sequence[Span], columns: int, producers: Mapping[str, Producer]) -> Axes:
+    """Draw spans and their legend on axes that are 0.98 of a figure wide.
+
+    Each character is placed by itself: a renderer rounds the width of every character to whole pixels, so a longer text
+    would end several characters before or after its background.
+    """
+    ax.set(xlim=(0, columns), ylim=(spans[-1][0] + 1, 0))
+    ax.set_axis_off()
+    size = 0.98 * WIDTH * 72 / columns / 0.602  # a monospaced character is 0.602 of the font size wide
+    for line, column, text, who in spans:
+        color, _, stroke = producers[who]
+        ax.add_patch(Rectangle((column, line + 0.04), len(text), 0.88, color=color, alpha=0.45, linewidth=0))
+        if stroke:
+            ax.plot([column, column + len(text)], [line + stroke] * 2, color=color, linewidth=1.4)
+        for place, character in enumerate(text, column):
+            if not character.isspace():
+                ax.text(place, line + 0.71, character, family="monospace", size=size, color=INK, parse_math=False)
+    handles = [Patch(color=p.color, alpha=0.45, label=p.label) for p in producers.values()]
+    beside = dict(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1)
+    ax.legend(handles=handles, frameon=False, fontsize=9, **beside)
+    return ax

@@ -1,0 +1,140 @@
+"""Figures and widget of the ladder: what is left of the quality, ladders from elsewhere, and one of your own choice."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from lessons_lib.course.figures import COLORS, CYCLE, INK, MARKERS, ORANGE, WIDTH, Row, axes, plot_waterfall, tint
+from lessons_lib.course.widgets import Slider, show
+from lessons_lib.decoding.generate import Step, tokens_per_forward
+from lessons_lib.decoding.ladder import Price, Rung
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.replay import Recording, replay
+
+
+def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
+    """Speed against what it costs: perplexity over the reference's, in percent.
+
+    rows: `rung`, `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` that are held, which is
+    the area of the dot. What lies right of `tolerated` (as loss) does not count.
+    """
+    ax, most = axes(), max(row["bytes"] for row in rows)
+    worst, fastest = 100 * max(tolerated, *(row["loss"] for row in rows)), max(row["speed"] for row in rows)
+    ax.axvspan(100 * tolerated, 2 * worst, color=tint(ORANGE), zorder=0)
+    for row in rows:
+        color = COLORS["measured"] if row["loss"] <= tolerated else ORANGE
+        ax.scatter(100 * row["loss"], row["speed"], 30 + 500 * row["bytes"] / most, color=color, alpha=0.7)
+        level = [other for other in rows if abs(other["speed"] - row["speed"]) < fastest / 20]
+        if any(0 < 100 * (other["loss"] - row["loss"]) < worst / 3 for other in level):
+            where = dict(xytext=(0, -14), ha="center", va="top")  # a dot stands right of this one: the name goes below
+        else:
+            where = dict(xytext=(14, 0), va="center")  # the largest dot's radius is 13 points
+        at = (100 * row["loss"], row["speed"])
+        ax.annotate(row["rung"], at, textcoords="offset points", fontsize=9, color=INK, **where)
+    said = f"area: bytes held, {min(row['bytes'] for row in rows) / 1e6:,.0f} to {most / 1e6:,.0f} MB"
+    ax.set_title(said, fontsize=9, loc="right")
+    left = 100 * min(0.0, *(row["loss"] for row in rows))
+    ax.set(xlabel="perplexity above the reference [%]", ylabel="tokens/s, plain decoding")
+    ax.set(xlim=(left - 0.15 * worst, 1.5 * worst), ylim=(0, 1.25 * fastest))
+    return ax
+
+
+def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
+    """Ladders from elsewhere beside ours: times the first configuration, step by step, on a log axis.
+
+    ladders: label -> (name, speed) in order. The names stand at their dots, once where ladders share a step, the first
+    one's in the legend.
+    """
+    ax, dots = axes((WIDTH, 4.2)), {}
+    for style, color, (label, rungs) in zip(MARKERS, CYCLE, ladders.items(), strict=False):
+        times = [speed / rungs[0][1] for _, speed in rungs]
+        ax.plot(range(len(rungs)), times, f"{style}-", color=color, label=f"{label}; 1 is {rungs[0][0]}")
+        for at, (name, _) in list(enumerate(rungs))[1:]:
+            dots.setdefault(at, {}).setdefault(name, []).append((times[at], color))
+    for at, names in dots.items():
+        highest = max(dot for found in names.values() for dot in found)
+        for name, found in names.items():
+            # lines rise: left above the highest dot of a step, else right below; at the last step no line goes on
+            if highest in found:
+                (value, color), aside, side = highest, (-5, 6), "right"
+            else:
+                (value, color), aside, side = min(found), (8, -3) if at == max(dots) else (4, -13), "left"
+            ax.annotate(name, (at, value), aside, textcoords="offset points", fontsize=9, color=color, ha=side)
+    ax.set(yscale="log", xlabel="steps up the ladder", ylabel="times the first rung")
+    ax.set_xticks(range(max(map(len, ladders.values()))))
+    ticks = [tick for tick in (1, 2, 3, 5, 10, 20, 30, 50) if tick <= ax.get_ylim()[1]]
+    ax.set_yticks(ticks, [f"{tick}" for tick in ticks])
+    ax.set_yticks([], minor=True)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    return ax
+
+
+GUESSES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12)
+Count = Callable[[Recording, int], Sequence[Step]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a ladder is put together from.
+
+    engines: name -> price of plain decoding, the first is what the others are compared with. texts: kind of prompt ->
+    recordings. counts: who guesses -> (recording, guesses a step) -> its trace. guess: who guesses -> seconds a guess.
+    """
+
+    engines: Mapping[str, Price]
+    texts: Mapping[str, Sequence[Recording]]
+    counts: Mapping[str, Count]
+    guess: Mapping[str, float]
+
+    def traces(self, who: str, kind: str, gamma: int) -> list[Sequence[Step]]:
+        """Of the texts, with so many guesses a step; 0: plain decoding."""
+        count = self.counts[who] if gamma else lambda text, _: replay(text, Proposer())
+        return [count(text, gamma) for text in self.texts[kind]]
+
+
+def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dict]:
+    """The first engine, the chosen one, and that one with guesses: rows of plot_waterfall, in tokens per second."""
+    first, plain = next(iter(parts.engines)), parts.traces(who, kind, 0)
+    chosen = parts.engines[engine]
+    rungs = [Rung(first, None, parts.engines[first])]
+    rungs += [Rung(engine, first, chosen)] * (engine != first)
+    found = [{"rung": rung.name, "below": rung.below, "speed": rung.speed(plain)} for rung in rungs]
+    if gamma:
+        guessing = Rung(f"{engine} + {who}", engine, replace(chosen, guess=parts.guess[who]))
+        expected = guessing.speed(parts.traces(who, kind, gamma))
+        found.append({"rung": guessing.name, "below": engine, "speed": expected})
+    return found
+
+
+def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> tuple[Axes, str]:
+    """The chosen configurations, under tokens per second and what they are made of."""
+    found, price = rows(parts, engine, who, kind, gamma), parts.engines[engine]
+    tau = tokens_per_forward([step for trace in parts.traces(who, kind, gamma) for step in trace])
+    wide = price.forward(0, 1 + gamma) / price.forward(0)
+    speed, times = found[-1]["speed"], found[-1]["speed"] / found[0]["speed"]
+    said = [
+        f"{kind}: {speed:.0f} tokens/s predicted, {times:.2f} times {found[0]['rung']}",
+        f"{tau:.2f} tokens per forward, a step of {1 + gamma} rows costs {wide:.2f}",
+    ]
+    ax = plot_waterfall(found)
+    ax.figure.legends[0].remove()
+    ax.set_title("\n".join(said), fontsize=9)
+    steps = ", then ".join(f"{row['rung']} {row['speed']:.3g}" for row in found)
+    return ax, f"A ladder in predicted tokens per second: {steps}. {'; '.join(said)}."
+
+
+def show_ladder(parts: Parts, gamma: int = 4) -> None:
+    """Sliders for the engine, who guesses, the kind of prompt and the draft tokens of a step, over the predicted speed.
+
+    gamma: where the last starts, rounded down to one of GUESSES.
+    """
+    engines, who, kinds = tuple(parts.engines), tuple(parts.counts), tuple(parts.texts)
+    controls = {
+        "engine": Slider("engine", engines, engines[-1]),
+        "who": Slider("who guesses", who, who[0]),
+        "kind": Slider("prompts", kinds, kinds[-1]),
+        "gamma": Slider("guesses a step", GUESSES, max(g for g in GUESSES if g <= gamma)),
+    }
+    show(controls, partial(draw_ladder, parts))

@@ -1,0 +1,163 @@
+"""Figures and widget of the lesson on Jacobi and lookahead decoding: rounds, and the mask and price of a step."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from torch import Tensor
+
+from lessons_lib.caches.cache import causal_mask
+from lessons_lib.course.figures import (
+    ABOVE,
+    COLORS,
+    CYCLE,
+    FONT_SIZE,
+    GREY,
+    INK,
+    LIFTED,
+    PAPER,
+    SMALL,
+    WIDTH,
+    Row,
+    axes,
+    grouped,
+    plot_cells,
+    plot_mask,
+    tint,
+)
+from lessons_lib.course.widgets import Slider, show
+from lessons_lib.decoding.blocks import tree_mask
+from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree
+from lessons_lib.decoding.proposers.lookahead import branches, window_layout
+from lessons_lib.measure.speculation import WidthCurve, width_cost
+
+WRONG, LUCKY, SETTLED = range(3)
+STATES = {WRONG: "wrong", LUCKY: "right, but behind a wrong one", SETTLED: "settled"}
+TINTS = [tint(COLORS["jacobi"], 0.45), tint(COLORS["accepted"], 0.45)]
+WINDOWS, NGRAMS, GUESSES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 15, 20), (3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 7, 10, 15, 20)
+
+
+def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What became of every token of every round, judged by the last: WRONG, LUCKY or SETTLED (all before it right)."""
+    solution, states = list(rounds[-1]), []
+    for row in rounds:
+        right = [a == b for a, b in zip(row, solution, strict=True)]
+        states.append([SETTLED if all(right[: i + 1]) else LUCKY if ok else WRONG for i, ok in enumerate(right)])
+    return states
+
+
+def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str] = str) -> Axes:
+    """Jacobi's rounds from the top: the guess, each refinement, the solution. rounds: rows of m ids.
+
+    words: id -> what stands in the cell; six letters fit it up to m = 8.
+    """
+    m = len(rounds[0])
+    ax = axes((min(WIDTH, max(5.2, 1.2 + 0.65 * m)), 1.3 + 0.3 * len(rounds)))
+    plot_cells(trajectory_states(rounds), TINTS, ax, aspect="auto")
+    for k, row in enumerate(rounds):
+        for i, token in enumerate(row):
+            ax.text(i, k, words(token), ha="center", va="center", fontsize=SMALL, color=INK)
+    ax.set_xticks(range(m), range(1, m + 1))
+    ax.set_yticks(range(len(rounds)), ["guess", *range(1, len(rounds))])
+    ax.set(xlabel="position behind the prompt", ylabel="round")
+    shown = [Patch(facecolor=[PAPER, *TINTS][s], edgecolor=GREY, label=name) for s, name in STATES.items()]
+    ax.legend(handles=shown, ncols=3, fontsize=9, **ABOVE)
+    return ax
+
+
+def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]]:
+    """The loop's own mask of one lookahead step -> allow (T, T), names (T), offsets from the anchor (T).
+
+    T = (W + G)(N - 1): the anchor, G n-grams without a common beginning (A1 A2 ..), the window (row,column).
+    W, N, G: as Lookahead takes them.
+    """
+    tokens, parents = branches([[a * N + k for k in range(1, N)] for a in range(G)])
+    tree, (behind, sees) = Tree.of(Proposal(tokens, parents), N), window_layout(W, N)
+    allow = tree_mask(1, tree, Scratch([0] * len(behind), behind, sees), cached=0)
+    ngrams = [f"{chr(ord('A') + a)}{k}" for a in range(G) for k in range(1, N)]
+    window = [f"{r},{i}" for r in range(N - 1) for i in range(W)][1:]
+    return allow, ["anchor", *ngrams, *window], [0, *tree.depths, *behind]
+
+
+def plot_branch_mask(W: int = 5, N: int = 4, G: int = 2, ax: Axes | None = None) -> Axes:
+    """The mask of one lookahead step; rows are labelled with their offset from the anchor. W, N, G: as Lookahead."""
+    allow, names, offsets = lookahead_mask(W, N, G)
+    kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # of the token that is looked at
+    colors = {"anchor": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
+    rows = [f"{name}  +{offset}" for name, offset in zip(names, offsets, strict=True)]
+    ax = plot_mask(allow, kinds, list(colors.values()), names, rows, ax)
+    ax.set(xlabel="may look at", ylabel="token, and where it stands")
+    patches = [Patch(color=color, label=name) for name, color in colors.items()]
+    ax.legend(handles=patches, loc="upper right", fontsize=SMALL)
+    return ax
+
+
+def plot_masks(W: int = 5, N: int = 4, G: int = 2) -> Figure:
+    """Above the causal mask of as many tokens in a row, below the mask of one lookahead step."""
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 12), layout="compressed")
+    T = (W + G) * (N - 1)
+    names = [str(i) for i in range(T)], [f"+{i}" for i in range(T)]
+    plot_mask(causal_mask(T, T), [1] * T, [COLORS["cache"]], *names, upper)
+    upper.set_title(f"causal: {T} tokens in a row", fontsize=FONT_SIZE)
+    plot_branch_mask(W, N, G, lower).set_title(f"lookahead: W={W}, N={N}, G={G}", fontsize=FONT_SIZE)
+    return figure
+
+
+def plot_pool_growth(rows: Iterable[Row]) -> Axes:
+    """n-grams in the pool after each step, a line per prompt; dots where a step committed more than one token.
+
+    rows: `prompt`, `step`, `ngrams`, `committed`.
+    """
+    ax = axes()
+    for color, (prompt, group) in zip(CYCLE, grouped(rows, "prompt").items(), strict=False):
+        ax.plot([r["step"] for r in group], [r["ngrams"] for r in group], color=color, label=prompt)
+        hits = [r for r in group if r["committed"] > 1]
+        ax.scatter([r["step"] for r in hits], [r["ngrams"] for r in hits], [12 * r["committed"] for r in hits], color)
+    ax.set(xlabel="step", ylabel="n-grams in the pool", xlim=(0, None), ylim=(0, None))
+    ax.legend(title="dots: more than one token committed,\nlarger for more")
+    return ax
+
+
+def plot_payoff(rows: Sequence[Row], v: WidthCurve) -> Axes:
+    """Tokens committed per forward pass against tokens fed, and what so wide a pass costs: above the line pays.
+
+    rows: `method`, `label`, `width` (tokens fed per pass), `tokens` (committed per pass). v: the width curve.
+    """
+    ax, cost, widest = axes(), width_cost(v), max(row["width"] for row in rows)
+    at = [1 + (1.1 * widest - 1) * k / 99 for k in range(100)]
+    ax.plot(at, [cost(w) for w in at], color=COLORS["limit"], label="v(w): must be exceeded to gain")
+    for method, group in grouped(rows, "method").items():
+        ax.scatter([r["width"] for r in group], [r["tokens"] for r in group], 36, COLORS[method], label=method)
+    for row in rows:
+        near = [(r["tokens"], r["width"]) for r in rows if abs(r["width"] - row["width"]) < widest / 8]
+        place = (5, 5 if (row["tokens"], row["width"]) == max(near) else -14)  # so that neighbours' do not meet
+        at = (row["width"], row["tokens"])
+        ax.annotate(row["label"], at, place, textcoords="offset points", fontsize=9, bbox=LIFTED)
+    ax.set(xlabel="tokens fed per forward, w", ylabel="tokens committed per forward", xlim=(0, None), ylim=(0, None))
+    ax.legend(loc="lower right")
+    return ax
+
+
+def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> tuple[Axes, str]:
+    """The mask of a step under what it feeds and must commit. Without a width curve extra rows are free."""
+    fed = (W + G) * (N - 1)  # n-grams without a common beginning, the anchor included
+    size, price = f"{fed} tokens fed, at most {N} committed", f"pays above {width_cost(v)(fed):.2f} tokens a step"
+    ax = plot_branch_mask(W, N, G)
+    ax.set_title(f"{size}\n{price}", fontsize=FONT_SIZE)
+    return ax, (
+        f"Mask of a lookahead step with W={W}, N={N}, G={G}: {size}; {price}. Each n-gram sees itself and "
+        "the anchor; each window token sees the top row up to its column, then its own column."
+    )
+
+
+def show_lookahead(v: WidthCurve = None, W: int = 5, N: int = 4, G: int = 2) -> None:
+    """Sliders for W, N and G over the mask; v: the machine's measured width curve, {w: v}."""
+    controls = {
+        "W": Slider("W, columns of the window", WINDOWS, W),
+        "N": Slider("N, tokens of an n-gram", NGRAMS, N),
+        "G": Slider("G, n-grams verified", GUESSES, G),
+    }
+    show(controls, partial(draw_lookahead, v))

@@ -1,0 +1,195 @@
+"""Figures and widget of the Medusa lesson: the tree and its mask, heads in training, which tree is worth its width."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import accumulate
+from statistics import mean
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from lessons_lib.course.figures import (
+    ABOVE,
+    COLORS,
+    CYCLE,
+    INK,
+    MARKERS,
+    SMALL,
+    WIDTH,
+    Row,
+    axes,
+    plot_mask,
+    plot_spread,
+    tint,
+)
+from lessons_lib.course.widgets import Slider, show
+from lessons_lib.decoding.draft_tree import ANCHOR
+from lessons_lib.decoding.proposers.medusa import (
+    Accuracies,
+    TreeShape,
+    ancestors,
+    best_tree,
+    expected_tokens,
+    speed_by_size,
+)
+from lessons_lib.measure.speculation import WidthCurve, width_cost
+
+KINDS = {"anchor": INK, "guess": COLORS["medusa"]}
+LABELLED = 40  # nodes up to which a tree's are labelled
+SIZES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+
+
+def layout(shape: TreeShape) -> dict[int, tuple[float, float]]:
+    """node, ANCHOR among them -> (depth, row): each leaf has a row, other nodes stand midway between their children."""
+    rows = {ANCHOR: 0.0}
+    rows |= {leaf: row for row, leaf in enumerate(sorted(shape.leaves, key=shape.choices.__getitem__))}
+    for node, below in reversed(shape.children.items()):  # children first
+        rows[node] = mean([rows[below[0]], rows[below[-1]]])
+    depths = dict(enumerate(shape.depths)) | {ANCHOR: 0}
+    return {node: (depths[node], rows[node]) for node in [ANCHOR, *range(len(shape.choices))]}
+
+
+def plot_tree(shape: TreeShape, names: Sequence[str], ax: Axes) -> Axes:
+    """The tree from left to right: the anchor, the most likely tokens of head 1, after each of them those of head 2."""
+    at, colors = layout(shape), [INK, *[COLORS["medusa"]] * len(shape.choices)]
+    edges = [(at[parent], at[node]) for node, parent in enumerate(shape.parents)]
+    ax.add_collection(LineCollection(edges, colors=colors[1:], linewidths=1.2, zorder=1))
+    ax.scatter(*zip(*at.values(), strict=True), 28, colors, zorder=2)
+    if len(shape.choices) <= LABELLED:
+        for place, name, color in zip(at.values(), names, colors, strict=True):
+            box = {"boxstyle": "round,pad=0.25", "facecolor": tint(color), "edgecolor": color}
+            ax.text(*place, name, ha="center", va="center", fontsize=SMALL, color=INK, bbox=box)
+    ax.set_xticks(range(shape.depth + 1), ["anchor", *(f"head {k}" for k in range(1, shape.depth + 1))])
+    ax.set_yticks([])
+    ax.set(xlim=(-0.4, shape.depth + 0.4), ylim=(max(1, len(shape.leaves)) - 0.5, -0.5))
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    return ax
+
+
+def plot_tree_and_mask(shape: TreeShape) -> Figure:
+    """The tree, and under it who of anchor and nodes may look at whom; rows give the distance from the anchor."""
+    high = max(2.4, 0.8 + 0.22 * len(shape.leaves)) if len(shape.choices) <= LABELLED else 5.2  # a line for each leaf
+    figure, (upper, lower) = plt.subplots(
+        2, 1, figsize=(WIDTH, high + 5.8), height_ratios=(high, 5.8), layout="compressed"
+    )
+    names = ["anchor", *(",".join(map(str, choice)) for choice in shape.choices)]  # ranks on the way to a node
+    plot_tree(shape, names, upper)
+    rows = [f"{name}  +{depth}" for name, depth in zip(names, [0, *shape.depths], strict=True)]
+    plot_mask(ancestors(shape), [1, *[2] * len(shape.choices)], list(KINDS.values()), names, rows, lower)
+    lower.set(xlabel="may look at", ylabel="token, and where it stands")
+    shown = [Patch(color=color, label=name) for name, color in KINDS.items()]
+    lower.legend(handles=shown, loc="upper right", fontsize=SMALL)
+    return figure
+
+
+def plot_heads_training(curve: Iterable[Row]) -> Figure:
+    """Loss against step, of batches and of held-back texts; and how often each head is right on the latter.
+
+    curve: rows of `step`, `loss` (not before the first step), and some with `held_loss` (both in nats, heads weighted),
+    `top1` and `top5`, a share for each head.
+    """
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 6.4), layout="compressed")
+    rows = list(curve)
+    trained, held = [row for row in rows if "loss" in row], [row for row in rows if "held_loss" in row]
+    steps, losses = [row["step"] for row in trained], [row["loss"] for row in trained]
+    upper.plot(steps, losses, color=tint(INK, 0.4), label="training batch")
+    steps, losses = [row["step"] for row in held], [row["held_loss"] for row in held]
+    upper.plot(steps, losses, "o-", color=COLORS["medusa"], label="held-back texts")
+    upper.set(xlabel="training step", ylabel="loss [nats, heads weighted]", ylim=(0, None))
+    upper.legend()
+    for key, style in (("top1", "-"), ("top5", "--")):
+        for k, shares in enumerate(zip(*(row[key] for row in held), strict=True)):
+            label = f"head {k + 1}" if key == "top1" else None
+            lower.plot(steps, shares, style, color=CYCLE[k], label=label)
+    lower.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
+    if held:
+        lower.legend(title="solid: the favourite; dashed: one of five", ncols=4, **ABOVE)
+    return figure
+
+
+def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
+    """How often the right token is among a head's 1, 2, ... most likely ones, a line per head.
+
+    accuracies[k][i]: share of positions at which the i-th most likely token of head k + 1 is right.
+    """
+    ax = axes()
+    for k, row in enumerate(accuracies):
+        found = list(accumulate(row))
+        ax.plot(range(1, len(row) + 1), found, f"{MARKERS[k]}-", color=CYCLE[k], label=f"head {k + 1}")
+    ax.set_xticks(range(1, max(map(len, accuracies)) + 1))
+    ax.set(xlabel="favourites of the head", ylabel="right one among them", ylim=(0, 1))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return ax
+
+
+def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
+    """Tokens per forward pass and speed over plain against the tree's size: predicted (dashed), counted, and timed.
+
+    rows: `nodes`; `expected` and `speed_predicted`, predicted from the heads' accuracies; and where known `counted` and
+    `speed_counted`, and `samples` (repeated measurements of the speed). Stars mark the fastest sizes.
+    """
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 6.4), layout="compressed")
+    rows = sorted(rows, key=lambda row: row["nodes"])
+    lines = [
+        (upper, "expected", "predicted from accuracies", "--", COLORS["predicted"]),
+        (upper, "counted", "counted", "-", COLORS["medusa"]),
+        (lower, "speed_predicted", "predicted from accuracies", "--", COLORS["predicted"]),
+        (lower, "speed_counted", "counted", "-", COLORS["medusa"]),
+    ]
+    for ax, key, name, style, color in lines:
+        points = [(row["nodes"], row[key]) for row in rows if key in row]
+        ax.plot([x for x, _ in points], [y for _, y in points], style, color=color, label=name)
+        if points and ax is lower:
+            nodes, speed = max(points, key=lambda point: point[1])  # of equals the fewest nodes
+            ax.plot(nodes, speed, "*", markersize=14, color=color, label=f"best: {nodes} nodes")
+    if timed := [row for row in rows if "samples" in row]:
+        plot_spread(lower, [row["nodes"] for row in timed], [row["samples"] for row in timed])
+    lower.axhline(1, linestyle=":", color=COLORS["limit"])
+    upper.set(xlabel="nodes of the tree", ylabel="tokens per forward", ylim=(0, None))
+    lower.set(xlabel="nodes of the tree", ylabel="speed [times plain]", ylim=(0, None))
+    upper.legend(loc="lower right")
+    lower.legend(loc="lower left")  # under the lines, which stay far above 0
+    return figure
+
+
+def draw_medusa(
+    accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int, favourites: int, heads: int
+) -> tuple[Figure, str]:
+    """The best tree within the sliders' limits and its mask, under what it promises and costs."""
+    allowed = [row[:favourites] for row in accuracies[:heads]]
+    shape = best_tree(allowed, nodes)
+    size = len(shape.choices)
+    speed = speed_by_size(allowed, v, heads_share, size)[-1]
+    said = (
+        f"{size} nodes, {shape.depth} deep: {expected_tokens(shape, allowed):.2f} tokens a step expected, "
+        f"v({1 + size}) = {width_cost(v)(1 + size):.2f}, speed {speed:.2f} of plain"
+    )
+    figure = plot_tree_and_mask(shape)
+    figure.suptitle(said, fontsize=11)
+    levels = ", ".join(f"{count} of head {depth}" for depth, count in sorted(Counter(shape.depths).items()))
+    return figure, (
+        f"The best tree of at most {nodes} nodes from the {favourites} favourites of {heads} heads, beside its mask: "
+        f"{said}. Guesses: {levels or 'none'}. Each node sees itself and the nodes on its way from the anchor."
+    )
+
+
+def show_medusa(accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, nodes: int = 10) -> None:
+    """Sliders for nodes, most likely tokens per head and heads over the best tree within them.
+
+    v: the machine's measured width curve, {w: v}; without it width is free. heads_share: time of the heads in a step
+    over a one-row forward pass, taken for all numbers of heads alike. nodes: where their slider starts; rounded down to
+    what there is.
+    """
+    ranks, count = range(1, 1 + max(map(len, accuracies))), len(accuracies)
+    controls = {
+        "nodes": Slider("nodes", SIZES, max(size for size in SIZES if size <= nodes)),
+        "favourites": Slider("favourites per head", ranks, min(4, ranks[-1])),
+        "heads": Slider("heads", range(1, 1 + count), count),
+    }
+    show(controls, partial(draw_medusa, accuracies, v, heads_share))

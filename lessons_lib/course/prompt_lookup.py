@@ -1,0 +1,121 @@
+"""Figures and widget of the prompt lookup lesson: what was copied, and counts by kind of prompt."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from lessons_lib.course.figures import (
+    ABOVE,
+    BLUE,
+    COLORS,
+    GOLD,
+    GREEN,
+    LIFTED,
+    LINE,
+    PALE,
+    UNDERLINED,
+    WIDTH,
+    Producer,
+    Row,
+    axes,
+    draw_spans,
+    grouped,
+    lay_out,
+    look,
+)
+from lessons_lib.course.widgets import Slider, show
+from lessons_lib.decoding.generate import tokens_per_forward
+from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+from lessons_lib.decoding.replay import Recording, predicted_speed, replay
+from lessons_lib.measure.speculation import WidthCurve
+
+PRODUCERS = {
+    "model": Producer(PALE, "the model's own forward"),
+    "prompt": Producer(GREEN, "copied from the prompt", UNDERLINED),
+    "answer": Producer(GOLD, "copied from the answer", UNDERLINED),
+}
+NGRAMS = (1, 2, 3, 4, 5, 6)
+GUESSES = (1, 2, 3, 5, 7, 10, 15, 20, 30)
+RULES = ("transformers", "recent", "original")
+Texts = Mapping[str, Sequence[Recording]]
+
+
+def plot_spans(pieces: Sequence[tuple[str, str]], columns: int = 84) -> Axes:
+    """A text with a background that shows who produced each piece; copied pieces are underlined as well.
+
+    pieces: (text, producer), in order, producer one of PRODUCERS. columns: characters in a line.
+    """
+    spans = lay_out(pieces, columns)
+    lines = spans[-1][0] + 1
+    ax = axes((WIDTH, LINE * (lines + 2)))
+    ax.figure.set_layout_engine("none")
+    ax.set_position((0.01, 0, 0.98, lines / (lines + 2)))
+    return draw_spans(ax, spans, columns, PRODUCERS)
+
+
+def plot_guesses(rows: Iterable[Row]) -> Axes:
+    """Counts against the number of draft tokens, a line per kind of prompt.
+
+    rows: `kind`, `num_tokens`, `tokens_per_forward` (solid) and `speed` (predicted, dashed).
+    """
+    ax, rows = axes(), sorted(rows, key=lambda row: row["num_tokens"])
+    for number, (kind, group) in enumerate(grouped(rows, "kind").items()):
+        at, (color, marker) = [row["num_tokens"] for row in group], look(number)
+        counted = [row["tokens_per_forward"] for row in group]
+        ax.plot(at, counted, marker=marker, markersize=4, color=color, label=kind)
+        ax.plot(at, [row["speed"] for row in group], "--", marker=marker, markersize=3, color=color)
+    ax.axhline(1, linestyle=":", color=COLORS["limit"])
+    ax.set(xlabel="number of guesses", ylabel="times plain decoding", ylim=(0, None))
+    ax.legend(title="solid: tokens per forward\ndashed: predicted speed", loc="center left", bbox_to_anchor=(1, 0.5))
+    return ax
+
+
+def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
+    """kind -> recordings, replayed with PromptLookup(**settings): rows of `kind`, `tokens_per_forward`, `speed`.
+
+    Several recordings of a kind count together: all their tokens over all their forward passes. No rule is gated unless
+    the settings say so, so that rules differ in one thing alone.
+    """
+    rows, settings = [], {"min_hit_rate": 0.0} | settings
+    for kind, recordings in texts.items():
+        steps = [step for recording in recordings for step in replay(recording, PromptLookup(**settings))]
+        rows.append({"kind": kind, "tokens_per_forward": tokens_per_forward(steps), "speed": predicted_speed(steps, v)})
+    return rows
+
+
+def draw_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: int, rule: str) -> tuple[Axes, str]:
+    """Two bars per kind of prompt: tokens per forward pass, and the speed over plain that follows (1 is dotted)."""
+    rows = counts(texts, v, max_ngram=max_ngram, num_tokens=num_tokens, rule=rule)
+    ax, bars = (
+        axes(),
+        (("tokens_per_forward", "tokens per forward", -0.2, GREEN), ("speed", "predicted speed", 0.2, BLUE)),
+    )
+    for key, label, shift, color in bars:
+        at, values = [i + shift for i in range(len(rows))], [row[key] for row in rows]
+        drawn = ax.barh(at, values, height=0.38, color=color, label=label)
+        ax.bar_label(drawn, fmt="%.2f", padding=3, fontsize=9, bbox=LIFTED)
+    ax.axvline(1, linestyle=":", color=COLORS["limit"])
+    ax.set_yticks(range(len(rows)), [row["kind"] for row in rows])
+    ax.invert_yaxis()
+    longest = max(row[key] for row in rows for key, *_ in bars)
+    ax.set(xlabel="times plain decoding (dotted: 1)", xlim=(0, 1.15 * longest))
+    ax.legend(ncols=2, **ABOVE)
+    said = (f"{row['kind']} {row['tokens_per_forward']:.2f} and {row['speed']:.2f}" for row in rows)
+    return ax, (
+        f"Prompt lookup by n-grams of up to {max_ngram} tokens, {num_tokens} guesses, rule {rule}; tokens per "
+        f"forward and predicted speed over plain: {', '.join(said)}."
+    )
+
+
+def show_prompt_lookup(texts: Texts, v: WidthCurve) -> None:
+    """Sliders for the longest n-gram, the number of draft tokens and the rule, over counts by kind of prompt.
+
+    texts: kind -> recordings; v: the measured width curve, for the predicted speed.
+    """
+    controls = {
+        "max_ngram": Slider("longest n-gram", NGRAMS, 3, "tokens"),
+        "num_tokens": Slider("guesses", GUESSES, 10),
+        "rule": Slider("which occurrence", RULES, "transformers"),
+    }
+    show(controls, partial(draw_prompt_lookup, texts, v))

@@ -1,0 +1,242 @@
+"""Figures and widget of the quantization lesson: levels, errors of rounding, outliers, quality against bits."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from statistics import median, quantiles
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from torch import Tensor
+
+from lessons_lib.course.figures import (
+    ABOVE,
+    BLUE,
+    CYCLE,
+    GREY,
+    INK,
+    ORANGE,
+    SMALL,
+    WIDTH,
+    Row,
+    axes,
+    grouped,
+    look,
+    plot_lines,
+    plot_prediction,
+    tint,
+)
+from lessons_lib.course.widgets import Slider, show
+from lessons_lib.measure.config import ModelConfig
+from lessons_lib.quantization.formats import bits_of, relative_error, round_trip
+from lessons_lib.quantization.sizes import bytes_in
+
+
+def plot_levels(levels: Mapping[str, Sequence[float]]) -> Axes:
+    """One line of ticks for each format, all values it has between -1 and 1, over a normal distribution."""
+    ax = axes((6.4, 0.5 + 0.55 * len(levels)))
+    for place, values in enumerate(levels.values()):
+        wide = 1.2 if len(values) < 40 else 0.5
+        ax.vlines(list(values), place - 0.32, place + 0.32, CYCLE[place % len(CYCLE)], linewidth=wide)
+    at, floor = [k / 100 - 1 for k in range(201)], len(levels) - 0.5
+    heights = [floor - len(levels) * math.exp(-4.5 * x * x) for x in at]  # three standard deviations fit
+    ax.fill_between(at, floor, heights, color=tint(GREY, 0.12), linewidth=0, zorder=0)
+    ax.set_yticks(range(len(levels)), [f"{name}\n{len(values)} levels" for name, values in levels.items()])
+    ax.set(xlabel="value over the largest of its group", xlim=(-1.03, 1.03), ylim=(floor, -0.5))
+    ax.grid(False)
+    return ax
+
+
+def plot_rounding(x: Tensor, rounded: Tensor) -> Figure:
+    """Above, how values are spread before and after rounding; below, the errors. x, rounded: of one shape (...)."""
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 5.6), layout="compressed")
+    stride = max(1, x.numel() // 200_000)  # of more values, every so many are drawn
+    x, rounded = (part.detach().flatten()[::stride].float().cpu() for part in (x, rounded))
+    most = float(x.abs().quantile(0.999)) or 1.0
+    upper.hist(x.tolist(), 80, range=(-most, most), color=tint(BLUE, 0.45), label="as they were")
+    upper.hist(rounded.tolist(), 80, range=(-most, most), histtype="step", color=ORANGE, label="rounded")
+    upper.set(xlabel="value", ylabel="weights")
+    upper.legend(fontsize=9)
+    errors = rounded - x
+    wide = float(errors.abs().max()) or 1e-12
+    lower.hist(errors.tolist(), 80, range=(-wide, wide), color=ORANGE)
+    lower.set(xlabel="error")
+    lower.ticklabel_format(axis="x", style="sci", scilimits=(-3, 3))
+    return figure
+
+
+def plot_dots(rows: Sequence[Row], x: str) -> Axes:
+    """A line for each `label`, with a dot for each `method` at the value under x, which names the axis."""
+    labels = list(grouped(rows, "label"))
+    ax = axes((6.4, 1.1 + 0.34 * len(labels)))
+    for i, (method, group) in enumerate(grouped(rows, "method").items()):
+        color, marker = look(i)
+        places = [labels.index(row["label"]) for row in group]
+        ax.plot([row[x] for row in group], places, marker, color=color, label=method)
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set(xlabel=x, ylim=(len(labels) - 0.5, -0.5))
+    ax.legend(ncols=5, fontsize=9, **ABOVE)
+    return ax
+
+
+def plot_groups(rows: Sequence[Row], y: str) -> Axes:
+    """A line for each `label` over the size of the group. rows: `label`, `group`, and the value under y."""
+    ax, at = plot_lines(rows, "group", y, "log"), sorted({row["group"] for row in rows})
+    ax.set_xticks(at, [f"{group:,}" for group in at])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("weights in a group, g")
+    return ax
+
+
+def plot_duel(rows: Sequence[Row], x: str, y: str) -> Axes:
+    """Each row a dot at its values under x and y, beside the line where they are equal; below it y is smaller.
+
+    rows: `label`, which has a colour and marker of its own, and both values.
+    """
+    ax = axes((5.6, 4.4))
+    for i, (label, group) in enumerate(grouped(rows, "label").items()):
+        color, marker = look(i)
+        dots = dict(color=color, label=label, markersize=5, alpha=0.75)
+        ax.plot([row[x] for row in group], [row[y] for row in group], marker, **dots)
+    end = 1.05 * max(row[key] for row in rows for key in (x, y))
+    ax.plot([0, end], [0, end], ":", color=INK)
+    ax.set(xlabel=x, ylabel=y, xlim=(0, end), ylim=(0, end))
+    ax.legend(fontsize=9)
+    return ax
+
+
+def plot_channels(maxima: Mapping[str, Tensor], y: str) -> Axes:
+    """A value of each channel, a line for each name; channels in the order of the first name's values, largest first.
+
+    maxima: name -> (K,). y names the axis.
+    """
+    ax = axes((6.4, 3.4))
+    order = next(iter(maxima.values())).argsort(descending=True)
+    for (name, values), color in zip(maxima.items(), CYCLE, strict=False):
+        at = range(1, 1 + len(order))
+        ax.plot(at, values[order].tolist(), color=color, linewidth=1, label=name, alpha=0.85)
+    ax.set(xlabel="channel, loudest first", ylabel=y, xscale="log", yscale="log")
+    ax.legend(fontsize=9)
+    return ax
+
+
+def plot_scaling(rows: Iterable[Row], x: str, y: str) -> Axes:
+    """A line for each `label`, its `bits` in each dot. x, logarithmic, and y name values and axes."""
+    ax, rows = axes((6.4, 4.0)), sorted(rows, key=lambda row: row[x])
+    for i, (label, group) in enumerate(grouped(rows, "label").items()):
+        at, values, (color, _) = [row[x] for row in group], [row[y] for row in group], look(i)
+        roomy = "osp"[i % 3]  # markers that a digit fits in
+        dots = dict(marker=roomy, color=color, markerfacecolor=tint(color), markersize=11)
+        ax.plot(at, values, color=color)
+        ax.plot(at, values, linestyle="none", label=label, zorder=3, **dots)
+        for row in group:
+            ax.text(row[x], row[y], f"{row['bits']}", fontsize=9, ha="center", va="center_baseline", zorder=4)
+    ax.set(xlabel=x, ylabel=y, xscale="log")
+    ax.legend(fontsize=9)
+    return ax
+
+
+def plot_steps(rows: Iterable[Row], x: str, y: str) -> Axes:
+    """As `plot_prediction`, each dot with its `format` beside it, bars of quartiles and its own prediction as a dash.
+
+    Logarithmic where times are more than eightfold apart.
+    """
+    rows = [row | {"samples": quartiles(row["samples"])} for row in rows]
+    ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]
+    for line in (line for line in ax.get_lines() if line.get_linestyle() == "--"):
+        line.set(linestyle="none", marker="_", markersize=18, markeredgewidth=2)
+    ax.legend(title="dots: measured; bars: quartiles; dashes: predicted", ncols=4, **ABOVE)
+    for row, middle in zip(rows, middles, strict=True):
+        beside = [m for other, m in zip(rows, middles, strict=True) if all(other[k] == row[k] for k in ("method", x))]
+        where = dict(xytext=(11, 4 if middle == max(beside) else -13), textcoords="offset points")  # else they overlap
+        ax.annotate(row["format"], (row[x], middle), fontsize=SMALL, **where)
+    if max(middles) > 8 * min(middles):
+        ax.set(yscale="log", ylim=(min(middles) / 2, max(middles) * 2))
+    return ax
+
+
+def quartiles(samples: Sequence[float]) -> list[float]:
+    """The middle half of repeated measurements: where it begins, the median, where it ends."""
+    return quantiles(samples, method="inclusive") if len(samples) > 1 else list(samples)
+
+
+FORMATS = ("minimum", "absmax", "nf4", "fp8")
+BITS = (2, 3, 4, 5, 6, 7, 8)
+GROUPS = (32, 64, "row")  # which divide the rows of the small models here
+HEAD = "int8"  # format of the LM head, whatever the layers have
+
+
+def name_of(format: str, bits: int, group: int | str) -> str:
+    """The format's name in `quantization.formats`. NF4 and fp8 have a width of their own, and NF4 groups of its own."""
+    per = group if group == "row" else f"g{group}"
+    if format == "nf4":
+        return f"nf4 {'g192' if per == 'row' else per} double"
+    return f"fp8 {per}" if format == "fp8" else f"int{bits} {per} {format}"
+
+
+def names() -> list[str]:
+    """All formats that the sliders reach, each once."""
+    return list(dict.fromkeys(name_of(*setting) for setting in product(FORMATS, BITS, GROUPS)))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a step takes: seconds that do not depend on the weights' bytes, and bytes a second at which those come."""
+
+    overhead: float
+    bandwidth: float
+
+    def tokens_per_second(self, moved: float) -> float:
+        """Tokens a second of steps that read so many bytes."""
+        return 1 / (self.overhead + moved / self.bandwidth)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whose rounding is shown: one matrix, the model's shape, the machine, and the perplexities that were measured.
+
+    weight (N, K). perplexities: name of a format -> perplexity of the model with all layers rounded to it; exact:
+    unrounded.
+    """
+
+    weight: Tensor
+    shape: ModelConfig
+    machine: Machine
+    perplexities: Mapping[str, float]
+    exact: float
+
+
+def moved(shape: ModelConfig, name: str) -> float:
+    """Bytes of weights that a step reads, the layers in this format and the head in int8."""
+    return bytes_in(shape, partial(bits_of, name), partial(bits_of, HEAD))
+
+
+def draw_quantization(subject: Subject, format: str, bits: int, group: int | str) -> tuple[Figure, str]:
+    """Values and errors, under bits a weight, error, perplexity, bytes and predicted tokens a second."""
+    name = name_of(format, bits, group)
+    rounded, read = round_trip(subject.weight, name), moved(subject.shape, name)
+    found = subject.perplexities.get(name)
+    quality = "perplexity not measured" if found is None else f"perplexity {found:.4g} ({subject.exact:.4g} unrounded)"
+    width = bits_of(name, subject.weight.shape[1])
+    error = f"{name}: {width:.2f} bits a weight, error {relative_error(subject.weight, rounded):.2%},"
+    speed = f"{read / 1e6:.1f} MB a step, {subject.machine.tokens_per_second(read):.0f} tokens/s predicted"
+    figure = plot_rounding(subject.weight, rounded)
+    figure.suptitle(f"{error}\n{quality}, {speed}", fontsize=10)
+    return figure, (
+        f"Weights of one matrix of {subject.shape.name} before and after rounding, and the errors. "
+        f"{error} {quality}, {speed}."
+    )
+
+
+def show_quantization(subject: Subject, format: str = "minimum", bits: int = 4, group: int | str = 32) -> None:
+    """Sliders for format, bits and group size over a matrix of the subject."""
+    controls = {
+        "format": Slider("format", FORMATS, format),
+        "bits": Slider("bits", BITS, bits),
+        "group": Slider("group", GROUPS, group),
+    }
+    show(controls, partial(draw_quantization, subject))

@@ -1,0 +1,293 @@
+"""Every plot and widget of every lesson is drawn once from small inputs, and all of its text can be read."""
+
+import math
+from types import SimpleNamespace
+
+import IPython.display
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.heads import SIX
+
+from lessons_lib import PromptLookup
+from lessons_lib.attention import Memory, tiled
+from lessons_lib.course import (
+    assisted,
+    attention,
+    batching,
+    figures,
+    kv_cache,
+    ladder,
+    lookahead,
+    medusa,
+    prefill_decode,
+    prompt_lookup,
+    quantization,
+    roofline,
+    sparsity,
+    static_cache,
+    sweep_figure,
+)
+from lessons_lib.course.display import DPI, figure_of, problems
+from lessons_lib.decoding.ladder import Price
+from lessons_lib.decoding.proposers.medusa import TreeShape, regular
+from lessons_lib.decoding.replay import Recording, replay
+from lessons_lib.measure.config import CONFIGS
+from lessons_lib.measure.hardware import Hardware
+from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.request import Request
+from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
+from lessons_lib.serving.simulator import simulate
+
+SMOL = CONFIGS["smollm2-135m"]
+MACHINE = Hardware("cpu", "test", 2, 33e9, 32e9, {"fp32": 25e9, "bf16": 20e9}, {"fp32": 75e9, "bf16": 200e9}, 0.0)
+WIDTHS = {1: 1.0, 8: 1.5, 31: 3.0, 64: 5.0}
+CURVE = {w: SimpleNamespace(median=v, times=(v, 1.1 * v)) for w, v in WIDTHS.items()}
+NORMAL = torch.randn(32, 576, generator=torch.Generator().manual_seed(0))
+ACCURACIES = [[0.6, 0.2, 0.1], [0.5, 0.2]]
+COPIED = Recording([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+
+def served(policy, outputs=(3, 6, 2, 5, 4)):
+    """The log of a simulated run of a few requests."""
+    requests = [Request(i, 0.0, 4, n) for i, n in enumerate(outputs)]
+    return simulate(requests, Scheduler(CountingPool(100, 1), 4, policy), Linear(step=1.0))
+
+
+def rows(**columns):
+    """Rows of dicts from columns of equal length."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+LOGS = {"static": served(Static()), "continuous": served(Continuous())}
+COPIES = [("I say ", "model"), ("what you said, ", "prompt"), ("again $x$", "answer")]
+DRAFTED = assisted.Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])
+LENGTHS = rows(gamma=(1, 2, 4), predicted=(1.2, 1.5, 1.1), counted=(1.1, 1.4, 1), samples=([1.1, 1.2], [1.3, 1.4], [1]),
+               strayed=(False, False, True))  # fmt: skip
+RUNGS = [
+    {"rung": "slow", "speed": 10.0, "predicted": 12.0},
+    {"rung": "fast", "speed": 40.0, "below": "slow", "predicted": 50.0},
+    {"rung": "rounded", "speed": 80.0, "below": "fast", "counts": False},
+    {"rung": "guesses", "speed": 20.0, "below": "fast", "counts": True},
+    {"rung": "other", "speed": 30.0, "peer": True},
+]
+PARTS = ladder.Parts(
+    {"slow": Price(weights=100, entry=0, rate=100), "fast": Price(weights=25, entry=0, rate=100, v={1: 1.0, 3: 2.0})},
+    {"copied": [COPIED]},
+    {"lookup": lambda text, gamma: replay(text, PromptLookup(gamma, rule="transformers"))},
+    {"lookup": 0.0},
+)
+STEPS = [{"method": how, "format": f, "MB": mb, "samples": [ms, 1.1 * ms], "predicted": ms} for how, f, mb, ms in
+         (("eager", "bf16", 269, 36), ("eager", "int8-weight-only", 135, 23), ("eager", "int8", 135, 28),
+          ("eager", "int4", 76, 16), ("compiled", "bf16", 269, 12), ("compiled", "int4", 76, 7))]  # fmt: skip
+SIZES = [
+    {"nodes": 4, "expected": 2.2, "counted": 2.0, "speed_predicted": 1.4, "speed_counted": 1.2, "samples": [1, 3, 2]},
+    {"nodes": 1, "expected": 1.6, "counted": 1.5, "speed_predicted": 1.3, "speed_counted": 1.25},
+    {"nodes": 8, "expected": 2.4, "speed_predicted": 1.1},
+]
+TRAINING = [{"step": 1, "loss": 9}, {"step": 2, "loss": 7, "held_loss": 8, "top1": [0.5, 0.2], "top5": [0.7, 0.4]},
+            {"step": 4, "loss": 6, "held_loss": 6, "top1": [0.6, 0.3], "top5": [0.8, 0.45]}]  # fmt: skip
+PREDICTED = [
+    {"method": m, "tokens": t, "samples": [t * k, 1.2 * t * k], "predicted": t * k / 2}
+    for m, k in (("naive", 2), ("tiled", 1)) for t in (256, 512)
+]  # fmt: skip
+BRACKET = [{"method": "sdpa", "tokens": t, "samples": [4.0 * t], "low": 2.0 * t, "high": 5.0 * t} for t in (256, 512)]
+CLAIMS = [{"lesson": "06", "claim": c, "unit": "x", "gamma": g, "dtype": d, "predicted": g, "measured": 2 * g}
+          for g in (8, 2) for d in ("fp32", "bf16") for c in ("speed", "tokens")]  # fmt: skip
+SYSTEMS = rows(longest=(32, 1536, 32, 1536), system="aabb", gain=(1, 2, 3, 9), published_gain=(None, None, None, 8))
+GAINS = [
+    {"label": n, "sparsity": s, "samples": [1, 1.2, 0.9], "predicted": 1 / (1 - s)} for n in "ab" for s in (0.5, 0.9)
+]
+
+PLOTS = {
+    "shared: predicted and measured": lambda: figures.plot_prediction(PREDICTED, "tokens", "ms"),
+    "shared: a bracket": lambda: figures.plot_prediction(BRACKET, "tokens", "ms"),
+    "shared: width curve": lambda: figures.plot_width_curve({"decoder": CURVE, "compiled": CURVE}),
+    "shared: parts": lambda: figures.plot_parts(
+        {"eager": {"matrix products": 30.0, "attention": 6.0, "the rest": 0.5}, "compiled": {"matrix products": 9.0}},
+        "ms", 40),
+    "shared: lines": lambda: figures.plot_lines(
+        [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
+    "00 roofline": lambda: roofline.plot_roofline(MACHINE, [
+        {"name": "decode", "intensity": 1.0, "rate": 18e9},
+        {"name": "prefill", "intensity": 900.0, "rate": 1e11, "method": "prefill"}]),
+    "01 timeline": lambda: prefill_decode.plot_timeline({"chat": SimpleNamespace(ttft=0.5, itl=[0.1, 0.3])}),
+    "02 cache memory": lambda: kv_cache.plot_cache_memory(
+        [{"model": m, "tokens": t, "bytes": t * k} for m, k in (("7B", 524_288), ("smol", 23_040)) for t in (1, 2)]),
+    "03 break-even": lambda: static_cache.plot_break_even(
+        rows(method=("eager", "compiled", "frozen"), startup=(0, 60, 70), per_token=(0.04, 0.01, 0.01)), 5000),
+    "04 tiles": lambda: attention.plot_tiles(8, 8, 2, 2, now=(2, 1)),
+    "04 many tiles": lambda: attention.plot_tiles(64, 64, 1, 1),
+    "04 naive and tiled": lambda: attention.plot_naive_and_tiled(),
+    "04 partition": lambda: attention.plot_partition(),
+    "04 traffic": lambda: attention.plot_traffic(
+        [*rows(method=["tiled"] * 3, block=(32, 8, 16), predicted=(2, 8, 4), counted=(2, None, 4)),
+         {"method": "naive", "block": 8, "predicted": 50, "counted": 50}], least=1.5),
+    "04 context": lambda: attention.plot_context(PREDICTED + BRACKET, "MB"),
+    "05 slots": lambda: batching.plot_slot_charts(LOGS),
+    "05 load": lambda: batching.plot_load(
+        [{"policy": p, "rate": r, "wait": r * k} for p, k in (("dynamic", 1), ("continuous", 2)) for r in (1, 2)],
+        "wait", limit=0.5, capacity={"continuous": 1.5}),
+    "05 memory": lambda: batching.plot_memory(LOGS),
+    "05 tails": lambda: batching.plot_tails({"whole": [30, 10, 20, 40], "chunked": [20, 20, 25, 30]}),
+    "05 progress": lambda: batching.plot_progress(
+        {name: log.requests for name, log in LOGS.items()}, {"static": LOGS["static"].requests}),
+    "05 gains": lambda: batching.plot_batching_gains(SYSTEMS),
+    "06 overlap": lambda: assisted.plot_overlap([0.5, 0.3, 0.2], [0.2, 0.5, 0.3], "abc"),
+    "06 draft length": lambda: assisted.plot_draft_length(LENGTHS, chosen=2),
+    "06 when it pays": lambda: assisted.plot_pays(
+        {"here": [(0.5, 0.9), (0.25, 0.4)], "nowhere": [(0.5, 2.0)]}, [("ours", 0.1, 0.7), ("other", 0.2, 0.7)]),
+    "06 distillation": lambda: assisted.plot_distillation(rows(step=(1, 9), agree=(0.1, 0.6))),
+    "07 spans": lambda: prompt_lookup.plot_spans(COPIES),
+    "07 guesses": lambda: prompt_lookup.plot_guesses(
+        rows(kind=("code", "code"), num_tokens=(5, 1), tokens_per_forward=(3, 1.5), speed=(2, 1.2))),
+    "08 trajectory": lambda: lookahead.plot_trajectory([[5, 5, 4, 5], [0, 2, 2, 2], [0, 1, 0, 6], [0, 1, 4, 6]]),
+    "08 masks": lambda: lookahead.plot_masks(5, 4, 2),
+    "08 wide mask": lambda: lookahead.plot_branch_mask(8, 6, 5),
+    "08 pool": lambda: lookahead.plot_pool_growth(
+        [{"prompt": p, "step": s, "ngrams": 5 * s, "committed": 1 + s % 2} for p in "ab" for s in range(4)]),
+    "08 payoff": lambda: lookahead.plot_payoff(
+        rows(method=("jacobi", "lookahead"), label=("n=8", "5/4/5"), width=(8, 25.5), tokens=(1.1, 1.6)), WIDTHS),
+    "09 tree and mask": lambda: medusa.plot_tree_and_mask(TreeShape.of(SIX)),
+    "09 large tree": lambda: medusa.plot_tree_and_mask(regular(41)),
+    "09 no tree": lambda: medusa.plot_tree_and_mask(TreeShape.of([])),
+    "09 training": lambda: medusa.plot_heads_training(TRAINING),
+    "09 accuracies": lambda: medusa.plot_head_accuracies([[0.5, 0.25, 0.125], [0.25, 0.125]]),
+    "09 sizes": lambda: medusa.plot_tree_sizes(SIZES),
+    "10 levels": lambda: quantization.plot_levels({"three": [-1, 0, 1], "five": [-1, -0.5, 0, 0.5, 1]}),
+    "10 rounding": lambda: quantization.plot_rounding(NORMAL, NORMAL.round()),
+    "10 nothing rounded": lambda: quantization.plot_rounding(torch.ones(10), torch.ones(10)),
+    "10 dots": lambda: quantization.plot_dots(
+        [{"label": n, "method": m, "dB": i + 10 * j} for i, n in enumerate("ab") for j, m in enumerate("xy")], "dB"),
+    "10 groups": lambda: quantization.plot_groups(
+        [{"label": "int4", "group": g, "error": g / 10} for g in (16, 64, 576)], "error"),
+    "10 duel": lambda: quantization.plot_duel(rows(label="wx", a=(0.01, 0.05), b=(0.03, 0.02)), "a", "b"),
+    "10 channels": lambda: quantization.plot_channels(
+        {"x": torch.tensor([1.0, 9.0, 4.0]), "w": torch.tensor([30.0, 10.0, 20.0])}, "size"),
+    "10 scaling": lambda: quantization.plot_scaling(
+        [{"label": m, "bits": b, "size": 100 * b, "loss": 1 / b + i} for i, m in enumerate("mn") for b in (8, 4)],
+        "size", "loss"),
+    "10 steps": lambda: quantization.plot_steps(STEPS, "MB", "ms"),
+    "11 waterfall": lambda: figures.plot_waterfall(RUNGS),
+    "11 quality": lambda: ladder.plot_quality(
+        rows(rung="abc", speed=(40.0, 90.0, 91.0), loss=(0.0, 0.004, 0.006), bytes=(5e8, 1e8, 1e8)), 0.01),
+    "11 published": lambda: ladder.plot_published(
+        {"a": [("1", 1), ("x", 5), ("y", 9)], "b": [("1", 1), ("z", 4), ("w", 6)], "c": [("1", 1), ("z", 3)]}),
+    "12 heads": lambda: sparsity.plot_heads(torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]), "share"),
+    "12 gains": lambda: sparsity.plot_skipping_gains(GAINS),
+    "sweep": lambda: sweep_figure.plot_sweep(CLAIMS, ["dtype", "gamma"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", PLOTS.values(), ids=PLOTS)
+def test_all_text_of_a_plot_can_be_read(draw):
+    assert problems(figure_of(draw())) == []
+
+
+def say(ids):
+    return "".join("_abcdefghi"[token] for token in ids)
+
+
+WIDGETS = {
+    "01": (lambda: prefill_decode.show_latency(SMOL, MACHINE, "bf16"), ["512 tokens in, 128 out"]),
+    "02": (lambda: kv_cache.show_kv_cache(), ["8 requests of 2,048 tokens"]),
+    "03": (lambda: static_cache.show_break_even(
+        rows(method=("eager", "compiled", "frozen"), startup=(0, 30, 60), per_token=(0.04, 0.04, 0.01)), 3000),
+        ["up to 4,096 tokens; it overtakes eager: compiled never, frozen after 2,000 tokens"]),
+    "04": (lambda: attention.show_attention(32, 64, 2048), ["2,048 tokens in tiles of 32 queries and 64 keys"]),
+    "05": (lambda: batching.show_batching(), ["static batching, 4 slots", "continuous batching, 4 slots"]),
+    "06": (lambda: assisted.show_draft_length({"chat": DRAFTED}, 0.1, WIDTHS, say, 4),
+           ["of 6 tokens 3 were drafted and accepted, 3 are the target's own, 1 guesses were rejected"]),
+    "07": (lambda: prompt_lookup.show_prompt_lookup({"copy": [COPIED], "free": [COPIED]}, WIDTHS),
+           ["up to 3 tokens, 10 guesses"]),
+    "08": (lambda: lookahead.show_lookahead(WIDTHS), ["21 tokens fed, at most 4 committed"]),
+    "09": (lambda: medusa.show_medusa(ACCURACIES, WIDTHS, 0.1, 4), ["Guesses: 2 of head 1, 2 of head 2."]),
+    "10": (lambda: quantization.show_quantization(quantization.Subject(
+        NORMAL, SMOL, quantization.Machine(0.01, 1e9), {"int4 g32 minimum": 30.5}, 29.0)),
+        ["int4 g32 minimum: 5.00 bits a weight, error 7"]),
+    "11": (lambda: ladder.show_ladder(PARTS), ["slow 1, then fast 4, then fast + lookup"]),
+    "12": (lambda: sparsity.show_limits(SMOL), ["50% zero in one row: 50% skipped by all; times as fast at"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("show", "said"), WIDGETS.values(), ids=WIDGETS)
+def test_a_widget_is_stored_as_still_figures_whose_text_can_be_read_and_whose_alt_text_has_its_numbers(
+    show, said, monkeypatch
+):
+    shown = []
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "1")
+    monkeypatch.setenv("LESSONS_LIB_STORING", "1")  # display refuses text that cannot be read
+    monkeypatch.setattr(IPython.display, "display", lambda data, **_: shown.append(data))
+    show()
+    assert all("image/png" in data for data in shown)
+    assert len(shown) == len(said) and all(words in data["text/plain"] for words, data in zip(said, shown, strict=True))
+
+
+# What pictures count
+
+
+def test_the_four_request_figure_has_eight_held_slots_where_one_counts_them_by_hand():
+    cells = batching.slot_cells(served(Static(), (3, 6, 2, 5)))
+    held = [(slot, column) for slot, column, _, doing in cells if doing == "idle"]
+    assert sorted(held) == [(0, 3), (0, 4), (0, 5), (2, 2), (2, 3), (2, 4), (2, 5), (3, 5)]
+    assert sum(doing == "prefill" for *_, doing in cells) == 4 and sum(doing == "decode" for *_, doing in cells) == 12
+
+
+def test_the_tiles_drawn_are_those_that_attention_loads():
+    for T, S, block_q, block_k in [(12, 12, 2, 3), (6, 18, 3, 3), (12, 6, 2, 2)]:
+        memory, x = Memory(), torch.zeros(1, S, 4)
+        tiled(torch.zeros(1, T, 4), x, x, block_q, block_k, causal=True, memory=memory)
+        states = attention.tile_states(T, S, block_q, block_k)
+        visited = sum(state != attention.SKIPPED for row in states for state in row)
+        assert memory.read == T * 4 + visited * 2 * block_k * 4
+
+
+def test_the_lookahead_mask_drawn_is_the_loops_own():
+    allow, names, offsets = lookahead.lookahead_mask(3, 3, 1)
+    order = [names.index(name) for name in ("anchor", "0,1", "0,2", "1,0", "1,1", "1,2", "A1", "A2")]
+    assert ["".join(str(int(x)) for x in row) for row in allow[order][:, order]] == [
+        "10000000", "11000000", "11100000", "10010000", "11001000", "11100100", "10000010", "10000011"
+    ]  # fmt: skip
+    assert [offsets[i] for i in order] == [0, 1, 2, 1, 2, 3, 1, 2]
+
+
+def test_a_jacobi_token_is_settled_only_if_all_before_it_are_right():
+    W, L, S = lookahead.WRONG, lookahead.LUCKY, lookahead.SETTLED
+    rounds = [[5, 5, 4, 5], [0, 2, 2, 2], [0, 1, 0, 6], [0, 1, 4, 6]]
+    assert lookahead.trajectory_states(rounds) == [[W, W, L, W], [S, W, W, W], [S, S, W, L], [S, S, S, S]]
+
+
+@given(st.lists(st.tuples(st.text("ab \n", min_size=1), st.sampled_from("xy"))), st.integers(1, 9))
+def test_no_character_of_a_coloured_text_is_lost_or_laid_over_another(pieces, columns):
+    spans = figures.lay_out(pieces, columns)
+    taken = [(line, column + i) for line, column, text, _ in spans for i in range(len(text))]
+    assert len(taken) == len(set(taken)) and all(column < columns for _, column in taken)
+    assert "".join(text for *_, text, _ in spans) == "".join(text for text, _ in pieces).replace("\n", "")
+
+
+def test_a_line_of_coloured_text_ends_where_its_background_ends_as_the_figure_is_stored():
+    ax = prompt_lookup.plot_spans([("m" * 84, "prompt")])
+    ax.figure.set_dpi(DPI)
+    ax.figure.canvas.draw()
+    box, written = ax.patches[0].get_window_extent(), [text.get_window_extent() for text in ax.texts]
+    assert min(text.x0 for text in written) == pytest.approx(box.x0, abs=box.width / 84 / 4)
+    assert max(text.x1 for text in written) == pytest.approx(box.x1, abs=box.width / 84 / 4)
+
+
+@pytest.mark.parametrize(("startup", "per_token", "at"), [(40, 0.03, 4000), (40, 0.05, math.inf), (0, 0.03, 0)])
+def test_a_method_overtakes_the_first_where_their_lines_cross(startup, per_token, at):
+    compared = rows(method=("eager", "compiled"), startup=(0, startup), per_token=(0.04, per_token))
+    assert static_cache.crossings(compared) == {"compiled": at}
+
+
+@pytest.mark.parametrize(("tokens", "text"), [([2], "a"), ([0, 3, 0], "b"), ([1], "\\n"), ([2, 0, 1, 4], "a \\nc")])
+def test_a_word_is_one_line_without_blanks_around_it(tokens, text):
+    letters = SimpleNamespace(decode=lambda tokens: "".join(" \nabc"[token] for token in tokens))
+    assert figures.word(letters, *tokens) == text
+
+
+def test_a_sweep_in_which_nothing_changes_has_no_figure():
+    same = [row | {"gamma": 4, "dtype": "fp32"} for row in CLAIMS]
+    assert [sweep_figure.plot_sweep(given, ["gamma", "dtype"]) for given in ([], same)] == [None, None]

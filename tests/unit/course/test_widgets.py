@@ -1,0 +1,294 @@
+"""Widgets: sliders that work by keyboard, a still form, and the numbers that they show."""
+
+from dataclasses import replace
+
+import IPython.display
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lessons_lib import PromptLookup
+from lessons_lib.course import (
+    assisted,
+    attention,
+    batching,
+    kv_cache,
+    ladder,
+    lookahead,
+    medusa,
+    prefill_decode,
+    prompt_lookup,
+    quantization,
+    sparsity,
+    widgets,
+)
+from lessons_lib.course.assisted import Drafted, written
+from lessons_lib.course.figures import axes
+from lessons_lib.course.widgets import Slider, show
+from lessons_lib.decoding.ladder import Price
+from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.replay import Recording, replay, replay_draft
+from lessons_lib.measure.config import CONFIGS
+from lessons_lib.measure.hardware import Hardware
+from lessons_lib.measure.roofline import predict_decode_step, predict_prefill
+from lessons_lib.measure.speculation import expected_tokens
+from lessons_lib.quantization.formats import rounding
+from lessons_lib.quantization.sizes import step_bytes
+
+SMOL = CONFIGS["smollm2-135m"]
+GIB = 2**30
+CONTROLS = {"n": Slider("length", (16, 1024), 16, "tokens"), "kind": Slider("kind", ("plain", "fast"), "plain")}
+
+
+def draw(n, kind):
+    return axes(), f"{kind} with {n}"
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    calls = []
+    monkeypatch.setattr(IPython.display, "display", lambda shown, **metadata: calls.append((shown, metadata)))
+    return calls
+
+
+def test_a_batch_run_shows_pngs_of_the_stored_settings_completed_by_the_starts(shown, monkeypatch):
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "1")
+    show(CONTROLS, draw)
+    show(CONTROLS, draw, stored=[{"n": 1024}, {"kind": "fast"}])
+    assert [data["text/plain"] for data, _ in shown] == ["plain with 16", "plain with 1024", "fast with 16"]
+    assert all("image/png" in data and metadata["metadata"]["image/png"]["alt"] for data, metadata in shown)
+
+
+def test_live_the_figure_and_its_alt_text_follow_the_sliders(shown, monkeypatch):
+    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
+    before = plt.get_fignums()
+    show(CONTROLS, draw)
+    [(box, _)] = shown
+    length, kind, picture = box.children
+    assert 'alt="plain with 16"' in picture.value
+    length.value, kind.value = 1024, "fast"
+    assert 'alt="fast with 1024"' in picture.value
+    assert plt.get_fignums() == before  # redrawing leaves no open figures
+
+
+def test_every_control_is_a_slider_since_menus_lose_the_arrow_keys_and_draws_when_it_rests():
+    sliders = widgets.live(CONTROLS, draw).children[:-1]
+    assert [type(slider).__name__ for slider in sliders] == ["SelectionSlider"] * 2
+    assert [slider.continuous_update for slider in sliders] == [False, False]
+    assert [[label for label, _ in slider.options] for slider in sliders] == [
+        ["16 tokens", "1,024 tokens"],
+        ["plain", "fast"],
+    ]
+
+
+def test_a_start_outside_the_values_is_refused():
+    with pytest.raises(ValueError, match="'length' cannot start at 5: choose from 16, 1024"):
+        Slider("length", (16, 1024), 5)
+
+
+# What the widgets compute
+
+
+def test_latency_is_the_prefill_and_one_step_for_every_further_token():
+    machine = Hardware("cpu", "test", 2, 33e9, 32e9, {"bf16": 20e9}, {"bf16": 200e9}, 0.0)
+    steps = [predict_decode_step(SMOL, machine, "bf16", cached=s) for s in (101, 102)]
+    ttft, decode = prefill_decode.predict_latency(SMOL, machine, "bf16", prompt=100, output=3)
+    assert ttft == predict_prefill(SMOL, machine, "bf16", 100)
+    assert (decode.low, decode.high) == pytest.approx((sum(s.low for s in steps), sum(s.high for s in steps)))
+
+
+def test_llama_2_with_its_whole_context_needs_two_gib_a_request():
+    need = kv_cache.fit(CONFIGS["llama-2-7b"], "bf16", batch=4, context=4096, memory=24 * GIB)
+    assert need.cache == 4 * 2 * GIB and need.requests == 5
+    assert need.weights == pytest.approx(6_738_415_616 * 2, rel=1e-3)  # published count; norms are ignored
+    assert "fits; room for 5" in kv_cache.draw_kv_cache("llama-2-7b", "bf16", 4, 4096, 24)[1]
+    assert "does not fit; room for 5" in kv_cache.draw_kv_cache("llama-2-7b", "bf16", 6, 4096, 24)[1]
+
+
+def test_quantized_weights_keep_a_cache_of_16_bits_and_fp32_weights_double_it():
+    cache = {dtype: kv_cache.fit(SMOL, dtype, 1, 1000, GIB).cache for dtype in kv_cache.DTYPES}
+    assert cache == {"fp32": 46_080_000, "bf16": 23_040_000, "int8": 23_040_000, "int4": 23_040_000}
+
+
+def test_a_context_beyond_the_models_own_is_cut_to_it_and_the_figure_says_so():
+    ax, alt = kv_cache.draw_kv_cache("pythia-1.4b", "bf16", 1, 32768, 16)
+    assert "1 requests of 2,048 tokens, the model's most and less than 32,768," in alt and "cache 0.375 GiB" in alt
+    assert ax.get_yticklabels()[0].get_text() == "1 × 2,048\ntokens\n(the model's most)"
+
+
+def test_the_bytes_of_a_tiling_by_hand():
+    # 4 tokens of 2 channels, blocks of 2, causal: 44 elements (test_traffic), naive 96, 2 bytes each
+    assert attention.tiling(2, 2, 4, 2, "queries outside (2)") == (2 * 44, 2 * 96, 2 * (8 + 8 + 4))
+    assert attention.tiling(2, 2, 4, 2, "keys outside (1)")[0] == 2 * (52 + 24)
+
+
+@pytest.mark.parametrize("policy", batching.POLICIES)
+def test_every_setting_of_the_batching_widget_runs_to_its_end_and_the_last_step_can_be_reached(policy):
+    for slots in batching.SLOTS:
+        for load in batching.LOADS:
+            for spread in batching.SPREADS:
+                log = batching.run(slots, load, spread, policy)
+                assert all(r.finished for r in log.requests) and len(log.iterations) <= batching.STEPS[-1]
+
+
+def test_the_batching_widget_counts_what_its_chart_shows():
+    log = batching.run(2, "at once", "exponential", "static")
+    step = int(min(request.times[-1] for request in log.requests[:2])) + 1  # one has ended, its slot is held
+    figure, alt = batching.draw_batching(2, "at once", "exponential", "static", step)
+    assert "1 slots held by finished requests, 14 requests waiting, 1 of 16" in alt
+    assert [patch.get_hatch() for patch in figure.axes[0].patches].count("xxxx") == 1
+    _, alt = batching.draw_batching(8, "at once", "all equal", "continuous", 160)  # a step after the end shows the end
+    assert "iteration 16:" in alt and "16 of 16 finished" in alt
+
+
+TEXT = Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])  # one wrong guess: 9 for 4
+
+
+def test_who_wrote_what_by_hand():
+    assert written(TEXT, 4) == [
+        ([1], "own"), ([2, 3], "accepted"), ([9], "rejected"), ([4], "own"), ([5], "accepted"), ([6], "own"),
+    ]  # fmt: skip
+    assert written(TEXT, 1) == [
+        ([1], "own"), ([2], "accepted"), ([3], "own"), ([9], "rejected"), ([4], "own"), ([5], "accepted"), ([6], "own"),
+    ]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30), st.integers(1, 9))
+def test_what_is_not_rejected_is_the_text_and_each_step_ends_with_the_targets_own(pairs, gamma):
+    text = Drafted([0, *(token for token, _ in pairs)], [guess for _, guess in pairs])
+    runs = written(text, gamma)
+    assert sum((ids for ids, who in runs if who != "rejected"), []) == text.tokens
+    assert runs[-1][1] == "own" and all(len(ids) <= gamma for ids, who in runs if who == "accepted")
+    for (_, who), (_, after) in zip(runs, runs[1:], strict=False):
+        assert after == "own" if who == "rejected" else who == "own" or after in ("own", "rejected")
+
+
+def test_a_draft_length_is_predicted_from_alpha_and_counted():
+    rows = {row["gamma"]: row for row in assisted.speeds(TEXT, 0.5, None)}
+    assert list(rows) == list(assisted.GAMMAS)
+    assert rows[2]["predicted"] == pytest.approx(expected_tokens(0.8, 2) / 2)
+    assert rows[2]["counted"] == pytest.approx(5 / (1 + 2 * 0.5 + 1 + 1 * 0.5))  # a step of 2 guesses, one of 1
+
+
+COPY, FRESH, V = Recording([1, 2, 3, 4], [1, 2, 3, 4, 1]), Recording([1], [2, 3, 4]), {1: 1.0, 4: 2.0}
+
+
+def test_prompt_lookup_is_counted_by_hand_and_recordings_of_a_kind_add_up():
+    settings = dict(max_ngram=2, num_tokens=10, rule="transformers")
+    copied, fresh = prompt_lookup.counts({"copy": [COPY], "free": [FRESH]}, V, **settings)
+    assert copied == {"kind": "copy", "tokens_per_forward": 4.0, "speed": 2.0}  # one forward pass of 1 + 3 rows
+    assert fresh == {"kind": "free", "tokens_per_forward": 1.0, "speed": 1.0}
+    [both] = prompt_lookup.counts({"both": [COPY, FRESH]}, V, **settings)
+    assert both == {"kind": "both", "tokens_per_forward": 6 / 3, "speed": 6 / 4}
+
+
+def test_no_lookup_rule_is_gated_unless_asked():
+    wrong = Recording([1, 2, 3], [1, 4, 1, 5, 1, 6, 1, 7])  # each copy after a 1 is wrong
+    always, gated = (
+        prompt_lookup.counts({"k": [wrong]}, V, rule="recent", **rate) for rate in ({}, {"min_hit_rate": 0.9})
+    )
+    assert always[0]["speed"] < gated[0]["speed"] == 1.0
+
+
+@pytest.mark.parametrize("sizes, fed", [((5, 4, 5), 30), ((15, 5, 15), 120), ((7, 5, 7), 56), ((1, 3, 1), 4)])
+def test_a_lookahead_step_feeds_as_many_tokens_as_published_and_is_priced_by_the_width_curve(sizes, fed):
+    _, alt = lookahead.draw_lookahead({1: 1.0, 31: 4.0}, *sizes)
+    price = 1 + (fed - 1) / 10
+    assert f"{fed} tokens fed, at most {sizes[1]} committed" in alt
+    assert fed > 31 or f"pays above {price:.2f} tokens a step" in alt
+
+
+@pytest.mark.parametrize("nodes, heads, said", [
+    (4, 2, "4 nodes, 2 deep: 2.22 tokens a step expected, v(5) = 1.40, speed 1.48 of plain. Guesses: 2 of head 1, 2"),
+    (2, 1, "2 nodes, 1 deep: 1.80 tokens a step expected, v(3) = 1.20, speed 1.38 of plain. Guesses: 2 of head 1."),
+    (0, 2, "0 nodes, 0 deep: 1.00 tokens a step expected, v(1) = 1.00, speed 1.00 of plain. Guesses: none."),
+])  # fmt: skip
+def test_the_best_tree_within_the_sliders_has_its_tokens_its_price_and_the_speed_that_follows(nodes, heads, said):
+    accuracies = [[0.6, 0.2, 0.1], [0.5, 0.2]]
+    assert said in medusa.draw_medusa(accuracies, {1: 1.0, 11: 2.0}, 0.1, nodes, favourites=3, heads=heads)[1]
+
+
+@pytest.fixture
+def subject():
+    weight = torch.randn(32, 576, generator=torch.Generator().manual_seed(0))
+    measured = {"int4 g32 minimum": 30.5, "nf4 g64 double": 31.25}
+    return quantization.Subject(weight, SMOL, quantization.Machine(0.01, 1e9), measured, 29.0)
+
+
+def test_sliders_become_names_of_formats_and_each_is_one():
+    name_of, names = quantization.name_of, quantization.names()
+    assert name_of("minimum", 4, 32) == "int4 g32 minimum" and name_of("absmax", 8, "row") == "int8 row absmax"
+    assert name_of("nf4", 8, 64) == "nf4 g64 double" and name_of("fp8", 2, "row") == "fp8 row"
+    assert len(names) == len(set(names)) == 7 * 3 * 2 + 3 + 3
+    for name in names:
+        rounding(name)(torch.ones(2, 192))
+    widths = SMOL.hidden_size, SMOL.intermediate_size
+    assert all(columns % group == 0 for group in quantization.GROUPS[:-1] for columns in widths)
+
+
+def test_bytes_of_a_format_are_those_of_the_table_of_sizes_and_speed_follows_after_the_overhead():
+    for name, size in (("int4 g32 minimum", "int4 g32"), ("int8 row absmax", "int8")):
+        assert quantization.moved(SMOL, name) == pytest.approx(step_bytes(SMOL, size, "int8"), rel=1e-4)
+    assert quantization.Machine(0.01, 1e9).tokens_per_second(40e6) == pytest.approx(20)
+
+
+def test_the_quantization_widget_says_bits_error_perplexity_bytes_and_speed(subject):
+    said = {setting: quantization.draw_quantization(subject, *setting)[1] for setting in
+            [("minimum", 4, 32), ("minimum", 4, 64), ("nf4", 2, 64), ("nf4", 8, 64)]}  # fmt: skip
+    read = step_bytes(SMOL, "int4 g32", "int8")
+    assert "int4 g32 minimum: 5.00 bits a weight, error 7." in said["minimum", 4, 32]
+    assert f"perplexity 30.5 (29 unrounded), {read / 1e6:.1f} MB a step" in said["minimum", 4, 32]
+    assert f"{1 / (0.01 + read / 1e9):.0f} tokens/s predicted" in said["minimum", 4, 32]
+    assert "perplexity not measured" in said["minimum", 4, 64]
+    assert said["nf4", 2, 64] == said["nf4", 8, 64] and "nf4 g64 double: 4.13 bits" in said["nf4", 8, 64]
+
+
+SLOW = Price(weights=100, entry=0, rate=100)  # a second a step
+FAST = Price(weights=25, entry=0, rate=100, v={1: 1.0, 3: 2.0})  # a quarter, three rows a half
+COPIED, NEW = Recording([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9]), Recording([1, 2, 3], [4, 5, 6])
+
+
+@pytest.fixture
+def parts():
+    lookup = {"lookup": lambda text, gamma: replay(text, PromptLookup(gamma, rule="transformers"))}
+    return ladder.Parts({"slow": SLOW, "fast": FAST}, {"fresh": [NEW], "copied": [COPIED]}, lookup, {"lookup": 0.0})
+
+
+def test_without_guesses_a_token_takes_a_step(parts):
+    found = ladder.rows(parts, "fast", "lookup", "copied", 0)
+    assert [(row["rung"], row["below"]) for row in found] == [("slow", None), ("fast", "slow")]
+    assert [row["speed"] for row in found] == pytest.approx([1, 4])
+    assert [row["rung"] for row in ladder.rows(parts, "slow", "lookup", "copied", 0)] == ["slow"]
+
+
+def test_guesses_are_counted_on_the_kind_and_priced_by_the_width(parts):
+    """2..7 are copied in two steps of two guesses, then 8 and 9 are no copy: one step with guesses, one without."""
+    trace = replay(COPIED, PromptLookup(2, rule="transformers"))[1:]
+    seconds = sum({1: 0.25, 2: 0.375, 3: 0.5}[step.forwarded] for step in trace)
+    *_, guessed = ladder.rows(parts, "fast", "lookup", "copied", 2)
+    assert guessed["below"] == "fast" and guessed["speed"] == pytest.approx(8 / seconds) and guessed["speed"] > 4.5
+    *_, useless = ladder.rows(parts, "fast", "lookup", "fresh", 2)
+    assert useless["speed"] == pytest.approx(4)
+
+
+def test_a_guess_costs_what_it_costs(parts):
+    drafts = replace(parts, counts={"draft": lambda text, gamma: replay_draft([True, True, False], Constant(gamma))})
+    free = ladder.rows(replace(drafts, guess={"draft": 0.0}), "fast", "draft", "fresh", 2)[-1]["speed"]
+    priced = ladder.rows(replace(drafts, guess={"draft": 0.5}), "fast", "draft", "fresh", 2)[-1]["speed"]
+    assert (free, priced) == pytest.approx((3 / 0.5, 3 / 1.5))
+
+
+def test_the_ladder_widget_says_the_speed_and_what_it_is_made_of(parts):
+    said = "fresh: 4 tokens/s predicted, 4.00 times slow; 1.00 tokens per forward, a step of 3 rows costs 2.00"
+    assert said in ladder.draw_ladder(parts, "fast", "lookup", "fresh", 2)[1]
+
+
+def test_the_limits_of_skipping_are_those_of_the_shape_and_shrink_with_the_rows_of_a_step():
+    assert (
+        "50% zero in one row: 50% skipped by all; times as fast at most: 1.42 (MLP, known beforehand), "
+        "1.25 (gate computed first), 1.11 (intermediate vector first), 1.65 (inputs of every product)"
+    ) in sparsity.draw_limits(SMOL, 50, 1)[1]
+    said = "90% zero in each of 5 rows: 59% skipped by all; times as fast at most: 1.54 (MLP"
+    assert said in sparsity.draw_limits(SMOL, 90, 5)[1]
