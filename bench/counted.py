@@ -17,9 +17,9 @@ from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Draf
 from lessons_lib.decoding.replay import predicted_cost, replay_draft
 from lessons_lib.measure.clock import Ratio
 from lessons_lib.measure.speculation import width_cost
-from lessons_lib.training import evaluate, held_out
+from lessons_lib.training import evaluate, prompts
 
-KINDS = tuple(held_out.CATEGORIES.values())
+KINDS = prompts.CATEGORIES
 MOST = 16  # the longest draft tried
 HELD_OUT = "held out of training, of the kinds that smol-draft was trained on"
 DRAWN = "the interval is that of the texts of each kind"
@@ -29,7 +29,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 17)  # the compiled target pads up to 11 
 @cache
 def texts(run: Run) -> dict[str, list[dict]]:
     """Greedy answers of up to 128 tokens by category, and for every token behind the first whether it was guessed."""
-    chosen = asking.chosen(run, held_out.measured(), KINDS, 2 if run.quick else held_out.PER_KIND)
+    chosen = asking.chosen(run, prompts.measured(), KINDS, 2 if run.quick else prompts.PER_KIND)
 
     def measure(question: Question) -> list[dict]:
         turns = asking.conversation(asking.eager(), question)

@@ -18,8 +18,8 @@ from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_si
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.speculation import width_cost
-from lessons_lib.models import ModelUnavailable, hub
-from lessons_lib.models.medusa import MedusaHeads, load_heads, read_card
+from lessons_lib.models import ModelUnavailable, read_card
+from lessons_lib.models.medusa import MedusaHeads, load_heads
 
 HEADS = "smol-medusa"
 WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # rows of a step, the anchor's and a tree's, where nothing is compiled
@@ -39,7 +39,7 @@ def heads() -> MedusaHeads:
 
 def accuracies() -> Accuracies:
     """How often each head's i-th favourite was right on texts that trained nothing, from their card."""
-    return read_card(hub.OURS / HEADS)["after"]["accuracies"]
+    return read_card(HEADS)["after"]["accuracies"]
 
 
 @dataclass(frozen=True)

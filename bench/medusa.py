@@ -22,9 +22,7 @@ from bench.registry import Measured, Run, claim, off_by
 from lessons_lib import Medusa
 from lessons_lib.decoding.generate import Output
 from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens
-from lessons_lib.training.batched import Text
-from lessons_lib.training.distill import read
-from lessons_lib.training.evaluate_heads import favourites, trace_of
+from lessons_lib.training import Text, favourites, read_texts, trace_of
 
 PER_KIND = 3  # questions
 SIZES = (16, 63)  # nodes of larger trees, counted on the same answers
@@ -58,7 +56,7 @@ def rows(run: Run) -> list[dict]:
 def by_size(ids: list[int], natural: Output) -> dict:
     """How many steps of the eager target the answer takes with the best tree of each of SIZES, counted by replay."""
     decoder, text = asking.eager().decoder, [*ids, *natural.ids]
-    hidden = decoder.final(read(decoder, [text[:-1]]))
+    hidden = decoder.final(read_texts(decoder, [text[:-1]]))
     of, grown = Text("", text, len(ids), hidden=hidden), {n: best_tree(fitting.accuracies(), n) for n in SIZES}
     best = favourites(fitting.heads(), of, max(tree.ranks for tree in grown.values()))
     steps = [(n, len(trace_of(fitting.heads(), of, best, tree)) - 1) for n, tree in grown.items()]

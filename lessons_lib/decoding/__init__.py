@@ -46,7 +46,7 @@ from lessons_lib.decoding.timing import (
     time_transformers,
     twin,
 )
-from lessons_lib.models.medusa import MedusaHeads, load_heads, own_parameters, read_card, shared_parameters
+from lessons_lib.models.medusa import MedusaHeads, load_heads, own_parameters, shared_parameters
 
 __all__ = [
     "Adaptive",
@@ -108,7 +108,6 @@ __all__ = [
     "predicted_speed",
     "products_in_cache",
     "published_tree",
-    "read_card",
     "regular",
     "repeatable_step",
     "replay_draft",

@@ -5,7 +5,7 @@
 hub             names, devices and dtypes, `load`; gguf, store: the packaged model made a checkpoint, kept whole
 decoder         the readable decoder; kernels: how it multiplies and attends; checkpoint: names of its weights
 quantized       a decoder in few bits; calibrate, smoothing, compensated: what looks at its inputs first
-draft           our small draft; stored_draft, draft_card: its files
+draft           our small draft and its file; trained: weights and cards that come with the package
 sparse, lora    parts of the decoder watched, cut and skipped; low-rank adapters
 """
 
@@ -17,8 +17,7 @@ for _name in ("torchao", "torch.utils._pytree"):
 from lessons_lib.models.calibrate import MATRICES, inputs_of, watch  # noqa: E402
 from lessons_lib.models.decoder import Decoder, Segment  # noqa: E402
 from lessons_lib.models.draft import decoder_of, start_from  # noqa: E402
-from lessons_lib.models.draft_card import before_and_after, card_of, designs  # noqa: E402
-from lessons_lib.models.hub import OURS, LanguageModel, cut, dtype_name, load, names, pick  # noqa: E402
+from lessons_lib.models.hub import LanguageModel, cut, dtype_name, load, names, pick  # noqa: E402
 from lessons_lib.models.implementations import attending  # noqa: E402
 from lessons_lib.models.kernels import LIBRARY, OPEN, Kernels, attend, attend_by_products, multiply_by_products  # noqa: E402
 from lessons_lib.models.libraries import by_library, bytes_held  # noqa: E402
@@ -37,6 +36,7 @@ from lessons_lib.models.sparse import (  # noqa: E402
 )
 from lessons_lib.models.store import ModelUnavailable  # noqa: E402
 from lessons_lib.models.tiny_models import tiny  # noqa: E402
+from lessons_lib.models.trained import OURS, read_card  # noqa: E402
 
 __all__ = [
     "Decoder",
@@ -54,18 +54,15 @@ __all__ = [
     "attend_by_products",
     "attending",
     "attention_weights",
-    "before_and_after",
     "by_library",
     "bytes_held",
     "bytes_kept",
     "bytes_read",
     "calibrated",
-    "card_of",
     "cut",
     "cut_gates",
     "cut_inputs",
     "decoder_of",
-    "designs",
     "drop",
     "dtype_name",
     "gate_of",
@@ -75,6 +72,7 @@ __all__ = [
     "multiply_by_products",
     "names",
     "pick",
+    "read_card",
     "skipping",
     "start_from",
     "sum_rows",

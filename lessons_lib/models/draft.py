@@ -1,4 +1,4 @@
-"""A small draft of a larger model (lesson 06): a few layers of its own, all else borrowed from its target.
+"""The distilled draft (lesson 06): a few layers of its own, all else borrowed from its target; and its file.
 
 Embedding and head are the target's and are not stored. The head keeps the rows of frequent tokens only (Zhao
 et al. 2025, arXiv 2502.14856): all 49,152 rows would cost as much as three layers. Tokens without a row score
@@ -7,15 +7,20 @@ et al. 2025, arXiv 2502.14856): all 49,152 rows would cost as much as three laye
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from lessons_lib.models.decoder import Decoder
+from lessons_lib.models import trained
+from lessons_lib.models.checkpoint import head_is_embedding, their_names
+from lessons_lib.models.decoder import Decoder, decoder_config
 from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.quantized import quantized
+from lessons_lib.quantization.cpu import signed_rows
+from lessons_lib.quantization.formats import quantize
 
 
 class TrimmedDecoder(Decoder):
@@ -92,26 +97,20 @@ def scored(network: PreTrainedModel) -> int | None:
     return len(head.kept) if isinstance(head, TrimmedHead) else None
 
 
-def start_from(target: Decoder, layers: Sequence[int], kept: Tensor, mlp: int = 0) -> TrimmedDecoder:
+def start_from(target: Decoder, layers: Sequence[int], kept: Tensor) -> TrimmedDecoder:
     """An untrained draft: copies of the target's layers with these numbers (0 is the first), float32, trainable.
 
-    kept (K,): tokens that its head scores. mlp: neurons of every MLP that are copied, those that write most (0: all).
-    ValueError for a layer or so many neurons that the target lacks.
+    kept (K,): tokens that its head scores. ValueError for a layer that the target lacks.
     """
     if not layers or not all(0 <= number < target.config.num_layers for number in layers):
         raise ValueError(
             f"layers {list(layers)} cannot be copied; choose numbers from 0 to {target.config.num_layers - 1}"
         )
-    if not 0 <= mlp <= target.config.intermediate_size:
-        raise ValueError(f"an MLP has {target.config.intermediate_size} neurons, of which {mlp} cannot be copied")
-    mlp, exact = (
-        mlp or target.config.intermediate_size,
-        torch.promote_types(target.embedding.weight.dtype, torch.float32),
-    )
+    exact = torch.promote_types(target.embedding.weight.dtype, torch.float32)
     with torch.device("meta"):
-        draft = Decoder(replace(target.config, num_layers=len(layers), intermediate_size=mlp))
-    for ours, theirs in zip(draft.layers, layers, strict=True):
-        state = narrowed(target.layers[theirs].state_dict(), mlp)
+        draft = Decoder(replace(target.config, num_layers=len(layers)))
+    for ours, number in zip(draft.layers, layers, strict=True):
+        state = target.layers[number].state_dict()
         ours.load_state_dict({name: value.to(exact).clone() for name, value in state.items()}, assign=True)
     draft.embedding.weight = nn.Parameter(target.embedding.weight.to(exact), requires_grad=False)
     draft.head.weight = nn.Parameter(target.head.weight.to(exact), requires_grad=False)
@@ -123,20 +122,52 @@ def start_from(target: Decoder, layers: Sequence[int], kept: Tensor, mlp: int = 
     return trimmed
 
 
-def narrowed(layer: dict[str, Tensor], mlp: int) -> dict[str, Tensor]:
-    """A layer's weights with the `mlp` neurons that write most: whose columns of "down" (D, D_ff) are longest."""
-    best = layer["down.weight"].norm(dim=0).topk(mlp).indices.sort().values
-    gate, up = layer["gate_up.weight"].chunk(2)
-    down = layer["down.weight"][:, best]
-    return layer | {"gate_up.weight": torch.cat([gate[best], up[best]]), "down.weight": down}
-
-
 def own_weights(draft: TrimmedDecoder) -> dict[str, nn.Parameter]:
     """What a draft does not borrow: its layers and the final norm."""
     borrowed = ("embedding.weight", "head.weight")
     return {name: weight for name, weight in draft.named_parameters() if name not in borrowed}
 
 
-def own_size(draft: TrimmedDecoder) -> int:
-    """How many numbers a draft does not borrow."""
-    return sum(weight.numel() for weight in own_weights(draft).values())
+def save_draft(draft: TrimmedDecoder, folder: Path, target: str, **card) -> None:
+    """Store what the draft does not borrow: its matrices in 8 bits with a scale per row, its norms, and its card.
+
+    target: the name of the model that it borrows from. ValueError for weights that are not finite.
+    """
+    tensors = {"kept": draft.kept.to(torch.int32)}
+    for name, weight in own_weights(draft).items():
+        if weight.ndim == 2:
+            rounded = quantize(weight.float(), 8, scale_dtype=torch.float32)
+            tensors[name], tensors[f"{name}.scales"] = signed_rows(rounded)
+        else:
+            tensors[name] = weight.float()
+    trained.write(folder, tensors, target=target, layers=draft.config.num_layers, **card)
+
+
+def load_draft(name: str | Path, target: PreTrainedModel) -> DraftForCausalLM:
+    """The stored draft of this name or folder, with its target's embedding and head, in its target's dtype and device.
+
+    ValueError for a target that the readable decoder does not compute.
+    """
+    stored = trained.read_weights(name)
+    config = type(target.config).from_dict(target.config.to_dict())
+    config.num_hidden_layers = trained.read_card(name)["layers"]
+    with torch.device("meta"):
+        network = DraftForCausalLM(config)
+    weights = their_names(restored(stored), decoder_config(config))
+    weights = {name: weight.to(target.device, target.dtype) for name, weight in weights.items()}
+    weights["model.embed_tokens.weight"] = target.get_input_embeddings().weight.detach()
+    network.load_state_dict(weights, strict=False, assign=True)
+    network.model.rotary_emb = target.model.rotary_emb
+    network.generation_config = target.generation_config
+    head = network.get_input_embeddings() if head_is_embedding(target) else target.get_output_embeddings()
+    return network.trim(stored["kept"].long(), head.weight).eval().requires_grad_(False)
+
+
+def restored(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Stored tensors -> weights by our names: codes (N, K) times scales (N,), norms (D,) as they are."""
+    scales = {name: stored[f"{name}.scales"] for name in stored if f"{name}.scales" in stored}
+    return {
+        name: value.float() * scales[name][:, None] if name in scales else value
+        for name, value in stored.items()
+        if name != "kept" and not name.endswith(".scales")
+    }

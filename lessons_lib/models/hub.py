@@ -20,9 +20,10 @@ from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.kernels import DTYPES
 from lessons_lib.measure.machine import cpu_bf16, gpu_bf16
 from lessons_lib.measure.quality import WINDOW, windows
+from lessons_lib.models import trained
 from lessons_lib.models.checkpoint import head_is_embedding
 from lessons_lib.models.copies import sharing_copy
-from lessons_lib.models.draft import decoder_of, in_eight_bits, scored
+from lessons_lib.models.draft import decoder_of, in_eight_bits, load_draft, scored
 from lessons_lib.models.gguf import PackagedModel, gguf_file
 from lessons_lib.models.quantized import BOTH, FORMATS, quantized
 from lessons_lib.models.store import ModelUnavailable, stored
@@ -141,13 +142,12 @@ HUB = {
 }
 DRAFTS = {"smol-draft": "smollm2-135m"}  # ours, distilled from the target beside it
 LLAMA_LIKE = (*PACKAGED, "smollm2-360m", "smollm2-1.7b", "llama-2-7b", "llama-3.2-1b", "mistral-7b", "openllama-7b")
-OURS = Path(__file__).parents[1] / "weights"  # small checkpoints that come with the package
 OFFLINE = "smollm2-135m"
 
 
 def names() -> list[str]:
     """The names that `load` can serve; it also takes a folder and a hub id ("owner/model")."""
-    return [*PACKAGED, *(name for name in DRAFTS if (OURS / name).is_dir()), *HUB]
+    return [*PACKAGED, *(name for name in DRAFTS if trained.folder_of(name).is_dir()), *HUB]
 
 
 def unknown(name: str) -> ValueError:
@@ -346,13 +346,10 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
 
 
 def _draft(name: str, dtype: torch.dtype) -> Loaded:
-    from lessons_lib.models.stored_draft import load_draft
-
-    folder = OURS / name
-    if not folder.is_dir():
+    if not trained.folder_of(name).is_dir():
         raise ModelUnavailable(f"{name!r} is not trained yet; `python -m lessons_lib.training --help` says how.")
     target, tokenizer = _load(DRAFTS[name], dtype)
-    return load_draft(folder, target), tokenizer
+    return load_draft(name, target), tokenizer
 
 
 def _read(folder: Path, dtype: torch.dtype) -> Loaded:

@@ -60,7 +60,7 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor
 
     Two products over all rows at once. In float32 on a CPU that takes less time than scaled_dot_product_attention,
     whose kernel is made for many queries a row: a third to nine tenths of it, by machine and number of rows. In bf16
-    it takes more: training/batched.py.
+    it takes more: training/collect.py.
     """
     heads, rows, dim = q.shape
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)

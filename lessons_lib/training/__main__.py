@@ -1,199 +1,259 @@
-"""The recipe of smol-draft: `python -m lessons_lib.training collect | distill | evaluate | export | bits`.
+"""The recipes of smol-draft and smol-medusa: `python -m lessons_lib.training PART`.
 
-That of Medusa heads, which learn from the same texts, is in heads_commands.
+part            what it does
+--------------  ------------------------------------------------------------------------------------
+collect         the target answers prompts; both recipes train on these texts
+distill         trains a draft, or continues a run
+evaluate        what a run's draft, or the stored one, is worth on held-out texts
+export          stores a run's draft with the package
+bits            what drafts are worth in 2 to 8 bits, into weights/smol-draft/bits.json
+heads           trains Medusa heads, or continues a run
+heads-joint     trains heads and model together
+heads-evaluate  what a run's heads are worth; the tree is chosen by texts that train nothing
+heads-export    stores a run's heads with the package
+
+A folder of weights also has a README.md, which is written by hand from card.json.
 """
 
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 
-from lessons_lib.measure.machine import device_name
-from lessons_lib.models import load, pick
-from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.draft import decoder_of, own_size
-from lessons_lib.models.hub import OURS
-from lessons_lib.models.store import ModelUnavailable
-from lessons_lib.models.stored_draft import CARD, load_draft, save_draft
-from lessons_lib.training import bits, card, collect, evaluate, heads_commands, held_out, prompts
-from lessons_lib.training.batched import Text
-from lessons_lib.training.checkpoint import runs
-from lessons_lib.training.distill import Recipe, distill, fresh, trained
+import torch
+from torch import Tensor
 
-TARGET, DRAFT = "smollm2-135m", "smol-draft"
-DESIGNS, BITS = "designs.json", "bits.json"  # beside the weights
+from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens
+from lessons_lib.models import LanguageModel, load, pick
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.draft import decoder_of, load_draft, own_weights, save_draft
+from lessons_lib.models.hub import pick_device, pick_dtype
+from lessons_lib.models.medusa import MedusaHeads, load_heads, save_heads
+from lessons_lib.models.store import ModelUnavailable
+from lessons_lib.models.trained import OURS
+from lessons_lib.training import collect, distill, evaluate, medusa, prompts
+from lessons_lib.training.collect import Text
+from lessons_lib.training.loop import TrainingRun, folder_of
+from lessons_lib.training.medusa import HeadsRecipe, JointRecipe, judge, split
+
+TARGET, DRAFT, HEADS = "smollm2-135m", "smol-draft", "smol-medusa"
+JOINT = "smol-medusa-joint"
+NODES = 16  # of the tree that heads are judged by; lesson 09 chooses by the machine's width curve
+LOOKED_AT = 24  # held-back texts that a joint run looks at
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line and run one part of the recipe; returns the exit status.
-
-    A ValueError is printed, status 2; ModelUnavailable where a model cannot be had.
-    """
+    """Run one part of the recipes -> exit status: 2 and a sentence for a ValueError or a model that cannot be had."""
     options = parser().parse_args(arguments)
     try:
-        return COMMANDS[options.command](options)
+        COMMANDS[options.command](options)
     except (ValueError, ModelUnavailable) as error:
         print(error, file=sys.stderr)
         return 2
+    return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parts of the recipe and their options."""
+    """The parts and their options."""
     top = argparse.ArgumentParser(prog="python -m lessons_lib.training")
     parts = top.add_subparsers(dest="command", required=True, metavar="PART")
+
     part = parts.add_parser("collect", help="the target writes texts; resumable")
     part.add_argument("--prompts", type=Path, help="JSON lines with id, kind, prompt, context, to train on")
     part.add_argument("--held-out", action="store_true", help="answer our held-out prompts, greedily, instead")
     part.add_argument("--texts", type=int, help="stop at so many (default: all prompts)")
-    part.add_argument("--rows", type=int, default=64, help="texts written at a time")
     part.add_argument("--device", default="cpu", help="cpu, cuda or auto")
-    heads_commands.add_training(parts, "distill", Recipe, "train on the texts").set_defaults(device="cpu")
-    part = parts.add_parser("evaluate", help="tokens per forward on the held-out texts")
-    part.add_argument("--run", help="a run's checkpoint (default: the stored draft)")
-    part.add_argument("--gamma", type=int, default=4)
-    part.add_argument("--log", action="store_true", help="add the run to the designs that the card lists")
-    part = parts.add_parser("export", help="store a run's draft with the package")
+
+    add_training(parts, "distill", distill.Recipe, "train a draft on the texts")
+    add_training(parts, "heads", HeadsRecipe, "train Medusa heads on the texts")
+    add_training(parts, "heads-joint", JointRecipe, "train heads further and the model with them (Medusa-2)")
+
+    part = parts.add_parser("evaluate", help="what a draft is worth on the held-out texts")
+    part.add_argument("--run", help="a training run (default: the stored draft)")
+    part = parts.add_parser("heads-evaluate", help="what a run's heads are worth on the held-out texts")
     part.add_argument("--run", default="default")
-    part.add_argument("--into", type=Path, default=OURS / DRAFT)
-    part.add_argument("--note", default="", help="a sentence for the card, on what the recipe does not say")
-    part = parts.add_parser("bits", help="what runs are worth whose drafts are rounded, on the held-out texts")
+    for name, stored in (("export", DRAFT), ("heads-export", HEADS)):
+        part = parts.add_parser(name, help=f"store a run as {stored}")
+        part.add_argument("--run", default="default")
+        part.add_argument("--into", type=Path, default=OURS / stored)
+    part = parts.add_parser("bits", help="what runs' drafts are worth when they are rounded")
     part.add_argument("--runs", nargs="+", required=True, help="of drafts that were trained alike, such as of N and 2N")
-    heads_commands.add_parts(parts)
     return top
 
 
-def run_collect(options: argparse.Namespace) -> int:
-    """The target writes; what it wrote lies in the cache.
+def add_training(parts, name: str, recipe: type, said: str) -> None:
+    """A command that trains by a recipe of this type, whose fields are options."""
+    part = parts.add_parser(name, help=f"{said}; resumable")
+    part.add_argument("--run", default="default", help="name of this training run")
+    part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
+    part.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    for field in fields(recipe):
+        several = {"nargs": "+", "type": int} if isinstance(field.default, tuple) else {"type": type(field.default)}
+        part.add_argument(f"--{field.name}", default=field.default, **several)
 
-    ValueError if nothing says what it shall answer, for a file of prompts as `prompts.read`, and an unknown device;
-    ModelUnavailable as `load`.
-    """
-    if not options.held_out and not options.prompts:
-        raise ValueError("what shall be answered? --prompts FILE names the prompts to train on, --held-out takes ours")
-    chosen = held_out.prompts() if options.held_out else training_prompts(options)
-    into, drawn = collect.folder(options.held_out), 0 if options.held_out else collect.DRAWN
-    longest = held_out.LONGER["qa"] if options.held_out else prompts.LONGEST
-    model = load(TARGET, device=options.device)
+
+def recipe_of(options: argparse.Namespace, recipe: type):
+    """The recipe of this type that the options spell."""
+    spelt = {field.name: getattr(options, field.name) for field in fields(recipe)}
+    return recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in spelt.items()})
+
+
+def run_collect(options: argparse.Namespace) -> None:
+    """The target writes; what it wrote lies in the cache."""
+    if options.held_out:
+        chosen, longest, sampled = prompts.held_out(), prompts.LONGEST_HELD_OUT, 0
+    elif options.prompts:
+        people = prompts.for_training(prompts.read(options.prompts))
+        chosen, longest, sampled = people + prompts.again(people) + prompts.own(), prompts.LONGEST, collect.SAMPLED
+    else:
+        raise ValueError("which prompts? --prompts FILE names those to train on, --held-out takes ours")
+    into, model = collect.folder(options.held_out), load(TARGET, device=options.device)
     chosen = prompts.interleave(chosen)
-    with collect.clocked(into, device_name(model.device)):
-        count = collect.collect(model, chosen, into, options.texts, options.rows, longest=longest, drawn=drawn)
+    count = collect.collect(model, chosen, into, options.texts, longest=longest, sampled=sampled)
     print(f"{count} texts in {into}")
-    return 0
 
 
-def training_prompts(options: argparse.Namespace) -> list[prompts.UserTurn]:
-    """Those of the file that may train, more tasks on their passages, and our own. ValueError as `prompts.read`."""
-    people = prompts.for_training(prompts.read(options.prompts))
-    return people + prompts.again(people) + prompts.own()
+# the draft
 
 
-def run_distill(options: argparse.Namespace) -> int:
-    """Train a run, or go on with it; products in bf16 where the device computes in it.
-
-    ValueError without texts, as `written`, for an unknown device, and as `distill`; ModelUnavailable as `load`.
-    """
-    recipe = heads_commands.chosen(options, Recipe)
-    texts = written(collect.training_texts(), recipe.only)
+def run_distill(options: argparse.Namespace) -> None:
+    """Train a run, or continue it; matmuls in bf16 where the device computes in it."""
+    recipe, folder = recipe_of(options, distill.Recipe), folder_of(DRAFT, options.run)
     device, dtype = pick(options.device, "auto")
-    run = distill(target(device), texts, recipe, runs(DRAFT, options.run), options.minutes, fast=dtype == "bf16")
-    print(f"{run.step} of {recipe.steps} steps, loss {run.curve[-1]['loss']}; {runs(DRAFT, options.run)}")
-    return 0
+    texts = collect.training_texts()
+    run = distill.distill(target(device), texts, recipe, folder, options.minutes, fast=dtype == "bf16")
+    report(run, folder)
 
 
-def written(texts: list[Text], only: str) -> list[Text]:
-    """The texts that were written so. ValueError for a way that there is not, and if none was."""
-    if only not in ("", "greedy", "drawn"):
-        raise ValueError(f"--only {only!r} is unknown; choose greedy or drawn, or leave it out")
-    chosen = [text for text in texts if not only or (text.temperature > 0) == (only == "drawn")]
-    if not chosen:
-        raise ValueError(f"no text is {only}; collect more of them")
-    return chosen
+def report(run: TrainingRun, folder: Path) -> None:
+    """How far a run is."""
+    print(f"{run.step} of {run.recipe.steps} steps, {json.dumps(run.curve[-1])}; {folder}")
 
 
-def run_evaluate(options: argparse.Namespace) -> int:
-    """Print what a draft is worth on the held-out texts.
-
-    ValueError for a log of no run, a run that was not trained, without texts, and for a gamma below 1;
-    ModelUnavailable as `load`.
-    """
-    if options.log and not options.run:
-        raise ValueError("--log lists a run; name it with --run")
+def run_evaluate(options: argparse.Namespace) -> None:
+    """Print what a draft is worth."""
     if options.run:
-        draft = trained(target(), runs(DRAFT, options.run)).draft
+        draft = distill.trained(target(), folder_of(DRAFT, options.run)).draft
     else:
         draft = decoder_of(load(DRAFT, device="cpu", dtype="bf16").network)
-    found = evaluate.evaluate(draft, collect.held_out_texts(), options.gamma)
-    print(json.dumps(found, indent=1))
-    if options.log:
-        log_design(options.run, draft, found)
-    return 0
+    print(json.dumps(evaluate.evaluate(draft, collect.held_out_texts()), indent=1))
 
 
-def log_design(name: str, draft: Decoder, found: dict) -> None:
-    """Add a line to the designs that were tried; a later one of this name replaces the earlier.
-
-    found: as `evaluate` returns it. ValueError for a run that was not trained; ModelUnavailable as `load`.
-    """
-    run = trained(target(), runs(DRAFT, name))
-    line = {"name": name, "parameters": own_size(draft)}
-    line |= {
-        "steps": run.step,
-        "gamma": found["gamma"],
-        "macro": round(found["macro"], 4),
-        "recipe": asdict(run.recipe),
+def run_export(options: argparse.Namespace) -> None:
+    """Store a run's draft; what the card says of its worth is measured on what was stored, rounded."""
+    texts, run = collect.held_out_texts(), distill.trained(target(), folder_of(DRAFT, options.run))
+    untrained = distill.fresh(target(), run.recipe, run.draft.kept).draft
+    save_draft(run.draft, options.into, TARGET)
+    stored = decoder_of(load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network))
+    facts = facts_of(run) | {
+        "before": evaluate.evaluate(untrained, texts),
+        "after": evaluate.evaluate(stored, texts),
+        "curve": run.curve[:: max(1, len(run.curve) // 200)],
     }
-    others = [design for design in tried() if design["name"] != name]
-    (OURS / DRAFT / DESIGNS).write_text(json.dumps([*others, line], indent=1) + "\n", encoding="utf-8")
+    save_draft(run.draft, options.into, TARGET, **facts)
+    print(f"stored in {options.into}")
 
 
-def run_bits(options: argparse.Namespace) -> int:
-    """Store what drafts of several sizes are worth in several widths.
+def facts_of(run: TrainingRun) -> dict:
+    """What a card says of any run."""
+    texts = len(collect.training_texts())
+    return {"recipe": asdict(run.recipe), "steps": run.step, "hours": run.seconds / 3600, "texts": texts}
 
-    ValueError for a run that was not trained, and without texts; ModelUnavailable as `load`.
-    """
+
+def run_bits(options: argparse.Namespace) -> None:
+    """Store what drafts of several sizes are worth in several widths."""
     texts, found = collect.held_out_texts(), []
     for name in options.runs:
-        run = trained(target(), runs(DRAFT, name))
-        rows = bits.rounded_worth(run.draft, texts, bits.FORMATS)
-        size, recipe = own_size(run.draft), asdict(run.recipe)
-        found.append({"run": name, "parameters": size, "steps": run.step, "recipe": recipe, "rows": rows})
-    (OURS / DRAFT / BITS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-def run_export(options: argparse.Namespace) -> int:
-    """Store a run's draft with its card and page.
-
-    ValueError for a run that was not trained, and without texts; ModelUnavailable as `load`.
-    """
-    texts, run = collect.held_out_texts(), trained(target(), runs(DRAFT, options.run))
-    before = evaluate.evaluate(fresh(target(), run.recipe, run.draft.kept).draft, texts)
-    save_draft(run.draft, options.into, TARGET)  # what is measured is what was stored, rounded
-    stored = decoder_of(load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network))
-    after = evaluate.evaluate(stored, texts)
-    took = collect.took(collect.folder())
-    facts = card.facts(run, collect.training_texts(), took, tried(), before, after, options.note)
-    save_draft(run.draft, options.into, TARGET, **facts)
-    said = json.loads((options.into / CARD).read_text(encoding="utf-8"))
-    (options.into / card.PAGE).write_text(card.page(DRAFT, run, said, options.into), encoding="utf-8")
-    print(f"{sum(file.stat().st_size for file in options.into.iterdir()) / 1e6:.2f} MB in {options.into}")
-    return 0
-
-
-def tried() -> list[dict]:
-    """The designs that were screened, as they were logged."""
-    path = OURS / DRAFT / DESIGNS
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        run = distill.trained(target(), folder_of(DRAFT, name))
+        size = sum(weight.numel() for weight in own_weights(run.draft).values())
+        about = {"run": name, "parameters": size, "steps": run.step, "recipe": asdict(run.recipe)}
+        found.append(about | {"rows": evaluate.rounded_worth(run.draft, texts)})
+    (OURS / DRAFT / "bits.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def target(device: str = "cpu") -> Decoder:
-    """The target in float32, to begin drafts from. ValueError for an unknown device; ModelUnavailable as `load`."""
+    """The target in float32, to begin drafts from."""
     return load(TARGET, device=device, dtype="fp32").target(kind="decoder").decoder
 
 
-COMMANDS = {"collect": run_collect, "distill": run_distill, "evaluate": run_evaluate, "export": run_export}
-COMMANDS |= {"bits": run_bits} | heads_commands.COMMANDS
+# Medusa heads
+
+
+def run_heads(options: argparse.Namespace) -> None:
+    """Train a run of heads, or continue it."""
+    recipe, folder = recipe_of(options, HeadsRecipe), folder_of(HEADS, options.run)
+    texts = collect.training_texts()
+    report(medusa.train_heads(lm_head(options.device), texts, recipe, folder, options.minutes), folder)
+
+
+def run_joint(options: argparse.Namespace) -> None:
+    """Train heads and model together; the model in float32, since its adapters learn little at a time."""
+    recipe, folder = recipe_of(options, JointRecipe), folder_of(JOINT, options.run)
+    decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
+    heads = medusa.trained(decoder.head.weight, folder_of(HEADS, recipe.start)).heads
+    texts, held = split(collect.training_texts())
+    report(medusa.train_joint(decoder, heads, texts, recipe, folder, options.minutes, held[:LOOKED_AT]), folder)
+
+
+def run_heads_evaluate(options: argparse.Namespace) -> None:
+    """Print what a run's heads are worth."""
+    print(json.dumps(worth(medusa.trained(lm_head(), folder_of(HEADS, options.run)).heads), indent=1))
+
+
+def run_heads_export(options: argparse.Namespace) -> None:
+    """Store a run's heads; what the card says of their worth is measured on what was stored, rounded."""
+    run = medusa.trained(lm_head(), folder_of(HEADS, options.run))
+    before = worth(medusa.fresh(lm_head(), run.recipe, run.heads.kept).heads)
+    save_heads(run.heads, options.into, TARGET)
+    after = worth(load_heads(options.into, model()))
+    curve = [row for row in run.curve if "top1" in row]
+    facts = facts_of(run) | {"run": options.run, "before": before, "after": after, "curve": curve}
+    save_heads(run.heads, options.into, TARGET, **facts)
+    print(f"stored in {options.into}")
+
+
+def worth(heads: MedusaHeads) -> dict:
+    """Accuracies and the best tree by held-back texts, what it promises, and what it keeps on held-out ones."""
+    heads = heads.to(heads.lm_head.dtype)  # as they decode
+    accuracies = judge(heads, greedy(split(collect.training_texts())[1]))["accuracies"]
+    tree = best_tree(accuracies, NODES)
+    return evaluate.evaluate_heads(heads, collect.held_out_texts(), tree) | {
+        "expected": expected_tokens(tree, accuracies),
+        "accuracies": accuracies,
+        "choices": [list(choice) for choice in tree.choices],
+    }
+
+
+def greedy(texts: Sequence[Text]) -> list[Text]:
+    """Those that were not sampled."""
+    return [text for text in texts if text.temperature == 0]
+
+
+def model(device: str = "cpu") -> LanguageModel:
+    """The target in bf16 where the device computes in it, else in fp32: fp16 would lose small gradients."""
+    device = pick_device(device)
+    fast = pick_dtype("auto", device)
+    return load(TARGET, device=device, dtype=fast if fast == torch.bfloat16 else "fp32")
+
+
+def lm_head(device: str = "cpu") -> Tensor:
+    """(V, D): the model's own head, which Medusa's share."""
+    return model(device).network.get_output_embeddings().weight
+
+
+COMMANDS = {
+    "collect": run_collect,
+    "distill": run_distill,
+    "evaluate": run_evaluate,
+    "export": run_export,
+    "bits": run_bits,
+    "heads": run_heads,
+    "heads-joint": run_joint,
+    "heads-evaluate": run_heads_evaluate,
+    "heads-export": run_heads_export,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,31 +1,53 @@
-"""The target writes, and every state that its head read is kept: what a draft is distilled from (lesson 06).
+"""Collecting texts (lessons 06, 09): the target answers prompts, and every state that its head read is kept.
 
-Own text rather than other people's: a draft is only ever asked to go on with what the target wrote (Kim & Rush
-2016, arXiv 1606.07947; Zhou et al. 2023, arXiv 2310.08461). States rather than logits: 576 numbers, of 2 bytes in
-bf16, a token give all 49,152 logits back.
+Drafts and heads train on the target's own text, since they only ever continue what the target wrote (Kim & Rush 2016,
+arXiv 1606.07947; Zhou et al. 2023, arXiv 2310.08461). States are kept instead of logits: 576 numbers of a token, of 2
+bytes in bf16, give all 49,152 logits back.
+
+`Writer` decodes many texts at once: a batch of rows that all take one token per forward pass, refilled as rows end.
+Each row has its own length in one large buffer, so that a pass reads the weights once for all rows and attention is
+one call; a prompt is fed alone and its entries are copied to its row. `generate` and the engine keep the states of
+scored tokens only; here those of the prompt are kept, too.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from time import monotonic
 
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
+from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models import LanguageModel
+from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
-from lessons_lib.training.batched import Text, Writer
 from lessons_lib.training.prompts import LONGEST, UserTurn
 
-SHARD, TOOK = 64, "took.json"  # texts; what collecting took
-DRAWN, TEMPERATURE = 4, 0.8  # every fourth text is drawn, so that the draft sees more than the likeliest one
+SHARD = 64  # texts
+SAMPLED, TEMPERATURE = 4, 0.8  # every fourth text is sampled, so that drafts see more than the most likely one
+
+
+@dataclass
+class Text:
+    """A prompt and what the target wrote: ids (T,), of which the first prompt_length are the prompt.
+
+    hidden (T - 1, D): states after the final norm; row i is what the head read to choose token i + 1.
+    temperature: 0 is greedy. key: kind/key of the prompt.
+    """
+
+    key: str
+    ids: list[int]
+    prompt_length: int
+    temperature: float = 0.0
+    hidden: list[Tensor] | Tensor = field(default_factory=list)
 
 
 def folder(held_out: bool = False) -> Path:
@@ -41,21 +63,20 @@ def collect(
     rows: int = 64,
     max_new: int = 160,
     longest: int = LONGEST,
-    drawn: int = DRAWN,
+    sampled: int = SAMPLED,
 ) -> int:
     """Write the answers to `prompts` as shards below `into`; returns how many texts are there.
 
-    Resumable: prompts that a shard answers are passed over, and the texts are those of one go, however often it was
-    cut short (but for near ties in bf16, which rows side by side may round differently).
+    Resumable: prompts that a shard answers are skipped, and the texts are those of one go, however often it was
+    stopped (except for near ties in bf16, which a batch may round differently).
 
-    texts: stop at so many. rows: texts at a time. longest: prompts of more tokens are left out. drawn: every so
-    manieth text is drawn (0: all greedy). ValueError for a model that our decoder cannot compute; TypeError for one
-    without a tokenizer; ValueError for one without a chat template.
+    texts: stop at so many. rows: texts at a time. longest: prompts of more tokens are left out. sampled: one text in
+    so many is sampled (0: all greedy).
     """
     into.mkdir(parents=True, exist_ok=True)
     done = {text_key for shard in shards(into) for text_key in keys(shard)}
     target = model.target(kind="decoder")
-    jobs = (job for job in plan(target, prompts, drawn) if job.key not in done and len(job.ids) <= longest)
+    jobs = (job for job in plan(target, prompts, sampled) if job.key not in done and len(job.ids) <= longest)
     left = None if texts is None else max(0, texts - len(done))
     writer = Writer(target.decoder, target.eos, rows, longest + max_new, max_new)
     with bar(total=texts or len(prompts), desc="Texts", unit="text") as shown:
@@ -67,11 +88,11 @@ def collect(
     return len(done)
 
 
-def plan(target: Target, prompts: Sequence[UserTurn], drawn: int) -> Iterator[Text]:
-    """Every prompt under the chat template, as a text to be written. Errors as `encode`."""
+def plan(target: Target, prompts: Sequence[UserTurn], sampled: int) -> Iterator[Text]:
+    """Every prompt under the chat template, as a text to be written."""
     for number, prompt in enumerate(prompts, 1):
         ids = encode(target, prompt.messages)
-        temperature = TEMPERATURE if drawn and number % drawn == 0 else 0.0
+        temperature = TEMPERATURE if sampled and number % sampled == 0 else 0.0
         yield Text(f"{prompt.kind}/{prompt.key}", ids, len(ids), temperature)
 
 
@@ -92,24 +113,6 @@ def save(texts: Sequence[Text], path: Path) -> None:
     }
     save_file(tensors, part, metadata={"keys": "\n".join(text.key for text in texts)})
     part.replace(path)
-
-
-@contextmanager
-def clocked(where: Path, device: str) -> Iterator[None]:
-    """What is done inside adds to what collecting into the folder took, also where it is cut short by an error."""
-    where.mkdir(parents=True, exist_ok=True)
-    since = monotonic()
-    try:
-        yield
-    finally:
-        seconds = took(where).get(device, 0.0) + monotonic() - since
-        (where / TOOK).write_text(json.dumps(took(where) | {device: seconds}), encoding="utf-8")
-
-
-def took(where: Path) -> dict[str, float]:
-    """Seconds that collecting into the folder took on each device; {} if nobody kept them."""
-    path = where / TOOK
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def keys(path: Path) -> list[str]:
@@ -164,3 +167,137 @@ def batches(items: Iterable[Text], size: int) -> Iterator[list[Text]]:
     items = iter(items)
     while batch := list(islice(items, size)):
         yield batch
+
+
+# many texts at once
+
+
+class RowsCache:
+    """Keys and values of `rows` texts, (rows, H_kv, capacity, d) per layer, each row with its own length.
+
+    capacity: tokens that a row holds at most; IndexError for one more.
+    """
+
+    def __init__(self, decoder: Decoder, rows: int, capacity: int):
+        c, like = decoder.config, decoder.embedding.weight
+        shape = rows, c.num_kv_heads, capacity, c.head_dim
+        self.keys = [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(c.num_layers)]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=like.device)
+        self.each = torch.arange(rows, device=like.device)
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """keys, values (H_kv, rows, d), one new token a row -> all (rows, H_kv, S, d), S as the longest needs."""
+        longest = int(self.lengths.max()) + 1
+        for buffers, new in ((self.keys, keys), (self.values, values)):
+            buffers[layer][self.each, :, self.lengths] = new.transpose(0, 1)
+        return self.keys[layer][:, :, :longest], self.values[layer][:, :, :longest]
+
+    def positions(self) -> Tensor:
+        """(rows,): where the token that each row feeds next stands in its text."""
+        return self.lengths.clone()
+
+    def mask(self) -> Tensor:
+        """(rows, S) bool: what a row may see, the token about to be fed included."""
+        return torch.arange(int(self.lengths.max()) + 1, device=self.lengths.device) <= self.lengths[:, None]
+
+    def put(self, row: int, one: ContiguousCache) -> None:
+        """Replace a row by the entries of one text, no more than the capacity."""
+        length = one.length()
+        for layer in range(len(self.keys)):
+            self.keys[layer][row, :, :length] = one.keys[layer][:, :length]
+            self.values[layer][row, :, :length] = one.values[layer][:, :length]
+        self.lengths[row] = length
+
+
+def attend_texts(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """q (H, rows, d), one query a row; keys and values (rows, H_kv, S, d); mask (rows, S) -> (H, rows, d).
+
+    Not the engine's attention: in bf16, which texts are collected in, this call is faster and more exact.
+    """
+    heads, rows, dim = q.shape
+    folded = q.transpose(0, 1).reshape(rows, keys.shape[1], -1, dim)
+    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask[:, None, None])
+    return out.reshape(rows, heads, dim).transpose(0, 1)
+
+
+class Writer:
+    """Writes up to max_new tokens to each text, `rows` texts at a time; a text ends with a token of `eos`.
+
+    capacity: tokens of a row, its prompt's included. What is sampled for a text depends on its key alone, not
+    on the texts before it or beside it.
+    """
+
+    def __init__(self, decoder: Decoder, eos: Iterable[int], rows: int, capacity: int, max_new: int):
+        self.decoder, self.eos, self.max_new, self.capacity = decoder, frozenset(eos), max_new, capacity
+        self.cache, self.kernels = RowsCache(decoder, rows, capacity), replace(decoder.kernels, attend=attend_texts)
+        self.texts: list[Text | None] = [None] * rows
+        self.generators: list[torch.Generator | None] = [None] * rows
+
+    @torch.no_grad()
+    def write(self, jobs: Iterable[Text]) -> Iterator[Text]:
+        """Texts that hold a prompt -> the same, finished, in the order they end; those too long are left out."""
+        waiting = (job for job in jobs if len(job.ids) + self.max_new <= self.capacity)
+        while True:
+            for row in [row for row, text in enumerate(self.texts) if text is None]:
+                if (job := next(waiting, None)) is None:
+                    break
+                yield from self._admit(row, job)
+            if not any(self.texts):
+                return
+            yield from self._advance()
+
+    def _admit(self, row: int, text: Text) -> Iterator[Text]:
+        """Feed a prompt, which yields its first token, and give it a row unless it ends at once."""
+        c, like = self.decoder.config, self.decoder.embedding.weight
+        one = ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, like.dtype, like.device, capacity=len(text.ids))
+        positions = torch.arange(len(text.ids), device=like.device)
+        states = self.decoder(torch.tensor(text.ids, device=like.device), [Segment(positions, one)])
+        final = self.decoder.final(states.last)
+        text.hidden, self.texts[row] = list(final[:-1].clone()[None]), text
+        self.generators[row] = generator_of(text.key, like.device)
+        self.cache.put(row, one)
+        yield from self._take([row], final[-1:])
+
+    def _advance(self) -> Iterator[Text]:
+        """One token for every row; empty rows ride along."""
+        tokens = [text.ids[-1] if text else 0 for text in self.texts]
+        segment = Segment(self.cache.positions(), self.cache, self.cache.mask())
+        states = self.decoder(torch.tensor(tokens, device=self.cache.lengths.device), [segment], kernels=self.kernels)
+        busy = [row for row, text in enumerate(self.texts) if text]
+        self.cache.lengths[busy] += 1
+        yield from self._take(busy, self.decoder.final(states.last)[busy])
+
+    def _take(self, rows: list[int], final: Tensor) -> Iterator[Text]:
+        """Choose the next token of each row from the states (rows, D); hand out texts that end with it."""
+        logits = F.linear(final, self.decoder.head.weight).float()
+        temperatures = [self.texts[row].temperature for row in rows]
+        chosen = choose(logits, temperatures, [self.generators[row] for row in rows])
+        for row, state, token in zip(rows, final, chosen, strict=True):
+            text = self.texts[row]
+            text.hidden.append(state[None])
+            text.ids.append(token)
+            if token in self.eos or len(text.ids) - text.prompt_length == self.max_new:
+                text.hidden = torch.cat(text.hidden)
+                self.texts[row] = None
+                self.cache.lengths[row] = 0
+                yield text
+
+
+def number_of(key: str) -> int:
+    """A number of 64 bits for a text's key: the same in every process, unlike hash()."""
+    return int.from_bytes(sha256(key.encode()).digest()[:8], "big")
+
+
+def generator_of(key: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator seeded by a text's key."""
+    return torch.Generator(device).manual_seed(number_of(key))
+
+
+def choose(logits: Tensor, temperatures: Sequence[float], generators: Sequence[torch.Generator]) -> list[int]:
+    """logits (rows, V) -> a token a row: the argmax at temperature 0, else sampled by the row's generator."""
+    chosen = logits.argmax(-1)
+    for row, (temperature, generator) in enumerate(zip(temperatures, generators, strict=True)):
+        if temperature > 0:
+            chosen[row] = torch.multinomial((logits[row] / temperature).softmax(-1), 1, generator=generator)[0]
+    return chosen.tolist()

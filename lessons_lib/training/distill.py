@@ -1,4 +1,4 @@
-"""Distilling: a small draft learns the target's distribution on the target's own text (lesson 06).
+"""Distilling (lesson 06): a small draft learns the target's distribution on the target's own text.
 
 Hinton et al. 2015 (arXiv 1503.02531); on the target's own text: Zhou et al. 2023 (DistillSpec, arXiv 2310.08461).
 """
@@ -9,27 +9,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lessons_lib.measure.machine import device_name
-from lessons_lib.models.calibrate import Uncached
-from lessons_lib.models.decoder import Decoder, Segment
+from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
-from lessons_lib.training.batched import Text
-from lessons_lib.training.checkpoint import keep, read_checkpoint, restored, resume
-from lessons_lib.training.collect import frequent
-from lessons_lib.training.loop import TrainingRun, go_on, optimizers, schedule, set_rate, update
-from lessons_lib.training.loss import DistillationLoss
+from lessons_lib.training.collect import Text, frequent
+from lessons_lib.training.loop import (
+    TrainingRun,
+    optimizers,
+    read_checkpoint,
+    read_texts,
+    restored,
+    resume,
+    train,
+    update,
+)
+
+ROWS = 256  # positions at a time in the loss
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """layers: numbers of the target's layers to start from. kept: tokens the head scores. tokens: per step.
+    """How smol-draft was trained.
 
-    muon: 1 or 0, whether matrices are trained by Muon. hard: weight of the cross-entropy, the rest is KL's.
-    prompt: every so manieth token of a prompt counts, others from step to step (0: none). skip: first tokens of
-    every text, the template's, that teach nothing. mlp: neurons of every MLP (0: all). only: "greedy" or
-    "drawn" texts ("": both).
+    layers: numbers of the target's layers to start from. kept: tokens that the head scores. tokens: per step.
+    rate, warmup: peak learning rate, steps of linear warm-up. muon: 1 or 0, whether Muon trains the matrices. hard:
+    weight of the cross-entropy with the target's argmax; the rest is KL's. prompt: one prompt token in so many counts,
+    others in every step (0: none). skip: first tokens of every text, the chat template's, that do not count.
     """
 
     layers: tuple[int, ...] = (0, 1, 29)
@@ -43,15 +50,19 @@ class Recipe:
     prompt: int = 5
     skip: int = 24
     seed: int = 0
-    mlp: int = 0
-    only: str = ""
 
 
 @dataclass(kw_only=True)
 class DraftRun(TrainingRun):
-    """A draft's training run. A row of its curve: the loss, and how often draft and target have one favourite."""
+    """A draft's training run. A row of its curve: the loss, and how often draft and target have the same argmax."""
 
     draft: TrimmedDecoder
+
+    def weights(self) -> dict[str, Tensor]:
+        return own_weights(self.draft)
+
+    def state(self) -> dict:
+        return {"kept": self.draft.kept}
 
 
 def distill(
@@ -63,54 +74,42 @@ def distill(
     *,
     fast: bool,
 ) -> DraftRun:
-    """Train, or go on training where `folder` holds a checkpoint, until recipe.steps or for some minutes.
+    """Train, or continue the run in `folder`, until recipe.steps or for some minutes.
 
-    Leaves a checkpoint and the loss curve in `folder`. fast: products in bf16, weights in float32 all the same.
-    Interrupted and resumed, it ends with the same weights as in one go. ValueError if the checkpoint's recipe
-    is another one, and for layers or neurons that the target lacks.
+    fast: matmuls in bf16; weights stay float32. ValueError if the folder holds a run of another recipe, and for layers
+    that the target lacks.
     """
 
-    def begin(saved: dict) -> DraftRun:
+    def start(saved: dict) -> DraftRun:
         return fresh(target, recipe, saved.get("kept", frequent(texts, target.config.vocab_size, recipe.kept)))
 
-    run = resume(recipe, folder, begin, weights)
-    run.device = device_name(target.embedding.weight.device)
-    order = schedule([len(text.ids) for text in texts], recipe)
-    one_step = lambda indices: train_step(run, [texts[i] for i in indices], fast)  # noqa: E731
-    go_on(run, order, one_step, lambda: keep(run, weights(run), folder, kept=run.draft.kept), minutes, "Distilling")
+    run = resume(recipe, folder, start)
+    lengths = [len(text.ids) for text in texts]
+    train(run, lengths, lambda which: train_step(run, [texts[i] for i in which], fast), folder, minutes, "Distilling")
     return run
 
 
 def train_step(run: DraftRun, texts: Sequence[Text], fast: bool) -> None:
-    """One update from a batch of texts; loss (nats) and the share of likeliest tokens that agree go to the curve."""
-    set_rate(run)
+    """One update from a batch of texts."""
     with torch.autocast(run.draft.embedding.weight.device.type, torch.bfloat16) if fast else nullcontext():
         theirs, ours = states(run.draft, texts, run.recipe, run.step)
-    read = (ours, theirs, run.draft.head.weight)
-    ours, theirs, head = (tensor.to(torch.bfloat16 if fast else ours.dtype) for tensor in read)
-    loss, agree = DistillationLoss.apply(ours, theirs, head, run.recipe.hard)
+    exact = torch.bfloat16 if fast else ours.dtype
+    head = run.draft.head.weight
+    loss, agree = DistillationLoss.apply(ours.to(exact), theirs.to(exact), head.to(exact), run.recipe.hard)
     run.draft.zero_grad()
     loss.backward()
-    right = agree.float().mean().item()
-    update(run, own_weights(run.draft).values(), {"loss": round(loss.item(), 5), "agree": round(right, 4)})
+    update(run, {"loss": round(loss.item(), 5), "agree": round(agree.float().mean().item(), 4)})
 
 
 def states(draft: TrimmedDecoder, texts: Sequence[Text], recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
-    """What the target's head read and what the draft's reads (T, D) at every position that counts."""
+    """What the target's head read and what the draft's reads, (T, D) each, at every position that counts."""
     counts = torch.cat([counted(text, recipe, step) for text in texts])
-    ours = draft.final(read(draft, [text.ids[:-1] for text in texts])[counts.to(draft.norm.device)])
+    ours = draft.final(read_texts(draft, [text.ids[:-1] for text in texts])[counts.to(draft.norm.device)])
     return torch.cat([text.hidden for text in texts])[counts].to(ours.device), ours
 
 
-def read(draft: Decoder, texts: Sequence[Sequence[int]], **options) -> Tensor:
-    """The draft's states (T, D) after its last layer over all texts, packed; options as of its forward."""
-    at = draft.embedding.weight.device
-    segments = [Segment(torch.arange(len(ids), device=at), Uncached()) for ids in texts]
-    return draft(torch.tensor([token for ids in texts for token in ids], device=at), segments, **options).last
-
-
 def counted(text: Text, recipe: Recipe, step: int) -> Tensor:
-    """(T - 1,) bool: whether the next token counts. The answer's all do, of the prompt's one in recipe.prompt."""
+    """(T - 1,) bool: whether the next token counts. All of the answer do, and one prompt token in recipe.prompt."""
     counts = torch.ones(len(text.ids) - 1, dtype=torch.bool)
     prompt = counts[: text.prompt_length - 1]
     prompt[:] = (torch.arange(len(prompt)) + step) % recipe.prompt == 0 if recipe.prompt else False
@@ -118,18 +117,57 @@ def counted(text: Text, recipe: Recipe, step: int) -> Tensor:
     return counts
 
 
-def weights(run: DraftRun) -> dict[str, Tensor]:
-    """What distilling trains, by name."""
-    return own_weights(run.draft)
-
-
 def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> DraftRun:
-    """A run at its start. kept (K,): ids that the head scores. ValueError for layers or neurons the target lacks."""
-    draft = start_from(target, recipe.layers, kept, recipe.mlp)
+    """A run at its start. kept (K,): ids that the head scores. ValueError for layers that the target lacks."""
+    draft = start_from(target, recipe.layers, kept)
     return DraftRun(recipe=recipe, draft=draft, optimizers=optimizers(own_weights(draft).values(), recipe))
 
 
 def trained(target: Decoder, folder: Path) -> DraftRun:
-    """The draft's run that `folder` holds. ValueError if it holds none."""
+    """The run that `folder` holds. ValueError if it holds none."""
     saved = read_checkpoint(folder, "distill")
-    return restored(fresh(target, Recipe(**saved["recipe"]), saved["kept"]), weights, saved)
+    return restored(fresh(target, Recipe(**saved["recipe"]), saved["kept"]), saved)
+
+
+# the loss
+
+
+class DistillationLoss(torch.autograd.Function):
+    """apply(ours, theirs, head, hard) -> (loss, agree).
+
+    ours, theirs (T, D): what the head reads, of the draft and of the target; head (K, D), frozen.
+    loss: the mean over positions of (1 - hard) KL(p, q) + hard (-log q of p's argmax), in nats. KL is distillation's
+    loss; the argmax is all that greedy acceptance asks for.
+    agree (T,) bool: whether both have the same argmax. Gradients flow to `ours` alone.
+
+    The gradient by the draft's logits is known, q - wanted. So loss and gradient are made in one pass over a few rows
+    at a time, and 16,384 logits of 2,000 positions are never in memory at once.
+    """
+
+    @staticmethod
+    def forward(ctx, ours: Tensor, theirs: Tensor, head: Tensor, hard: float):
+        rows = zip(ours.split(ROWS), theirs.split(ROWS), strict=True)
+        losses, gradients, agree = zip(*(some_rows(*some, head, hard) for some in rows), strict=True)
+        ctx.save_for_backward(torch.cat(gradients) / len(ours))
+        return sum(losses) / len(ours), torch.cat(agree)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, _):
+        (gradient,) = ctx.saved_tensors
+        return grad.to(gradient.dtype) * gradient, None, None, None
+
+
+def some_rows(ours: Tensor, theirs: Tensor, head: Tensor, hard: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a few positions: the sum of their losses (), its gradient by `ours` (T, D), where the argmaxes agree (T,).
+
+    ours, theirs (T, D), head (K, D), hard: as in DistillationLoss.
+    """
+    exact = torch.promote_types(ours.dtype, torch.float32)
+    log_p, log_q = (F.linear(states, head).to(exact).log_softmax(-1) for states in (theirs, ours))
+    best = log_p.argmax(-1, keepdim=True)
+    agree = best[:, 0] == log_q.argmax(-1)
+    wanted = log_p.exp().mul_(1 - hard)
+    divergence = (wanted * log_p.sub_(log_q)).sum(-1)
+    loss = (divergence - hard * log_q.gather(-1, best)[:, 0]).sum()
+    wanted.scatter_add_(-1, best, torch.full_like(best, hard, dtype=exact))
+    return loss, log_q.exp_().sub_(wanted).to(head.dtype) @ head, agree

@@ -1,7 +1,8 @@
-"""How good a draft is (lesson 06), counted by replay along the target's recorded greedy text.
+"""What drafts and heads are worth (lessons 06, 09, 10), counted by replay along the target's recorded greedy texts.
 
-Greedy output does not depend on the draft, and a greedy draft that has been right so far has read that very
-text; so one forward over a text gives every guess that the draft would have made at any of its steps.
+Greedy output does not depend on who drafts, and a draft that has been right so far has read that very text. So one
+forward pass over a text gives every guess that a draft would have made at any of its steps; what heads read was even
+kept with the text.
 """
 
 from collections import defaultdict
@@ -12,68 +13,74 @@ import torch
 
 from lessons_lib.decoding import generate
 from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import Proposal
+from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.replay import replay_draft
+from lessons_lib.decoding.proposers.medusa import Medusa, TreeShape
+from lessons_lib.decoding.replay import Recording, replay, replay_draft
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.training.batched import Text
-from lessons_lib.training.distill import read
-from lessons_lib.training.held_out import CATEGORIES
+from lessons_lib.models.draft import TrimmedDecoder, own_weights
+from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.models.quantized import quantized
+from lessons_lib.quantization.formats import bits_of
+from lessons_lib.training.collect import Text
+from lessons_lib.training.loop import read_texts
+from lessons_lib.training.medusa import ROWS
+from lessons_lib.training.prompts import CATEGORIES
 
-GAMMAS = (1, 2, 3, 4, 5, 6, 8)
-
-
-def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
-    """Held-out texts -> tokens per forward by kind and by gamma, and how often single guesses were right.
-
-    macro is the mean over the kinds in CATEGORIES that are there, at `gamma`. Only greedy texts count; NaN without any.
-    ValueError for a gamma below 1.
-    """
-    kinds = defaultdict(list)
-    for kind, text in judged(texts):
-        kinds[kind].append(right(draft, text))
-    by_kind = {kind: row(found, gamma) for kind, found in sorted(kinds.items())}
-    counted = [kind for kind in CATEGORIES.values() if kind in kinds]
-    return {
-        "gamma": gamma,
-        "macro": mean([by_kind[kind]["tokens_per_forward"] for kind in counted]),
-        "kinds": by_kind,
-        "by_gamma": {g: mean([tokens_per_forward(kinds[kind], g) for kind in counted]) for g in GAMMAS},
-    }
+FORMATS = tuple(f"int{bits} g64 minimum" for bits in (2, 3, 4, 5, 6, 8))  # that drafts are rounded to
+Favourites = list[list[list[int]]]
 
 
 def judged(texts: Sequence[Text]) -> Iterator[tuple[str, Text]]:
-    """The texts that count, each behind its kind: greedy, of two new tokens or more."""
+    """(kind, text) of the texts that count: greedy, of two new tokens or more."""
     for text in texts:
         if text.temperature == 0 and len(text.ids) > text.prompt_length + 1:
             yield text.key.split("/")[0], text
 
 
-def row(found: Sequence[Sequence[bool]], gamma: int) -> dict[str, float]:
-    """One kind's figures: texts, tokens per forward, share of right guesses. ValueError for a gamma below 1."""
-    guesses = [guess for text in found for guess in text]
-    return {
-        "texts": len(found),
-        "tokens_per_forward": round(tokens_per_forward(found, gamma), 4),
-        "right": round(mean(guesses), 4),
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean; nan of nothing."""
+    return sum(values) / len(values) if values else float("nan")
+
+
+# a draft
+
+
+def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
+    """Held-out texts -> tokens per forward pass by kind, and how often single guesses were right.
+
+    macro: the mean over the kinds in CATEGORIES that are there. NaN without greedy texts.
+    """
+    kinds = defaultdict(list)
+    for kind, text in judged(texts):
+        kinds[kind].append(right(draft, text))
+    by_kind = {
+        kind: {
+            "texts": len(found),
+            "tokens_per_forward": round(tokens_per_forward(found, gamma), 4),
+            "right": round(mean([guess for text in found for guess in text]), 4),
+        }
+        for kind, found in sorted(kinds.items())
     }
+    macro = mean([by_kind[kind]["tokens_per_forward"] for kind in CATEGORIES if kind in kinds])
+    return {"gamma": gamma, "macro": macro, "kinds": by_kind}
 
 
 @torch.no_grad()
 def right(draft: Decoder, text: Text) -> list[bool]:
-    """For each answer token but the first, which the prefill yields: would the draft have guessed it?
-
-    As many as the text has ids (T,) behind prompt and first token; none for a shorter one.
-    """
+    """For each answer token but the first, which the prefill yields: would the draft have guessed it?"""
     start = text.prompt_length
-    logits = draft.logits(read(draft, [text.ids[:-1]])[start:])
+    logits = draft.logits(read_texts(draft, [text.ids[:-1]])[start:])
     return (logits.argmax(-1) == torch.tensor(text.ids[start + 1 :])).tolist()
 
 
 @torch.no_grad()
 def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> list[bool]:
-    """As `right`, token by token through the draft's cache, which is how it drafts: few rows may be computed in
-    another format than many. prompt, new: ids of a greedy text, at least one each."""
+    """As `right`, token by token through the draft's cache, which is how it drafts: a pass over few tokens may compute
+    in another format than one over many. prompt, new: ids of a greedy text, at least one each."""
     cache, found = draft.new_cache(len(prompt) + len(new)), []
     draft.run([plain_block(prompt, cache)])
     for token, following in pairwise(new):
@@ -83,13 +90,70 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
 
 
 def tokens_per_forward(found: Sequence[Sequence[bool]], gamma: int) -> float:
-    """tau over several texts: tokens committed over verification forwards, the prefill and its token left out.
-
-    found: for each text, as `right`. NaN without guesses; ValueError for a gamma below 1.
-    """
+    """tau over several texts, prefill excluded. found: for each text, as `right`. NaN without guesses."""
     return generate.tokens_per_forward([step for text in found for step in replay_draft(text, Constant(gamma))])
 
 
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean; nan of nothing."""
-    return sum(values) / len(values) if values else float("nan")
+def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequence[str] = FORMATS) -> list[dict]:
+    """What a draft is worth with its own matrices rounded, a row for each format; norms and the borrowed head stay.
+
+    bits: per weight, scales and minima included. total: bits of all own matrices. tokens_per_forward (with 4 guesses a
+    step) and right: means over the kinds of text. The question, more parameters or more bits: Dettmers and Zettlemoyer
+    2022 (arXiv 2212.09720).
+    """
+    matrices = [weight for weight in own_weights(draft).values() if weight.dim() == 2]
+    rows = []
+    for name in formats:
+        total = sum(weight.numel() * bits_of(name, weight.shape[1]) for weight in matrices)
+        found = evaluate(quantized(draft, name, head=None, values=True), texts)
+        share = mean([kind["right"] for kind in found["kinds"].values()])
+        row = {"format": name, "bits": total / sum(weight.numel() for weight in matrices), "total": total}
+        rows.append(row | {"tokens_per_forward": found["macro"], "right": share})
+    return rows
+
+
+# Medusa heads and their tree
+
+
+class Recorded(Medusa):
+    """Medusa whose heads were asked at every position of a text beforehand; favourites: as `favourites` gives them."""
+
+    def __init__(self, heads: MedusaHeads, favourites: Favourites, tree: TreeShape):
+        super().__init__(heads, tree)
+        self.favourites = favourites
+
+    def reset(self, target, prompt: Sequence[int]) -> None:
+        """A recording has no vocabulary to compare."""
+
+    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
+        """The tree, read at the row that chose the last token: row i chose token i + 1."""
+        return self.tree_of(self.favourites[len(ids) - 2][: min(limit, self.shape.depth)])
+
+    def observe(self, seen: Observation) -> None:
+        """A recording has no states to show."""
+
+
+@torch.no_grad()
+def favourites(heads: MedusaHeads, text: Text, ranks: int) -> Favourites:
+    """Every head's `ranks` most likely tokens at every row of a text's states: (T - 1, K, ranks) as lists."""
+    parts = zip(text.hidden.to(heads.lm_head).split(ROWS), torch.tensor(text.ids[1:]).split(ROWS), strict=True)
+    return [row for part, chosen in parts for row in heads.favourites(part, ranks, chosen=chosen).tolist()]
+
+
+def trace_of(heads: MedusaHeads, text: Text, best: Favourites, tree: TreeShape) -> list[Step]:
+    """The steps that decoding a greedy text with this tree takes, prefill first; best: the text's `favourites`."""
+    recording = Recording(text.ids[: text.prompt_length], text.ids[text.prompt_length :])
+    return replay(recording, Recorded(heads, best, tree))
+
+
+def evaluate_heads(heads: MedusaHeads, texts: Sequence[Text], tree: TreeShape) -> dict:
+    """Held-out texts -> tokens per forward pass with this tree, by kind.
+
+    nodes: of the tree, its root not counted. macro: the mean over the kinds in CATEGORIES that are there.
+    """
+    steps = defaultdict(list)
+    for kind, text in judged(texts):
+        steps[kind] += trace_of(heads, text, favourites(heads, text, tree.ranks), tree)
+    kinds = {kind: round(generate.tokens_per_forward(of), 4) for kind, of in sorted(steps.items())}
+    macro = mean([kinds[kind] for kind in CATEGORIES if kind in kinds])
+    return {"nodes": len(tree.choices), "macro": macro, "kinds": kinds}

@@ -1,99 +1,76 @@
-"""What all training runs share (lessons 06, 09): how far they are, and a loop that saves and heeds the clock."""
+"""What all training runs share (lessons 06, 09): the loop, learning rate, batches of texts, and checkpoints.
 
+A run can be stopped after any step. Resumed from its folder, it ends with the very weights of a run in one go.
+"""
+
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count, islice
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lessons_lib.models.calibrate import Uncached
+from lessons_lib.models.decoder import Decoder, Segment
+from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 
 SAVE_EVERY = 100  # steps
+CHECKPOINT, CURVE = "checkpoint.pt", "curve.json"
 
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A training run: its recipe, the optimizers, the steps and seconds so far, and a row of the curve for each step.
+    """A recipe, the optimizers, the steps and seconds so far, and a row of the curve for each step (losses in nats).
 
-    A row has the step and its losses, in nats; what is trained, each kind of run adds. device: the name of what it
-    computed on last, "" where nobody says.
+    Each kind of run adds what it trains, and may override `state`.
     """
 
     recipe: Any
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     seconds: float = 0.0
-    device: str = ""
     curve: list[dict] = field(default_factory=list)
 
+    def weights(self) -> dict[str, Tensor]:
+        """What is trained, by name."""
+        raise NotImplementedError
 
-def go_on(
-    run: TrainingRun,
-    order: Iterator[list[int]],
-    one_step: Callable,
-    keep: Callable[[], None],
-    minutes: float | None,
-    desc: str,
+    def state(self) -> dict:
+        """What a checkpoint holds beside weights, optimizers and counters."""
+        return {}
+
+
+def train(
+    run: TrainingRun, lengths: Sequence[int], one_step: Callable, folder: Path, minutes: float | None, desc: str
 ) -> None:
-    """Take the steps that `run` still lacks, for some minutes at most: one_step(text numbers) takes one.
+    """Take the steps that the run still needs, for some minutes at most, and leave checkpoints in `folder`.
 
-    order: batches of text numbers from the run's first step on, whatever was taken already. keep: writes the
-    checkpoint. one_step records the loss in the curve.
+    lengths: of the texts, in tokens. one_step(text numbers) takes one step and adds a row to the curve.
     """
     until = monotonic() + 60 * (minutes or math.inf)
     with bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
         shown.update(run.step)
-        for indices in islice(order, run.step, run.recipe.steps):
+        for indices in islice(schedule(lengths, run.recipe), run.step, run.recipe.steps):
             since = monotonic()
             one_step(indices)
             run.seconds += monotonic() - since
             shown.update(1)
-            shown.set_postfix(said(run.curve[-1]))
+            shown.set_postfix({name: f"{x:.3f}" for name, x in run.curve[-1].items() if isinstance(x, float)})
             stop = monotonic() > until
             if stop or run.step % SAVE_EVERY == 0 or run.step == run.recipe.steps:
-                keep()
+                save(run, folder)
             if stop:
                 break
 
 
-def said(row: dict) -> dict[str, str]:
-    """A row of the curve beside the bar: its plain numbers."""
-    return {name: f"{value:.3f}" for name, value in row.items() if isinstance(value, float)}
-
-
-def set_rate(run: TrainingRun) -> None:
-    """All optimizers go on at the step's share of the recipe's rate, a group that is `faster` at so much more."""
-    share = pace(run.step, run.recipe)
-    for group in [group for optimizer in run.optimizers for group in optimizer.param_groups]:
-        group["lr"] = run.recipe.rate * share * group.get("faster", 1.0)
-
-
-def update(run: TrainingRun, weights: Iterable[Tensor], row: dict[str, float]) -> None:
-    """One update from gradients that are there, clipped to a norm of 1; the step, and its row, go to the curve."""
-    torch.nn.utils.clip_grad_norm_(weights, 1.0)
-    for optimizer in run.optimizers:
-        optimizer.step()
-    run.step += 1
-    run.curve.append({"step": run.step} | row)
-
-
-def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]:
-    """AdamW, or for the matrices Muon, whose orthogonal updates (Jordan et al. 2024) learn more from a text."""
-    matrices, vectors = [], []
-    for weight in weights:
-        (matrices if recipe.muon and weight.ndim == 2 else vectors).append(weight)
-    adamw = torch.optim.AdamW(vectors, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
-    if not recipe.muon:
-        return [adamw]
-    return [adamw, torch.optim.Muon(matrices, lr=recipe.rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
-
-
 def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:
-    """Batches of text numbers without end: every epoch all texts in an order of its own, the seed's.
+    """Batches of text numbers without end: every epoch all texts, shuffled by the recipe's seed.
 
     lengths: of the texts (at least one), in tokens. A batch has recipe.tokens tokens or a few more.
     """
@@ -109,7 +86,99 @@ def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:
 
 
 def pace(step: int, recipe) -> float:
-    """The learning rate's share at a step: up in a line, down along a cosine."""
+    """The learning rate at a step as a share of recipe.rate: linear warm-up, then a cosine to 0."""
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     return 0.5 + 0.5 * math.cos(math.pi * (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup))
+
+
+def update(run: TrainingRun, row: dict[str, float]) -> None:
+    """One update from gradients that are there, clipped to a norm of 1; `row` goes to the curve.
+
+    A parameter group with a `faster` entry has so many times the learning rate.
+    """
+    for optimizer in run.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = run.recipe.rate * pace(run.step, run.recipe) * group.get("faster", 1.0)
+    torch.nn.utils.clip_grad_norm_(run.weights().values(), 1.0)
+    for optimizer in run.optimizers:
+        optimizer.step()
+    run.step += 1
+    run.curve.append({"step": run.step} | row)
+
+
+def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]:
+    """AdamW, or with recipe.muon Muon for the matrices: its orthogonal updates (Jordan et al. 2024) learn faster."""
+    matrices, vectors = [], []
+    for weight in weights:
+        (matrices if recipe.muon and weight.ndim == 2 else vectors).append(weight)
+    adamw = torch.optim.AdamW(vectors, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    if not recipe.muon:
+        return [adamw]
+    return [adamw, torch.optim.Muon(matrices, lr=recipe.rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
+
+
+def read_texts(decoder: Decoder, texts: Sequence[Sequence[int]], **options) -> Tensor:
+    """The decoder's states (T, D) after its last layer along texts of token ids, packed into one forward pass.
+
+    options: of the decoder's forward.
+    """
+    at = decoder.embedding.weight.device
+    segments = [Segment(torch.arange(len(ids), device=at), Uncached()) for ids in texts]
+    return decoder(torch.tensor([token for ids in texts for token in ids], device=at), segments, **options).last
+
+
+# checkpoints
+
+
+def folder_of(trained: str, name: str) -> Path:
+    """The folder of a run's checkpoint and curve; trained: what it trains, "smol-draft" for one."""
+    return cache_dir() / "training" / trained / f"run-{name}"
+
+
+def save(run: TrainingRun, folder: Path) -> None:
+    """Write the checkpoint, whole or not at all, and the loss curve."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = run.state() | {
+        "recipe": asdict(run.recipe),
+        "weights": {name: weight.detach() for name, weight in run.weights().items()},
+        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+        "step": run.step,
+        "seconds": run.seconds,
+        "curve": run.curve,
+    }
+    part = folder / f"{CHECKPOINT}.part"
+    torch.save(state, part)
+    part.replace(folder / CHECKPOINT)
+    (folder / CURVE).write_text(json.dumps(run.curve))
+
+
+def read_checkpoint(folder: Path, command: str = "") -> dict:
+    """What `save` wrote. ValueError if there is nothing; command: the part of the recipe that would write it."""
+    if not (folder / CHECKPOINT).is_file():
+        raise ValueError(f"{folder} holds no checkpoint; run `python -m lessons_lib.training {command}` first")
+    return torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
+
+
+def resume(recipe, folder: Path, start: Callable[[dict], TrainingRun]) -> TrainingRun:
+    """The run that `folder` holds, or a new one. ValueError if it holds one of another recipe.
+
+    start: makes a run at its start from what the checkpoint holds ({} without one).
+    """
+    if not (folder / CHECKPOINT).is_file():
+        return start({})
+    saved = read_checkpoint(folder)
+    if (kept := type(recipe)(**saved["recipe"])) != recipe:
+        raise ValueError(f"{folder} holds a run of another recipe, {kept}; remove it, or choose another folder")
+    return restored(start(saved), saved)
+
+
+@torch.no_grad()
+def restored(run: TrainingRun, saved: dict) -> TrainingRun:
+    """The run with a checkpoint's weights, optimizers and counters."""
+    for name, weight in run.weights().items():
+        weight.copy_(saved["weights"][name])
+    for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    run.step, run.seconds, run.curve = saved["step"], saved["seconds"], saved["curve"]
+    return run

@@ -1,7 +1,7 @@
-"""What the target writes about while a draft watches (lesson 06): prompts from a file, and templates of our own.
+"""The prompts that the target answers (lessons 06, 09): those of a file, templates of our own, and the held-out ones.
 
 A prompts file holds one JSON object a line: {"id", "kind", "prompt", "context"}. Every tenth id is held out: it
-measures the draft and never trains it.
+measures drafts and heads and never trains them.
 """
 
 import json
@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from itertools import chain, product, zip_longest
 from pathlib import Path
 
-from lessons_lib.data import numbered_lines
+from lessons_lib.data import HELD_OUT, Question, numbered_lines, questions
 
-HELD_OUT = 10  # ids divisible by it
+EVERY = 10  # ids divisible by it are held out
 LONGEST = 320  # tokens of a prompt, the template's included
+LONGEST_HELD_OUT = 700  # there some have a passage to answer from
+CATEGORIES = ("chat", "qa", "summarization", "code", "math")  # that drafts and heads are measured on
+PER_KIND = 12  # held-out questions
 FORMS = {
     "qa": ("What is meant by {}?", "Why does {} matter?", "How did {} change over time?"),
     "list": ("List five facts about {}.", "Give me seven tips about {}.", "Name the pros and cons of {}."),
@@ -65,12 +68,12 @@ class UserTurn:
     @property
     def held_out(self) -> bool:
         """Whether it measures drafts, and so must never train them."""
-        return isinstance(self.key, int) and self.key % HELD_OUT == 0
+        return isinstance(self.key, int) and self.key % EVERY == 0
 
     @property
     def solves_held_out(self) -> bool:
         """Whether its passage, a code to edit, solves a task that is held out: files list it right behind the task."""
-        return self.kind == "code-edit" and isinstance(self.key, int) and (self.key - 1) % HELD_OUT == 0
+        return self.kind == "code-edit" and isinstance(self.key, int) and (self.key - 1) % EVERY == 0
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -118,6 +121,17 @@ def own() -> list[UserTurn]:
         UserTurn(f"own-{kind}-{form}-{topic}", kind, form.format(topic))
         for topic, (kind, form) in product(topics, forms)
     ]
+
+
+def measured() -> list[Question]:
+    """What drafts and heads are measured on: PER_KIND questions of every kind, small kinds filled up with our own."""
+    found = [*questions(HELD_OUT), *questions()]
+    return [question for kind in CATEGORIES for question in [q for q in found if q.category == kind][:PER_KIND]]
+
+
+def held_out() -> list[UserTurn]:
+    """The same as prompts to answer, the first turn of each."""
+    return [UserTurn(question.question_id, question.category, question.turns[0]) for question in measured()]
 
 
 def source(key: str) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 
 
-def assert_pieces_end_alike(train: Callable, weights: Callable[..., dict], folder: Path, steps: int):
-    """train(folder, **options): a run of `steps` steps; weights(run): its tensors by name -> the run in one go."""
+def assert_pieces_end_alike(train: Callable, folder: Path, steps: int):
+    """train(folder, **options): a run of `steps` steps -> the run in one go."""
     whole = train(folder / "whole")
     for step in range(1, steps + 1):
         parts = train(folder / "parts", minutes=1e-9)
         assert parts.step == step
     assert parts.curve == whole.curve
-    for name, weight in weights(whole).items():
-        assert torch.equal(weight, weights(parts)[name])
+    for name, weight in whole.weights().items():
+        assert torch.equal(weight, parts.weights()[name])
     return whole

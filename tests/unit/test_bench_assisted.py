@@ -38,7 +38,7 @@ def counted(assisted, monkeypatch):
 
     held_out = [Question(1000 + i, kind, (f"held out {kind}",)) for i, kind in enumerate(counted.KINDS)]
     own = asking.questions()
-    monkeypatch.setattr(counted.held_out, "questions", lambda path=None: held_out if path else own)
+    monkeypatch.setattr(counted.prompts, "questions", lambda path=None: held_out if path else own)
     monkeypatch.setattr(counted, "drafting", assisted.drafting)
     counted.texts.cache_clear()
     return counted
@@ -118,7 +118,7 @@ def test_tokens_per_forward_are_those_that_decoding_takes(counted, assisted):
     for kind, rows in counted.texts(counted.Run(quick=True)).items():
         spent = []
         for row in rows:
-            question = next(q for q in counted.held_out.measured()
+            question = next(q for q in counted.prompts.measured()
                             if (q.question_id, q.category) == (row["question_id"], kind))  # fmt: skip
             by = DraftModel(assisted.drafting(), counted.GAMMA)
             spent += generate(

@@ -91,7 +91,7 @@ def test_the_widths_and_shares_of_a_real_target_are_measured():
 
 
 def test_heads_and_their_accuracies_are_the_packages(monkeypatch, tmp_path):
-    monkeypatch.setattr(fitting.hub, "OURS", tmp_path)
+    monkeypatch.setattr("lessons_lib.models.trained.OURS", tmp_path)
     network, card = asking.model().network, {"accuracies": [[0.5]]}
     save_heads(heads_of(network, 3), tmp_path / fitting.HEADS, "tiny", after=card)
     assert HEADS.__wrapped__().count == 3 and ACCURACIES() == [[0.5]]

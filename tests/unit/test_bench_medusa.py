@@ -145,7 +145,7 @@ def test_what_was_measured_with_other_heads_or_trees_is_measured_again(bench):
 @pytest.mark.parametrize("name", CLAIMS)
 def test_without_heads_a_claim_says_how_to_make_them_before_anything_is_compiled(monkeypatch, tmp_path, name):
     offline(monkeypatch, tmp_path)
-    monkeypatch.setattr(fitting.hub, "OURS", tmp_path)
+    monkeypatch.setattr("lessons_lib.models.trained.OURS", tmp_path)
     medusa.rows.cache_clear()
     fitting.heads.cache_clear()
     monkeypatch.setattr(asking, "compiled", lambda: pytest.fail("this takes minutes"))

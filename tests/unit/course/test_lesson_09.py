@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lessons_lib.decoding.sampling import Typical
-from lessons_lib.training.batched import Text
-from lessons_lib.training.heads_loss import MISSING, examples
+from lessons_lib.training.collect import Text
+from lessons_lib.training.medusa import MISSING, examples
 
 
 def trained_on(ids, k):

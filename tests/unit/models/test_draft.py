@@ -6,16 +6,24 @@ from safetensors.torch import load_file
 from support.oracle import exact
 
 from lessons_lib.measure.roofline import bytes_decode
-from lessons_lib.models import LanguageModel, ModelUnavailable, hub, load, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, hub, load, tiny, trained
 from lessons_lib.models.checkpoint import fused_weights, their_names
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.draft import TrimmedDecoder, decoder_of, own_weights, start_from
+from lessons_lib.models.draft import (
+    TrimmedDecoder,
+    decoder_of,
+    load_draft,
+    own_weights,
+    restored,
+    save_draft,
+    start_from,
+)
 from lessons_lib.models.hub import converted
 from lessons_lib.models.kernels import Kernels
-from lessons_lib.models.stored_draft import CARD, WEIGHTS, load_draft, restored, save_draft
+from lessons_lib.models.trained import CARD, WEIGHTS
 from lessons_lib.quantization.formats import quantize
 from lessons_lib.quantization.linear import Products
-from lessons_lib.training.distill import read
+from lessons_lib.training.loop import read_texts
 
 KEPT = torch.tensor([0, 3, 4, 17, 42, 61, 80, 96])
 IDS = [5, 80, 3, 3, 61, 17, 42, 9]
@@ -39,7 +47,7 @@ def loaded(network, draft, tmp_path):
 
 def logits_of(decoder):
     with torch.no_grad():
-        return decoder.logits(read(decoder, [IDS]))
+        return decoder.logits(read_texts(decoder, [IDS]))
 
 
 def test_kept_tokens_score_as_with_the_whole_head_and_no_others_score(network):
@@ -97,30 +105,6 @@ def test_a_draft_starts_as_copies_of_the_layers_that_were_named(network, draft):
 def test_layers_that_the_target_lacks_are_refused(network, layers):
     with pytest.raises(ValueError, match="cannot be copied; choose numbers from 0 to 2"):
         start_from(Decoder.from_transformers(network), layers, KEPT)
-
-
-def test_a_narrow_draft_keeps_the_neurons_that_write_most(network):
-    target = Decoder.from_transformers(network)
-    with torch.no_grad():
-        target.layers[1].down.weight[:, [2, 5, 7]] *= 100
-    draft = start_from(target, (1,), KEPT, mlp=3)
-    gate, up = target.layers[1].gate_up.weight.chunk(2)
-    assert torch.equal(draft.layers[0].down.weight, target.layers[1].down.weight[:, [2, 5, 7]])
-    assert torch.equal(draft.layers[0].gate_up.weight, torch.cat([gate[[2, 5, 7]], up[[2, 5, 7]]]))
-
-
-def test_a_narrow_draft_comes_back_from_its_file(network, tmp_path):
-    draft = start_from(Decoder.from_transformers(network), (2, 0), KEPT, mlp=8)
-    save_draft(draft, tmp_path, "tiny")
-    stored = decoder_of(load_draft(tmp_path, network))
-    assert stored.config.intermediate_size == 8
-    torch.testing.assert_close(stored.layers[0].down.weight, draft.layers[0].down.weight, rtol=0, atol=1e-2)
-
-
-@pytest.mark.parametrize("mlp", [-1, 10_000])
-def test_neurons_that_the_target_lacks_are_refused(network, mlp):
-    with pytest.raises(ValueError, match="cannot be copied"):
-        start_from(Decoder.from_transformers(network), (0,), KEPT, mlp=mlp)
 
 
 def test_as_a_transformers_model_it_gives_the_decoders_logits(loaded):
@@ -202,7 +186,7 @@ def test_transformers_drafts_with_it_and_the_text_stays_the_targets(loaded, netw
 @pytest.fixture
 def stored_by_name(tiny_package, monkeypatch, tmp_path):
     """ "tiny-draft", a draft of the packaged tiny model."""
-    monkeypatch.setattr(hub, "OURS", tmp_path / "weights")
+    monkeypatch.setattr(trained, "OURS", tmp_path / "weights")
     monkeypatch.setitem(hub.DRAFTS, "tiny-draft", "packaged-tiny")
     target = Decoder.from_transformers(load("packaged-tiny", device="cpu", dtype="fp32").network)
     draft = start_from(target, (1,), torch.arange(3, 40))

@@ -227,7 +227,7 @@ def test_a_mistyped_path_is_not_asked_of_the_hub(online, name):
 
 def test_every_promised_name_is_there(monkeypatch, tmp_path):
     (tmp_path / "smol-draft").mkdir()
-    monkeypatch.setattr(hub, "OURS", tmp_path)
+    monkeypatch.setattr("lessons_lib.models.trained.OURS", tmp_path)
     promised = """smollm2-135m smollm2-360m smollm2-1.7b pythia-1.4b-deduped pythia-160m opt-1.3b opt-125m opt-6.7b
         gemma-2b llama-2-7b mistral-7b llama-3.2-1b phi-1.3b openllama-7b smol-draft"""
     assert sorted(names()) == sorted(promised.split()) and list(PACKAGED) == ["smollm2-135m"]

@@ -6,7 +6,7 @@ import torch
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.lora import adapted, merged
-from lessons_lib.training.distill import read
+from lessons_lib.training.loop import read_texts
 
 IDS = [5, 80, 3, 3, 61]
 
@@ -18,14 +18,14 @@ def decoder() -> Decoder:
 
 @torch.no_grad()
 def test_adapters_change_nothing_at_first_and_merge_into_what_they_compute(decoder):
-    adapters, plain = adapted(decoder, rank=3, alpha=6.0), read(decoder, [IDS])
-    assert torch.equal(read(decoder, [IDS], kernels=adapters.kernels()), plain)
+    adapters, plain = adapted(decoder, rank=3, alpha=6.0), read_texts(decoder, [IDS])
+    assert torch.equal(read_texts(decoder, [IDS], kernels=adapters.kernels()), plain)
     for weight in adapters.B:
         weight.normal_(generator=torch.Generator().manual_seed(0))
-    beside, whole = read(decoder, [IDS], kernels=adapters.kernels()), merged(decoder, adapters)
+    beside, whole = read_texts(decoder, [IDS], kernels=adapters.kernels()), merged(decoder, adapters)
     assert (beside - plain).abs().max() > 0.1
-    torch.testing.assert_close(read(whole, [IDS]), beside)
-    assert torch.equal(read(decoder, [IDS]), plain)
+    torch.testing.assert_close(read_texts(whole, [IDS]), beside)
+    assert torch.equal(read_texts(decoder, [IDS]), plain)
     assert whole.embedding.weight.data_ptr() == decoder.embedding.weight.data_ptr()
 
 

@@ -9,13 +9,11 @@ from support.targets import decoder_target
 from lessons_lib import Medusa
 from lessons_lib.decoding.blocks import Block
 from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.models import LanguageModel, ModelUnavailable, hub, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, read_card, tiny, trained
 from lessons_lib.models.medusa import (
-    WEIGHTS,
     MedusaHeads,
     load_heads,
     own_parameters,
-    read_card,
     save_heads,
     shared_parameters,
 )
@@ -195,7 +193,7 @@ def test_four_heads_of_the_default_model_take_less_than_4_mb(tmp_path, anchor_ra
     heads = MedusaHeads(lm_head, 4, anchor_rank=anchor_rank).to_empty(device="cpu")
     heads.trim(torch.arange(16_384))
     save_heads(heads, tmp_path, "smollm2-135m")
-    size = (tmp_path / WEIGHTS).stat().st_size
+    size = (tmp_path / trained.WEIGHTS).stat().st_size
     assert 2 * shared_parameters(4, 576, 1, anchor_rank) < size < 4e6
 
 
@@ -212,7 +210,7 @@ def test_heads_of_another_model_or_number_are_refused_in_one_sentence(tmp_path, 
 
 
 def test_heads_of_the_package_load_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "OURS", tmp_path)
+    monkeypatch.setattr(trained, "OURS", tmp_path)
     with pytest.raises(ModelUnavailable, match="holds no heads; train some with `python -m lessons_lib.training heads"):
         load_heads("tiny-heads", model())
     save_heads(heads_of(tiny(), 3), tmp_path / "tiny-heads", "tiny")

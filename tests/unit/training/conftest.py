@@ -5,7 +5,7 @@ import torch
 
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.training.batched import Text, Writer
+from lessons_lib.training.collect import Text, Writer
 
 
 class Words:

@@ -8,7 +8,7 @@ import torch
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.training import collect
-from lessons_lib.training.batched import Text, Writer, choose, generator_of
+from lessons_lib.training.collect import Text, Writer, choose, generator_of
 from lessons_lib.training.prompts import UserTurn
 
 TEXTS = ["one", "two two", "a", "b" * 9, "fourth", "five", "six"]
@@ -41,7 +41,7 @@ def test_a_prompt_that_does_not_fit_is_left_out(target):
     assert [text.key for text in writer.write([Text("long", [1] * 5, 5), Text("short", [1] * 4, 4)])] == ["short"]
 
 
-def test_a_drawn_token_follows_the_softmax_and_a_greedy_one_is_the_likeliest():
+def test_a_sampled_token_follows_the_softmax_and_a_greedy_one_is_the_argmax():
     logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(4000, 1)
     drawn = torch.tensor(choose(logits, [2.0] * 3999 + [0.0], [torch.Generator().manual_seed(0)] * 4000))
     shares = torch.bincount(drawn[:-1], minlength=3) / 3999
@@ -54,7 +54,7 @@ def small_shards(monkeypatch):
 
 
 def run(model, folder, **options):
-    return collect.collect(model, PROMPTS, folder, rows=3, max_new=6, drawn=2, **options)
+    return collect.collect(model, PROMPTS, folder, rows=3, max_new=6, sampled=2, **options)
 
 
 def written(folder):
@@ -88,20 +88,7 @@ def test_a_collection_killed_within_a_shard_ends_with_the_texts_of_one_go(model,
     assert run(model, tmp_path / "parts") == 7 and written(tmp_path / "parts") == written(tmp_path / "whole")
 
 
-def test_what_collecting_took_adds_up_on_each_device_and_where_it_is_cut_short(tmp_path, monkeypatch):
-    ticks = iter([0.0, 2.0, 10.0, 13.0, 20.0, 24.0])
-    monkeypatch.setattr(collect, "monotonic", lambda: next(ticks))
-    assert collect.took(tmp_path) == {}
-    with collect.clocked(tmp_path, "one"):
-        pass
-    with pytest.raises(KeyboardInterrupt), collect.clocked(tmp_path, "one"):
-        raise KeyboardInterrupt
-    with collect.clocked(tmp_path, "other"):
-        pass
-    assert collect.took(tmp_path) == {"one": 5.0, "other": 4.0}
-
-
-def test_a_text_is_drawn_by_its_own_key_in_every_process():
+def test_a_text_is_sampled_by_its_own_key_in_every_process():
     assert generator_of("chat/1").initial_seed() == 0x00CACFF6C3955F10 != generator_of("chat/2").initial_seed()
 
 
@@ -114,7 +101,7 @@ def test_a_shard_gives_its_texts_back(texts, tmp_path):
         assert torch.equal(text.hidden, back.hidden)
 
 
-def test_every_prompt_is_planned_under_the_template_and_every_fourth_to_be_drawn(model):
+def test_every_prompt_is_planned_under_the_template_and_every_fourth_is_sampled(model):
     planned = list(collect.plan(model.target(), PROMPTS, 4))
     assert [text.temperature for text in planned] == [0, 0, 0, 0.8, 0, 0, 0]
     assert [len(text.ids) for text in planned] == [text.prompt_length for text in planned]

@@ -10,9 +10,8 @@ from support.pieces import assert_pieces_end_alike
 
 from lessons_lib.models.draft import own_weights
 from lessons_lib.training import collect, distill, loop
-from lessons_lib.training.batched import Text
-from lessons_lib.training.distill import Recipe
-from lessons_lib.training.loss import DistillationLoss
+from lessons_lib.training.collect import Text
+from lessons_lib.training.distill import DistillationLoss, Recipe
 
 RECIPE = Recipe(layers=(1,), kept=40, steps=6, tokens=50, warmup=2, skip=1)
 
@@ -37,7 +36,7 @@ def test_the_loss_is_a_mean_over_positions():
 
 @pytest.mark.parametrize("hard", [0.0, 0.3, 1.0])
 def test_the_gradient_is_the_slope_of_the_loss_across_chunks(hard, monkeypatch):
-    monkeypatch.setattr("lessons_lib.training.loss.ROWS", 2)
+    monkeypatch.setattr("lessons_lib.training.distill.ROWS", 2)
     random = torch.Generator().manual_seed(0)
     ours, theirs, head = (torch.randn(n, 4, dtype=torch.float64, generator=random) for n in (5, 5, 7))
     loss = lambda x: DistillationLoss.apply(x, theirs, head, hard)[0]  # noqa: E731
@@ -57,8 +56,8 @@ def test_every_answer_token_counts_some_of_the_prompts_and_none_of_the_templates
 
 
 def test_a_text_in_a_pack_is_read_as_if_alone(target):
-    together = distill.read(target, [[5, 80, 3], [7, 9], [1]])
-    alone = torch.cat([distill.read(target, [ids]) for ids in ([5, 80, 3], [7, 9], [1])])
+    together = loop.read_texts(target, [[5, 80, 3], [7, 9], [1]])
+    alone = torch.cat([loop.read_texts(target, [ids]) for ids in ([5, 80, 3], [7, 9], [1])])
     assert torch.allclose(together, alone, atol=1e-12)
 
 
@@ -92,7 +91,7 @@ def test_only_what_the_draft_owns_is_trained(target, texts, tmp_path):
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, texts, tmp_path, fast):
     train = partial(distill.distill, target, texts, RECIPE, fast=fast)
-    assert_pieces_end_alike(train, lambda run: own_weights(run.draft), tmp_path, steps=6)
+    assert_pieces_end_alike(train, tmp_path, steps=6)
 
 
 def test_every_part_of_the_recipe_matters(target, texts, tmp_path):

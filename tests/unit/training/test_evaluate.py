@@ -1,18 +1,23 @@
 """Replayed counts are those of real decoding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from support.heads import random_heads
 
+from lessons_lib import Medusa
 from lessons_lib.decoding.draft_tree import Proposal
 from lessons_lib.decoding.generate import generate, tokens_per_forward
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.decoding.replay import replay_draft
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models.draft import own_weights, start_from
-from lessons_lib.training import distill, evaluate
-from lessons_lib.training.batched import Text
-from lessons_lib.training.bits import rounded_worth
+from lessons_lib.training import evaluate, read_texts
+from lessons_lib.training.collect import Text
+from lessons_lib.training.evaluate import evaluate_heads, favourites, rounded_worth, trace_of
 
 R, W = True, False
 
@@ -42,7 +47,7 @@ class Greedily(Proposer):
     def propose(self, ids, limit):
         guesses = []
         for _ in range(min(limit, self.gamma)):
-            states = distill.read(self.draft, [[*ids, *guesses]])
+            states = read_texts(self.draft, [[*ids, *guesses]])
             guesses.append(self.draft.logits(states[-1:]).argmax().item())
         return Proposal.chain(guesses)
 
@@ -84,7 +89,7 @@ def test_kinds_of_the_bar_are_averaged_each_counting_the_same(target, monkeypatc
     result = evaluate.evaluate(target, texts, gamma=4)
     assert result["kinds"]["chat"] == {"texts": 2, "tokens_per_forward": 2.5, "right": 0.8}  # 5 tokens in 2 forwards
     assert result["kinds"]["math"]["tokens_per_forward"] == 2 and result["kinds"]["rewrite"]["tokens_per_forward"] == 1
-    assert result["macro"] == (2.5 + 3 + 2) / 3 and result["by_gamma"][1] == pytest.approx((5 / 3 + 3 / 2 + 2) / 3)
+    assert result["macro"] == (2.5 + 3 + 2) / 3
 
 
 def test_of_nothing_there_is_no_mean():
@@ -99,3 +104,38 @@ def test_a_drafts_worth_in_few_bits_is_that_of_its_rounded_matrices(target, text
     assert fine["total"] == 10 * matrices
     assert coarse["right"] < fine["right"] <= 1
     assert coarse["tokens_per_forward"] < fine["tokens_per_forward"]
+
+
+# Medusa heads
+
+WIDE = regular(60, 4)  # of 97 tokens: about two of three first guesses are right
+
+
+def replayed(heads, text, tree):
+    return trace_of(heads, text, favourites(heads, text, tree.ranks), tree)
+
+
+@pytest.mark.parametrize("anchor_rank", [0, 4])
+@pytest.mark.parametrize("tree", [regular(1, 1), WIDE], ids=["chain", "wide"])
+def test_replay_counts_the_steps_that_decoding_takes(target, texts, tree, anchor_rank):
+    heads, accepted = random_heads(target.head.weight, 2, anchor_rank=anchor_rank), 0
+    for text in texts:
+        prompt, new = text.ids[: text.prompt_length], text.ids[text.prompt_length :]
+        out = generate(DecoderTarget(target), prompt, Medusa(heads, tree), max_new_tokens=len(new))
+        counts = [[(s.forwarded, s.proposed, s.accepted, s.committed) for s in trace]
+                  for trace in (out.trace, replayed(heads, text, tree))]  # fmt: skip
+        assert out.ids == new and counts[0] == counts[1]
+        accepted += sum(s.accepted for s in out.trace)
+    assert accepted > 10 or tree is not WIDE
+
+
+def test_kinds_count_the_same_and_sampled_texts_not_at_all(target, texts):
+    heads = random_heads(target.head.weight, 2)
+    named = [replace(text, key=f"{kind}/{n}") for n, (kind, text) in enumerate(zip(["chat", "math", "math", "rewrite"], texts, strict=False))]  # fmt: skip  # noqa: E501
+    drawn = [replace(text, key=f"chat/drawn-{text.key}", temperature=0.8) for text in texts[4:]]
+    found, narrow = (evaluate_heads(heads, [*named, *drawn], tree) for tree in (WIDE, regular(1)))
+    tau = lambda some: tokens_per_forward([s for text in some for s in replayed(heads, text, WIDE)])  # noqa: E731
+    assert tau(named[:1]) != pytest.approx(tau([*named[:1], *drawn]), abs=1e-3)
+    assert found["kinds"] == pytest.approx({"chat": tau(named[:1]), "math": tau(named[1:3]), "rewrite": tau(named[3:])}, abs=1e-4)  # fmt: skip  # noqa: E501
+    assert found["macro"] == pytest.approx((found["kinds"]["chat"] + found["kinds"]["math"]) / 2)
+    assert (found["nodes"], narrow["nodes"]) == (60 + 240, 1) and narrow["macro"] < found["macro"]

@@ -1,5 +1,6 @@
 """What a head shall guess, what it is blamed for, what is trained, and a run in pieces that ends as in one go."""
 
+import copy
 import math
 from dataclasses import fields, replace
 from functools import partial
@@ -9,14 +10,19 @@ import torch
 from support.heads import random_heads
 from support.pieces import assert_pieces_end_alike
 
+from lessons_lib import Medusa, generate
+from lessons_lib.decoding.proposers.medusa import regular
+from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.models.lora import merged
 from lessons_lib.models.medusa import MedusaHeads
-from lessons_lib.training import heads, heads_loss, prompts
-from lessons_lib.training.batched import Text, Writer
-from lessons_lib.training.heads import HeadsRecipe, train_heads
-from lessons_lib.training.heads_loss import MISSING
+from lessons_lib.training import medusa, prompts
+from lessons_lib.training.collect import Text, Writer
+from lessons_lib.training.medusa import MISSING, HeadsRecipe, JointRecipe, judge, total, train_heads, train_joint
 from lessons_lib.training.prompts import UserTurn, again, own
 
 RECIPE = HeadsRecipe(heads=2, steps=6, tokens=50, warmup=2)
+JOINT = JointRecipe(rank=2, steps=5, tokens=60, warmup=2)
+IDS = [5, 80, 3, 3, 61]
 TOPICS = [" ".join(topic.split()) for topic in prompts.TOPICS.split(",")]
 
 
@@ -37,7 +43,7 @@ def train(target, texts, folder, recipe=RECIPE, **options):
 
 def test_head_k_shall_guess_the_token_k_places_behind_the_next_one():
     text = Text("k", [10, 11, 12, 13, 14, 15], prompt_length=3, hidden=torch.arange(5.0)[:, None])
-    states, chosen, labels = heads_loss.examples(text, 2)
+    states, chosen, labels = medusa.examples(text, 2)
     assert states.flatten().tolist() == [2, 3, 4]  # the first of them chose token 3, the answer's first
     assert chosen.tolist() == [13, 14, 15]
     assert labels.tolist() == [[14, 15], [15, MISSING], [MISSING, MISSING]]
@@ -46,14 +52,14 @@ def test_head_k_shall_guess_the_token_k_places_behind_the_next_one():
 def test_several_texts_stand_behind_one_another_and_do_not_mix():
     first = Text("a", [1, 2, 3], 1, hidden=torch.zeros(2, 4))
     second = Text("b", [4, 5, 6, 7], 2, hidden=torch.ones(3, 4))
-    states, chosen, labels = heads_loss.batch([first, second], 1)
+    states, chosen, labels = medusa.batch([first, second], 1)
     assert states[:, 0].tolist() == [0, 0, 1, 1] and chosen.tolist() == [2, 3, 6, 7]
     assert labels.flatten().tolist() == [3, MISSING, 7, MISSING]
 
 
 def test_the_loss_of_untrained_heads_is_the_models_own_surprise_at_later_tokens(target, texts):
     untrained = MedusaHeads(target.head.weight, 2)
-    found = heads_loss.judge(untrained, texts)["loss"]
+    found = medusa.judge(untrained, texts)["loss"]
     for k in (1, 2):
         surprises = []
         for text in texts:
@@ -64,7 +70,7 @@ def test_the_loss_of_untrained_heads_is_the_models_own_surprise_at_later_tokens(
 
 
 def test_head_k_counts_lambda_to_the_k():
-    assert heads_loss.total(torch.tensor([1.0, 10.0]), 0.8) == pytest.approx(0.8 + 0.64 * 10)
+    assert medusa.total(torch.tensor([1.0, 10.0]), 0.8) == pytest.approx(0.8 + 0.64 * 10)
 
 
 @pytest.mark.parametrize("form", [dict(), dict(own=True), dict(anchor_rank=2)], ids=str)
@@ -77,8 +83,8 @@ def test_the_gradient_is_that_of_the_weighted_means_across_chunks(form, monkeypa
     log_q = whole(states, chosen=chosen).log_softmax(-1)
     means = [-torch.stack([log_q[i, k, labels[i, k]] for i in range(count)]).mean() for k, count in ((0, 6), (1, 5))]
     (0.5 * means[0] + 0.25 * means[1]).backward()
-    monkeypatch.setattr(heads_loss, "ROWS", 2)
-    losses = heads_loss.backward(chunked, states, chosen, labels, decay=0.5)
+    monkeypatch.setattr(medusa, "ROWS", 2)
+    losses = medusa.backward(chunked, states, chosen, labels, decay=0.5)
     assert losses.tolist() == pytest.approx([float(mean.detach()) for mean in means])
     for found, expected in zip(chunked.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad)
@@ -90,19 +96,19 @@ SCORED = Text("k", [0, 1, 2, 0, 1], 1, hidden=SCORES)  # row 0 shall guess 2, ro
 
 def test_accuracies_say_at_which_rank_the_right_token_stood():
     known = MedusaHeads(torch.eye(4), 1)  # scores are the states themselves
-    found = heads_loss.judge(known, [SCORED], top_k=3)
+    found = medusa.judge(known, [SCORED], top_k=3)
     assert found["accuracies"] == [pytest.approx([1 / 3, 1 / 3, 1 / 3])]
-    assert heads_loss.judge(known, [])["accuracies"] == [[0.0] * 4]
+    assert medusa.judge(known, [])["accuracies"] == [[0.0] * 4]
 
 
 def test_trimmed_heads_learn_and_are_judged_by_the_tokens_that_they_score():
     known = MedusaHeads(torch.eye(4), 1)
     known.trim(torch.tensor([1, 2, 3]))
-    found = heads_loss.judge(known, [SCORED], top_k=3)
+    found = medusa.judge(known, [SCORED], top_k=3)
     assert found["accuracies"] == [pytest.approx([0, 1 / 3, 1 / 3])]  # token 0 is not scored: a miss
     surprises = [-float(row[1:].log_softmax(-1)[at]) for row, at in ((SCORES[0], 1), (SCORES[2], 0))]
     assert found["loss"] == pytest.approx([sum(surprises) / 2])
-    losses = heads_loss.backward(known, *heads_loss.batch([SCORED], 1), decay=1.0)
+    losses = medusa.backward(known, *medusa.batch([SCORED], 1), decay=1.0)
     assert losses.tolist() == pytest.approx(found["loss"])
 
 
@@ -110,11 +116,11 @@ def test_trimmed_heads_learn_and_are_judged_by_the_tokens_that_they_score():
 
 
 def test_training_lowers_the_loss_on_texts_that_train_nothing(target, many, tmp_path, monkeypatch):
-    monkeypatch.setattr(heads, "LOOK_EVERY", 20)
+    monkeypatch.setattr(medusa, "LOOK_EVERY", 20)
     run = train(target, many, tmp_path, replace(RECIPE, steps=60, tokens=200, rate=3e-3))
     looks = [row for row in run.curve if "held_loss" in row]
     assert [row["step"] for row in looks] == [20, 40, 60] and len(run.curve) == 60
-    start = heads.look(heads.fresh(target.head.weight, RECIPE), heads.split(many)[1])
+    start = medusa.look(medusa.fresh(target.head.weight, RECIPE), medusa.split(many)[1])
     assert looks[-1]["held_loss"] < looks[0]["held_loss"] < start["held_loss"]
     assert all(len(row["top1"]) == len(row["top5"]) == 2 for row in looks)
     assert all(one <= five for row in looks for one, five in zip(row["top1"], row["top5"], strict=True))
@@ -126,7 +132,7 @@ def test_no_passage_and_no_topic_both_trains_and_watches():
     texts = [Text(f"{turn.kind}/{turn.key}", [], 0) for turn in turns]
     about = {text.key: turn.context or max((t for t in TOPICS if t in turn.text), key=len)
              for turn, text in zip(turns, texts, strict=True)}  # fmt: skip
-    parts = [{about[text.key] for text in part} for part in heads.split(texts)]
+    parts = [{about[text.key] for text in part} for part in medusa.split(texts)]
     assert not parts[0] & parts[1] and 0.05 < len(parts[1]) / len(parts[0] | parts[1]) < 0.15
 
 
@@ -152,7 +158,7 @@ def test_only_heads_that_read_the_anchor_can_learn_what_follows_it_alone(tmp_pat
     for rank in (0, 8):
         recipe = HeadsRecipe(heads=2, anchor_rank=rank, steps=200, tokens=100, rate=0.05, warmup=5)
         run = train_heads(lm_head, texts, recipe, tmp_path / str(rank))
-        right[rank] = heads_loss.judge(run.heads, texts)["accuracies"][0][0]
+        right[rank] = medusa.judge(run.heads, texts)["accuracies"][0][0]
     assert right[0] < 0.3 and right[8] > 0.95
 
 
@@ -164,10 +170,10 @@ def test_the_model_stays_as_it_was(target, many, tmp_path):
 
 
 def test_the_tenth_that_is_held_back_depends_on_the_key_alone_and_trains_nothing(target, many, tmp_path):
-    training, held = heads.split(many)
+    training, held = medusa.split(many)
     first = [n for n in range(40) if f"chat/{n}" in [text.key for text in held]]
     assert first == [0, 7, 9, 10, 33]  # in every process
-    assert len(training) + len(held) == len(many) and heads.split(many[::-1])[1] == held[::-1]
+    assert len(training) + len(held) == len(many) and medusa.split(many[::-1])[1] == held[::-1]
     garbled = [replace(text, ids=[9] * len(text.ids)) if text in held else text for text in many]
     runs = [train(target, texts, tmp_path / name) for name, texts in (("as it is", many), ("garbled", garbled))]
     assert [row["loss"] for row in runs[0].curve] == [row["loss"] for row in runs[1].curve]
@@ -177,7 +183,7 @@ def test_the_tenth_that_is_held_back_depends_on_the_key_alone_and_trains_nothing
 def test_with_a_bf16_head_products_are_bf16_and_what_is_trained_is_not(target, many, tmp_path):
     run = train_heads(target.head.weight.bfloat16(), many, replace(RECIPE, steps=30, rate=3e-3), tmp_path)
     assert {weight.dtype for weight in run.heads.parameters()} == {torch.float32}
-    assert heads_loss.scores_of(run.heads, many[0].hidden, torch.tensor(many[0].ids[1:])).dtype == torch.bfloat16
+    assert medusa.scores_of(run.heads, many[0].hidden, torch.tensor(many[0].ids[1:])).dtype == torch.bfloat16
     assert run.curve[-1]["loss"] < run.curve[0]["loss"]
 
 
@@ -186,15 +192,15 @@ def test_with_a_bf16_head_products_are_bf16_and_what_is_trained_is_not(target, m
 
 @pytest.mark.parametrize("form", [{}, {"muon": 1}, {"anchor_rank": 2, "kept": 20}], ids=str)
 def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, many, tmp_path, monkeypatch, form):
-    monkeypatch.setattr(heads, "LOOK_EVERY", 2)
+    monkeypatch.setattr(medusa, "LOOK_EVERY", 2)
     in_folder = partial(train, target, many, recipe=replace(RECIPE, **form))
-    whole = assert_pieces_end_alike(in_folder, heads.weights, tmp_path, steps=6)
+    whole = assert_pieces_end_alike(in_folder, tmp_path, steps=6)
     assert "top5" in whole.curve[1]
 
 
 def test_every_part_of_the_recipe_matters(target, many, tmp_path):
-    changes = [{}, {"heads": 3}, {"blocks": 2}, {"own": 1}, {"anchor_rank": 2}, {"decay": 0.5}, {"steps": 5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}, {"kept": 20}]  # fmt: skip  # noqa: E501
-    assert {name for change in changes for name in change} == {field.name for field in fields(heads.HeadsRecipe)}
+    changes = [{}, {"heads": 3}, {"blocks": 2}, {"anchor_rank": 2}, {"decay": 0.5}, {"steps": 5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}, {"kept": 20}]  # fmt: skip  # noqa: E501
+    assert {name for change in changes for name in change} == {field.name for field in fields(medusa.HeadsRecipe)}
     losses = {train(target, many, tmp_path / str(n), replace(RECIPE, **change)).curve[-1]["loss"]
               for n, change in enumerate(changes)}  # fmt: skip
     assert len(losses) == len(changes)
@@ -208,10 +214,92 @@ def test_a_run_of_another_recipe_is_refused(target, many, tmp_path):
 
 def test_a_folder_without_a_run_says_what_to_do(target, tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint; run `python -m lessons_lib.training heads` first"):
-        heads.trained(target.head.weight, tmp_path)
+        medusa.trained(target.head.weight, tmp_path)
 
 
 def test_a_finished_run_is_not_trained_further(target, many, tmp_path):
     train(target, many, tmp_path)
     again = train(target, many, tmp_path)
     assert again.step == 6 and len(again.curve) == 6 and math.isfinite(again.curve[-1]["held_loss"])
+
+
+# heads and model together
+
+
+def together(target, texts, folder, recipe=JOINT, **options):
+    return train_joint(target, MedusaHeads(target.head.weight, 2), texts, recipe, folder, **options)
+
+
+def test_at_first_nothing_diverges_and_the_loss_is_the_heads(target, texts, tmp_path):
+    first = together(target, texts, tmp_path).curve[0]
+    assert first["kl"] == pytest.approx(0, abs=1e-4) and first["heads"] > 1
+    assert first["loss"] == pytest.approx(0.2 * first["heads"], rel=1e-3)
+
+
+@pytest.mark.parametrize("anchor_rank", [0, 4])
+def test_the_gradient_is_that_of_the_whole_loss(target, texts, tmp_path, anchor_rank):
+    """Against autograd through everything at once."""
+    run = medusa.fresh_joint(target, random_heads(target.head.weight, 2, anchor_rank=anchor_rank), JOINT)
+    with torch.no_grad():
+        for weight in run.adapters.B:
+            weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    states = torch.cat([medusa.final_states(run, target, [text])[text.prompt_length - 1 :] for text in texts[:3]])
+    theirs, chosen, labels = medusa.batch(texts[:3], 2)
+    log_p, log_q = ((s @ target.head.weight.T).log_softmax(-1) for s in (theirs, states))
+    loss = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    guesses = run.heads(states, chosen=chosen).log_softmax(-1)
+    for k in range(2):
+        right = [(i, label) for i, label in enumerate(labels[:, k].tolist()) if label >= 0]
+        loss += 0.2 * 0.8 ** (k + 1) * -torch.stack([guesses[i, k, label] for i, label in right]).mean()
+    expected = torch.autograd.grad(loss, list(run.weights().values()))
+    norm = torch.cat([g.flatten() for g in expected]).norm()
+    medusa.joint_step(run, target, texts[:3])
+    assert run.curve[0]["loss"] == pytest.approx(float(loss.detach()), abs=1e-4)
+    clipped = min(1.0, float(1 / norm))
+    for weight, gradient in zip(run.weights().values(), expected, strict=True):
+        torch.testing.assert_close(weight.grad, clipped * gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_both_are_trained_the_model_itself_is_not_and_heads_learn_faster(target, texts, tmp_path):
+    before = copy.deepcopy(target.state_dict())
+    run = together(target, texts, tmp_path)
+    assert all(torch.equal(before[name], weight) for name, weight in target.state_dict().items())
+    assert all(weight.abs().max() > 0 for weight in [*run.adapters.B, *run.heads.parameters()])
+    slow, fast = (group["lr"] for group in run.optimizers[0].param_groups)
+    assert fast == pytest.approx(4 * slow)
+
+
+def test_heads_get_better_at_the_price_of_a_small_divergence(target, texts, tmp_path):
+    curve = together(target, texts, tmp_path, replace(JOINT, steps=40, tokens=200, rate=2e-3)).curve
+    assert curve[-1]["heads"] < curve[0]["heads"] and 0 < curve[-1]["kl"] < 1
+
+
+def test_texts_that_train_nothing_are_looked_at_before_the_first_step_on_the_way_and_in_the_end(
+    target, texts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(medusa, "JOINT_LOOK_EVERY", 20)
+    run = together(target, texts, tmp_path, replace(JOINT, steps=40, tokens=200, rate=2e-3), held=texts[:3])
+    looks = {row["step"]: row for row in run.curve if "held_kl" in row}
+    assert list(looks) == [1, 21, 40] and all(len(row["top1"]) == 2 for row in looks.values())
+    assert looks[1]["held_kl"] == pytest.approx(0, abs=1e-4) and 0 < looks[40]["held_kl"] < 1
+    untrained = total(torch.tensor(judge(MedusaHeads(target.head.weight, 2), texts[:3])["loss"]), JOINT.decay)
+    assert looks[1]["held_heads"] == pytest.approx(untrained, rel=1e-3) and looks[40]["held_heads"] < untrained
+    assert "held_kl" not in together(target, texts, tmp_path / "none").curve[0]
+
+
+def test_the_text_is_that_of_the_model_that_was_trained(target, texts, tmp_path):
+    run = together(target, texts, tmp_path, replace(JOINT, steps=20, rate=1e-2))
+    new = DecoderTarget(merged(target, run.adapters))
+    plain = generate(new, IDS, max_new_tokens=20).ids
+    assert generate(new, IDS, Medusa(run.heads, regular(5, 3)), max_new_tokens=20).ids == plain
+    assert plain != generate(DecoderTarget(target), IDS, max_new_tokens=20).ids
+
+
+def test_a_joint_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, texts, tmp_path):
+    assert_pieces_end_alike(partial(together, target, texts), tmp_path, steps=5)
+
+
+def test_a_joint_run_of_another_recipe_is_refused(target, texts, tmp_path):
+    together(target, texts, tmp_path)
+    with pytest.raises(ValueError, match="holds a run of another recipe"):
+        together(target, texts, tmp_path, replace(JOINT, balance=0.5))

@@ -1,0 +1,341 @@
+"""Training Medusa heads (lesson 09), alone on a frozen model or together with it. Cai et al. 2024 (arXiv 2401.10774).
+
+Alone (Medusa-1): the heads read what the model's own head read, and these states were kept when the model wrote its
+texts (`training.collect`). The model never runs, and a step is a few matmuls.
+
+Together (Medusa-2): heads guess better where the model makes its states easier to read. But then the model's own text
+changes, so its distribution is held to the old one's on the old one's texts (self-distillation). The old model need
+not run beside the new one: its states were kept.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.lora import LowRank, adapted
+from lessons_lib.models.medusa import MedusaHeads
+from lessons_lib.training.collect import Text, frequent, number_of
+from lessons_lib.training.distill import DistillationLoss
+from lessons_lib.training.loop import (
+    TrainingRun,
+    optimizers,
+    read_checkpoint,
+    read_texts,
+    restored,
+    resume,
+    train,
+    update,
+)
+from lessons_lib.training.prompts import source
+
+LOOK_EVERY = 200  # steps between two looks at the held-back texts
+JOINT_LOOK_EVERY = 20
+HELD_BACK = 10  # one passage or topic in so many
+ROWS = 256  # positions at a time: the logits of all heads at 2,000 positions would take gigabytes
+MISSING = -100  # the label where a text has ended
+
+
+@dataclass(frozen=True)
+class HeadsRecipe:
+    """heads, blocks, anchor_rank: as MedusaHeads. decay: lambda, the loss of head k counts lambda^k. tokens: per step,
+    prompts included.
+
+    rate, warmup, muon: as `distill.Recipe`. kept: how many tokens the heads score, those that texts use most (0: all).
+    """
+
+    heads: int = 4
+    blocks: int = 1
+    anchor_rank: int = 0
+    decay: float = 0.8
+    steps: int = 2_000
+    tokens: int = 2_048
+    rate: float = 1e-3
+    warmup: int = 100
+    muon: int = 0
+    kept: int = 0
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class HeadsRun(TrainingRun):
+    """The training run of heads.
+
+    Each LOOK_EVERY-th row of its curve and the last have the held-back texts' loss and, for each head, how often its
+    argmax (top1) or one of its five most likely tokens (top5) was right there.
+    """
+
+    heads: MedusaHeads
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self.heads.named_parameters())
+
+    def state(self) -> dict:
+        return {"kept": self.heads.kept}
+
+
+def train_heads(
+    lm_head: Tensor, texts: Sequence[Text], recipe: HeadsRecipe, folder: Path, minutes: float | None = None
+) -> HeadsRun:
+    """Train, or continue the run in `folder`, until recipe.steps or for some minutes.
+
+    lm_head (V, D): the model's own, frozen; where it is bf16, matmuls are, too, while the heads' weights stay float32.
+    ValueError if the folder holds a run of another recipe.
+    """
+
+    def start(saved: dict) -> HeadsRun:
+        most_used = frequent(texts, len(lm_head), recipe.kept) if recipe.kept else None
+        return fresh(lm_head, recipe, saved.get("kept", most_used))
+
+    run = resume(recipe, folder, start)
+    training, held = split(texts)
+
+    def one_step(which: list[int]) -> None:
+        train_step(run, [training[i] for i in which])
+        if run.step % LOOK_EVERY == 0 or run.step == recipe.steps:
+            run.curve[-1] |= look(run, held)
+
+    train(run, [len(text.ids) for text in training], one_step, folder, minutes, "Training heads")
+    return run
+
+
+def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
+    """(texts to train on, the tenth that is held back to watch the heads and to choose their tree by).
+
+    Split by what they are about, so that no passage and no topic is in both, and that the tenth is the same however
+    many texts there are. Held-out prompts are in neither.
+    """
+    parts = [], []
+    for text in texts:
+        parts[number_of(source(text.key)) % HELD_BACK == 0].append(text)
+    return parts
+
+
+def train_step(run: HeadsRun, texts: Sequence[Text]) -> None:
+    """One update from a batch of texts."""
+    run.heads.zero_grad()
+    losses = backward(run.heads, *batch(texts, run.heads.count), run.recipe.decay)
+    update(run, {"loss": round(total(losses, run.recipe.decay), 5)})
+
+
+def look(run: HeadsRun, held: Sequence[Text]) -> dict:
+    """Loss (nats) and shares of right guesses on held-back texts; {} without any."""
+    if not held:
+        return {}
+    found = judge(run.heads, held)
+    top = lambda k: [round(sum(row[:k]), 4) for row in found["accuracies"]]  # noqa: E731
+    loss = total(torch.tensor(found["loss"]), run.recipe.decay)
+    return {"held_loss": round(loss, 5), "top1": top(1), "top5": top(5)}
+
+
+def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> HeadsRun:
+    """A run at its start. lm_head (V, D). kept (K,): ids that the heads score (None: all)."""
+    heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, anchor_rank=recipe.anchor_rank)
+    exact = torch.promote_types(lm_head.dtype, torch.float32)
+    for part in (heads.stacks, heads.anchors):
+        part.to(exact)
+    if kept is not None:
+        heads.trim(kept)
+    return HeadsRun(recipe=recipe, heads=heads, optimizers=optimizers(heads.parameters(), recipe))
+
+
+def trained(lm_head: Tensor, folder: Path) -> HeadsRun:
+    """The run that `folder` holds. lm_head (V, D). ValueError if it holds none."""
+    saved = read_checkpoint(folder, "heads")
+    return restored(fresh(lm_head, HeadsRecipe(**saved["recipe"]), saved["kept"]), saved)
+
+
+# the loss: cross-entropy of head k with the token k places after the next one
+
+
+def batch(texts: Sequence[Text], count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `examples` of several texts (at least one) for `count` heads, one after the other."""
+    return tuple(map(torch.cat, zip(*(examples(text, count) for text in texts), strict=True)))
+
+
+def examples(text: Text, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """States (T, D) from the prompt's last token on, the tokens chosen from them (T,), and the labels (T, K).
+
+    The state in row i chose token i + 1, so head k = 1, 2, ... shall guess token i + 1 + k; MISSING after the end.
+    """
+    start = text.prompt_length - 1
+    ids = torch.tensor(text.ids + [MISSING] * count)
+    rows = torch.arange(start, len(text.ids) - 1)
+    return text.hidden[start:], ids[rows + 1], ids[rows[:, None] + 2 + torch.arange(count)]
+
+
+def backward(
+    heads: MedusaHeads, states: Tensor, chosen: Tensor, labels: Tensor, decay: float, weight: float = 1.0
+) -> Tensor:
+    """Add the gradients of weight * sum of decay^k L_k -> each head's mean cross-entropy L_k (K,) in nats.
+
+    states (T, D), chosen (T,), labels (T, K): as `examples` gives them.
+    """
+    labels = scored(heads, labels)
+    counts = (labels != MISSING).sum(0).clamp_min(1).to(heads.lm_head.device)
+    share = weight * decay ** torch.arange(1, heads.count + 1, device=counts.device) / counts
+    sums = torch.zeros(heads.count, device=counts.device)
+    for rows, known, wanted in zip(*(each.split(ROWS) for each in (states, chosen, labels)), strict=True):
+        losses = surprise(scores_of(heads, rows, known), wanted).sum(0)
+        (losses * share).sum().backward()
+        sums += losses.detach()
+    return sums / counts
+
+
+def scored(heads: MedusaHeads, labels: Tensor) -> Tensor:
+    """labels (...) -> their numbers among the tokens that the heads score; MISSING for those that they do not."""
+    if heads.kept is None:
+        return labels
+    numbers = torch.full((heads.vocab_size,), MISSING)
+    numbers[heads.kept.cpu()] = torch.arange(heads.scored)
+    return numbers[labels.clamp_min(0)].where(labels != MISSING, MISSING)
+
+
+def total(losses: Tensor, decay: float) -> float:
+    """The sum over heads k = 1, 2, ... of lambda^k L_k; losses (K,), decay: lambda."""
+    return sum(decay**k * loss for k, loss in enumerate(losses.tolist(), 1))
+
+
+def scores_of(heads: MedusaHeads, states: Tensor, chosen: Tensor) -> Tensor:
+    """states (T, D), tokens chosen from them (T,) -> scores (T, K, scored), matmuls in the LM head's dtype."""
+    kind = heads.lm_head.dtype
+    with torch.autocast(heads.lm_head.device.type, kind) if kind == torch.bfloat16 else nullcontext():
+        return heads.scores(states.to(heads.lm_head), chosen=chosen)
+
+
+def surprise(scores: Tensor, labels: Tensor) -> Tensor:
+    """scores (T, K, scored), `scored` labels (T, K) -> the cross-entropy (T, K) in nats, 0 where a label is MISSING."""
+    exact = scores.flatten(0, 1).to(torch.promote_types(scores.dtype, torch.float32))
+    labels = labels.to(scores.device)
+    return F.cross_entropy(exact, labels.flatten(), ignore_index=MISSING, reduction="none").view(labels.shape)
+
+
+@torch.no_grad()
+def judge(heads: MedusaHeads, texts: Sequence[Text], top_k: int = 10) -> dict[str, list]:
+    """Along texts: each head's mean cross-entropy over the tokens that it scores (loss, K, in nats), and how often its
+    i-th most likely token is right (accuracies, K by top_k), of the positions where there is a token to guess.
+    """
+    top_k = min(top_k, heads.scored)
+    loss, right, counts, known = torch.zeros(heads.count), torch.zeros(heads.count, top_k), *torch.zeros(2, heads.count)
+    for states, chosen, labels in (examples(text, heads.count) for text in texts):
+        scores, wanted = scores_of(heads, states, chosen), scored(heads, labels)
+        best = scores.topk(top_k).indices.cpu()
+        loss += surprise(scores, wanted).sum(0).cpu()
+        right += (best == wanted[..., None]).sum(0)
+        counts += (labels != MISSING).sum(0)
+        known += (wanted != MISSING).sum(0)
+    shares = right / counts.clamp_min(1)[:, None]
+    return {"loss": (loss / known.clamp_min(1)).tolist(), "accuracies": shares.tolist()}
+
+
+# heads and model together
+
+
+@dataclass(frozen=True)
+class JointRecipe:
+    """start: the run of heads that it begins with. rank, alpha: of the adapters. balance: lambda_0, the weight of the
+    heads' losses. decay: lambda, as in HeadsRecipe. rate: the adapters'; the heads learn `faster` times as fast.
+    tokens: per step."""
+
+    start: str = "default"
+    rank: int = 8
+    alpha: float = 16.0
+    balance: float = 0.2
+    decay: float = 0.8
+    steps: int = 200
+    tokens: int = 1_024
+    rate: float = 5e-4
+    faster: float = 4.0
+    warmup: int = 20
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class JointRun(TrainingRun):
+    """The training run of adapters and heads with one optimizer; its curve has both parts of the loss.
+
+    The first row and each JOINT_LOOK_EVERY-th after it have those of held-back texts as they were before the step, and
+    how often each head's argmax was right there (top1); the last row as they are in the end.
+    """
+
+    adapters: LowRank
+    heads: MedusaHeads
+
+    def weights(self) -> dict[str, Tensor]:
+        parts = {"adapters": self.adapters, "heads": self.heads}
+        return {f"{part}.{name}": weight for part, of in parts.items() for name, weight in of.named_parameters()}
+
+
+def train_joint(
+    decoder: Decoder,
+    heads: MedusaHeads,
+    texts: Sequence[Text],
+    recipe: JointRecipe,
+    folder: Path,
+    minutes: float | None = None,
+    held: Sequence[Text] = (),
+) -> JointRun:
+    """Train adapters of a frozen decoder (float32 or float64) and its heads, which should be trained alone first.
+
+    The heads change in place. held: texts that train nothing, to look at. Resumable as `train_heads`.
+    """
+    run = resume(recipe, folder, lambda _: fresh_joint(decoder, heads, recipe))
+
+    def one_step(which: list[int]) -> None:
+        seen = joint_look(run, decoder, held) if run.step % JOINT_LOOK_EVERY == 0 else {}
+        joint_step(run, decoder, [texts[i] for i in which])
+        run.curve[-1] |= joint_look(run, decoder, held) if run.step == recipe.steps else seen
+
+    train(run, [len(text.ids) for text in texts], one_step, folder, minutes, "Training jointly")
+    return run
+
+
+def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
+    """One update from a batch of texts: L = KL(old, new) + balance * sum of decay^k L_k, both parts recorded."""
+    recipe = run.recipe
+    run.optimizers[0].zero_grad()
+    theirs, chosen, labels = batch(texts, run.heads.count)
+    counts = torch.cat([torch.arange(len(text.ids) - 1) >= text.prompt_length - 1 for text in texts])
+    ours = final_states(run, decoder, texts)[counts.to(decoder.norm.device)]  # the rows of `batch`
+    cut = ours.detach().requires_grad_()  # the losses' gradients gather here, then run through the decoder once
+    divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
+    divergence.backward()
+    guessing = total(backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance), recipe.decay)
+    ours.backward(cut.grad)
+    parts = {"loss": divergence.item() + recipe.balance * guessing, "kl": divergence.item(), "heads": guessing}
+    update(run, {name: round(value, 5) for name, value in parts.items()})
+
+
+@torch.no_grad()
+def joint_look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
+    """Both parts of the loss (nats) and shares of right guesses on held-back texts; {} without any."""
+    if not held:
+        return {}
+    now = [replace(text, hidden=final_states(run, decoder, [text])) for text in held]
+    theirs, ours = (torch.cat([text.hidden[text.prompt_length - 1 :] for text in of]) for of in (held, now))
+    divergence, _ = DistillationLoss.apply(ours, theirs.to(ours), decoder.head.weight, 0.0)
+    found = judge(run.heads, now, top_k=1)
+    guessing = total(torch.tensor(found["loss"]), run.recipe.decay)
+    top1 = [round(row[0], 4) for row in found["accuracies"]]
+    return {"held_kl": round(divergence.item(), 5), "held_heads": round(guessing, 5), "top1": top1}
+
+
+def final_states(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> Tensor:
+    """What the adapted model's head reads (T, D) along all texts, packed."""
+    return decoder.final(read_texts(decoder, [text.ids[:-1] for text in texts], kernels=run.adapters.kernels()))
+
+
+def fresh_joint(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe) -> JointRun:
+    """A run at its start."""
+    adapters = adapted(decoder, recipe.rank, recipe.alpha, recipe.seed)
+    groups = [
+        {"params": list(adapters.parameters())},
+        {"params": list(heads.requires_grad_(True).parameters()), "faster": recipe.faster},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.rate, weight_decay=0.0)
+    return JointRun(recipe=recipe, adapters=adapters, heads=heads, optimizers=[optimizer])
