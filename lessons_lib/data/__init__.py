@@ -5,7 +5,7 @@ questions.jsonl: written for this project, in Spec-Bench's format, so that both 
 prompt holds, most of them so that much of it comes back in the answer), "math", "writing" (free) and "lists".
 
 held_out.jsonl: prompts of other people's that no draft of ours is trained on, each with its source; NOTICE has their
-licences. Up to twelve of a kind, spread over those short enough. Categories: "chat", "qa", "summarization", "code", "math".
+licences; up to twelve of a kind. Categories: "chat", "qa", "summarization", "code", "math".
 
 wikitext2_evaluation.txt, wikitext2_calibration.txt: whole articles of WikiText-2's test split, detokenised, to measure
 quality on and to calibrate with (lesson 10). No model here was trained on them, and no article is in both.
