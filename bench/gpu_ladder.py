@@ -4,18 +4,15 @@ On a GPU a step of a small model is launching: what a recorded graph gains there
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from functools import cache, partial
 from statistics import median
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from bench import fitting
 from bench.speculation import GROUNDED
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate, load
-from lessons_lib.caches.cache import StaticCache
 from lessons_lib.data import questions
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.peers import by_transformers
@@ -31,64 +28,6 @@ ASKED = {"free": (("writing",), 3), "grounded": (GROUNDED, 1)}  # categories, an
 ROUNDED = ("int8-weight-only", "int4", "int8")
 Write = Callable[[list[int]], Sequence[int]]
 Rungs = Iterator[tuple[str, Callable[[], Write]]]
-
-
-class RecordedTarget(CompiledTarget):
-    """CompiledTarget whose steps are recorded as CUDA graphs, once each: all its texts share one cache's buffers, so
-    that only one can be written at a time."""
-
-    shared: StaticCache | None = None
-
-    def new_cache(self, tokens: int) -> StaticCache:
-        """An empty cache in the buffers of the first one."""
-        self.shared = self.shared or super().new_cache(tokens)
-        made = copy(self.shared)
-        made.keep(0)
-        return made
-
-    def _step(self, width: int) -> "Recorded":
-        if not isinstance(self._steps.get(width), Recorded):
-            self._steps[width] = Recorded(super()._step(width))
-        return self._steps[width]
-
-
-class Recorded:
-    """A step over tensors that are always the same, into which each call copies its own; results are copies, too."""
-
-    problem = property(lambda self: getattr(self.step, "problem", None))
-
-    def __init__(self, step: Callable[..., tuple[Tensor, ...]]):
-        self.step, self.replay, self.inputs = step, None, []
-
-    def __call__(self, *args) -> tuple[Tensor, ...]:
-        """As step(*args); the last two, keys and values, are those of the first call."""
-        *new, keys, values = args
-        if self.replay is None:
-            self.inputs = [tensor.clone() for tensor in new]
-            self.replay = recorded(self.step, (*self.inputs, keys, values))
-        for mine, other in zip(self.inputs, new, strict=True):
-            mine.copy_(other)
-        return tuple(tensor.clone() for tensor in self.replay())
-
-
-@torch.no_grad()
-def recorded(step: Callable[..., tuple[Tensor, ...]], args: tuple) -> Callable[[], tuple[Tensor, ...]]:
-    """step(*args) as a CUDA graph -> its replay, which launches all kernels at once and gives the tensors they fill."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(3):  # compiled and warm before anything is recorded
-            step(*args)
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step(*args)
-
-    def replay(graph=graph, args=args, out=out) -> tuple[Tensor, ...]:  # holds the memory that the graph works on
-        graph.replay()
-        return out
-
-    return replay
 
 
 def ladder(lm: LanguageModel) -> Iterator[tuple[str, dict[str, float]]]:
@@ -138,9 +77,9 @@ def rungs(lm: LanguageModel) -> Rungs:
         yield from with_guesses(" ".join(filter(None, ("graph", weights))), of, small, heads)
 
 
-def record(decoder, like: Target, widths: Sequence[int]) -> RecordedTarget:
-    """A decoder of this vocabulary whose steps of these widths are recorded. RuntimeError where nothing compiles."""
-    made = RecordedTarget(decoder, like.tokenizer, like.eos, CONTEXT, widths)
+def record(decoder, like: Target, widths: Sequence[int]) -> CompiledTarget:
+    """A decoder of this vocabulary whose steps of these widths are captured. RuntimeError where nothing compiles."""
+    made = CompiledTarget(decoder, like.tokenizer, like.eos, CONTEXT, widths)
     if made.problem:
         raise RuntimeError(made.problem)
     return made

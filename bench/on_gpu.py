@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from bench import serving
-from bench.gpu_ladder import ladder, recorded
+from bench.gpu_ladder import ladder
 from bench.registry import CLAIMS, Run
 from bench.run import RESULTS
+from lessons_lib.compiler import capture
 from lessons_lib.decoding.blocks import plain_block
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
@@ -85,7 +86,7 @@ def times(of: DecoderTarget, rate: float) -> dict[str, float]:
     calls = {"eager": repeatable_step(of, prompt), "compiled": repeatable_step(compiled, prompt)}
     calls["compiled"]()
     if of.device.type == "cuda":
-        calls["graph"] = recorded(*step_alone(compiled, prompt))
+        calls["graph"] = capture(*step_alone(compiled, prompt))
     found = {name: 1e3 * timed(call, of.device, repeats=REPEATS, warmup=3).median for name, call in calls.items()}
     return found | {"limit": 1e3 * bytes_read(of.decoder) / rate}
 

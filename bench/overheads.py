@@ -142,7 +142,7 @@ def slots() -> Calls:
 
 def sums() -> Calls:
     """ROWS rows by the library's products, and as sums that share one reading."""
-    return step(small(), ROWS, products="library"), step(small(), ROWS)
+    return step(small(), ROWS, matmul="library"), step(small(), ROWS)
 
 
 def formats(before: str | None, behind: str, rows: int = 1) -> Callable[[], Calls]:

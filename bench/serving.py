@@ -17,7 +17,7 @@ from torch import Tensor
 from bench import other_engines
 from bench.registry import Measured, Run, claim
 from lessons_lib import load
-from lessons_lib.decoding.targets.compiled import CompiledStep
+from lessons_lib.compiler import CompiledStep
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.hub import dtype_name

@@ -32,7 +32,6 @@ from lessons_lib.decoding.replay import (
 from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
 from lessons_lib.decoding.streaming import TextStream
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
-from lessons_lib.decoding.targets.compiled import CompiledStep
 from lessons_lib.decoding.targets.one_by_one import one_by_one
 from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.decoding.timing import (
@@ -51,7 +50,6 @@ from lessons_lib.models.medusa import MedusaHeads, load_heads, own_parameters, s
 __all__ = [
     "Adaptive",
     "Block",
-    "CompiledStep",
     "CompiledTarget",
     "Confidence",
     "Constant",

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lessons_lib.caches.paged import PagedCache, PagedMemory, PagedRows
-from lessons_lib.compiler import compiler_problem, kept_in_memory
+from lessons_lib.compiler import CompiledStep, compiler_problem, kept_in_memory
 from lessons_lib.decoding.blocks import Block, Scores
-from lessons_lib.decoding.targets.compiled import CompiledStep, kernels_of, say_uncompiled
+from lessons_lib.decoding.targets.compiled import kernels_of, say_uncompiled
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment, States
 from lessons_lib.models.kernels import attend
@@ -74,7 +74,9 @@ def attend_either(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     return (attend_rows if keys.dim() == 4 else attend)(q, keys, values, mask)
 
 
-COMPILED = dict(frozen=True, tuned=True, indices_checked=False)  # `_call` checks them
+COMPILED = dict(frozen=True, max_autotune=True, check_indices=False)  # `_call` checks them
+# of tokens, positions, block tables and the rows whose logits are wanted, what differs from step to step
+SIZES = (("rows",), ("rows",), ("rows", "blocks"), ("wanted",))
 # (row, entry) pairs of attention, as measured on two cores with AVX512-bf16; a GPU's would be others:
 LONG = 2**14  # of one block: a prompt with more takes less time eagerly
 WASTE = 2**13  # of padding: more would take longer than another forward
@@ -93,7 +95,7 @@ class CompiledPagedTarget(PagedTarget):
         super().__init__(decoder, tokenizer, eos, **sizes)
         self.slots, self.problem = slots, say_uncompiled(compiler_problem(self.device))
         name = f"step of many rows ({decoder.config.num_layers} layers, {self.dtype})"
-        self.step = CompiledStep(paged_step(decoder), name, **COMPILED, prepare=any_size)
+        self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, **COMPILED)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Blocks in compiled forwards, those that need it in an eager one -> the scores of each.
@@ -156,13 +158,6 @@ def check(name: str, numbers: Sequence[int], count: int) -> None:
     """IndexError unless all numbers are those of `count` things."""
     if min(numbers) < 0 or max(numbers) >= count:
         raise IndexError(f"{name}s {min(numbers)} to {max(numbers)} are not all within 0 to {count - 1}")
-
-
-def any_size(tokens: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, *memory: list[Tensor]) -> None:
-    """Mark what may differ from step to step, before it is compiled: rows, blocks of a row, rows that are wanted."""
-    for tensor in (tokens, positions, tables, wanted):
-        torch._dynamo.maybe_mark_dynamic(tensor, 0)
-    torch._dynamo.maybe_mark_dynamic(tables, 1)
 
 
 def is_rows(block: Block) -> bool:
@@ -231,7 +226,7 @@ def paged_step(decoder: Decoder, cache=Pages) -> Callable:
     It takes tokens (rows,), positions, tables, keys and values as Pages, and the rows `wanted` (w,) -> logits (w, V).
     cache: what looks keys and values up, made as Pages is.
     """
-    kernels = replace(kernels_of(decoder, opened=False), attend=attend_pages)
+    kernels = replace(kernels_of(decoder, pointwise=False), attend=attend_pages)
 
     def step(tokens: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, keys: list, values: list):
         size = keys[0].shape[-2]

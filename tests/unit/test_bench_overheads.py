@@ -8,7 +8,7 @@ from support.benches import with_heads
 from support.heads import heads_of
 
 from bench import inside, overheads
-from lessons_lib.decoding.targets.compiled import CompiledStep
+from lessons_lib.compiler import CompiledStep
 from lessons_lib.measure.parts import grouped
 from lessons_lib.models.kernels import attend_by_products
 
@@ -38,7 +38,7 @@ def test_every_change_is_timed_with_what_it_replaces(bench, monkeypatch):
 def test_the_step_before_has_its_guards_and_the_step_behind_has_not(bench, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda step, **options: asked.append("options" in options))
-    monkeypatch.setattr(bench, "step", lambda decoder: CompiledStep(lambda: None, "", frozen=False, tuned=False))
+    monkeypatch.setattr(bench, "step", lambda decoder: CompiledStep(lambda: None, ""))
     bench.guards()
     assert asked == [False, True]
 

@@ -1,4 +1,4 @@
-"""The compiler around a compiled target (lesson 03): its settings, its cache, and what is said where it is missing."""
+"""The compiler around a compiled target (lesson 03): checked calls, graphs, settings, and what is said without one."""
 
 import os
 import re
@@ -12,7 +12,10 @@ import torch._inductor.config as inductor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.utils import run_and_get_code
 
+from support.graphs import graphs_on_cpu
+
 from lessons_lib import compiler
+from lessons_lib.compiler import CompiledStep, CudaGraph, Layout
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.models import tiny
@@ -28,7 +31,7 @@ def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
         assert inductor.freezing is True
         raise RuntimeError("no kernel")
 
-    target = CompiledTarget(Decoder.from_transformers(tiny()), context=CONTEXT, products="tuned")
+    target = CompiledTarget(Decoder.from_transformers(tiny()), context=CONTEXT, matmul="max-autotune")
     monkeypatch.setattr(torch, "compile", lambda step, **options: fail)
     with pytest.raises(RuntimeError, match="no kernel"):
         generate(target, PROMPT, max_new_tokens=N)
@@ -37,7 +40,7 @@ def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
 
 def test_numbers_that_look_rows_up_are_checked_unless_whoever_compiles_has_done_so():
     for checked in (True, False):
-        with compiler.settings(indices_checked=checked):
+        with compiler.settings(check_indices=checked):
             assert inductor.assert_indirect_indexing is checked
     with compiler.settings():
         assert inductor.assert_indirect_indexing is True
@@ -64,7 +67,7 @@ from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 decoder = Decoder.from_transformers(tiny(1))
-target = CompiledTarget(decoder, context=32, products="library")
+target = CompiledTarget(decoder, context=32, matmul="library")
 out = generate(target, [1, 2, 3], max_new_tokens=4)
 assert " " in torch.__file__ and target.problem is None and target.compile_seconds
 assert out.ids == generate(DecoderTarget(decoder), [1, 2, 3], max_new_tokens=4).ids
@@ -193,3 +196,110 @@ def test_short_kernels_are_shared_by_layers_and_leave_no_setting_behind():
     assert CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM == usual
     (one, once), (few, calls) = counts
     assert one == once == 1 and 1 < few < calls, counts
+
+
+def args(capacity=8, dtype=torch.float32, layers=2):
+    """As a decoding step takes them: token, mask, keys and values."""
+    buffers = lambda: [torch.zeros(2, capacity, 4, dtype=dtype) for _ in range(layers)]  # noqa: E731
+    return torch.tensor([1]), torch.ones(1, capacity, dtype=torch.bool), buffers(), buffers()
+
+
+OPEN_CAPACITY = ((), (None, "capacity"), (None, "capacity", None), (None, "capacity", None))
+
+
+def test_arguments_like_those_of_the_first_call_pass_the_check():
+    layout = Layout(args())
+    for _ in range(2):
+        layout.check(args())
+    other_length = Layout(args(), sizes=OPEN_CAPACITY)
+    for capacity in (8, 24, 5):
+        other_length.check(args(capacity))
+
+
+@pytest.mark.parametrize("given, said", [
+    (args(capacity=16), r"made for \(1, 8\) bool on cpu and is given \(1, 16\) bool on cpu"),
+    (args(dtype=torch.bfloat16), r"made for \(2, 8, 4\) float32 on cpu and is given \(2, 8, 4\) bfloat16"),
+    (args(layers=1), "made for .* and is given"),
+    (args(layers=3), "made for .* and is given"),
+    (tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args()), "on cpu and is given .* on meta"),
+    ((args()[0], args()[1].new_ones(8, 1).T, *args()[2:]), "made for"),
+], ids=["capacity", "dtype", "a layer less", "a layer more", "device", "strides"])  # fmt: skip
+def test_other_arguments_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        Layout(args()).check(given)
+
+
+def test_a_buffer_that_is_not_as_long_as_the_others_is_refused_where_lengths_are_open():
+    layout = Layout(args(), sizes=OPEN_CAPACITY)
+    for part in range(1, 4):
+        mixed = list(args(16))
+        mixed[part] = args(24)[part]
+        with pytest.raises(ValueError, match="a compiled step was made for"):
+            layout.check(mixed)
+    keys = args(16)[2]
+    with pytest.raises(ValueError, match="a compiled step was made for"):
+        layout.check((*args(16)[:2], [keys[0], args(24)[2][1]], args(16)[3]))
+
+
+def moved(module):
+    module.to(torch.bfloat16)
+
+
+def replaced(module):
+    module.weight = torch.nn.Parameter(module.weight.clone())
+
+
+def removed(module):
+    del module.weight
+
+
+@pytest.mark.parametrize("change", [moved, replaced, removed])
+def test_weights_that_are_not_those_of_the_first_call_are_noticed(change):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Embedding(4, 3))
+    layout = Layout((), module)
+    layout.check(())
+    change(module[1])
+    with pytest.raises(ValueError, match="moved, cast or replaced"):
+        layout.check(())
+
+
+def test_a_compiled_step_checks_every_call_but_its_first(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda step, **options: step)
+    module = torch.nn.Linear(4, 4)
+    step = CompiledStep(lambda token, mask, keys, values: module(keys[0]), "step", weights=module)
+    step(*args())
+    assert step.seconds is not None
+    step(*args())
+    for other in (args(16), args(dtype=torch.float64)):
+        with pytest.raises(ValueError, match="a compiled step was made for"):
+            step(*other)
+    moved(module)
+    with pytest.raises(ValueError, match="moved, cast or replaced"):
+        step(*args())
+
+
+def doubled(token, keys, values):
+    values[0].copy_(keys[0])
+    return token * 2, token + 1
+
+
+def test_results_of_a_replay_outlive_the_next_one_and_the_cache_is_written_in_place():
+    _, _, keys, values = args()
+    keys[0] += 3
+    with graphs_on_cpu():
+        graph = CudaGraph(doubled, (torch.tensor([7]), keys, values), None)
+    values[0].zero_()
+    first = graph(torch.tensor([1]), keys, values)
+    second = graph(torch.tensor([5]), keys, values)
+    assert [int(tensor) for tensor in (*first, *second)] == [2, 2, 10, 6]
+    assert torch.equal(values[0], keys[0])
+
+
+def test_a_graph_refuses_inputs_it_was_not_captured_for_and_another_cache():
+    (token, _, keys, values), (_, _, *others) = args(), args()
+    with graphs_on_cpu():
+        graph = CudaGraph(doubled, (token, keys, values), None)
+    with pytest.raises(ValueError, match="made for"):  # copy_ alone would stretch or cast it
+        graph(token.float(), keys, values)
+    with pytest.raises(ValueError, match="captured with"):
+        graph(token, *others)

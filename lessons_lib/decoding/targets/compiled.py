@@ -1,121 +1,51 @@
-"""Our decoder as a compiled target (lesson 03): a static cache and one graph per number of tokens.
+"""Our decoder as a compiled target (lesson 03): a static cache, and one compiled step for each number of tokens.
 
-Plain `torch.compile` gains little on a CPU: most of a one-token step is matrix-vector products, and those stay calls of
-the same library. What helps is to take the products out of the library: written as sums over products, they are
-compiled with all the rest. Keys and values travel as arguments, so that every prompt may bring its own cache to the
-same graph. After gpt-fast (PyTorch 2023, https://pytorch.org/blog/accelerating-generative-ai-2/).
+On a CPU plain `torch.compile` gains little: most of a one-token step is matrix-vector products, and those stay calls of
+the same library. Written as sums of products they are compiled with all the rest. On a GPU what costs is launching
+hundreds of small kernels: there the compiled step is captured as a CUDA graph and replayed.
+Keys and values travel as arguments, so that every prompt may bring its own cache.
+After gpt-fast (PyTorch 2023, https://pytorch.org/blog/accelerating-generative-ai-2/).
 """
 
+import weakref
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
-from time import perf_counter
 
 import torch
 from torch import Tensor
-from torch._dynamo import lookup_backend
-from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 
 from lessons_lib.caches.cache import Slots, StaticCache
-from lessons_lib.compiler import compiler_problem, keep_compiled_code, settings
+from lessons_lib.compiler import CompiledStep, CudaGraph, compiler_problem
 from lessons_lib.decoding.blocks import Block, Scores
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import FUSED, OPEN, Kernels, attend_natively
-from lessons_lib.progress import first_line, say
+from lessons_lib.progress import say
 from lessons_lib.quantization.linear import Products
 
-
-class CompiledStep:
-    """step(*tensors), compiled at the first call, and again after a `torch.compiler.reset()`.
-
-    name: what is said to be compiling. frozen, tuned, short, indices_checked: see `compiler.settings`. prepare: is
-    given the tensors whenever they are about to be compiled for. seconds: what the first call took, None before it.
-    problem: why the step is not compiled and runs as it is, None if it is. Errors are the step's.
-    """
-
-    def __init__(
-        self,
-        step: Callable,
-        name: str,
-        frozen: bool,
-        tuned: bool,
-        short: bool = False,
-        indices_checked: bool = True,
-        prepare: Callable = lambda *args: None,
-    ):
-        step.__code__ = step.__code__.replace()  # its own copy: graphs are kept with the code, a handful at most
-        self.step, self.name = step, name
-        self.chosen = dict(frozen=frozen, tuned=tuned, short=short, indices_checked=indices_checked)
-        self.prepare = prepare
-        self.seconds: float | None = None
-        self.problem: str | None = None
-        # checks before every call would take up to 1 ms, and find nothing: what they look for never changes here
-        unchecked = {"guard_filter_fn": lambda guards: [False] * len(guards)}
-        self._compiled = torch.compile(step, dynamic=False, fullgraph=True, backend=self._compile, options=unchecked)
-
-    @torch.no_grad()  # as the step was compiled: a graph for another mode would be another graph
-    def __call__(self, *args):
-        if self.problem:
-            return self.step(*args)
-        if self.seconds is None:
-            return self._first(*args)
-        try:
-            return self._compiled(*args)
-        except BackendCompilerFailed:  # the graph was thrown away: see `_compile`; nothing has run yet
-            return self._first(*args)
-
-    def _first(self, *args):
-        keep_compiled_code()
-        self.seconds = None
-        self.prepare(*args)
-        say(f"compiling the {self.name} ...")
-        since = perf_counter()
-        try:
-            with settings(**self.chosen):
-                out = self._compiled(*args)
-        except ShortenTraceback as error:  # of the compiler, whatever it lacks
-            self.problem = f"torch.compile failed ({first_line(error)})"
-            return self.step(*args)
-        self.seconds = perf_counter() - since
-        say(f"compiled in {self.seconds:.0f} s")
-        return out
-
-    def _compile(self, graph: torch.fx.GraphModule, inputs: list, **_) -> Callable:
-        """The compiler. After a reset torch asks for it without our settings, which it needs before it comes here."""
-        if self.seconds is not None:
-            raise RuntimeError("torch.compiler.reset() has thrown the graph away")
-        return lookup_backend("inductor")(graph, inputs)
-
-
-def say_uncompiled(problem: str | None) -> str | None:
-    """Tell whoever waits why nothing is compiled, if so; decoding goes on -> the problem, None if there is none."""
-    if problem:
-        say(f"{problem}; decoding runs uncompiled")
-    return problem
-
-
-PRODUCTS = ("open", "tuned", "library")
-FEW = 16  # rows up to which sums beat the library's products in single precision
-STEP = 16  # slots by which fitted caches differ: whole vectors, whatever the machine's
+MATMULS = ("pointwise", "max-autotune", "library")
+POINTWISE_ROWS = 16  # up to which sums beat the library's matmul on a CPU in single precision; in 16 bits it is one
+CAPACITY_STEP = 16  # entries by which fitted caches differ: whole vectors, whatever the machine's
+# of the tokens, positions and slots of a fitted step, its mask, keys and values: a text's length may change
+FITTED = ((), (), (), (None, "capacity"), (None, "capacity", None), (None, "capacity", None))
 
 
 class CompiledTarget(DecoderTarget):
-    """As DecoderTarget, with forwards of up to max(widths) tokens compiled, others eager.
+    """As DecoderTarget, with forward passes of up to max(widths) tokens compiled, others eager.
 
-    context: tokens of every cache, fixed because shapes are compiled. fitted: caches are only as long as their text
-    needs, up to context, and compiled code leaves their length open: a step attends to no slot that is never filled.
-    Not for the target of a DraftModel, which asks for a cache without knowing how long the text will be.
-    Its kernels are short (`compiler.short_kernels`), so that it compiles sooner and a profiler tells less.
-    widths: token counts to compile for; a block is padded up to the next one.
-    products: with "open" those of few rows are written as sums (of one row in 16 bits, since the library has units for
-    several) and weights are frozen; "tuned" freezes weights and lets the compiler tune every product;
-    "library" leaves products to the library and weights as they are. A rounded decoder's products are its own, with
-    weights frozen and products tuned where its matrices ask for that.
-    once: one layer is compiled for all, not each with its neighbours. Of 30 layers that took a quarter (bf16) to a half
-    (int4, "library") of the time, and a step 8% more (bf16) or as long. It changes nothing before torch 2.13, nor where
-    products are tuned: they want constants, and a layer that serves for all takes its weights as arguments; and little
-    where caches are fitted.
-    problem: why nothing is compiled, None if it is. ValueError for `products` that there are not, and no widths.
+    context: tokens of every cache, fixed because shapes are compiled.
+    widths: token counts to compile for; an input is padded up to the next one.
+    matmul: "pointwise" writes those of few tokens as sums of products (of one token in 16 bits) and freezes weights;
+    "max-autotune" freezes weights and lets the compiler time its own kernels against the library's; "library" calls
+    oneDNN or cuBLAS. Default: "pointwise" on a CPU, "library" on a GPU. Quantized weights bring their own.
+    fitted: a cache is only as long as its text needs, up to context, so that attention reads no empty entries; kernels
+    are short and compile sooner (`compiler.short_kernels`). Not for the target of a DraftModel, which asks for a cache
+    before the text's length is known, and without effect on graphs, which have fixed shapes.
+    regional: one layer is compiled for all, which takes a quarter to a half of the time. Needs torch 2.13, and changes
+    nothing where the compiler has to see weights as constants ("max-autotune").
+    cuda_graph: whether steps are captured and replayed; default: on a GPU.
+    problem: why nothing is compiled, None if it is. ValueError for an unknown `matmul`.
     """
 
     offers = frozenset({"states"})
@@ -127,20 +57,26 @@ class CompiledTarget(DecoderTarget):
         eos: Sequence[int] = (),
         context: int = 512,
         widths: Sequence[int] = (1,),
-        products: str = "open",
+        matmul: str | None = None,
         fitted: bool = False,
-        once: bool = False,
+        regional: bool = False,
+        cuda_graph: bool | None = None,
     ):
-        if products not in PRODUCTS:
-            raise ValueError(f"products={products!r} is not known; choose one of: {', '.join(PRODUCTS)}")
         super().__init__(decoder, tokenizer, eos)
+        self.captures = self.device.type == "cuda" if cuda_graph is None else cuda_graph
+        self.matmul = matmul or ("pointwise" if self.device.type == "cpu" else "library")
+        if self.matmul not in MATMULS:
+            raise ValueError(f"matmul={matmul!r} is not known; choose one of: {', '.join(MATMULS)}")
         self.capacity = min(context, self.context) + max(widths)  # slack: padding is written, too
-        self.context, self.products, self.widths = min(context, self.context), products, sorted(widths)
+        self.context, self.widths = min(context, self.context), sorted(widths)
         own = decoder.kernels.multiply
         self.constant = isinstance(own, Products) and own.constant
-        self.tuned = self.constant or products == "tuned"
-        self.fitted, self.once = fitted, once and not self.tuned
+        self.max_autotune = self.constant or self.matmul == "max-autotune"
+        self.fitted, self.regional = fitted and not self.captures, regional and not self.max_autotune
         self._steps: dict[int, CompiledStep] = {}
+        self._graphs: dict[tuple[int, int], CudaGraph] = {}  # (width, a cache's buffers) -> the step captured on them
+        self._unused: list[StaticCache] = []  # buffers of texts that are done with, each with its graphs
+        self._pool = None
         self.problem: str | None = None
         if problem := compiler_problem(self.device):
             self._give_up(problem)
@@ -151,13 +87,28 @@ class CompiledTarget(DecoderTarget):
         return {width: step.seconds for width, step in self._steps.items() if step.seconds is not None}
 
     def new_cache(self, tokens: int) -> StaticCache:
-        """An empty cache of this target's size, or fitted to a text of so many tokens."""
+        """An empty cache of this target's size, or fitted to a text of so many tokens.
+
+        Graphs work on fixed memory: a cache takes over the buffers of one that is gone, with their graphs.
+        """
+        if not self.captures:
+            return self._allocate(tokens)
+        buffers = self._unused.pop() if self._unused else self._allocate(tokens)
+        cache = copy(buffers)
+        cache.keep(0)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.zero_()  # a NaN of another text would come through the mask: 0 times NaN
+        weakref.finalize(cache, self._unused.append, buffers)
+        return cache
+
+    def _allocate(self, tokens: int) -> StaticCache:
         c, slack = self.decoder.config, self.capacity - self.context
-        needed = min(self.context, -(-tokens // STEP) * STEP) if self.fitted else self.context
+        whole = -(-tokens // CAPACITY_STEP) * CAPACITY_STEP
+        needed = min(self.context, whole) if self.fitted else self.context
         return StaticCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """Each block in a forward of its own -> its scores. Errors as DecoderTarget's."""
+        """Each block in a forward pass of its own -> its scores. Errors as DecoderTarget's."""
         eager = super().run
         return [self._run_compiled(block, w) if (w := self._width(block)) else eager([block])[0] for block in blocks]
 
@@ -172,10 +123,10 @@ class CompiledTarget(DecoderTarget):
         padding, cache = [0] * (width - count), block.cache
         tokens = torch.tensor(block.tokens + padding, device=self.device)
         positions = torch.tensor(cache.positions(block.offsets) + padding, device=self.device)
-        slots, mask = cache.slots(width), cache.mask(block.mask, count, width)
+        args = tokens, positions, cache.slots(width), cache.mask(block.mask, count, width), cache.keys, cache.values
         step = self._step(width)
-        final, logits = step(tokens, positions, slots, mask, cache.keys, cache.values)
-        if step.problem:
+        final, logits = self._graph(step, width, args)(*args) if self.captures else step(*args)
+        if step.problem and not self.problem:
             self._give_up(step.problem)
         cache.advance(count)
         rows = slice(count - block.wanted, count)
@@ -184,21 +135,46 @@ class CompiledTarget(DecoderTarget):
     def _step(self, width: int) -> CompiledStep:
         """The compiled step of one width; made when it is first needed."""
         if width not in self._steps:
-            few = 1 if self.dtype.itemsize < 4 else FEW
-            opened = self.products == "open" and width <= few
-            name = f"{width}-token step ({self.decoder.config.num_layers} layers, {self.dtype})"
-            frozen = self.products != "library" or self.constant
-            how = dict(frozen=frozen, tuned=self.tuned, short=self.fitted)
-            how |= {"prepare": leave_length_open} if self.fitted else {}
-            kernels = kernels_of(self.decoder, opened)
-            step = static_step(self.decoder, replace(kernels, run=compiled_once) if self.once else kernels)
-            self._steps[width] = CompiledStep(step, name, **how)
+            few = 1 if self.dtype.itemsize < 4 else POINTWISE_ROWS
+            kernels = kernels_of(self.decoder, pointwise=self.matmul == "pointwise" and width <= few)
+            if self.problem:  # a graph of the eager step
+                kernels = self.decoder.kernels
+            elif self.regional:
+                kernels = replace(kernels, run=compiled_once)
+            step = self._steps[width] = CompiledStep(
+                static_step(self.decoder, kernels),
+                f"{width}-token step ({self.decoder.config.num_layers} layers, {self.dtype})",
+                weights=self.decoder,
+                sizes=FITTED if self.fitted else (),
+                frozen=self.matmul != "library" or self.constant,
+                max_autotune=self.max_autotune,
+                short=self.fitted,
+            )
+            if self.problem:
+                step.problem = self.problem
         return self._steps[width]
 
+    def _graph(self, step: CompiledStep, width: int, args: tuple) -> CudaGraph:
+        """The step captured on the buffers of these arguments; made when it is first needed."""
+        key = width, id(args[-1])  # the graph keeps the list, so that its id stays its own
+        if key not in self._graphs:
+            self._pool = self._pool or (torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None)
+            self._graphs[key] = CudaGraph(step, args, self.decoder, self._pool)
+        return self._graphs[key]
+
     def _give_up(self, problem: str) -> None:
-        """Decode uncompiled from now on, and say why."""
-        self.problem, self.widths = problem, []
+        """Decode uncompiled from now on, and say why. On a GPU graphs of the eager step are left."""
+        self.problem = problem
+        if not self.captures:
+            self.widths = []
         say_uncompiled(problem)
+
+
+def say_uncompiled(problem: str | None) -> str | None:
+    """Tell whoever waits why nothing is compiled, if so; decoding goes on -> the problem, None if there is none."""
+    if problem:
+        say(f"{problem}; decoding runs uncompiled")
+    return problem
 
 
 # torch 2.11, on a GPU, takes a layer of rounded weights for one whose results share memory, and refuses it
@@ -211,25 +187,17 @@ def compiled_once(layer: Callable, *args) -> Tensor:
     return layer(*args)
 
 
-def kernels_of(decoder: Decoder, opened: bool) -> Kernels:
-    """How a compiled forward computes: in the open for one row, by the library, and by what the decoder brings."""
-    kernels, own = OPEN if opened else FUSED, decoder.kernels.multiply
+def kernels_of(decoder: Decoder, pointwise: bool) -> Kernels:
+    """How a compiled forward pass computes: sums of products or the library's matmul, and what the decoder brings."""
+    kernels, own = OPEN if pointwise else FUSED, decoder.kernels.multiply
     if not isinstance(own, Products):
         return kernels
     attend = attend_natively if own.native else kernels.attend
     return replace(kernels, attend=attend, multiply=own.compiled(kernels.multiply))
 
 
-def leave_length_open(*tensors) -> None:
-    """Tell the compiler, before it sees what `static_step` takes, that masks and caches of other lengths will come."""
-    *_, mask, keys, values = tensors
-    for buffer in (*keys, *values):
-        torch._dynamo.mark_dynamic(buffer, 1)
-    torch._dynamo.maybe_mark_dynamic(mask, 1)  # as long as the buffers, which the compiler finds out
-
-
 def static_step(decoder: Decoder, kernels: Kernels) -> Callable:
-    """One forward over static buffers as a function of tensors alone, so that it can be compiled.
+    """One forward pass over static buffers as a function of tensors alone, so that it can be compiled.
 
     It takes tokens, positions and slots (T,), mask (T, capacity), keys and values, each layer's (H_kv, capacity, d)
     -> states after the final norm (T, D) and logits (T, V).

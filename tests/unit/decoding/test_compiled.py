@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch._inductor.config as inductor
+from support.graphs import graphs_on_cpu
 from support.proposers import Scripted, always_right, tree_with_decoys
 from torch._inductor.utils import run_and_get_code
 
@@ -28,7 +29,7 @@ def decoder(layers=2, dtype=torch.float64, seed=0) -> Decoder:
 @pytest.fixture(scope="module")
 def plain() -> CompiledTarget:
     """Compiled plainly in float64 for 1 and 4 tokens; both widths have run once."""
-    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4), products="library")
+    target = CompiledTarget(decoder(), context=CONTEXT, widths=(1, 4), matmul="library")
     generate(target, PROMPT, TwoGuesses(), max_new_tokens=4)
     generate(target, PROMPT, max_new_tokens=2)
     return target
@@ -86,10 +87,10 @@ def test_a_trimmed_draft_scores_the_whole_vocabulary_compiled_as_it_does_eager(w
 
 
 def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind(monkeypatch):
-    monkeypatch.setitem(compiler.TUNED, "max_autotune_gemm_backends", "ATEN")  # the templates: see the next test
+    monkeypatch.setitem(compiler.AUTOTUNED, "max_autotune_gemm_backends", "ATEN")  # the templates: see the next test
     network = decoder(1, torch.float32)
-    target = CompiledTarget(network, context=CONTEXT, products="tuned", once=True)
-    assert not target.once  # its weights would be no constants
+    target = CompiledTarget(network, context=CONTEXT, matmul="max-autotune", regional=True)
+    assert not target.regional  # its weights would be no constants
     assert greedy(target) == greedy(DecoderTarget(network))
     assert inductor.freezing is False and inductor.max_autotune_gemm is False
 
@@ -97,13 +98,13 @@ def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind(mo
 def test_tuning_a_product_writes_no_tables_and_computes_the_same(capfd):
     product = torch.nn.Linear(32, 64, bias=False).requires_grad_(False)
     x = torch.randn(1, 32)
-    with compiler.settings(frozen=True, tuned=True):
+    with compiler.settings(frozen=True, max_autotune=True):
         found = torch.compile(product, dynamic=False)(x)
     torch.testing.assert_close(found, product(x))
     assert "AUTOTUNE" not in capfd.readouterr().err
 
 
-def test_open_products_for_one_row_and_frozen_ones_for_several_decode_the_same():
+def test_pointwise_matmuls_for_one_token_and_frozen_ones_for_several_decode_the_same():
     network = decoder(1)
     target = CompiledTarget(network, context=CONTEXT, widths=(1, 4))
     text = PROMPT + greedy(DecoderTarget(network))
@@ -111,10 +112,10 @@ def test_open_products_for_one_row_and_frozen_ones_for_several_decode_the_same()
     assert generate(target, PROMPT, Scripted(text, 97, always_right), max_new_tokens=N).ids == text[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("products", ["open", "library"])
-def test_layers_compiled_once_decode_the_same_by_one_layers_code(products):
+@pytest.mark.parametrize("matmul", ["pointwise", "library"])
+def test_layers_compiled_once_decode_the_same_by_one_layers_code(matmul):
     network = decoder(3)
-    target = CompiledTarget(network, context=CONTEXT, widths=(1, 4), products=products, once=True)
+    target = CompiledTarget(network, context=CONTEXT, widths=(1, 4), matmul=matmul, regional=True)
     text = PROMPT + greedy(DecoderTarget(network))
     with inductor.patch(fx_graph_cache=False):  # which knows the code, but does not tell
         found, (code,) = run_and_get_code(greedy, target)
@@ -125,8 +126,8 @@ def test_layers_compiled_once_decode_the_same_by_one_layers_code(products):
 
 
 def test_an_unknown_way_of_multiplying_is_refused():
-    with pytest.raises(ValueError, match="products='fast' is not known; choose one of: open, tuned, library"):
-        CompiledTarget(decoder(), products="fast")
+    with pytest.raises(ValueError, match="matmul='fast' is not known; choose one of: pointwise, max-autotune, library"):
+        CompiledTarget(decoder(), matmul="fast")
 
 
 def test_a_block_of_three_is_padded_to_four_and_scored_as_eager_scores_it(plain, eager):
@@ -182,7 +183,7 @@ def test_a_compiler_made_to_forget_its_graphs_compiles_them_again(plain, eager):
 
 def test_two_models_of_equal_shape_keep_their_own_weights(plain, eager):
     network = decoder(seed=1)
-    other = CompiledTarget(network, context=CONTEXT, products="library")
+    other = CompiledTarget(network, context=CONTEXT, matmul="library")
     assert greedy(other) == greedy(DecoderTarget(network)) != greedy(eager)
     assert greedy(plain) == greedy(eager)
 
@@ -207,7 +208,7 @@ def test_a_text_that_does_not_fit_the_static_cache_is_refused_before_anything_ru
 def test_a_compiled_draft_may_branch_up_to_the_end_of_its_context(eager, monkeypatch, prompt, children):
     """Near the end the padding of a block has no room, although its tokens have."""
     monkeypatch.setattr(compiled, "CompiledStep", lambda step, name, **how: Uncompiled(step))
-    draft = CompiledTarget(eager.decoder, context=CONTEXT, widths=(1, 4), products="library")
+    draft = CompiledTarget(eager.decoder, context=CONTEXT, widths=(1, 4), matmul="library")
     ids = list(range(prompt))
     out = generate(eager, ids, DraftModel(draft, 5, children=children), max_new_tokens=20)
     assert out.ids == greedy(eager, ids, 20)
@@ -240,3 +241,69 @@ def test_a_fitted_target_leaves_lengths_open_again_after_the_compiler_was_made_t
         for other in (prompt, PROMPT * 5):
             assert greedy(target, other) == greedy(eager, other)
     assert target.problem is None
+
+
+def test_a_cache_of_another_target_is_refused_instead_of_read_by_the_wrong_sizes(plain, eager):
+    greedy(plain)
+    cache = CompiledTarget(eager.decoder, context=2 * CONTEXT, widths=(1, 4)).new_cache(CONTEXT)
+    plain.run([plain_block(PROMPT, cache)])  # longer than its widths: eager
+    with pytest.raises(ValueError, match="let the target that runs a cache make it"):
+        plain.run([plain_block([9], cache)])
+
+
+def test_steps_are_captured_once_for_each_width_and_write_text_after_text(eager):
+    small = decoder(1, seed=1)
+    with graphs_on_cpu() as captured:
+        target = CompiledTarget(eager.decoder, context=CONTEXT, widths=(1, 5), cuda_graph=True)
+        draft = CompiledTarget(small, context=CONTEXT, widths=(1, 2), cuda_graph=True)
+        for prompt in (PROMPT, [60, 2, 9], PROMPT):
+            plain = greedy(eager, prompt)
+            assert greedy(target, prompt) == plain
+            assert generate(target, prompt, DraftModel(draft, 4), max_new_tokens=N).ids == plain
+    assert sorted(len(args[0]) for args in captured) == [1, 1, 5]  # target, draft, and the target's wide step
+
+
+def test_two_caches_at_a_time_have_graphs_of_their_own_and_later_ones_take_them_over(eager):
+    with graphs_on_cpu() as captured:
+        target = CompiledTarget(eager.decoder, context=CONTEXT, cuda_graph=True)
+        for _ in range(2):
+            texts = [PROMPT + greedy(eager), [60, 2, 9] + greedy(eager, [60, 2, 9])]
+            caches = [target.new_cache(CONTEXT) for _ in texts]
+            for cache, text in zip(caches, texts, strict=True):
+                target.run([plain_block(text[:3], cache)])
+            for i in range(3, 8):  # in turn
+                found = [
+                    target.run([plain_block([text[i]], cache)])[0] for text, cache in zip(texts, caches, strict=True)
+                ]
+            for scores, text in zip(found, texts, strict=True):
+                (alone,) = eager.run([plain_block(text[:8], eager.new_cache(8))])
+                torch.testing.assert_close(scores.logits, alone.logits, rtol=0, atol=1e-10)
+            del caches, cache
+    assert len(captured) == 2
+
+
+def test_a_cache_that_takes_over_buffers_sees_nothing_of_the_text_before(eager):
+    with graphs_on_cpu():
+        target = CompiledTarget(eager.decoder, context=CONTEXT, cuda_graph=True)
+        cache = target.new_cache(CONTEXT)
+        for buffer in cache.keys + cache.values:
+            buffer.fill_(float("nan"))
+        del cache
+        assert greedy(target) == greedy(eager)
+
+
+def test_a_graph_of_a_moved_model_is_refused():
+    network = decoder(1)
+    with graphs_on_cpu():
+        target = CompiledTarget(network, context=CONTEXT, cuda_graph=True)
+        greedy(target)
+        network.to(torch.float32)
+        with pytest.raises(ValueError, match="moved, cast or replaced"):
+            target._run_compiled(plain_block([5], target.new_cache(8)), 1)
+
+
+def test_a_captured_step_is_the_compiled_one(eager):
+    with graphs_on_cpu(problem=None) as captured:
+        target = CompiledTarget(eager.decoder, context=CONTEXT, matmul="library", cuda_graph=True)
+        assert greedy(target) == greedy(eager)
+    assert target.problem is None and list(target.compile_seconds) == [1] and len(captured) == 1

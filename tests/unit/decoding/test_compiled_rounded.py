@@ -53,7 +53,7 @@ def test_4_bits_times_8_attend_by_the_kernel_in_c_plus_plus_where_that_multiplie
 
 def test_4_bits_times_8_are_layers_compiled_once_and_texts_of_other_lengths(kernels):
     decoder = quantized(Decoder.from_transformers(tiny(3, torch.float32, width=64, vocab_size=96)), "int4-int8")
-    compare(decoder, 3, once=True)
+    compare(decoder, 3, regional=True)
     compiled, eager = CompiledTarget(decoder, context=96, widths=(3,), fitted=True), DecoderTarget(decoder)
     for context in (16, 80):
         caches = [target.new_cache(context) for target in (compiled, eager)]
@@ -65,18 +65,18 @@ def test_4_bits_times_8_are_layers_compiled_once_and_texts_of_other_lengths(kern
 
 @pytest.mark.parametrize("name, rows", [("int8-weight-only", 1), ("int4", 1), ("int4", 3)])
 def test_rounded_layers_compiled_once_multiply_by_their_own_matrices(name, rows):
-    compare(rounded(name, layers=3), rows, once=True)
+    compare(rounded(name, layers=3), rows, regional=True)
 
 
 def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monkeypatch):
     monkeypatch.setattr(cpu, "integer_units", lambda: True)
     # the compiler's own loops alone: on a CPU without such units oneDNN's kernel overflows
-    monkeypatch.setitem(compiler.TUNED, "max_autotune_gemm_backends", "CPP")
+    monkeypatch.setitem(compiler.AUTOTUNED, "max_autotune_gemm_backends", "CPP")
     decoder, calls = rounded("int8"), []
     onto = cpu.multiply_on_units
     monkeypatch.setattr(cpu, "multiply_on_units", lambda *given: calls.append(1) or onto(*given))
     assert decoder.kernels.multiply.constant
-    assert not compare(decoder, 1, once=True).once  # as arguments, matrices are no constants
+    assert not compare(decoder, 1, regional=True).regional  # as arguments, matrices are no constants
     assert len(calls) == 5
 
 
