@@ -203,7 +203,9 @@ class CompiledStep:
         self._layout.check(args)
         try:
             return self._compiled(*args)
-        except torch._dynamo.exc.BackendCompilerFailed:  # the graph was thrown away: see `_compile`; nothing has run yet
+        except (
+            torch._dynamo.exc.BackendCompilerFailed
+        ):  # thrown away: see `_compile`; nothing has run yet
             return self._first(*args)
 
     def _first(self, *args):

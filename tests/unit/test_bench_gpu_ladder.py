@@ -6,7 +6,6 @@ from support.graphs import graphs_on_cpu
 from support.targets import decoder_target
 
 from bench import gpu_ladder
-from lessons_lib import DraftModel, generate
 from lessons_lib.models import tiny
 
 PROMPTS = [[5, 6, 7, 8], [9, 5, 9, 5, 9]]

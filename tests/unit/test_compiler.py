@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.config as inductor
+from support.graphs import graphs_on_cpu
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.utils import run_and_get_code
-
-from support.graphs import graphs_on_cpu
 
 from lessons_lib import compiler
 from lessons_lib.compiler import CompiledStep, CudaGraph, Layout
