@@ -1,6 +1,6 @@
 """Exercises that check themselves: `check("02.1", attempt)` in a lesson, one checker per exercise here.
 
-The checkers of lesson NN live in lesson_NN.py and are found by the exercise's name:
+The checkers of a lesson stand in the file of its topic and are found by the exercise's name:
 
     @exercise("02.1")
     def bytes_per_token(attempt):
@@ -12,6 +12,7 @@ of its cells passes.
 
 import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,15 +90,11 @@ def _brief(value: Any) -> str:
 
 
 def _find(name: str) -> Callable[[Attempt], None]:
-    """The checker of an exercise, from the module of its lesson."""
-    lesson = name.partition(".")[0]
-    module = f"{__name__}.lesson_{lesson}"
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:  # the lesson's module is there, and lacks something itself
-            raise
+    """The checker of an exercise, whose name begins with its lesson's number."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
     if name not in CHECKERS:
+        lesson = name.partition(".")[0]
         known = ", ".join(sorted(n for n in CHECKERS if n.startswith(f"{lesson}."))) or "none"
         raise ValueError(f"there is no exercise {name!r}; lesson {lesson} has: {known}")
     return CHECKERS[name]

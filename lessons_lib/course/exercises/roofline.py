@@ -1,4 +1,4 @@
-"""Checkers of lesson 00: limits, the ridge point and the three regimes."""
+"""Checkers: limits, the ridge point and the three regimes."""
 
 from lessons_lib.course.exercises import Attempt, exercise, expect
 

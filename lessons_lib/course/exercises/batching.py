@@ -1,4 +1,4 @@
-"""Checkers of lesson 05: blocks of a request, iterations of two ways to batch, and two policies that beat a target."""
+"""Checkers: blocks of a request, iterations of two ways to batch, and two policies that beat a target."""
 
 from statistics import mean
 

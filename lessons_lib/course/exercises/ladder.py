@@ -1,4 +1,4 @@
-"""Checkers of lesson 11: the bytes of a step, gains of rungs, the price of guesses, what a request sees of a gain."""
+"""Checkers: the bytes of a step, gains of rungs, the price of guesses, what a request sees of a gain."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Checkers of lesson 06: greedy verification, the residual, two caches after a step, and how fast a draft must be."""
+"""Checkers: greedy verification, the residual, two caches after a step, and how fast a draft must be."""
 
 from lessons_lib.course.exercises import exercise, expect
 from lessons_lib.measure.speculation import break_even

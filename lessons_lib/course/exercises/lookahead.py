@@ -1,4 +1,4 @@
-"""Checkers of lesson 08: rounds to a fixed point, prefix acceptance, the window's mask, and settings that pay."""
+"""Checkers: rounds to a fixed point, prefix acceptance, the window's mask, and settings that pay."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Checkers of lesson 02: bytes of a cache, its capacity, attention over shared heads, and a cache that forgets."""
+"""Checkers: bytes of a cache, its capacity, attention over shared heads, and a cache that forgets."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Checkers of lesson 12: weights that matter, a threshold, what no row needs, and the limit with the gate first."""
+"""Checkers: weights that matter, a threshold, what no row needs, and the limit with the gate first."""
 
 from lessons_lib.course.exercises import exercise, expect
 from lessons_lib.measure.config import CONFIGS

@@ -1,4 +1,4 @@
-"""Checkers of lesson 10: bytes of a matrix, rounding in groups, outliers kept apart, and GPTQ's one column."""
+"""Checkers: bytes of a matrix, rounding in groups, outliers kept apart, and GPTQ's one column."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Checkers of lesson 01: tokens fed, sampling, and the batch that a price asks for."""
+"""Checkers: tokens fed, sampling, and the batch that a price asks for."""
 
 import math
 

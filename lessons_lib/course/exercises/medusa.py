@@ -1,4 +1,4 @@
-"""Checkers of lesson 09: what a head is trained on, the tree's mask, the tree to try, and typical acceptance."""
+"""Checkers: what a head is trained on, the tree's mask, the tree to try, and typical acceptance."""
 
 from lessons_lib.course.exercises import exercise, expect
 from lessons_lib.decoding.proposers.medusa import TreeShape, ancestors, best_tree

@@ -1,4 +1,4 @@
-"""Checkers of lesson 04: the longest naive context, one step of online softmax, merging, and how often to split."""
+"""Checkers: the longest naive context, one step of online softmax, merging, and how often to split."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Checkers of lesson 03: room in a static cache, positions of padded prompts, break-even, the gain of compiling."""
+"""Checkers: room in a static cache, positions of padded prompts, break-even, the gain of compiling."""
 
 import math
 

@@ -1,6 +1,5 @@
 """The exercises of the stored lessons: stubs can be attempted, nonsense fails, folded solutions pass."""
 
-import importlib
 import inspect
 import re
 
@@ -47,7 +46,8 @@ LESSONS = [lesson for lesson in find() if not lesson.number.endswith("x")]  # an
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
 def test_a_lesson_has_three_or_four_exercises_and_asks_every_one_that_can_be_checked(lesson):
-    importlib.import_module(f"{exercises.__name__}.lesson_{lesson.number}")
+    with pytest.raises(ValueError):
+        exercises.check("none", print)  # loads all checkers
     known = sorted(name for name in exercises.CHECKERS if name.startswith(f"{lesson.number}."))
     asked = [name for cell in lesson.read().cells for name, _ in CALL.findall(cell.source)]
     assert asked == known == [f"{lesson.number}.{i}" for i in range(1, len(asked) + 1)] and len(asked) in (3, 4)

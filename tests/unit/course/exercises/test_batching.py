@@ -2,7 +2,7 @@
 
 import pytest
 
-from lessons_lib.course.exercises import lesson_05
+from lessons_lib.course.exercises import batching
 from lessons_lib.serving.scheduler import Continuous, ShortestFirst
 
 
@@ -43,8 +43,8 @@ def test_a_policy_is_judged_by_how_long_requests_wait(name, attempt, said, check
     (by_priority, 1, 999, "urgent requests wait 10 iterations"),
 ])  # fmt: skip
 def test_what_the_exercise_says_of_two_policies_is_so(attempt, urgent, anybody, said, checked, monkeypatch):
-    monkeypatch.setattr(lesson_05, "URGENT", urgent)
-    monkeypatch.setattr(lesson_05, "ANYBODY", anybody)
+    monkeypatch.setattr(batching, "URGENT", urgent)
+    monkeypatch.setattr(batching, "ANYBODY", anybody)
     assert said in checked("05.4", attempt)
 
 

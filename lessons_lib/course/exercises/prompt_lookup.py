@@ -1,4 +1,4 @@
-"""Checkers of lesson 07: the latest occurrence, what a guess must bring, tokens per forward, and a replay."""
+"""Checkers: the latest occurrence, what a guess must bring, tokens per forward, and a replay."""
 
 import random
 
