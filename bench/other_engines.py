@@ -8,14 +8,14 @@ then VLLM_PYTHON=ENV/bin/python make bench.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.answering import answering
 from bench.registry import NotMeasured
-from lessons_lib.serving.request import Request
+from lessons_lib.decoding.sequence import Sequence
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 ENVIRONMENT = {
@@ -28,7 +28,7 @@ ENVIRONMENT = {
 class Other:
     """Another engine, warmed up. serve: requests, all at once -> the new ids of each; facts: what it runs on."""
 
-    serve: Callable[[Sequence[Request]], list[list[int]]]
+    serve: Callable[[list[Sequence]], list[list[int]]]
     facts: dict
 
 
@@ -53,14 +53,14 @@ def vllm(python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", li
     with answering("vLLM", [python, "-P", str(WORKER)], environment, limit) as ask:
         facts = settings | environment | {"model": Path(folder).name, "versions": ask(settings)["versions"]}
 
-        def serve(requests: Sequence[Request]) -> list[list[int]]:
+        def serve(requests: list[Sequence]) -> list[list[int]]:
             said = ask({"requests": [{"ids": r.fresh().ids, "output_length": r.length} for r in requests]})
             return checked(requests, said["ids"])
 
         yield Other(serve, facts)
 
 
-def checked(requests: Sequence[Request], answers: list[list[int]]) -> list[list[int]]:
+def checked(requests: list[Sequence], answers: list[list[int]]) -> list[list[int]]:
     """The same, if every request got as many tokens as it shall have. RuntimeError naming the first that did not."""
     for request, ids in zip(requests, answers, strict=True):
         if len(ids) != request.length:

@@ -5,7 +5,7 @@ blocks of 32 tokens; in the number format that this machine is fast in. The engi
 hand.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -18,6 +18,7 @@ from bench import other_engines
 from bench.registry import Measured, Run, claim
 from lessons_lib import load
 from lessons_lib.compiler import CompiledStep
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.hub import dtype_name
@@ -25,9 +26,9 @@ from lessons_lib.serving import peers
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
+from lessons_lib.serving.loop import Log
 from lessons_lib.serving.paged_target import COMPILED, PagedTarget, Pages, paged_step
-from lessons_lib.serving.request import Log, Plan, Request
-from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
+from lessons_lib.serving.scheduler import Continuous, Plan, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Fixed, Workload
 
@@ -56,33 +57,33 @@ def scheduler(policy=Continuous) -> Scheduler:
     return Scheduler(BlockPool(**BLOCKS), SLOTS, policy())
 
 
-def workload(count: int, seed: int = 0) -> list[Request]:
+def workload(count: int, seed: int = 0) -> list[Sequence]:
     """So many requests that all arrive at once; the same seed gives the same ones."""
     return Workload(count, vocab_size=model().tokenizer.vocab_size, seed=seed).requests()
 
 
-def requests(run: Run) -> list[Request]:
+def requests(run: Run) -> list[Sequence]:
     """The requests of all claims: COUNT, in a quick run SLOTS."""
     return workload(SLOTS if run.quick else COUNT)
 
 
-def serve(asked: Sequence[Request], policy=Continuous, padded: bool = False) -> Log:
+def serve(asked: list[Sequence], policy=Continuous, padded: bool = False) -> Log:
     """A run of our engine on copies of the requests. padded: the rows that a static batch holds are computed."""
     log = Engine(target(), scheduler(policy), padded).serve([request.fresh() for request in asked])
     all_served(log.requests)
     return log
 
 
-def all_served(served: Sequence[Request]) -> None:
+def all_served(served: list[Sequence]) -> None:
     """RuntimeError naming the first request that did not get its tokens: who drops work is not fast."""
     for request in served:
-        if request.error or request.emitted != request.length:
+        if request.error or request.num_output_tokens != request.length:
             raise RuntimeError(
-                f"Request {request.id} got {request.emitted} of {request.length} tokens: {request.error}"
+                f"Request {request.id} got {request.num_output_tokens} of {request.length} tokens: {request.error}"
             )
 
 
-def over_ours(run: Run, theirs: Callable[[Sequence[Request]], object], note: str = "") -> Measured:
+def over_ours(run: Run, theirs: Callable[[list[Sequence]], object], note: str = "") -> Measured:
     """Our output throughput over theirs: the same tokens, so the ratio of times. Both are warmed up first."""
     asked, problem = requests(run), target().problem  # compiled by now
     theirs(workload(3, seed=9))
@@ -153,7 +154,7 @@ def overhead(run: Run) -> Measured:
     return Measured(minus_1, dtype, {"entries": 128, "dtype": dtype, "problem": target().problem})
 
 
-def run_beside(bare: Callable, asked: Sequence[Request]) -> list[tuple[float, float]]:
+def run_beside(bare: Callable, asked: list[Sequence]) -> list[tuple[float, float]]:
     """A run of the engine: seconds of each step behind the prompts', and of the bare forward before it.
 
     asked: requests that are alike and fill the slots, so that one step reads all prompts and all rows decode in others.

@@ -11,9 +11,9 @@ from lessons_lib.measure.clock import Ratio, Samples, timed
 from lessons_lib.models.hub import dtype_name
 from lessons_lib.progress import bar
 from lessons_lib.serving import metrics
-from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear, fit, steps
-from lessons_lib.serving.request import Log
+from lessons_lib.serving.loop import Log
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Fixed, Workload
@@ -79,7 +79,7 @@ def requests_per_second(run: Run) -> Measured:
     count, slots = 100 if run.quick else 1000, serving.SLOTS
     asked = Workload(count, Fixed(872), Fixed(128)).requests()
     cost = Linear(step=0.01, prefill_token=1e-4, decode_token=1e-3)
-    taken = timed(lambda: simulate(asked, Scheduler(CountingPool(4096), slots), cost), repeats=run.repeats, warmup=1)
+    taken = timed(lambda: simulate(asked, Scheduler(BlockPool(4096), slots), cost), repeats=run.repeats, warmup=1)
     return Measured(
         Ratio.of(Samples((float(count),) * run.repeats), taken),
         f"{count} requests, {slots} slots",

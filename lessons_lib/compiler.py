@@ -203,9 +203,7 @@ class CompiledStep:
         self._layout.check(args)
         try:
             return self._compiled(*args)
-        except (
-            torch._dynamo.exc.BackendCompilerFailed
-        ):  # thrown away: see `_compile`; nothing has run yet
+        except torch._dynamo.exc.BackendCompilerFailed:  # thrown away: see `_compile`; nothing has run yet
             return self._first(*args)
 
     def _first(self, *args):

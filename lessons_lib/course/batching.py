@@ -1,6 +1,6 @@
 """Figures and widget of the lesson on continuous batching: slots, load and latency, memory, tails."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import accumulate, cycle
 
@@ -28,10 +28,11 @@ from lessons_lib.course.figures import (
     plain_numbers,
 )
 from lessons_lib.course.widgets import Slider, show
-from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.loop import Log
 from lessons_lib.serving.metrics import usage
-from lessons_lib.serving.request import Log, Request
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import AtOnce, Exponential, Fixed, Lengths, Poisson, Uniform, Workload
@@ -144,7 +145,7 @@ def plot_memory(logs: Mapping[str, Log]) -> Figure:
     return figure
 
 
-def plot_tails(gaps: Mapping[str, Sequence[float]]) -> Axes:
+def plot_tails(gaps: Mapping[str, list[float]]) -> Axes:
     """The share of gaps longer than x, a line per policy: tails that a median hides. gaps: name -> values in ms."""
     ax, styles = axes(), ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
     for (name, values), color, style in zip(gaps.items(), cycle(CYCLE), cycle(styles), strict=False):
@@ -161,9 +162,7 @@ def plot_tails(gaps: Mapping[str, Sequence[float]]) -> Axes:
     return ax
 
 
-def plot_progress(
-    served: Mapping[str, Sequence[Request]], simulated: Mapping[str, Sequence[Request]] | None = None
-) -> Axes:
+def plot_progress(served: Mapping[str, list[Sequence]], simulated: Mapping[str, list[Sequence]] | None = None) -> Axes:
     """Tokens emitted so far against time, of whole runs: the slope is the throughput, the flat end is a batch's tail.
 
     served: name -> requests, solid; simulated: the same names, dashed in the same colour.
@@ -218,7 +217,7 @@ def run(slots: int, load: str, spread: str, policy: str) -> Log:
     """Sixteen requests through the scheduler. A forward pass takes 1, whatever is in it, so times are iterations."""
     arrivals = AtOnce() if load == "at once" else Poisson(float(load))
     requests = Workload(REQUESTS, Fixed(4), SPREADS[spread], arrivals).requests()
-    return simulate(requests, Scheduler(CountingPool(10_000), slots, POLICIES[policy]()), Linear(step=1.0))
+    return simulate(requests, Scheduler(BlockPool(10_000), slots, POLICIES[policy]()), Linear(step=1.0))
 
 
 def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) -> tuple[Figure, str]:

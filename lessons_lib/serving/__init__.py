@@ -1,11 +1,11 @@
 """Serving many requests at once (lesson 05): scheduler, block pool, engine, simulator, workloads and a client."""
 
-from lessons_lib.serving.block_pool import BlockPool, CountingPool
+from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.client import Server, send
 from lessons_lib.serving.cost_model import Linear, Load, fit, steps
 from lessons_lib.serving.engine import Engine
 from lessons_lib.serving.peers import PAGES, continuous_batches, padded_batches
-from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import (
@@ -24,7 +24,6 @@ __all__ = [
     "Bursty",
     "Continuous",
     "Conversations",
-    "CountingPool",
     "Dynamic",
     "Engine",
     "Exponential",
@@ -34,8 +33,8 @@ __all__ = [
     "LogNormal",
     "PAGES",
     "Poisson",
-    "Request",
     "Scheduler",
+    "Sequence",
     "Server",
     "Static",
     "Uniform",

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from lessons_lib.serving.request import Request, State
+from lessons_lib.decoding.sequence import Sequence, Status
 
 try:
     import openai
@@ -76,8 +76,8 @@ class StreamError(Exception):
 
 
 def send(
-    requests: Sequence[Request], server: Server, prompt: Callable[[Request], Prompt] | None = None
-) -> list[Request]:
+    requests: list[Sequence], server: Server, prompt: Callable[[Sequence], Prompt] | None = None
+) -> list[Sequence]:
     """Send each request at its arrival time -> served copies, with their tokens' times in seconds from the start.
 
     prompt(request) -> text, or ids where the server takes them; None: the request's ids, ValueError without any. A
@@ -92,7 +92,7 @@ def send(
     return copies
 
 
-async def _replay(asked: Sequence[tuple[Request, Prompt]], server: Server) -> None:
+async def _replay(asked: list[tuple[Sequence, Prompt]], server: Server) -> None:
     async with server.client() as client:
         with suppress(Exception):  # the client's first call takes longer; a dead server is each request's error
             await asyncio.wait_for(client.models.list(), min(WARM_UP, server.timeout))
@@ -102,10 +102,10 @@ async def _replay(asked: Sequence[tuple[Request, Prompt]], server: Server) -> No
                 group.create_task(_ask(client, server, request, prompt, start))
 
 
-async def _ask(client: openai.AsyncOpenAI, server: Server, request: Request, prompt: Prompt, start: float) -> None:
+async def _ask(client: openai.AsyncOpenAI, server: Server, request: Sequence, prompt: Prompt, start: float) -> None:
     """Wait for the request's arrival and run it to its end or its error."""
     await asyncio.sleep(start + request.arrival - time.perf_counter())
-    request.state, error = State.RUNNING, None
+    request.status, error = Status.RUNNING, None
     try:
         async with asyncio.timeout(server.limit):
             await _read(client, server, request, prompt, start)
@@ -114,11 +114,11 @@ async def _ask(client: openai.AsyncOpenAI, server: Server, request: Request, pro
     except Exception as why:  # whatever it is: the other requests go on
         error = str(why) or repr(why)
     request.finished = time.perf_counter() - start
-    request.state = State.CANCELLED if error else State.FINISHED
-    request.error = f"Request {request.id}: {error} (after {request.emitted} tokens)." if error else None
+    request.status = Status.CANCELLED if error else Status.FINISHED
+    request.error = f"Request {request.id}: {error} (after {request.num_output_tokens} tokens)." if error else None
 
 
-async def _read(client: openai.AsyncOpenAI, server: Server, request: Request, prompt: Prompt, start: float) -> None:
+async def _read(client: openai.AsyncOpenAI, server: Server, request: Sequence, prompt: Prompt, start: float) -> None:
     """Ask, and note when the tokens come. StreamError if the end never comes."""
     times: list[float] = []
     tokens, finished, stream = 0, False, None
@@ -138,7 +138,7 @@ async def _read(client: openai.AsyncOpenAI, server: Server, request: Request, pr
         raise StreamError(_why(error, server, begun=stream is not None)) from error
     finally:
         request.times = evenly(times, tokens)
-        request.emitted = len(request.times)
+        request.num_output_tokens = len(request.times)
         if stream is not None:
             with suppress(Exception):  # the answer has been read, or the error that matters has been raised
                 await stream.close()
@@ -185,7 +185,7 @@ def _generated(choice) -> bool:
     return any(value for name, value in choice.delta or () if name != "role")
 
 
-def evenly(times: Sequence[float], count: int) -> list[float]:
+def evenly(times: list[float], count: int) -> list[float]:
     """Times of `count` tokens that came in fewer events, evenly: [1, 2], 4 -> [1, 1, 2, 2]; else one per event."""
     if not times or count <= len(times):
         return list(times)
@@ -201,7 +201,7 @@ def _reachable(url: str) -> bool:
         return False
 
 
-def _ids(request: Request) -> list[int]:
+def _ids(request: Sequence) -> list[int]:
     if request.ids is None:
         raise ValueError(f"Request {request.id} has no ids to send; give send a prompt function.")
     return request.ids

@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.serving.request import Log, Plan
+from lessons_lib.serving.loop import Log
+from lessons_lib.serving.scheduler import Plan
 
 
 class Load(NamedTuple):
@@ -37,8 +38,8 @@ class Cost(Protocol):
 
 def load_of(plan: Plan, padded: bool = True) -> Load:
     """The load of a plan, before it has run. padded: finished requests that a static batch holds are rows as well."""
-    rows = [(fed, request.prefilling, request.computed) for request, fed in plan.rows]
-    idle = [(1, False, request.known - 1) for request in plan.idle] if padded else []
+    rows = [(fed, seq.prefilling, seq.num_computed_tokens) for seq, fed in plan.rows]
+    idle = [(1, False, seq.num_tokens - 1) for seq in plan.idle] if padded else []
     return _total(rows + idle)
 
 

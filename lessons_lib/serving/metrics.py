@@ -10,12 +10,12 @@ Source: measure/timeline.py; Little's law.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure import timeline
 from lessons_lib.measure.timeline import Timeline, percentiles
-from lessons_lib.serving.request import Iteration, Log, Request
+from lessons_lib.serving.loop import Iteration, Log
 
 Percentiles = dict[float, float]
 
@@ -60,7 +60,7 @@ class Usage:
     reused_tokens: int
 
 
-def latency(requests: Sequence[Request], qs: Sequence[float] = (50, 90, 99)) -> Latency:
+def latency(requests: list[Sequence], qs: tuple[float, ...] = (50, 90, 99)) -> Latency:
     """The latencies of requests that have been served, in seconds; qs: percentiles.
 
     NaN where none was served. ValueError for a q outside 0 to 100.
@@ -95,12 +95,12 @@ def usage(log: Log) -> Usage:
     )  # fmt: skip
 
 
-def served(request: Request) -> bool:
+def served(request: Sequence) -> bool:
     """Whether a request got its tokens: neither refused, nor broken off, nor cancelled."""
     return request.error is None and request.finished is not None and bool(request.times)
 
 
-def goodput(requests: Sequence[Request], ttft: float, tpot: float) -> tuple[float, float]:
+def goodput(requests: list[Sequence], ttft: float, tpot: float) -> tuple[float, float]:
     """(requests per second that kept both limits, their fraction); limits in seconds, failures count as misses.
 
     ZeroDivisionError without requests.
@@ -117,7 +117,7 @@ def service_level(unloaded: Latency) -> tuple[float, float]:
     return 10 * unloaded.ttft[50], 3 * unloaded.tpot[50]
 
 
-def over_time(steps: Sequence[Iteration], values: Sequence[float]) -> float:
+def over_time(steps: list[Iteration], values: list[float]) -> float:
     """Mean of one value per iteration, weighted with its duration (idle time between iterations left out).
 
     NaN without any duration; ValueError for another number of values.

@@ -85,15 +85,15 @@ WASTE = 2**13  # of padding: more would take longer than another forward
 class CompiledPagedTarget(PagedTarget):
     """As PagedTarget, with decoding rows, guesses in a chain and prompts that are not `LONG` compiled.
 
-    slots: rows that the step is tuned for; any number runs. sizes: num_blocks and block_size, as PagedTarget. problem:
-    why nothing is compiled, None if it is. ValueError for less than one slot.
+    max_num_seqs: rows that the step is tuned for; any number runs. sizes: num_blocks and block_size, as PagedTarget.
+    problem: why nothing is compiled, None if it is. ValueError for less than one row.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, slots: int, **sizes: int):
-        if slots < 1:
-            raise ValueError(f"slots={slots}: a step needs at least one row.")
+    def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, max_num_seqs: int, **sizes: int):
+        if max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs={max_num_seqs}: a step needs at least one row.")
         super().__init__(decoder, tokenizer, eos, **sizes)
-        self.slots, self.problem = slots, say_uncompiled(compiler_problem(self.device))
+        self.max_num_seqs, self.problem = max_num_seqs, say_uncompiled(compiler_problem(self.device))
         name = f"step of many rows ({decoder.config.num_layers} layers, {self.dtype})"
         self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, **COMPILED)
 
@@ -116,7 +116,7 @@ class CompiledPagedTarget(PagedTarget):
         Their tokens go to the block that is nobody's.
         """
         if self.step.seconds is None and not self.problem:
-            self._call([([0] * self.slots, [0] * self.slots, [], self.slots)])
+            self._call([([0] * self.max_num_seqs, [0] * self.max_num_seqs, [], self.max_num_seqs)])
             self.problem = say_uncompiled(self.step.problem)
         return not self.problem
 

@@ -7,20 +7,19 @@ Every answer is greedy and has exactly the length that the workload says, whatev
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.measure.timeline import TokenClock
 from lessons_lib.models.hub import quiet
-from lessons_lib.serving.request import Request, State
 
 PAGES = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 256}  # generate_batch's best on a small CPU
 NO_END = -1  # a token id that never comes
 
 
-def padded_batches(network, requests: Sequence[Request], slots: int) -> list[Request]:
+def padded_batches(network, requests: list[Sequence], slots: int) -> list[Sequence]:
     """Static batching by transformers' generate: so many requests at a time in their order, prompts padded on the
     left to a rectangle, each batch run to its longest output; what others emit beyond their own length is dropped.
 
@@ -32,7 +31,7 @@ def padded_batches(network, requests: Sequence[Request], slots: int) -> list[Req
     return served
 
 
-def _pad(network, batch: Sequence[Request], start: float) -> None:
+def _pad(network, batch: list[Sequence], start: float) -> None:
     longest, clock = max(request.prompt_length for request in batch), TokenClock()
     ids = torch.tensor([[0] * (longest - r.prompt_length) + r.ids for r in batch], device=network.device)
     mask = torch.tensor([[0] * (longest - r.prompt_length) + [1] * r.prompt_length for r in batch], device=ids.device)
@@ -45,7 +44,7 @@ def _pad(network, batch: Sequence[Request], start: float) -> None:
         _note(request, row[: request.length], times[: request.length], admitted, times[-1])
 
 
-def continuous_batches(network, requests: Sequence[Request], pages: dict = PAGES) -> list[Request]:
+def continuous_batches(network, requests: list[Sequence], pages: dict = PAGES) -> list[Sequence]:
     """transformers' continuous batching, all requests at once: what generate_batch does, with a length for each.
 
     network, requests: as `padded_batches`. pages: sizes of its cache and of its forwards, PAGES or other settings of
@@ -65,19 +64,19 @@ def continuous_batches(network, requests: Sequence[Request], pages: dict = PAGES
                 waiting.discard(result.request_id)
                 _take(names[result.request_id], result, start)
     for request in map(names.get, waiting):
-        request.state, request.error = State.CANCELLED, f"Request {request.id}: transformers gave no answer."
+        request.status, request.error = Status.CANCELLED, f"Request {request.id}: transformers gave no answer."
     return served
 
 
-def _take(request: Request, result, start: float) -> None:
+def _take(request: Sequence, result, start: float) -> None:
     """Note one result of transformers' manager, which logs errors and does not raise them."""
     times = [at - start for at in result.timestamps or ()]
     if result.error or len(result.generated_tokens) != request.length:
-        request.state, request.error = State.CANCELLED, f"Request {request.id}: {result.error or 'too few tokens'}."
+        request.status, request.error = Status.CANCELLED, f"Request {request.id}: {result.error or 'too few tokens'}."
         return
     _note(request, list(result.generated_tokens), times, result.lifespan[0] - start, times[-1])
 
 
-def _note(request: Request, tokens: list[int], times: list[float], admitted: float, finished: float) -> None:
-    request.ids, request.emitted, request.times = request.ids + tokens, len(tokens), times
-    request.state, request.admitted, request.finished = State.FINISHED, admitted, finished
+def _note(request: Sequence, tokens: list[int], times: list[float], admitted: float, finished: float) -> None:
+    request.ids, request.num_output_tokens, request.times = request.ids + tokens, len(tokens), times
+    request.status, request.admitted, request.finished = Status.FINISHED, admitted, finished

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.data_sheets import PUBLISHED
-from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Cost, analytic
-from lessons_lib.serving.request import Log, Request
+from lessons_lib.serving.loop import Log
 from lessons_lib.serving.scheduler import Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Exponential, Fixed, Workload
@@ -51,23 +52,23 @@ class StudyRow:
     published_gain: float | None = None
 
 
-def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Request]:
+def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Sequence]:
     """The study's requests with outputs of at most `longest` (M) tokens; ValueError for no requests or no tokens."""
     return Workload(requests, Fixed(512), Exponential(MEAN_OUTPUT, longest, reject=True), seed=seed).requests()
 
 
-def systems(longest: int, requests: list[Request]) -> dict[str, Scheduler]:
+def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
     """A fresh scheduler for each system at this M; KeyError for an M that the study has not."""
-    slots, budget = STATIC_SLOTS[longest], CountingPool(TOKEN_BUDGET[longest], 1)
+    slots, budget = STATIC_SLOTS[longest], BlockPool(TOKEN_BUDGET[longest], 1)
     job = max(request.output_length for request in requests)
-    paged = CountingPool(CACHE_TOKENS // 16, 16)
-    unlimited = lambda: CountingPool(10**9, 1)  # noqa: E731 - the static systems fit by their choice of slots
+    paged = BlockPool(CACHE_TOKENS // 16, 16)
+    unlimited = lambda: BlockPool(10**9, 1)  # noqa: E731 - the static systems fit by their choice of slots
     return {
         NAIVE: Scheduler(unlimited(), slots, Static(steps=job)),
         BATCH_MAX: Scheduler(unlimited(), slots, Static()),
         SAME_SLOTS: Scheduler(unlimited(), slots, mixed=False),
         RESERVED: Scheduler(budget, MANY, mixed=False, reserve="max", watermark=0),
-        PAGED: Scheduler(paged, MANY, mixed=False, token_budget=TOKEN_BUDGET[longest]),
+        PAGED: Scheduler(paged, MANY, mixed=False, max_num_batched_tokens=TOKEN_BUDGET[longest]),
     }
 
 
@@ -101,5 +102,5 @@ def total_throughput(log: Log) -> float:
 
     log: of a run in which all requests were served, else TypeError.
     """
-    tokens = sum(r.prompt_length + r.emitted for r in log.requests)
+    tokens = sum(r.prompt_length + r.num_output_tokens for r in log.requests)
     return tokens / (max(r.finished for r in log.requests) - min(r.arrival for r in log.requests))

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.serving.cost_model import Cost, load_of
-from lessons_lib.serving.request import Log, Plan, Request
-from lessons_lib.serving.scheduler import Scheduler, serve
+from lessons_lib.serving.loop import Log, serve
+from lessons_lib.serving.scheduler import Plan, Scheduler
 
-NONE, ANY = (), (0,)  # nothing, and a token whose id nobody asked for
+NONE, ANY = [], [0]  # no token, and one whose id does not matter
 
 
 @dataclass
 class Simulator:
     """A backend whose clock advances by what the cost model says of each forward.
 
-    accepted(request, guesses): how many of the tokens fed beyond the first are right (Scheduler.guesses); None: none.
+    accepted(sequence, drafts): how many of the draft tokens fed are accepted (Scheduler.num_speculative_tokens); None:
+    none.
     padded: finished requests that a static batch holds cost a row each, as where sequences are padded to a rectangle;
     an engine that packs its rows only wastes their slots.
     """
 
     cost: Cost
-    accepted: Callable[[Request, int], int] | None = None
+    accepted: Callable[[Sequence, int], int] | None = None
     padded: bool = True
     time: float = field(default=0.0, init=False)
     owner_mark: object | None = field(default=None, init=False)  # see pool.Memory
@@ -40,28 +42,31 @@ class Simulator:
         """Go on to that second, never back."""
         self.time = max(self.time, until)
 
-    def run(self, plan: Plan) -> list[Sequence[int]]:
-        """Let the forward's seconds pass -> the new tokens of each row."""
+    def run(self, plan: Plan) -> list[list[int]]:
+        """Let the step's seconds pass and commit its tokens -> the new tokens of each row."""
         self.time += self.cost.seconds(load_of(plan, self.padded))
-        return [self._tokens(request, fed) for request, fed in plan.rows]
+        committed = [self._tokens(seq, fed) for seq, fed in plan.rows]
+        for (seq, fed), tokens in zip(plan.rows, committed, strict=True):
+            seq.commit(fed, tokens)
+        return committed
 
-    def _tokens(self, request: Request, fed: int) -> Sequence[int]:
-        """What the forward emits: nothing before the last known token is fed, then one token and accepted guesses."""
-        guesses = fed - request.lacking
-        if guesses < 0:
+    def _tokens(self, seq: Sequence, fed: int) -> list[int]:
+        """What a row gives: nothing before its last token is fed, then one token and the accepted draft tokens."""
+        drafts = fed - seq.num_uncomputed_tokens
+        if drafts < 0:
             return NONE
-        if not guesses and request.reply is None:
+        if not drafts and seq.reply is None:
             return ANY
-        count = 1 + (self.accepted(request, guesses) if guesses and self.accepted else 0)
-        count = min(count, request.length - request.emitted)
-        return ANY * count if request.reply is None else request.reply[request.emitted : request.emitted + count]
+        count = 1 + (self.accepted(seq, drafts) if drafts and self.accepted else 0)
+        count = min(count, seq.length - seq.num_output_tokens)
+        return ANY * count if seq.reply is None else seq.reply[seq.num_output_tokens : seq.num_output_tokens + count]
 
 
 def simulate(
-    requests: Sequence[Request],
+    requests: list[Sequence],
     scheduler: Scheduler,
     cost: Cost,
-    accepted: Callable[[Request, int], int] | None = None,
+    accepted: Callable[[Sequence, int], int] | None = None,
     padded: bool = True,
 ) -> Log:
     """Serve fresh copies of the requests on the virtual clock (seconds) -> the event log, the copies in it.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from lessons_lib.serving.request import Request
+from lessons_lib.decoding.sequence import Sequence
 
 
 class Lengths(Protocol):
@@ -106,7 +105,7 @@ class LogNormal:
 class Listed:
     """One of these counts of tokens, drawn with replacement: seen elsewhere; ValueError for none, or one below 1."""
 
-    counts: Sequence[int]
+    counts: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if not self.counts:
@@ -216,7 +215,7 @@ class Workload:
     vocab_size: int | None = None
     seed: int = 0
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[Sequence]:
         """The same requests every time. Lengths and arrivals have streams of their own: a rate changes no length.
 
         ValueError for a count of none, a max_tokens below 1 and a vocabulary without ids.
@@ -229,7 +228,7 @@ class Workload:
         for i, time in enumerate(times):
             prompt, output = self.prompts.draw(rng), self.outputs.draw(rng)
             ids = None if self.vocab_size is None else random_ids(prompt, self.vocab_size, words)
-            made.append(Request(i, time, prompt, output, self.max_tokens, ids))
+            made.append(Sequence(i, time, prompt, output, self.max_tokens, ids))
         return made
 
 
@@ -237,7 +236,7 @@ class Workload:
 class Conversations:
     """Multi-turn chats: each prompt repeats a system text, which all share, and the chat so far.
 
-    The answers in the history are scripted (Request.reply), so that a trace can be replayed anywhere. arrivals: of the
+    The answers in the history are scripted (Sequence.reply), so that a trace can be replayed anywhere. arrivals: of the
     chats; the next turn of a chat comes `pause` seconds after the one before, answered or not.
     """
 
@@ -250,20 +249,20 @@ class Conversations:
     pause: float = 10.0
     seed: int = 0
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[Sequence]:
         """All turns of all chats; ids are "chat.turn". ValueError for a negative pause that leads before the start."""
         rng = Random(f"chats {self.seed}")
         times = self.arrivals.times(self.count, Random(f"arrivals {self.seed}"))
         system = random_ids(self.system, CHAT_IDS, rng)
         return [turn for chat, time in enumerate(times) for turn in self._chat(chat, time, system, rng)]
 
-    def _chat(self, chat: int, time: float, history: list[int], rng: Random) -> list[Request]:
+    def _chat(self, chat: int, time: float, history: list[int], rng: Random) -> list[Sequence]:
         made = []
         for turn in range(self.turns):
             prompt = history + random_ids(self.questions.draw(rng), CHAT_IDS, rng)
             reply = random_ids(self.answers.draw(rng), CHAT_IDS, rng)
             arrival = time + turn * self.pause
-            made.append(Request(f"{chat}.{turn}", arrival, 0, len(reply), ids=list(prompt), reply=reply))
+            made.append(Sequence(f"{chat}.{turn}", arrival, 0, len(reply), ids=list(prompt), reply=reply))
             history = prompt + reply
         return made
 
@@ -273,7 +272,7 @@ def random_ids(count: int, vocab_size: int, rng: Random) -> list[int]:
     return [rng.randrange(vocab_size) for _ in range(count)]
 
 
-def read_trace(path: str | Path) -> list[Request]:
+def read_trace(path: str | Path) -> list[Sequence]:
     """The requests of a trace file. ValueError naming the first bad line and what is wrong with it."""
     lines = enumerate(Path(path).read_bytes().splitlines(), 1)
     made = [_parse(line, f"{path}, line {number}", number) for number, line in lines if line.strip()]
@@ -284,19 +283,19 @@ def read_trace(path: str | Path) -> list[Request]:
     return made
 
 
-def write_trace(path: str | Path, requests: Sequence[Request]) -> None:
+def write_trace(path: str | Path, requests: list[Sequence]) -> None:
     """Write requests as a trace file that read_trace reads back."""
     rows = [{name: getattr(request.fresh(), name) for name in NAMES} for request in requests]
     kept = [{name: value for name, value in row.items() if value is not None} for row in rows]
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
-def _parse(line: bytes, where: str, number: int) -> Request:
+def _parse(line: bytes, where: str, number: int) -> Sequence:
     try:
         row = json.loads(line)
         problem = _problem(row)
         if problem is None:
-            return Request(**{"id": number, **row})
+            return Sequence(**{"id": number, **row})
     except UnicodeDecodeError:
         problem = "not UTF-8; save the file in that encoding."
     except ValueError as error:  # also what json raises

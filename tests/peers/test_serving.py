@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.models import tiny
 from lessons_lib.serving import peers
 from lessons_lib.serving.metrics import latency
-from lessons_lib.serving.request import Request
 
 NETWORK = tiny().to(torch.float32)
 PAGES = {"page_size": 32, "num_blocks": 32, "max_batch_tokens": 64}
@@ -15,7 +15,9 @@ PROMPTS, LENGTHS = [[7, 7, 3, 9], [5, 80, 3, 3, 61, 2], [1], [9, 4]], [5, 2, 7, 
 
 
 def made():
-    return [Request(i, ids=list(ids), output_length=n) for i, (ids, n) in enumerate(zip(PROMPTS, LENGTHS, strict=True))]
+    return [
+        Sequence(i, ids=list(ids), output_length=n) for i, (ids, n) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
+    ]
 
 
 def alone(ids, count):
@@ -48,12 +50,12 @@ def test_a_padded_batch_ends_together_and_the_next_begins_after_it():
     lambda requests: peers.continuous_batches(NETWORK, requests, PAGES),
 ], ids=["padded", "continuous"])  # fmt: skip
 def test_a_limit_below_the_length_ends_an_answer(serve):
-    served = serve([Request(0, ids=[7, 7, 3], output_length=9, max_tokens=2), Request(1, ids=[1], output_length=4)])
+    served = serve([Sequence(0, ids=[7, 7, 3], output_length=9, max_tokens=2), Sequence(1, ids=[1], output_length=4)])
     assert [len(request.times) for request in served] == [2, 4] and not any(request.error for request in served)
     assert served[0].ids[3:] == alone([7, 7, 3], 2)
 
 
 def test_what_transformers_does_not_answer_is_an_error_and_no_hang():
     small = PAGES | {"num_blocks": 2}
-    served = peers.continuous_batches(NETWORK, [Request(0, ids=[5] * 200, output_length=3)], small)
+    served = peers.continuous_batches(NETWORK, [Sequence(0, ids=[5] * 200, output_length=3)], small)
     assert served[0].error and latency(served + peers.padded_batches(NETWORK, made(), 4)).failed == 1

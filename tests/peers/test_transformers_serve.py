@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.models import tiny
 from lessons_lib.serving.client import Server, send
 from lessons_lib.serving.metrics import latency
-from lessons_lib.serving.request import Request
 
 for package in ("fastapi", "uvicorn", "openai"):
     pytest.importorskip(package)
@@ -59,7 +59,7 @@ def wait_until_healthy(url, process):
 
 
 def test_a_workload_replayed_against_a_real_server_gives_every_token_a_time(server):
-    made = [Request(i, 0.05 * i, 1, 5) for i in range(3)]
+    made = [Sequence(i, 0.05 * i, 1, 5) for i in range(3)]
     served = send(made, server, prompt=lambda r: f"w{r.id} w5 w6")
     assert [request.error for request in served] == [None] * 3
     assert [len(request.times) for request in served] == [5] * 3
@@ -68,5 +68,5 @@ def test_a_workload_replayed_against_a_real_server_gives_every_token_a_time(serv
 
 
 def test_what_the_server_refuses_is_its_own_message(server):
-    (request,) = send([Request(0, 0, output_length=5, ids=[1, 2])], server)
+    (request,) = send([Sequence(0, 0, output_length=5, ids=[1, 2])], server)
     assert "answered 400: " in request.error and "prompt must be a string" in request.error

@@ -1,8 +1,8 @@
 """Small runs of the simulator, a second an iteration, and who ran when."""
 
-from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
 
@@ -10,11 +10,18 @@ UNIT = Linear(step=1.0)
 
 
 def requests(outputs, prompt=1, arrivals=None):
-    return [Request(i, (arrivals or [0] * len(outputs))[i], prompt, n) for i, n in enumerate(outputs)]
+    return [Sequence(i, (arrivals or [0] * len(outputs))[i], prompt, n) for i, n in enumerate(outputs)]
 
 
-def run(made, slots=2, blocks=10_000, block_size=4, **settings):
-    return simulate(made, Scheduler(CountingPool(blocks, block_size), slots, **settings), UNIT)
+def run(made, max_num_seqs=2, blocks=10_000, block_size=4, **settings):
+    return simulate(made, Scheduler(BlockPool(blocks, block_size), max_num_seqs, **settings), UNIT)
+
+
+def commit(scheduler, plan, committed, now):
+    """What a backend does and then the loop: the sequences get their tokens, the scheduler frees what ended."""
+    for (seq, fed), tokens in zip(plan.rows, committed, strict=True):
+        seq.commit(fed, tokens)
+    return scheduler.commit(plan, committed, now)
 
 
 def chart(log):

@@ -7,9 +7,9 @@ from support.targets import decoder_target
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sampling import Sampling
+from lessons_lib.decoding.sequence import Status
 from lessons_lib.models import tiny
 from lessons_lib.serving.engine import Engine
-from lessons_lib.serving.request import State
 from lessons_lib.serving.scheduler import Scheduler
 
 TARGET = decoder_target(tiny())
@@ -52,6 +52,6 @@ def together(scheduler: Scheduler, kinds=KINDS, prompts=PROMPTS, lengths=LENGTHS
     log = engine.serve(requests)
     for i in every:
         assert engine.output(requests[i]).ids == alone(turn(kinds, i), prompts[i], lengths[i])
-        assert engine.output(requests[i]).finish == "length" and requests[i].state is State.FINISHED
-    assert scheduler.pool.tables == {} and scheduler.pool.free_blocks == scheduler.pool.num_blocks
+        assert engine.output(requests[i]).finish == "length" and requests[i].status is Status.FINISHED
+    assert scheduler.pool.free_blocks == scheduler.pool.num_blocks
     return requests, log

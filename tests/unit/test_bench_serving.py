@@ -12,10 +12,10 @@ import torch
 
 from bench import other_engines
 from bench.registry import NotMeasured
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.paths import ROOT
-from lessons_lib.serving.request import Request
 
-REQUESTS = [Request("a", ids=[7, 8], output_length=3), Request("b", ids=[20], output_length=9, max_tokens=2)]
+REQUESTS = [Sequence("a", ids=[7, 8], output_length=3), Sequence("b", ids=[20], output_length=9, max_tokens=2)]
 
 VLLM = """
 import json, os, subprocess, sys, time
@@ -95,7 +95,7 @@ def test_a_setting_of_vllm_that_is_there_already_stays(seen, tmp_path, monkeypat
 
 
 def test_an_engine_that_appended_to_the_ids_changes_no_prompt(seen, tmp_path):
-    served = Request("a", ids=[7, 8], output_length=3)
+    served = Sequence("a", ids=[7, 8], output_length=3)
     served.commit(2, [50], 0.0)
     assert once(sys.executable, tmp_path, [served])[0] == [[9, 10, 11]]
 

@@ -9,9 +9,9 @@ from support.benches import Letters
 
 from bench import other_engines, simulated
 from bench.registry import CLAIMS, NotMeasured, Run
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.serving import paged_target
-from lessons_lib.serving.request import Request
 from lessons_lib.serving.workload import Fixed, Workload
 
 
@@ -105,6 +105,6 @@ def test_vllm_is_named_with_its_versions_and_is_not_measured_without_its_environ
 
 
 def test_who_drops_a_request_is_not_fast(serving):
-    lost = Request("a", ids=[5, 6], output_length=3)
+    lost = Sequence("a", ids=[5, 6], output_length=3)
     with pytest.raises(RuntimeError, match="Request a got 0 of 3 tokens"):
         serving.all_served([lost])

@@ -3,9 +3,9 @@
 from statistics import mean
 
 from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
-from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Continuous, Scheduler
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Arrivals, AtOnce, Exponential, Fixed, Poisson, Workload
@@ -57,18 +57,18 @@ def ageing(attempt: Attempt) -> None:
     assert longest <= ANYBODY, f"somebody waits {longest:.0f} iterations; let nobody wait more than {ANYBODY}."
 
 
-def outputs(count: int, arrivals: Arrivals) -> list[Request]:
+def outputs(count: int, arrivals: Arrivals) -> list[Sequence]:
     """Requests of one block's prompt and exponential outputs."""
     return Workload(count, Fixed(8), Exponential(24, 96), arrivals).requests()
 
 
-def run(attempt: Attempt, requests: list[Request]) -> list[Request]:
+def run(attempt: Attempt, requests: list[Sequence]) -> list[Sequence]:
     """The requests, served with attempt() as the policy; a forward takes 1. Wrong, if it cannot be used as one."""
     policy = attempt()
     if not isinstance(policy, Continuous):
         raise Wrong(f"{policy!r} is no policy; make a class on top of Continuous.")
     try:
-        return simulate(requests, Scheduler(CountingPool(10_000), SLOTS, policy), Linear(step=1.0)).requests
+        return simulate(requests, Scheduler(BlockPool(10_000), SLOTS, policy), Linear(step=1.0)).requests
     except NotImplementedError:
         raise
     except Exception as error:

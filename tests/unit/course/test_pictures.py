@@ -33,11 +33,11 @@ from lessons_lib.course.display import DPI, figure_of, problems
 from lessons_lib.decoding.ladder import Price
 from lessons_lib.decoding.proposers.medusa import TreeShape, regular
 from lessons_lib.decoding.replay import Recording, replay
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.hardware import Hardware
-from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
@@ -52,8 +52,8 @@ COPIED = Recording([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9])
 
 def served(policy, outputs=(3, 6, 2, 5, 4)):
     """The log of a simulated run of a few requests."""
-    requests = [Request(i, 0.0, 4, n) for i, n in enumerate(outputs)]
-    return simulate(requests, Scheduler(CountingPool(100, 1), 4, policy), Linear(step=1.0))
+    requests = [Sequence(i, 0.0, 4, n) for i, n in enumerate(outputs)]
+    return simulate(requests, Scheduler(BlockPool(100, 1), 4, policy), Linear(step=1.0))
 
 
 def rows(**columns):

@@ -13,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.serving import client
 from lessons_lib.serving.client import Server, evenly, send
 from lessons_lib.serving.metrics import latency
-from lessons_lib.serving.request import Request, State
 
 GAP, SLOW = 0.01, 0.2  # seconds between events
 RELEASE = threading.Event()
@@ -126,15 +126,15 @@ def fake():
 
 
 def ask(fake, *words, count=4, **settings):
-    made = [Request(i, 0.0, 1, count) for i in range(len(words))]
+    made = [Sequence(i, 0.0, 1, count) for i in range(len(words))]
     return send(made, Server(fake.url, "m", **settings), prompt=lambda r: words[r.id])
 
 
 def test_every_token_is_timed_and_the_metrics_are_those_of_the_engine(fake):
     first, second = ask(fake, "well", "well", count=5)
     for request in (first, second):
-        assert request.state is State.FINISHED and request.error is None
-        assert request.emitted == len(request.times) == 5 and request.prompt_length == 7
+        assert request.status is Status.FINISHED and request.error is None
+        assert request.num_output_tokens == len(request.times) == 5 and request.prompt_length == 7
         assert 0 < request.times[0] and request.times == sorted(request.times)
         assert request.times[-1] <= request.finished
     seen = latency([first, second])
@@ -143,7 +143,7 @@ def test_every_token_is_timed_and_the_metrics_are_those_of_the_engine(fake):
 
 def test_a_token_is_timed_before_the_next_one_is_sent_and_requests_run_side_by_side(fake):
     """The gate's third token waits until the second request is being answered."""
-    made = [Request(0, 0.0, 1, 4), Request(1, SLOW, 1, 1)]
+    made = [Sequence(0, 0.0, 1, 4), Sequence(1, SLOW, 1, 1)]
     gate, other = send(made, Server(fake.url, "m"), prompt=lambda r: ["gate", "open"][r.id])
     assert gate.error is None and gate.times[1] < other.times[0] and gate.times[2] > SLOW
 
@@ -159,14 +159,14 @@ def test_a_client_works_where_an_event_loop_is_running_as_in_a_notebook(fake):
 def test_what_is_asked(fake, monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "a secret of another server")
-    made = [Request(0, 0, output_length=9, max_tokens=3, ids=[5, 6, 7])]
+    made = [Sequence(0, 0, output_length=9, max_tokens=3, ids=[5, 6, 7])]
     send(made, Server(fake.url + "/v1/", "m", api_key="k", extra={"ignore_eos": True}))
     path, headers, body = fake.asked[0]
     assert path == "/v1/completions" and headers["Authorization"] == "Bearer k"
     assert headers["Connection"] == "close"  # one that the server is about to close is never used again
     assert body.pop("stream_options") == {"include_usage": True}
     assert body == {"model": "m", "prompt": [5, 6, 7], "max_tokens": 3, "stream": True, "ignore_eos": True}
-    assert made[0].state is State.WAITING  # the workload itself stays as it was
+    assert made[0].status is Status.WAITING  # the workload itself stays as it was
     send(made, Server(fake.url, "m"))
     assert fake.asked[1][1]["Authorization"] == "Bearer none"
     assert not any("secret" in value for _, headers, _ in fake.asked for value in headers.values())
@@ -203,7 +203,7 @@ def test_reasoning_and_tool_calls_are_tokens_and_the_first_of_them_is_the_first_
 
 
 def test_requests_are_sent_when_they_arrive(fake):
-    made = [Request(0, 0.3, 1, 1), Request(1, 0.0, 1, 1)]
+    made = [Sequence(0, 0.3, 1, 1), Sequence(1, 0.0, 1, 1)]
     served = send(made, Server(fake.url, "m"), prompt=lambda r: "well")
     assert [request.id for request in served] == [1, 0]
     assert served[1].times[0] >= 0.3 and served[1].timeline().ttft >= 0
@@ -212,7 +212,7 @@ def test_requests_are_sent_when_they_arrive(fake):
 @pytest.mark.parametrize("how", ["drop", "plain-cut", "unfinished", "blank"])
 def test_a_dropped_connection_is_one_clear_error_and_the_others_go_on(fake, how):
     served = ask(fake, "well", how, "well")
-    assert [request.state for request in served] == [State.FINISHED, State.CANCELLED, State.FINISHED]
+    assert [request.status for request in served] == [Status.FINISHED, Status.CANCELLED, Status.FINISHED]
     broken = "the answer broke off", "the stream ended without a finish_reason; the server cut it off"
     tokens = 4 if how in ("unfinished", "blank") else 2
     assert re.search(rf"Request 1: ({'|'.join(broken)}).* \(after {tokens} tokens\)", served[1].error)
@@ -242,13 +242,13 @@ def test_a_server_that_never_ends_gives_an_error_and_no_hang(fake):
         (silent,) = ask(fake, how, timeout=0.3)
         assert re.search(r"no event came from http.* for 0.3 s \(after 2 tokens\)", silent.error)
     (talking,) = ask(fake, "endless", limit=1.0)
-    assert "no end within the limit of 1.0 s" in talking.error and talking.emitted == len(talking.times) > 2
+    assert "no end within the limit of 1.0 s" in talking.error and talking.num_output_tokens == len(talking.times) > 2
 
 
 def test_a_server_that_never_answers_gives_an_error_and_no_hang():
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        (request,) = send([Request(0, 0, 1, 1)], Server(url, "m", timeout=0.3), prompt=lambda r: "well")
+        (request,) = send([Sequence(0, 0, 1, 1)], Server(url, "m", timeout=0.3), prompt=lambda r: "well")
     assert f"no event came from {url} for 0.3 s (after 0 tokens)" in request.error
 
 
@@ -269,7 +269,7 @@ def test_counts_that_are_null_are_counts_that_nobody_said(fake):
 
 def test_whatever_else_goes_wrong_is_its_requests_error(fake):
     (request,) = ask(fake, "well", extra={"seed": object()})
-    assert request.state is State.CANCELLED and request.finished is not None
+    assert request.status is Status.CANCELLED and request.finished is not None
     assert re.search(r"TypeError.*not JSON serializable.* \(after 0 tokens\)", request.error)
 
 
@@ -279,7 +279,7 @@ def test_an_error_without_words_is_an_error_too(fake, monkeypatch):
 
     monkeypatch.setattr(client, "_read", broken)
     (request,) = ask(fake, "well")
-    assert request.state is State.CANCELLED and "AssertionError()" in request.error
+    assert request.status is Status.CANCELLED and "AssertionError()" in request.error
 
 
 def test_a_stream_that_cannot_be_closed_hides_neither_an_answer_nor_its_error(fake, monkeypatch):
@@ -288,18 +288,18 @@ def test_a_stream_that_cannot_be_closed_hides_neither_an_answer_nor_its_error(fa
 
     monkeypatch.setattr(client.openai.AsyncStream, "close", broken)
     well, bad = ask(fake, "well", "garbage")
-    assert well.state is State.FINISHED and well.error is None
-    assert bad.state is State.CANCELLED and "no event of a completion" in bad.error
+    assert well.status is Status.FINISHED and well.error is None
+    assert bad.status is Status.CANCELLED and "no event of a completion" in bad.error
 
 
 def test_nobody_listening_is_said_so():
-    made = [Request(0, 0, 1, 1)]
+    made = [Sequence(0, 0, 1, 1)]
     (request,) = send(made, Server("http://127.0.0.1:9", "m"), prompt=lambda r: "well")
     assert "cannot reach http://127.0.0.1:9; is it running? ConnectError" in request.error
 
 
 def test_an_answer_without_a_token_is_an_error(fake):
-    (request,) = send([Request(0, 0, 1, 1)], Server(fake.url, "m", extra={"max_tokens": 0}), prompt=lambda r: "well")
+    (request,) = send([Sequence(0, 0, 1, 1)], Server(fake.url, "m", extra={"max_tokens": 0}), prompt=lambda r: "well")
     assert "sent no token" in request.error
 
 
@@ -313,7 +313,7 @@ def test_several_tokens_in_one_event_are_counted(fake):
 
 def test_requests_without_anything_to_send_are_refused_before_any_is_sent(fake):
     with pytest.raises(ValueError, match="Request 0 has no ids to send"):
-        send([Request(0, 0, 1, 1)], Server(fake.url, "m"))
+        send([Sequence(0, 0, 1, 1)], Server(fake.url, "m"))
     assert fake.asked == []
 
 

@@ -24,14 +24,14 @@ BLOCKS, SIZE = 60, 4
 @pytest.fixture(scope="module")
 def target(cold_compiler):
     """Compiled in float64 for three rows; every block that somebody may own holds NaN at first."""
-    made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
+    made = CompiledPagedTarget(TARGET.decoder, max_num_seqs=3, num_blocks=BLOCKS, block_size=SIZE)
     spoil(made)
     together(scheduler(), target=made)
     return made
 
 
 def scheduler(**settings) -> Scheduler:
-    return Scheduler(BlockPool(BLOCKS, SIZE), **{"slots": 3} | settings)
+    return Scheduler(BlockPool(BLOCKS, SIZE), **{"max_num_seqs": 3} | settings)
 
 
 def spoil(target: PagedTarget) -> None:
@@ -48,7 +48,8 @@ def calls(target, monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("setting", [
-    dict(), dict(slots=1), dict(slots=8), dict(guesses=4), dict(mixed=False), dict(token_budget=7, chunked=True),
+    dict(), dict(max_num_seqs=1), dict(max_num_seqs=8), dict(num_speculative_tokens=4), dict(mixed=False),
+    dict(max_num_batched_tokens=7, chunked=True),
 ], ids=str)  # fmt: skip
 def test_every_request_is_answered_as_if_it_ran_alone_and_nothing_compiles_again(target, setting, monkeypatch):
     spoil(target)
@@ -75,7 +76,7 @@ def only_trees(run):
 
 def test_sizes_that_are_equal_when_the_step_is_compiled_may_differ_later(cold_compiler):
     """With two slots: two rows, two wanted, two blocks."""
-    made = CompiledPagedTarget(TARGET.decoder, slots=2, num_blocks=BLOCKS, block_size=SIZE)
+    made = CompiledPagedTarget(TARGET.decoder, max_num_seqs=2, num_blocks=BLOCKS, block_size=SIZE)
     together(scheduler(), target=made)
 
 
@@ -100,7 +101,7 @@ def test_a_static_batch_pays_for_held_rows_when_compiled_as_well(target, monkeyp
 def test_single_precision_computes_what_the_eager_step_does_for_any_number_of_rows(weights, cold_compiler):
     decoder = decoder_target(tiny(dtype=torch.float32)).decoder
     decoder = quantized(decoder, weights) if weights else decoder
-    made = CompiledPagedTarget(decoder, slots=4, num_blocks=BLOCKS, block_size=SIZE)
+    made = CompiledPagedTarget(decoder, max_num_seqs=4, num_blocks=BLOCKS, block_size=SIZE)
     eager = PagedTarget(decoder, num_blocks=BLOCKS, block_size=SIZE)
     eager.memory = made.memory
     for cached, count in [(0, 1), (0, 2), (5, 4), (0, 33), (20, 17), (3, 64), (30, 1)]:
@@ -117,7 +118,7 @@ def test_single_precision_computes_what_the_eager_step_does_for_any_number_of_ro
 
 def test_a_step_that_does_not_compile_says_so_once_and_prompts_run_as_without_it(monkeypatch, capsys):
     monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
-    made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
+    made = CompiledPagedTarget(TARGET.decoder, max_num_seqs=3, num_blocks=BLOCKS, block_size=SIZE)
     fail = lambda *args: setattr(made.step, "problem", "no luck")  # noqa: E731
     monkeypatch.setattr(made.step, "_first", lambda *args: fail() or torch.zeros(3, 97))
     together(scheduler(), target=made)
@@ -178,14 +179,14 @@ def test_a_text_longer_than_any_before_takes_the_same_graph(target):
 
 def test_preempted_requests_are_answered_as_if_they_ran_alone(target):
     short_of_blocks = dict(kinds=["plain"], lengths=[70, 75, 80, 72, 66, 71, 68, 79])  # four of them need 76 or more
-    requests, _ = together(scheduler(slots=4, watermark=0.0), **short_of_blocks, target=target)
+    requests, _ = together(scheduler(max_num_seqs=4, watermark=0.0), **short_of_blocks, target=target)
     assert sum(request.preemptions for request in requests) > 0
 
 
 def test_an_engine_is_compiled_where_its_target_is():
-    made = scheduler(slots=5)
-    compiled = paged(TARGET, made.pool, made.slots)
-    assert isinstance(compiled, CompiledPagedTarget) and compiled.slots == 5
+    made = scheduler(max_num_seqs=5)
+    compiled = paged(TARGET, made.pool, made.max_num_seqs)
+    assert isinstance(compiled, CompiledPagedTarget) and compiled.max_num_seqs == 5
     assert Engine(compiled, made).target is compiled
     assert type(Engine(TARGET, scheduler()).target) is PagedTarget
 
@@ -193,15 +194,15 @@ def test_an_engine_is_compiled_where_its_target_is():
 def test_without_a_compiler_the_engine_goes_on_uncompiled_and_says_so_once(monkeypatch, capsys):
     monkeypatch.setattr(paged_target, "compiler_problem", lambda device: "there is no C++ compiler")
     monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
-    made = CompiledPagedTarget(TARGET.decoder, slots=3, num_blocks=BLOCKS, block_size=SIZE)
+    made = CompiledPagedTarget(TARGET.decoder, max_num_seqs=3, num_blocks=BLOCKS, block_size=SIZE)
     together(scheduler(), target=made)
     assert capsys.readouterr().err == "there is no C++ compiler; decoding runs uncompiled\n"
     assert made.step.seconds is None
 
 
 def test_no_slots_are_refused():
-    with pytest.raises(ValueError, match="slots=0: a step needs at least one row"):
-        CompiledPagedTarget(TARGET.decoder, slots=0, num_blocks=4, block_size=4)
+    with pytest.raises(ValueError, match="max_num_seqs=0: a step needs at least one row"):
+        CompiledPagedTarget(TARGET.decoder, max_num_seqs=0, num_blocks=4, block_size=4)
 
 
 def test_attention_through_the_lists_of_blocks_is_attention_over_collected_rows():

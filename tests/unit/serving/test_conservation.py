@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
-from lessons_lib.serving.block_pool import BlockPool, CountingPool
+from lessons_lib.decoding.sequence import Sequence, Status
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
-from lessons_lib.serving.request import Request, State
-from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static, serve
+from lessons_lib.serving.loop import serve
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
 from lessons_lib.serving.simulator import Simulator
 
 LONGEST, BLOCK = 24, 4  # tokens of the longest prompt and output together; just fits the smallest pool
@@ -26,11 +27,11 @@ class Checked(Simulator):
 
     def run(self, plan):
         scheduler, rows = self.scheduler, plan.rows
-        slots = [request.slot for request, _ in rows] + [request.slot for request in plan.idle]
-        assert len(set(slots)) == len(slots) <= scheduler.slots and set(slots) <= set(range(scheduler.slots))
+        slots, most = [request.slot for request in [*(row[0] for row in rows), *plan.idle]], scheduler.max_num_seqs
+        assert len(set(slots)) == len(slots) <= most and set(slots) <= set(range(most))
         assert len({request for request, _ in rows}) == len(rows)
-        assert all(1 <= n <= request.lacking + scheduler.guesses for request, n in rows)
-        assert scheduler.token_budget is None or sum(n for _, n in rows) <= scheduler.token_budget
+        assert all(1 <= n <= request.num_uncomputed_tokens + scheduler.num_speculative_tokens for request, n in rows)
+        assert scheduler.max_num_batched_tokens is None or sum(n for _, n in rows) <= scheduler.max_num_batched_tokens
         self.check_blocks(rows)
         for request, n in rows:
             self.fed[request] = self.fed.get(request, 0) + n
@@ -42,14 +43,9 @@ class Checked(Simulator):
     def check_blocks(self, rows):
         """free + used = pool, and every token that is cached or about to be owns room."""
         pool, requests = self.scheduler.pool, [*self.scheduler.running, *self.scheduler.held]
-        if isinstance(pool, CountingPool):
-            owned = {request: pool.owned[request] for request in requests}
-            assert pool.free_blocks + sum(owned.values()) == pool.num_blocks
-        else:
-            owned = {request: len(pool.tables[request].blocks) for request in requests}
-            used = {block for request in requests for block in pool.tables[request].blocks}
-            assert pool.free_blocks + len(used) == pool.num_blocks
-        assert all(owned[request] * BLOCK >= request.computed + n for request, n in rows)
+        used = {block for request in requests for block in request.block_table}
+        assert pool.free_blocks + len(used) == pool.num_blocks
+        assert all(len(request.block_table) * BLOCK >= request.num_computed_tokens + n for request, n in rows)
 
 
 @st.composite
@@ -61,10 +57,10 @@ def cases(draw):
         prompt, output = draw(st.integers(1, LONGEST - 8)), draw(st.integers(1, 8))
         arrival = float(draw(st.integers(0, 6)))
         limit = draw(st.sampled_from([None, 8]))
-        requests.append(Request(i, arrival, prompt, output, limit, [k % 3 for k in range(prompt)] if ids else None))
+        requests.append(Sequence(i, arrival, prompt, output, limit, [k % 3 for k in range(prompt)] if ids else None))
     slots, guesses = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 2]))
     blocks = draw(st.integers(-(-(LONGEST + guesses) // BLOCK), 20))
-    pool = BlockPool(blocks, BLOCK) if ids else CountingPool(blocks, BLOCK)
+    pool = BlockPool(blocks, BLOCK)
     budget, chunked, mixed = draw(st.sampled_from([
         (None, False, True), (None, False, False), (LONGEST, False, True), (12, True, True),
     ]))  # fmt: skip
@@ -79,12 +75,12 @@ def test_tokens_blocks_and_slots_are_conserved(case, right):
     requests, scheduler = case
     backend = Checked(COST, accepted=lambda request, guesses: min(right, guesses), scheduler=scheduler)
     log = serve(requests, scheduler, backend)
-    assert all(request.state is State.FINISHED for request in log.requests)
-    assert all(len(r.times) == r.emitted == r.output_length for r in log.requests)
+    assert all(request.status is Status.FINISHED for request in log.requests)
+    assert all(len(r.times) == r.num_output_tokens == r.output_length for r in log.requests)
     assert sum(s.emitted for i in log.iterations for s in i.shares) == sum(r.output_length for r in log.requests)
     assert scheduler.unfinished == 0 and scheduler.pool.free_blocks == scheduler.pool.num_blocks
     assert scheduler.reserve == "none" or not any(r.preemptions for r in log.requests)
-    calm = [r for r in log.requests if not r.preemptions and not scheduler.guesses]
+    calm = [r for r in log.requests if not r.preemptions and not scheduler.num_speculative_tokens]
     assert all(backend.fed[r] + r.reused == r.prompt_length + r.output_length - 1 for r in calm)
     assert all(i.end > i.start for i in log.iterations)
     assert all(a.end <= b.start for a, b in zip(log.iterations, log.iterations[1:], strict=False))
@@ -103,10 +99,10 @@ def test_first_come_first_served_starves_nobody(case):
 
 def test_a_stream_of_short_requests_starves_a_long_one_only_if_the_policy_prefers_them():
     def made():
-        return [Request("long", 0.5, 1, 9), *(Request(i, float(i), 1, 1) for i in range(50))]
+        return [Sequence("long", 0.5, 1, 9), *(Sequence(i, float(i), 1, 1) for i in range(50))]
 
     def wait(policy):
-        log = serve(made(), Scheduler(CountingPool(100), 1, policy), Simulator(Linear(step=1.0)))
+        log = serve(made(), Scheduler(BlockPool(100), 1, policy), Simulator(Linear(step=1.0)))
         return log.requests[0].admitted - log.requests[0].arrival
 
     assert wait(Continuous()) <= 1 and wait(ShortestFirst()) >= 49

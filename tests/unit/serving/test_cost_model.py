@@ -5,17 +5,18 @@ from random import Random
 
 import pytest
 
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure import roofline
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.serving.cost_model import Linear, Load, Overlapped, analytic, fit, load_of
-from lessons_lib.serving.request import Plan, Request
+from lessons_lib.serving.scheduler import Plan
 
 SMALL, RATE, BANDWIDTH = CONFIGS["smollm2-135m"], 2e11, 3e10
 
 
 def request(prompt, computed=0, emitted=0):
-    made = Request(0, 0, prompt, 100)
-    made.computed, made.emitted = computed, emitted
+    made = Sequence(0, 0, prompt, 100)
+    made.num_computed_tokens, made.num_output_tokens = computed, emitted
     return made
 
 

@@ -12,6 +12,7 @@ from support.targets import decoder_target
 
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.quantized import quantized
@@ -20,38 +21,39 @@ from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.paged_target import paged_step
-from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
 from lessons_lib.serving.simulator import simulate
 
 
 @pytest.mark.parametrize("setting", [
     dict(),
-    dict(slots=1),
-    dict(slots=8, guesses=4),
-    dict(slots=3, guesses=40),
+    dict(max_num_seqs=1),
+    dict(max_num_seqs=8, num_speculative_tokens=4),
+    dict(max_num_seqs=3, num_speculative_tokens=40),
     dict(policy=ShortestFirst()),
     dict(policy=Static()),
     dict(policy=Dynamic(window=0.001)),
     dict(mixed=False),
     dict(reserve="max"),
-    dict(token_budget=7, chunked=True),
-    dict(token_budget=30, chunked=True, guesses=4),
+    dict(max_num_batched_tokens=7, chunked=True),
+    dict(max_num_batched_tokens=30, chunked=True, num_speculative_tokens=4),
 ], ids=lambda setting: str(setting).split(" object at")[0])  # fmt: skip
 def test_every_request_is_answered_as_if_it_ran_alone(setting):
-    together(Scheduler(BlockPool(80, 4), **{"slots": 4} | setting))
+    together(Scheduler(BlockPool(80, 4), **{"max_num_seqs": 4} | setting))
 
 
-@pytest.mark.parametrize("setting", [dict(), dict(token_budget=8, chunked=True), dict(guesses=4)], ids=str)
+@pytest.mark.parametrize(
+    "setting", [dict(), dict(max_num_batched_tokens=8, chunked=True), dict(num_speculative_tokens=4)], ids=str
+)
 @pytest.mark.parametrize("sharing", [False, True])
 def test_preempted_requests_are_answered_as_if_they_ran_alone(setting, sharing):
-    requests, log = together(Scheduler(BlockPool(11, 3, sharing=sharing), slots=4, watermark=0.0, **setting))
+    requests, log = together(Scheduler(BlockPool(11, 3, sharing=sharing), max_num_seqs=4, watermark=0.0, **setting))
     assert sum(request.preemptions for request in requests) > 0
     assert sum(len(step.preempted) for step in log.iterations) == sum(request.preemptions for request in requests)
 
 
 def test_a_pool_that_just_fits_the_longest_request_serves_them_all():
-    together(Scheduler(BlockPool(25, 1), slots=4))
+    together(Scheduler(BlockPool(25, 1), max_num_seqs=4))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -91,9 +93,9 @@ def test_a_batch_that_is_held_though_all_have_finished_is_paid_for(monkeypatch):
 
 
 def test_shared_prefixes_are_not_computed_again():
-    shared, _ = together(Scheduler(BlockPool(80, 4), slots=2), kinds=["plain"])
+    shared, _ = together(Scheduler(BlockPool(80, 4), max_num_seqs=2), kinds=["plain"])
     assert [request.reused for request in shared] == [0, 0, 8, 0, 8, 8, 0, 0]
-    apart, _ = together(Scheduler(BlockPool(80, 4, sharing=False), slots=2), kinds=["plain"])
+    apart, _ = together(Scheduler(BlockPool(80, 4, sharing=False), max_num_seqs=2), kinds=["plain"])
     assert sum(request.reused for request in apart) == 0
 
 
@@ -114,7 +116,7 @@ def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
     size = data.draw(st.integers(1, 5), "block size")
     setting = data.draw(st.sampled_from([
         dict(), dict(policy=Static()), dict(policy=ShortestFirst()), dict(mixed=False), dict(reserve="max"),
-        dict(token_budget=12, chunked=True),
+        dict(max_num_batched_tokens=12, chunked=True),
     ]))  # fmt: skip
     least = -(-(36 + 2) // size)  # the longest prompt and output, and two guesses
     pool = BlockPool(least + data.draw(st.integers(0, 20), "more blocks"), size, data.draw(st.booleans(), "sharing"))
@@ -124,14 +126,20 @@ def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
     lengths = [data.draw(st.integers(1, 17)) for _ in prompts]
     kinds = data.draw(st.permutations(KINDS))
     slots = data.draw(st.integers(1, 4), "slots")
-    together(Scheduler(pool, slots=slots, guesses=guesses, **setting), kinds, prompts, lengths, (0.0, 0.001))
+    together(
+        Scheduler(pool, max_num_seqs=slots, num_speculative_tokens=guesses, **setting),
+        kinds,
+        prompts,
+        lengths,
+        (0.0, 0.001),
+    )
 
 
 def test_the_schedule_is_the_simulators_step_for_step():
-    make = lambda: Scheduler(BlockPool(14, 3), slots=4, token_budget=9, chunked=True, watermark=0.0)  # noqa: E731
+    make = lambda: Scheduler(BlockPool(14, 3), max_num_seqs=4, max_num_batched_tokens=9, chunked=True, watermark=0.0)  # noqa: E731
     requests, log = together(make(), kinds=["plain"])
     replies = [alone("plain", prompt, length) for prompt, length in zip(PROMPTS, LENGTHS, strict=True)]
-    same = [Request(r.id, ids=prompt, output_length=len(reply), reply=reply)
+    same = [Sequence(r.id, ids=prompt, output_length=len(reply), reply=reply)
             for r, prompt, reply in zip(requests, PROMPTS, replies, strict=True)]  # fmt: skip
     simulated = simulate(same, make(), Linear(step=1.0))
     assert [step._replace(start=0, end=0) for step in log.iterations] == [
@@ -143,11 +151,13 @@ def test_the_schedule_is_the_simulators_step_for_step():
 def test_guesses_save_forwards_where_lookahead_leaves_room_for_them():
     steps = {}
     for guesses in (0, 2, 40):
-        _, log = together(Scheduler(BlockPool(80, 4), slots=4, guesses=guesses), kinds=["tree"])
+        _, log = together(Scheduler(BlockPool(80, 4), max_num_seqs=4, num_speculative_tokens=guesses), kinds=["tree"])
         steps[guesses] = len(log.iterations)
         assert all(share.fed <= 1 + guesses for step in log.iterations for share in step.shares if not share.prefill)
     assert steps[40] < steps[2] == steps[0]  # the tree does not fit two tokens, and goes as a whole
-    _, log = together(Scheduler(BlockPool(80, 4), slots=4, guesses=2), kinds=["lookup"], prompts=[PREFIX] * 4)
+    _, log = together(
+        Scheduler(BlockPool(80, 4), max_num_seqs=4, num_speculative_tokens=2), kinds=["lookup"], prompts=[PREFIX] * 4
+    )
     assert max(share.fed for step in log.iterations for share in step.shares if not share.prefill) == 3
 
 
@@ -155,13 +165,13 @@ def test_a_text_ends_where_it_would_alone_and_its_slot_is_free_at_once():
     text = alone("plain", PREFIX, 20)
     target = decoder_target(tiny(), eos=(text[5],))
     want = generate(target, PREFIX, max_new_tokens=20), generate(target, PREFIX, max_new_tokens=20, min_new_tokens=9)
-    engine = Engine(target, Scheduler(BlockPool(20, 4), slots=2))
+    engine = Engine(target, Scheduler(BlockPool(20, 4), max_num_seqs=2))
     requests = [engine.request(PREFIX, max_new_tokens=20, min_new_tokens=least) for least in (0, 9)]
     engine.serve(requests)
     for request, one in zip(requests, want, strict=True):
         out = engine.output(request)
         assert (out.ids, out.finish) == (one.ids, one.finish)
-        assert len(request.times) == request.emitted == len(out.ids)
+        assert len(request.times) == request.num_output_tokens == len(out.ids)
     assert want[0].finish == "eos" and len(want[0].ids) < len(want[1].ids)
 
 
@@ -170,7 +180,7 @@ def test_a_stop_text_ends_a_request_where_generate_ends_it():
     target = DecoderTarget(TARGET.decoder, Letters())
     text = generate(target, PREFIX, max_new_tokens=20).text
     stop = text[6:8]
-    engine = Engine(target, Scheduler(BlockPool(40, 4), slots=2))
+    engine = Engine(target, Scheduler(BlockPool(40, 4), max_num_seqs=2))
     requests = [engine.request(PREFIX, max_new_tokens=20, stop=one) for one in (stop, None)]
     engine.serve(requests)
     for request, one in zip(requests, (stop, None), strict=True):
@@ -202,9 +212,9 @@ def test_an_exception_ends_a_run_and_the_engine_serves_the_next(error, policy):
     requests += [engine.request(PROMPTS[1], max_new_tokens=n) for n in (1, 9, 9)]
     with pytest.raises(type(error)):
         engine.serve(requests)
-    assert [r.state.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled"]
+    assert [r.status.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled"]
     assert requests[1].finished > 0  # also where its batch held it
-    assert engine.pool.free_blocks == 20 and engine.pool.tables == {} and engine.scheduler.empty
+    assert engine.pool.free_blocks == 20 and engine.scheduler.empty
     assert len(engine.output(requests[0]).ids) == 2
     engine.serve([again := engine.request(PREFIX, max_new_tokens=9)])
     assert engine.output(again).ids == alone("plain", PREFIX, 9)
@@ -227,7 +237,7 @@ def test_forked_rows_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):
     plan = scheduler.schedule(0.0)
     scheduler.commit(plan, engine.run(plan), 0.0)
     child = engine.request(list(parent.ids), max_new_tokens=8)
-    monkeypatch.setattr(pool, "match", lambda request: pool.fork(parent, request) or parent.computed)
+    monkeypatch.setattr(pool, "match", lambda request: pool.fork(parent, request) or parent.num_computed_tokens)
     scheduler.add(child)
     while scheduler.unfinished:
         plan = scheduler.schedule(0.0)
@@ -239,14 +249,14 @@ def test_forked_rows_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):
 
 def test_rejected_guesses_leave_no_blocks_behind():
     """After each forward the request owns what its text needs, and no longer the room of 40 guesses."""
-    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(80, 4), guesses=40))
+    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(80, 4), num_speculative_tokens=40))
     scheduler.add(one := engine.request(PREFIX, **arguments_of("tree", PREFIX, 9)))
     owned = []
     while scheduler.unfinished:
         plan = scheduler.schedule(0.0)
         owned.append(80 - engine.pool.free_blocks)
         if not scheduler.commit(plan, engine.run(plan), 0.0):
-            assert 80 - engine.pool.free_blocks <= -(-one.known // 4)
+            assert 80 - engine.pool.free_blocks <= -(-one.num_tokens // 4)
     assert max(owned) > 10 and engine.output(one).ids == alone("plain", PREFIX, 9)
 
 

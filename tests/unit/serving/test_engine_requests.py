@@ -8,10 +8,10 @@ from support.targets import decoder_target
 
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.models import tiny
-from lessons_lib.serving.block_pool import BlockPool, CountingPool
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.engine import Engine, paged
-from lessons_lib.serving.request import Request, State
 from lessons_lib.serving.scheduler import Scheduler
 
 
@@ -39,7 +39,7 @@ class Reader:
 
 
 def test_tokens_are_streamed_as_they_are_committed():
-    engine = Engine(TARGET, Scheduler(BlockPool(60, 4), slots=3, guesses=30))
+    engine = Engine(TARGET, Scheduler(BlockPool(60, 4), max_num_seqs=3, num_speculative_tokens=30))
     readers = [Reader() for _ in PROMPTS]
     requests = [
         engine.request(prompt, on_tokens=reader, **arguments_of("tree", prompt, length))
@@ -52,24 +52,24 @@ def test_tokens_are_streamed_as_they_are_committed():
 
 
 def test_a_cancelled_request_stops_there_and_gives_its_blocks_to_others():
-    engine = Engine(TARGET, Scheduler(BlockPool(12, 4), slots=2))
+    engine = Engine(TARGET, Scheduler(BlockPool(12, 4), max_num_seqs=2))
     gone = Reader(3, lambda: [engine.cancel(requests[i]) for i in (0, 2, 3)])
     requests = [engine.request(PREFIX, max_new_tokens=12, on_tokens=gone)]
     requests += [engine.request(PROMPTS[i], max_new_tokens=LENGTHS[i]) for i in (1, 2, 3, 4)]
     requests[3].arrival = 1e6  # never waited for
     engine.serve(requests)
-    assert [r.state.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled", "finished"]
+    assert [r.status.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled", "finished"]
     assert engine.output(requests[0]).ids == sum(gone.pieces, []) == alone("plain", PREFIX, 12)[:3]
     assert engine.output(requests[0]).finish == "cancelled" and gone.ended == 0
     assert engine.output(requests[2]).ids == []
     for i in (1, 4):
         assert engine.output(requests[i]).ids == alone("plain", PROMPTS[i], LENGTHS[i])
-    assert engine.pool.free_blocks == 12 and engine.pool.tables == {}
+    assert engine.pool.free_blocks == 12
 
 
 def test_cancelling_from_another_thread_while_a_forward_is_planned_harms_nobody_else(monkeypatch):
     """The request is in the plan already: its blocks are taken back after this forward, not during it."""
-    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), slots=4))
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), max_num_seqs=4))
     requests = [engine.request(PREFIX, max_new_tokens=9), engine.request(PROMPTS[1], max_new_tokens=14)]
     run, plans = engine.run, []
 
@@ -83,23 +83,23 @@ def test_cancelling_from_another_thread_while_a_forward_is_planned_harms_nobody_
 
     monkeypatch.setattr(engine, "run", run_while_another_thread_cancels)
     engine.serve(requests)
-    assert [r.state for r in requests] == [State.CANCELLED, State.FINISHED]
+    assert [r.status for r in requests] == [Status.CANCELLED, Status.FINISHED]
     assert [len(plan.rows) for plan in plans] == [2, 2, 2] + [1] * 11
     assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
-    assert engine.pool.free_blocks == 20 and engine.pool.tables == {}
+    assert engine.pool.free_blocks == 20
 
 
 def test_a_request_cancelled_before_it_is_served_ends_at_once_and_never_runs(monkeypatch):
-    engine, waits = Engine(TARGET, Scheduler(BlockPool(20, 4), guesses=4)), []
+    engine, waits = Engine(TARGET, Scheduler(BlockPool(20, 4), num_speculative_tokens=4)), []
     monkeypatch.setattr(engine, "wait", waits.append)
     proposer = PromptLookup(4)
     first = engine.request(PREFIX, arrival=1e6, proposer=proposer)
     monkeypatch.setattr(engine, "start", engine.start - 1e5)  # made long ago
     engine.cancel(first)
-    assert first.state is State.CANCELLED and engine.output(first).finish == "cancelled"
+    assert first.status is Status.CANCELLED and engine.output(first).finish == "cancelled"
     second = engine.request(PREFIX, max_new_tokens=2, proposer=proposer)  # its proposer is free again
     log = engine.serve([first, second])
-    assert [r.state for r in (first, second)] == [State.CANCELLED, State.FINISHED] and len(log.iterations) == 2
+    assert [r.status for r in (first, second)] == [Status.CANCELLED, Status.FINISHED] and len(log.iterations) == 2
     assert waits == []
 
 
@@ -116,7 +116,7 @@ def test_a_request_cancelled_after_the_last_forward_of_a_run_is_cancelled_when_t
     commit = scheduler.commit
     monkeypatch.setattr(scheduler, "commit", lambda *given: (commit(*given), engine.cancel(other)))
     engine.serve([request])
-    assert [r.state for r in (request, other)] == [State.FINISHED, State.CANCELLED]
+    assert [r.status for r in (request, other)] == [Status.FINISHED, Status.CANCELLED]
 
 
 def test_a_request_that_nobody_holds_any_more_is_forgotten():
@@ -127,7 +127,7 @@ def test_a_request_that_nobody_holds_any_more_is_forgotten():
 
 
 def test_a_proposer_follows_one_text_at_a_time():
-    engine, proposer = Engine(TARGET, Scheduler(BlockPool(20, 4), guesses=4)), PromptLookup(4)
+    engine, proposer = Engine(TARGET, Scheduler(BlockPool(20, 4), num_speculative_tokens=4)), PromptLookup(4)
     first = engine.request(PREFIX, max_new_tokens=9, proposer=proposer)
     with pytest.raises(ValueError, match="request 0 uses this proposer; give each request its own"):
         engine.request(PROMPTS[1], proposer=proposer)
@@ -141,25 +141,25 @@ def test_a_reader_that_fails_loses_its_own_request_alone():
     def fail():
         raise ConnectionError("the client has gone")
 
-    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), slots=4))
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), max_num_seqs=4))
     requests = [engine.request(PREFIX, max_new_tokens=9, on_tokens=Reader(2, fail))]
     requests += [engine.request(PROMPTS[1], max_new_tokens=14)]
     engine.serve(requests)
-    assert requests[0].state is State.CANCELLED and "the client has gone" in requests[0].error
+    assert requests[0].status is Status.CANCELLED and "the client has gone" in requests[0].error
     assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
 
 
 @pytest.mark.parametrize("bad, why", [
-    (Request("bad", ids=[1] * 30, output_length=20), "need 49 cached tokens, the pool has room for 40"),
-    (Request("bad", ids=[1] * 30, output_length=500), "do not fit the context of 256"),
-    (Request("bad", ids=[1, 97], output_length=2), "token id 97 is not in this model's vocabulary"),
-    (Request("bad", prompt_length=5, output_length=2), "has no ids"),
+    (Sequence("bad", ids=[1] * 30, output_length=20), "need 49 cached tokens, the pool has room for 40"),
+    (Sequence("bad", ids=[1] * 30, output_length=500), "do not fit the context of 256"),
+    (Sequence("bad", ids=[1, 97], output_length=2), "token id 97 is not in this model's vocabulary"),
+    (Sequence("bad", prompt_length=5, output_length=2), "has no ids"),
 ], ids=["pool", "context", "vocabulary", "ids"])  # fmt: skip
 def test_an_impossible_request_is_rejected_and_the_others_go_on(bad, why):
-    engine = Engine(TARGET, Scheduler(BlockPool(10, 4), slots=2))
-    good = Request("good", ids=list(PREFIX), output_length=9)
+    engine = Engine(TARGET, Scheduler(BlockPool(10, 4), max_num_seqs=2))
+    good = Sequence("good", ids=list(PREFIX), output_length=9)
     log = engine.serve([bad.fresh(), good])
-    assert log.requests[0].state is State.REJECTED and why in log.requests[0].error
+    assert log.requests[0].status is Status.REJECTED and why in log.requests[0].error
     assert engine.output(log.requests[0]).finish == "rejected"
     assert engine.output(good).ids == alone("plain", PREFIX, 9) and good.ids == PREFIX + alone("plain", PREFIX, 9)
 
@@ -167,16 +167,15 @@ def test_an_impossible_request_is_rejected_and_the_others_go_on(bad, why):
 def test_a_workloads_answers_are_as_long_as_it_says_whatever_ends_a_text():
     target = decoder_target(tiny(), eos=tuple(range(97)))
     engine = Engine(target, Scheduler(BlockPool(20, 4)))
-    one = Request(0, ids=list(PREFIX), output_length=5, max_tokens=9)
+    one = Sequence(0, ids=list(PREFIX), output_length=5, max_tokens=9)
     engine.serve([one])
-    assert one.emitted == 5 and engine.output(one).ids == alone("plain", PREFIX, 5)
+    assert one.num_output_tokens == 5 and engine.output(one).ids == alone("plain", PREFIX, 5)
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: Scheduler(BlockPool(4), slots=0), "at least one slot"),
-    (lambda: Engine(TARGET, Scheduler(CountingPool(4))), "give Scheduler a BlockPool"),
+    (lambda: Scheduler(BlockPool(4), max_num_seqs=0), "max_num_seqs must be at least 1"),
     (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(5))), "make them equal"),
-    (lambda: paged(paged(TARGET, BlockPool(4)), BlockPool(4), slots=3), "^this PagedTarget is eager"),
+    (lambda: paged(paged(TARGET, BlockPool(4)), BlockPool(4), max_num_seqs=3), "^this PagedTarget is eager"),
     (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([]), "the prompt is empty"),
     (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([5], max_new_tokens=0), "at least 1"),
 ])  # fmt: skip

@@ -4,20 +4,20 @@ import math
 
 import pytest
 
-from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.metrics import goodput, latency, service_level, usage
-from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
 
 
-def run(made, slots=2, blocks=10, block_size=4, **settings):
-    return simulate(made, Scheduler(CountingPool(blocks, block_size), slots, **settings), Linear(step=1.0))
+def run(made, max_num_seqs=2, blocks=10, block_size=4, **settings):
+    return simulate(made, Scheduler(BlockPool(blocks, block_size), max_num_seqs, **settings), Linear(step=1.0))
 
 
 def served(arrival, times, prompt=10):
-    request = Request(0, arrival, prompt, len(times))
+    request = Sequence(0, arrival, prompt, len(times))
     request.times, request.finished = list(times), times[-1]
     return request
 
@@ -35,7 +35,7 @@ def test_latencies_of_two_requests_by_hand():
 def test_failed_requests_are_counted_apart():
     broken = served(0.0, [0.1, 0.2])
     broken.error = "the connection broke off"
-    seen = latency([served(1.0, [2.0, 3.0]), broken, Request(1, 0, 1)])
+    seen = latency([served(1.0, [2.0, 3.0]), broken, Sequence(1, 0, 1)])
     assert (seen.requests, seen.failed) == (3, 2) and seen.output_throughput == 1.0 and seen.ttft[50] == 1.0
 
 
@@ -55,7 +55,7 @@ def test_the_service_level_is_a_multiple_of_the_unloaded_medians():
 
 def test_slots_and_blocks_by_hand():
     """Outputs 3 and 1 after prompts of 4, blocks of 4: the first needs a second block for its third forward's token."""
-    log = run([Request(0, 0, 4, 3), Request(1, 0, 4, 1)])
+    log = run([Sequence(0, 0, 4, 3), Sequence(1, 0, 4, 1)])
     assert [i.used_blocks for i in log.iterations] == [2, 2, 2]
     assert [i.cached_tokens for i in log.iterations] == [8, 5, 6]
     seen = usage(log)
@@ -64,12 +64,12 @@ def test_slots_and_blocks_by_hand():
 
 
 def test_queueing_is_the_time_before_the_first_slot():
-    log = run([Request(0, 0, 4, 3), Request(1, 0.5, 4, 1)], slots=1)
+    log = run([Sequence(0, 0, 4, 3), Sequence(1, 0.5, 4, 1)], max_num_seqs=1)
     assert latency(log.requests, qs=(100,)).queueing == {100: 2.5}
 
 
 def test_preemptions_are_counted():
-    assert usage(run([Request(i, 0, 4, 5) for i in range(2)], blocks=3, watermark=0)).preemptions == 1
+    assert usage(run([Sequence(i, 0, 4, 5) for i in range(2)], blocks=3, watermark=0)).preemptions == 1
 
 
 def test_a_run_without_iterations_has_no_occupancy():

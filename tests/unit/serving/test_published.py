@@ -2,10 +2,10 @@
 
 import pytest
 
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.serving import published
-from lessons_lib.serving.block_pool import CountingPool
+from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.cost_model import Linear, Load
-from lessons_lib.serving.request import Request
 from lessons_lib.serving.scheduler import Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
@@ -22,8 +22,8 @@ def test_static_slots_fill_one_budget_with_worst_cases():
 
 
 def test_throughput_counts_prompt_tokens_and_the_time_that_a_batch_runs_on():
-    made = [Request(i, prompt_length=4, output_length=n) for i, n in enumerate((1, 2))]
-    log = simulate(made, Scheduler(CountingPool(100), 2, Static(steps=5)), Linear(step=1.0))
+    made = [Sequence(i, prompt_length=4, output_length=n) for i, n in enumerate((1, 2))]
+    log = simulate(made, Scheduler(BlockPool(100), 2, Static(steps=5)), Linear(step=1.0))
     assert published.total_throughput(log) == (2 * 4 + 1 + 2) / 5
 
 

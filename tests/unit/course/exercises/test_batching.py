@@ -18,7 +18,7 @@ def aged(speed):
 
 by_priority = policy(lambda requests, now: sorted(requests, key=lambda r: r.priority))
 aged_but_one = policy(lambda requests, now: sorted(requests, key=lambda r: (r.id == 41, r.priority - now + r.arrival)))
-longest_first = policy(lambda requests, now: sorted(requests, key=lambda r: r.emitted - r.max_tokens))
+longest_first = policy(lambda requests, now: sorted(requests, key=lambda r: r.num_output_tokens - r.max_tokens))
 
 
 @pytest.mark.parametrize("name, attempt, said", [
