@@ -50,7 +50,7 @@ lint: .venv/with-test  ## ruff, which package imports which, dead code, and the 
 lessons: .venv/with-lessons  ## execute the lessons, store their outputs in notebooks/, write README's tables
 	@$(VENV_PYTHON) -m tools.store $(LESSONS); status=$$?; $(VENV_PYTHON) -m tools.readme && exit $$status
 figures: .venv/with-lessons  ## draw imgs/
-	@$(VENV_PYTHON) -c "from lessons_lib.figures.drawings import draw_all; draw_all('imgs')"
+	@$(VENV_PYTHON) -m tools.drawings
 site: .venv/with-site  ## all lessons, glossary, references and scorecard as pages in build/site/
 	@$(VENV_PYTHON) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/site && echo "Read build/site/index.html."
 mutation: .venv/with-mutation  ## break the library in 400 small ways; count what the tests notice

@@ -66,8 +66,11 @@ def write_lessons(notebooks: Path, docs: Path) -> None:
 
 
 def parts(cell: nbformat.NotebookNode, folder: Path) -> list[nbformat.NotebookNode]:
-    """A cell with its outputs. Text with headings among them becomes a cell of its own: Sphinx wants it so."""
+    """A cell with its pictures as files. Text with headings among its outputs becomes a cell of its own."""
     if cell.cell_type != "code":
+        for name, picture in cell.pop("attachments", {}).items():
+            (folder / "figures" / name).write_bytes(base64.b64decode(picture["image/png"]))
+            cell.source = cell.source.replace(f"(attachment:{name})", f"(figures/{name}){{width=704px}}")
         return [cell]
     cell.outputs = [shown(output, folder) for output in cell.outputs]
     last = cell.outputs[-1].get("data", {}).get("text/markdown", "") if cell.outputs else ""

@@ -5,6 +5,7 @@ The house rules are what makes a lesson run elsewhere, compare well with nbval a
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import subprocess
@@ -68,6 +69,7 @@ def problems(lesson: Lesson) -> list[str]:
         of_format(nb),
         of_parameters(lesson),
         of_setup(nb, name, address),
+        of_drawings(nb),
         of_text(nb),
         of_outputs(code),
         [] if name in LONG_LINES else of_lines(code),
@@ -104,6 +106,14 @@ def of_setup(nb: nbformat.NotebookNode, name: str, address: str) -> Iterator[str
     links = [cell.source for cell in nb.cells if cell.get("id") == store.LINK_ID]
     if links != [text for text in [store.link(address, name)] if text]:
         yield "its Colab link does not follow from the repository's address; `make lessons` writes it"
+
+
+def of_drawings(nb: nbformat.NotebookNode) -> Iterator[str]:
+    """Drawings as they are in imgs/."""
+    current = copy.deepcopy(nb)
+    store.put_drawings(current)
+    if nb != current:
+        yield "has another drawing than imgs/; `make lessons` puts it there"
 
 
 def of_text(nb: nbformat.NotebookNode) -> Iterator[str]:

@@ -6,6 +6,7 @@ has an address on GitHub, with a link that opens it on Colab.
 
 from __future__ import annotations
 
+import base64
 import sys
 import tomllib
 from pathlib import Path
@@ -74,6 +75,7 @@ def again(lesson: Lesson) -> bool:
     """Execute one lesson in place, unless other programs load the machine; whether that went well."""
     nb = lesson.read()
     put_setup(nb, lesson.name, address())
+    put_drawings(nb)
     with line(lesson.name) as said:
         if warning := machine.wait_until_quiet():
             said[0] = f"FAILED: {warning}"
@@ -152,6 +154,13 @@ def put_setup(nb: nbformat.NotebookNode, name: str, address: str) -> None:
     setup = new_code_cell(setup_cell(address), id=SETUP_ID)
     opening = [new_markdown_cell(link(address, name), id=LINK_ID)] if link(address, name) else []
     nb.cells = [*cells[:1], *opening, setup, *cells[1:]]
+
+
+def put_drawings(nb: nbformat.NotebookNode, imgs: Path = ROOT / "imgs") -> None:
+    """Put the drawings of imgs/ as they are now into the cells that show them as attachments, in place."""
+    for cell in nb.cells:
+        for name in cell.get("attachments", {}):
+            cell.attachments[name] = {"image/png": base64.b64encode((imgs / name).read_bytes()).decode()}
 
 
 if __name__ == "__main__":

@@ -87,6 +87,9 @@ def unreadable(markdown: str) -> list[str]:
 
         block_math = inline_math
 
+        def image(self, *picture, **more) -> str:
+            return ""
+
         def latex_environment(self, name: str, body: str) -> str:
             return self.inline_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
 

@@ -53,6 +53,11 @@ def markdown(text):
     return lambda nb: nb.cells.append(new_markdown_cell(text))
 
 
+def attach(nb):
+    nb.cells.append(new_markdown_cell("![x](attachment:one_loop.png)"))
+    last(nb).attachments = {"one_loop.png": {"image/png": "aaaa"}}
+
+
 BREAKS = {
     "older format": (lambda nb: nb.update(nbformat_minor=4), "nbformat 4.5"),
     "kernel of one machine": (rename_kernel, "kernelspec"),
@@ -68,6 +73,7 @@ BREAKS = {
     "path of windows": (source("open('C:\\\\data')"), "absolute path"),
     "picture without words": (markdown("![](x.png)"), "alt text"),
     "tag without words": (markdown('<img src="x.png" alt="">'), "alt text"),
+    "drawing of before": (attach, "another drawing than imgs/"),
     "formula nobody reads": (markdown("$\\unknown{x}$"), "formula"),
     "figure without words": (output("display_data", {"image/png": "aaaa"}), "figure without alt text"),
     "svg": (output("display_data", {"image/svg+xml": "<svg/>"}), "image/svg+xml"),

@@ -1,6 +1,10 @@
-"""The few shapes that every drawing is made of. Ten units are one inch, x to the right and y upwards."""
+"""The few shapes that every drawing is made of, and how a drawing is registered.
 
-from collections.abc import Sequence
+Ten units are one inch, x to the right and y upwards.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,6 +14,23 @@ from lessons_lib.course.figures import FONT_SIZE, GREY, INK, PAPER, SMALL, WIDTH
 
 UNITS = 10  # per inch
 Point = tuple[float, float]
+GALLERY: dict[str, Callable[[], Figure]] = {}  # every drawing by its name, which its file in imgs/ has, too
+
+
+def drawing(alt: str) -> Callable[[Callable[[], Axes]], Callable[[], Figure]]:
+    """Register a function that draws on a canvas. Calling it then returns the Figure, labelled with its alt text."""
+
+    def register(draw: Callable[[], Axes]) -> Callable[[], Figure]:
+        @wraps(draw)
+        def labelled() -> Figure:
+            figure = draw().figure
+            figure.set_label(alt)
+            return figure
+
+        GALLERY[draw.__name__] = labelled
+        return labelled
+
+    return register
 
 
 def canvas(height: float) -> Axes:

@@ -1,1 +1,0 @@
-"""Drawings of how things work, made by code: `from lessons_lib.figures import drawings`."""

@@ -1,0 +1,13 @@
+"""The drawings of imgs/, made by code: what CONTRIBUTING and the lessons show of how things work.
+
+machine   memory and arithmetic, prefill and decode, the one loop (lessons 00, 01, 06)
+model     the parts of a decoder, attention, heads that share (01, 02)
+caching   how the cache works, what it saves, two ways to store it (02, 03)
+house     the way through the code
+shapes    what every drawing is made of
+"""
+
+from tools.drawings import caching, house, machine, model  # each registers its drawings
+from tools.drawings.shapes import GALLERY
+
+__all__ = ["GALLERY", "caching", "house", "machine", "model"]
