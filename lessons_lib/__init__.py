@@ -8,7 +8,6 @@ The packages, each importing only from those below it (and all from the small mo
 paths); `help("lessons_lib.serving")` and so on lead further:
 
 course         running and storing lessons, their checks and pages; exercises, figures and widgets
-figures        drawings of how things work
 training       distilling a small draft, training heads
 serving        scheduler, block pool, simulator, engine, client
 decoding       the one loop, its targets, proposers and acceptance rules

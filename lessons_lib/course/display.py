@@ -32,14 +32,12 @@ DPI = 220  # a figure is shown at 110 and stored twice as fine
 SLACK = 2  # stored pixels by which boxes of text may touch, since letters do not fill them
 
 
-def display(drawn: Figure | Axes, alt: str = "") -> None:
+def display(drawn: Figure | Axes, alt: str) -> None:
     """Show a figure, with alt text for readers who cannot see it, and close it.
 
-    A figure may bring its alt text as its label. ValueError without alt text; and, while a lesson is executed for
-    storing, for text that cannot be read.
+    ValueError without alt text, and, while a lesson is executed for storing, for text that cannot be read.
     """
     figure = figure_of(drawn)
-    alt = alt or figure.get_label()
     if not alt:
         raise ValueError("say in `alt` what the figure shows, for readers who cannot see it")
     if storing() and (unreadable := problems(figure)):

@@ -16,10 +16,12 @@ from lessons_lib.paths import ROOT
 
 LEAST = re.compile(r"^(\w+) *(?::[^=#]*)?=.*#.*\bat least (\d+)", re.MULTILINE)  # what the comments of parameters say
 FIGURE = """\
-from lessons_lib import figures, progress
-ax = figures.axes()
+from lessons_lib import progress
+from lessons_lib.course.display import display
+from lessons_lib.course.figures import axes
+ax = axes()
 ax.plot([1, 2])
-figures.display(ax, "a line")"""
+display(ax, "a line")"""
 
 
 @pytest.fixture

@@ -62,10 +62,11 @@ def test_a_lesson_is_not_stored_while_other_programs_load_the_machine(write_less
 
 
 def test_a_lesson_with_a_figure_that_cannot_be_read_is_not_stored(write_lesson, capsys):
-    source = """from lessons_lib import figures
-ax = figures.axes()
+    source = """from lessons_lib.course.display import display
+from lessons_lib.course.figures import axes
+ax = axes()
 ax.text(0.5, 0.5, "one"), ax.text(0.5, 0.5, "other")
-figures.display(ax, "two words")"""
+display(ax, "two words")"""
     lesson = write_lesson("00_a_lesson", source)
     before = lesson.path.read_bytes()
     assert store.store([lesson]) == 1 and lesson.path.read_bytes() == before

@@ -2,14 +2,8 @@
 
 from matplotlib.axes import Axes
 
-<<<<<<< HEAD:lessons_lib/figures/drawings/caching.py
-from lessons_lib.course.figures import BLUE, GREEN, GREY, ORANGE, SMALL
-from lessons_lib.figures.drawings.gallery import drawing
-from lessons_lib.figures.drawings.shapes import arrow, canvas, cell, grid, key, note
-=======
 from lessons_lib.course.figures import BLUE, GREEN, GREY, ORANGE, SMALL
 from tools.drawings.shapes import arrow, canvas, cell, drawing, grid, key, note
->>>>>>> b08b30b (The drawings of imgs/ are made by tools/drawings, and lessons show them as attachments):tools/drawings/caching.py
 
 COMPUTED, REUSED = ORANGE, BLUE
 

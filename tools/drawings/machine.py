@@ -2,14 +2,8 @@
 
 from matplotlib.axes import Axes
 
-<<<<<<< HEAD:lessons_lib/figures/drawings/machine.py
-from lessons_lib.course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SMALL
-from lessons_lib.figures.drawings.gallery import drawing
-from lessons_lib.figures.drawings.shapes import arrow, box, canvas, grid, line, note
-=======
 from lessons_lib.course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SMALL
 from tools.drawings.shapes import arrow, box, canvas, drawing, grid, line, note
->>>>>>> b08b30b (The drawings of imgs/ are made by tools/drawings, and lessons show them as attachments):tools/drawings/machine.py
 
 
 @drawing(

@@ -4,14 +4,8 @@ import math
 
 from matplotlib.axes import Axes
 
-<<<<<<< HEAD:lessons_lib/figures/drawings/model.py
-from lessons_lib.course.figures import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE, SMALL
-from lessons_lib.figures.drawings.gallery import drawing
-from lessons_lib.figures.drawings.shapes import arrow, box, canvas, frame, grid, line, note
-=======
 from lessons_lib.course.figures import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE, SMALL
 from tools.drawings.shapes import arrow, box, canvas, drawing, frame, grid, line, note
->>>>>>> b08b30b (The drawings of imgs/ are made by tools/drawings, and lessons show them as attachments):tools/drawings/model.py
 
 
 @drawing(

@@ -48,13 +48,9 @@ def test_both_forms_are_valid_notebook_outputs(shown, monkeypatch):
         nbformat.validate(nbformat.v4.new_notebook(cells=[cell]))
 
 
-def test_a_figure_may_bring_its_alt_text_as_its_label_and_needs_one(shown):
-    labelled = axes()
-    labelled.figure.set_label("empty axes")
-    display(labelled)
-    assert shown[0][0]["text/plain"] == "empty axes"
+def test_a_figure_needs_an_alt_text(shown):
     with pytest.raises(ValueError, match="alt"):
-        display(axes())
+        display(axes(), "")
 
 
 def test_a_figure_with_text_that_cannot_be_read_is_shown_but_not_stored(shown, monkeypatch):
