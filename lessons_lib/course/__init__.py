@@ -1,10 +1,14 @@
-"""What the lessons call, and what runs them.
+"""What notebooks call, and what runs them.
 
-exercises   exercises that check themselves
-figures     shared figures, and the style of all; a module for the pictures of each lesson
-display     shows a figure with its alt text
-widgets     figures with sliders, and their still form
-lessons     the lessons as files: finding, choosing, parameters
-runner      `lessons run`: lessons into build/, with their pages (render)
-sweep       `lessons sweep`: a grid of parameters over lessons
+figures         the look of every figure, and the plots that several lessons share
+display         shows a figure with its alt text, and checks that all of its text can be read
+widgets         a figure with sliders, and its stored form
+exercises       exercises that check themselves, one file per topic
+roofline, prefill_decode, kv_cache, static_cache, attention, batching, assisted, prompt_lookup, lookahead, medusa,
+quantization, ladder, sparsity
+                the plots and the widget of one lesson each
+
+lessons         the lessons as files: finding, choosing, parameters
+runner, render  `lessons run`: executes lessons into build/, with their pages
+sweep           `lessons sweep`: a grid of parameters over lessons
 """

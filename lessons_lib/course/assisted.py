@@ -87,9 +87,7 @@ def plot_draft_length(rows: Iterable[Row], chosen: int | None = None, ax: Axes |
     return ax
 
 
-def plot_pays(
-    curves: Mapping[str, Sequence[tuple[float, float]]], points: Iterable[tuple[str, float, float]] = ()
-) -> Axes:
+def plot_pays(curves: Mapping[str, Sequence[tuple[float, float]]], points: Iterable[tuple[str, float, float]]) -> Axes:
     """The acceptance from which a draft gains, against how much faster than its target it is; above a line it pays.
 
     curves: label -> [(c, alpha)]; alpha above 1 is left out: no draft gains there. points: (label, c, alpha) of
@@ -164,11 +162,11 @@ def draw_draft_length(
     texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable, kind: str, gamma: int
 ) -> tuple[Figure, str]:
     """The curve of one text with gamma marked, and below it the text, coloured by who wrote it."""
-    text, columns = texts[kind], 84
+    text = texts[kind]
     rows, runs = speeds(text, c, v), written(text, gamma)
     # a rejected line end is drawn as an arrow: the text does not break there
     pieces = [(decode(ids).replace("\n", "↵") if who == "rejected" else decode(ids), who) for ids, who in runs]
-    spans = lay_out(pieces, columns)
+    spans = lay_out(pieces)
     lines, top = spans[-1][0] + 1, 3.4  # inches of the curve
     tall = top + LINE * (lines + 2)
     figure = plt.figure(figsize=(WIDTH, tall))
@@ -176,7 +174,7 @@ def draw_draft_length(
     title = f"{kind}: {mean(text.right):.0%} of the guesses right"
     plot_draft_length(rows, gamma, above).set_title(title, fontsize=11, pad=26)  # points: the legend lies between
     above.set_ylabel("decoding alone [times plain]")
-    draw_spans(figure.add_axes((0.01, 0.01, 0.98, LINE * lines / tall)), spans, columns, WRITERS)
+    draw_spans(figure.add_axes((0.01, 0.01, 0.98, LINE * lines / tall)), spans, WRITERS)
     [row] = [row for row in rows if row["gamma"] == gamma]
     accepted = sum(len(ids) for ids, who in runs if who == "accepted")
     rejected = sum(who == "rejected" for _, who in runs)

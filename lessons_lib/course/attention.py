@@ -134,7 +134,7 @@ def plot_partition() -> Figure:
     return figure
 
 
-def plot_traffic(rows: Iterable[Row], least: float, unit: str = "MB moved") -> Axes:
+def plot_traffic(rows: Iterable[Row], least: float, unit: str) -> Axes:
     """What is moved against the block size: lines by formula, dots counted, a dash-dotted floor.
 
     rows: `method`, `block`, `predicted` and, where it was counted, `counted`, in `unit`; a method of one row is a

@@ -98,9 +98,7 @@ def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
     return with_slot_legend(figure)
 
 
-def plot_load(
-    rows: Iterable[Row], y: str, limit: float | None = None, capacity: Mapping[str, float] | None = None
-) -> Axes:
+def plot_load(rows: Iterable[Row], y: str, limit: float, capacity: Mapping[str, float]) -> Axes:
     """Latency against load, a line per policy, on a logarithmic scale: flat, then the wall.
 
     rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted). capacity: policy ->
@@ -110,10 +108,9 @@ def plot_load(
     for (policy, group), marker in zip(grouped(rows, "policy").items(), cycle(MARKERS), strict=False):
         at, color = [row["rate"] for row in group], COLORS[policy]
         ax.plot(at, [row[y] for row in group], marker=marker, markersize=4, color=color, label=policy)
-        if capacity and policy in capacity:
+        if policy in capacity:
             ax.axvline(capacity[policy], linestyle="--", color=color, alpha=0.7)
-    if limit is not None:
-        ax.axhline(limit, linestyle=":", color=INK, label="service level")
+    ax.axhline(limit, linestyle=":", color=INK, label="service level")
     ax.set(xscale="log", yscale="log", xlabel="requests per second", ylabel=y)
     ticks: list[float] = []
     for row in rows:
@@ -121,7 +118,7 @@ def plot_load(
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
     plain_numbers(ax.yaxis)
     ax.minorticks_off()
-    ax.legend(title="dashed: capacity predicted" if capacity else None, ncols=2, **ABOVE)
+    ax.legend(title="dashed: capacity predicted", ncols=2, **ABOVE)
     return ax
 
 
@@ -162,19 +159,19 @@ def plot_tails(gaps: Mapping[str, list[float]]) -> Axes:
     return ax
 
 
-def plot_progress(served: Mapping[str, list[Sequence]], simulated: Mapping[str, list[Sequence]] | None = None) -> Axes:
+def plot_progress(served: Mapping[str, list[Sequence]], simulated: Mapping[str, list[Sequence]]) -> Axes:
     """Tokens emitted so far against time, of whole runs: the slope is the throughput, the flat end is a batch's tail.
 
     served: name -> requests, solid; simulated: the same names, dashed in the same colour.
     """
     ax, runs = axes(), [(name, requests, "-") for name, requests in served.items()]
-    runs += [(name, requests, "--") for name, requests in (simulated or {}).items()]
+    runs += [(name, requests, "--") for name, requests in simulated.items()]
     for name, requests, style in runs:
         times = sorted(time for request in requests for time in request.times)
         emitted = list(accumulate([0] + [1] * len(times)))
         ax.plot([0.0, *times], emitted, style, color=COLORS[name], label=name if style == "-" else None)
     ax.set(xlabel="seconds", ylabel="tokens emitted, all requests", xlim=(0, None), ylim=(0, None))
-    ax.legend(title="dashed: simulated" if simulated else None, loc="lower right")
+    ax.legend(title="dashed: simulated", loc="lower right")
     return ax
 
 

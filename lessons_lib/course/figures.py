@@ -160,7 +160,7 @@ def plot_lines(rows: Iterable[Row], x: str, y: str, scale: str = "linear") -> Ax
     ax.set(xlabel=x, ylabel=y, xscale=scale)
     if scale == "log":  # few points, far apart: each is named
         at = sorted({value for line in ax.get_lines() for value in line.get_xdata()})
-        ax.set_xticks(at, [f"{value:g}" for value in at])
+        ax.set_xticks(at, [f"{value:,g}" for value in at])
         ax.minorticks_off()
     ax.legend(fontsize=9)
     return ax
@@ -291,7 +291,7 @@ def word(tokenizer, *tokens: int) -> str:
 
 # Coloured text
 
-LINE = 0.19  # inches that a line of text takes
+LINE, COLUMNS = 0.19, 84  # inches that a line of text takes, and characters in it
 UNDERLINED, STRUCK = 0.92, 0.5  # where a stroke lies, as a share of a line from its top
 Span = tuple[int, int, str, str]  # line, column, text, producer
 
@@ -304,7 +304,7 @@ class Producer(NamedTuple):
     stroke: float | None = None
 
 
-def lay_out(pieces: Sequence[tuple[str, str]], columns: int) -> list[Span]:
+def lay_out(pieces: Sequence[tuple[str, str]], columns: int = COLUMNS) -> list[Span]:
     """Place (text, producer) pieces in lines of `columns` characters.
 
     A line breaks at the text's own line ends and where it is full: after a space if the piece has one, else between
@@ -327,15 +327,15 @@ def lay_out(pieces: Sequence[tuple[str, str]], columns: int) -> list[Span]:
     return spans
 
 
-def draw_spans(ax: Axes, spans: Sequence[Span], columns: int, producers: Mapping[str, Producer]) -> Axes:
+def draw_spans(ax: Axes, spans: Sequence[Span], producers: Mapping[str, Producer]) -> Axes:
     """Draw spans and their legend on axes that are 0.98 of a figure wide.
 
     Each character is placed by itself: a renderer rounds the width of every character to whole pixels, so a longer text
     would end several characters before or after its background.
     """
-    ax.set(xlim=(0, columns), ylim=(spans[-1][0] + 1, 0))
+    ax.set(xlim=(0, COLUMNS), ylim=(spans[-1][0] + 1, 0))
     ax.set_axis_off()
-    size = 0.98 * WIDTH * 72 / columns / 0.602  # a monospaced character is 0.602 of the font size wide
+    size = 0.98 * WIDTH * 72 / COLUMNS / 0.602  # a monospaced character is 0.602 of the font size wide
     for line, column, text, who in spans:
         color, _, stroke = producers[who]
         ax.add_patch(Rectangle((column, line + 0.04), len(text), 0.88, color=color, alpha=0.45, linewidth=0))

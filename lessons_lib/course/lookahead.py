@@ -82,7 +82,7 @@ def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]
     return allow, ["anchor", *ngrams, *window], [0, *tree.depths, *behind]
 
 
-def plot_branch_mask(W: int = 5, N: int = 4, G: int = 2, ax: Axes | None = None) -> Axes:
+def plot_branch_mask(W: int, N: int, G: int, ax: Axes | None = None) -> Axes:
     """The mask of one lookahead step; rows are labelled with their offset from the anchor. W, N, G: as Lookahead."""
     allow, names, offsets = lookahead_mask(W, N, G)
     kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # of the token that is looked at
@@ -95,7 +95,7 @@ def plot_branch_mask(W: int = 5, N: int = 4, G: int = 2, ax: Axes | None = None)
     return ax
 
 
-def plot_masks(W: int = 5, N: int = 4, G: int = 2) -> Figure:
+def plot_masks(W: int, N: int, G: int) -> Figure:
     """Above the causal mask of as many tokens in a row, below the mask of one lookahead step."""
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 12), layout="compressed")
     T = (W + G) * (N - 1)

@@ -41,17 +41,17 @@ RULES = ("transformers", "recent", "original")
 Texts = Mapping[str, Sequence[Recording]]
 
 
-def plot_spans(pieces: Sequence[tuple[str, str]], columns: int = 84) -> Axes:
+def plot_spans(pieces: Sequence[tuple[str, str]]) -> Axes:
     """A text with a background that shows who produced each piece; copied pieces are underlined as well.
 
-    pieces: (text, producer), in order, producer one of PRODUCERS. columns: characters in a line.
+    pieces: (text, producer), in order, producer one of PRODUCERS.
     """
-    spans = lay_out(pieces, columns)
+    spans = lay_out(pieces)
     lines = spans[-1][0] + 1
     ax = axes((WIDTH, LINE * (lines + 2)))
     ax.figure.set_layout_engine("none")
     ax.set_position((0.01, 0, 0.98, lines / (lines + 2)))
-    return draw_spans(ax, spans, columns, PRODUCERS)
+    return draw_spans(ax, spans, PRODUCERS)
 
 
 def plot_guesses(rows: Iterable[Row]) -> Axes:

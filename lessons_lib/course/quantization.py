@@ -10,7 +10,6 @@ from statistics import median, quantiles
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 from torch import Tensor
 
 from lessons_lib.course.figures import (
@@ -85,9 +84,7 @@ def plot_dots(rows: Sequence[Row], x: str) -> Axes:
 
 def plot_groups(rows: Sequence[Row], y: str) -> Axes:
     """A line for each `label` over the size of the group. rows: `label`, `group`, and the value under y."""
-    ax, at = plot_lines(rows, "group", y, "log"), sorted({row["group"] for row in rows})
-    ax.set_xticks(at, [f"{group:,}" for group in at])
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax = plot_lines(rows, "group", y, "log")
     ax.set_xlabel("weights in a group, g")
     return ax
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from lessons_lib.course.figures import COLORS, INK, LIFTED, PAPER, WIDTH, Row, axes
+from lessons_lib.course.figures import COLORS, LIFTED, PAPER, WIDTH, Row, axes
 from lessons_lib.measure.hardware import Hardware
 
 GIGA = 1e9
 
 
-def plot_roofline(hardware: Hardware, points: Sequence[Row] = ()) -> Axes:
+def plot_roofline(hardware: Hardware, points: Sequence[Row]) -> Axes:
     """Log-log roofline in GFLOP/s against FLOP per byte: a roof per dtype, its ridge marked, `points` on it.
 
     A dtype's roof rises with its matvec_bandwidth up to its matmul_flops; the bandwidths of reading and of copying are
-    dotted. points: `name`, `intensity` in FLOP/byte, `rate` in FLOP/s, and where wanted `method` (for the colour).
+    dotted. points: `name`, `intensity` in FLOP/byte, `rate` in FLOP/s, and `method` (for the colour).
     """
     ax = axes((WIDTH, 4.6))
     fastest = max(hardware.matmul_flops.values())
@@ -36,7 +36,7 @@ def plot_roofline(hardware: Hardware, points: Sequence[Row] = ()) -> Axes:
         where = dict(textcoords="offset points", color=COLORS[dtype], bbox=LIFTED)
         ax.annotate(f"ridge {ridge:.1f}", (ridge, top), shift, **where)
     for point in points:
-        color = COLORS[point["method"]] if "method" in point else INK
+        color = COLORS[point["method"]]
         at = (point["intensity"], point["rate"] / GIGA)
         ax.plot(*at, "o", color=color, markeredgecolor=PAPER, markersize=9)
         shift, align = ((8, -13), "left") if at[0] ** 2 < left * right else ((-8, -13), "right")

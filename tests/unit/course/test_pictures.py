@@ -111,7 +111,7 @@ PLOTS = {
     "shared: lines": lambda: figures.plot_lines(
         [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
     "00 roofline": lambda: roofline.plot_roofline(MACHINE, [
-        {"name": "decode", "intensity": 1.0, "rate": 18e9},
+        {"name": "decode", "intensity": 1.0, "rate": 18e9, "method": "decode"},
         {"name": "prefill", "intensity": 900.0, "rate": 1e11, "method": "prefill"}]),
     "01 timeline": lambda: prefill_decode.plot_timeline({"chat": SimpleNamespace(ttft=0.5, itl=[0.1, 0.3])}),
     "02 cache memory": lambda: kv_cache.plot_cache_memory(
@@ -124,7 +124,7 @@ PLOTS = {
     "04 partition": lambda: attention.plot_partition(),
     "04 traffic": lambda: attention.plot_traffic(
         [*rows(method=["tiled"] * 3, block=(32, 8, 16), predicted=(2, 8, 4), counted=(2, None, 4)),
-         {"method": "naive", "block": 8, "predicted": 50, "counted": 50}], least=1.5),
+         {"method": "naive", "block": 8, "predicted": 50, "counted": 50}], 1.5, "MB moved"),
     "04 context": lambda: attention.plot_context(PREDICTED + BRACKET, "MB"),
     "05 slots": lambda: batching.plot_slot_charts(LOGS),
     "05 load": lambda: batching.plot_load(
