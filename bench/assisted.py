@@ -11,6 +11,7 @@ from bench.asking import DTYPE, EAGER, TAUGHT, asked, costs_of, measured, ours, 
 from bench.by_question import speed
 from bench.registry import Measured, Run, claim
 from lessons_lib import DraftModel, load
+from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.peers import assist
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.measure.clock import Ratio, Samples, in_turn
@@ -67,11 +68,11 @@ def chain_step(target, prompt: Sequence[int], draft=None) -> Callable[[], None]:
     """
     by = DraftModel(draft or drafting(), GAMMA)
     by.reset(target, prompt)
-    by.propose(prompt, GAMMA)
+    by.propose(prompt, DraftTree(max_depth=GAMMA))
 
     def again() -> None:
         by.cache.keep(len(prompt) - 1)
-        by.propose(prompt, GAMMA)
+        by.propose(prompt, DraftTree(max_depth=GAMMA))
 
     return again
 

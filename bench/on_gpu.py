@@ -19,7 +19,7 @@ from bench.gpu_ladder import ladder
 from bench.registry import CLAIMS, Run
 from bench.run import RESULTS
 from lessons_lib.compiler import capture
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.measure import hardware, machine

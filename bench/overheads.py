@@ -19,8 +19,7 @@ from bench.asking import prompt_of
 from bench.inside import by_kernel, by_sums
 from bench.run import RESULTS
 from lessons_lib import compiler, native
-from lessons_lib.decoding.blocks import make_block, tree_mask
-from lessons_lib.decoding.draft_tree import Tree
+from lessons_lib.decoding.draft_tree import DraftTree, make_block, tree_mask
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, compiled
 from lessons_lib.measure import machine
@@ -196,9 +195,9 @@ def eight() -> Decoder:
 
 def masks() -> Calls:
     """A mask built for ROWS rows of a chain behind TEXT tokens, and a block that needs none."""
-    chain = Tree(tokens=[0] * (ROWS - 1), parents=[*range(-1, ROWS - 2)], depths=[*range(1, ROWS)])
+    chain = DraftTree.chain([0] * (ROWS - 1))
     cache = asking.eager().new_cache(TEXT)
-    return lambda: tree_mask(1, chain, None, TEXT), lambda: make_block([0], chain, None, cache)
+    return lambda: tree_mask(1, chain, TEXT), lambda: make_block([0], chain, cache)
 
 
 def choosing() -> Calls:

@@ -29,9 +29,8 @@ from lessons_lib.course.figures import (
     tint,
 )
 from lessons_lib.course.widgets import Slider, show
-from lessons_lib.decoding.blocks import tree_mask
-from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree
-from lessons_lib.decoding.proposers.lookahead import branches, window_layout
+from lessons_lib.decoding.draft_tree import DraftTree, SideTokens, tree_mask
+from lessons_lib.decoding.proposers.lookahead import window_layout
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
 WRONG, LUCKY, SETTLED = range(3)
@@ -74,9 +73,11 @@ def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]
     T = (W + G)(N - 1): the anchor, G n-grams without a common beginning (A1 A2 ..), the window (row,column).
     W, N, G: as Lookahead takes them.
     """
-    tokens, parents = branches([[a * N + k for k in range(1, N)] for a in range(G)])
-    tree, (behind, sees) = Tree.of(Proposal(tokens, parents), N), window_layout(W, N)
-    allow = tree_mask(1, tree, Scratch([0] * len(behind), behind, sees), cached=0)
+    tree, (behind, sees) = DraftTree(), window_layout(W, N)
+    for a in range(G):
+        tree.add_chain(a * N + k for k in range(1, N))
+    tree.add_side(SideTokens([0] * len(behind), behind, sees))
+    allow = tree_mask(1, tree, cached=0)
     ngrams = [f"{chr(ord('A') + a)}{k}" for a in range(G) for k in range(1, N)]
     window = [f"{r},{i}" for r in range(N - 1) for i in range(W)][1:]
     return allow, ["anchor", *ngrams, *window], [0, *tree.depths, *behind]

@@ -27,7 +27,7 @@ from lessons_lib.course.figures import (
     tint,
 )
 from lessons_lib.course.widgets import Slider, show
-from lessons_lib.decoding.draft_tree import ANCHOR
+from lessons_lib.decoding.draft_tree import ROOT
 from lessons_lib.decoding.proposers.medusa import (
     Accuracies,
     TreeShape,
@@ -44,13 +44,13 @@ SIZES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
 
 def layout(shape: TreeShape) -> dict[int, tuple[float, float]]:
-    """node, ANCHOR among them -> (depth, row): each leaf has a row, other nodes stand midway between their children."""
-    rows = {ANCHOR: 0.0}
+    """node, ROOT among them -> (depth, row): each leaf has a row, other nodes stand midway between their children."""
+    rows = {ROOT: 0.0}
     rows |= {leaf: row for row, leaf in enumerate(sorted(shape.leaves, key=shape.choices.__getitem__))}
     for node, below in reversed(shape.children.items()):  # children first
         rows[node] = mean([rows[below[0]], rows[below[-1]]])
-    depths = dict(enumerate(shape.depths)) | {ANCHOR: 0}
-    return {node: (depths[node], rows[node]) for node in [ANCHOR, *range(len(shape.choices))]}
+    depths = dict(enumerate(shape.depths)) | {ROOT: 0}
+    return {node: (depths[node], rows[node]) for node in [ROOT, *range(len(shape.choices))]}
 
 
 def plot_tree(shape: TreeShape, names: Sequence[str], ax: Axes) -> Axes:

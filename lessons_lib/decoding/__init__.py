@@ -1,7 +1,6 @@
 """The decoding loop (lessons 01, 03, 06 to 09): proposers, draft trees, acceptance rules and targets."""
 
-from lessons_lib.decoding.blocks import Block, make_block, plain_block
-from lessons_lib.decoding.draft_tree import Proposal, Tree
+from lessons_lib.decoding.draft_tree import Block, DraftTree, SideTokens, make_block, plain_block, tree_mask
 from lessons_lib.decoding.generate import Output, after_prefill, compression, encode, new_row, step, tokens_per_forward
 from lessons_lib.decoding.ladder import TOLERATED, Price, Rung, best, counting, standing, way_to
 from lessons_lib.decoding.peers import assist, by_transformers, count_forwards, static_and_compiled
@@ -54,22 +53,22 @@ __all__ = [
     "Confidence",
     "Constant",
     "DecoderTarget",
+    "DraftTree",
     "Greedy",
     "Heuristic",
     "MedusaHeads",
     "Output",
     "Price",
-    "Proposal",
     "Proposer",
     "Recording",
     "Rung",
     "SILENT_BELOW",
     "Sampling",
+    "SideTokens",
     "TOLERATED",
     "TableTarget",
     "TextStream",
     "TransformersTarget",
-    "Tree",
     "TreeShape",
     "Typical",
     "after_prefill",
@@ -119,6 +118,7 @@ __all__ = [
     "time_requests",
     "time_transformers",
     "tokens_per_forward",
+    "tree_mask",
     "twin",
     "way_to",
     "width_times",

@@ -1,171 +1,231 @@
-"""Draft trees (lesson 06): what a proposer drafts, and what it may add beside. A chain is a tree without branches."""
+"""Draft trees (lesson 06): what a proposer drafts, and the model input that verifies it in one forward pass.
 
-from collections.abc import Mapping, Sequence
+A proposer builds a DraftTree with `tree.add(parent, token)`. The numbers it gets back are those of the verification
+and of the cache: node i is the i-th token after the root. The model input holds the uncomputed tokens (the root last),
+then the nodes, then side tokens. A chain is a tree without branches.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-ANCHOR = -1  # parent of the first guesses: the last committed token
-MODES = ("point", "iid", "without_replacement")
+from lessons_lib.caches.cache import Cache, causal_mask
 
-
-def check_mode(mode: str) -> None:
-    """ValueError for a mode that is none of MODES."""
-    if mode not in MODES:
-        raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
+ROOT = -1  # the last committed token, above the first draft tokens
+MODES = ("greedy", "iid", "without_replacement")
 
 
 @dataclass(frozen=True)
-class Scratch:
-    """Tokens fed beside the tree for the proposer's own use; their cache entries are always dropped.
+class Children:
+    """The draft tokens below one node, as they were sampled: the lossless acceptance rule needs all of it.
 
-    offsets: positions relative to the anchor's. sees[i][j]: token i may attend to scratch token j (itself in
-    any case). sees_tree[i]: tree nodes, in the proposer's numbering, that token i may attend to. All see the
-    committed text and the anchor; the tree never sees scratch.
+    tokens: in the order in which they were sampled; with mode "iid" a token may come several times, but has one node.
+    mode: "greedy" (any choice that is no sampling), "iid" (with replacement) or "without_replacement".
+    q: (V,) the distribution they were sampled from; None for "greedy".
     """
 
-    tokens: Sequence[int]
-    offsets: Sequence[int]
-    sees: Sequence[Sequence[bool]]
-    sees_tree: Sequence[Sequence[int]] = ()
+    mode: str = "greedy"
+    q: Tensor | None = None
+    tokens: list[int] = field(default_factory=list)
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise ValueError(f"mode {self.mode!r} is unknown; one of {', '.join(MODES)}")
+        if self.mode != "greedy" and self.q is None:
+            raise ValueError(f"mode {self.mode!r} needs q, the distribution that the tokens were sampled from")
+        if self.q is not None and not self.q.isfinite().all():
+            raise ValueError("q holds NaN or infinity; give probabilities")
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """Guesses for what follows the anchor: node i holds tokens[i] below parents[i] (ANCHOR, or a node < i).
+class SideTokens:
+    """Tokens that are fed beside the tree for the proposer's own use; they are never committed.
 
-    mode: how they were drawn, which decides the lossless acceptance rule: "point" (any deterministic choice),
-    "iid" or "without_replacement" draws from q. q: parent -> distribution (V,) its children were drawn from.
-    draws: parent -> child tokens in draw order, if it differs from their order in tokens.
-    ValueError for anything else than such a tree.
+    offsets: positions relative to the root's. sees[i][j]: whether side token i attends to side token j (to itself in
+    any case). sees_nodes[i]: the tree nodes that side token i attends to. All attend to the committed text; no node
+    attends to a side token.
     """
 
     tokens: Sequence[int] = ()
-    parents: Sequence[int] = ()
-    mode: str = "point"
-    q: Mapping[int, Tensor] = field(default_factory=dict)
-    draws: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    scratch: Scratch | None = None
-    draft_calls: int = 0
-
-    @classmethod
-    def chain(cls, tokens: Sequence[int], **rest) -> "Proposal":
-        """A tree without branches: each token follows the one before it. rest: other fields. ValueError as theirs."""
-        return cls(tokens, range(-1, len(tokens) - 1), **rest)
-
-    def __post_init__(self):
-        if len(self.tokens) != len(self.parents):
-            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents: give each node its parent")
-        if bad := [i for i, p in enumerate(self.parents) if not ANCHOR <= p < i]:
-            raise ValueError(f"node {bad[0]} stands before its parent {self.parents[bad[0]]}: list parents first")
-        check_mode(self.mode)
-        if self.mode != "point" and (lost := set(self.parents) - set(self.q)):
-            raise ValueError(f"mode {self.mode!r} needs the row of q for every parent; {min(lost)} has none")
-        if any(not row.isfinite().all() for row in self.q.values()):
-            raise ValueError("a row of q holds NaN or infinity; give probabilities")
-        if self.scratch and not len(self.scratch.tokens) == len(self.scratch.offsets) == len(self.scratch.sees):
-            raise ValueError("scratch needs one offset and one row of `sees` for each token")
-
-
-NO_GUESSES = Proposal()  # for all rows and steps, since checking one takes time; change nothing of it
+    offsets: Sequence[int] = ()
+    sees: Sequence[Sequence[bool]] = ()
+    sees_nodes: Sequence[Sequence[int]] = ()
 
 
 @dataclass
-class Tree:
-    """A proposal made ready for one forward: merged, pruned, with depths and children looked up.
+class DraftTree:
+    """Draft tokens for what follows the root. Node i holds tokens[i] at depths[i] >= 1, below parents[i] (or ROOT).
 
-    parents, depths: of every node, ANCHOR and 1 for those of the first level. draws, q: as of a Proposal, q (V,) each.
-    merged[i] is the node that the proposer's node i became, None if it was cut off. nodes: (parent, token) -> node.
+    The budget: max_nodes bounds nodes and side tokens together, max_depth the levels, max_offset how far behind the
+    root a side token may be. may_branch(n) says whether n draft and side tokens may be fed with branches among them.
+    What does not fit is not added. Of sampled children the last ones are left out, whatever their values.
+    draft_calls: forward passes of a draft model that the tree took.
     """
 
-    mode: str = "point"
+    max_nodes: float = math.inf
+    max_depth: float = math.inf
+    max_offset: float = math.inf
+    may_branch: Callable[[int], bool] = lambda count: True
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
-    draws: dict[int, list[int]] = field(default_factory=dict)
-    q: dict[int, Tensor] = field(default_factory=dict)
-    merged: list[int | None] = field(default_factory=list)
-    nodes: dict[tuple[int, int], int] = field(default_factory=dict)
+    children: dict[int, Children] = field(default_factory=dict)
+    side: SideTokens = SideTokens()
+    draft_calls: int = 0
+    is_chain: bool = True  # every node is below the one before it, so that the causal mask will do
+    _nodes: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
 
     @classmethod
-    def of(cls, proposal: Proposal, limit: int) -> "Tree":
-        """Merge equal siblings and drop nodes deeper than `limit` (tokens that may still be committed)."""
-        tree = cls(mode=proposal.mode)
-        for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-            above = ANCHOR if parent == ANCHOR else tree.merged[parent]
-            fits = above is not None and tree._depth(above) < limit
-            tree.merged.append(tree.add(token, above) if fits else None)
-        for parent, order in _draw_orders(proposal).items():
-            node = ANCHOR if parent == ANCHOR else tree.merged[parent]
-            if node in tree.draws:
-                tree.draws[node] += order
-                tree.q |= {node: proposal.q[parent]} if parent in proposal.q else {}
+    def chain(cls, tokens: Iterable[int]) -> "DraftTree":
+        """A tree without branches and without a budget: each token follows the one before it."""
+        tree = cls()
+        tree.add_chain(tokens)
         return tree
 
-    def add(self, token: int, parent: int) -> int:
-        """The node of `token` below `parent`, made if it is new. IndexError for a parent that there is not."""
-        if (parent, token) not in self.nodes:
-            self.nodes[parent, token] = len(self.tokens)
-            self.draws.setdefault(parent, [])
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.depths.append(self._depth(parent) + 1)
-        return self.nodes[parent, token]
+    def add(self, parent: int, token: int, mode: str = "greedy", q: Tensor | None = None) -> int | None:
+        """Add a draft token below `parent`. Returns its node; None where it does not fit.
 
-    def first_chain(self) -> "Tree":
-        """The first draw below the anchor, the first below that, and so on, without all other nodes."""
-        path = [ANCHOR]
-        while order := self.draws.get(path[-1]):
-            path.append(self.nodes[path[-1], order[0]])
-        number = {node: depth - 1 for depth, node in enumerate(path)}  # the anchor keeps its own
-        chain = Tree(self.mode, q={number[node]: q for node, q in self.q.items() if node in number})
-        for above, node in zip(path, path[1:], strict=False):
-            chain.add(self.tokens[node], number[above])
-            chain.draws[number[above]] = [self.tokens[node]]
-        chain.merged = [number.get(node) for node in self.merged]
-        return chain
+        A token that `parent` has already keeps its node. mode, q: as in Children, the same for all tokens of a parent.
+        """
+        if not ROOT <= parent < len(self.tokens):
+            raise ValueError(f"there is no node {parent} to add a token to; add parents first")
+        known = self.child(parent, token)
+        if known is not None and mode == "greedy":
+            return known
+        # Sampled tokens are counted before their values are looked at: keeping a repeated token where a new one
+        # would not fit is a choice by value, and the verified text would no longer follow the target's distribution.
+        if not self.fits(parent):
+            return None
+        children = self.children.get(parent) or Children(mode, q)
+        if children.mode != mode:
+            raise ValueError(f"the children of one node are of one mode, not {children.mode!r} and {mode!r}")
+        self.children[parent] = children
+        children.tokens.append(token)
+        if known is not None:
+            return known
+        node = self._nodes[parent, token] = len(self.tokens)
+        self.is_chain = self.is_chain and parent == node - 1
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depth_of(parent) + 1)
+        return node
 
-    def _depth(self, node: int) -> int:
-        return 0 if node == ANCHOR else self.depths[node]
+    def add_chain(self, tokens: Iterable[int], parent: int | None = ROOT) -> None:
+        """Add tokens below `parent`, each below the one before it, as many as fit."""
+        for token in tokens:
+            parent = self.add(parent, token)
+            if parent is None:
+                return
+
+    def add_side(self, side: SideTokens) -> bool:
+        """Add side tokens, all or none. Returns whether they fit. They come before or after nodes, and only once."""
+        if not len(side.tokens) == len(side.offsets) == len(side.sees):
+            raise ValueError("side tokens need one offset and one row of `sees` for each token")
+        count = self.count + len(side.tokens)
+        fits = count <= self.max_nodes and max(side.offsets, default=0) <= self.max_offset and self.may_branch(count)
+        if fits:
+            self.side = side
+        return fits
+
+    def fits(self, parent: int) -> bool:
+        """Whether one more draft token may be added below `parent`."""
+        if self.depth_of(parent) >= self.max_depth or self.count >= self.max_nodes:
+            return False
+        extends_chain = self.is_chain and parent == len(self.tokens) - 1 and not self.side.tokens
+        return extends_chain or self.may_branch(self.count + 1)
 
     @property
-    def is_chain(self) -> bool:
-        """Whether every node follows the one before it, so that plain causal attention will do."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+    def count(self) -> int:
+        """Tokens fed after the root: nodes and side tokens."""
+        return len(self.tokens) + len(self.side.tokens)
+
+    @property
+    def depth(self) -> int:
+        """Levels of the tree."""
+        return max(self.depths, default=0)
+
+    def depth_of(self, node: int) -> int:
+        """0 for ROOT."""
+        return 0 if node == ROOT else self.depths[node]
 
     def child(self, parent: int, token: int) -> int | None:
-        """The node that continues `parent` with `token`, None if nobody guessed it."""
-        return self.nodes.get((parent, token))
+        """The node that continues `parent` with `token`, None if it was not drafted."""
+        return self._nodes.get((parent, token))
 
-
-def _draw_orders(proposal: Proposal) -> dict[int, Sequence[int]]:
-    """parent -> its children's tokens in the order they were drawn."""
-    orders: dict[int, list[int]] = {}
-    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-        orders.setdefault(parent, []).append(token)
-    return orders | {parent: order for parent, order in proposal.draws.items() if parent in orders}
+    def path(self, node: int) -> list[int]:
+        """The nodes from the first level down to `node`; none for ROOT."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
 
 
 @dataclass
-class Growing:
-    """Fields of a Proposal, of which the loop makes the Tree, growing by a level per draft forward.
+class Block:
+    """The model input of one sequence in one forward pass.
 
-    depth: levels so far; level: the nodes of the deepest. Equal siblings are one node: the draft reads them once.
+    tokens (T), offsets (T) from the first uncomputed position, mask (T, S + T) bool or None for causal.
+    wanted: the last `wanted` tokens get logits. after: layers whose hidden states are returned, too
+    (1 = after the first; "final" = after the final norm, what the head reads).
     """
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    draws: dict[int, list[int]] = field(default_factory=dict)
-    q: dict[int, Tensor] = field(default_factory=dict)
-    level: list[int] = field(default_factory=lambda: [ANCHOR])
-    depth: int = 0
+    tokens: list[int]
+    offsets: list[int]
+    mask: Tensor | None
+    cache: Cache
+    wanted: int
+    after: tuple = ()
 
-    def grow(self, drawn: dict[int, list[int]]) -> None:
-        """Add the next level. drawn: node of the deepest level -> tokens below it, in draw order."""
-        first = len(self.tokens)
-        for parent, tokens in drawn.items():
-            different = list(dict.fromkeys(tokens))
-            self.tokens += different
-            self.parents += [parent] * len(different)
-        self.draws |= drawn
-        self.level, self.depth = list(range(first, len(self.tokens))), self.depth + 1
+
+@dataclass
+class Scores:
+    """The model output for one Block: logits (wanted, V) and the hidden states asked for, each (wanted, D).
+
+    After a draft tree, row 0 is the root's, row 1 + i node i's, and the rows of side tokens follow.
+    """
+
+    logits: Tensor
+    states: dict[int | str, Tensor] = field(default_factory=dict)
+
+
+def plain_block(tokens: Sequence[int], cache: Cache, wanted: int = 1) -> Block:
+    """Tokens that follow what the cache holds, each attending to all before it: a prompt, or a part of one."""
+    return Block(list(tokens), list(range(len(tokens))), None, cache, wanted)
+
+
+def make_block(uncomputed: list[int], tree: DraftTree, cache: Cache, after: tuple = ()) -> Block:
+    """The model input that verifies a tree. uncomputed: committed tokens that are not in the cache, the root last.
+
+    The mask is only built where the causal one is not the right one.
+    """
+    root = len(uncomputed) - 1
+    tokens = [*uncomputed, *tree.tokens, *tree.side.tokens]
+    offsets = [*range(len(uncomputed)), *(root + depth for depth in (*tree.depths, *tree.side.offsets))]
+    plain = tree.is_chain and not tree.side.tokens
+    mask = None if plain else tree_mask(len(uncomputed), tree, cache.length())
+    return Block(tokens, offsets, mask, cache, len(tokens) - root, after)
+
+
+def tree_mask(uncomputed: int, tree: DraftTree, cached: int) -> Tensor:
+    """(T, S + T) bool: all attend to the committed text, nodes to their ancestors, side tokens to what they declare."""
+    first = cached + uncomputed  # the cache entry of node 0
+    own = first + len(tree.tokens)  # and of the first side token
+    allow = torch.zeros(uncomputed + tree.count, cached + uncomputed + tree.count, dtype=torch.bool)
+    allow[:uncomputed, :first] = causal_mask(uncomputed, first)
+    allow[uncomputed:, :first] = True
+    for node, parent in enumerate(tree.parents):
+        row = allow[uncomputed + node]
+        if parent != ROOT:
+            row |= allow[uncomputed + parent]
+        row[first + node] = True
+    if tree.side.tokens:
+        rows = allow[uncomputed + len(tree.tokens) :]
+        rows[:, own:] = torch.as_tensor(tree.side.sees, dtype=torch.bool)
+        rows[:, own:].fill_diagonal_(True)
+        for row, nodes in zip(rows, tree.side.sees_nodes, strict=False):
+            row[[first + node for node in nodes]] = True
+    return allow

@@ -5,8 +5,9 @@ picked. Techniques differ only in their proposers, acceptance rules and targets.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -15,9 +16,8 @@ from torch import Tensor
 
 from lessons_lib.caches.cache import Cache
 from lessons_lib.caches.sizes import cached_tokens
-from lessons_lib.decoding.blocks import Block, Scores, make_block
-from lessons_lib.decoding.draft_tree import NO_GUESSES, Proposal, Tree
-from lessons_lib.decoding.proposers import Observation, Proposer, check_integers, whole
+from lessons_lib.decoding.draft_tree import Block, DraftTree, Scores, make_block, plain_block
+from lessons_lib.decoding.proposers import Proposer, check_integers, whole
 from lessons_lib.decoding.sampling import Acceptance, Greedy
 from lessons_lib.decoding.streaming import Detokenizer, StoppedText, as_texts
 from lessons_lib.decoding.targets import as_target
@@ -28,7 +28,7 @@ class Step:
     """One target forward of one row. Times in seconds; with several rows the forward's time is the batch's."""
 
     length_before: int  # committed tokens, prompt included
-    forwarded: int  # tokens fed: what the cache lacked, the tree, scratch
+    forwarded: int  # tokens fed: what the cache lacked, the tree, side tokens
     proposed: int = 0  # tree nodes
     depth: int = 0
     scratch: int = 0
@@ -84,21 +84,11 @@ class Ending:
 
 
 @dataclass
-class Planned:
-    """A row's plan for one forward."""
-
-    tree: Tree
-    proposal: Proposal
-    block: Block
-    completes: bool  # whether the forward reaches the anchor, so that tokens can be committed
-
-
-@dataclass
 class Row:
     """One sequence in the making. ids: prompt and committed tokens; the cache lacks the last of them, or more.
 
-    context: positions the target has. chunk: at most so many tokens are fed in one step, guesses included (None: any
-    number).
+    context: positions the target has. chunk: at most so many tokens are fed in one step, draft tokens included (None:
+    any number). tree: what was drafted in the step at hand; None while its pass does not reach the last token.
     """
 
     ids: list[int]
@@ -112,76 +102,71 @@ class Row:
     chunk: int | None = None
     trace: list[Step] = field(default_factory=list)
     finish: str | None = None
+    tree: DraftTree | None = None
 
     @property
     def new(self) -> list[int]:
         """The tokens committed so far, without the prompt."""
         return self.ids[self.prompt_length :]
 
-    def draft(self) -> Planned:
-        """What to feed: what is due of the prompt, or the anchor and the guesses.
-
-        Errors are the proposer's and, for scratch that cannot be laid out, those of `make_block`.
-        """
+    @property
+    def uncomputed(self) -> list[int]:
+        """The committed tokens that the next pass feeds: all that the cache lacks, or as many as `chunk` allows."""
         cached = self.cache.length()
-        lacking = self.ids[cached : len(self.ids) if self.chunk is None else cached + self.chunk]
-        completes = cached + len(lacking) == len(self.ids)
-        room, left = self._room(len(lacking)), self.prompt_length + self.ending.max_new_tokens - len(self.ids)
-        limit = min(room, left - 1)  # the step adds one itself
-        early = len(self.ids) == self.prompt_length or not completes  # the anchor of all guesses must be fed first
-        proposal = NO_GUESSES if early else self.proposer.propose(self.ids, limit)
-        proposal, tree = self._fitting(proposal, limit, room)
-        proposal, tree = self._readable(proposal, tree, cached + len(lacking))
-        block = make_block(lacking, tree, proposal.scratch, self.cache, self.proposer.after)
-        return Planned(tree, proposal, block, completes)
+        return self.ids[cached : None if self.chunk is None else cached + self.chunk]
 
-    def _room(self, lacking: int) -> float:
-        """How many guesses may be fed behind so many tokens: the cache must hold and `chunk` allow them."""
-        held = math.inf if self.cache.most is None else self.cache.most - self.cache.length()
-        return max(0, min(held, math.inf if self.chunk is None else self.chunk) - lacking)
+    @property
+    def may_draft(self) -> bool:
+        """Whether there is something to draft from: the first token after the prompt is decoded plainly."""
+        return self.tree is not None and len(self.ids) > self.prompt_length
 
-    def _fitting(self, proposal: Proposal, limit: int, room: float) -> tuple[Proposal, Tree]:
-        """The proposal and its tree, no scratch beyond the last position; nothing of it if there is no room for it."""
-        scratch = proposal.scratch
-        if scratch and max(scratch.offsets, default=0) > self.context - len(self.ids):
-            proposal, scratch = replace(proposal, scratch=None), None
-        tree = Tree.of(proposal, limit)
-        fed = len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
-        return (proposal, tree) if fed <= room else (NO_GUESSES, Tree())
-
-    def _readable(self, proposal: Proposal, tree: Tree, entries: int) -> tuple[Proposal, Tree]:
-        """The first chain of the tree alone, where the cache can no longer take branches. entries: before drafts."""
-        scratch = proposal.scratch
-        entries += len(tree.tokens) + (len(scratch.tokens) if scratch else 0)
-        if (tree.is_chain and not scratch) or self.cache.branches(entries):
-            return proposal, tree
-        return replace(proposal, scratch=None), tree.first_chain()
-
-    def accept(self, planned: Planned, scores: Scores) -> tuple[list[int], list[int]]:
-        """Ask the acceptance rule, whose errors come through, end the text where it must end -> (path, tokens)."""
-        if not planned.completes:
-            return [], []
-        nodes = 1 + len(planned.tree.tokens)
-        logits = self._hold_back_eos(planned.tree, scores.logits[:nodes])
-        path, bonus = self.acceptance.accept(planned.tree, logits, self.generator)
-        return path, self._until_end([planned.tree.tokens[node] for node in path] + [bonus])
-
-    def commit(self, planned: Planned, path: list[int], tokens: list[int], scores: Scores) -> None:
-        """Keep the cache entries of what was committed, all but the last token's, and tell the proposer."""
-        if not planned.completes:
+    def start(self) -> None:
+        """Begin a step with an empty tree. Its budget: what the cache, `chunk` and the text's length leave."""
+        fed = self.cache.length() + len(self.uncomputed)
+        if fed < len(self.ids):  # a part of the prompt
+            self.tree = None
             return
+        room = math.inf if self.cache.most is None else self.cache.most - fed
+        if self.chunk is not None:
+            room = min(room, self.chunk - len(self.uncomputed))
+        left = self.prompt_length + self.ending.max_new_tokens - len(self.ids)
+        self.tree = DraftTree(
+            max_nodes=max(0, room),
+            max_depth=min(room, left - 1),  # the pass adds a token of its own
+            max_offset=self.context - len(self.ids),
+            may_branch=lambda count: self.cache.branches(fed + count),
+        )
+
+    def model_input(self) -> Block:
+        """What the target is fed: a part of the prompt, or the root and the tree."""
+        if self.tree is None:
+            return plain_block(self.uncomputed, self.cache)
+        return make_block(self.uncomputed, self.tree, self.cache, self.proposer.after)
+
+    def verify(self, scores: Scores) -> tuple[list[int], list[int]]:
+        """Apply the acceptance rule, and end the text where it must end -> accepted nodes, tokens to commit."""
+        if self.tree is None:
+            return [], []
+        logits = self._hold_back_eos(scores.logits[: 1 + len(self.tree.tokens)])
+        path, bonus = self.acceptance.accept(self.tree, logits, self.generator)
+        return path, self._until_end([*(self.tree.tokens[node] for node in path), bonus])
+
+    def commit(self, path: list[int], tokens: list[int], scores: Scores) -> None:
+        """Append the tokens, drop the cache entries of rejected draft tokens, and tell the proposer."""
+        if self.tree is None:
+            return
+        path = path[: len(tokens) - 1]  # the cache lacks the last token, even where it was a draft token
         first = len(self.ids)  # entry of node 0: everything committed so far is cached now
-        path = path[: max(0, len(tokens) - 1)] if len(tokens) <= len(path) else path
         self.cache.keep(first, [first + node for node in path])
         self.ids.extend(tokens)
-        self.proposer.observe(observation(planned, path, tokens, scores))
+        self.proposer.observe(self.tree, path, tokens, scores)
 
-    def _hold_back_eos(self, tree: Tree, logits: Tensor) -> Tensor:
+    def _hold_back_eos(self, logits: Tensor) -> Tensor:
         """No end of text before min_new_tokens, at whatever depth of the tree a row of logits stands."""
         missing = self.ending.min_new_tokens - (len(self.ids) - self.prompt_length)
         if missing <= 0 or not self.ending.eos:
             return logits
-        early = [row for row, depth in enumerate([0, *tree.depths]) if depth < missing]
+        early = [row for row, depth in enumerate([0, *self.tree.depths]) if depth < missing]
         logits = logits.clone()
         logits[torch.tensor(early)[:, None], torch.tensor(sorted(self.ending.eos))] = float("-inf")
         return logits
@@ -196,38 +181,51 @@ class Row:
 
 
 def step(target, rows: Sequence[Row]) -> list[list[int]]:
-    """One target forward for any number of rows, each of which records a Step -> the tokens that each committed.
+    """One forward pass of the target for any number of sequences -> the tokens that each committed.
 
-    0 tokens in a part of a prompt, else 1 to n. Errors are those of the target, the proposers and acceptance rules.
+    That is 0 tokens for a part of a prompt, else 1 to n. Every sequence records a Step.
     """
     committed, start = [], perf_counter()
-    plans = [row.draft() for row in rows]
-    proposed = perf_counter()
-    scored = target.run([planned.block for planned in plans])
+    inputs = draft(rows)
+    drafted = perf_counter()
+    outputs = target.run(inputs)
     run = perf_counter()
-    for row, planned, scores in zip(rows, plans, scored, strict=True):
+    for row, block, scores in zip(rows, inputs, outputs, strict=True):
         since = perf_counter()
-        path, tokens = row.accept(planned, scores)
-        accepted = perf_counter()
-        row.commit(planned, path, tokens, scores)
-        times = proposed - start, run - proposed, accepted - since, perf_counter() - accepted
-        row.trace.append(record(row, planned, path, tokens, times))
+        path, tokens = row.verify(scores)
+        verified = perf_counter()
+        row.commit(path, tokens, scores)
+        times = drafted - start, run - drafted, verified - since, perf_counter() - verified
+        row.trace.append(record(row, len(block.tokens), path, tokens, times))
         committed.append(tokens)
     return committed
 
 
-def record(row: Row, planned: Planned, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
-    """The trace's record of one row's share of a step that is done; times: seconds of its four parts."""
+def draft(rows: Sequence[Row]) -> list[Block]:
+    """Each sequence's draft tree -> what each feeds. Proposers of one kind may propose for all their texts at once."""
+    kinds = defaultdict(list)
+    for row in rows:
+        row.start()
+        if row.may_draft:
+            kinds[type(row.proposer)].append(row)
+    for kind, same in kinds.items():
+        kind.propose_batch([row.proposer for row in same], [row.ids for row in same], [row.tree for row in same])
+    return [row.model_input() for row in rows]
+
+
+def record(row: Row, fed: int, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
+    """The trace's record of one sequence's share of a step that is done; times: seconds of its four parts."""
     before = len(row.ids) - len(tokens)
+    tree = row.tree or DraftTree()
     return Step(
         length_before=before,
-        forwarded=len(planned.block.tokens),
-        proposed=len(planned.tree.tokens),
-        depth=max(planned.tree.depths, default=0),
-        scratch=len(planned.proposal.scratch.tokens) if planned.proposal.scratch else 0,
+        forwarded=fed,
+        proposed=len(tree.tokens),
+        depth=tree.depth,
+        scratch=len(tree.side.tokens),
         accepted=min(len(path), len(tokens)),
         committed=len(tokens),
-        draft_calls=planned.proposal.draft_calls,
+        draft_calls=tree.draft_calls,
         is_prefill=before == row.prompt_length,
         eos_cut=row.finish == "eos" and len(tokens) <= len(path),
         t_propose=times[0],
@@ -235,22 +233,6 @@ def record(row: Row, planned: Planned, path: list[int], tokens: list[int], times
         t_accept=times[2],
         t_commit=times[3],
         t_total=sum(times),
-    )
-
-
-def observation(planned: Planned, path: list[int], tokens: list[int], scores: Scores) -> Observation:
-    """Translate what a step found from the merged tree's numbering to the proposer's."""
-    tree, nodes = planned.tree, 1 + len(planned.tree.tokens)
-    theirs = {merged: node for node, merged in reversed(list(enumerate(tree.merged))) if merged is not None}
-    fed = {node: scores.logits[1 + merged] for node, merged in enumerate(tree.merged) if merged is not None}
-    last = 1 + path[-1] if path else 0
-    rows = [last, *range(nodes, len(scores.logits))]
-    return Observation(
-        path=[theirs[node] for node in path],
-        tokens=tokens,
-        node_logits=fed,
-        scratch_logits=scores.logits[nodes:] if planned.proposal.scratch else None,
-        states={name: states[rows] for name, states in scores.states.items()},
     )
 
 

@@ -9,7 +9,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.measure.clock import Samples, in_turn
 

@@ -7,9 +7,9 @@ looks at token ids alone: no forward is run, and a replay takes milliseconds.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lessons_lib.decoding.draft_tree import ANCHOR, Tree
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree
 from lessons_lib.decoding.generate import Step, after_prefill
-from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import DraftLength
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 
@@ -32,30 +32,29 @@ class Recording:
 def replay(recording: Recording, proposer: Proposer) -> list[Step]:
     """The trace that `generate` would have with this proposer, prefill first, without times.
 
-    For proposers that ask nothing of a target but its `eos`, and nothing of an observation but path and tokens;
-    AttributeError or TypeError for others. ValueError for what the proposer refuses.
+    For proposers that ask nothing of a target but its `eos`, and nothing of the model output; AttributeError or
+    TypeError for others. ValueError for what the proposer refuses.
     """
     text, at = [*recording.prompt, *recording.new], len(recording.prompt)
     end = at + (recording.max_new_tokens or len(recording.new))
     proposer.reset(recording, list(recording.prompt))
-    proposer.observe(_seen([], [text[at]]))
+    proposer.observe(DraftTree(), [], [text[at]], None)
     trace = [Step(length_before=at, forwarded=at, committed=1, is_prefill=True)]
     at += 1
     while at < len(text):
-        limit = end - at - 1  # the step adds one token itself
-        tree = Tree.of(proposer.propose(text[:at], limit), limit)
+        tree = DraftTree(max_depth=end - at - 1)  # the step adds one token itself
+        proposer.propose(text[:at], tree)
         path = follow(tree, text[at:])
         committed = min(len(path) + 1, len(text) - at)
-        proposer.observe(_seen([tree.merged.index(node) for node in path], text[at : at + committed]))
-        depth = max(tree.depths, default=0)
-        trace.append(Step(at, 1 + len(tree.tokens), len(tree.tokens), depth, 0, len(path), committed))
+        proposer.observe(tree, path, text[at : at + committed], None)
+        trace.append(Step(at, 1 + len(tree.tokens), len(tree.tokens), tree.depth, 0, len(path), committed))
         at += committed
     return trace
 
 
-def follow(tree: Tree, text: Sequence[int]) -> list[int]:
-    """The nodes of the longest path from the root that the text, ids behind the anchor, takes."""
-    path, node = [], ANCHOR
+def follow(tree: DraftTree, text: Sequence[int]) -> list[int]:
+    """The nodes of the longest path from the root that the text, the ids after it, takes."""
+    path, node = [], ROOT
     for token in text:
         if (node := tree.child(node, token)) is None:
             break
@@ -117,8 +116,3 @@ def predicted_seconds(prefill: float, one: float, trace: Sequence[Step], v: Widt
 def counts(trace: Sequence[Step]) -> list[tuple[int, int, int]]:
     """(tokens fed, accepted, committed) of each step: what a replay and the run that it stands for share."""
     return [(step.forwarded, step.accepted, step.committed) for step in trace]
-
-
-def _seen(path: list[int], tokens: list[int]) -> Observation:
-    """What a step would bring to light, as far as it needs no logits."""
-    return Observation(path, tokens, {}, None)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.draft_tree import ANCHOR, Tree, check_mode
+from lessons_lib.decoding.draft_tree import MODES, ROOT, Children, DraftTree
 
 TINY = 1e-12  # less than this is left over from rounding, not from probability
 
@@ -22,8 +22,8 @@ class Acceptance(Protocol):
 
     lossless: bool
 
-    def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None) -> tuple[list[int], int]:
-        """logits (1 + n, V), row 0 the anchor's, row 1 + i node i's -> (path of nodes, bonus token).
+    def accept(self, tree: DraftTree, logits: Tensor, generator: torch.Generator | None) -> tuple[list[int], int]:
+        """logits (1 + n, V), row 0 the root's, row 1 + i node i's -> (path of nodes, bonus token).
 
         RuntimeError of torch where a token is to be drawn by logits that hold NaN.
         """
@@ -36,10 +36,12 @@ class Greedy:
 
     lossless = True
 
-    def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None = None) -> tuple[list[int], int]:
+    def accept(
+        self, tree: DraftTree, logits: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[list[int], int]:
         """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
         choices = favourites(logits)
-        path, node = [], ANCHOR
+        path, node = [], ROOT
         while (child := tree.child(node, choices[node + 1])) is not None:
             path.append(child)
             node = child
@@ -84,12 +86,15 @@ class Sampling:
         if self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"top_k >= 0 and 0 < top_p <= 1 are needed, not {self.top_k} and {self.top_p}")
 
-    def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None = None) -> tuple[list[int], int]:
+    def accept(
+        self, tree: DraftTree, logits: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[list[int], int]:
         """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
-        path, node = [], ANCHOR
+        path, node = [], ROOT
         while True:
             p = self.probabilities(logits[node + 1])
-            token, accepted = choose_child(p, tree.draws.get(node, ()), tree.q.get(node), tree.mode, generator)
+            below = tree.children.get(node, Children())
+            token, accepted = choose_child(p, below.tokens, below.q, below.mode, generator)
             if not accepted:
                 return path, token
             node = tree.child(node, token)
@@ -118,12 +123,12 @@ def choose_child(
 ) -> tuple[int, bool]:
     """Multi-round rejection at one node -> (token, whether it is one of `children`), distributed exactly as p (V,).
 
-    q (V,): what the children were drawn from; mode "point" needs none. RuntimeError of torch for a p that holds NaN.
+    q (V,): what the children were sampled from; mode "greedy" needs none. RuntimeError of torch for a p that holds NaN.
     After a rejection what is still owed is the part of p above the proposal, renormalised. The strict < keeps
     a token of probability 0 out even when the uniform number is exactly 0.
     """
     for token in children:
-        if mode == "point":
+        if mode == "greedy":
             accepted = _uniform(p, generator) < p[token]
             w = torch.zeros_like(p).index_fill_(0, torch.tensor([token], device=p.device), 1.0)
         else:
@@ -181,7 +186,9 @@ class Typical:
             raise ValueError(f"0 < epsilon < 1 and 0 < delta < 1 are needed, not {self.epsilon} and {self.delta}")
         Sampling(self.temperature)  # refuses one that is not above 0
 
-    def accept(self, tree: Tree, logits: Tensor, generator: torch.Generator | None = None) -> tuple[list[int], int]:
+    def accept(
+        self, tree: DraftTree, logits: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[list[int], int]:
         """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
         p = Sampling(self.temperature).probabilities(logits)
         path = self._longest(tree, p)
@@ -192,39 +199,36 @@ class Typical:
         """p (..., V) -> (...): what a token's probability must exceed. The likeliest always does."""
         return (self.delta * (-torch.special.entr(p).sum(-1)).exp()).clamp_max(self.epsilon)
 
-    def _longest(self, tree: Tree, p: Tensor) -> list[int]:
+    def _longest(self, tree: DraftTree, p: Tensor) -> list[int]:
         """The longest path of accepted nodes, the most probable of these."""
         rows = torch.tensor(tree.parents, dtype=torch.long, device=p.device) + 1
         chances = p[rows, torch.tensor(tree.tokens, dtype=torch.long, device=p.device)]
         accepted, logs = (chances > self.threshold(p)[rows]).tolist(), chances.log().tolist()
-        reached = {ANCHOR: (0, 0.0)}  # node -> how deep it stands, log probability of its path
+        reached = {ROOT: (0, 0.0)}  # node -> how deep it stands, log probability of its path
         for node, parent in enumerate(tree.parents):
             if accepted[node] and parent in reached:
                 reached[node] = (tree.depths[node], reached[parent][1] + logs[node])
-        return path_to(max(reached, key=reached.get), tree)
+        return tree.path(max(reached, key=reached.get))
 
 
-def path_to(node: int, tree: Tree) -> list[int]:
-    """The nodes from the first level down to `node`; none for the anchor. IndexError for a node that there is not."""
-    path = []
-    while node != ANCHOR:
-        path.append(node)
-        node = tree.parents[node]
-    return path[::-1]
+def sample_children(
+    tree: DraftTree, parent: int, q: Tensor, count: int, mode: str, generator: torch.Generator | None
+) -> list[int]:
+    """Sample draft tokens below `parent` from q (V,) and add them -> their nodes, in the order sampled.
 
-
-def draw_children(q: Tensor, count: int, mode: str, generator: torch.Generator | None) -> list[int]:
-    """q (V,) -> tokens in draw order: `count` if "iid", else as many different ones as have q > 0 at most.
-
-    RuntimeError of torch for a q without mass, or that holds NaN.
+    `count` of them if "iid", where equal tokens share a node, else at most as many as have q > 0; those that do not
+    fit the tree's budget are left out, the last ones first. RuntimeError of torch for a q without mass, or with NaN.
     """
-    if mode == "iid":
-        return draw(q, count, generator, replacement=True)
-    return draw(q, min(count, int(q.count_nonzero())), generator)
+    with_replacement = mode == "iid"
+    count = count if with_replacement else min(count, int(q.count_nonzero()))
+    tokens = draw(q, count, generator, with_replacement)
+    nodes = (tree.add(parent, token, mode, q) for token in tokens)
+    return [node for node in nodes if node is not None]
 
 
-def check_drawing(mode: str, sampling: Sampling | None) -> None:
-    """ValueError for an unknown mode, and for a law to draw from where nothing is drawn."""
-    check_mode(mode)
-    if mode == "point" and sampling:
-        raise ValueError('mode "point" draws nothing; choose mode "iid" or leave `sampling` out')
+def check_sampling(mode: str, sampling: Sampling | None) -> None:
+    """ValueError for an unknown mode, and for a distribution to sample from where nothing is sampled."""
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
+    if mode == "greedy" and sampling:
+        raise ValueError('mode "greedy" samples nothing; choose mode "iid" or leave `sampling` out')

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lessons_lib.caches.paged import PagedCache, PagedMemory, PagedRows
 from lessons_lib.compiler import CompiledStep, compiler_problem, kept_in_memory
-from lessons_lib.decoding.blocks import Block, Scores
+from lessons_lib.decoding.draft_tree import Block, Scores
 from lessons_lib.decoding.targets.compiled import kernels_of, say_uncompiled
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment, States

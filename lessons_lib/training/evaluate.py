@@ -12,10 +12,8 @@ from itertools import pairwise
 import torch
 
 from lessons_lib.decoding import generate
-from lessons_lib.decoding.blocks import plain_block
-from lessons_lib.decoding.draft_tree import Proposal
+from lessons_lib.decoding.draft_tree import DraftTree, plain_block
 from lessons_lib.decoding.generate import Step
-from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.medusa import Medusa, TreeShape
 from lessons_lib.decoding.replay import Recording, replay, replay_draft
@@ -125,11 +123,11 @@ class Recorded(Medusa):
     def reset(self, target, prompt: Sequence[int]) -> None:
         """A recording has no vocabulary to compare."""
 
-    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
-        """The tree, read at the row that chose the last token: row i chose token i + 1."""
-        return self.tree_of(self.favourites[len(ids) - 2][: min(limit, self.shape.depth)])
+    def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
+        """The shape filled with the tokens of the row that chose the last token: row i chose token i + 1."""
+        self.fill(tree, self.favourites[len(ids) - 2])
 
-    def observe(self, seen: Observation) -> None:
+    def observe(self, tree, path, tokens, scores) -> None:
         """A recording has no states to show."""
 
 

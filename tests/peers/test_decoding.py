@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lessons_lib import Sampling, generate
-from lessons_lib.decoding.draft_tree import Proposal
 from lessons_lib.decoding.proposers import Proposer
 
 TEXT = "The lighthouse keeper climbed 217 steps, counted the ships, and wrote in the log:"
@@ -48,8 +47,8 @@ def test_a_stop_text_ends_the_output_whoever_proposes(smollm2):
         def __init__(self, text):
             self.text = text
 
-        def propose(self, ids, limit):
-            return Proposal.chain(self.text[len(ids) : len(ids) + 6])
+        def propose(self, ids, tree):
+            tree.add_chain(self.text[len(ids) : len(ids) + 6])
 
     target = smollm2.target()
     plain = generate(target, TEXT, max_new_tokens=40)

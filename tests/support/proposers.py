@@ -1,77 +1,98 @@
-"""Scripted proposers: they know the text that plain greedy decoding writes, and guess it well, badly or oddly."""
+"""Scripted proposers: they know the text that plain greedy decoding writes, and draft it well, badly or oddly."""
 
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from lessons_lib.decoding.draft_tree import Proposal, Scratch
-from lessons_lib.decoding.proposers import Observation, Proposer
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, Scores, SideTokens
+from lessons_lib.decoding.proposers import Proposer
+
+
+def tree_of(tokens: Sequence[int], parents: Sequence[int], mode: str = "greedy", q=None, **budget) -> DraftTree:
+    """A tree by lists, in which a parent is the number of a token in the list; q: parent -> its distribution."""
+    tree, nodes = DraftTree(**budget), {ROOT: ROOT}
+    for number, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        above = nodes[parent]
+        nodes[number] = None if above is None else tree.add(above, token, mode, (q or {}).get(parent))
+    return tree
+
+
+def drafted(proposer: Proposer, ids: Sequence[int], **budget) -> DraftTree:
+    """What it proposes after ids."""
+    proposer.propose(ids, tree := DraftTree(**budget))
+    return tree
+
+
+class Seen(NamedTuple):
+    tree: DraftTree
+    path: list[int]
+    tokens: list[int]
+    scores: Scores
 
 
 class Scripted(Proposer):
-    """Knows the whole text (prompt and continuation); `make(rest, rng)` turns what is to come into a proposal."""
+    """Knows the whole text (prompt and continuation); `make(rest, self, tree)` drafts from what is to come."""
 
     def __init__(self, text: Sequence[int], vocab_size: int, make, seed: int = 0):
         self.text, self.vocab_size, self.make, self.rng = list(text), vocab_size, make, random.Random(seed)
-        self.seen: list[Observation] = []
+        self.seen: list[Seen] = []
 
-    def propose(self, ids, limit) -> Proposal:
+    def propose(self, ids, tree) -> None:
         assert ids == self.text[: len(ids)], "the committed text is not the scripted one"
-        return self.make(self.text[len(ids) :], self)
+        self.make(self.text[len(ids) :], self, tree)
 
-    def observe(self, seen) -> None:
-        self.seen.append(seen)
+    def observe(self, *seen) -> None:
+        self.seen.append(Seen(*seen))
 
     def token(self) -> int:
         return self.rng.randrange(self.vocab_size)
 
 
-def silent(rest, by):
-    return Proposal()
+def silent(rest, by, tree):
+    pass
 
 
-def always_right(rest, by):
-    return Proposal.chain(rest[:4])
+def always_right(rest, by, tree):
+    tree.add_chain(rest[:4])
 
 
-def always_wrong(rest, by):
-    return Proposal.chain([(token + 1) % by.vocab_size for token in rest[:4]])
+def always_wrong(rest, by, tree):
+    tree.add_chain((token + 1) % by.vocab_size for token in rest[:4])
 
 
-def right_until_third(rest, by):
-    return Proposal.chain([*rest[:2], *((token + 1) % by.vocab_size for token in rest[2:4])])
+def right_until_third(rest, by, tree):
+    tree.add_chain([*rest[:2], *((token + 1) % by.vocab_size for token in rest[2:4])])
 
 
-def random_chain(rest, by):
-    return Proposal.chain([by.token() for _ in range(by.rng.randrange(5))])
+def random_chain(rest, by, tree):
+    tree.add_chain([by.token() for _ in range(by.rng.randrange(5))])
 
 
-def tree_with_decoys(rest, by):
+def tree_with_decoys(rest, by, tree):
     """The right chain among random branches; some decoys repeat the right token with another subtree."""
-    tokens, parents, right = [], [], -1
+    right = ROOT
     for token in rest[:4]:
-        siblings = [by.token(), token, by.token(), token]
-        first = len(tokens)
-        tokens += siblings
-        parents += [right] * 4
-        tokens += [by.token()]
-        parents += [first]
-        right = first + 1
-    return Proposal(tokens, parents)
+        siblings, below = [by.token(), token, by.token(), token], by.token()
+        nodes = [tree.add(right, sibling) for sibling in siblings]
+        if nodes[0] is not None:
+            tree.add(nodes[0], below)
+        if nodes[1] is None:
+            return
+        right = nodes[1]
 
 
-def random_tree(rest, by):
-    size = by.rng.randrange(8)
-    return Proposal([by.token() for _ in range(size)], [by.rng.randrange(-1, node) for node in range(size)])
+def random_tree(rest, by, tree):
+    for _ in range(by.rng.randrange(8)):
+        tree.add(by.rng.randrange(-1, len(tree.tokens)), by.token())
 
 
-def with_scratch(make):
-    """The same proposal, with three scratch tokens beside it."""
+def with_side_tokens(make):
+    """The same tree, with three side tokens beside it."""
 
-    def made(rest, by):
-        proposal = make(rest, by)
+    def made(rest, by, tree):
+        make(rest, by, tree)
         sees = [[False, False, False], [True, False, False], [False, True, False]]
-        scratch = Scratch([by.token() for _ in range(3)], [1, 2, 3], sees)
-        return Proposal(proposal.tokens, proposal.parents, scratch=scratch)
+        tree.add_side(SideTokens([by.token() for _ in range(3)], [1, 2, 3], sees))
 
     return made
 

@@ -1,7 +1,7 @@
 """Requests for the engine that must be answered as if each ran alone: several kinds, several lengths."""
 
 import torch
-from support.proposers import Scripted, tree_with_decoys, with_scratch
+from support.proposers import Scripted, tree_with_decoys, with_side_tokens
 from support.targets import decoder_target
 
 from lessons_lib.decoding.generate import generate
@@ -29,7 +29,7 @@ def arguments_of(kind: str, prompt, length: int) -> dict:
         return rest | dict(acceptance=Sampling(1.5, top_k=40), generator=torch.Generator().manual_seed(len(prompt)))
     if kind == "tree":
         text = [*prompt, *alone("plain", prompt, length)]
-        return rest | dict(proposer=Scripted(text, 97, with_scratch(tree_with_decoys)))
+        return rest | dict(proposer=Scripted(text, 97, with_side_tokens(tree_with_decoys)))
     return rest
 
 

@@ -5,7 +5,7 @@ import torch
 from support.oracle import N
 
 from lessons_lib.caches.cache import ContiguousCache, StaticCache
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.generate import Row, new_row, step
 from lessons_lib.decoding.sampling import Greedy
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget

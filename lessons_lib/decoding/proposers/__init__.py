@@ -1,36 +1,16 @@
 """Proposers: one file per technique, each a way to guess what the target will say next (lessons 06-09).
 
 prompt_lookup           copies what followed an earlier occurrence of the text's last tokens
-draft_model             a small model drafts: how far says draft_length; its tokens are checked by shared_ids, drawn by
-                        drawing, and kept in a tree that is growing
+draft_model             a small model drafts a chain or a tree, as deep as draft_length says
 jacobi                  refines its own guess with the target's leftover predictions
 lookahead               collects n-grams in a window beside the text and verifies those that fit
 medusa                  heads on the target's own final state guess, a tree of them is verified
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from numbers import Integral
 
-from torch import Tensor
-
-from lessons_lib.decoding.draft_tree import NO_GUESSES, Proposal
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What a step brought to light, in the proposer's own numbering of its nodes.
-
-    path: accepted nodes; tokens: what was committed, bonus last; node_logits: node -> (V,) for every node that was
-    fed; scratch_logits (m, V), None without scratch; states: name -> (1 + m, D) of the last accepted node (or the
-    anchor) followed by scratch, for the states that the proposer needs.
-    """
-
-    path: list[int]
-    tokens: list[int]
-    node_logits: dict[int, Tensor]
-    scratch_logits: Tensor | None
-    states: dict[int | str, Tensor] = field(default_factory=dict)
+from lessons_lib.decoding.draft_tree import DraftTree, Scores
 
 
 def whole(value) -> bool:
@@ -46,20 +26,31 @@ def check_integers(**sizes: int) -> None:
 
 
 class Proposer:
-    """Proposes nothing: plain decoding. Techniques override what they need.
+    """Proposes nothing: plain decoding. Techniques override what they need. One proposer serves one text at a time.
 
-    needs: abilities the target must offer, such as "states". after: layers whose states `observe` wants.
+    needs: abilities the target must offer, such as "states". after: layers whose hidden states `observe` wants.
     """
 
     needs: frozenset[str] = frozenset()
     after: tuple = ()
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """A new text begins with these ids, to be continued by `target`. ValueError for one it cannot guess for."""
+        """A new text begins with these ids, to be continued by `target`. ValueError for one it cannot draft for."""
 
-    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
-        """ids: all committed tokens; guesses more than `limit` deep are of no use -> guesses for what follows."""
-        return NO_GUESSES
+    def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
+        """Add draft tokens for what follows ids, all committed tokens, to the empty tree, within its budget."""
 
-    def observe(self, seen: Observation) -> None:
-        """Called after every commit, the prefill's included."""
+    @staticmethod
+    def propose_batch(
+        proposers: Sequence["Proposer"], texts: Sequence[Sequence[int]], trees: Sequence[DraftTree]
+    ) -> None:
+        """Propose for several texts, each with a proposer of this kind; override it to draft all in one pass."""
+        for proposer, ids, tree in zip(proposers, texts, trees, strict=True):
+            proposer.propose(ids, tree)
+
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+        """Called after every commit, the prefill's included.
+
+        path: accepted nodes; tokens: what was committed, the target's own token last; scores: row 0 of its logits and
+        hidden states is the root's, row 1 + i node i's, side tokens follow.
+        """

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
-from lessons_lib.decoding.draft_tree import ANCHOR, NO_GUESSES, Growing, Proposal
-from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
+from lessons_lib.decoding.draft_tree import ROOT, Block, DraftTree, Scores, plain_block, tree_mask
+from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
-from lessons_lib.decoding.sampling import Sampling, check_drawing, draw_children, favourites
+from lessons_lib.decoding.sampling import Sampling, check_sampling, favourites, sample_children
 from lessons_lib.decoding.targets import as_target
 
 PROBES = (
@@ -105,14 +104,14 @@ def shared_ids(target, draft) -> int:
 
 
 class DraftModel(Proposer):
-    """draft: a Target, LanguageModel or causal LM with the target's tokenizer. One DraftModel serves one row.
+    """A small model drafts. draft: a Target, LanguageModel or causal LM with the tokenizer of the target.
 
     gamma: tokens drafted per step (a tree's depth), or a schedule of draft_length.
-    children: guesses below each node, depth by depth, 1 beyond the end: () is a chain, (3, 2) has six branches.
-    mode: "point" takes the draft's most probable tokens; "iid" and "without_replacement" draw from its
-    distribution q after `sampling`. All are lossless under Greedy and Sampling; drawing pays under Sampling.
-    generator: randomness of the draws. Share the one given to `generate`, or seed it differently: equal seeds
-    would tie the draws to the numbers that judge them.
+    children: draft tokens below each node, level by level, 1 beyond the end: () is a chain, (3, 2) has six branches.
+    mode: "greedy" takes the draft's most probable tokens; "iid" and "without_replacement" sample from its
+    distribution q after `sampling`. All are lossless under Greedy and Sampling; sampling pays under Sampling.
+    generator: randomness of the draft. Share the one given to `generate`, or seed it differently: equal seeds
+    would tie the draft tokens to the numbers that judge them.
 
     Raises ValueError for impossible settings, TypeError for a draft that cannot decode; at the start of a text,
     ValueError for a target with another tokenizer: their vocabularies are compared, token by token. Where neither side
@@ -123,12 +122,12 @@ class DraftModel(Proposer):
         self,
         draft,
         gamma: int | DraftLength = 5,
-        mode: str = "point",
+        mode: str = "greedy",
         children: Sequence[int] = (),
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
     ):
-        check_drawing(mode, sampling)
+        check_sampling(mode, sampling)
         for count in children:
             check_integers(children=count)
         if any(count < 1 for count in children):
@@ -143,63 +142,68 @@ class DraftModel(Proposer):
         if target is not self.target:
             self.target, self.known = target, shared_ids(target, self.draft)
         self.cache = self.draft.new_cache(len(prompt))
-        self.tree = Growing()
         self.length.reset()
 
     @torch.no_grad()
-    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
-        """A tree as deep as `length` says, a draft forward for each level.
+    def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
+        """A tree as deep as `length` says, a draft pass for each level.
 
         Unsupported for branches that the draft, as a target, cannot read.
         """
-        self.committed, self.tree = len(ids), (tree := Growing())
-        gamma = min(self.length.next(), limit, self.draft.context - len(ids) + 1)  # the last guess is never fed
+        gamma = min(self.length.next(), tree.max_depth, self.draft.context - len(ids) + 1)  # the last level is not fed
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
-            return NO_GUESSES  # also where the target wrote an id that no token has: the draft cannot read it
+            return  # also where the target wrote an id that no token has: the draft cannot read it
+        self.committed = len(ids)
         nodes = self._most_nodes(gamma)
-        self.branching = nodes > gamma and self.cache.branches(len(ids) + nodes)
-        while tree.depth < gamma and self._has_room(tree):
-            logits = self._shared(self.draft.run([self._block(ids, tree)])[0].logits)
-            confidence = self._grow(tree, logits)
-            if self._all_ended(tree) or not self.length.goes_on(confidence):
+        branching = nodes > gamma and self.cache.branches(len(ids) + nodes)
+        level = [ROOT]  # the nodes to draft below
+        while level and tree.draft_calls < gamma and self._has_room(tree, level):
+            (scores,) = self.draft.run([self._input(ids, tree, level)])
+            count = self.children[tree.draft_calls] if branching and tree.draft_calls < len(self.children) else 1
+            tree.draft_calls += 1
+            level, confidence = self._grow(tree, level, self._shared(scores.logits), count)
+            if not self.length.goes_on(confidence) or all(tree.tokens[node] in self.target.eos for node in level):
                 break
-        q = {} if self.mode == "point" else tree.q
-        return Proposal(tree.tokens, tree.parents, self.mode, q, tree.draws, draft_calls=tree.depth)
 
-    def observe(self, seen: Observation) -> None:
-        """Keep the cache entries of accepted guesses; those of the deepest level were never made."""
-        tree = self.tree
-        if not tree.depth:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+        """Keep the cache entries of accepted draft tokens; the deepest level was never fed to the draft."""
+        if not tree.tokens:
             return
         first = self.committed  # entry of node 0
         fed = self.cache.length() - first
-        self.cache.keep(first, [first + node for node in seen.path if node < fed])
-        if seen.node_logits:
-            last = seen.path[-1] if seen.path else ANCHOR
-            ended = seen.tokens[-1] in tree.draws.get(last, ())  # the text ends with a guess: accepted, no bonus
-            self.length.observe(tree.depth, min(len(seen.tokens), tree.depth), len(seen.path) + ended)
+        self.cache.keep(first, [first + node for node in path if node < fed])
+        last = path[-1] if path else ROOT
+        ended = tree.child(last, tokens[-1]) is not None  # the text ends with a draft token: accepted, and no other
+        self.length.observe(tree.depth, min(len(tokens), tree.depth), len(path) + ended)
 
-    def _block(self, ids: Sequence[int], tree: Growing) -> Block:
+    def _input(self, ids: Sequence[int], tree: DraftTree, level: Sequence[int]) -> Block:
         """What the draft is fed next: the committed tokens that its cache lacks, then one level after another."""
-        if not tree.depth:
+        if level == [ROOT]:
             return plain_block(ids[self.cache.length() :], self.cache)
-        tokens = [tree.tokens[node] for node in tree.level]
         offset = len(ids) - 1 + tree.depth - self.cache.length()
-        mask = None
-        if len(tree.tokens) > tree.depth:  # it branches: a node sees its ancestors, all in the cache already
-            mask = tree_mask(1, tree, None, len(ids) - 1)[-len(tokens) :]
-        return Block(tokens, [offset] * len(tokens), mask, self.cache, len(tokens))
+        # where the tree branches, a node sees its ancestors, which are in the cache already
+        mask = None if tree.is_chain else tree_mask(1, tree, len(ids) - 1)[1 + level[0] : 1 + len(tree.tokens)]
+        return Block([tree.tokens[node] for node in level], [offset] * len(level), mask, self.cache, len(level))
 
-    def _grow(self, tree: Growing, logits: Tensor) -> float:
-        """Guess below every node of the deepest level, logits (nodes, V) -> the highest q of a new guess."""
-        count = self.children[tree.depth] if self.branching and tree.depth < len(self.children) else 1
-        q = self.sampling.probabilities(logits)
-        drawn = {}
-        for node, scores, row in zip(tree.level, logits, q, strict=True):
-            if node == ANCHOR or tree.tokens[node] not in self.target.eos:  # nothing follows an end
-                drawn[node], tree.q[node] = self._draw(scores, row, count), row
-        tree.grow(drawn)
-        return max(float(tree.q[node][tokens].max()) for node, tokens in drawn.items())
+    def _grow(self, tree: DraftTree, level: Sequence[int], logits: Tensor, count: int) -> tuple[list[int], float]:
+        """Draft `count` tokens below every node, logits (nodes, V) -> the new nodes, the highest q of one of them."""
+        q, confidence, first = self.sampling.probabilities(logits), 0.0, len(tree.tokens)
+        for node, scores, row in zip(level, logits, q, strict=True):
+            if node != ROOT and tree.tokens[node] in self.target.eos:
+                continue  # nothing follows an end
+            if self.mode == "greedy":
+                made = [tree.add(node, token) for token in self._best(scores, row, count)]
+            else:
+                made = sample_children(tree, node, row, count, self.mode, self.generator)
+            tokens = [tree.tokens[new] for new in made if new is not None]
+            confidence = max(confidence, float(row[tokens].max())) if tokens else confidence
+        return list(range(first, len(tree.tokens))), confidence
+
+    def _best(self, scores: Tensor, q: Tensor, count: int) -> list[int]:
+        """The most probable tokens, as many as have q > 0 at most."""
+        if count == 1:
+            return favourites(scores[None])  # as Greedy chooses among equals
+        return scores.topk(min(count, int(q.count_nonzero()))).indices.tolist()
 
     def _most_nodes(self, gamma: int) -> int:
         """Nodes of a tree of that depth if no branch ends early."""
@@ -209,25 +213,17 @@ class DraftModel(Proposer):
             nodes += level
         return nodes
 
-    def _draw(self, scores: Tensor, q: Tensor, count: int) -> list[int]:
-        """Tokens in draw order, as many as there are with q > 0 at most."""
-        if self.mode != "point":
-            return draw_children(q, count, self.mode, self.generator)
-        if count == 1:
-            return favourites(scores[None])  # as Greedy chooses among equals
-        return scores.topk(min(count, int(q.count_nonzero()))).indices.tolist()
-
     def _shared(self, logits: Tensor) -> Tensor:
         """(n, V of the draft) -> (n, V of the target), nothing on ids without a token: q renormalises over the rest.
 
         The target's own logits stay as they are, padding included: what it alone would write is the standard.
-        Favourites need no q, and so no padding.
+        The most probable tokens need no q, and so no padding.
         """
         known, lacking = logits[:, : self.known], self.target.vocab_size - self.known
-        return known if self.mode == "point" or not lacking else pad(known, (0, lacking), value=float("-inf"))
+        return known if self.mode == "greedy" or not lacking else pad(known, (0, lacking), value=float("-inf"))
 
-    def _all_ended(self, tree: Growing) -> bool:
-        return all(tree.tokens[node] in self.target.eos for node in tree.level)
-
-    def _has_room(self, tree: Growing) -> bool:
-        return self.cache.most is None or not tree.depth or self.cache.length() + len(tree.level) <= self.cache.most
+    def _has_room(self, tree: DraftTree, level: Sequence[int]) -> bool:
+        """Whether the target's budget takes another level, and the draft's cache this one."""
+        if not any(tree.fits(node) for node in level):
+            return False
+        return self.cache.most is None or level == [ROOT] or self.cache.length() + len(level) <= self.cache.most

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lessons_lib.decoding.blocks import plain_block
-from lessons_lib.decoding.draft_tree import Proposal
-from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
+from lessons_lib.decoding.draft_tree import DraftTree, Scores, plain_block
+from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sampling import favourites
 
@@ -22,7 +21,7 @@ FILLS = ("random", "last", "eos", "lookup")
 class Jacobi(Proposer):
     """A chain of n - 1 guesses: what the last step predicted behind its first wrong guess, then filling.
 
-    n: tokens per forward, the anchor included. fill: what stands where nothing is predicted yet: "random" tokens
+    n: tokens per forward pass, the root included. fill: what stands where nothing is predicted yet: "random" tokens
     of the text so far (by `seed`), the prompt's "last" token, the target's "eos" token, or what prompt "lookup" finds
     (random ones where it finds too little). Raises ValueError for n < 2, an unknown fill, or "eos" where there is none.
     """
@@ -45,19 +44,19 @@ class Jacobi(Proposer):
         if self.lookup:
             self.lookup.reset(target, prompt)
 
-    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
+    def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
         """The leftover predictions, filled up to n - 1 tokens."""
         guess = self.guess
         if self.lookup:
             self.lookup.learn(ids)
             guess = guess + self.lookup.lookup([*ids[-self.lookup.max_ngram :], *guess])[1]
         guess = guess + [self.rng.choice(self.fixed or ids) for _ in range(self.n - 1 - len(guess))]
-        return Proposal.chain(guess[: self.n - 1])
+        tree.add_chain(guess[: self.n - 1])
 
-    def observe(self, seen: Observation) -> None:
-        """Keep the predictions behind the bonus: those of the first rejected node and of all after it."""
-        rejected = [logits for node, logits in seen.node_logits.items() if node >= len(seen.path)]
-        self.guess = favourites(torch.stack(rejected)) if rejected else []
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+        """Keep the predictions that follow the target's own token: after the first rejected node and all later ones."""
+        rejected = scores.logits[1 + len(path) :]
+        self.guess = favourites(rejected) if len(rejected) else []
 
 
 @torch.no_grad()

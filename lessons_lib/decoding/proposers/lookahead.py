@@ -1,16 +1,16 @@
 """Lookahead decoding (lesson 08): a Jacobi window collects n-grams, and those that fit are verified beside it.
 
-One forward holds two branches that do not see each other. The window, W columns of N - 1 tokens (as scratch),
+One forward holds two branches that do not see each other. The window, W columns of N - 1 side tokens,
 predicts one more token in every column; a column read downwards is an n-gram that the target itself made up, and
-goes into a pool. The verification branch (as tree) holds the pool's n-grams that begin with the last committed
+goes into a pool. The draft tree holds the pool's n-grams that begin with the last committed
 token. Fu et al. 2024 (arXiv 2402.02057), with their letters W, N, G.
 """
 
 import random
 from collections.abc import Sequence
 
-from lessons_lib.decoding.draft_tree import ANCHOR, NO_GUESSES, Proposal, Scratch
-from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
+from lessons_lib.decoding.draft_tree import DraftTree, Scores, SideTokens
+from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.sampling import favourites
 
 
@@ -55,24 +55,26 @@ class Lookahead(Proposer):
         """An empty pool and a window of seed tokens."""
         self.rng, self.prompt, self.eos = random.Random(self.seed), list(prompt), frozenset(target.eos)
         self.pool, self.predicted, self.read = Ngrams(self.G), 0, 0
-        # rows[r][i] is the token of row r in column i; rows[0][0] stands for the anchor
+        # rows[r][i] is the token of row r in column i; rows[0][0] stands for the root
         self.rows = [[self.rng.choice(self.prompt) for _ in range(self.W)] for _ in range(self.N - 1)]
 
-    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
-        """The pool's n-grams that begin with the anchor, as a tree, and the window."""
-        if limit < 1:
-            return NO_GUESSES  # the last token: neither guesses nor a wider pool can help
+    def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
+        """The window, and the pool's n-grams that begin with the root."""
+        if tree.max_depth < 1:
+            return  # the last token: neither draft tokens nor a larger pool can help
         if self.pool_from_text:
             self._read(ids)
         self.rows[0][0] = ids[-1]
         window = [token for row in self.rows for token in row][1:]
-        return Proposal(*branches(self.pool.of(ids[-1])), scratch=Scratch(window, self.offsets, self.sees))
+        tree.add_side(SideTokens(window, self.offsets, self.sees))
+        for ngram in self.pool.of(ids[-1]):
+            tree.add_chain(ngram)
 
-    def observe(self, seen: Observation) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
         """Take the window's new row, collect its columns as n-grams, move every row up by one."""
-        if seen.scratch_logits is None:
+        if not tree.side.tokens:
             return
-        new = favourites(seen.scratch_logits[-self.W :])
+        new = favourites(scores.logits[-self.W :])
         if self.predicted >= self.N - 2:  # every row but the first is predicted, no longer seeded
             for ngram in zip(*self.rows, new, strict=True):
                 self.pool.add(ngram)
@@ -88,21 +90,12 @@ class Lookahead(Proposer):
 
 
 def window_layout(W: int, N: int) -> tuple[list[int], list[list[bool]]]:
-    """-> offsets (m) and sees (m, m) of the window without its anchor, m = W(N - 1) - 1, row by row.
+    """-> offsets (m) and sees (m, m) of the window without its root, m = W(N - 1) - 1, row by row.
 
-    Column i of row r stands r + i behind the anchor and sees row 0 up to column i, then its own column down to
+    Column i of row r stands r + i behind the root and sees row 0 up to column i, then its own column down to
     itself: exactly one token at every position before its own.
     """
     cells = [(r, i) for r in range(N - 1) for i in range(W)][1:]
     offsets = [r + i for r, i in cells]
     sees = [[(s == 0 and j <= i) or (s <= r and j == i) for s, j in cells] for r, i in cells]
     return offsets, sees
-
-
-def branches(ngrams: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """n-grams side by side below the anchor -> tokens and parents; the loop merges equal beginnings."""
-    tokens, parents = [], []
-    for ngram in ngrams:
-        parents += [ANCHOR, *range(len(tokens), len(tokens) + len(ngram) - 1)]
-        tokens += ngram
-    return tokens, parents

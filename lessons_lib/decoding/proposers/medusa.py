@@ -14,9 +14,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.draft_tree import ANCHOR, NO_GUESSES, Proposal
-from lessons_lib.decoding.proposers import Observation, Proposer
-from lessons_lib.decoding.sampling import Sampling, check_drawing, draw_children
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, Scores
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.sampling import Sampling, check_sampling, sample_children
 from lessons_lib.measure.speculation import WidthCurve, width_cost
 from lessons_lib.models.medusa import MedusaHeads
 
@@ -43,7 +43,7 @@ class TreeShape:
 
     @property
     def depths(self) -> list[int]:
-        """Of every node, 1 for the anchor's children."""
+        """Of every node, 1 for the root's children."""
         return [len(choice) for choice in self.choices]
 
     @property
@@ -58,13 +58,13 @@ class TreeShape:
 
     @property
     def parents(self) -> list[int]:
-        """Of every node, ANCHOR for those of the first level: what a Proposal takes."""
-        number = {(): ANCHOR} | {choice: node for node, choice in enumerate(self.choices)}
+        """Of every node, ROOT for those of the first level."""
+        number = {(): ROOT} | {choice: node for node, choice in enumerate(self.choices)}
         return [number[choice[:-1]] for choice in self.choices]
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """node, or ANCHOR -> the nodes below it, for all that have some, parents first."""
+        """node, or ROOT -> the nodes below it, for all that have some, parents first."""
         found: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(node)
@@ -210,9 +210,9 @@ class Medusa(Proposer):
     """heads: MedusaHeads of the target's model. choices: the tree, a TreeShape or what makes one (None: the chain of
     favourites).
 
-    mode: "point" takes the heads' most probable tokens, choice (i, j) being the i-th of head 1, then the j-th of
-    head 2; "iid" and "without_replacement" draw as many children for each node from the head's distribution q after
-    `sampling`. All are lossless under Greedy and Sampling. generator: randomness of the draws; share the one given to
+    mode: "greedy" takes the heads' most probable tokens, choice (i, j) being the i-th of head 1, then the j-th of
+    head 2; "iid" and "without_replacement" sample as many children for each node from the head's distribution q after
+    `sampling`. All are lossless under Greedy and Sampling. generator: randomness of the draft; share the one given to
     `generate`, or seed it differently.
 
     Needs a target that offers states. ValueError for impossible settings and a target of another model.
@@ -224,11 +224,11 @@ class Medusa(Proposer):
         self,
         heads: MedusaHeads,
         choices: TreeShape | Iterable[Sequence[int]] | None = None,
-        mode: str = "point",
+        mode: str = "greedy",
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
     ):
-        check_drawing(mode, sampling)
+        check_sampling(mode, sampling)
         choices = regular(*[1] * heads.count) if choices is None else choices
         self.shape = choices if isinstance(choices, TreeShape) else TreeShape.of(choices)
         if self.shape.depth > heads.count or self.shape.ranks > heads.scored:
@@ -248,18 +248,21 @@ class Medusa(Proposer):
         self.state = None
 
     @torch.no_grad()
-    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
-        """The tree, its levels beyond `limit` left out."""
-        depth = min(limit, self.shape.depth)
+    def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
+        """Fill the shape with the heads' tokens, as many levels as the tree takes."""
+        depth = int(min(tree.max_depth, self.shape.depth))
         if depth < 1 or self.state is None:
-            return NO_GUESSES
-        if self.mode == "point":
-            return self.tree_of(self.heads.favourites(self.state[None], self.shape.ranks, depth, ids[-1:])[0].tolist())
-        return self._drawn(self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))
+            return
+        if self.mode == "greedy":
+            best = self.heads.favourites(self.state[None], self.shape.ranks, depth, ids[-1:])
+            self.fill(tree, best[0].tolist())
+        else:
+            self.sample(tree, self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))
 
-    def observe(self, seen: Observation) -> None:
-        """Keep the state of the last accepted node, which chose the new anchor. ValueError for one of another width."""
-        state = seen.states["final"][0]
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+        """Keep the state of the last accepted node, which chose the new root. ValueError for one of another width."""
+        last = path[-1] if path else ROOT
+        state = scores.states["final"][1 + last]
         if len(state) != self.heads.width:
             raise ValueError(
                 f"these heads read states of width {self.heads.width}, but the target's have {len(state)}; use heads "
@@ -267,27 +270,18 @@ class Medusa(Proposer):
             )
         self.state = state.to(self.heads.lm_head)
 
-    def tree_of(self, best: Sequence[Sequence[int]]) -> Proposal:
-        """best: the favourites of head 1, of head 2, ... -> the tree of them, as many levels deep.
+    def fill(self, tree: DraftTree, best: Sequence[Sequence[int]]) -> None:
+        """Add the shape's nodes to the tree. best: the most probable tokens of head 1, of head 2, ..., a level each."""
+        nodes = {(): ROOT}  # choice -> node
+        for choice in self.shape.choices:  # shallow ones come first
+            if len(choice) <= len(best) and nodes.get(choice[:-1]) is not None:
+                nodes[choice] = tree.add(nodes[choice[:-1]], best[len(choice) - 1][choice[-1]])
 
-        IndexError for fewer favourites of a head than the shape asks for.
-        """
-        choices = [choice for choice in self.shape.choices if len(choice) <= len(best)]  # shallow ones come first
-        tokens = [best[len(choice) - 1][choice[-1]] for choice in choices]
-        return Proposal(tokens, self.shape.parents[: len(tokens)])
-
-    def _drawn(self, q: Tensor) -> Proposal:
-        """q (depth, V) -> a tree of draws, smaller where q has not as many tokens as a node shall have children."""
-        tokens, parents, rows, number = [], [], {}, {ANCHOR: ANCHOR}  # number: node of the shape -> node of the tree
-        for node, children in self.shape.children.items():
-            level = self.shape.depths[node] if node != ANCHOR else 0
-            if node not in number or level == len(q):
-                continue
-            rows[number[node]] = q[level]
-            for child, token in zip(
-                children, draw_children(q[level], len(children), self.mode, self.generator), strict=False
-            ):
-                number[child] = len(tokens)
-                tokens.append(token)
-                parents.append(number[node])
-        return Proposal(tokens, parents, self.mode, rows)
+    def sample(self, tree: DraftTree, q: Tensor) -> None:
+        """Sample the shape's children from q (depth, V), a level each; fewer where q has not as many tokens."""
+        nodes = {ROOT: ROOT}  # node of the shape -> node of the tree
+        for parent, children in self.shape.children.items():
+            level = 0 if parent == ROOT else self.shape.depths[parent]
+            if parent in nodes and level < len(q):
+                made = sample_children(tree, nodes[parent], q[level], len(children), self.mode, self.generator)
+                nodes |= zip(children, made, strict=False)

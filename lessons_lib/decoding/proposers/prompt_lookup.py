@@ -6,9 +6,9 @@ n-grams, so a step costs the same in a long text as in a short one. Saxena, "Pro
 
 from collections.abc import Callable, Sequence
 
-from lessons_lib.decoding.draft_tree import Proposal
+from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.probing import agreed
-from lessons_lib.decoding.proposers import Observation, Proposer, check_integers
+from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import DraftLength
 
 RULES = ("recent", "transformers", "original")
@@ -99,13 +99,13 @@ class PromptLookup(Proposer):
         for length in self.lengths or ():
             length.reset()
 
-    def propose(self, ids: Sequence[int], limit: int) -> Proposal:
+    def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
         """A chain of at most num_tokens tokens; none without a match, or where matches keep missing."""
         self.learn(ids)
         n, guess = self.lookup(ids)
-        told = guess[: min(limit, self.told(n))] if guess else []
-        self.awaited = (n, guess, len(told)) if guess else None
-        return Proposal.chain(told)
+        if guess:
+            tree.add_chain(guess[: self.told(n)])
+        self.awaited = (n, guess, len(tree.tokens)) if guess else None
 
     def told(self, n: int) -> int:
         """How many tokens of a guess by n tokens the target is to see, at most; 0: keep silent."""
@@ -113,14 +113,14 @@ class PromptLookup(Proposer):
             return self.lengths[n].next()
         return self.num_tokens if self.hit_rate[n] >= self.min_hit_rate else 0
 
-    def observe(self, seen: Observation) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores) -> None:
         """Judge the guess by the new tokens, whether it was told or not."""
         if self.awaited:
             (n, guess, told), self.awaited = self.awaited, None
-            right = agreed(guess, seen.tokens)
+            right = agreed(guess, tokens)
             self.hit_rate[n] += ((right > 0) - self.hit_rate[n]) / MEMORY
             if self.lengths:
-                self.lengths[n].observe(told, min(right + 1, len(guess), len(seen.tokens)), right)
+                self.lengths[n].observe(told, min(right + 1, len(guess), len(tokens)), right)
 
     def learn(self, ids: Sequence[int]) -> None:
         """Index what `ids`, the whole committed text, has more than before."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from lessons_lib.caches.cache import Cache
-from lessons_lib.decoding.blocks import Block, Scores
+from lessons_lib.decoding.draft_tree import Block, Scores
 
 
 class Unsupported(ValueError):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lessons_lib.caches.cache import Slots, StaticCache
 from lessons_lib.compiler import CompiledStep, CudaGraph, compiler_problem
-from lessons_lib.decoding.blocks import Block, Scores
+from lessons_lib.decoding.draft_tree import Block, Scores
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.models.kernels import FUSED, OPEN, Kernels, attend_natively

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.blocks import Block, Scores
+from lessons_lib.decoding.draft_tree import Block, Scores
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder, Segment, States
 

@@ -2,7 +2,7 @@
 
 import copy
 
-from lessons_lib.decoding.blocks import Block, Scores, plain_block
+from lessons_lib.decoding.draft_tree import Block, Scores, plain_block
 from lessons_lib.decoding.targets.base import Target
 
 SHORT = 4  # tokens of a block that are fed one by one; a longer one is a prompt

@@ -19,8 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.blocks import Block, plain_block, tree_mask
-from lessons_lib.decoding.draft_tree import ANCHOR, Scratch, Tree
+from lessons_lib.decoding.draft_tree import ROOT, Block, DraftTree, SideTokens, make_block, plain_block, tree_mask
 from lessons_lib.decoding.targets.base import Unsupported
 
 DEPTH, WIDTH = 4, 16  # tokens compared at the end of a long text, and branches beside them
@@ -131,8 +130,8 @@ def chains_agree(target) -> bool:
 def branches_agree(target) -> bool:
     """A tree with a side token, fed in two passes, against plain passes along its paths.
 
-    anchor - A - C - E
-           - B - D - next, and a side token below B
+    root - A - C - E
+         - B - D - next, and a side token below B
     """
     *text, a, b, c, d, e, side, after = made_up(11, target.vocab_size)
     left, right, beside = (_plain(target, text + path) for path in ([a, c, e], [b, d, after], [b, side]))
@@ -140,14 +139,12 @@ def branches_agree(target) -> bool:
     cache = target.new_cache(len(text) + 4)
     _plain(target, text[:-1], cache)
 
-    tree = Tree(tokens=[a, b, c], parents=[ANCHOR, ANCHOR, 0], merged=[0, 1, 2])
-    scratch = Scratch([side], [2], [[True]], [[1]])
-    mask = tree_mask(1, tree, scratch, first - 1)
-    found = target.forward(Block([text[-1], a, b, c, side], [0, 1, 1, 2, 2], mask, cache, 5)).logits
+    tree = tree_of([a, b, c], [ROOT, ROOT, 0])
+    tree.add_side(SideTokens([side], [2], [[True]], [[1]]))
+    found = target.forward(make_block(text[-1:], tree, cache)).logits
     cache.keep(first + 3)
 
-    tree = Tree(tokens=[a, b, c, d, e], parents=[ANCHOR, ANCHOR, 0, 1, 2])
-    mask = tree_mask(1, tree, None, first - 1)[-2:]
+    mask = tree_mask(1, tree_of([a, b, c, d, e], [ROOT, ROOT, 0, 1, 2]), first - 1)[-2:]
     offsets = [first + 1 - cache.length(), first + 2 - cache.length()]
     found = torch.cat([found, target.forward(Block([d, e], offsets, mask, cache, 2)).logits])
     cache.keep(first, [first + 1, first + 3])
@@ -165,17 +162,24 @@ def long_text_agrees(target, length: int) -> bool:
     """
     depth = min(DEPTH, length - 1)
     ids = made_up(length + WIDTH, target.vocab_size)
-    (*text, anchor), others, branch = ids[: -depth - WIDTH], ids[-depth - WIDTH : -depth], ids[-depth:]
-    tree = Tree(tokens=others + branch, parents=[ANCHOR] * WIDTH + [ANCHOR, *range(WIDTH, WIDTH + depth - 1)])
-    offsets = [0, *[1] * WIDTH, *range(1, depth + 1)]
+    (*text, root), others, branch = ids[: -depth - WIDTH], ids[-depth - WIDTH : -depth], ids[-depth:]
+    tree = tree_of(others + branch, [ROOT] * WIDTH + [ROOT, *range(WIDTH, WIDTH + depth - 1)])
 
     cache = target.new_cache(length + WIDTH)
     if text:
         target.forward(plain_block(text, cache))
-    expected = _plain(target, [anchor, *branch], cache)
+    expected = _plain(target, [root, *branch], cache)
     cache.keep(len(text))
-    block = Block([anchor, *tree.tokens], offsets, tree_mask(1, tree, None, len(text)), cache, depth)
-    return agree(target.forward(block).logits, expected[1:])
+    found = target.forward(make_block([root], tree, cache)).logits
+    return agree(found[-depth:], expected[1:])
+
+
+def tree_of(tokens: list[int], parents: list[int]) -> DraftTree:
+    """A tree with these nodes; equal tokens in a small vocabulary keep nodes of their own."""
+    depths = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return DraftTree(tokens=tokens, parents=parents, depths=depths, is_chain=False)
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:

@@ -20,13 +20,14 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lessons_lib.caches.cache import Cache, unbroken
-from lessons_lib.decoding.blocks import Block, Scores, plain_block
+from lessons_lib.decoding.draft_tree import Block, Scores, plain_block
 from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids, vocabulary
 from lessons_lib.decoding.targets.self_check import SelfCheck
 
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
 PER_TOKEN = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)  # kinds of layers whose entries can be dropped
 UNLIMITED = 2**31
+DRAFTS = 64
 
 
 class TargetCache(Cache):
@@ -181,12 +182,12 @@ class TransformersTarget(Target):
             )
 
     def _entries_ahead(self, cache: TransformersCache, entries: int) -> int:
-        """Entries that the text will need, with drafts twice as large.
+        """Entries that the text will need, with drafts twice as large, or of DRAFTS tokens.
 
         A draft's cache knows the length of the prompt alone. A text that has grown past what its cache knew is tried
         with half as much again, so that it is not tried at every step.
         """
-        whole = cache.tokens + 2 * (entries - cache.length())
+        whole = cache.tokens + max(2 * (entries - cache.length()), DRAFTS)
         return whole if whole > entries else entries * 3 // 2
 
     def require_chains(self) -> None:
@@ -269,7 +270,7 @@ def as_attention_mask(allow: Tensor, implementation: str | None, dtype: torch.dt
     if implementation == "sdpa":
         return allow[None, None]
     if implementation != "eager":
-        raise Unsupported(f'tree guesses need attn_implementation "sdpa" or "eager", not {implementation!r}')
+        raise Unsupported(f'draft trees need attn_implementation "sdpa" or "eager", not {implementation!r}')
     return torch.zeros(allow.shape, dtype=dtype, device=allow.device).masked_fill(~allow, torch.finfo(dtype).min)[
         None, None
     ]

@@ -10,9 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.examples import examples
 from support.laws import correction_from_p, exact_law
+from support.proposers import tree_of
 
 from lessons_lib.decoding import sampling
-from lessons_lib.decoding.draft_tree import Proposal, Tree
+from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.sampling import Greedy, Sampling, Typical, choose_child, favourites, nucleus
 from lessons_lib.measure.fit import chi_square
 
@@ -55,7 +56,7 @@ def test_output_is_p_and_acceptance_as_computed_by_hand(count, mode, expected):
 
 
 def test_point_children_are_accepted_with_their_own_mass():
-    out, accepted = summed(lambda: choose_child(P, [1, 2], None, "point", None), 3)
+    out, accepted = summed(lambda: choose_child(P, [1, 2], None, "greedy", None), 3)
     assert accepted == pytest.approx(0.5)
     torch.testing.assert_close(out, P, rtol=0, atol=1e-12)
 
@@ -112,8 +113,10 @@ def test_the_enumeration_catches_a_wrong_rule(wrong):
 def test_the_ratio_rule_on_a_top_1_child_is_caught_as_biased():
     """p=(.5,.5), q=(.6,.4), one top-1 child: (.833, .167) by the ratio, (.5, .5) by the point rule."""
     p, q = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.6, 0.4], dtype=torch.float64)
-    first = {mode: float(summed(lambda m=mode: choose_child(p, [0], q, m, None), 2)[0][0]) for mode in ("iid", "point")}
-    assert first == {"iid": pytest.approx(5 / 6), "point": pytest.approx(0.5)}
+    first = {
+        mode: float(summed(lambda m=mode: choose_child(p, [0], q, m, None), 2)[0][0]) for mode in ("iid", "greedy")
+    }
+    assert first == {"iid": pytest.approx(5 / 6), "greedy": pytest.approx(0.5)}
 
 
 def test_a_token_of_probability_zero_is_refused_even_by_a_zero_draw():
@@ -155,7 +158,7 @@ def test_generated_pairs_follow_the_targets_distribution(rule, caught):
     with mock.patch.object(sampling, "choose_child", rule):
         for _ in range(runs):
             first = int(torch.multinomial(q[0], 1, generator=generator))
-            tree = Tree.of(Proposal([first], [-1], mode="iid", q={-1: q[0]}), limit=1)
+            tree = tree_of([first], [-1], "iid", {-1: q[0]})
             path, bonus = Sampling().accept(tree, logits, generator)
             pair = (first, bonus) if path else (bonus, int(torch.multinomial(p[1], 1, generator=generator)))
             counts[pair] += 1
@@ -164,9 +167,9 @@ def test_generated_pairs_follow_the_targets_distribution(rule, caught):
 
 
 def test_greedy_follows_the_tree_as_far_as_it_agrees():
-    tree = Tree.of(Proposal([7, 4, 5, 9], [-1, -1, 1, 2]), limit=9)
+    tree = tree_of([7, 4, 5, 9], [-1, -1, 1, 2])
     logits = torch.full((5, 10), -1.0)
-    for row, choice in enumerate([4, 0, 5, 3, 0]):  # anchor says 4, node 1 (4) says 5, node 2 (5) says 3
+    for row, choice in enumerate([4, 0, 5, 3, 0]):  # the root says 4, node 1 (4) says 5, node 2 (5) says 3
         logits[row, choice] = 1
     assert Greedy().accept(tree, logits) == ([1, 2], 3)
 
@@ -178,14 +181,14 @@ def test_sampling_tries_siblings_in_turn_and_judges_each_by_its_parents_rows():
         for parent, row in {-1: [0.1, 0.8, 0.1], 1: [0.5, 0.05, 0.45]}.items()
     }
     p = torch.tensor([[0.4, 0.2, 0.4], [0, 0, 1], [0.2, 0.35, 0.45], [0, 0, 1]], dtype=torch.float64)
-    tree, numbers = Tree.of(Proposal([1, 2, 0], [-1, -1, 1], mode="iid", q=q), limit=2), iter([0.9, 0.9, 0.5])
+    tree, numbers = tree_of([1, 2, 0], [-1, -1, 1], "iid", q), iter([0.9, 0.9, 0.5])
     with mock.patch.object(sampling, "_uniform", lambda p, generator: torch.tensor(next(numbers))):
         assert Sampling().accept(tree, p.log()) == ([1], 1)
 
 
 def test_sampling_from_a_one_hot_is_greedy():
     logits = torch.tensor([[0.0, 80.0, 0.0], [80.0, 0.0, 0.0]])
-    tree = Tree.of(Proposal.chain([1]), limit=1)
+    tree = DraftTree.chain([1])
     assert Sampling().accept(tree, logits) == Greedy().accept(tree, logits) == ([0], 0)
 
 
@@ -231,7 +234,7 @@ def test_greedy_takes_the_first_of_equals_as_argmax_does():
     """In bf16 the best of 49,152 logits is often shared."""
     logits = torch.randint(0, 40, (5, 49_152), generator=torch.Generator().manual_seed(0)).bfloat16()
     for row in logits.split(1):
-        assert Greedy().accept(Tree(), row) == ([], int(row.argmax()))
+        assert Greedy().accept(DraftTree(), row) == ([], int(row.argmax()))
 
 
 @pytest.fixture
@@ -252,12 +255,13 @@ def elsewhere(monkeypatch):
     return SimpleNamespace(device=torch.device("meta"))
 
 
-@pytest.mark.parametrize("mode", ["point", "iid", "without_replacement"])
+@pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
 def test_a_token_is_judged_and_drawn_by_a_generator_on_another_device(elsewhere, mode):
     for children in ([], [1], [2, 1]):
         token, accepted = choose_child(P, children, Q, mode, elsewhere)
         assert 0 <= token < 3 and (token in children or not accepted)
-    path, token = Typical().accept(Tree(), P.log()[None], elsewhere)
+    path, token = Typical().accept(DraftTree(), P.log()[None], elsewhere)
     assert path == [] and 0 <= token < 3
-    if mode != "point":
-        assert len(sampling.draw_children(Q, 2, mode, elsewhere)) == 2
+    if mode != "greedy":
+        nodes = sampling.sample_children(tree := DraftTree(), -1, Q, 2, mode, elsewhere)
+        assert len(nodes) == len(tree.children[-1].tokens) == 2

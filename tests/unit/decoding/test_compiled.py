@@ -10,8 +10,7 @@ from support.proposers import Scripted, always_right, tree_with_decoys
 from torch._inductor.utils import run_and_get_code
 
 from lessons_lib import DraftModel, compiler
-from lessons_lib.decoding.blocks import Block, plain_block
-from lessons_lib.decoding.draft_tree import Proposal
+from lessons_lib.decoding.draft_tree import Block, plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
 from lessons_lib.models import tiny
@@ -46,10 +45,10 @@ class TwoGuesses(Scripted):
     def __init__(self):
         pass
 
-    def propose(self, ids, limit):
-        return Proposal.chain([1, 2])
+    def propose(self, ids, tree):
+        tree.add_chain([1, 2])
 
-    def observe(self, seen):
+    def observe(self, *seen):
         pass
 
 

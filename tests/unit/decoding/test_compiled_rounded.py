@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lessons_lib import compiler, native
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget

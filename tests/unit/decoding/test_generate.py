@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support import proposers as scripts
 from support.examples import examples
 from support.oracle import PROMPT, N, exact
-from support.proposers import SCRIPTS, Scripted, with_scratch
+from support.proposers import SCRIPTS, Scripted, with_side_tokens
 from support.targets import UNEQUAL, assert_holds, decoder_target, targets, together
 from support.toys import choosing
 
@@ -19,11 +19,11 @@ from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import tiny
 
 
-@pytest.mark.parametrize("scratch", [False, True], ids=["", "scratch"])
+@pytest.mark.parametrize("side", [False, True], ids=["", "side tokens"])
 @pytest.mark.parametrize("make", SCRIPTS, ids=lambda make: make.__name__)
 @targets
-def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy_text, target, make, scratch):
-    proposer = Scripted(greedy_text, 97, with_scratch(make) if scratch else make)
+def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy_text, target, make, side):
+    proposer = Scripted(greedy_text, 97, with_side_tokens(make) if side else make)
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
     assert out.ids == greedy_text[len(PROMPT) :]
     assert sum(s.committed for s in out.trace) == N
@@ -45,7 +45,7 @@ def test_target_forwards_are_as_few_as_the_guesses_allow(network, greedy_text, t
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "opt", "gemma", "mistral"])
-@pytest.mark.parametrize("make", [scripts.right_until_third, with_scratch(scripts.tree_with_decoys)])
+@pytest.mark.parametrize("make", [scripts.right_until_third, with_side_tokens(scripts.tree_with_decoys)])
 def test_any_family_of_transformers_decodes_chains_and_trees(family, make):
     network = tiny(family=family)
     text = network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
@@ -59,12 +59,12 @@ def test_any_family_of_transformers_decodes_chains_and_trees(family, make):
     prompt=st.lists(st.integers(0, 96), min_size=1, max_size=9),
     count=st.integers(1, 20),
     make=st.sampled_from(SCRIPTS),
-    scratch=st.booleans(),
+    side=st.booleans(),
 )
-def test_greedy_text_is_kept_for_random_models_prompts_and_proposers(seed, prompt, count, make, scratch):
+def test_greedy_text_is_kept_for_random_models_prompts_and_proposers(seed, prompt, count, make, side):
     network = tiny(seed=seed % 5)
     plain = generate(decoder_target(network), prompt, max_new_tokens=count).ids
-    proposer = Scripted(prompt + plain, 97, with_scratch(make) if scratch else make, seed=seed)
+    proposer = Scripted(prompt + plain, 97, with_side_tokens(make) if side else make, seed=seed)
     assert generate(decoder_target(network), prompt, proposer, max_new_tokens=count).ids == plain
 
 
@@ -72,7 +72,7 @@ def test_greedy_text_is_kept_for_random_models_prompts_and_proposers(seed, promp
 @targets
 def test_after_every_step_the_cache_is_that_of_the_committed_text(network, greedy_text, target, make):
     target = target(network)
-    row = new_row(target, PROMPT, Scripted(greedy_text, 97, with_scratch(make)), Greedy(), N)
+    row = new_row(target, PROMPT, Scripted(greedy_text, 97, with_side_tokens(make)), Greedy(), N)
     while row.finish is None:
         with exact():
             step(target, [row])
@@ -130,7 +130,7 @@ def test_the_minimum_length_may_be_reached_within_a_step(make):
     target, by = choosing(lambda prefix: 3, 5, eos=(3,)), Scripted([2, 0, 0, 0, 3, *[0] * 9], 5, make)
     out = generate(target, [2], by, max_new_tokens=9, min_new_tokens=3)
     assert (out.ids, out.finish) == ([0, 0, 0, 3], "eos")
-    said = [logits.argmax() for seen in by.seen for logits in seen.node_logits.values()]
+    said = [logits.argmax() for seen in by.seen for logits in seen.scores.logits[1:]]
     assert said == [3] * len(said) and bool(said) == (make is scripts.always_right)
 
 
@@ -146,7 +146,7 @@ def test_tokens_stream_in_order_as_they_are_committed(network, greedy_text):
 def test_rows_of_one_step_decode_as_if_alone(network):
     """Three prompts of unequal length, one fed in chunks, with different proposers, in packed forwards."""
     texts = [network.generate(torch.tensor([p]), max_new_tokens=N, do_sample=False)[0].tolist() for p in UNEQUAL]
-    makes = [scripts.tree_with_decoys, scripts.random_chain, with_scratch(scripts.right_until_third)]
+    makes = [scripts.tree_with_decoys, scripts.random_chain, with_side_tokens(scripts.right_until_third)]
     proposers = [Scripted(text, 97, make) for text, make in zip(texts, makes, strict=True)]
     rows = together(decoder_target(network), proposers)
     assert [row.ids for row in rows] == texts
@@ -157,8 +157,8 @@ def test_rows_of_one_step_decode_as_if_alone(network):
 
 @pytest.mark.parametrize("make, most", [
     (scripts.always_right, 3),  # a chain is cut
-    (with_scratch(scripts.silent), 1),  # scratch is left out, as a tree is
-    (scripts.tree_with_decoys, 1),
+    (with_side_tokens(scripts.silent), 1),  # side tokens are fed together or not at all
+    (scripts.tree_with_decoys, 3),  # a wide tree is cut, too
 ])  # fmt: skip
 def test_a_chunk_bounds_what_a_step_feeds_guesses_included(network, greedy_text, make, most):
     target = decoder_target(network)
@@ -170,31 +170,52 @@ def test_a_chunk_bounds_what_a_step_feeds_guesses_included(network, greedy_text,
     assert max(s.forwarded for s in row.trace if not s.is_prefill) == most
 
 
-def test_the_proposer_sees_its_own_nodes_again(network, greedy_text):
-    """Merged and cut nodes are translated back; the states are those of the last accepted node, then scratch."""
-    by = Scripted(greedy_text, 97, with_scratch(scripts.tree_with_decoys))
+def test_the_proposer_sees_its_tree_again_with_path_logits_and_hidden_states(network, greedy_text):
+    by = Scripted(greedy_text, 97, with_side_tokens(scripts.tree_with_decoys))
     by.after = (1, "final")
     generate(decoder_target(network), PROMPT, by, max_new_tokens=N)
     prefill, seen = by.seen[0], by.seen[1]
-    assert prefill.path == [] and len(prefill.tokens) == 1 and prefill.scratch_logits is None
-    assert seen.path == [1, 6, 11, 16] and len(seen.tokens) == 5
-    assert seen.tokens[-1] == seen.node_logits[16].argmax()
-    assert seen.node_logits[1].equal(seen.node_logits[3])  # equal siblings are one node
-    assert seen.scratch_logits.shape == (3, 97)
-    assert seen.states["final"].shape == seen.states[1].shape == (4, 32)
+    assert prefill.path == prefill.tree.tokens == [] and len(prefill.tokens) == 1
+    assert [seen.tree.tokens[node] for node in seen.path] == seen.tokens[:-1] and len(seen.tokens) == 5
+    assert seen.path == seen.tree.path(seen.path[-1]) != [0, 1, 2, 3]
+    rows = 1 + len(seen.tree.tokens) + 3  # the root, the nodes, side tokens
+    last = seen.scores.logits[1 + seen.path[-1]]
+    assert seen.tokens[-1] == last.argmax() and seen.scores.logits.shape == (rows, 97)
+    assert seen.scores.states["final"].shape == seen.scores.states[1].shape == (rows, 32)
     head = network.lm_head.weight
-    torch.testing.assert_close(seen.states["final"][0] @ head.T, seen.node_logits[16], rtol=0, atol=1e-12)
+    torch.testing.assert_close(seen.scores.states["final"] @ head.T, seen.scores.logits, rtol=0, atol=1e-12)
 
 
-def test_scratch_does_not_change_the_logits_of_the_tree(network, greedy_text):
+def test_side_tokens_do_not_change_the_logits_of_the_tree(network, greedy_text):
     def logits(make):
         by = Scripted(greedy_text, 97, make)
         generate(decoder_target(network), PROMPT, by, max_new_tokens=6)
-        return by.seen[1].node_logits
+        return by.seen[1].scores.logits
 
-    plain, beside = logits(scripts.tree_with_decoys), logits(with_scratch(scripts.tree_with_decoys))
-    for node in plain:
-        torch.testing.assert_close(plain[node], beside[node], rtol=0, atol=1e-12)
+    plain, beside = logits(scripts.tree_with_decoys), logits(with_side_tokens(scripts.tree_with_decoys))
+    assert len(beside) == len(plain) + 3
+    torch.testing.assert_close(plain, beside[:-3], rtol=0, atol=1e-12)
+
+
+class InOnePass(Scripted):
+    """Drafts for all texts of a step at once, and notes how many."""
+
+    calls: list[int] = []
+
+    @staticmethod
+    def propose_batch(proposers, texts, trees):
+        InOnePass.calls.append(len(proposers))
+        for by, ids, tree in zip(proposers, texts, trees, strict=True):
+            by.propose(ids, tree)
+
+
+def test_proposers_of_one_kind_propose_for_their_texts_together(network):
+    texts = [network.generate(torch.tensor([p]), max_new_tokens=N, do_sample=False)[0].tolist() for p in UNEQUAL]
+    kinds = [InOnePass, Scripted, InOnePass]
+    proposers = [kind(text, 97, scripts.always_right) for kind, text in zip(kinds, texts, strict=True)]
+    InOnePass.calls.clear()
+    assert [row.ids for row in together(decoder_target(network), proposers)] == texts
+    assert InOnePass.calls[0] == 2 and set(InOnePass.calls) <= {1, 2}
 
 
 def test_states_of_both_targets_agree(network, greedy_text):
@@ -202,7 +223,7 @@ def test_states_of_both_targets_agree(network, greedy_text):
         by = Scripted(greedy_text, 97, scripts.always_right)
         by.after = (1, "final")
         generate(target(network), PROMPT, by, max_new_tokens=8)
-        return by.seen[1].states
+        return by.seen[1].scores.states
 
     ours, theirs = states(decoder_target), states(TransformersTarget)
     for name in (1, "final"):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from support import proposers as scripts
 from support.oracle import PROMPT, N
-from support.proposers import Scripted, with_scratch
+from support.proposers import Scripted, with_side_tokens
 from support.small_tokenizers import byte_level
 from support.targets import Tight, decoder_target, targets
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -44,7 +44,7 @@ def test_bad_input_is_one_clear_sentence(network, target, bad, said):
         generate(target(network), **dict(prompt=PROMPT) | bad)
 
 
-@pytest.mark.parametrize("make", [scripts.tree_with_decoys, with_scratch(scripts.tree_with_decoys)])
+@pytest.mark.parametrize("make", [scripts.tree_with_decoys, with_side_tokens(scripts.tree_with_decoys)])
 @targets
 def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(target, make):
     network = tiny(context=24)

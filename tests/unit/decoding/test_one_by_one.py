@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.targets import decoder_target, targets
 
-from lessons_lib.decoding.blocks import Block, plain_block
+from lessons_lib.decoding.draft_tree import Block, plain_block
 from lessons_lib.decoding.targets.one_by_one import SHORT, one_by_one
 from lessons_lib.models import tiny
 

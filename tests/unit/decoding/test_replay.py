@@ -4,11 +4,10 @@ import math
 import random
 
 import pytest
-from support.proposers import Scripted, random_chain, tree_with_decoys
+from support.proposers import Scripted, random_chain, silent, tree_of, tree_with_decoys
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import DraftModel, PromptLookup, generate
-from lessons_lib.decoding.draft_tree import Proposal, Tree
 from lessons_lib.decoding.generate import Step
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Heuristic
@@ -78,7 +77,7 @@ def test_without_a_proposer_every_token_costs_a_forward():
 
 
 def test_a_path_ends_with_the_first_token_that_nobody_guessed():
-    tree = Tree.of(Proposal([5, 6, 7], [-1, 0, -1]), 9)
+    tree = tree_of([5, 6, 7], [-1, 0, -1])
     assert [follow(tree, text) for text in ([5, 6, 8], [7, 6], [6], [])] == [[0, 1], [2], [], []]
 
 
@@ -152,7 +151,7 @@ def test_counts_are_what_a_replay_knows_of_a_step_and_no_times():
 
 
 def test_a_proposer_is_told_the_prompt_and_nothing_of_the_text():
-    told, proposer = [], Scripted([*PROMPT, 5, 6], 8, lambda rest, of: Proposal())
+    told, proposer = [], Scripted([*PROMPT, 5, 6], 8, silent)
     proposer.reset = lambda target, prompt: told.append(prompt)
     replay(Recording(PROMPT, [5, 6]), proposer)
     assert told == [PROMPT]

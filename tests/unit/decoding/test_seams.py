@@ -6,11 +6,11 @@ Unequal lengths of a cache's layers: tests/unit/caches. Rows with proposers of t
 import pytest
 import torch
 from support.oracle import exact
+from support.proposers import tree_of
 from support.targets import decoder_target, entries, targets
 
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.blocks import make_block, plain_block
-from lessons_lib.decoding.draft_tree import Proposal, Scratch, Tree
+from lessons_lib.decoding.draft_tree import DraftTree, SideTokens, make_block, plain_block
 from lessons_lib.decoding.targets import TransformersTarget, Unsupported
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder, Segment
@@ -32,12 +32,13 @@ def fed(target, tokens):
 
 @targets
 def test_a_forward_whose_entries_are_all_dropped_leaves_no_trace(target):
-    """Read-only: branches and scratch are looked at beside the text, which then goes on as if nobody had asked."""
+    """Read-only: branches and side tokens are looked at beside the text, which then goes on as if nobody had asked."""
     target = target(tiny())
     cache = fed(target, PROMPT)
     before = [entry.clone() for entry in entries(cache)]
-    tree, scratch = Tree.of(Proposal([7, 8, 9], [-1, -1, 1]), 9), Scratch([1, 2], [1, 2], [[False] * 2, [True, False]])
-    (scores,) = target.run([make_block([4], tree, scratch, cache)])
+    tree = tree_of([7, 8, 9], [-1, -1, 1])
+    tree.add_side(SideTokens([1, 2], [1, 2], [[False] * 2, [True, False]]))
+    (scores,) = target.run([make_block([4], tree, cache)])
     assert scores.logits.shape == (1 + 3 + 2, 97) and cache.length() == len(PROMPT) + 1 + 3 + 2
     cache.keep(len(PROMPT))
     assert cache.length() == len(PROMPT)
@@ -45,12 +46,12 @@ def test_a_forward_whose_entries_are_all_dropped_leaves_no_trace(target):
 
 
 @targets
-def test_scratch_sees_the_nodes_that_it_names_in_the_proposers_numbering(target):
-    """Nodes 0 and 1 are merged into one, and node 3 is too deep: scratch behind 7, 8 says what 9 behind 7, 8 says."""
+def test_a_side_token_sees_the_nodes_that_it_names(target):
+    """A side token that sees 7 and 8 gets what 9 gets after 7, 8, though another branch is beside them."""
     target = target(tiny())
-    tree = Tree.of(Proposal([7, 7, 8, 6], [-1, -1, 1, 2]), limit=2)
-    scratch = Scratch([9], [3], [[False]], sees_tree=[[1, 2, 3]])
-    (scores,) = target.run([make_block([4], tree, scratch, fed(target, PROMPT))])
+    tree = tree_of([6, 7, 8], [-1, -1, 1])
+    tree.add_side(SideTokens([9], [3], [[False]], sees_nodes=[[1, 2]]))
+    (scores,) = target.run([make_block([4], tree, fed(target, PROMPT))])
     (chain,) = target.run([plain_block([4, 7, 8, 9], fed(target, PROMPT))])
     torch.testing.assert_close(scores.logits[-1], chain.logits[-1], rtol=0, atol=1e-12)
 
@@ -78,8 +79,8 @@ def test_the_first_layers_may_draft_and_the_others_go_on_from_their_states():
 def test_rows_of_unequal_length_get_in_one_forward_what_each_gets_alone():
     """Logits, and the states of the layers that each row asks for."""
     target = decoder_target(tiny())
-    asked = [([4, 7], Tree(), PROMPT, (1,)), ([9], Tree.of(Proposal([7, 8], [-1, -1]), 9), PROMPT[:2], ("final", 2))]
-    blocks = lambda: [make_block(new, tree, None, fed(target, text), after) for new, tree, text, after in asked]  # noqa: E731
+    asked = [([4, 7], DraftTree(), PROMPT, (1,)), ([9], tree_of([7, 8], [-1, -1]), PROMPT[:2], ("final", 2))]
+    blocks = lambda: [make_block(new, tree, fed(target, text), after) for new, tree, text, after in asked]  # noqa: E731
     for together, block in zip(target.run(blocks()), blocks(), strict=True):
         (alone,) = target.run([block])
         torch.testing.assert_close(together.logits, alone.logits, rtol=0, atol=1e-12)
@@ -92,4 +93,4 @@ def test_rows_of_unequal_length_get_in_one_forward_what_each_gets_alone():
 def test_a_state_that_transformers_gives_only_behind_the_final_norm_is_refused():
     target = TransformersTarget(tiny())
     with pytest.raises(Unsupported, match="layer 2's state only after the final norm: ask for 'final'"):
-        target.run([make_block(PROMPT, Tree(), None, target.new_cache(5), (2,))])
+        target.run([make_block(PROMPT, DraftTree(), target.new_cache(5), (2,))])

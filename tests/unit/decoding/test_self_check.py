@@ -10,10 +10,10 @@ import pytest
 import torch
 from support.kinds import model_of
 from support.oracle import PROMPT, N, greedy_text_of
-from support.proposers import Scripted, always_right, tree_with_decoys, with_scratch
+from support.proposers import Scripted, always_right, tree_with_decoys, with_side_tokens
 from support.targets import entries
 
-from lessons_lib.decoding.blocks import plain_block
+from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.sampling import Sampling
@@ -228,7 +228,7 @@ def test_asking_leaves_no_trace_in_a_text():
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(entries(cache), before, strict=True))
 
 
-@pytest.mark.parametrize("make", [tree_with_decoys, with_scratch(tree_with_decoys)], ids=["tree", "side tokens"])
+@pytest.mark.parametrize("make", [tree_with_decoys, with_side_tokens(tree_with_decoys)], ids=["tree", "side tokens"])
 def test_a_text_that_grows_past_a_window_goes_on_with_chains(make):
     """It says so once, feeds branches while it can, and then chains; the text is the plain one."""
     network = tiny(family="mistral", window=WINDOW)
@@ -262,7 +262,7 @@ def test_branches_are_fed_as_long_as_the_window_holds_all():
 def test_branches_that_a_model_misreads_do_not_end_a_text_that_began_with_chains(make):
     network, prompt = make(), [5, 9, 11, 7, 3]
     text = network.generate(torch.tensor([prompt]), max_new_tokens=N, do_sample=False)[0].tolist()
-    guess = lambda rest, by: (always_right if len(rest) > N - 2 else tree_with_decoys)(rest, by)  # noqa: E731
+    guess = lambda rest, *to: (always_right if len(rest) > N - 2 else tree_with_decoys)(rest, *to)  # noqa: E731
     with pytest.warns(UserWarning, match="goes on with chains") as said:
         out = generate(network, prompt, Scripted(text, network.config.vocab_size, guess), max_new_tokens=N)
     assert prompt + out.ids == text and len(said) == 1
@@ -275,10 +275,10 @@ def test_a_text_that_begins_beyond_the_window_is_refused():
         generate(network, PROMPT, Scripted(greedy_text_of(network), 97, tree_with_decoys), max_new_tokens=N)
 
 
-@pytest.mark.parametrize("mode", ["point", "iid", "without_replacement"])
+@pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
 def test_a_draft_whose_text_grows_past_its_window_goes_on_with_chains(mode):
     network, draft = tiny(), tiny(family="mistral", window=WINDOW)
-    sampling = None if mode == "point" else Sampling()
+    sampling = None if mode == "greedy" else Sampling()
     by = DraftModel(draft, 3, mode, (2, 1), sampling, torch.Generator().manual_seed(0))
     with pytest.warns(UserWarning, match="goes on with chains"):
         out = generate(network, PROMPT, by, max_new_tokens=40)

@@ -4,7 +4,6 @@ import pytest
 from support.laws import exact_law
 
 from lessons_lib import DraftModel, Sampling, generate
-from lessons_lib.decoding.draft_tree import Proposal, Tree
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets.table import TableTarget
 
@@ -38,9 +37,9 @@ def test_rows_that_are_no_distributions_are_refused(rows):
 
 def test_branches_are_refused():
     class Fork(Proposer):
-        def propose(self, ids, limit):
-            return Proposal([0, 1], [-1, -1])
+        def propose(self, ids, tree):
+            tree.add(-1, 0)
+            tree.add(-1, 1)
 
-    assert not Tree.of(Fork().propose([], 2), 2).is_chain
     with pytest.raises(ValueError, match="chains only"):
         generate(TableTarget(P), [2], Fork(), max_new_tokens=4)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.heads import SIX
 from support.oracle import exact
+from support.proposers import tree_of
 from support.targets import targets
 
-from lessons_lib.decoding.blocks import make_block, plain_block, tree_mask
-from lessons_lib.decoding.draft_tree import ANCHOR, Proposal, Tree
+from lessons_lib.decoding.draft_tree import ROOT, make_block, plain_block, tree_mask
 from lessons_lib.decoding.proposers.medusa import PAD, TreeShape, buffers, published_tree, regular
 from lessons_lib.decoding.sampling import Greedy, Typical
 from lessons_lib.models import tiny
@@ -31,7 +31,7 @@ def shapes(draw):
 def test_the_buffers_of_a_small_tree_are_those_worked_out_by_hand():
     shape = TreeShape.of(reversed(SIX))
     assert shape.choices == tuple(SIX)
-    assert shape.parents == [ANCHOR, ANCHOR, 0, 0, 1, 2] and shape.depths == [1, 1, 2, 2, 2, 3]
+    assert shape.parents == [ROOT, ROOT, 0, 0, 1, 2] and shape.depths == [1, 1, 2, 2, 2, 3]
     found = buffers(shape)
     assert found.positions.tolist() == [0, 1, 1, 2, 2, 2, 3]
     assert found.index.tolist() == [0, 1, 2, 11, 12, 11, 21]
@@ -66,8 +66,8 @@ def test_each_node_attends_to_exactly_its_ancestors(shape):
 
 @given(shapes())
 def test_the_mask_is_the_one_that_the_loop_feeds(shape):
-    tree = Tree.of(Proposal(range(len(shape.choices)), shape.parents), limit=9)
-    assert torch.equal(buffers(shape).mask, tree_mask(1, tree, None, 0))
+    tree = tree_of(range(len(shape.choices)), shape.parents)
+    assert torch.equal(buffers(shape).mask, tree_mask(1, tree, 0))
     assert buffers(shape).positions.tolist() == [0, *tree.depths]
 
 
@@ -87,7 +87,7 @@ def test_every_leaf_has_one_row_from_the_root_down(shape):
 def test_children_stand_below_their_parents_which_come_first(shape):
     assert sorted(node for below in shape.children.values() for node in below) == list(range(len(shape.choices)))
     assert all(shape.parents[node] == parent for parent, below in shape.children.items() for node in below)
-    assert list(shape.children) == sorted(shape.children) and list(shape.children)[0] == ANCHOR
+    assert list(shape.children) == sorted(shape.children) and list(shape.children)[0] == ROOT
 
 
 @examples(12)
@@ -97,24 +97,19 @@ def test_a_nodes_scores_are_those_of_the_text_along_its_path(target, shape, seed
     random = torch.Generator().manual_seed(seed)
     target, text = target(tiny()), [5, 80, 3, 61]
     tokens = torch.randint(0, 97, (len(shape.choices),), generator=random).tolist()
-    tree = Tree.of(Proposal(tokens, shape.parents), limit=9)
+    tree = tree_of(tokens, shape.parents)
     with exact(), torch.no_grad():
-        (scores,) = target.run([make_block(text, tree, None, target.new_cache(40))])
+        (scores,) = target.run([make_block(text, tree, target.new_cache(40))])
         for node in range(len(tree.tokens)):
-            path = tokens_along(tree, node)
+            path = [tree.tokens[above] for above in tree.path(node)]
             block = plain_block(text + path, target.new_cache(40))
             torch.testing.assert_close(scores.logits[1 + node], target.run([block])[0].logits[0], rtol=0, atol=1e-10)
-
-
-def tokens_along(tree: Tree, node: int) -> list[int]:
-    above = tokens_along(tree, tree.parents[node]) if tree.parents[node] != ANCHOR else []
-    return [*above, tree.tokens[node]]
 
 
 @pytest.mark.parametrize("rule", [Greedy(), Typical()])
 def test_token_0_behind_a_leaf_is_not_taken_for_a_guess(rule):
     """The pad of a shorter path must never be accepted: choices 0, 1, 00; the model wants the second, then token 0."""
-    tree = Tree.of(Proposal([3, 5, 7], TreeShape.of([(0,), (1,), (0, 0)]).parents), limit=9)
+    tree = tree_of([3, 5, 7], TreeShape.of([(0,), (1,), (0, 0)]).parents)
     logits = torch.full((4, 9), -50.0)
     logits[0, 5] = logits[2, 0] = logits[1, 0] = logits[3, 0] = 50.0
     assert rule.accept(tree, logits) == ([1], 0)

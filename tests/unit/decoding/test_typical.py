@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from support.laws import exact_law
+from support.proposers import tree_of
 
-from lessons_lib.decoding.draft_tree import Proposal, Tree
+from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.sampling import Sampling, Typical
 
 
@@ -18,7 +19,7 @@ def accepted(p: list[float], rule=Typical()) -> list[int]:  # noqa: B008
     """The tokens that would be accepted as the only guess."""
     found = []
     for token in range(len(p)):
-        tree = Tree.of(Proposal([token], [-1]), limit=1)
+        tree = tree_of([token], [-1])
         path, _ = rule.accept(tree, logits_of(p, p), torch.Generator().manual_seed(0))
         found += [token] * len(path)
     return found
@@ -57,13 +58,13 @@ SHARP, FLAT = [0.97, 0.01, 0.01, 0.01], [0.45, 0.35, 0.12, 0.08]
 
 
 def test_the_longest_path_wins_over_a_more_probable_one():
-    tree = Tree.of(Proposal([0, 1, 2, 3], [-1, -1, 1, 2]), limit=9)  # 0 | 1 - 2 - 3
+    tree = tree_of([0, 1, 2, 3], [-1, -1, 1, 2])  # 0 | 1 - 2 - 3
     path, _ = Typical().accept(tree, logits_of(FLAT, SHARP, FLAT, SHARP, FLAT), torch.Generator().manual_seed(0))
     assert path == [1, 2]  # 1 then 2; 3 is not typical behind them
 
 
 def test_of_equally_long_paths_the_most_probable_wins():
-    tree = Tree.of(Proposal([2, 0, 1, 0], [-1, -1, 0, 1]), limit=9)  # 2 - 1 | 0 - 0
+    tree = tree_of([2, 0, 1, 0], [-1, -1, 0, 1])  # 2 - 1 | 0 - 0
     low, high = [0.12 * 0.35, 0.45 * 0.45]
     assert low < high
     path, _ = Typical().accept(tree, logits_of(*[FLAT] * 5), torch.Generator().manual_seed(0))
@@ -71,7 +72,7 @@ def test_of_equally_long_paths_the_most_probable_wins():
 
 
 def test_a_guess_behind_one_that_is_refused_is_refused():
-    tree = Tree.of(Proposal([3, 0], [-1, 0]), limit=9)
+    tree = tree_of([3, 0], [-1, 0])
     path, _ = Typical().accept(tree, logits_of(FLAT, SHARP, SHARP), torch.Generator().manual_seed(0))
     assert path == []
 
@@ -80,13 +81,13 @@ def test_a_guess_is_judged_by_the_row_that_it_stands_below():
     """Anything goes where all is open, though the row behind the guess is sure of itself."""
     open_, sure = [0.02] * 50, [0.951, *[0.001] * 49]
     for rows, accepted_path in (((open_, sure), [0]), ((sure, open_), [])):
-        tree = Tree.of(Proposal([7], [-1]), limit=9)
+        tree = tree_of([7], [-1])
         assert Typical().accept(tree, logits_of(*rows), torch.Generator().manual_seed(0))[0] == accepted_path
 
 
 def law(rule, guesses: list[int]) -> dict:
     """The exact law of the first token."""
-    tree = Tree.of(Proposal(guesses, [-1] * len(guesses)), limit=1)
+    tree = tree_of(guesses, [-1] * len(guesses))
     logits = logits_of(*[[0.5, 0.4, 0.1]] * (1 + len(guesses)))
 
     def first():
@@ -107,7 +108,7 @@ def test_it_is_lossy_and_says_so():
 
 
 def test_the_token_behind_a_path_is_drawn_from_the_row_of_its_last_node():
-    tree = Tree.of(Proposal.chain([0, 0]), limit=9)
+    tree = DraftTree.chain([0, 0])
     sure = [[1 - 1e-9, 1e-9], [1 - 1e-9, 1e-9], [1e-9, 1 - 1e-9]]
     assert Typical().accept(tree, logits_of(*sure), torch.Generator().manual_seed(0)) == ([0, 1], 1)
 

@@ -7,7 +7,7 @@ from support.heads import heads_of, random_heads
 from support.targets import decoder_target
 
 from lessons_lib import Medusa
-from lessons_lib.decoding.blocks import Block
+from lessons_lib.decoding.draft_tree import Block
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import LanguageModel, ModelUnavailable, read_card, tiny, trained
 from lessons_lib.models.medusa import (

@@ -9,7 +9,7 @@ from support.targets import decoder_target
 
 from lessons_lib.caches.cache import CacheFullError
 from lessons_lib.caches.paged import PagedCache, PagedRows
-from lessons_lib.decoding.blocks import Block, plain_block
+from lessons_lib.decoding.draft_tree import Block, plain_block
 from lessons_lib.models import tiny
 from lessons_lib.models.quantized import quantized
 from lessons_lib.serving import paged_target

@@ -7,7 +7,6 @@ import torch
 from support.heads import random_heads
 
 from lessons_lib import Medusa
-from lessons_lib.decoding.draft_tree import Proposal
 from lessons_lib.decoding.generate import generate, tokens_per_forward
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
@@ -44,12 +43,12 @@ class Greedily(Proposer):
     def __init__(self, draft, gamma):
         self.draft, self.gamma = draft, gamma
 
-    def propose(self, ids, limit):
+    def propose(self, ids, tree):
         guesses = []
-        for _ in range(min(limit, self.gamma)):
+        for _ in range(min(tree.max_depth, self.gamma)):
             states = read_texts(self.draft, [[*ids, *guesses]])
             guesses.append(self.draft.logits(states[-1:]).argmax().item())
-        return Proposal.chain(guesses)
+        tree.add_chain(guesses)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4])

@@ -1,6 +1,7 @@
 """Assisted decoding under sampling: the text keeps the target's law, whatever the draft draws (lesson 06)."""
 
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from support.oracle import PROMPT, N
 from support.toys import ToyTarget, constant
 
 from lessons_lib import DraftModel, Sampling, generate
+from lessons_lib.decoding import generate as loop
+from lessons_lib.decoding.draft_tree import DraftTree
+from lessons_lib.decoding.proposers import draft_model
 from lessons_lib.decoding.proposers.draft_length import Confidence
+from lessons_lib.decoding.sampling import draw
 from lessons_lib.measure.fit import chi_square
 from lessons_lib.measure.speculation import acceptance_rate, expected_tokens
 
@@ -20,10 +25,10 @@ def sampled(target, proposer, seed: int, count: int):
 
 
 LAWS = [
-    pytest.param(3, 4, dict(mode="point"), id="greedy draft"),
+    pytest.param(3, 4, dict(mode="greedy"), id="greedy draft"),
     pytest.param(3, 4, dict(mode="iid"), id="chain"),
     pytest.param(2, 5, dict(mode="iid"), id="long chain"),
-    pytest.param(3, 4, dict(mode="point", children=(2,)), id="top-k tree"),
+    pytest.param(3, 4, dict(mode="greedy", children=(2,)), id="top-k tree"),
     pytest.param(2, 4, dict(mode="iid", children=(2, 2)), id="drawn tree"),
     pytest.param(3, 3, dict(mode="without_replacement", children=(2,)), id="without replacement"),
     pytest.param(2, 4, dict(mode="without_replacement", children=(2, 2)), id="tree without replacement"),
@@ -39,34 +44,94 @@ def test_every_text_has_exactly_the_targets_probability(size, count, shape):
     assert far_from(law, target, count) < 1e-12
 
 
-class Boastful(DraftModel):
-    """Takes the most probable token but says that it drew it from q."""
-
-    def _draw(self, scores, q, count):
-        return [int(scores.argmax())]
+def takes_the_most_probable(tree, parent, q, count, mode, generator):
+    """Says that it sampled what it chose."""
+    return [tree.add(parent, int(q.argmax()), mode, q)]
 
 
-class Picky(DraftModel):
-    """Throws away a drawn token that the draft itself holds improbable."""
-
-    def propose(self, ids, limit):
-        proposal = super().propose(ids, limit)
-        doubtful = proposal.tokens and proposal.q[-1][proposal.tokens[0]] < 0.4
-        return type(proposal)() if doubtful else proposal
+def throws_improbable_ones_away(tree, parent, q, count, mode, generator):
+    """Samples, but keeps only what the draft itself holds probable."""
+    (token,) = draw(q, 1, generator)
+    return [tree.add(parent, token, mode, q)] if q[token] >= 0.4 else []
 
 
-@pytest.mark.parametrize("wrong", [Boastful, Picky])
+@pytest.mark.parametrize("wrong", [takes_the_most_probable, throws_improbable_ones_away])
 def test_a_biased_draft_is_caught(wrong):
     target = random_law(3, seed=1)
-    assert far_from(law_of(target, wrong(random_law(3, seed=2), 2, "iid"), 4), target, 4) > 0.01
+    with mock.patch.object(draft_model, "sample_children", wrong):
+        law = law_of(target, DraftModel(random_law(3, seed=2), 2, "iid"), 4)
+    assert far_from(law, target, 4) > 0.01
+
+
+# a tree that is cut to what fits
+
+
+class Trimmed(DraftModel):
+    """Drafts for a pass that takes no more than `most` draft tokens."""
+
+    most = 1
+
+    def propose(self, ids, tree):
+        tree.max_nodes = self.most
+        super().propose(ids, tree)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
+def test_a_tree_cut_to_a_node_budget_keeps_the_targets_probabilities(mode, most):
+    target, proposer = random_law(2, seed=1), Trimmed(random_law(2, seed=2), 2, mode, (2, 2))
+    proposer.most = most
+    assert far_from(law_of(target, proposer, 4), target, 4) < 1e-12
+
+
+class RepeatsAreFree(DraftTree):
+    """Wrong on purpose: where no new node fits, a repeated token is kept and another one is dropped, by its value."""
+
+    def add(self, parent, token, mode="greedy", q=None):
+        known = self.child(parent, token)
+        if known is None or self.fits(parent):
+            return super().add(parent, token, mode, q)
+        self.children[parent].tokens.append(token)
+        return known
+
+
+@pytest.mark.parametrize("kind, caught", [(DraftTree, False), (RepeatsAreFree, True)])
+def test_a_cut_that_looks_at_the_tokens_is_caught(kind, caught):
+    target, proposer = random_law(3, seed=1), Trimmed(random_law(3, seed=2), 1, "iid", (2,))
+    with mock.patch.object(loop, "DraftTree", kind):
+        assert (far_from(law_of(target, proposer, 3), target, 3) > 1e-3) == caught
+
+
+class Forgetful(DraftTree):
+    """Wrong on purpose: forgets how often a token was sampled."""
+
+    def add(self, parent, token, mode="greedy", q=None):
+        known = self.child(parent, token)
+        return super().add(parent, token, mode, q) if known is None else known
+
+
+class Sorted(DraftTree):
+    """Wrong on purpose: keeps the sampled tokens in the order of their ids."""
+
+    def add(self, parent, token, mode="greedy", q=None):
+        node = super().add(parent, token, mode, q)
+        self.children[parent].tokens.sort()
+        return node
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Sorted])
+def test_a_tree_that_forgets_how_it_was_sampled_is_caught(kind):
+    target, proposer = random_law(3, seed=1), DraftModel(random_law(3, seed=2), 1, "iid", (3,))
+    with mock.patch.object(loop, "DraftTree", kind):
+        assert far_from(law_of(target, proposer, 3), target, 3) > 1e-3
 
 
 class Reseeded(DraftModel):
     """Starts the same random numbers anew for every step."""
 
-    def propose(self, ids, limit):
+    def propose(self, ids, tree):
         self.generator.manual_seed(0)
-        return super().propose(ids, limit)
+        super().propose(ids, tree)
 
 
 @pytest.mark.parametrize("kind, caught", [(DraftModel, False), (Reseeded, True)])

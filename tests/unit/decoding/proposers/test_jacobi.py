@@ -5,11 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
+from support.proposers import drafted
 from support.targets import decoder_target, targets
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import Jacobi, generate
-from lessons_lib.decoding.proposers import Observation
+from lessons_lib.decoding.draft_tree import Scores
 from lessons_lib.decoding.proposers.jacobi import FILLS, iterates
 from lessons_lib.models import tiny
 
@@ -24,9 +25,9 @@ def starting_with(guess, **options) -> Jacobi:
             super().reset(target, prompt)
             self.first = list(guess)
 
-        def propose(self, ids, limit):
+        def propose(self, ids, tree):
             self.guess, self.first = self.first or self.guess, None
-            return super().propose(ids, limit)
+            super().propose(ids, tree)
 
     return Given(n=len(guess) + 1, **options)
 
@@ -84,18 +85,20 @@ def test_tokens_per_step_as_by_hand(guess, committed):
 def test_the_next_guess_is_what_was_predicted_behind_the_bonus_then_filling():
     proposer = Jacobi(5, fill="last")
     proposer.reset(MAP, [8, 9])
-    assert list(proposer.propose([8, 9, 0], limit=9).tokens) == [9, 9, 9, 9]
-    rows = torch.eye(10)[[1, 2, 3, 4]]  # after nodes 0 to 3
-    proposer.observe(Observation([0], [9, 1], dict(enumerate(rows)), None))
-    assert list(proposer.propose([8, 9, 0, 9, 1], limit=9).tokens) == [2, 3, 4, 9]
-    proposer.observe(Observation([0, 1, 2, 3], [2, 3, 4, 9, 5], {}, None))
-    assert list(proposer.propose([8, 9, 0, 9, 1, 2, 3, 4, 9, 5], limit=9).tokens) == [9, 9, 9, 9]
+    tree = drafted(proposer, [8, 9, 0])
+    assert tree.tokens == [9, 9, 9, 9]
+    said = torch.eye(10)[[9, 1, 2, 3, 4]]  # after the root and nodes 0 to 3
+    proposer.observe(tree, [0], [9, 1], Scores(said))
+    tree = drafted(proposer, [8, 9, 0, 9, 1])
+    assert tree.tokens == [2, 3, 4, 9]
+    proposer.observe(tree, [0, 1, 2, 3], [2, 3, 4, 9, 5], Scores(torch.eye(10)[[2, 3, 4, 9, 5]]))
+    assert drafted(proposer, [8, 9, 0, 9, 1, 2, 3, 4, 9, 5]).tokens == [9, 9, 9, 9]
 
 
 def first_guess(prompt, eos=(), **options) -> list[int]:
     proposer = Jacobi(5, **options)
     proposer.reset(choosing(len, 99, eos), prompt)
-    return list(proposer.propose(prompt, limit=9).tokens)
+    return drafted(proposer, prompt).tokens
 
 
 def test_the_filling_is_the_one_asked_for():
@@ -112,7 +115,7 @@ def test_what_is_looked_up_goes_on_behind_the_predictions():
     proposer = Jacobi(6, fill="lookup")
     proposer.reset(MAP, ids := [3, 1, 5, 6, 4, 8, 3])
     proposer.guess = [9, 5]
-    assert list(proposer.propose(ids, limit=9).tokens) == [9, 5, 6, 4, 8]  # 5 was followed by 6, 4, 8; five in all
+    assert drafted(proposer, ids).tokens == [9, 5, 6, 4, 8]  # 5 was followed by 6, 4, 8; five in all
 
 
 @pytest.mark.parametrize("fill", FILLS)

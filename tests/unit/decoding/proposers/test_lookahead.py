@@ -8,14 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.oracle import exact
+from support.proposers import drafted
 from support.targets import decoder_target, targets
 from support.toys import choosing, continued
 
 from lessons_lib import Greedy, Lookahead, generate
-from lessons_lib.decoding.blocks import make_block, plain_block
-from lessons_lib.decoding.draft_tree import Scratch, Tree
+from lessons_lib.decoding.draft_tree import Scores, SideTokens, make_block, plain_block
 from lessons_lib.decoding.generate import new_row, step
-from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.lookahead import Ngrams, window_layout
 from lessons_lib.decoding.sampling import Sampling
 from lessons_lib.models import tiny
@@ -25,13 +24,13 @@ MAP = choosing(lambda prefix: (3 * prefix[-1] + 1) % 7, 7)
 
 
 def block_of(proposer, ids, ngrams):
-    """The forward of a step whose pool holds these n-grams, and the proposal it was made of; nothing is cached."""
+    """The model input of a step whose pool holds these n-grams, and its tree; nothing is cached."""
     proposer.reset(MAP, ids)
     for ngram in ngrams:
         proposer.pool.add(ngram)
-    proposal, cache = proposer.propose(ids, limit=9), MAP.new_cache(0)
+    tree, cache = drafted(proposer, ids), MAP.new_cache(0)
     cache.entries = list(enumerate(ids[:-1]))
-    return make_block(ids[-1:], Tree.of(proposal, 9), proposal.scratch, cache), proposal
+    return make_block(ids[-1:], tree, cache), tree
 
 
 def test_the_mask_for_w_5_n_4_g_2_is_the_papers():
@@ -95,15 +94,14 @@ class Recorded(Lookahead):
         super().reset(target, prompt)
         self.log = []
 
-    def propose(self, ids, limit):
-        self.proposal = super().propose(ids, limit)
+    def propose(self, ids, tree):
+        super().propose(ids, tree)
         self.at = list(ids), [list(row) for row in self.rows], self.pool.of(ids[-1])
-        return self.proposal
 
-    def observe(self, seen):
-        if seen.scratch_logits is not None:
-            self.log.append((*self.at, self.proposal, seen))
-        super().observe(seen)
+    def observe(self, tree, path, tokens, scores):
+        if tree.side.tokens:
+            self.log.append((*self.at, tree, tokens, scores.logits))
+        super().observe(tree, path, tokens, scores)
 
 
 @targets
@@ -120,18 +118,16 @@ def test_every_token_of_both_branches_is_predicted_as_by_a_forward_of_its_own(ta
         while row.finish is None:
             step(row_target := target(network), [row])
         assert row_target.vocab_size == 11 and len(proposer.log) >= 4
-        for ids, rows, _, proposal, seen in proposer.log[:6]:
+        for ids, rows, _, tree, _, logits in proposer.log[:6]:
+            nodes = 1 + len(tree.tokens)
             cells = [(0, i) for i in range(1, W)] + [(r, i) for r in range(1, N - 1) for i in range(W)]
-            for (r, i), found in zip(cells, seen.scratch_logits, strict=True):
+            for (r, i), found in zip(cells, logits[nodes:], strict=True):
                 stream = ids + rows[0][1 : i + 1] + [rows[s][i] for s in range(1, r + 1)]
                 torch.testing.assert_close(found, alone(stream), rtol=0, atol=1e-10)
-            for node, found in seen.node_logits.items():
-                torch.testing.assert_close(found, alone(ids + branch(proposal, node)), rtol=0, atol=1e-10)
-    assert any(seen.node_logits for *_, seen in proposer.log[:6])
-
-
-def branch(proposal, node) -> list[int]:
-    return [] if node < 0 else branch(proposal, proposal.parents[node]) + [proposal.tokens[node]]
+            for node, found in enumerate(logits[1:nodes]):
+                branch = [tree.tokens[above] for above in tree.path(node)]
+                torch.testing.assert_close(found, alone(ids + branch), rtol=0, atol=1e-10)
+    assert any(tree.tokens for _, _, _, tree, *_ in proposer.log[:6])
 
 
 def test_neither_branch_changes_the_logits_of_the_other():
@@ -141,12 +137,11 @@ def test_neither_branch_changes_the_logits_of_the_other():
     @torch.no_grad()
     def logits(ngrams, window=None):
         proposer = Lookahead(W=4, N=4)
-        block, proposal = block_of(proposer, PROMPT, ngrams)
-        scratch = Scratch(window or proposal.scratch.tokens, proposer.offsets, proposer.sees)
+        _, tree = block_of(proposer, PROMPT, ngrams)
+        tree.side = SideTokens(window or tree.side.tokens, proposer.offsets, proposer.sees)
         cache = target.new_cache(64)
         target.run([plain_block(PROMPT[:-1], cache)])
-        tree = Tree.of(proposal, 9)
-        found = target.run([make_block(PROMPT[-1:], tree, scratch, cache)])[0].logits
+        found = target.run([make_block(PROMPT[-1:], tree, cache)])[0].logits
         return found[: 1 + len(tree.tokens)], found[1 + len(tree.tokens) :]
 
     ngrams = [(7, 10, 11, 12), (7, 10, 21, 22)]
@@ -158,16 +153,16 @@ def test_neither_branch_changes_the_logits_of_the_other():
 
 
 def test_one_slide_by_hand():
-    """Next is last + 1 mod 10. Anchor 5, row 0 = [9, 2], row 1 = [6, 0, 3]."""
+    """Next is last + 1 mod 10. Root 5, row 0 = [9, 2], row 1 = [6, 0, 3]."""
     proposer = Lookahead(W=3, N=3)
     proposer.reset(choosing(len, 10), [5])
     proposer.rows, proposer.predicted = [[4, 9, 2], [6, 0, 3]], 1
-    window = proposer.propose([5], limit=9).scratch.tokens
-    assert window == [9, 2, 6, 0, 3]
-    after = torch.eye(10)[[(token + 1) % 10 for token in window]]
-    proposer.observe(Observation([], [6], {}, after))
+    tree = drafted(proposer, [5])
+    assert tree.side.tokens == [9, 2, 6, 0, 3]
+    after = torch.eye(10)[[(token + 1) % 10 for token in (5, *tree.side.tokens)]]
+    proposer.observe(tree, [], [6], Scores(after))
     assert {first: proposer.pool.of(first) for first in proposer.pool.ngrams} == {5: [(6, 7)], 9: [(0, 1)], 2: [(3, 4)]}
-    assert proposer.propose([5, 6], limit=9).scratch.tokens == [0, 3, 7, 1, 4]
+    assert drafted(proposer, [5, 6]).side.tokens == [0, 3, 7, 1, 4]
 
 
 def test_the_pool_keeps_the_latest_g_and_refreshes_what_comes_again():
@@ -185,19 +180,19 @@ def test_once_the_pool_knows_how_it_goes_on_a_step_yields_n_tokens(W, N, forward
     assert out.ids == continued(MAP, [2, 5, 1], 60)
     assert abs(len(out.trace) - forwards) <= 2
     known = [
-        len(seen.tokens)
-        for ids, _, candidates, _, seen in proposer.log
+        len(tokens)
+        for ids, _, candidates, _, tokens, _ in proposer.log
         if tuple(continued(MAP, ids, N - 1)) in candidates and len(ids) + N <= 63
     ]
     assert len(known) > 8 and set(known) == {N}
 
 
 def test_what_the_columns_collect_is_how_the_target_goes_on():
-    """All but column 0, which stands below the anchor while its rows follow a guess for it."""
+    """All but column 0, which stands below the root while its rows follow a guess for it."""
     proposer = Recorded(5, 4)
     generate(MAP, [2, 5, 1], proposer, max_new_tokens=60)
-    for _, rows, _, _, seen in proposer.log[4 - 2 :]:
-        new = seen.scratch_logits[-5:].argmax(-1).tolist()
+    for _, rows, *_, logits in proposer.log[4 - 2 :]:
+        new = logits[-5:].argmax(-1).tolist()
         for ngram in list(zip(*rows, new, strict=True))[1:]:
             assert list(ngram[1:]) == continued(MAP, ngram[:1], 3)
 
@@ -213,18 +208,18 @@ def test_nothing_is_collected_while_seed_tokens_stand_below_the_first_row():
 def test_the_n_grams_of_prompt_and_output_are_entered_once_when_asked_for():
     text, proposer = [1, 2, 3, 4, 5, 6], Lookahead(W=2, N=3, pool_from_text=True)
     proposer.reset(MAP, text[:4])
-    proposer.propose(text[:5], limit=9)
+    drafted(proposer, text[:5])
     assert {first: proposer.pool.of(first) for first in proposer.pool.ngrams} == {1: [(2, 3)], 2: [(3, 4)], 3: [(4, 5)]}
     entered, proposer.pool.add = [], lambda ngram: entered.append(tuple(ngram))
-    proposer.propose(text, limit=9)
+    drafted(proposer, text)
     assert entered == [(4, 5, 6)]
 
 
 def test_an_end_token_does_not_stay_in_the_window():
     proposer = Lookahead(W=2, N=3)
     proposer.reset(choosing(len, 10, eos=(4,)), [7, 8])
-    proposer.propose([7, 8, 1], limit=9)
-    proposer.observe(Observation([], [1], {}, torch.eye(10)[[0, 5, 4]]))
+    tree = drafted(proposer, [7, 8, 1])
+    proposer.observe(tree, [], [1], Scores(torch.eye(10)[[0, 0, 5, 4]]))
     assert proposer.rows[-1][0] == 5 and proposer.rows[-1][1] in (7, 8)
 
 
@@ -238,7 +233,7 @@ def test_the_window_stays_greedy_under_sampling():
         proposer = Recorded(4, 3, seed=1)
         generator = torch.Generator().manual_seed(seed)
         generate(decoder_target(tiny()), PROMPT, proposer, rule, max_new_tokens=3, generator=generator)
-        return proposer.log[0][4].scratch_logits[-4:].argmax(-1).tolist(), proposer.rows[-1]
+        return proposer.log[0][-1][-4:].argmax(-1).tolist(), proposer.rows[-1]
 
     new, rows = windows(Sampling(temperature=2.0), 0)
     assert rows == new

@@ -197,7 +197,7 @@ def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(make):
 
 
 @pytest.mark.parametrize("length", range(5, 20))
-def test_scratch_never_stands_beyond_the_last_position(length):
+def test_side_tokens_are_never_beyond_the_last_position(length):
     network, prompt = tiny(vocab_size=V, context=24), (PROMPT * 3)[:length]
     longest = 24 - length + 1  # the last token is never fed
     found = generate(decoder_target(network), prompt, Lookahead(3, 3, 2), max_new_tokens=longest).ids
@@ -205,7 +205,7 @@ def test_scratch_never_stands_beyond_the_last_position(length):
 
 
 @proposers
-def test_guesses_that_a_static_cache_cannot_hold_are_dropped(make):
+def test_draft_tokens_that_a_static_cache_cannot_hold_are_left_out(make):
     network = network_of()
     assert generate(Tight(network, len(PROMPT) + N + 2), PROMPT, make(network), max_new_tokens=N).ids == greedy_text()
 

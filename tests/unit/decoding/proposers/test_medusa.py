@@ -4,6 +4,7 @@ Longer than other files: text and law are one contract, held with the same heads
 """
 
 import math
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,14 +15,13 @@ from support.examples import examples
 from support.heads import OpenToy, heads_of, random_heads
 from support.laws import correction_from_p, far_from, law_of, random_law, seeded
 from support.oracle import exact
+from support.proposers import drafted
 from support.targets import decoder_target, targets
 
 from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
 from lessons_lib.decoding import sampling
-from lessons_lib.decoding.blocks import plain_block
-from lessons_lib.decoding.draft_tree import ANCHOR, Tree
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, Scores, plain_block
 from lessons_lib.decoding.generate import new_row, step
-from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.decoding.targets import CompiledTarget, Unsupported
 from lessons_lib.decoding.targets.table import TableTarget
@@ -31,7 +31,7 @@ from lessons_lib.models.medusa import MedusaHeads
 V, N = 11, 30
 PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
 EVERY_TOKEN = [(i,) for i in range(V)] + [(i, j) for i in range(V) for j in range(4)]  # some path is always accepted
-MODES = ["point", "iid", "without_replacement"]
+MODES = ["greedy", "iid", "without_replacement"]
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +48,19 @@ def greedy(network) -> list[int]:
 
 
 class Watched(Medusa):
-    """Notes which paths were accepted, and what was guessed first behind which anchor."""
+    """Notes which paths were accepted, and what was drafted first after which root."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.paths, self.pairs = [], []
 
-    def propose(self, ids, limit):
-        proposal = super().propose(ids, limit)
-        self.pairs += [(proposal.tokens[0], ids[-1])] if proposal.tokens else []
-        return proposal
+    def propose(self, ids, tree):
+        super().propose(ids, tree)
+        self.pairs += [(tree.tokens[0], ids[-1])] if tree.tokens else []
 
-    def observe(self, seen):
-        super().observe(seen)
-        self.paths.append(seen.path)
+    def observe(self, tree, path, tokens, scores):
+        super().observe(tree, path, tokens, scores)
+        self.paths.append(path)
 
 
 def has_gaps(path: list[int]) -> bool:
@@ -69,28 +68,29 @@ def has_gaps(path: list[int]) -> bool:
 
 
 @targets
-def test_untrained_heads_guess_the_anchor_again_as_they_read_the_state_that_chose_it(network, greedy, target):
+def test_untrained_heads_draft_the_root_again_as_they_read_the_state_that_chose_it(network, greedy, target):
     proposer = Watched(MedusaHeads(network.get_output_embeddings().weight, 2), EVERY_TOKEN)
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
     assert out.ids == greedy
-    assert len(proposer.pairs) > 8 and all(guess == anchor for guess, anchor in proposer.pairs)
+    assert len(proposer.pairs) > 8 and all(guess == root for guess, root in proposer.pairs)
     assert any(has_gaps(path) for path in proposer.paths)
 
 
-def proposed(heads, state: torch.Tensor, limit: int = 9, **options):
+def proposed(heads, state: torch.Tensor, limit: int = 9, **options) -> DraftTree:
     proposer = Medusa(heads, **options)
     proposer.reset(OpenToy(None, heads.vocab_size), [0])
-    proposer.observe(Observation([], [1], {}, None, {"final": state[None]}))
-    return proposer.propose([0, 1], limit)
+    proposer.observe(DraftTree(), [], [1], Scores(None, {"final": state[None]}))
+    return drafted(proposer, [0, 1], max_depth=limit)
 
 
 def test_a_choice_is_a_favourite_of_the_head_of_its_depth(network):
     heads, state = heads_of(network), torch.randn(32, generator=seeded(0), dtype=torch.float64)
     choices = [(0,), (2,), (0, 1), (2, 0), (2, 0, 3)]
-    proposal = proposed(heads, state, choices=choices)
+    tree = proposed(heads, state, choices=choices)
     best = heads(state[None])[0].argsort(descending=True)
-    assert proposal.tokens == [best[0][0], best[0][2], best[1][1], best[1][0], best[2][3]]
-    assert proposal.parents == [ANCHOR, ANCHOR, 0, 1, 3] and proposal.mode == "point" and proposal.draft_calls == 0
+    assert tree.tokens == [best[0][0], best[0][2], best[1][1], best[1][0], best[2][3]]
+    assert tree.parents == [ROOT, ROOT, 0, 1, 3] and tree.draft_calls == 0
+    assert {children.mode for children in tree.children.values()} == {"greedy"}
 
 
 def test_heads_that_read_the_anchor_are_told_the_last_committed_token(network):
@@ -103,24 +103,25 @@ def test_heads_that_read_the_anchor_are_told_the_last_committed_token(network):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("limit", [0, 1, 2, 3])
 def test_levels_that_cannot_be_used_are_not_guessed(network, mode, limit):
-    proposal = proposed(heads_of(network), torch.ones(32).double(), limit, choices=regular(2, 1, 1), mode=mode)
-    assert max(Tree.of(proposal, 9).depths, default=0) == limit
+    tree = proposed(heads_of(network), torch.ones(32).double(), limit, choices=regular(2, 1, 1), mode=mode)
+    assert tree.depth == limit
 
 
 def test_without_choices_the_chain_of_favourites_is_tried(network):
-    assert proposed(heads_of(network), torch.ones(32).double()).parents == [ANCHOR, 0, 1]
+    assert proposed(heads_of(network), torch.ones(32).double()).parents == [ROOT, 0, 1]
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_draws_come_from_the_head_of_their_depth_and_say_so(network, mode):
     heads, state = heads_of(network), torch.randn(32, generator=seeded(0), dtype=torch.float64)
     rule = Sampling(temperature=0.5, top_k=4)
-    proposal = proposed(heads, state, choices=regular(3, 2), mode=mode, sampling=rule, generator=seeded(1))
+    tree = proposed(heads, state, choices=regular(3, 2), mode=mode, sampling=rule, generator=seeded(1))
     q = rule.probabilities(heads(state[None])[0])
-    assert len(proposal.tokens) == 3 + 6
-    for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
-        level = 0 if parent == ANCHOR else 1
-        assert torch.equal(proposal.q[parent], q[level]) and q[level][token] > 0, node
+    assert sum(len(children.tokens) for children in tree.children.values()) == 3 + 6
+    for parent, children in tree.children.items():
+        level = 0 if parent == ROOT else 1
+        assert torch.equal(children.q, q[level]) and children.mode == mode
+        assert all(q[level][token] > 0 for token in children.tokens)
 
 
 def test_draws_follow_q(network):
@@ -129,17 +130,17 @@ def test_draws_follow_q(network):
     proposer.state = state
     counts = torch.zeros(V)
     for _ in range(3000):
-        counts[proposer.propose([0], 5).tokens[0]] += 1
+        counts[drafted(proposer, [0]).tokens[0]] += 1
     q = heads(state[None], 1)[0, 0].softmax(-1)
     torch.testing.assert_close(counts.double() / 3000, q, rtol=0, atol=0.03)
 
 
 def test_where_q_has_fewer_tokens_than_children_the_tree_shrinks(network):
-    proposal = proposed(
+    tree = proposed(
         heads_of(network), torch.ones(32).double(),
         choices=[*regular(4, 2).choices, (3, 1, 0)], mode="without_replacement", sampling=Sampling(top_k=2),
     )  # fmt: skip
-    assert proposal.parents == [ANCHOR, ANCHOR, 0, 0, 1, 1] and len(set(proposal.tokens[:2])) == 2
+    assert tree.parents == [ROOT, ROOT, 0, 0, 1, 1] and len(set(tree.tokens[:2])) == 2
 
 
 # the same tokens as plain greedy decoding
@@ -178,17 +179,17 @@ class AllKnowing(MedusaHeads):
         self.text, self.at = text, None
 
     def scores(self, final, count=None, chosen=None):
-        chosen = self.at - 1  # the anchor's place
+        chosen = self.at - 1  # the root's position
         ahead = [self.text[min(chosen + k, len(self.text) - 1)] for k in range(1, 1 + (count or self.count))]
         return torch.eye(V)[ahead][None]
 
 
 class Told(Medusa):
-    def propose(self, ids, limit):
+    def propose(self, ids, tree):
         self.heads.at = len(ids)
-        return super().propose(ids, limit)
+        super().propose(ids, tree)
 
-    def observe(self, seen):
+    def observe(self, *seen):
         self.state = torch.zeros(V)
 
 
@@ -247,23 +248,22 @@ def test_every_text_has_exactly_the_targets_probability(size, count, options):
     assert far_from(guessed_law(target, count, **options), target, count) < 1e-12
 
 
-def favourites(q, count, mode, generator):
-    """Takes the most probable tokens, but they will be judged as drawn."""
-    return q.topk(count).indices.tolist()
+def favourites(tree, parent, q, count, mode, generator):
+    """Takes the most probable tokens, but says that they were sampled."""
+    return [tree.add(parent, token, mode, q) for token in q.topk(count).indices.tolist()]
 
 
 class Mislabelled(Medusa):
-    """Says that every level was drawn from the first head's distribution."""
+    """Says that every level was sampled from the first head's distribution."""
 
-    def _drawn(self, q):
-        proposal = super()._drawn(q)
-        proposal.q.update(dict.fromkeys(proposal.q, q[0]))
-        return proposal
+    def sample(self, tree, q):
+        super().sample(tree, q)
+        tree.children = {node: replace(children, q=q[0]) for node, children in tree.children.items()}
 
 
 def test_favourites_judged_as_draws_are_caught():
     target = random_law(3, 1, OpenToy)
-    with mock.patch("lessons_lib.decoding.proposers.medusa.draw_children", favourites):
+    with mock.patch("lessons_lib.decoding.proposers.medusa.sample_children", favourites):
         assert far_from(guessed_law(target, 3, choices=[(0,), (1,)], mode="iid"), target, 3) > 0.01
 
 
@@ -306,7 +306,7 @@ def test_a_target_of_another_size_is_refused(network, other, said):
 
 @pytest.mark.parametrize("bad, said", [
     (dict(mode="best"), "mode 'best' is unknown"),
-    (dict(sampling=Sampling()), 'mode "point" draws nothing'),
+    (dict(sampling=Sampling()), 'mode "greedy" samples nothing'),
     (dict(choices=regular(1, 1, 1, 1)), "the tree is 4 deep and 1 ranks wide, too much for 3 heads"),
     (dict(choices=[(V,)]), "12 ranks wide"),
 ])  # fmt: skip

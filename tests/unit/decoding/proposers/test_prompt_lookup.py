@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
+from support.proposers import drafted
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import PromptLookup, generate
 from lessons_lib.decoding.generate import tokens_per_forward
-from lessons_lib.decoding.proposers import Observation
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, DraftLength, Heuristic
 from lessons_lib.measure.speculation import padded_cost
 
@@ -17,7 +17,7 @@ from lessons_lib.measure.speculation import padded_cost
 def guess(ids, eos=(), **options) -> list[int]:
     proposer = PromptLookup(**options)
     proposer.reset(choosing(len, 100, eos), ids)
-    return list(proposer.propose(ids, limit=10**6).tokens)
+    return drafted(proposer, ids).tokens
 
 
 @pytest.mark.parametrize("ids, max_ngram, num_tokens, transformers, original, recent", [
@@ -81,7 +81,7 @@ def test_the_index_grown_in_any_steps_finds_what_a_scan_of_the_whole_text_finds(
     proposer = PromptLookup(k, max_ngram, rule)
     proposer.reset(choosing(len, 100), ids)
     for end in sorted({cut for cut in cuts if cut <= len(ids)} | {len(ids)}):
-        assert list(proposer.propose(ids[:end], limit=99).tokens) == naive(ids[:end], rule, max_ngram, k)
+        assert drafted(proposer, ids[:end]).tokens == naive(ids[:end], rule, max_ngram, k)
 
 
 class Watched(list):
@@ -101,11 +101,11 @@ def test_a_step_reads_no_more_of_a_long_text_than_of_a_short_one(rule):
     for length in (20, 4000):
         ids, proposer = Watched(i * i % 17 for i in range(length)), PromptLookup(rule=rule)
         proposer.reset(choosing(len, 100), ids)
-        proposer.propose(ids, limit=99)
+        drafted(proposer, ids)
         ids.extend([1, 2])
         ids.read, indexed = 0, len(proposer.text.after)
         proposer.text.tokens = Watched(proposer.text.tokens)
-        proposer.propose(ids, limit=99)
+        drafted(proposer, ids)
         reads.append(ids.read + proposer.text.tokens.read)
         assert len(proposer.text.after) - indexed <= 2 * proposer.max_ngram
     assert reads[1] <= reads[0] + proposer.num_tokens
@@ -150,10 +150,10 @@ def test_a_periodic_text_yields_k_plus_1_tokens_a_step_once_the_rule_has_seen_en
 
 def told(proposer, ids, following) -> bool:
     """One step that commits a single token -> whether a guess was told."""
-    proposal = proposer.propose(ids, limit=99)
-    proposer.observe(Observation([], [following], {}, None))
+    tree = drafted(proposer, ids)
+    proposer.observe(tree, [], [following], None)
     ids.append(following)
-    return bool(proposal.tokens)
+    return bool(tree.tokens)
 
 
 def test_silence_follows_the_running_mean_of_right_first_tokens():
@@ -171,15 +171,14 @@ def test_silence_follows_the_running_mean_of_right_first_tokens():
 
 def test_a_guess_is_judged_once_and_not_by_another_text():
     proposer, ids = PromptLookup(max_ngram=1), [0, 5, 0]
-    seen = Observation([], [9], {}, None)
     proposer.reset(choosing(len, 100), ids)
-    proposer.propose(ids, limit=9)
-    proposer.observe(seen)
-    proposer.observe(seen)
+    seen = drafted(proposer, ids), [], [9], None
+    proposer.observe(*seen)
+    proposer.observe(*seen)
     assert proposer.hit_rate[1] == pytest.approx(0.5 * 0.75)
-    proposer.propose(ids, limit=9)
+    drafted(proposer, ids)
     proposer.reset(choosing(len, 100), ids)
-    proposer.observe(seen)
+    proposer.observe(*seen)
     assert proposer.hit_rate[1] == 0.5
 
 
@@ -246,10 +245,10 @@ class Listening(DraftLength):
 
 def step_of(proposer, ids: list[int], new: list[int]) -> list[int]:
     """One step that commits these tokens -> the guesses that were told."""
-    told = list(proposer.propose(ids, limit=99).tokens)
-    proposer.observe(Observation([], new, {}, None))
+    tree = drafted(proposer, ids)
+    proposer.observe(tree, [], new, None)
     ids += new
-    return told
+    return tree.tokens
 
 
 @pytest.mark.parametrize("gamma", [0, 2])
@@ -280,8 +279,9 @@ def test_a_schedule_hears_of_no_more_than_there_was_room_for():
     schedules = []
     proposer = PromptLookup(4, 1, length=lambda: schedules.append(Listening(4)) or schedules[-1])
     proposer.reset(choosing(len, 100), ids := [1, 2, 3, 4, 5, 1])
-    assert list(proposer.propose(ids, limit=2).tokens) == [2, 3]
-    proposer.observe(Observation([0, 1], [2, 3, 9], {}, None))
+    tree = drafted(proposer, ids, max_depth=2)
+    assert tree.tokens == [2, 3]
+    proposer.observe(tree, [0, 1], [2, 3, 9], None)
     assert schedules[1].heard == [(2, 3, 2)]
 
 
@@ -337,4 +337,4 @@ def test_impossible_settings_are_refused(bad, said):
 def test_without_a_match_the_guess_is_an_empty_list_as_any_other_proposers():
     proposer = PromptLookup()
     proposer.reset(choosing(len, 100), [8])
-    assert proposer.propose([8], limit=9).tokens == []
+    assert drafted(proposer, [8]).tokens == []

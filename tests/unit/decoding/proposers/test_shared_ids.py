@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.laws import seeded
 from support.oracle import PROMPT, N
+from support.proposers import drafted
 
 from lessons_lib import DraftModel, Sampling, generate
 from lessons_lib.decoding.targets import TransformersTarget
@@ -33,7 +34,7 @@ class Words:
         return " ".join(f"w{i}" for i in ids)
 
 
-@pytest.mark.parametrize("mode", ["point", "iid"])
+@pytest.mark.parametrize("mode", ["greedy", "iid"])
 @pytest.mark.parametrize("sizes", [(97, 112), (112, 97), (97, 97)], ids=str)
 def test_paddings_of_one_tokenizer_may_differ(sizes, mode):
     target, draft = (TransformersTarget(tiny(vocab_size=size), Words(90)) for size in sizes)
@@ -41,9 +42,9 @@ def test_paddings_of_one_tokenizer_may_differ(sizes, mode):
     proposer = DraftModel(draft, 3, mode, generator=seeded(0))
     assert generate(target, PROMPT, proposer, max_new_tokens=60).ids == plain
     proposer.reset(target, PROMPT)
-    proposal = proposer.propose(PROMPT, 5)
-    assert max(proposal.tokens) < 90
-    for row in proposal.q.values():
+    tree = drafted(proposer, PROMPT)
+    assert max(tree.tokens) < 90
+    for row in (children.q for children in tree.children.values() if mode == "iid"):
         assert row.shape == (sizes[0],) and not row[90:].any()
         assert float(row.sum()) == pytest.approx(1)
 
@@ -74,10 +75,10 @@ def test_a_draft_of_another_vocabulary_is_refused(target, draft, said):
 
 
 @pytest.mark.parametrize("bad, said", [
-    (dict(mode="best"), "mode 'best' is unknown; one of point, iid"),
+    (dict(mode="best"), "mode 'best' is unknown; one of greedy, iid"),
     (dict(gamma=0), "gamma must be at least 1, not 0"),
     (dict(children=(2, 0)), "children must be at least 1 at every depth"),
-    (dict(sampling=Sampling()), 'mode "point" draws nothing'),
+    (dict(sampling=Sampling()), 'mode "greedy" samples nothing'),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(network, bad, said):
     with pytest.raises(ValueError, match=said):
