@@ -77,8 +77,8 @@ def parser() -> argparse.ArgumentParser:
     what = "execute lessons over a grid of parameters: one table, and plots"
     sweep = commands.add_parser("sweep", help=what, prog="lessons sweep")
     sweep.description = (
-        "Execute lessons at every point of a grid into build/sweep/. A point that failed is tried once more. "
-        "A finished one is not executed again unless its lesson, its parameters or the package change."
+        "Execute lessons at every point of a grid into build/sweep/. A finished point is not executed again unless its "
+        "lesson, its parameters or the package change."
     )
     some = "a lesson's number or name; without any, those with a parameter of the grid"
     sweep.add_argument("lessons", nargs="*", metavar="LESSON", help=some)

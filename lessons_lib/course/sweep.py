@@ -1,34 +1,65 @@
-"""`sweep`: a grid of parameters over lessons, executed by Dask's workers, resumable, with one table and plots.
+"""`lessons sweep`: execute lessons at every point of a grid of parameters -> one table of scorecard rows, and plots.
 
-A worker gets a lesson's text and gives back the executed one, so that workers elsewhere need the package but no shared
-folder. Each point's files lie in build/sweep/points/NAME-KEY as soon as it is finished, and are not made again.
+`gamma=2,4,8 model=smollm2-135m` gives three points of a lesson that has gamma. Dask's workers execute them with
+papermill. A worker gets a lesson's text and gives back files, so workers elsewhere need the package but no shared
+folder. The files of a finished point lie in build/sweep/points/ and are not made again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import itertools
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import nbformat
 
-from lessons_lib.course import results
-from lessons_lib.course.grid import Point, package, points
-from lessons_lib.course.lessons import Lesson, UsageError, find
-from lessons_lib.course.runner import execute, prepare_all
+import lessons_lib
+from lessons_lib.course.lessons import Lesson, UsageError, find, overrides, parameters, select
+from lessons_lib.course.runner import absolute, execute, prepare_all, shown
 from lessons_lib.paths import ROOT
 from lessons_lib.progress import bar
 
 BUILD = ROOT / "build" / "sweep"
+COMMA = re.compile(r",(?![^\[(]*[\])])")  # but none inside brackets: prompt_lengths=[16,64],[128,256] are two lists
+SCORE = ["claim", "unit", "predicted", "measured", "ratio", "verdict", "limit", "peer"]  # columns of the table
 ANSWERS = 10  # seconds that a scheduler elsewhere may take to answer
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # Dask sets each to 1 unless told
-Files = dict[str, bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One lesson with the values that are put into its parameters."""
+
+    lesson: Lesson
+    values: dict[str, Any]
+    defaults: dict[str, Any]
+
+    @property
+    def taken(self) -> dict[str, Any]:
+        """All parameters, given or not."""
+        return self.defaults | self.values
+
+    @cached_property
+    def folder(self) -> str:
+        """Of its files: changes with the lesson's code, its parameters or the package, so it names what they are of."""
+        code = [cell.source for cell in self.lesson.read().cells if cell.cell_type == "code"]
+        content = json.dumps([code, self.taken, fingerprint()], sort_keys=True)
+        return f"points/{self.lesson.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+    def __str__(self) -> str:
+        return " ".join([self.lesson.name, *(f"{name}={value}" for name, value in self.values.items())])
 
 
 def sweep(
@@ -40,78 +71,159 @@ def sweep(
     build: Path = BUILD,
     lessons: list[Lesson] | None = None,
 ) -> int:
-    """Execute what is not done yet of the grid, gather the results of all of it; returns the exit status.
+    """Execute what is not done yet of the grid, then gather the results of all of it; returns the exit status.
 
-    workers: processes on this machine, or address: of a Dask scheduler whose workers are used instead. Every name is
-    checked before anything runs. UsageError as in `runner.run`, and where workers hold another package than this one.
+    workers: processes on this machine, or address: of a Dask scheduler whose workers are used instead. UsageError,
+    before anything runs, for a name that does not exist, and where workers hold another package than this one.
     """
     wanted = points(find() if lessons is None else lessons, asked, grid, fixed)
     prepare_all([point.taken for point in wanted])
-    todo = [point for point in wanted if not results.finished(build, point)]
+    todo = [point for point in wanted if (record(build, point) or {"failure": "missing"})["failure"]]
     print(f"{len(wanted)} points, {len(wanted) - len(todo)} of them finished before")
     if todo:
         with client(workers, address) as engine:
-            same_package(engine.run(package))
+            packages = engine.run(fingerprint)
+            others = sorted(worker for worker, found in packages.items() if found != fingerprint())
+            if not packages:
+                raise UsageError("The scheduler has no workers: start some with `dask worker ADDRESS`.")
+            if others:
+                raise UsageError(f"Install this lessons_lib, torch and transformers on {', '.join(others)}, too.")
             run(engine, todo, build)
-    return results.gather(wanted, list(grid), build)
+    return gather(wanted, list(grid), build)
+
+
+def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed: dict[str, str]) -> list[Point]:
+    """Every lesson asked for with every combination of the grid's values that makes a difference to it.
+
+    grid: name -> values with commas between them; fixed: name -> one value. Without a lesson asked for, those that have
+    a parameter of the grid. UsageError as `overrides`.
+    """
+    if twice := sorted(grid.keys() & fixed.keys()):
+        raise UsageError(f"Give {', '.join(twice)} in the grid or beside it, not in both.")
+    values = {name: [value.strip() for value in COMMA.split(text)] for name, text in grid.items()}
+    if empty := [name for name, found in values.items() if not all(found)]:
+        raise UsageError(f"Parameter {', '.join(empty)} of the grid lacks a value: write gamma=2,4,8.")
+    defaults = {lesson: parameters(lesson) for lesson in select(lessons, asked)}
+    combinations = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+    given = [overrides(defaults, absolute(fixed | combination)) for combination in combinations]
+    of_grid = [lesson for lesson in defaults if asked or grid.keys() & defaults[lesson].keys()]
+    found = [Point(lesson, one[lesson], defaults[lesson]) for lesson in of_grid for one in given]
+    return list({point.folder: point for point in found}.values())
 
 
 def run(engine: Any, todo: list[Point], build: Path) -> None:
-    """Execute the points on the workers and keep each as it ends; a worker that dies costs its point, not the sweep."""
+    """Execute points on the workers and keep each as it ends. A worker that dies costs its point, not the sweep."""
     from dask.distributed import as_completed
 
-    futures = {engine.submit(work, *travelling(point), retries=1, pure=False): point for point in todo}
+    futures = {}
+    for point in todo:
+        text = nbformat.writes(point.lesson.read())
+        futures[engine.submit(work, point.lesson.name, text, point.values, retries=1, pure=False)] = point
     with bar(total=len(todo), desc="sweep", unit="point") as progress:
         for future in as_completed(futures):
             point, error = futures[future], future.exception()
-            files = lost(error) if error else future.result()
-            failure = results.keep(build, point, files)
-            progress.write(f"{point.name:<60} {f'FAILED in {failure}' if failure else 'ok'}")
+            lost = {"failure": f"{type(error).__name__}: {error}", "seconds": None, "machine": "", "scores": []}
+            files = {"point.json": json.dumps(lost).encode()} if error else future.result()
+            (build / point.folder).mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():  # point.json comes last: all is there when it is
+                (build / point.folder / name).write_bytes(content)
+            failure = json.loads(files["point.json"])["failure"]
+            progress.write(f"{point!s:<60} {f'FAILED in {failure}' if failure else 'ok'}")
             progress.update()
 
 
-def travelling(point: Point) -> tuple[str, str, dict[str, Any]]:
-    """What a worker needs of a point: its lesson's name and text, and the values."""
-    return point.lesson.name, nbformat.writes(point.lesson.read()), point.values
-
-
-def lost(error: BaseException) -> Files:
-    """What is left of a point whose worker gave nothing back."""
-    said = {"failure": f"{type(error).__name__}: {error}", "seconds": None, "machine": ""}
-    return {results.RAN: json.dumps(said).encode()}
-
-
-def work(name: str, text: str, values: dict[str, Any]) -> Files:
-    """In a worker: execute a lesson in a folder of its own, once more if it fails; the files that this leaves.
+def work(name: str, text: str, values: dict[str, Any]) -> dict[str, bytes]:
+    """In a worker: execute a lesson in a folder of its own; the files that this leaves, by name.
 
     A failure is among them and not raised, since Dask cuts long errors, and with them what a lesson had done so far.
     """
+    from lessons_lib.measure import machine, scorecard
+
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         lesson, build = Lesson(Path(folder) / "notebooks" / f"{name}.ipynb"), Path(folder) / "build"
         for place in (lesson.path.parent, build):
             place.mkdir()
         lesson.path.write_text(text, encoding="utf-8")
         done = execute(lesson, values, build)
-        if done.failure:
-            done = execute(lesson, values, build)
+        scores = [score.record() for score in scorecard.collect(build.glob("*.ipynb"))]
         files = {path.name: path.read_bytes() for path in build.iterdir()}
-    ran = {"failure": done.failure, "seconds": round(done.seconds, 1), "machine": about()}
-    return files | {results.RAN: json.dumps(ran).encode()}
+    about = {name: value for name, value in (machine.host() | machine.versions()).items() if name != "load"}
+    said = {"failure": done.failure, "seconds": round(done.seconds, 1), "machine": about, "scores": scores}
+    return files | {"point.json": json.dumps(said, indent=1, default=str).encode()}
 
 
-def about() -> str:
-    """The machine that this runs on, and the versions that matter, but not its load, which changes."""
-    from lessons_lib.measure import machine
+def record(build: Path, point: Point) -> dict[str, Any] | None:
+    """What was kept of a point; None if nothing was."""
+    path = build / point.folder / "point.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    known = machine.host() | machine.versions()
-    return ", ".join(f"{name} {value}" for name, value in known.items() if name != "load")
+
+def gather(wanted: list[Point], names: list[str], build: Path) -> int:
+    """Write results.csv, results.md and a plot for each lesson, say what failed; the exit status.
+
+    names: the grid's parameters, which become columns.
+    """
+    import pandas as pd
+
+    rows, failed = [], []
+    for point in wanted:
+        kept = record(build, point)
+        one = {"lesson": point.lesson.name} | {name: plain(point.taken.get(name)) for name in names}
+        more = {"seconds": kept["seconds"], "failure": kept["failure"]}
+        rows += [one | {name: score.get(name) for name in SCORE} | more for score in kept["scores"] or [{}]]
+        failed += [f"  {point}: {kept['failure']}"] if kept["failure"] else []
+    table = pd.DataFrame(rows)
+    table.to_csv(build / "results.csv", index=False)
+    pictures = [name for name, found in table.groupby("lesson") if plot(found, names, build / f"{name}.png")]
+    page = ["# Sweep", *(f"![{name}: measured and predicted]({name}.png)" for name in pictures)]
+    page.append(table.drop(columns=["limit", "peer"]).to_markdown(index=False, floatfmt=".3g", missingval="-"))
+    (build / "results.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
+    print(f"\nRead {shown(build / 'results.md')}, with the same as results.csv beside it.")
+    print(f"{len(failed)} of {len(wanted)} points failed:" if failed else f"All {len(wanted)} points went well.")
+    print("\n".join(failed), end="\n" if failed else "")
+    return int(bool(failed))
+
+
+def plain(value: Any) -> Any:
+    """A parameter's value as pandas can compare it."""
+    return str(value) if isinstance(value, list) else value
+
+
+def plot(table: Any, names: list[str], path: Path) -> bool:
+    """Plot a panel for each claim of one lesson: measured (filled) and predicted (open) over what changes.
+
+    The first number that changes lies along the axis; the other parameters that change make lines. False, and no file,
+    where nothing changes or nothing was measured.
+    """
+    from matplotlib.figure import Figure
+    from pandas.api.types import is_numeric_dtype
+
+    table = table.dropna(subset=["measured", "predicted"], how="all")
+    changing = [name for name in names if table[name].nunique() > 1]
+    if not changing:
+        return False
+    along, *others = sorted(changing, key=lambda name: not is_numeric_dtype(table[name]))
+    claims = list(table.groupby("claim", sort=False))
+    figure = Figure(figsize=(11, 2.8 * -(-len(claims) // 3)), layout="constrained")
+    for place, (claim, rows) in enumerate(claims, 1):
+        ax = figure.add_subplot(-(-len(claims) // 3), 3, place, title=claim, xlabel=along, ylabel=rows["unit"].iloc[0])
+        for key, line in rows.groupby(others, sort=False) if others else [((), rows)]:
+            label = " ".join(f"{name}={value}" for name, value in zip(others, key, strict=True))
+            line = line.sort_values(along)
+            [drawn] = ax.plot(line[along], line["measured"].astype(float), "o-", label=f"measured {label}")
+            ax.plot(line[along], line["predicted"].astype(float), "o--", fillstyle="none", color=drawn.get_color())
+        ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.savefig(path, dpi=150)
+    return True
 
 
 @contextlib.contextmanager
 def client(workers: int, address: str) -> Iterator[Any]:
     """A Dask client: of the scheduler at an address, or of this many worker processes on this machine alone.
 
-    UsageError if no scheduler answers.
+    One worker's kernels use as many threads as those of `run`, more workers share the cores. UsageError if no scheduler
+    answers.
     """
     import dask
     from dask.distributed import Client, LocalCluster
@@ -124,36 +236,25 @@ def client(workers: int, address: str) -> Iterator[Any]:
         with connected:
             yield connected
         return
-    settings = {"distributed.nanny.pre-spawn-environ": threads(workers), "distributed.scheduler.allowed-failures": 1}
-    here = {
-        "host": "127.0.0.1",
-        "dashboard_address": "127.0.0.1:0",
-        "memory_limit": 0,
-        "silence_logs": logging.CRITICAL,
+    share = None if workers == 1 else max(1, (os.cpu_count() or 1) // workers)  # None leaves a variable as it is
+    settings = {
+        "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, share),
+        "distributed.scheduler.allowed-failures": 1,
     }
+    here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "memory_limit": 0}
     with (
         dask.config.set(settings),
-        LocalCluster(n_workers=workers, threads_per_worker=1, **here) as cluster,
+        LocalCluster(n_workers=workers, threads_per_worker=1, silence_logs=logging.CRITICAL, **here) as cluster,
         Client(cluster) as started,
     ):
         yield started
 
 
-def threads(workers: int) -> dict[str, int | None]:
-    """The threads that a worker's kernels may use: as many as in `run` for one worker, a share of the cores for more.
-
-    None leaves a variable as it is.
-    """
-    share = None if workers == 1 else max(1, (os.cpu_count() or 1) // workers)
-    return dict.fromkeys(THREADS, share)
-
-
-def same_package(packages: dict[str, str]) -> None:
-    """UsageError unless there are workers and each holds this lessons_lib, torch and transformers."""
-    if not packages:
-        raise UsageError("The scheduler has no workers: start some with `dask worker ADDRESS`.")
-    others = sorted(worker for worker, fingerprint in packages.items() if fingerprint != package())
-    if others:
-        raise UsageError(
-            f"Workers with another lessons_lib, torch or transformers: {', '.join(others)}. Install this one."
-        )
+@cache
+def fingerprint() -> str:
+    """12 hex digits of lessons_lib as it is installed, and of the libraries that it computes with."""
+    folder, digest = Path(lessons_lib.__file__).parent, hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    digest.update(" ".join(version(name) for name in ("torch", "transformers")).encode())
+    return digest.hexdigest()[:12]

@@ -27,7 +27,6 @@ from lessons_lib.course import (
     roofline,
     sparsity,
     static_cache,
-    sweep_figure,
 )
 from lessons_lib.course.display import DPI, figure_of, problems
 from lessons_lib.decoding.ladder import Price
@@ -94,8 +93,6 @@ PREDICTED = [
     for m, k in (("naive", 2), ("tiled", 1)) for t in (256, 512)
 ]  # fmt: skip
 BRACKET = [{"method": "sdpa", "tokens": t, "samples": [4.0 * t], "low": 2.0 * t, "high": 5.0 * t} for t in (256, 512)]
-CLAIMS = [{"lesson": "06", "claim": c, "unit": "x", "gamma": g, "dtype": d, "predicted": g, "measured": 2 * g}
-          for g in (8, 2) for d in ("fp32", "bf16") for c in ("speed", "tokens")]  # fmt: skip
 SYSTEMS = rows(longest=(32, 1536, 32, 1536), system="aabb", gain=(1, 2, 3, 9), published_gain=(None, None, None, 8))
 GAINS = [
     {"label": n, "sparsity": s, "samples": [1, 1.2, 0.9], "predicted": 1 / (1 - s)} for n in "ab" for s in (0.5, 0.9)
@@ -177,7 +174,6 @@ PLOTS = {
         {"a": [("1", 1), ("x", 5), ("y", 9)], "b": [("1", 1), ("z", 4), ("w", 6)], "c": [("1", 1), ("z", 3)]}),
     "12 heads": lambda: sparsity.plot_heads(torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]), "share"),
     "12 gains": lambda: sparsity.plot_skipping_gains(GAINS),
-    "sweep": lambda: sweep_figure.plot_sweep(CLAIMS, ["dtype", "gamma"]),
 }  # fmt: skip
 
 
@@ -286,8 +282,3 @@ def test_a_method_overtakes_the_first_where_their_lines_cross(startup, per_token
 def test_a_word_is_one_line_without_blanks_around_it(tokens, text):
     letters = SimpleNamespace(decode=lambda tokens: "".join(" \nabc"[token] for token in tokens))
     assert figures.word(letters, *tokens) == text
-
-
-def test_a_sweep_in_which_nothing_changes_has_no_figure():
-    same = [row | {"gamma": 4, "dtype": "fp32"} for row in CLAIMS]
-    assert [sweep_figure.plot_sweep(given, ["gamma", "dtype"]) for given in ([], same)] == [None, None]

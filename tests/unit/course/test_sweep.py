@@ -1,13 +1,13 @@
 """Sweeps of small notebooks on a real Dask worker."""
 
 import csv
-import json
 import os
 
 import pytest
 
 from lessons_lib.course import sweep
 from lessons_lib.course.lessons import UsageError
+from lessons_lib.course.sweep import points
 from lessons_lib.measure.scorecard import MIME
 
 SHOW = f"""from IPython.display import display
@@ -51,41 +51,27 @@ def read(tmp_path):
 
 def test_a_grid_becomes_a_table_and_a_plot(swept, tmp_path, prepared, capsys):
     assert swept(SHOW, gamma="2,8", dtype="fp32,bf16") == 0
-    rows = read(tmp_path)
-    assert [(r["gamma"], r["dtype"], r["predicted"], r["measured"]) for r in rows] == [
-        (str(g), dtype, str(g + 1), str(g * 1.5)) for g in (2, 8) for dtype in ("fp32", "bf16")
+    assert [(r["gamma"], r["dtype"], float(r["predicted"]), float(r["measured"])) for r in read(tmp_path)] == [
+        (str(g), dtype, g + 1, g * 1.5) for g in (2, 8) for dtype in ("fp32", "bf16")
     ]
     page = (tmp_path / "build" / "results.md").read_text(encoding="utf-8")
-    assert "| 06_drafts | 8 | bf16 | tokens | 9 | 12 | 1.33 | off by +33% | - |" in page
-    assert "06_drafts over gamma, a line for each of dtype=fp32, dtype=bf16" in page and "torch" in page
+    cells = [cell.strip() for cell in page.splitlines()[-1].split("|")]
+    assert cells[1:9] == ["06_drafts", "8", "bf16", "tokens", "x", "9", "12", "1.33"] and "(06_drafts.png)" in page
     assert (tmp_path / "build" / "06_drafts.png").stat().st_size > 10_000
-    records = json.loads((tmp_path / "build" / "results.json").read_text(encoding="utf-8"))
-    assert [record["parameters"]["seed"] for record in records] == [7] * 4 and len(prepared) == 4
+    assert [taken["seed"] for taken in prepared] == [7] * 4
     assert "4 points, 0 of them finished before" in capsys.readouterr().out
 
 
-def test_a_failing_point_is_tried_twice_and_stops_no_other(swept, tmp_path, capsys):
-    log = tmp_path / "log"
-    code = f"open({str(log)!r}, 'a').write(f'{{gamma}} ')\nassert gamma != 2, 'too few'"
-    assert swept(f"{code}\n{SHOW}", gamma="2,8") == 1
-    assert sorted(log.read_text().split()) == ["2", "2", "8"]
-    assert [(row["gamma"], row["claim"]) for row in read(tmp_path)] == [("2", ""), ("8", "tokens")]
-    said = capsys.readouterr().out
-    assert "1 of 2 points failed:\n  06_drafts seed=7 gamma=2: cell [4] (`open(" in said and "too few" in said
-    [left] = (path for path in (tmp_path / "build" / "points").iterdir() if not results_of(path)["failure"] == "")
-    assert {path.name for path in left.iterdir()} >= {"06_drafts.ipynb", "06_drafts.html"}
-
-
-def results_of(path):
-    return json.loads((path / "point.json").read_text(encoding="utf-8"))
-
-
-def test_only_what_failed_or_changed_is_executed_again(swept, tmp_path, capsys):
+def test_a_failing_point_stops_no_other_and_only_what_failed_or_changed_is_executed_again(swept, tmp_path, capsys):
     log, cure = tmp_path / "log", tmp_path / "cure"
     code = (
         f"import os\nopen({str(log)!r}, 'a').write(f'{{gamma}} ')\nassert gamma != 2 or os.path.exists({str(cure)!r})"
     )
+    code += f"\n{SHOW}"
     assert swept(code, gamma="2,8") == 1
+    assert [(row["gamma"], row["claim"]) for row in read(tmp_path)] == [("2", ""), ("8", "tokens")]
+    assert "1 of 2 points failed:\n  06_drafts seed=7 gamma=2: cell [4] (`import os`)" in capsys.readouterr().out
+    assert len(list((tmp_path / "build" / "points").glob("*/06_drafts.html"))) == 2
     cure.touch()
     log.write_text("")
     assert swept(code, gamma="2,8,9") == 0
@@ -109,11 +95,10 @@ def test_a_misspelt_parameter_starts_nothing(swept, tmp_path, prepared):
     assert not prepared and not (tmp_path / "build").exists()
 
 
-def test_workers_without_this_package_are_refused():
-    with pytest.raises(UsageError, match="another lessons_lib, torch or transformers: tcp://two"):
-        sweep.same_package({"tcp://one": sweep.package(), "tcp://two": "0123"})
-    with pytest.raises(UsageError, match="has no workers"):
-        sweep.same_package({})
+def test_workers_without_this_package_are_refused(swept, monkeypatch):
+    monkeypatch.setattr(sweep, "fingerprint", lambda: os.getpid())
+    with pytest.raises(UsageError, match="Install this lessons_lib, torch and transformers on tcp://"):
+        swept(SHOW, gamma="2")
 
 
 def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
@@ -131,7 +116,58 @@ def test_one_worker_computes_with_the_threads_that_run_has(scheduler):
     assert seen == list(BEFORE.values())
 
 
-def test_more_workers_share_the_cores(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert set(sweep.threads(1).values()) == {None}
-    assert set(sweep.threads(3).values()) == {2} and set(sweep.threads(9).values()) == {1}
+# The points of a grid
+
+
+@pytest.fixture
+def lessons(write_lesson):
+    """One lesson with gamma, one without."""
+    return [write_lesson("05_plain", "print(tokens)"), write_lesson("06_drafts", "print(gamma)", gamma=4, sizes=[1])]
+
+
+def values(found):
+    return [(point.lesson.number, point.values) for point in found]
+
+
+def test_a_lesson_gets_each_combination_of_the_parameters_that_it_has_once(lessons):
+    found = points(lessons, ["05", "06"], {"gamma": "2,8", "tokens": "3, 5"}, {"seed": "1"})
+    assert values(found) == [
+        ("05", {"seed": 1, "tokens": 3}),
+        ("05", {"seed": 1, "tokens": 5}),
+        *(("06", {"seed": 1, "gamma": g, "tokens": t}) for g in (2, 8) for t in (3, 5)),
+    ]
+
+
+def test_without_a_lesson_those_with_a_parameter_of_the_grid_are_meant_and_lists_keep_their_commas(lessons):
+    assert values(points(lessons, [], {"gamma": "2"}, {})) == [("06", {"gamma": 2})]
+    assert values(points(lessons, [], {"sizes": "[1,2],[3]"}, {})) == [
+        ("06", {"sizes": [1, 2]}),
+        ("06", {"sizes": [3]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen", "fixed", "said"),
+    [
+        (["99"], {"gamma": "2"}, {}, "No lesson 99"),
+        ([], {"gama": "2"}, {}, "No parameter gama. The chosen lessons have: .*gamma"),
+        ([], {"gamma": "2,many"}, {}, "Parameter gamma takes a int"),
+        ([], {"gamma": "2,,4"}, {}, "Parameter gamma of the grid lacks a value"),
+        ([], {"gamma": "2"}, {"gamma": "4"}, "Give gamma in the grid or beside it"),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_what_does(lessons, asked, chosen, fixed, said):
+    with pytest.raises(UsageError, match=said):
+        points(lessons, asked, chosen, fixed)
+
+
+def test_a_point_is_another_when_parameters_code_or_package_change_but_not_the_text(write_lesson, monkeypatch):
+    def folder(code="print(seed)", seed="0", **options):
+        [point] = points([write_lesson("05_plain", code, **options)], ["05"], {}, {"seed": seed})
+        return point.folder
+
+    same = folder()
+    assert folder(title="# 00 Another title") == same
+    assert folder("print(seed + 1)") != same and folder(seed="1") != same
+    monkeypatch.setattr(sweep, "fingerprint", lambda: "another")
+    assert folder() != same
