@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -206,12 +207,14 @@ def plot(table: Any, names: list[str], path: Path) -> bool:
     claims = list(table.groupby("claim", sort=False))
     figure = Figure(figsize=(11, 2.8 * -(-len(claims) // 3)), layout="constrained")
     for place, (claim, rows) in enumerate(claims, 1):
-        ax = figure.add_subplot(-(-len(claims) // 3), 3, place, title=claim, xlabel=along, ylabel=rows["unit"].iloc[0])
+        ax = figure.add_subplot(-(-len(claims) // 3), 3, place)
+        ax.set(title=textwrap.fill(claim, 36), xlabel=along, ylabel=rows["unit"].iloc[0])
         for key, line in rows.groupby(others, sort=False) if others else [((), rows)]:
             label = " ".join(f"{name}={value}" for name, value in zip(others, key, strict=True))
             line = line.sort_values(along)
             [drawn] = ax.plot(line[along], line["measured"].astype(float), "o-", label=f"measured {label}")
-            ax.plot(line[along], line["predicted"].astype(float), "o--", fillstyle="none", color=drawn.get_color())
+            told = {"fillstyle": "none", "color": drawn.get_color(), "label": f"predicted {label}"}
+            ax.plot(line[along], line["predicted"].astype(float), "o--", **told)
         ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.savefig(path, dpi=150)
