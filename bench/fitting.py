@@ -12,7 +12,7 @@ from bench import asking
 from bench.asking import costs_of, prompt_of
 from bench.registry import NotMeasured
 from lessons_lib import Medusa
-from lessons_lib.decoding.generate import draft, new_row, step
+from lessons_lib.decoding.generate import draft, new_sequence, step, verify
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_size, best_tree
 from lessons_lib.decoding.targets import CompiledTarget
@@ -86,7 +86,7 @@ def shares(target, widths: Sequence[int], repeats: int) -> dict[int, float]:
 @torch.no_grad()
 def around(target, proposer: Medusa) -> Callable[[], tuple]:
     """A function that does all of a step but the forward and the commit: guess, lay out the tree, choose a path."""
-    row = new_row(target, prompt_of(CACHED), proposer, None, asking.TOKENS, asking.TOKENS)
+    row = new_sequence(target, prompt_of(CACHED), proposer, None, asking.TOKENS, asking.TOKENS)
     step(target, [row])  # the prompt, which shows the proposer a state
     (scores,) = target.run(draft([row]))
     row.cache.keep(len(row.ids) - 1)
@@ -94,7 +94,7 @@ def around(target, proposer: Medusa) -> Callable[[], tuple]:
     @torch.no_grad()
     def again() -> tuple:
         draft([row])
-        return row.verify(scores)
+        return verify(row, scores)
 
     return again
 

@@ -1,7 +1,15 @@
 """The decoding loop (lessons 01, 03, 06 to 09): proposers, draft trees, acceptance rules and targets."""
 
 from lessons_lib.decoding.draft_tree import Block, DraftTree, SideTokens, make_block, plain_block, tree_mask
-from lessons_lib.decoding.generate import Output, after_prefill, compression, encode, new_row, step, tokens_per_forward
+from lessons_lib.decoding.generate import (
+    Output,
+    after_prefill,
+    compression,
+    encode,
+    new_sequence,
+    step,
+    tokens_per_forward,
+)
 from lessons_lib.decoding.ladder import TOLERATED, Price, Rung, best, counting, standing, way_to
 from lessons_lib.decoding.peers import assist, by_transformers, count_forwards, static_and_compiled
 from lessons_lib.decoding.probing import agreed, logits_along, parting, repeatable_step, shortfall, width_times
@@ -95,7 +103,7 @@ __all__ = [
     "load_heads",
     "logits_along",
     "make_block",
-    "new_row",
+    "new_sequence",
     "one_by_one",
     "own_parameters",
     "parting",

@@ -5,27 +5,27 @@ picked. Techniques differ only in their proposers, acceptance rules and targets.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import abc, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lessons_lib.caches.cache import Cache
 from lessons_lib.caches.sizes import cached_tokens
 from lessons_lib.decoding.draft_tree import Block, DraftTree, Scores, make_block, plain_block
 from lessons_lib.decoding.proposers import Proposer, check_integers, whole
 from lessons_lib.decoding.sampling import Acceptance, Greedy
+from lessons_lib.decoding.sequence import Sequence, StoppingCriteria
 from lessons_lib.decoding.streaming import Detokenizer, StoppedText, as_texts
 from lessons_lib.decoding.targets import as_target
 
 
 @dataclass(slots=True)
 class Step:
-    """One target forward of one row. Times in seconds; with several rows the forward's time is the batch's."""
+    """One forward pass for one sequence. Times in seconds; with several sequences the forward pass's is the batch's."""
 
     length_before: int  # committed tokens, prompt included
     forwarded: int  # tokens fed: what the cache lacked, the tree, side tokens
@@ -44,12 +44,12 @@ class Step:
     t_total: float = 0.0
 
 
-def after_prefill(trace: Sequence[Step]) -> list[Step]:
+def after_prefill(trace: abc.Sequence[Step]) -> list[Step]:
     """Its steps without those that fed the prompt."""
     return [step for step in trace if not step.is_prefill]
 
 
-def tokens_per_forward(trace: Sequence[Step]) -> float:
+def tokens_per_forward(trace: abc.Sequence[Step]) -> float:
     """tau: tokens committed per verification forward, bonus included, prefill left out. Plain decoding is 1.
 
     nan for a trace of the prefill alone.
@@ -58,165 +58,109 @@ def tokens_per_forward(trace: Sequence[Step]) -> float:
     return sum(step.committed for step in steps) / len(steps) if steps else float("nan")
 
 
-def compression(trace: Sequence[Step]) -> float:
+def compression(trace: abc.Sequence[Step]) -> float:
     """CR: generated tokens over all target forwards, prefill included. ZeroDivisionError for an empty trace."""
     return sum(step.committed for step in trace) / len(trace)
 
 
-@dataclass
-class Ending:
-    """When a row ends. eos: ids that end it; stop: its new text, given every new token once (None: no stop texts)."""
-
-    max_new_tokens: int
-    min_new_tokens: int
-    eos: frozenset[int]
-    stop: StoppedText | None
-
-    def reason(self, token: int, count: int) -> str | None:
-        """Why a text ends with this token, the `count`-th new one: "eos", "stop", "length", or None: it goes on."""
-        if self.stop:
-            self.stop.add(token)
-        if token in self.eos and count > self.min_new_tokens:
-            return "eos"
-        if self.stop and self.stop.ended:
-            return "stop"
-        return "length" if count >= self.max_new_tokens else None
-
-
-@dataclass
-class Row:
-    """One sequence in the making. ids: prompt and committed tokens; the cache lacks the last of them, or more.
-
-    context: positions the target has. chunk: at most so many tokens are fed in one step, draft tokens included (None:
-    any number). tree: what was drafted in the step at hand; None while its pass does not reach the last token.
-    """
-
-    ids: list[int]
-    prompt_length: int
-    cache: Cache
-    ending: Ending
-    proposer: Proposer
-    acceptance: Acceptance
-    generator: torch.Generator | None
-    context: int
-    chunk: int | None = None
-    trace: list[Step] = field(default_factory=list)
-    finish: str | None = None
-    tree: DraftTree | None = None
-
-    @property
-    def new(self) -> list[int]:
-        """The tokens committed so far, without the prompt."""
-        return self.ids[self.prompt_length :]
-
-    @property
-    def uncomputed(self) -> list[int]:
-        """The committed tokens that the next pass feeds: all that the cache lacks, or as many as `chunk` allows."""
-        cached = self.cache.length()
-        return self.ids[cached : None if self.chunk is None else cached + self.chunk]
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether there is something to draft from: the first token after the prompt is decoded plainly."""
-        return self.tree is not None and len(self.ids) > self.prompt_length
-
-    def start(self) -> None:
-        """Begin a step with an empty tree. Its budget: what the cache, `chunk` and the text's length leave."""
-        fed = self.cache.length() + len(self.uncomputed)
-        if fed < len(self.ids):  # a part of the prompt
-            self.tree = None
-            return
-        room = math.inf if self.cache.most is None else self.cache.most - fed
-        if self.chunk is not None:
-            room = min(room, self.chunk - len(self.uncomputed))
-        left = self.prompt_length + self.ending.max_new_tokens - len(self.ids)
-        self.tree = DraftTree(
-            max_nodes=max(0, room),
-            max_depth=min(room, left - 1),  # the pass adds a token of its own
-            max_offset=self.context - len(self.ids),
-            may_branch=lambda count: self.cache.branches(fed + count),
-        )
-
-    def model_input(self) -> Block:
-        """What the target is fed: a part of the prompt, or the root and the tree."""
-        if self.tree is None:
-            return plain_block(self.uncomputed, self.cache)
-        return make_block(self.uncomputed, self.tree, self.cache, self.proposer.after)
-
-    def verify(self, scores: Scores) -> tuple[list[int], list[int]]:
-        """Apply the acceptance rule, and end the text where it must end -> accepted nodes, tokens to commit."""
-        if self.tree is None:
-            return [], []
-        logits = self._hold_back_eos(scores.logits[: 1 + len(self.tree.tokens)])
-        path, bonus = self.acceptance.accept(self.tree, logits, self.generator)
-        return path, self._until_end([*(self.tree.tokens[node] for node in path), bonus])
-
-    def commit(self, path: list[int], tokens: list[int], scores: Scores) -> None:
-        """Append the tokens, drop the cache entries of rejected draft tokens, and tell the proposer."""
-        if self.tree is None:
-            return
-        path = path[: len(tokens) - 1]  # the cache lacks the last token, even where it was a draft token
-        first = len(self.ids)  # entry of node 0: everything committed so far is cached now
-        self.cache.keep(first, [first + node for node in path])
-        self.ids.extend(tokens)
-        self.proposer.observe(self.tree, path, tokens, scores)
-
-    def _hold_back_eos(self, logits: Tensor) -> Tensor:
-        """No end of text before min_new_tokens, at whatever depth of the tree a row of logits stands."""
-        missing = self.ending.min_new_tokens - (len(self.ids) - self.prompt_length)
-        if missing <= 0 or not self.ending.eos:
-            return logits
-        early = [row for row, depth in enumerate([0, *self.tree.depths]) if depth < missing]
-        logits = logits.clone()
-        logits[torch.tensor(early)[:, None], torch.tensor(sorted(self.ending.eos))] = float("-inf")
-        return logits
-
-    def _until_end(self, tokens: list[int]) -> list[int]:
-        committed = len(self.ids) - self.prompt_length
-        for count, token in enumerate(tokens, 1):
-            self.finish = self.ending.reason(token, committed + count)
-            if self.finish:
-                return tokens[:count]
-        return tokens
-
-
-def step(target, rows: Sequence[Row]) -> list[list[int]]:
+def step(target, seqs: list[Sequence]) -> list[list[int]]:
     """One forward pass of the target for any number of sequences -> the tokens that each committed.
 
     That is 0 tokens for a part of a prompt, else 1 to n. Every sequence records a Step.
     """
     committed, start = [], perf_counter()
-    inputs = draft(rows)
+    inputs = draft(seqs)
     drafted = perf_counter()
     outputs = target.run(inputs)
     run = perf_counter()
-    for row, block, scores in zip(rows, inputs, outputs, strict=True):
+    for seq, block, scores in zip(seqs, inputs, outputs, strict=True):
         since = perf_counter()
-        path, tokens = row.verify(scores)
+        path, tokens = verify(seq, scores)
         verified = perf_counter()
-        row.commit(path, tokens, scores)
+        commit(seq, len(block.tokens), path, tokens, scores)
         times = drafted - start, run - drafted, verified - since, perf_counter() - verified
-        row.trace.append(record(row, len(block.tokens), path, tokens, times))
+        seq.stats.append(record(seq, len(block.tokens), path, tokens, times))
         committed.append(tokens)
     return committed
 
 
-def draft(rows: Sequence[Row]) -> list[Block]:
-    """Each sequence's draft tree -> what each feeds. Proposers of one kind may propose for all their texts at once."""
+def draft(seqs: list[Sequence]) -> list[Block]:
+    """Let every sequence draft a tree -> what each feeds. Proposers of one kind may draft for all their texts at once.
+
+    The first token after the prompt is decoded plainly: there is nothing to draft from before.
+    """
     kinds = defaultdict(list)
-    for row in rows:
-        row.start()
-        if row.may_draft:
-            kinds[type(row.proposer)].append(row)
+    for seq in seqs:
+        seq.tree = empty_tree(seq)
+        if seq.tree is not None and seq.num_output_tokens:
+            kinds[type(seq.proposer)].append(seq)
     for kind, same in kinds.items():
-        kind.propose_batch([row.proposer for row in same], [row.ids for row in same], [row.tree for row in same])
-    return [row.model_input() for row in rows]
+        kind.propose_batch([seq.proposer for seq in same], [seq.ids for seq in same], [seq.tree for seq in same])
+    return [
+        plain_block(seq.uncomputed_ids, seq.cache)
+        if seq.tree is None
+        else make_block(seq.uncomputed_ids, seq.tree, seq.cache, seq.proposer.after)
+        for seq in seqs
+    ]
 
 
-def record(row: Row, fed: int, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
-    """The trace's record of one sequence's share of a step that is done; times: seconds of its four parts."""
-    before = len(row.ids) - len(tokens)
-    tree = row.tree or DraftTree()
+def empty_tree(seq: Sequence) -> DraftTree | None:
+    """A tree with the budget that cache, schedule and length leave; None where only a part of the text is fed."""
+    fed, cache = seq.num_computed_tokens + len(seq.uncomputed_ids), seq.cache
+    if fed < seq.num_tokens:
+        return None
+    room = math.inf if cache.most is None else cache.most - fed
+    if seq.num_scheduled_tokens is not None:
+        room = min(room, seq.num_scheduled_tokens - len(seq.uncomputed_ids))
+    return DraftTree(
+        max_nodes=max(0, room),
+        max_depth=min(room, seq.length - seq.num_output_tokens - 1),  # the pass adds a token of its own
+        max_offset=seq.context - seq.num_tokens,
+        may_branch=lambda count: cache.branches(fed + count),
+    )
+
+
+def verify(seq: Sequence, scores: Scores) -> tuple[list[int], list[int]]:
+    """Apply the acceptance rule, and end the text where it must end -> accepted nodes, tokens to commit."""
+    if seq.tree is None:
+        return [], []
+    logits = hold_back_eos(seq, scores.logits[: 1 + len(seq.tree.tokens)])
+    path, own = seq.acceptance.accept(seq.tree, logits, seq.generator)
+    tokens = [*(seq.tree.tokens[node] for node in path), own]
+    for i, token in enumerate(tokens):
+        count = seq.num_output_tokens + i + 1
+        seq.finish_reason = seq.stopping.reason(token, count) or ("length" if count >= seq.length else None)
+        if seq.finish_reason:
+            return path, tokens[: i + 1]
+    return path, tokens
+
+
+def hold_back_eos(seq: Sequence, logits: Tensor) -> Tensor:
+    """Forbid end tokens before min_new_tokens, at whatever depth of the tree a row of logits stands."""
+    missing = seq.stopping.min_new_tokens - seq.num_output_tokens
+    if missing <= 0 or not seq.stopping.eos:
+        return logits
+    early = [row for row, depth in enumerate([0, *seq.tree.depths]) if depth < missing]
+    logits = logits.clone()
+    logits[torch.tensor(early)[:, None], torch.tensor(sorted(seq.stopping.eos))] = float("-inf")
+    return logits
+
+
+def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], scores: Scores) -> None:
+    """Append the tokens, drop the cache entries of rejected draft tokens, and show the proposer what happened."""
+    if tokens:
+        path = path[: len(tokens) - 1]  # the newest token is never cached, even where it was a draft token
+        root = seq.num_tokens - 1  # its entry; node i has entry root + 1 + i
+        seq.cache.keep(root + 1, [root + 1 + node for node in path])
+    seq.commit(fed, tokens)
+    if tokens:
+        seq.proposer.observe(seq.tree, path, tokens, scores)
+
+
+def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
+    """One sequence's share of a step that is done; times: seconds of its four parts."""
+    before = seq.num_tokens - len(tokens)
+    tree = seq.tree or DraftTree()
     return Step(
         length_before=before,
         forwarded=fed,
@@ -226,8 +170,8 @@ def record(row: Row, fed: int, path: list[int], tokens: list[int], times: tuple[
         accepted=min(len(path), len(tokens)),
         committed=len(tokens),
         draft_calls=tree.draft_calls,
-        is_prefill=before == row.prompt_length,
-        eos_cut=row.finish == "eos" and len(tokens) <= len(path),
+        is_prefill=before == seq.prompt_length,
+        eos_cut=seq.finish_reason == "eos" and len(tokens) <= len(path),
         t_propose=times[0],
         t_forward=times[1],
         t_accept=times[2],
@@ -236,7 +180,7 @@ def record(row: Row, fed: int, path: list[int], tokens: list[int], times: tuple[
     )
 
 
-Prompt = str | Sequence[int] | Tensor | np.ndarray | Mapping[str, Sequence[int] | Tensor] | Sequence[dict[str, str]]
+Prompt = str | list[int] | Tensor | np.ndarray | Mapping[str, list[int] | Tensor] | list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -258,7 +202,7 @@ def generate(
     acceptance: Acceptance | None = None,
     max_new_tokens: int = 128,
     min_new_tokens: int = 0,
-    stop: str | Sequence[str] | None = None,
+    stop: str | list[str] | None = None,
     generator: torch.Generator | None = None,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Output:
@@ -279,29 +223,30 @@ def generate(
     target = as_target(target)
     if on_tokens is not None and (not callable(on_tokens) or isinstance(on_tokens, type)):
         raise TypeError(f"on_tokens must be a function or a TextStream(...), not {on_tokens!r}")
-    row = new_row(target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
-    while row.finish is None:
-        (tokens,) = step(target, [row])
+    seq = new_sequence(target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
+    while seq.finish_reason is None:
+        (tokens,) = step(target, [seq])
         if on_tokens:
             on_tokens(tokens)
     if end := getattr(on_tokens, "end", None):
         end()
-    return Output(row.new, text_of(target.tokenizer, row), row.trace, row.finish)
+    return Output(seq.output_ids, text_of(target.tokenizer, seq), seq.stats, seq.finish_reason)
 
 
-def new_row(
+def new_sequence(
     target,
     prompt: Prompt,
-    proposer: Proposer | None,
-    acceptance: Acceptance | None,
-    max_new_tokens: int,
+    proposer: Proposer | None = None,
+    acceptance: Acceptance | None = None,
+    max_new_tokens: int = 128,
     min_new_tokens: int = 0,
-    stop: str | Sequence[str] | None = None,
+    stop: str | list[str] | None = None,
     generator: torch.Generator | None = None,
-) -> Row:
-    """A row ready for its first step, all that can be wrong with it checked.
+    **rest,
+) -> Sequence:
+    """A sequence ready for its first step, with everything checked. Arguments and errors as `generate`.
 
-    Arguments, ValueError, TypeError and Unsupported as `generate`.
+    rest: further fields of the Sequence.
     """
     check_kinds(proposer, acceptance, generator)
     check_integers(max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens)
@@ -311,15 +256,32 @@ def new_row(
             f"{min_new_tokens}"
         )
     stopped = StoppedText(target.tokenizer, stop) if as_texts(stop) else None
-    ids = encode(target, prompt)
-    check_fits(target, len(ids), max_new_tokens)
-    proposer = Proposer() if proposer is None else proposer
-    acceptance = Greedy() if acceptance is None else acceptance
-    target.check(proposer)
-    proposer.reset(target, ids)
-    ending = Ending(max_new_tokens, min_new_tokens, frozenset(target.eos), stopped)
-    cache = target.new_cache(cached_tokens(len(ids), max_new_tokens))
-    return Row(ids, len(ids), cache, ending, proposer, acceptance, generator, target.context)
+    stopping = StoppingCriteria(min_new_tokens, frozenset(target.eos), stopped)
+    seq = Sequence(ids=encode(target, prompt), output_length=max_new_tokens, **rest)
+    return ready(target, seq, proposer, acceptance, stopping, generator)
+
+
+def ready(
+    target,
+    seq: Sequence,
+    proposer: Proposer | None = None,
+    acceptance: Acceptance | None = None,
+    stopping: StoppingCriteria | None = None,
+    generator: torch.Generator | None = None,
+) -> Sequence:
+    """Give a sequence with ids what decoding needs; without stopping criteria nothing but its length ends it.
+
+    ValueError for a text that does not fit the context; Unsupported as `generate`.
+    """
+    check_fits(target, seq.prompt_length, seq.length)
+    seq.proposer = Proposer() if proposer is None else proposer
+    seq.acceptance = Greedy() if acceptance is None else acceptance
+    target.check(seq.proposer)
+    seq.proposer.reset(target, seq.ids)
+    seq.cache, seq.context = target.new_cache(cached_tokens(seq.prompt_length, seq.length)), target.context
+    seq.generator = generator
+    seq.stopping = StoppingCriteria() if stopping is None else stopping
+    return seq
 
 
 def check_kinds(proposer, acceptance, generator) -> None:
@@ -352,7 +314,7 @@ def encode(target, prompt: Prompt) -> list[int]:
         ids = token_ids(prompt["input_ids"])
         if "attention_mask" in prompt:  # 0 marks padding
             ids = [token for token, real in zip(ids, one_row(prompt["attention_mask"]), strict=True) if real]
-    elif isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) for m in prompt):
+    elif isinstance(prompt, abc.Sequence) and prompt and all(isinstance(m, Mapping) for m in prompt):
         ids = _chat_ids(target, list(prompt))
     else:
         ids = token_ids(prompt)
@@ -363,25 +325,25 @@ def encode(target, prompt: Prompt) -> list[int]:
     return ids
 
 
-def token_ids(prompt: Sequence[int] | Tensor | np.ndarray) -> list[int]:
+def token_ids(prompt: list[int] | Tensor | np.ndarray) -> list[int]:
     """(T) or (1, T) -> T ids, unchecked. TypeError for anything but integers, and for several rows."""
     row = one_row(prompt)
     wrong = [token for token in row if not whole(token)]
-    if wrong and isinstance(wrong[0], str | Sequence | Mapping):
+    if wrong and isinstance(wrong[0], str | abc.Sequence | Mapping):
         raise TypeError("generate continues one prompt; call it once for each, or use an Engine for several")
     if wrong:
         raise TypeError(f"token ids must be integers, not {kind(wrong[0])}")
     return list(map(int, row))
 
 
-def one_row(values: Sequence | Tensor | np.ndarray) -> list:
+def one_row(values: list | Tensor | np.ndarray) -> list:
     """(T) or (1, T), tensors or arrays at either level -> T values of any kind; several rows stay as they are.
 
     TypeError for what is no sequence.
     """
     if isinstance(values, Tensor | np.ndarray):
         values = values.tolist()
-    if not isinstance(values, Sequence) or isinstance(values, bytes | bytearray | memoryview):
+    if not isinstance(values, abc.Sequence) or isinstance(values, bytes | bytearray | memoryview):
         raise TypeError(f"a prompt is a text, token ids or a list of messages, not {kind(values)}")
     row = [value.tolist() if isinstance(value, Tensor | np.ndarray) else value for value in values]
     return list(row[0]) if len(row) == 1 and isinstance(row[0], list | tuple) else row
@@ -396,14 +358,14 @@ def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
         )
 
 
-def text_of(tokenizer, row: Row) -> str | None:
+def text_of(tokenizer, seq: Sequence) -> str | None:
     """What was written, cut before the stop text that ended it, if any; None without a tokenizer."""
-    if row.ending.stop:
-        return row.ending.stop.text
+    if seq.stopping.stop:
+        return seq.stopping.stop.text
     if tokenizer is None:
         return None
     text = Detokenizer(tokenizer)
-    return "".join(map(text.add, row.new)) + text.rest()
+    return "".join(map(text.add, seq.output_ids)) + text.rest()
 
 
 def _tokenizer(target):

@@ -1,7 +1,7 @@
 """A sequence (lessons 01, 05): one text in the making, from its prompt to its last token.
 
-The engine's scheduler decides which sequences run in each step. The simulator schedules them too, and needs only their
-lengths. Nothing here needs torch.
+`generate` makes one and repeats the decoding step on it. The engine makes many, and its scheduler decides which run in
+each step. The simulator schedules them too, and needs only their lengths. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -9,8 +9,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from lessons_lib.measure.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from lessons_lib.caches.cache import Cache
+    from lessons_lib.decoding.draft_tree import DraftTree
+    from lessons_lib.decoding.generate import Step
+    from lessons_lib.decoding.proposers import Proposer
+    from lessons_lib.decoding.sampling import Acceptance
+    from lessons_lib.decoding.streaming import StoppedText
 
 
 class Status(Enum):
@@ -23,17 +36,39 @@ class Status(Enum):
     REJECTED = "rejected"
 
 
+@dataclass
+class StoppingCriteria:
+    """What ends a text before its last token.
+
+    min_new_tokens: no end token counts before so many. eos: the end tokens. stop: the new text and its stop texts,
+    given every new token once; None without stop texts.
+    """
+
+    min_new_tokens: int = 0
+    eos: frozenset[int] = frozenset()
+    stop: StoppedText | None = None
+
+    def reason(self, token: int, count: int) -> str | None:
+        """Why the text ends with this token, the `count`-th new one: "eos", "stop", or None if it goes on."""
+        if self.stop:
+            self.stop.add(token)
+        if token in self.eos and count > self.min_new_tokens:
+            return "eos"
+        return "stop" if self.stop and self.stop.ended else None
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """A prompt and the output that follows it. Times are seconds on the clock of the run.
+    """A prompt, the output that follows it, and all that its next step needs.
 
     prompt_length: tokens of the prompt, taken from `ids` where those are given. output_length: output tokens there will
     be, which only the simulator and an oracle know. max_tokens: the limit that every policy may see (None:
     output_length). ids: prompt and output tokens; None where only lengths matter, as in most simulations. reply: the
-    output that the simulator gives it. priority: for policies that look at it, smaller is more urgent.
+    output that the simulator gives it. priority: for policies that look at it, smaller is more urgent. Times are
+    seconds on the clock of the run.
     """
 
-    id: int | str
+    id: int | str = 0
     arrival: float = 0.0
     prompt_length: int = 0
     output_length: int = 1
@@ -48,6 +83,19 @@ class Sequence:
     status: Status = Status.WAITING
     error: str | None = None  # why it failed or was rejected
 
+    # Decoding: what `generate.ready` gives it.
+    cache: Cache | None = None
+    proposer: Proposer | None = None
+    acceptance: Acceptance | None = None
+    generator: torch.Generator | None = None
+    stopping: StoppingCriteria | None = None
+    context: int | None = None  # positions of the target
+    on_tokens: Callable[[list[int]], None] | None = None  # called with the new tokens of every step
+    tree: DraftTree | None = None  # of the step at hand; None while its pass does not reach the newest token
+    stats: list[Step] = field(default_factory=list)  # one a forward pass
+
+    # Serving: kept by the scheduler and its block pool.
+    num_scheduled_tokens: int | None = None  # may be fed in this step, draft tokens included; None: any number
     block_table: list[int] = field(default_factory=list)  # its KV cache blocks, in order
     block_hashes: list[bytes] = field(default_factory=list)  # of the full ones that its block pool knows
     slot: int | None = None
@@ -86,6 +134,22 @@ class Sequence:
         return self.prompt_length + self.num_output_tokens - self.num_computed_tokens
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """The tokens of the prompt."""
+        return self.ids[: self.prompt_length]
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The tokens of the output so far."""
+        return self.ids[self.prompt_length :]
+
+    @property
+    def uncomputed_ids(self) -> list[int]:
+        """The tokens to feed in this step before any draft: all that are uncomputed, or as many as are scheduled."""
+        start = self.num_computed_tokens
+        return self.ids[start : None if self.num_scheduled_tokens is None else start + self.num_scheduled_tokens]
+
+    @property
     def prefilling(self) -> bool:
         """Whether the next forward pass works on the prompt, or recomputes the text after a preemption."""
         return self.num_output_tokens == 0 or self.num_uncomputed_tokens > 1
@@ -116,7 +180,7 @@ class Sequence:
 
     def fresh(self) -> Sequence:
         """The same request, not served yet: for the next run of a workload."""
-        ids = None if self.ids is None else self.ids[: self.prompt_length]
+        ids = None if self.ids is None else self.prompt_ids
         return Sequence(
             self.id, self.arrival, self.prompt_length, self.output_length, self.max_tokens, ids, self.reply,
             self.priority,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from lessons_lib.decoding.generate import Output, Step, generate, new_row, step
+from lessons_lib.decoding.generate import Output, Step, generate, new_sequence, step
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers import Proposer
@@ -115,7 +115,7 @@ def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], list
     """A decode step of `batch` equal requests, packed into one forward, their prompts fed already; call it again
     and again: each call adds a token to every request, and gives these. Errors as `generate`."""
     room = min(ROOM, target.context - len(prompt))
-    rows = [new_row(target, prompt, None, None, room, room) for _ in range(batch)]
+    rows = [new_sequence(target, prompt, None, None, room, room) for _ in range(batch)]
     step(target, rows)
     return torch.no_grad()(lambda: step(target, rows))
 

@@ -6,8 +6,9 @@ from support.oracle import N
 
 from lessons_lib.caches.cache import ContiguousCache, StaticCache
 from lessons_lib.decoding.draft_tree import plain_block
-from lessons_lib.decoding.generate import Row, new_row, step
+from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.sampling import Greedy
+from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.models.decoder import Decoder
 
@@ -52,10 +53,10 @@ UNEQUAL = [[5, 80, 3], [61, 17, 42, 9, 9, 9, 1], [7]]  # prompts
 
 
 @torch.no_grad()
-def together(target, proposers) -> list[Row]:
+def together(target, proposers) -> list[Sequence]:
     """The finished rows of UNEQUAL, one proposer each, in packed forwards; the second prompt is fed in chunks of 3."""
-    rows = [new_row(target, prompt, by, Greedy(), N) for prompt, by in zip(UNEQUAL, proposers, strict=True)]
-    while unfinished := [row for row in rows if row.finish is None]:
-        rows[1].chunk = None if rows[1].new else 3  # of the prompt: guesses would count, too
+    rows = [new_sequence(target, prompt, by, Greedy(), N) for prompt, by in zip(UNEQUAL, proposers, strict=True)]
+    while unfinished := [row for row in rows if row.finish_reason is None]:
+        rows[1].num_scheduled_tokens = None if rows[1].output_ids else 3  # of the prompt: guesses would count, too
         step(target, unfinished)
     return rows

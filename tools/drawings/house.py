@@ -10,30 +10,29 @@ LEFT, APART, WIDE, HIGH = 1.0, 16.0, 13.6, 4.6  # of the boxes: the first, the n
 ONCE = [
     ("load", "a name or folder\n-> LanguageModel", "+ model source:\nmodels/"),
     ("model.target", "kind and weights\n-> a Target", "+ weight format:\nquantization/"),
-    ("new_row", "encode: text -> ids;\nall is checked", "+ cache:\ncaches/"),
+    ("new_sequence", "text -> ids, checked\n-> Sequence", "+ cache:\ncaches/"),
     ("generate", "repeats the step,\nshows new tokens", "+ lesson:\nnotebooks/"),
 ]
 STEP = [
-    ("row.draft", "ids -> Proposal\n-> Tree -> Block", "+ technique:\nproposers/"),
-    ("target.run", "Blocks of all rows\n-> Scores, logits", "+ target:\ntargets/"),
-    ("row.accept", "Tree and Scores\n-> path, tokens", "+ acceptance rule:\ndecoding/"),
-    ("row.commit", "ids, cache.keep,\nproposer.observe", ""),
+    ("draft", "ids -> DraftTree\n-> Block", "+ technique:\nproposers/"),
+    ("target.run", "Blocks of all texts\n-> Scores, logits", "+ target:\ntargets/"),
+    ("verify", "tree and Scores\n-> path, tokens", "+ acceptance rule:\ndecoding/"),
+    ("commit", "ids, cache.keep,\nproposer.observe", ""),
 ]
 SERVING = [
-    ("workload", "lengths, arrivals\n-> Requests", "+ lengths, arrivals:\nserving/"),
-    ("schedule", "Requests -> Plan:\nrows and tokens", "+ policy:\nserving/"),
-    ("run the plan", "by a cost model,\nor as Rows by step", "+ cost model:\nserving/"),
+    ("workload", "lengths, arrivals\n-> Sequences", "+ lengths, arrivals:\nserving/"),
+    ("schedule", "Sequences -> Plan:\nwho feeds how much", "+ policy:\nserving/"),
+    ("run the plan", "by a cost model,\nor by step", "+ cost model:\nserving/"),
     ("commit", "blocks freed; Log\n-> metrics", ""),
 ]
 
 
 @drawing(
-    "The way through the code. Generate: load makes a LanguageModel of a name, model.target a Target, new_row encodes "
-    "text, checks all and makes a cache; generate repeats the step. Step, until the text ends: row.draft makes a "
-    "Block of the proposer's tree, target.run Scores for all Blocks, row.accept a path and tokens, row.commit keeps "
-    "them. Serving, until all is done: a workload makes Requests, schedule a Plan, which a cost model or step runs, "
-    "commit frees blocks. In green where new things go: model source, weight format, cache, lesson, technique, "
-    "target, rule, lengths, policy, cost."
+    "The way through the code. Generate: load makes a LanguageModel of a name, model.target a Target, new_sequence a "
+    "Sequence of a prompt; generate repeats the step. Step, until the text ends: draft makes a Block of the proposer's "
+    "tree, target.run Scores for all Blocks, verify a path and tokens, commit keeps them. Serving, until all is done: "
+    "a workload makes Sequences, schedule a Plan, which a cost model or step runs, commit frees blocks. In green where "
+    "new things go: model source, weight format, cache, lesson, technique, target, rule, lengths, policy, cost."
 )
 def the_house() -> Axes:
     """From a name to the last token, and from a workload to its metrics."""

@@ -13,7 +13,7 @@ from support.proposers import SCRIPTS, Scripted, with_side_tokens
 from support.targets import UNEQUAL, assert_holds, decoder_target, targets, together
 from support.toys import choosing
 
-from lessons_lib.decoding.generate import compression, generate, new_row, step, tokens_per_forward
+from lessons_lib.decoding.generate import compression, generate, new_sequence, step, tokens_per_forward
 from lessons_lib.decoding.sampling import Greedy
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import tiny
@@ -72,8 +72,8 @@ def test_greedy_text_is_kept_for_random_models_prompts_and_proposers(seed, promp
 @targets
 def test_after_every_step_the_cache_is_that_of_the_committed_text(network, greedy_text, target, make):
     target = target(network)
-    row = new_row(target, PROMPT, Scripted(greedy_text, 97, with_side_tokens(make)), Greedy(), N)
-    while row.finish is None:
+    row = new_sequence(target, PROMPT, Scripted(greedy_text, 97, with_side_tokens(make)), Greedy(), N)
+    while row.finish_reason is None:
         with exact():
             step(target, [row])
         assert row.cache.length() == len(row.ids) - 1
@@ -98,10 +98,10 @@ def test_nothing_is_committed_after_the_end_token(network, greedy_text, target, 
 def test_an_end_token_among_accepted_guesses_leaves_the_cache_of_the_text(network, greedy_text, target):
     new, target = greedy_text[len(PROMPT) :], target(network)
     target.eos = (new[3],)
-    row = new_row(target, PROMPT, Scripted(greedy_text, 97, scripts.always_right), Greedy(), N)
-    while row.finish is None:
+    row = new_sequence(target, PROMPT, Scripted(greedy_text, 97, scripts.always_right), Greedy(), N)
+    while row.finish_reason is None:
         step(target, [row])
-    assert row.new == new[:4] and row.trace[-1].accepted == 3
+    assert row.output_ids == new[:4] and row.stats[-1].accepted == 3
     assert_holds(row.cache, row.ids[:-1], target)
 
 
@@ -150,8 +150,8 @@ def test_rows_of_one_step_decode_as_if_alone(network):
     proposers = [Scripted(text, 97, make) for text, make in zip(texts, makes, strict=True)]
     rows = together(decoder_target(network), proposers)
     assert [row.ids for row in rows] == texts
-    assert [s.committed for s in rows[1].trace[:3]] == [0, 0, 1]  # 7 prompt tokens in chunks of 3
-    assert all(s.is_prefill for s in rows[1].trace[:3])
+    assert [s.committed for s in rows[1].stats[:3]] == [0, 0, 1]  # 7 prompt tokens in chunks of 3
+    assert all(s.is_prefill for s in rows[1].stats[:3])
     assert all(seen.tokens for seen in rows[1].proposer.seen)  # told of commits alone
 
 
@@ -162,12 +162,12 @@ def test_rows_of_one_step_decode_as_if_alone(network):
 ])  # fmt: skip
 def test_a_chunk_bounds_what_a_step_feeds_guesses_included(network, greedy_text, make, most):
     target = decoder_target(network)
-    row = new_row(target, PROMPT, Scripted(greedy_text, 97, make), Greedy(), N)
-    row.chunk = 3
-    while row.finish is None:
+    row = new_sequence(target, PROMPT, Scripted(greedy_text, 97, make), Greedy(), N)
+    row.num_scheduled_tokens = 3
+    while row.finish_reason is None:
         step(target, [row])
     assert row.ids == greedy_text
-    assert max(s.forwarded for s in row.trace if not s.is_prefill) == most
+    assert max(s.forwarded for s in row.stats if not s.is_prefill) == most
 
 
 def test_the_proposer_sees_its_tree_again_with_path_logits_and_hidden_states(network, greedy_text):

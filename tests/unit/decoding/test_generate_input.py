@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from lessons_lib import DraftModel, Jacobi, Lookahead, PromptLookup, Sampling
-from lessons_lib.decoding.generate import generate, new_row
+from lessons_lib.decoding.generate import generate, new_sequence
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.streaming import StoppedText, TextStream
@@ -157,7 +157,7 @@ def test_the_text_is_cut_before_a_stop_text_that_an_end_token_completes(network,
     {"input_ids": [[0, *PROMPT]], "attention_mask": torch.tensor([[False, *[True] * len(PROMPT)]])},
 ], ids=repr)  # fmt: skip
 def test_token_ids_may_come_in_whatever_form_tokenizers_return_them(prompt):
-    row = new_row(decoder_target(tiny()), prompt, None, None, 4)
+    row = new_sequence(decoder_target(tiny()), prompt, None, None, 4)
     assert row.ids == PROMPT and all(type(token) is int for token in row.ids)
 
 
@@ -183,7 +183,7 @@ def test_token_ids_may_come_in_whatever_form_tokenizers_return_them(prompt):
 ])  # fmt: skip
 def test_what_is_no_prompt_is_refused_in_a_sentence(prompt, said):
     with pytest.raises(TypeError, match=said):
-        new_row(decoder_target(tiny()), prompt, None, None, 4)
+        new_sequence(decoder_target(tiny()), prompt, None, None, 4)
 
 
 @pytest.mark.parametrize("wrong, said", [
@@ -222,12 +222,12 @@ def test_a_size_or_a_schedule_of_the_wrong_kind_is_refused_in_a_sentence(network
 
 
 def test_a_prompt_of_one_token_may_be_a_tensor_too():
-    assert new_row(decoder_target(tiny()), torch.tensor([5]), None, None, 4).ids == [5]
+    assert new_sequence(decoder_target(tiny()), torch.tensor([5]), None, None, 4).ids == [5]
 
 
 def test_a_text_may_end_at_once_unless_somebody_wants_it_longer():
-    row = new_row(decoder_target(tiny()), PROMPT, None, None, 4)
-    assert (row.ending.max_new_tokens, row.ending.min_new_tokens) == (4, 0)
+    row = new_sequence(decoder_target(tiny()), PROMPT, None, None, 4)
+    assert (row.max_tokens, row.stopping.min_new_tokens) == (4, 0)
 
 
 def test_messages_need_a_chat_template(network, words):
@@ -242,5 +242,5 @@ def test_messages_go_through_the_tokenizers_chat_template(words):
     )
     target = decoder_target(tiny())
     target.tokenizer = words
-    row = new_row(target, [{"role": "user", "content": "w5 w6"}], None, None, 4)
+    row = new_sequence(target, [{"role": "user", "content": "w5 w6"}], None, None, 4)
     assert row.ids == [5, 6, 9]

@@ -107,7 +107,7 @@ def test_a_cancelled_request_that_nobody_holds_any_more_is_forgotten():
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
     engine.cancel(request := engine.request(PREFIX))
     del request
-    assert len(engine.jobs) == 0
+    assert len(engine.requests) == 0
 
 
 def test_a_request_cancelled_after_the_last_forward_of_a_run_is_cancelled_when_the_run_ends(monkeypatch):
@@ -122,7 +122,7 @@ def test_a_request_cancelled_after_the_last_forward_of_a_run_is_cancelled_when_t
 def test_a_request_that_nobody_holds_any_more_is_forgotten():
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
     engine.serve([engine.request(PREFIX, id="a", max_new_tokens=2, proposer=Proposer())])
-    assert len(engine.jobs) == len(engine.names) == len(engine.proposers) == 0
+    assert len(engine.requests) == 0
     assert engine.request(PREFIX, id="a").id == "a"
 
 

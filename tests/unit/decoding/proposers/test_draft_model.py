@@ -18,7 +18,7 @@ from support.targets import TARGETS, UNEQUAL, Tight, assert_holds, decoder_targe
 from support.toys import ToyTarget, constant
 
 from lessons_lib import DraftModel, Greedy, Sampling, generate
-from lessons_lib.decoding.generate import new_row, step
+from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Heuristic
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.measure.speculation import acceptance_rate
@@ -84,12 +84,12 @@ def test_greedy_text_is_kept_for_random_prompts_drafts_and_shapes(seed, noise, p
 
 def test_weights_that_change_between_steps_do_not_change_the_text(network, greedy):
     draft = perturbed(network, 0.0)
-    row = new_row(TransformersTarget(network), PROMPT, DraftModel(draft, 3), Greedy(), N)
+    row = new_sequence(TransformersTarget(network), PROMPT, DraftModel(draft, 3), Greedy(), N)
     with torch.no_grad():
-        while row.finish is None:
+        while row.finish_reason is None:
             step(TransformersTarget(network), [row])
             perturb(draft, 0.02, seed=len(row.ids))
-    assert row.new == greedy
+    assert row.output_ids == greedy
 
 
 # how many forwards
@@ -132,12 +132,12 @@ def test_a_tree_needs_fewer_forwards_than_its_first_branch(network):
 def test_after_every_step_the_drafts_cache_is_that_of_the_committed_text(network, kind, shape, noise):
     draft, target = kind(perturbed(network, noise)), decoder_target(network)
     proposer = DraftModel(draft, 3, generator=seeded(4), **shape)
-    row = new_row(target, PROMPT, proposer, Greedy(), N)
+    row = new_sequence(target, PROMPT, proposer, Greedy(), N)
     with torch.no_grad():
-        while row.finish is None:
+        while row.finish_reason is None:
             before = len(row.ids)
             step(target, [row])
-            done, cache = row.trace[-1], proposer.cache
+            done, cache = row.stats[-1], proposer.cache
             if done.depth:  # what was accepted, less the deepest level, which was never fed
                 assert cache.length() == before + min(done.accepted, done.depth - 1)
             if cache.length():
@@ -219,8 +219,8 @@ def test_rows_of_one_step_each_with_its_own_draft_decode_as_if_alone(network):
     texts = [generate(target, prompt, max_new_tokens=N).ids for prompt in UNEQUAL]
     shapes = [dict(), dict(children=(2, 2)), dict(mode="iid", generator=seeded(0))]
     rows = together(target, [DraftModel(draft, 3, **shape) for shape in shapes])
-    assert [row.new for row in rows] == texts
-    assert all(sum(s.accepted for s in row.trace) > 0 for row in rows)
+    assert [row.output_ids for row in rows] == texts
+    assert all(sum(s.accepted for s in row.stats) > 0 for row in rows)
 
 
 def test_the_schedule_learns_what_became_of_its_guesses(network, greedy):

@@ -14,7 +14,7 @@ from support.toys import choosing, continued
 
 from lessons_lib import Greedy, Lookahead, generate
 from lessons_lib.decoding.draft_tree import Scores, SideTokens, make_block, plain_block
-from lessons_lib.decoding.generate import new_row, step
+from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers.lookahead import Ngrams, window_layout
 from lessons_lib.decoding.sampling import Sampling
 from lessons_lib.models import tiny
@@ -108,14 +108,14 @@ class Recorded(Lookahead):
 @pytest.mark.parametrize("W, N", [(5, 4), (2, 3), (3, 5)])
 def test_every_token_of_both_branches_is_predicted_as_by_a_forward_of_its_own(target, W, N):
     network, proposer = tiny(vocab_size=11), Recorded(W, N, G=3, pool_from_text=True)
-    row = new_row(target(network), PROMPT * 2, proposer, Greedy(), 14)
+    row = new_sequence(target(network), PROMPT * 2, proposer, Greedy(), 14)
 
     @torch.no_grad()
     def alone(ids):
         return network(torch.tensor([ids])).logits[0, -1]
 
     with exact(), torch.no_grad():
-        while row.finish is None:
+        while row.finish_reason is None:
             step(row_target := target(network), [row])
         assert row_target.vocab_size == 11 and len(proposer.log) >= 4
         for ids, rows, _, tree, _, logits in proposer.log[:6]:

@@ -22,7 +22,7 @@ from support.toys import ToyTarget, choosing, continued, whimsical
 
 from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, Medusa, PromptLookup, Sampling, generate
 from lessons_lib.decoding import sampling
-from lessons_lib.decoding.generate import new_row, step, tokens_per_forward
+from lessons_lib.decoding.generate import new_sequence, step, tokens_per_forward
 from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.measure.speculation import padded_cost
@@ -156,9 +156,9 @@ def test_an_end_token_held_back_by_the_minimum_length_does_not_disturb(make):
 def test_after_every_step_the_cache_is_that_of_the_committed_text(target, make):
     network = network_of()
     target = target(network)
-    row = new_row(target, PROMPT, make(network), Greedy(), 16)
+    row = new_sequence(target, PROMPT, make(network), Greedy(), 16)
     with exact(), torch.no_grad():
-        while row.finish is None:
+        while row.finish_reason is None:
             step(target, [row])
             assert_holds(row.cache, row.ids[:-1], target)
 
@@ -170,13 +170,14 @@ def test_rows_with_different_proposers_decode_as_if_alone(target):
     target = target(network)
     prompts = [(PROMPT * 3)[: 3 + 2 * i] for i in range(len(PROPOSERS))]
     rows = [
-        new_row(target, p, make(network), Greedy(), 12) for p, make in zip(prompts, PROPOSERS.values(), strict=True)
+        new_sequence(target, p, make(network), Greedy(), 12)
+        for p, make in zip(prompts, PROPOSERS.values(), strict=True)
     ]
     with torch.no_grad():
-        while unfinished := [row for row in rows if row.finish is None]:
-            rows[-1].chunk = None if rows[-1].new else 4  # of the prompt: guesses would count, too
+        while unfinished := [row for row in rows if row.finish_reason is None]:
+            rows[-1].num_scheduled_tokens = None if rows[-1].output_ids else 4  # of the prompt alone
             step(target, unfinished)
-    assert [row.new for row in rows] == [generate(target, p, max_new_tokens=12).ids for p in prompts]
+    assert [row.output_ids for row in rows] == [generate(target, p, max_new_tokens=12).ids for p in prompts]
 
 
 @pytest.mark.parametrize("name", sorted(PROPOSERS.keys() - {"prompt-lookup-adaptive"}))  # which carries estimates over
@@ -320,15 +321,15 @@ def test_sampled_rows_in_common_steps_are_those_written_alone(target):
 
     def row(i):
         proposer, generator = PromptLookup(num_tokens=3), torch.Generator().manual_seed(i)
-        return new_row(target, prompts[i], proposer, Sampling(0.9), 12, generator=generator)
+        return new_sequence(target, prompts[i], proposer, Sampling(0.9), 12, generator=generator)
 
     together, alone = [row(i) for i in range(3)], [row(i) for i in range(3)]
     with torch.no_grad():
         for rows in (together, *([one] for one in alone)):
-            while unfinished := [one for one in rows if one.finish is None]:
+            while unfinished := [one for one in rows if one.finish_reason is None]:
                 step(target, unfinished)
-    assert [one.new for one in together] == [one.new for one in alone]
-    assert len({tuple(one.new) for one in together}) == 3
+    assert [one.output_ids for one in together] == [one.output_ids for one in alone]
+    assert len({tuple(one.output_ids) for one in together}) == 3
 
 
 @sampled
@@ -360,7 +361,7 @@ def token_only_rows(family: str, target, rule) -> list:
     made = [(make(None), count) for make in (*TOKEN_ONLY.values(), knows) for count in BUDGETS]
     dice = [torch.Generator().manual_seed(seed) for seed in range(len(made))]
     return [
-        new_row(target, PROMPT, by, rule, count, generator=g) for (by, count), g in zip(made, dice, strict=True)
+        new_sequence(target, PROMPT, by, rule, count, generator=g) for (by, count), g in zip(made, dice, strict=True)
     ]  # fmt: skip
 
 
@@ -368,7 +369,7 @@ def token_only_rows(family: str, target, rule) -> list:
 def finish(target, rows: list) -> list:
     """The rows, all in common steps until each has ended; no more steps than the longest may need."""
     for _ in range(1 + N):
-        if unfinished := [row for row in rows if row.finish is None]:
+        if unfinished := [row for row in rows if row.finish_reason is None]:
             step(target, unfinished)
     return rows
 
@@ -379,10 +380,10 @@ def test_rows_of_any_family_write_the_greedy_text_up_to_its_end_or_their_budget(
     target, text = ending(family, kind), greedy_text(family)
     text = text[: text.index(*target.eos) + 1]
     rows = finish(target, token_only_rows(family, target, rule))
-    assert [row.new for row in rows] == [text[: row.ending.max_new_tokens] for row in rows]
-    assert [row.finish for row in rows] == ["eos" if row.new == text else "length" for row in rows]
-    assert any(row.trace[-1].eos_cut for row in rows)  # the end was a guess, with others behind it
-    assert any(not step.proposed for row in rows for step in row.trace[1:])  # and some guesses were empty
+    assert [row.output_ids for row in rows] == [text[: row.max_tokens] for row in rows]
+    assert [row.finish_reason for row in rows] == ["eos" if row.output_ids == text else "length" for row in rows]
+    assert any(row.stats[-1].eos_cut for row in rows)  # the end was a guess, with others behind it
+    assert any(not step.proposed for row in rows for step in row.stats[1:])  # and some guesses were empty
 
 
 @in_any_family
@@ -390,12 +391,12 @@ def test_sampled_rows_of_any_family_end_in_common_steps_where_they_end_alone(fam
     target = ending(family, kind)
     make = lambda: token_only_rows(family, target, Sampling(0.8))  # noqa: E731
     together, alone = finish(target, make()), [finish(target, [row])[0] for row in make()]
-    assert [row.new for row in together] == [row.new for row in alone]
+    assert [row.output_ids for row in together] == [row.output_ids for row in alone]
     for row in together:
-        ended = row.new[-1] in target.eos
-        assert row.finish == ("eos" if ended else "length") and not {*row.new[:-1]} & {*target.eos}
-        assert ended or len(row.new) == row.ending.max_new_tokens
-    assert {row.finish for row in together} == {"eos", "length"}
+        ended = row.output_ids[-1] in target.eos
+        assert row.finish_reason == ("eos" if ended else "length") and not {*row.output_ids[:-1]} & {*target.eos}
+        assert ended or len(row.output_ids) == row.max_tokens
+    assert {row.finish_reason for row in together} == {"eos", "length"}
 
 
 @sampled
@@ -407,8 +408,8 @@ def test_sampled_rows_of_any_family_have_their_law_ends_and_small_budgets_includ
     target.eos = eos
 
     def texts():
-        rows = finish(target, [new_row(target, TOY_PROMPT, make(), rule, count) for count in budgets])
-        return tuple(tuple(row.new) for row in rows)
+        rows = finish(target, [new_sequence(target, TOY_PROMPT, make(), rule, count) for count in budgets])
+        return tuple(tuple(row.output_ids) for row in rows)
 
     laws = [law_of_texts(forward_law(network, rule), count, eos) for count in budgets]
     expected = {of: prod(law[text] for law, text in zip(laws, of, strict=True)) for of in product(*laws)}

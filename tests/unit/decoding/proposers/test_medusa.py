@@ -21,7 +21,7 @@ from support.targets import decoder_target, targets
 from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, Scores, plain_block
-from lessons_lib.decoding.generate import new_row, step
+from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.decoding.targets import CompiledTarget, Unsupported
 from lessons_lib.decoding.targets.table import TableTarget
@@ -206,9 +206,9 @@ def test_heads_that_know_the_text_commit_one_token_more_than_there_are_heads(net
 @targets
 def test_after_paths_with_gaps_the_next_scores_are_those_of_a_fresh_forward(network, target):
     target, proposer = target(network), Watched(heads_of(network), EVERY_TOKEN)
-    row = new_row(target, PROMPT, proposer, Greedy(), 20)
+    row = new_sequence(target, PROMPT, proposer, Greedy(), 20)
     with exact(), torch.no_grad():
-        while row.finish is None:
+        while row.finish_reason is None:
             step(target, [row])
             again = [logits_behind(target, row.ids, cache) for cache in (row.cache, None)]
             torch.testing.assert_close(*again, rtol=0, atol=1e-10)
