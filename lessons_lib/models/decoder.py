@@ -41,6 +41,15 @@ def decoder_config(config) -> ModelConfig:
     return replace(found, max_position_embeddings=context, sliding_window=None, windowed_layers=None)
 
 
+def computes(config) -> bool:
+    """Whether this decoder computes models with this config of transformers."""
+    try:
+        decoder_config(config)
+    except ValueError:
+        return False
+    return True
+
+
 class KeysAndValues(Protocol):
     """What a layer asks of a cache: take new keys and values, give back all that attention sees."""
 

@@ -23,6 +23,7 @@ from lessons_lib.measure.quality import WINDOW, windows
 from lessons_lib.models import trained
 from lessons_lib.models.checkpoint import head_is_embedding
 from lessons_lib.models.copies import sharing_copy
+from lessons_lib.models.decoder import computes
 from lessons_lib.models.draft import decoder_of, in_eight_bits, load_draft, scored
 from lessons_lib.models.gguf import PackagedModel, gguf_file
 from lessons_lib.models.quantized import BOTH, FORMATS, quantized
@@ -203,11 +204,12 @@ class LanguageModel:
             return replace(self, network=converted(self.network, dtype), dtype=dtype)
 
     def target(
-        self, kind: str = "decoder", weights: str | None = None, compiled: bool = False, context: int | None = None
+        self, kind: str | None = None, weights: str | None = None, compiled: bool = False, context: int | None = None
     ):
-        """What `generate` decodes with.
+        """What `generate` and the engine decode with.
 
-        kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward.
+        kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward pass; None
+        takes the readable decoder where it computes the model's family, else transformers.
         weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. For the readable decoder also "int8" (weights
         and activations), "int8-weight-only", "int4" and "int4-int8" (weights of 4 bits, activations of 8), beside all
         else in the model's dtype (`models.quantized`). What is loaded is cast; to widen without the rounding already
@@ -216,6 +218,9 @@ class LanguageModel:
         ValueError for any other choice, for a dtype that the device lacks, and for a model that the readable decoder
         does not compute.
         """
+        if kind is None:
+            needs_decoder = compiled or weights in FORMATS
+            kind = "decoder" if needs_decoder or computes(self.network.config) else "transformers"
         _check_choice("kind", kind, KINDS)
         if (compiled or context) and not (compiled and kind == "decoder"):
             raise ValueError("Only the readable decoder is compiled; use target(kind='decoder', compiled=True).")

@@ -196,6 +196,6 @@ def paged(model, pool: BlockPool, max_num_seqs: int | None = None) -> PagedTarge
         return model
     if not hasattr(model, "decoder") and not hasattr(model, "target"):
         raise TypeError(f"the engine runs our decoder, not {type(model).__name__}; pass lessons_lib.load(...)")
-    target = model if hasattr(model, "decoder") else model.target()
+    target = model if hasattr(model, "decoder") else model.target("decoder")
     of = target.decoder, target.tokenizer, target.eos
     return CompiledPagedTarget(*of, max_num_seqs=max_num_seqs, **sizes) if max_num_seqs else PagedTarget(*of, **sizes)

@@ -18,11 +18,14 @@ __all__ = ["CompiledTarget", "DecoderTarget", "Target", "TransformersTarget", "U
 
 
 def as_target(model) -> Target:
-    """A Target as it is; a LanguageModel or causal LM of transformers through its own forward; else TypeError."""
+    """A Target as it is; what `LanguageModel.target` chooses for it; a causal LM of transformers by its own pass.
+
+    TypeError for what cannot decode.
+    """
     if isinstance(model, Target):
         return model
     if isinstance(model, LanguageModel):
-        return model.target(kind="transformers")
+        return model.target()
     if hasattr(model, "config") and callable(model):
         return TransformersTarget(model)
     raise TypeError(f"{type(model).__name__} cannot decode; pass lessons_lib.load(...) or a transformers model")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
 from lessons_lib.models import LanguageModel, ModelUnavailable, cut, hub, load, tiny
 
 
@@ -102,11 +102,19 @@ def test_int8_is_calibrated_on_text_where_there_is_a_tokenizer(model, monkeypatc
     assert [len(window) for window in seen[0]] == 31 * [256] + [64]  # no longer than the model reads
 
 
-def test_a_family_that_the_readable_decoder_lacks_is_sent_to_transformers():
+def test_a_family_that_the_readable_decoder_lacks_decodes_by_transformers():
     opt = LanguageModel(tiny(family="opt"), None, "opt", "cpu", torch.float64)
-    with pytest.raises(ValueError, match="kind=.transformers"):
-        opt.target()
-    assert opt.target(kind="transformers").network is opt.network
+    assert type(opt.target()) is TransformersTarget and opt.target().network is opt.network
+    for choice in ({"kind": "decoder"}, {"compiled": True}, {"weights": "int4"}):
+        with pytest.raises(ValueError, match="no model type 'opt'"):
+            opt.target(**choice)
+
+
+def test_generate_decodes_a_model_by_the_target_that_the_model_chooses(model):
+    assert type(as_target(model)) is type(model.target()) is DecoderTarget
+    assert type(as_target(model.network)) is TransformersTarget
+    opt = LanguageModel(tiny(family="opt"), None, "opt", "cpu", torch.float64)
+    assert type(as_target(opt)) is type(opt.target()) is TransformersTarget
 
 
 @pytest.mark.parametrize(
