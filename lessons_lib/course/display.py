@@ -26,6 +26,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Affine2D, Bbox
 from PIL import Image
 
+from lessons_lib.course import figures  # noqa: F401  applies the style sheet, for a lesson's own plots, too
 from lessons_lib.progress import batch, storing
 
 DPI = 220  # a figure is shown at 110 and stored twice as fine
