@@ -1,25 +1,39 @@
-"""Claims of lesson 06 that are timed: smol-draft drafts for smollm2-135m, greedy."""
+"""Claims of lesson 06: smol-draft drafts for smollm2-135m, greedy.
+
+Some are timed. Others are counted: a greedy text does not depend on the draft, so one reading of held-out texts tells
+what every draft length would have made of them.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
+from itertools import zip_longest
 
 import torch
 
-from bench import asking
-from bench.asking import DTYPE, EAGER, TAUGHT, asked, costs_of, measured, ours, prompt_of, theirs, with_and_without
-from bench.by_question import speed
-from bench.registry import Measured, Run, claim
+from bench import common, questions
+from bench.common import DTYPE, Measured, Run, claim, costs_of, mean_rate, prompt_of, rate_ratio
+from bench.questions import EAGER, TAUGHT, asked, each, measured, ours, speed, theirs, with_and_without
 from lessons_lib import DraftModel, load
+from lessons_lib.data import Question
 from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.peers import assist
 from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
+from lessons_lib.decoding.replay import predicted_cost, replay_draft
 from lessons_lib.measure.clock import Ratio, Samples, in_turn
 from lessons_lib.measure.speculation import width_cost
+from lessons_lib.training import evaluate, prompts
 
 GAMMA = 4  # tokens drafted per step, wherever the length is fixed
 KINDS = ("chat", "summarization", "qa", "code", "math", "writing", "lists")
 CACHED = 200  # tokens behind which one forward's cost is taken
+HELD_OUT_KINDS = prompts.CATEGORIES
+MOST = 16  # the longest draft tried
+HELD_OUT = "held out of training, of the kinds that smol-draft was trained on"
+DRAWN = "the interval is that of the texts of each kind"
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 17)  # the compiled target pads up to 11 rows, and runs more of them eagerly
 
 
 @cache
@@ -97,7 +111,7 @@ def cost_of_draft(repeats: int, target) -> tuple[Ratio, Ratio]:
     f"matrices, stored in 8 bits, stay so in memory where that is bf16; both behind {CACHED} cached tokens",
 )  # fmt: skip
 def cost(run: Run) -> Measured:
-    forward, whole = cost_of_draft(5 * run.repeats, asking.eager())
+    forward, whole = cost_of_draft(5 * run.repeats, common.eager())
     said = f"{whole.value:.3f} with the choice of each guess and all else that DraftModel does"
     return Measured(forward, said, {"whole": [whole.value, whole.low, whole.high], "settings": settings()})
 
@@ -106,11 +120,11 @@ def cost(run: Run) -> Measured:
 def mixed(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "assisted", drafter)  # noqa: E731
     rows = asked("assisted/mixed/vs-plain", run, KINDS, 4, methods, settings())
-    on = {state.strip() or "eager": of for state, of in asking.targets(run).items()}
+    on = {state.strip() or "eager": of for state, of in questions.targets(run).items()}
     v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in on.items()}
     dear = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
     note = f"cost of {GAMMA + 1} rows: {dear}"
-    drafting = GAMMA * cost_of_draft(run.repeats, asking.eager())[1].value
+    drafting = GAMMA * cost_of_draft(run.repeats, common.eager())[1].value
     overhead = lambda fed: width_cost(v["eager"])(fed) + drafting  # noqa: E731
     return measured(rows, speed, "plain", "assisted", settings(), note, overhead, width_costs=v)
 
@@ -122,12 +136,127 @@ def mixed(run: Run) -> Measured:
     "8 bits", asks=TAUGHT,
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
-    network, by_network = asking.model().target(kind="transformers"), DraftModel(draft(), GAMMA)
+    network, by_network = common.model().target(kind="transformers"), DraftModel(draft(), GAMMA)
 
     def methods(ids):
-        both = {f"ours{state}": partial(ours, of, ids, drafter(of)) for state, of in asking.targets(run).items()}
+        both = {f"ours{state}": partial(ours, of, ids, drafter(of)) for state, of in questions.targets(run).items()}
         both |= {"loop": partial(ours, network, ids, by_network)}
-        return {"theirs": partial(theirs, ids, draft=assistant())} | both | asking.plain_beside(run, ids)
+        return {"theirs": partial(theirs, ids, draft=assistant())} | both | questions.plain_beside(run, ids)
 
-    rows = asked("assisted/vs-transformers", run, KINDS, 3, methods, settings(), like=asking.BESIDE.get)
-    return asking.over_transformers(rows, settings())
+    rows = asked("assisted/vs-transformers", run, KINDS, 3, methods, settings(), like=questions.BESIDE.get)
+    return questions.over_transformers(rows, settings())
+
+
+@cache
+def texts(run: Run) -> dict[str, list[dict]]:
+    """Greedy answers of up to 128 tokens by category, and for every token behind the first whether it was guessed."""
+    chosen = questions.chosen(run, prompts.measured(), HELD_OUT_KINDS, 2 if run.quick else prompts.PER_KIND)
+
+    def measure(question: Question) -> list[dict]:
+        turns = questions.conversation(common.eager(), question)
+        return [row | {"right": evaluate.right_in_steps(drafting(), ids, out.ids)} for row, ids, out in turns]
+
+    depends = settings() | {"tokens": questions.TOKENS, "dtype": DTYPE}
+    rows = [row for row in each("draft/texts", chosen, measure, depends) if row["right"]]
+    return {kind: [row for row in rows if row["category"] == kind] for kind in questions.categories_of(chosen)}
+
+
+def strings(rows: list[dict]) -> list[dict]:
+    """Rows as they are stored: right and wrong as 1 and 0."""
+    return [row | {"right": "".join(str(int(guess)) for guess in row["right"])} for row in rows]
+
+
+@claim(
+    "draft/tokens-per-forward", ">= 1.9",
+    f"plain decoding (1 token a forward); mean of {', '.join(HELD_OUT_KINDS)}; greedy, up to 128 tokens each, {DTYPE}, "
+    f"{GAMMA} tokens a step, counted by replay", asks=HELD_OUT,
+)  # fmt: skip
+def tokens_per_forward(run: Run) -> Measured:
+    found = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
+    counts = [[(len(text), len(replay_draft(text, Constant(GAMMA)))) for text in right] for right in found.values()]
+    tau = {kind: evaluate.tokens_per_forward(right, GAMMA) for kind, right in found.items()}
+    by_gamma = {
+        gamma: evaluate.mean([evaluate.tokens_per_forward(right, gamma) for right in found.values()])
+        for gamma in range(1, MOST + 1)
+    }
+    share = {kind: evaluate.mean([guess for text in right for guess in text]) for kind, right in found.items()}
+    note = f"tokens per forward: {common.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {DRAWN}"
+    facts = {"tokens_per_forward": tau, "right": share, "by_gamma": by_gamma, "unit": "forwards per token"}
+    rows = [row for of in texts(run).values() for row in strings(of)]
+    return Measured(mean_rate(counts), note, facts | {"gamma": GAMMA, "texts": rows})
+
+
+@claim(
+    "adaptive/vs-best-fixed", ">= 0.97",
+    f"each kind's best fixed draft length of 0 to {MOST}; one Adaptive over all kinds in turn; modelled time from "
+    f"measured guesses and v, eager {DTYPE}; the worst kind", asks=HELD_OUT,
+)  # fmt: skip
+def adaptive(run: Run) -> Measured:
+    kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
+    on = {state.strip() or "eager": held(kinds, of, run) for state, of in questions.targets(run).items()}
+    eager = on.pop("eager")
+    note = f"{eager}; a kind alone: {common.listed(eager.alone)}"
+    note += "".join(f"; {state}, {found.worst} the worst: {found}" for state, found in on.items())
+    problem = on and getattr(questions.compiled(), "problem", None)
+    facts = eager.facts() | {"unit": "one-row forwards per token", **{state: of.facts() for state, of in on.items()}}
+    return Measured(eager.ratios[eager.worst], "; ".join(filter(None, [note, problem, DRAWN])), facts)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Adaptive against each kind's best fixed length, in the modelled time of one target.
+
+    c: a guess, with all that DraftModel does around its forward, over a one-row forward; v: the target's width curve.
+    ratios: of one schedule that goes through all kinds in turn; alone: of one that sees no other kind; best: the
+    fixed length.
+    """
+
+    c: float
+    v: dict[int, float]
+    best: dict[str, int]
+    ratios: dict[str, Ratio]
+    alone: dict[str, float]
+
+    @property
+    def worst(self) -> str:
+        return min(self.ratios, key=lambda kind: self.ratios[kind].value)
+
+    def facts(self) -> dict:
+        value = {kind: ratio.value for kind, ratio in self.ratios.items()}
+        return {"by_category": value, "alone": self.alone, "best_fixed": self.best, "c": self.c, "width_costs": self.v}
+
+    def __str__(self) -> str:
+        lengths = ", ".join(f"{kind} {gamma}" for kind, gamma in self.best.items())
+        return (
+            f"{common.listed(self.facts()['by_category'])}; best fixed: {lengths}; a guess takes {self.c:.3f} forwards"
+        )
+
+
+def held(kinds: dict[str, list], target, run: Run) -> Held:
+    """kinds: for each kind its texts' right and wrong guesses; c and v are measured on this target."""
+    c = cost_of_draft(5 * run.repeats, target)[1].value
+    costs = common.costs_of(target, WIDTHS, 5 * run.repeats, cached=200)
+    v = cache(width_cost(costs))
+    best, ratios, alone = {}, {}, {}
+    together = spent_in_turn(kinds, Adaptive(c, v, most=MOST), c, v)
+    for kind, right in kinds.items():
+        fixed = {gamma: spent(right, Constant(gamma), c, v) for gamma in range(1, MOST + 1)}
+        fixed[0] = [(len(text), float(len(text))) for text in right]  # plain decoding: one token per one-row forward
+        best[kind] = max(fixed, key=lambda gamma: sum(n for n, _ in fixed[gamma]) / sum(t for _, t in fixed[gamma]))
+        ratios[kind] = rate_ratio(fixed[best[kind]], together[kind])
+        alone[kind] = rate_ratio(fixed[best[kind]], spent(right, Adaptive(c, v, most=MOST), c, v)).value
+    return Held(c, costs, best, ratios, alone)
+
+
+def spent(right: list[list[bool]], length: DraftLength, c: float, v) -> list[tuple[int, float]]:
+    """For each text (tokens, modelled time), one schedule going through all of them."""
+    return [(len(text), predicted_cost(replay_draft(text, length), v, c)) for text in right]
+
+
+def spent_in_turn(kinds: dict[str, list], length: DraftLength, c: float, v) -> dict[str, list[tuple[int, float]]]:
+    """As `spent`, by kind, with a text of each kind in turn."""
+    found = {kind: [] for kind in kinds}
+    for row in zip_longest(*kinds.values()):
+        for kind, text in zip(kinds, row, strict=True):
+            found[kind] += spent([text], length, c, v) if text else []
+    return found

@@ -10,8 +10,8 @@ from time import perf_counter
 
 import torch
 
-from bench import fitting
-from bench.speculation import GROUNDED
+from bench import medusa
+from bench.prompt_lookup import GROUNDED
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate, load
 from lessons_lib.data import questions
 from lessons_lib.decoding.generate import encode
@@ -68,7 +68,7 @@ def speed(write: Write, prompts: Sequence[list[int]]) -> float:
 def rungs(lm: LanguageModel) -> Rungs:
     """Every rung and what makes its writer: transformers, ours eager and recorded, rounded, each with guesses."""
     yield "generate", lambda: partial(by_transformers, lm.network, new=TOKENS)
-    eager, heads = lm.target(kind="decoder"), cache(lambda: load_heads(fitting.HEADS, lm))
+    eager, heads = lm.target(kind="decoder"), cache(lambda: load_heads(medusa.HEADS, lm))
     draft = cache(lambda: load("smol-draft", device=lm.device, dtype=lm.dtype).target(kind="decoder"))
     yield from with_guesses("decoder", lambda: eager, draft, heads)
     small = cache(lambda: record(draft().decoder, eager, (1, 2)))
@@ -90,7 +90,7 @@ def with_guesses(name: str, of: Callable, small: Callable, heads: Callable) -> R
 
     of, small, heads: make the target, the draft's, and Medusa's heads, when a rung first needs them.
     """
-    tree = best_tree(fitting.accuracies(), GAMMA)
+    tree = best_tree(medusa.accuracies(), GAMMA)
     guessers = {"": Proposer, " + lookup": lambda: PromptLookup(num_tokens=GAMMA)}
     guessers |= {" + draft": lambda: DraftModel(small(), GAMMA), " + medusa": lambda: Medusa(heads(), tree)}
     for who, proposer in guessers.items():

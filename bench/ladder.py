@@ -1,4 +1,4 @@
-"""Claims of lesson 11: every rung of the ladder in turn on each question, llama.cpp among them where it is installed.
+"""Claims of lesson 11: every rung of the ladder in turn on each question, and llama.cpp where it is installed.
 
 Speeds are of decoding alone, from the first token on: no rung changes the prefill. Whole requests stand beside them.
 A rung counts if the perplexity of its weights is within 1% of that in fp32. The best that counts is compared
@@ -8,15 +8,35 @@ best's.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
+from statistics import median
 
-from bench import asking, pricing, rungs
-from bench.asking import DTYPE, answered, asked
-from bench.by_question import rate_ratio, tokens_per_forward
-from bench.registry import Measured, NotMeasured, Run, claim
-from bench.speculation import GROUNDED
+from bench import assisted, common, medusa, questions
+from bench.common import DTYPE, Measured, NotMeasured, Run, claim, prompt_of, rate_ratio
+from bench.prompt_lookup import GROUNDED, LOOKUP
+from bench.questions import CONTEXT, Made, answered, asked, ours, tokens_per_forward
+from lessons_lib import DraftModel, Medusa, PromptLookup, generate, native
+from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
-from lessons_lib.decoding.ladder import TOLERATED, Rung, best, counting, step_gains
+from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.ladder import TOLERATED, Price, Rung, best, counting, step_gains
+from lessons_lib.decoding.peers import static_and_compiled
+from lessons_lib.decoding.probing import logits_along
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
+from lessons_lib.decoding.proposers.medusa import expected_tokens
+from lessons_lib.decoding.replay import Recording, replay, replay_draft
+from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.timing import clocked_transformers, launch_times, seen_prefill
+from lessons_lib.measure import hardware, kernels, quality
+from lessons_lib.measure.clock import in_turn
+from lessons_lib.measure.kernels import DTYPES
+from lessons_lib.measure.speculation import WidthCurve, padded_cost, width_cost
+from lessons_lib.models.draft import decoder_of
+from lessons_lib.models.quantized import bytes_kept, bytes_read, quantized
+from lessons_lib.quantization import cpu
+from lessons_lib.training import evaluate
 
 KINDS = {"free": (("writing",), 6), "grounded": (GROUNDED, 2)}  # categories, and questions of each
 OURS = (
@@ -29,16 +49,27 @@ LLAMACPP_BEST = (
     f"llama.cpp in the fastest of {', '.join(llamacpp.FORMATS)} whose perplexity is at most 1% above our best's; "
     "requantized from the same file, same threads and run"
 )
+FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
+FORMATS |= {} if native.problem() else {"int4-int8": "int4-int8"}  # slow without our kernels
+LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
+READ = 8192  # tokens of text that quality is measured on
+GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10: the default of ours
+# The adaptive lookup's, chosen by replaying the grounded questions that the claims do not ask:
+LONGER = {"num_tokens": 10, "max_ngram": 5}
+NARROW = (1, 3, 5, 11)  # token counts compiled for the light target, whose further rows cost most beside a plain one
+# the one whose products of several rows stay cheap here, and whom others guess for
+LIGHT = "int4-int8" if "int4-int8" in FORMATS else "int8" if cpu.integer_units() else "int8 weights"
+CACHED = 300  # tokens behind which parts are timed
 
 
 @cache
 def rows(run: Run, kind: str) -> list[dict]:
     """All rungs and peers on the questions of one kind; each row with the text that plain decoding wrote."""
-    pricing.ladder(run.quick, run.repeats)  # priced before any text is timed
+    priced(run.quick, run.repeats)  # priced before any text is timed
     text = lambda ids, out: {"prompt": list(ids), "new": out.ids}  # noqa: E731
-    settings = {"rungs": sorted(rungs.methods(run, asking.prompt_of(8)))}
+    settings = {"rungs": sorted(rung_methods(run, common.prompt_of(8)))}
     categories, count = KINDS[kind]
-    methods = lambda ids: rungs.methods(run, ids)  # noqa: E731
+    methods = lambda ids: rung_methods(run, ids)  # noqa: E731
     return answered(asked(f"ladder/{kind}", run, categories, count, methods, settings, also=text))
 
 
@@ -101,22 +132,22 @@ def need_peers() -> list[str]:
     """llama.cpp's names in all formats. NotMeasured where it is not installed."""
     if lack := llamacpp.missing():
         raise NotMeasured(f"not measured: {lack}")
-    return list(rungs.peers())
+    return list(peers())
 
 
 def packaged(peers: Collection[str]) -> list[str]:
     """Those of llama.cpp's names that run the packaged file as it is."""
-    return [name for name in peers if rungs.target_of(name) == f"llama.cpp {llamacpp.FORMATS[0]}"]
+    return [name for name in peers if target_of(name) == f"llama.cpp {llamacpp.FORMATS[0]}"]
 
 
 def unguessed(names: Collection[str]) -> list[str]:
     """Those that decode plainly."""
-    return [name for name in names if name == rungs.target_of(name)]
+    return [name for name in names if name == target_of(name)]
 
 
 def named(run: Run) -> dict[str, Rung]:
     """Our rungs, with their prices, by name."""
-    return {rung.name: rung for rung in pricing.ladder(run.quick, run.repeats)}
+    return {rung.name: rung for rung in priced(run.quick, run.repeats)}
 
 
 def against(
@@ -127,8 +158,8 @@ def against(
     as_good: of theirs only those count whose perplexity is at most 1% above that of our best. NotMeasured if none is.
     """
     found = [row for kind in kinds for row in rows(run, kind)]
-    counts, took = rungs.count(run.quick), speeds(found, {*slow, *ours})
-    winner = best(took, [name for name in ours if rungs.target_of(name) in counts])
+    counts, took = good_enough(run.quick), speeds(found, {*slow, *ours})
+    winner = best(took, [name for name in ours if target_of(name) in counts])
     peers = by_format(run, took, slow, winner) if as_good else {}
     theirs = best(took, near(peers, winner) if as_good else slow)
     ratio = rate_ratio(decoding(found, theirs), decoding(found, winner))
@@ -144,14 +175,14 @@ def against(
     if theirs in named(run):
         predicted = {row["rung"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
         facts["predicted"] = predicted[winner] / predicted[theirs]
-    return Measured(ratio, note, facts | {"rungs": table, "questions": found, **rungs.facts(run.quick)})
+    return Measured(ratio, note, facts | {"rungs": table, "questions": found, **quality_facts(run.quick)})
 
 
 def by_format(run: Run, took: dict[str, float], peers: Collection[str], ours: str) -> dict[str, dict[str, float]]:
     """The fastest peer of each format: its speed, and its perplexity over that of our rung."""
-    read = {name: reading.perplexity for name, reading in rungs.readings(run.quick).items()}
-    fastest = {rungs.target_of(name): name for name in sorted(peers, key=took.__getitem__)}  # the last one stays
-    reference = read[rungs.target_of(ours)]
+    read = {name: reading.perplexity for name, reading in readings(run.quick).items()}
+    fastest = {target_of(name): name for name in sorted(peers, key=took.__getitem__)}  # the last one stays
+    reference = read[target_of(ours)]
     return {name: {"speed": took[name], "perplexity": read[of] / reference} for of, name in fastest.items()}
 
 
@@ -182,16 +213,16 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
     ladder, timed = named(run), [name for name in found[0] if isinstance(found[0][name], dict)]
     all_names = [*(name for name in ladder if name in timed), *(name for name in timed if name not in ladder)]
     took, requests = speeds(found, all_names), speeds(found, all_names, whole)
-    gains, counts = step_gains(list(ladder.values()), took), rungs.count(run.quick)
+    gains, counts = step_gains(list(ladder.values()), took), good_enough(run.quick)
     said = []
     for name in all_names:
         row = {"rung": name, "speed": took[name], "whole": requests[name], "peer": name not in ladder}
         row["samples"] = [tokens / seconds for tokens, seconds in decoding(found, name)]
-        row["counts"] = rungs.target_of(name) in counts
+        row["counts"] = target_of(name) in counts
         if name in ladder:
             row |= {"below": ladder[name].below, "gain": gains[name]}
             row |= {"predicted": ladder[name].speed(expected(run, name, found))}
-            row |= {"moved": ladder[name].price.moved(rungs.CACHED)}
+            row |= {"moved": ladder[name].price.moved(CACHED)}
         said.append(row)
     return said
 
@@ -199,4 +230,225 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
 def expected(run: Run, name: str, found: Sequence[dict]) -> list:
     """Traces of the texts that plain decoding wrote, as this rung's guesses are expected to go through them."""
     of, _, who = name.partition(" + ")
-    return [pricing.counted(who, row["prompt"], row["new"], rungs.runs(of, run.quick), run) for row in found]
+    return [expected_trace(who, row["prompt"], row["new"], runs(of, run.quick), run) for row in found]
+
+
+@cache
+def targets(quick: bool) -> dict[str, Target]:
+    """Compiled targets by rung, caches fitted to texts, the unrounded one first; a quick run has one format beside."""
+    formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
+    rounded = {name: common.model().target(weights=weights).decoder for name, weights in formats.items()}
+    decoders = {"compiled": common.eager().decoder} | rounded
+    widths = {"compiled": questions.COMPILED, LIGHT: NARROW}
+    return {name: questions.run_once(of, widths.get(name, (1,)), fitted=True) for name, of in decoders.items()}
+
+
+def guessed(name: str) -> bool:
+    """Whether somebody guesses for the target of this name: every width takes a minute or more to compile."""
+    return name in ("compiled", LIGHT)
+
+
+@cache
+def small() -> Target:
+    """The draft as light as a light target needs it: compiled, its weights in 8 bits."""
+    wide = decoder_of(assisted.draft().network, wide=True)
+    return questions.run_once(quantized(wide, "int8-weight-only"), (1, 2))  # 2: behind a step whose guesses all held
+
+
+@cache  # the tokenizers are compared once, not for every text
+def drafter(target: Target) -> DraftModel:
+    """The proposer of all texts that this target writes."""
+    return DraftModel(small(), assisted.GAMMA)
+
+
+def runs(name: str, quick: bool) -> Target:
+    """What runs the rung of this name: its first part, before who guesses."""
+    return targets(quick).get(target_of(name), common.eager())
+
+
+def target_of(name: str) -> str:
+    """What runs a rung of this name: "int8" of "int8 + draft"."""
+    return name.partition(" + ")[0]
+
+
+def exact() -> Target:
+    """What quality is compared with: the same model in fp32."""
+    return common.eager("fp32")
+
+
+@cache
+def readings(quick: bool) -> dict[str, quality.Reading]:
+    """How each target, and llama.cpp in each format, finds the text that quality is measured on."""
+    ids = common.model().tokenizer(text()[: 8 * READ], verbose=False).input_ids[: READ // 4 if quick else READ]
+    on = {"fp32": exact(), "decoder": common.eager()} | targets(quick)
+    says = {name: lambda ids, of=of: logits_along(of, ids, len(ids)) for name, of in on.items()}
+    says |= {name: of.logits for name, of in plain_peers().items()}
+    return {name: quality.read(logits, ids) for name, logits in says.items()}
+
+
+def good_enough(quick: bool) -> set[str]:
+    """What runs with a perplexity near enough to that in fp32; transformers' own ways are, on the unrounded weights."""
+    found = {name: reading.perplexity for name, reading in readings(quick).items()}
+    return (counting(found, found["fp32"]) - {"fp32"}) | {"generate", "generate, compiled"}
+
+
+def quality_facts(quick: bool) -> dict:
+    """Quality beside fp32 and memory of targets and peers, what was compiled how long, what llama.cpp's files hold."""
+    found = dict(readings(quick))
+    reference = found.pop("fp32")
+    changes = {name: quality.ratio(reading, reference) for name, reading in found.items()}
+    return {
+        "quality": {
+            name: {
+                "perplexity": reading.perplexity,
+                "change": [changes[name].value, changes[name].low, changes[name].high],
+                "agreement": quality.agreement(reading, reference),
+            }
+            for name, reading in found.items()
+        },
+        "held": {name: bytes_kept(of.decoder) for name, of in ({"decoder": common.eager()} | targets(quick)).items()}
+        | {name: sum(of.parts.values()) for name, of in plain_peers().items()},
+        "tokens_read": reference.tokens,
+        "perplexity_fp32": reference.perplexity,
+        "compile_seconds": {name: getattr(of, "compile_seconds", {}) for name, of in targets(quick).items()},
+        "problems": {name: of.problem for name, of in targets(quick).items() if getattr(of, "problem", None)},
+        "llamacpp": {
+            name: {"version": of.version, "built for": of.instructions, "parts": of.parts}
+            for name, of in plain_peers().items()
+        },
+    }
+
+
+@cache
+def peers() -> dict[str, llamacpp.LlamaCpp]:
+    """llama.cpp in each format, plain and with its prompt lookup; none where it is not installed."""
+    formats = () if llamacpp.missing() else llamacpp.FORMATS
+    suffixes = {0: ""} | {count: f" + lookup of {count}" for count in LOOKUPS}
+    return {
+        f"llama.cpp {weights}{suffix}": llamacpp.LlamaCpp(common.model().name, CONTEXT, count, weights)
+        for weights in formats
+        for count, suffix in suffixes.items()
+    }
+
+
+def plain_peers() -> dict[str, llamacpp.LlamaCpp]:
+    """llama.cpp in each format, without its lookup."""
+    return {name: of for name, of in peers().items() if name == target_of(name)}
+
+
+def proposer(who: str, of: Target, run: Run, v: WidthCurve = None) -> Proposer:
+    """Who guesses: smol-draft, prompt lookup by its defaults or as long as pays by v (None: the curve that rungs were
+    priced by), or smol-medusa with the tree that is fastest on this target."""
+    if who == "lookup of 10":
+        return PromptLookup(**LOOKUP)
+    if who == "adaptive lookup":
+        v = padded_cost(v or medusa.fitted(of, run.repeats).v)
+        return PromptLookup(**LONGER, length=lambda: Adaptive(0, v, most=LONGER["num_tokens"], probe_every=None))
+    return drafter(of) if who == "draft" else Medusa(medusa.heads(), medusa.fitted(of, run.repeats).tree)
+
+
+def rung_methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
+    """Every rung, and the peers, as calls that write a text behind a prompt.
+
+    The adaptive lookup gets a width curve timed just before the text: memory that other machines share is faster at one
+    time than at another, and rows in plenty cost more beside a plain one when it is fast.
+    """
+    found = {
+        "generate": partial(made_by_transformers, ids),
+        "generate, compiled": partial(made_by_transformers, ids, **static_and_compiled(CONTEXT)),
+        "decoder": partial(ours, common.eager(), ids),
+    }
+    for name, of in targets(run.quick).items():
+        found[name] = partial(ours, of, ids)
+        if guessed(name):
+            v = common.costs_of(of, medusa.widths_of(of), run.repeats, CACHED)
+            found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run, v)) for who in GUESSERS}
+    return found | {name: partial(by_peer, of, ids) for name, of in peers().items()}
+
+
+def made_by_transformers(ids: list[int], **options) -> Made:
+    """TOKENS new tokens by transformers' generate, and all that is known of its trace: the prefill."""
+    new, timeline = clocked_transformers(common.model().network, ids, questions.TOKENS, **options)
+    return new, seen_prefill(ids, timeline)
+
+
+def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
+    """The same by llama.cpp. RuntimeError for more tokens than its cache holds."""
+    new, timeline = of.write(ids, questions.TOKENS)
+    return new, seen_prefill(ids, timeline)
+
+
+@cache
+def priced(quick: bool, repeats: int) -> list[Rung]:
+    """All rungs with their prices, from bytes, this machine's rates, and parts that were timed without any text."""
+    run, (loop, guess) = Run(quick), host_times(repeats)
+    base = library(repeats)
+    found = [
+        Rung("generate", None, base["transformers"]),
+        Rung("generate, compiled", "generate", base["compiled"]),
+        Rung("decoder", "generate", replace(base["decoder"], around=loop)),
+    ]
+    for name, of in targets(quick).items():
+        v = medusa.fitted(of, repeats).v if guessed(name) else None
+        price = Price(bytes_read(of.decoder), entry(), rates().read_bandwidth, v=v, around=loop)
+        found.append(Rung(name, "decoder" if name == "compiled" else "compiled", price))
+        found += [
+            Rung(f"{name} + {who}", name, with_guesses(price, who, of, run, guess)) for who in GUESSERS * guessed(name)
+        ]
+    return found
+
+
+def library(repeats: int) -> dict[str, Price]:
+    """Steps whose products stay calls of a library: transformers', eager and compiled, and our eager one."""
+    shape, dtype = common.model().shape, DTYPES[DTYPE]
+    launch = launch_times(shape, DTYPE, CACHED, repeats=5 * repeats)
+    moved = shape.weights * dtype.itemsize
+    price = Price(moved, entry(), moved / kernels.linears(shape, DTYPE, "cpu"))
+    return {name: replace(price, launch=seconds) for name, seconds in launch.items()} | {
+        "compiled": replace(price, slots=CONTEXT)
+    }
+
+
+def with_guesses(price: Price, who: str, of: Target, run: Run, guess: float) -> Price:
+    """A draft's calls take what was timed; Medusa's heads, a share of a forward in every step; looking up, nothing."""
+    if who != "medusa":
+        return replace(price, guess=guess if who == "draft" else 0.0)
+    by = medusa.fitted(of, run.repeats)
+    share = width_cost(by.heads_share)(1 + len(by.tree.choices))
+    return replace(price, around=price.around + share * price.forward(CACHED))
+
+
+def host_times(repeats: int) -> tuple[float, float]:
+    """(seconds between two forwards of plain decoding, seconds of one guess of the draft's)."""
+    trace = generate(common.eager(), prompt_of(32), max_new_tokens=16, min_new_tokens=16).trace[1:]
+    step = assisted.chain_step(common.eager(), prompt_of(CACHED), small())
+    chain = in_turn({"chain": step}, repeats=repeats)["chain"]
+    return median(step.t_total - step.t_forward for step in trace), chain.median / assisted.GAMMA
+
+
+@cache
+def rates() -> hardware.Hardware:
+    """What this machine reads and computes per second."""
+    return hardware.probe("cpu", [DTYPE])
+
+
+def entry() -> int:
+    """Bytes of one token's keys and values."""
+    return common.model().shape.kv_elements(1) * DTYPES[DTYPE].itemsize
+
+
+def expected_trace(who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run) -> Sequence[Step]:
+    """The trace that a text is expected to have: replayed, of Medusa predicted by its card."""
+    if who == "medusa":
+        return predicted_steps(len(ids), len(new) - 1, medusa.fitted(of, run.repeats))
+    if who == "draft":
+        steps = replay_draft(evaluate.right_in_steps(small(), ids, new), Constant(assisted.GAMMA))
+        return [replace(step, length_before=len(ids) + step.length_before) for step in steps]
+    return replay(Recording(ids, new), proposer(who, of, run) if who else Proposer())
+
+
+def predicted_steps(prompt: int, tokens: int, by: medusa.Fitted) -> list[Step]:
+    """Equal steps that commit what the tree is expected to: tokens need not be whole."""
+    each = expected_tokens(by.tree, medusa.accuracies())
+    nodes = len(by.tree.choices)
+    return [Step(prompt + round(i * each), 1 + nodes, nodes, committed=each) for i in range(round(tokens / each))]

@@ -1,37 +1,134 @@
-"""Claims of lesson 09: smol-medusa guesses for smollm2-135m, greedy. All three come of one measurement."""
+"""Claims of lesson 09: smol-medusa guesses for smollm2-135m, greedy. All three come of one measurement.
 
+Each target gets the tree that is fastest by the heads' accuracies and by what a step of so many rows takes on this
+machine: its forward pass (the width curve) and all beside it, both timed apart from any text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 
-from bench import asking, fitting
-from bench.asking import (
+import torch
+
+from bench import common, questions
+from bench.assisted import KINDS, fingerprint
+from bench.common import Measured, NotMeasured, Run, claim, costs_of, listed, mean_rate, off_by, prompt_of, rate_ratio
+from bench.questions import (
     EAGER,
     TAUGHT,
     answered,
     asked,
     by_category,
-    listed,
+    in_steps,
     long_enough,
     measured,
     ours,
+    rows_fed,
+    speed,
+    tokens_per_forward,
     with_and_without,
 )
-from bench.assisted import KINDS, fingerprint
-from bench.by_question import in_steps, mean_rate, rate_ratio, rows_fed, speed, tokens_per_forward
-from bench.fitting import HEADS, Fitted, fitted
-from bench.registry import Measured, Run, claim, off_by
 from lessons_lib import Medusa
-from lessons_lib.decoding.generate import Output
-from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens
+from lessons_lib.decoding.generate import Output, draft, new_sequence, step, verify
+from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_size, best_tree, expected_tokens
+from lessons_lib.decoding.targets import CompiledTarget
+from lessons_lib.measure.clock import in_turn
+from lessons_lib.measure.speculation import width_cost
+from lessons_lib.models import ModelUnavailable, read_card
+from lessons_lib.models.medusa import MedusaHeads, load_heads
 from lessons_lib.training import Text, favourites, read_texts, trace_of
 
+HEADS = "smol-medusa"
+WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # rows of a step, the anchor's and a tree's, where nothing is compiled
+EIGHT_BITS_WIDTHS = (1, 5)  # of the compiled step in 8 bits
+CACHED = 300  # tokens behind which all is timed
 PER_KIND = 3  # questions
 SIZES = (16, 63)  # nodes of larger trees, counted on the same answers
 
 
+@cache
+def heads() -> MedusaHeads:
+    """The heads that come with the package. NotMeasured if there are none."""
+    try:
+        return load_heads(HEADS, common.model())
+    except ModelUnavailable:
+        how = "train heads with `python -m lessons_lib.training heads` and store them with `heads-export`"
+        raise NotMeasured(f"{HEADS} is not there; {how}") from None
+
+
+def accuracies() -> Accuracies:
+    """How often each head's i-th favourite was right on texts that trained nothing, from their card."""
+    return read_card(HEADS)["after"]["accuracies"]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Medusa on one target: its tree, and what that was chosen by, in units of a one-row forward.
+
+    v: {w: a forward of w rows}. heads_share: {w: all that a step with w - 1 guesses does beside its forward, more than
+    a plain one}; commits, which copy a few entries of the cache, are left out.
+    """
+
+    tree: TreeShape
+    v: dict[int, float]
+    heads_share: dict[int, float]
+
+    def overhead(self, rows: float) -> float:
+        """A step that feeds so many rows over a plain one."""
+        return width_cost(self.v)(rows) + width_cost(self.heads_share)(rows)
+
+
+def widths_of(target) -> Sequence[int]:
+    """The widths that a target is compiled for; where nothing is compiled, WIDTHS."""
+    return getattr(target, "widths", None) or WIDTHS
+
+
+@cache
+def fitted(target, repeats: int) -> Fitted:
+    """The fastest of the trees whose width was timed: a compiled target's are those that it is compiled for."""
+    widths = widths_of(target)
+    v, share = costs_of(target, widths, repeats, CACHED), shares(target, widths, repeats)
+    sizes = [width - 1 for width in widths if width > 1]
+    nodes = best_size(accuracies(), {width: v[width] + share[width] for width in widths}, sizes=sizes)
+    return Fitted(best_tree(accuracies(), nodes), v, share)
+
+
+def shares(target, widths: Sequence[int], repeats: int) -> dict[int, float]:
+    """heads_share, as Fitted has it. widths: the first is 1, plain decoding's."""
+    trees = {width: best_tree(accuracies(), width - 1) for width in widths}
+    calls = {width: around(target, Medusa(heads(), tree)) for width, tree in trees.items()}
+    found = in_turn(calls | {"forward": repeatable_step(target, prompt_of(CACHED))}, repeats=repeats)
+    more = {width: found[width].median - found[widths[0]].median for width in widths}
+    return {width: seconds / found["forward"].median for width, seconds in more.items()}
+
+
+@torch.no_grad()
+def around(target, proposer: Medusa) -> Callable[[], tuple]:
+    """A function that does all of a step but the forward and the commit: guess, lay out the tree, choose a path."""
+    row = new_sequence(target, prompt_of(CACHED), proposer, None, questions.TOKENS, questions.TOKENS)
+    step(target, [row])  # the prompt, which shows the proposer a state
+    (scores,) = target.run(draft([row]))
+    row.cache.keep(len(row.ids) - 1)
+
+    @torch.no_grad()
+    def again() -> tuple:
+        draft([row])
+        return verify(row, scores)
+
+    return again
+
+
+@cache
+def eight_bits() -> CompiledTarget:
+    """The target with weights and activations rounded to 8 bits, compiled for plain steps and trees of four guesses."""
+    return questions.run_once(common.model().target(weights="int8").decoder, EIGHT_BITS_WIDTHS)
+
+
 def trees(run: Run) -> dict[str, Fitted]:
     """Of every target, by its state."""
-    fitting.heads()  # before anything is compiled: there may be none
-    return {state.strip() or "eager": fitted(of, run.repeats) for state, of in asking.targets(run).items()}
+    heads()  # before anything is compiled: there may be none
+    return {state.strip() or "eager": fitted(of, run.repeats) for state, of in questions.targets(run).items()}
 
 
 def nodes(of: Fitted) -> int:
@@ -42,24 +139,24 @@ def nodes(of: Fitted) -> int:
 def settings(chosen: dict[str, Fitted]) -> dict:
     """What a measurement depends on: other heads of the same name need another one, and so do other trees."""
     sizes = {state: nodes(of) for state, of in chosen.items()}
-    return {"heads": HEADS, "weights": fingerprint(fitting.heads()), "nodes": sizes}
+    return {"heads": HEADS, "weights": fingerprint(heads()), "nodes": sizes}
 
 
 @cache
 def rows(run: Run) -> list[dict]:
     """Plain decoding and Medusa, eager and compiled, on PER_KIND questions of every kind."""
-    by = lambda of: Medusa(fitting.heads(), fitted(of, run.repeats).tree)  # noqa: E731
+    by = lambda of: Medusa(heads(), fitted(of, run.repeats).tree)  # noqa: E731
     methods = lambda ids: with_and_without(run, ids, "medusa", by)  # noqa: E731
     return asked("medusa", run, KINDS, PER_KIND, methods, settings(trees(run)), also=by_size)
 
 
 def by_size(ids: list[int], natural: Output) -> dict:
     """How many steps of the eager target the answer takes with the best tree of each of SIZES, counted by replay."""
-    decoder, text = asking.eager().decoder, [*ids, *natural.ids]
+    decoder, text = common.eager().decoder, [*ids, *natural.ids]
     hidden = decoder.final(read_texts(decoder, [text[:-1]]))
-    of, grown = Text("", text, len(ids), hidden=hidden), {n: best_tree(fitting.accuracies(), n) for n in SIZES}
-    best = favourites(fitting.heads(), of, max(tree.ranks for tree in grown.values()))
-    steps = [(n, len(trace_of(fitting.heads(), of, best, tree)) - 1) for n, tree in grown.items()]
+    of, grown = Text("", text, len(ids), hidden=hidden), {n: best_tree(accuracies(), n) for n in SIZES}
+    best = favourites(heads(), of, max(tree.ranks for tree in grown.values()))
+    steps = [(n, len(trace_of(heads(), of, best, tree)) - 1) for n, tree in grown.items()]
     return {"steps_by_nodes": steps, "behind_first": len(natural.ids) - 1}
 
 
@@ -70,9 +167,9 @@ def in_eight_bits(run: Run) -> tuple[str, dict]:
     """
     if run.quick:
         return "", {}
-    target = fitting.eight_bits()
+    target = eight_bits()
     of = fitted(target, run.repeats)
-    by = Medusa(fitting.heads(), of.tree)
+    by = Medusa(heads(), of.tree)
     methods = lambda ids: {"plain": partial(ours, target, ids), "medusa": partial(ours, target, ids, by)}  # noqa: E731
     found = asked("medusa/int8", run, KINDS, 1, methods, settings({"int8": of}), target)
     if not (counted := long_enough(found)):
@@ -88,11 +185,11 @@ def in_eight_bits(run: Run) -> tuple[str, dict]:
     f"plain decoding (1 token a forward); mean of {', '.join(KINDS)}; {EAGER}, counted; {HEADS}", asks=TAUGHT,
 )  # fmt: skip
 def tokens(run: Run) -> Measured:
-    counted, eager = answered(rows(run)), fitted(asking.eager(), run.repeats)
+    counted, eager = answered(rows(run)), fitted(common.eager(), run.repeats)
     kinds = by_category(counted)
     counts = [in_steps(of, "medusa") for of in kinds.values()]
     tau = {kind: tokens_per_forward(of, "medusa") for kind, of in kinds.items()}
-    together, expected = tokens_per_forward(counted, "medusa"), expected_tokens(eager.tree, fitting.accuracies())
+    together, expected = tokens_per_forward(counted, "medusa"), expected_tokens(eager.tree, accuracies())
     note = f"{listed(tau)}; all questions together {together:.2f}; {nodes(eager)} nodes, which promise {expected:.2f}"
     larger = {n: sum(row["behind_first"] for row in counted) / sum(dict(row["steps_by_nodes"])[n] for row in counted)
               for n in SIZES}  # fmt: skip
@@ -128,7 +225,7 @@ def identity(run: Run) -> Measured:
     instead: forwards, and all beside them, each timed alone behind another text, at the w rows that a step fed on
     average. What is left is what that misses: other lengths, commits, caches that other work emptied.
     """
-    counted, eager = answered(rows(run)), fitted(asking.eager(), run.repeats)
+    counted, eager = answered(rows(run)), fitted(common.eager(), run.repeats)
     plain, guessed = ([row[name] for row in counted] for name in ("plain", "medusa"))
     fed = rows_fed(counted, "medusa")
     overhead, tau = eager.overhead(fed), tokens_per_forward(counted, "medusa")

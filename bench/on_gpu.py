@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from bench import serving
+from bench.common import CLAIMS, Run
 from bench.gpu_ladder import ladder
-from bench.registry import CLAIMS, Run
 from bench.run import RESULTS
 from lessons_lib.compiler import capture
 from lessons_lib.decoding.draft_tree import plain_block

@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch
 
-from bench import asking, assisted, fitting, inside
-from bench.asking import prompt_of
+from bench import assisted, common, inside, medusa
+from bench.common import prompt_of
 from bench.inside import by_kernel, by_sums
 from bench.run import RESULTS
 from lessons_lib import compiler, native
@@ -55,14 +55,14 @@ def main(words: Sequence[str] = ()) -> int:
     wanted = lambda change: not words or any(word in change.what for word in words)  # noqa: E731
     rows = [row_of(change) if wanted(change) else kept.get(change.what) for change in tried()]
     say("where a whole step's time goes ...")
-    lightest = quantized(asking.model().target().decoder, GROUPED)
+    lightest = quantized(common.model().target().decoder, GROUPED)
     parts = {count: parts_of(step(lightest, count)) for count in (1, ROWS)}
     facts = {
         "layers": LAYERS,
         "parts": {"format": GROUPED, "text": TEXT, "seconds": parts},
         "host": machine.host(),
         "versions": machine.versions(),
-        "dtype": asking.DTYPE,
+        "dtype": common.DTYPE,
     }
     path.write_text(json.dumps(facts | {"rows": [row for row in rows if row]}, indent=1) + "\n", encoding="utf-8")
     return 0
@@ -123,7 +123,7 @@ def tried() -> list[Change]:
 
 def small() -> Decoder:
     """The model's first LAYERS layers and its whole head."""
-    return cut(asking.model(), LAYERS).target().decoder
+    return cut(common.model(), LAYERS).target().decoder
 
 
 def step(decoder, rows: int = 1, fitted: bool = True, **options) -> Callable[[], None]:
@@ -190,25 +190,25 @@ def attended(how: Callable | None) -> CompiledTarget:
 @cache
 def eight() -> Decoder:
     """The whole model in 8 bits."""
-    return quantized(asking.model().target().decoder, BOTH)
+    return quantized(common.model().target().decoder, BOTH)
 
 
 def masks() -> Calls:
     """A mask built for ROWS rows of a chain behind TEXT tokens, and a block that needs none."""
     chain = DraftTree.chain([0] * (ROWS - 1))
-    cache = asking.eager().new_cache(TEXT)
+    cache = common.eager().new_cache(TEXT)
     return lambda: tree_mask(1, chain, TEXT), lambda: make_block([0], chain, cache)
 
 
 def choosing() -> Calls:
     """The favourite of one row of logits (1, V), by argmax and by max."""
-    logits = torch.randn(1, asking.model().shape.vocab_size)
+    logits = torch.randn(1, common.model().shape.vocab_size)
     return lambda: logits.argmax(-1).tolist(), lambda: logits.max(-1).indices.tolist()
 
 
 def holding_back() -> Calls:
     """The favourite of a copy of one row of logits (1, V), and of the row itself."""
-    logits = torch.randn(1, asking.model().shape.vocab_size)
+    logits = torch.randn(1, common.model().shape.vocab_size)
     return lambda: logits.clone().max(-1).indices.tolist(), lambda: logits.max(-1).indices.tolist()
 
 
@@ -220,7 +220,7 @@ def draft() -> Calls:
 
 def heads() -> Calls:
     """RANKS favourites of each of Medusa's heads for one state, whole and trimmed. NotMeasured without heads."""
-    trimmed, whole = fitting.heads(), load_heads(fitting.HEADS, asking.model())
+    trimmed, whole = medusa.heads(), load_heads(medusa.HEADS, common.model())
     whole.rows, whole.kept = whole.lm_head, None
     state = torch.zeros(1, whole.width, dtype=whole.lm_head.dtype)
     return tuple(partial(torch.no_grad()(of.favourites), state, RANKS, chosen=[0]) for of in (whole, trimmed))

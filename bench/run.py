@@ -4,27 +4,20 @@ Each claim's row goes into results/claims.json as soon as it is there, its raw s
 was interrupted goes on where it stopped; one that ended starts anew. With another file's questions, only claims that
 ask some are measured, and all goes to build/bench/, by the file's name: the stored rows are about our own questions.
 
-module           what it holds
----------------  ----------------------------------------------------------------------------------------------
-registry         claims by name, what a run and a measurement are
-generation       claims of lessons 01-03: loop, cache, decoder
-serving          claims of lesson 05 about the engine: against other ways of serving
-simulated        claims of lesson 05 about the simulator: its error and its speed
-assisted         claims of lesson 06 that are timed: a draft model
-counted          claims of lesson 06 that are counted: its guesses, replayed
-speculation      claims of lessons 07 and 08: prompt lookup and lookahead
-medusa           claims of lesson 09: heads that guess
-quantized        claims of lesson 10: how fast rounded decoders are
-rounding         claims of lesson 10: what rounding costs in quality
-ladder           claims of lesson 11: every rung in turn, and llama.cpp
-asking           questions, targets and methods that claims of speculation share
-by_question      methods in turn on each question, kept as it goes, and sums over questions
-saying           a claim's note, from its rows
-fitting          the tree that Medusa gets on a target
-rungs, pricing   what a rung of the ladder runs, and what it is expected to cost
-on_gpu           a GPU's steps, engine and ladder (gpu_ladder); run by itself
-overheads        what was tried to make a compiled step faster; run by itself
-other_engines    the same requests on vLLM, through answering (lines of JSON) and vllm_worker (in vLLM's Python)
+module          what it holds
+--------------  ------------------------------------------------------------------------------------------------
+common          claims by name, what a run and a measurement are, the model, ratios with intervals
+questions       methods in turn on each question, kept as it goes, sums over questions, and notes
+decoding        claims of lessons 01-03: loop, cache, decoder
+serving         claims of lesson 05: the engine against others (vllm, vllm_worker), the simulator
+assisted        claims of lesson 06: a draft model
+prompt_lookup   claims of lesson 07
+lookahead       the claim of lesson 08
+medusa          claims of lesson 09, and the tree that Medusa gets on a target
+quantization    claims of lesson 10: speed and quality of rounded decoders
+ladder          claims of lesson 11: every rung in turn, and llama.cpp
+on_gpu          a GPU's steps, engine and ladder; run by itself
+overheads       what was tried to make a compiled step faster; run by itself
 """
 
 import argparse
@@ -34,23 +27,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from bench.registry import CLAIMS, Claim, Measured, NotMeasured, Run
+from bench.common import CLAIMS, Claim, Measured, NotMeasured, Run
 from lessons_lib.data import questions
 from lessons_lib.measure import claims, machine
 from lessons_lib.progress import bar, say
 
-BENCHES = (
-    "generation",
-    "serving",
-    "simulated",
-    "assisted",
-    "counted",
-    "speculation",
-    "medusa",
-    "quantized",
-    "rounding",
-    "ladder",
-)
+BENCHES = ("decoding", "serving", "assisted", "prompt_lookup", "lookahead", "medusa", "quantization", "ladder")
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 OTHERS = ROOT / "build" / "bench"  # results of quick runs, and with other files' questions

@@ -1,4 +1,4 @@
-"""Claims of lesson 05 about the engine: against other ways of serving the same requests, and a bare forward.
+"""Claims of lesson 05: the engine against other ways of serving, and the simulator's error and speed.
 
 48 requests at once, prompts of 16 to 128 random tokens, outputs exponential with mean 48 and cap 192, 16 slots, 256
 blocks of 32 tokens; in the number format that this machine is fast in. The engine runs compiled where a compiler is at
@@ -10,21 +10,23 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor
 
-from bench import other_engines
-from bench.registry import Measured, Run, claim
+from bench import vllm
+from bench.common import Measured, Run, claim
 from lessons_lib import load
 from lessons_lib.compiler import CompiledStep
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.hub import dtype_name
-from lessons_lib.serving import peers
+from lessons_lib.progress import bar
+from lessons_lib.serving import metrics, peers
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
+from lessons_lib.serving.cost_model import Linear, fit, steps
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.loop import Log
 from lessons_lib.serving.paged_target import COMPILED, PagedTarget, Pages, paged_step
@@ -36,6 +38,7 @@ SLOTS = 16
 BLOCKS = dict(num_blocks=256, block_size=32)  # longer pieces of memory than 16 tokens are read faster
 COUNT = 48
 ENGINE = "our engine, compiled"
+TERMS = ("step", "prefill_step", "prefill_token", "prefill_pair", "decode_step", "decode_token", "kv_token")
 
 
 @cache
@@ -124,11 +127,11 @@ def generate_batch(run: Run) -> Measured:
 
 
 @claim("serving/vs-vllm", ">= 1.0", "vLLM's build for the CPU, the same requests, slots and dtype, its own process")
-def vllm(run: Run) -> Measured:
+def over_vllm(run: Run) -> Measured:
     """NotMeasured where VLLM_PYTHON names no environment with vLLM."""
-    python, folder = other_engines.vllm_python(), Path(model().network.config._name_or_path)
+    python, folder = vllm.vllm_python(), Path(model().network.config._name_or_path)
     name = str(model().dtype).removeprefix("torch.")
-    with other_engines.vllm(python, folder, SLOTS, name) as theirs:
+    with vllm.vllm(python, folder, SLOTS, name) as theirs:
         found = over_ours(run, theirs.serve)
     said = ", ".join(f"{package} {version}" for package, version in theirs.facts["versions"].items())
     return Measured(found.ratio, f"{found.note}; {said}", found.facts | {"theirs": theirs.facts})
@@ -200,3 +203,69 @@ def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], T
     tokens, positions = torch.full((rows,), 50, **long), torch.full((rows,), entries * 3 // 4, **long)
     tables, wanted = torch.zeros(rows, 1, **long), torch.arange(rows, **long)
     return lambda: step(tokens, positions, tables, wanted, made[: c.num_layers], made[c.num_layers :])
+
+
+@cache
+def trace_runs(run: Run) -> list[tuple[Log, Log]]:
+    """(engine's log, simulator's log) of the same requests, a few times, calibrated before and after each."""
+    found, asked = [], requests(run)
+    for i in bar(range(1 if run.quick else 5), desc="engine and simulator", unit="run"):
+        before = steps(serve(workload(24, seed=100 + 2 * i)))
+        log = serve(asked)
+        after = steps(serve(workload(24, seed=101 + 2 * i)))
+        found.append((log, simulate(asked, scheduler(), fit(before + after, TERMS), padded=False)))
+    return found
+
+
+def simulated_error(run: Run, measure: Callable[[Log], dict[str, float]]) -> Measured:
+    """The median over the runs of the worst |simulated / measured - 1| of the log's figures."""
+    pairs = [(measure(real), measure(simulated)) for real, simulated in trace_runs(run)]
+    errors = [{name: abs(simulated[name] / real[name] - 1) for name in real} for real, simulated in pairs]
+    worst = [max(of.values()) for of in errors]
+    each = {name: median(of[name] for of in errors) for name in errors[0]}
+    said = ", ".join(f"{name} {error:.1%}" for name, error in each.items())
+    return Measured(
+        Ratio(median(worst), min(worst), max(worst), Samples(tuple(worst)), Samples((1.0,) * len(worst))),
+        f"{said}; {dtype_name(model().dtype)}; the interval is that of the runs",
+        {"errors": each, "unit": "relative error", "dtype": dtype_name(model().dtype)},
+    )
+
+
+@claim(
+    "simulator/throughput-error", "<= 0.10", f"{ENGINE}, the same requests; calibrated on others before and after",
+    unit="",
+)  # fmt: skip
+def throughput_error(run: Run) -> Measured:
+    return simulated_error(run, lambda log: {"output": metrics.latency(log.requests).output_throughput})
+
+
+@claim(
+    "simulator/latency-error", "<= 0.20",
+    f"{ENGINE}, the same requests; the worst of TTFT and ITL at p50 and p90; calibrated on others before and after",
+    unit="",
+)  # fmt: skip
+def latency_error(run: Run) -> Measured:
+    def measure(log: Log) -> dict[str, float]:
+        found = metrics.latency(log.requests)
+        return {f"{name} p{p}": getattr(found, name)[p] for name in ("ttft", "itl") for p in (50, 90)}
+
+    return simulated_error(run, measure)
+
+
+@claim(
+    "simulator/requests-per-second",
+    ">= 170",
+    "872 prompt and 128 output tokens a request, one core",
+    unit="/s",
+    dtype="",
+)
+def requests_per_second(run: Run) -> Measured:
+    count, slots = 100 if run.quick else 1000, SLOTS
+    asked = Workload(count, Fixed(872), Fixed(128)).requests()
+    cost = Linear(step=0.01, prefill_token=1e-4, decode_token=1e-3)
+    taken = timed(lambda: simulate(asked, Scheduler(BlockPool(4096), slots), cost), repeats=run.repeats, warmup=1)
+    return Measured(
+        Ratio.of(Samples((float(count),) * run.repeats), taken),
+        f"{count} requests, {slots} slots",
+        {"unit": "requests, s"},
+    )

@@ -1,4 +1,4 @@
-"""What vLLM's own Python runs for other_engines.vllm: JSON lines in, JSON lines out; nothing of lessons_lib.
+"""What vLLM's own Python runs for vllm.vllm: JSON lines in, JSON lines out; nothing of lessons_lib.
 
 First line in: {"model": folder, "dtype": .., "max_num_seqs": .., "max_model_len": ..}; out: {"versions": .., ..}.
 Then each line in: {"requests": [{"ids": [..], "output_length": n}]}; out: {"ids": ..}.

@@ -9,7 +9,7 @@ import torch
 from support.drafts import perturbed
 from support.heads import heads_of
 
-from bench import asking, by_question, fitting
+from bench import common, medusa, questions
 from lessons_lib import data
 from lessons_lib.data import Question
 from lessons_lib.models import LanguageModel, tiny
@@ -46,34 +46,35 @@ def offline(monkeypatch, tmp_path) -> tuple[LanguageModel, LanguageModel]:
     what they keep in tmp_path."""
     letters, network = Letters(), tiny(context=2048)
     of = LanguageModel(network, letters, "tiny", "cpu", torch.float64)
-    targets = of.target(), of.target()
-    for name, value in (("model", of), ("eager", targets[0]), ("compiled", targets[1])):
-        monkeypatch.setattr(asking, name, lambda value=value: value)
-    monkeypatch.setattr(asking, "TOKENS", TOKENS)
-    monkeypatch.setattr(by_question, "KEPT", tmp_path / "build" / "kept")
+    eager, compiled = of.target(), of.target()
+    monkeypatch.setattr(common, "model", lambda dtype="": of)
+    monkeypatch.setattr(common, "eager", lambda dtype="": eager)
+    monkeypatch.setattr(questions, "compiled", lambda: compiled)
+    monkeypatch.setattr(questions, "TOKENS", TOKENS)
+    monkeypatch.setattr(questions, "KEPT", tmp_path / "build" / "kept")
     return of, LanguageModel(perturbed(network, 0.03), letters, "tiny-draft", "cpu", torch.float64)
 
 
 def asks(monkeypatch, kinds, words: str = "ab ab.") -> None:
     """The benches' own questions are one of each of these kinds, in turn; those of a file are read."""
     own = [Question(i, kind, (f"{kind} {i}: {words}",)) for i, kind in enumerate(kinds, 1)]
-    monkeypatch.setattr(asking, "questions", lambda path=None: data.questions(path) if path else own)
+    monkeypatch.setattr(questions, "questions", lambda path=None: data.questions(path) if path else own)
 
 
 def another_file(monkeypatch, tmp_path) -> Path:
     """A file with question 81 of two turns, of a category that ours do not have; the compiled target may not run."""
-    monkeypatch.setattr(asking, "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
+    monkeypatch.setattr(questions, "compiled", lambda: pytest.fail("their prompts may not fit its caches"))
     path = tmp_path / "other.jsonl"
     path.write_text(json.dumps({"question_id": 81, "category": "roleplay", "turns": TURNS}) + "\n")
     return path
 
 
 def with_heads(monkeypatch, tmp_path) -> LanguageModel:
-    """As `offline`, and for bench/fitting.py two random heads, trees of 2 or 60 nodes, and shorter texts to time."""
+    """As `offline`, and for bench/medusa.py two random heads, trees of 2 or 60 nodes, and shorter texts to time."""
     of, _ = offline(monkeypatch, tmp_path)
     guessing, eight = heads_of(of.network, count=2), of.target()
     for name, value in (("heads", guessing), ("accuracies", ACCURACIES), ("eight_bits", eight)):
-        monkeypatch.setattr(fitting, name, lambda value=value: value)
-    monkeypatch.setattr(fitting, "WIDTHS", WIDTHS)
-    monkeypatch.setattr(fitting, "CACHED", 20)
+        monkeypatch.setattr(medusa, name, lambda value=value: value)
+    monkeypatch.setattr(medusa, "WIDTHS", WIDTHS)
+    monkeypatch.setattr(medusa, "CACHED", 20)
     return of

@@ -7,8 +7,8 @@ import pytest
 import torch
 from support.benches import Letters
 
-from bench import other_engines, simulated
-from bench.registry import CLAIMS, NotMeasured, Run
+from bench import vllm
+from bench.common import CLAIMS, NotMeasured, Run
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.serving import paged_target
@@ -29,9 +29,9 @@ def serving():
         words.vocab_size = 97
         of = LanguageModel(tiny(context=2048, dtype=torch.float32), words, "tiny", "cpu", torch.float32)
         patch.setattr(serving, "model", lambda: of)
-        serving.target.cache_clear(), simulated.trace_runs.cache_clear()
+        serving.target.cache_clear(), serving.trace_runs.cache_clear()
         yield serving
-        serving.target.cache_clear(), simulated.trace_runs.cache_clear()
+        serving.target.cache_clear(), serving.trace_runs.cache_clear()
 
 
 def measured(serving, name):
@@ -49,8 +49,8 @@ def test_a_claim_is_measured_and_says_in_which_number_format(serving, name):
 
 
 def test_an_error_of_the_simulator_is_the_median_over_runs_of_the_worst_figure(serving, monkeypatch):
-    monkeypatch.setattr(simulated, "trace_runs", lambda run: [(1.0, 1.1), (2.0, 3.0), (4.0, 4.4)])
-    found = simulated.simulated_error(Run(True), lambda log: {"a": log, "b": 10.0})
+    monkeypatch.setattr(serving, "trace_runs", lambda run: [(1.0, 1.1), (2.0, 3.0), (4.0, 4.4)])
+    found = serving.simulated_error(Run(True), lambda log: {"a": log, "b": 10.0})
     assert found.ratio.value == pytest.approx(0.1) and (found.ratio.low, found.ratio.high) == pytest.approx((0.1, 0.5))
 
 
@@ -93,13 +93,13 @@ def test_buffers_in_one_piece_hold_what_blocks_hold(serving):
 def test_vllm_is_named_with_its_versions_and_is_not_measured_without_its_environment(serving, monkeypatch):
     @contextmanager
     def fake(python, folder, slots, dtype):
-        yield other_engines.Other(lambda asked: None, {"versions": {"vllm": "1.2"}, "dtype": dtype})
+        yield vllm.Other(lambda asked: None, {"versions": {"vllm": "1.2"}, "dtype": dtype})
 
     monkeypatch.delenv("VLLM_PYTHON", raising=False)
     with pytest.raises(NotMeasured, match="VLLM_PYTHON"):
         measured(serving, "serving/vs-vllm")
-    monkeypatch.setattr(other_engines, "vllm_python", lambda: "python")
-    monkeypatch.setattr(other_engines, "vllm", fake)
+    monkeypatch.setattr(vllm, "vllm_python", lambda: "python")
+    monkeypatch.setattr(vllm, "vllm", fake)
     found = measured(serving, "serving/vs-vllm")
     assert found.note.endswith("vllm 1.2") and found.facts["theirs"]["dtype"] == "float32"
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from support.benches import Letters
 
-from bench import generation, rounding
-from bench import quantized as bench
-from bench.registry import CLAIMS, Run
+from bench import common, decoding, quantization
+from bench.common import CLAIMS, Run
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Samples
@@ -33,26 +32,26 @@ class Reader(Letters):
 def model(monkeypatch):
     """A model of three layers and texts of a few short windows."""
     of = LanguageModel(tiny(3, width=64, tied=True), Reader(), "tiny", "cpu", torch.float64)
-    monkeypatch.setattr(generation, "model", lambda dtype: of)
+    monkeypatch.setattr(common, "model", lambda dtype="": of)
     texts = {"evaluation": "what is read " * 12, "calibration": "calibrated with this " * 12}
-    monkeypatch.setattr(rounding, "text", texts.get)
+    monkeypatch.setattr(quantization, "text", texts.get)
     monkeypatch.setattr(quality, "WINDOW", 40)
     short = lambda ids, window=40: [list(ids[i : i + 40]) for i in range(0, len(ids), 40)]  # noqa: E731
     monkeypatch.setattr(quality, "windows", short)
-    for cached in (rounding.ids, rounding.wide):
+    for cached in (quantization.ids, quantization.wide):
         cached.cache_clear()
     yield of
-    for cached in (rounding.ids, rounding.wide):
+    for cached in (quantization.ids, quantization.wide):
         cached.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["int8-weight-only", "int8", "int4"])
 def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(name, model):
     found = CLAIMS[f"{name}/perplexity"].measure(QUICK)
-    flat = [token for window in rounding.ids("evaluation", 2) for token in window]
-    windows = rounding.ids("calibration", 4)
+    flat = [token for window in quantization.ids("evaluation", 2) for token in window]
+    windows = quantization.ids("calibration", 4)
     small, wide = (
-        quality.read(rounding.logits_of(of), flat)
+        quality.read(quantization.logits_of(of), flat)
         for of in (
             rounded(model.target().decoder, name, windows=windows, values=name == "int4"),
             model.target().decoder,
@@ -65,34 +64,34 @@ def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(name, mod
 
 def test_beside_int8_stands_what_each_remedy_brings_and_beside_int4_other_formats():
     beside = CLAIMS["int8/perplexity"].measure(QUICK).facts["remedies"]
-    assert list(beside) == list(rounding.REMEDIES) and beside["all"]["kl"] < beside["none"]["kl"]
+    assert list(beside) == list(quantization.REMEDIES) and beside["all"]["kl"] < beside["none"]["kl"]
     formats = CLAIMS["int4/perplexity"].measure(QUICK).facts["formats"]
-    assert list(formats) == list(rounding.BESIDE[:2])
+    assert list(formats) == list(quantization.BESIDE[:2])
     assert all(8 < row["bits"] < 9.5 and 0 <= row["agreement"] <= 1 and row["kl"] > 0 for row in formats.values())
 
 
-@pytest.mark.parametrize("name", rounding.BESIDE)
+@pytest.mark.parametrize("name", quantization.BESIDE)
 def test_every_format_beside_can_be_made(name, model, monkeypatch):
-    assert bytes_read(rounding.rounded(name, values=name != "llm.int8")) > 0
+    assert bytes_read(quantization.rounded(name, values=name != "llm.int8")) > 0
 
 
 def test_what_gptq_recovers_is_the_share_of_perplexity_that_is_not_lost():
     exact, nearest, better = (np.array([[math.log(p) * 10, 10]] * 3) for p in (20.0, 30.0, 24.0))
-    assert rounding.share(exact, nearest, better) == pytest.approx((0.6, 0.6, 0.6))
-    assert rounding.share(exact, nearest, nearest)[0] == pytest.approx(0)
-    assert rounding.share(exact[:1], nearest[:1], better[:1])[1:] == (-math.inf, math.inf)
+    assert quantization.share(exact, nearest, better) == pytest.approx((0.6, 0.6, 0.6))
+    assert quantization.share(exact, nearest, nearest)[0] == pytest.approx(0)
+    assert quantization.share(exact[:1], nearest[:1], better[:1])[1:] == (-math.inf, math.inf)
 
 
 def test_gptq_is_judged_on_the_trimmed_draft_by_the_tokens_that_its_head_scores(model, monkeypatch):
     """Over windows that calibrate nothing; each of the three is read again here."""
     draft = start_from(model.target().decoder, [0, 2], torch.arange(20)).requires_grad_(False)
-    monkeypatch.setattr(rounding, "load", lambda name, **options: SimpleNamespace(network=name))
-    monkeypatch.setattr(rounding, "decoder_of", {"smol-draft": draft}.get)
+    monkeypatch.setattr(quantization, "load", lambda name, **options: SimpleNamespace(network=name))
+    monkeypatch.setattr(quantization, "decoder_of", {"smol-draft": draft}.get)
     found = CLAIMS["gptq-3bit/recovered"].measure(QUICK)
-    flat = [token for window in rounding.ids("evaluation", 2) for token in window]
-    scored, calibration = torch.arange(97) < 20, rounding.ids("calibration", 2)
+    flat = [token for window in quantization.ids("evaluation", 2) for token in window]
+    scored, calibration = torch.arange(97) < 20, quantization.ids("calibration", 2)
     made = [draft, *(rounded(draft, name, head=None, windows=calibration) for name in ("int3 g64", "gptq int3 g64"))]
-    exact, nearest, better = (quality.read(rounding.logits_of(of), flat, among=scored).perplexity for of in made)
+    exact, nearest, better = (quality.read(quantization.logits_of(of), flat, among=scored).perplexity for of in made)
     assert list(found.facts["perplexity"].values()) == pytest.approx([exact, nearest, better], rel=1e-5)
     assert found.ratio.value == pytest.approx(1 - (better - exact) / (nearest - exact), rel=1e-2)
     assert exact != pytest.approx(nearest, rel=1e-4) and better != pytest.approx(nearest, rel=1e-4)
@@ -101,12 +100,12 @@ def test_gptq_is_judged_on_the_trimmed_draft_by_the_tokens_that_its_head_scores(
 def test_windows_are_drawn_together_for_all_three():
     """One window where everything is harder moves no share."""
     exact = np.array([[10.0, 10], [30.0, 10]])
-    value, low, high = rounding.share(exact, exact + [1, 0], exact + [0.5, 0])
+    value, low, high = quantization.share(exact, exact + [1, 0], exact + [0.5, 0])
     assert low < high and 0.45 < low and high < 0.65 and low <= value <= high
 
 
 def target_of(weights: str | None) -> DecoderTarget:
-    target = generation.model("").target(weights=weights)
+    target = common.model("").target(weights=weights)
     target.capacity, target.problem, target.compile_seconds = 100, None, {}
     return target
 
@@ -114,26 +113,26 @@ def target_of(weights: str | None) -> DecoderTarget:
 def test_the_error_of_the_prediction_is_the_worst_formats():
     seconds = {"bf16": 0.010, "int8": 0.006, "int4": 0.003}
     predicted = {"bf16": 0.011, "int8": 0.005, "int4": 0.003}
-    found = bench.compared({name: Samples((of,) * 3) for name, of in seconds.items()}, predicted)
+    found = quantization.compared({name: Samples((of,) * 3) for name, of in seconds.items()}, predicted)
     assert found.ratio.value == pytest.approx(0.2, rel=1e-6) and found.facts["worst"] == "int8"
     assert found.note == "measured over predicted: bf16 0.91, int8 1.20, int4 1.00"
 
 
 def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_wide_products(monkeypatch, model):
-    medians = {bench.DTYPE: 0.003, "int8": 0.007, "int8-weight-only": 0.004, "int4": 0.005}
-    monkeypatch.setattr(bench, "in_turn", lambda calls, repeats: {n: Samples((medians[n],) * 3) for n in calls})
-    monkeypatch.setattr(bench.kernels, "linears", lambda shape, dtype, device: 0.010)
-    facts = bench.predicted_error(QUICK).facts
+    medians = {quantization.DTYPE: 0.003, "int8": 0.007, "int8-weight-only": 0.004, "int4": 0.005}
+    monkeypatch.setattr(quantization, "in_turn", lambda calls, repeats: {n: Samples((medians[n],) * 3) for n in calls})
+    monkeypatch.setattr(quantization.kernels, "linears", lambda shape, dtype, device: 0.010)
+    facts = quantization.predicted_error(QUICK).facts
     wide = bytes_read(model.target().decoder)
     for name, launching in medians.items():
-        read = bytes_read(model.target(weights=None if name == bench.DTYPE else name).decoder)
+        read = bytes_read(model.target(weights=None if name == quantization.DTYPE else name).decoder)
         assert facts["predicted"][name] == pytest.approx(launching + 0.010 * read / wide)
 
 
 def test_speeds_are_theirs_over_ours_and_say_what_is_read(monkeypatch):
-    monkeypatch.setattr(bench, "target", target_of)
-    monkeypatch.setattr(generation, "ours", lambda of, count: lambda: None)
-    monkeypatch.setattr(generation, "theirs", lambda dtype, count: lambda: None)
+    monkeypatch.setattr(quantization, "target", target_of)
+    monkeypatch.setattr(decoding, "ours", lambda of, count: lambda: None)
+    monkeypatch.setattr(decoding, "theirs", lambda dtype, count: lambda: None)
     found = CLAIMS["int4/vs-generate"].measure(QUICK)
     assert found.facts["bytes_read"] < found.facts["bytes_kept"] and found.note.startswith("a step reads 0 MB")
     assert CLAIMS["int8/vs-bf16"].measure(QUICK).ratio.value > 0
@@ -145,17 +144,17 @@ def test_libraries_run_beside_or_say_why_not(monkeypatch, model):
             raise ModelUnavailable("not here")
         return model.network
 
-    monkeypatch.setattr(bench, "by_library", by_library)
-    found = bench.by_libraries(Run(quick=False))
+    monkeypatch.setattr(quantization, "by_library", by_library)
+    found = quantization.by_libraries(Run(quick=False))
     assert found.pop("torchao fp8") == "not here" and all(speed > 0 for speed in found.values())
-    assert set(found) < set(bench.LIBRARIES) and bench.by_libraries(QUICK) == {}
+    assert set(found) < set(quantization.LIBRARIES) and quantization.by_libraries(QUICK) == {}
 
 
 def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
-    monkeypatch.setattr(bench, "target", target_of)
-    bench.compiled_steps.cache_clear()
+    monkeypatch.setattr(quantization, "target", target_of)
+    quantization.compiled_steps.cache_clear()
     found = CLAIMS["int8/width-9"].measure(QUICK)
-    bench.compiled_steps.cache_clear()
+    quantization.compiled_steps.cache_clear()
     assert found.ratio.value == pytest.approx(
         np.median(np.array(found.facts["steps"]["int8 9 rows"]) / np.array(found.facts["steps"]["int8 1 rows"]))
     )
@@ -164,15 +163,16 @@ def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
 
 def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_theirs(monkeypatch):
     """Wide weights of 8 bytes at 2 a second take 1 s beyond reading; what has 4 is predicted to take 3 s."""
-    times = {("int8", 1): 3.3, ("int4", 1): 1.5, ("int8-weight-only", 1): 3.0, (bench.DTYPE, 1): 5.0}
+    times = {("int8", 1): 3.3, ("int4", 1): 1.5, ("int8-weight-only", 1): 3.0, (quantization.DTYPE, 1): 5.0}
     taken = {
-        call: Samples((seconds,) * 3) for call, seconds in (times | {("int8", 9): 9.0, bench.READING: 4.0}).items()
+        call: Samples((seconds,) * 3)
+        for call, seconds in (times | {("int8", 9): 9.0, quantization.READING: 4.0}).items()
     }
-    monkeypatch.setattr(bench, "compiled_steps", lambda run: taken)
-    monkeypatch.setattr(bench, "target", lambda name: SimpleNamespace(decoder=name))
-    monkeypatch.setattr(bench, "bytes_read", lambda name: 4 if name else 8)
+    monkeypatch.setattr(quantization, "compiled_steps", lambda run: taken)
+    monkeypatch.setattr(quantization, "target", lambda name: SimpleNamespace(decoder=name))
+    monkeypatch.setattr(quantization, "bytes_read", lambda name: 4 if name else 8)
     for unpacking, said, off in ((0.0, "0.50", 0.5), (1.0, "0.50", 0.5), (4.0, "0.30", 0.7)):
-        monkeypatch.setattr(bench, "unpacking", lambda rate, seconds=unpacking: seconds)
+        monkeypatch.setattr(quantization, "unpacking", lambda rate, seconds=unpacking: seconds)
         found = CLAIMS["quantized/compiled-predicted-error"].measure(QUICK)
         assert found.note == f"measured over predicted: int8 1.10, int4 {said}, int8-weight-only 1.00"
         assert found.ratio.value == pytest.approx(off) and found.facts["worst"] == "int4"
@@ -180,8 +180,8 @@ def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_t
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_unpacking_is_what_products_take_in_a_cache_and_the_head_in_memory(monkeypatch, packed):
-    monkeypatch.setattr(bench, "target", target_of)
-    monkeypatch.setattr(bench, "products_in_cache", lambda decoder: 3.0)
-    monkeypatch.setattr(bench.cpu, "packed_kernels", lambda: packed)
-    shape = bench.generation.model(bench.DTYPE).shape
-    assert bench.unpacking(2.0) == (3.0 + shape.vocab_size * shape.hidden_size / 2 if packed else 0.0)
+    monkeypatch.setattr(quantization, "target", target_of)
+    monkeypatch.setattr(quantization, "products_in_cache", lambda decoder: 3.0)
+    monkeypatch.setattr(quantization.cpu, "packed_kernels", lambda: packed)
+    shape = common.model().shape
+    assert quantization.unpacking(2.0) == (3.0 + shape.vocab_size * shape.hidden_size / 2 if packed else 0.0)

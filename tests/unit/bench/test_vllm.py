@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
-from bench import other_engines
-from bench.registry import NotMeasured
+from bench import vllm
+from bench.common import NotMeasured
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.paths import ROOT
 
@@ -59,15 +59,15 @@ def seen(monkeypatch, tmp_path):
 
 
 def once(python, folder, requests, **settings):
-    with other_engines.vllm(python, folder, **settings) as other:
+    with vllm.vllm(python, folder, **settings) as other:
         return other.serve(requests), other.facts
 
 
 @pytest.mark.parametrize("environ", [{}, {"VLLM_PYTHON": ""}, {"VLLM_PYTHON": "/no/such/python"}])
 def test_without_an_environment_for_vllm_a_sentence_says_what_to_set(environ):
     with pytest.raises(NotMeasured, match="^not measured: set VLLM_PYTHON to the Python of an environment"):
-        other_engines.vllm_python(environ)
-    assert other_engines.vllm_python({"VLLM_PYTHON": sys.executable}) == sys.executable
+        vllm.vllm_python(environ)
+    assert vllm.vllm_python({"VLLM_PYTHON": sys.executable}) == sys.executable
 
 
 def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(seen, tmp_path):
@@ -79,19 +79,6 @@ def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(seen, 
     told = json.loads(told)
     assert told["model"] == str(tmp_path / "model") and told["dtype"] == "bfloat16" and told["max_num_seqs"] == 4
     assert told["enable_prefix_caching"] is False and space == "1"
-
-
-def test_one_vllm_serves_several_runs(seen, tmp_path):
-    with other_engines.vllm(sys.executable, tmp_path) as other:
-        pid = seen.read_text().split()[-1]
-        assert other.serve(REQUESTS) == other.serve(REQUESTS) and other.serve(REQUESTS[:1]) == [[9, 10, 11]]
-        assert seen.read_text().split()[-1] == pid
-
-
-def test_a_setting_of_vllm_that_is_there_already_stays(seen, tmp_path, monkeypatch):
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
-    _, facts = once(sys.executable, tmp_path, REQUESTS)
-    assert seen.read_text().split()[-2] == facts["VLLM_CPU_KVCACHE_SPACE"] == "3"
 
 
 def test_an_engine_that_appended_to_the_ids_changes_no_prompt(seen, tmp_path):
@@ -113,14 +100,6 @@ def test_a_vllm_that_fails_gives_a_clear_error_and_no_hang(seen, tmp_path, monke
     monkeypatch.setenv("HOW", how)
     with pytest.raises(RuntimeError, match=message):
         once(sys.executable, tmp_path, REQUESTS, limit=3 if how == "hang" else 60)
-
-
-def test_a_python_without_vllm_is_said_so(tmp_path):
-    bare = [sys.executable, "-c", "import vllm"]
-    if subprocess.run(bare, capture_output=True).returncode == 0:
-        pytest.skip("this environment has vLLM")
-    with pytest.raises(RuntimeError, match="No module named 'vllm'"):
-        once(sys.executable, tmp_path, REQUESTS)
 
 
 def test_nothing_that_vllm_started_stays(seen, tmp_path, monkeypatch):

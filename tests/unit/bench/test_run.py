@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench import (
-    registry,
-    run,  # registers all claims
-)
+from bench import common, run  # registers all claims
 from lessons_lib.data import questions
 from lessons_lib.measure import claims
 from lessons_lib.measure.clock import Ratio, Samples
@@ -32,9 +29,9 @@ def bench(monkeypatch, tmp_path):
             run.measured.append(name)
             if fails:
                 raise fails.pop()
-            return registry.Measured(Ratio.of(Samples((4.0, 4.0)), Samples((2.0, 2.0))), "said", {"bytes": 7})
+            return common.Measured(Ratio.of(Samples((4.0, 4.0)), Samples((2.0, 2.0))), "said", {"bytes": 7})
 
-        run.CLAIMS[name] = registry.Claim(name, ">= 1.5", "a baseline", measure)
+        run.CLAIMS[name] = common.Claim(name, ">= 1.5", "a baseline", measure)
 
     run.add = add
     return run
@@ -52,17 +49,17 @@ def test_a_claim_leaves_its_row_and_its_raw_samples(bench, monkeypatch, tmp_path
     assert (row["claim"], row["value"], row["holds"], row["note"]) == ("a/b", pytest.approx(2.0), True, "said")
     raw = json.loads((tmp_path / "a-b.json").read_text())
     assert raw["a"] == [4.0, 4.0] and raw["bytes"] == 7 and raw["versions"]["torch"]
-    assert raw["dtype"] == registry.DTYPE and raw["host"]["threads"]
+    assert raw["dtype"] == common.DTYPE and raw["host"]["threads"]
 
 
 def test_what_this_machine_cannot_measure_is_said_and_replaces_no_value(bench, monkeypatch, tmp_path):
-    bench.add("a", fails=[registry.NotMeasured("set THAT")])
+    bench.add("a", fails=[common.NotMeasured("set THAT")])
     bench.add("b")
     call(bench, monkeypatch)
     a, b = json.loads((tmp_path / "claims.json").read_text())["rows"]
     assert (a["value"], a["holds"], a["note"]) == (None, None, "set THAT") and b["value"] == pytest.approx(2.0)
     assert not (tmp_path / "a.json").exists()
-    bench.add("b", fails=[registry.NotMeasured("set THAT")])
+    bench.add("b", fails=[common.NotMeasured("set THAT")])
     call(bench, monkeypatch, "b")
     assert json.loads((tmp_path / "claims.json").read_text())["rows"][1] == b
 
@@ -100,8 +97,8 @@ def test_a_quick_run_shows_its_own_numbers_beside_a_full_one(bench, monkeypatch,
 def test_stored_claims_have_the_bars_and_baselines_of_the_registry():
     """A bar that moves, or a comparison that changes, asks for a new measurement; the format is the machine's own."""
     plain = lambda baseline: re.sub(r"\b(bf16|fp32)\b", "its format", baseline)  # noqa: E731
-    baselines = {name: claim.compared_with(registry.Run(quick=False)) for name, claim in registry.CLAIMS.items()}
-    known = {name: (claim.bar, plain(baselines[name])) for name, claim in registry.CLAIMS.items()}
+    baselines = {name: claim.compared_with(common.Run(quick=False)) for name, claim in common.CLAIMS.items()}
+    known = {name: (claim.bar, plain(baselines[name])) for name, claim in common.CLAIMS.items()}
     rows = claims.load(ROOT / "bench" / "results" / "claims.json")
     stored = {row.claim: (row.bar, plain(row.baseline)) for row in rows}
     assert stored and stored == {name: known.get(name) for name in stored}
@@ -183,9 +180,9 @@ def test_a_claim_that_asks_no_questions_is_not_measured_on_others(bench, monkeyp
 
 
 def test_every_claim_that_asks_questions_says_so():
-    asking = {name for name, claim in registry.CLAIMS.items() if claim.asks}
+    asking = {name for name, claim in common.CLAIMS.items() if claim.asks}
     assert asking >= {"draft/tokens-per-forward", "adaptive/vs-best-fixed", "lookahead/code-lists/compression"}
-    assert asking == {name for name in registry.CLAIMS if name.startswith(SPECULATION) and name != "draft/cost"}
+    assert asking == {name for name in common.CLAIMS if name.startswith(SPECULATION) and name != "draft/cost"}
 
 
 def test_the_line_of_a_question_file_that_readme_shows_can_be_asked(tmp_path):

@@ -10,9 +10,9 @@ import torch
 from support.benches import TOKENS, asks, with_heads
 from support.drafts import perturbed
 
-from bench import asking, ladder, pricing, rungs
-from bench.fitting import Fitted
-from bench.registry import NotMeasured, Run
+from bench import common, ladder
+from bench.common import NotMeasured, Run
+from bench.medusa import Fitted
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.measure.hardware import Hardware
@@ -20,9 +20,9 @@ from lessons_lib.measure.timeline import Timeline
 from lessons_lib.models import LanguageModel
 
 FULL, QUICK = Run(quick=False), Run(quick=True)
-RATES = Hardware("cpu", "a machine", 1, 1e9, 1e9, {pricing.DTYPE: 1e9}, {pricing.DTYPE: 1e9})
+RATES = Hardware("cpu", "a machine", 1, 1e9, 1e9, {common.DTYPE: 1e9}, {common.DTYPE: 1e9})
 NAMES = {"compiled", "int8 weights", "int4"} | {
-    f"{of} + {who}" for of in ("compiled", "int8 weights") for who in rungs.GUESSERS
+    f"{of} + {who}" for of in ("compiled", "int8 weights") for who in ladder.GUESSERS
 }
 FITTED = Fitted(regular(2), {1: 1.0, 3: 1.5, 11: 2.0}, {1: 0.0, 3: 0.5})
 
@@ -57,23 +57,21 @@ def bench(monkeypatch, tmp_path):
     made = {"compiled": model.target(), "int8 weights": model.target(), "int4": surer(model)}
     for target in made.values():
         target.capacity, target.widths, target.compile_seconds = 64, [1, 3, 11], {1: 2.0}
-    monkeypatch.setattr(rungs, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
-    monkeypatch.setattr(rungs, "peers", lambda: {})
-    monkeypatch.setattr(rungs, "exact", lambda: model.target())
-    monkeypatch.setattr(pricing, "targets", rungs.targets)
-    monkeypatch.setattr(rungs, "LIGHT", "int8 weights")
-    monkeypatch.setattr(pricing, "bytes_read", lambda decoder: 8.0 * model.shape.weights)
-    monkeypatch.setattr(pricing, "rates", lambda: RATES)
-    monkeypatch.setattr(pricing.fitting, "fitted", lambda of, repeats: FITTED)
-    monkeypatch.setattr(pricing, "around", lambda repeats: (0.001, 0.002))
-    monkeypatch.setattr(rungs, "text", lambda: "the lamp burns all night; " * 20)
-    monkeypatch.setattr(rungs, "static_and_compiled", lambda capacity: {})
+    monkeypatch.setattr(ladder, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
+    monkeypatch.setattr(ladder, "peers", lambda: {})
+    monkeypatch.setattr(ladder, "exact", lambda: model.target())
+    monkeypatch.setattr(ladder, "LIGHT", "int8 weights")
+    monkeypatch.setattr(ladder, "bytes_read", lambda decoder: 8.0 * model.shape.weights)
+    monkeypatch.setattr(ladder, "rates", lambda: RATES)
+    monkeypatch.setattr(ladder.medusa, "fitted", lambda of, repeats: FITTED)
+    monkeypatch.setattr(ladder, "host_times", lambda repeats: (0.001, 0.002))
+    monkeypatch.setattr(ladder, "text", lambda: "the lamp burns all night; " * 20)
+    monkeypatch.setattr(ladder, "static_and_compiled", lambda capacity: {})
     asks(monkeypatch, ("writing", *ladder.GROUNDED) * 6)
     draft = LanguageModel(perturbed(model.network, 0.03), model.tokenizer, "tiny-draft", "cpu", torch.float64)
     drafting = draft.target()
-    monkeypatch.setattr(rungs, "small", lambda: drafting)
-    monkeypatch.setattr(pricing, "small", rungs.small)
-    for cached in (ladder.rows, pricing.ladder, rungs.readings, rungs.drafter):
+    monkeypatch.setattr(ladder, "small", lambda: drafting)
+    for cached in (ladder.rows, ladder.priced, ladder.readings, ladder.drafter):
         cached.cache_clear()
     return ladder
 
@@ -132,9 +130,9 @@ def timed(bench, monkeypatch):
     }
     rows = {"free": [made_up(free)], "grounded": [made_up(grounded)]}
     monkeypatch.setattr(bench, "rows", lambda run, kind: rows[kind])
-    good = asking.model().target()
-    says = {name: surer(asking.model()) if "Q4_0" in name else good for name in free if name.startswith("llama.cpp")}
-    monkeypatch.setattr(rungs, "peers", lambda: {name: Peer(0.1, of) for name, of in says.items()})
+    good = common.model().target()
+    says = {name: surer(common.model()) if "Q4_0" in name else good for name in free if name.startswith("llama.cpp")}
+    monkeypatch.setattr(ladder, "peers", lambda: {name: Peer(0.1, of) for name, of in says.items()})
     monkeypatch.setattr(bench.llamacpp, "missing", lambda: "")
     return bench
 
@@ -163,8 +161,8 @@ def readings(monkeypatch, perplexities: dict[str, float]) -> None:
     """Perplexities over that of the rungs that count, which is 0.6% above fp32's; int4's does not count."""
     own = {"fp32": 0.994, "decoder": 1.0, "compiled": 1.0, "int8 weights": 1.0, "int4": 9.0}
     found = {name: SimpleNamespace(perplexity=10 * value) for name, value in (own | perplexities).items()}
-    monkeypatch.setattr(rungs, "readings", lambda quick: found)
-    monkeypatch.setattr(rungs, "facts", lambda quick: {})
+    monkeypatch.setattr(ladder, "readings", lambda quick: found)
+    monkeypatch.setattr(ladder, "quality_facts", lambda quick: {})
 
 
 @pytest.mark.parametrize("q4_0, q4_k_m, peer", [
@@ -211,27 +209,27 @@ def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
 def test_a_prediction_is_bytes_over_bandwidth_and_the_loop(timed):
     """3 steps behind the first token of the made-up text, which lies behind a prompt of 2."""
     rows = {row["rung"]: row for row in timed.free(FULL).facts["rungs"]["free"]}
-    shape, element = asking.model().shape, pricing.DTYPES[pricing.DTYPE].itemsize
+    shape, element = common.model().shape, ladder.DTYPES[common.DTYPE].itemsize
     forward = lambda S: (8 * shape.weights + element * S * shape.kv_elements(1)) / RATES.read_bandwidth  # noqa: E731
     assert rows["compiled"]["predicted"] == pytest.approx(3 / sum(forward(S) + 0.001 for S in (3, 4, 5)))
-    each = pricing.expected_tokens(FITTED.tree, pricing.fitting.accuracies())
+    each = ladder.expected_tokens(FITTED.tree, ladder.medusa.accuracies())
     steps = [1.5 * forward(2 + round(i * each)) for i in range(round(3 / each))]  # FITTED: 3 rows cost 1.5 of one
-    heads = 0.5 * forward(rungs.CACHED)
+    heads = 0.5 * forward(ladder.CACHED)
     expected = len(steps) * each / sum(step + 0.001 + heads for step in steps)
     assert rows["compiled + medusa"]["predicted"] == pytest.approx(expected)
 
 
 def test_quality_is_of_the_targets_and_what_is_too_far_off_does_not_count(bench):
-    assert rungs.count(False) == {"generate", "generate, compiled", "decoder", "compiled", "int8 weights"}
-    found = rungs.facts(False)["quality"]
+    assert ladder.good_enough(False) == {"generate", "generate, compiled", "decoder", "compiled", "int8 weights"}
+    found = ladder.quality_facts(False)["quality"]
     assert found["compiled"]["change"][0] == pytest.approx(1) and found["int4"]["change"][0] > 1.01
     assert {*found} == {"decoder", "compiled", "int8 weights", "int4"}
     assert found["int4"]["agreement"] == 1  # as sure as it is, its favourites are the same
 
 
 def test_quality_is_set_against_the_model_in_fp32(bench, monkeypatch):
-    monkeypatch.setattr(rungs, "exact", lambda: surer(asking.model()))
-    assert rungs.facts(False)["quality"]["int4"]["change"][0] == pytest.approx(1)
+    monkeypatch.setattr(ladder, "exact", lambda: surer(common.model()))
+    assert ladder.quality_facts(False)["quality"]["int4"]["change"][0] == pytest.approx(1)
 
 
 def test_without_llama_cpp_its_claims_say_how_to_have_it_before_anything_is_measured(bench, monkeypatch):
@@ -242,23 +240,6 @@ def test_without_llama_cpp_its_claims_say_how_to_have_it_before_anything_is_meas
             claim(QUICK)
 
 
-def test_llama_cpp_runs_every_format_plainly_and_with_its_lookup(monkeypatch):
-    opened = []
-    monkeypatch.setattr(rungs.asking, "model", lambda: SimpleNamespace(name="smollm2-135m"))
-    monkeypatch.setattr(rungs.llamacpp, "missing", lambda: "")
-    monkeypatch.setattr(rungs.llamacpp, "LlamaCpp", lambda *made: opened.append(made) or made)
-    peers = rungs.peers.__wrapped__()
-    assert list(peers)[:4] == [
-        "llama.cpp Q4_1", "llama.cpp Q4_1 + lookup of 2", "llama.cpp Q4_1 + lookup of 10", "llama.cpp Q4_0"
-    ]  # fmt: skip
-    assert [made[2:] for made in opened] == [(of, f) for f in ("Q4_1", "Q4_0", "Q4_K_M") for of in (0, 2, 10)]
-
-
-def test_a_peers_first_token_is_its_prefill(bench):
-    new, trace = rungs.by_peer(Peer(0.1), [1, 2, 3])
-    assert len(new) == TOKENS and [step.t_total for step in trace] == [1.0]
-
-
 def test_a_quick_run_has_fewer_rungs_and_questions(bench):
     rows = bench.rows(QUICK, "free")
     assert len(rows) == 1 and not [name for name in rows[0] if name.startswith("int4")]
@@ -266,19 +247,6 @@ def test_a_quick_run_has_fewer_rungs_and_questions(bench):
 
 @pytest.mark.parametrize("v, told", [({1: 1.0, 5: 1.1, 11: 9.0}, 4), ({1: 1.0, 5: 8.0, 11: 9.0}, 0), (None, 10)])
 def test_the_adaptive_lookup_goes_by_the_curve_that_was_timed_beside_the_text_else_by_the_rungs(bench, v, told):
-    found = rungs.proposer("adaptive lookup", rungs.targets(True)["compiled"], FULL, v)
-    found.reset(asking.eager(), [1])
+    found = ladder.proposer("adaptive lookup", ladder.targets(True)["compiled"], FULL, v)
+    found.reset(common.eager(), [1])
     assert [found.told(n) for n in range(1, 6)] == [told] * 5 and found.num_tokens == 10
-
-
-def test_targets_that_somebody_guesses_for_are_compiled_for_several_widths(monkeypatch):
-    widths = {}
-    monkeypatch.setattr(rungs.asking, "run_once", lambda of, chosen, **how: widths.__setitem__(of, chosen))
-    one = SimpleNamespace(target=lambda weights: SimpleNamespace(decoder=weights))
-    monkeypatch.setattr(rungs.asking, "model", lambda: one)
-    monkeypatch.setattr(rungs.asking, "eager", lambda: SimpleNamespace(decoder="own"))
-    monkeypatch.setattr(rungs, "LIGHT", "int4-int8")
-    rungs.targets.__wrapped__(False)
-    assert widths == {"own": (1, 5, 11), "int4-int8": (1, 3, 5, 11)} | {
-        name: (1,) for name in ("int8", "int8-weight-only", "int4")
-    }

@@ -7,7 +7,7 @@ import torch
 from support.targets import decoder_target
 
 from bench import on_gpu, serving
-from bench.registry import Claim, Measured
+from bench.common import Claim, Measured
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.models import tiny
 

@@ -22,7 +22,7 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(overheads, "eight", lambda: model.target().decoder)
     overheads.attended.cache_clear()
     monkeypatch.setattr(overheads, "prompt_of", lambda tokens: [1] * 8)
-    monkeypatch.setattr(overheads, "load_heads", lambda *given: overheads.fitting.heads())
+    monkeypatch.setattr(overheads, "load_heads", lambda *given: overheads.medusa.heads())
     return overheads
 
 
@@ -51,10 +51,10 @@ def test_formats_are_of_the_step_before_and_of_the_step_behind(bench, monkeypatc
 
 
 def test_heads_are_timed_whole_and_trimmed(bench, monkeypatch):
-    trimmed, whole = (heads_of(bench.asking.model().network) for _ in range(2))
+    trimmed, whole = (heads_of(bench.common.model().network) for _ in range(2))
     for heads in (trimmed, whole):
         heads.trim(torch.arange(50))
-    monkeypatch.setattr(bench.fitting, "heads", lambda: trimmed)
+    monkeypatch.setattr(bench.medusa, "heads", lambda: trimmed)
     monkeypatch.setattr(bench, "load_heads", lambda *given: whole)
     before, behind = bench.heads()
     assert before().shape == behind().shape and (whole.scored, trimmed.scored) == (97, 50)

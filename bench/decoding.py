@@ -4,8 +4,9 @@ from functools import cache, partial
 
 import torch
 
-from bench.registry import Measured, Run, claim
-from lessons_lib import generate, load
+from bench import common
+from bench.common import Measured, Run, claim
+from lessons_lib import generate
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.targets.base import Target
@@ -22,20 +23,14 @@ THEIRS = "transformers generate, greedy, dynamic cache, eager"
 
 
 @cache
-def model(dtype: str):
-    """smollm2-135m on the CPU in this format. ModelUnavailable if it cannot be fetched."""
-    return load("smollm2-135m", device="cpu", dtype=dtype)
-
-
-@cache
-def target(dtype: str, compiled: bool = False):
-    """Its readable decoder, eager or compiled with caches of CONTEXT tokens."""
-    return model(dtype).target(compiled=compiled, context=CONTEXT if compiled else None)
+def compiled_target(dtype: str):
+    """The decoder compiled, with caches of CONTEXT tokens."""
+    return common.model(dtype).target(compiled=True, context=CONTEXT)
 
 
 def theirs(dtype: str, count: int):
     """-> a call of transformers' own generate for exactly `count` new tokens."""
-    return partial(by_transformers, model(dtype).network, model(dtype).tokenizer(PROMPT).input_ids, count)
+    return partial(by_transformers, common.model(dtype).network, common.model(dtype).tokenizer(PROMPT).input_ids, count)
 
 
 def ours(of, count: int):
@@ -45,13 +40,13 @@ def ours(of, count: int):
 
 @claim("generate/overhead", "<= 1.03", f"{THEIRS}, bf16; ours: TransformersTarget", dtype="bf16")
 def overhead(run: Run) -> Measured:
-    network = TransformersTarget(model("bf16").network, model("bf16").tokenizer)
+    network = TransformersTarget(common.model("bf16").network, common.model("bf16").tokenizer)
     return Measured(compare(ours(network, run.tokens), theirs("bf16", run.tokens), repeats=run.repeats, warmup=1))
 
 
 @claim("cache/512/vs-uncached", ">= 8", "the same network, bf16, one forward over all 513 tokens", dtype="bf16")
 def cached(run: Run) -> Measured:
-    network = model("bf16").network
+    network = common.model("bf16").network
     ids = torch.randint(3, 49_000, (1, 513), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         state = network(ids[:, :512], use_cache=True).past_key_values
@@ -67,7 +62,7 @@ def cached(run: Run) -> Measured:
     "decoder/eager/vs-generate", ">= 1.2", f"{THEIRS}, bf16; ours: DecoderTarget, bf16, nothing compiled", dtype="bf16"
 )
 def eager(run: Run) -> Measured:
-    calls = theirs("bf16", run.tokens), ours(target("bf16"), run.tokens)
+    calls = theirs("bf16", run.tokens), ours(common.eager("bf16"), run.tokens)
     return Measured(compare(*calls, repeats=run.repeats, warmup=1))
 
 
@@ -90,9 +85,9 @@ def fp32(run: Run) -> Measured:
 def of_limit(run: Run) -> Measured:
     """The time in which the machine reads what a step must read, over the step's. By eights: one reading between
     two steps would empty the caches that steps in a row find filled."""
-    of, rounds = target("bf16", compiled=True), 2 * run.repeats
+    of, rounds = compiled_target("bf16"), 2 * run.repeats
     prompt, eight = of.tokenizer(PROMPT).input_ids, range(8)
-    moved = roofline.bytes_decode(model("bf16").shape, 1, len(prompt) + 4 * rounds)
+    moved = roofline.bytes_decode(common.model("bf16").shape, 1, len(prompt) + 4 * rounds)
     buffer, forward = torch.ones(moved // 4), batched_step(of, prompt, 1)
     forward()  # compiles
     both = (lambda: [buffer.sum() for _ in eight]), (lambda: [forward() for _ in eight])
@@ -108,7 +103,7 @@ def over_generate(of: Target, dtype: str, run: Run) -> Ratio:
 
 def compiled(dtype: str, run: Run) -> Measured:
     """transformers' generate over our compiled decoder in this format; compiling is not timed, but kept in seconds."""
-    of = target(dtype, compiled=True)
+    of = compiled_target(dtype)
     ratio = over_generate(of, dtype, run)
     seconds = of.compile_seconds.get(1)
     said = of.problem or f"compiled in {seconds:.0f} s"

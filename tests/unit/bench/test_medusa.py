@@ -1,19 +1,23 @@
-"""The claims of Medusa on a tiny model and heads that guess at random: what is counted, and how the three agree."""
+"""The claims of Medusa on a tiny model and heads that guess at random: the counts, and which tree a target gets."""
 
 import json
 
 import pytest
-from support.benches import ACCURACIES, TOKENS, another_file, asks, offline, with_heads
+from support.benches import ACCURACIES, TOKENS, WIDTHS, asks, offline, with_heads
+from support.heads import heads_of
 
-from bench import asking, fitting, medusa
-from bench.fitting import Fitted
-from bench.registry import NotMeasured, Run
+from bench import common, medusa, questions
+from bench.common import NotMeasured, Run
+from bench.medusa import Fitted
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens, regular
-from lessons_lib.measure.clock import Ratio, Samples
+from lessons_lib.measure.clock import Samples
+from lessons_lib.models.medusa import save_heads
 
 COSTS = {1: 1.0, 3: 1.0, 61: 1.1}
+CLAIMS = ("tokens", "vs_plain", "identity")
+HEADS_OF_THE_PACKAGE, ACCURACIES_OF_THE_PACKAGE = medusa.heads, medusa.accuracies
 
 
 @pytest.fixture
@@ -21,22 +25,30 @@ def bench(monkeypatch, tmp_path):
     """bench/medusa.py with a tiny float64 model, random heads, three short questions of each kind, and wide steps that
     cost little, whatever this machine is busy with."""
     with_heads(monkeypatch, tmp_path)
-    monkeypatch.setattr(fitting, "costs_of", lambda target, widths, *given: {width: COSTS[width] for width in widths})
-    monkeypatch.setattr(fitting, "shares", lambda target, widths, repeats: {width: 0.01 for width in widths})
+    cheap(monkeypatch, COSTS, dict.fromkeys(WIDTHS, 0.01))
     asks(monkeypatch, medusa.KINDS * 3)
     medusa.rows.cache_clear()
     return medusa
 
 
-CLAIMS = ("tokens", "vs_plain", "identity")
+@pytest.fixture
+def tiny_heads(monkeypatch, tmp_path):
+    """The same, and nothing is known of what steps cost."""
+    with_heads(monkeypatch, tmp_path)
+
+
+def cheap(monkeypatch, v, c) -> None:
+    """Steps cost so much, whatever this machine is busy with."""
+    monkeypatch.setattr(medusa, "costs_of", lambda target, widths, *given: {width: v[width] for width in widths})
+    monkeypatch.setattr(medusa, "shares", lambda target, widths, *given: dict.fromkeys(widths, 0.0) | c)
 
 
 def test_all_claims_come_of_one_measurement_eager_compiled_and_in_8_bits(bench, monkeypatch):
-    turned, each_method = [], asking.by_question.each_method
+    turned, each_method = [], questions.each_method
     count = lambda *given, **options: turned.append(given[0]) or each_method(*given, **options)  # noqa: E731
-    monkeypatch.setattr(asking.by_question, "each_method", count)
+    monkeypatch.setattr(questions, "each_method", count)
     tokens, faster, identity = (getattr(bench, name)(Run(quick=False)) for name in CLAIMS)
-    assert turned == [asking.eager()] * len(bench.KINDS) * bench.PER_KIND + [fitting.eight_bits()] * len(bench.KINDS)
+    assert turned == [common.eager()] * len(bench.KINDS) * bench.PER_KIND + [medusa.eight_bits()] * len(bench.KINDS)
     rows = faster.facts["questions"]
     assert [row["category"] for row in rows] == [kind for kind in bench.KINDS for _ in range(bench.PER_KIND)]
     names = ("plain", "medusa", "plain compiled", "medusa compiled")
@@ -53,19 +65,13 @@ def test_all_claims_come_of_one_measurement_eager_compiled_and_in_8_bits(bench, 
         json.dumps(measured.facts)
 
 
-def test_a_quick_run_asks_few_questions_and_none_in_8_bits(bench, monkeypatch):
-    monkeypatch.setattr(fitting, "eight_bits", lambda: pytest.fail("it takes too long"))
-    measured = bench.vs_plain(Run(quick=True))
-    assert len(measured.facts["questions"]) == len(bench.KINDS) and "int8" not in measured.facts
-
-
 def test_larger_trees_are_counted_by_replay_as_decoding_would_count_them(bench, monkeypatch):
     monkeypatch.setattr(bench, "SIZES", (2, 60))
     measured, steps = bench.tokens(Run(quick=False)), 0
-    for question in asking.questions():
-        ids, by = encode(asking.eager(), question.messages), Medusa(fitting.heads(), best_tree(ACCURACIES, 2))
-        steps += len(generate(asking.eager(), ids, by, max_new_tokens=TOKENS).trace) - 1
-    count = len(asking.questions())
+    for question in questions.questions():
+        ids, by = encode(common.eager(), question.messages), Medusa(medusa.heads(), best_tree(ACCURACIES, 2))
+        steps += len(generate(common.eager(), ids, by, max_new_tokens=TOKENS).trace) - 1
+    count = len(questions.questions())
     assert measured.facts["by_nodes"][2] == pytest.approx((TOKENS - 1) * count / steps)
     assert measured.facts["by_nodes"][60] == pytest.approx(measured.facts["together"])
     assert f"; 2 nodes would make it {measured.facts['by_nodes'][2]:.2f}, by replay; 60 nodes" in measured.note
@@ -73,18 +79,15 @@ def test_larger_trees_are_counted_by_replay_as_decoding_would_count_them(bench, 
 
 def test_tokens_per_forward_are_those_that_decoding_takes_each_kind_counting_the_same(bench):
     measured, kinds = bench.tokens(Run(quick=False)), {}
-    by = Medusa(fitting.heads(), regular(60))
-    for question in asking.questions():
-        trace = generate(asking.eager(), encode(asking.eager(), question.messages), by, max_new_tokens=TOKENS).trace
+    by = Medusa(medusa.heads(), regular(60))
+    for question in questions.questions():
+        trace = generate(common.eager(), encode(common.eager(), question.messages), by, max_new_tokens=TOKENS).trace
         kinds.setdefault(question.category, []).append(len(trace) - 1)
     tau = {kind: (TOKENS - 1) * len(forwards) / sum(forwards) for kind, forwards in kinds.items()}
     assert measured.facts["tokens_per_forward"] == pytest.approx(tau) and max(tau.values()) > 1.2
     assert measured.ratio.value == pytest.approx(sum(tau.values()) / len(tau))
     assert measured.facts["choices"] == tuple((rank,) for rank in range(60))
     assert measured.facts["expected"] == pytest.approx(expected_tokens(regular(60), ACCURACIES))
-
-
-# the identity
 
 
 def made(forwards: int, seconds: float, forwarded: int) -> dict:
@@ -125,20 +128,12 @@ def test_the_identity_is_not_true_by_definition(bench, monkeypatch):
     assert bench.identity(Run(quick=False)).ratio.value == pytest.approx(1 - 1 / 1.45)
 
 
-@pytest.mark.parametrize("ratio, error", [
-    ((0.9, 0.85, 1.05), (0.1, 0.0, 0.15)), ((1.2, 1.1, 1.3), (0.2, 0.1, 0.3)), ((0.8, 0.7, 0.9), (0.2, 0.1, 0.3)),
-])  # fmt: skip
-def test_an_error_is_how_far_a_ratio_is_from_one(ratio, error):
-    found = medusa.off_by(Ratio(*ratio, Samples((1.0,)), Samples((1.0,))))
-    assert (found.value, found.low, found.high) == pytest.approx(error)
-
-
 def test_what_was_measured_with_other_heads_or_trees_is_measured_again(bench):
     fit, other = (Fitted(regular(width), COSTS, {1: 0.0}) for width in (3, 4))
     before = bench.settings({"eager": fit})
     assert before == bench.settings({"eager": fit}) and before["nodes"] == {"eager": 3}
     assert before != bench.settings({"eager": other})
-    next(fitting.heads().parameters()).data[0, 0] += 1e-3
+    next(medusa.heads().parameters()).data[0, 0] += 1e-3
     assert before["weights"] != bench.settings({"eager": fit})["weights"]
 
 
@@ -147,16 +142,78 @@ def test_without_heads_a_claim_says_how_to_make_them_before_anything_is_compiled
     offline(monkeypatch, tmp_path)
     monkeypatch.setattr("lessons_lib.models.trained.OURS", tmp_path)
     medusa.rows.cache_clear()
-    fitting.heads.cache_clear()
-    monkeypatch.setattr(asking, "compiled", lambda: pytest.fail("this takes minutes"))
+    medusa.heads.cache_clear()
+    monkeypatch.setattr(questions, "compiled", lambda: pytest.fail("this takes minutes"))
     with pytest.raises(NotMeasured, match="smol-medusa is not there; train heads with .* and store them") as lack:
         getattr(medusa, name)(Run(quick=True))
     assert str(tmp_path) not in str(lack.value)
 
 
-def test_another_files_questions_are_asked_of_the_eager_target_and_in_8_bits(bench, monkeypatch, tmp_path):
-    run = Run(quick=False, questions=another_file(monkeypatch, tmp_path))
-    measured = bench.vs_plain(run)
-    for rows in (measured.facts["questions"], measured.facts["int8_questions"]):
-        assert [(row["question_id"], row["turn"]) for row in rows] == [(81, 1), (81, 2)]
-    assert measured.facts["compiled"] is None and set(bench.tokens(run).facts["tokens_per_forward"]) == {"roleplay"}
+# the tree of a target
+
+
+@pytest.mark.parametrize("v, c, nodes", [
+    (COSTS, {}, 60),
+    ({1: 1.0, 3: 1.0, 61: 3.0}, {}, 2),
+    (COSTS, {61: 2.0}, 2),  # what a step does beside its forward counts, too
+    ({1: 1.0, 3: 2.0, 61: 5.0}, {}, 2),  # without a tree there would be nothing to measure
+])  # fmt: skip
+def test_the_tree_is_the_fastest_by_what_wide_steps_cost(tiny_heads, monkeypatch, v, c, nodes):
+    cheap(monkeypatch, v, c)
+    found = medusa.fitted(common.model().target(), 3)
+    assert len(found.tree.choices) == nodes
+    assert found.overhead(61) == pytest.approx(v[61] + c.get(61, 0.0))
+
+
+def test_a_compiled_target_gets_a_tree_of_a_width_that_it_is_compiled_for(tiny_heads, monkeypatch):
+    cheap(monkeypatch, COSTS, {})
+    target = common.model().target()
+    target.widths = [1, 3]
+    assert len(medusa.fitted(target, 3).tree.choices) == 2
+    given_up = common.model().target()
+    given_up.widths = []  # nothing compiles here
+    assert len(medusa.fitted(given_up, 3).tree.choices) == 60
+
+
+def test_the_share_of_a_step_is_what_it_takes_beside_its_forward_over_a_one_row_forward(tiny_heads, monkeypatch):
+    target, fed, seen = common.model().target(), [], {}
+    run = target.run
+    watched = lambda blocks: fed.append((len(blocks[0].tokens), blocks[0].cache.length())) or run(blocks)  # noqa: E731
+
+    def in_turn(calls, repeats):
+        for name, call in calls.items():
+            fed.clear()
+            call()
+            seen[name] = [*fed]
+        return {name: Samples((dict(zip(calls, (0.1, 0.3, 0.5, 2.0), strict=True))[name],)) for name in calls}
+
+    monkeypatch.setattr(target, "run", watched)
+    monkeypatch.setattr(medusa, "in_turn", in_turn)
+    assert medusa.shares(target, WIDTHS, 3) == pytest.approx({1: 0.0, 3: 0.1, 61: 0.2})
+    assert seen == {1: [], 3: [], 61: [], "forward": [(1, medusa.CACHED)]}
+
+
+def test_what_is_timed_beside_the_forward_is_a_steps_own_choice(tiny_heads):
+    """Behind the prompt's own token it takes what decoding takes there, again and again."""
+    target, prompt = common.eager(), common.prompt_of(medusa.CACHED)
+    text, accepted = generate(target, prompt, max_new_tokens=TOKENS).ids, 0
+    for seed in range(8):
+        call = medusa.around(target, Medusa(heads_of(common.model().network, 2, seed), regular(60, 4)))
+        path, tokens = call()
+        assert tokens == text[1 : 1 + len(tokens)] and len(path) == len(tokens) - 1
+        assert call() == (path, tokens)
+        accepted += len(path)
+    assert accepted > 2
+
+
+def test_the_widths_and_shares_of_a_real_target_are_measured(tiny_heads):
+    found = medusa.fitted(common.model().target(), 3)
+    assert set(found.v) == set(found.heads_share) == set(WIDTHS) and found.v[1] == 1 and found.heads_share[1] == 0
+    assert len(found.tree.choices) in (2, 60)
+
+
+def test_heads_and_their_accuracies_are_the_packages(tiny_heads, monkeypatch, tmp_path):
+    monkeypatch.setattr("lessons_lib.models.trained.OURS", tmp_path)
+    network, card = common.model().network, {"accuracies": [[0.5]]}
+    save_heads(heads_of(network, 3), tmp_path / medusa.HEADS, "tiny", after=card)
+    assert HEADS_OF_THE_PACKAGE.__wrapped__().count == 3 and ACCURACIES_OF_THE_PACKAGE() == [[0.5]]

@@ -1,0 +1,339 @@
+"""Claims of lesson 10: how fast rounded decoders are, and what rounding costs in quality.
+
+Speed: against generate, themselves in wide weights, and prediction. All but the predicted steps are compiled, in bf16
+beside the rounded weights where the machine computes in it and else in fp32; transformers runs in the same format.
+Quality: read along the shipped text in fp32, nothing compiled.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+
+import numpy as np
+import torch
+
+from bench import common, decoding
+from bench.common import DTYPE, Measured, Run, claim, drawings, listed, off_by, prompt_of
+from bench.decoding import CONTEXT, ours
+from lessons_lib.data import text
+from lessons_lib.decoding.peers import by_transformers
+from lessons_lib.decoding.probing import logits_along, repeatable_step
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
+from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.timing import products_in_cache, twin
+from lessons_lib.measure import kernels, quality
+from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
+from lessons_lib.measure.config import ModelConfig
+from lessons_lib.measure.kernels import DTYPES
+from lessons_lib.measure.quality import Reading
+from lessons_lib.models import ModelUnavailable, load
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.draft import decoder_of
+from lessons_lib.models.libraries import LIBRARIES, by_library
+from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read, quantized
+from lessons_lib.quantization import cpu
+
+FORMATS = ("int8", "int8-weight-only", "int4")  # of the lesson; int4-int8 is one of lesson 11
+WIDE = 9  # rows: a token and eight guesses
+READING = "reading", 0  # beside the steps, no row of any
+CACHED = 64  # tokens behind which steps are timed
+THEIRS = f"transformers generate, greedy, dynamic cache, eager, {DTYPE}; ours: CompiledTarget, {CONTEXT} positions"
+TEXT = "fp32, perplexity of the shipped articles of WikiText-2, windows of 512"
+GPTQ = "int3 g64"
+TWO = {"down": 2}
+REMEDIES = {
+    "none": NONE,
+    "smoothing": Remedies(columns={}),
+    "loud columns of the head": Remedies(smooth={}),
+    "both": Remedies(),
+    "two terms for down": Remedies({}, {}, TWO),
+    "all": Remedies(terms=TWO),
+}
+BESIDE = (  # formats whose quality is read beside those of claims, on fewer windows
+    "int8 tensor", "fp8", "llm.int8", "int6 g64", "int4 g64", "int4 row", "nf4", "int3 g64", "gptq int3 g64",
+)  # fmt: skip
+
+
+@cache
+def target(weights: str | None) -> CompiledTarget:
+    """Compiled for one row and for WIDE; None: weights as wide as everything else."""
+    of = common.model(DTYPE).target(weights=weights)
+    return CompiledTarget(of.decoder, of.tokenizer, of.eos, CONTEXT, (1, WIDE))
+
+
+def vs_generate(weights: str, run: Run, **facts) -> Measured:
+    """transformers' generate over ours with weights in this format. facts: what is kept beside bytes and seconds."""
+    of = target(weights)
+    ratio = decoding.over_generate(of, DTYPE, run)
+    read, kept = bytes_read(of.decoder), bytes_kept(of.decoder)
+    said = of.problem or f"a step reads {read / 1e6:.0f} MB; {kept / 1e6:.0f} MB kept"
+    facts |= {"bytes_read": read, "bytes_kept": kept, "compile_seconds": of.compile_seconds}
+    return Measured(ratio, said, facts)
+
+
+def by_libraries(run: Run) -> dict[str, float | str]:
+    """Tokens per second of transformers' generate on the model as libraries quantize it, or why that is not to be had.
+
+    One after another, since seven of these models at a time would fill the memory; a quick run goes without.
+    """
+    return {} if run.quick else {name: tokens_per_second(name, run.tokens // 4) for name in LIBRARIES}
+
+
+def tokens_per_second(library: str, count: int) -> float | str:
+    """Of transformers' generate for `count` new tokens with this library's weights, or why there are none here."""
+    try:
+        network = by_library(library, DTYPES[DTYPE])
+    except ModelUnavailable as lack:
+        return str(lack)
+    prompt = common.model(DTYPE).tokenizer(decoding.PROMPT).input_ids
+    return count / timed(lambda: by_transformers(network, prompt, count), repeats=3, warmup=1).median
+
+
+@claim("int4/vs-generate", ">= 4.5", THEIRS + ", groups of 32, head in 8 bits")
+def int4_speed(run: Run) -> Measured:
+    return vs_generate("int4", run, libraries=by_libraries(run))
+
+
+@claim("int8/vs-generate", ">= 4.5", THEIRS + ", weights and activations")
+def int8_speed(run: Run) -> Measured:
+    return vs_generate("int8", run)
+
+
+@claim("int8-weight-only/vs-generate", ">= 3.5", THEIRS)
+def weight_only_speed(run: Run) -> Measured:
+    return vs_generate("int8-weight-only", run)
+
+
+@claim("int8/vs-bf16", ">= 1.4", f"the same compiled decoder with its weights in {DTYPE}")
+def over_wide(run: Run) -> Measured:
+    wide, small = target(None), target("int8")
+    for of in (wide, small):
+        timed(ours(of, 4), repeats=1, warmup=1)
+    return Measured(compare(ours(wide, run.tokens), ours(small, run.tokens), repeats=run.repeats, warmup=1))
+
+
+@claim("int8/width-9", "<= 1.8", "the same compiled step with one row")
+def width(run: Run) -> Measured:
+    """Beside it, in turn, the same of int4 and of wide weights."""
+    found = compiled_steps(run)
+    v = {name: Ratio.of(found[name, WIDE], found[name, 1]) for name in ("int8", "int4", DTYPE)}
+    steps = {f"{name} {rows} rows": samples.times for (name, rows), samples in found.items() if rows}
+    return Measured(v["int8"], f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}", {"steps": steps})
+
+
+@claim(
+    "quantized/compiled-predicted-error", "<= 0.25",
+    f"compiled steps, {DTYPE}: what wide weights take beyond their bytes, and the format's bytes at the rate at which "
+    "this machine reads, or what int4 takes to unpack; worst format",
+    unit="",
+)  # fmt: skip
+def compiled_predicted_error(run: Run) -> Measured:
+    """|measured / predicted - 1| of one row; of the steps timed for the prediction only that with wide weights counts.
+
+    For int4 the larger of reading and unpacking.
+    """
+    steps = compiled_steps(run)
+    one = {name: samples for (name, rows), samples in steps.items() if rows == 1}
+    rate = bytes_read(target(None).decoder) / steps[READING].median
+    reading = {name: bytes_read(target(None if name == DTYPE else name).decoder) / rate for name in one}
+    beyond = max(0.0, one.pop(DTYPE).median - reading.pop(DTYPE))
+    reading["int4"] = max(reading["int4"], unpacking(rate))
+    found = compared(one, {name: beyond + seconds for name, seconds in reading.items()})
+    return Measured(found.ratio, found.note, found.facts | {"rate": rate, "beyond": beyond})
+
+
+@cache
+def compiled_steps(run: Run) -> dict[tuple[str, int], Samples]:
+    """Seconds of compiled steps by (format, rows), all in turn, and of reading as many bytes as wide weights have."""
+    wanted = [(name, rows) for name in ("int8", "int4", None) for rows in (1, WIDE)] + [("int8-weight-only", 1)]
+    calls = {(name or DTYPE, rows): step(name, rows) for name, rows in wanted}
+    calls[READING] = torch.ones(bytes_read(target(None).decoder) // 4).sum
+    return in_turn(calls, repeats=5 * run.repeats)
+
+
+def unpacking(rate: float) -> float:
+    """Seconds that products of one row in int4 take with every matrix in a cache, and the head's to read at `rate`
+    (bytes/s); 0 where the packed kernels, which unpack codes as they read, do not run."""
+    shape = common.model(DTYPE).shape
+    head = shape.vocab_size * shape.hidden_size / rate  # 8 bits a weight
+    return products_in_cache(target("int4").decoder) + head if cpu.packed_kernels() else 0.0
+
+
+@claim(
+    "quantized/predicted-error", "<= 0.25",
+    f"eager steps, {DTYPE}: launching, of a twin without bytes in each format, and the format's bytes at the rate of "
+    "products with wide weights; worst format",
+    unit="",
+)  # fmt: skip
+def predicted_error(run: Run) -> Measured:
+    """|measured / predicted - 1|. No step of the model itself is timed for the prediction (lesson 10)."""
+    lm = common.model(DTYPE)
+    made = {name or DTYPE: lm.target(weights=name) for name in (None, *FORMATS)}
+    launching = {name: sample.median for name, sample in timed_steps(twins(lm.shape), run).items()}
+    moved = {name: bytes_read(of.decoder) for name, of in made.items()}
+    rate = moved[DTYPE] / kernels.linears(lm.shape, DTYPE, "cpu")
+    predicted = {name: launching[name] + moved[name] / rate for name in made}
+    found = compared(timed_steps(made, run), predicted)
+    return Measured(found.ratio, found.note, found.facts | {"bytes": moved, "rate": rate, "launching": launching})
+
+
+def twins(shape: ModelConfig) -> dict[str, DecoderTarget]:
+    """In every format a decoder of as many layers whose bytes vanish: what its steps take is launching."""
+    narrow = twin(shape, DTYPE)
+    return {DTYPE: narrow} | {name: DecoderTarget(quantized(narrow.decoder, name)) for name in FORMATS}
+
+
+def timed_steps(targets: Mapping[str, Target], run: Run) -> dict[str, Samples]:
+    """Seconds of eager steps of one token behind CACHED ones, the targets in turn."""
+    prompt = prompt_of(CACHED)
+    return in_turn({name: repeatable_step(of, prompt) for name, of in targets.items()}, repeats=5 * run.repeats)
+
+
+def compared(found: Mapping[str, Samples], predicted: Mapping[str, float]) -> Measured:
+    """The worst format's error."""
+    asserted = {name: Samples((seconds,) * len(found[name].times)) for name, seconds in predicted.items()}
+    errors = {name: off_by(Ratio.of(found[name], asserted[name])) for name in found}
+    worst = max(errors, key=lambda name: errors[name].value)
+    note = f"measured over predicted: {listed({name: found[name].median / predicted[name] for name in found})}"
+    facts = {"predicted": dict(predicted), "steps": {name: of.times for name, of in found.items()}, "worst": worst}
+    return Measured(errors[worst], note, facts)
+
+
+def step(weights: str | None, rows: int = 1) -> Callable[[], None]:
+    """A call of a compiled step of so many rows behind CACHED tokens. weights: as of `target`."""
+    return repeatable_step(target(weights), prompt_of(CACHED), rows)
+
+
+def unrounded() -> Decoder:
+    """The readable decoder in fp32."""
+    return common.model("fp32").target().decoder
+
+
+@cache
+def ids(part: str, count: int | None = None) -> list[list[int]]:
+    """Windows of one of the texts."""
+    return quality.windows(common.model("fp32").tokenizer(text(part), verbose=False).input_ids)[:count]
+
+
+def reading(decoder: Decoder, windows: int | None, beside: Decoder | None = None, among=None) -> Reading:
+    """How a decoder finds the first windows of the text that quality is measured on, all if None.
+
+    beside: the decoder from whose distribution the divergence is taken. among: as of `quality.read`.
+    """
+    flat = [token for window in ids("evaluation", windows) for token in window]
+    return quality.read(logits_of(decoder), flat, beside=logits_of(beside) if beside else None, among=among)
+
+
+def logits_of(decoder: Decoder) -> quality.Logits:
+    """A decoder as `quality.read` asks it: T ids -> logits (T, V)."""
+    of = DecoderTarget(decoder)
+    return lambda ids: logits_along(of, ids, len(ids))
+
+
+@cache
+def wide(windows: int | None) -> Reading:
+    """The same text as read by the decoder in fp32."""
+    return reading(unrounded(), windows)
+
+
+def rounded(format: str, **options) -> Decoder:
+    """The decoder with weights in this format, calibrated on 16 windows, for int8 on 4."""
+    calibration = ids("calibration", 4 if format == "int8" else 16)
+    return quantized(unrounded(), format, windows=calibration, **options)
+
+
+def windows_of(run: Run) -> int | None:
+    """How many windows a run reads; None: all."""
+    return 2 if run.quick else None
+
+
+def perplexity(run: Run, format: str, **options) -> Measured:
+    """Perplexity with weights in this format over that in fp32, both on the same windows; options: `quantized`'s."""
+    reference = wide(windows_of(run))
+    found = reading(rounded(format, **options), windows_of(run))
+    note = f"{found.perplexity:.2f} against {reference.perplexity:.2f}, {found.tokens:,} tokens"
+    note += f"; {quality.agreement(found, reference):.1%} of the favourites the same"
+    facts = {"unit": "nats per token of a window", "perplexity": found.perplexity, "fp32": reference.perplexity}
+    return Measured(as_ratio(found, reference), note, facts)
+
+
+def as_ratio(found: Reading, reference: Reading) -> Ratio:
+    """Perplexity over the reference's; the samples are each window's mean, in nats per token."""
+    change = quality.ratio(found, reference)
+    means = [Samples(tuple(float(part.mean()) for part in of.nll)) for of in (found, reference)]
+    return Ratio(change.value, change.low, change.high, *means)
+
+
+@claim("int8-weight-only/perplexity", "<= 1.005", TEXT, dtype="fp32")
+def weight_only_quality(run: Run) -> Measured:
+    return perplexity(run, "int8-weight-only")
+
+
+@claim("int8/perplexity", "<= 1.010", TEXT, dtype="fp32")
+def int8_quality(run: Run) -> Measured:
+    """Beside it what each remedy alone brings back, on fewer windows."""
+    found = perplexity(run, "int8")
+    few = 2 if run.quick else 8
+    beside = {name: row(rounded("int8", remedies=of), few) for name, of in REMEDIES.items()}
+    said = ", ".join(f"{name} {of['ratio']:.3f}" for name, of in beside.items())
+    return Measured(found.ratio, f"{found.note}; on {few} windows with {said}", found.facts | {"remedies": beside})
+
+
+@claim("int4/perplexity", "<= 1.010", TEXT + "; groups of 32 in line with the file's own, head in 8 bits", dtype="fp32")
+def int4_quality(run: Run) -> Measured:
+    """Beside it a table of formats, on fewer windows. The file's blocks are of 4 bits, which favours int4 g32.
+
+    The weights hold their rounded values as fp32: the packed kernel, which rounds nothing more in fp32, is slow on many
+    rows. That both read alike is tested.
+    """
+    found, few = perplexity(run, "int4", values=True), 2 if run.quick else 4
+    names = BESIDE[:2] if run.quick else BESIDE
+    table = {name: row(rounded(name, values=name != "llm.int8"), few) for name in names}
+    return Measured(found.ratio, found.note, found.facts | {"formats": table, "windows": few})
+
+
+def row(decoder: Decoder, windows: int) -> dict:
+    """Bits, perplexity's ratio, divergence and agreement of one rounded decoder."""
+    found, reference = reading(decoder, windows, beside=unrounded()), wide(windows)
+    bits = 8 * bytes_read(decoder) / common.model("fp32").shape.weights
+    change = asdict(quality.ratio(found, reference))
+    agreed = quality.agreement(found, reference)
+    return {"bits": bits, "ratio": change.pop("value"), **change, "agreement": agreed, "kl": found.mean_divergence}
+
+
+@claim(
+    "gptq-3bit/recovered", ">= 0.5",
+    f"smol-draft, layers in {GPTQ}: the perplexity that rounding to the nearest loses; calibrated on other articles",
+    unit="", dtype="fp32",
+)  # fmt: skip
+def recovered(run: Run) -> Measured:
+    """1 - what GPTQ loses over what rounding to the nearest loses, on weights that were never rounded to few bits.
+
+    smol-draft's layers are stored in 8 bits, trained since they were copied. Of the text, the tokens that its trimmed
+    head scores. The interval is that of windows drawn again.
+    """
+    decoder, count = decoder_of(load("smol-draft", device="cpu", dtype="fp32").network), windows_of(run)
+    among = torch.zeros(decoder.config.vocab_size, dtype=torch.bool).index_fill(0, decoder.kept, True)
+    calibration = ids("calibration", 2 if run.quick else None)
+    options = dict(head=None, windows=calibration, values=True)
+    made = {"fp32": decoder} | {name: quantized(decoder, name, **options) for name in (GPTQ, f"gptq {GPTQ}")}
+    found = {name: reading(of, count, among=among) for name, of in made.items()}
+    exact, nearest, compensated = (np.array([[float(x.sum()), len(x)] for x in of.nll]) for of in found.values())
+    value, low, high = share(exact, nearest, compensated)
+    kept = {name: of.perplexity for name, of in found.items()}
+    means = [Samples(tuple((part[:, 0] / part[:, 1]).tolist())) for part in (compensated, nearest)]
+    note = f"perplexity {listed(kept)}; {found['fp32'].tokens:,} tokens"
+    return Measured(Ratio(value, low, high, *means), note, {"perplexity": kept, "unit": "nats per token of a window"})
+
+
+def share(exact: np.ndarray, nearest: np.ndarray, better: np.ndarray) -> tuple[float, float, float]:
+    """Share of the perplexity that `nearest` loses that `better` does not, each (windows, 2) of sum and count."""
+
+    def of(drawn: Sequence) -> np.ndarray:
+        sums = [part[drawn].sum(-2) for part in (exact, nearest, better)]
+        p, q, r = (np.exp(part[..., 0] / part[..., 1]) for part in sums)
+        return 1 - (r - p) / (q - p)
+
+    low, high = np.percentile(of(drawings(len(exact))), [2.5, 97.5]) if len(exact) > 1 else (-math.inf, math.inf)
+    return float(of(np.arange(len(exact)))), float(low), float(high)

@@ -1,0 +1,360 @@
+"""Measuring speculation question by question: methods in turn on each, kept as it goes, and sums over questions.
+
+All run on the decoder, eager, in bf16 where the machine computes in it (bars hold for that) and else in fp32; the
+compiled one stands beside it in the same run. Every turn of a question is asked, after the conversation so far with
+plain decoding's answers. Over several questions a speed is the sum of tokens over the sum of seconds.
+
+Another file's questions (Run.questions) are asked by its own categories, as many of each as of one of ours, and of the
+eager target alone: they may be longer than the compiled one's caches, which are as long as ours need.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from time import perf_counter
+
+from bench import common
+from bench.common import DTYPE, Measured, Run, prompt_of, rate_ratio
+from lessons_lib import generate
+from lessons_lib.data import Question, questions
+from lessons_lib.decoding.generate import Output, Step, after_prefill, encode
+from lessons_lib.decoding.peers import by_transformers
+from lessons_lib.decoding.probing import repeatable_step, shortfall
+from lessons_lib.decoding.targets import CompiledTarget
+from lessons_lib.decoding.targets.base import Target
+from lessons_lib.measure.clock import Ratio, no_gc
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.progress import bar, say
+
+TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
+OWN = "the course's own"
+TAUGHT = f"{OWN}, of kinds that smol-draft and smol-medusa were trained on"
+EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
+CONTEXT = 672  # positions of the compiled target's caches: the longest prompt, its answer and a lookahead window fit
+COMPILED = (1, 5, 11)  # token counts compiled: plain, a chain of four, prompt lookup's ten; more run eager
+BESIDE = {"theirs": "plain theirs", "loop": "plain theirs", "ours": "natural", "ours compiled": "plain compiled"}
+KEPT = Path(__file__).parent.parent / "build" / "bench-questions"
+Made = tuple[Sequence[int], Sequence[Step]]  # new ids, and the trace where it is ours
+SPREAD = "the interval is that of the questions, one run each"
+
+
+def plain_of(name: str) -> str:
+    """Plain decoding on the target, and in the state, of the method of this name: "plain compiled" of "lookup
+    compiled"; among lesson 11's rungs, "int8" of "int8 + draft"."""
+    target, guessed, _ = name.partition(" + ")
+    return target if guessed else "plain compiled" if name.endswith(" compiled") else "plain"
+
+
+@cache
+def compiled() -> CompiledTarget:
+    """The eager target's decoder."""
+    return run_once(common.eager().decoder, COMPILED)
+
+
+def run_once(decoder: Decoder, widths: Sequence[int], **options) -> CompiledTarget:
+    """A decoder of this vocabulary compiled, each of its compiled steps run once; options as of CompiledTarget."""
+    target = CompiledTarget(decoder, common.eager().tokenizer, common.eager().eos, CONTEXT, widths, **options)
+    for width in widths:
+        repeatable_step(target, prompt_of(32), width)()
+    return target
+
+
+def conversation(target, question: Question) -> Iterator[tuple[dict, list[int], Output]]:
+    """For each turn: what its row begins with, its prompt behind the turns before, and plain decoding's answer."""
+    messages = []
+    for number, turn in enumerate(question.turns, 1):
+        messages.append({"role": "user", "content": turn})
+        ids = encode(target, messages)
+        answer = generate(target, ids, max_new_tokens=TOKENS)
+        yield {"question_id": question.question_id, "turn": number, "category": question.category}, ids, answer
+        messages.append({"role": "assistant", "content": answer.text})
+
+
+def chosen(run: Run, own: Sequence[Question], categories: Sequence[str], count: int) -> list[Question]:
+    """The first `count` questions of each category, `own` ones unless the run brings a file with its categories."""
+    if not run.questions:
+        return first_of(own, categories, count)
+    found = questions(run.questions)
+    return first_of(found, categories_of(found), count)
+
+
+def categories_of(found: Sequence[Question]) -> list[str]:
+    """Their categories, each once, in the order in which they come first."""
+    return list(dict.fromkeys(question.category for question in found))
+
+
+def ours(target, ids: list[int], proposer=None) -> Made:
+    """TOKENS new tokens by our greedy generate behind these ids, and its trace. proposer None: plain decoding."""
+    out = generate(target, ids, proposer, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
+    return out.ids, out.trace
+
+
+def theirs(ids: list[int], **options) -> Made:
+    """transformers' own generate, which keeps no trace."""
+    return by_transformers(common.model().network, ids, TOKENS, **options), []
+
+
+def targets(run: Run) -> dict[str, Target]:
+    """What methods run on, each with the suffix of its methods' names."""
+    return {"": common.eager()} if run.questions else {"": common.eager(), " compiled": compiled()}
+
+
+def with_and_without(run: Run, ids: list[int], name: str, proposer: Callable) -> dict[str, Callable[[], Made]]:
+    """Plain decoding and `name` on every target. proposer: target -> its proposer."""
+    on = targets(run)
+    plain = {f"plain{state}": partial(ours, of, ids) for state, of in on.items()}
+    return plain | {f"{name}{state}": partial(ours, of, ids, proposer(of)) for state, of in on.items()}
+
+
+def plain_beside(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
+    """Plain decoding where `ours`, `theirs` and `loop` run, so that their texts can be compared with it; on the eager
+    target it is the natural answer."""
+    state = {} if run.questions else {"plain compiled": partial(ours, compiled(), ids)}
+    return {"plain theirs": partial(theirs, ids)} | state
+
+
+def asked(
+    name: str,
+    run: Run,
+    categories: Sequence[str],
+    count: int,
+    methods: Callable,
+    settings: dict,
+    target=None,
+    also: Callable | None = None,
+    like: Callable[[str], str | None] = plain_of,
+) -> list[dict]:
+    """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
+
+    methods: ids -> {name: call}. target: whose greedy texts are asked for (None: the eager one), "natural" among
+    texts. also: (ids, natural answer) -> what else the row of a long answer shall hold. like: as of `each_method`.
+    """
+    target = target or common.eager()
+    wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
+
+    def measure(question: Question) -> list[dict]:
+        rows = []
+        for row, ids, natural in conversation(target, question):  # the natural answer is a warm-up, too
+            if natural.finish == "length":
+                texts, backwards = {"natural": natural.ids}, question.question_id % 2 == 1
+                row |= each_method(target, ids, methods(ids), backwards=backwards, like=like, texts=texts)
+                row |= also(ids, natural) if also else {}
+            else:
+                row["short"] = len(natural.ids)
+            rows.append(row)
+        return rows
+
+    for warm_up in methods(prompt_of(32)).values():
+        warm_up()
+    return each(name, wanted, measure, settings | {"tokens": TOKENS, "dtype": DTYPE})
+
+
+def measured(
+    rows: list[dict], ratio: Callable, slow: str, fast: str, settings: dict, note: str = "", overhead=None, **facts
+) -> Measured:
+    """The ratio over the questions with long answers, and what is said and kept beside it. ValueError without any.
+
+    overhead: rows of a step -> its time over a plain step's, each measured apart; then the speed is predicted, too.
+    """
+    counted = answered(rows)
+    kinds = by_category(counted)
+    beside = in_compiled(kinds, counted, slow, fast)
+    shortfall = max(made["shortfall"] for row in counted for made in row.values() if isinstance(made, dict))
+    facts |= {
+        "settings": settings, **per_kind(kinds, slow, fast), "parted": parted(counted), "largest_shortfall": shortfall,
+        "by_category": {kind: ratio(of, slow, fast).value for kind, of in kinds.items()}, "compiled": beside,
+        "questions": rows,
+    }  # fmt: skip
+    if overhead:
+        facts["predicted"] = predicted_speed(counted, fast, overhead)
+        facts["behind_prompt"] = behind_prompt(counted, slow, fast)
+    return Measured(ratio(counted, slow, fast), said(note, facts, len(counted)), facts)
+
+
+def over_transformers(rows: list[dict], settings: dict) -> Measured:
+    """`ours` over `theirs`, and beside it `loop`: our loop on transformers' own forwards."""
+    loop = speed(long_enough(rows), "theirs", "loop")
+    note = f"our loop on TransformersTarget: {loop.value:.2f}"
+    return measured(rows, speed, "theirs", "ours", settings, note, loop=[loop.value, loop.low, loop.high])
+
+
+def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast: str) -> dict | None:
+    """The speed of `fast` compiled over `slow`, which is compiled too if it is ours; None if it was not run."""
+    fast, known = f"{fast} compiled", rows[0]
+    if fast not in known:
+        return None
+    slow = f"{slow} compiled" if f"{slow} compiled" in known else slow
+    found = speed(rows, slow, fast)
+    facts = {"value": found.value, "low": found.low, "high": found.high} | per_kind(kinds, slow, fast)
+    return facts | {"widths": COMPILED, "problem": getattr(compiled(), "problem", None)}
+
+
+def long_enough(rows: list[dict]) -> list[dict]:
+    """The rows of answers that reach TOKENS tokens."""
+    return [row for row in rows if "short" not in row]
+
+
+def answered(rows: list[dict]) -> list[dict]:
+    """The rows of long answers. ValueError without any."""
+    if not (found := long_enough(rows)):
+        raise ValueError(f"no answer reaches {TOKENS} tokens, so there is nothing to measure; ask other questions")
+    return found
+
+
+def by_category(rows: list[dict]) -> dict[str, list[dict]]:
+    """Rows under their categories, in the order in which these come first."""
+    return {kind: [row for row in rows if row["category"] == kind] for kind in [row["category"] for row in rows]}
+
+
+def first_of(questions: Sequence[Question], categories: Sequence[str], count: int) -> list[Question]:
+    """The first `count` questions of each category, as they stand in the file."""
+    of = {category: [q for q in questions if q.category == category][:count] for category in categories}
+    return [question for chosen in of.values() for question in chosen]
+
+
+def each(
+    claim: str, questions: Sequence[Question], measure: Callable[[Question], list[dict]], settings: dict
+) -> list[dict]:
+    """All rows of measure(question), a turn each, for every question. They are on disk as soon as they are there,
+    until all are: a run that was killed goes on behind them if it asks for the same questions with the same settings.
+    """
+    path = KEPT / f"{claim.replace('/', '-')}.json"
+    wanted = json.loads(json.dumps([[asdict(question) for question in questions], settings]))
+    rows = kept(path, wanted)
+    for question in bar(questions[len(rows) :], desc=claim, unit="question"):
+        rows.append(measure(question))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")  # beside it, so that whoever is killed while writing loses one question
+        part.write_text(json.dumps({"wanted": wanted, "rows": rows}))
+        part.replace(path)
+    path.unlink(missing_ok=True)
+    return [row for of in rows for row in of]
+
+
+def kept(path: Path, wanted: list) -> list[list[dict]]:
+    """Each question's rows from an interrupted run of the same measurement."""
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):  # there is none, or the run was killed while it wrote
+        return []
+    if before["wanted"] != wanted:
+        return []
+    say(f"going on with {path.stem}: {len(before['rows'])} questions are measured")
+    return before["rows"]
+
+
+def each_method(
+    target,
+    ids: list[int],
+    methods: Mapping[str, Callable[[], Made]],
+    backwards: bool = False,
+    like: Callable[[str], str | None] = plain_of,
+    texts: Mapping[str, Sequence[int]] | None = None,
+) -> dict:
+    """Every method on one prompt, the last one first if backwards -> what each took and made, and how they differ.
+
+    equal: whether the text is that of the method that `like` names, plain decoding on the same target in the same
+    state; None for that one itself, and where it is neither among the methods nor in `texts`, which were written
+    before. shortfall: by how many logits a token of the text falls short of the target's favourite at most, both from
+    one forward over the whole text: rounding, unless it is large. useful: steps that commit more than one token.
+    prefill: how many of the seconds went by before the first token, 0 without a trace.
+    """
+    seconds, made = {}, {}
+    with no_gc():
+        for name in list(methods)[:: -1 if backwards else 1]:
+            since = perf_counter()
+            made[name] = methods[name]()
+            seconds[name] = perf_counter() - since
+    short = cache(lambda text: float(shortfall(target, ids, text, target.eos).max()))  # most texts are the same
+    written = dict(texts or {}) | {name: new for name, (new, _) in made.items()}
+    row = {name: counts(new, trace) for name, (new, trace) in made.items()}
+    for name, (new, _) in made.items():
+        plain = like(name)
+        same = list(new) == list(written[plain]) if plain != name and plain in written else None
+        row[name] |= {"seconds": seconds[name], "equal": same, "shortfall": short(tuple(new))}
+    return row
+
+
+def counts(new: Sequence[int], trace: Sequence[Step]) -> dict:
+    """What is counted of a text, and how long its prefill took, as `each_method` has it."""
+    steps = after_prefill(trace)
+    return {
+        "tokens": len(new), "forwards": len(trace), "forwarded": sum(step.forwarded for step in steps),
+        "useful": sum(step.committed > 1 for step in steps),
+        "prefill": sum(step.t_total for step in trace if step.is_prefill),
+    }  # fmt: skip
+
+
+def speed(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
+    """Tokens per second of method `fast` over those of `slow`."""
+    taken = [[(row[name]["tokens"], row[name]["seconds"]) for row in rows] for name in (slow, fast)]
+    return rate_ratio(*taken)
+
+
+def behind_prompt(rows: Sequence[dict], slow: str, fast: str) -> float:
+    """The same without the prefill and its token, which `predicted_speed` leaves out, too."""
+    taken = [[(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in rows]
+             for name in (slow, fast)]  # fmt: skip
+    return rate_ratio(*taken).value
+
+
+def compression(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
+    """Tokens per forward, prefill included, of method `fast` over those of `slow`; plain decoding has exactly 1."""
+    return rate_ratio(*[[(row[name]["tokens"], row[name]["forwards"]) for row in rows] for name in (slow, fast)])
+
+
+def tokens_per_forward(rows: Sequence[dict], name: str) -> float:
+    """tau of all rows together."""
+    tokens, forwards = zip(*in_steps(rows, name), strict=True)
+    return sum(tokens) / sum(forwards)
+
+
+def in_steps(rows: Sequence[dict], name: str) -> list[tuple[int, int]]:
+    """(tokens, forwards) of each row, prefill and its token left out."""
+    return [(row[name]["tokens"] - 1, row[name]["forwards"] - 1) for row in rows]
+
+
+def rows_fed(rows: Sequence[dict], name: str) -> float:
+    """Rows of a step's forward on average, prefill left out."""
+    return sum(row[name]["forwarded"] for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
+
+
+def predicted_speed(rows: Sequence[dict], name: str, overhead: Callable[[float], float]) -> float:
+    """The speed over plain decoding, prefill left out, of steps that take overhead(rows fed) plain steps each."""
+    return tokens_per_forward(rows, name) / overhead(rows_fed(rows, name))
+
+
+def said(note: str, facts: dict, texts: int) -> str:
+    """A claim's note: its own, what was predicted, and for each kind of text speed and tokens per forward."""
+    found, beside = [note], facts["compiled"]
+    if "predicted" in facts:
+        found.append(f"speed behind the prompt {facts['behind_prompt']:.2f}, predicted {facts['predicted']:.2f}")
+    found.append(f"speed at tokens per forward: {with_tau(facts)}")
+    if beside:
+        found += [f"compiled {beside['value']:.2f}: {with_tau(beside)}", beside["problem"]]
+    apart = ", ".join(f"{name} {count}" for name, count in facts["parted"].items())
+    found.append(f"of {texts} texts part from plain decoding on their own target: {apart}")
+    found += [f"shortfall at most {facts['largest_shortfall']:.2g} logits", SPREAD]
+    return "; ".join(filter(None, found))
+
+
+def per_kind(kinds: dict[str, list[dict]], slow: str, fast: str) -> dict[str, dict[str, float]]:
+    """For each kind of text the speed of `fast` over `slow`, and its tokens per forward."""
+    return {
+        "speed_by_category": {kind: speed(of, slow, fast).value for kind, of in kinds.items()},
+        "tokens_per_forward": {kind: tokens_per_forward(of, fast) for kind, of in kinds.items()},
+    }
+
+
+def with_tau(facts: dict) -> str:
+    """Speed and tokens per forward of each kind, as `per_kind` has them."""
+    taus = facts["tokens_per_forward"]
+    return ", ".join(f"{kind} {value:.2f} at {taus[kind]:.2f}" for kind, value in facts["speed_by_category"].items())
+
+
+def parted(rows: Sequence[dict]) -> dict[str, int]:
+    """For each method how many of its texts are not those of plain decoding on the same target in the same state."""
+    flags = {name: [row[name]["equal"] for row in rows] for name, made in rows[0].items() if isinstance(made, dict)}
+    return {name: of.count(False) for name, of in flags.items() if None not in of}

@@ -1,0 +1,165 @@
+"""The claims of assisted decoding on a tiny model and a draft like it: what is counted, replayed and compared."""
+
+import json
+
+import pytest
+from support.benches import TOKENS, another_file, asks, offline
+
+from bench import common, questions
+from bench.common import Run
+from lessons_lib import DraftModel, generate
+from lessons_lib.data import Question
+from lessons_lib.decoding.generate import encode, tokens_per_forward
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
+from lessons_lib.measure.clock import Samples
+from lessons_lib.measure.speculation import width_cost
+
+R, W = True, False
+
+
+@pytest.fixture
+def assisted(monkeypatch, tmp_path):
+    """bench/assisted.py with a tiny model, a tiny draft, and four short questions of each kind."""
+    from bench import assisted
+
+    _, draft = offline(monkeypatch, tmp_path)
+    drafting = draft.target()
+    monkeypatch.setattr(assisted, "draft", lambda: draft)
+    monkeypatch.setattr(assisted, "drafting", lambda: drafting)
+    asks(monkeypatch, assisted.KINDS * 4)
+    held_out = [Question(1000 + i, kind, (f"held out {kind}",)) for i, kind in enumerate(assisted.HELD_OUT_KINDS)]
+    own = questions.questions()
+    monkeypatch.setattr(assisted.prompts, "questions", lambda path=None: held_out if path else own)
+    for cached in (assisted.cost_of_draft, assisted.settings, assisted.texts):
+        cached.cache_clear()
+    return assisted
+
+
+def test_a_claim_of_mixed_prompts_measures_each_kind_eager_and_compiled(assisted):
+    measured = assisted.mixed(Run(quick=True))
+    rows = measured.facts["questions"]
+    assert [row["category"] for row in rows] == list(assisted.KINDS)
+    names = ("plain", "assisted", "plain compiled", "assisted compiled")
+    assert all(row[name]["tokens"] == TOKENS for row in rows for name in names)
+    assert measured.facts["parted"] == {"assisted": 0, "assisted compiled": 0}
+    assert max(measured.facts["tokens_per_forward"].values()) > 1  # the draft was asked
+    assert set(measured.facts["width_costs"]) == {"eager", "compiled"}
+    json.dumps(measured.facts)
+
+
+def test_the_claim_against_transformers_shows_our_loop_and_the_compiled_target_beside(assisted):
+    measured = assisted.vs_transformers(Run(quick=True))
+    rows = measured.facts["questions"]
+    assert measured.facts["parted"] == dict.fromkeys(("theirs", "ours", "ours compiled", "loop"), 0)
+    assert all(row["loop"]["forwards"] == row["ours"]["forwards"] for row in rows)  # the same guesses either way
+
+
+def test_another_draft_of_the_same_name_is_measured_anew(assisted):
+    before = assisted.settings()
+    next(assisted.draft().network.parameters()).data[0, 0] += 1e-3
+    assisted.settings.cache_clear()
+    assert assisted.settings()["weights"] != before["weights"]
+
+
+def test_transformers_drafts_as_long_as_ours_and_takes_as_many_forwards(assisted):
+    """Its first forward verifies guesses with the prompt, where ours yields a token of its own first."""
+    ids, small, fed = [5, 80, 3, 3, 61], assisted.assistant(), []
+    target = common.eager()
+    new, trace = questions.ours(target, ids, assisted.drafter(target))
+    network = common.model().network
+    hook = network.register_forward_pre_hook(lambda m, a, k: fed.append(k["input_ids"].shape[1]), with_kwargs=True)
+    theirs, _ = questions.theirs(ids, draft=small)
+    hook.remove()
+    assert new == theirs and fed[0] == len(ids) + assisted.GAMMA
+    assert abs(len(fed) - len(trace)) <= 1
+
+
+def test_the_cost_of_a_guess_is_of_one_forward_of_the_draft_behind_the_same_text(assisted, monkeypatch):
+    fed, seen = [], {}
+    for name, of in (("draft", assisted.drafting()), ("target", common.eager())):
+
+        def run(blocks, name=name, run=of.run):
+            fed.append((name, len(blocks[0].tokens), blocks[0].cache.length()))
+            return run(blocks)
+
+        monkeypatch.setattr(of, "run", run)
+
+    def in_turn(calls, repeats):
+        for name, call in calls.items():
+            fed.clear()
+            call()
+            seen[name] = [*fed]
+        return {name: Samples((seconds,)) for name, seconds in (("forward", 3.0), ("one", 1.0), ("chain", 5.0))}
+
+    monkeypatch.setattr(assisted, "in_turn", in_turn)
+    measured = assisted.cost(assisted.Run(quick=True))
+    many, behind = assisted.GAMMA, assisted.CACHED
+    assert seen["forward"] == [("draft", 1, behind)] * many and seen["one"] == [("target", 1, behind)]
+    assert seen["chain"] == [("draft", 1, behind - 1 + i) for i in range(many)]  # as behind a rejected guess
+    assert measured.ratio.value == pytest.approx(3 / many) and measured.facts["whole"][0] == pytest.approx(5 / many)
+
+
+def test_tokens_per_forward_are_those_that_decoding_takes(assisted):
+    measured = assisted.tokens_per_forward(assisted.Run(quick=True))
+    for kind, rows in assisted.texts(assisted.Run(quick=True)).items():
+        spent = []
+        for row in rows:
+            question = next(q for q in assisted.prompts.measured()
+                            if (q.question_id, q.category) == (row["question_id"], kind))  # fmt: skip
+            by = DraftModel(assisted.drafting(), assisted.GAMMA)
+            spent += generate(
+                common.eager(), encode(common.eager(), question.messages), by, max_new_tokens=TOKENS
+            ).trace
+        assert measured.facts["tokens_per_forward"][kind] == pytest.approx(tokens_per_forward(spent))
+    assert measured.ratio.value == pytest.approx(sum(measured.facts["tokens_per_forward"].values()) / 5)
+    assert measured.facts["by_gamma"][assisted.GAMMA] == pytest.approx(measured.ratio.value)
+    assert max(measured.facts["tokens_per_forward"].values()) > 1.2
+    assert set("".join(row["right"] for row in measured.facts["texts"])) == {"0", "1"}
+    json.dumps(measured.facts)
+
+
+def test_adaptive_is_held_against_the_best_fixed_length_of_the_worst_kind(assisted, monkeypatch):
+    """By hand: c = 0.5, v = 1. All right: the longest wins; all wrong: plain decoding, which costs 1 a token."""
+    texts = {"chat": [{"right": [R] * 34}], "qa": [{"right": [W] * 20}, {"right": [W] * 20}]}
+    monkeypatch.setattr(assisted, "texts", lambda run: texts)
+    monkeypatch.setattr(assisted, "cost_of_draft", lambda repeats, target: [None, type("C", (), {"value": 0.5})])
+    slow = {1: 1.0, 2: 3.0, 17: 33.0}  # compiled, where no draft pays
+    costs = lambda target, *given, **options: {1: 1.0, 17: 1.0} if target is common.eager() else slow  # noqa: E731
+    monkeypatch.setattr(common, "costs_of", costs)
+    measured = assisted.adaptive(assisted.Run(quick=True))
+    facts = measured.facts
+    assert facts["best_fixed"] == {"chat": 16, "qa": 0} and set(facts["by_category"]) == {"chat", "qa"}
+    assert measured.ratio.value == min(facts["by_category"].values()) < 1
+    assert facts["alone"]["qa"] == pytest.approx(40 / sum(cost for _, cost in by_hand(assisted, texts["qa"])))
+    assert f"qa {facts['by_category']['qa']:.2f}" in measured.note and "best fixed: chat 16, qa 0" in measured.note
+    compiled = facts["compiled"]
+    assert compiled["best_fixed"] == {"chat": 0, "qa": 0} and compiled["width_costs"] == slow
+    worst = min(compiled["by_category"], key=compiled["by_category"].get)
+    assert f"compiled, {worst} the worst: chat {compiled['by_category']['chat']:.2f}" in measured.note
+    json.dumps(facts)
+
+
+def by_hand(assisted, rows):
+    return assisted.spent([row["right"] for row in rows], Adaptive(0.5, most=16), 0.5, width_cost(None))
+
+
+def test_one_schedule_goes_through_the_kinds_in_turn(assisted):
+    seen = []
+
+    class Noting(Constant):
+        def observe(self, depth, examined, accepted):
+            seen.append(accepted)
+
+    found = assisted.spent_in_turn({"a": [[R, R], [R, R]], "b": [[W, W]]}, Noting(1), 0.1, lambda width: float(width))
+    assert seen == [1, 0, 1] and found == {"a": [(2, 2.1), (2, 2.1)], "b": [(2, pytest.approx(3.1))]}
+
+
+def test_another_files_questions_reach_every_claim_that_asks(assisted, monkeypatch, tmp_path):
+    run = assisted.Run(quick=False, questions=another_file(monkeypatch, tmp_path))
+    for measure in (assisted.mixed, assisted.vs_transformers, assisted.tokens_per_forward):
+        facts = measure(run).facts
+        rows = facts.get("questions") or facts["texts"]
+        assert [(row["question_id"], row["turn"]) for row in rows] == [(81, 1), (81, 2)]
+        assert set(facts["tokens_per_forward"]) == {"roleplay"}
+    monkeypatch.setattr(assisted, "cost_of_draft", lambda repeats, target: [None, type("C", (), {"value": 0.5})])
+    assert set(assisted.adaptive(run).facts["best_fixed"]) == {"roleplay"}
