@@ -81,12 +81,6 @@ def test_vllm_is_asked_for_exact_lengths_and_answers_each_request_in_turn(seen, 
     assert told["enable_prefix_caching"] is False and space == "1"
 
 
-def test_an_engine_that_appended_to_the_ids_changes_no_prompt(seen, tmp_path):
-    served = Sequence("a", ids=[7, 8], output_length=3)
-    served.commit(2, [50], 0.0)
-    assert once(sys.executable, tmp_path, [served])[0] == [[9, 10, 11]]
-
-
 @pytest.mark.parametrize(
     "how, message",
     [
