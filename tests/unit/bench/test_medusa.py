@@ -152,20 +152,22 @@ def test_without_heads_a_claim_says_how_to_make_them_before_anything_is_compiled
 # the tree of a target
 
 
+@pytest.mark.usefixtures("tiny_heads")
 @pytest.mark.parametrize("v, c, nodes", [
     (COSTS, {}, 60),
     ({1: 1.0, 3: 1.0, 61: 3.0}, {}, 2),
     (COSTS, {61: 2.0}, 2),  # what a step does beside its forward counts, too
     ({1: 1.0, 3: 2.0, 61: 5.0}, {}, 2),  # without a tree there would be nothing to measure
 ])  # fmt: skip
-def test_the_tree_is_the_fastest_by_what_wide_steps_cost(tiny_heads, monkeypatch, v, c, nodes):
+def test_the_tree_is_the_fastest_by_what_wide_steps_cost(monkeypatch, v, c, nodes):
     cheap(monkeypatch, v, c)
     found = medusa.fitted(common.model().target(), 3)
     assert len(found.tree.choices) == nodes
     assert found.overhead(61) == pytest.approx(v[61] + c.get(61, 0.0))
 
 
-def test_a_compiled_target_gets_a_tree_of_a_width_that_it_is_compiled_for(tiny_heads, monkeypatch):
+@pytest.mark.usefixtures("tiny_heads")
+def test_a_compiled_target_gets_a_tree_of_a_width_that_it_is_compiled_for(monkeypatch):
     cheap(monkeypatch, COSTS, {})
     target = common.model().target()
     target.widths = [1, 3]
@@ -175,7 +177,8 @@ def test_a_compiled_target_gets_a_tree_of_a_width_that_it_is_compiled_for(tiny_h
     assert len(medusa.fitted(given_up, 3).tree.choices) == 60
 
 
-def test_the_share_of_a_step_is_what_it_takes_beside_its_forward_over_a_one_row_forward(tiny_heads, monkeypatch):
+@pytest.mark.usefixtures("tiny_heads")
+def test_the_share_of_a_step_is_what_it_takes_beside_its_forward_over_a_one_row_forward(monkeypatch):
     target, fed, seen = common.model().target(), [], {}
     run = target.run
     watched = lambda blocks: fed.append((len(blocks[0].tokens), blocks[0].cache.length())) or run(blocks)  # noqa: E731
@@ -193,7 +196,8 @@ def test_the_share_of_a_step_is_what_it_takes_beside_its_forward_over_a_one_row_
     assert seen == {1: [], 3: [], 61: [], "forward": [(1, medusa.CACHED)]}
 
 
-def test_what_is_timed_beside_the_forward_is_a_steps_own_choice(tiny_heads):
+@pytest.mark.usefixtures("tiny_heads")
+def test_what_is_timed_beside_the_forward_is_a_steps_own_choice():
     """Behind the prompt's own token it takes what decoding takes there, again and again."""
     target, prompt = common.eager(), common.prompt_of(medusa.CACHED)
     text, accepted = generate(target, prompt, max_new_tokens=TOKENS).ids, 0
@@ -206,13 +210,15 @@ def test_what_is_timed_beside_the_forward_is_a_steps_own_choice(tiny_heads):
     assert accepted > 2
 
 
-def test_the_widths_and_shares_of_a_real_target_are_measured(tiny_heads):
+@pytest.mark.usefixtures("tiny_heads")
+def test_the_widths_and_shares_of_a_real_target_are_measured():
     found = medusa.fitted(common.model().target(), 3)
     assert set(found.v) == set(found.heads_share) == set(WIDTHS) and found.v[1] == 1 and found.heads_share[1] == 0
     assert len(found.tree.choices) in (2, 60)
 
 
-def test_heads_and_their_accuracies_are_the_packages(tiny_heads, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("tiny_heads")
+def test_heads_and_their_accuracies_are_the_packages(monkeypatch, tmp_path):
     monkeypatch.setattr("lessons_lib.models.trained.OURS", tmp_path)
     network, card = common.model().network, {"accuracies": [[0.5]]}
     save_heads(heads_of(network, 3), tmp_path / medusa.HEADS, "tiny", after=card)
