@@ -14,12 +14,12 @@ from bench import medusa
 from bench.prompt_lookup import GROUNDED
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate, load
 from lessons_lib.data import questions
-from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.medusa import best_tree
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.text import encode
 from lessons_lib.models import LanguageModel
 from lessons_lib.models.medusa import load_heads
 

@@ -19,11 +19,12 @@ from bench import common
 from bench.common import DTYPE, Measured, Run, prompt_of, rate_ratio
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
-from lessons_lib.decoding.generate import Output, Step, after_prefill, encode
+from lessons_lib.decoding.generate import Output, Step, after_prefill
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step, shortfall
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.text import encode
 from lessons_lib.measure.clock import Ratio, no_gc
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.progress import bar, say

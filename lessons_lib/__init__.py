@@ -46,7 +46,7 @@ from lessons_lib.decoding.proposers.lookahead import Lookahead
 from lessons_lib.decoding.proposers.medusa import Medusa
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
-from lessons_lib.decoding.streaming import TextStream
+from lessons_lib.decoding.text import TextStream
 from lessons_lib.models import load
 
 __version__ = "0.1.0"

@@ -5,7 +5,6 @@ from lessons_lib.decoding.generate import (
     Output,
     after_prefill,
     compression,
-    encode,
     new_sequence,
     step,
     tokens_per_forward,
@@ -37,10 +36,10 @@ from lessons_lib.decoding.replay import (
     replay_draft,
 )
 from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
-from lessons_lib.decoding.streaming import TextStream
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
 from lessons_lib.decoding.targets.one_by_one import one_by_one
 from lessons_lib.decoding.targets.table import TableTarget
+from lessons_lib.decoding.text import TextStream, encode
 from lessons_lib.decoding.timing import (
     batched_step,
     batched_transformers_step,

@@ -6,21 +6,20 @@ picked. Techniques differ only in their proposers, acceptance rules and targets.
 
 import math
 from collections import abc, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lessons_lib.caches.sizes import cached_tokens
 from lessons_lib.decoding.draft_tree import Block, DraftTree, Scores, make_block, plain_block
-from lessons_lib.decoding.proposers import Proposer, check_integers, whole
+from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.sampling import Acceptance, Greedy
 from lessons_lib.decoding.sequence import Sequence, StoppingCriteria
-from lessons_lib.decoding.streaming import Detokenizer, StoppedText, as_texts
 from lessons_lib.decoding.targets import as_target
+from lessons_lib.decoding.text import Detokenizer, Prompt, StoppedText, as_texts, encode, kind
 
 
 @dataclass(slots=True)
@@ -89,13 +88,13 @@ def draft(seqs: list[Sequence]) -> list[Block]:
 
     The first token after the prompt is decoded plainly: there is nothing to draft from before.
     """
-    kinds = defaultdict(list)
+    by_type = defaultdict(list)
     for seq in seqs:
         seq.tree = empty_tree(seq)
         if seq.tree is not None and seq.num_output_tokens:
-            kinds[type(seq.proposer)].append(seq)
-    for kind, same in kinds.items():
-        kind.propose_batch([seq.proposer for seq in same], [seq.ids for seq in same], [seq.tree for seq in same])
+            by_type[type(seq.proposer)].append(seq)
+    for proposer, same in by_type.items():
+        proposer.propose_batch([seq.proposer for seq in same], [seq.ids for seq in same], [seq.tree for seq in same])
     return [
         plain_block(seq.uncomputed_ids, seq.cache)
         if seq.tree is None
@@ -178,9 +177,6 @@ def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: t
         t_commit=times[3],
         t_total=sum(times),
     )
-
-
-Prompt = str | list[int] | Tensor | np.ndarray | Mapping[str, list[int] | Tensor] | list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -297,58 +293,6 @@ def check_kinds(proposer, acceptance, generator) -> None:
         )
 
 
-def kind(value) -> str:
-    """What an argument is, for error messages."""
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-
-
-def encode(target, prompt: Prompt) -> list[int]:
-    """Text, ids (T) or (1, T), what a tokenizer returns for one text, or messages -> T token ids.
-
-    Raises ValueError if there are none, if one is not in the vocabulary, and for messages without a chat template;
-    TypeError for text or messages without a tokenizer, for several prompts, and for anything else.
-    """
-    if isinstance(prompt, str):
-        ids = _tokenizer(target)(prompt).input_ids
-    elif isinstance(prompt, Mapping) and "input_ids" in prompt:
-        ids = token_ids(prompt["input_ids"])
-        if "attention_mask" in prompt:  # 0 marks padding
-            ids = [token for token, real in zip(ids, one_row(prompt["attention_mask"]), strict=True) if real]
-    elif isinstance(prompt, abc.Sequence) and prompt and all(isinstance(m, Mapping) for m in prompt):
-        ids = _chat_ids(target, list(prompt))
-    else:
-        ids = token_ids(prompt)
-    if not ids:
-        raise ValueError("the prompt is empty; give at least one token")
-    if outside := [token for token in ids if not 0 <= token < target.vocab_size]:
-        raise ValueError(f"token id {outside[0]} is not in this model's vocabulary of {target.vocab_size}")
-    return ids
-
-
-def token_ids(prompt: list[int] | Tensor | np.ndarray) -> list[int]:
-    """(T) or (1, T) -> T ids, unchecked. TypeError for anything but integers, and for several rows."""
-    row = one_row(prompt)
-    wrong = [token for token in row if not whole(token)]
-    if wrong and isinstance(wrong[0], str | abc.Sequence | Mapping):
-        raise TypeError("generate continues one prompt; call it once for each, or use an Engine for several")
-    if wrong:
-        raise TypeError(f"token ids must be integers, not {kind(wrong[0])}")
-    return list(map(int, row))
-
-
-def one_row(values: list | Tensor | np.ndarray) -> list:
-    """(T) or (1, T), tensors or arrays at either level -> T values of any kind; several rows stay as they are.
-
-    TypeError for what is no sequence.
-    """
-    if isinstance(values, Tensor | np.ndarray):
-        values = values.tolist()
-    if not isinstance(values, abc.Sequence) or isinstance(values, bytes | bytearray | memoryview):
-        raise TypeError(f"a prompt is a text, token ids or a list of messages, not {kind(values)}")
-    row = [value.tolist() if isinstance(value, Tensor | np.ndarray) else value for value in values]
-    return list(row[0]) if len(row) == 1 and isinstance(row[0], list | tuple) else row
-
-
 def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
     """Raise ValueError if prompt and new tokens do not fit the model's context."""
     if cached_tokens(prompt_length, max_new_tokens) > target.context:
@@ -366,18 +310,3 @@ def text_of(tokenizer, seq: Sequence) -> str | None:
         return None
     text = Detokenizer(tokenizer)
     return "".join(map(text.add, seq.output_ids)) + text.rest()
-
-
-def _tokenizer(target):
-    if target.tokenizer is None:
-        raise TypeError("this target has no tokenizer: pass token ids, or a model from lessons_lib.load")
-    return target.tokenizer
-
-
-def _chat_ids(target, messages: list[Mapping]) -> list[int]:
-    if not all("role" in m and ("content" in m or "tool_calls" in m) for m in messages):
-        raise TypeError('each message needs a role and a content, such as {"role": "user", "content": "Hello"}')
-    tokenizer = _tokenizer(target)
-    if getattr(tokenizer, "chat_template", "") is None:
-        raise ValueError("this model's tokenizer has no chat template: pass the prompt as text")
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lessons_lib.decoding.generate import Step
     from lessons_lib.decoding.proposers import Proposer
     from lessons_lib.decoding.sampling import Acceptance
-    from lessons_lib.decoding.streaming import StoppedText
+    from lessons_lib.decoding.text import StoppedText
 
 
 class Status(Enum):

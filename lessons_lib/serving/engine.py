@@ -20,10 +20,11 @@ from weakref import WeakSet
 import torch
 
 from lessons_lib.caches.paged import PagedCache
-from lessons_lib.decoding.generate import Output, Prompt, encode, new_sequence, ready, step, text_of
+from lessons_lib.decoding.generate import Output, new_sequence, ready, step, text_of
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import Acceptance
 from lessons_lib.decoding.sequence import Sequence, Status
+from lessons_lib.decoding.text import Prompt, encode
 from lessons_lib.measure.clock import sync
 from lessons_lib.measure.memory import settled
 from lessons_lib.serving.block_pool import BlockPool

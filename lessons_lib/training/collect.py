@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.text import encode
 from lessons_lib.models import LanguageModel
 from lessons_lib.models.decoder import Decoder, Segment
 from lessons_lib.paths import cache_dir

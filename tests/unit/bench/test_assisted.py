@@ -9,8 +9,9 @@ from bench import common, questions
 from bench.common import Run
 from lessons_lib import DraftModel, generate
 from lessons_lib.data import Question
-from lessons_lib.decoding.generate import encode, tokens_per_forward
+from lessons_lib.decoding.generate import tokens_per_forward
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
+from lessons_lib.decoding.text import encode
 from lessons_lib.measure.clock import Samples
 from lessons_lib.measure.speculation import width_cost
 

@@ -10,8 +10,8 @@ from bench import common, medusa, questions
 from bench.common import NotMeasured, Run
 from bench.medusa import Fitted
 from lessons_lib import Medusa, generate
-from lessons_lib.decoding.generate import encode
 from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens, regular
+from lessons_lib.decoding.text import encode
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models.medusa import save_heads
 

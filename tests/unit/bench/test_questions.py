@@ -10,7 +10,7 @@ from bench.common import Run, mean_rate, off_by, rate_ratio
 from bench.questions import behind_prompt, compression, each, each_method, plain_of, speed, tokens_per_forward
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
-from lessons_lib.decoding.generate import encode
+from lessons_lib.decoding.text import encode
 from lessons_lib.measure.clock import Ratio, Samples
 
 

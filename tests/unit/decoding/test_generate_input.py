@@ -15,8 +15,8 @@ from lessons_lib import DraftModel, Jacobi, Lookahead, PromptLookup, Sampling
 from lessons_lib.decoding.generate import generate, new_sequence
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.streaming import StoppedText, TextStream
 from lessons_lib.decoding.targets import DecoderTarget, Unsupported, as_target
+from lessons_lib.decoding.text import StoppedText, TextStream
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 

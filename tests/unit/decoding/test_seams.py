@@ -1,16 +1,20 @@
-"""The seams that techniques to come are built on: what a forward may leave out, look at beside the text, or take back.
+"""The seams that later techniques are built on: what a pass may leave out, see beside the text, or take back; nesting.
 
 Unequal lengths of a cache's layers: tests/unit/caches. Rows with proposers of their own: test_generate.py.
 """
 
 import pytest
 import torch
+from support.laws import far_from, law_of, random_law
 from support.oracle import exact
 from support.proposers import tree_of
 from support.targets import decoder_target, entries, targets
+from support.toys import ToyTarget
 
+from lessons_lib import PromptLookup, Sampling, generate
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.draft_tree import DraftTree, SideTokens, make_block, plain_block
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, SideTokens, make_block, plain_block
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import TransformersTarget, Unsupported
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder, Segment
@@ -94,3 +98,49 @@ def test_a_state_that_transformers_gives_only_behind_the_final_norm_is_refused()
     target = TransformersTarget(tiny())
     with pytest.raises(Unsupported, match="layer 2's state only after the final norm: ask for 'final'"):
         target.run([make_block(PROMPT, DraftTree(), target.new_cache(5), (2,))])
+
+
+class Inner(PromptLookup):
+    """Helps an inner loop, and notes for every token the distribution that it was sampled from."""
+
+    def __init__(self, rule, row_of):
+        super().__init__(max_ngram=1)
+        self.rule, self.row_of, self.sampled = rule, row_of, []
+
+    def observe(self, tree, path, tokens, scores):
+        super().observe(tree, path, tokens, scores)
+        rows = [self.row_of(node) for node in (ROOT, *path)]  # the last row of an accepted path gave the bonus token
+        self.sampled += zip(tokens, self.rule.probabilities(scores.logits[rows]), strict=True)
+
+
+class Nested(Proposer):
+    """Drafts by an inner speculative loop, whose target is the draft of the outer one."""
+
+    def __init__(self, inner, rule, row_of=lambda node: 1 + node):
+        self.inner, self.rule, self.row_of = inner, rule, row_of
+
+    def propose(self, ids, tree):
+        by, parent = Inner(self.rule, self.row_of), ROOT
+        generate(self.inner, ids, by, self.rule, max_new_tokens=3)
+        for token, q in by.sampled:
+            parent = parent if parent is None else tree.add(parent, token, "iid", q)
+
+
+def certain_at(length: int, seed: int) -> ToyTarget:
+    """A random law that has but one token to follow a text of this length: fewer texts to go through."""
+    law = random_law(2, seed)
+    return ToyTarget(lambda ids: torch.tensor([0.0, -torch.inf]) if len(ids) == length else law.logits(ids), 2)
+
+
+def law_of_nested(row_of=lambda node: 1 + node) -> float:
+    """How far the exact law of the texts is from the target's."""
+    target, draft = certain_at(1, seed=1), certain_at(2, seed=2)
+    return far_from(law_of(target, Nested(draft, Sampling(), row_of), 5), target, 5)
+
+
+def test_an_inner_loop_says_what_it_sampled_from_and_the_outer_text_keeps_the_targets_law():
+    assert law_of_nested() < 1e-12
+
+
+def test_an_inner_loop_that_names_another_distribution_is_caught():
+    assert law_of_nested(lambda node: 0) > 1e-3

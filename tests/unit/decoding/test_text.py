@@ -11,7 +11,7 @@ from support.small_tokenizers import ALL, SEP, byte_level, metaspace, word_piece
 from tokenizers import AddedToken
 from transformers import StopStringCriteria
 
-from lessons_lib.decoding.streaming import Detokenizer, StoppedText, TextStream
+from lessons_lib.decoding.text import Detokenizer, StoppedText, TextStream
 
 
 class Bytes:

@@ -1,16 +1,87 @@
-"""Text as it is generated (lesson 01): decoding token by token, stop texts, and a stream that prints what is certain.
+"""Text in and out (lesson 01): a prompt becomes token ids; tokens become text as they are generated, up to a stop text.
 
 Decoding the whole text anew for every token takes time that grows with the square of its length. A `Detokenizer`
 decodes only the last few tokens: some whose text is known, as context, and the new ones after them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
+from torch import Tensor
+
+from lessons_lib.decoding.proposers import whole
+
+Prompt = str | Sequence[int] | Tensor | np.ndarray | Mapping[str, Sequence[int] | Tensor] | Sequence[dict[str, str]]
 UNREADABLE = "\ufffd"  # what bytes decode to that are no whole character
-
-
 PATIENCE = 32  # tokens without text, or with an incomplete character at the end, after which it waits no longer
+
+
+def encode(target, prompt: Prompt) -> list[int]:
+    """Text, ids (T) or (1, T), what a tokenizer returns for one text, or messages -> T token ids.
+
+    Raises ValueError if there are none, if one is not in the vocabulary, and for messages without a chat template;
+    TypeError for text or messages without a tokenizer, for several prompts, and for anything else.
+    """
+    if isinstance(prompt, str):
+        ids = _tokenizer(target)(prompt).input_ids
+    elif isinstance(prompt, Mapping) and "input_ids" in prompt:
+        ids = token_ids(prompt["input_ids"])
+        if "attention_mask" in prompt:  # 0 marks padding
+            ids = [token for token, real in zip(ids, one_row(prompt["attention_mask"]), strict=True) if real]
+    elif isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) for m in prompt):
+        ids = _chat_ids(target, list(prompt))
+    else:
+        ids = token_ids(prompt)
+    if not ids:
+        raise ValueError("the prompt is empty; give at least one token")
+    if outside := [token for token in ids if not 0 <= token < target.vocab_size]:
+        raise ValueError(f"token id {outside[0]} is not in this model's vocabulary of {target.vocab_size}")
+    return ids
+
+
+def token_ids(prompt: Sequence[int] | Tensor | np.ndarray) -> list[int]:
+    """(T) or (1, T) -> T ids, unchecked. TypeError for anything but integers, and for several rows."""
+    row = one_row(prompt)
+    wrong = [token for token in row if not whole(token)]
+    if wrong and isinstance(wrong[0], str | Sequence | Mapping):
+        raise TypeError("generate continues one prompt; call it once for each, or use an Engine for several")
+    if wrong:
+        raise TypeError(f"token ids must be integers, not {kind(wrong[0])}")
+    return list(map(int, row))
+
+
+def one_row(values: Sequence | Tensor | np.ndarray) -> list:
+    """(T) or (1, T), tensors or arrays at either level -> T values of any kind; several rows stay as they are.
+
+    TypeError for what is no sequence.
+    """
+    if isinstance(values, Tensor | np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, bytes | bytearray | memoryview):
+        raise TypeError(f"a prompt is a text, token ids or a list of messages, not {kind(values)}")
+    row = [value.tolist() if isinstance(value, Tensor | np.ndarray) else value for value in values]
+    return list(row[0]) if len(row) == 1 and isinstance(row[0], list | tuple) else row
+
+
+def _tokenizer(target):
+    if target.tokenizer is None:
+        raise TypeError("this target has no tokenizer: pass token ids, or a model from lessons_lib.load")
+    return target.tokenizer
+
+
+def _chat_ids(target, messages: list[Mapping]) -> list[int]:
+    if not all("role" in m and ("content" in m or "tool_calls" in m) for m in messages):
+        raise TypeError('each message needs a role and a content, such as {"role": "user", "content": "Hello"}')
+    tokenizer = _tokenizer(target)
+    if getattr(tokenizer, "chat_template", "") is None:
+        raise ValueError("this model's tokenizer has no chat template: pass the prompt as text")
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+
+def kind(value) -> str:
+    """What an argument is, for error messages."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 class Detokenizer:
