@@ -1,4 +1,4 @@
-"""The drawing of the house: the way of a prompt and of a request through the code, and where new things go."""
+"""The drawing of the library: the way of a prompt and of a request through the code, and the files to look in."""
 
 from matplotlib.axes import Axes
 
@@ -7,52 +7,53 @@ from tools.drawings.shapes import arrow, box, canvas, drawing, line, note
 
 LEFT, APART, WIDE, HIGH = 1.0, 16.0, 13.6, 4.6  # of the boxes: the first, the next, and their size
 
-ONCE = [
-    ("load", "a name or folder\n-> LanguageModel", "+ model source:\nmodels/"),
-    ("model.target", "kind and weights\n-> a Target", "+ weight format:\nquantization/"),
-    ("new_sequence", "text -> ids, checked\n-> Sequence", "+ cache:\ncaches/"),
-    ("generate", "repeats the step,\nshows new tokens", "+ lesson:\nnotebooks/"),
+# name, what it does, where it is
+GENERATE = [
+    ("load", "name or folder\n-> a model", "../models/hub.py"),
+    ("model.target", "what runs its\nforward passes", "targets/"),
+    ("sequence", "prompt -> ids,\nwith a cache", "sequence.py"),
+    ("generate", "repeats the step\nuntil the text ends", "generate.py"),
 ]
 STEP = [
-    ("draft", "ids -> DraftTree\n-> Block", "+ technique:\nproposers/"),
-    ("target.run", "Blocks of all texts\n-> Scores, logits", "+ target:\ntargets/"),
-    ("verify", "tree and Scores\n-> path, tokens", "+ acceptance rule:\ndecoding/"),
-    ("commit", "ids, cache.keep,\nproposer.observe", ""),
+    ("propose", "draft tokens\ninto a draft tree", "proposers/"),
+    ("run", "one forward pass\nover all sequences", "targets/"),
+    ("verify", "acceptance rule:\npath, new tokens", "sampling.py"),
+    ("commit", "ids grow; the cache\nforgets the rest", "../caches/"),
 ]
 SERVING = [
-    ("workload", "lengths, arrivals\n-> Sequences", "+ lengths, arrivals:\nserving/"),
-    ("schedule", "Sequences -> Plan:\nwho feeds how much", "+ policy:\nserving/"),
-    ("run the plan", "by a cost model,\nor by step", "+ cost model:\nserving/"),
-    ("commit", "blocks freed; Log\n-> metrics", ""),
+    ("workload", "lengths, arrivals\n-> requests", "workload.py"),
+    ("schedule", "who runs next, with\nhow many tokens", "scheduler.py"),
+    ("run", "the step on a model\n(or simulator.py)", "engine.py"),
+    ("commit", "blocks are freed,\nlatencies noted", "block_pool.py"),
 ]
 
 
 @drawing(
-    "The way through the code. Generate: load makes a LanguageModel of a name, model.target a Target, new_sequence a "
-    "Sequence of a prompt; generate repeats the step. Step, until the text ends: draft makes a Block of the proposer's "
-    "tree, target.run Scores for all Blocks, verify a path and tokens, commit keeps them. Serving, until all is done: "
-    "a workload makes Sequences, schedule a Plan, which a cost model or step runs, commit frees blocks. In green where "
-    "new things go: model source, weight format, cache, lesson, technique, target, rule, lengths, policy, cost."
+    "The way through the code. Generate: load makes a model of a name, model.target what runs its forward passes; a "
+    "sequence holds the prompt's ids and a cache; generate repeats the step until the text ends. Step: a proposer adds "
+    "draft tokens to a draft tree, the target runs one forward pass over all sequences, the acceptance rule gives path "
+    "and new tokens, commit keeps them and the cache drops rejected ones. Serving: a workload makes requests, the "
+    "scheduler says who runs next, engine or simulator runs them, blocks are freed. In green the files."
 )
 def the_house() -> Axes:
-    """From a name to the last token, and from a workload to its metrics."""
-    ax = canvas(52)
-    row_of_boxes(ax, 49.5, "generate", BLUE, ONCE)
-    row_of_boxes(ax, 32.5, "step", ORANGE, STEP)
-    row_of_boxes(ax, 15, "serving", PURPLE, SERVING)
-    again(ax, 32.5, 0, "until the text ends")
-    again(ax, 15, 1, "until all requests are done")
+    """From a name to the last token, and from a workload to its latencies."""
+    ax = canvas(45.5)
+    row_of_boxes(ax, 43, "decoding/", BLUE, GENERATE)
+    row_of_boxes(ax, 27, "a step", ORANGE, STEP)
+    row_of_boxes(ax, 11, "serving/", PURPLE, SERVING)
+    again(ax, 27, 0, "until the text ends")
+    again(ax, 11, 1, "until all requests are done")
     return ax
 
 
 def row_of_boxes(ax: Axes, top: float, title: str, shade: str, boxes: list[tuple[str, str, str]]) -> None:
-    """Boxes with arrows between them: (name, what becomes of what, where a new one goes)."""
+    """Boxes with arrows between them."""
     note(ax, LEFT, top + 1.4, title, shade, align="left", bold=True)
-    for column, (name, what, new) in enumerate(boxes):
+    for column, (name, what, where) in enumerate(boxes):
         x = LEFT + column * APART
         box(ax, x, top - HIGH, WIDE, HIGH, name, shade)
         note(ax, x + WIDE / 2, top - HIGH - 2.2, what, size=SMALL)
-        note(ax, x + WIDE / 2, top - HIGH - 6, new, GREEN, size=SMALL)
+        note(ax, x + WIDE / 2, top - HIGH - 5.2, where, GREEN, size=SMALL)
         if column:
             arrow(ax, (x - APART + WIDE + 0.2, top - HIGH / 2), (x - 0.2, top - HIGH / 2))
 

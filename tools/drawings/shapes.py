@@ -44,15 +44,13 @@ def canvas(height: float) -> Axes:
 
 def note(ax: Axes, x: float, y: float, text: str, color: str = INK, align: str = "center",
          size: float = FONT_SIZE, bold: bool = False) -> None:  # fmt: skip
-    """Text, centred on y; `align` says which of its ends lies at x."""
-    weight = "bold" if bold else "normal"
-    ax.text(x, y, text, color=color, ha=align, va=_vertical(text), fontsize=size, weight=weight,
-            linespacing=1.3, family="DejaVu Sans")  # fmt: skip
-
-
-def _vertical(text: str) -> str:
-    """One line is centred without regard to its letters, so that "on" and "the" stand level side by side."""
-    return "center" if "\n" in text else "center_baseline"
+    """Text, its lines centred on y; `align` says which of its ends lies at x."""
+    height, words = size * UNITS / 72, text.split("\n")
+    for number, line in enumerate(words):
+        # each line by its baseline, so that equal ones stand level whatever their letters
+        level = y + height * (1.5 * ((len(words) - 1) / 2 - number) - 0.36)
+        ax.text(x, level, line, color=color, ha=align, va="baseline", fontsize=size, family="DejaVu Sans",
+                weight="bold" if bold else "normal")  # fmt: skip
 
 
 def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", color: str = GREY
