@@ -1,8 +1,7 @@
 """Figures and widget of the quantization lesson: levels, errors of rounding, outliers, quality against bits."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from statistics import median, quantiles
@@ -180,60 +179,44 @@ def names() -> list[str]:
     return list(dict.fromkeys(name_of(*setting) for setting in product(FORMATS, BITS, GROUPS)))
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What a step takes: seconds that do not depend on the weights' bytes, and bytes a second at which those come."""
-
-    overhead: float
-    bandwidth: float
-
-    def tokens_per_second(self, moved: float) -> float:
-        """Tokens a second of steps that read so many bytes."""
-        return 1 / (self.overhead + moved / self.bandwidth)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """Whose rounding is shown: one matrix, the model's shape, the machine, and the perplexities that were measured.
-
-    weight (N, K). perplexities: name of a format -> perplexity of the model with all layers rounded to it; exact:
-    unrounded.
-    """
-
-    weight: Tensor
-    shape: ModelConfig
-    machine: Machine
-    perplexities: Mapping[str, float]
-    exact: float
-
-
 def moved(shape: ModelConfig, name: str) -> float:
     """Bytes of weights that a step reads, the layers in this format and the head in int8."""
     return bytes_in(shape, partial(bits_of, name), partial(bits_of, HEAD))
 
 
-def draw_quantization(subject: Subject, format: str, bits: int, group: int | str) -> tuple[Figure, str]:
+def draw_quantization(
+    weight: Tensor,
+    shape: ModelConfig,
+    speed: Callable[[float], float],
+    perplexities: Mapping[str, float],
+    format: str,
+    bits: int,
+    group: int | str,
+) -> tuple[Figure, str]:
     """Values and errors, under bits a weight, error, perplexity, bytes and predicted tokens a second."""
     name = name_of(format, bits, group)
-    rounded, read = round_trip(subject.weight, name), moved(subject.shape, name)
-    found = subject.perplexities.get(name)
-    quality = "perplexity not measured" if found is None else f"perplexity {found:.4g} ({subject.exact:.4g} unrounded)"
-    width = bits_of(name, subject.weight.shape[1])
-    error = f"{name}: {width:.2f} bits a weight, error {relative_error(subject.weight, rounded):.2%},"
-    speed = f"{read / 1e6:.1f} MB a step, {subject.machine.tokens_per_second(read):.0f} tokens/s predicted"
-    figure = plot_rounding(subject.weight, rounded)
-    figure.suptitle(f"{error}\n{quality}, {speed}", fontsize=10)
-    return figure, (
-        f"Weights of one matrix of {subject.shape.name} before and after rounding, and the errors. "
-        f"{error} {quality}, {speed}."
-    )
+    rounded, read = round_trip(weight, name), moved(shape, name)
+    error = f"{name}: {bits_of(name, weight.shape[1]):.2f} bits a weight, error {relative_error(weight, rounded):.2%},"
+    quality = "perplexity not measured"
+    if name in perplexities:
+        quality = f"perplexity {perplexities[name]:.4g} ({perplexities['exact']:.4g} unrounded)"
+    said = f"{quality}, {read / 1e6:.1f} MB a step, {speed(read):.0f} tokens/s predicted"
+    figure = plot_rounding(weight, rounded)
+    figure.suptitle(f"{error}\n{said}", fontsize=10)
+    return figure, (f"Weights of one matrix of {shape.name} before and after rounding, and the errors. {error} {said}.")
 
 
-def show_quantization(subject: Subject, format: str = "minimum", bits: int = 4, group: int | str = 32) -> None:
-    """Sliders for format, bits and group size over a matrix of the subject."""
+def show_quantization(
+    weight: Tensor, shape: ModelConfig, speed: Callable[[float], float], perplexities: Mapping[str, float]
+) -> None:
+    """Sliders for format, bits and group size over one matrix of a model, weight (N, K).
+
+    speed: bytes that a step reads -> tokens a second. perplexities: name of a format -> perplexity of the model with
+    all layers rounded to it, where it was measured; "exact": unrounded.
+    """
     controls = {
-        "format": Slider("format", FORMATS, format),
-        "bits": Slider("bits", BITS, bits),
-        "group": Slider("group", GROUPS, group),
+        "format": Slider("format", FORMATS, "minimum"),
+        "bits": Slider("bits", BITS, 4),
+        "group": Slider("group", GROUPS, 32),
     }
-    show(controls, partial(draw_quantization, subject))
+    show(controls, partial(draw_quantization, weight, shape, speed, perplexities))

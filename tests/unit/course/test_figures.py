@@ -200,8 +200,8 @@ WIDGETS = {
            ["up to 3 tokens, 10 guesses"]),
     "08": (lambda: lookahead.show_lookahead(WIDTHS), ["21 tokens fed, at most 4 committed"]),
     "09": (lambda: medusa.show_medusa(ACCURACIES, WIDTHS, 0.1, 4), ["Guesses: 2 of head 1, 2 of head 2."]),
-    "10": (lambda: quantization.show_quantization(quantization.Subject(
-        NORMAL, SMOL, quantization.Machine(0.01, 1e9), {"int4 g32 minimum": 30.5}, 29.0)),
+    "10": (lambda: quantization.show_quantization(
+        NORMAL, SMOL, lambda read: 1 / (0.01 + read / 1e9), {"int4 g32 minimum": 30.5, "exact": 29.0}),
         ["int4 g32 minimum: 5.00 bits a weight, error 7"]),
     "11": (lambda: ladder.show_ladder(PARTS), ["slow 1, then fast 4, then fast + lookup"]),
     "12": (lambda: sparsity.show_limits(SMOL), ["50% zero in one row: 50% skipped by all; times as fast at"]),

@@ -210,13 +210,6 @@ def test_the_best_tree_within_the_sliders_has_its_tokens_its_price_and_the_speed
     assert said in medusa.draw_medusa(accuracies, {1: 1.0, 11: 2.0}, 0.1, nodes, favourites=3, heads=heads)[1]
 
 
-@pytest.fixture
-def subject():
-    weight = torch.randn(32, 576, generator=torch.Generator().manual_seed(0))
-    measured = {"int4 g32 minimum": 30.5, "nf4 g64 double": 31.25}
-    return quantization.Subject(weight, SMOL, quantization.Machine(0.01, 1e9), measured, 29.0)
-
-
 def test_sliders_become_names_of_formats_and_each_is_one():
     name_of, names = quantization.name_of, quantization.names()
     assert name_of("minimum", 4, 32) == "int4 g32 minimum" and name_of("absmax", 8, "row") == "int8 row absmax"
@@ -228,14 +221,15 @@ def test_sliders_become_names_of_formats_and_each_is_one():
     assert all(columns % group == 0 for group in quantization.GROUPS[:-1] for columns in widths)
 
 
-def test_bytes_of_a_format_are_those_of_the_table_of_sizes_and_speed_follows_after_the_overhead():
+def test_bytes_of_a_format_are_those_of_the_table_of_sizes():
     for name, size in (("int4 g32 minimum", "int4 g32"), ("int8 row absmax", "int8")):
         assert quantization.moved(SMOL, name) == pytest.approx(step_bytes(SMOL, size, "int8"), rel=1e-4)
-    assert quantization.Machine(0.01, 1e9).tokens_per_second(40e6) == pytest.approx(20)
 
 
-def test_the_quantization_widget_says_bits_error_perplexity_bytes_and_speed(subject):
-    said = {setting: quantization.draw_quantization(subject, *setting)[1] for setting in
+def test_the_quantization_widget_says_bits_error_perplexity_bytes_and_speed():
+    weight = torch.randn(32, 576, generator=torch.Generator().manual_seed(0))
+    given = weight, SMOL, lambda read: 1 / (0.01 + read / 1e9), {"int4 g32 minimum": 30.5, "exact": 29.0}
+    said = {setting: quantization.draw_quantization(*given, *setting)[1] for setting in
             [("minimum", 4, 32), ("minimum", 4, 64), ("nf4", 2, 64), ("nf4", 8, 64)]}  # fmt: skip
     read = step_bytes(SMOL, "int4 g32", "int8")
     assert "int4 g32 minimum: 5.00 bits a weight, error 7." in said["minimum", 4, 32]
