@@ -1,104 +1,351 @@
-"""What a GPU makes of decoding steps, of the ladder and of the engine: `python -m bench.on_gpu`, where there is one.
+"""What a GPU makes of it, in eight minutes: `python -m bench.on_gpu [PART ...] [--results FILE]`.
 
-A step's time is that of one row behind CACHED tokens: eager, compiled, and the compiled one recorded as a CUDA graph
-and replayed, with what reading its bytes alone would take. The ladder is that of gpu_ladder.py. The engine's three
-claims against other ways of serving are those of bench/serving.py. Beside the other results all of it is in gpu.json,
-which is written after every part, since a GPU that is lent may go at any time; lessons 10 and 11 show it.
+part        what it measures                                                                                   limit
+----------  ------------------------------------------------------------------------------------------------  ------
+steps       ms of a decoding step of smollm2-135m's sizes in each format: eager, compiled, as CUDA graphs        90 s
+ladder      tokens/s of 1B and of Llama-2-7B's sizes in bf16, W8A16 and W4A16, and the share of bandwidth       150 s
+attention   ms of causal attention against length: naive until memory ends, SDPA's backends                      30 s
+serving     the engine's claims against other ways of serving (bench/serving.py)                                 90 s
+lessons     every lesson with short parameters: seconds, and where it failed                                    120 s
 
-    python -m bench.on_gpu [steps] [ladder] [serving]
+Each part runs in a process of its own and is stopped at its limit. Every number is stored as soon as it is there, with
+the machine it was measured on, in results/gpu.json, and is not measured again on the same machine: a run that was cut
+off goes on where it stopped. Weights are random where only their sizes matter. With `--device cpu --tiny` all parts run
+in miniature, to try the script before a GPU is there.
 """
 
+import argparse
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from time import perf_counter
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import serving
 from bench.common import CLAIMS, Run
-from bench.gpu_ladder import ladder
 from bench.run import RESULTS
-from lessons_lib.compiler import capture
-from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib import generate, load
+from lessons_lib.attention import naive
+from lessons_lib.attention.backends import BACKENDS
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
-from lessons_lib.measure import hardware, machine
-from lessons_lib.measure.clock import timed
-from lessons_lib.models.hub import dtype_name
-from lessons_lib.models.quantized import bytes_read
-from lessons_lib.progress import bar, say
+from lessons_lib.measure import kernels, machine
+from lessons_lib.measure.clock import QUICK, timed
+from lessons_lib.measure.config import CONFIGS, ModelConfig
+from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.quantized import bytes_read, quantized
+from lessons_lib.progress import say
 
-FORMATS = (None, "int8-weight-only", "int4", "int8")
-CACHED, REPEATS = 64, 31
-WAYS = ("serving/continuous-vs-static", "serving/vs-generate-batch", "serving/vs-sequential")
+SECONDS = 480
+DEFAULT = CONFIGS["smollm2-135m"]
+LARGE = {
+    "1B": ModelConfig("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 8192),
+    "Llama-2-7B": CONFIGS["llama-2-7b"],
+}
+FORMATS = (None, "int8-weight-only", "int4", "int8")  # of the steps; None: bf16
+WEIGHT_ONLY = {"bf16": None, "W8A16": "int8-weight-only", "W4A16": "int4"}  # of the ladder, as gpt-fast has them
+CLAIMED = ("serving/continuous-vs-static", "serving/vs-generate-batch", "serving/vs-sequential")
+SHORT = {"repeats": "1", "max_new_tokens": "24", "timed_tokens": "8", "longest": "512", "study_requests": "200"}
 
 
-def main(parts: Sequence[str] = ()) -> int:
-    """Measure and store the parts named, all if none is -> exit status: 1 where there is no GPU of CUDA, 2 for a part
-    that there is not."""
-    if unknown := [part for part in parts if part not in PARTS]:
-        say(f"{', '.join(unknown)}: no part of bench/on_gpu.py; there are {', '.join(PARTS)}")
-        return 2
-    if not torch.cuda.is_available():
-        say("bench/on_gpu.py measures a GPU of CUDA, and there is none here")
+@dataclass(frozen=True)
+class Setup:
+    """Where to measure. tiny: in miniature. graphs: whether the device captures CUDA graphs."""
+
+    device: str = "cuda"
+    results: Path = RESULTS / "gpu.json"
+    tiny: bool = False
+    graphs: bool = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.tiny else torch.bfloat16
+
+    def sized(self, config: ModelConfig) -> ModelConfig:
+        """The config, or one of its kind in miniature."""
+        small = dict(num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96)
+        return replace(config, **small, vocab_size=96, max_position_embeddings=512) if self.tiny else config
+
+
+@dataclass(frozen=True)
+class Task:
+    """One measurement: fills these columns of a part's row."""
+
+    row: str
+    columns: Sequence[str]
+    measure: Callable[[], Sequence]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Measure and store the parts named, all if none is -> exit status: 1 where there is no such device."""
+    parser = argparse.ArgumentParser(description="Measure a GPU, part by part.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--results", type=Path, default=RESULTS / "gpu.json", metavar="FILE")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
+    parser.add_argument("--tiny", action="store_true", help="in miniature, to try the script")
+    parser.add_argument("--here", action="store_true", help="in this process, without time limits")
+    options = parser.parse_args(args)
+    if unknown := [part for part in options.parts if part not in PARTS]:
+        parser.error(f"{', '.join(unknown)}: no part of bench.on_gpu; there are {', '.join(PARTS)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        say("bench.on_gpu measures a GPU, and there is none here; --device cpu --tiny tries the script")
         return 1
-    lm = serving.model()
-    about = {"host": machine.host(lm.device), "versions": machine.versions()}
-    for part in parts or PARTS:
-        found = {}
-        for name, value in PARTS[part](lm):
-            found[name] = value
-            store(**{part: found, f"{part} on": about})
+    parts = options.parts or list(PARTS)
+    if options.here:
+        setup = Setup(options.device, options.results.resolve(), options.tiny, options.device == "cuda")
+        for part in parts:
+            measure(part, setup)
+        return 0
+    shared = ["--device", options.device, "--results", str(options.results), *(["--tiny"] if options.tiny else [])]
+    end = perf_counter() + options.seconds
+    for part in parts:
+        limit = min(PARTS[part][0], end - perf_counter())
+        say(run_limited([sys.executable, "-m", "bench.on_gpu", part, "--here", *shared], limit) or f"{part}: done")
     return 0
 
 
-def store(**facts) -> None:
-    """Put these beside what gpu.json holds, in one move."""
-    path = RESULTS / "gpu.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def run_limited(command: Sequence[str], seconds: float) -> str | None:
+    """Run a command, and stop it with all that it started when its time is up -> what went wrong, None if nothing."""
+    if seconds <= 0:
+        return f"{command[3]}: no time is left"
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"{command[3]}: stopped after {seconds:.0f} s; what it had measured is stored"
+    return f"{command[3]}: ended with status {status}" if status else None
+
+
+def measure(part: str, setup: Setup) -> None:
+    """Run the tasks of a part whose numbers are not stored yet. One that fails is left out, and says why."""
+    host = {name: fact for name, fact in machine.host(setup.device).items() if name != "load"}
+    about = {"host": host, "versions": machine.versions()}
+    stored = read(setup.results)
+    rows = stored.get(part, {}) if stored.get(f"{part} on") == about else {}
+    for task in PARTS[part][1](setup):
+        if set(task.columns) <= set(rows.get(task.row, {})):
+            continue
+        try:
+            values = task.measure()
+        except Exception as error:  # memory that ends, a kernel that this torch lacks: the other tasks go on
+            say(f"{part}, {task.row}: {type(error).__name__}: {error}"[:500])
+            continue
+        rows.setdefault(task.row, {}).update(zip(task.columns, values, strict=True))
+        write(setup.results, read(setup.results) | {part: rows, f"{part} on": about})
+
+
+def read(path: Path) -> dict:
+    """What is stored so far."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def write(path: Path, found: dict) -> None:
+    """Store it in one move: a process that is stopped leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(found | facts, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     part.replace(path)
 
 
-def steps(lm) -> Iterator[tuple[str, dict[str, float]]]:
-    """Milliseconds of a step in every format."""
-    rate = hardware.probe(lm.device, [dtype_name(lm.dtype)]).read_bandwidth
-    for weights in bar(FORMATS, desc="steps"):
-        yield weights or dtype_name(lm.dtype), times(lm.target(weights=weights), rate)
+# -- models ----------------------------------------------------------------------------------------------------------
 
 
-def engine(lm) -> Iterator[tuple[str, list]]:
+@cache
+def random_decoder(config: ModelConfig, device: str, dtype: torch.dtype, weights: str | None = None) -> Decoder:
+    """A decoder of these sizes with random weights, in a quantized format if one is named."""
+    if weights:
+        return quantized(random_decoder(config, device, dtype), weights)
+    with torch.device("meta"):
+        decoder = Decoder(config).to(dtype)
+    cos, sin = (table.to(device, dtype) for table in (decoder.cos, decoder.sin))
+    decoder.to_empty(device=device).requires_grad_(False).eval()
+    decoder.cos, decoder.sin = cos, sin
+    if config.tie_word_embeddings:
+        decoder.head.weight = decoder.embedding.weight
+    torch.manual_seed(0)
+    for weight in decoder.parameters():
+        weight.normal_(0, 0.02) if weight.dim() == 2 else weight.fill_(1)
+    return decoder
+
+
+def ways(decoder: Decoder, setup: Setup, context: int) -> dict[str, Callable[[], DecoderTarget]]:
+    """What decodes with one step each: eager, and captured or compiled, or both. The compiled step is compiled once."""
+
+    def captured_eager() -> CompiledTarget:
+        target = CompiledTarget(decoder, context=context, cuda_graph=setup.graphs)
+        target.problem = "left uncompiled here"
+        return target
+
+    @cache
+    def compiled() -> CompiledTarget:
+        target = CompiledTarget(decoder, context=context, cuda_graph=False)
+        repeatable_step(target, [1, 2, 3])()
+        if target.problem:
+            raise RuntimeError(target.problem)
+        return target
+
+    def captured_compiled() -> CompiledTarget:
+        target = compiled()
+        target.captures = setup.graphs
+        return target
+
+    found = {"eager": lambda: DecoderTarget(decoder), "eager graph": captured_eager}
+    return found | {"compiled": compiled, "graph": captured_compiled}
+
+
+@cache
+def bandwidth(device: str) -> float:
+    """Bytes per second that this device reads."""
+    return kernels.streams(device)[1]
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def steps(setup: Setup) -> Iterator[Task]:
+    """Milliseconds of a step behind 64 tokens, what is soon measured first; limit: its bytes at the bandwidth."""
+    formats = {weights or "bf16": partial(decoder_of, setup, DEFAULT, weights) for weights in FORMATS}
+    for columns in (("eager", "eager graph", "limit"), ("compiled", "graph")):
+        for name, of in formats.items():
+            yield Task(name, columns, partial(step_times, of, columns, setup))
+
+
+def decoder_of(setup: Setup, config: ModelConfig, weights: str | None) -> Decoder:
+    """A random decoder for this setup."""
+    return random_decoder(setup.sized(config), setup.device, setup.dtype, weights)
+
+
+def step_times(of: Callable[[], Decoder], columns: Sequence[str], setup: Setup) -> list[float]:
+    """Milliseconds of a step, for each of these ways to run it."""
+    decoder = of()
+    targets = ways(decoder, setup, context=128)
+    limit = 1e3 * bytes_read(decoder) / bandwidth(setup.device)
+    return [limit if way == "limit" else step_time(targets[way](), setup) for way in columns]
+
+
+def step_time(target: DecoderTarget, setup: Setup) -> float:
+    """Milliseconds of a one-token step behind 64 tokens."""
+    call = repeatable_step(target, [50] * 64)  # which tokens they are does not change the time
+    return 1e3 * timed(call, setup.device, repeats=31, warmup=3).median
+
+
+def ladder(setup: Setup) -> Iterator[Task]:
+    """Tokens per second behind the prompt; share: of the bandwidth, that the bytes read for them take."""
+    for columns in (("eager graph", "eager graph share", "eager"), ("graph", "graph share")):
+        for size, config in LARGE.items():
+            for name, weights in WEIGHT_ONLY.items():
+                of = partial(decoder_of, setup, config, weights)
+                yield Task(f"{size} {name}", columns, partial(speeds, of, columns, setup))
+
+
+def speeds(of: Callable[[], Decoder], columns: Sequence[str], setup: Setup) -> list[float]:
+    """Tokens per second of each way; a share is that of the way before it."""
+    decoder, found = of(), []
+    targets = ways(decoder, setup, context=256)
+    for column in columns:
+        if column.endswith(" share"):
+            found.append(found[-1] * bytes_read(decoder) / bandwidth(setup.device))
+        else:
+            found.append(tokens_per_second(targets[column](), setup))
+    return found
+
+
+def tokens_per_second(target: DecoderTarget, setup: Setup) -> float:
+    """Of greedy decoding behind a short prompt: a long text's time less that of one token, which is the prefill."""
+    count = 8 if setup.tiny else 32
+
+    def write(tokens: int) -> None:
+        generate(target, [1, 2, 3, 4, 5], max_new_tokens=tokens, min_new_tokens=tokens)
+
+    one, all_of_them = (timed(partial(write, n), setup.device, repeats=3, warmup=1).median for n in (1, 1 + count))
+    return count / (all_of_them - one)
+
+
+def attention(setup: Setup) -> Iterator[Task]:
+    """Milliseconds of causal attention of one sequence, 32 heads of 128, as Llama-2-7B's."""
+    heads, dim = (2, 16) if setup.tiny else (32, 128)
+    for length in (64, 128) if setup.tiny else (1024, 2048, 4096, 8192, 16384):
+        make = partial(torch.randn, 3, 1, heads, length, dim, device=setup.device, dtype=setup.dtype)
+        for way in (*BACKENDS, "naive"):
+            yield Task(str(length), [way], partial(attention_time, way, make, setup))
+
+
+def attention_time(way: str, make: Callable[[], torch.Tensor], setup: Setup) -> list[float]:
+    """Milliseconds. RuntimeError for a backend that does not run here, and where memory ends."""
+    q, keys, values = make()
+    if way == "naive":
+        call = partial(naive, q[0], keys[0], values[0], causal=True)
+        return [1e3 * timed(call, setup.device, repeats=7, warmup=1).median]
+    call = partial(torch.nn.functional.scaled_dot_product_attention, q, keys, values, is_causal=True)
+    with sdpa_kernel(SDPBackend.__members__[way]):
+        return [1e3 * timed(call, setup.device, repeats=7, warmup=1).median]
+
+
+def engine(setup: Setup) -> Iterator[Task]:
     """The claims of serving: ratio, interval, note."""
-    for name in bar(WAYS, desc="serving"):
-        found = CLAIMS[name].measure(Run(quick=False))
-        yield name, [found.ratio.value, found.ratio.low, found.ratio.high, found.note]
+    lm = cache(partial(language_model, setup))
+    for name in CLAIMED:
+        yield Task(name, ("value", "low", "high", "note"), partial(claimed, name, lm, setup))
 
 
-PARTS = {"steps": steps, "ladder": ladder, "serving": engine}
+def claimed(name: str, lm: Callable[[], LanguageModel], setup: Setup) -> list:
+    """Measure one claim of bench/serving.py on this setup's model."""
+    serving.model = lm
+    found = CLAIMS[name].measure(Run(quick=setup.tiny))
+    return [found.ratio.value, found.ratio.low, found.ratio.high, found.note]
 
 
-def times(of: DecoderTarget, rate: float) -> dict[str, float]:
-    """Milliseconds of a one-row step: eager, compiled, graph (where the device records one), and limit, at `rate`
-    bytes/s."""
-    prompt = [50] * CACHED  # any tokens: what is timed does not depend on them
-    compiled = CompiledTarget(of.decoder, of.tokenizer, of.eos)
-    calls = {"eager": repeatable_step(of, prompt), "compiled": repeatable_step(compiled, prompt)}
-    calls["compiled"]()
-    if of.device.type == "cuda":
-        calls["graph"] = capture(*step_alone(compiled, prompt))
-    found = {name: 1e3 * timed(call, of.device, repeats=REPEATS, warmup=3).median for name, call in calls.items()}
-    return found | {"limit": 1e3 * bytes_read(of.decoder) / rate}
+def language_model(setup: Setup) -> LanguageModel:
+    """smollm2-135m, with random weights of its sizes where it cannot be fetched: the engine's speed is the same."""
+    c = setup.sized(DEFAULT)
+    try:
+        if not setup.tiny:
+            return load(c.name, setup.device, setup.dtype)
+    except ModelUnavailable as lacking:
+        say(f"{lacking}; random weights serve instead")
+    sizes = dict(width=c.hidden_size, heads=c.num_heads, kv_heads=c.num_kv_heads, vocab_size=c.vocab_size, tied=True)
+    network = tiny(c.num_layers, setup.dtype, context=c.max_position_embeddings, **sizes).to(setup.device)
+    return LanguageModel(network, None, c.name, setup.device, setup.dtype)
 
 
-def step_alone(of: CompiledTarget, prompt: list[int]) -> tuple[Callable, tuple]:
-    """The compiled function of one row, and tensors for it behind the prompt."""
-    cache = of.new_cache(len(prompt) + 1)
-    of.run([plain_block(prompt, cache)])
-    new = lambda number: torch.tensor([number], device=of.device)  # noqa: E731
-    args = new(prompt[-1]), new(len(prompt)), cache.slots(1), cache.mask(None, 1, 1), cache.keys, cache.values
-    return of._step(1), args
+def lessons(setup: Setup) -> Iterator[Task]:
+    """Seconds of every lesson with short parameters, and where it failed."""
+    from lessons_lib.course import lessons as course
+
+    found = course.find()
+    values = course.overrides({lesson: course.parameters(lesson) for lesson in found}, {"device": setup.device} | SHORT)
+    for lesson in found[:1] if setup.tiny else found:
+        yield Task(lesson.name, ("seconds", "failure"), partial(lesson_time, lesson, values[lesson], setup))
+
+
+def lesson_time(lesson, values: dict, setup: Setup) -> list:
+    """Execute one lesson into build/on-gpu, its clocks with the fewest repeats."""
+    from lessons_lib.course import runner
+
+    os.environ[QUICK] = "1"
+    folder = runner.BUILD / "on-gpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    result = runner.execute(lesson, values, folder)
+    return [result.seconds, result.failure]
+
+
+PARTS: dict[str, tuple[int, Callable[[Setup], Iterator[Task]]]] = {
+    "steps": (90, steps), "ladder": (150, ladder), "attention": (30, attention), "serving": (90, engine),
+    "lessons": (120, lessons),
+}  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

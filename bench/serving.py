@@ -62,7 +62,7 @@ def scheduler(policy=Continuous) -> Scheduler:
 
 def workload(count: int, seed: int = 0) -> list[Sequence]:
     """So many requests that all arrive at once; the same seed gives the same ones."""
-    return Workload(count, vocab_size=model().tokenizer.vocab_size, seed=seed).requests()
+    return Workload(count, vocab_size=model().network.config.vocab_size, seed=seed).requests()
 
 
 def requests(run: Run) -> list[Sequence]:
@@ -147,7 +147,7 @@ def overhead(run: Run) -> Measured:
 
     Each step of the engine is compared with the bare one before it, since a machine drifts within a second.
     """
-    asked = Workload(SLOTS, Fixed(97), Fixed(31), vocab_size=model().tokenizer.vocab_size).requests()
+    asked = Workload(SLOTS, Fixed(97), Fixed(31), vocab_size=model().network.config.vocab_size).requests()
     bare = contiguous_step(target().decoder, SLOTS, entries=128)  # in the engine 4 blocks of 32
     bare()
     pairs = [pair for _ in range(1 if run.quick else 15) for pair in run_beside(bare, asked)]

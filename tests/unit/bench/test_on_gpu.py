@@ -1,80 +1,161 @@
-"""What is measured of a GPU: everything but the recorded graph runs on a CPU, too, on a tiny model."""
+"""What is measured of a GPU, in miniature on a CPU: all parts, what is stored when, and the time limits."""
 
 import json
+import sys
+import time
 
 import pytest
 import torch
-from support.targets import decoder_target
+from support.graphs import graphs_on_cpu
 
 from bench import on_gpu, serving
-from bench.common import Claim, Measured
-from lessons_lib.measure.clock import Ratio, Samples
-from lessons_lib.models import tiny
+from lessons_lib.course import runner
+from lessons_lib.models.quantized import bytes_read
 
 
 @pytest.fixture
-def model(monkeypatch):
-    target = decoder_target(tiny(dtype=torch.float32))
-    made = type("Model", (), {"device": "cpu", "dtype": torch.float32, "target": lambda self, weights: target})()
-    monkeypatch.setattr(serving, "model", lambda: made)
-    return target
+def setup(tmp_path, monkeypatch):
+    """In miniature on a CPU, CUDA graphs stood in for, compiled steps left as they are."""
+    monkeypatch.setattr(on_gpu, "bandwidth", lambda device: 1e10)
+    monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
+    on_gpu.random_decoder.cache_clear()
+    with graphs_on_cpu(problem=None, compiles=False):
+        yield on_gpu.Setup("cpu", tmp_path / "gpu.json", tiny=True, graphs=True)
 
 
-def test_without_a_gpu_nothing_is_measured_and_it_says_so(monkeypatch, capsys):
-    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
+def stored(setup) -> dict:
+    return json.loads(setup.results.read_text())
+
+
+def test_steps_are_eager_captured_and_compiled_in_each_format(setup):
+    on_gpu.measure("steps", setup)
+    rows = stored(setup)["steps"]
+    assert list(rows) == ["bf16", "int8-weight-only", "int4", "int8"]
+    for row in rows.values():
+        assert set(row) == {"eager", "eager graph", "limit", "compiled", "graph"} and min(row.values()) > 0
+    assert rows["int8"]["limit"] < rows["bf16"]["limit"]
+
+
+def test_the_ladder_has_both_sizes_in_three_formats_with_their_share_of_the_bandwidth(setup):
+    on_gpu.measure("ladder", setup)
+    rows = stored(setup)["ladder"]
+    assert list(rows) == [f"{size} {name}" for size in ("1B", "Llama-2-7B") for name in ("bf16", "W8A16", "W4A16")]
+    row, decoder = rows["Llama-2-7B bf16"], on_gpu.decoder_of(setup, on_gpu.LARGE["Llama-2-7B"], None)
+    assert row["graph share"] == pytest.approx(row["graph"] * bytes_read(decoder) / 1e10)
+    assert set(row) == {"eager graph", "eager graph share", "eager", "graph", "graph share"}
+
+
+def test_attention_is_timed_by_length_where_a_backend_runs(setup, capsys):
+    on_gpu.measure("attention", setup)
+    rows = stored(setup)["attention"]
+    assert list(rows) == ["64", "128"] and {"naive", "MATH"} <= set(rows["64"]) <= {"naive", *on_gpu.BACKENDS}
+
+
+def test_the_engines_claims_run_on_random_weights(setup, monkeypatch):
+    monkeypatch.setattr("lessons_lib.serving.paged_target.compiler_problem", lambda device: "left uncompiled")
+    monkeypatch.setattr(serving, "model", serving.model)  # put back afterwards
+    monkeypatch.setattr(on_gpu, "CLAIMED", ("serving/vs-sequential",))
+    serving.target.cache_clear()
+    on_gpu.measure("serving", setup)
+    serving.target.cache_clear()
+    row = stored(setup)["serving"]["serving/vs-sequential"]
+    assert row["low"] <= row["value"] <= row["high"] and "tokens/s" in row["note"]
+
+
+def test_lessons_run_with_short_parameters_of_their_own(setup, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(runner, "BUILD", tmp_path)
+    monkeypatch.setattr(
+        runner, "execute", lambda lesson, values, build: given.append(values) or runner.Result(lesson, 2.0, "cell [3]")
+    )
+    on_gpu.measure("lessons", setup)
+    assert list(stored(setup)["lessons"].values()) == [{"seconds": 2.0, "failure": "cell [3]"}]
+    assert given[0]["device"] == "cpu" and given[0]["repeats"] == 1
+
+
+@pytest.fixture
+def tasks(setup, monkeypatch):
+    """A part of three tasks, of which the second fails; the rows that were measured."""
+    done = []
+
+    def fails():
+        raise RuntimeError("no kernel")
+
+    def made(setup):
+        yield on_gpu.Task("one", ["a"], lambda: done.append("one a") or [1.0])
+        yield on_gpu.Task("two", ["a"], fails)
+        yield on_gpu.Task("one", ["b"], lambda: done.append("one b") or [2.0])
+
+    monkeypatch.setitem(on_gpu.PARTS, "steps", (9, made))
+    return done
+
+
+def test_every_number_is_stored_at_once_and_a_task_that_fails_says_why(setup, tasks, monkeypatch, capsys):
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
+    states, write = [], on_gpu.write
+    monkeypatch.setattr(
+        on_gpu, "write", lambda path, found: states.append(json.dumps(found["steps"])) or write(path, found)
+    )
+    on_gpu.write(setup.results, {"steps": {}, "by hand": 3})
+    on_gpu.measure("steps", setup)
+    assert states[1:] == ['{"one": {"a": 1.0}}', '{"one": {"a": 1.0, "b": 2.0}}']
+    assert stored(setup)["by hand"] == 3 and not setup.results.with_suffix(".part").exists()
+    assert "steps, two: RuntimeError: no kernel" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_where_it_stopped_and_starts_anew_on_another_machine(setup, tasks, monkeypatch):
+    on_gpu.measure("steps", setup)
+    found = stored(setup)
+    del found["steps"]["one"]["b"]
+    on_gpu.write(setup.results, found)
+    on_gpu.measure("steps", setup)
+    assert tasks == ["one a", "one b", "one b"]
+    monkeypatch.setattr(on_gpu.machine, "versions", lambda: {"torch": "another"})
+    on_gpu.measure("steps", setup)
+    assert tasks[3:] == ["one a", "one b"] and stored(setup)["steps on"]["versions"] == {"torch": "another"}
+
+
+def test_a_part_is_stopped_at_its_limit_with_what_it_started(tmp_path):
+    script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[2]]); time.sleep(60)"
+    beats = tmp_path / "beats"
+    child = f"import time, pathlib\nwhile True: pathlib.Path({str(beats)!r}).write_text(str(time.time()))"
+    said = on_gpu.run_limited([sys.executable, "-c", script, "part", child], 3.0)
+    assert said == "part: stopped after 3 s; what it had measured is stored"
+    time.sleep(0.3)
+    last = beats.read_text()
+    time.sleep(0.3)
+    assert beats.read_text() == last
+
+
+def test_a_part_that_ends_badly_or_has_no_time_left_says_so():
+    ends = [sys.executable, "-c", "raise SystemExit(3)", "part"]
+    assert on_gpu.run_limited(ends, 60.0) == "part: ended with status 3"
+    assert on_gpu.run_limited(ends, -1.0) == "part: no time is left"
+
+
+def test_all_limits_together_are_eight_minutes():
+    assert sum(limit for limit, _ in on_gpu.PARTS.values()) == on_gpu.SECONDS == 480
+
+
+def test_without_a_gpu_nothing_is_measured_and_an_unknown_part_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert on_gpu.main() == 1 and "there is none here" in capsys.readouterr().err
+    assert on_gpu.main([]) == 1 and "there is none here" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        on_gpu.main(["stairs"])
+    assert "stairs: no part" in capsys.readouterr().err
 
 
-def test_a_part_that_there_is_not_is_named_with_those_that_there_are(monkeypatch, capsys):
-    monkeypatch.delenv("LESSONS_LIB_BATCH", raising=False)
-    assert on_gpu.main(["ladder", "stairs"]) == 2
-    assert "stairs: no part" in (said := capsys.readouterr().err) and "steps, ladder, serving" in said
+def test_the_command_runs_a_part_in_a_process_of_its_own(tmp_path, capsys):
+    results = tmp_path / "gpu.json"
+    assert on_gpu.main(["attention", "--device", "cpu", "--tiny", "--results", str(results)]) == 0
+    assert set(json.loads(results.read_text())["attention"]) == {"64", "128"}
 
 
-def test_a_step_that_is_recorded_computes_what_the_compiled_step_does(model):
-    compiled = on_gpu.CompiledTarget(model.decoder)
-    compiled._give_up("not compiled here")
-    compiled.widths = [1]
-    step, args = on_gpu.step_alone(compiled, [5, 6, 7])
-    with torch.no_grad():
-        _, logits = step.step(*args)
-    cache = model.new_cache(9)
-    model.run([on_gpu.plain_block([5, 6, 7], cache)])
-    (scores,) = model.run([on_gpu.plain_block([7], cache)])
-    torch.testing.assert_close(logits, scores.logits)
-
-
-def test_what_was_found_is_stored_with_the_machine_part_by_part(model, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(on_gpu, "RESULTS", tmp_path)
-    monkeypatch.setattr(on_gpu, "times", lambda of, rate: {"eager": 2.0, "limit": 1e9 / rate})
-    one = Measured(Ratio.of(Samples((2.0,)), Samples((1.0,))), "said")
-    monkeypatch.setattr(on_gpu, "CLAIMS", {name: Claim(name, "", "", lambda run: one, False) for name in on_gpu.WAYS})
-    monkeypatch.setitem(on_gpu.PARTS, "ladder", lambda lm: [("decoder", {"free": 3.0})])
-    assert on_gpu.main() == 0
-    found = json.loads((tmp_path / "gpu.json").read_text())
-    assert set(found["steps"]) == {"fp32", "int8-weight-only", "int8", "int4"}
-    assert found["serving"]["serving/vs-sequential"][::3] == [2.0, "said"] and found["ladder"] == {
-        "decoder": {"free": 3.0}
-    }
-    assert all(found[f"{part} on"]["versions"] for part in on_gpu.PARTS)
-
-
-def test_a_part_that_is_measured_again_replaces_its_rows_and_no_others(model, monkeypatch, tmp_path):
-    (tmp_path / "gpu.json").write_text('{"ladder": {"old": {}}, "serving": {"kept": []}, "by hand": {}}')
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(on_gpu, "RESULTS", tmp_path)
-    monkeypatch.setitem(on_gpu.PARTS, "ladder", lambda lm: [("one", {}), ("two", {})])
-    assert on_gpu.main(["ladder"]) == 0
-    found = json.loads((tmp_path / "gpu.json").read_text())
-    assert set(found["ladder"]) == {"one", "two"} and set(found["serving"]) == {"kept"} and "by hand" in found
-    assert not (tmp_path / "gpu.part").exists()
-
-
-def test_times_are_of_the_eager_and_the_compiled_step(model, monkeypatch):
-    monkeypatch.setattr(on_gpu, "timed", lambda call, *how, **more: call() or Samples((0.002,)))
-    monkeypatch.setattr(on_gpu, "CompiledTarget", lambda decoder, *more: model)
-    found = on_gpu.times(model, 1e9)
-    assert found["eager"] == found["compiled"] == 2.0
-    assert found["limit"] == pytest.approx(1e-6 * on_gpu.bytes_read(model.decoder))
+def test_random_weights_have_the_models_sizes_and_dtype():
+    config = on_gpu.Setup(tiny=True).sized(on_gpu.DEFAULT)
+    decoder = on_gpu.random_decoder(config, "cpu", torch.bfloat16)
+    assert decoder.head.weight is decoder.embedding.weight and decoder.embedding.weight.dtype == torch.bfloat16
+    assert sum(weight.numel() for weight in decoder.parameters()) == config.params()
+    assert decoder.cos.dtype == torch.bfloat16 and decoder.norm.eq(1).all()
+    assert on_gpu.LARGE["Llama-2-7B"].params() == 6_738_415_616
