@@ -55,6 +55,7 @@ def test_the_engines_claims_run_on_random_weights(setup, monkeypatch):
     monkeypatch.setattr("lessons_lib.serving.paged_target.compiler_problem", lambda device: "left uncompiled")
     monkeypatch.setattr(serving, "model", serving.model)  # put back afterwards
     monkeypatch.setattr(on_gpu, "CLAIMED", ("serving/vs-sequential",))
+    monkeypatch.setattr(serving, "SLOTS", 2)  # as many requests
     serving.target.cache_clear()
     on_gpu.measure("serving", setup)
     serving.target.cache_clear()
