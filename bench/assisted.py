@@ -19,11 +19,11 @@ from lessons_lib import DraftModel, load
 from lessons_lib.data import Question
 from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.peers import assist
+from lessons_lib.decoding.prediction import replay_draft
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
-from lessons_lib.decoding.replay import predicted_cost, replay_draft
 from lessons_lib.measure.clock import Ratio, Samples, in_turn
-from lessons_lib.measure.speculation import width_cost
+from lessons_lib.measure.cost import StepCost, width_cost
 from lessons_lib.training import evaluate, prompts
 
 GAMMA = 4  # tokens drafted per step, wherever the length is fixed
@@ -250,7 +250,7 @@ def held(kinds: dict[str, list], target, run: Run) -> Held:
 
 def spent(right: list[list[bool]], length: DraftLength, c: float, v) -> list[tuple[int, float]]:
     """For each text (tokens, modelled time), one schedule going through all of them."""
-    return [(len(text), predicted_cost(replay_draft(text, length), v, c)) for text in right]
+    return [(len(text), StepCost(v=v, draft=c).steps(replay_draft(text, length))) for text in right]
 
 
 def spent_in_turn(kinds: dict[str, list], length: DraftLength, c: float, v) -> dict[str, list[tuple[int, float]]]:

@@ -10,7 +10,7 @@ import numpy as np
 from lessons_lib import load
 from lessons_lib.decoding.probing import width_times
 from lessons_lib.measure.clock import RESAMPLES, Ratio, Samples
-from lessons_lib.measure.hardware import width_costs
+from lessons_lib.measure.cost import width_curve
 from lessons_lib.models.hub import pick
 
 _, DTYPE = pick("cpu", "auto")
@@ -108,7 +108,7 @@ def prompt_of(tokens: int) -> list[int]:
 
 def costs_of(target, widths: Sequence[int], repeats: int, cached: int = 300) -> dict[int, float]:
     """{w: v(w)}: forwards of w tokens behind `cached` ones, over one of one token."""
-    return width_costs(width_times(target, prompt_of(cached), widths, "cpu", repeats))
+    return width_curve(width_times(target, prompt_of(cached), widths, "cpu", repeats))
 
 
 def listed(values: dict) -> str:

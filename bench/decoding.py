@@ -11,7 +11,7 @@ from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import batched_step
-from lessons_lib.measure import roofline
+from lessons_lib.measure import cost
 from lessons_lib.measure.clock import Ratio, compare, timed
 
 PROMPT = (
@@ -87,7 +87,7 @@ def of_limit(run: Run) -> Measured:
     two steps would empty the caches that steps in a row find filled."""
     of, rounds = compiled_target("bf16"), 2 * run.repeats
     prompt, eight = of.tokenizer(PROMPT).input_ids, range(8)
-    moved = roofline.bytes_decode(common.model("bf16").shape, 1, len(prompt) + 4 * rounds)
+    moved = cost.bytes_decode(common.model("bf16").shape, 1, len(prompt) + 4 * rounds)
     buffer, forward = torch.ones(moved // 4), batched_step(of, prompt, 1)
     forward()  # compiles
     both = (lambda: [buffer.sum() for _ in eight]), (lambda: [forward() for _ in eight])

@@ -6,7 +6,7 @@ from torch import Tensor
 from lessons_lib.compiler import kept_in_memory
 from lessons_lib.models.kernels import attend
 
-PARTS = {  # as of `measure.parts`: one row attends in the compiler's loop, several by two batched products or a kernel
+PARTS = {  # as of `profiler.PARTS`: one row attends in the compiler's loop, several by two batched products or a kernel
     "attention": r"bmm|softmax|::attend_few_rows",
     "products": r"gemm|addmm|::mm$|qlinear|::multiply_grouped",
     "norms, rotation": r"^graph_",

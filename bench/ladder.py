@@ -20,19 +20,18 @@ from lessons_lib import DraftModel, Medusa, PromptLookup, generate, native
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.generate import Step
-from lessons_lib.decoding.ladder import TOLERATED, Price, Rung, best, counting, step_gains
 from lessons_lib.decoding.peers import static_and_compiled
+from lessons_lib.decoding.prediction import TOLERATED, Recording, Rung, best, counting, replay, replay_draft, step_gains
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
 from lessons_lib.decoding.proposers.medusa import expected_tokens
-from lessons_lib.decoding.replay import Recording, replay, replay_draft
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import clocked_transformers, launch_times, seen_prefill
-from lessons_lib.measure import hardware, kernels, quality
+from lessons_lib.measure import machine, quality
 from lessons_lib.measure.clock import in_turn
-from lessons_lib.measure.kernels import DTYPES
-from lessons_lib.measure.speculation import WidthCurve, padded_cost, width_cost
+from lessons_lib.measure.cost import StepCost, WidthCurve, padded_cost, width_cost
+from lessons_lib.measure.machine import DTYPES
 from lessons_lib.models.draft import decoder_of
 from lessons_lib.models.quantized import bytes_kept, bytes_read, quantized
 from lessons_lib.quantization import cpu
@@ -221,8 +220,8 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
         row["counts"] = target_of(name) in counts
         if name in ladder:
             row |= {"below": ladder[name].below, "gain": gains[name]}
-            row |= {"predicted": ladder[name].speed(expected(run, name, found))}
-            row |= {"moved": ladder[name].price.moved(CACHED)}
+            row |= {"predicted": ladder[name].cost.speed(*expected(run, name, found))}
+            row |= {"moved": ladder[name].cost.moved(CACHED)}
         said.append(row)
     return said
 
@@ -386,11 +385,11 @@ def priced(quick: bool, repeats: int) -> list[Rung]:
     found = [
         Rung("generate", None, base["transformers"]),
         Rung("generate, compiled", "generate", base["compiled"]),
-        Rung("decoder", "generate", replace(base["decoder"], around=loop)),
+        Rung("decoder", "generate", replace(base["decoder"], host=loop)),
     ]
     for name, of in targets(quick).items():
         v = medusa.fitted(of, repeats).v if guessed(name) else None
-        price = Price(bytes_read(of.decoder), entry(), rates().read_bandwidth, v=v, around=loop)
+        price = StepCost(bytes_read(of.decoder), entry(), rates().read_bandwidth, v=v, host=loop)
         found.append(Rung(name, "decoder" if name == "compiled" else "compiled", price))
         found += [
             Rung(f"{name} + {who}", name, with_guesses(price, who, of, run, guess)) for who in GUESSERS * guessed(name)
@@ -398,24 +397,24 @@ def priced(quick: bool, repeats: int) -> list[Rung]:
     return found
 
 
-def library(repeats: int) -> dict[str, Price]:
+def library(repeats: int) -> dict[str, StepCost]:
     """Steps whose products stay calls of a library: transformers', eager and compiled, and our eager one."""
     shape, dtype = common.model().shape, DTYPES[DTYPE]
     launch = launch_times(shape, DTYPE, CACHED, repeats=5 * repeats)
     moved = shape.weights * dtype.itemsize
-    price = Price(moved, entry(), moved / kernels.linears(shape, DTYPE, "cpu"))
+    price = StepCost(moved, entry(), moved / machine.linears(shape, DTYPE, "cpu"))
     return {name: replace(price, launch=seconds) for name, seconds in launch.items()} | {
         "compiled": replace(price, slots=CONTEXT)
     }
 
 
-def with_guesses(price: Price, who: str, of: Target, run: Run, guess: float) -> Price:
+def with_guesses(price: StepCost, who: str, of: Target, run: Run, guess: float) -> StepCost:
     """A draft's calls take what was timed; Medusa's heads, a share of a forward in every step; looking up, nothing."""
     if who != "medusa":
-        return replace(price, guess=guess if who == "draft" else 0.0)
+        return replace(price, draft=guess if who == "draft" else 0.0)
     by = medusa.fitted(of, run.repeats)
     share = width_cost(by.heads_share)(1 + len(by.tree.choices))
-    return replace(price, around=price.around + share * price.forward(CACHED))
+    return replace(price, host=price.host + share * price.forward(CACHED))
 
 
 def host_times(repeats: int) -> tuple[float, float]:
@@ -427,9 +426,9 @@ def host_times(repeats: int) -> tuple[float, float]:
 
 
 @cache
-def rates() -> hardware.Hardware:
+def rates() -> machine.Hardware:
     """What this machine reads and computes per second."""
-    return hardware.probe("cpu", [DTYPE])
+    return machine.probe("cpu", [DTYPE])
 
 
 def entry() -> int:

@@ -6,7 +6,7 @@ from bench import common, questions
 from bench.common import Measured, Run, claim, costs_of, listed
 from bench.questions import EAGER, OWN, answered, asked, compression, measured, speed, with_and_without
 from lessons_lib import Lookahead
-from lessons_lib.measure.speculation import width_cost
+from lessons_lib.measure.cost import width_cost
 
 WINDOW = {"W": 5, "N": 4, "G": 5}
 EAGER_STEPS = (

@@ -34,7 +34,7 @@ from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_size, best_tree, expected_tokens
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.measure.clock import in_turn
-from lessons_lib.measure.speculation import width_cost
+from lessons_lib.measure.cost import width_cost
 from lessons_lib.models import ModelUnavailable, read_card
 from lessons_lib.models.medusa import MedusaHeads, load_heads
 from lessons_lib.training import Text, favourites, read_texts, trace_of

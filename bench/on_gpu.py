@@ -37,7 +37,7 @@ from lessons_lib.attention import naive
 from lessons_lib.attention.backends import BACKENDS
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
-from lessons_lib.measure import kernels, machine
+from lessons_lib.measure import machine
 from lessons_lib.measure.clock import QUICK, timed
 from lessons_lib.measure.config import CONFIGS, ModelConfig
 from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
@@ -208,7 +208,7 @@ def ways(decoder: Decoder, setup: Setup, context: int) -> dict[str, Callable[[],
 @cache
 def bandwidth(device: str) -> float:
     """Bytes per second that this device reads."""
-    return kernels.streams(device)[1]
+    return machine.streams(device)[1]
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------

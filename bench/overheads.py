@@ -24,7 +24,7 @@ from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, compiled
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import in_turn
-from lessons_lib.measure.parts import taken_apart
+from lessons_lib.measure.profiler import taken_apart
 from lessons_lib.models import cut
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of

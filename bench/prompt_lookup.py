@@ -7,7 +7,7 @@ from bench import common, questions
 from bench.common import DTYPE, Measured, Run, claim, costs_of
 from bench.questions import EAGER, OWN, asked, measured, ours, speed, theirs, with_and_without
 from lessons_lib import PromptLookup
-from lessons_lib.measure.speculation import width_cost
+from lessons_lib.measure.cost import width_cost
 
 GROUNDED = ("summarization", "qa", "code")  # the prompt holds a passage or a program to work on
 LOOKUP = {"num_tokens": 10, "max_ngram": 3, "rule": "recent", "min_hit_rate": 0.35}  # the defaults, spelled out

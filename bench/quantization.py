@@ -22,10 +22,10 @@ from lessons_lib.decoding.probing import logits_along, repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import products_in_cache, twin
-from lessons_lib.measure import kernels, quality
+from lessons_lib.measure import machine, quality
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.kernels import DTYPES
+from lessons_lib.measure.machine import DTYPES
 from lessons_lib.measure.quality import Reading
 from lessons_lib.models import ModelUnavailable, load
 from lessons_lib.models.decoder import Decoder
@@ -172,7 +172,7 @@ def predicted_error(run: Run) -> Measured:
     made = {name or DTYPE: lm.target(weights=name) for name in (None, *FORMATS)}
     launching = {name: sample.median for name, sample in timed_steps(twins(lm.shape), run).items()}
     moved = {name: bytes_read(of.decoder) for name, of in made.items()}
-    rate = moved[DTYPE] / kernels.linears(lm.shape, DTYPE, "cpu")
+    rate = moved[DTYPE] / machine.linears(lm.shape, DTYPE, "cpu")
     predicted = {name: launching[name] + moved[name] / rate for name in made}
     found = compared(timed_steps(made, run), predicted)
     return Measured(found.ratio, found.note, found.facts | {"bytes": moved, "rate": rate, "launching": launching})

@@ -29,7 +29,8 @@ from pathlib import Path
 
 from bench.common import CLAIMS, Claim, Measured, NotMeasured, Run
 from lessons_lib.data import questions
-from lessons_lib.measure import claims, machine
+from lessons_lib.measure import machine
+from lessons_lib.measure.results import claim_table, load, make_claim, update
 from lessons_lib.progress import bar, say
 
 BENCHES = ("decoding", "serving", "assisted", "prompt_lookup", "lookahead", "medusa", "quantization", "ladder")
@@ -62,7 +63,7 @@ def main() -> int:
             UNFINISHED.parent.mkdir(exist_ok=True)
             UNFINISHED.write_text(json.dumps({"wanted": wanted, "done": done}))
     UNFINISHED.unlink(missing_ok=True)
-    print(claims.markdown([row for row in claims.load(results(run) / "claims.json") if row.claim in chosen]))
+    print(claim_table([row for row in load(results(run) / "claims.json") if row.claim in chosen]))
     return 0
 
 
@@ -122,8 +123,8 @@ def record(claim: Claim, run: Run) -> None:
         measured = Measured(None, str(lack))
     facts = (claim.bar, claim.compared_with(run), claim.unit, measured.note)
     machine_facts = {"host": machine.host(), "versions": machine.versions()}
-    row = claims.make_row(claim.name, measured.ratio, *facts)
-    claims.update(results(run) / "claims.json", [row], run.quick, **machine_facts)
+    row = make_claim(claim.name, measured.ratio, *facts)
+    update(results(run) / "claims.json", [row], run.quick, **machine_facts)
     if measured.ratio:
         ratio = measured.ratio
         raw = {"claim": claim.name, **machine_facts, "dtype": claim.dtype, "unit": "s"}

@@ -21,17 +21,17 @@ from lessons_lib import load
 from lessons_lib.compiler import CompiledStep
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
+from lessons_lib.measure.cost import LinearCost, fit
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.hub import dtype_name
 from lessons_lib.progress import bar
 from lessons_lib.serving import metrics, peers
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear, fit, steps
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.loop import Log
 from lessons_lib.serving.paged_target import COMPILED, PagedTarget, Pages, paged_step
 from lessons_lib.serving.scheduler import Continuous, Plan, Scheduler, Static
-from lessons_lib.serving.simulator import simulate
+from lessons_lib.serving.simulator import simulate, steps
 from lessons_lib.serving.workload import Fixed, Workload
 
 SLOTS = 16
@@ -105,7 +105,9 @@ def over_ours(run: Run, theirs: Callable[[list[Sequence]], object], note: str = 
 )  # fmt: skip
 def continuous(run: Run) -> Measured:
     asked = requests(run)
-    counted = [len(simulate(asked, scheduler(policy), Linear(step=1)).iterations) for policy in (Static, Continuous)]
+    counted = [
+        len(simulate(asked, scheduler(policy), LinearCost(step=1)).iterations) for policy in (Static, Continuous)
+    ]
     found = over_ours(run, lambda asked: serve(asked, Static, padded=True), f"iterations {counted[0]} and {counted[1]}")
     packed = timed(lambda: serve(asked, Static), model().device, repeats=1, warmup=0)
     over_packed = packed.median / found.ratio.b.median
@@ -262,7 +264,7 @@ def latency_error(run: Run) -> Measured:
 def requests_per_second(run: Run) -> Measured:
     count, slots = 100 if run.quick else 1000, SLOTS
     asked = Workload(count, Fixed(872), Fixed(128)).requests()
-    cost = Linear(step=0.01, prefill_token=1e-4, decode_token=1e-3)
+    cost = LinearCost(step=0.01, prefill_token=1e-4, decode_token=1e-3)
     taken = timed(lambda: simulate(asked, Scheduler(BlockPool(4096), slots), cost), repeats=run.repeats, warmup=1)
     return Measured(
         Ratio.of(Samples((float(count),) * run.repeats), taken),

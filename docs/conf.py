@@ -19,7 +19,7 @@ from sphinx.util import logging
 
 from lessons_lib.course import render
 from lessons_lib.course.lessons import CLAIMS, NOTEBOOKS, find
-from lessons_lib.measure import claims, scorecard
+from lessons_lib.measure import results
 
 project = html_title = "Faster language models"
 extensions = ["myst_nb", "sphinxcontrib.bibtex"]
@@ -61,8 +61,8 @@ def write_lessons(notebooks: Path, docs: Path) -> None:
         nb.cells = [part for cell in nb.cells for part in parts(cell, folder)]
         nb.cells.insert(1, new_markdown_cell(f"{{download}}`This lesson as a notebook <notebooks/{lesson.path.name}>`"))
         nbformat.write(nb, folder / lesson.path.name)
-    scores = scorecard.collect([lesson.path for lesson in lessons])
-    scorecard.write(scores, folder, named=claims.load(CLAIMS))
+    scores = results.collect([lesson.path for lesson in lessons])
+    results.write_scorecard(scores, folder, claims=results.load(CLAIMS))
 
 
 def parts(cell: nbformat.NotebookNode, folder: Path) -> list[nbformat.NotebookNode]:
@@ -84,7 +84,7 @@ def parts(cell: nbformat.NotebookNode, folder: Path) -> list[nbformat.NotebookNo
 def shown(output: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
     """An output without what a page cannot show, and a picture as a file with its alt text and width."""
     data = output.get("data", {})
-    data.pop(scorecard.MIME, None)
+    data.pop(results.MIME, None)
     if "image/png" not in data:
         return output
     about, image = output.metadata.get("image/png", {}), base64.b64decode(data["image/png"])

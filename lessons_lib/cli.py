@@ -152,7 +152,7 @@ def test(options: argparse.Namespace) -> int:
 def probe(options: argparse.Namespace) -> int:
     """Measure this machine anew, and say how fast it can at best decode a model."""
     from lessons_lib.course.lessons import UsageError
-    from lessons_lib.measure import hardware, machine, roofline
+    from lessons_lib.measure import cost, machine
     from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES
     from lessons_lib.models import ModelUnavailable, load
     from lessons_lib.models.hub import pick_device
@@ -165,20 +165,20 @@ def probe(options: argparse.Namespace) -> int:
     print(machine.environment(device))
     if machine.busy_warning():  # the lessons would predict from these rates
         print("These rates are not kept for the lessons.")
-        rates = hardware.measure(device, hardware.default_dtypes(device))
+        rates = machine.measure(device, machine.default_dtypes(device))
     else:
-        rates = hardware.probe(device, refresh=True)
+        rates = machine.probe(device, refresh=True)
     print(f"\n{rates}\n")
     for dtype in rates.matvec_bandwidth:
-        read = roofline.bytes_decode(shape, weight_bytes=ELEMENT_BYTES[dtype])
-        fastest = 1 / roofline.limit(roofline.flops_decode(shape), read, rates, dtype)
+        read = cost.bytes_decode(shape, weight_bytes=ELEMENT_BYTES[dtype])
+        fastest = 1 / cost.limit(cost.flops_decode(shape), read, rates, dtype)
         print(f"{shape.name} in {dtype}: at most {fastest:.3g} tokens/s, as each reads {read / 1e6:,.0f} MB of weights")
     return 0
 
 
 def bench(options: argparse.Namespace) -> int:
     """Measure, then name the claims that miss their bar. The claims are about our own questions, not another file's."""
-    from lessons_lib.measure import claims, evidence
+    from lessons_lib.measure.results import claim_cells, load, short_of_bar, write_benchmarks
 
     call = ["-m", "bench.run", *options.claims, *(["--quick"] if options.quick else [])]
     if options.questions:
@@ -187,8 +187,8 @@ def bench(options: argparse.Namespace) -> int:
     results = ROOT / "bench" / "results"
     if options.quick:
         results = pages = pages / "quick"
-    print(f"as a page, and as Markdown beside it: {evidence.write(results, pages / 'bench.html')}")
-    for name, value, _, bar, *_ in claims.cells(claims.short_of_bar(claims.load(results / "claims.json"))):
+    print(f"as a page, and as Markdown beside it: {write_benchmarks(results, pages / 'bench.html')}")
+    for name, value, _, bar, *_ in claim_cells(short_of_bar(load(results / "claims.json"))):
         print(f"bar not reached: {name} is {value}, bar {bar}")
     return status
 

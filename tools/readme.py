@@ -8,7 +8,7 @@ from pathlib import Path
 import lessons_lib
 from lessons_lib.course.lessons import CLAIMS, Lesson, find
 from lessons_lib.course.render import title
-from lessons_lib.measure import claims, evidence, scorecard, tables
+from lessons_lib.measure import results, tables
 from lessons_lib.paths import ROOT
 from tools import store
 
@@ -24,17 +24,17 @@ def fill(readme: Path = README, lessons: list[Lesson] | None = None, claims_file
 
 def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
     """README's text with what the package offers and what stored lessons and claims say now; ValueError as `fill`."""
-    rows = claims.load(claims_file)
+    rows = results.load(claims_file)
     text = between(text, "names", name_table())
     text = between(text, "lessons", lesson_table(lessons, store.address()))
     text = between(text, "techniques", technique_table(claims_file))
-    return between(text, "claims", claims.markdown(rows) if rows else "Not measured yet: `make bench` does.")
+    return between(text, "claims", results.claim_table(rows) if rows else "Not measured yet: `make bench` does.")
 
 
 def technique_table(claims_file: Path) -> str:
     """A row per technique whose speed was measured; ValueError for a damaged claims file."""
-    rows = evidence.cells(claims_file.parent)
-    return tables.markdown(evidence.HEADINGS, rows) if rows else "Not measured yet: `make bench` does."
+    rows = results.technique_cells(claims_file.parent)
+    return tables.markdown(results.TECHNIQUES, rows) if rows else "Not measured yet: `make bench` does."
 
 
 def between(text: str, marker: str, content: str) -> str:
@@ -63,7 +63,7 @@ def lesson_row(lesson: Lesson, address: str) -> list[str]:
     nb = lesson.read()
     name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name})"
     opening = store.link(address, lesson.name)
-    score = next((s for s in scorecard.collect([lesson.path]) if s.ratio is not None), None)
+    score = next((s for s in results.collect([lesson.path]) if s.ratio is not None), None)
     told = ["-"] * 3
     if score:
         told = [score.claim, *(f"{tables.number(x)} {score.unit}".strip() for x in (score.predicted, score.measured))]

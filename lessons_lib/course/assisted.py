@@ -29,9 +29,9 @@ from lessons_lib.course.figures import (
     plot_spread,
 )
 from lessons_lib.course.widgets import Slider, show
+from lessons_lib.decoding.prediction import replay_draft
 from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.replay import predicted_speed, replay_draft
-from lessons_lib.measure.speculation import WidthCurve, walltime_factor
+from lessons_lib.measure.cost import StepCost, WidthCurve, walltime_factor
 
 WRITERS = {
     "accepted": Producer(COLORS["accepted"], "drafted and accepted", UNDERLINED),
@@ -153,7 +153,7 @@ def speeds(text: Drafted, c: float, v: WidthCurve) -> list[dict]:
     """Rows of plot_draft_length, of decoding alone: predicted from alpha, and what counted forward passes give."""
     alpha, rows = mean(text.right), []
     for gamma in GAMMAS:
-        counted = predicted_speed(replay_draft(text.right, Constant(gamma)), v, c)
+        counted = StepCost(v=v, draft=c).speed(replay_draft(text.right, Constant(gamma)))
         rows.append({"gamma": gamma, "predicted": walltime_factor(alpha, gamma, c, v), "counted": counted})
     return rows
 
@@ -190,7 +190,7 @@ def show_draft_length(
 ) -> None:
     """Sliders for the text and for gamma over the speed, and the text as it is written.
 
-    c, v: cost of a draft forward pass and width curve, as in measure.speculation. decode: ids -> text. gamma: where its
+    c, v: cost of a draft forward pass and width curve, as in measure.cost. decode: ids -> text. gamma: where its
     slider starts, rounded down to one of GAMMAS.
     """
     start = max((g for g in GAMMAS if g <= gamma), default=GAMMAS[0])

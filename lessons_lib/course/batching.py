@@ -29,8 +29,8 @@ from lessons_lib.course.figures import (
 )
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.loop import Log
 from lessons_lib.serving.metrics import usage
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
@@ -214,7 +214,7 @@ def run(slots: int, load: str, spread: str, policy: str) -> Log:
     """Sixteen requests through the scheduler. A forward pass takes 1, whatever is in it, so times are iterations."""
     arrivals = AtOnce() if load == "at once" else Poisson(float(load))
     requests = Workload(REQUESTS, Fixed(4), SPREADS[spread], arrivals).requests()
-    return simulate(requests, Scheduler(BlockPool(10_000), slots, POLICIES[policy]()), Linear(step=1.0))
+    return simulate(requests, Scheduler(BlockPool(10_000), slots, POLICIES[policy]()), LinearCost(step=1.0))
 
 
 def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) -> tuple[Figure, str]:

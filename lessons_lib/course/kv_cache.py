@@ -9,7 +9,7 @@ from lessons_lib.caches.sizes import kv_bytes, requests_that_fit
 from lessons_lib.course.figures import Row, axes, grouped, look, plot_parts
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES, ModelConfig
-from lessons_lib.measure.roofline import cache_element_bytes
+from lessons_lib.measure.cost import cache_element_bytes
 
 GIB = 2**30
 DTYPES = ("fp32", "bf16", "int8", "int4")

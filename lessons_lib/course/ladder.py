@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from lessons_lib.course.figures import COLORS, CYCLE, INK, MARKERS, ORANGE, WIDTH, Row, axes, plot_waterfall, tint
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.generate import Step, tokens_per_forward
-from lessons_lib.decoding.ladder import Price, Rung
+from lessons_lib.decoding.prediction import Recording, Rung, replay
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.replay import Recording, replay
+from lessons_lib.measure.cost import StepCost
 
 
 def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
@@ -79,11 +79,11 @@ Count = Callable[[Recording, int], Sequence[Step]]
 class Parts:
     """What a ladder is put together from.
 
-    engines: name -> price of plain decoding, the first is what the others are compared with. texts: kind of prompt ->
+    engines: name -> cost of plain decoding, the first is what the others are compared with. texts: kind of prompt ->
     recordings. counts: who guesses -> (recording, guesses a step) -> its trace. guess: who guesses -> seconds a guess.
     """
 
-    engines: Mapping[str, Price]
+    engines: Mapping[str, StepCost]
     texts: Mapping[str, Sequence[Recording]]
     counts: Mapping[str, Count]
     guess: Mapping[str, float]
@@ -100,10 +100,10 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
     chosen = parts.engines[engine]
     rungs = [Rung(first, None, parts.engines[first])]
     rungs += [Rung(engine, first, chosen)] * (engine != first)
-    found = [{"rung": rung.name, "below": rung.below, "speed": rung.speed(plain)} for rung in rungs]
+    found = [{"rung": rung.name, "below": rung.below, "speed": rung.cost.speed(*plain)} for rung in rungs]
     if gamma:
-        guessing = Rung(f"{engine} + {who}", engine, replace(chosen, guess=parts.guess[who]))
-        expected = guessing.speed(parts.traces(who, kind, gamma))
+        guessing = Rung(f"{engine} + {who}", engine, replace(chosen, draft=parts.guess[who]))
+        expected = guessing.cost.speed(*parts.traces(who, kind, gamma))
         found.append({"rung": guessing.name, "below": engine, "speed": expected})
     return found
 

@@ -31,7 +31,7 @@ from lessons_lib.course.figures import (
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.draft_tree import DraftTree, SideTokens, tree_mask
 from lessons_lib.decoding.proposers.lookahead import window_layout
-from lessons_lib.measure.speculation import WidthCurve, width_cost
+from lessons_lib.measure.cost import WidthCurve, width_cost
 
 WRONG, LUCKY, SETTLED = range(3)
 STATES = {WRONG: "wrong", LUCKY: "right, but behind a wrong one", SETTLED: "settled"}

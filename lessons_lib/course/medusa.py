@@ -36,7 +36,7 @@ from lessons_lib.decoding.proposers.medusa import (
     expected_tokens,
     speed_by_size,
 )
-from lessons_lib.measure.speculation import WidthCurve, width_cost
+from lessons_lib.measure.cost import WidthCurve, width_cost
 
 KINDS = {"anchor": INK, "guess": COLORS["medusa"]}
 LABELLED = 40  # nodes up to which a tree's are labelled

@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 
 from lessons_lib.course.figures import COLORS, PAPER, WIDTH, axes, plot_parts, with_bar_legend
 from lessons_lib.course.widgets import Slider, show
+from lessons_lib.measure.clock import Timeline
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.hardware import Hardware
-from lessons_lib.measure.roofline import Bracket, predict_decode_step, predict_prefill
-from lessons_lib.measure.timeline import Timeline
+from lessons_lib.measure.cost import Bracket, predict_decode_step, predict_prefill
+from lessons_lib.measure.machine import Hardware
 
 LENGTHS = tuple(2**k for k in range(4, 14))
 

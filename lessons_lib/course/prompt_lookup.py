@@ -26,9 +26,9 @@ from lessons_lib.course.figures import (
 )
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.generate import tokens_per_forward
+from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
-from lessons_lib.decoding.replay import Recording, predicted_speed, replay
-from lessons_lib.measure.speculation import WidthCurve
+from lessons_lib.measure.cost import StepCost, WidthCurve
 
 PRODUCERS = {
     "model": Producer(PALE, "the model's own forward"),
@@ -80,7 +80,9 @@ def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
     rows, settings = [], {"min_hit_rate": 0.0} | settings
     for kind, recordings in texts.items():
         steps = [step for recording in recordings for step in replay(recording, PromptLookup(**settings))]
-        rows.append({"kind": kind, "tokens_per_forward": tokens_per_forward(steps), "speed": predicted_speed(steps, v)})
+        rows.append(
+            {"kind": kind, "tokens_per_forward": tokens_per_forward(steps), "speed": StepCost(v=v).speed(steps)}
+        )
     return rows
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from lessons_lib.course.figures import COLORS, LIFTED, PAPER, WIDTH, Row, axes
-from lessons_lib.measure.hardware import Hardware
+from lessons_lib.measure.machine import Hardware
 
 GIGA = 1e9
 

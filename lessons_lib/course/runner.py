@@ -154,12 +154,13 @@ def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode
 
 def finish(results: list[Result], build: Path) -> None:
     """Write scorecard and index, and print where they are and what failed. ValueError for a damaged claims file."""
-    from lessons_lib.measure import claims, machine, scorecard
+    from lessons_lib.measure import machine
+    from lessons_lib.measure.results import collect, load, write_scorecard
 
     done = [build / result.lesson.path.name for result in results]
-    scores = scorecard.collect([path for path in done if path.exists()])
+    scores = collect([path for path in done if path.exists()])
     about = ", ".join(f"{name} {value}" for name, value in (machine.host() | machine.versions()).items())
-    scorecard.write(scores, build, machine=about, named=claims.load(CLAIMS))
+    write_scorecard(scores, build, machine=about, claims=load(CLAIMS))
     (build / "index.html").write_text(render.index(results), encoding="utf-8")
     print(f"\nRead {shown(build / 'index.html')} and {shown(build / 'scorecard.html')}.")
     failed = [result for result in results if result.failure]

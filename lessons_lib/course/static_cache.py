@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from lessons_lib.course.figures import COLORS, INK, LIFTED, Row, axes
 from lessons_lib.course.widgets import Slider, show
-from lessons_lib.measure.crossing import break_even_tokens
+from lessons_lib.measure.cost import break_even_tokens
 
 HORIZONS = tuple(2**k for k in range(7, 18))
 SHARES = (0, 25, 50, 75, 90, 100)

@@ -138,7 +138,7 @@ def work(name: str, text: str, values: dict[str, Any]) -> dict[str, bytes]:
 
     A failure is among them and not raised, since Dask cuts long errors, and with them what a lesson had done so far.
     """
-    from lessons_lib.measure import machine, scorecard
+    from lessons_lib.measure import machine, results
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         lesson, build = Lesson(Path(folder) / "notebooks" / f"{name}.ipynb"), Path(folder) / "build"
@@ -146,7 +146,7 @@ def work(name: str, text: str, values: dict[str, Any]) -> dict[str, bytes]:
             place.mkdir()
         lesson.path.write_text(text, encoding="utf-8")
         done = execute(lesson, values, build)
-        scores = [score.record() for score in scorecard.collect(build.glob("*.ipynb"))]
+        scores = [score.record() for score in results.collect(build.glob("*.ipynb"))]
         files = {path.name: path.read_bytes() for path in build.iterdir()}
     about = {name: value for name, value in (machine.host() | machine.versions()).items() if name != "load"}
     said = {"failure": done.failure, "seconds": round(done.seconds, 1), "machine": about, "scores": scores}

@@ -9,8 +9,19 @@ from lessons_lib.decoding.generate import (
     step,
     tokens_per_forward,
 )
-from lessons_lib.decoding.ladder import TOLERATED, Price, Rung, best, counting, standing, way_to
 from lessons_lib.decoding.peers import assist, by_transformers, count_forwards, static_and_compiled
+from lessons_lib.decoding.prediction import (
+    TOLERATED,
+    Recording,
+    Rung,
+    best,
+    counting,
+    counts,
+    replay,
+    replay_draft,
+    standing,
+    way_to,
+)
 from lessons_lib.decoding.probing import agreed, logits_along, parting, repeatable_step, shortfall, width_times
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, Heuristic
@@ -27,14 +38,6 @@ from lessons_lib.decoding.proposers.medusa import (
     speed_by_size,
 )
 from lessons_lib.decoding.proposers.prompt_lookup import SILENT_BELOW
-from lessons_lib.decoding.replay import (
-    Recording,
-    counts,
-    predicted_cost,
-    predicted_seconds,
-    predicted_speed,
-    replay_draft,
-)
 from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
 from lessons_lib.decoding.targets.one_by_one import one_by_one
@@ -65,7 +68,6 @@ __all__ = [
     "Heuristic",
     "MedusaHeads",
     "Output",
-    "Price",
     "Proposer",
     "Recording",
     "Rung",
@@ -107,13 +109,11 @@ __all__ = [
     "own_parameters",
     "parting",
     "plain_block",
-    "predicted_cost",
-    "predicted_seconds",
-    "predicted_speed",
     "products_in_cache",
     "published_tree",
     "regular",
     "repeatable_step",
+    "replay",
     "replay_draft",
     "shared_parameters",
     "shortfall",

@@ -19,7 +19,7 @@ from gguf import GGUFReader
 from torch import Tensor
 
 from lessons_lib import progress
-from lessons_lib.measure.timeline import Timeline
+from lessons_lib.measure.clock import Timeline
 from lessons_lib.models.gguf import gguf_file
 from lessons_lib.models.hub import PACKAGED
 from lessons_lib.models.store import ModelUnavailable, stored

@@ -31,7 +31,7 @@ def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> C
 def width_times(
     target: Target, prompt: Sequence[int], widths: Sequence[int], device: str, repeats: int
 ) -> dict[int, Samples]:
-    """{w: seconds of a forward of w tokens after the prompt}, timed in turn; v(w) of it: `hardware.width_costs`."""
+    """{w: seconds of a forward of w tokens after the prompt}, timed in turn; v(w) of it: `cost.width_curve`."""
     return in_turn({w: repeatable_step(target, prompt, w) for w in widths}, device, repeats)
 
 

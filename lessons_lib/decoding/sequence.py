@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from lessons_lib.measure.timeline import Timeline
+from lessons_lib.measure.clock import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,7 +175,7 @@ class Sequence:
         self.preemptions += 1
 
     def timeline(self) -> Timeline:
-        """Arrival and token times, from which measure.timeline takes TTFT, ITL, TPOT and the end-to-end latency."""
+        """Arrival and token times, from which measure.clock takes TTFT, ITL, TPOT and the end-to-end latency."""
         return Timeline(self.arrival, self.times)
 
     def fresh(self) -> Sequence:

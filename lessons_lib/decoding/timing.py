@@ -12,10 +12,9 @@ from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
-from lessons_lib.measure.clock import Samples, in_turn, timed
+from lessons_lib.measure.clock import Samples, Timeline, TokenClock, in_turn, timed
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.kernels import DTYPES
-from lessons_lib.measure.timeline import Timeline, TokenClock
+from lessons_lib.measure.machine import DTYPES
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 
@@ -24,7 +23,7 @@ ROOM = 128  # decode steps that a batch of ours has buffers for
 
 def twin(shape: ModelConfig, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
     """A random decoder with this shape's layers and so its operators, but so narrow that bytes and FLOPs vanish:
-    what its steps take is overhead. KeyError for a dtype that is not of measure.kernels.DTYPES."""
+    what its steps take is overhead. KeyError for a dtype that is not of machine.DTYPES."""
     network = tiny(shape.num_layers, DTYPES[dtype], width=32, context=context)
     return DecoderTarget(Decoder.from_transformers(network.to(device)))
 

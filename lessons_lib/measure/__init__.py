@@ -1,30 +1,38 @@
-"""Measuring and predicting (every lesson): this machine, clocks, costs, quality and results."""
+"""Measuring and predicting (every lesson): this machine, clocks, one cost model, quality and results."""
 
-from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES
-from lessons_lib.measure.cost import CostModel
-from lessons_lib.measure.crossing import break_even_tokens
-from lessons_lib.measure.data_sheets import PUBLISHED, DataSheet
-from lessons_lib.measure.fit import chi_square
-from lessons_lib.measure.graphs import count_graphs
-from lessons_lib.measure.memory import bytes_left, peak_bytes
-from lessons_lib.measure.parts import kernel_times
-from lessons_lib.measure.scorecard import Score, show
-from lessons_lib.measure.speculation import (
+from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES, ModelConfig
+from lessons_lib.measure.cost import (
+    LinearCost,
+    Load,
+    RooflineCost,
+    StepCost,
     acceptance_rate,
     best_gamma,
     break_even,
+    break_even_tokens,
+    crossing,
     expected_tokens,
+    fit,
     walltime_factor,
     width_cost,
+    width_curve,
 )
+from lessons_lib.measure.machine import DATA_SHEETS, DataSheet
+from lessons_lib.measure.profiler import bytes_left, count_graphs, kernel_times, peak_bytes
+from lessons_lib.measure.quality import chi_square
+from lessons_lib.measure.results import Result, show
 
 __all__ = [
-    "CostModel",
+    "CONFIGS",
+    "DATA_SHEETS",
     "DataSheet",
     "ELEMENT_BYTES",
-    "PUBLISHED",
-    "CONFIGS",
-    "Score",
+    "LinearCost",
+    "Load",
+    "ModelConfig",
+    "Result",
+    "RooflineCost",
+    "StepCost",
     "acceptance_rate",
     "best_gamma",
     "break_even",
@@ -32,10 +40,13 @@ __all__ = [
     "bytes_left",
     "chi_square",
     "count_graphs",
+    "crossing",
     "expected_tokens",
+    "fit",
     "kernel_times",
     "peak_bytes",
     "show",
     "walltime_factor",
     "width_cost",
+    "width_curve",
 ]

@@ -1,16 +1,36 @@
-"""Which machine this is: for a lesson's first output, for stored measurements and for raw results."""
+"""This machine (lesson 00): which one it is, what it can do, and what vendors print about others.
+
+Predictions take the bandwidth that a one-row matrix product reaches in the same dtype, not that of a copy, and not a
+data sheet. The probe's times are the best of several runs: other programs can only make a run slower. KeyError for a
+dtype that is no name of DTYPES; errors of a device that is not there are torch's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import platform
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lessons_lib.measure import clock, tables
+from lessons_lib.measure.config import ModelConfig
+from lessons_lib.measure.cost import CalibratedCost
+from lessons_lib.paths import cache_dir
+from lessons_lib.progress import say
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+MOST_BYTES = 512 * 2**20  # of the probe's buffers on a CPU
+BUDGET = 0.5  # seconds that one square product may take
+WIDEST = 16  # rows of the widest product
 PACKAGES = ("torch", "transformers", "numpy")
 BUSY = 0.2  # share of the cores that other programs may use before they disturb measurements
 
@@ -150,3 +170,256 @@ def environment(device: Any = "cpu", dtype: Any = None) -> str:
     if warning := busy_warning():
         lines.append(warning)
     return "\n".join(lines)
+
+
+# --- What it can do: measured once, kept for later
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Measured rates of one device: bytes/s and FLOP/s, by dtype name where products differ. load: at that time.
+
+    widths: {dtype name: {w: v(w)}} of one large matrix (`widths`); a model's own curve, attention and all:
+    `decoding.probing.width_times`. KeyError where a dtype is asked for that was not measured.
+    """
+
+    device: str
+    name: str
+    threads: int
+    copy_bandwidth: float  # read + written
+    read_bandwidth: float
+    matvec_bandwidth: dict[str, float]
+    matmul_flops: dict[str, float]
+    load: float | None = None
+    torch: str = ""
+    widths: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def ridge(self, dtype: str) -> float:
+        """FLOPs per byte from which a product in this dtype is compute-bound here."""
+        return self.matmul_flops[dtype] / self.matvec_bandwidth[dtype]
+
+    def __str__(self) -> str:
+        rows = [
+            ["copy (read + write)", f"{self.copy_bandwidth / 1e9:.1f} GB/s", "", ""],
+            ["read", f"{self.read_bandwidth / 1e9:.1f} GB/s", "", ""],
+        ]
+        for dtype, bandwidth in self.matvec_bandwidth.items():
+            rates = [f"{bandwidth / 1e9:.1f} GB/s", f"{self.matmul_flops[dtype] / 1e9:,.0f} GFLOP/s"]
+            rows.append([f"products in {dtype}", *rates, f"{self.ridge(dtype):.1f}"])
+        head = f"{self.device}: {self.name}, {self.threads} threads, load {self.load}"
+        lines = [head, tables.text(("", "bandwidth", "arithmetic", "ridge, FLOP/byte"), rows)]
+        for dtype, curve in self.widths.items():
+            shown = ", ".join(f"v({w}) {v:.2f}" for w, v in curve.items())
+            lines.append(f"w rows through one matrix over one row, {dtype}: {shown}")
+        return "\n".join(lines)
+
+
+def probe(device: Any = "cpu", dtypes: Sequence[str] | None = None, refresh: bool = False) -> Hardware:
+    """Measure this device once, which takes up to 10 s, and read the stored result afterwards.
+
+    dtypes: names such as "bf16"; None: default_dtypes. refresh: measure again. Kept per machine, device, number of
+    threads and torch version under the cache folder, if that can be written. ValueError for an unknown dtype.
+    """
+    wanted = list(dtypes or default_dtypes(device))
+    if unknown := [name for name in wanted if name not in DTYPES]:
+        raise ValueError(f"Cannot measure {', '.join(unknown)}; choose from {', '.join(DTYPES)}.")
+    path = _store(device, torch.__version__, torch.get_num_threads())
+    stored = _read(path)
+    if stored and not refresh:
+        if set(wanted) <= set(stored.widths):
+            return stored
+        wanted += [name for name in stored.matvec_bandwidth if name not in wanted]
+    measured = measure(device, wanted)
+    _keep(path, measured)
+    return measured
+
+
+def default_dtypes(device: Any = "cpu") -> tuple[str, ...]:
+    """fp32 and bf16; on GPUs fp16 too (on CPUs it is rarely fast), and bf16 only where the GPU has it."""
+    if str(device) == "cpu":
+        return "fp32", "bf16"
+    return ("fp32", "bf16", "fp16") if gpu_bf16(device) else ("fp32", "fp16")
+
+
+def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
+    """Measure now and store nothing. dtypes: names of DTYPES, else KeyError."""
+    busy = load()
+    say(f"Measuring {device_name(device)} (once; kept for later) ...")
+    copy, read = streams(device)
+    return Hardware(
+        device=str(device),
+        name=device_name(device),
+        threads=torch.get_num_threads(),
+        copy_bandwidth=copy,
+        read_bandwidth=read,
+        matvec_bandwidth={name: matvec(device, name) for name in dtypes},
+        matmul_flops={name: matmul(device, name) for name in dtypes},
+        widths={name: widths(device, name) for name in dtypes},
+        load=busy,
+        torch=torch.__version__,
+    )
+
+
+def _store(device: Any, version: str, threads: int) -> Path | None:
+    name = f"{platform.node()} {device_name(device)} {device} {threads} {version} {os.cpu_count()}"
+    try:
+        return cache_dir() / "hardware" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+    except OSError:
+        return None
+
+
+def _read(path: Path | None) -> Hardware | None:
+    """The stored result; None if there is none, or one that this version cannot read."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8")) if path else None
+        if not stored:
+            return None
+        curves = {name: {int(w): v for w, v in curve.items()} for name, curve in stored.pop("widths", {}).items()}
+        return Hardware(**stored, widths=curves)  # JSON's keys are texts
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _keep(path: Path | None, measured: Hardware) -> None:
+    """Store for later, or go on without: a cache that cannot be written costs only the next probe."""
+    if path is None:
+        return
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(asdict(measured), indent=1), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+# --- The kernels that the probe times
+
+
+def best(fn: Callable[[], Any], device: Any, repeats: int = 5) -> float:
+    """Seconds of the fastest of `repeats` runs; of all of them in tests too, because the probe's result is kept."""
+    fn(), fn()
+    return min(clock.timed(fn, device, repeats=1, warmup=0).min for _ in range(repeats))
+
+
+def buffer_bytes(device: Any) -> int:
+    """Bytes: at least 8 times the last-level cache, so that nothing is read from it, within MOST_BYTES."""
+    floor = MOST_BYTES // 2 if str(device) == "cpu" else 2**30
+    size = max(floor, 8 * cache_bytes(device))
+    return min(size, MOST_BYTES) if str(device) == "cpu" else size
+
+
+def streams(device: Any) -> tuple[float, float]:
+    """(copy, read) bandwidth in bytes/s. Copy counts what is read and what is written."""
+    buffer = torch.ones(buffer_bytes(device) // 4, dtype=torch.float32, device=device)
+    source, target = buffer.chunk(2)
+    copy = best(lambda: target.copy_(source), device)  # half is read, half is written
+    read = best(buffer.sum, device)
+    return buffer.nbytes / copy, buffer.nbytes / read
+
+
+def matvec(device: Any, dtype: str) -> float:
+    """Bytes/s at which torch's eager one-row product x Wᵀ reads W."""
+    width, kind = 4096, DTYPES[dtype]
+    rows = buffer_bytes(device) // (width * kind.itemsize)
+    weight = torch.full((rows, width), 0.01, dtype=kind, device=device)
+    x = torch.ones(1, width, dtype=kind, device=device)
+    with torch.inference_mode():
+        seconds = best(lambda: torch.nn.functional.linear(x, weight), device)
+    return weight.nbytes / seconds
+
+
+def matmul(device: Any, dtype: str) -> float:
+    """FLOP/s of the best square product; sizes double until the next would take over BUDGET seconds."""
+    rate, side = 0.0, 256
+    deadline = time.perf_counter() + 4 * BUDGET
+    while side <= 16384:
+        a = torch.rand(side, side, device=device).to(DTYPES[dtype])  # constants: less heat, more clock
+        seconds = best(lambda a=a: a @ a, device, 3)
+        rate = max(rate, 2 * side**3 / seconds)
+        if 8 * seconds > BUDGET or time.perf_counter() + 5 * 8 * seconds > deadline:
+            break
+        side *= 2
+    return rate
+
+
+def widths(device: Any, dtype: str) -> dict[int, float]:
+    """{w: v(w)} of one large matrix: time of w rows through it over that of one row, w doubling up to WIDEST.
+
+    Stops where the next width would take over BUDGET seconds, as with a format that is emulated.
+    """
+    side = 4096
+    weight = torch.full((buffer_bytes(device) // (4 * side * DTYPES[dtype].itemsize), side), 0.01, device=device)
+    weight, took, w = weight.to(DTYPES[dtype]), {}, 1
+    with torch.inference_mode():
+        while w <= WIDEST and 2 * took.get(w // 2, 0.0) <= BUDGET:
+            x = torch.ones(w, side, dtype=weight.dtype, device=device)
+            took[w] = best(lambda x=x: torch.nn.functional.linear(x, weight), device)
+            w *= 2
+    return {w: seconds / took[1] for w, seconds in took.items()}
+
+
+def linears(shape: ModelConfig, dtype: str, device: Any, rows: int = 1, head_rows: int = 1) -> float:
+    """Seconds of torch's eager products of `rows` rows with this model's own matrices, `head_rows` with its head.
+
+    Small matrices are read more slowly than the probe's large one. Of a large model only as many layers as fit
+    1 GiB are made, and their time is scaled up. `calibrate` keeps them.
+    """
+    made = {"dtype": DTYPES[dtype], "device": device}
+    sizes = shape.layer_matrices
+    layer = sum(height * width for height, width in sizes) * made["dtype"].itemsize
+    layers = min(shape.num_layers, max(1, 2**30 // layer))
+    weights = [torch.full(size, 0.01, **made) for size in sizes * layers]
+    inputs = {width: torch.ones(rows, width, **made) for _, width in sizes}
+    head, last = (
+        torch.full((shape.vocab_size, shape.hidden_size), 0.01, **made),
+        torch.ones(head_rows, shape.hidden_size, **made),
+    )
+
+    def read() -> None:
+        for weight in weights:
+            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+
+    with torch.inference_mode():
+        inside = best(read, device) * shape.num_layers / layers
+        return inside + best(lambda: torch.nn.functional.linear(last, head), device)
+
+
+def calibrate(
+    config: ModelConfig, hardware: Hardware, dtype: str, prompts: Sequence[int], batches: Sequence[int]
+) -> CalibratedCost:
+    """Time the products of this model for these prompt lengths and batches, all twice: the faster counts."""
+
+    def products(rows: int, head_rows: int) -> float:
+        return min(linears(config, dtype, hardware.device, rows, head_rows) for _ in range(2))
+
+    steps = {b: products(b, b) for b in sorted({1, *batches})}
+    return CalibratedCost(config, hardware, dtype, {t: products(t, 1) for t in prompts}, steps)
+
+
+# --- What vendors print: for lessons to compare with
+
+
+@dataclass(frozen=True)
+class DataSheet:
+    """Peaks of one GPU: bytes/s, dense (not sparse) bf16 FLOP/s, bytes of memory."""
+
+    name: str
+    bandwidth: float
+    bf16_flops: float
+    memory: float
+    source: str
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs per byte at which bf16 work stops being memory-bound."""
+        return self.bf16_flops / self.bandwidth
+
+
+DATA_SHEETS: dict[str, DataSheet] = {
+    "A100-40GB": DataSheet("A100-40GB", 1.555e12, 312e12, 40e9, "NVIDIA A100 data sheet"),
+    "A100-80GB": DataSheet("A100-80GB", 2.04e12, 312e12, 80e9, "NVIDIA A100 data sheet"),
+    "H100-SXM": DataSheet("H100-SXM", 3.35e12, 989e12, 80e9, "NVIDIA H100 data sheet"),
+    "H200": DataSheet("H200", 4.8e12, 989e12, 141e9, "NVIDIA H200 data sheet"),
+}

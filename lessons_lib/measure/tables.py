@@ -1,4 +1,4 @@
-"""Tables as plain text, Markdown or HTML (every lesson): what scorecard, claims and hardware are shown in.
+"""Tables as plain text, Markdown or HTML (every lesson): what results and this machine are shown in.
 
 Every row has as many cells as there are headings.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 Cells = Sequence[Sequence[str]]
 Table = tuple[Sequence[str], Cells]
@@ -62,13 +63,16 @@ def html(headings: Sequence[str], rows: Cells) -> str:
     )
 
 
-def html_page(title: str, parts: Sequence[str | Table]) -> str:
-    """One self-contained HTML page: parts are paragraphs (str) and tables (headings, rows)."""
-    body = "\n".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else html(*part) for part in parts)
-    return PAGE.format(title=escape(title), body=body)
-
-
 def markdown_page(title: str, parts: Sequence[str | Table]) -> str:
-    """The same as Markdown."""
+    """A Markdown page: parts are paragraphs (str) and tables (headings, rows)."""
     shown = [part if isinstance(part, str) else markdown(*part) for part in parts]
     return "\n\n".join([f"# {title}", *shown]) + "\n"
+
+
+def write_page(path: Path, title: str, parts: Sequence[str | Table]) -> list[Path]:
+    """The same as one self-contained HTML page, and as Markdown beside it; gives both paths."""
+    body = "\n".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else html(*part) for part in parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(PAGE.format(title=escape(title), body=body), encoding="utf-8")
+    path.with_suffix(".md").write_text(markdown_page(title, parts), encoding="utf-8")
+    return [path, path.with_suffix(".md")]

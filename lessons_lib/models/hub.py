@@ -17,8 +17,7 @@ from transformers.utils import logging
 from lessons_lib import progress
 from lessons_lib.data import text
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.kernels import DTYPES
-from lessons_lib.measure.machine import cpu_bf16, gpu_bf16
+from lessons_lib.measure.machine import DTYPES, cpu_bf16, gpu_bf16
 from lessons_lib.measure.quality import WINDOW, windows
 from lessons_lib.models import trained
 from lessons_lib.models.checkpoint import head_is_embedding

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lessons_lib import native
-from lessons_lib.measure.memory import give_back
+from lessons_lib.measure.profiler import give_back
 from lessons_lib.models.calibrate import HEAD, MATRICES, Inputs, Place, Windows, inputs_of, largest, places
 from lessons_lib.models.compensated import compensated
 from lessons_lib.models.copies import sharing_copy

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.data_sheets import PUBLISHED
+from lessons_lib.measure.machine import DATA_SHEETS
 
 # bytes of memory as makers print them; some of it is always taken by driver and desktop
 GPU_MEMORY = {"RTX 4060": 8e9, "T4": 16e9, "L4": 24e9, "RTX 4090": 24e9} | {
-    g.name: g.memory for g in PUBLISHED.values()
+    g.name: g.memory for g in DATA_SHEETS.values()
 }
 
 

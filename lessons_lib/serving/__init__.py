@@ -3,11 +3,10 @@
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.client import Server, send
-from lessons_lib.serving.cost_model import Linear, Load, fit, steps
 from lessons_lib.serving.engine import Engine
 from lessons_lib.serving.peers import PAGES, continuous_batches, padded_batches
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
-from lessons_lib.serving.simulator import simulate
+from lessons_lib.serving.simulator import simulate, steps
 from lessons_lib.serving.workload import (
     Bursty,
     Conversations,
@@ -27,9 +26,7 @@ __all__ = [
     "Dynamic",
     "Engine",
     "Exponential",
-    "Linear",
     "Listed",
-    "Load",
     "LogNormal",
     "PAGES",
     "Poisson",
@@ -40,7 +37,6 @@ __all__ = [
     "Uniform",
     "Workload",
     "continuous_batches",
-    "fit",
     "padded_batches",
     "send",
     "simulate",

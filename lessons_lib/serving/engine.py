@@ -26,7 +26,7 @@ from lessons_lib.decoding.sampling import Acceptance
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.decoding.text import Prompt, encode
 from lessons_lib.measure.clock import sync
-from lessons_lib.measure.memory import settled
+from lessons_lib.measure.profiler import settled
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.loop import Log, serve
 from lessons_lib.serving.paged_target import CompiledPagedTarget, PagedTarget

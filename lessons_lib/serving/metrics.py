@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 
 from lessons_lib.decoding.sequence import Sequence
-from lessons_lib.measure import timeline
-from lessons_lib.measure.timeline import Timeline, percentiles
+from lessons_lib.measure import clock
+from lessons_lib.measure.clock import Timeline, percentiles
 from lessons_lib.serving.loop import Iteration, Log
 
 Percentiles = dict[float, float]
@@ -67,7 +67,7 @@ def latency(requests: list[Sequence], qs: tuple[float, ...] = (50, 90, 99)) -> L
     """
     good = [r for r in requests if served(r)]
     lines = [r.timeline() for r in good]
-    span = timeline.makespan(lines)
+    span = clock.makespan(lines)
     output = sum(len(line.times) for line in lines)
     queued = [r.admitted - r.arrival if r.admitted is not None else math.nan for r in good]
     return Latency(
@@ -106,7 +106,7 @@ def goodput(requests: list[Sequence], ttft: float, tpot: float) -> tuple[float, 
     ZeroDivisionError without requests.
     """
     lines = [r.timeline() if served(r) else Timeline(r.arrival, ()) for r in requests]
-    return timeline.goodput(lines, ttft, tpot), timeline.attainment(lines, ttft, tpot)
+    return clock.goodput(lines, ttft, tpot), clock.attainment(lines, ttft, tpot)
 
 
 def service_level(unloaded: Latency) -> tuple[float, float]:

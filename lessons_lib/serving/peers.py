@@ -12,7 +12,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from lessons_lib.decoding.sequence import Sequence, Status
-from lessons_lib.measure.timeline import TokenClock
+from lessons_lib.measure.clock import TokenClock
 from lessons_lib.models.hub import quiet
 
 PAGES = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 256}  # generate_batch's best on a small CPU

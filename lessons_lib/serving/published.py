@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.config import CONFIGS
-from lessons_lib.measure.data_sheets import PUBLISHED
+from lessons_lib.measure.cost import RooflineCost
+from lessons_lib.measure.machine import DATA_SHEETS
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Cost, analytic
 from lessons_lib.serving.loop import Log
 from lessons_lib.serving.scheduler import Scheduler, Static
 from lessons_lib.serving.simulator import simulate
@@ -72,10 +72,10 @@ def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
     }
 
 
-def device(overhead: float = 0.0) -> Cost:
+def device(overhead: float = 0.0) -> RooflineCost:
     """OPT-13B's roofline on an A100-40GB; overhead: seconds a forward, to see what it would have to be."""
-    sheet = PUBLISHED["A100-40GB"]
-    return analytic(CONFIGS["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
+    sheet = DATA_SHEETS["A100-40GB"]
+    return RooflineCost(CONFIGS["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
 
 
 def table(requests: int = 1000, seed: int = 0) -> list[StudyRow]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from lessons_lib.decoding.sequence import Sequence
-from lessons_lib.serving.cost_model import Cost, load_of
+from lessons_lib.measure.cost import BatchCost, Load
 from lessons_lib.serving.loop import Log, serve
 from lessons_lib.serving.scheduler import Plan, Scheduler
 
@@ -23,7 +23,7 @@ class Simulator:
     an engine that packs its rows only wastes their slots.
     """
 
-    cost: Cost
+    cost: BatchCost
     accepted: Callable[[Sequence, int], int] | None = None
     padded: bool = True
     time: float = field(default=0.0, init=False)
@@ -65,7 +65,7 @@ class Simulator:
 def simulate(
     requests: list[Sequence],
     scheduler: Scheduler,
-    cost: Cost,
+    cost: BatchCost,
     accepted: Callable[[Sequence, int], int] | None = None,
     padded: bool = True,
 ) -> Log:
@@ -76,3 +76,30 @@ def simulate(
     """
     with scheduler.exclusive():
         return serve([request.fresh() for request in requests], scheduler, Simulator(cost, accepted, padded))
+
+
+def load_of(plan: Plan, padded: bool = True) -> Load:
+    """The load of a plan, before it has run. padded: finished requests that a static batch holds are rows as well."""
+    rows = [(fed, seq.prefilling, seq.num_computed_tokens) for seq, fed in plan.rows]
+    idle = [(1, False, seq.num_tokens - 1) for seq in plan.idle] if padded else []
+    return _total(rows + idle)
+
+
+def steps(log: Log) -> list[tuple[Load, float]]:
+    """(load, seconds) of every iteration of a run that had rows: what `cost.fit` takes. Held rows do not count."""
+    ran = [i for i in log.iterations if i.shares]
+    return [(_total((s.fed, s.prefill, s.cached) for s in i.shares), i.end - i.start) for i in ran]
+
+
+def _total(rows: Iterable[tuple[int, bool, int]]) -> Load:
+    """The load of rows (tokens fed, whether of a prompt, tokens cached before)."""
+    tokens = pairs = prompts = decode = kv = 0
+    for fed, prefill, cached in rows:
+        if prefill:
+            prompts += 1
+            tokens += fed
+            pairs += fed * cached + fed * (fed + 1) // 2
+        else:
+            decode += fed
+            kv += cached + fed
+    return Load(tokens, pairs, prompts, decode, kv)

@@ -14,9 +14,9 @@ import torch
 from lessons_lib.decoding import generate
 from lessons_lib.decoding.draft_tree import DraftTree, plain_block
 from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.prediction import Recording, replay, replay_draft
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.medusa import Medusa, TreeShape
-from lessons_lib.decoding.replay import Recording, replay, replay_draft
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, own_weights

@@ -1,12 +1,12 @@
 """Small runs of the simulator, a second an iteration, and who ran when."""
 
 from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
 
-UNIT = Linear(step=1.0)
+UNIT = LinearCost(step=1.0)
 
 
 def requests(outputs, prompt=1, arrivals=None):

@@ -3,8 +3,8 @@
 import pytest
 from nbformat.v4 import new_output
 
-from lessons_lib.measure import claims
-from lessons_lib.measure.scorecard import MIME
+from lessons_lib.measure import results
+from lessons_lib.measure.results import MIME
 from tools import readme, store
 
 TEXT = """before
@@ -36,7 +36,7 @@ def measured_lesson(write_lesson, monkeypatch):
 
 
 def test_the_tables_come_from_stored_lessons_and_claims(measured_lesson, tmp_path):
-    claims.update(tmp_path / "claims.json", [claims.make_row("cache/512", 9.0, ">= 8", "eager fp32")])
+    results.update(tmp_path / "claims.json", [results.make_claim("cache/512", 9.0, ">= 8", "eager fp32")])
     now = readme.filled(TEXT, [measured_lesson], tmp_path / "claims.json")
     assert "| [02 KV cache](notebooks/02_kv_cache.ipynb) | What does a cache save? | decode \\| speed |" in now
     assert " | 100 tok/s | 80.5 tok/s |" in now

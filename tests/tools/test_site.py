@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 from PIL import Image
 
 from lessons_lib.course.lessons import find
-from lessons_lib.measure.scorecard import MIME
+from lessons_lib.measure.results import MIME
 from lessons_lib.paths import ROOT
 
 ALT = "Time $t$ < *bytes*, [as measured]"

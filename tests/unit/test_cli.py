@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lessons_lib import cli
 from lessons_lib.course import runner, sweep
-from lessons_lib.measure import hardware, machine
+from lessons_lib.measure import machine
 from lessons_lib.models import load, tiny
 from lessons_lib.paths import ROOT
 
@@ -95,11 +95,11 @@ def test_no_command_runs_outside_a_clone(tmp_path):
 @pytest.fixture
 def rates(monkeypatch):
     """A machine that reads 8 GB/s and multiplies in no time; the rates that were kept for the lessons."""
-    found = hardware.Hardware("cpu", "some CPU", 2, 8e9, 8e9, {"fp32": 6e9, "bf16": 7e9}, {"fp32": 1e15, "bf16": 1e15})
-    monkeypatch.setattr(hardware, "measure", lambda device, dtypes: found)
+    found = machine.Hardware("cpu", "some CPU", 2, 8e9, 8e9, {"fp32": 6e9, "bf16": 7e9}, {"fp32": 1e15, "bf16": 1e15})
+    monkeypatch.setattr(machine, "measure", lambda device, dtypes: found)
     monkeypatch.setattr(machine, "used_by_others", lambda: 0.75 * os.cpu_count())
     kept = []
-    monkeypatch.setattr(hardware, "_keep", lambda path, measured: kept.append(measured))
+    monkeypatch.setattr(machine, "_keep", lambda path, measured: kept.append(measured))
     return kept
 
 

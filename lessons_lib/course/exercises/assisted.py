@@ -1,7 +1,7 @@
 """Checkers: greedy verification, the residual, two caches after a step, and how fast a draft must be."""
 
 from lessons_lib.course.exercises import exercise, expect
-from lessons_lib.measure.speculation import break_even
+from lessons_lib.measure.cost import break_even
 
 
 @exercise("06.1")

@@ -4,8 +4,8 @@ from statistics import mean
 
 from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
 from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.scheduler import Continuous, Scheduler
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Arrivals, AtOnce, Exponential, Fixed, Poisson, Workload
@@ -68,7 +68,7 @@ def run(attempt: Attempt, requests: list[Sequence]) -> list[Sequence]:
     if not isinstance(policy, Continuous):
         raise Wrong(f"{policy!r} is no policy; make a class on top of Continuous.")
     try:
-        return simulate(requests, Scheduler(BlockPool(10_000), SLOTS, policy), Linear(step=1.0)).requests
+        return simulate(requests, Scheduler(BlockPool(10_000), SLOTS, policy), LinearCost(step=1.0)).requests
     except NotImplementedError:
         raise
     except Exception as error:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from lessons_lib.course.exercises import exercise, expect
 from lessons_lib.decoding.generate import Step
-from lessons_lib.decoding.ladder import Price, Rung, step_gains
+from lessons_lib.decoding.prediction import Rung, step_gains
 from lessons_lib.measure.config import CONFIGS
+from lessons_lib.measure.cost import StepCost
 
 SMOL, LLAMA = CONFIGS["smollm2-135m"], CONFIGS["llama-2-7b"]
 
@@ -17,7 +18,7 @@ def fastest(attempt):
         (SMOL, 32, 32, 0, 30e9), (SMOL, 5, 8.5, 200, 30e9), (SMOL, 5, 8.5, 8000, 30e9), (LLAMA, 8, 16, 0, 2e12),
     ]:  # fmt: skip
         weights, entry = (shape.layer_weights, shape.head_weights), shape.kv_elements(1) * 2
-        moved = Price((weights[0] * layers + weights[1] * head) / 8, entry, rate)
+        moved = StepCost((weights[0] * layers + weights[1] * head) / 8, entry, rate)
         expect(attempt, *weights, layers, head, entry, cached, rate, equals=1 / moved.forward(cached))
 
 
@@ -29,7 +30,7 @@ def gains(attempt):
         ({"a": 10.0, "b": 20.0, "c": 5.0}, {"a": None, "b": "a", "c": "a"}),
         ({"c": 30.0, "a": 10.0, "b": 60.0}, {"c": None, "a": "c", "b": "c"}),
     ]:
-        rungs = [Rung(name, of, Price(1, 0, 1)) for name, of in below.items()]
+        rungs = [Rung(name, of, StepCost()) for name, of in below.items()]
         expect(attempt, speeds, below, equals=step_gains(rungs, speeds))
 
 
@@ -37,11 +38,10 @@ def gains(attempt):
 def with_guesses(attempt):
     """Tokens per second: steps of so many rows that committed so many tokens, by a one-row time and a width curve."""
     curve = {1: 1.0, 3: 1.4, 5: 2.0}
-    price = Price(weights=1.0, entry=0.0, rate=100.0, v=curve)
+    cost = StepCost(bandwidth=100.0, v=curve)
     for rows, committed, around in [([1, 1], [1, 1], 0.0), ([3, 5, 1], [3, 1, 1], 0.0), ([5, 5], [5, 4], 0.005)]:
         trace = [Step(0, w, committed=n) for w, n in zip(rows, committed, strict=True)]
-        rung = Rung("guessing", None, replace(price, around=around))
-        expect(attempt, rows, committed, 0.01, curve, around, equals=rung.speed([trace]))
+        expect(attempt, rows, committed, 0.01, curve, around, equals=replace(cost, host=around).speed(trace))
 
 
 @exercise("11.4")

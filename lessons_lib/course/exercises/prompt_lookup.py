@@ -3,9 +3,9 @@
 import random
 
 from lessons_lib.course.exercises import exercise, expect
+from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
-from lessons_lib.decoding.replay import Recording, replay
-from lessons_lib.measure.speculation import expected_tokens
+from lessons_lib.measure.cost import expected_tokens
 
 
 @exercise("07.1")

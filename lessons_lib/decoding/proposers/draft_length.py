@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lessons_lib.decoding.proposers import check_integers
-from lessons_lib.measure.speculation import WidthCurve, best_gamma
+from lessons_lib.measure.cost import WidthCurve, best_gamma
 
 CARRIED = 8.0  # guesses that an assumed alpha weighs, or an earlier text's
 
@@ -96,7 +96,7 @@ class Heuristic(DraftLength):
 class Adaptive(DraftLength):
     """The gamma with the highest predicted speed E[N] / (gamma c + v(gamma + 1)), 0 included, for chains.
 
-    c, v: a draft forward and a w-row target forward over a one-row one (measure.speculation). alpha: acceptance
+    c, v: a draft forward and a w-row target forward over a one-row one (measure.cost). alpha: acceptance
     assumed at first, with the weight of eight guesses; then accepted over examined guesses, where `decay` is what
     a step's count still weighs one step later. The next text begins with the estimate reached, which weighs no more
     than eight guesses either: texts differ, and its own guesses soon count for more.

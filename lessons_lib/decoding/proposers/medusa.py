@@ -17,7 +17,7 @@ from torch import Tensor
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, Scores
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import Sampling, check_sampling, sample_children
-from lessons_lib.measure.speculation import WidthCurve, width_cost
+from lessons_lib.measure.cost import WidthCurve, width_cost
 from lessons_lib.models.medusa import MedusaHeads
 
 Choice = tuple[int, ...]

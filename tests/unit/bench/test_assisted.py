@@ -13,7 +13,7 @@ from lessons_lib.decoding.generate import tokens_per_forward
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
 from lessons_lib.decoding.text import encode
 from lessons_lib.measure.clock import Samples
-from lessons_lib.measure.speculation import width_cost
+from lessons_lib.measure.cost import width_cost
 
 R, W = True, False
 

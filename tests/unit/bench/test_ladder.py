@@ -15,8 +15,8 @@ from bench.common import NotMeasured, Run
 from bench.medusa import Fitted
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers.medusa import regular
-from lessons_lib.measure.hardware import Hardware
-from lessons_lib.measure.timeline import Timeline
+from lessons_lib.measure.clock import Timeline
+from lessons_lib.measure.machine import Hardware
 from lessons_lib.models import LanguageModel
 
 FULL, QUICK = Run(quick=False), Run(quick=True)

@@ -9,7 +9,7 @@ from support.heads import heads_of
 
 from bench import inside, overheads
 from lessons_lib.compiler import CompiledStep
-from lessons_lib.measure.parts import grouped
+from lessons_lib.measure.profiler import grouped
 from lessons_lib.models.kernels import attend_by_products
 
 

@@ -121,7 +121,7 @@ def test_the_error_of_the_prediction_is_the_worst_formats():
 def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_wide_products(monkeypatch, model):
     medians = {quantization.DTYPE: 0.003, "int8": 0.007, "int8-weight-only": 0.004, "int4": 0.005}
     monkeypatch.setattr(quantization, "in_turn", lambda calls, repeats: {n: Samples((medians[n],) * 3) for n in calls})
-    monkeypatch.setattr(quantization.kernels, "linears", lambda shape, dtype, device: 0.010)
+    monkeypatch.setattr(quantization.machine, "linears", lambda shape, dtype, device: 0.010)
     facts = quantization.predicted_error(QUICK).facts
     wide = bytes_read(model.target().decoder)
     for name, launching in medians.items():

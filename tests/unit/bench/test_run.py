@@ -9,7 +9,7 @@ import pytest
 
 from bench import common, run  # registers all claims
 from lessons_lib.data import questions
-from lessons_lib.measure import claims
+from lessons_lib.measure import results
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.paths import ROOT
 
@@ -99,7 +99,7 @@ def test_stored_claims_have_the_bars_and_baselines_of_the_registry():
     plain = lambda baseline: re.sub(r"\b(bf16|fp32)\b", "its format", baseline)  # noqa: E731
     baselines = {name: claim.compared_with(common.Run(quick=False)) for name, claim in common.CLAIMS.items()}
     known = {name: (claim.bar, plain(baselines[name])) for name, claim in common.CLAIMS.items()}
-    rows = claims.load(ROOT / "bench" / "results" / "claims.json")
+    rows = results.load(ROOT / "bench" / "results" / "claims.json")
     stored = {row.claim: (row.bar, plain(row.baseline)) for row in rows}
     assert stored and stored == {name: known.get(name) for name in stored}
 
@@ -133,7 +133,7 @@ def test_a_row_says_whose_questions_were_asked(bench, monkeypatch, tmp_path, fil
     bench.CLAIMS["a/asks"] = replace(bench.CLAIMS["a/asks"], asks="our own")
     call(bench, monkeypatch)
     call(bench, monkeypatch, "--questions", str(file))
-    ours, theirs = (claims.load(where / "claims.json") for where in (tmp_path, tmp_path / "others" / "theirs"))
+    ours, theirs = (results.load(where / "claims.json") for where in (tmp_path, tmp_path / "others" / "theirs"))
     assert [row.baseline for row in ours] == ["a baseline; questions: our own", "a baseline"]
     assert [row.baseline for row in theirs] == ["a baseline; questions: theirs.jsonl"]
 

@@ -29,14 +29,13 @@ from lessons_lib.course import (
     static_cache,
 )
 from lessons_lib.course.display import DPI, figure_of, problems
-from lessons_lib.decoding.ladder import Price
+from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers.medusa import TreeShape, regular
-from lessons_lib.decoding.replay import Recording, replay
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.config import CONFIGS
-from lessons_lib.measure.hardware import Hardware
+from lessons_lib.measure.cost import LinearCost, StepCost
+from lessons_lib.measure.machine import Hardware
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
@@ -52,7 +51,7 @@ COPIED = Recording([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def served(policy, outputs=(3, 6, 2, 5, 4)):
     """The log of a simulated run of a few requests."""
     requests = [Sequence(i, 0.0, 4, n) for i, n in enumerate(outputs)]
-    return simulate(requests, Scheduler(BlockPool(100, 1), 4, policy), Linear(step=1.0))
+    return simulate(requests, Scheduler(BlockPool(100, 1), 4, policy), LinearCost(step=1.0))
 
 
 def rows(**columns):
@@ -73,7 +72,10 @@ RUNGS = [
     {"rung": "other", "speed": 30.0, "peer": True},
 ]
 PARTS = ladder.Parts(
-    {"slow": Price(weights=100, entry=0, rate=100), "fast": Price(weights=25, entry=0, rate=100, v={1: 1.0, 3: 2.0})},
+    {
+        "slow": StepCost(weights=100, entry=0, rate=100),
+        "fast": StepCost(weights=25, entry=0, rate=100, v={1: 1.0, 3: 2.0}),
+    },
     {"copied": [COPIED]},
     {"lookup": lambda text, gamma: replay(text, PromptLookup(gamma, rule="transformers"))},
     {"lookup": 0.0},

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lessons_lib.course import runner
 from lessons_lib.course.lessons import UsageError
-from lessons_lib.measure.scorecard import MIME
+from lessons_lib.measure.results import MIME
 from lessons_lib.models import names, tiny
 from lessons_lib.models.hub import LLAMA_LIKE
 from lessons_lib.paths import ROOT

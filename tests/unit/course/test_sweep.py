@@ -8,7 +8,7 @@ import pytest
 from lessons_lib.course import sweep
 from lessons_lib.course.lessons import UsageError
 from lessons_lib.course.sweep import points
-from lessons_lib.measure.scorecard import MIME
+from lessons_lib.measure.results import MIME
 
 SHOW = f"""from IPython.display import display
 rows = [dict(lesson="06", claim="tokens", unit="x", predicted=gamma + 1, measured=gamma * 1.5)]

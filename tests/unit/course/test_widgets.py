@@ -27,13 +27,11 @@ from lessons_lib.course import (
 from lessons_lib.course.assisted import Drafted, written
 from lessons_lib.course.figures import axes
 from lessons_lib.course.widgets import Slider, show
-from lessons_lib.decoding.ladder import Price
+from lessons_lib.decoding.prediction import Recording, replay, replay_draft
 from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.replay import Recording, replay, replay_draft
 from lessons_lib.measure.config import CONFIGS
-from lessons_lib.measure.hardware import Hardware
-from lessons_lib.measure.roofline import predict_decode_step, predict_prefill
-from lessons_lib.measure.speculation import expected_tokens
+from lessons_lib.measure.cost import StepCost, expected_tokens, predict_decode_step, predict_prefill
+from lessons_lib.measure.machine import Hardware
 from lessons_lib.quantization.formats import rounding
 from lessons_lib.quantization.sizes import step_bytes
 
@@ -239,8 +237,8 @@ def test_the_quantization_widget_says_bits_error_perplexity_bytes_and_speed():
     assert said["nf4", 2, 64] == said["nf4", 8, 64] and "nf4 g64 double: 4.13 bits" in said["nf4", 8, 64]
 
 
-SLOW = Price(weights=100, entry=0, rate=100)  # a second a step
-FAST = Price(weights=25, entry=0, rate=100, v={1: 1.0, 3: 2.0})  # a quarter, three rows a half
+SLOW = StepCost(weight_bytes=100, bandwidth=100)  # a second a step
+FAST = StepCost(weight_bytes=25, bandwidth=100, v={1: 1.0, 3: 2.0})  # a quarter, three rows a half
 COPIED, NEW = Recording([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9]), Recording([1, 2, 3], [4, 5, 6])
 
 

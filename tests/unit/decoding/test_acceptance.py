@@ -15,7 +15,7 @@ from support.proposers import tree_of
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.sampling import Greedy, Sampling, Typical, choose_child, favourites, nucleus
-from lessons_lib.measure.fit import chi_square
+from lessons_lib.measure.quality import chi_square
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)

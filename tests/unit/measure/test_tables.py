@@ -24,6 +24,7 @@ def test_markdown_escapes_pipes():
     assert tables.markdown(("a",), [["x|y"]]).splitlines()[-1] == "| x\\|y |"
 
 
-def test_html_escapes_what_a_cell_says():
-    page = tables.html_page("a<b", ["1 < 2", (("h",), [["<script>"]])])
+def test_html_escapes_what_a_cell_says(tmp_path):
+    path, _ = tables.write_page(tmp_path / "a.html", "a<b", ["1 < 2", (("h",), [["<script>"]])])
+    page = path.read_text()
     assert "<script>" not in page and "1 &lt; 2" in page and "<title>a&lt;b</title>" in page

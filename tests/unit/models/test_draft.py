@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from support.oracle import exact
 
-from lessons_lib.measure.roofline import bytes_decode
+from lessons_lib.measure.cost import bytes_decode
 from lessons_lib.models import LanguageModel, ModelUnavailable, hub, load, tiny, trained
 from lessons_lib.models.checkpoint import fused_weights, their_names
 from lessons_lib.models.decoder import Decoder

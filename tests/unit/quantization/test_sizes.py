@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lessons_lib.measure.config import CONFIGS
-from lessons_lib.measure.data_sheets import PUBLISHED
+from lessons_lib.measure.machine import DATA_SHEETS
 from lessons_lib.quantization.formats import quantize, quantize_fp8, quantize_nf4
 from lessons_lib.quantization.sizes import (
     GPU_MEMORY,
@@ -114,7 +114,7 @@ def test_a_mistral_fits_8_gb_in_8_bits_and_16_gb_in_16():
 def test_gpus_come_by_size_with_those_of_the_data_sheets():
     rooms = [GPU_MEMORY[name] for name in gpus_that_hold(0)]
     assert rooms == sorted(rooms) and len(rooms) == len(GPU_MEMORY)
-    assert all(GPU_MEMORY[name] == sheet.memory for name, sheet in PUBLISHED.items())
+    assert all(GPU_MEMORY[name] == sheet.memory for name, sheet in DATA_SHEETS.items())
 
 
 def test_what_does_not_exist_is_refused():

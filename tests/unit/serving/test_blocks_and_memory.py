@@ -4,8 +4,8 @@ import pytest
 from support.serving import PREFIX, PROMPTS, TARGET, alone
 
 from lessons_lib.decoding.sequence import Sequence, Status
+from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
@@ -26,7 +26,7 @@ def test_engines_that_share_a_scheduler_do_not_find_each_others_prefixes():
 def test_an_engine_does_not_find_the_prefixes_of_a_simulation_on_its_scheduler():
     engine = Engine(TARGET, scheduler := Scheduler(BlockPool(40, 4)))
     assert served(engine).reused == 0 and served(engine).reused == 8
-    simulate([Sequence(0, ids=list(PREFIX), output_length=9)], scheduler, Linear(step=1.0))
+    simulate([Sequence(0, ids=list(PREFIX), output_length=9)], scheduler, LinearCost(step=1.0))
     assert served(engine).reused == 0
 
 
@@ -63,7 +63,7 @@ def test_a_second_run_on_a_scheduler_is_refused_and_the_first_goes_on():
                 engine.serve([engine.request(PREFIX)])
             refused.append(raised)
         with pytest.raises(RuntimeError, match="this scheduler serves another run"):
-            simulate([Sequence(0, prompt_length=4)], scheduler, Linear(step=1.0))
+            simulate([Sequence(0, prompt_length=4)], scheduler, LinearCost(step=1.0))
 
     first.serve([request := first.request(PREFIX, max_new_tokens=9, on_tokens=run_another)])
     assert len(refused) == 18 and first.output(request).ids == alone("plain", PREFIX, 9)
@@ -91,5 +91,5 @@ def test_a_run_that_begins_while_another_takes_in_its_requests_is_refused(monkey
 def test_a_simulation_that_breaks_off_lets_the_next_run_begin():
     scheduler = Scheduler(BlockPool(40), num_speculative_tokens=1)
     with pytest.raises(ZeroDivisionError):
-        simulate([Sequence(0, prompt_length=4, output_length=3)], scheduler, Linear(1.0), lambda request, n: 1 // 0)
+        simulate([Sequence(0, prompt_length=4, output_length=3)], scheduler, LinearCost(1.0), lambda request, n: 1 // 0)
     assert not scheduler.serving

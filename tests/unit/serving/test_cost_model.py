@@ -1,110 +1,102 @@
-"""What a forward costs: loads counted by hand, the roofline's own formulas, and prices found again by the fit."""
+"""What a rung of lesson 11 is expected to cost: bytes, this machine's rates, and parts timed apart from any text."""
 
-from dataclasses import asdict
-from random import Random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from statistics import median
 
-import pytest
+from bench.asking import CONTEXT, DTYPE, prompt_of
+from bench.registry import Run
+from bench.rungs import CACHED, GUESSERS, guessed, proposer, small, targets
 
-from lessons_lib.decoding.sequence import Sequence
-from lessons_lib.measure import roofline
-from lessons_lib.measure.config import CONFIGS
-from lessons_lib.serving.cost_model import Linear, Load, Overlapped, analytic, fit, load_of
-from lessons_lib.serving.scheduler import Plan
-
-SMALL, RATE, BANDWIDTH = CONFIGS["smollm2-135m"], 2e11, 3e10
-
-
-def request(prompt, computed=0, emitted=0):
-    made = Sequence(0, 0, prompt, 100)
-    made.num_computed_tokens, made.num_output_tokens = computed, emitted
-    return made
-
-
-def test_a_load_counts_prompts_and_decoding_rows_apart():
-    assert load_of(Plan([(request(4), 4)])) == Load(4, 1 + 2 + 3 + 4, 1, 0, 0)
-    assert load_of(Plan([(request(4, 1), 2)])) == Load(2, 2 + 3, 1, 0, 0)  # a chunk attends to what is cached
-    assert load_of(Plan([(request(4, 6, 3), 1)])) == Load(0, 0, 0, 1, 7)
-    assert load_of(Plan([(request(4, 6, 3), 3)])) == Load(0, 0, 0, 3, 9)  # two guesses
-    assert load_of(Plan([(request(4, 0, 3), 7)])) == Load(7, 28, 1, 0, 0)  # preempted: rebuilt as a prompt
-    assert load_of(Plan([], idle=[request(4, 6, 3)])) == Load(0, 0, 0, 1, 7)
-    assert load_of(Plan([], idle=[request(4, 6, 3)]), padded=False) == Load()
-    assert load_of(Plan([(request(4), 4), (request(4, 6, 3), 1)])) == Load(4, 10, 1, 1, 7)
+from bench import asking, assisted, fitting
+from lessons_lib import generate
+from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.prediction import Recording, Rung, replay, replay_draft
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Constant
+from lessons_lib.decoding.proposers.medusa import expected_tokens
+from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.timing import launch_times
+from lessons_lib.measure import machine
+from lessons_lib.measure.clock import in_turn
+from lessons_lib.measure.cost import StepCost, width_cost
+from lessons_lib.measure.machine import DTYPES
+from lessons_lib.models.quantized import bytes_read
+from lessons_lib.training import evaluate
 
 
-def seconds(flops, moved):
-    return roofline.bracket(flops, moved, RATE, BANDWIDTH).low
-
-
-@pytest.mark.parametrize("batch, cached", [(1, 0), (1, 500), (16, 1000), (64, 20)])
-def test_the_analytic_model_is_the_roofline_of_a_decode_step(batch, cached):
-    cost = analytic(SMALL, RATE, BANDWIDTH).seconds(Load(decode_tokens=batch, kv_tokens=batch * cached))
-    flops, moved = roofline.flops_decode(SMALL, batch, cached), roofline.bytes_decode(SMALL, batch, cached)
-    assert cost == pytest.approx(seconds(flops, moved))
-
-
-@pytest.mark.parametrize("tokens", [1, 10, 1000])
-def test_the_analytic_model_is_the_roofline_of_a_prefill(tokens):
-    cost = analytic(SMALL, RATE, BANDWIDTH).seconds(Load(tokens, tokens * (tokens + 1) // 2, 1))
-    flops, moved = roofline.flops_prefill(SMALL, tokens), roofline.bytes_prefill(SMALL, tokens)
-    assert cost == pytest.approx(seconds(flops, moved))
-
-
-def test_prompts_in_chunks_cost_the_same_compute():
-    compute = analytic(SMALL, RATE, BANDWIDTH).compute
-    parts = [load_of(Plan([(request(30, done), 10)])) for done in (0, 10, 20)]
-    whole = load_of(Plan([(request(30), 30)]))
-    assert sum(map(compute.seconds, parts)) == pytest.approx(compute.seconds(whole) + 2 * compute.prompt)
-
-
-def test_narrow_weights_read_faster_and_overhead_is_added():
-    one = Load(decode_tokens=1)
-    wide, narrow = (analytic(SMALL, RATE, BANDWIDTH, weight_bytes=e).seconds(one) for e in (2, 1))
-    assert wide == pytest.approx(2 * narrow)
-    assert analytic(SMALL, RATE, BANDWIDTH, overhead=0.5).seconds(one) == pytest.approx(wide + 0.5)
-    assert Overlapped(Linear(2.0), Linear(3.0), 1.0).seconds(one) == 4.0
-
-
-def test_windowed_attention_is_refused():
-    with pytest.raises(ValueError, match="windowed attention"):
-        analytic(CONFIGS["mistral-7b-v0.1"], RATE, BANDWIDTH)
-
-
-def loads(count, seed):
-    rng = Random(seed)
-    tokens = [rng.choice((0, 16, 64, 256)) for _ in range(count)]
-    return [
-        Load(t, t * (t + 1) // 2, int(t > 0), b, b * rng.choice((64, 256, 1024)))
-        for t, b in zip(tokens, rng.choices((0, 1, 4, 16), k=count), strict=True)
+@cache
+def ladder(quick: bool, repeats: int) -> list[Rung]:
+    """All rungs with their prices, from bytes, this machine's rates, and parts that were timed without any text."""
+    run, (loop, guess) = Run(quick), around(repeats)
+    base = library(repeats)
+    found = [
+        Rung("generate", None, base["transformers"]),
+        Rung("generate, compiled", "generate", base["compiled"]),
+        Rung("decoder", "generate", replace(base["decoder"], host=loop)),
     ]
+    for name, of in targets(quick).items():
+        v = fitting.fitted(of, repeats).v if guessed(name) else None
+        price = StepCost(bytes_read(of.decoder), entry(), rates().read_bandwidth, v=v, host=loop)
+        found.append(Rung(name, "decoder" if name == "compiled" else "compiled", price))
+        found += [
+            Rung(f"{name} + {who}", name, with_guesses(price, who, of, run, guess)) for who in GUESSERS * guessed(name)
+        ]
+    return found
 
 
-PRICES = Linear(step=0.04, prefill_token=1e-3, prefill_pair=2e-7, decode_token=2e-3, kv_token=1e-6)
+def library(repeats: int) -> dict[str, StepCost]:
+    """Steps whose products stay calls of a library: transformers', eager and compiled, and our eager one."""
+    shape, dtype = asking.model().shape, DTYPES[DTYPE]
+    launch = launch_times(shape, DTYPE, CACHED, repeats=5 * repeats)
+    moved = shape.weights * dtype.itemsize
+    price = StepCost(moved, entry(), moved / machine.linears(shape, DTYPE, "cpu"))
+    return {name: replace(price, launch=seconds) for name, seconds in launch.items()} | {
+        "compiled": replace(price, slots=CONTEXT)
+    }
 
 
-def test_the_fit_finds_the_prices_again():
-    found = fit([(work, PRICES.seconds(work)) for work in loads(40, 0)])
-    assert asdict(found) == pytest.approx(asdict(PRICES), rel=1e-6)
+def with_guesses(price: StepCost, who: str, of: Target, run: Run, guess: float) -> StepCost:
+    """A draft's calls take what was timed; Medusa's heads, a share of a forward in every step; looking up, nothing."""
+    if who != "medusa":
+        return replace(price, draft=guess if who == "draft" else 0.0)
+    by = fitting.fitted(of, run.repeats)
+    share = width_cost(by.heads_share)(1 + len(by.tree.choices))
+    return replace(price, host=price.host + share * price.forward(CACHED))
 
 
-def test_the_fit_predicts_steps_it_has_not_seen_in_spite_of_noise():
-    rng = Random(2)
-    found = fit([(work, PRICES.seconds(work) * rng.uniform(0.9, 1.1)) for work in loads(60, 0)])
-    assert all(found.seconds(work) == pytest.approx(PRICES.seconds(work), rel=0.1) for work in loads(30, 1))
+def around(repeats: int) -> tuple[float, float]:
+    """(seconds between two forwards of plain decoding, seconds of one guess of the draft's)."""
+    trace = generate(asking.eager(), prompt_of(32), max_new_tokens=16, min_new_tokens=16).trace[1:]
+    step = assisted.chain_step(asking.eager(), prompt_of(CACHED), small())
+    chain = in_turn({"chain": step}, repeats=repeats)["chain"]
+    return median(step.t_total - step.t_forward for step in trace), chain.median / assisted.GAMMA
 
 
-def test_no_price_is_negative_and_what_was_never_seen_is_free():
-    steps = [(Load(decode_tokens=b), 1.0 - 0.01 * b) for b in range(1, 9)]  # wider is faster: noise, not a price
-    found = fit(steps)
-    assert found.decode_token == found.prefill_token == 0 and 0.9 < found.step < 1
+@cache
+def rates() -> machine.Hardware:
+    """What this machine reads and computes per second."""
+    return machine.probe("cpu", [DTYPE])
 
 
-def test_the_fit_weighs_relative_errors():
-    """One forward of 1 s and one of 100 s, the same count: the price is off by as much of each, not by as many s."""
-    one = Load(prefill_tokens=1, prompts=1)
-    found = fit([(one, 1.0), (one, 100.0)], terms=("prefill_token",))
-    assert found.prefill_token == pytest.approx((1 + 0.01) / (1 + 0.0001))
+def entry() -> int:
+    """Bytes of one token's keys and values."""
+    return asking.model().shape.kv_elements(1) * DTYPES[DTYPE].itemsize
 
 
-def test_too_few_steps_are_refused():
-    with pytest.raises(ValueError, match="4 steps cannot fix 5 prices"):
-        fit([(Load(), 1.0)] * 4)
+def counted(who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run) -> Sequence[Step]:
+    """The trace that a text is expected to have: replayed, of Medusa predicted by its card."""
+    if who == "medusa":
+        return predicted_steps(len(ids), len(new) - 1, fitting.fitted(of, run.repeats))
+    if who == "draft":
+        steps = replay_draft(evaluate.right_in_steps(small(), ids, new), Constant(assisted.GAMMA))
+        return [replace(step, length_before=len(ids) + step.length_before) for step in steps]
+    return replay(Recording(ids, new), proposer(who, of, run) if who else Proposer())
+
+
+def predicted_steps(prompt: int, tokens: int, by: fitting.Fitted) -> list[Step]:
+    """Equal steps that commit what the tree is expected to: tokens need not be whole."""
+    each = expected_tokens(by.tree, fitting.accuracies())
+    nodes = len(by.tree.choices)
+    return [Step(prompt + round(i * each), 1 + nodes, nodes, committed=each) for i in range(round(tokens / each))]

@@ -14,11 +14,11 @@ from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.measure.cost import LinearCost
 from lessons_lib.models import tiny
 from lessons_lib.models.quantized import quantized
 from lessons_lib.serving import engine as engine_module
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.paged_target import paged_step
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
@@ -141,7 +141,7 @@ def test_the_schedule_is_the_simulators_step_for_step():
     replies = [alone("plain", prompt, length) for prompt, length in zip(PROMPTS, LENGTHS, strict=True)]
     same = [Sequence(r.id, ids=prompt, output_length=len(reply), reply=reply)
             for r, prompt, reply in zip(requests, PROMPTS, replies, strict=True)]  # fmt: skip
-    simulated = simulate(same, make(), Linear(step=1.0))
+    simulated = simulate(same, make(), LinearCost(step=1.0))
     assert [step._replace(start=0, end=0) for step in log.iterations] == [
         step._replace(start=0, end=0) for step in simulated.iterations
     ]

@@ -5,15 +5,15 @@ import math
 import pytest
 
 from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.metrics import goodput, latency, service_level, usage
 from lessons_lib.serving.scheduler import Scheduler
 from lessons_lib.serving.simulator import simulate
 
 
 def run(made, max_num_seqs=2, blocks=10, block_size=4, **settings):
-    return simulate(made, Scheduler(BlockPool(blocks, block_size), max_num_seqs, **settings), Linear(step=1.0))
+    return simulate(made, Scheduler(BlockPool(blocks, block_size), max_num_seqs, **settings), LinearCost(step=1.0))
 
 
 def served(arrival, times, prompt=10):

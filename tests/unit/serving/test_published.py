@@ -3,9 +3,9 @@
 import pytest
 
 from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.measure.cost import LinearCost, Load
 from lessons_lib.serving import published
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear, Load
 from lessons_lib.serving.scheduler import Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
@@ -23,7 +23,7 @@ def test_static_slots_fill_one_budget_with_worst_cases():
 
 def test_throughput_counts_prompt_tokens_and_the_time_that_a_batch_runs_on():
     made = [Sequence(i, prompt_length=4, output_length=n) for i, n in enumerate((1, 2))]
-    log = simulate(made, Scheduler(BlockPool(100), 2, Static(steps=5)), Linear(step=1.0))
+    log = simulate(made, Scheduler(BlockPool(100), 2, Static(steps=5)), LinearCost(step=1.0))
     assert published.total_throughput(log) == (2 * 4 + 1 + 2) / 5
 
 
@@ -48,7 +48,7 @@ def test_counted_in_iterations_alone_the_gains_are_those_of_the_lengths(longest,
     systems = published.systems(longest, made)
     systems[published.SAME_SLOTS].mixed = True  # one forward an iteration, whether prompts are in it or not
     logs = {
-        name: simulate(made, systems[name], Linear(step=1.0))
+        name: simulate(made, systems[name], LinearCost(step=1.0))
         for name in (published.NAIVE, published.BATCH_MAX, published.SAME_SLOTS)
     }
     naive, own, continuous = (log.iterations[-1].end for log in logs.values())

@@ -8,14 +8,16 @@ from statistics import fmean
 import pytest
 
 from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.cost_model import Linear
 from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Poisson
 
 COUNT, WARM_UP = 40_000, 4_000
-MILLISECONDS = Linear(prefill_token=1e-3)  # a prompt token is a millisecond of service, and one output token ends it
+MILLISECONDS = LinearCost(
+    prefill_token=1e-3
+)  # a prompt token is a millisecond of service, and one output token ends it
 
 
 def waits(rate, service):
@@ -56,7 +58,7 @@ def test_two_slots_share_one_queue():
     rng = Random(2)
     times = Poisson(1.5 / 20).times(30_000, rng)
     made = [Sequence(i, time, 1, max(1, round(rng.expovariate(1 / 20) + 0.5))) for i, time in enumerate(times)]
-    log = simulate(made, Scheduler(BlockPool(10**9, 1), max_num_seqs=2), Linear(step=1.0))
+    log = simulate(made, Scheduler(BlockPool(10**9, 1), max_num_seqs=2), LinearCost(step=1.0))
     late = log.requests[3_000:]
     service = fmean(r.finished - r.admitted for r in late)
     load = 1.5 / 20 * service / 2
@@ -75,7 +77,7 @@ def test_waiting_grows_with_the_variance_of_service():
 def test_littles_law_holds_exactly_on_a_finite_run(policy, inside):
     """The time-average number in the system is the arrival rate times the mean time in it."""
     made = [Sequence(i, 0, 1, n) for i, n in enumerate([5, 1, 1, 2, 3])]
-    log = simulate(made, Scheduler(BlockPool(100), 2, policy), Linear(step=1.0))
+    log = simulate(made, Scheduler(BlockPool(100), 2, policy), LinearCost(step=1.0))
     counted = sum((i.waiting + len(i.shares) + len(i.idle)) * (i.end - i.start) for i in log.iterations)
     span = log.iterations[-1].end
     assert counted == sum(r.finished - r.arrival for r in log.requests) == inside
@@ -86,7 +88,7 @@ def test_littles_law_holds_under_poisson_arrivals_and_batching():
     rng = Random(3)
     times = Poisson(1.5).times(500, rng)
     made = [Sequence(i, time, rng.randint(1, 50), rng.randint(1, 9)) for i, time in enumerate(times)]
-    log = simulate(made, Scheduler(BlockPool(60), 4), Linear(step=0.2, prefill_token=0.01))
+    log = simulate(made, Scheduler(BlockPool(60), 4), LinearCost(step=0.2, prefill_token=0.01))
     inside = [r.finished - r.arrival for r in log.requests]
     span = max(r.finished for r in log.requests) - made[0].arrival
     assert in_system(log.requests) == pytest.approx(len(made) / span * fmean(inside))
@@ -96,7 +98,7 @@ def test_beyond_capacity_the_queue_grows_with_what_cannot_be_served():
     """8 slots of forwards that take 1 s give 8 tokens a second: 2 requests of 4 tokens; 3 arrive."""
     times = Poisson(3).times(3000, Random(5))
     made = [Sequence(i, time, 1, 4) for i, time in enumerate(times)]
-    log = simulate(made, Scheduler(BlockPool(10**6), 8), Linear(step=1.0))
+    log = simulate(made, Scheduler(BlockPool(10**6), 8), LinearCost(step=1.0))
     half = [i for i in log.iterations if times[300] < i.start < times[-1]]
     slope = (half[-1].waiting - half[0].waiting) / (half[-1].start - half[0].start)
     assert slope == pytest.approx(3 - 2, rel=0.1)

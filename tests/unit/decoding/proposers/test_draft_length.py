@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from lessons_lib.decoding.prediction import replay_draft
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, DraftLength, Heuristic
-from lessons_lib.decoding.replay import predicted_speed, replay_draft
-from lessons_lib.measure.speculation import best_gamma, expected_tokens, width_cost
+from lessons_lib.measure.cost import StepCost, best_gamma, expected_tokens, width_cost
 
 CURVE = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 16: 3.0}
 
@@ -125,9 +125,11 @@ def test_adaptive_loses_little_on_the_best_fixed_length_of_each_kind(alphas):
     steps = [(alpha, replay_draft(text, schedule)) for alpha, text in texts]
     for alpha in alphas:
         adaptive = [step for kind, trace in steps if kind == alpha for step in trace]
+        cost = StepCost(v=v, draft=0.1)
+        cost = StepCost(v=v, draft=0.1)
         fixed = [[step for kind, text in texts if kind == alpha for step in replay_draft(text, Constant(gamma))]
                  for gamma in range(1, 9)]  # fmt: skip
-        speeds[alpha] = predicted_speed(adaptive, v, 0.1) / max(predicted_speed(t, v, 0.1) for t in fixed)
+        speeds[alpha] = cost.speed(adaptive) / max(cost.speed(t) for t in fixed)
     assert 0.96 < min(speeds.values()) and max(speeds.values()) < 1.01
 
 

@@ -21,7 +21,7 @@ from lessons_lib import DraftModel, Greedy, Sampling, generate
 from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Heuristic
 from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.measure.speculation import acceptance_rate
+from lessons_lib.measure.cost import acceptance_rate
 from lessons_lib.models import tiny
 
 SHAPES = [

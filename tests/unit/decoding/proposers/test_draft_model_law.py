@@ -16,8 +16,8 @@ from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.proposers import draft_model
 from lessons_lib.decoding.proposers.draft_length import Confidence
 from lessons_lib.decoding.sampling import draw
-from lessons_lib.measure.fit import chi_square
-from lessons_lib.measure.speculation import acceptance_rate, expected_tokens
+from lessons_lib.measure.cost import acceptance_rate, expected_tokens
+from lessons_lib.measure.quality import chi_square
 
 
 def sampled(target, proposer, seed: int, count: int):

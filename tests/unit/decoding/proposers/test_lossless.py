@@ -25,7 +25,7 @@ from lessons_lib.decoding import sampling
 from lessons_lib.decoding.generate import new_sequence, step, tokens_per_forward
 from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.measure.speculation import padded_cost
+from lessons_lib.measure.cost import padded_cost
 from lessons_lib.models import tiny
 
 V, N = 11, 30

@@ -11,7 +11,7 @@ from support.toys import choosing, continued, whimsical
 from lessons_lib import PromptLookup, generate
 from lessons_lib.decoding.generate import tokens_per_forward
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, DraftLength, Heuristic
-from lessons_lib.measure.speculation import padded_cost
+from lessons_lib.measure.cost import padded_cost
 
 
 def guess(ids, eos=(), **options) -> list[int]:

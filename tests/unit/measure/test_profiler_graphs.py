@@ -2,7 +2,7 @@
 
 import torch
 
-from lessons_lib.measure.graphs import Graphs, count_graphs
+from lessons_lib.measure.profiler import Graphs, count_graphs
 
 
 def compiled(function):

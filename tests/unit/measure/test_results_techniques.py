@@ -4,20 +4,19 @@ import json
 
 import pytest
 
-from lessons_lib.measure import claims
-from lessons_lib.measure.evidence import HEADINGS, TECHNIQUES, cells, write
+from lessons_lib.measure.results import KNOWN, TECHNIQUES, make_claim, technique_cells, update, write_benchmarks
 
 
 @pytest.fixture
 def results(tmp_path):
     """A draft model that was timed beside its peer, lookahead that was counted, a cache that was not measured."""
     rows = [
-        claims.make_row("assisted/mixed/vs-plain", 1.5),
-        claims.make_row("assisted/vs-transformers", 1.25),
-        claims.make_row("lookahead/code-lists/compression", 1.8),
-        claims.make_row("cache/512/vs-uncached", None, ">= 8"),
+        make_claim("assisted/mixed/vs-plain", 1.5),
+        make_claim("assisted/vs-transformers", 1.25),
+        make_claim("lookahead/code-lists/compression", 1.8),
+        make_claim("cache/512/vs-uncached", None, ">= 8"),
     ]
-    claims.update(tmp_path / "claims.json", rows)
+    update(tmp_path / "claims.json", rows)
     raw = {"assisted-mixed-vs-plain": {"tokens_per_forward": {"chat": 2.0, "math": 3.0}, "predicted": 1.4321}}
     asked = [{"category": "chat"}, {"category": "math"}, {"category": "math", "short": 7}, {"category": "chat"}]
     raw["assisted-mixed-vs-plain"]["questions"] = asked
@@ -28,8 +27,8 @@ def results(tmp_path):
 
 
 def row_of(results, name) -> dict:
-    (row,) = [row for row in cells(results) if row[0] == name]
-    return dict(zip(HEADINGS, row, strict=True))
+    (row,) = [row for row in technique_cells(results) if row[0] == name]
+    return dict(zip(TECHNIQUES, row, strict=True))
 
 
 def test_a_row_says_what_was_counted_timed_predicted_and_compared(results):
@@ -49,19 +48,19 @@ def test_where_the_claim_counts_forwards_the_speed_is_the_clocks(results):
 
 
 def test_what_was_not_measured_has_no_row(results):
-    assert [row[0] for row in cells(results)] == ["draft model", "lookahead, code and lists"]
-    assert cells(results / "nowhere") == []
+    assert [row[0] for row in technique_cells(results)] == ["draft model", "lookahead, code and lists"]
+    assert technique_cells(results / "nowhere") == []
 
 
 def test_a_row_of_another_machine_names_it(results):
     fast, slow = ({"cpu": name, "device": name, "cores": 2} for name in ("fast", "slow"))
-    claims.update(results / "claims.json", [claims.make_row("assisted/mixed/vs-plain", 1.5)], host=fast)
-    claims.update(results / "claims.json", [claims.make_row("medusa/vs-plain", 0.7)], host=slow)
+    update(results / "claims.json", [make_claim("assisted/mixed/vs-plain", 1.5)], host=fast)
+    update(results / "claims.json", [make_claim("medusa/vs-plain", 0.7)], host=slow)
     assert "slow" in row_of(results, "Medusa")["over"]
 
 
 def test_the_page_and_the_markdown_hold_both_tables(results, tmp_path):
-    page = write(results, tmp_path / "build" / "bench.html")
+    page = write_benchmarks(results, tmp_path / "build" / "bench.html")
     for text in (page.read_text(), page.with_suffix(".md").read_text()):
         assert "draft model" in text and "assisted/vs-transformers" in text and "http" not in text
 
@@ -69,5 +68,5 @@ def test_the_page_and_the_markdown_hold_both_tables(results, tmp_path):
 def test_every_technique_rests_on_claims_that_are_registered():
     from bench import run  # registers them all
 
-    named = {claim for technique in TECHNIQUES for claim in (technique.speed, technique.against) if claim}
+    named = {claim for _, speed, peer in KNOWN for claim in (speed, peer) if claim}
     assert named <= set(run.CLAIMS)

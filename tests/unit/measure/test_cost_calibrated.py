@@ -2,14 +2,14 @@
 
 import pytest
 
-from lessons_lib.measure import kernels
+from lessons_lib.measure import machine
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.cost import CostModel
-from lessons_lib.measure.hardware import Hardware
+from lessons_lib.measure.cost import CalibratedCost
+from lessons_lib.measure.machine import Hardware
 
 SHAPE = ModelConfig("toy", 2, 8, 2, 1, 4, 16, 100, 64)
 HARDWARE = Hardware("cpu", "toy", 1, 10.0, 100.0, {"bf16": 50.0}, {"bf16": 1000.0})
-COST = CostModel(SHAPE, HARDWARE, "bf16", {4: 2.0, 8: 3.0}, {1: 1.0, 2: 1.5})
+COST = CalibratedCost(SHAPE, HARDWARE, "bf16", {4: 2.0, 8: 3.0}, {1: 1.0, 2: 1.5})
 
 
 def test_a_decode_step_is_products_plus_the_bytes_of_every_cache():
@@ -45,8 +45,8 @@ def test_launching_is_added_to_every_step_and_to_a_prefill():
 
 def test_measuring_times_every_length_and_batch_and_always_one_row(monkeypatch):
     asked = []
-    monkeypatch.setattr(kernels, "linears", lambda *args: asked.append(args[3:]) or 1.0 / len(asked))
-    cost = CostModel.measure(SHAPE, HARDWARE, "bf16", prompts=[4, 8], batches=[2])
+    monkeypatch.setattr(machine, "linears", lambda *args: asked.append(args[3:]) or 1.0 / len(asked))
+    cost = machine.calibrate(SHAPE, HARDWARE, "bf16", prompts=[4, 8], batches=[2])
     assert asked == [(1, 1)] * 2 + [(2, 2)] * 2 + [(4, 1)] * 2 + [(8, 1)] * 2
     assert cost.steps == {1: 1 / 2, 2: 1 / 4} and cost.prompts == {4: 1 / 6, 8: 1 / 8}  # the faster of two
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lessons_lib.measure.crossing import break_even_tokens, crossing
+from lessons_lib.measure.cost import break_even_tokens, crossing
 
 
 def test_halfway_between_two_values_is_the_geometric_mean_of_the_points():

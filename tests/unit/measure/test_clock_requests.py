@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lessons_lib.measure import timeline
-from lessons_lib.measure.timeline import (
+from lessons_lib.measure import clock
+from lessons_lib.measure.clock import (
     Timeline,
     TokenClock,
     attainment,
@@ -85,7 +85,7 @@ def test_goodput_and_attainment_of_the_worked_example():
 
 def test_failed_requests_miss_and_single_tokens_are_judged_by_their_first():
     runs = [Timeline(0.0, ()), Timeline(0.0, (0.4,)), Timeline(0.0, (0.6,))]
-    assert [timeline.meets(run, 0.5, 0.1) for run in runs] == [False, True, False]
+    assert [clock.meets(run, 0.5, 0.1) for run in runs] == [False, True, False]
 
 
 def test_capacity_is_the_highest_rate_that_serves_nine_in_ten():
@@ -95,7 +95,7 @@ def test_capacity_is_the_highest_rate_that_serves_nine_in_ten():
 
 def test_the_prompt_that_a_streamer_is_given_first_is_no_token(monkeypatch):
     ticks = iter((0.0, 0.5, 0.6, 0.8, 1.0))
-    monkeypatch.setattr(timeline, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("lessons_lib.measure.clock.perf_counter", lambda: next(ticks))
     clock = TokenClock()
     for value in ("prompt", "a", "b", "c", "d"):
         clock.put(value)

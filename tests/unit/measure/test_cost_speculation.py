@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons_lib.decoding.generate import Step
-from lessons_lib.measure.speculation import (
+from lessons_lib.measure.cost import (
     acceptance_rate,
     best_gamma,
     break_even,

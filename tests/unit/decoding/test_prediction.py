@@ -9,18 +9,10 @@ from support.toys import choosing, continued, whimsical
 
 from lessons_lib import DraftModel, PromptLookup, generate
 from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.prediction import Recording, counts, follow, replay, replay_draft
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Heuristic
-from lessons_lib.decoding.replay import (
-    Recording,
-    counts,
-    follow,
-    predicted_cost,
-    predicted_seconds,
-    predicted_speed,
-    replay,
-    replay_draft,
-)
+from lessons_lib.measure.cost import StepCost
 
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
 LOOKUPS = [
@@ -85,8 +77,8 @@ def test_the_speed_by_hand():
     target = choosing(lambda prefix: len(prefix) % 2, 2)
     trace = generate(target, [0, 1, 0, 1], PromptLookup(2), max_new_tokens=6).trace
     assert [step.forwarded for step in trace] == [4, 3, 2] and [step.committed for step in trace] == [1, 3, 2]
-    assert predicted_speed(trace, {1: 1.0, 2: 1.5, 3: 2.0}) == pytest.approx(5 / 3.5)
-    assert predicted_speed(trace) == 2.5 and math.isnan(predicted_speed(trace[:1]))
+    assert StepCost(v={1: 1.0, 2: 1.5, 3: 2.0}).speed(trace) == pytest.approx(5 / 3.5)
+    assert StepCost().speed(trace) == 2.5 and math.isnan(StepCost().speed(trace[:1]))
 
 
 @pytest.mark.parametrize("prompt, new", [([], [1]), ([1], [])])
@@ -135,15 +127,17 @@ def test_a_replayed_draft_by_hand_and_what_it_costs():
     assert [(step.depth, step.accepted, step.committed) for step in steps] == [(2, 2, 3), (2, 2, 3), (0, 0, 1)]
     assert [step.length_before for step in steps] == [0, 3, 6]
     v = {1: 1.0, 3: 1.5}
-    assert predicted_cost(steps, v, c=0.1) == pytest.approx(2 * (1.5 + 0.2) + 1.0)
-    assert predicted_speed(steps, v, c=0.1) == pytest.approx(7 / 4.4) and predicted_cost(steps) == 3
+    assert StepCost(v=v, draft=0.1).steps(steps) == pytest.approx(2 * (1.5 + 0.2) + 1.0)
+    assert StepCost(v=v, draft=0.1).speed(steps) == pytest.approx(7 / 4.4) and StepCost().steps(steps) == 3
     assert replay_draft([], Constant(2)) == []
 
 
 def test_the_seconds_of_a_request_by_hand():
     trace = [Step(5, 5, committed=1, is_prefill=True), Step(6, 3, depth=2, committed=2, draft_calls=2), Step(8, 1)]
-    assert predicted_seconds(0.5, 0.1, trace, {1: 1.0, 3: 1.5}, c=0.2) == pytest.approx(0.5 + 0.1 * (1.5 + 0.4 + 1.0))
-    assert predicted_seconds(0.5, 0.1, trace) == pytest.approx(0.7)
+    assert 0.5 + 0.1 * StepCost(v={1: 1.0, 3: 1.5}, draft=0.2).decoding(trace) == pytest.approx(
+        0.5 + 0.1 * (1.5 + 0.4 + 1.0)
+    )
+    assert 0.5 + 0.1 * StepCost().decoding(trace) == pytest.approx(0.7)
 
 
 def test_counts_are_what_a_replay_knows_of_a_step_and_no_times():

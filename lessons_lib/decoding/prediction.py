@@ -1,17 +1,23 @@
-"""Counting without a model (lessons 06, 07): what a proposer saves on a text that is written already.
+"""Predicting a run without running it (lessons 06, 07, 11): a recorded text replayed, and a ladder of configurations.
 
 Greedy text does not depend on the proposer. A recorded one therefore answers for every setting of a proposer that
-looks at token ids alone: no forward is run, and a replay takes milliseconds.
+looks at token ids alone: no forward pass is run, and a replay takes milliseconds. What the steps cost says a StepCost.
+
+On the ladder, a rung changes one thing of the rung below it. Its price follows from bytes, a rate, and what wider steps
+cost; its trace is counted and asks no clock. So it is predicted by what was learned about its parts: it may be timed
+afterwards, and be wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree
-from lessons_lib.decoding.generate import Step, after_prefill
+from lessons_lib.decoding.generate import Step
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import DraftLength
-from lessons_lib.measure.speculation import WidthCurve, width_cost
+from lessons_lib.measure.cost import StepCost
+
+TOLERATED = 0.01  # of perplexity: a rung that gives away more is shown but does not count
 
 
 @dataclass(frozen=True)
@@ -86,33 +92,58 @@ def first_wrong(guesses: Sequence[bool]) -> int:
     return next((count for count, guess in enumerate(guesses) if not guess), len(guesses))
 
 
-def predicted_speed(trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
-    """Speed over plain decoding, prefill left out: tokens over the sum of v(rows fed) and c for each draft call.
-
-    v, c: as in `measure.speculation`; 0 for guesses that are free. nan for a trace of the prefill alone.
-    Errors as `predicted_cost`.
-    """
-    steps = after_prefill(trace)
-    return sum(step.committed for step in steps) / predicted_cost(steps, v, c) if steps else float("nan")
-
-
-def predicted_cost(steps: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
-    """What steps cost in units of a one-row forward: v(rows fed) each, and c for each draft call.
-
-    ValueError for a v without widths.
-    """
-    v = width_cost(v)
-    return sum(v(step.forwarded) + c * step.draft_calls for step in steps)
-
-
-def predicted_seconds(prefill: float, one: float, trace: Sequence[Step], v: WidthCurve = None, c: float = 0.0) -> float:
-    """Seconds of a request whose prompt takes `prefill` and whose steps behind it are those of the trace.
-
-    one: seconds of a one-row forward; v, c: as in `measure.speculation`. Errors as `predicted_cost`.
-    """
-    return prefill + one * predicted_cost(after_prefill(trace), v, c)
-
-
 def counts(trace: Sequence[Step]) -> list[tuple[int, int, int]]:
     """(tokens fed, accepted, committed) of each step: what a replay and the run that it stands for share."""
     return [(step.forwarded, step.accepted, step.committed) for step in trace]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to decode. below: the rung that it changes (None: the first)."""
+
+    name: str
+    below: str | None
+    cost: StepCost
+
+
+def standing(rungs: Sequence[Rung]) -> None:
+    """ValueError for a name that comes twice, and for a rung whose lower one does not stand before it."""
+    seen: set[str] = set()
+    for rung in rungs:
+        if rung.name in seen:
+            raise ValueError(f"two rungs are called {rung.name!r}; give each a name of its own")
+        if rung.below is not None and rung.below not in seen:
+            raise ValueError(f"{rung.name!r} stands on {rung.below!r}, which is not below it; put that rung first")
+        seen.add(rung.name)
+
+
+def way_to(rungs: Sequence[Rung], top: str) -> list[Rung]:
+    """The rungs from the first one up to `top`. ValueError if there is none of that name, KeyError for a gap."""
+    named, way = {rung.name: rung for rung in rungs}, []
+    if top not in named:
+        raise ValueError(f"there is no rung {top!r}; choose one of: {', '.join(named)}")
+    while top is not None:
+        way.append(named[top])
+        top = named[top].below
+    return way[::-1]
+
+
+def step_gains(rungs: Sequence[Rung], speeds: Mapping[str, float]) -> dict[str, float]:
+    """Each rung's speed over that of the rung below it; the first one's is 1. Along a way they multiply to its whole.
+
+    Rungs without a speed were not measured and are left out, and so are those that stand on one of them.
+    """
+    known = [rung for rung in rungs if rung.name in speeds and (rung.below is None or rung.below in speeds)]
+    return {rung.name: speeds[rung.name] / speeds[rung.below] if rung.below else 1.0 for rung in known}
+
+
+def counting(perplexities: Mapping[str, float], reference: float) -> set[str]:
+    """Names of the rungs whose perplexity is at most TOLERATED above the reference's, relative."""
+    return {name for name, value in perplexities.items() if value <= reference * (1 + TOLERATED)}
+
+
+def best(speeds: Mapping[str, float], allowed: Collection[str]) -> str:
+    """The fastest rung of those allowed. ValueError if none of them was measured."""
+    if not (known := [name for name in speeds if name in allowed]):
+        raise ValueError("none of the rungs that count was measured; measure one of: " + ", ".join(sorted(allowed)))
+    return max(known, key=speeds.__getitem__)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lessons_lib.measure import clock
-from lessons_lib.measure.parts import grouped, kernel_times, taken_apart
+from lessons_lib.measure.profiler import grouped, kernel_times, taken_apart
 
 
 @pytest.mark.parametrize("kernel, part", [

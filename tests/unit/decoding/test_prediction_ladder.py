@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 
 from lessons_lib.decoding.generate import Step
-from lessons_lib.decoding.ladder import Price, Rung, best, counting, standing, step_gains, way_to
+from lessons_lib.decoding.prediction import Rung, best, counting, standing, step_gains, way_to
+from lessons_lib.measure.cost import StepCost
 
-PLAIN = Price(weights=800, entry=2, rate=100)
+PLAIN = StepCost(weight_bytes=800, kv_bytes=2, bandwidth=100)
 PREFILL = Step(length_before=10, forwarded=10, committed=1, is_prefill=True)
 GUESSED = [PREFILL, Step(11, 3, 2, committed=3, draft_calls=2), Step(14, 1, committed=1)]
 
 
 def rungs() -> list[Rung]:
     slow = Rung("slow", None, PLAIN)
-    halved = Rung("halved", "slow", replace(PLAIN, weights=400))
+    halved = Rung("halved", "slow", replace(PLAIN, weight_bytes=400))
     return [slow, halved, Rung("fast", "halved", PLAIN), Rung("aside", "slow", PLAIN)]
 
 
@@ -32,12 +33,12 @@ def test_launching_is_part_of_the_forward_that_width_multiplies():
 def test_decoding_leaves_out_the_prefill_and_adds_what_happens_around():
     assert PLAIN.decoding([PREFILL]) == 0
     assert PLAIN.decoding(GUESSED) == pytest.approx(8.22 + 8.28)
-    dear = replace(PLAIN, v={1: 1.0, 3: 2.0}, around=0.5, guess=0.25)
+    dear = replace(PLAIN, v={1: 1.0, 3: 2.0}, host=0.5, draft=0.25)
     assert dear.decoding(GUESSED) == pytest.approx(2 * 8.22 + 8.28 + 2 * 0.5 + 2 * 0.25)
 
 
 def test_speed_counts_all_tokens_but_the_prefills():
-    assert rungs()[0].speed([GUESSED, GUESSED]) == pytest.approx(4 / 16.5)
+    assert rungs()[0].cost.speed(GUESSED, GUESSED) == pytest.approx(4 / 16.5)
 
 
 def test_gains_along_a_way_multiply_to_the_whole():

@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from lessons_lib.measure import clock, hardware, kernels, machine
+from lessons_lib.measure import clock, cost, machine
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.hardware import Hardware, probe
+from lessons_lib.measure.machine import Hardware, probe
 
 SOME = Hardware("cpu", "some CPU", 2, 30e9, 32e9, {"fp32": 20e9, "bf16": 25e9}, {"fp32": 100e9, "bf16": 250e9}, 0.5)
 
@@ -24,7 +24,7 @@ def measured(monkeypatch, tmp_path):
         curves = {name: {1: 1.0, 16: 1.5} for name in dtypes}
         return dataclasses.replace(SOME, matvec_bandwidth=rates, matmul_flops=rates, widths=curves)
 
-    monkeypatch.setattr(hardware, "measure", measure)
+    monkeypatch.setattr(machine, "measure", measure)
     monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
     return calls
 
@@ -45,9 +45,9 @@ def test_a_width_curve_is_relative_to_one_row_and_stops_within_its_budget(monkey
     def per_row(fn, *_):
         return 0.1 * len(fn())
 
-    monkeypatch.setattr(kernels, "best", per_row)
-    monkeypatch.setattr(kernels, "buffer_bytes", lambda device: 2**20)
-    assert kernels.widths("cpu", "fp32") == pytest.approx({1: 1, 2: 2, 4: 4})  # 8 rows would take 0.8 s of 0.5
+    monkeypatch.setattr(machine, "best", per_row)
+    monkeypatch.setattr(machine, "buffer_bytes", lambda device: 2**20)
+    assert machine.widths("cpu", "fp32") == pytest.approx({1: 1, 2: 2, 4: 4})  # 8 rows would take 0.8 s of 0.5
 
 
 def test_refresh_measures_again(measured):
@@ -81,7 +81,7 @@ def test_a_failed_move_leaves_no_partial_file(measured, monkeypatch, tmp_path):
     def full(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(hardware.os, "replace", full)
+    monkeypatch.setattr(machine.os, "replace", full)
     assert probe().name == "some CPU"
     assert list((tmp_path / "cache" / "hardware").iterdir()) == []
 
@@ -108,9 +108,9 @@ def test_hardware_prints_rates_with_units_and_ridge():
 
 
 def test_a_real_measurement_gives_positive_rates_for_every_dtype(monkeypatch):
-    monkeypatch.setattr(kernels, "BUDGET", 1e-3)
-    monkeypatch.setattr(kernels, "buffer_bytes", lambda device: 2**22)
-    found = hardware.measure("cpu", ["fp32", "fp64"])
+    monkeypatch.setattr(machine, "BUDGET", 1e-3)
+    monkeypatch.setattr(machine, "buffer_bytes", lambda device: 2**22)
+    found = machine.measure("cpu", ["fp32", "fp64"])
     rates = [found.copy_bandwidth, found.read_bandwidth, *found.matvec_bandwidth.values(), *found.matmul_flops.values()]
     assert len(rates) == 6 and min(rates) > 0 and found.widths["fp64"][1] == 1
 
@@ -118,37 +118,37 @@ def test_a_real_measurement_gives_positive_rates_for_every_dtype(monkeypatch):
 def test_what_the_probe_keeps_is_the_best_of_all_runs_in_a_quick_run_too(monkeypatch):
     monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
     runs = []
-    kernels.best(lambda: runs.append(1), "cpu", repeats=5)
+    machine.best(lambda: runs.append(1), "cpu", repeats=5)
     assert len(runs) == 2 + 5
 
 
 def test_copying_counts_reads_and_writes_and_products_count_two_per_multiply_add(monkeypatch):
-    monkeypatch.setattr(kernels, "best", lambda fn, *_: fn() is not None and 2.0)
-    monkeypatch.setattr(kernels, "buffer_bytes", lambda device: 2**20)
-    assert kernels.streams("cpu") == (2**19, 2**19)  # half a MiB read and half written, a MiB read: in 2 s
-    assert kernels.matvec("cpu", "bf16") == 2**19
-    assert kernels.matmul("cpu", "fp32") == 256**3  # 2·n³ FLOPs in 2 s
+    monkeypatch.setattr(machine, "best", lambda fn, *_: fn() is not None and 2.0)
+    monkeypatch.setattr(machine, "buffer_bytes", lambda device: 2**20)
+    assert machine.streams("cpu") == (2**19, 2**19)  # half a MiB read and half written, a MiB read: in 2 s
+    assert machine.matvec("cpu", "bf16") == 2**19
+    assert machine.matmul("cpu", "fp32") == 256**3  # 2·n³ FLOPs in 2 s
 
 
 def test_buffers_are_eight_caches_large_but_never_beyond_the_cap(monkeypatch):
     for cache, expected in ((2**20, 256), (48 * 2**20, 384), (2**30, 512)):
         monkeypatch.setattr(machine, "cache_bytes", lambda device, cache=cache: cache)
-        assert kernels.buffer_bytes("cpu") == expected * 2**20
+        assert machine.buffer_bytes("cpu") == expected * 2**20
 
 
 def test_the_products_of_a_shape_are_its_layers_in_turn_and_its_head(monkeypatch):
     made, linear = [], torch.nn.functional.linear
     monkeypatch.setattr(torch.nn.functional, "linear", lambda x, w: made.append((len(x), w.numel())) or linear(x, w))
-    monkeypatch.setattr(kernels, "best", lambda fn, device: fn() is not None or 1.0)
+    monkeypatch.setattr(machine, "best", lambda fn, device: fn() is not None or 1.0)
     shape = ModelConfig("x", 2, 32, 4, 2, 8, 64, 100, 64)
-    assert kernels.linears(shape, "fp32", "cpu", rows=8, head_rows=3) == 2.0  # layers 1 s, head 1 s
+    assert machine.linears(shape, "fp32", "cpu", rows=8, head_rows=3) == 2.0  # layers 1 s, head 1 s
     assert {rows for rows, _ in made[:-1]} == {8} and made[-1] == (3, shape.head_weights)
     assert sum(size for _, size in made[:-1]) == shape.layer_weights
 
 
 def test_the_cost_of_a_width_is_its_median_time_over_that_of_one_row():
     curve = {1: clock.Samples((1.0, 1.25, 9.0)), 4: clock.Samples((2.0, 2.0, 3.0))}
-    assert hardware.width_costs(curve) == {1: 1.0, 4: 1.6}
+    assert cost.width_curve(curve) == {1: 1.0, 4: 1.6}
 
 
 @pytest.mark.parametrize("device, bf16, expected", [
@@ -160,6 +160,6 @@ def test_a_gpu_is_measured_in_bf16_only_where_it_has_it(monkeypatch, measured, d
     asked = []
     monkeypatch.setattr(machine, "gpu_bf16", lambda device: asked.append(device) or bf16)
     monkeypatch.setattr(machine, "device_name", lambda device: "some device")
-    assert hardware.default_dtypes(device) == expected
+    assert machine.default_dtypes(device) == expected
     probe(device)
     assert measured == [list(expected)] and set(asked) <= {device} - {"cpu"}

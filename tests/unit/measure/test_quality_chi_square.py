@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lessons_lib.measure.fit import chi_square
+from lessons_lib.measure.quality import chi_square
 
 
 def test_statistic_and_chance_by_hand():

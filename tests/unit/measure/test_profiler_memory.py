@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from lessons_lib.attention import naive, tiled
-from lessons_lib.measure.memory import bytes_left, give_back, highest, peak_bytes, settled
+from lessons_lib.measure.profiler import bytes_left, give_back, highest, peak_bytes, settled
 
 
 def test_the_highest_sum_of_changes():

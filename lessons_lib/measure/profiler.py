@@ -1,0 +1,201 @@
+"""What a clock does not show: a step's time by kernel (lesson 03), its memory (04, 10), and compiled graphs (03).
+
+torch's profiler says what each operator and each compiled kernel takes itself; its own cost falls on what lies
+between them. So a whole step is timed without it, and the rest is what the named parts leave over. Memory is as
+torch's allocators see it: what lives at once, what stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lessons_lib.measure import clock
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would land in notebooks
+
+# --- Time
+
+# What torch, MKL, oneDNN and the compiler's templates call the kernels of a decode step.
+PARTS = {
+    "one kernel": r"softmax.*silu|silu.*softmax",  # compiled: products, attention and all else of a layer at once
+    "matrix products": r"gemm|matmul|int8pack_mm|::(add|b)?mm$|_linear|gemv|cutlass|nvjet",
+    "attention": r"scaled_dot_product|softmax|flash|fmha",
+    "launch": r"CompiledFxGraph|Torch-Compiled Region|TorchDynamo|Runtime Wrapper|Pregraph",  # Python around a graph
+}
+
+
+def taken_apart(
+    step: Callable[[], Any],
+    device: Any = "cpu",
+    runs: int = 10,
+    launch: float | None = None,
+    parts: Mapping[str, str] = PARTS,
+) -> dict[str, float]:
+    """Seconds of a step by part, medians over `runs`: {"matrix products": ..., "attention": ..., "the rest": ...}.
+
+    Parts that take no time are left out, the rest is always there. A compiled kernel counts whole, with what the
+    compiler fused into it. The rest: norms, positions, sampling, and starting all of them. launch: seconds of the
+    rest that an eager step spends on starting its operators, which is all of it in a twin too narrow for anything
+    else to count; a part of its own then. Around a compiled graph it is Python, which the profiler names.
+    parts: as of `grouped`. IndexError for no runs; errors of step come through.
+    """
+    whole = clock.timed(step, device, repeats=runs).median
+    profiles = [grouped(kernel_times(step, device), parts) for _ in range(runs)]
+    found = {name: statistics.median(profile[name] for profile in profiles) for name in parts}
+    found = {name: seconds for name, seconds in found.items() if seconds}
+    rest = max(0.0, whole - sum(found.values()))
+    if launch is None:
+        return found | {"the rest": rest}
+    return found | {"launch": min(launch, rest), "the rest": max(0.0, rest - launch)}
+
+
+def kernel_times(fn: Callable[[], Any], device: Any = "cpu") -> dict[str, float]:
+    """Seconds that each operator or kernel itself takes in one run of fn, on the device where it runs.
+
+    Errors of fn come through.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    on_cpu = str(device) == "cpu"
+    with profile(activities=[ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]) as found:
+        fn()
+        clock.sync(device)
+    which = "self_cpu_time_total" if on_cpu else "self_device_time_total"
+    return {event.key: getattr(event, which) * 1e-6 for event in found.key_averages()}
+
+
+def grouped(times: Mapping[str, float], parts: Mapping[str, str] = PARTS) -> dict[str, float]:
+    """Sums of kernel times by part; kernels that no expression matches are left out.
+
+    parts: name -> regular expression of kernel names, the first that matches counts; re.error for one that is none.
+
+    >>> grouped({"aten::mm": 2.0, "aten::addmm": 1.0, "aten::add": 5.0})
+    {'one kernel': 0.0, 'matrix products': 3.0, 'attention': 0.0, 'launch': 0.0}
+    """
+    sums = dict.fromkeys(parts, 0.0)
+    for kernel, seconds in times.items():
+        part = next((name for name, pattern in parts.items() if re.search(pattern, kernel)), None)
+        if part:
+            sums[part] += seconds
+    return sums
+
+
+# --- Memory
+
+
+def peak_bytes(fn: Callable[[], Any], device: Any = "cpu") -> int:
+    """Most bytes that one run of fn held at once beyond what was there before; its result counts too.
+
+    CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's profiler records, what a
+    kernel takes for itself included (unless it goes past torch's allocator). ValueError for other devices; errors of
+    fn come through.
+    """
+    return _on_cuda(fn, device) if _cpu_or_cuda(device) == "cuda" else highest(_allocations(fn))
+
+
+def bytes_left(make: Callable[[], Any], device: Any = "cpu") -> int:
+    """Bytes that what `make` gives holds, beyond what was there before. Errors as `peak_bytes`."""
+    if _cpu_or_cuda(device) == "cpu":
+        return sum(_allocations(make))
+    clock.sync(device)
+    before, made = torch.cuda.memory_allocated(device), make()
+    clock.sync(device)
+    left = torch.cuda.memory_allocated(device) - before
+    del made
+    return left
+
+
+def give_back() -> None:
+    """Return freed memory to the system where the C library keeps it: glibc does with pieces below 32 MB, and rounding
+    one model after another (lesson 10) leaves gigabytes of them. Nothing where there is no such call."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # other C libraries, macOS, Windows
+        pass
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Spare all that exists by now Python's garbage collector, which else looks through the objects of torch and its
+    like again and again. A program that has frozen something itself is left alone."""
+    ours = not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
+
+
+def _cpu_or_cuda(device: Any) -> str:
+    kind = str(device).split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"memory is measured on cpu and cuda, not on {device}; run this part on the CPU")
+    return kind
+
+
+def highest(changes: list[int]) -> int:
+    """Bytes: the highest sum that a row of changes reaches, [4, 8, -4, 2] -> 12. What was there before stays."""
+    now = most = 0
+    for change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _on_cuda(fn: Callable[[], Any], device: Any) -> int:
+    clock.sync(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = fn()
+    clock.sync(device)
+    del result
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _allocations(fn: Callable[[], Any]) -> list[int]:
+    """Bytes taken (positive) and given back (negative) while fn runs, in order."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        result = fn()
+    del result
+    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+# --- Compiled graphs
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Graphs that were captured, and graph breaks: places where the compiler gave up and Python went on."""
+
+    graphs: int
+    breaks: int
+
+
+def count_graphs(function: Callable[[], Any]) -> Graphs:
+    """Run function in a compiler that has forgotten all earlier work. Steps compiled before compile again later.
+
+    With torch.compile(..., backend="eager") counting takes no longer than capturing: no machine code is made. Errors of
+    function come through.
+    """
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    function()
+    return Graphs(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
