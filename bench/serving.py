@@ -18,6 +18,7 @@ from torch import Tensor
 from bench import vllm
 from bench.common import Measured, Run, claim
 from lessons_lib import load
+from lessons_lib.caches.paged import Pages
 from lessons_lib.compiler import CompiledStep
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
@@ -29,7 +30,7 @@ from lessons_lib.serving import metrics, peers
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.loop import Log
-from lessons_lib.serving.paged_target import COMPILED, PagedTarget, Pages, paged_step
+from lessons_lib.serving.paged_target import COMPILED, PagedTarget, paged_step
 from lessons_lib.serving.scheduler import Continuous, Plan, Scheduler, Static
 from lessons_lib.serving.simulator import simulate, steps
 from lessons_lib.serving.workload import Fixed, Workload

@@ -167,7 +167,7 @@ class Engine:
     def _padding(self) -> Sequence:
         """A row of one token that no request needs, on the null block."""
         seq = new_sequence(self.target, [0], None, None, 1)
-        seq.cache = PagedCache(self.memory, [self.memory.padding])
+        seq.cache = PagedCache(self.memory, [self.memory.null_block])
         return seq
 
     def _stream(self, seq: Sequence, tokens: list[int]) -> None:

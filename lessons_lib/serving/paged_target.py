@@ -1,13 +1,13 @@
 """The engine's targets (lesson 05): one forward pass over many sequences in a paged KV cache, eager and compiled."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from lessons_lib.caches.paged import PagedCache, PagedMemory, PagedRows
+from lessons_lib.caches.paged import PagedCache, PagedMemory, Pages
 from lessons_lib.compiler import CompiledStep, compiler_problem, kept_in_memory
 from lessons_lib.decoding.draft_tree import Block, Scores
 from lessons_lib.decoding.targets.compiled import kernels_of, say_uncompiled
@@ -41,13 +41,22 @@ class PagedTarget(DecoderTarget):
     def forward(self, tokens: Tensor, blocks: Sequence[Block], layers: Sequence[int]) -> States:
         """tokens (T,) of all blocks -> their states as DecoderTarget has them; the rows that decode are one segment."""
         rows = [block.cache for block in blocks if decodes(block)]
-        together = [self.rows(PagedRows(rows))] if rows else []
-        segments = together + [self.segment(block) for block in blocks[len(rows) :]]
-        return self.decoder(tokens, segments, after=layers, kernels=replace(self.decoder.kernels, attend=attend_either))
+        segments = [self.together(rows)] if rows else []
+        segments += [self.segment(block) for block in blocks[len(rows) :]]
+        kernels = replace(self.decoder.kernels, attend=attend_either)
+        states = self.decoder(tokens, segments, after=layers, kernels=kernels)
+        for cache in rows:
+            cache.advance(1)
+        return states
 
-    def rows(self, cache: PagedRows) -> Segment:
-        """Many rows of one token as the decoder reads them: one segment."""
-        return Segment(torch.tensor(cache.positions, device=self.device), cache, cache.bias(self.dtype))
+    def together(self, caches: Sequence[PagedCache]) -> Segment:
+        """Rows that feed one token each, as one segment. CacheFullError before anything is written."""
+        starts, used, begun = zip(*(cache.room(1) for cache in caches), strict=True)
+        self.memory.clear([*chain.from_iterable(begun)])
+        positions = torch.tensor(starts, device=self.device)
+        tables = torch.tensor(self.memory.padded(used), device=self.device)
+        pages = Pages(self.memory.keys, self.memory.values, positions, tables)
+        return Segment(positions, pages, pages.visible())
 
 
 def decodes(block: Block) -> bool:
@@ -55,23 +64,26 @@ def decodes(block: Block) -> bool:
     return len(block.tokens) == 1 and block.mask is None
 
 
-def attend_rows(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """q (H, rows, d), a query a row; keys, values (rows, H_kv, S, d); bias (rows · H_kv, 1, S) -> (H, rows, d).
+def attend_pages(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """q (H, rows, d), a query a row; keys, values (rows, n, H_kv, P, d); visible (rows, n, P) bool -> (H, rows, d).
 
-    Two products over all rows at once. In float32 on a CPU that takes less time than scaled_dot_product_attention,
-    whose kernel is made for many queries a row: a third to nine tenths of it, by machine and number of rows. In bf16
-    it takes more: training/collect.py.
+    Two matmuls over all blocks at once, and a softmax over the blocks of a row. Values that are not visible have weight
+    0, so they must be finite.
     """
     heads, rows, dim = q.shape
-    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-    folded = q.transpose(0, 1).reshape(len(keys), -1, dim)
-    scores = torch.baddbmm(bias, folded, keys.transpose(1, 2), alpha=dim**-0.5)
-    return torch.bmm(scores.softmax(-1), values).view(rows, heads, dim).transpose(0, 1)
+    exact = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.transpose(0, 1).reshape(rows, 1, keys.shape[2], -1, dim)
+    scores = (grouped @ keys.transpose(-1, -2)).to(exact) * dim**-0.5  # (rows, n, H_kv, g, P)
+    scores = scores.masked_fill(~visible[:, :, None, None], float("-inf"))
+    weights = (scores - scores.amax((1, 4), keepdim=True)).exp()
+    weights = weights / weights.sum((1, 4), keepdim=True)
+    mixed = (weights.to(q.dtype) @ values).sum(1)  # (rows, H_kv, g, d)
+    return mixed.reshape(rows, heads, dim).transpose(0, 1)
 
 
 def attend_either(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """`attend_rows` where keys are (rows, H_kv, S, d), many rows together; `attend` for one row's, (H_kv, S, d)."""
-    return (attend_rows if keys.dim() == 4 else attend)(q, keys, values, mask)
+    """`attend_pages` for many rows together, keys (rows, n, H_kv, P, d); `attend` for one sequence's, (H_kv, S, d)."""
+    return (attend_pages if keys.dim() == 5 else attend)(q, keys, values, mask)
 
 
 COMPILED = dict(frozen=True, max_autotune=True, check_indices=False)  # `_call` checks them
@@ -113,7 +125,7 @@ class CompiledPagedTarget(PagedTarget):
     def _compiled(self) -> bool:
         """Whether the step is compiled, now at the latest: for rows as will come most often, not those that come first.
 
-        Their tokens go to the block that is nobody's.
+        Their tokens go to the null block.
         """
         if self.step.seconds is None and not self.problem:
             self._call([([0] * self.max_num_seqs, [0] * self.max_num_seqs, [], self.max_num_seqs)])
@@ -148,7 +160,7 @@ class CompiledPagedTarget(PagedTarget):
         tables = self.memory.padded(tables, at_least=2)
         check("token", tokens, self.vocab_size)
         check("position", positions, self.context)
-        check("block", [*chain.from_iterable(tables)], self.memory.padding + 1)
+        check("block", [*chain.from_iterable(tables)], self.memory.null_block + 1)
         self.memory.clear(begun)
         given = [torch.tensor(numbers, device=self.device) for numbers in (tokens, positions, tables, wanted)]
         return self.step(*given, self.memory.keys, self.memory.values)
@@ -181,39 +193,17 @@ def forwards(blocks: Sequence[Block]) -> Iterator[list[int]]:
         yield part
 
 
-@dataclass
-class Pages:
-    """The blocks of all sequences as one compiled forward sees them. positions (rows,), tables (rows, n) of blocks.
+def attend_pages_by_sums(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """As `attend_pages`, its matmuls written as sums over products.
 
-    keys, values: for each layer (blocks, H_kv, P, d), P tokens a block.
-    """
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    positions: Tensor
-    tables: Tensor
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys, values (H_kv, rows, d), a token of each row -> all of them (rows, n, H_kv, P, d)."""
-        size, rows = self.keys[layer].shape[-2], torch.arange(len(self.positions), device=keys.device)
-        block, offset = self.tables[rows, self.positions // size], self.positions % size
-        for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            buffer[block, :, offset] = new.transpose(0, 1)
-        return self.keys[layer][self.tables], self.values[layer][self.tables]
-
-
-def attend_pages(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """q (H, rows, d), a query a row; keys, values (rows, n, H_kv, P, d); seen (rows, n, P) bool -> (H, rows, d).
-
-    Sums over products, which a compiler turns into loops that read every block in place. Values that are not seen have
-    weight 0, so they must be finite.
+    A compiler turns those into loops that read every block in place, where a matmul would need a copy of them.
     """
     heads, rows, dim = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
     q = kept_in_memory(q.transpose(0, 1)).reshape(rows, 1, keys.shape[2], -1, 1, dim)
     queries = q.unbind(3)  # of a group, each with a sum of its own: a loop over several sums reads keys and values once
     scores = torch.stack([(one * keys).sum(-1, dtype=exact) for one in queries], 3) * dim**-0.5
-    scores = scores.masked_fill(~seen[:, :, None, None], float("-inf"))  # (rows, n, H_kv, g, P)
+    scores = scores.masked_fill(~visible[:, :, None, None], float("-inf"))  # (rows, n, H_kv, g, P)
     weights = (scores - scores.amax((1, 4), keepdim=True)).exp()
     sums = torch.stack([(one[..., None] * values).sum((1, 3)) for one in weights.unbind(3)], 2)
     sums = sums / weights.sum((1, 4))[..., None]
@@ -226,12 +216,11 @@ def paged_step(decoder: Decoder, cache=Pages) -> Callable:
     It takes tokens (rows,), positions, tables, keys and values as Pages, and the rows `wanted` (w,) -> logits (w, V).
     cache: what looks keys and values up, made as Pages is.
     """
-    kernels = replace(kernels_of(decoder, pointwise=False), attend=attend_pages)
+    kernels = replace(kernels_of(decoder, pointwise=False), attend=attend_pages_by_sums)
 
     def step(tokens: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, keys: list, values: list):
-        size = keys[0].shape[-2]
-        entries = torch.arange(tables.shape[1] * size, device=tables.device).view(-1, size)
-        segment = Segment(positions, cache(keys, values, positions, tables), entries <= positions[:, None, None])
+        pages = cache(keys, values, positions, tables)
+        segment = Segment(positions, pages, pages.visible())
         return decoder.logits(decoder(tokens, [segment], kernels=kernels).last[wanted], kernels)
 
     return step

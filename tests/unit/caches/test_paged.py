@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from lessons_lib.caches.cache import CacheFullError, ContiguousCache
-from lessons_lib.caches.paged import PagedCache, PagedMemory, PagedRows
+from lessons_lib.caches.paged import PagedCache, PagedMemory, Pages
 from lessons_lib.models.decoder import Decoder, Segment
 
 LAYERS, HEADS, DIM, SIZE = 2, 2, 3, 4
 
 
 def memory(blocks: int, block_size: int = SIZE) -> PagedMemory:
-    """Full of NaN, as if whoever had it before had overflowed; the padding block is nobody's and zero."""
+    """Full of NaN, as if whoever had it before had overflowed; the null block is zero."""
     made = PagedMemory(LAYERS, HEADS, DIM, torch.float64, blocks=blocks, block_size=block_size)
     for buffer in made.keys + made.values:
         buffer[:-1] = float("nan")
@@ -63,7 +63,7 @@ def test_blocks_that_are_given_later_are_used_and_a_full_cache_refuses_more():
     with pytest.raises(CacheFullError, match="1 blocks of 4 tokens cannot hold 5 entries; extend"):
         cache.append(0, *fresh(1, 0))
     with pytest.raises(CacheFullError):
-        PagedRows([cache])
+        cache.room(1)
     blocks.append(0)
     assert cache.capacity == cache.most == 8 and cache.length() == 4
     feed([cache], 1, 5)
@@ -91,19 +91,19 @@ def test_rows_that_feed_one_token_each_are_written_and_read_as_if_alone():
     for row, length in enumerate(lengths):
         if length:
             feed([together[row], alone[row]], length, 100 * row)
-    rows = PagedRows(together)
+    starts, used, begun = zip(*(cache.room(1) for cache in together), strict=True)
+    shared.clear([block for blocks in begun for block in blocks])
+    pages = Pages(shared.keys, shared.values, torch.tensor(starts), torch.tensor(shared.padded(used)))
     for layer in range(LAYERS):
         keys, values = fresh(5, layer)
-        all_keys, all_values = rows.append(layer, keys, values)
+        all_keys, all_values = (of.transpose(1, 2).flatten(2, 3) for of in pages.append(layer, keys, values))
         for row, length in enumerate(lengths):
             one = alone[row].append(layer, keys[:, row : row + 1], values[:, row : row + 1])
             assert torch.equal(all_keys[row, :, : length + 1], one[0])
             assert torch.equal(all_values[row, :, : length + 1], one[1])
         assert all_values.isfinite().all()  # masked entries are multiplied by zero, which a NaN would survive
-    assert [cache.length() for cache in together] == [cache.length(0) for cache in together] == [2, 5, 8, 1, 6]
-    bias = rows.bias(torch.float64)
-    assert bias.shape == (5 * HEADS, 1, 8)
-    assert (bias == 0).sum(-1).flatten().tolist() == [2, 2, 5, 5, 8, 8, 1, 1, 6, 6]
+    visible = pages.visible()
+    assert visible.shape == (5, 2, SIZE) and visible.sum((1, 2)).tolist() == [2, 5, 8, 1, 6]
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

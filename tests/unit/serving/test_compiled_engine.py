@@ -8,14 +8,15 @@ from support.serving import TARGET, alone, together
 from support.targets import decoder_target
 
 from lessons_lib.caches.cache import CacheFullError
-from lessons_lib.caches.paged import PagedCache, PagedRows
+from lessons_lib.caches.paged import PagedCache, Pages
 from lessons_lib.decoding.draft_tree import Block, plain_block
 from lessons_lib.models import tiny
+from lessons_lib.models.kernels import attend
 from lessons_lib.models.quantized import quantized
 from lessons_lib.serving import paged_target
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.engine import Engine, paged
-from lessons_lib.serving.paged_target import CompiledPagedTarget, PagedTarget, attend_pages, attend_rows
+from lessons_lib.serving.paged_target import CompiledPagedTarget, PagedTarget, attend_pages, attend_pages_by_sums
 from lessons_lib.serving.scheduler import Scheduler, Static
 
 BLOCKS, SIZE = 60, 4
@@ -205,20 +206,24 @@ def test_no_slots_are_refused():
         CompiledPagedTarget(TARGET.decoder, max_num_seqs=0, num_blocks=4, block_size=4)
 
 
-def test_attention_through_the_lists_of_blocks_is_attention_over_collected_rows():
+def test_attention_through_block_tables_is_attention_over_each_rows_own_entries():
     target = PagedTarget(decoder_target(tiny()).decoder, num_blocks=12, block_size=4)
     spoil(target)
     caches, c = [target.new_cache(0) for _ in range(2)], target.decoder.config
     caches[0].blocks, caches[1].blocks = [7, 2, 9], [0]
     generator = torch.Generator().manual_seed(0)
     random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    for cache, length in zip(caches, (9, 2), strict=True):
-        cache.append(0, random(c.num_kv_heads, length, c.head_dim), random(c.num_kv_heads, length, c.head_dim))
-        cache._lengths = [length] * c.num_layers
+    lengths, held = (9, 2), []
+    for cache, length in zip(caches, lengths, strict=True):
+        held.append(random(2, c.num_kv_heads, length, c.head_dim))
+        cache.append(0, *held[-1])
     q, new = random(c.num_heads, 2, c.head_dim), random(2, c.num_kv_heads, 2, c.head_dim)
-    rows = PagedRows(caches)
-    wanted = attend_rows(q, *rows.append(0, *new), rows.bias(torch.float64))
+    wanted = [
+        attend(q[:, row : row + 1], *torch.cat([held[row], new[:, :, row : row + 1]], 2), None) for row in range(2)
+    ]
     tables = torch.tensor(target.memory.padded([[7, 2, 9], [0]]))
-    pages = paged_target.Pages(target.memory.keys, target.memory.values, torch.tensor([9, 2]), tables)
-    seen = torch.arange(12).view(3, 4) <= torch.tensor([9, 2])[:, None, None]
-    torch.testing.assert_close(attend_pages(q, *pages.append(0, *new), seen), wanted, atol=1e-12, rtol=0)
+    pages = Pages(target.memory.keys, target.memory.values, torch.tensor(lengths), tables)
+    keys, values = pages.append(0, *new)
+    for of in (attend_pages, attend_pages_by_sums):
+        found = of(q, keys, values, pages.visible())
+        torch.testing.assert_close(found, torch.cat(wanted, 1), atol=1e-12, rtol=0)
