@@ -6,7 +6,7 @@ machine: its forward pass (the width curve) and all beside it, both timed apart 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
 
@@ -20,31 +20,25 @@ from bench.questions import (
     asked,
     by_category,
     in_steps,
-    long_enough,
     measured,
-    ours,
     rows_fed,
     speed,
     tokens_per_forward,
     with_and_without,
 )
 from lessons_lib import Medusa
-from lessons_lib.decoding.generate import Output, draft, new_sequence, step, verify
+from lessons_lib.decoding.generate import draft, new_sequence, step, verify
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_size, best_tree, expected_tokens
-from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.cost import width_cost
 from lessons_lib.models import ModelUnavailable, read_card
 from lessons_lib.models.medusa import MedusaHeads, load_heads
-from lessons_lib.training import Text, favourites, read_texts, trace_of
 
 HEADS = "smol-medusa"
 WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # rows of a step, the anchor's and a tree's, where nothing is compiled
-EIGHT_BITS_WIDTHS = (1, 5)  # of the compiled step in 8 bits
 CACHED = 300  # tokens behind which all is timed
 PER_KIND = 3  # questions
-SIZES = (16, 63)  # nodes of larger trees, counted on the same answers
 
 
 @cache
@@ -119,12 +113,6 @@ def around(target, proposer: Medusa) -> Callable[[], tuple]:
     return again
 
 
-@cache
-def eight_bits() -> CompiledTarget:
-    """The target with weights and activations rounded to 8 bits, compiled for plain steps and trees of four guesses."""
-    return questions.run_once(common.model().target(weights="int8").decoder, EIGHT_BITS_WIDTHS)
-
-
 def trees(run: Run) -> dict[str, Fitted]:
     """Of every target, by its state."""
     heads()  # before anything is compiled: there may be none
@@ -147,37 +135,7 @@ def rows(run: Run) -> list[dict]:
     """Plain decoding and Medusa, eager and compiled, on PER_KIND questions of every kind."""
     by = lambda of: Medusa(heads(), fitted(of, run.repeats).tree)  # noqa: E731
     methods = lambda ids: with_and_without(run, ids, "medusa", by)  # noqa: E731
-    return asked("medusa", run, KINDS, PER_KIND, methods, settings(trees(run)), also=by_size)
-
-
-def by_size(ids: list[int], natural: Output) -> dict:
-    """How many steps of the eager target the answer takes with the best tree of each of SIZES, counted by replay."""
-    decoder, text = common.eager().decoder, [*ids, *natural.ids]
-    hidden = decoder.final(read_texts(decoder, [text[:-1]]))
-    of, grown = Text("", text, len(ids), hidden=hidden), {n: best_tree(accuracies(), n) for n in SIZES}
-    best = favourites(heads(), of, max(tree.ranks for tree in grown.values()))
-    steps = [(n, len(trace_of(heads(), of, best, tree)) - 1) for n, tree in grown.items()]
-    return {"steps_by_nodes": steps, "behind_first": len(natural.ids) - 1}
-
-
-def in_eight_bits(run: Run) -> tuple[str, dict]:
-    """What is said and kept of the same in int8, compiled, one question of every kind; a quick run goes without.
-
-    The target in 8 bits writes texts of its own, so that it is asked apart from the others.
-    """
-    if run.quick:
-        return "", {}
-    target = eight_bits()
-    of = fitted(target, run.repeats)
-    by = Medusa(heads(), of.tree)
-    methods = lambda ids: {"plain": partial(ours, target, ids), "medusa": partial(ours, target, ids, by)}  # noqa: E731
-    found = asked("medusa/int8", run, KINDS, 1, methods, settings({"int8": of}), target)
-    if not (counted := long_enough(found)):
-        return "", {}
-    ratio, tau = speed(counted, "plain", "medusa"), tokens_per_forward(counted, "medusa")
-    said = f"int8, compiled, one question a kind: {ratio.value:.2f} over plain int8, compiled"
-    said += f", {tau:.2f} tokens per forward, {nodes(of)} nodes"
-    return said, {"int8": [ratio.value, ratio.low, ratio.high], "int8_v": of.v, "int8_questions": found}
+    return asked("medusa", run, KINDS, PER_KIND, methods, settings(trees(run)))
 
 
 @claim(
@@ -191,11 +149,7 @@ def tokens(run: Run) -> Measured:
     tau = {kind: tokens_per_forward(of, "medusa") for kind, of in kinds.items()}
     together, expected = tokens_per_forward(counted, "medusa"), expected_tokens(eager.tree, accuracies())
     note = f"{listed(tau)}; all questions together {together:.2f}; {nodes(eager)} nodes, which promise {expected:.2f}"
-    larger = {n: sum(row["behind_first"] for row in counted) / sum(dict(row["steps_by_nodes"])[n] for row in counted)
-              for n in SIZES}  # fmt: skip
-    note += "".join(f"; {n} nodes would make it {value:.2f}, by replay" for n, value in larger.items())
     facts = {"tokens_per_forward": tau, "together": together, "expected": expected, "choices": eager.tree.choices}
-    facts |= {"by_nodes": larger}
     return Measured(mean_rate(counts), note, facts | {"settings": settings(trees(run)), "unit": "forwards per token"})
 
 
@@ -205,11 +159,9 @@ def tokens(run: Run) -> Measured:
 )  # fmt: skip
 def vs_plain(run: Run) -> Measured:
     found, chosen = rows(run), trees(run)
-    eight, facts = in_eight_bits(run)
     sizes = ", ".join(f"{state} {nodes(of)} nodes" for state, of in chosen.items())
-    facts |= {name: {state: getattr(of, name) for state, of in chosen.items()} for name in ("v", "heads_share")}
-    note = "; ".join(filter(None, [sizes, eight]))
-    return measured(found, speed, "plain", "medusa", settings(chosen), note, chosen["eager"].overhead, **facts)
+    facts = {name: {state: getattr(of, name) for state, of in chosen.items()} for name in ("v", "heads_share")}
+    return measured(found, speed, "plain", "medusa", settings(chosen), sizes, chosen["eager"].overhead, **facts)
 
 
 @claim(

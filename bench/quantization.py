@@ -7,7 +7,6 @@ Quality: read along the shipped text in fp32, nothing compiled.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 
 import numpy as np
@@ -17,7 +16,6 @@ from bench import common, decoding
 from bench.common import DTYPE, Measured, Run, claim, drawings, listed, off_by, prompt_of
 from bench.decoding import CONTEXT, ours
 from lessons_lib.data import text
-from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import logits_along, repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.decoding.targets.base import Target
@@ -25,13 +23,11 @@ from lessons_lib.decoding.timing import products_in_cache, twin
 from lessons_lib.measure import machine, quality
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.machine import DTYPES
 from lessons_lib.measure.quality import Reading
-from lessons_lib.models import ModelUnavailable, load
+from lessons_lib.models import load
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
-from lessons_lib.models.libraries import LIBRARIES, by_library
-from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read, quantized
+from lessons_lib.models.quantized import bytes_kept, bytes_read, quantized
 from lessons_lib.quantization import cpu
 
 FORMATS = ("int8", "int8-weight-only", "int4")  # of the lesson; int4-int8 is one of lesson 11
@@ -41,18 +37,6 @@ CACHED = 64  # tokens behind which steps are timed
 THEIRS = f"transformers generate, greedy, dynamic cache, eager, {DTYPE}; ours: CompiledTarget, {CONTEXT} positions"
 TEXT = "fp32, perplexity of the shipped articles of WikiText-2, windows of 512"
 GPTQ = "int3 g64"
-TWO = {"down": 2}
-REMEDIES = {
-    "none": NONE,
-    "smoothing": Remedies(columns={}),
-    "loud columns of the head": Remedies(smooth={}),
-    "both": Remedies(),
-    "two terms for down": Remedies({}, {}, TWO),
-    "all": Remedies(terms=TWO),
-}
-BESIDE = (  # formats whose quality is read beside those of claims, on fewer windows
-    "int8 tensor", "fp8", "llm.int8", "int6 g64", "int4 g64", "int4 row", "nf4", "int3 g64", "gptq int3 g64",
-)  # fmt: skip
 
 
 @cache
@@ -62,37 +46,19 @@ def target(weights: str | None) -> CompiledTarget:
     return CompiledTarget(of.decoder, of.tokenizer, of.eos, CONTEXT, (1, WIDE))
 
 
-def vs_generate(weights: str, run: Run, **facts) -> Measured:
-    """transformers' generate over ours with weights in this format. facts: what is kept beside bytes and seconds."""
+def vs_generate(weights: str, run: Run) -> Measured:
+    """transformers' generate over ours with weights in this format."""
     of = target(weights)
     ratio = decoding.over_generate(of, DTYPE, run)
     read, kept = bytes_read(of.decoder), bytes_kept(of.decoder)
     said = of.problem or f"a step reads {read / 1e6:.0f} MB; {kept / 1e6:.0f} MB kept"
-    facts |= {"bytes_read": read, "bytes_kept": kept, "compile_seconds": of.compile_seconds}
+    facts = {"bytes_read": read, "bytes_kept": kept, "compile_seconds": of.compile_seconds}
     return Measured(ratio, said, facts)
-
-
-def by_libraries(run: Run) -> dict[str, float | str]:
-    """Tokens per second of transformers' generate on the model as libraries quantize it, or why that is not to be had.
-
-    One after another, since seven of these models at a time would fill the memory; a quick run goes without.
-    """
-    return {} if run.quick else {name: tokens_per_second(name, run.tokens // 4) for name in LIBRARIES}
-
-
-def tokens_per_second(library: str, count: int) -> float | str:
-    """Of transformers' generate for `count` new tokens with this library's weights, or why there are none here."""
-    try:
-        network = by_library(library, DTYPES[DTYPE])
-    except ModelUnavailable as lack:
-        return str(lack)
-    prompt = common.model(DTYPE).tokenizer(decoding.PROMPT).input_ids
-    return count / timed(lambda: by_transformers(network, prompt, count), repeats=3, warmup=1).median
 
 
 @claim("int4/vs-generate", ">= 4.5", THEIRS + ", groups of 32, head in 8 bits")
 def int4_speed(run: Run) -> Measured:
-    return vs_generate("int4", run, libraries=by_libraries(run))
+    return vs_generate("int4", run)
 
 
 @claim("int8/vs-generate", ">= 4.5", THEIRS + ", weights and activations")
@@ -216,13 +182,13 @@ def ids(part: str, count: int | None = None) -> list[list[int]]:
     return quality.windows(common.model("fp32").tokenizer(text(part), verbose=False).input_ids)[:count]
 
 
-def reading(decoder: Decoder, windows: int | None, beside: Decoder | None = None, among=None) -> Reading:
+def reading(decoder: Decoder, windows: int | None, among=None) -> Reading:
     """How a decoder finds the first windows of the text that quality is measured on, all if None.
 
-    beside: the decoder from whose distribution the divergence is taken. among: as of `quality.read`.
+    among: as of `quality.read`.
     """
     flat = [token for window in ids("evaluation", windows) for token in window]
-    return quality.read(logits_of(decoder), flat, beside=logits_of(beside) if beside else None, among=among)
+    return quality.read(logits_of(decoder), flat, among=among)
 
 
 def logits_of(decoder: Decoder) -> quality.Logits:
@@ -272,34 +238,17 @@ def weight_only_quality(run: Run) -> Measured:
 
 @claim("int8/perplexity", "<= 1.010", TEXT, dtype="fp32")
 def int8_quality(run: Run) -> Measured:
-    """Beside it what each remedy alone brings back, on fewer windows."""
-    found = perplexity(run, "int8")
-    few = 2 if run.quick else 8
-    beside = {name: row(rounded("int8", remedies=of), few) for name, of in REMEDIES.items()}
-    said = ", ".join(f"{name} {of['ratio']:.3f}" for name, of in beside.items())
-    return Measured(found.ratio, f"{found.note}; on {few} windows with {said}", found.facts | {"remedies": beside})
+    return perplexity(run, "int8")
 
 
 @claim("int4/perplexity", "<= 1.010", TEXT + "; groups of 32 in line with the file's own, head in 8 bits", dtype="fp32")
 def int4_quality(run: Run) -> Measured:
-    """Beside it a table of formats, on fewer windows. The file's blocks are of 4 bits, which favours int4 g32.
+    """The file's blocks are of 4 bits, which favours int4 g32.
 
     The weights hold their rounded values as fp32: the packed kernel, which rounds nothing more in fp32, is slow on many
     rows. That both read alike is tested.
     """
-    found, few = perplexity(run, "int4", values=True), 2 if run.quick else 4
-    names = BESIDE[:2] if run.quick else BESIDE
-    table = {name: row(rounded(name, values=name != "llm.int8"), few) for name in names}
-    return Measured(found.ratio, found.note, found.facts | {"formats": table, "windows": few})
-
-
-def row(decoder: Decoder, windows: int) -> dict:
-    """Bits, perplexity's ratio, divergence and agreement of one rounded decoder."""
-    found, reference = reading(decoder, windows, beside=unrounded()), wide(windows)
-    bits = 8 * bytes_read(decoder) / common.model("fp32").shape.weights
-    change = asdict(quality.ratio(found, reference))
-    agreed = quality.agreement(found, reference)
-    return {"bits": bits, "ratio": change.pop("value"), **change, "agreement": agreed, "kl": found.mean_divergence}
+    return perplexity(run, "int4", values=True)
 
 
 @claim(

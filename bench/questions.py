@@ -123,16 +123,14 @@ def asked(
     count: int,
     methods: Callable,
     settings: dict,
-    target=None,
     also: Callable | None = None,
     like: Callable[[str], str | None] = plain_of,
 ) -> list[dict]:
     """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
 
-    methods: ids -> {name: call}. target: whose greedy texts are asked for (None: the eager one), "natural" among
-    texts. also: (ids, natural answer) -> what else the row of a long answer shall hold. like: as of `each_method`.
+    methods: ids -> {name: call}. The eager target's greedy text is "natural" among texts. also: (ids, natural answer) -> what else the row of a long answer shall hold. like: as of `each_method`.
     """
-    target = target or common.eager()
+    target = common.eager()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
 
     def measure(question: Question) -> list[dict]:

@@ -72,8 +72,7 @@ def another_file(monkeypatch, tmp_path) -> Path:
 def with_heads(monkeypatch, tmp_path) -> LanguageModel:
     """As `offline`, and for bench/medusa.py two random heads, trees of 2 or 60 nodes, and shorter texts to time."""
     of, _ = offline(monkeypatch, tmp_path)
-    guessing, eight = heads_of(of.network, count=2), of.target()
-    for name, value in (("heads", guessing), ("accuracies", ACCURACIES), ("eight_bits", eight)):
+    for name, value in (("heads", heads_of(of.network, count=2)), ("accuracies", ACCURACIES)):
         monkeypatch.setattr(medusa, name, lambda value=value: value)
     monkeypatch.setattr(medusa, "WIDTHS", WIDTHS)
     monkeypatch.setattr(medusa, "CACHED", 20)

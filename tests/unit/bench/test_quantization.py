@@ -13,7 +13,7 @@ from bench.common import CLAIMS, Run
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Samples
-from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
+from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.draft import start_from
 from lessons_lib.models.quantized import bytes_read
 from lessons_lib.models.quantized import quantized as rounded
@@ -60,19 +60,6 @@ def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(name, mod
     assert found.ratio.value == pytest.approx(small.perplexity / wide.perplexity, rel=1e-9)
     assert found.facts["perplexity"] == pytest.approx(small.perplexity) and found.ratio.value != 1
     assert len(found.ratio.a.times) == len(small.nll)
-
-
-def test_beside_int8_stands_what_each_remedy_brings_and_beside_int4_other_formats():
-    beside = CLAIMS["int8/perplexity"].measure(QUICK).facts["remedies"]
-    assert list(beside) == list(quantization.REMEDIES) and beside["all"]["kl"] < beside["none"]["kl"]
-    formats = CLAIMS["int4/perplexity"].measure(QUICK).facts["formats"]
-    assert list(formats) == list(quantization.BESIDE[:2])
-    assert all(8 < row["bits"] < 9.5 and 0 <= row["agreement"] <= 1 and row["kl"] > 0 for row in formats.values())
-
-
-@pytest.mark.parametrize("name", quantization.BESIDE)
-def test_every_format_beside_can_be_made(name, model, monkeypatch):
-    assert bytes_read(quantization.rounded(name, values=name != "llm.int8")) > 0
 
 
 def test_what_gptq_recovers_is_the_share_of_perplexity_that_is_not_lost():
@@ -136,18 +123,6 @@ def test_speeds_are_theirs_over_ours_and_say_what_is_read(monkeypatch):
     found = CLAIMS["int4/vs-generate"].measure(QUICK)
     assert found.facts["bytes_read"] < found.facts["bytes_kept"] and found.note.startswith("a step reads 0 MB")
     assert CLAIMS["int8/vs-bf16"].measure(QUICK).ratio.value > 0
-
-
-def test_libraries_run_beside_or_say_why_not(monkeypatch, model):
-    def by_library(name, dtype):
-        if name == "torchao fp8":
-            raise ModelUnavailable("not here")
-        return model.network
-
-    monkeypatch.setattr(quantization, "by_library", by_library)
-    found = quantization.by_libraries(Run(quick=False))
-    assert found.pop("torchao fp8") == "not here" and all(speed > 0 for speed in found.values())
-    assert set(found) < set(quantization.LIBRARIES) and quantization.by_libraries(QUICK) == {}
 
 
 def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
