@@ -128,7 +128,8 @@ def asked(
 ) -> list[dict]:
     """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
 
-    methods: ids -> {name: call}. The eager target's greedy text is "natural" among texts. also: (ids, natural answer) -> what else the row of a long answer shall hold. like: as of `each_method`.
+    methods: ids -> {name: call}. The eager target's greedy text is "natural" among texts. also: (ids, natural answer)
+    -> what else the row of a long answer shall hold. like: as of `each_method`.
     """
     target = common.eager()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
