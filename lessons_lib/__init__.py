@@ -4,15 +4,14 @@
     model = load("smollm2-135m")
     print(generate(model.target(), "Once upon a time").text)
 
-The packages, each importing only from those below it (and all from the small modules compiler, progress and
-paths); `help("lessons_lib.serving")` and so on lead further:
+The packages, each importing only from those below it; `help("lessons_lib.serving")` and so on lead further:
 
-course         running and storing lessons, their checks and pages; exercises, figures and widgets
-training       distilling a small draft, training heads
-serving        scheduler, block pool, simulator, engine, client
+course         what lessons call: exercises, figures, widgets; running and sweeping lessons
+training       what trains drafts and heads
+serving        sequences, scheduler, block pool, engine, simulator, workload, client
 decoding       the one loop, its targets, proposers and acceptance rules
 models         where weights come from, and the readable decoder
-quantization   number formats of few bits, GPTQ and its kin, products with rounded weights
+quantization   number formats of few bits, GPTQ and its kin, matmuls with rounded weights
 attention      naive, tiled and split attention with their traffic counted; torch's backends
 caches         keys and values: contiguous, static, paged
 measure        clocks, this machine, cost models, scorecard, claims
@@ -24,14 +23,14 @@ What the package itself offers:
 load           a model by name or folder -> LanguageModel; `.target()` is what decodes
 generate       continue a prompt with a target, a proposer and an acceptance rule
 TextStream     prints text as it is generated: `generate(..., on_tokens=TextStream(model.tokenizer))`
-Greedy         acceptance: the target's most probable token
-Sampling       acceptance: samples from the target's distribution, exactly
-Typical        acceptance: takes every guess that the target would not be surprised by; not lossless
+Greedy         acceptance rule: the target's most likely token; lossless
+Sampling       acceptance rule: samples from the target's distribution; lossless
+Typical        acceptance rule: takes every draft token that would not surprise the target; lossy
 PromptLookup   proposer: copies what followed an earlier occurrence of the text's last tokens
-Jacobi         proposer: refines its own guess with the target's leftover predictions
+Jacobi         proposer: refines its own draft tokens with the target's leftover predictions
 Lookahead      proposer: collects n-grams in a window beside the text and verifies those that fit
-DraftModel     proposer: a small model of the same tokenizer drafts
-Medusa         proposer: heads on the target's own final state guess, a tree of them is verified
+DraftModel     proposer: a small model with the same tokenizer drafts
+Medusa         proposer: heads on the target's own last hidden state draft a tree
 """
 
 import os
