@@ -1,7 +1,7 @@
 """torch.compile and CUDA graphs for decoding steps (lesson 03): settings, checked calls, what this machine lacks.
 
 Dynamo's guards take up to a millisecond a call, a tenth of a step, so they are left out. What they protect is checked
-once per call here, in a few hundredths of a millisecond: compiled code reads memory by the sizes, types and addresses
+once per call here, in less than a tenth of that: compiled code reads memory by the sizes, types and addresses
 it was made for, and would read or overwrite anything else without a word.
 """
 
@@ -117,7 +117,9 @@ class Layout:
         """ValueError for arguments or weights other than those the code was made for."""
         found = self._describe(args)
         if found != self.tensors:
-            made_for, given = next(pair for pair in zip_longest(self.tensors, found) if pair[0] != pair[1])
+            made_for, given = next(
+                pair for pair in zip_longest(_flat(self.tensors), _flat(found)) if pair[0] != pair[1]
+            )
             raise ValueError(
                 f"a compiled step was made for {_words(made_for)} and is given {_words(given)}; let the target that "
                 "runs a cache make it (`new_cache`)"
@@ -127,28 +129,37 @@ class Layout:
                 "the model's weights were moved, cast or replaced after its step was compiled; make a new target of it"
             )
 
-    def _current_addresses(self) -> list[int | None]:
-        return [of[name].data_ptr() if of.get(name) is not None else None for of, name in self._weights]
+    def _current_addresses(self) -> list[int] | None:
+        try:
+            return [of[name].data_ptr() for of, name in self._weights]
+        except (KeyError, AttributeError):  # a weight is gone
+            return None
 
     def _describe(self, args: Sequence) -> list:
+        """A tuple for each tensor, a list of them for each list."""
         found, open_sizes = [], {}
         for index, (arg, names) in enumerate(zip_longest(args, self.sizes, fillvalue=())):
-            if isinstance(arg, Tensor):
-                found.append(_describe_one(arg, names, open_sizes))
-            else:
-                found += self._describe_list(index, arg, names, open_sizes)
+            one = isinstance(arg, Tensor)
+            found.append(_describe_one(arg, names, open_sizes) if one else self._list(index, arg, names, open_sizes))
         return found
 
-    def _describe_list(self, index: int, tensors: Sequence[Tensor], names: Sequence, open_sizes: dict) -> list:
-        """As one tensor after another. A cache's buffers are looked at once, not at every step."""
+    def _list(self, index: int, tensors: Sequence[Tensor], names: Sequence, open_sizes: dict[str, int]) -> list:
+        """The tuples of a list. A cache's buffers are looked at once, not at every step: `check` sees the same list."""
         last, own, found = self._lists.get(index, (lambda: None, {}, []))
         if last() is not tensors[0] or len(found) != len(tensors):
-            own = {}
+            own, before = {}, found
             found = [_describe_one(tensor, names, own) for tensor in tensors]
+            found = before if found == before else found
             self._lists[index] = weakref.ref(tensors[0]), own, found
         if any(open_sizes.setdefault(name, size) != size for name, size in own.items()):
             return [*found, "other sizes"]
         return found
+
+
+def _flat(described: list) -> Iterator[tuple | str]:
+    """The tuples of all tensors, one after another."""
+    for one in described:
+        yield from one if isinstance(one, list) else [one]
 
 
 def _describe_one(tensor: Tensor, names: Sequence[str | None], open_sizes: dict[str, int]) -> tuple:
