@@ -381,7 +381,7 @@ def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
 def priced(quick: bool, repeats: int) -> list[Rung]:
     """All rungs with their prices, from bytes, this machine's rates, and parts that were timed without any text."""
     run, (loop, guess) = Run(quick), host_times(repeats)
-    base = library(repeats)
+    base, launch = library(repeats)
     found = [
         Rung("generate", None, base["transformers"]),
         Rung("generate, compiled", "generate", base["compiled"]),
@@ -389,7 +389,9 @@ def priced(quick: bool, repeats: int) -> list[Rung]:
     ]
     for name, of in targets(quick).items():
         v = medusa.fitted(of, repeats).v if guessed(name) else None
-        price = StepCost(bytes_read(of.decoder), entry(), rates().read_bandwidth, v=v, host=loop)
+        price = StepCost(
+            bytes_read(of.decoder), entry(), rates().read_bandwidth, launch=launch["compiled"], v=v, host=loop
+        )
         found.append(Rung(name, "decoder" if name == "compiled" else "compiled", price))
         found += [
             Rung(f"{name} + {who}", name, with_guesses(price, who, of, run, guess)) for who in GUESSERS * guessed(name)
@@ -397,15 +399,15 @@ def priced(quick: bool, repeats: int) -> list[Rung]:
     return found
 
 
-def library(repeats: int) -> dict[str, StepCost]:
-    """Steps whose products stay calls of a library: transformers', eager and compiled, and our eager one."""
+def library(repeats: int) -> tuple[dict[str, StepCost], dict[str, float]]:
+    """Steps whose matmuls stay calls of a library, transformers' eager and compiled, and our eager one; and the
+    overhead of a step of each kind in seconds, ours compiled among them."""
     shape, dtype = common.model().shape, DTYPES[DTYPE]
     launch = launch_times(shape, DTYPE, CACHED, repeats=5 * repeats)
     moved = shape.weights * dtype.itemsize
     price = StepCost(moved, entry(), moved / machine.linears(shape, DTYPE, "cpu"))
-    return {name: replace(price, launch=seconds) for name, seconds in launch.items()} | {
-        "compiled": replace(price, slots=CONTEXT)
-    }
+    eager = {name: replace(price, launch=launch[name]) for name in ("transformers", "decoder")}
+    return eager | {"compiled": replace(price, slots=CONTEXT)}, launch
 
 
 def with_guesses(price: StepCost, who: str, of: Target, run: Run, guess: float) -> StepCost:

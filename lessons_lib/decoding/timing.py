@@ -11,7 +11,7 @@ from lessons_lib.decoding.generate import Output, Step, generate, new_sequence, 
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget
 from lessons_lib.measure.clock import Samples, Timeline, TokenClock, in_turn, timed
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.machine import DTYPES
@@ -31,12 +31,15 @@ def twin(shape: ModelConfig, dtype: str, device: str = "cpu", context: int = 102
 def launch_times(
     shape: ModelConfig, dtype: str, cached: int, device: str = "cpu", repeats: int = 5
 ) -> dict[str, float]:
-    """{"transformers", "decoder"}: seconds that the operators of an eager step, theirs and ours, take to start.
+    """{"transformers", "decoder", "compiled"}: the overhead of a step in seconds, what it takes beside bytes and FLOPs.
 
-    Median times of the steps of twins behind `cached` tokens, in turn. Errors as `twin`.
+    Median times of the steps of twins after `cached` tokens, in turn: transformers' and ours, both eager, and ours
+    compiled, its matmuls left to the library, so that they are calls as in a step whose weights matter. Errors as
+    `twin`.
     """
-    theirs = TransformersTarget(tiny(shape.num_layers, DTYPES[dtype]).to(device))
-    targets = {"transformers": theirs, "decoder": twin(shape, dtype, device)}
+    theirs, ours = TransformersTarget(tiny(shape.num_layers, DTYPES[dtype]).to(device)), twin(shape, dtype, device)
+    compiled = CompiledTarget(ours.decoder, context=cached + ROOM, matmul="library", regional=True)
+    targets = {"transformers": theirs, "decoder": ours, "compiled": compiled}
     steps = {name: repeatable_step(of, [1] * cached) for name, of in targets.items()}
     return {name: samples.median for name, samples in in_turn(steps, device, repeats).items()}
 

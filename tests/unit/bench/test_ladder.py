@@ -65,6 +65,8 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "rates", lambda: RATES)
     monkeypatch.setattr(ladder.medusa, "fitted", lambda of, repeats: FITTED)
     monkeypatch.setattr(ladder, "host_times", lambda repeats: (0.001, 0.002))
+    launch = {"transformers": 0.01, "decoder": 0.005, "compiled": 0.0005}
+    monkeypatch.setattr(ladder, "launch_times", lambda shape, dtype, cached, repeats: launch)
     monkeypatch.setattr(ladder, "text", lambda: "the lamp burns all night; " * 20)
     monkeypatch.setattr(ladder, "static_and_compiled", lambda capacity: {})
     asks(monkeypatch, ("writing", *ladder.GROUNDED) * 6)
@@ -206,11 +208,12 @@ def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
     assert all(row["predicted"] > 0 for row in rows.values() if not row["peer"])
 
 
-def test_a_prediction_is_bytes_over_bandwidth_and_the_loop(timed):
+def test_a_prediction_is_bytes_over_bandwidth_the_overhead_of_a_compiled_step_and_the_loop(timed):
     """3 steps behind the first token of the made-up text, which lies behind a prompt of 2."""
     rows = {row["rung"]: row for row in timed.free(FULL).facts["rungs"]["free"]}
     shape, element = common.model().shape, ladder.DTYPES[common.DTYPE].itemsize
-    forward = lambda S: (8 * shape.weights + element * S * shape.kv_elements(1)) / RATES.read_bandwidth  # noqa: E731
+    moved = lambda S: 8 * shape.weights + element * S * shape.kv_elements(1)  # noqa: E731
+    forward = lambda S: moved(S) / RATES.read_bandwidth + 0.0005  # noqa: E731
     assert rows["compiled"]["predicted"] == pytest.approx(3 / sum(forward(S) + 0.001 for S in (3, 4, 5)))
     each = ladder.expected_tokens(FITTED.tree, ladder.medusa.accuracies())
     steps = [1.5 * forward(2 + round(i * each)) for i in range(round(3 / each))]  # FITTED: 3 rows cost 1.5 of one

@@ -9,7 +9,7 @@ from support.targets import decoder_target
 from lessons_lib import Jacobi
 from lessons_lib.decoding import timing
 from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget
 from lessons_lib.measure.clock import Samples
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.models import tiny
@@ -99,8 +99,8 @@ def test_launching_is_timed_on_narrow_models_of_transformers_and_ours_with_the_s
         name: Samples((step(),) * repeats + (99.0,)) for name, step in steps.items()
     })  # fmt: skip
     shape = replace(CONFIGS["smollm2-135m"], num_layers=3)
-    assert timing.launch_times(shape, "bf16", 7, repeats=2) == {"transformers": 1.0, "decoder": 2.0}
-    assert fed == [(TransformersTarget, 3, torch.bfloat16, 7), (DecoderTarget, 3, torch.bfloat16, 7)]
+    assert timing.launch_times(shape, "bf16", 7, repeats=2) == {"transformers": 1.0, "decoder": 2.0, "compiled": 3.0}
+    assert fed == [(kind, 3, torch.bfloat16, 7) for kind in (TransformersTarget, DecoderTarget, CompiledTarget)]
 
 
 def test_products_in_a_cache_are_those_of_the_first_layer_for_all(monkeypatch):
