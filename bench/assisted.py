@@ -24,6 +24,7 @@ from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
 from lessons_lib.measure.clock import Ratio, Samples, in_turn
 from lessons_lib.measure.cost import StepCost, width_cost
+from lessons_lib.models import draft_format
 from lessons_lib.training import evaluate, prompts
 
 GAMMA = 4  # tokens drafted per step, wherever the length is fixed
@@ -59,8 +60,8 @@ def fingerprint(network: torch.nn.Module) -> str:
 
 @cache
 def drafting():
-    """The draft as DraftModel uses it fastest: its readable decoder, eager, with products in 8 bits."""
-    return draft().target()
+    """The draft as DraftModel uses it fastest: its readable decoder, eager, with weights of 8 bits (W8A16) in bf16."""
+    return draft().target(weights=draft_format(draft()))
 
 
 @cache  # the tokenizers are compared once, not for every text
@@ -136,7 +137,10 @@ def mixed(run: Run) -> Measured:
     "8 bits", asks=TAUGHT,
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
-    network, by_network = common.model().target(kind="transformers"), DraftModel(draft(), GAMMA)
+    network, by_network = (
+        common.model().target(kind="transformers"),
+        DraftModel(draft().target(kind="transformers"), GAMMA),
+    )
 
     def methods(ids):
         both = {f"ours{state}": partial(ours, of, ids, drafter(of)) for state, of in questions.targets(run).items()}

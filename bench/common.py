@@ -96,6 +96,12 @@ def model(dtype: str = DTYPE):
 
 
 @cache
+def in_format(weights: str | None):
+    """Its readable decoder with weights in this format, eager; None: DTYPE's own. "int8" is calibrated."""
+    return model().target(weights=weights, windows=model().calibration_windows())
+
+
+@cache
 def eager(dtype: str = DTYPE):
     """Its readable decoder, nothing compiled."""
     return model(dtype).target()

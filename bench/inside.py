@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.compiler import kept_in_memory
-from lessons_lib.models.kernels import attend
+from lessons_lib.models.decoder import attend
 
 PARTS = {  # as of `profiler.PARTS`: one row attends in the compiler's loop, several by two batched products or a kernel
     "attention": r"bmm|softmax|::attend_few_rows",

@@ -16,7 +16,7 @@ from bench import assisted, common, medusa, questions
 from bench.common import DTYPE, Measured, NotMeasured, Run, claim, prompt_of, rate_ratio
 from bench.prompt_lookup import GROUNDED, LOOKUP
 from bench.questions import CONTEXT, Made, answered, asked, ours, tokens_per_forward
-from lessons_lib import DraftModel, Medusa, PromptLookup, generate, native
+from lessons_lib import DraftModel, Medusa, PromptLookup, generate
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.generate import Step
@@ -33,8 +33,8 @@ from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.cost import StepCost, WidthCurve, padded_cost, width_cost
 from lessons_lib.measure.machine import DTYPES
 from lessons_lib.models.draft import decoder_of
-from lessons_lib.models.quantized import bytes_kept, bytes_read, quantized
-from lessons_lib.quantization import cpu
+from lessons_lib.quantization import bytes_kept, bytes_read, cpu, quantize_model
+from lessons_lib.quantization.cpu import native
 from lessons_lib.training import evaluate
 
 KINDS = {"free": (("writing",), 6), "grounded": (GROUNDED, 2)}  # categories, and questions of each
@@ -236,7 +236,7 @@ def expected(run: Run, name: str, found: Sequence[dict]) -> list:
 def targets(quick: bool) -> dict[str, Target]:
     """Compiled targets by rung, caches fitted to texts, the unrounded one first; a quick run has one format beside."""
     formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
-    rounded = {name: common.model().target(weights=weights).decoder for name, weights in formats.items()}
+    rounded = {name: common.in_format(weights).decoder for name, weights in formats.items()}
     decoders = {"compiled": common.eager().decoder} | rounded
     widths = {"compiled": questions.COMPILED, LIGHT: NARROW}
     return {name: questions.run_once(of, widths.get(name, (1,)), fitted=True) for name, of in decoders.items()}
@@ -250,8 +250,10 @@ def guessed(name: str) -> bool:
 @cache
 def small() -> Target:
     """The draft as light as a light target needs it: compiled, its weights in 8 bits."""
-    wide = decoder_of(assisted.draft().network, wide=True)
-    return questions.run_once(quantized(wide, "int8-weight-only"), (1, 2))  # 2: behind a step whose guesses all held
+    wide = decoder_of(assisted.draft().network)
+    return questions.run_once(
+        quantize_model(wide, "int8-weight-only"), (1, 2)
+    )  # 2: behind a step whose guesses all held
 
 
 @cache  # the tokenizers are compared once, not for every text

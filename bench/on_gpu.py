@@ -42,8 +42,8 @@ from lessons_lib.measure.clock import QUICK, timed
 from lessons_lib.measure.config import CONFIGS, ModelConfig
 from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.quantized import bytes_read, quantized
 from lessons_lib.progress import say
+from lessons_lib.quantization import bytes_read, quantize_model
 
 SECONDS = 480
 DEFAULT = CONFIGS["smollm2-135m"]
@@ -166,7 +166,7 @@ def write(path: Path, found: dict) -> None:
 def random_decoder(config: ModelConfig, device: str, dtype: torch.dtype, weights: str | None = None) -> Decoder:
     """A decoder of these sizes with random weights, in a quantized format if one is named."""
     if weights:
-        return quantized(random_decoder(config, device, dtype), weights)
+        return quantize_model(random_decoder(config, device, dtype), weights)
     with torch.device("meta"):
         decoder = Decoder(config).to(dtype)
     cos, sin = (table.to(device, dtype) for table in (decoder.cos, decoder.sin))

@@ -18,20 +18,20 @@ from bench import assisted, common, inside, medusa
 from bench.common import prompt_of
 from bench.inside import by_kernel, by_sums
 from bench.run import RESULTS
-from lessons_lib import compiler, native
+from lessons_lib import compiler
 from lessons_lib.decoding.draft_tree import DraftTree, make_block, tree_mask
 from lessons_lib.decoding.probing import repeatable_step
-from lessons_lib.decoding.targets import CompiledTarget, compiled
+from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import in_turn
 from lessons_lib.measure.profiler import taken_apart
 from lessons_lib.models import cut
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
-from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.medusa import load_heads
-from lessons_lib.models.quantized import quantized
 from lessons_lib.progress import say
+from lessons_lib.quantization import quantize_model
+from lessons_lib.quantization.cpu import native, pointwise
 
 LAYERS, TEXT, LONGEST, ROWS, RANKS, REPEATS = 6, 200, 672, 5, 10, 60
 LIGHT, BOTH, GROUPED = "int8-weight-only", "int8", "int4-int8"
@@ -55,7 +55,7 @@ def main(words: Sequence[str] = ()) -> int:
     wanted = lambda change: not words or any(word in change.what for word in words)  # noqa: E731
     rows = [row_of(change) if wanted(change) else kept.get(change.what) for change in tried()]
     say("where a whole step's time goes ...")
-    lightest = quantized(common.model().target().decoder, GROUPED)
+    lightest = quantize_model(common.model().target().decoder, GROUPED)
     parts = {count: parts_of(step(lightest, count)) for count in (1, ROWS)}
     facts = {
         "layers": LAYERS,
@@ -146,7 +146,7 @@ def sums() -> Calls:
 
 def formats(before: str | None, behind: str, rows: int = 1) -> Callable[[], Calls]:
     """Weights in two formats; None: the model's own."""
-    made = lambda weights: quantized(small(), weights) if weights else small()  # noqa: E731
+    made = lambda weights: quantize_model(small(), weights) if weights else small()  # noqa: E731
     return lambda: (step(made(before), rows), step(made(behind), rows))
 
 
@@ -180,8 +180,7 @@ def attending(other: Callable, text: int) -> Callable[[], Calls]:
 @cache
 def attended(how: Callable | None) -> CompiledTarget:
     """The whole model in 8 bits, compiled for ROWS rows and texts of any length; how it attends, None: as usual."""
-    kernels = Kernels(how) if how else compiled.FUSED
-    with mock.patch.object(compiled, "FUSED", kernels):
+    with mock.patch.object(pointwise, "attend_by_products", how or pointwise.attend_by_products):
         target = CompiledTarget(eight(), None, (), LONGEST, (ROWS,), fitted=True)
         repeatable_step(target, prompt_of(TEXT), ROWS)()
     return target
@@ -190,7 +189,7 @@ def attended(how: Callable | None) -> CompiledTarget:
 @cache
 def eight() -> Decoder:
     """The whole model in 8 bits."""
-    return quantized(common.model().target().decoder, BOTH)
+    return quantize_model(common.model().target().decoder, BOTH)
 
 
 def masks() -> Calls:
@@ -214,8 +213,8 @@ def holding_back() -> Calls:
 
 def draft() -> Calls:
     """The draft's step unrounded, and with weights of 8 bits; one row."""
-    wide = decoder_of(assisted.draft().network, wide=True)
-    return step(wide), step(quantized(wide, LIGHT))
+    wide = decoder_of(assisted.draft().network)
+    return step(wide), step(quantize_model(wide, LIGHT))
 
 
 def heads() -> Calls:

@@ -27,8 +27,7 @@ from lessons_lib.measure.quality import Reading
 from lessons_lib.models import load
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
-from lessons_lib.models.quantized import bytes_kept, bytes_read, quantized
-from lessons_lib.quantization import cpu
+from lessons_lib.quantization import bytes_kept, bytes_read, cpu, quantize_model
 
 FORMATS = ("int8", "int8-weight-only", "int4")  # of the lesson; int4-int8 is one of lesson 11
 WIDE = 9  # rows: a token and eight guesses
@@ -42,7 +41,7 @@ GPTQ = "int3 g64"
 @cache
 def target(weights: str | None) -> CompiledTarget:
     """Compiled for one row and for WIDE; None: weights as wide as everything else."""
-    of = common.model(DTYPE).target(weights=weights)
+    of = common.in_format(weights)
     return CompiledTarget(of.decoder, of.tokenizer, of.eos, CONTEXT, (1, WIDE))
 
 
@@ -135,7 +134,7 @@ def unpacking(rate: float) -> float:
 def predicted_error(run: Run) -> Measured:
     """|measured / predicted - 1|. No step of the model itself is timed for the prediction (lesson 10)."""
     lm = common.model(DTYPE)
-    made = {name or DTYPE: lm.target(weights=name) for name in (None, *FORMATS)}
+    made = {name or DTYPE: common.in_format(name) for name in (None, *FORMATS)}
     launching = {name: sample.median for name, sample in timed_steps(twins(lm.shape), run).items()}
     moved = {name: bytes_read(of.decoder) for name, of in made.items()}
     rate = moved[DTYPE] / machine.linears(lm.shape, DTYPE, "cpu")
@@ -147,7 +146,7 @@ def predicted_error(run: Run) -> Measured:
 def twins(shape: ModelConfig) -> dict[str, DecoderTarget]:
     """In every format a decoder of as many layers whose bytes vanish: what its steps take is launching."""
     narrow = twin(shape, DTYPE)
-    return {DTYPE: narrow} | {name: DecoderTarget(quantized(narrow.decoder, name)) for name in FORMATS}
+    return {DTYPE: narrow} | {name: DecoderTarget(quantize_model(narrow.decoder, name)) for name in FORMATS}
 
 
 def timed_steps(targets: Mapping[str, Target], run: Run) -> dict[str, Samples]:
@@ -206,7 +205,7 @@ def wide(windows: int | None) -> Reading:
 def rounded(format: str, **options) -> Decoder:
     """The decoder with weights in this format, calibrated on 16 windows, for int8 on 4."""
     calibration = ids("calibration", 4 if format == "int8" else 16)
-    return quantized(unrounded(), format, windows=calibration, **options)
+    return quantize_model(unrounded(), format, windows=calibration, **options)
 
 
 def windows_of(run: Run) -> int | None:
@@ -266,7 +265,7 @@ def recovered(run: Run) -> Measured:
     among = torch.zeros(decoder.config.vocab_size, dtype=torch.bool).index_fill(0, decoder.kept, True)
     calibration = ids("calibration", 2 if run.quick else None)
     options = dict(head=None, windows=calibration, values=True)
-    made = {"fp32": decoder} | {name: quantized(decoder, name, **options) for name in (GPTQ, f"gptq {GPTQ}")}
+    made = {"fp32": decoder} | {name: quantize_model(decoder, name, **options) for name in (GPTQ, f"gptq {GPTQ}")}
     found = {name: reading(of, count, among=among) for name, of in made.items()}
     exact, nearest, compensated = (np.array([[float(x.sum()), len(x)] for x in of.nll]) for of in found.values())
     value, low, high = share(exact, nearest, compensated)

@@ -11,11 +11,10 @@ training       what trains drafts and heads
 serving        sequences, scheduler, block pool, engine, simulator, workload, client
 decoding       the one loop, its targets, proposers and acceptance rules
 models         where weights come from, and the readable decoder
-quantization   number formats of few bits, GPTQ and its kin, matmuls with rounded weights
+quantization   number formats of few bits, GPTQ and its kin, linear layers with quantized weights
 attention      naive, tiled and split attention with their traffic counted; torch's backends
 caches         keys and values: contiguous, static, paged
 measure        clocks, this machine, cost models, scorecard, claims
-native         two kernels in C++, compiled where they are first needed
 data, weights  prompts, texts; a trained draft and trained heads
 
 What the package itself offers:

@@ -14,8 +14,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from support.examples import DEEP, FACTOR
 from tokenizers import pre_tokenizers
 
-from lessons_lib import native
 from lessons_lib.models import LanguageModel, ModelUnavailable, load, tiny
+from lessons_lib.quantization.cpu import native
 
 Q4_1, Q8_0, F32 = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0, GGMLQuantizationType.F32
 SIZES = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "mlp": 96}

@@ -52,7 +52,7 @@ def products_in_cache(decoder: Decoder, repeats: int = 15) -> float:
     total, count = 0.0, 20
     for linear in (first.qkv, first.out, first.gate_up, first.down):
         x = torch.ones(1, linear.in_features, dtype=decoder.norm.dtype, device=device)
-        again = lambda x=x, w=linear.weight: [decoder.kernels.multiply(x, w) for _ in range(count)]  # noqa: E731
+        again = lambda x=x, of=linear: [of(x) for _ in range(count)]  # noqa: E731
         total += timed(again, device, repeats, warmup=1).median / count
     return total * len(decoder.layers)
 

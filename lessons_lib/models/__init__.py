@@ -3,8 +3,7 @@
 `load(name)` gives a LanguageModel; `tiny()` a random network for tests; `cut(model)` the first layers of one.
 
 hub             names, devices and dtypes, `load`; gguf, store: the packaged model made a checkpoint, kept whole
-decoder         the readable decoder; kernels: how it multiplies and attends; checkpoint: names of its weights
-quantized       a decoder in few bits; calibrate, smoothing, compensated: what looks at its inputs first
+decoder         the readable decoder; checkpoint: names of its weights
 draft           our small draft and its file; trained: weights and cards that come with the package
 sparse, lora    parts of the decoder watched, cut and skipped; low-rank adapters
 """
@@ -14,14 +13,11 @@ import logging
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-from lessons_lib.models.calibrate import MATRICES, inputs_of, watch  # noqa: E402
-from lessons_lib.models.decoder import Decoder, Segment  # noqa: E402
-from lessons_lib.models.draft import decoder_of, start_from  # noqa: E402
+from lessons_lib.models.decoder import Decoder, NoCache, Segment, attend, with_attention  # noqa: E402
+from lessons_lib.models.draft import decoder_of, draft_format, start_from  # noqa: E402
 from lessons_lib.models.hub import LanguageModel, cut, dtype_name, load, names, pick  # noqa: E402
 from lessons_lib.models.implementations import attending  # noqa: E402
-from lessons_lib.models.kernels import LIBRARY, OPEN, Kernels, attend, attend_by_products, multiply_by_products  # noqa: E402
 from lessons_lib.models.libraries import by_library, bytes_held  # noqa: E402
-from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read  # noqa: E402
 from lessons_lib.models.sparse import (  # noqa: E402
     attention_weights,
     calibrated,
@@ -40,36 +36,27 @@ from lessons_lib.models.trained import OURS, read_card  # noqa: E402
 
 __all__ = [
     "Decoder",
-    "Kernels",
-    "LIBRARY",
     "LanguageModel",
-    "MATRICES",
     "ModelUnavailable",
-    "NONE",
-    "OPEN",
+    "NoCache",
     "OURS",
-    "Remedies",
     "Segment",
     "attend",
-    "attend_by_products",
     "attending",
     "attention_weights",
     "by_library",
     "bytes_held",
-    "bytes_kept",
-    "bytes_read",
     "calibrated",
     "cut",
     "cut_gates",
     "cut_inputs",
     "decoder_of",
+    "draft_format",
     "drop",
     "dtype_name",
     "gate_of",
-    "inputs_of",
     "keep_keys",
     "load",
-    "multiply_by_products",
     "names",
     "pick",
     "read_card",
@@ -78,5 +65,5 @@ __all__ = [
     "sum_rows",
     "tapped",
     "tiny",
-    "watch",
+    "with_attention",
 ]

@@ -1,7 +1,5 @@
 """Weight names (lesson 02): between a transformers Llama checkpoint and the readable decoder's fused matrices."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -16,11 +14,29 @@ def head_is_embedding(network) -> bool:
     return head.weight is embedding.weight or same_memory
 
 
-def fused_weights(state: Mapping[str, Tensor], config) -> dict[str, Tensor]:
-    """transformers' state dict -> ours. config: ModelConfig.
+def joined(parts: list[Tensor]) -> Tensor:
+    """Parameters (N_i, K) -> one matrix (sum of N_i, K), of which they are views from now on: nothing is held twice.
+
+    Where they lie in memory one after another already, as after an earlier call, that memory is the matrix.
+    """
+    first, rows = parts[0], [len(part) for part in parts]
+    starts = [first.storage_offset() + sum(rows[:i]) * first.shape[1] for i in range(len(parts))]
+    memory = {part.untyped_storage().data_ptr() for part in parts}
+    in_place = len(memory) == 1 and all(part.is_contiguous() for part in parts)
+    if in_place and [part.storage_offset() for part in parts] == starts:
+        return first.detach().as_strided((sum(rows), first.shape[1]), (first.shape[1], 1), starts[0])
+    whole = torch.cat([part.detach() for part in parts])
+    for part, view in zip(parts, whole.split(rows), strict=True):
+        part.data = view
+    return whole
+
+
+def fused_weights(network, config) -> dict[str, Tensor]:
+    """The weights of a transformers Llama by our names, in the same memory. config: ModelConfig.
 
     q, k, v are stacked, ((H + 2 H_kv) d, D), and gate and up, (2 D_ff, D); all other shapes stay.
     """
+    state = dict(network.named_parameters(remove_duplicate=False))
     weights = {"embedding.weight": state["model.embed_tokens.weight"], "norm": state["model.norm.weight"]}
     weights["head.weight"] = weights["embedding.weight"] if config.tie_word_embeddings else state["lm_head.weight"]
     for i in range(config.num_layers):
@@ -29,9 +45,9 @@ def fused_weights(state: Mapping[str, Tensor], config) -> dict[str, Tensor]:
         weights |= {
             ours + "attention_norm": state[theirs + "input_layernorm.weight"],
             ours + "mlp_norm": state[theirs + "post_attention_layernorm.weight"],
-            ours + "qkv.weight": torch.cat([state[f"{attention}{x}_proj.weight"] for x in "qkv"]),
+            ours + "qkv.weight": joined([state[f"{attention}{x}_proj.weight"] for x in "qkv"]),
             ours + "out.weight": state[attention + "o_proj.weight"],
-            ours + "gate_up.weight": torch.cat([state[f"{mlp}{x}_proj.weight"] for x in ("gate", "up")]),
+            ours + "gate_up.weight": joined([state[f"{mlp}{x}_proj.weight"] for x in ("gate", "up")]),
             ours + "down.weight": state[mlp + "down_proj.weight"],
         }
     return weights

@@ -7,7 +7,7 @@ at one row at a time, each with its own cache, positions and mask.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lessons_lib.caches.cache import causal_mask
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models.checkpoint import fused_weights, head_is_embedding
-from lessons_lib.models.kernels import LIBRARY, Kernels
+from lessons_lib.quantization.linear import sharing_copy
 
 
 def decoder_config(config) -> ModelConfig:
@@ -57,9 +58,17 @@ class KeysAndValues(Protocol):
         """keys, values (H_kv, T, d) of T new tokens -> all that is seen (H_kv, S + T, d). ValueError without room."""
 
 
+class NoCache:
+    """In place of a cache, for a text that one forward pass reads from its first token to its last."""
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """keys and values (H_kv, T, d) -> the same: there are no earlier ones."""
+        return keys, values
+
+
 @dataclass
 class Segment:
-    """One sequence's part of a packed forward.
+    """One sequence's part of a packed forward pass.
 
     positions (T,) of its tokens; mask (T, S) bool or None for causal, S counting the new tokens too.
     """
@@ -77,12 +86,38 @@ class States:
     after: dict[int, Tensor] = field(default_factory=dict)
 
 
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Grouped-query attention. q (H, T, d), keys and values (H_kv, S, d) -> (H, T, d).
+
+    mask: (T, S) bool, True = may attend. None is causal: the last query sees all S entries, the one before it S - 1.
+
+    H query heads share H_kv heads of keys and values, g = H / H_kv queries each (Ainslie et al. 2023,
+    arXiv 2305.13245). The g queries of a group are folded into the query axis. What is left is plain attention with
+    H_kv heads, and no key or value is copied.
+    """
+    heads, count, dim = q.shape
+    groups, entries = heads // keys.shape[0], keys.shape[1]
+    if mask is None and 1 < count == entries:  # a prompt: the kernel knows this mask and skips half the work
+        args = dict(is_causal=True, enable_gqa=groups > 1)
+        return F.scaled_dot_product_attention(q[None], keys[None], values[None], **args)[0]
+    if mask is None and count > 1:
+        mask = causal_mask(count, entries, q.device)
+    folded = q.reshape(keys.shape[0], groups * count, dim)
+    mask = mask if mask is None or groups == 1 else mask.repeat(groups, 1)
+    out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask)
+    return out[0].view(heads, count, dim)
+
+
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). q, k, v come from one product, gate and up from another."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). q, k, v come from one matmul, gate and up from another.
+
+    The four matrices are nn.Linear, or modules of `quantization.linear` that were swapped in. attend: how queries meet
+    keys and values; see `with_attention`.
+    """
 
     def __init__(self, config: ModelConfig, index: int):
         super().__init__()
-        self.config, self.index = config, index
+        self.config, self.index, self.attend = config, index, attend
         self.attention_norm = nn.Parameter(torch.empty(config.hidden_size))
         self.mlp_norm = nn.Parameter(torch.empty(config.hidden_size))
         heads = config.num_heads + 2 * config.num_kv_heads
@@ -91,37 +126,32 @@ class Layer(nn.Module):
         self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], kernels: Kernels) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment]) -> Tensor:
         """x (T, D), cos and sin (T, 1, d) -> (T, D)."""
-        x = x + self.attention(self._norm(x, self.attention_norm), cos, sin, segments, kernels)
-        gate, up = kernels.multiply(self._norm(x, self.mlp_norm), self.gate_up.weight).chunk(2, -1)
-        return x + kernels.multiply(F.silu(gate) * up, self.down.weight)
+        x = x + self.attention(self._norm(x, self.attention_norm), cos, sin, segments)
+        gate, up = self.gate_up(self._norm(x, self.mlp_norm)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
 
-    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment], kernels: Kernels) -> Tensor:
-        """(T, D) -> (T, D): project all rows at once, then attend row by row."""
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """(T, D) -> (T, D): project the tokens of all sequences at once, then attend sequence by sequence."""
         c = self.config
-        qkv = kernels.multiply(x, self.qkv.weight).view(len(x), -1, c.head_dim)
+        qkv = self.qkv(x).view(len(x), -1, c.head_dim)
         qk, v = qkv.split([c.num_heads + c.num_kv_heads, c.num_kv_heads], dim=1)
         q, k = rotate(qk, cos, sin).split([c.num_heads, c.num_kv_heads], dim=1)
         mixed, start = [], 0
         for segment in segments:
             rows = slice(start, start := start + len(segment.positions))
             keys, values = segment.cache.append(self.index, k[rows].transpose(0, 1), v[rows].transpose(0, 1))
-            mixed.append(kernels.attend(q[rows].transpose(0, 1), keys, values, segment.mask).transpose(0, 1))
+            mixed.append(self.attend(q[rows].transpose(0, 1), keys, values, segment.mask).transpose(0, 1))
         together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-        return kernels.multiply(together.reshape(len(x), -1), self.out.weight)
+        return self.out(together.reshape(len(x), -1))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
 
 class Decoder(nn.Module):
-    """Token ids to logits. `forward` gives hidden states, `logits` turns those that matter into scores.
-
-    kernels: how products and attention are computed unless a call says otherwise.
-    """
-
-    kernels = LIBRARY
+    """Token ids to logits. `forward` gives hidden states, `logits` turns those that matter into logits."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -137,11 +167,14 @@ class Decoder(nn.Module):
 
     @classmethod
     def from_transformers(cls, network) -> "Decoder":
-        """The decoder with the weights, dtype and device of a transformers Llama or Mistral model; else ValueError."""
+        """The decoder with the weights, dtype and device of a transformers Llama or Mistral model; else ValueError.
+
+        Weights are shared: matrices that are one here and several there are views of the same memory from now on.
+        """
         config = replace(decoder_config(network.config), tie_word_embeddings=head_is_embedding(network))
         with torch.device("meta"):  # no memory is filled twice
             decoder = cls(config)
-        decoder.load_state_dict(fused_weights(network.state_dict(), decoder.config), assign=True)
+        decoder.load_state_dict(fused_weights(network, decoder.config), assign=True)
         if decoder.config.tie_word_embeddings:
             decoder.head.weight = decoder.embedding.weight
         decoder.cos, decoder.sin = (table.to(network.device, network.dtype) for table in (decoder.cos, decoder.sin))
@@ -155,7 +188,6 @@ class Decoder(nn.Module):
         layers: range | None = None,
         states: Tensor | None = None,
         after: Sequence[int] = (),
-        kernels: Kernels | None = None,
     ) -> States:
         """tokens (T,) of all segments -> States with T rows.
 
@@ -163,13 +195,12 @@ class Decoder(nn.Module):
         after: numbers of layers whose output to return as well (1 = after the first layer).
         ValueError from a cache without room.
         """
-        kernels = kernels or self.kernels
         x = self.embedding(tokens) if states is None else states
         positions = segments[0].positions if len(segments) == 1 else torch.cat([s.positions for s in segments])
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         found = {}
         for index in layers if layers is not None else range(len(self.layers)):
-            x = kernels.run(self.layers[index], x, cos, sin, segments, kernels)
+            x = self.layers[index](x, cos, sin, segments)
             if index + 1 in after:
                 found[index + 1] = x
         return States(x, found)
@@ -178,13 +209,27 @@ class Decoder(nn.Module):
         """(..., D) after the last layer -> (..., D) after the final norm: what the head reads."""
         return F.rms_norm(states, self.norm.shape, self.norm, self.config.rms_norm_eps)
 
-    def logits(self, states: Tensor, kernels: Kernels | None = None) -> Tensor:
-        """(T, D) after any layer -> scores (T, V)."""
-        return self.score(self.final(states), kernels)
+    def logits(self, states: Tensor) -> Tensor:
+        """(T, D) after any layer -> logits (T, V)."""
+        return self.score(self.final(states))
 
-    def score(self, final: Tensor, kernels: Kernels | None = None) -> Tensor:
-        """(T, D) after the final norm -> scores (T, V)."""
-        return (kernels or self.kernels).multiply(final, self.head.weight)
+    def score(self, final: Tensor) -> Tensor:
+        """(T, D) after the final norm -> logits (T, V)."""
+        return self.head(final)
+
+    def read(self, ids: Sequence[int]) -> Tensor:
+        """The logits (T, V) of a whole text of T ids, in one forward pass without a cache."""
+        device = self.norm.device
+        segment = Segment(torch.arange(len(ids), device=device), NoCache())
+        return self.logits(self(torch.tensor(list(ids), device=device), [segment]).last)
+
+
+def with_attention(decoder: Decoder, attend: Callable) -> Decoder:
+    """A copy of the decoder that attends by another function of `attend`'s arguments; all weights are shared."""
+    copy = sharing_copy(decoder)
+    for layer in copy.layers:
+        layer.attend = attend
+    return copy
 
 
 def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from lessons_lib.models import trained
 from lessons_lib.models.checkpoint import head_is_embedding, their_names
 from lessons_lib.models.decoder import Decoder, decoder_config
-from lessons_lib.models.kernels import Kernels
-from lessons_lib.models.quantized import quantized
-from lessons_lib.quantization.cpu import signed_rows
 from lessons_lib.quantization.formats import quantize
+from lessons_lib.quantization.linear import signed_rows
 
 
 class TrimmedDecoder(Decoder):
@@ -38,9 +36,9 @@ class TrimmedDecoder(Decoder):
         trimmed.register_buffer("kept", kept, persistent=False)
         return trimmed
 
-    def score(self, final: Tensor, kernels: Kernels | None = None) -> Tensor:
-        """(T, D) after the final norm -> scores (T, V), -inf for tokens that are not kept."""
-        return scatter(super().score(final, kernels), self.kept, self.config.vocab_size)
+    def score(self, final: Tensor) -> Tensor:
+        """(T, D) after the final norm -> logits (T, V), -inf for tokens that are not kept."""
+        return scatter(super().score(final), self.kept, self.config.vocab_size)
 
 
 def scatter(scores: Tensor, kept: Tensor, vocab_size: int) -> Tensor:
@@ -73,22 +71,19 @@ class DraftForCausalLM(LlamaForCausalLM):
         return self
 
 
-def decoder_of(network: PreTrainedModel, wide: bool = False) -> Decoder:
-    """The readable decoder of a transformers model, of a draft the trimmed one in the weights that suit it.
-
-    wide: with weights as they are, whatever suits. ValueError as `Decoder.from_transformers`.
-    """
+def decoder_of(network: PreTrainedModel) -> Decoder:
+    """The readable decoder of a transformers model, of a draft the trimmed one. ValueError as `from_transformers`."""
     decoder, head = Decoder.from_transformers(network), network.get_output_embeddings()
-    if not isinstance(head, TrimmedHead):
-        return decoder
-    trimmed = TrimmedDecoder.of(decoder, head.kept)
-    return quantized(trimmed, "int8-weight-only") if in_eight_bits(network) and not wide else trimmed
+    return TrimmedDecoder.of(decoder, head.kept) if isinstance(head, TrimmedHead) else decoder
 
 
-def in_eight_bits(network: PreTrainedModel) -> bool:
-    """Whether the readable decoder of this network has weights of 8 bits: drafts in bf16 on a CPU do."""
-    trimmed = isinstance(network.get_output_embeddings(), TrimmedHead)
-    return trimmed and network.dtype == torch.bfloat16 and network.device.type == "cpu"
+def draft_format(model) -> str | None:
+    """The `weights` in which one-token passes of this model are fastest, if it is one of our drafts.
+
+    "int8-weight-only" for bf16 on a CPU; None, as they are, for all else. model: a LanguageModel.
+    """
+    trimmed = isinstance(model.network.get_output_embeddings(), TrimmedHead)
+    return "int8-weight-only" if trimmed and model.dtype == torch.bfloat16 and model.device == "cpu" else None
 
 
 def scored(network: PreTrainedModel) -> int | None:

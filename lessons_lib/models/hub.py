@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -21,14 +21,14 @@ from lessons_lib.measure.machine import DTYPES, cpu_bf16, gpu_bf16
 from lessons_lib.measure.quality import WINDOW, windows
 from lessons_lib.models import trained
 from lessons_lib.models.checkpoint import head_is_embedding
-from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.decoder import computes
-from lessons_lib.models.draft import decoder_of, in_eight_bits, load_draft, scored
+from lessons_lib.models.draft import decoder_of, load_draft, scored
 from lessons_lib.models.gguf import PackagedModel, gguf_file
-from lessons_lib.models.quantized import BOTH, FORMATS, quantized
 from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import first_line
+from lessons_lib.quantization.linear import sharing_copy
+from lessons_lib.quantization.model import FORMATS, quantize_model
 
 
 @contextmanager
@@ -181,11 +181,6 @@ class LanguageModel:
         shape = ModelConfig.from_transformers(self.network.config, self.name)
         return replace(shape, head_rows=scored(self.network), tie_word_embeddings=head_is_embedding(self.network))
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes that the readable decoder's one-row forward reads of each weight: 1 where a draft runs in 8 bits."""
-        return 1 if in_eight_bits(self.network) else self.dtype.itemsize
-
     def in_dtype(self, dtype: str | torch.dtype) -> "LanguageModel":
         """The same model in another number format; itself where it has that format already.
 
@@ -203,16 +198,23 @@ class LanguageModel:
             return replace(self, network=converted(self.network, dtype), dtype=dtype)
 
     def target(
-        self, kind: str | None = None, weights: str | None = None, compiled: bool = False, context: int | None = None
+        self,
+        kind: str | None = None,
+        weights: str | None = None,
+        compiled: bool = False,
+        context: int | None = None,
+        windows: Sequence[Sequence[int]] = (),
     ):
         """What `generate` and the engine decode with.
 
         kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward pass; None
         takes the readable decoder where it computes the model's family, else transformers.
+        Either shares the model's weights.
         weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. For the readable decoder also "int8" (weights
         and activations), "int8-weight-only", "int4" and "int4-int8" (weights of 4 bits, activations of 8), beside all
-        else in the model's dtype (`models.quantized`). What is loaded is cast; to widen without the rounding already
-        done, load again: `in_dtype(...).target()`.
+        else in the model's dtype (`quantization.quantize_model`). What is loaded is cast; to widen without the rounding
+        already done, load again: `in_dtype(...).target()`.
+        windows: ids to calibrate "int8" with, such as `calibration_windows()`; without any, rounding is plain.
         compiled: the readable decoder through torch.compile, with caches of `context` tokens (default 512).
         ValueError for any other choice, for a dtype that the device lacks, and for a model that the readable decoder
         does not compute.
@@ -231,15 +233,15 @@ class LanguageModel:
 
         if kind == "transformers":
             return targets.TransformersTarget(network, self.tokenizer)
-        decoder, eos = decoder_of(network, wide=rounded), targets.base.eos_ids(network, self.tokenizer)
+        decoder, eos = decoder_of(network), targets.base.eos_ids(network, self.tokenizer)
         if rounded:
-            decoder = quantized(decoder, weights, windows=self._calibration() if weights == BOTH else ())
+            decoder = quantize_model(decoder, weights, windows=windows)
         if compiled:
             return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
         return targets.DecoderTarget(decoder, self.tokenizer, eos)
 
-    def _calibration(self) -> list[list[int]]:
-        """Some text to calibrate with; none without a tokenizer."""
+    def calibration_windows(self) -> list[list[int]]:
+        """Ids of some shipped text to calibrate "int8" with (`target`); none without a tokenizer."""
         if self.tokenizer is None:
             return []
         return windows(

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 from lessons_lib.models.hub import OFFLINE, PACKAGED, packaged_folder, quiet
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.progress import first_line
-from lessons_lib.quantization.cpu import storage_bytes
+from lessons_lib.quantization.linear import storage_bytes
 
 
 def _torchao(name: str, *args) -> TorchAoConfig:

@@ -1,56 +1,66 @@
-"""Low-rank adapters (lesson 09): a frozen matrix W computes as W + (alpha / r) B A, of which A and B are trained.
+"""LoRA (lesson 09): a frozen linear layer W computes as W + (alpha / r) B A, of which A and B are trained.
 
 Hu et al. 2021 (arXiv 2106.09685). B begins at zero, so at first nothing changes.
 """
-
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lessons_lib.models.copies import sharing_copy
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.kernels import Kernels
+from lessons_lib.quantization.linear import sharing_copy
 
 
-class LowRank(nn.Module):
-    """A way to multiply, for `Kernels`: x (T, D) times weight (N, D), with its adapter if it is one of `weights`.
+class LoRALinear(nn.Module):
+    """A linear layer (N, K) with an adapter beside it: x Wᵀ + scale·(x Aᵀ) Bᵀ, A (r, K) and B (N, r).
 
-    rank: r, A being (r, D) and B (N, r). alpha: the adapter counts alpha / r. seed: of A's random start.
+    random: for A's start.
     """
 
-    def __init__(self, weights: Sequence[Tensor], rank: int = 8, alpha: float = 16.0, seed: int = 0):
+    def __init__(self, linear: nn.Linear, rank: int, alpha: float, random: torch.Generator):
         super().__init__()
-        self.weights, self.scale = list(weights), alpha / rank  # kept, so that ids stay theirs
-        self.places = {id(weight): place for place, weight in enumerate(self.weights)}
-        random = torch.Generator().manual_seed(seed)
-        first = [torch.randn(rank, w.shape[1], generator=random).to(w) * w.shape[1] ** -0.5 for w in self.weights]
-        self.A = nn.ParameterList(first)
-        self.B = nn.ParameterList(torch.zeros(w.shape[0], rank).to(w) for w in self.weights)
+        self.linear, self.scale = linear, alpha / rank
+        like, columns = linear.weight, linear.in_features
+        self.A = nn.Parameter(torch.randn(rank, columns, generator=random).to(like) * columns**-0.5)
+        self.B = nn.Parameter(torch.zeros(linear.out_features, rank).to(like))
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x (T, D), weight (N, D) -> (T, N)."""
-        plain, place = F.linear(x, weight), self.places.get(id(weight))
-        return plain if place is None else plain + self.scale * F.linear(F.linear(x, self.A[place]), self.B[place])
+    def forward(self, x: Tensor) -> Tensor:
+        """x (T, K) -> (T, N)."""
+        return self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
 
-    def kernels(self) -> Kernels:
-        """What a decoder's forward takes to compute with the adapters."""
-        return Kernels(multiply=self)
+    def extra_repr(self) -> str:
+        return f"rank={len(self.A)}, scale={self.scale}"
 
-
-def adapted(decoder: Decoder, rank: int, alpha: float, seed: int = 0) -> LowRank:
-    """Adapters for every matrix of every layer; the LM head stays as it is."""
-    modules = decoder.layers.modules()
-    return LowRank([module.weight for module in modules if isinstance(module, nn.Linear)], rank, alpha, seed)
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """One layer that computes the same as the two, and as fast as the first alone."""
+        whole = sharing_copy(self.linear, but=[id(self.linear.weight)])
+        whole.weight += self.scale * self.B @ self.A
+        return whole
 
 
-@torch.no_grad()
-def merged(decoder: Decoder, adapters: LowRank) -> Decoder:
-    """A decoder whose layers hold the sums, so that it decodes as fast as before; all else is shared."""
-    whole = sharing_copy(decoder, but=adapters.places)
-    for theirs, ours in zip(decoder.layers.modules(), whole.layers.modules(), strict=True):
-        if isinstance(theirs, nn.Linear):
-            place = adapters.places[id(theirs.weight)]
-            ours.weight += adapters.scale * adapters.B[place] @ adapters.A[place]
-    return whole
+def adapted(decoder: Decoder, rank: int = 8, alpha: float = 16.0, seed: int = 0) -> Decoder:
+    """A copy of the decoder with an adapter at every matrix of every layer, not at the LM head; weights are shared.
+
+    seed: of the random start.
+    """
+    copy, random = sharing_copy(decoder), torch.Generator().manual_seed(seed)
+    for layer in copy.layers:
+        for name, linear in [(name, part) for name, part in layer.named_children() if isinstance(part, nn.Linear)]:
+            setattr(layer, name, LoRALinear(linear, rank, alpha, random))
+    return copy
+
+
+def adapters(decoder: Decoder) -> dict[str, nn.Parameter]:
+    """The weights A and B of all adapters, by name ("layers.0.qkv.A")."""
+    found = ((name, module) for name, module in decoder.named_modules() if isinstance(module, LoRALinear))
+    return {f"{name}.{part}": getattr(module, part) for name, module in found for part in ("A", "B")}
+
+
+def merged(decoder: Decoder) -> Decoder:
+    """A copy of an adapted decoder with the sums in place of the adapters; all else is shared."""
+    copy = sharing_copy(decoder)
+    for layer in copy.layers:
+        for name, part in [(name, part) for name, part in layer.named_children() if isinstance(part, LoRALinear)]:
+            setattr(layer, name, part.merged())
+    return copy

@@ -1,26 +1,27 @@
-"""Looking into the readable decoder, and leaving parts of it out (lesson 12): kernels that watch, cut and skip.
+"""Looking into the decoder, and leaving parts of it out (lesson 12): copies of it that watch, cut and skip.
 
-Every product of a forward is `kernels.multiply(x, weight)`, every attention `kernels.attend(...)`; the decoder is not
-changed. Products are named after their weights: "qkv", "out", "gate_up", "down". Inputs cut at a threshold: Liu et
-al. 2024 (TEAL, arXiv 2408.14690); gates: Lee et al. 2024 (CATS, arXiv 2404.08763).
+Each copy shares all weights with the decoder, which is not changed. A matrix is named (number of its layer, "qkv" |
+"out" | "gate_up" | "down"). Inputs cut at a threshold: Liu et al. 2024 (TEAL, arXiv 2408.14690); gates: Lee et al. 2024
+(CATS, arXiv 2404.08763).
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lessons_lib.attention.heads import prepared
 from lessons_lib.attention.naive import probabilities
 from lessons_lib.attention.traffic import Memory
 from lessons_lib.caches.cache import causal_mask
 from lessons_lib.measure.sparsity import highest, threshold
-from lessons_lib.models.calibrate import Place, by_weight, in_layers
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.kernels import Kernels, attend
+from lessons_lib.quantization.calibrated import Name, linears
+from lessons_lib.quantization.linear import sharing_copy
 
-Change = Callable[[Place, Tensor], Tensor]
+Change = Callable[[Name, Tensor], Tensor]
 
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -34,7 +35,7 @@ def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None = None) -> Te
 
 
 def keep_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, share: float, score=None) -> Tensor:
-    """As `kernels.attend`, over the best `share` of each query's keys only, their weights scaled to sum to 1.
+    """As `attend`, over the best `share` of each query's keys only, their weights scaled to sum to 1.
 
     score: weights (H, T, S) -> what the best are judged by, of the same shape; None: the weights themselves.
     ValueError for shapes that do not fit and a share outside 0 to 1.
@@ -46,25 +47,25 @@ def keep_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shar
     return (weights @ values.to(weights.dtype).repeat_interleave(len(q) // len(values), 0)).to(q.dtype)
 
 
-def tapped(decoder: Decoder, into: Change | None = None, out: Change | None = None, look=None) -> Kernels:
-    """The decoder's kernels with taps: into(place, x) gives what a product reads instead, out(place, y) what it gives.
+def tapped(decoder: Decoder, into: Change | None = None, out: Change | None = None, look=None) -> Decoder:
+    """A copy with hooks: into(name, x) gives what a matrix reads instead of x, out(name, y) what it gives instead of y.
 
-    look(layer, q, keys, mask): sees what attention is handed, as `attention_weights` takes it. The head has no tap.
+    look(layer, q, keys, mask): sees what attention is handed, as `attention_weights` takes it. The head has no hook.
     """
-    places, inner, here = by_weight(in_layers(decoder)), decoder.kernels, []
+    copy = sharing_copy(decoder)
+    for name, linear in linears(copy, head=False).items():
+        if into:
+            linear.register_forward_pre_hook(lambda _, args, name=name: into(name, args[0]))
+        if out:
+            linear.register_forward_hook(lambda _, args, y, name=name: out(name, y))
+    for layer in copy.layers if look else ():
+        layer.attend = partial(_seen, look, layer.index, layer.attend)
+    return copy
 
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        place = places.get(id(weight))
-        here[:] = [place]  # attention follows the "qkv" of its layer
-        y = inner.multiply(into(place, x) if place and into else x, weight)
-        return out(place, y) if place and out else y
 
-    def attended(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        if look:
-            look(here[0][0], q, keys, mask)
-        return inner.attend(q, keys, values, mask)
-
-    return Kernels(attended, multiply)
+def _seen(look: Callable, layer: int, attend: Callable, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None):
+    look(layer, q, keys, mask)
+    return attend(q, keys, values, mask)
 
 
 def gate_of(y: Tensor) -> Tensor:
@@ -72,50 +73,68 @@ def gate_of(y: Tensor) -> Tensor:
     return F.silu(y.chunk(2, -1)[0])
 
 
-def cut_inputs(thresholds: Mapping[Place, float]) -> Change:
+def cut_inputs(thresholds: Mapping[Name, float]) -> Change:
     """An `into`: entries of a product's input at or below its threshold in size become 0 (TEAL)."""
-    return lambda place, x: x.masked_fill(x.abs() <= thresholds[place], 0) if place in thresholds else x
+    return lambda name, x: x.masked_fill(x.abs() <= thresholds[name], 0) if name in thresholds else x
 
 
-def cut_gates(thresholds: Mapping[Place, float]) -> Change:
+def cut_gates(thresholds: Mapping[Name, float]) -> Change:
     """An `out`: neurons whose |silu(gate)| is at or below the threshold of (layer, "gate_up") give 0 (CATS)."""
 
-    def out(place: Place, y: Tensor) -> Tensor:
-        if place[1] != "gate_up" or place not in thresholds:
+    def out(name: Name, y: Tensor) -> Tensor:
+        if name[1] != "gate_up" or name not in thresholds:
             return y
         gate, up = y.chunk(2, -1)
-        return torch.cat([gate.masked_fill(gate_of(y).abs() <= thresholds[place], 0), up], -1)
+        return torch.cat([gate.masked_fill(gate_of(y).abs() <= thresholds[name], 0), up], -1)
 
     return out
 
 
 def drop(sparsity: float, generator: torch.Generator) -> Change:
     """An `into` or `out`, the control: as many entries become 0, but drawn and not chosen."""
-    return lambda place, x: x.masked_fill(torch.rand(x.shape, generator=generator).to(x.device) < sparsity, 0)
+    return lambda name, x: x.masked_fill(torch.rand(x.shape, generator=generator).to(x.device) < sparsity, 0)
 
 
-def skipping(decoder: Decoder, thresholds: Mapping[Place, float]) -> Kernels:
-    """Kernels that compute one row as `cut_gates` has it, and read only what it needs: gate first, then the rest.
+class GateFirst(nn.Module):
+    """In place of "gate_up", for one row: only the rows of W_up whose neurons are active are read."""
 
-    The rows of W_up of active neurons are gathered; the columns of W_down, kept as rows of a transposed copy, are
-    summed in place. ValueError for layers without a threshold, and for more than one row.
-    """
-    places = by_weight(in_layers(decoder))
-    if missing := [place for place in places.values() if place[1] == "gate_up" and place not in thresholds]:
-        raise ValueError(f"No threshold for the gate of layer {missing[0][0]}; calibrate all of them.")
-    columns = {id(layer.down.weight): layer.down.weight.t().contiguous() for layer in decoder.layers}
+    def __init__(self, linear: nn.Linear, threshold: float):
+        super().__init__()
+        self.weight, self.threshold = linear.weight, threshold
 
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
-        place = places.get(id(weight))
-        if place is None or place[1] not in ("gate_up", "down"):
-            return F.linear(x, weight)
+    def forward(self, x: Tensor) -> Tensor:
+        """x (1, D) -> (1, 2 D_ff). ValueError for more than one row."""
         if len(x) != 1:
             raise ValueError(
                 f"Skipping is for one row, not {len(x)}; use tapped(decoder, out=cut_gates(...)) for more."
             )
-        return gate_first(x, weight, thresholds[place]) if place[1] == "gate_up" else sum_rows(x, columns[id(weight)])
+        return gate_first(x, self.weight, self.threshold)
 
-    return Kernels(attend, multiply)
+
+class SkippingDown(nn.Module):
+    """In place of "down", for one row: only the columns of W_down whose neurons are not 0 are read."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.register_buffer("columns", linear.weight.t().contiguous())  # kept as rows of a transposed copy
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (1, D_ff) -> (1, D)."""
+        return sum_rows(x, self.columns)
+
+
+def skipping(decoder: Decoder, thresholds: Mapping[Name, float]) -> Decoder:
+    """A copy that computes one row as `cut_gates` has it, and reads only what it needs: gate first, then the rest.
+
+    ValueError for layers without a threshold.
+    """
+    copy = sharing_copy(decoder)
+    for number, layer in enumerate(copy.layers):
+        if (number, "gate_up") not in thresholds:
+            raise ValueError(f"No threshold for the gate of layer {number}; calibrate all of them.")
+        layer.gate_up = GateFirst(layer.gate_up, thresholds[number, "gate_up"])
+        layer.down = SkippingDown(layer.down)
+    return copy
 
 
 def gate_first(x: Tensor, weight: Tensor, t: float) -> Tensor:
@@ -136,9 +155,9 @@ def sum_rows(x: Tensor, table: Tensor) -> Tensor:
     return F.embedding_bag(active[None], table, mode="sum", per_sample_weights=x[:, active])
 
 
-def calibrated(seen: Mapping[Place, Tensor], sparsity: float) -> dict[Place, float]:
-    """The threshold of each place that cuts a share `sparsity` of the values seen there, of any shape.
+def calibrated(seen: Mapping[Name, Tensor], sparsity: float) -> dict[Name, float]:
+    """The threshold of each matrix that cuts a share `sparsity` of the values seen there, of any shape.
 
-    ValueError for a place without values, and a share that is not from 0 to below 1.
+    ValueError for a matrix without values, and a share that is not from 0 to below 1.
     """
-    return {place: threshold(values, sparsity) for place, values in seen.items()}
+    return {name: threshold(values, sparsity) for name, values in seen.items()}

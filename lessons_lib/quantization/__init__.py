@@ -1,6 +1,25 @@
-"""Weights and KV caches in few bits (lessons 10, 11): formats, calibrated methods, matrix products."""
+"""Weights and KV caches in few bits (lessons 10, 11).
 
-from lessons_lib.quantization.cpu import Int8Both, MixedProduct, outlier_columns, round_rows
+formats         integers, NF4 and FP8: codes and what they stand for; sizes: their bytes before anything loads
+linear          nn.Modules that take the place of an nn.Linear: W8A16, W4A16, W8A8, W4A8, LLM.int8()
+calibrated      GPTQ, AWQ, SmoothQuant: what looks at calibration inputs before it rounds
+model           quantize_model swaps these layers into a decoder
+kv              a KV cache in few bits
+cpu, cuda       kernels of one kind of device, used where such a layer is made
+"""
+
+from lessons_lib.quantization.calibrated import (
+    MATRICES,
+    awq_scales,
+    gptq,
+    hessian,
+    inputs_of,
+    inverse_factor,
+    layer_loss,
+    smooth_scales,
+    sweep,
+    watch,
+)
 from lessons_lib.quantization.formats import (
     bits_of,
     codebook,
@@ -11,31 +30,52 @@ from lessons_lib.quantization.formats import (
     round_trip,
     rounding,
 )
-from lessons_lib.quantization.gptq import hessian, inverse_factor, layer_loss, sweep
 from lessons_lib.quantization.kv import QuantizedCache, quantize_keys, quantize_values, restore_keys, restore_values
-from lessons_lib.quantization.linear import Scaled
-from lessons_lib.quantization.scaling import awq_scales, smooth_scales
+from lessons_lib.quantization.linear import (
+    LLMInt8Linear,
+    OutlierColumns,
+    ScaledLinear,
+    W4A8Linear,
+    W4A16Linear,
+    W8A8Linear,
+    W8A16Linear,
+    outlier_columns,
+    round_rows,
+)
+from lessons_lib.quantization.model import PLAIN, W8A8Options, bytes_kept, bytes_read, quantize_model
 from lessons_lib.quantization.sizes import GPU_MEMORY, gpus_that_hold, model_bytes, step_bytes
 
 __all__ = [
     "GPU_MEMORY",
-    "Int8Both",
-    "MixedProduct",
+    "LLMInt8Linear",
+    "MATRICES",
+    "OutlierColumns",
+    "PLAIN",
     "QuantizedCache",
-    "Scaled",
+    "ScaledLinear",
+    "W4A16Linear",
+    "W4A8Linear",
+    "W8A16Linear",
+    "W8A8Linear",
+    "W8A8Options",
     "awq_scales",
     "bits_of",
+    "bytes_kept",
+    "bytes_read",
     "codebook",
     "decibels",
     "draws",
+    "gptq",
     "gpus_that_hold",
     "hessian",
+    "inputs_of",
     "inverse_factor",
     "layer_loss",
     "model_bytes",
     "outlier_columns",
     "quantize",
     "quantize_keys",
+    "quantize_model",
     "quantize_values",
     "relative_error",
     "restore_keys",
@@ -46,4 +86,5 @@ __all__ = [
     "smooth_scales",
     "step_bytes",
     "sweep",
+    "watch",
 ]

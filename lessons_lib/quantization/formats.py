@@ -33,14 +33,6 @@ def check_bits(bits: int) -> None:
         raise ValueError(f"{bits!r} bits are not supported; choose a whole number from 2 to 8")
 
 
-def check_cpu(x: Tensor) -> None:
-    """Raises ValueError for a tensor that the int4 kernels of the CPU cannot read."""
-    if x.device.type != "cpu":
-        raise ValueError(
-            f"the int4 kernel is one of the CPU and the tensor is on {x.device}; use Plain, or quantize it on a CPU"
-        )
-
-
 def blocks(x: Tensor, per: str | int) -> Tensor:
     """x (..., K) -> (blocks, size), one scale each: per "tensor", per "row", or for so many values of the last axis.
 

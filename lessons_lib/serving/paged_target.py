@@ -1,7 +1,6 @@
 """The engine's targets (lesson 05): one forward pass over many sequences in a paged KV cache, eager and compiled."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -10,10 +9,9 @@ from torch import Tensor
 from lessons_lib.caches.paged import PagedCache, PagedMemory, Pages
 from lessons_lib.compiler import CompiledStep, compiler_problem, kept_in_memory
 from lessons_lib.decoding.draft_tree import Block, Scores
-from lessons_lib.decoding.targets.compiled import kernels_of, say_uncompiled
+from lessons_lib.decoding.targets.compiled import freezable, say_uncompiled
 from lessons_lib.decoding.targets.decoder import DecoderTarget
-from lessons_lib.models.decoder import Decoder, Segment, States
-from lessons_lib.models.kernels import attend
+from lessons_lib.models.decoder import Decoder, Segment, States, attend, with_attention
 
 
 class PagedTarget(DecoderTarget):
@@ -23,7 +21,7 @@ class PagedTarget(DecoderTarget):
     """
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, num_blocks: int, block_size: int):
-        super().__init__(decoder, tokenizer, eos)
+        super().__init__(with_attention(decoder, attend_either), tokenizer, eos)
         c, self.sizes = decoder.config, dict(num_blocks=num_blocks, block_size=block_size)
         shape = c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device
         self.memory = PagedMemory(*shape, blocks=num_blocks, block_size=block_size)
@@ -43,8 +41,7 @@ class PagedTarget(DecoderTarget):
         rows = [block.cache for block in blocks if decodes(block)]
         segments = [self.together(rows)] if rows else []
         segments += [self.segment(block) for block in blocks[len(rows) :]]
-        kernels = replace(self.decoder.kernels, attend=attend_either)
-        states = self.decoder(tokens, segments, after=layers, kernels=kernels)
+        states = self.decoder(tokens, segments, after=layers)
         for cache in rows:
             cache.advance(1)
         return states
@@ -86,7 +83,7 @@ def attend_either(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     return (attend_pages if keys.dim() == 5 else attend)(q, keys, values, mask)
 
 
-COMPILED = dict(frozen=True, max_autotune=True, check_indices=False)  # `_call` checks them
+COMPILED = dict(max_autotune=True, check_indices=False)  # `_call` checks them
 # of tokens, positions, block tables and the rows whose logits are wanted, what differs from step to step
 SIZES = (("rows",), ("rows",), ("rows", "blocks"), ("wanted",))
 # (row, entry) pairs of attention, as measured on two cores with AVX512-bf16; a GPU's would be others:
@@ -107,7 +104,7 @@ class CompiledPagedTarget(PagedTarget):
         super().__init__(decoder, tokenizer, eos, **sizes)
         self.max_num_seqs, self.problem = max_num_seqs, say_uncompiled(compiler_problem(self.device))
         name = f"step of many rows ({decoder.config.num_layers} layers, {self.dtype})"
-        self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, **COMPILED)
+        self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, frozen=freezable(decoder), **COMPILED)
 
     def run(self, blocks: Sequence[Block]) -> list[Scores]:
         """Blocks in compiled forwards, those that need it in an eager one -> the scores of each.
@@ -216,11 +213,11 @@ def paged_step(decoder: Decoder, cache=Pages) -> Callable:
     It takes tokens (rows,), positions, tables, keys and values as Pages, and the rows `wanted` (w,) -> logits (w, V).
     cache: what looks keys and values up, made as Pages is.
     """
-    kernels = replace(kernels_of(decoder, pointwise=False), attend=attend_pages_by_sums)
+    decoder = with_attention(decoder, attend_pages_by_sums)
 
     def step(tokens: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, keys: list, values: list):
         pages = cache(keys, values, positions, tables)
         segment = Segment(positions, pages, pages.visible())
-        return decoder.logits(decoder(tokens, [segment], kernels=kernels).last[wanted], kernels)
+        return decoder.logits(decoder(tokens, [segment]).last[wanted])
 
     return step

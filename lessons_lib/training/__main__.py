@@ -33,12 +33,14 @@ from lessons_lib.models.hub import pick_device, pick_dtype
 from lessons_lib.models.medusa import MedusaHeads, load_heads, save_heads
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.trained import OURS
+from lessons_lib.quantization import quantize_model
 from lessons_lib.training import collect, distill, evaluate, medusa, prompts
 from lessons_lib.training.collect import Text
 from lessons_lib.training.loop import TrainingRun, folder_of
 from lessons_lib.training.medusa import HeadsRecipe, JointRecipe, judge, split
 
 TARGET, DRAFT, HEADS = "smollm2-135m", "smol-draft", "smol-medusa"
+USED = "int8-weight-only"  # the weights that a draft is used with
 JOINT = "smol-medusa-joint"
 NODES = 16  # of the tree that heads are judged by; lesson 09 chooses by the machine's width curve
 LOOKED_AT = 24  # held-back texts that a joint run looks at
@@ -137,7 +139,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
     if options.run:
         draft = distill.trained(target(), folder_of(DRAFT, options.run)).draft
     else:
-        draft = decoder_of(load(DRAFT, device="cpu", dtype="bf16").network)
+        draft = load(DRAFT, device="cpu", dtype="bf16").target(weights=USED).decoder
     print(json.dumps(evaluate.evaluate(draft, collect.held_out_texts()), indent=1))
 
 
@@ -146,7 +148,8 @@ def run_export(options: argparse.Namespace) -> None:
     texts, run = collect.held_out_texts(), distill.trained(target(), folder_of(DRAFT, options.run))
     untrained = distill.fresh(target(), run.recipe, run.draft.kept).draft
     save_draft(run.draft, options.into, TARGET)
-    stored = decoder_of(load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network))
+    network = load_draft(options.into, load(TARGET, device="cpu", dtype="bf16").network)
+    stored = quantize_model(decoder_of(network), USED)
     facts = facts_of(run) | {
         "before": evaluate.evaluate(untrained, texts),
         "after": evaluate.evaluate(stored, texts),

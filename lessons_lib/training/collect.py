@@ -11,7 +11,7 @@ scored tokens only; here those of the prompt are kept, too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.text import encode
 from lessons_lib.models import LanguageModel
-from lessons_lib.models.decoder import Decoder, Segment
+from lessons_lib.models.decoder import Decoder, Segment, with_attention
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 from lessons_lib.training.prompts import LONGEST, UserTurn
@@ -230,7 +230,7 @@ class Writer:
 
     def __init__(self, decoder: Decoder, eos: Iterable[int], rows: int, capacity: int, max_new: int):
         self.decoder, self.eos, self.max_new, self.capacity = decoder, frozenset(eos), max_new, capacity
-        self.cache, self.kernels = RowsCache(decoder, rows, capacity), replace(decoder.kernels, attend=attend_texts)
+        self.cache, self.together = RowsCache(decoder, rows, capacity), with_attention(decoder, attend_texts)
         self.texts: list[Text | None] = [None] * rows
         self.generators: list[torch.Generator | None] = [None] * rows
 
@@ -263,7 +263,7 @@ class Writer:
         """One token for every row; empty rows ride along."""
         tokens = [text.ids[-1] if text else 0 for text in self.texts]
         segment = Segment(self.cache.positions(), self.cache, self.cache.mask())
-        states = self.decoder(torch.tensor(tokens, device=self.cache.lengths.device), [segment], kernels=self.kernels)
+        states = self.together(torch.tensor(tokens, device=self.cache.lengths.device), [segment])
         busy = [row for row, text in enumerate(self.texts) if text]
         self.cache.lengths[busy] += 1
         yield from self._take(busy, self.decoder.final(states.last)[busy])

@@ -21,7 +21,7 @@ from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, own_weights
 from lessons_lib.models.medusa import MedusaHeads
-from lessons_lib.models.quantized import quantized
+from lessons_lib.quantization import quantize_model
 from lessons_lib.quantization.formats import bits_of
 from lessons_lib.training.collect import Text
 from lessons_lib.training.loop import read_texts
@@ -103,7 +103,7 @@ def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequenc
     rows = []
     for name in formats:
         total = sum(weight.numel() * bits_of(name, weight.shape[1]) for weight in matrices)
-        found = evaluate(quantized(draft, name, head=None, values=True), texts)
+        found = evaluate(quantize_model(draft, name, head=None, values=True), texts)
         share = mean([kind["right"] for kind in found["kinds"].values()])
         row = {"format": name, "bits": total / sum(weight.numel() for weight in matrices), "total": total}
         rows.append(row | {"tokens_per_forward": found["macro"], "right": share})

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lessons_lib.models.calibrate import Uncached
-from lessons_lib.models.decoder import Decoder, Segment
+from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 
@@ -124,7 +123,7 @@ def read_texts(decoder: Decoder, texts: Sequence[Sequence[int]], **options) -> T
     options: of the decoder's forward.
     """
     at = decoder.embedding.weight.device
-    segments = [Segment(torch.arange(len(ids), device=at), Uncached()) for ids in texts]
+    segments = [Segment(torch.arange(len(ids), device=at), NoCache()) for ids in texts]
     return decoder(torch.tensor([token for ids in texts for token in ids], device=at), segments, **options).last
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.lora import LowRank, adapted
+from lessons_lib.models.lora import adapted, adapters
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training.collect import Text, frequent, number_of
 from lessons_lib.training.distill import DistillationLoss
@@ -263,12 +263,12 @@ class JointRun(TrainingRun):
     how often each head's argmax was right there (top1); the last row as they are in the end.
     """
 
-    adapters: LowRank
+    model: Decoder  # the frozen decoder with adapters
     heads: MedusaHeads
 
     def weights(self) -> dict[str, Tensor]:
-        parts = {"adapters": self.adapters, "heads": self.heads}
-        return {f"{part}.{name}": weight for part, of in parts.items() for name, weight in of.named_parameters()}
+        heads = {f"heads.{name}": weight for name, weight in self.heads.named_parameters()}
+        return {f"adapters.{name}": weight for name, weight in adapters(self.model).items()} | heads
 
 
 def train_joint(
@@ -301,7 +301,7 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     run.optimizers[0].zero_grad()
     theirs, chosen, labels = batch(texts, run.heads.count)
     counts = torch.cat([torch.arange(len(text.ids) - 1) >= text.prompt_length - 1 for text in texts])
-    ours = final_states(run, decoder, texts)[counts.to(decoder.norm.device)]  # the rows of `batch`
+    ours = final_states(run.model, texts)[counts.to(decoder.norm.device)]  # the rows of `batch`
     cut = ours.detach().requires_grad_()  # the losses' gradients gather here, then run through the decoder once
     divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
     divergence.backward()
@@ -316,7 +316,7 @@ def joint_look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
     """Both parts of the loss (nats) and shares of right guesses on held-back texts; {} without any."""
     if not held:
         return {}
-    now = [replace(text, hidden=final_states(run, decoder, [text])) for text in held]
+    now = [replace(text, hidden=final_states(run.model, [text])) for text in held]
     theirs, ours = (torch.cat([text.hidden[text.prompt_length - 1 :] for text in of]) for of in (held, now))
     divergence, _ = DistillationLoss.apply(ours, theirs.to(ours), decoder.head.weight, 0.0)
     found = judge(run.heads, now, top_k=1)
@@ -325,17 +325,17 @@ def joint_look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
     return {"held_kl": round(divergence.item(), 5), "held_heads": round(guessing, 5), "top1": top1}
 
 
-def final_states(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> Tensor:
-    """What the adapted model's head reads (T, D) along all texts, packed."""
-    return decoder.final(read_texts(decoder, [text.ids[:-1] for text in texts], kernels=run.adapters.kernels()))
+def final_states(model: Decoder, texts: Sequence[Text]) -> Tensor:
+    """What a model's head reads (T, D) along all texts, packed."""
+    return model.final(read_texts(model, [text.ids[:-1] for text in texts]))
 
 
 def fresh_joint(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe) -> JointRun:
     """A run at its start."""
-    adapters = adapted(decoder, recipe.rank, recipe.alpha, recipe.seed)
+    model = adapted(decoder, recipe.rank, recipe.alpha, recipe.seed)
     groups = [
-        {"params": list(adapters.parameters())},
+        {"params": list(adapters(model).values())},
         {"params": list(heads.requires_grad_(True).parameters()), "faster": recipe.faster},
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.rate, weight_decay=0.0)
-    return JointRun(recipe=recipe, adapters=adapters, heads=heads, optimizers=[optimizer])
+    return JointRun(recipe=recipe, model=model, heads=heads, optimizers=[optimizer])

@@ -8,8 +8,8 @@ from torch.ao.quantization import PerChannelMinMaxObserver
 
 from lessons_lib.models import ModelUnavailable, tiny
 from lessons_lib.models.libraries import LIBRARIES, by_library, bytes_held
-from lessons_lib.quantization.cpu import Int8Both, MixedProduct
 from lessons_lib.quantization.formats import codebook, quantize, quantize_fp8, quantize_nf4, relative_error
+from lessons_lib.quantization.linear import LLMInt8Linear, W8A8Linear
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -52,7 +52,7 @@ def test_llm_int8_leaves_a_loud_column_wide_as_bitsandbytes_does(bitsandbytes):
     x[:, 7] *= 30
     with torch.no_grad():
         theirs = layer.to("cpu")(x.half()).float()
-    ours, right, plain = MixedProduct(W).multiply(x), x @ W.T, MixedProduct(W, torch.inf).multiply(x)
+    ours, right, plain = LLMInt8Linear(W)(x), x @ W.T, LLMInt8Linear(W, torch.inf)(x)
     assert relative_error(right, ours) < 0.01 and relative_error(right, theirs) < 0.01 < relative_error(right, plain)
 
 
@@ -99,9 +99,9 @@ def test_groups_with_a_minimum_are_hqqs_before_it_looks_for_better_ones(hqq, bit
 
 def test_rounded_activations_cost_what_they_cost_with_torchao(torchao):
     network = converted(torchao, torchao.Int8DynamicActivationInt8WeightConfig())
-    ours, right = Int8Both(quantize(W, 8)), X @ W.T
-    assert relative_error(right, ours.multiply(X)) == pytest.approx(relative_error(right, network(X)), rel=0.4)
-    assert relative_error(right, Int8Both(quantize(W, 8), terms=2).multiply(X)) < relative_error(right, network(X))
+    ours, right = W8A8Linear(quantize(W, 8)), X @ W.T
+    assert relative_error(right, ours(X)) == pytest.approx(relative_error(right, network(X)), rel=0.4)
+    assert relative_error(right, W8A8Linear(quantize(W, 8), terms=2)(X)) < relative_error(right, network(X))
 
 
 def test_fp8_is_torchaos_bit_for_bit(torchao):

@@ -13,10 +13,9 @@ import torch
 from support.toys import linear_of
 from torch import Tensor, nn
 
-from lessons_lib.quantization.cpu import Int8Both
+from lessons_lib.quantization.calibrated import awq_scales, smooth_scales
 from lessons_lib.quantization.formats import Integers, quantize, relative_error
-from lessons_lib.quantization.linear import Plain, Scaled
-from lessons_lib.quantization.scaling import awq_scales, smooth_scales
+from lessons_lib.quantization.linear import DequantizedLinear, ScaledLinear, W8A8Linear
 
 N, K, LOUD = 64, 128, [7, 40]
 
@@ -82,8 +81,8 @@ def test_a_smoothed_layer_of_torchao_multiplies_what_ours_does(torchao, smoothqu
     ours, theirs = quantize(w * s, 8, scale_dtype=torch.float32), network[0].weight.dequantize()
     assert ((theirs - ours.dequantize()).abs() <= 1.01 * ours.grid.scales).all()
     torch.testing.assert_close(network(x), (x / s) @ theirs.T, rtol=1e-4, atol=1e-3)
-    assert relative_error(network(x), Scaled(Plain(ours), s).multiply(x)) < 0.01
-    assert relative_error(network(x), Scaled(Plain(ours), 1 / s).multiply(x)) > 1
+    assert relative_error(network(x), ScaledLinear(DequantizedLinear(ours), s)(x)) < 0.01
+    assert relative_error(network(x), ScaledLinear(DequantizedLinear(ours), 1 / s)(x)) > 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,11 +92,11 @@ def test_smoothing_buys_with_rounded_activations_what_it_buys_with_torchao(torch
     network, s, right = prepared(torchao, config, x, w), smooth_scales(x.abs().amax(0), w.abs().amax(0)), x @ w.T
     torchao.quantize_(network, config("convert"))
     ours, theirs = (
-        relative_error(right, Scaled(Int8Both(quantize(w * s, 8)), s).multiply(x)),
+        relative_error(right, ScaledLinear(W8A8Linear(quantize(w * s, 8)), s)(x)),
         relative_error(right, network(x)),
     )
     assert ours == pytest.approx(theirs, rel=0.4)
-    assert 2 * max(ours, theirs) < relative_error(right, Int8Both(quantize(w, 8)).multiply(x))
+    assert 2 * max(ours, theirs) < relative_error(right, W8A8Linear(quantize(w, 8))(x))
 
 
 @pytest.mark.parametrize("bits", [3, 4])
@@ -116,7 +115,7 @@ def test_awqs_search_chooses_the_scales_of_torchaos_for_the_same_rounding(torcha
         return quantize(weight, bits, 32)
 
     def loss(s: Tensor) -> float:
-        return (Scaled(Plain(rounded(w * s)), s).multiply(x) - x @ w.T).square().mean().item()
+        return (ScaledLinear(DequantizedLinear(rounded(w * s)), s)(x) - x @ w.T).square().mean().item()
 
     theirs = prepared(torchao, partial(awq, base), x, w)[0].act_obs.calculate_qparams()
     torch.testing.assert_close(awq_scales(x, w, by_torchao), theirs, rtol=1e-5, atol=0)
@@ -135,7 +134,7 @@ def test_awq_in_4_bits_is_torchaos(torchao, awq, int4, seed):
     network = prepared(torchao, config, x, w)
     torch.testing.assert_close(s, network[0].act_obs.calculate_qparams(), rtol=1e-5, atol=0)
     torchao.quantize_(network, config("convert"))
-    ours = Scaled(Plain(rounded(w * s)), s).multiply(x)
+    ours = ScaledLinear(DequantizedLinear(rounded(w * s)), s)(x)
     off = {"theirs": (ours - network(x)).abs().median(), "right": (ours - right).abs().median()}
     assert off["theirs"] < 0.1 * off["right"]  # a median, as a code that falls the other way is seen in one output
-    assert 1.5 * relative_error(right, network(x)) < relative_error(right, Plain(rounded(w)).multiply(x))
+    assert 1.5 * relative_error(right, network(x)) < relative_error(right, DequantizedLinear(rounded(w))(x))

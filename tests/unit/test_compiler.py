@@ -19,7 +19,7 @@ from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.kernels import multiply_by_products
+from lessons_lib.quantization.cpu import multiply_by_products
 
 pytestmark = pytest.mark.usefixtures("cold_compiler")
 PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32

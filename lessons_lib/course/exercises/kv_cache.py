@@ -3,7 +3,7 @@
 import torch
 
 from lessons_lib.course.exercises import exercise, expect
-from lessons_lib.models.kernels import attend
+from lessons_lib.models.decoder import attend
 
 
 @exercise("02.1")

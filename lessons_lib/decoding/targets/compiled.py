@@ -10,19 +10,17 @@ After gpt-fast (PyTorch 2023, https://pytorch.org/blog/accelerating-generative-a
 import weakref
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lessons_lib.caches.cache import Slots, StaticCache
 from lessons_lib.compiler import CompiledStep, CudaGraph, compiler_problem
 from lessons_lib.decoding.draft_tree import Block, Scores
 from lessons_lib.decoding.targets.decoder import DecoderTarget
-from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.kernels import FUSED, OPEN, Kernels, attend_natively
+from lessons_lib.models.decoder import Decoder, Segment, with_attention
 from lessons_lib.progress import say
-from lessons_lib.quantization.linear import Products
+from lessons_lib.quantization.linear import QuantizedLinear, sharing_copy
 
 MATMULS = ("pointwise", "max-autotune", "library")
 POINTWISE_ROWS = 16  # up to which sums beat the library's matmul on a CPU in single precision; in 16 bits it is one
@@ -69,8 +67,7 @@ class CompiledTarget(DecoderTarget):
             raise ValueError(f"matmul={matmul!r} is not known; choose one of: {', '.join(MATMULS)}")
         self.capacity = min(context, self.context) + max(widths)  # slack: padding is written, too
         self.context, self.widths = min(context, self.context), sorted(widths)
-        own = decoder.kernels.multiply
-        self.constant = isinstance(own, Products) and own.constant
+        self.constant = constant(decoder)
         self.max_autotune = self.constant or self.matmul == "max-autotune"
         self.fitted, self.regional = fitted and not self.captures, regional and not self.max_autotune
         self._steps: dict[int, CompiledStep] = {}
@@ -136,17 +133,16 @@ class CompiledTarget(DecoderTarget):
         """The compiled step of one width; made when it is first needed."""
         if width not in self._steps:
             few = 1 if self.dtype.itemsize < 4 else POINTWISE_ROWS
-            kernels = kernels_of(self.decoder, pointwise=self.matmul == "pointwise" and width <= few)
-            if self.problem:  # a graph of the eager step
-                kernels = self.decoder.kernels
-            elif self.regional:
-                kernels = replace(kernels, run=compiled_once)
+            decoder = self.decoder
+            if not self.problem:  # else a graph of the eager step
+                decoder = for_compiler(decoder, pointwise=self.matmul == "pointwise" and width <= few)
+                decoder = compiled_once(decoder) if self.regional else decoder
             step = self._steps[width] = CompiledStep(
-                static_step(self.decoder, kernels),
+                static_step(decoder),
                 f"{width}-token step ({self.decoder.config.num_layers} layers, {self.dtype})",
                 weights=self.decoder,
                 sizes=FITTED if self.fitted else (),
-                frozen=self.matmul != "library" or self.constant,
+                frozen=freezable(self.decoder) and (self.matmul != "library" or self.constant),
                 max_autotune=self.max_autotune,
                 short=self.fitted,
             )
@@ -182,21 +178,57 @@ nested = torch.compiler.nested_compile_region if torch.__version__ >= (2, 13) el
 
 
 @nested
-def compiled_once(layer: Callable, *args) -> Tensor:
-    """layer(*args), which a compiler takes for the same code in every layer."""
+def _called(layer: Callable, *args) -> Tensor:
     return layer(*args)
 
 
-def kernels_of(decoder: Decoder, pointwise: bool) -> Kernels:
-    """How a compiled forward pass computes: sums of products or the library's matmul, and what the decoder brings."""
-    kernels, own = OPEN if pointwise else FUSED, decoder.kernels.multiply
-    if not isinstance(own, Products):
-        return kernels
-    attend = attend_natively if own.native else kernels.attend
-    return replace(kernels, attend=attend, multiply=own.compiled(kernels.multiply))
+class OneOfMany(nn.Module):
+    """A layer that a compiler takes for the same code as the others of its kind."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args) -> Tensor:
+        return _called(self.layer, *args)
 
 
-def static_step(decoder: Decoder, kernels: Kernels) -> Callable:
+def compiled_once(decoder: Decoder) -> Decoder:
+    """A copy of the decoder of which one layer is compiled for all; weights are shared."""
+    copy = sharing_copy(decoder)
+    copy.layers = nn.ModuleList(OneOfMany(layer) for layer in copy.layers)
+    return copy
+
+
+def quantized_layers(decoder: Decoder) -> list[QuantizedLinear]:
+    """The quantized layers of a decoder."""
+    return [module for module in decoder.modules() if isinstance(module, QuantizedLinear)]
+
+
+def constant(decoder: Decoder) -> bool:
+    """Whether a compiler has to see weights as constants, and to tune the matmuls."""
+    return any(layer.constant for layer in quantized_layers(decoder))
+
+
+def freezable(decoder: Decoder) -> bool:
+    """Whether a compiler may see weights as constants. It would unpack codes ahead of time and keep them wide."""
+    return constant(decoder) or not quantized_layers(decoder)
+
+
+def for_compiler(decoder: Decoder, pointwise: bool) -> Decoder:
+    """The decoder as a compiler makes the most of it: attention in the open, or by the kernel that W4A8 brings.
+
+    pointwise: matmuls of few tokens as sums of products, too. Weights are shared.
+    """
+    from lessons_lib.quantization.cpu.linear import NativeW4A8Linear
+    from lessons_lib.quantization.cpu.pointwise import attend_by_products, attend_natively, pointwise_linears
+
+    native = any(isinstance(layer, NativeW4A8Linear) for layer in quantized_layers(decoder))
+    decoder = with_attention(decoder, attend_natively if native else attend_by_products)
+    return pointwise_linears(decoder) if pointwise else decoder
+
+
+def static_step(decoder: Decoder) -> Callable:
     """One forward pass over static buffers as a function of tensors alone, so that it can be compiled.
 
     It takes tokens, positions and slots (T,), mask (T, capacity), keys and values, each layer's (H_kv, capacity, d)
@@ -205,7 +237,7 @@ def static_step(decoder: Decoder, kernels: Kernels) -> Callable:
 
     def step(tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list, values: list):
         segment = Segment(positions, Slots(keys, values, slots), mask)
-        final = decoder.final(decoder(tokens, [segment], kernels=kernels).last)
-        return final, decoder.score(final, kernels)
+        final = decoder.final(decoder(tokens, [segment]).last)
+        return final, decoder.score(final)
 
     return step

@@ -10,7 +10,7 @@ from support.graphs import graphs_on_cpu
 
 from bench import on_gpu, serving
 from lessons_lib.course import runner
-from lessons_lib.models.quantized import bytes_read
+from lessons_lib.quantization import bytes_read
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support.heads import heads_of
 from bench import inside, overheads
 from lessons_lib.compiler import CompiledStep
 from lessons_lib.measure.profiler import grouped
-from lessons_lib.models.kernels import attend_by_products
+from lessons_lib.quantization.cpu import attend_by_products
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_step_before_has_its_guards_and_the_step_behind_has_not(bench, monke
 
 
 def test_formats_are_of_the_step_before_and_of_the_step_behind(bench, monkeypatch):
-    monkeypatch.setattr(bench, "quantized", lambda decoder, weights: weights)
+    monkeypatch.setattr(bench, "quantize_model", lambda decoder, weights: weights)
     monkeypatch.setattr(bench, "step", lambda decoder, rows: (decoder if isinstance(decoder, str) else None, rows))
     assert bench.formats("int8", "int4", 5)() == (("int8", 5), ("int4", 5))
     assert bench.formats(None, "int8")() == ((None, 1), ("int8", 1))

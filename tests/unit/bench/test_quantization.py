@@ -15,8 +15,8 @@ from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.draft import start_from
-from lessons_lib.models.quantized import bytes_read
-from lessons_lib.models.quantized import quantized as rounded
+from lessons_lib.quantization import bytes_read
+from lessons_lib.quantization import quantize_model as rounded
 
 QUICK = Run(quick=True)
 
@@ -112,7 +112,7 @@ def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_w
     facts = quantization.predicted_error(QUICK).facts
     wide = bytes_read(model.target().decoder)
     for name, launching in medians.items():
-        read = bytes_read(model.target(weights=None if name == quantization.DTYPE else name).decoder)
+        read = bytes_read(common.in_format(None if name == quantization.DTYPE else name).decoder)
         assert facts["predicted"][name] == pytest.approx(launching + 0.010 * read / wide)
 
 

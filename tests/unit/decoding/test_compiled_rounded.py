@@ -3,22 +3,22 @@
 import pytest
 import torch
 
-from lessons_lib import compiler, native
+from lessons_lib import compiler
 from lessons_lib.decoding.draft_tree import plain_block
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.quantized import quantized
-from lessons_lib.quantization import cpu
+from lessons_lib.quantization import cpu, quantize_model
+from lessons_lib.quantization.cpu import linear, native
 
 pytestmark = pytest.mark.usefixtures("cold_compiler")
 PROMPT, CONTEXT = [5, 80, 3, 3, 61, 7], 32
 
 
 def rounded(name: str, layers: int = 1, **options) -> Decoder:
-    return quantized(Decoder.from_transformers(tiny(layers, torch.float32, tied=True)), name, **options)
+    return quantize_model(Decoder.from_transformers(tiny(layers, torch.float32, tied=True)), name, **options)
 
 
 def scores(target, rows: int) -> torch.Tensor:
@@ -44,15 +44,15 @@ def test_4_bits_times_8_attend_by_the_kernel_in_c_plus_plus_where_that_multiplie
     calls, attend = [], native.attend_few_rows
     monkeypatch.setattr(native, "attend_few_rows", lambda *given: calls.append(1) or attend(*given))
     for rows, seen in ((1, 0), (3, 1)):
-        compare(quantized(heads, "int4-int8"), rows, fitted=rows > 1)
+        compare(quantize_model(heads, "int4-int8"), rows, fitted=rows > 1)
         assert bool(calls) == bool(seen)
     calls.clear()
-    compare(quantized(heads, "int8"), 3)
+    compare(quantize_model(heads, "int8"), 3)
     assert not calls
 
 
 def test_4_bits_times_8_are_layers_compiled_once_and_texts_of_other_lengths(kernels):
-    decoder = quantized(Decoder.from_transformers(tiny(3, torch.float32, width=64, vocab_size=96)), "int4-int8")
+    decoder = quantize_model(Decoder.from_transformers(tiny(3, torch.float32, width=64, vocab_size=96)), "int4-int8")
     compare(decoder, 3, regional=True)
     compiled, eager = CompiledTarget(decoder, context=96, widths=(3,), fitted=True), DecoderTarget(decoder)
     for context in (16, 80):
@@ -73,9 +73,9 @@ def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monke
     # the compiler's own loops alone: on a CPU without such units oneDNN's kernel overflows
     monkeypatch.setitem(compiler.AUTOTUNED, "max_autotune_gemm_backends", "CPP")
     decoder, calls = rounded("int8"), []
-    onto = cpu.multiply_on_units
-    monkeypatch.setattr(cpu, "multiply_on_units", lambda *given: calls.append(1) or onto(*given))
-    assert decoder.kernels.multiply.constant
+    onto = linear.onednn_matmul
+    monkeypatch.setattr(linear, "onednn_matmul", lambda *given: calls.append(1) or onto(*given))
+    assert decoder.head.constant
     assert not compare(decoder, 1, regional=True).regional  # as arguments, matrices are no constants
     assert len(calls) == 5
 

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lessons_lib.caches.cache import ContiguousCache, Slots, StaticCache, causal_mask
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models import LanguageModel, tiny
-from lessons_lib.models.decoder import Decoder, Segment, decoder_config, rotary_tables
-from lessons_lib.models.kernels import FUSED, attend, attend_by_products, multiply_by_products
+from lessons_lib.models.decoder import Decoder, Segment, attend, decoder_config, rotary_tables, with_attention
+from lessons_lib.quantization.cpu import attend_by_products, multiply_by_products
 
 TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9])
 
@@ -86,7 +86,7 @@ def test_static_buffers_give_the_same_logits(tiny_model):
     slots = Slots(cache.keys, cache.values, cache.slots(4))
     padded = torch.cat([TOKENS[5:], torch.tensor([0])])
     given = Segment(torch.tensor([5, 6, 7, 0]), slots, cache.mask(None, 3, 4))
-    found = logits_of(decoder, padded, given, kernels=FUSED)[:3]
+    found = logits_of(with_attention(decoder, attend_by_products), padded, given)[:3]
     whole = logits_of(decoder, TOKENS, segment(decoder, range(8)))
     assert (found - whole[5:]).abs().max() < 1e-12
 

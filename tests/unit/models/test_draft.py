@@ -12,6 +12,7 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import (
     TrimmedDecoder,
     decoder_of,
+    draft_format,
     load_draft,
     own_weights,
     restored,
@@ -19,10 +20,9 @@ from lessons_lib.models.draft import (
     start_from,
 )
 from lessons_lib.models.hub import converted
-from lessons_lib.models.kernels import Kernels
 from lessons_lib.models.trained import CARD, WEIGHTS
 from lessons_lib.quantization.formats import quantize
-from lessons_lib.quantization.linear import Products
+from lessons_lib.quantization.linear import W8A16Linear
 from lessons_lib.training.loop import read_texts
 
 KEPT = torch.tensor([0, 3, 4, 17, 42, 61, 80, 96])
@@ -64,21 +64,20 @@ def test_a_scores_row_has_one_width_whatever_stands_between_norm_and_head(draft)
     assert draft.score(states).shape == (3, 97)
 
 
-@pytest.mark.parametrize("dtype, weight_bytes", [(torch.float64, 8), (torch.float32, 4), (torch.bfloat16, 1)])
-def test_a_drafts_shape_and_bytes_are_what_its_one_row_forward_reads(network, draft, tmp_path, dtype, weight_bytes):
-    """The kept rows of the head instead of all; in bf16 the 8-bit levels, which are there once each."""
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_drafts_shape_and_bytes_are_what_its_one_token_pass_reads(network, draft, tmp_path, dtype):
+    """The kept rows of the head instead of all; nothing is quantized unless it is asked for."""
     save_draft(draft, tmp_path / "draft", "tiny")
     network = network.to(dtype)
     model = LanguageModel(load_draft(tmp_path / "draft", network), None, "draft", "cpu", dtype)
-    decoder = model.target(kind="decoder").decoder
-    read_by = [module.weight for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
-    if dtype == torch.bfloat16:
-        read_by = [matrix.levels for _, matrix in decoder.kernels.multiply.matrices.values()]
-    assert model.shape.head_weights == len(KEPT) * 32 and model.weight_bytes == weight_bytes
-    assert bytes_decode(model.shape, weight_bytes=model.weight_bytes) == sum(weight.nbytes for weight in read_by)
+    linears = [module for module in model.target().decoder.modules() if isinstance(module, torch.nn.Linear)]
+    assert model.shape.head_weights == len(KEPT) * 32 and len(linears) == 4 * model.shape.num_layers + 1
+    assert bytes_decode(model.shape, weight_bytes=dtype.itemsize) == sum(of.weight.nbytes for of in linears)
     assert model.shape.params() == sum(weight.numel() for weight in model.network.parameters())
     whole = LanguageModel(network, None, "tiny", "cpu", dtype)
-    assert whole.shape.head_weights == 97 * 32 and whole.weight_bytes == dtype.itemsize
+    assert whole.shape.head_weights == 97 * 32
+    assert draft_format(model) == ("int8-weight-only" if dtype == torch.bfloat16 else None)
+    assert draft_format(whole) is None
 
 
 def test_a_stored_draft_scores_by_the_head_of_its_target_tied_or_not(tmp_path):
@@ -150,7 +149,7 @@ def test_nothing_of_the_target_is_stored_and_its_embedding_is_shared(network, dr
 def test_their_names_are_the_inverse_of_ours(network):
     decoder = Decoder.from_transformers(network)
     state = network.state_dict()
-    back = their_names(fused_weights(state, decoder.config), decoder.config)
+    back = their_names(fused_weights(network, decoder.config), decoder.config)
     assert set(back) == set(state) - {"model.embed_tokens.weight", "lm_head.weight"}
     assert all(torch.equal(back[name], state[name]) for name in back)
 
@@ -165,16 +164,14 @@ def test_what_is_stored_is_the_nearest_of_255_levels(draft, tmp_path):
     assert torch.equal(restored(stored)["norm"], draft.norm.float()) and "kept" not in restored(stored)
 
 
-def test_in_bf16_on_a_cpu_a_draft_decodes_in_8_bits(network, draft, tmp_path):
+def test_a_draft_in_8_bits_has_no_other_matrices_and_scores_alike(network, draft, tmp_path):
     save_draft(draft, tmp_path / "draft", "tiny")
-    small = decoder_of(load_draft(tmp_path / "draft", network.bfloat16()))
-    assert isinstance(small.kernels.multiply, Products)
-    one = small.logits(torch.ones(1, 32).bfloat16())
-    assert torch.allclose(one[0, KEPT], small.logits(torch.ones(9, 32).bfloat16())[0, KEPT], atol=0.2)
-    multiply, products = small.kernels.multiply, []
-    small.kernels = Kernels(multiply=lambda x, weight: products.append(weight) or multiply(x, weight))
-    logits_of(small)
-    assert len(products) == 4 * small.config.num_layers + 1  # all of every layer, and the head
+    stored = load_draft(tmp_path / "draft", network.bfloat16())
+    model = LanguageModel(stored, None, "draft", "cpu", torch.bfloat16)
+    small = model.target(weights=draft_format(model)).decoder
+    assert not any(isinstance(module, torch.nn.Linear) for module in small.modules())
+    assert isinstance(small.head, W8A16Linear) and small.head.out_features == len(KEPT)
+    torch.testing.assert_close(logits_of(small)[:, KEPT], logits_of(decoder_of(stored))[:, KEPT], rtol=0, atol=0.5)
 
 
 def test_transformers_drafts_with_it_and_the_text_stays_the_targets(loaded, network):
@@ -205,5 +202,4 @@ def test_a_draft_loads_by_name_with_its_targets_tokenizer(stored_by_name, tmp_pa
     assert model.tokenizer.get_vocab() == target.tokenizer.get_vocab()
     decoder = model.target(kind="decoder").decoder
     assert isinstance(decoder, TrimmedDecoder) and len(decoder.kept) == 37
-    assert isinstance(model.target(kind="decoder", weights="bf16").decoder.kernels.multiply, Products)
     assert model.target(kind="transformers").vocab_size == target.shape.vocab_size

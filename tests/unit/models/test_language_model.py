@@ -8,6 +8,7 @@ import torch
 
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
 from lessons_lib.models import LanguageModel, ModelUnavailable, cut, hub, load, tiny
+from lessons_lib.quantization.linear import QuantizedLinear
 
 
 @pytest.fixture
@@ -86,20 +87,41 @@ def test_other_weights_are_a_copy_and_the_same_ones_are_not(model):
 def test_rounded_weights_are_the_decoders_alone_and_the_network_keeps_its_own(model, weights):
     before = {name: value.clone() for name, value in model.network.state_dict().items()}
     target = model.target(weights=weights)
-    assert (
-        type(target) is DecoderTarget and target.dtype == torch.float64 and target.decoder.layers[0].qkv.weight.is_meta
-    )
+    assert type(target) is DecoderTarget and target.dtype == torch.float64
+    assert isinstance(target.decoder.layers[0].qkv, QuantizedLinear)
     assert all(torch.equal(value, before[name]) for name, value in model.network.state_dict().items())
     assert type(model.target(weights=weights, compiled=True, context=64)) is CompiledTarget
 
 
-def test_int8_is_calibrated_on_text_where_there_is_a_tokenizer(model, monkeypatch):
+def test_targets_share_the_networks_weights_and_add_next_to_nothing(model):
+    """Matrices that are one in the decoder are neighbours in memory, of which the network's own are views."""
+    heads, before = model.network.model.layers[0].self_attn, model.network.state_dict()
+    before = {name: value.clone() for name, value in before.items()}
+    first, again = model.target().decoder, model.target().decoder
+    assert all(torch.equal(value, before[name]) for name, value in model.network.state_dict().items())
+    memory = [{part.untyped_storage().data_ptr() for part in of.parameters()} for of in (model.network, first, again)]
+    assert memory[0] == memory[1] == memory[2]
+    assert heads.k_proj.weight.data_ptr() == first.layers[0].qkv.weight[heads.q_proj.out_features].data_ptr()
+    heads.k_proj.weight.data[0, 0] += 1
+    rows = heads.q_proj.out_features
+    assert first.layers[0].qkv.weight[rows, 0] == again.layers[0].qkv.weight[rows, 0] == heads.k_proj.weight[0, 0]
+
+
+def test_a_network_whose_weights_are_shared_is_stored_as_before(model, tmp_path):
+    before = {name: value.clone() for name, value in model.network.state_dict().items()}
+    model.target()
+    model.network.save_pretrained(tmp_path)
+    again = type(model.network).from_pretrained(tmp_path, dtype=torch.float64)
+    assert all(torch.equal(value, before[name]) for name, value in again.state_dict().items())
+
+
+def test_int8_is_calibrated_where_windows_are_given_and_not_otherwise(model, monkeypatch):
     seen = []
-    monkeypatch.setattr(hub, "quantized", lambda decoder, name, windows: seen.append(windows) or decoder)
+    monkeypatch.setattr(hub, "quantize_model", lambda decoder, name, windows: seen.append(windows) or decoder)
     letters = replace(model, tokenizer=lambda text: SimpleNamespace(input_ids=[ord(c) % 97 for c in text]))
-    letters.target(weights="int8"), letters.target(weights="int4"), model.target(weights="int8")
-    assert seen[1:] == [(), []]
-    assert [len(window) for window in seen[0]] == 31 * [256] + [64]  # no longer than the model reads
+    letters.target(weights="int8"), letters.target(weights="int8", windows=letters.calibration_windows())
+    assert seen[0] == () and model.calibration_windows() == []
+    assert [len(window) for window in seen[1]] == 31 * [256] + [64]  # no longer than the model reads
 
 
 def test_a_family_that_the_readable_decoder_lacks_decodes_by_transformers():

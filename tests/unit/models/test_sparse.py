@@ -6,9 +6,7 @@ import torch.nn.functional as F
 
 from lessons_lib.caches.cache import ContiguousCache, causal_mask
 from lessons_lib.models import tiny
-from lessons_lib.models.calibrate import MATRICES
-from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.kernels import Kernels, attend
+from lessons_lib.models.decoder import Decoder, Segment, attend, with_attention
 from lessons_lib.models.sparse import (
     attention_weights,
     calibrated,
@@ -20,16 +18,17 @@ from lessons_lib.models.sparse import (
     skipping,
     tapped,
 )
+from lessons_lib.quantization import MATRICES
 
 TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9, 11, 70, 2, 2, 33])
 
 
-def logits(decoder, tokens=TOKENS, kernels=None, cache=None, start=0):
+def logits(decoder, tokens=TOKENS, cache=None, start=0):
     c = decoder.config
     cache = cache or ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, decoder.embedding.weight.dtype)
     positions = torch.arange(start, start + len(tokens))
     with torch.no_grad():
-        return decoder.logits(decoder(tokens, [Segment(positions, cache)], kernels=kernels).last, kernels)
+        return decoder.logits(decoder(tokens, [Segment(positions, cache)]).last)
 
 
 def watched(decoder, tokens=TOKENS):
@@ -45,7 +44,7 @@ def watched(decoder, tokens=TOKENS):
             gates[place] = gate_of(y)
         return y
 
-    dense = logits(decoder, tokens, tapped(decoder, into, out, lambda layer, *given: attention.update({layer: given})))
+    dense = logits(tapped(decoder, into, out, lambda layer, *given: attention.update({layer: given})), tokens)
     return read, gates, attention, dense
 
 
@@ -115,15 +114,14 @@ def test_weights_of_shapes_that_do_not_fit_are_refused():
         attention_weights(torch.ones(3, 1, 8), torch.ones(2, 4, 8))
 
 
-def test_taps_are_on_the_decoders_own_kernels_and_show_the_mask(tiny_model):
+def test_taps_are_on_the_decoders_own_attention_and_show_the_mask(tiny_model):
     decoder, shown = Decoder.from_transformers(tiny_model), []
-    # heads and products that a library would not give, so that using the library's instead would be seen
-    decoder.kernels = Kernels(lambda *given: attend(*given) * 1.5, lambda x, weight: F.linear(x, weight) * 0.7)
+    decoder = with_attention(decoder, lambda *given: attend(*given) * 1.5)  # as no library attends
     seen = tapped(decoder, look=lambda layer, q, keys, mask: shown.append((layer, mask)))
-    assert torch.equal(logits(decoder, kernels=seen), logits(decoder))
+    assert torch.equal(logits(seen), logits(decoder))
     c, mask = decoder.config, torch.eye(13, dtype=torch.bool)
     segment = Segment(torch.arange(13), ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64), mask)
-    decoder(TOKENS, [segment], kernels=seen)
+    seen(TOKENS, [segment])
     assert [layer for layer, _ in shown] == [0, 1] * 2
     assert shown[0][1] is None and all(given is mask for _, given in shown[2:])
 
@@ -146,9 +144,9 @@ def test_threshold_zero_is_dense_and_a_high_one_is_not(tiny_model):
         cut, seen = (cut_inputs, read) if change == "into" else (cut_gates, gates)
         nothing = {change: cut(calibrated(seen, 0.0))}
         much = {change: cut(calibrated(seen, 0.7))}
-        assert torch.equal(logits(decoder, kernels=tapped(decoder, **nothing)), dense)
-        assert (logits(decoder, kernels=tapped(decoder, **much)) - dense).abs().max() > 1e-3
-    assert torch.equal(logits(decoder, kernels=tapped(decoder, out=cut_gates({}))), dense)
+        assert torch.equal(logits(tapped(decoder, **nothing)), dense)
+        assert (logits(tapped(decoder, **much)) - dense).abs().max() > 1e-3
+    assert torch.equal(logits(tapped(decoder, out=cut_gates({}))), dense)
 
 
 def test_cut_inputs_are_cut_by_size_and_the_rest_stays():
@@ -172,7 +170,7 @@ def test_gates_cut_equal_the_dense_mlp_with_the_mask_applied(tiny_model):
         seen[place] = x
         return x
 
-    logits(decoder, kernels=tapped(decoder, into, cut_gates(thresholds)))
+    logits(tapped(decoder, into, cut_gates(thresholds)))
     found = F.linear(seen[0, "down"], layer.down.weight)
     assert (found - expected).abs().max() < 1e-12
     assert (seen[0, "down"] == 0).double().mean().item() == pytest.approx(0.6, abs=0.01)
@@ -186,7 +184,7 @@ def test_skipping_gives_what_cutting_gives(tiny_model):
         cut, skip = tapped(decoder, out=cut_gates(thresholds)), skipping(decoder, thresholds)
         pair = [ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64) for _ in range(2)]
         for i, token in enumerate(TOKENS):
-            one, other = (logits(decoder, token[None], k, cache, i) for k, cache in zip((cut, skip), pair, strict=True))
+            one, other = (logits(of, token[None], cache, i) for of, cache in zip((cut, skip), pair, strict=True))
             assert (one - other).abs().max() < 1e-12
         if sparsity == 0:
             assert (other - dense[-1]).abs().max() < 1e-12
@@ -197,7 +195,7 @@ def test_skipping_is_refused_where_it_cannot_work(tiny_model):
     with pytest.raises(ValueError, match="No threshold for the gate of layer 1"):
         skipping(decoder, {(0, "gate_up"): 0.1})
     with pytest.raises(ValueError, match="for one row, not 13"):
-        logits(decoder, kernels=skipping(decoder, {(0, "gate_up"): 0.1, (1, "gate_up"): 0.1}))
+        logits(skipping(decoder, {(0, "gate_up"): 0.1, (1, "gate_up"): 0.1}))
 
 
 def test_dropped_entries_are_drawn_at_the_rate_asked_for():
@@ -217,7 +215,7 @@ def test_on_the_real_model_size_tells_what_can_go_and_chance_does_not(smollm2):
     down = {place: x for place, x in read.items() if place[1] == "down"}
 
     def loss(into):
-        return F.cross_entropy(logits(decoder, ids, tapped(decoder, into))[:-1], ids[1:]).item()
+        return F.cross_entropy(logits(tapped(decoder, into), ids)[:-1], ids[1:]).item()
 
     losses = [loss(cut_inputs(calibrated(down, s))) for s in (0.0, 0.5, 0.9)]
     chance = loss(lambda place, x: drop(0.5, torch.Generator().manual_seed(0))(place, x) if place in down else x)

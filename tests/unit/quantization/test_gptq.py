@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lessons_lib.quantization.calibrated import gptq, hessian, inverse_factor, layer_loss, row_losses, sweep
 from lessons_lib.quantization.formats import KINDS, quantize
-from lessons_lib.quantization.gptq import gptq, hessian, inverse_factor, layer_loss, row_losses, sweep
 
 
 def correlated(seed: int, rows: int = 12, columns: int = 48, count: int = 200) -> tuple[Tensor, Tensor]:

@@ -1,26 +1,66 @@
-"""Each rounded product against the plain one, as it plugs into a decoder, and what its kernel cannot take."""
+"""Each quantized layer against the matmul with its rounded weight; copied, stored and restored; what it cannot take."""
 
-import weakref
+import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.models import tiny
-from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.models.kernels import Kernels
+from lessons_lib.models.decoder import Decoder
 from lessons_lib.quantization import cpu
-from lessons_lib.quantization.cpu import Int4Weights, Int4Words, Int8Both, Int8Weights, Matrix, MixedProduct
+from lessons_lib.quantization.cpu.linear import (
+    InterleavedW4A16Linear,
+    OneDNNW8A8Linear,
+    PackedW4A16Linear,
+    PackedW8A8Linear,
+    PackedW8A16Linear,
+)
 from lessons_lib.quantization.formats import Integers, quantize, quantize_fp8, quantize_nf4
-from lessons_lib.quantization.linear import Grouped, Plain, Products, Scaled, weights_alone
+from lessons_lib.quantization.linear import (
+    DequantizedLinear,
+    FakeQuantLinear,
+    LLMInt8Linear,
+    OutlierColumns,
+    QuantizedLinear,
+    ScaledLinear,
+    W4A8Linear,
+    W4A16Linear,
+    W8A8Linear,
+    W8A16Linear,
+    fastest,
+    round_groups,
+    rounded_values,
+    sharing_copy,
+    weight_only,
+)
+from lessons_lib.quantization.model import swapped
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+LAYERS = {
+    "W8A16": lambda w: W8A16Linear(quantize(w)),
+    "W8A16 on a CPU": lambda w: PackedW8A16Linear(quantize(w)),
+    "W4A16": lambda w: W4A16Linear(quantize(w, 4, 32, "minimum")),
+    "W4A16 on a CPU": lambda w: PackedW4A16Linear(quantize(w, 4, 32, "minimum")),
+    "W4A16 on a CPU without AVX512": lambda w: InterleavedW4A16Linear(quantize(w, 4, 32, "minimum")),
+    "W8A8": lambda w: W8A8Linear(quantize(w)),
+    "W8A8 with VNNI": lambda w: OneDNNW8A8Linear(quantize(w)),
+    "W8A8 without VNNI": lambda w: PackedW8A8Linear(quantize(w)),
+    "W4A8": lambda w: W4A8Linear(quantize(w, 4, 32, "minimum")),
+    "LLM.int8": lambda w: LLMInt8Linear(w, 1.5),
+    "outlier columns": lambda w: OutlierColumns(W8A8Linear(quantize(w)), w, torch.tensor([3, 5])),
+    "scaled": lambda w: ScaledLinear(W8A16Linear(quantize(w)), w[0].abs() + 1),
+    "NF4": lambda w: DequantizedLinear(quantize_nf4(w, 32)),
+    "FP8": lambda w: DequantizedLinear(quantize_fp8(w)),
+    "int3": lambda w: DequantizedLinear(quantize(w, 3, 32, "zero_point")),
+    "values": lambda w: FakeQuantLinear(quantize(w, 3, 32)),
+}
+each_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 
 
-@pytest.fixture(params=[True, False], ids=["packed kernels", "words"], autouse=True)
+@pytest.fixture(params=[True, False], ids=["AVX512", "AVX2"])
 def packed_kernels(request, monkeypatch):
     """A CPU with and one without vectorised packed kernels; both run here, fast or not."""
     monkeypatch.setattr(cpu, "packed_kernels", lambda: request.param)
@@ -30,65 +70,121 @@ def random(*shape: int, seed: int = 0, dtype=torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def check_product(matrix: Matrix, restored: Tensor, x: Tensor, product: str = "multiply") -> None:
-    """As the product with the restored weight, but for the dtype's rounding of a sum of that size."""
-    out, right = getattr(matrix, product)(x), x.double() @ restored.double().T
-    assert out.dtype == x.dtype and out.shape == right.shape
+def check(layer: nn.Module, restored: Tensor, x: Tensor) -> None:
+    """As the matmul with the restored weight, but for the dtype's rounding of a sum of that size."""
+    right = x.double() @ restored.double().T
     size = x.double().abs() @ restored.double().abs().T
-    assert ((out.double() - right).abs() <= ROUNDING[x.dtype] * size).all()
+    for out in (layer(x), compiled(layer)(x)):
+        assert out.dtype == x.dtype and out.shape == right.shape
+        assert ((out.double() - right).abs() <= ROUNDING[x.dtype] * size).all()
+
+
+def compiled(layer: nn.Module):
+    """The layer in the form that it gives to a compiler, whole: fullgraph raises where a graph would break."""
+    torch._dynamo.reset()
+    return torch.compile(layer, fullgraph=True, dynamic=False, backend="eager")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+@pytest.mark.parametrize("kind, how", [
+    (W8A16Linear, (8,)), (W4A16Linear, (4, 32, "minimum")), (W4A16Linear, (4, 64, "minimum")),
+    (DequantizedLinear, (3, 32, "zero_point")), (FakeQuantLinear, (2, 32)),
+])  # fmt: skip
+def test_weight_only_layers_equal_the_matmul_with_the_rounded_weight_in_float64(kind, how, rows):
+    weight, x = random(48, 128, dtype=torch.float64) + 0.3, random(rows, 128, seed=1, dtype=torch.float64)
+    quantized = quantize(weight, *how)
+    torch.testing.assert_close(kind(quantized)(x), x @ quantized.dequantize().T, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_layers_that_round_activations_equal_the_matmul_of_both_rounded_in_float64(rows):
+    weight, x = random(48, 128, dtype=torch.float64) + 0.3, random(rows, 128, seed=1, dtype=torch.float64)
+    eight, four = quantize(weight), quantize(weight, 4, 32, "minimum")
+    for terms in (1, 2):
+        right = rounded_values(x, terms) @ eight.dequantize().T
+        for kind in (W8A8Linear, OneDNNW8A8Linear, PackedW8A8Linear):
+            torch.testing.assert_close(kind(eight, terms)(x), right, rtol=0, atol=1e-5)
+    torch.testing.assert_close(W4A8Linear(four)(x), round_groups(x) @ four.dequantize().T, rtol=0, atol=1e-12)
 
 
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 3, 17])
-def test_int8_weights_give_the_plain_product_of_the_rounded_weight(dtype, rows):
+def test_w8a16_on_a_cpu_gives_the_matmul_with_the_rounded_weight(dtype, rows, packed_kernels):
     quantized = quantize(random(33, 96, dtype=dtype), 8, scale_dtype=dtype)
-    for product in ("multiply", "traced"):
-        check_product(
-            Int8Weights(quantized), quantized.dequantize(), random(rows, 96, seed=1, dtype=dtype), product=product
-        )
-
-
-@DTYPES
-@pytest.mark.parametrize("rows", [1, 3, 17])
-def test_int4_words_give_the_plain_product_of_the_rounded_weight(dtype, rows):
-    quantized = quantize((random(48, 128) + 0.3).to(dtype), 4, 32, "minimum", torch.float32)
-    x = random(rows, 128, seed=1, dtype=dtype)
-    for product in ("multiply", "traced"):
-        check_product(Int4Words(quantized), quantized.dequantize(), x, product=product)
+    check(PackedW8A16Linear(quantized), quantized.dequantize(), random(rows, 96, seed=1, dtype=dtype))
 
 
 @DTYPES
 @pytest.mark.parametrize("group", [32, 64])
 @pytest.mark.parametrize("rows", [1, 3, 17])
-def test_int4_weights_give_the_plain_product_of_the_rounded_weight(dtype, group, rows):
-    weight = (random(48, 128) + 0.3).to(dtype)
-    quantized = quantize(weight, 4, group, "minimum", torch.float32)
-    for product in ("multiply", "traced"):
-        check_product(
-            Int4Weights(quantized), quantized.dequantize(), random(rows, 128, seed=1, dtype=dtype), product=product
-        )
+def test_w4a16_on_a_cpu_gives_the_matmul_with_the_rounded_weight(dtype, group, rows):
+    quantized = quantize((random(48, 128) + 0.3).to(dtype), 4, group, "minimum", torch.float32)
+    x = random(rows, 128, seed=1, dtype=dtype)
+    for kind in (PackedW4A16Linear, InterleavedW4A16Linear)[: 2 if group == 32 else 1]:
+        check(kind(quantized), quantized.dequantize(), x)
 
 
-def test_the_int4_kernels_levels_are_worked_by_hand():
+def test_the_levels_of_4_bits_are_worked_by_hand():
     """w = (q - 8)·scale + zero: from 0 to 15 in steps of 0.5, all at 2, all at 3.5, for an x of ones."""
     weight = torch.cat(
         [torch.arange(16.0).repeat(2)[None] / 2 - 4, torch.full((1, 32), 2.0), torch.full((14, 32), 3.5)]
     )
-    out = Int4Weights(quantize(weight, 4, 32, "minimum")).multiply(torch.ones(1, 32))
-    assert out[0, :3].tolist() == pytest.approx([-8.0, 64.0, 112.0], abs=1e-4)
+    for kind in (W4A16Linear, PackedW4A16Linear, InterleavedW4A16Linear):
+        out = kind(quantize(weight, 4, 32, "minimum"))(torch.ones(1, 32))
+        assert out[0, :3].tolist() == pytest.approx([-8.0, 64.0, 112.0], abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 17])
-def test_int8_both_are_off_by_half_a_step_of_x_at_most(dtype, rows):
+@pytest.mark.parametrize("kind", [W8A8Linear, OneDNNW8A8Linear, PackedW8A8Linear])
+def test_w8a8_is_off_by_half_a_step_of_x_at_most(kind, dtype, rows):
     quantized, x = quantize(random(33, 96, dtype=dtype), 8, scale_dtype=dtype), random(rows, 96, seed=1, dtype=dtype)
-    matrix, right = Int8Both(quantized), x.double() @ quantized.dequantize().double().T
-    out = matrix.multiply(x)
-    torch.testing.assert_close(matrix.traced(x), out)
+    right = x.double() @ quantized.dequantize().double().T
+    out = kind(quantized)(x)
     half = x.double().abs().amax(1, True) / 254 * quantized.dequantize().double().abs().sum(1)
     size = x.double().abs() @ quantized.dequantize().double().abs().T
     assert out.dtype == dtype and ((out.double() - right).abs() <= half + ROUNDING[dtype] * size).all()
     assert (out.double() - right).abs().max() > 0
+
+
+@each_layer
+def test_a_deep_copy_computes_the_same_and_shares_nothing(make):
+    layer, x = make(random(16, 64)), random(2, 64, seed=1)
+    before, other = layer(x), copy.deepcopy(layer)
+    assert torch.equal(other(x), before) and other.nbytes == layer.nbytes
+    for buffer in layer.buffers():
+        buffer.zero_()
+    assert torch.equal(other(x), before) and not torch.equal(layer(x), before)
+
+
+@each_layer
+def test_a_state_dict_holds_all_that_a_layer_computes_with(make):
+    layer, other, x = make(random(16, 64)), make(random(16, 64, seed=2)), random(2, 64, seed=1)
+    assert not torch.equal(other(x), layer(x))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x)) and other.nbytes == layer.nbytes
+
+
+@each_layer
+def test_a_sharing_copy_holds_the_very_tensors(make):
+    layer, x = make(random(16, 64)), random(2, 64, seed=1)
+    other = sharing_copy(layer)
+    assert other is not layer and torch.equal(other(x), layer(x))
+    pointers = [{t.data_ptr() for m in of.modules() for t in vars(m).values() if isinstance(t, Tensor)}
+                | {buffer.data_ptr() for buffer in of.buffers()} for of in (layer, other)]  # fmt: skip
+    assert pointers[0] == pointers[1] != set()
+
+
+@each_layer
+def test_layers_print_their_sizes(make):
+    assert "in_features=64, out_features=16" in repr(make(random(16, 64)))
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("NF4", "FP8", "int3", "LLM.int8")])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_compiler_sees_them_whole(name, rows):
+    layer, x = LAYERS[name](random(16, 64)), random(rows, 64, seed=1)
+    torch.testing.assert_close(compiled(layer)(x), layer(x))
 
 
 @pytest.mark.parametrize("make", [
@@ -96,145 +192,93 @@ def test_int8_both_are_off_by_half_a_step_of_x_at_most(dtype, rows):
     lambda w: quantize_fp8(w, "e5m2"),
 ], ids=["int3", "zero point", "nf4", "fp8"])  # fmt: skip
 @DTYPES
-def test_any_format_gives_its_values_back_for_a_plain_product(make, dtype):
-    quantized = make(random(8, 64, dtype=dtype))
-    check_product(Plain(quantized), quantized.dequantize(), random(2, 64, seed=1, dtype=dtype))
+def test_any_format_is_turned_back_into_its_values(make, dtype):
+    quantized, x = make(random(8, 64, dtype=dtype)), random(2, 64, seed=1, dtype=dtype)
+    for layer in (DequantizedLinear(quantized), FakeQuantLinear(quantized)):
+        assert torch.equal(layer(x), F.linear(x, quantized.dequantize()))
+    assert DequantizedLinear(quantized).nbytes == quantized.nbytes == FakeQuantLinear(quantized).nbytes
 
 
-def test_weights_alone_go_through_a_packed_kernel_where_there_is_one():
-    w, x = random(16, 64), random(2, 64, seed=1)
-    eight, four, float64 = quantize(w), quantize(w, 4, 32, "minimum"), quantize(w.double())
-    assert isinstance(weights_alone(eight), Int8Weights) and isinstance(weights_alone(four), Int4Words | Int4Weights)
-    for other in (float64, quantize(w, 4, 16, "minimum"), quantize(w, 8, 32), quantize_nf4(w), on_meta(eight)):
-        assert isinstance(weights_alone(other), Plain)
-    assert torch.equal(weights_alone(float64).multiply(x.double()), F.linear(x.double(), float64.dequantize()))
+def test_weight_only_layers_have_a_kernel_where_there_is_one(packed_kernels):
+    w = random(16, 64)
+    eight, four = quantize(w), quantize(w, 4, 32, "minimum")
+    assert type(weight_only(eight)) is PackedW8A16Linear
+    assert type(weight_only(four)) is (PackedW4A16Linear if cpu.packed_kernels() else InterleavedW4A16Linear)
+    for plain in (quantize(w, 4, 16, "minimum"), quantize(w.double(), 4, 32, "minimum"),
+                  quantize(random(8, 64), 4, 32, "minimum")):  # fmt: skip
+        assert type(weight_only(plain)) is W4A16Linear
+    assert type(weight_only(quantize(w.double()))) is type(weight_only(on_meta(eight))) is W8A16Linear
+    for other in (quantize(w, 8, 32), quantize(w, 8, "row", "zero_point"), quantize(w, 4, 32), quantize_nf4(w)):
+        assert type(weight_only(other)) is DequantizedLinear
 
 
-def test_packed_kernels_refuse_an_x_in_float64():
-    for matrix in (Int8Weights(quantize(random(16, 64))), Int4Weights(quantize(random(16, 64), 4, 32, "minimum"))):
-        with pytest.raises(ValueError, match="torch.bfloat16, torch.float16, not torch.float64; use Plain"):
-            matrix.multiply(random(2, 64).double())
+@pytest.mark.parametrize("units, kind", [(True, OneDNNW8A8Linear), (False, PackedW8A8Linear)])
+def test_w8a8_takes_the_integer_units_of_a_cpu_where_it_has_them(units, kind, monkeypatch):
+    monkeypatch.setattr(cpu, "integer_units", lambda: units)
+    layer = fastest(W8A8Linear, quantize(random(16, 64)), 2)
+    assert type(layer) is kind and layer.terms == 2 and layer.constant == units
 
 
 def test_a_strided_x_is_read_as_it_stands():
     w, x = random(16, 64), random(64, 3, seed=1).T
-    for matrix in (Int8Weights(quantize(w)), Int8Both(quantize(w)), Int4Weights(quantize(w, 4, 32, "minimum"))):
-        torch.testing.assert_close(matrix.multiply(x), matrix.multiply(x.contiguous()))
+    for make in LAYERS.values():
+        layer = make(w)
+        torch.testing.assert_close(layer(x), layer(x.contiguous()))
 
 
-def test_a_scaled_matrix_divides_its_input():
+def test_a_scaled_layer_divides_its_input():
     w, x, s = random(16, 64), random(2, 64, seed=1), random(64, seed=2).abs() + 0.5
-    matrix = Scaled(Int8Weights(quantize(w * s, scale_dtype=torch.float32)), s)
-    assert torch.equal(matrix.multiply(x), matrix.matrix.multiply(x / s))
-    assert (matrix.multiply(x) - x @ w.T).abs().max() < 0.3 < (matrix.matrix.multiply(x) - x @ w.T).abs().max()
+    layer = ScaledLinear(W8A16Linear(quantize(w * s, scale_dtype=torch.float32)), s)
+    assert torch.equal(layer(x), layer.linear(x / s))
+    assert (layer(x) - x @ w.T).abs().max() < 0.3 < (layer.linear(x) - x @ w.T).abs().max()
 
 
-def test_products_look_a_weight_up_and_leave_other_weights_alone():
-    w, other, x = random(16, 64), random(16, 64, seed=3), random(3, 64, seed=1)
-    matrix = Plain(quantize(w, 2))
-    multiply = Products([(w, matrix)])
-    assert torch.equal(multiply(x, w), matrix.multiply(x)) and torch.equal(multiply(x, other), F.linear(x, other))
-    seen = multiply.compiled(lambda x, weight: x.sum(-1, keepdim=True))
-    assert torch.equal(seen(x, w), matrix.traced(x)) and torch.equal(seen(x, other), x.sum(-1, keepdim=True))
-
-
-def test_products_in_the_dtype_of_x_whatever_the_weights_is():
-    w, x = random(16, 64), random(2, 64, seed=1, dtype=torch.bfloat16)
-    plain = Plain(quantize(w))
-    assert torch.equal(plain.multiply(x), F.linear(x, plain.quantized.dequantize().bfloat16()))
-    assert torch.equal(Scaled(plain, torch.full((64,), 2.0)).multiply(x), plain.multiply(x / 2))
-
-
-def test_products_keep_their_weights_so_that_no_other_can_take_the_place_of_one():
-    """A weight is known by its id, which Python gives to the next tensor once the weight is gone."""
-    w = random(16, 64)
-    kept = weakref.ref(w)
-    multiply = Products([(w, Plain(quantize(w, 2)))])
-    del w
-    assert kept() is not None and id(kept()) in multiply.matrices
-
-
-@pytest.mark.parametrize("make", [
-    lambda w: Int8Weights(quantize(w)), lambda w: Int8Both(quantize(w)), lambda w: Plain(quantize(w, 4, 32)),
-    lambda w: Int4Weights(quantize(w, 4, 32, "minimum")), lambda w: Int4Words(quantize(w, 4, 32, "minimum")),
-    lambda w: Grouped(quantize(w, 4, 32, "minimum")),
-], ids=["int8", "int8 x int8", "plain", "int4", "int4 words", "int4 x int8"])  # fmt: skip
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_compiler_sees_them_whole(make, rows):
-    """fullgraph raises where a graph would break."""
-    w, x = random(16, 64), random(rows, 64, seed=1)
-    multiply = Products([(w, make(w))])
-    seen = multiply.compiled(F.linear)
-    torch._dynamo.reset()  # which else counts these as one function, compiled too often
-    compiled = torch.compile(lambda x: seen(x, w), fullgraph=True, dynamic=False, backend="eager")
-    torch.testing.assert_close(compiled(x), multiply(x, w))
+def test_results_have_the_dtype_of_x_whatever_the_weights_is():
+    x = random(2, 64, seed=1, dtype=torch.bfloat16)
+    for name, make in LAYERS.items():
+        assert make(random(16, 64))(x).dtype == torch.bfloat16, name
 
 
 @torch.no_grad()
-def logits(decoder: Decoder, make) -> Tensor:
-    """Of three tokens, all matrices of the layers as `make` rounds them."""
-    weights = [module.weight for module in decoder.layers.modules() if isinstance(module, nn.Linear)]
-    c, kernels = decoder.config, Kernels(multiply=Products((w, make(w)) for w in weights))
-    segment = Segment(torch.arange(3), ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float32))
-    return decoder.logits(decoder(torch.tensor([5, 80, 3]), [segment], kernels=kernels).last)
-
-
 def test_a_decoder_computes_with_them():
     """Packed weights as their plain form, integers times integers close to it, and 4 bits further off than 8."""
-    decoder = Decoder.from_transformers(tiny().float())
+    decoder, ids = Decoder.from_transformers(tiny(dtype=torch.float32)), [5, 80, 3]
+
+    def logits(make) -> Tensor:
+        return swapped(decoder, lambda name, w: make(w) if name[1] != "head" else None).read(ids)
+
     eight, four = (lambda w: quantize(w)), (lambda w: quantize(w, 4, 32, "minimum"))
-    exact = logits(decoder, lambda w: Identity(w))
-    plain8, plain4 = (logits(decoder, lambda w, make=make: Plain(make(w))) for make in (eight, four))
-    torch.testing.assert_close(logits(decoder, lambda w: Int8Weights(eight(w))), plain8, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(logits(decoder, lambda w: Int4Weights(four(w))), plain4, atol=1e-4, rtol=1e-4)
+    exact = decoder.read(ids)
+    plain8, plain4 = (logits(lambda w, of=of: DequantizedLinear(of(w))) for of in (eight, four))
+    torch.testing.assert_close(logits(lambda w: PackedW8A16Linear(eight(w))), plain8, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(lambda w: PackedW4A16Linear(four(w))), plain4, atol=1e-4, rtol=1e-4)
     off8, off4 = ((plain - exact).square().mean().sqrt() for plain in (plain8, plain4))
     assert 0 < off8 < off4 / 5
-    for make in (lambda w: Int8Both(eight(w)), lambda w: MixedProduct(w, 1.5)):
-        assert 0 < (logits(decoder, make) - exact).square().mean().sqrt() < off4 / 2
+    for make in (lambda w: W8A8Linear(eight(w)), lambda w: LLMInt8Linear(w, 1.5)):
+        assert 0 < (logits(make) - exact).square().mean().sqrt() < off4 / 2
 
 
-class Identity(Matrix):
-    """A weight that nobody rounded."""
-
-    def __init__(self, weight: Tensor):
-        self.weight = weight
-
-    def multiply(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+W8, W4 = r'layers of 8 bits take quantize\(weight, 8, "row", "absmax"\)', "this layer takes quantize"
 
 
-def of(weight: Tensor, *options) -> Integers:
-    return quantize(weight, *options)
-
-
-@pytest.mark.parametrize("make, sentence", [
-    (lambda: Int8Weights(of(random(4, 32), 4)), r'the int8 kernels take quantize\(weight, 8, "row", "absmax"\)'),
-    (lambda: Int8Weights(of(random(4, 32), 8, 16)), "the int8 kernels take"),
-    (lambda: Int8Both(of(random(4, 32), 8, "row", "minimum")), "for others use Plain"),
-    (lambda: Int8Both(of(random(4, 32), 8, "row", "zero_point")), "for others use Plain"),
-    (lambda: Int8Both(of(random(2, 4, 32), 8)), "of a matrix"),
-    (lambda: Int4Weights(of(random(17, 32), 4, 32, "minimum")), "rows in multiples of 16 and a .*, not 17 rows"),
-    (lambda: Int4Weights(of(random(16, 32), 4, 16, "minimum")), "4 bits in groups of 16; use Plain"),
-    (lambda: Int4Weights(of(random(16, 32), 4, 32, "absmax")), "the int4 kernel takes quantize"),
-    (lambda: Int4Weights(of(random(16, 32), 3, 32, "minimum")), "3 bits in groups of 32"),
-    (lambda: Int4Weights(of(random(2, 16, 32), 4, 32, "minimum")), "of a matrix"),
-    (lambda: Int8Weights(of(random(16, 32).double(), 8)), "not torch.float64; use Plain"),
-    (lambda: Int4Weights(on_meta(of(random(16, 32), 4, 32, "minimum"))), "the int4 kernel is one of the CPU"),
+@pytest.mark.parametrize("kind, how, sentence", [
+    (W8A16Linear, (4,), W8), (PackedW8A16Linear, (8, 16), W8), (W8A8Linear, (8, "row", "minimum"), W8),
+    (W8A8Linear, (8, "row", "zero_point"), W8), (W4A16Linear, (4, 32, "absmax"), W4),
+    (W4A16Linear, (3, 32, "minimum"), "not 3 bits in groups of 32"),
+    (PackedW4A16Linear, (4, 16, "minimum"), "32 or 64 or 128 or 256.* not 4 bits in groups of 16"),
+    (InterleavedW4A16Linear, (4, 64, "minimum"), "in groups of 64"),
 ])  # fmt: skip
-def test_what_a_kernel_cannot_take_is_refused(make, sentence):
+def test_what_a_layer_cannot_take_is_refused(kind, how, sentence):
     with pytest.raises(ValueError, match=sentence):
-        make()
+        kind(quantize(random(16, 64), *how))
+    with pytest.raises(ValueError, match="of a matrix"):
+        kind(quantize(random(2, 16, 64), *((8,) if sentence == W8 else (4, 32, "minimum"))))
 
 
 def on_meta(quantized: Integers) -> Integers:
     return Integers(quantized.shape, quantized.dtype, quantized.codes.to("meta"), quantized.grid)
 
 
-def test_a_compiler_gets_the_form_that_is_made_for_it():
-    class Two(Identity):
-        def traced(self, x: Tensor) -> Tensor:
-            return 2 * self.multiply(x)
-
-    w, x = random(16, 64), random(1, 64, seed=1)
-    multiply = Products([(w, Two(w))])
-    assert torch.equal(multiply.compiled(F.linear)(x, w), 2 * multiply(x, w))
+def test_a_layer_without_a_forward_pass_is_none():
+    with pytest.raises(NotImplementedError):
+        QuantizedLinear(torch.Size((2, 3)))(torch.ones(1, 3))

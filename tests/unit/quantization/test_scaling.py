@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lessons_lib.quantization.cpu import multiply_rounded, round_rows
+from lessons_lib.quantization.calibrated import POINTS, awq_scales, smooth_scales
 from lessons_lib.quantization.formats import quantize
-from lessons_lib.quantization.scaling import POINTS, awq_scales, smooth_scales
+from lessons_lib.quantization.linear import multiply_rounded, round_rows
 
 
 def loud(seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ from lessons_lib.caches.cache import CacheFullError
 from lessons_lib.caches.paged import PagedCache, Pages
 from lessons_lib.decoding.draft_tree import Block, plain_block
 from lessons_lib.models import tiny
-from lessons_lib.models.kernels import attend
-from lessons_lib.models.quantized import quantized
+from lessons_lib.models.decoder import attend
+from lessons_lib.quantization import quantize_model
 from lessons_lib.serving import paged_target
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.engine import Engine, paged
@@ -101,7 +101,7 @@ def test_a_static_batch_pays_for_held_rows_when_compiled_as_well(target, monkeyp
 @pytest.mark.parametrize("weights", [None, "int4-int8"])
 def test_single_precision_computes_what_the_eager_step_does_for_any_number_of_rows(weights, cold_compiler):
     decoder = decoder_target(tiny(dtype=torch.float32)).decoder
-    decoder = quantized(decoder, weights) if weights else decoder
+    decoder = quantize_model(decoder, weights) if weights else decoder
     made = CompiledPagedTarget(decoder, max_num_seqs=4, num_blocks=BLOCKS, block_size=SIZE)
     eager = PagedTarget(decoder, num_blocks=BLOCKS, block_size=SIZE)
     eager.memory = made.memory

@@ -16,7 +16,7 @@ from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure.cost import LinearCost
 from lessons_lib.models import tiny
-from lessons_lib.models.quantized import quantized
+from lessons_lib.quantization import quantize_model
 from lessons_lib.serving import engine as engine_module
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.engine import Engine, paged
@@ -58,7 +58,7 @@ def test_a_pool_that_just_fits_the_longest_request_serves_them_all():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_decoder_with_rounded_matrices_is_served_as_it_decodes_alone(compiled):
-    rounded = DecoderTarget(quantized(TARGET.decoder, "int3 g16"))  # whose wide weights are gone
+    rounded = DecoderTarget(quantize_model(TARGET.decoder, "int3 g16"))  # whose wide weights are gone
     scheduler = Scheduler(BlockPool(40, 4))
     target = paged(rounded, scheduler.pool, 2 if compiled else None)
     if compiled:  # as the compiler is given it

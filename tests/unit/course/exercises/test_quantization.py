@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from lessons_lib.quantization.cpu import MixedProduct
+from lessons_lib.quantization import LLMInt8Linear, inverse_factor, sweep
 from lessons_lib.quantization.formats import quantize
-from lessons_lib.quantization.gptq import inverse_factor, sweep
 
 
 def bytes_of(rows, columns, bits, group, minimum):
@@ -26,7 +25,7 @@ def trip(values, bits, group, round=round, guard=True, most=None):
 
 def mixed(x, w, threshold):
     x, w = (torch.tensor([part], dtype=torch.float64) for part in (x, w))
-    return MixedProduct(w, threshold).multiply(x).item()
+    return LLMInt8Linear(w, threshold)(x).item()
 
 
 def corrected(w, H, first):

@@ -3,32 +3,60 @@
 Long, for every format and remedy meets the same few checks, whose models and helpers would be made in each part.
 """
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
 
 from lessons_lib.measure import quality
-from lessons_lib.models import calibrate, tiny
-from lessons_lib.models.calibrate import HEAD, inputs_of, places, start
-from lessons_lib.models.compensated import compensated
+from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.kernels import Kernels
-from lessons_lib.models.quantized import NONE, Remedies, bytes_kept, bytes_read, quantized, replaced
-from lessons_lib.models.smoothing import awq, smoothed
 from lessons_lib.quantization import cpu
-from lessons_lib.quantization.cpu import (
-    Int4Weights,
-    Int4Words,
-    Int8Both,
-    Int8Weights,
-    MixedProduct,
-    WideColumns,
-    rounded_values,
+from lessons_lib.quantization.calibrated import (
+    HEAD,
+    MATRICES,
+    awq,
+    gptq,
+    gptq_decoder,
+    hessian,
+    inputs_of,
+    layer_loss,
+    linears,
+    smoothed,
+    watch,
+)
+from lessons_lib.quantization.cpu import native
+from lessons_lib.quantization.cpu.linear import (
+    InterleavedW4A16Linear,
+    NativeW4A8Linear,
+    OneDNNW8A8Linear,
+    PackedW4A16Linear,
+    PackedW8A8Linear,
+    PackedW8A16Linear,
 )
 from lessons_lib.quantization.formats import quantize, rounding
-from lessons_lib.quantization.gptq import gptq, hessian, layer_loss
-from lessons_lib.quantization.linear import Grouped, Plain, Products, Values, round_groups
+from lessons_lib.quantization.linear import (
+    DequantizedLinear,
+    FakeQuantLinear,
+    LLMInt8Linear,
+    OutlierColumns,
+    QuantizedLinear,
+    W4A8Linear,
+    round_groups,
+    rounded_values,
+)
+from lessons_lib.quantization.model import (
+    PLAIN,
+    W8A8Options,
+    bytes_kept,
+    bytes_read,
+    quantize_model,
+    swapped,
+)
 
+W8A8 = OneDNNW8A8Linear if cpu.integer_units() else PackedW8A8Linear
+W4A16 = PackedW4A16Linear if cpu.packed_kernels() else InterleavedW4A16Linear
 IDS = [5, 80, 3, 3, 61, 17, 42, 9, 90, 2, 33, 64]
 WINDOWS = [[(7 * i * i + 3 * start) % 97 for i in range(40)] for start in range(4)]
 
@@ -38,15 +66,14 @@ def decoder(dtype=torch.float64, tied=True, **sizes) -> Decoder:
 
 
 @torch.no_grad()
-def logits(of: Decoder, ids=IDS, kernels: Kernels | None = None) -> Tensor:
-    tokens, segment = start(of, ids)
-    return of.logits(of(tokens, [segment], kernels=kernels).last, kernels)
+def logits(of: Decoder, ids=IDS) -> Tensor:
+    return of.read(ids)
 
 
 @torch.no_grad()
 def with_weights(of: Decoder, change) -> Decoder:
     """The same decoder with other weights, all as wide as before."""
-    return replaced(of, lambda place, weight: Values(Given(change(place, weight))))
+    return swapped(of, lambda place, weight: FakeQuantLinear(Given(change(place, weight))))
 
 
 class Given:
@@ -72,7 +99,7 @@ def test_rounded_weights_alone_compute_what_their_values_do(name, values):
     def change(place, weight):
         return (rounding("int8") if place[1] == HEAD else to_format)(weight).dequantize()
 
-    found = quantized(whole, name, values=values)
+    found = quantize_model(whole, name, values=values)
     torch.testing.assert_close(logits(found), logits(with_weights(whole, change)), rtol=0, atol=1e-10)
     assert 0 < off(found, logits(whole)) < 2
 
@@ -80,33 +107,37 @@ def test_rounded_weights_alone_compute_what_their_values_do(name, values):
 def test_packed_kernels_of_int4_in_fp32_compute_what_its_values_do():
     """Whose perplexity stands for theirs: `bench` reads the long text with values."""
     whole = decoder(torch.float32, width=64)
-    packed, values = (logits(quantized(whole, "int4", values=of)) for of in (False, True))
+    packed, values = (logits(quantize_model(whole, "int4", values=of)) for of in (False, True))
     assert 0 < (packed - values).norm() / values.norm() < 1e-5
 
 
 def test_a_head_can_stay_as_it_is_or_take_a_format_of_its_own():
     whole = decoder()
-    kept = quantized(whole, "int4", head=None)
-    assert kept.head.weight is whole.head.weight and len(kept.kernels.multiply.matrices) == 8
-    four = quantized(whole, "int4", head="int4 g32")
-    assert bytes_read(four) < bytes_read(quantized(whole, "int4")) < bytes_read(kept)
+    kept = quantize_model(whole, "int4", head=None)
+    assert kept.head.weight is whole.head.weight and len(quantized_layers(kept)) == 8
+    four = quantize_model(whole, "int4", head="int4 g32")
+    assert bytes_read(four) < bytes_read(quantize_model(whole, "int4")) < bytes_read(kept)
 
 
 def test_nothing_wide_is_left_but_the_table_of_a_tied_head():
     whole = decoder(torch.float32)
     for name in ("int8", "int8-weight-only", "int4"):
-        found = quantized(whole, name)
-        assert all(linear.weight.is_meta for linear in places(found).values())
+        found = quantize_model(whole, name)
+        assert not any(isinstance(module, torch.nn.Linear) for module in found.modules())
         assert found.embedding.weight is whole.embedding.weight and found.norm is whole.norm
-    assert not any(linear.weight.is_meta for linear in places(whole).values())
+        assert {name for name, _ in found.named_parameters()} == {
+            name for name, _ in whole.named_parameters() if "norm" in name or name == "embedding.weight"
+        }
+        assert not any(part.is_meta for part in (*found.parameters(), *found.buffers()))
+    assert all(type(linear) is torch.nn.Linear for linear in linears(whole).values())
 
 
 @pytest.mark.parametrize("name, bits", [("int8-weight-only", 8), ("int4", 4), ("int8", 8)])
 def test_bytes_read_are_codes_and_scales_and_bytes_kept_the_rest_beside(name, bits):
     whole = decoder(torch.float32, width=64, heads=4)
-    found = quantized(whole, name)
-    weights = {place: linear.weight.numel() for place, linear in places(whole).items()}
-    rows = sum(linear.weight.shape[0] for linear in places(whole).values())
+    found = quantize_model(whole, name)
+    weights = {place: linear.weight.numel() for place, linear in linears(whole).items()}
+    rows = sum(linear.weight.shape[0] for linear in linears(whole).values())
     head = weights[2, HEAD]
     inside = sum(weights.values()) - head
     groups = inside // 32 * 4 if name == "int4" else 0  # scale and minimum in 16 bits
@@ -122,50 +153,61 @@ def test_bytes_read_are_codes_and_scales_and_bytes_kept_the_rest_beside(name, bi
 
 def test_values_weigh_what_their_format_weighs():
     whole = decoder()
-    assert bytes_read(quantized(whole, "int3 g32", values=True)) == bytes_read(quantized(whole, "int3 g32"))
+    found = [bytes_read(quantize_model(whole, "int3 g32", head="int3 g32", values=of)) for of in (True, False)]
+    assert found[0] == found[1] < bytes_read(whole) / 8
 
 
-def matrices(of: Decoder) -> list:
-    return [matrix for _, matrix in of.kernels.multiply.matrices.values()]
+def quantized_layers(of: Decoder) -> list:
+    return [layer for layer in linears(of).values() if isinstance(layer, QuantizedLinear)]
+
+
+class ByHand(QuantizedLinear):
+    """y = multiply(x)."""
+
+    def __init__(self, weight: Tensor, multiply):
+        super().__init__(weight.shape)
+        self.multiply = multiply
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x)
 
 
 def test_kernels_are_those_of_the_format_and_the_dtype():
     whole = decoder(torch.float32, width=64)
     names = ("int8", "int8-weight-only", "int4", "int4-int8", "llm.int8", "nf4")
-    kinds = {name: {type(matrix) for matrix in matrices(quantized(whole, name))} for name in names}
-    assert kinds["int8"] == {Int8Both} and kinds["llm.int8"] == {MixedProduct} and kinds["nf4"] == {Plain, Int8Weights}
-    assert kinds["int8-weight-only"] == {Int8Weights} and kinds["int4-int8"] == {Grouped}
-    assert kinds["int4"] == {Int8Weights, Int4Weights if cpu.packed_kernels() else Int4Words}
+    kinds = {name: {type(matrix) for matrix in quantized_layers(quantize_model(whole, name))} for name in names}
+    assert kinds["int8"] == {W8A8} and kinds["llm.int8"] == {LLMInt8Linear}
+    assert kinds["nf4"] == {DequantizedLinear, PackedW8A16Linear} and kinds["int8-weight-only"] == {PackedW8A16Linear}
+    assert kinds["int4-int8"] == ({W4A8Linear} if native.problem() else {W4A8Linear, NativeW4A8Linear})
+    assert kinds["int4"] == {PackedW8A16Linear, W4A16}
 
 
 def test_4_bits_times_8_are_values_in_groups_times_inputs_in_groups_and_the_head_has_8():
     """In float64, where no kernel of ours multiplies, against products of the rounded values."""
     whole = decoder()
-    head = whole.head.weight
 
-    def by_hand(x, weight):
-        values = rounding("int8 g32 minimum" if weight is head else "int4 g32")(weight).dequantize()
-        return round_groups(x) @ values.T
+    def by_hand(name, weight):
+        values = rounding("int8 g32 minimum" if name[1] == HEAD else "int4 g32")(weight).dequantize()
+        return ByHand(weight, lambda x: round_groups(x) @ values.T)
 
-    exact = logits(whole, kernels=Kernels(multiply=by_hand))
-    assert off(quantized(whole, "int4-int8"), exact) < 1e-9 < 1e-2 < off(whole, exact)
+    exact = logits(swapped(whole, by_hand))
+    assert off(quantize_model(whole, "int4-int8"), exact) < 1e-9 < 1e-2 < off(whole, exact)
 
 
 def test_integers_times_integers_round_every_input_and_every_weight():
     """In float64, against products of the rounded values; a matrix has two terms where it is told so."""
     whole = decoder()
-    names = {id(linear.weight): place for place, linear in places(whole).items()}
 
     def by_hand(terms):
-        def multiply(x, weight):
-            count = terms if names[id(weight)][1] == "down" else 1
-            return rounded_values(x, count) @ quantize(weight, 8).dequantize().T
+        def make(name, weight):
+            count, values = terms if name[1] == "down" else 1, quantize(weight, 8).dequantize()
+            return ByHand(weight, lambda x: rounded_values(x, count) @ values.T)
 
-        return logits(whole, kernels=Kernels(multiply=multiply))
+        return logits(swapped(whole, make))
 
-    finer = quantized(whole, "int8", remedies=Remedies({}, {}, {"down": 2}))
+    finer = quantize_model(whole, "int8", options=W8A8Options({}, {}, {"down": 2}))
     torch.testing.assert_close(logits(finer), by_hand(2), rtol=0, atol=1e-6)
-    torch.testing.assert_close(logits(quantized(whole, "int8")), by_hand(1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits(quantize_model(whole, "int8")), by_hand(1), rtol=0, atol=1e-6)
     assert (by_hand(1) - by_hand(2)).abs().max() > 1e-3
 
 
@@ -185,33 +227,44 @@ def test_smoothing_and_wide_columns_help_int8_where_a_few_columns_are_loud():
     right, harsh = logits(decoder()), loud(decoder())
     torch.testing.assert_close(logits(harsh), right, rtol=0, atol=1e-9)
     remedies = {
-        "none": NONE, "smooth": Remedies({"qkv": 0.7, "gate_up": 0.7}, {}, {}),
-        "columns": Remedies({}, {"qkv": 2, "gate_up": 2, HEAD: 2}, {}), "all": None,
+        "none": PLAIN, "smooth": W8A8Options({"qkv": 0.7, "gate_up": 0.7}, {}, {}),
+        "columns": W8A8Options({}, {"qkv": 2, "gate_up": 2, HEAD: 2}, {}), "all": None,
     }  # fmt: skip
-    errors = {name: off(quantized(harsh, windows=WINDOWS, remedies=of), right) for name, of in remedies.items()}
-    assert errors["none"] > 3 * off(quantized(decoder(), remedies=NONE), right)
+    errors = {name: off(quantize_model(harsh, windows=WINDOWS, options=of), right) for name, of in remedies.items()}
+    assert errors["none"] > 3 * off(quantize_model(decoder(), options=PLAIN), right)
     assert errors["smooth"] < 0.8 * errors["none"] and errors["columns"] < errors["none"] / 3
     assert errors["all"] < errors["none"] / 2
 
 
 def test_a_second_term_of_activations_helps_int8_where_they_are_harsh_and_weights_are_not():
     harsh = loud(decoder(), taken_back=False)
-    right, everywhere = logits(harsh), dict.fromkeys((*calibrate.MATRICES, HEAD), 2)
-    plain, finer = (off(quantized(harsh, remedies=Remedies({}, {}, terms)), right) for terms in ({}, everywhere))
-    weights = off(quantized(harsh, "int8-weight-only"), right)
+    right, everywhere = logits(harsh), dict.fromkeys((*MATRICES, HEAD), 2)
+    plain, finer = (off(quantize_model(harsh, options=W8A8Options({}, {}, terms)), right) for terms in ({}, everywhere))
+    weights = off(quantize_model(harsh, "int8-weight-only"), right)
     assert finer < 1.1 * weights and plain > 1.3 * finer
 
 
 def test_loud_columns_are_the_ones_that_calibration_found():
-    found = quantized(loud(decoder()), "int8", windows=WINDOWS, remedies=Remedies({}, {HEAD: 2, "qkv": 2}, {}))
-    wide = [matrix for matrix in matrices(found) if isinstance(matrix, WideColumns)]
+    found = quantize_model(loud(decoder()), "int8", windows=WINDOWS, options=W8A8Options({}, {HEAD: 2, "qkv": 2}, {}))
+    wide = [layer for layer in quantized_layers(found) if isinstance(layer, OutlierColumns)]
     assert len(wide) == 3 and all(sorted(matrix.columns.tolist()) == [3, 11] for matrix in wide)
+
+
+@torch.no_grad()
+def test_a_deep_copy_of_a_quantized_decoder_computes_the_same():
+    for name in ("int8", "int8-weight-only", "int4", "int4-int8", "llm.int8"):
+        found = quantize_model(decoder(torch.float32, width=64), name)
+        other = copy.deepcopy(found)
+        right = logits(found)
+        for buffer in found.buffers():
+            buffer.zero_()
+        assert torch.equal(logits(other), right)
 
 
 def test_without_windows_nothing_is_calibrated():
     whole = decoder()
-    found = quantized(whole, "int8")
-    assert {type(matrix) for matrix in matrices(found)} == {Int8Both}
+    found = quantize_model(whole, "int8")
+    assert {type(layer) for layer in quantized_layers(found)} == {W8A8}
     assert found.layers[0].attention_norm.data_ptr() == whole.layers[0].attention_norm.data_ptr()
 
 
@@ -241,8 +294,8 @@ def test_scaling_for_awq_changes_no_logit_and_lowers_the_error_of_3_bits():
     found = awq(harsh, inputs, rounding("int3 g16"))
     torch.testing.assert_close(logits(found), logits(harsh), rtol=0, atol=1e-9)
     right = logits(harsh)
-    assert off(quantized(harsh, "awq int3 g16", windows=WINDOWS, head=None), right) < off(
-        quantized(harsh, "int3 g16", head=None), right
+    assert off(quantize_model(harsh, "awq int3 g16", windows=WINDOWS, head=None), right) < off(
+        quantize_model(harsh, "int3 g16", head=None), right
     )
 
 
@@ -255,9 +308,9 @@ def test_matrices_that_cannot_be_scaled_are_refused():
 @torch.no_grad()
 def test_inputs_are_what_each_matrix_reads_without_first_tokens():
     whole, seen = decoder(), {}
-    calibrate.watch(whole, WINDOWS, lambda place, x: seen.setdefault(place, []).append(x[1:]))
+    watch(whole, WINDOWS, lambda place, x: seen.setdefault(place, []).append(x[1:]))
     inputs = inputs_of(whole, WINDOWS)
-    assert set(inputs) == set(places(whole)) == {(i, n) for i in (0, 1) for n in calibrate.MATRICES} | {(2, HEAD)}
+    assert set(inputs) == set(linears(whole)) == {(i, n) for i in (0, 1) for n in MATRICES} | {(2, HEAD)}
     for place, found in inputs.items():
         rows = torch.cat(seen[place])
         torch.testing.assert_close(found.largest, rows.abs().amax(0))
@@ -272,15 +325,12 @@ def test_inputs_are_what_each_matrix_reads_without_first_tokens():
 def test_gptq_serves_each_layer_better_than_rounding_to_the_nearest():
     """On what the layer reads behind layers that are rounded already."""
     whole = decoder()
-    found = compensated(whole, WINDOWS, "int3 g16")
-    assert set(found) == {(i, name) for i in (0, 1) for name in calibrate.MATRICES}
+    found = gptq_decoder(whole, WINDOWS, "int3 g16")
+    assert set(found) == {(i, name) for i in (0, 1) for name in MATRICES}
     before = with_weights(whole, lambda place, w: found[place].dequantize() if place[0] == 0 else w)
     seen = {}
-    keys = {id(linear.weight): place for place, linear in places(before).items()}
-    inner = before.kernels.multiply
-    for ids in WINDOWS:
-        logits(before, ids, Kernels(multiply=lambda x, w: seen.setdefault(keys[id(w)], []).append(x) or inner(x, w)))
-    for name in calibrate.MATRICES:
+    watch(before, WINDOWS, lambda place, x: seen.setdefault(place, []).append(x))
+    for name in MATRICES:
         weight, h = getattr(whole.layers[1], name).weight, hessian(torch.cat(seen[1, name]))
         nearest = quantize(weight, 3, 16, "minimum").dequantize()
         assert layer_loss(weight, found[1, name].dequantize(), h) < layer_loss(weight, nearest, h)
@@ -290,15 +340,15 @@ def test_gptq_serves_each_layer_better_than_rounding_to_the_nearest():
 def test_gptq_looks_at_inputs_behind_rounded_layers(monkeypatch):
     """The second layer's Hessians are of states that the rounded first layer gave."""
     given = []
-    monkeypatch.setattr("lessons_lib.models.compensated.hessian", lambda x: given.append(x) or hessian(x))
+    monkeypatch.setattr("lessons_lib.quantization.calibrated.hessian", lambda x: given.append(x) or hessian(x))
     whole = decoder()
-    found = compensated(whole, WINDOWS[:1], "int2 g16")
+    found = gptq_decoder(whole, WINDOWS[:1], "int2 g16")
     rounded = with_weights(whole, lambda place, w: found[place].dequantize() if place[0] == 0 else w)
     seen = []
-    calibrate.watch(rounded, WINDOWS[:1], lambda place, x: seen.append(x) if place[0] == 1 else None)
+    watch(rounded, WINDOWS[:1], lambda place, x: seen.append(x) if place[0] == 1 else None)
     torch.testing.assert_close(given[4], seen[0], rtol=0, atol=1e-9)
     exact = []
-    calibrate.watch(whole, WINDOWS[:1], lambda place, x: exact.append(x) if place[0] == 1 else None)
+    watch(whole, WINDOWS[:1], lambda place, x: exact.append(x) if place[0] == 1 else None)
     assert (given[4] - exact[0]).abs().max() > 1e-3
 
 
@@ -306,11 +356,13 @@ def test_gptq_looks_at_inputs_behind_rounded_layers(monkeypatch):
 def test_gptq_weighs_windows_of_unequal_length_by_their_tokens(monkeypatch):
     """The Hessian of a matrix is that of all its inputs at once, not the mean of the windows'."""
     given, windows = [], [WINDOWS[0][:5], WINDOWS[1]]
-    monkeypatch.setattr("lessons_lib.models.compensated.gptq", lambda w, h, **how: given.append(h) or gptq(w, h, **how))
+    monkeypatch.setattr(
+        "lessons_lib.quantization.calibrated.gptq", lambda w, h, **how: given.append(h) or gptq(w, h, **how)
+    )
     whole, seen = decoder(), {}
-    compensated(whole, windows, "int3 g16")
-    calibrate.watch(whole, windows, lambda place, x: seen.setdefault(place, []).append(x))
-    inputs = [torch.cat(seen[0, name]) for name in calibrate.MATRICES]
+    gptq_decoder(whole, windows, "int3 g16")
+    watch(whole, windows, lambda place, x: seen.setdefault(place, []).append(x))
+    inputs = [torch.cat(seen[0, name]) for name in MATRICES]
     for h, x in zip(given[: len(inputs)], inputs, strict=True):
         torch.testing.assert_close(h, hessian(x))
 
@@ -321,7 +373,7 @@ def test_gptq_of_three_bits_keeps_more_of_the_perplexity_than_rounding_to_the_ne
     text = sample(whole, 400)
     windows, ids = [text[i : i + 40] for i in range(0, 280, 40)], text[280:]
     names = ("int3 g32", "gptq int3 g32")
-    readings = {n: reading(quantized(whole, n, windows=windows, head=None, values=True), ids) for n in names}
+    readings = {n: reading(quantize_model(whole, n, windows=windows, head=None, values=True), ids) for n in names}
     exact = reading(whole, ids)
     losses = [quality.ratio(readings[name], exact).value - 1 for name in names]
     assert 0 < losses[1] < losses[0]
@@ -344,17 +396,17 @@ def sample(of: Decoder, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("call, sentence", [
-    (lambda d: quantized(d, "int9"), "9 bits are not supported"),
-    (lambda d: quantized(d, "awq int3 g16"), "nothing to calibrate with; pass windows"),
-    (lambda d: quantized(d, "gptq int3 g16"), "windows of ids to calibrate on; got 'int3 g16' and 0 windows"),
-    (lambda d: quantized(d, "gptq nf4", windows=WINDOWS), "GPTQ rounds to integers, such as 'int3 g64'"),
-    (lambda d: quantized(d, "int4 g24"), "groups of 24 do not divide rows of 32 values; 32, 16, 8 would"),
-    (lambda d: quantized(quantized(d, "int8"), "int4"), "rounded already; round the one that it was made from"),
-    (lambda d: replaced(quantized(d, "int8"), lambda p, w: None), "rounded already"),
-    (lambda d: quantized(d.to("meta"), "int4"), "rounding runs on cpu or cuda, not on meta"),
-    (lambda d: quantized(d, "int8", remedies=Remedies({}, {}, {"down": 3})), "1 or 2 terms of 8 bits, not 3"),
-    (lambda d: quantized(d, "int8", remedies=Remedies({}, {"haed": 8})), "no matrix is called 'haed'; choose from qkv"),
-    (lambda d: quantized(d, "int8", remedies=Remedies({}, {}, {"up": 2})), "no matrix is called 'up'"),
+    (lambda d: quantize_model(d, "int9"), "9 bits are not supported"),
+    (lambda d: quantize_model(d, "awq int3 g16"), "nothing to calibrate with; pass windows"),
+    (lambda d: quantize_model(d, "gptq int3 g16"), "windows of ids to calibrate on; got 'int3 g16' and 0 windows"),
+    (lambda d: quantize_model(d, "gptq nf4", windows=WINDOWS), "GPTQ rounds to integers, such as 'int3 g64'"),
+    (lambda d: quantize_model(d, "int4 g24"), "groups of 24 do not divide rows of 32 values; 32, 16, 8 would"),
+    (lambda d: quantize_model(quantize_model(d, "int8"), "int4"), "quantized already; quantize the one"),
+    (lambda d: swapped(quantize_model(d, "int8"), lambda p, w: None), "quantized already"),
+    (lambda d: quantize_model(d.to("meta"), "int4"), "rounding runs on cpu or cuda, not on meta"),
+    (lambda d: quantize_model(d, "int8", options=W8A8Options({}, {}, {"down": 3})), "1 or 2 terms of 8 bits, not 3"),
+    (lambda d: quantize_model(d, "int8", options=W8A8Options({}, {"haed": 8})), "no matrix is called 'haed'; choose"),
+    (lambda d: quantize_model(d, "int8", options=W8A8Options({}, {}, {"up": 2})), "no matrix is called 'up'"),
 ])  # fmt: skip
 def test_what_cannot_be_rounded_is_refused(call, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -366,21 +418,21 @@ def test_a_weight_that_is_not_finite_is_refused_by_every_format():
     broken.layers[1].down.weight.data[0, 0] = torch.nan
     for name in ("int8", "int8-weight-only", "int4", "int4-int8", "llm.int8", "nf4 g32", "fp8"):
         with pytest.raises(ValueError, match="1 NaN or infinite values"):
-            quantized(broken, name)
+            quantize_model(broken, name)
 
 
-def test_products_are_left_to_those_places_that_were_replaced():
+def test_layers_that_nothing_replaces_stay_as_they_are():
     whole = decoder()
-    found = replaced(whole, lambda place, w: Plain(quantize(w, 2)) if place == (1, "down") else None)
-    assert isinstance(found.kernels.multiply, Products) and found.layers[0].qkv.weight is whole.layers[0].qkv.weight
+    found = swapped(whole, lambda place, w: DequantizedLinear(quantize(w, 2)) if place == (1, "down") else None)
+    assert len(quantized_layers(found)) == 1 and found.layers[0].qkv.weight is whole.layers[0].qkv.weight
     assert 0 < off(found, logits(whole))
 
 
 def test_what_rounding_freed_goes_back_to_the_system_even_where_it_fails(monkeypatch):
     calls = []
-    monkeypatch.setattr("lessons_lib.models.quantized.give_back", lambda: calls.append("given back"))
-    quantized(decoder(), "int8")
-    assert calls == ["given back"] * 2
+    monkeypatch.setattr("lessons_lib.quantization.model.give_back", lambda: calls.append("given back"))
+    quantize_model(decoder(), "int8")
+    assert calls == ["given back"]
     with pytest.raises(ValueError):
-        quantized(decoder(), "int99")
-    assert calls == ["given back"] * 4
+        quantize_model(decoder(), "int99")
+    assert calls == ["given back"] * 2

@@ -1,38 +1,15 @@
-"""Matrix products and attention (lessons 01-04): the library's kernels, or sums that a compiler can fuse.
+"""Matmul and attention as sums over products (lesson 03): what torch.compile can fuse with its surroundings on a CPU.
 
-Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): H query heads share H_kv key/value heads,
-g = H / H_kv queries each. Folding the g queries of a group into the query axis turns it into plain
-attention with H_kv heads, and no key or value is ever copied.
+The library's own matmul of one row is made for many rows and reads memory slowly. Written as a sum, it becomes one
+vectorised loop of the compiler, which streams several times faster.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lessons_lib import native
-from lessons_lib.caches.cache import causal_mask
 from lessons_lib.compiler import PLACES, kept_in_memory
-
-
-def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """q (H, T, d), keys and values (H_kv, S, d), mask (T, S) bool with True = may attend -> (H, T, d).
-
-    mask None is causal: the last query sees all S entries, the one before it S - 1, and so on.
-    """
-    heads, count, dim = q.shape
-    groups, entries = heads // keys.shape[0], keys.shape[1]
-    if mask is None and 1 < count == entries:  # a prompt: the kernel knows this mask and skips half the work
-        args = dict(is_causal=True, enable_gqa=groups > 1)
-        return F.scaled_dot_product_attention(q[None], keys[None], values[None], **args)[0]
-    if mask is None and count > 1:
-        mask = causal_mask(count, entries, q.device)
-    folded = q.reshape(keys.shape[0], groups * count, dim)
-    mask = mask if mask is None or groups == 1 else mask.repeat(groups, 1)
-    out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask)
-    return out[0].view(heads, count, dim)
+from lessons_lib.quantization.cpu import native
+from lessons_lib.quantization.linear import sharing_copy
 
 
 def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -86,23 +63,22 @@ def _row_by_products(x: Tensor, weight: Tensor) -> Tensor:
     return (kept_in_memory(x.to(exact)) * weight).sum(-1).to(x.dtype)[None]
 
 
-def call(layer: Callable, *args) -> Tensor:
-    """layer(*args)."""
-    return layer(*args)
+class PointwiseLinear(nn.Linear):
+    """An nn.Linear that multiplies by `multiply_by_products`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply_by_products(x, self.weight)
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """How a forward computes: attend(q, keys, values, mask) and multiply(x, weight) as `F.linear`.
-
-    run(layer, *args): calls a layer, all of which are alike.
-    """
-
-    attend: Callable = attend
-    multiply: Callable = F.linear
-    run: Callable = call
+def with_linears(decoder: nn.Module, kind: type[nn.Linear]) -> nn.Module:
+    """A copy of the decoder with its nn.Linear modules as another class of them; all weights are shared."""
+    copy = sharing_copy(decoder)
+    for module in copy.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = kind
+    return copy
 
 
-LIBRARY = Kernels()  # eager: every product and every attention is one call of a library
-FUSED = Kernels(attend_by_products)  # compiled, many rows: library products, attention in the open
-OPEN = Kernels(attend_by_products, multiply_by_products)  # compiled, few rows: no product is a call
+def pointwise_linears(decoder: nn.Module) -> nn.Module:
+    """A copy of the decoder for the compiler, with matmuls of few rows as sums; all weights are shared."""
+    return with_linears(decoder, PointwiseLinear)

@@ -1,5 +1,5 @@
 // Rows of 8-bit inputs times a matrix of 4 or 8 bits, both with a scale per group of 32 (lesson 11), for CPUs with
-// AVX512-VNNI. `quantization.grouped` says what is computed and lays the codes out.
+// AVX512-VNNI. `quantization.cpu.layouts` says what is computed and lays the codes out.
 //
 // One instruction (dpbusd) multiplies 64 pairs of bytes and adds them up by fours: 16 rows of the matrix, 4 columns of
 // each. So 16 rows stand side by side, no sum runs across a vector, and codes of 4 bits come two to a byte: the lower
@@ -95,7 +95,7 @@ at::Tensor multiply_grouped(const at::Tensor& given, const at::Tensor& codes, co
                           && grid.sizes() == at::IntArrayRef({codes.size(0), codes.size(1), 2, LANES})
                           && codes.scalar_type() == at::kByte && grid.scalar_type() == at::kHalf
                           && codes.is_contiguous() && grid.is_contiguous(),
-                      "codes of 4 or 8 bits and their grid are laid out by quantization.grouped");
+                      "codes of 4 or 8 bits and their grid are laid out by quantization.cpu.layouts");
     const int64_t wide = codes.size(1) * GROUP;
     TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == wide, "x is ", x.sizes(), ", not (T, ", wide, ")");
     at::Tensor out = at::empty({x.size(0), codes.size(0) * LANES}, x.options());

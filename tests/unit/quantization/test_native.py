@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib import native
-from lessons_lib.models.kernels import attend, attend_by_products, attend_natively
+from lessons_lib.models.decoder import attend
+from lessons_lib.quantization.cpu import native
+from lessons_lib.quantization.cpu.pointwise import attend_by_products, attend_natively
 
 by_kernel = pytest.mark.usefixtures("kernels")
 ERRORS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

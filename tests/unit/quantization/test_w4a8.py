@@ -5,10 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib import native
-from lessons_lib.quantization.cpu import Int8Both
+from lessons_lib.quantization.cpu import native
+from lessons_lib.quantization.cpu.layouts import interleaved
+from lessons_lib.quantization.cpu.linear import NativeW4A8Linear
 from lessons_lib.quantization.formats import quantize
-from lessons_lib.quantization.linear import Grouped, interleaved, round_groups
+from lessons_lib.quantization.linear import W4A8Linear, W8A8Linear, fastest, round_groups
 
 by_kernel = pytest.mark.usefixtures("kernels")
 ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # a step of the last digit; of float32 a few
@@ -27,11 +28,6 @@ def by_groups(x: torch.Tensor, quantized) -> torch.Tensor:
     p = (x / torch.where(r == 0, 1, r)[..., None]).round().double()
     products = torch.einsum("ngk,tgk->tng", q, p)
     return (s * products * r.double()[:, None] + low * (r * p.sum(-1))[:, None]).sum(-1)
-
-
-def without_kernel(monkeypatch, quantized) -> Grouped:
-    monkeypatch.setattr(native, "problem", lambda: "no kernel today")
-    return Grouped(quantized)
 
 
 def test_each_group_of_inputs_has_its_own_scale():
@@ -64,9 +60,8 @@ def test_the_kernel_adds_up_what_the_formula_says(rows, blocks, groups, bits, dt
     """Up to 27 rows: two calls of 12 rows, the most, and a rest. Up to 9 blocks: more than one thread's share."""
     x = random(rows, 32 * groups, seed=seed, dtype=dtype)
     quantized = quantize(random(16 * blocks, 32 * groups, seed=seed + 100), bits, 32, "minimum")
-    matrix = Grouped(quantized)
-    found, exact = matrix.multiply(x), by_groups(x, quantized)
-    assert matrix.native and found.dtype == dtype
+    found, exact = NativeW4A8Linear(quantized)(x), by_groups(x, quantized)
+    assert found.dtype == dtype
     assert ((found.double() - exact).abs() <= ERRORS[dtype] * exact.abs().max()).all()
 
 
@@ -74,21 +69,21 @@ def test_the_kernel_adds_up_what_the_formula_says(rows, blocks, groups, bits, dt
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("dtype", [*ERRORS])
 def test_without_the_kernel_rounded_inputs_meet_what_multiplies_such_weights(bits, rows, dtype, monkeypatch):
+    monkeypatch.setattr(native, "problem", lambda: "no kernel today")
     x, weight = random(rows, 96, dtype=dtype), random(32, 96, seed=1, dtype=dtype)
     quantized = quantize(weight, bits, 32, "minimum")
-    matrix = without_kernel(monkeypatch, quantized)
-    assert not matrix.native and matrix.problem == "no kernel today"
-    for found in (matrix.multiply(x), matrix.traced(x)):
-        exact = by_groups(x, quantized)
-        assert found.dtype == dtype and (found.double() - exact).abs().max() <= 5 * ERRORS[dtype] * exact.abs().max()
+    layer, exact = fastest(W4A8Linear, quantized), by_groups(x, quantized)
+    found = layer(x)
+    assert type(layer) is W4A8Linear and found.dtype == dtype
+    assert (found.double() - exact).abs().max() <= 5 * ERRORS[dtype] * exact.abs().max()
 
 
 @by_kernel
 def test_inputs_of_any_stride_and_of_nothing_but_zeros():
     quantized = quantize(random(16, 32), 4, 32, "minimum")
-    matrix, x = Grouped(quantized), random(32, 6, seed=1).T
-    assert not x.is_contiguous() and torch.equal(matrix.multiply(x), matrix.multiply(x.contiguous()))
-    assert torch.equal(matrix.multiply(torch.zeros(2, 32)), torch.zeros(2, 16))
+    layer, x = NativeW4A8Linear(quantized), random(32, 6, seed=1).T
+    assert not x.is_contiguous() and torch.equal(layer(x), layer(x.contiguous()))
+    assert torch.equal(layer(torch.zeros(2, 32)), torch.zeros(2, 16))
 
 
 def test_a_loud_input_spoils_its_own_group_alone():
@@ -96,28 +91,33 @@ def test_a_loud_input_spoils_its_own_group_alone():
     x, weight = random(1, 640), random(16, 640, seed=1)
     x[0, 0] = 1000.0
     weight[:, :32] = 0
-    off = lambda matrix: (matrix.multiply(x) - x @ weight.T).abs().max()  # noqa: E731
-    grouped_bits, row_bits = Grouped(quantize(weight, 8, 32, "minimum")), Int8Both(quantize(weight, 8))
+    off = lambda layer: (layer(x) - x @ weight.T).abs().max()  # noqa: E731
+    grouped_bits, row_bits = W4A8Linear(quantize(weight, 8, 32, "minimum")), W8A8Linear(quantize(weight, 8))
     assert 20 * off(grouped_bits) < off(row_bits)
 
 
-@pytest.mark.parametrize("quantized, why", [
-    (quantize(random(20, 32), 4, 32, "minimum"), "multiples of 16"),
-    (quantize(random(16, 32), 4, 32, "minimum", scale_dtype=torch.float32), "scales in float16"),
-    (quantize(random(16, 32, dtype=torch.float64), 4, 32, "minimum"), "float16"),
-])  # fmt: skip
-def test_what_the_kernel_cannot_take_is_multiplied_without_it(quantized, why):
-    matrix, x = Grouped(quantized), random(2, 32, dtype=quantized.dtype)
-    assert why in matrix.problem
-    torch.testing.assert_close(matrix.multiply(x), round_groups(x) @ quantized.dequantize().T)
+@pytest.mark.parametrize("quantized", [
+    quantize(random(20, 32), 4, 32, "minimum"), quantize(random(16, 32), 4, 32, "minimum", scale_dtype=torch.float32),
+    quantize(random(16, 32, dtype=torch.float64), 4, 32, "minimum"),
+], ids=["rows", "scales", "dtype"])  # fmt: skip
+def test_what_the_kernel_cannot_take_is_multiplied_without_it(quantized):
+    layer, x = fastest(W4A8Linear, quantized), random(2, 32, dtype=quantized.dtype)
+    assert type(layer) is W4A8Linear
+    torch.testing.assert_close(layer(x), round_groups(x) @ quantized.dequantize().T)
+
+
+@by_kernel
+def test_what_the_kernel_can_take_goes_through_it():
+    assert type(fastest(W4A8Linear, quantize(random(16, 32), 8, 32, "minimum"))) is NativeW4A8Linear
 
 
 @pytest.mark.parametrize("how", [(3, 32, "minimum"), (4, 16, "minimum"), (4, 64, "minimum"), (8, 32, "absmax")])
-def test_other_formats_are_refused(how):
-    with pytest.raises(ValueError, match='take quantize.weight, 4 or 8, 32, "minimum". of a matrix; else use Plain'):
-        Grouped(quantize(random(16, 64), *how))
+@pytest.mark.parametrize("kind", [W4A8Linear, NativeW4A8Linear])
+def test_other_formats_are_refused(kind, how):
+    with pytest.raises(ValueError, match='takes quantize.weight, 4 or 8, 32, "minimum".'):
+        kind(quantize(random(16, 64), *how))
     with pytest.raises(ValueError, match="of a matrix"):
-        Grouped(quantize(random(2, 16, 32), 4, 32, "minimum"))
+        kind(quantize(random(2, 16, 32), 4, 32, "minimum"))
 
 
 @by_kernel
@@ -127,32 +127,32 @@ def test_other_formats_are_refused(how):
 ])  # fmt: skip
 def test_inputs_that_do_not_fit_are_refused(x, sentence):
     with pytest.raises(ValueError, match=sentence):
-        Grouped(quantize(random(16, 32), 4, 32, "minimum")).multiply(x)
+        NativeW4A8Linear(quantize(random(16, 32), 4, 32, "minimum"))(x)
 
 
 @by_kernel
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_weight_takes_its_bits_and_one_for_the_grid(bits):
-    assert Grouped(quantize(random(32, 96), bits, 32, "minimum")).nbytes * 8 == (bits + 1) * 32 * 96
+    assert NativeW4A8Linear(quantize(random(32, 96), bits, 32, "minimum")).nbytes * 8 == (bits + 1) * 32 * 96
 
 
 @by_kernel
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_none_with_the_kernel_and_without(value, monkeypatch):
+def test_what_is_no_number_stays_none_with_the_kernel_and_without(value):
     quantized, x = quantize(random(16, 64), 4, 32, "minimum"), random(2, 64, seed=1)
     x[1, 40] = value
-    for matrix in (Grouped(quantized), without_kernel(monkeypatch, quantized)):
-        found = matrix.multiply(x)
+    for kind in (NativeW4A8Linear, W4A8Linear):
+        found = kind(quantized)(x)
         assert found[0].isfinite().all() and found[1].isnan().all()
 
 
 @by_kernel
 def test_a_compiler_is_told_the_shape_whatever_is_laid_out():
-    matrix = Grouped(quantize(random(32, 64), 4, 32, "minimum"))
+    layer = NativeW4A8Linear(quantize(random(32, 64), 4, 32, "minimum"))
     operator = torch.ops.lessons_lib.multiply_grouped.default
     for x in (random(3, 64), random(64, 3).T, random(3, 64, dtype=torch.bfloat16)):
         torch.library.opcheck(
-            operator, (x, matrix.codes, matrix.grid, 4), test_utils=("test_schema", "test_faketensor")
+            operator, (x, layer.codes, layer.scales_and_minima, 4), test_utils=("test_schema", "test_faketensor")
         )
 
 
@@ -163,6 +163,6 @@ def test_a_compiler_is_told_the_shape_whatever_is_laid_out():
     lambda codes, grid: (codes, grid.float(), 4), lambda codes, grid: (codes.mT.contiguous().mT, grid, 4),
 ])  # fmt: skip
 def test_codes_that_are_laid_out_otherwise_are_refused(change):
-    matrix = Grouped(quantize(random(32, 64), 4, 32, "minimum"))
-    with pytest.raises(ValueError, match="laid out by quantization.grouped"):
-        native.multiply_grouped(random(1, 64), *change(matrix.codes, matrix.grid))
+    layer = NativeW4A8Linear(quantize(random(32, 64), 4, 32, "minimum"))
+    with pytest.raises(ValueError, match="laid out by quantization.cpu.layouts"):
+        native.multiply_grouped(random(1, 64), *change(layer.codes, layer.scales_and_minima))

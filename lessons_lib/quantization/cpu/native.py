@@ -40,7 +40,7 @@ def problem() -> str | None:
 def multiply_grouped(x: Tensor, codes: Tensor, grid: Tensor, bits: int) -> Tensor:
     """x (T, K) times codes (N/16, K/32, bytes) with their grid (N/16, K/32, 2, 16) -> (T, N) in x's dtype.
 
-    As `quantization.grouped` lays them out; x is rounded on the way. ValueError for another K or dtype.
+    As `quantization.cpu.layouts` lays them out; x is rounded on the way. ValueError for another K or dtype.
     """
     return torch.ops.lessons_lib.multiply_grouped(x, codes, grid, bits)
 

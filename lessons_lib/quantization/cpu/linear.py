@@ -1,0 +1,186 @@
+"""The layers of `quantization.linear` with a CPU's kernels (lessons 10, 11); `kernel_of` picks one.
+
+Each has two forms of its forward pass: one call of a kernel, and operations that torch.compile makes the most of.
+"""
+
+import torch
+from torch import Tensor
+
+from lessons_lib.quantization import cpu
+from lessons_lib.quantization.cpu import native
+from lessons_lib.quantization.cpu.layouts import (
+    LANES,
+    interleaved,
+    multiply_codes,
+    of_bytes,
+    pack_nibbles,
+    scales_and_minima,
+    side_by_side,
+    times_bytes,
+    times_nibbles,
+)
+from lessons_lib.quantization.formats import Integers
+from lessons_lib.quantization.linear import (
+    GROUP,
+    QuantizedLinear,
+    W4A8Linear,
+    W4A16Linear,
+    W8A8Linear,
+    W8A16Linear,
+    add_terms,
+    check_groups,
+    round_rows,
+    rounded_values,
+    scales_and_zeros,
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that the kernels take
+INT4_GROUPS = (32, 64, 128, 256)
+GROUP_SIZES = {group: torch.tensor(group) for group in INT4_GROUPS}  # as an operator wants them
+FEW = 4  # rows up to which the packed kernel of 8 bits is the faster one
+
+
+def kernel_of(kind: type[QuantizedLinear], quantized: Integers) -> type[QuantizedLinear] | None:
+    """The form of this kind of layer that has a kernel here for the matrix's sizes and dtype; None if none has."""
+    fits = quantized.dtype in DTYPES and quantized.shape[0] % LANES == 0
+    group = quantized.shape.numel() // len(quantized.grid.scales)
+    if kind is W8A16Linear:
+        return PackedW8A16Linear if quantized.dtype in DTYPES else None
+    if kind is W8A8Linear:
+        return OneDNNW8A8Linear if cpu.integer_units() else PackedW8A8Linear
+    if kind is W4A16Linear and cpu.packed_kernels():
+        return PackedW4A16Linear if fits and group in INT4_GROUPS else None
+    if kind is W4A16Linear:
+        return InterleavedW4A16Linear if fits and group == GROUP else None
+    if kind is W4A8Linear and fits and quantized.grid.scales.dtype == torch.float16 and not native.problem():
+        return NativeW4A8Linear
+    return None
+
+
+class PackedW8A16Linear(W8A16Linear):
+    """By torch's packed kernel for few rows; compiled as sums over the codes, four of them in a word.
+
+    x in any dtype; the kernel takes DTYPES.
+    """
+
+    def __init__(self, quantized: Integers):
+        super().__init__(quantized)
+        self.words = of_bytes(self.codes)  # the same memory; no buffer, as `to` must not convert it
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() and self.words is not None:
+            return (times_bytes(x, self.words) * self.scales.to(x.dtype)).to(x.dtype)
+        if cpu.packed_kernels() and len(x) <= FEW and x.dtype in DTYPES:
+            return torch._weight_int8pack_mm(x.contiguous(), self.codes, self.scales.to(x.dtype))
+        return multiply_codes(x, self.codes) * self.scales.to(x.dtype)
+
+
+class PackedW4A16Linear(QuantizedLinear):
+    """W4A16 by torch's packed kernel for CPUs with AVX512; x in DTYPES.
+
+    The kernel keeps scale and zero in x's dtype: in bf16 they are rounded once more than in the quantized tensor. Many
+    rows go through it, too, though they would be faster with dequantized weights: codes stand in an order of its own.
+    """
+
+    def __init__(self, quantized: Integers):
+        """Raises ValueError for other bits, groups and kinds than the kernel reads."""
+        super().__init__(quantized.shape)
+        self.group = check_groups(quantized, (4,), INT4_GROUPS)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantized.levels().int(), 1)
+        self.register_buffer("codes", packed)
+        self.register_buffer("scales_and_zeros", scales_and_zeros(quantized))
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.scales_and_zeros.to(x.dtype)
+        if torch.compiler.is_compiling():
+            # the operator that torch's compiler would put in its place: in a layer that is compiled once for all, it
+            # mislays the group's size
+            return torch.ops.quantized.int4mm_packed_weight_cpu(
+                x.contiguous(), self.codes, GROUP_SIZES[self.group], both
+            )
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), self.codes, self.group, both)
+
+
+class InterleavedW4A16Linear(QuantizedLinear):
+    """W4A16 in groups of 32 for CPUs without AVX512: eight codes in a word, 16 rows side by side; x in any dtype."""
+
+    def __init__(self, quantized: Integers):
+        """Raises ValueError for other bits, groups and kinds."""
+        super().__init__(quantized.shape)
+        check_groups(quantized, (4,), (GROUP,))
+        rows, grid = quantized.shape[0], quantized.grid
+        words = pack_nibbles(quantized.levels())
+        self.register_buffer("codes", words.view(torch.int32))
+        self.words = self.codes.view(torch.float32)  # the same memory; no buffer, as `to` must not convert it
+        self.register_buffer("scales", side_by_side(grid.scales, rows))
+        self.register_buffer("minima", side_by_side(grid.lows, rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return times_nibbles(x, self.words, self.scales, self.minima).to(x.dtype)
+
+
+class OneDNNW8A8Linear(W8A8Linear):
+    """W8A8 for CPUs with VNNI; compiled, oneDNN's operator, whose codes, scales and zeros have to be constants.
+
+    The compiler packs the codes ahead of time and tunes a loop of its own for the matmul. oneDNN takes unsigned
+    activations: codes + 128, and 128 is their zero point. The rows' scales stay outside, as it wants one for all.
+    """
+
+    constant = True
+
+    def __init__(self, quantized: Integers, terms: int = 1):
+        super().__init__(quantized, terms)
+        self.scales = self.scales.float()  # oneDNN takes no others; of 16 bits, they are the same numbers
+        self.register_buffer("zeros", torch.zeros_like(self.scales, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return super().forward(x)
+        rounded, s = round_rows(x, self.terms)
+        return add_terms(onednn_matmul(rounded, self.codes, self.scales, self.zeros) * s, self.terms).to(x.dtype)
+
+
+def onednn_matmul(x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """x (T, K) and codes (N, K), both int8, scales (N,) float32, zeros (N,) int32 -> x codesᵀ·scales (T, N) float32."""
+    packed = torch.ops.onednn.qlinear_prepack(codes, None)
+    unsigned, rest = (x.short() + 128).to(torch.uint8), (None, 1.0, 0, torch.float32, "none", [], "")
+    return torch.ops.onednn.qlinear_pointwise(unsigned, 1.0, 128, packed, scales, zeros, *rest)
+
+
+@torch.library.register_fake("onednn::qlinear_prepack")
+def _prepacked(weight: Tensor, _shape: list[int] | None) -> Tensor:
+    """What a compiler expects of oneDNN's packing, which torch does not tell it: the weight transposed."""
+    return weight.new_empty(weight.shape[::-1])
+
+
+class PackedW8A8Linear(W8A8Linear):
+    """W8A8 for CPUs without VNNI, which are faster with the values that the codes of x stand for.
+
+    Sums are then rounded in the seventh digit.
+    """
+
+    def __init__(self, quantized: Integers, terms: int = 1):
+        super().__init__(quantized, terms)
+        self.words = of_bytes(self.codes)  # the same memory; no buffer, as `to` must not convert it
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = rounded_values(x, self.terms)
+        packed = torch.compiler.is_compiling() and self.words is not None
+        product = times_bytes(values, self.words) if packed else multiply_codes(values, self.codes)
+        return (product * self.scales.to(values)).to(x.dtype)
+
+
+class NativeW4A8Linear(QuantizedLinear):
+    """W4A8, or 8 bits in the same groups, by our kernel in C++ (`native`), which rounds x on the way; x in DTYPES."""
+
+    def __init__(self, quantized: Integers):
+        """Raises ValueError for other bits, groups and kinds."""
+        super().__init__(quantized.shape)
+        check_groups(quantized, (4, 8), (GROUP,))
+        self.bits = quantized.grid.bits
+        self.register_buffer("codes", interleaved(quantized.levels(), self.bits))
+        self.register_buffer("scales_and_minima", scales_and_minima(quantized))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """ValueError for another K, and for other dtypes."""
+        return native.multiply_grouped(x, self.codes, self.scales_and_minima, self.bits)

@@ -1,0 +1,174 @@
+"""A decoder in few bits (lesson 10): quantized layers swapped in for its nn.Linear modules."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from lessons_lib.measure.profiler import give_back
+from lessons_lib.progress import say
+from lessons_lib.quantization.calibrated import (
+    ALPHAS,
+    HEAD,
+    MATRICES,
+    Inputs,
+    Name,
+    Windows,
+    awq,
+    gptq_decoder,
+    inputs_of,
+    linears,
+    smoothed,
+)
+from lessons_lib.quantization.formats import quantize, rounding
+from lessons_lib.quantization.linear import (
+    GROUP,
+    FakeQuantLinear,
+    LLMInt8Linear,
+    OutlierColumns,
+    QuantizedLinear,
+    W4A8Linear,
+    W8A8Linear,
+    fastest,
+    sharing_copy,
+    tensors,
+    weight_only,
+)
+
+Make = Callable[[Name, Tensor], QuantizedLinear | None]  # name and weight (N, K) -> the new layer; None: it stays
+FORMATS = ("int8", "int8-weight-only", "int4", "int4-int8")  # W8A8, W8A16, W4A16, W4A8: what targets are made with
+W8A8, W8A16, W4A8, LLM_INT8 = "int8", "int8-weight-only", "int4-int8", "llm.int8"
+WEIGHT_ONLY = {W8A16: "int8", "int4": "int4 g32"}  # what `formats.rounding` calls the weights of a format
+GPTQ, AWQ = "gptq ", "awq "  # before the name of a format: what looks at inputs
+WITH_FLOAT64 = ("cpu", "cuda")  # devices; what rounding is judged and calibrated in
+
+
+@dataclass(frozen=True)
+class W8A8Options:
+    """What "int8" (W8A8) does beyond rounding to 8 bits, by names of matrices; {} for nothing.
+
+    smooth: alpha of SmoothQuant. columns: how many of the columns with the largest inputs stay in full precision. Both
+    need windows to calibrate with, and are left out without. terms: of 8 bits that activations are rounded to.
+    """
+
+    smooth: Mapping[str, float] = field(default_factory=lambda: dict(ALPHAS))
+    columns: Mapping[str, int] = field(default_factory=lambda: {HEAD: 8})
+    terms: Mapping[str, int] = field(default_factory=dict)
+
+
+PLAIN = W8A8Options({}, {}, {})
+
+
+def quantize_model(
+    decoder: nn.Module,
+    format: str = W8A8,
+    *,
+    head: str | None = W8A16,
+    windows: Windows = (),
+    options: W8A8Options | None = None,
+    values: bool = False,
+) -> nn.Module:
+    """A copy of the decoder with quantized layers; it shares norms, embedding and all else.
+
+    format: "int8", weights and activations of 8 bits (W8A8); "llm.int8"; "int4-int8", weights of 4 bits and activations
+    of 8, both in groups of 32, the head's weights of 8 (W4A8). The weights alone: "int8-weight-only" (W8A16), "int4"
+    (W4A16, groups of 32 with a minimum) or any name of `formats.rounding`, "gptq " or "awq " before it. head: the
+    weight-only format of the LM head beside weight-only layers; None leaves it as it is. windows: ids to calibrate
+    with, for GPTQ, AWQ and the options of W8A8 (None: those of `W8A8Options()`). values: weight-only layers get their
+    rounded values once, as wide and as fast as they were: to measure quality. ValueError for unknown names, for GPTQ
+    and AWQ without windows, for groups that do not fit, a decoder that is quantized already, and devices other than CPU
+    and CUDA.
+    """
+    _check(decoder)
+    try:
+        if format == W8A8:
+            return _w8a8(decoder, windows, W8A8Options() if options is None else options)
+        if format == W4A8:
+            return _w4a8(decoder)
+        if format == LLM_INT8:
+            return swapped(decoder, lambda name, weight: LLMInt8Linear(weight))
+        return _weight_only(decoder, format, head, windows, FakeQuantLinear if values else weight_only)
+    finally:
+        give_back()
+
+
+def swapped(decoder: nn.Module, make: Make) -> nn.Module:
+    """A copy of the decoder with the layers that `make` gives for its nn.Linear modules; it shares all else.
+
+    ValueError for a decoder that is quantized already, and for devices other than CPU and CUDA.
+    """
+    _check(decoder)
+    copy = sharing_copy(decoder)
+    for (number, name), linear in linears(copy).items():
+        made = make((number, name), linear.weight)
+        if made is not None:
+            setattr(copy if name == HEAD else copy.layers[number], name, made)
+    return copy
+
+
+def bytes_read(decoder: nn.Module) -> int:
+    """Bytes of all matrices that a one-token forward pass reads. Norms are below a thousandth of it."""
+    return sum(of.nbytes if isinstance(of, QuantizedLinear) else of.weight.nbytes for of in linears(decoder).values())
+
+
+def bytes_kept(decoder: nn.Module) -> int:
+    """Bytes of all that this decoder holds in memory: what it reads, norms, tables of positions, the embedding."""
+    quantized = [of for of in linears(decoder).values() if isinstance(of, QuantizedLinear)]
+    inside = {id(part) for of in quantized for module in of.modules() for part in tensors(module)}
+    held = (part for part in (*decoder.parameters(), *decoder.buffers()) if id(part) not in inside)
+    return sum({part.data_ptr(): part.nbytes for part in held}.values()) + sum(of.nbytes for of in quantized)
+
+
+def _weight_only(decoder: nn.Module, format: str, head: str | None, windows: Windows, kind: Callable) -> nn.Module:
+    head_to = rounding(WEIGHT_ONLY.get(head, head)) if head else None
+    layers = format.removeprefix(GPTQ).removeprefix(AWQ)
+    layers_to = rounding(WEIGHT_ONLY.get(layers, layers))
+    compensated = gptq_decoder(decoder, windows, layers) if format.startswith(GPTQ) else {}
+    if format.startswith(AWQ):
+        decoder = awq(decoder, inputs_of(decoder, windows), layers_to)
+
+    def make(name: Name, weight: Tensor) -> QuantizedLinear | None:
+        if name[1] == HEAD:
+            return kind(head_to(weight)) if head_to else None
+        return kind(compensated[name] if name in compensated else layers_to(weight))
+
+    return swapped(decoder, make)
+
+
+def _w8a8(decoder: nn.Module, windows: Windows, options: W8A8Options) -> nn.Module:
+    if unknown := {*options.columns, *options.terms} - {*MATRICES, HEAD}:
+        raise ValueError(f"no matrix is called {min(unknown)!r}; choose from {', '.join((*MATRICES, HEAD))}")
+    inputs: dict[Name, Inputs] = {}
+    if windows and (options.smooth or options.columns):
+        inputs = inputs_of(decoder, windows)
+        decoder = smoothed(decoder, inputs, options.smooth)
+
+    def make(name: Name, weight: Tensor) -> QuantizedLinear:
+        layer = fastest(W8A8Linear, quantize(weight, 8), options.terms.get(name[1], 1))
+        count = options.columns.get(name[1], 0) if inputs else 0
+        if not count:
+            return layer
+        return OutlierColumns(layer, weight, inputs[name].largest.argsort(descending=True, stable=True)[:count])
+
+    return swapped(decoder, make)
+
+
+def _w4a8(decoder: nn.Module) -> nn.Module:
+    """Layers of 4 bits and a head of 8, as the packaged file has them (its head without minima)."""
+    if decoder.norm.device.type == "cpu":
+        from lessons_lib.quantization.cpu import native
+
+        if problem := native.problem():
+            say(f"{problem}; int4-int8 is computed without them, and slowly")
+    return swapped(
+        decoder,
+        lambda name, weight: fastest(W4A8Linear, quantize(weight, 8 if name[1] == HEAD else 4, GROUP, "minimum")),
+    )
+
+
+def _check(decoder: nn.Module) -> None:
+    if (device := decoder.norm.device.type) not in WITH_FLOAT64:
+        where = " or ".join(WITH_FLOAT64)
+        raise ValueError(f"rounding runs on {where}, not on {device}, where float64 is missing; use cpu")
+    if any(isinstance(module, QuantizedLinear) for module in decoder.modules()):
+        raise ValueError("this decoder is quantized already; quantize the one that it was made from")
