@@ -8,11 +8,9 @@ from lessons_lib.serving.peers import PAGES, continuous_batches, padded_batches
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
 from lessons_lib.serving.simulator import simulate, steps
 from lessons_lib.serving.workload import (
-    Bursty,
     Conversations,
     Exponential,
     Listed,
-    LogNormal,
     Poisson,
     Uniform,
     Workload,
@@ -20,14 +18,12 @@ from lessons_lib.serving.workload import (
 
 __all__ = [
     "BlockPool",
-    "Bursty",
     "Continuous",
     "Conversations",
     "Dynamic",
     "Engine",
     "Exponential",
     "Listed",
-    "LogNormal",
     "PAGES",
     "Poisson",
     "Scheduler",

@@ -1,13 +1,10 @@
-"""Workloads (lesson 05): how long requests are, when they arrive, and traces of both."""
+"""Workloads (lesson 05): how long requests are, and when they arrive."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from random import Random
 from typing import Protocol
 
@@ -83,25 +80,6 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class LogNormal:
-    """Log-normal around its median, with the standard deviation sigma of the logarithm; capped, as chat lengths are.
-
-    median, cap: tokens. ValueError unless all three are positive.
-    """
-
-    median: float
-    sigma: float
-    cap: int
-
-    def __post_init__(self) -> None:
-        _positive(median=self.median, sigma=self.sigma, cap=self.cap)
-
-    def draw(self, rng: Random) -> int:
-        """Tokens, 1 to `cap`."""
-        return max(1, min(self.cap, round(rng.lognormvariate(math.log(self.median), self.sigma))))
-
-
-@dataclass(frozen=True)
 class Listed:
     """One of these counts of tokens, drawn with replacement: seen elsewhere; ValueError for none, or one below 1."""
 
@@ -111,22 +89,6 @@ class Listed:
         if not self.counts:
             raise ValueError("A list of lengths needs at least one.")
         _positive(count=min(self.counts))
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Listed:
-        """The counts of a file, one a line, empty lines skipped.
-
-        ValueError naming the first line that is no count, and for a file without any.
-        """
-        counts = []
-        for number, line in enumerate(Path(path).read_text().splitlines(), 1):
-            if line.strip():
-                if not line.strip().isdecimal() or int(line) < 1:
-                    raise ValueError(
-                        f"{path}, line {number}: {line.strip()!r} is not a length; write one count a line."
-                    )
-                counts.append(int(line))
-        return cls(tuple(counts))
 
     def draw(self, rng: Random) -> int:
         """Tokens, one of `counts`."""
@@ -169,35 +131,12 @@ class Poisson:
         return list(accumulate(rng.expovariate(self.rate) for _ in range(count)))
 
 
-@dataclass(frozen=True)
-class Bursty:
-    """`size` requests at once, the bursts Poisson, `rate` requests per second on average.
-
-    ValueError for a rate that is not positive, and a size below 1.
-    """
-
-    rate: float
-    size: int = 8
-
-    def __post_init__(self) -> None:
-        _check_rate(self.rate)
-        if self.size < 1:
-            raise ValueError(f"A burst needs at least one request, not {self.size}.")
-
-    def times(self, count: int, rng: Random) -> list[float]:
-        """Seconds, ascending, equal within a burst; the last burst is cut to `count`."""
-        bursts = Poisson(self.rate / self.size).times(-(-count // self.size), rng)
-        return [time for time in bursts for _ in range(self.size)][:count]
-
-
 def _check_rate(rate: float) -> None:
     if not 0 < rate < math.inf:
         raise ValueError(f"The arrival rate must be a positive number of requests per second, not {rate}.")
 
 
-COUNTS, LISTS = ("prompt_length", "output_length", "max_tokens"), ("ids", "reply")
 CHAT_IDS = 1000  # the vocabulary of scripted chats
-NAMES = ("id", "arrival", *COUNTS, *LISTS, "priority")  # of a trace file
 
 
 @dataclass(frozen=True)
@@ -236,7 +175,7 @@ class Workload:
 class Conversations:
     """Multi-turn chats: each prompt repeats a system text, which all share, and the chat so far.
 
-    The answers in the history are scripted (Sequence.reply), so that a trace can be replayed anywhere. arrivals: of the
+    The answers in the history are scripted (Sequence.reply), so that they can be replayed anywhere. arrivals: of the
     chats; the next turn of a chat comes `pause` seconds after the one before, answered or not.
     """
 
@@ -270,54 +209,3 @@ class Conversations:
 def random_ids(count: int, vocab_size: int, rng: Random) -> list[int]:
     """So many token ids below vocab_size; ValueError for a vocab_size below 1."""
     return [rng.randrange(vocab_size) for _ in range(count)]
-
-
-def read_trace(path: str | Path) -> list[Sequence]:
-    """The requests of a trace file. ValueError naming the first bad line and what is wrong with it."""
-    lines = enumerate(Path(path).read_bytes().splitlines(), 1)
-    made = [_parse(line, f"{path}, line {number}", number) for number, line in lines if line.strip()]
-    if not made:
-        raise ValueError(f"{path} holds no request; write one JSON object a line.")
-    if len({request.id for request in made}) < len(made):
-        raise ValueError(f"{path} uses an id twice; ids must differ, or leave them all out.")
-    return made
-
-
-def write_trace(path: str | Path, requests: list[Sequence]) -> None:
-    """Write requests as a trace file that read_trace reads back."""
-    rows = [{name: getattr(request.fresh(), name) for name in NAMES} for request in requests]
-    kept = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in kept))
-
-
-def _parse(line: bytes, where: str, number: int) -> Sequence:
-    try:
-        row = json.loads(line)
-        problem = _problem(row)
-        if problem is None:
-            return Sequence(**{"id": number, **row})
-    except UnicodeDecodeError:
-        problem = "not UTF-8; save the file in that encoding."
-    except ValueError as error:  # also what json raises
-        problem = str(error)
-    raise ValueError(f"{where}: {problem}")
-
-
-def _problem(row: object) -> str | None:
-    """What is wrong with a line's content; None if nothing is."""
-    if not isinstance(row, dict):
-        return 'not a JSON object; write {"prompt_length": 40, "output_length": 12}.'
-    if missing := {"output_length"} - set(row) or ({"prompt_length"} - set(row) if "ids" not in row else set()):
-        return f"{missing.pop()} is missing."
-    if unknown := sorted(set(row) - set(NAMES)):
-        return f"{unknown[0]!r} is not known; use {', '.join(sorted(NAMES))}."
-    for name, value in row.items():
-        if name in COUNTS and (type(value) is not int or value < 1):
-            return f"{name} must be a whole number from 1, not {value!r}."
-        if name in ("arrival", "priority") and not (type(value) in (int, float) and abs(value) <= sys.float_info.max):
-            return f"{name} must be a finite number, not {value!r:.40}."
-        if name == "id" and type(value) not in (int, str):
-            return f"id must be a number or a text, not {value!r}."
-        if name in LISTS and not (isinstance(value, list) and value and all(type(i) is int for i in value)):
-            return f"{name} must be a list of token ids."
-    return None
