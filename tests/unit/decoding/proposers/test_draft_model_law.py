@@ -30,6 +30,7 @@ LAWS = [
     pytest.param(2, 5, dict(mode="iid"), id="long chain"),
     pytest.param(3, 4, dict(mode="greedy", children=(2,)), id="top-k tree"),
     pytest.param(2, 4, dict(mode="iid", children=(2, 2)), id="drawn tree"),
+    pytest.param(3, 3, dict(mode="iid", children=(3,)), id="three draws, some of them repeated"),
     pytest.param(3, 3, dict(mode="without_replacement", children=(2,)), id="without replacement"),
     pytest.param(2, 4, dict(mode="without_replacement", children=(2, 2)), id="tree without replacement"),
     pytest.param(2, 5, dict(mode="iid", gamma=Confidence(3, 0.6)), id="stops behind doubt"),
