@@ -17,7 +17,7 @@ medusa          claims of lesson 09, and the tree that Medusa gets on a target
 quantization    claims of lesson 10: speed and quality of rounded decoders
 ladder          claims of lesson 11: every rung in turn, and llama.cpp
 on_gpu          steps, ladder, attention, engine and lessons on a GPU; run by itself
-overheads       what was tried to make a compiled step faster; run by itself
+overheads       what makes a compiled step fast; run by itself
 """
 
 import argparse

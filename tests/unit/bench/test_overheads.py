@@ -1,4 +1,4 @@
-"""What was tried on the way to a fast step: every change has both its calls, and the right one behind it."""
+"""What makes a compiled step fast: every change has both its calls, and the right one behind it."""
 
 import json
 
@@ -7,10 +7,8 @@ import torch
 from support.benches import with_heads
 from support.heads import heads_of
 
-from bench import inside, overheads
-from lessons_lib.compiler import CompiledStep
+from bench import overheads
 from lessons_lib.measure.profiler import grouped
-from lessons_lib.quantization.cpu import attend_by_products
 
 
 @pytest.fixture
@@ -19,8 +17,6 @@ def bench(monkeypatch, tmp_path):
     model = with_heads(monkeypatch, tmp_path)
     monkeypatch.setattr(overheads, "CompiledTarget", lambda decoder, *given, **options: model.target())
     monkeypatch.setattr(overheads, "small", lambda: model.target().decoder)
-    monkeypatch.setattr(overheads, "eight", lambda: model.target().decoder)
-    overheads.attended.cache_clear()
     monkeypatch.setattr(overheads, "prompt_of", lambda tokens: [1] * 8)
     monkeypatch.setattr(overheads, "load_heads", lambda *given: overheads.medusa.heads())
     return overheads
@@ -28,19 +24,11 @@ def bench(monkeypatch, tmp_path):
 
 def test_every_change_is_timed_with_what_it_replaces(bench, monkeypatch):
     monkeypatch.setattr(bench, "REPEATS", 2)
-    for change in bench.tried():
+    for change in bench.changes():
         row = bench.row_of(change)
         assert row["before"] > 0 and row["behind"] > 0 and len(row["samples"]["before"]) == 2
         assert row["what"] and row["why"] and row["kept"] in (True, False)
-    assert len({change.what + change.why for change in bench.tried()}) == len(bench.tried())
-
-
-def test_the_step_before_has_its_guards_and_the_step_behind_has_not(bench, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda step, **options: asked.append("options" in options))
-    monkeypatch.setattr(bench, "step", lambda decoder: CompiledStep(lambda: None, ""))
-    bench.guards()
-    assert asked == [False, True]
+    assert len({change.what + change.why for change in bench.changes()}) == len(bench.changes())
 
 
 def test_formats_are_of_the_step_before_and_of_the_step_behind(bench, monkeypatch):
@@ -66,16 +54,6 @@ def test_the_mask_that_is_not_built_would_be_causal(bench):
     assert laid().mask is None and torch.equal(rows, torch.ones_like(rows).tril(rows.shape[1] - rows.shape[0]))
 
 
-@pytest.mark.parametrize("other", [inside.by_kernel, inside.by_sums])
-def test_the_other_ways_to_attend_attend(other):
-    generator = torch.Generator().manual_seed(0)
-    q, keys, values = (
-        torch.randn(n, t, 16, dtype=torch.float64, generator=generator) for n, t in ((6, 3), (2, 9), (2, 9))
-    )
-    mask = torch.ones(3, 9, dtype=torch.bool).tril(5)
-    torch.testing.assert_close(other(q, keys, values, mask), attend_by_products(q, keys, values, mask))
-
-
 def test_a_step_is_divided_into_its_kernels_and_what_lies_between(bench):
     x = torch.randn(64, 64)
     found = bench.parts_of(lambda: torch.bmm(x[None], (x @ x)[None]))
@@ -94,7 +72,7 @@ def test_a_step_is_divided_into_its_kernels_and_what_lies_between(bench):
     ("Torch-Compiled Region: 1/0", None),
 ])  # fmt: skip
 def test_a_kernel_says_by_its_name_what_it_does(kernel, part):
-    found = grouped({kernel: 1.0}, inside.PARTS)
+    found = grouped({kernel: 1.0}, overheads.PARTS)
     assert {name for name, seconds in found.items() if seconds} == ({part} if part else set())
 
 
@@ -102,7 +80,7 @@ def test_changes_that_are_named_are_timed_and_the_others_stay(bench, monkeypatch
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     monkeypatch.setattr(bench, "parts_of", lambda call: {"whole": 1.0})
     changes = [bench.Change(what, True, "why", None) for what in ("one row", "five rows", "a mask")]
-    monkeypatch.setattr(bench, "tried", lambda: changes)
+    monkeypatch.setattr(bench, "changes", lambda: changes)
     times = iter(range(9))
     monkeypatch.setattr(bench, "row_of", lambda change: {"what": change.what, "before": next(times)})
     stored = lambda: json.loads((tmp_path / "ladder-overheads.json").read_text())["rows"]  # noqa: E731
@@ -111,13 +89,6 @@ def test_changes_that_are_named_are_timed_and_the_others_stay(bench, monkeypatch
     changes.append(bench.Change("six rows", True, "new", None))
     bench.main(["five", "mask"])
     assert {row["what"]: row["before"] for row in stored()} == {"one row": 0, "five rows": 3, "a mask": 4}
+    del changes[0]  # measured once, and no more
     bench.main(["six"])
     assert [row["before"] for row in stored()] == [0, 3, 4, 5]
-
-
-def test_attention_as_usual_stands_before_the_other_way_behind_the_same_text(bench, monkeypatch):
-    asked = []
-    monkeypatch.setattr(bench, "attended", lambda how: how)
-    monkeypatch.setattr(bench, "repeatable_step", lambda how, prompt, rows: asked.append((how, rows)) or (lambda: how))
-    before, behind = bench.attending(inside.by_sums, 100)()
-    assert (before(), behind()) == (None, inside.by_sums) and {rows for _, rows in asked} == {bench.ROWS}
