@@ -65,26 +65,12 @@ class Confidence(Constant):
 
 
 @dataclass
-class Heuristic(DraftLength):
+class Heuristic(Constant):
     """Two more after a step in which all gamma tokens were accepted, one less after one with a rejected token, never
     below one. Neither where fewer than gamma were drafted and all accepted.
 
-    What was reached carries over to the next text, unless `transient`. ValueError for a gamma below 1.
+    The length reached carries over to the next text. ValueError for a gamma below 1.
     """
-
-    gamma: int = 5
-    transient: bool = False
-
-    def __post_init__(self):
-        _at_least_one("gamma", self.gamma)
-        self.start = self.gamma
-
-    def reset(self) -> None:
-        if self.transient:
-            self.gamma = self.start
-
-    def next(self) -> int:
-        return self.gamma
 
     def observe(self, depth: int, examined: int, accepted: int) -> None:
         if accepted < depth:

@@ -39,12 +39,11 @@ def test_the_heuristic_keeps_its_length_where_all_of_fewer_tokens_were_accepted(
     assert schedule.next() == gamma
 
 
-@pytest.mark.parametrize("transient, start", [(False, 9), (True, 3)])
-def test_the_heuristic_carries_over_unless_transient(transient, start):
-    schedule = Heuristic(3, transient)
+def test_the_length_of_the_heuristic_carries_over_to_the_next_text():
+    schedule = Heuristic(3)
     played(schedule, 1.0, 3)
     schedule.reset()
-    assert schedule.next() == start
+    assert schedule.next() == 9
 
 
 def test_confidence_stops_below_the_threshold():
