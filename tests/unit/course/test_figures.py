@@ -73,15 +73,15 @@ RUNGS = [
 ]
 PARTS = ladder.Parts(
     {
-        "slow": StepCost(weights=100, entry=0, rate=100),
-        "fast": StepCost(weights=25, entry=0, rate=100, v={1: 1.0, 3: 2.0}),
+        "slow": StepCost(weight_bytes=100, bandwidth=100),
+        "fast": StepCost(weight_bytes=25, bandwidth=100, v={1: 1.0, 3: 2.0}),
     },
     {"copied": [COPIED]},
     {"lookup": lambda text, gamma: replay(text, PromptLookup(gamma, rule="transformers"))},
     {"lookup": 0.0},
 )
 STEPS = [{"method": how, "format": f, "MB": mb, "samples": [ms, 1.1 * ms], "predicted": ms} for how, f, mb, ms in
-         (("eager", "bf16", 269, 36), ("eager", "int8-weight-only", 135, 23), ("eager", "int8", 135, 28),
+         (("eager", "bf16", 269, 36), ("eager", "int8-weight-only", 135, 27), ("eager", "int8", 135, 28),
           ("eager", "int4", 76, 16), ("compiled", "bf16", 269, 12), ("compiled", "int4", 76, 7))]  # fmt: skip
 SIZES = [
     {"nodes": 4, "expected": 2.2, "counted": 2.0, "speed_predicted": 1.4, "speed_counted": 1.2, "samples": [1, 3, 2]},
@@ -137,7 +137,7 @@ PLOTS = {
     "06 overlap": lambda: assisted.plot_overlap([0.5, 0.3, 0.2], [0.2, 0.5, 0.3], "abc"),
     "06 draft length": lambda: assisted.plot_draft_length(LENGTHS, chosen=2),
     "06 when it pays": lambda: assisted.plot_pays(
-        {"here": [(0.5, 0.9), (0.25, 0.4)], "nowhere": [(0.5, 2.0)]}, [("ours", 0.1, 0.7), ("other", 0.2, 0.7)]),
+        {"here": [(0.5, 0.9), (0.25, 0.4)], "nowhere": [(0.5, 2.0)]}, [("ours", 0.1, 0.7), ("other", 0.1, 0.71)]),
     "06 distillation": lambda: assisted.plot_distillation(rows(step=(1, 9), agree=(0.1, 0.6))),
     "07 spans": lambda: prompt_lookup.plot_spans(COPIES),
     "07 guesses": lambda: prompt_lookup.plot_guesses(
@@ -171,9 +171,10 @@ PLOTS = {
     "10 steps": lambda: quantization.plot_steps(STEPS, "MB", "ms"),
     "11 waterfall": lambda: figures.plot_waterfall(RUNGS),
     "11 quality": lambda: ladder.plot_quality(
-        rows(rung="abc", speed=(40.0, 90.0, 91.0), loss=(0.0, 0.004, 0.006), bytes=(5e8, 1e8, 1e8)), 0.01),
+        rows(rung=("generate", "int8, rotated", "int8, plain"), speed=(40.0, 90.0, 91.0), loss=(0.0, 0.004, 0.006),
+             bytes=(5e8, 1e8, 1e8)), 0.01),
     "11 published": lambda: ladder.plot_published(
-        {"a": [("1", 1), ("x", 5), ("y", 9)], "b": [("1", 1), ("z", 4), ("w", 6)], "c": [("1", 1), ("z", 3)]}),
+        {"a": [("eager", 1), ("compiled", 5), ("int8", 9)], "b": [("plain", 1), ("fused", 4.7), ("4 bits", 8.6)]}),
     "12 heads": lambda: sparsity.plot_heads(torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]), "share"),
     "12 gains": lambda: sparsity.plot_skipping_gains(GAINS),
 }  # fmt: skip
@@ -274,9 +275,9 @@ def test_a_line_of_coloured_text_ends_where_its_background_ends_as_the_figure_is
     assert max(text.x1 for text in written) == pytest.approx(box.x1, abs=box.width / 84 / 4)
 
 
-@pytest.mark.parametrize(("startup", "per_token", "at"), [(40, 0.03, 4000), (40, 0.05, math.inf), (0, 0.03, 0)])
+@pytest.mark.parametrize(("startup", "per_token", "at"), [(45, 0.03, 4000), (45, 0.05, math.inf), (5, 0.03, 0)])
 def test_a_method_overtakes_the_first_where_their_lines_cross(startup, per_token, at):
-    compared = rows(method=("eager", "compiled"), startup=(0, startup), per_token=(0.04, per_token))
+    compared = rows(method=("eager", "compiled"), startup=(5, startup), per_token=(0.04, per_token))
     assert static_cache.crossings(compared) == {"compiled": at}
 
 
