@@ -176,13 +176,18 @@ class Pages:
     positions: Tensor
     tables: Tensor
 
+    def __post_init__(self):
+        size, rows = self.keys[0].shape[-2], torch.arange(len(self.positions), device=self.positions.device)
+        self.slots = self.tables[rows, self.positions // size], self.positions % size  # block and offset of each token
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys, values (H_kv, rows, d), a token of each row -> all of them (rows, n, H_kv, P, d)."""
-        size, rows = self.keys[layer].shape[-2], torch.arange(len(self.positions), device=keys.device)
-        block, offset = self.tables[rows, self.positions // size], self.positions % size
+        block, offset = self.slots
         for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
             buffer[block, :, offset] = new.transpose(0, 1)
-        return self.keys[layer][self.tables], self.values[layer][self.tables]
+        used = self.tables.flatten()  # index_select copies whole blocks: less time than indexing by `tables`
+        keys, values = (buffer.index_select(0, used) for buffer in (self.keys[layer], self.values[layer]))
+        return keys.unflatten(0, self.tables.shape), values.unflatten(0, self.tables.shape)
 
     def visible(self) -> Tensor:
         """(rows, n, P) bool: the entries that a row may see, its new one included; not those of padding."""

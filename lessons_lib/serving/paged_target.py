@@ -68,14 +68,12 @@ def attend_pages(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
     0, so they must be finite.
     """
     heads, rows, dim = q.shape
-    exact = torch.promote_types(q.dtype, torch.float32)
-    grouped = q.transpose(0, 1).reshape(rows, 1, keys.shape[2], -1, dim)
-    scores = (grouped @ keys.transpose(-1, -2)).to(exact) * dim**-0.5  # (rows, n, H_kv, g, P)
-    scores = scores.masked_fill(~visible[:, :, None, None], float("-inf"))
-    weights = (scores - scores.amax((1, 4), keepdim=True)).exp()
-    weights = weights / weights.sum((1, 4), keepdim=True)
-    mixed = (weights.to(q.dtype) @ values).sum(1)  # (rows, H_kv, g, d)
-    return mixed.reshape(rows, heads, dim).transpose(0, 1)
+    blocks, kv_heads, size = keys.shape[1:4]
+    grouped = q.transpose(0, 1).reshape(rows, 1, kv_heads, -1, dim)
+    scores = (grouped @ keys.transpose(-1, -2)).permute(0, 2, 3, 1, 4).flatten(3) * dim**-0.5  # (rows, H_kv, g, n · P)
+    weights = scores.masked_fill(~visible.flatten(1)[:, None, None], float("-inf")).softmax(-1)
+    weights = weights.unflatten(3, (blocks, size)).permute(0, 3, 1, 2, 4)  # (rows, n, H_kv, g, P)
+    return (weights @ values).sum(1).reshape(rows, heads, dim).transpose(0, 1)
 
 
 def attend_either(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
