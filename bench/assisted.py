@@ -123,8 +123,8 @@ def mixed(run: Run) -> Measured:
     rows = asked("assisted/mixed/vs-plain", run, KINDS, 4, methods, settings())
     on = {state.strip() or "eager": of for state, of in questions.targets(run).items()}
     v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in on.items()}
-    dear = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
-    note = f"cost of {GAMMA + 1} rows: {dear}"
+    expensive = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
+    note = f"cost of {GAMMA + 1} rows: {expensive}"
     drafting = GAMMA * cost_of_draft(run.repeats, common.eager())[1].value
     overhead = lambda fed: width_cost(v["eager"])(fed) + drafting  # noqa: E731
     return measured(rows, speed, "plain", "assisted", settings(), note, overhead, width_costs=v)
@@ -175,17 +175,17 @@ def strings(rows: list[dict]) -> list[dict]:
     f"plain decoding (1 token a forward); mean of {', '.join(HELD_OUT_KINDS)}; greedy, up to 128 tokens each, {DTYPE}, "
     f"{GAMMA} tokens a step, counted by replay", asks=HELD_OUT,
 )  # fmt: skip
-def tokens_per_forward(run: Run) -> Measured:
+def tokens_per_pass(run: Run) -> Measured:
     found = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
     counts = [[(len(text), len(replay_draft(text, Constant(GAMMA)))) for text in right] for right in found.values()]
-    tau = {kind: evaluate.tokens_per_forward(right, GAMMA) for kind, right in found.items()}
+    tau = {kind: evaluate.tokens_per_pass(right, GAMMA) for kind, right in found.items()}
     by_gamma = {
-        gamma: evaluate.mean([evaluate.tokens_per_forward(right, gamma) for right in found.values()])
+        gamma: evaluate.mean([evaluate.tokens_per_pass(right, gamma) for right in found.values()])
         for gamma in range(1, MOST + 1)
     }
     share = {kind: evaluate.mean([guess for text in right for guess in text]) for kind, right in found.items()}
     note = f"tokens per forward: {common.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {DRAWN}"
-    facts = {"tokens_per_forward": tau, "right": share, "by_gamma": by_gamma, "unit": "forwards per token"}
+    facts = {"tokens_per_pass": tau, "right": share, "by_gamma": by_gamma, "unit": "forwards per token"}
     rows = [row for of in texts(run).values() for row in strings(of)]
     return Measured(mean_rate(counts), note, facts | {"gamma": GAMMA, "texts": rows})
 

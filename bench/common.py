@@ -157,7 +157,7 @@ def mean_rate(kinds: Sequence[Sequence[tuple]]) -> Ratio:
 
     again = mean([drawings(len(texts), kind) for kind, texts in enumerate(kinds)])
     low, high = np.percentile(again, [2.5, 97.5])
-    taken = [forwards / tokens for texts in kinds for tokens, forwards in texts]
+    taken = [passes / tokens for texts in kinds for tokens, passes in texts]
     value = float(mean([np.arange(len(texts)) for texts in kinds]))
     return Ratio(value, float(low), float(high), Samples((1.0,) * len(taken)), Samples(tuple(taken)))
 

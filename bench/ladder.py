@@ -15,13 +15,22 @@ from statistics import median
 from bench import assisted, common, medusa, questions
 from bench.common import DTYPE, Measured, NotMeasured, Run, claim, prompt_of, rate_ratio
 from bench.prompt_lookup import GROUNDED, LOOKUP
-from bench.questions import CONTEXT, Made, answered, asked, ours, tokens_per_forward
+from bench.questions import CONTEXT, Made, answered, asked, ours, tokens_per_pass
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
-from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.generate import StepStats
 from lessons_lib.decoding.peers import static_and_compiled
-from lessons_lib.decoding.prediction import TOLERATED, Recording, Rung, best, counting, replay, replay_draft, step_gains
+from lessons_lib.decoding.prediction import (
+    TOLERATED,
+    Configuration,
+    Recording,
+    best,
+    counting,
+    replay,
+    replay_draft,
+    step_gains,
+)
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
@@ -144,9 +153,9 @@ def unguessed(names: Collection[str]) -> list[str]:
     return [name for name in names if name == target_of(name)]
 
 
-def named(run: Run) -> dict[str, Rung]:
+def named(run: Run) -> dict[str, Configuration]:
     """Our rungs, with their prices, by name."""
-    return {rung.name: rung for rung in priced(run.quick, run.repeats)}
+    return {config.name: config for config in priced(run.quick, run.repeats)}
 
 
 def against(
@@ -170,7 +179,7 @@ def against(
     table = {kind: table_of(run, rows(run, kind)) for kind in kinds}
     facts = {"best": winner, "peer": theirs, "requests": [requests.value, requests.low, requests.high]}
     facts |= {"formats": peers} if peers else {}
-    facts["tokens_per_forward"] = tokens_per_forward(found, winner)
+    facts["tokens_per_pass"] = tokens_per_pass(found, winner)
     if theirs in named(run):
         predicted = {row["rung"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
         facts["predicted"] = predicted[winner] / predicted[theirs]
@@ -380,23 +389,24 @@ def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
 
 
 @cache
-def priced(quick: bool, repeats: int) -> list[Rung]:
+def priced(quick: bool, repeats: int) -> list[Configuration]:
     """All rungs with their prices, from bytes, this machine's rates, and parts that were timed without any text."""
     run, (loop, guess) = Run(quick), host_times(repeats)
     base, launch = library(repeats)
     found = [
-        Rung("generate", None, base["transformers"]),
-        Rung("generate, compiled", "generate", base["compiled"]),
-        Rung("decoder", "generate", replace(base["decoder"], host=loop)),
+        Configuration("generate", None, base["transformers"]),
+        Configuration("generate, compiled", "generate", base["compiled"]),
+        Configuration("decoder", "generate", replace(base["decoder"], host=loop)),
     ]
     for name, of in targets(quick).items():
         v = medusa.fitted(of, repeats).v if guessed(name) else None
         price = StepCost(
             bytes_read(of.decoder), entry(), rates().read_bandwidth, launch=launch["compiled"], v=v, host=loop
         )
-        found.append(Rung(name, "decoder" if name == "compiled" else "compiled", price))
+        found.append(Configuration(name, "decoder" if name == "compiled" else "compiled", price))
         found += [
-            Rung(f"{name} + {who}", name, with_guesses(price, who, of, run, guess)) for who in GUESSERS * guessed(name)
+            Configuration(f"{name} + {who}", name, with_guesses(price, who, of, run, guess))
+            for who in GUESSERS * guessed(name)
         ]
     return found
 
@@ -423,10 +433,10 @@ def with_guesses(price: StepCost, who: str, of: Target, run: Run, guess: float) 
 
 def host_times(repeats: int) -> tuple[float, float]:
     """(seconds between two forwards of plain decoding, seconds of one guess of the draft's)."""
-    trace = generate(common.eager(), prompt_of(32), max_new_tokens=16, min_new_tokens=16).trace[1:]
+    stats = generate(common.eager(), prompt_of(32), max_new_tokens=16, min_new_tokens=16).stats[1:]
     step = assisted.chain_step(common.eager(), prompt_of(CACHED), small())
     chain = in_turn({"chain": step}, repeats=repeats)["chain"]
-    return median(step.t_total - step.t_forward for step in trace), chain.median / assisted.GAMMA
+    return median(step.t_total - step.t_pass for step in stats), chain.median / assisted.GAMMA
 
 
 @cache
@@ -440,7 +450,9 @@ def entry() -> int:
     return common.model().shape.kv_elements(1) * DTYPES[DTYPE].itemsize
 
 
-def expected_trace(who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run) -> Sequence[Step]:
+def expected_trace(
+    who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run
+) -> Sequence[StepStats]:
     """The trace that a text is expected to have: replayed, of Medusa predicted by its card."""
     if who == "medusa":
         return predicted_steps(len(ids), len(new) - 1, medusa.fitted(of, run.repeats))
@@ -450,8 +462,8 @@ def expected_trace(who: str | None, ids: Sequence[int], new: Sequence[int], of: 
     return replay(Recording(ids, new), proposer(who, of, run) if who else Proposer())
 
 
-def predicted_steps(prompt: int, tokens: int, by: medusa.Fitted) -> list[Step]:
+def predicted_steps(prompt: int, tokens: int, by: medusa.Fitted) -> list[StepStats]:
     """Equal steps that commit what the tree is expected to: tokens need not be whole."""
     each = expected_tokens(by.tree, medusa.accuracies())
     nodes = len(by.tree.choices)
-    return [Step(prompt + round(i * each), 1 + nodes, nodes, committed=each) for i in range(round(tokens / each))]
+    return [StepStats(prompt + round(i * each), 1 + nodes, nodes, committed=each) for i in range(round(tokens / each))]

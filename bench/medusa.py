@@ -23,7 +23,7 @@ from bench.questions import (
     measured,
     rows_fed,
     speed,
-    tokens_per_forward,
+    tokens_per_pass,
     with_and_without,
 )
 from lessons_lib import Medusa
@@ -146,10 +146,10 @@ def tokens(run: Run) -> Measured:
     counted, eager = answered(rows(run)), fitted(common.eager(), run.repeats)
     kinds = by_category(counted)
     counts = [in_steps(of, "medusa") for of in kinds.values()]
-    tau = {kind: tokens_per_forward(of, "medusa") for kind, of in kinds.items()}
-    together, expected = tokens_per_forward(counted, "medusa"), expected_tokens(eager.tree, accuracies())
+    tau = {kind: tokens_per_pass(of, "medusa") for kind, of in kinds.items()}
+    together, expected = tokens_per_pass(counted, "medusa"), expected_tokens(eager.tree, accuracies())
     note = f"{listed(tau)}; all questions together {together:.2f}; {nodes(eager)} nodes, which promise {expected:.2f}"
-    facts = {"tokens_per_forward": tau, "together": together, "expected": expected, "choices": eager.tree.choices}
+    facts = {"tokens_per_pass": tau, "together": together, "expected": expected, "choices": eager.tree.choices}
     return Measured(mean_rate(counts), note, facts | {"settings": settings(trees(run)), "unit": "forwards per token"})
 
 
@@ -180,7 +180,7 @@ def identity(run: Run) -> Measured:
     counted, eager = answered(rows(run)), fitted(common.eager(), run.repeats)
     plain, guessed = ([row[name] for row in counted] for name in ("plain", "medusa"))
     fed = rows_fed(counted, "medusa")
-    overhead, tau = eager.overhead(fed), tokens_per_forward(counted, "medusa")
+    overhead, tau = eager.overhead(fed), tokens_per_pass(counted, "medusa")
     ratio = rate_ratio(steps(plain), steps(guessed, overhead))
     sped = ratio.value * tau / overhead
     note = (
@@ -189,7 +189,7 @@ def identity(run: Run) -> Measured:
     )
     facts = {
         "speedup": sped,
-        "tokens_per_forward": tau,
+        "tokens_per_pass": tau,
         "rows": fed,
         "overhead": overhead,
         "v": eager.v,

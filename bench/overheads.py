@@ -16,7 +16,7 @@ import torch
 from bench import assisted, common, medusa
 from bench.common import prompt_of
 from bench.run import RESULTS
-from lessons_lib.decoding.draft_tree import DraftTree, make_block, tree_mask
+from lessons_lib.decoding.draft_tree import DraftTree, make_input, tree_mask
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.measure import machine
@@ -141,7 +141,7 @@ def masks() -> Calls:
     """A mask built for ROWS rows of a chain behind TEXT tokens, and a block that needs none."""
     chain = DraftTree.chain([0] * (ROWS - 1))
     cache = common.eager().new_cache(TEXT)
-    return lambda: tree_mask(1, chain, TEXT), lambda: make_block([0], chain, cache)
+    return lambda: tree_mask(1, chain, TEXT), lambda: make_input([0], chain, cache)
 
 
 def draft() -> Calls:
@@ -155,7 +155,7 @@ def heads() -> Calls:
     trimmed, whole = medusa.heads(), load_heads(medusa.HEADS, common.model())
     whole.rows, whole.kept = whole.lm_head, None
     state = torch.zeros(1, whole.width, dtype=whole.lm_head.dtype)
-    return tuple(partial(torch.no_grad()(of.favourites), state, RANKS, chosen=[0]) for of in (whole, trimmed))
+    return tuple(partial(torch.no_grad()(of.top_tokens), state, RANKS, chosen=[0]) for of in (whole, trimmed))
 
 
 if __name__ == "__main__":

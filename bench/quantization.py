@@ -19,7 +19,7 @@ from lessons_lib.data import text
 from lessons_lib.decoding.probing import logits_along, repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.decoding.targets.base import Target
-from lessons_lib.decoding.timing import products_in_cache, twin
+from lessons_lib.decoding.timing import overhead_proxy, products_in_cache
 from lessons_lib.measure import machine, quality
 from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
 from lessons_lib.measure.config import ModelConfig
@@ -145,7 +145,7 @@ def predicted_error(run: Run) -> Measured:
 
 def twins(shape: ModelConfig) -> dict[str, DecoderTarget]:
     """In every format a decoder of as many layers whose bytes vanish: what its steps take is launching."""
-    narrow = twin(shape, DTYPE)
+    narrow = overhead_proxy(shape, DTYPE)
     return {DTYPE: narrow} | {name: DecoderTarget(quantize_model(narrow.decoder, name)) for name in FORMATS}
 
 

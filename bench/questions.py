@@ -19,9 +19,9 @@ from bench import common
 from bench.common import DTYPE, Measured, Run, prompt_of, rate_ratio
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
-from lessons_lib.decoding.generate import Output, Step, after_prefill
+from lessons_lib.decoding.generate import Output, StepStats, after_prefill
 from lessons_lib.decoding.peers import by_transformers
-from lessons_lib.decoding.probing import repeatable_step, shortfall
+from lessons_lib.decoding.probing import logit_gap, repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.text import encode
@@ -37,7 +37,7 @@ CONTEXT = 672  # positions of the compiled target's caches: the longest prompt, 
 COMPILED = (1, 5, 11)  # token counts compiled: plain, a chain of four, prompt lookup's ten; more run eager
 BESIDE = {"theirs": "plain theirs", "loop": "plain theirs", "ours": "natural", "ours compiled": "plain compiled"}
 KEPT = Path(__file__).parent.parent / "build" / "bench-questions"
-Made = tuple[Sequence[int], Sequence[Step]]  # new ids, and the trace where it is ours
+Made = tuple[Sequence[int], Sequence[StepStats]]  # new ids, and the trace where it is ours
 SPREAD = "the interval is that of the questions, one run each"
 
 
@@ -89,7 +89,7 @@ def categories_of(found: Sequence[Question]) -> list[str]:
 def ours(target, ids: list[int], proposer=None) -> Made:
     """TOKENS new tokens by our greedy generate behind these ids, and its trace. proposer None: plain decoding."""
     out = generate(target, ids, proposer, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
-    return out.ids, out.trace
+    return out.ids, out.stats
 
 
 def theirs(ids: list[int], **options) -> Made:
@@ -161,15 +161,15 @@ def measured(
     counted = answered(rows)
     kinds = by_category(counted)
     beside = in_compiled(kinds, counted, slow, fast)
-    shortfall = max(made["shortfall"] for row in counted for made in row.values() if isinstance(made, dict))
+    logit_gap = max(made["shortfall"] for row in counted for made in row.values() if isinstance(made, dict))
     facts |= {
-        "settings": settings, **per_kind(kinds, slow, fast), "parted": parted(counted), "largest_shortfall": shortfall,
+        "settings": settings, **per_kind(kinds, slow, fast), "parted": parted(counted), "largest_logit_gap": logit_gap,
         "by_category": {kind: ratio(of, slow, fast).value for kind, of in kinds.items()}, "compiled": beside,
         "questions": rows,
     }  # fmt: skip
     if overhead:
         facts["predicted"] = predicted_speed(counted, fast, overhead)
-        facts["behind_prompt"] = behind_prompt(counted, slow, fast)
+        facts["after_prompt"] = after_prompt(counted, slow, fast)
     return Measured(ratio(counted, slow, fast), said(note, facts, len(counted)), facts)
 
 
@@ -267,9 +267,9 @@ def each_method(
             since = perf_counter()
             made[name] = methods[name]()
             seconds[name] = perf_counter() - since
-    short = cache(lambda text: float(shortfall(target, ids, text, target.eos).max()))  # most texts are the same
+    short = cache(lambda text: float(logit_gap(target, ids, text, target.eos).max()))  # most texts are the same
     written = dict(texts or {}) | {name: new for name, (new, _) in made.items()}
-    row = {name: counts(new, trace) for name, (new, trace) in made.items()}
+    row = {name: counts(new, stats) for name, (new, stats) in made.items()}
     for name, (new, _) in made.items():
         plain = like(name)
         same = list(new) == list(written[plain]) if plain != name and plain in written else None
@@ -277,13 +277,13 @@ def each_method(
     return row
 
 
-def counts(new: Sequence[int], trace: Sequence[Step]) -> dict:
+def counts(new: Sequence[int], stats: Sequence[StepStats]) -> dict:
     """What is counted of a text, and how long its prefill took, as `each_method` has it."""
-    steps = after_prefill(trace)
+    steps = after_prefill(stats)
     return {
-        "tokens": len(new), "forwards": len(trace), "forwarded": sum(step.forwarded for step in steps),
+        "tokens": len(new), "forwards": len(stats), "forwarded": sum(step.num_input_tokens for step in steps),
         "useful": sum(step.committed > 1 for step in steps),
-        "prefill": sum(step.t_total for step in trace if step.is_prefill),
+        "prefill": sum(step.t_total for step in stats if step.is_prefill),
     }  # fmt: skip
 
 
@@ -293,7 +293,7 @@ def speed(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
     return rate_ratio(*taken)
 
 
-def behind_prompt(rows: Sequence[dict], slow: str, fast: str) -> float:
+def after_prompt(rows: Sequence[dict], slow: str, fast: str) -> float:
     """The same without the prefill and its token, which `predicted_speed` leaves out, too."""
     taken = [[(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in rows]
              for name in (slow, fast)]  # fmt: skip
@@ -305,10 +305,10 @@ def compression(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
     return rate_ratio(*[[(row[name]["tokens"], row[name]["forwards"]) for row in rows] for name in (slow, fast)])
 
 
-def tokens_per_forward(rows: Sequence[dict], name: str) -> float:
+def tokens_per_pass(rows: Sequence[dict], name: str) -> float:
     """tau of all rows together."""
-    tokens, forwards = zip(*in_steps(rows, name), strict=True)
-    return sum(tokens) / sum(forwards)
+    tokens, passes = zip(*in_steps(rows, name), strict=True)
+    return sum(tokens) / sum(passes)
 
 
 def in_steps(rows: Sequence[dict], name: str) -> list[tuple[int, int]]:
@@ -323,20 +323,20 @@ def rows_fed(rows: Sequence[dict], name: str) -> float:
 
 def predicted_speed(rows: Sequence[dict], name: str, overhead: Callable[[float], float]) -> float:
     """The speed over plain decoding, prefill left out, of steps that take overhead(rows fed) plain steps each."""
-    return tokens_per_forward(rows, name) / overhead(rows_fed(rows, name))
+    return tokens_per_pass(rows, name) / overhead(rows_fed(rows, name))
 
 
 def said(note: str, facts: dict, texts: int) -> str:
     """A claim's note: its own, what was predicted, and for each kind of text speed and tokens per forward."""
     found, beside = [note], facts["compiled"]
     if "predicted" in facts:
-        found.append(f"speed behind the prompt {facts['behind_prompt']:.2f}, predicted {facts['predicted']:.2f}")
+        found.append(f"speed behind the prompt {facts['after_prompt']:.2f}, predicted {facts['predicted']:.2f}")
     found.append(f"speed at tokens per forward: {with_tau(facts)}")
     if beside:
         found += [f"compiled {beside['value']:.2f}: {with_tau(beside)}", beside["problem"]]
     apart = ", ".join(f"{name} {count}" for name, count in facts["parted"].items())
     found.append(f"of {texts} texts part from plain decoding on their own target: {apart}")
-    found += [f"shortfall at most {facts['largest_shortfall']:.2g} logits", SPREAD]
+    found += [f"shortfall at most {facts['largest_logit_gap']:.2g} logits", SPREAD]
     return "; ".join(filter(None, found))
 
 
@@ -344,13 +344,13 @@ def per_kind(kinds: dict[str, list[dict]], slow: str, fast: str) -> dict[str, di
     """For each kind of text the speed of `fast` over `slow`, and its tokens per forward."""
     return {
         "speed_by_category": {kind: speed(of, slow, fast).value for kind, of in kinds.items()},
-        "tokens_per_forward": {kind: tokens_per_forward(of, fast) for kind, of in kinds.items()},
+        "tokens_per_pass": {kind: tokens_per_pass(of, fast) for kind, of in kinds.items()},
     }
 
 
 def with_tau(facts: dict) -> str:
     """Speed and tokens per forward of each kind, as `per_kind` has them."""
-    taus = facts["tokens_per_forward"]
+    taus = facts["tokens_per_pass"]
     return ", ".join(f"{kind} {value:.2f} at {taus[kind]:.2f}" for kind, value in facts["speed_by_category"].items())
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import first_line, say
 
-PLACES = 4  # where a one-row product reads at once: a core fetches ahead by itself within a page, and from many pages
+PLACES = 4  # where a matrix-vector product reads at once: a core prefetches within a page, and from many pages
 CHUNK = 2**20  # values that are written out at a time: a few MB, so that they stay in a CPU's cache
 
 

@@ -37,7 +37,7 @@ class Cache(ABC):
 
 
 class CountedCache(Cache):
-    """A cache that counts the entries of every layer, as a forward fills one layer after another."""
+    """A cache that counts the entries of every layer, as a forward pass fills one layer after another."""
 
     def __init__(self, layers: int, length: int = 0):
         """length: entries that every layer has already."""
@@ -113,7 +113,7 @@ class CacheFullError(ValueError):
 
 
 class StaticCache(ContiguousCache):
-    """A contiguous cache of fixed capacity; eager forwards use it as such, compiled ones through `Slots`.
+    """A contiguous cache of fixed capacity; eager forward passes use it as such, compiled ones through `Slots`.
 
     CacheFullError for an `append` of more entries than are left.
     """
@@ -149,7 +149,7 @@ class StaticCache(ContiguousCache):
 
 @dataclass
 class Slots:
-    """Static buffers as one forward sees them: new entries go to `slots` (T,), attention gets the whole buffer."""
+    """Static buffers as one forward pass sees them: new entries go to `slots` (T,), attention gets the whole buffer."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]

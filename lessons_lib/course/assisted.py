@@ -74,7 +74,7 @@ def plot_draft_length(rows: Iterable[Row], chosen: int | None = None, ax: Axes |
 
     ax.plot(*points(rows, "predicted"), "--", color=COLORS["predicted"], label="predicted from alpha")
     if counted := [row for row in rows if "counted" in row]:
-        ax.plot(*points(counted, "counted"), "s", markersize=5, color=COLORS["draft"], label="from counted forwards")
+        ax.plot(*points(counted, "counted"), "s", markersize=5, color=COLORS["draft"], label="from counted passes")
     if same:
         plot_spread(ax, *points(same, "samples"))
     if strayed:
@@ -109,7 +109,7 @@ def plot_pays(curves: Mapping[str, Sequence[tuple[float, float]]], points: Itera
     ticks = [1, 2, 3, 5, 10, 20, 50, 100]
     ax.set_xticks(ticks, map(str, ticks))
     ax.minorticks_off()
-    ax.set(xlabel="draft forwards in the time of one target forward (1/c)", ylabel="acceptance", ylim=(0, 1))
+    ax.set(xlabel="draft forward passes in the time of one target forward pass (1/c)", ylabel="acceptance", ylim=(0, 1))
     ax.legend(ncols=2, **ABOVE)
     return ax
 
@@ -181,7 +181,7 @@ def draw_draft_length(
     return figure, (
         f"The {kind} text, {gamma} tokens drafted per step: of {len(text.tokens)} tokens {accepted} were drafted and "
         f"accepted, {len(text.tokens) - accepted} are the target's own, {rejected} guesses were rejected; speed over "
-        f"plain, decoding alone, predicted {row['predicted']:.2f}, from counted forwards {row['counted']:.2f}."
+        f"plain, decoding alone, predicted {row['predicted']:.2f}, from counted forward passes {row['counted']:.2f}."
     )
 
 

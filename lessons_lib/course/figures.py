@@ -146,7 +146,7 @@ def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
     widest = max(max(curve) for curve in curves.values())
     ax.plot([1, widest], [1, widest], ":", color=COLORS["limit"], label="each row at full price")
     ax.plot([1, widest], [1, 1], "-.", color=COLORS["limit"], label="extra rows for free")
-    ax.set(xlabel="rows w in one forward", ylabel="v(w), forwards over one row", ylim=(0, 1.4 * highest))
+    ax.set(xlabel="rows w in one forward pass", ylabel="v(w), forward passes over one row", ylim=(0, 1.4 * highest))
     ax.legend(ncols=2, **ABOVE)
     return ax
 
@@ -202,7 +202,7 @@ def with_bar_legend(ax: Axes, colors: Mapping[str, str]) -> Axes:
 def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
     """Configurations from the top down, each bar from the speed of the one it builds on to its own, on a log axis.
 
-    rows: `rung` (name), `speed`, and where known `below` (the name it builds on; without one the bar begins at the
+    rows: `config` (name), `speed`, and where known `below` (the name it builds on; without one the bar begins at the
     axis), `predicted` (a dark tick), `counts` (False: hatched) and `peer` (True: another engine). Equal lengths are
     equal factors, so the factors beside the bars add up by length. The numbers stand in columns right of the axes: at
     the end of its bar, a measured number would be read as the tick of the prediction.

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 
 from lessons_lib.course.figures import COLORS, CYCLE, INK, MARKERS, ORANGE, WIDTH, Row, axes, plot_waterfall, tint
 from lessons_lib.course.widgets import Slider, show
-from lessons_lib.decoding.generate import Step, tokens_per_forward
-from lessons_lib.decoding.prediction import Recording, Rung, replay
+from lessons_lib.decoding.generate import StepStats, tokens_per_pass
+from lessons_lib.decoding.prediction import Configuration, Recording, replay
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.measure.cost import StepCost
 
@@ -17,7 +17,7 @@ from lessons_lib.measure.cost import StepCost
 def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
     """Speed against what it costs: perplexity over the reference's, in percent.
 
-    rows: `rung`, `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` that are held, which is
+    rows: `config`, `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` that are held, which is
     the area of the dot. What lies right of `tolerated` (as loss) does not count.
     """
     ax, most = axes(), max(row["bytes"] for row in rows)
@@ -48,10 +48,10 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     one's in the legend.
     """
     ax, dots = axes((WIDTH, 4.2)), {}
-    for style, color, (label, rungs) in zip(MARKERS, CYCLE, ladders.items(), strict=False):
-        times = [speed / rungs[0][1] for _, speed in rungs]
-        ax.plot(range(len(rungs)), times, f"{style}-", color=color, label=f"{label}; 1 is {rungs[0][0]}")
-        for at, (name, _) in list(enumerate(rungs))[1:]:
+    for style, color, (label, configs) in zip(MARKERS, CYCLE, ladders.items(), strict=False):
+        times = [speed / configs[0][1] for _, speed in configs]
+        ax.plot(range(len(configs)), times, f"{style}-", color=color, label=f"{label}; 1 is {configs[0][0]}")
+        for at, (name, _) in list(enumerate(configs))[1:]:
             dots.setdefault(at, {}).setdefault(name, []).append((times[at], color))
     for at, names in dots.items():
         highest = max(dot for found in names.values() for dot in found)
@@ -72,7 +72,7 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
 
 
 GUESSES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12)
-Count = Callable[[Recording, int], Sequence[Step]]
+Count = Callable[[Recording, int], Sequence[StepStats]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Parts:
     counts: Mapping[str, Count]
     guess: Mapping[str, float]
 
-    def traces(self, who: str, kind: str, gamma: int) -> list[Sequence[Step]]:
+    def traces(self, who: str, kind: str, gamma: int) -> list[Sequence[StepStats]]:
         """Of the texts, with so many guesses a step; 0: plain decoding."""
         count = self.counts[who] if gamma else lambda text, _: replay(text, Proposer())
         return [count(text, gamma) for text in self.texts[kind]]
@@ -98,11 +98,11 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
     """The first engine, the chosen one, and that one with guesses: rows of plot_waterfall, in tokens per second."""
     first, plain = next(iter(parts.engines)), parts.traces(who, kind, 0)
     chosen = parts.engines[engine]
-    rungs = [Rung(first, None, parts.engines[first])]
-    rungs += [Rung(engine, first, chosen)] * (engine != first)
-    found = [{"rung": rung.name, "below": rung.below, "speed": rung.cost.speed(*plain)} for rung in rungs]
+    configs = [Configuration(first, None, parts.engines[first])]
+    configs += [Configuration(engine, first, chosen)] * (engine != first)
+    found = [{"rung": config.name, "below": config.below, "speed": config.cost.speed(*plain)} for config in configs]
     if gamma:
-        guessing = Rung(f"{engine} + {who}", engine, replace(chosen, draft=parts.guess[who]))
+        guessing = Configuration(f"{engine} + {who}", engine, replace(chosen, draft=parts.guess[who]))
         expected = guessing.cost.speed(*parts.traces(who, kind, gamma))
         found.append({"rung": guessing.name, "below": engine, "speed": expected})
     return found
@@ -111,17 +111,17 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
 def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> tuple[Axes, str]:
     """The chosen configurations, under tokens per second and what they are made of."""
     found, price = rows(parts, engine, who, kind, gamma), parts.engines[engine]
-    tau = tokens_per_forward([step for trace in parts.traces(who, kind, gamma) for step in trace])
+    tau = tokens_per_pass([step for stats in parts.traces(who, kind, gamma) for step in stats])
     wide = price.forward(0, 1 + gamma) / price.forward(0)
     speed, times = found[-1]["speed"], found[-1]["speed"] / found[0]["speed"]
     said = [
-        f"{kind}: {speed:.0f} tokens/s predicted, {times:.2f} times {found[0]['rung']}",
-        f"{tau:.2f} tokens per forward, a step of {1 + gamma} rows costs {wide:.2f}",
+        f"{kind}: {speed:.0f} tokens/s predicted, {times:.2f} times {found[0]['config']}",
+        f"{tau:.2f} tokens per forward pass, a step of {1 + gamma} rows costs {wide:.2f}",
     ]
     ax = plot_waterfall(found)
     ax.figure.legends[0].remove()
     ax.set_title("\n".join(said), fontsize=9)
-    steps = ", then ".join(f"{row['rung']} {row['speed']:.3g}" for row in found)
+    steps = ", then ".join(f"{row['config']} {row['speed']:.3g}" for row in found)
     return ax, f"A ladder in predicted tokens per second: {steps}. {'; '.join(said)}."
 
 

@@ -68,9 +68,9 @@ def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str]
 
 
 def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]]:
-    """The loop's own mask of one lookahead step -> allow (T, T), names (T), offsets from the anchor (T).
+    """The loop's own mask of one lookahead step -> allow (T, T), names (T), offsets from the root (T).
 
-    T = (W + G)(N - 1): the anchor, G n-grams without a common beginning (A1 A2 ..), the window (row,column).
+    T = (W + G)(N - 1): the root, G n-grams without a common beginning (A1 A2 ..), the window (row,column).
     W, N, G: as Lookahead takes them.
     """
     tree, (behind, sees) = DraftTree(), window_layout(W, N)
@@ -80,14 +80,14 @@ def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]
     allow = tree_mask(1, tree, cached=0)
     ngrams = [f"{chr(ord('A') + a)}{k}" for a in range(G) for k in range(1, N)]
     window = [f"{r},{i}" for r in range(N - 1) for i in range(W)][1:]
-    return allow, ["anchor", *ngrams, *window], [0, *tree.depths, *behind]
+    return allow, ["root", *ngrams, *window], [0, *tree.depths, *behind]
 
 
 def plot_branch_mask(W: int, N: int, G: int, ax: Axes | None = None) -> Axes:
-    """The mask of one lookahead step; rows are labelled with their offset from the anchor. W, N, G: as Lookahead."""
+    """The mask of one lookahead step; rows are labelled with their offset from the root. W, N, G: as Lookahead."""
     allow, names, offsets = lookahead_mask(W, N, G)
     kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # of the token that is looked at
-    colors = {"anchor": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
+    colors = {"root": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
     rows = [f"{name}  +{offset}" for name, offset in zip(names, offsets, strict=True)]
     ax = plot_mask(allow, kinds, list(colors.values()), names, rows, ax)
     ax.set(xlabel="may look at", ylabel="token, and where it stands")
@@ -137,20 +137,20 @@ def plot_payoff(rows: Sequence[Row], v: WidthCurve) -> Axes:
         place = (5, 5 if (row["tokens"], row["width"]) == max(near) else -14)  # so that neighbours' do not meet
         at = (row["width"], row["tokens"])
         ax.annotate(row["label"], at, place, textcoords="offset points", fontsize=9, bbox=LIFTED)
-    ax.set(xlabel="tokens fed per forward, w", ylabel="tokens committed per forward", xlim=(0, None), ylim=(0, None))
+    ax.set(xlabel="tokens fed per pass, w", ylabel="tokens committed per pass", xlim=(0, None), ylim=(0, None))
     ax.legend(loc="lower right")
     return ax
 
 
 def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> tuple[Axes, str]:
     """The mask of a step under what it feeds and must commit. Without a width curve extra rows are free."""
-    fed = (W + G) * (N - 1)  # n-grams without a common beginning, the anchor included
+    fed = (W + G) * (N - 1)  # n-grams without a common beginning, the root included
     size, price = f"{fed} tokens fed, at most {N} committed", f"pays above {width_cost(v)(fed):.2f} tokens a step"
     ax = plot_branch_mask(W, N, G)
     ax.set_title(f"{size}\n{price}", fontsize=FONT_SIZE)
     return ax, (
         f"Mask of a lookahead step with W={W}, N={N}, G={G}: {size}; {price}. Each n-gram sees itself and "
-        "the anchor; each window token sees the top row up to its column, then its own column."
+        "the root; each window token sees the top row up to its column, then its own column."
     )
 
 

@@ -38,7 +38,7 @@ from lessons_lib.decoding.proposers.medusa import (
 )
 from lessons_lib.measure.cost import WidthCurve, width_cost
 
-KINDS = {"anchor": INK, "guess": COLORS["medusa"]}
+KINDS = {"root": INK, "guess": COLORS["medusa"]}
 LABELLED = 40  # nodes up to which a tree's are labelled
 SIZES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
@@ -54,7 +54,7 @@ def layout(shape: TreeShape) -> dict[int, tuple[float, float]]:
 
 
 def plot_tree(shape: TreeShape, names: Sequence[str], ax: Axes) -> Axes:
-    """The tree from left to right: the anchor, the most likely tokens of head 1, after each of them those of head 2."""
+    """The tree from left to right: the root, the most likely tokens of head 1, after each of them those of head 2."""
     at, colors = layout(shape), [INK, *[COLORS["medusa"]] * len(shape.choices)]
     edges = [(at[parent], at[node]) for node, parent in enumerate(shape.parents)]
     ax.add_collection(LineCollection(edges, colors=colors[1:], linewidths=1.2, zorder=1))
@@ -63,7 +63,7 @@ def plot_tree(shape: TreeShape, names: Sequence[str], ax: Axes) -> Axes:
         for place, name, color in zip(at.values(), names, colors, strict=True):
             box = {"boxstyle": "round,pad=0.25", "facecolor": tint(color), "edgecolor": color}
             ax.text(*place, name, ha="center", va="center", fontsize=SMALL, color=INK, bbox=box)
-    ax.set_xticks(range(shape.depth + 1), ["anchor", *(f"head {k}" for k in range(1, shape.depth + 1))])
+    ax.set_xticks(range(shape.depth + 1), ["root", *(f"head {k}" for k in range(1, shape.depth + 1))])
     ax.set_yticks([])
     ax.set(xlim=(-0.4, shape.depth + 0.4), ylim=(max(1, len(shape.leaves)) - 0.5, -0.5))
     ax.grid(visible=False)
@@ -73,12 +73,12 @@ def plot_tree(shape: TreeShape, names: Sequence[str], ax: Axes) -> Axes:
 
 
 def plot_tree_and_mask(shape: TreeShape) -> Figure:
-    """The tree, and under it who of anchor and nodes may look at whom; rows give the distance from the anchor."""
+    """The tree, and under it who of root and nodes may look at whom; rows give the distance from the root."""
     high = max(2.4, 0.8 + 0.22 * len(shape.leaves)) if len(shape.choices) <= LABELLED else 5.2  # a line for each leaf
     figure, (upper, lower) = plt.subplots(
         2, 1, figsize=(WIDTH, high + 5.8), height_ratios=(high, 5.8), layout="compressed"
     )
-    names = ["anchor", *(",".join(map(str, choice)) for choice in shape.choices)]  # ranks on the way to a node
+    names = ["root", *(",".join(map(str, choice)) for choice in shape.choices)]  # ranks on the way to a node
     plot_tree(shape, names, upper)
     rows = [f"{name}  +{depth}" for name, depth in zip(names, [0, *shape.depths], strict=True)]
     plot_mask(ancestors(shape), [1, *[2] * len(shape.choices)], list(KINDS.values()), names, rows, lower)
@@ -109,7 +109,7 @@ def plot_heads_training(curve: Iterable[Row]) -> Figure:
             lower.plot(steps, shares, style, color=CYCLE[k], label=label)
     lower.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
     if held:
-        lower.legend(title="solid: the favourite; dashed: one of five", ncols=4, **ABOVE)
+        lower.legend(title="solid: the most likely token; dashed: one of five", ncols=4, **ABOVE)
     return figure
 
 
@@ -123,7 +123,7 @@ def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
         found = list(accumulate(row))
         ax.plot(range(1, len(row) + 1), found, f"{MARKERS[k]}-", color=CYCLE[k], label=f"head {k + 1}")
     ax.set_xticks(range(1, max(map(len, accuracies)) + 1))
-    ax.set(xlabel="favourites of the head", ylabel="right one among them", ylim=(0, 1))
+    ax.set(xlabel="most likely tokens of the head", ylabel="right one among them", ylim=(0, 1))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
 
@@ -151,7 +151,7 @@ def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
     if timed := [row for row in rows if "samples" in row]:
         plot_spread(lower, [row["nodes"] for row in timed], [row["samples"] for row in timed])
     lower.axhline(1, linestyle=":", color=COLORS["limit"])
-    upper.set(xlabel="nodes of the tree", ylabel="tokens per forward", ylim=(0, None))
+    upper.set(xlabel="nodes of the tree", ylabel="tokens per forward pass", ylim=(0, None))
     lower.set(xlabel="nodes of the tree", ylabel="speed [times plain]", ylim=(0, None))
     upper.legend(loc="lower right")
     lower.legend(loc="lower left")  # under the lines, which stay far above 0
@@ -159,10 +159,10 @@ def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
 
 
 def draw_medusa(
-    accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int, favourites: int, heads: int
+    accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int, top_tokens: int, heads: int
 ) -> tuple[Figure, str]:
     """The best tree within the sliders' limits and its mask, under what it promises and costs."""
-    allowed = [row[:favourites] for row in accuracies[:heads]]
+    allowed = [row[:top_tokens] for row in accuracies[:heads]]
     shape = best_tree(allowed, nodes)
     size = len(shape.choices)
     speed = speed_by_size(allowed, v, heads_share, size)[-1]
@@ -174,8 +174,8 @@ def draw_medusa(
     figure.suptitle(said, fontsize=11)
     levels = ", ".join(f"{count} of head {depth}" for depth, count in sorted(Counter(shape.depths).items()))
     return figure, (
-        f"The best tree of at most {nodes} nodes from the {favourites} favourites of {heads} heads, beside its mask: "
-        f"{said}. Guesses: {levels or 'none'}. Each node sees itself and the nodes on its way from the anchor."
+        f"The best tree of at most {nodes} nodes from the {top_tokens} top tokens of {heads} heads, beside its mask: "
+        f"{said}. Guesses: {levels or 'none'}. Each node sees itself and the nodes on its way from the root."
     )
 
 
@@ -189,7 +189,7 @@ def show_medusa(accuracies: Accuracies, v: WidthCurve = None, heads_share: float
     ranks, count = range(1, 1 + max(map(len, accuracies))), len(accuracies)
     controls = {
         "nodes": Slider("nodes", SIZES, max(size for size in SIZES if size <= nodes)),
-        "favourites": Slider("favourites per head", ranks, min(4, ranks[-1])),
+        "top_tokens": Slider("most likely tokens per head", ranks, min(4, ranks[-1])),
         "heads": Slider("heads", range(1, 1 + count), count),
     }
     show(controls, partial(draw_medusa, accuracies, v, heads_share))

@@ -25,13 +25,13 @@ from lessons_lib.course.figures import (
     look,
 )
 from lessons_lib.course.widgets import Slider, show
-from lessons_lib.decoding.generate import tokens_per_forward
+from lessons_lib.decoding.generate import tokens_per_pass
 from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.measure.cost import StepCost, WidthCurve
 
 PRODUCERS = {
-    "model": Producer(PALE, "the model's own forward"),
+    "model": Producer(PALE, "the model's own forward pass"),
     "prompt": Producer(GREEN, "copied from the prompt", UNDERLINED),
     "answer": Producer(GOLD, "copied from the answer", UNDERLINED),
 }
@@ -57,22 +57,22 @@ def plot_spans(pieces: Sequence[tuple[str, str]]) -> Axes:
 def plot_guesses(rows: Iterable[Row]) -> Axes:
     """Counts against the number of draft tokens, a line per kind of prompt.
 
-    rows: `kind`, `num_tokens`, `tokens_per_forward` (solid) and `speed` (predicted, dashed).
+    rows: `kind`, `num_tokens`, `tokens_per_pass` (solid) and `speed` (predicted, dashed).
     """
     ax, rows = axes(), sorted(rows, key=lambda row: row["num_tokens"])
     for number, (kind, group) in enumerate(grouped(rows, "kind").items()):
         at, (color, marker) = [row["num_tokens"] for row in group], look(number)
-        counted = [row["tokens_per_forward"] for row in group]
+        counted = [row["tokens_per_pass"] for row in group]
         ax.plot(at, counted, marker=marker, markersize=4, color=color, label=kind)
         ax.plot(at, [row["speed"] for row in group], "--", marker=marker, markersize=3, color=color)
     ax.axhline(1, linestyle=":", color=COLORS["limit"])
     ax.set(xlabel="number of guesses", ylabel="times plain decoding", ylim=(0, None))
-    ax.legend(title="solid: tokens per forward\ndashed: predicted speed", loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.legend(title="solid: tokens per pass\ndashed: predicted speed", loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
 
 
 def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
-    """kind -> recordings, replayed with PromptLookup(**settings): rows of `kind`, `tokens_per_forward`, `speed`.
+    """kind -> recordings, replayed with PromptLookup(**settings): rows of `kind`, `tokens_per_pass`, `speed`.
 
     Several recordings of a kind count together: all their tokens over all their forward passes. No rule is gated unless
     the settings say so, so that rules differ in one thing alone.
@@ -80,9 +80,7 @@ def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
     rows, settings = [], {"min_hit_rate": 0.0} | settings
     for kind, recordings in texts.items():
         steps = [step for recording in recordings for step in replay(recording, PromptLookup(**settings))]
-        rows.append(
-            {"kind": kind, "tokens_per_forward": tokens_per_forward(steps), "speed": StepCost(v=v).speed(steps)}
-        )
+        rows.append({"kind": kind, "tokens_per_pass": tokens_per_pass(steps), "speed": StepCost(v=v).speed(steps)})
     return rows
 
 
@@ -91,7 +89,7 @@ def draw_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: 
     rows = counts(texts, v, max_ngram=max_ngram, num_tokens=num_tokens, rule=rule)
     ax, bars = (
         axes(),
-        (("tokens_per_forward", "tokens per forward", -0.2, GREEN), ("speed", "predicted speed", 0.2, BLUE)),
+        (("tokens_per_pass", "tokens per forward pass", -0.2, GREEN), ("speed", "predicted speed", 0.2, BLUE)),
     )
     for key, label, shift, color in bars:
         at, values = [i + shift for i in range(len(rows))], [row[key] for row in rows]
@@ -103,7 +101,7 @@ def draw_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: 
     longest = max(row[key] for row in rows for key, *_ in bars)
     ax.set(xlabel="times plain decoding (dotted: 1)", xlim=(0, 1.15 * longest))
     ax.legend(ncols=2, **ABOVE)
-    said = (f"{row['kind']} {row['tokens_per_forward']:.2f} and {row['speed']:.2f}" for row in rows)
+    said = (f"{row['kind']} {row['tokens_per_pass']:.2f} and {row['speed']:.2f}" for row in rows)
     return ax, (
         f"Prompt lookup by n-grams of up to {max_ngram} tokens, {num_tokens} guesses, rule {rule}; tokens per "
         f"forward and predicted speed over plain: {', '.join(said)}."

@@ -69,7 +69,7 @@ def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> Non
     """Fetch and convert each model once, before the lessons, so that no lesson's time holds a download.
 
     models: name or folder -> (device, dtype). any_family: of lessons that take a pair of models, and run others than
-    Llama-like ones by transformers' own forward. What `load` says against one of them becomes a UsageError, and so
+    Llama-like ones by transformers' own forward pass. What `load` says against one of them becomes a UsageError, and so
     does a model that the readable decoder cannot compute; one with a known name before it is fetched.
     """
     from lessons_lib.models import ModelUnavailable, load

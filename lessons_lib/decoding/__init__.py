@@ -1,19 +1,19 @@
 """The decoding loop (lessons 01, 03, 06 to 09): proposers, draft trees, acceptance rules and targets."""
 
-from lessons_lib.decoding.draft_tree import Block, DraftTree, SideTokens, make_block, plain_block, tree_mask
+from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, SideTokens, make_input, plain_input, tree_mask
 from lessons_lib.decoding.generate import (
     Output,
     after_prefill,
     compression,
     new_sequence,
     step,
-    tokens_per_forward,
+    tokens_per_pass,
 )
-from lessons_lib.decoding.peers import assist, by_transformers, count_forwards, static_and_compiled
+from lessons_lib.decoding.peers import assist, by_transformers, count_passes, static_and_compiled
 from lessons_lib.decoding.prediction import (
     TOLERATED,
+    Configuration,
     Recording,
-    Rung,
     best,
     counting,
     counts,
@@ -22,7 +22,7 @@ from lessons_lib.decoding.prediction import (
     standing,
     way_to,
 )
-from lessons_lib.decoding.probing import agreed, logits_along, parting, repeatable_step, shortfall, width_times
+from lessons_lib.decoding.probing import agreed, first_divergence, logit_gap, logits_along, repeatable_step, width_times
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, Heuristic
 from lessons_lib.decoding.proposers.draft_model import check_same_tokenizer
@@ -48,17 +48,17 @@ from lessons_lib.decoding.timing import (
     batched_transformers_step,
     clocked_transformers,
     launch_times,
+    overhead_proxy,
     products_in_cache,
     time_request,
     time_requests,
     time_transformers,
-    twin,
 )
 from lessons_lib.models.medusa import MedusaHeads, load_heads, own_parameters, shared_parameters
 
 __all__ = [
     "Adaptive",
-    "Block",
+    "ModelInput",
     "CompiledTarget",
     "Confidence",
     "Constant",
@@ -70,7 +70,7 @@ __all__ = [
     "Output",
     "Proposer",
     "Recording",
-    "Rung",
+    "Configuration",
     "SILENT_BELOW",
     "Sampling",
     "SideTokens",
@@ -94,7 +94,7 @@ __all__ = [
     "check_same_tokenizer",
     "clocked_transformers",
     "compression",
-    "count_forwards",
+    "count_passes",
     "counting",
     "counts",
     "encode",
@@ -103,12 +103,12 @@ __all__ = [
     "launch_times",
     "load_heads",
     "logits_along",
-    "make_block",
+    "make_input",
     "new_sequence",
     "one_by_one",
     "own_parameters",
-    "parting",
-    "plain_block",
+    "first_divergence",
+    "plain_input",
     "products_in_cache",
     "published_tree",
     "regular",
@@ -116,7 +116,7 @@ __all__ = [
     "replay",
     "replay_draft",
     "shared_parameters",
-    "shortfall",
+    "logit_gap",
     "speed_by_size",
     "standing",
     "static_and_compiled",
@@ -124,9 +124,9 @@ __all__ = [
     "time_request",
     "time_requests",
     "time_transformers",
-    "tokens_per_forward",
+    "tokens_per_pass",
     "tree_mask",
-    "twin",
+    "overhead_proxy",
     "way_to",
     "width_times",
 ]

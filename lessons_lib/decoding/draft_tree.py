@@ -165,7 +165,7 @@ class DraftTree:
 
 
 @dataclass
-class Block:
+class ModelInput:
     """The model input of one sequence in one forward pass.
 
     tokens (T), offsets (T) from the first uncomputed position, mask (T, S + T) bool or None for causal.
@@ -182,7 +182,7 @@ class Block:
 
 
 @dataclass
-class Scores:
+class ModelOutput:
     """The model output for one Block: logits (wanted, V) and the hidden states asked for, each (wanted, D).
 
     After a draft tree, row 0 is the root's, row 1 + i node i's, and the rows of side tokens follow.
@@ -192,12 +192,12 @@ class Scores:
     states: dict[int | str, Tensor] = field(default_factory=dict)
 
 
-def plain_block(tokens: Sequence[int], cache: Cache, wanted: int = 1) -> Block:
+def plain_input(tokens: Sequence[int], cache: Cache, wanted: int = 1) -> ModelInput:
     """Tokens that follow what the cache holds, each attending to all before it: a prompt, or a part of one."""
-    return Block(list(tokens), list(range(len(tokens))), None, cache, wanted)
+    return ModelInput(list(tokens), list(range(len(tokens))), None, cache, wanted)
 
 
-def make_block(uncomputed: list[int], tree: DraftTree, cache: Cache, after: tuple = ()) -> Block:
+def make_input(uncomputed: list[int], tree: DraftTree, cache: Cache, after: tuple = ()) -> ModelInput:
     """The model input that verifies a tree. uncomputed: committed tokens that are not in the cache, the root last.
 
     The mask is only built where the causal one is not the right one.
@@ -207,7 +207,7 @@ def make_block(uncomputed: list[int], tree: DraftTree, cache: Cache, after: tupl
     offsets = [*range(len(uncomputed)), *(root + depth for depth in (*tree.depths, *tree.side.offsets))]
     plain = tree.is_chain and not tree.side.tokens
     mask = None if plain else tree_mask(len(uncomputed), tree, cache.length())
-    return Block(tokens, offsets, mask, cache, len(tokens) - root, after)
+    return ModelInput(tokens, offsets, mask, cache, len(tokens) - root, after)
 
 
 def tree_mask(uncomputed: int, tree: DraftTree, cached: int) -> Tensor:

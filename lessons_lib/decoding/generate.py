@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.caches.sizes import cached_tokens
-from lessons_lib.decoding.draft_tree import Block, DraftTree, Scores, make_block, plain_block
+from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, ModelOutput, make_input, plain_input
 from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.sampling import Acceptance, Greedy
 from lessons_lib.decoding.sequence import Sequence, StoppingCriteria
@@ -23,11 +23,11 @@ from lessons_lib.decoding.text import Detokenizer, Prompt, StoppedText, as_texts
 
 
 @dataclass(slots=True)
-class Step:
+class StepStats:
     """One forward pass for one sequence. Times in seconds; with several sequences the forward pass's is the batch's."""
 
     length_before: int  # committed tokens, prompt included
-    forwarded: int  # tokens fed: what the cache lacked, the tree, side tokens
+    num_input_tokens: int  # tokens fed: what the cache lacked, the tree, side tokens
     proposed: int = 0  # tree nodes
     depth: int = 0
     scratch: int = 0
@@ -37,29 +37,29 @@ class Step:
     is_prefill: bool = False
     eos_cut: bool = False
     t_propose: float = 0.0
-    t_forward: float = 0.0
+    t_pass: float = 0.0
     t_accept: float = 0.0
     t_commit: float = 0.0
     t_total: float = 0.0
 
 
-def after_prefill(trace: abc.Sequence[Step]) -> list[Step]:
+def after_prefill(stats: abc.Sequence[StepStats]) -> list[StepStats]:
     """Its steps without those that fed the prompt."""
-    return [step for step in trace if not step.is_prefill]
+    return [step for step in stats if not step.is_prefill]
 
 
-def tokens_per_forward(trace: abc.Sequence[Step]) -> float:
+def tokens_per_pass(stats: abc.Sequence[StepStats]) -> float:
     """tau: tokens committed per verification forward, bonus included, prefill left out. Plain decoding is 1.
 
     nan for a trace of the prefill alone.
     """
-    steps = after_prefill(trace)
+    steps = after_prefill(stats)
     return sum(step.committed for step in steps) / len(steps) if steps else float("nan")
 
 
-def compression(trace: abc.Sequence[Step]) -> float:
-    """CR: generated tokens over all target forwards, prefill included. ZeroDivisionError for an empty trace."""
-    return sum(step.committed for step in trace) / len(trace)
+def compression(stats: abc.Sequence[StepStats]) -> float:
+    """CR: generated tokens over all target forward passes, prefill included. ZeroDivisionError for an empty trace."""
+    return sum(step.committed for step in stats) / len(stats)
 
 
 def step(target, seqs: list[Sequence]) -> list[list[int]]:
@@ -83,7 +83,7 @@ def step(target, seqs: list[Sequence]) -> list[list[int]]:
     return committed
 
 
-def draft(seqs: list[Sequence]) -> list[Block]:
+def draft(seqs: list[Sequence]) -> list[ModelInput]:
     """Let every sequence draft a tree -> what each feeds. Proposers of one kind may draft for all their texts at once.
 
     The first token after the prompt is decoded plainly: there is nothing to draft from before.
@@ -96,9 +96,9 @@ def draft(seqs: list[Sequence]) -> list[Block]:
     for proposer, same in by_type.items():
         proposer.propose_batch([seq.proposer for seq in same], [seq.ids for seq in same], [seq.tree for seq in same])
     return [
-        plain_block(seq.uncomputed_ids, seq.cache)
+        plain_input(seq.uncomputed_ids, seq.cache)
         if seq.tree is None
-        else make_block(seq.uncomputed_ids, seq.tree, seq.cache, seq.proposer.after)
+        else make_input(seq.uncomputed_ids, seq.tree, seq.cache, seq.proposer.after)
         for seq in seqs
     ]
 
@@ -119,7 +119,7 @@ def empty_tree(seq: Sequence) -> DraftTree | None:
     )
 
 
-def verify(seq: Sequence, scores: Scores) -> tuple[list[int], list[int]]:
+def verify(seq: Sequence, scores: ModelOutput) -> tuple[list[int], list[int]]:
     """Apply the acceptance rule, and end the text where it must end -> accepted nodes, tokens to commit."""
     if seq.tree is None:
         return [], []
@@ -145,7 +145,7 @@ def hold_back_eos(seq: Sequence, logits: Tensor) -> Tensor:
     return logits
 
 
-def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], scores: Scores) -> None:
+def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
     """Append the tokens, drop the cache entries of rejected draft tokens, and show the proposer what happened."""
     if tokens:
         path = path[: len(tokens) - 1]  # the newest token is never cached, even where it was a draft token
@@ -156,13 +156,13 @@ def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], scores: 
         seq.proposer.observe(seq.tree, path, tokens, scores)
 
 
-def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: tuple[float, ...]) -> Step:
+def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: tuple[float, ...]) -> StepStats:
     """One sequence's share of a step that is done; times: seconds of its four parts."""
     before = seq.num_tokens - len(tokens)
     tree = seq.tree or DraftTree()
-    return Step(
+    return StepStats(
         length_before=before,
-        forwarded=fed,
+        num_input_tokens=fed,
         proposed=len(tree.tokens),
         depth=tree.depth,
         scratch=len(tree.side.tokens),
@@ -172,7 +172,7 @@ def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: t
         is_prefill=before == seq.prompt_length,
         eos_cut=seq.finish_reason == "eos" and len(tokens) <= len(path),
         t_propose=times[0],
-        t_forward=times[1],
+        t_pass=times[1],
         t_accept=times[2],
         t_commit=times[3],
         t_total=sum(times),
@@ -182,11 +182,11 @@ def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: t
 @dataclass(frozen=True)
 class Output:
     """ids: new tokens, the one that ended the text included; text: them decoded, without special tokens and
-    cut before a stop text; trace: one Step per target forward; finish: "eos", "stop" or "length"."""
+    cut before a stop text; trace: one Step per target forward pass; finish: "eos", "stop" or "length"."""
 
     ids: list[int]
     text: str | None
-    trace: list[Step]
+    stats: list[StepStats]
     finish: str
 
 

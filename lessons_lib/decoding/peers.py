@@ -41,8 +41,8 @@ def static_and_compiled(capacity: int) -> dict:
     return {"cache_implementation": "static", "max_cache_len": capacity, "compile_config": how}
 
 
-def count_forwards(network, prompt: Sequence[int], new: int, draft=None) -> tuple[list[int], int]:
-    """As `by_transformers`, and how many forwards of `network` it took, the one over the prompt included."""
+def count_passes(network, prompt: Sequence[int], new: int, draft=None) -> tuple[list[int], int]:
+    """As `by_transformers`, and how many forward passes of `network` it took, the one over the prompt included."""
     calls: list[int] = []
     hook = network.register_forward_pre_hook(lambda module, given: calls.append(1))
     try:

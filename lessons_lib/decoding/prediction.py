@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree
-from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.generate import StepStats
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import DraftLength
 from lessons_lib.measure.cost import StepCost
@@ -35,7 +35,7 @@ class Recording:
             raise ValueError("a recording needs a prompt and a text of at least one token each")
 
 
-def replay(recording: Recording, proposer: Proposer) -> list[Step]:
+def replay(recording: Recording, proposer: Proposer) -> list[StepStats]:
     """The trace that `generate` would have with this proposer, prefill first, without times.
 
     For proposers that ask nothing of a target but its `eos`, and nothing of the model output; AttributeError or
@@ -45,7 +45,7 @@ def replay(recording: Recording, proposer: Proposer) -> list[Step]:
     end = at + (recording.max_new_tokens or len(recording.new))
     proposer.reset(recording, list(recording.prompt))
     proposer.observe(DraftTree(), [], [text[at]], None)
-    trace = [Step(length_before=at, forwarded=at, committed=1, is_prefill=True)]
+    stats = [StepStats(length_before=at, num_input_tokens=at, committed=1, is_prefill=True)]
     at += 1
     while at < len(text):
         tree = DraftTree(max_depth=end - at - 1)  # the step adds one token itself
@@ -53,9 +53,9 @@ def replay(recording: Recording, proposer: Proposer) -> list[Step]:
         path = follow(tree, text[at:])
         committed = min(len(path) + 1, len(text) - at)
         proposer.observe(tree, path, text[at : at + committed], None)
-        trace.append(Step(at, 1 + len(tree.tokens), len(tree.tokens), tree.depth, 0, len(path), committed))
+        stats.append(StepStats(at, 1 + len(tree.tokens), len(tree.tokens), tree.depth, 0, len(path), committed))
         at += committed
-    return trace
+    return stats
 
 
 def follow(tree: DraftTree, text: Sequence[int]) -> list[int]:
@@ -68,7 +68,7 @@ def follow(tree: DraftTree, text: Sequence[int]) -> list[int]:
     return path
 
 
-def replay_draft(right: Sequence[bool], length: DraftLength) -> list[Step]:
+def replay_draft(right: Sequence[bool], length: DraftLength) -> list[StepStats]:
     """The trace, without the prefill, of a draft model that guesses one chain as deep as `length` says.
 
     right: for every token behind the first, whether the draft guesses it, having read all tokens before it: a
@@ -76,15 +76,15 @@ def replay_draft(right: Sequence[bool], length: DraftLength) -> list[Step]:
     and texts that end because they are long enough.
     """
     length.reset()
-    trace, at = [], 0
+    stats, at = [], 0
     while at < len(right):
         guesses = right[at : at + min(length.next(), len(right) - at - 1)]  # the step adds one token itself
         gamma, accepted = len(guesses), first_wrong(guesses)
         if gamma:
             length.observe(gamma, min(accepted + 1, gamma), accepted)
-        trace.append(Step(at, 1 + gamma, gamma, gamma, 0, accepted, accepted + 1, draft_calls=gamma))
+        stats.append(StepStats(at, 1 + gamma, gamma, gamma, 0, accepted, accepted + 1, draft_calls=gamma))
         at += accepted + 1
-    return trace
+    return stats
 
 
 def first_wrong(guesses: Sequence[bool]) -> int:
@@ -92,13 +92,13 @@ def first_wrong(guesses: Sequence[bool]) -> int:
     return next((count for count, guess in enumerate(guesses) if not guess), len(guesses))
 
 
-def counts(trace: Sequence[Step]) -> list[tuple[int, int, int]]:
+def counts(stats: Sequence[StepStats]) -> list[tuple[int, int, int]]:
     """(tokens fed, accepted, committed) of each step: what a replay and the run that it stands for share."""
-    return [(step.forwarded, step.accepted, step.committed) for step in trace]
+    return [(step.num_input_tokens, step.accepted, step.committed) for step in stats]
 
 
 @dataclass(frozen=True)
-class Rung:
+class Configuration:
     """One way to decode. below: the rung that it changes (None: the first)."""
 
     name: str
@@ -106,20 +106,20 @@ class Rung:
     cost: StepCost
 
 
-def standing(rungs: Sequence[Rung]) -> None:
+def standing(configs: Sequence[Configuration]) -> None:
     """ValueError for a name that comes twice, and for a rung whose lower one does not stand before it."""
     seen: set[str] = set()
-    for rung in rungs:
-        if rung.name in seen:
-            raise ValueError(f"two rungs are called {rung.name!r}; give each a name of its own")
-        if rung.below is not None and rung.below not in seen:
-            raise ValueError(f"{rung.name!r} stands on {rung.below!r}, which is not below it; put that rung first")
-        seen.add(rung.name)
+    for config in configs:
+        if config.name in seen:
+            raise ValueError(f"two rungs are called {config.name!r}; give each a name of its own")
+        if config.below is not None and config.below not in seen:
+            raise ValueError(f"{config.name!r} stands on {config.below!r}, which is not below it; put that rung first")
+        seen.add(config.name)
 
 
-def way_to(rungs: Sequence[Rung], top: str) -> list[Rung]:
+def way_to(configs: Sequence[Configuration], top: str) -> list[Configuration]:
     """The rungs from the first one up to `top`. ValueError if there is none of that name, KeyError for a gap."""
-    named, way = {rung.name: rung for rung in rungs}, []
+    named, way = {config.name: config for config in configs}, []
     if top not in named:
         raise ValueError(f"there is no rung {top!r}; choose one of: {', '.join(named)}")
     while top is not None:
@@ -128,13 +128,13 @@ def way_to(rungs: Sequence[Rung], top: str) -> list[Rung]:
     return way[::-1]
 
 
-def step_gains(rungs: Sequence[Rung], speeds: Mapping[str, float]) -> dict[str, float]:
+def step_gains(configs: Sequence[Configuration], speeds: Mapping[str, float]) -> dict[str, float]:
     """Each rung's speed over that of the rung below it; the first one's is 1. Along a way they multiply to its whole.
 
     Rungs without a speed were not measured and are left out, and so are those that stand on one of them.
     """
-    known = [rung for rung in rungs if rung.name in speeds and (rung.below is None or rung.below in speeds)]
-    return {rung.name: speeds[rung.name] / speeds[rung.below] if rung.below else 1.0 for rung in known}
+    known = [config for config in configs if config.name in speeds and (config.below is None or config.below in speeds)]
+    return {config.name: speeds[config.name] / speeds[config.below] if config.below else 1.0 for config in known}
 
 
 def counting(perplexities: Mapping[str, float], reference: float) -> set[str]:

@@ -9,7 +9,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib.decoding.draft_tree import plain_input
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.measure.clock import Samples, in_turn
 
@@ -18,11 +18,11 @@ def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> C
     """A function that feeds `tokens` tokens after the prompt and makes the cache forget them: always the same step."""
     cache = target.new_cache(len(prompt) + tokens)
     with torch.no_grad():
-        target.run([plain_block(prompt, cache)])
+        target.run([plain_input(prompt, cache)])
 
     @torch.no_grad()
     def step() -> None:
-        target.run([plain_block([prompt[-1]] * tokens, cache, tokens)])
+        target.run([plain_input([prompt[-1]] * tokens, cache, tokens)])
         cache.keep(len(prompt))
 
     return step
@@ -31,24 +31,24 @@ def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> C
 def width_times(
     target: Target, prompt: Sequence[int], widths: Sequence[int], device: str, repeats: int
 ) -> dict[int, Samples]:
-    """{w: seconds of a forward of w tokens after the prompt}, timed in turn; v(w) of it: `cost.width_curve`."""
+    """{w: seconds of a forward pass of w tokens after the prompt}, timed in turn; v(w) of it: `cost.width_curve`."""
     return in_turn({w: repeatable_step(target, prompt, w) for w in widths}, device, repeats)
 
 
 @torch.no_grad()
 def logits_along(target: Target, ids: Sequence[int], wanted: int) -> Tensor:
-    """(wanted, V) what the target says after each of the last `wanted` tokens of ids: one forward over all of them."""
+    """(wanted, V) logits after each of the last `wanted` tokens of ids, from one forward pass over all of them."""
     cache = target.new_cache(len(ids))
-    (scores,) = target.run([plain_block(ids, cache, wanted)])
+    (scores,) = target.run([plain_input(ids, cache, wanted)])
     return scores.logits
 
 
-def shortfall(target: Target, prompt: Sequence[int], new: Sequence[int], barred: Sequence[int] = ()) -> Tensor:
-    """(n,) by how many logits each new token falls short of the target's favourite at its place; 0: it is the one.
+def logit_gap(target: Target, prompt: Sequence[int], new: Sequence[int], barred: Sequence[int] = ()) -> Tensor:
+    """(n,) how far the logit of each new token lies below the target's largest at its place; 0: it is the argmax.
 
     One forward over the whole text. A greedy text of the same weights in another rounding differs only where
     this is tiny; a large value is an error, not rounding. barred: ids that the text was kept from, such as an end
-    token that was held back: they are no favourites. IndexError for ids that are not in the vocabulary.
+    token that was held back: they are not the argmax. IndexError for ids that are not in the vocabulary.
     """
     logits = logits_along(target, [*prompt, *new][:-1], len(new)).float()
     logits[:, list(barred)] = -torch.inf
@@ -61,7 +61,7 @@ def agreed(one: Sequence, other: Sequence) -> int:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """Where two texts part: after `same` tokens, whose rivals are `margin` logits apart, while numbers of that size
     can be told apart from `spacing` on in the target's format."""
 
@@ -79,7 +79,9 @@ class Parting:
         return f"they part at token {self.same + 1}, margin {self.margin:.3f}, spacing {self.spacing:.3f}: {tie}"
 
 
-def parting(target: Target, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Parting | None:
+def first_divergence(
+    target: Target, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]
+) -> Divergence | None:
     """Audit two texts (ids) that should be equal -> where they part; None if one of them is how the other begins."""
     same = agreed(one, other)
     if same == min(len(one), len(other)):
@@ -87,4 +89,4 @@ def parting(target: Target, prompt: Sequence[int], one: Sequence[int], other: Se
     (logits,) = logits_along(target, [*prompt, *one[:same]], 1)
     rivals = logits[[one[same], other[same]]].double()
     step = torch.finfo(logits.dtype).eps * 2.0 ** rivals.abs().max().log2().floor().item()
-    return Parting(same, (rivals[0] - rivals[1]).abs().item(), step)
+    return Divergence(same, (rivals[0] - rivals[1]).abs().item(), step)

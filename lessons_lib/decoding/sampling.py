@@ -40,7 +40,7 @@ class Greedy:
         self, tree: DraftTree, logits: Tensor, generator: torch.Generator | None = None
     ) -> tuple[list[int], int]:
         """logits (1 + n, V) -> (path, bonus); see `Acceptance`."""
-        choices = favourites(logits)
+        choices = top_tokens(logits)
         path, node = [], ROOT
         while (child := tree.child(node, choices[node + 1])) is not None:
             path.append(child)
@@ -48,7 +48,7 @@ class Greedy:
         return path, choices[node + 1]
 
 
-def favourites(logits: Tensor) -> list[int]:
+def top_tokens(logits: Tensor) -> list[int]:
     """logits (n, V) -> the likeliest token of each row, the first of equals.
 
     By numpy on a CPU, where torch takes several times as long for a row of tens of thousands. It knows no bf16, but the

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lessons_lib.caches.cache import Cache
     from lessons_lib.decoding.draft_tree import DraftTree
-    from lessons_lib.decoding.generate import Step
+    from lessons_lib.decoding.generate import StepStats
     from lessons_lib.decoding.proposers import Proposer
     from lessons_lib.decoding.sampling import Acceptance
     from lessons_lib.decoding.text import StoppedText
@@ -92,7 +92,7 @@ class Sequence:
     context: int | None = None  # positions of the target
     on_tokens: Callable[[list[int]], None] | None = None  # called with the new tokens of every step
     tree: DraftTree | None = None  # of the step at hand; None while its pass does not reach the newest token
-    stats: list[Step] = field(default_factory=list)  # one a forward pass
+    stats: list[StepStats] = field(default_factory=list)  # one a forward pass
 
     # Serving: kept by the scheduler and its block pool.
     num_scheduled_tokens: int | None = None  # may be fed in this step, draft tokens included; None: any number

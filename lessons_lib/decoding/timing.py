@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from lessons_lib.decoding.generate import Output, Step, generate, new_sequence, step
+from lessons_lib.decoding.generate import Output, StepStats, generate, new_sequence, step
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers import Proposer
@@ -21,7 +21,7 @@ from lessons_lib.models.decoder import Decoder
 ROOM = 128  # decode steps that a batch of ours has buffers for
 
 
-def twin(shape: ModelConfig, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
+def overhead_proxy(shape: ModelConfig, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
     """A random decoder with this shape's layers and so its operators, but so narrow that bytes and FLOPs vanish:
     what its steps take is overhead. KeyError for a dtype that is not of machine.DTYPES."""
     network = tiny(shape.num_layers, DTYPES[dtype], width=32, context=context)
@@ -35,9 +35,12 @@ def launch_times(
 
     Median times of the steps of twins after `cached` tokens, in turn: transformers' and ours, both eager, and ours
     compiled, its matmuls left to the library, so that they are calls as in a step whose weights matter. Errors as
-    `twin`.
+    `overhead_proxy`.
     """
-    theirs, ours = TransformersTarget(tiny(shape.num_layers, DTYPES[dtype]).to(device)), twin(shape, dtype, device)
+    theirs, ours = (
+        TransformersTarget(tiny(shape.num_layers, DTYPES[dtype]).to(device)),
+        overhead_proxy(shape, dtype, device),
+    )
     compiled = CompiledTarget(ours.decoder, context=cached + ROOM, matmul="library", regional=True)
     targets = {"transformers": theirs, "decoder": ours, "compiled": compiled}
     steps = {name: repeatable_step(of, [1] * cached) for name, of in targets.items()}
@@ -107,14 +110,14 @@ def middle(times: Sequence[float]) -> int:
     return sorted(range(len(times)), key=times.__getitem__)[(len(times) - 1) // 2]
 
 
-def seen_prefill(prompt: Sequence[int], timeline: Timeline) -> list[Step]:
+def seen_prefill(prompt: Sequence[int], timeline: Timeline) -> list[StepStats]:
     """The one Step of a trace that is known of another engine: its prefill, as long as the first token took."""
-    return [Step(len(prompt), len(prompt), committed=1, is_prefill=True, t_total=timeline.ttft)]
+    return [StepStats(len(prompt), len(prompt), committed=1, is_prefill=True, t_total=timeline.ttft)]
 
 
 @torch.no_grad()
 def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], list[list[int]]]:
-    """A decode step of `batch` equal requests, packed into one forward, their prompts fed already; call it again
+    """A decode step of `batch` equal requests, packed into one forward pass, their prompts fed already; call it again
     and again: each call adds a token to every request, and gives these. Errors as `generate`."""
     room = min(ROOM, target.context - len(prompt))
     rows = [new_sequence(target, prompt, None, None, room, room) for _ in range(batch)]

@@ -313,21 +313,21 @@ class StepCost:
         """Seconds of a whole step: its draft passes, its forward pass, and what lies between two steps."""
         return drafts * self.draft + self.forward(cached, tokens) + self.host
 
-    def steps(self, trace: Iterable[Any]) -> float:
+    def steps(self, stats: Iterable[Any]) -> float:
         """Seconds of all steps of a trace (Steps of `generate` or of a replay), its prefill too if it is there."""
-        return sum(self.step(step.length_before, step.forwarded, step.draft_calls) for step in trace)
+        return sum(self.step(step.length_before, step.num_input_tokens, step.draft_calls) for step in stats)
 
-    def decoding(self, trace: Iterable[Any]) -> float:
+    def decoding(self, stats: Iterable[Any]) -> float:
         """Seconds of all steps of a trace but its prefill."""
-        return self.steps(step for step in trace if not step.is_prefill)
+        return self.steps(step for step in stats if not step.is_prefill)
 
     def speed(self, *traces: Sequence[Any]) -> float:
         """Tokens per second of decoding texts with these traces, prefills left out; nan if no step of theirs decodes.
 
         Over plain decoding where a one-token pass is the unit.
         """
-        tokens = sum(step.committed for trace in traces for step in trace if not step.is_prefill)
-        return tokens / sum(self.decoding(trace) for trace in traces) if tokens else math.nan
+        tokens = sum(step.committed for stats in traces for step in stats if not step.is_prefill)
+        return tokens / sum(self.decoding(stats) for stats in traces) if tokens else math.nan
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -367,14 +367,14 @@ def break_even(c: float, v: WidthCurve = None, most: int = 32) -> float:
     return high
 
 
-def acceptance_rate(trace: Sequence[Any]) -> float:
+def acceptance_rate(stats: Sequence[Any]) -> float:
     """alpha-hat: accepted over examined draft tokens of a trace of Steps; nan if none was examined.
 
     Examined are those accepted and the one whose rejection ended a step. Those after it were never looked at:
     accepted over proposed would underestimate alpha.
     """
-    accepted = sum(step.accepted for step in trace)
-    examined = sum(min(step.committed, step.depth) for step in trace)
+    accepted = sum(step.accepted for step in stats)
+    examined = sum(min(step.committed, step.depth) for step in stats)
     return accepted / examined if examined else math.nan
 
 

@@ -320,7 +320,7 @@ def streams(device: Any) -> tuple[float, float]:
 
 
 def matvec(device: Any, dtype: str) -> float:
-    """Bytes/s at which torch's eager one-row product x Wᵀ reads W."""
+    """Bytes/s at which torch's eager matrix-vector product x Wᵀ reads W."""
     width, kind = 4096, DTYPES[dtype]
     rows = buffer_bytes(device) // (width * kind.itemsize)
     weight = torch.full((rows, width), 0.01, dtype=kind, device=device)

@@ -115,7 +115,7 @@ def bytes_left(make: Callable[[], Any], device: Any = "cpu") -> int:
     return left
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return freed memory to the system where the C library keeps it: glibc does with pieces below 32 MB, and rounding
     one model after another (lesson 10) leaves gigabytes of them. Nothing where there is no such call."""
     try:
@@ -125,7 +125,7 @@ def give_back() -> None:
 
 
 @contextmanager
-def settled() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Spare all that exists by now Python's garbage collector, which else looks through the objects of torch and its
     like again and again. A program that has frozen something itself is left alone."""
     ours = not gc.get_freeze_count()

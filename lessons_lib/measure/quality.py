@@ -1,6 +1,6 @@
 """What rounding costs in quality (lesson 10): perplexity of a text, and whether greedy tokens stay the same.
 
-A text is cut into windows that do not overlap, each read in one forward from its first token on, so that the first
+A text is cut into windows that do not overlap, each read in one forward pass from its first token on, so that the first
 token of a window is only read and the others are predicted: window - 1 of them, fewer in the last. A token's negative
 log-likelihood (nll) is in nats, in float64, whatever the logits are in. Compared are readings of one text, token by
 token: what a window adds to one it mostly adds to the other, so paired differences tell far more than two perplexities.
@@ -167,18 +167,18 @@ def _paired(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> list[tuple[
 # --- Counts against a distribution
 
 
-def chi_square(seen: Tensor, law: Tensor) -> tuple[float, float]:
+def chi_square(seen: Tensor, distribution: Tensor) -> tuple[float, float]:
     """seen: counts, law: their expected shares, sum 1, tensors of one shape, any -> (statistic, chance).
 
     chance: probability of a statistic at least as large if the counts follow the law. Reliable where some five of each
     are expected. ValueError if something was seen that the law rules out, or if shapes differ.
     """
-    if seen.shape != law.shape:
-        raise ValueError(f"counts of shape {tuple(seen.shape)} do not fit a law of shape {tuple(law.shape)}")
-    if bool((seen[law == 0] > 0).any()):
+    if seen.shape != distribution.shape:
+        raise ValueError(f"counts of shape {tuple(seen.shape)} do not fit a law of shape {tuple(distribution.shape)}")
+    if bool((seen[distribution == 0] > 0).any()):
         raise ValueError("something was counted that the law rules out; no statistic is needed to refuse it")
-    possible = law > 0
-    expected = law[possible].double() * float(seen.sum())
+    possible = distribution > 0
+    expected = distribution[possible].double() * float(seen.sum())
     statistic = ((seen[possible].double() - expected) ** 2 / expected).sum()
     freedom = torch.tensor((int(possible.sum()) - 1) / 2, dtype=torch.float64)
     return float(statistic), float(torch.special.gammaincc(freedom, statistic / 2))

@@ -327,7 +327,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 # --- What each technique is worth: its claims beside what was counted, predicted and published
 
 TECHNIQUES = (
-    "technique", "answers counted", "tokens per forward", "speedup", "over", "predicted", "over its peer", "published",
+    "technique", "answers counted", "tokens per pass", "speedup", "over", "predicted", "over its peer", "published",
 )  # fmt: skip
 GPT_FAST = "gpt-fast, Llama-2-7B, A100-80GB, batch 1"
 VICUNA = "Spec-Bench, Vicuna-7B, one A100, batch 1"
@@ -426,7 +426,7 @@ def _technique_row(of: Result, speed: str, peer: str, known: dict[str, Result], 
     raw_file, claim = results / f"{speed.replace('/', '-')}.json", known[speed]
     raw = json.loads(raw_file.read_text(encoding="utf-8")) if raw_file.exists() else {}
     kinds = [row["category"] for row in raw.get("questions", []) if "short" not in row]  # too short to count
-    tau = raw.get("tokens_per_forward")
+    tau = raw.get("tokens_per_pass")
     tau = mean(tau.values()) if isinstance(tau, dict) else tau  # of several kinds of text
     return [
         of.claim,

@@ -71,7 +71,7 @@ def by_library(
 def bytes_held(network: torch.nn.Module) -> int:
     """Bytes of all that a model keeps, codes and scales that a library hides within a weight included.
 
-    Ask before the first forward: then bitsandbytes moves the scales of its 8 bits to where this does not look.
+    Ask before the first forward pass: then bitsandbytes moves the scales of its 8 bits to where this does not look.
     """
     return storage_bytes(part for x in (*network.parameters(), *network.buffers()) for part in _parts(x))
 

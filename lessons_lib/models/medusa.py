@@ -23,14 +23,14 @@ from lessons_lib.models.hub import LanguageModel
 from lessons_lib.models.store import ModelUnavailable
 
 
-def shared_parameters(count: int, width: int, blocks: int = 1, anchor_rank: int = 0) -> int:
+def shared_parameters(count: int, width: int, blocks: int = 1, root_rank: int = 0) -> int:
     """K (R (D^2 + D) + 2 r D): parameters of `count` heads that all end in the model's own LM head."""
-    return count * (blocks * (width**2 + width) + 2 * anchor_rank * width)
+    return count * (blocks * (width**2 + width) + 2 * root_rank * width)
 
 
-def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1, anchor_rank: int = 0) -> int:
+def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1, root_rank: int = 0) -> int:
     """V D more for each head: parameters of heads as published, each with an LM head of its own."""
-    return shared_parameters(count, width, blocks, anchor_rank) + count * vocab_size * width
+    return shared_parameters(count, width, blocks, root_rank) + count * vocab_size * width
 
 
 class ResidualBlock(nn.Linear):
@@ -52,7 +52,7 @@ class ResidualBlock(nn.Linear):
         return x + F.silu(super().forward(x) + more)
 
 
-def anchor_reader(width: int, rank: int, seed: int) -> nn.Sequential:
+def root_reader(width: int, rank: int, seed: int) -> nn.Sequential:
     """A map (..., D) -> (..., D) of so low a rank, zero at first: its second matrix is."""
     down, up = (skip_init(nn.Linear, *sizes, bias=False) for sizes in ((width, rank), (rank, width)))
     nn.init.normal_(down.weight, std=width**-0.5, generator=torch.Generator().manual_seed(seed))
@@ -65,22 +65,22 @@ class MedusaHeads(nn.Module):
 
     own: each head gets a trainable copy of the LM head, as published. Otherwise all share the model's, which is not
     trained and not a parameter: the rows of all heads go through it in one product. Weights have its device and dtype.
-    anchor_rank: r, rank of the map by which a head's first block also reads the token that was chosen from the state,
+    root_rank: r, rank of the map by which a head's first block also reads the token that was chosen from the state,
     as the LM head's row of it, of root mean square 1 (0: heads read the state alone, as published).
     ValueError for counts below 1.
     """
 
-    def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, own: bool = False, anchor_rank: int = 0):
+    def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, own: bool = False, root_rank: int = 0):
         super().__init__()
         if count < 1 or blocks < 1:
             raise ValueError(f"at least one head of one block is needed, not {count} of {blocks}")
         self.vocab_size, self.width = lm_head.shape
-        self.count, self.blocks, self.anchor_rank = count, blocks, anchor_rank
+        self.count, self.blocks, self.root_rank = count, blocks, root_rank
         lm_head = lm_head.detach()
         stacks = [nn.Sequential(*(ResidualBlock(self.width) for _ in range(blocks))) for _ in range(count)]
         self.stacks = nn.ModuleList(stacks).to(lm_head.device, lm_head.dtype)
-        readers = [anchor_reader(self.width, anchor_rank, seed) for seed in range(count if anchor_rank else 0)]
-        self.anchors = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
+        readers = [root_reader(self.width, root_rank, seed) for seed in range(count if root_rank else 0)]
+        self.roots = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
         self.own = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own else 0))
         self.register_buffer("lm_head", lm_head, persistent=False)
         self.register_buffer("rows", lm_head, persistent=False)  # those of the tokens that are scored
@@ -110,7 +110,7 @@ class MedusaHeads(nn.Module):
 
     def _read(self, chosen: Sequence[int] | Tensor | None) -> Iterator[Tensor | float]:
         """What every head's first block is told of the chosen tokens, (T, D) each; 0 if heads do not read them."""
-        if not self.anchors:
+        if not self.roots:
             return repeat(0.0)
         if chosen is None:
             raise ValueError(
@@ -118,7 +118,7 @@ class MedusaHeads(nn.Module):
             )
         rows = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
         rows = F.rms_norm(rows, (self.width,))
-        return (anchor(rows) for anchor in self.anchors)
+        return (root(rows) for root in self.roots)
 
     def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
         """(T, D) after the final norm -> scores (T, K, V) of the first `count` heads (None: of all).
@@ -129,7 +129,7 @@ class MedusaHeads(nn.Module):
         scores = self.scores(final, count, chosen)
         return scores if self.kept is None else scatter(scores, self.kept, self.vocab_size)
 
-    def favourites(self, final: Tensor, ranks: int, count: int | None = None, chosen=None) -> Tensor:
+    def top_tokens(self, final: Tensor, ranks: int, count: int | None = None, chosen=None) -> Tensor:
         """As `forward`, but -> the most probable tokens (T, K, ranks), best first; at most `scored` of them."""
         best = self.scores(final, count, chosen).topk(ranks).indices
         return best if self.kept is None else self.kept[best]
@@ -160,7 +160,7 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
     tensors = {name: value.to(torch.float16) for name, value in heads.named_parameters()}
     if heads.kept is not None:
         tensors["kept"] = heads.kept.to(torch.int32)
-    sizes = {name: getattr(heads, name) for name in ("count", "blocks", "anchor_rank", "width", "vocab_size")}
+    sizes = {name: getattr(heads, name) for name in ("count", "blocks", "root_rank", "width", "vocab_size")}
     trained.write(folder, tensors, base=base, **sizes, own=bool(heads.own), kept=heads.scored, **card)
 
 
@@ -174,7 +174,7 @@ def load_heads(name: str | Path, model: LanguageModel, count: int | None = None)
         raise ModelUnavailable(f"{name} holds no heads; train some with `python -m lessons_lib.training heads`.")
     lm_head = model.network.get_output_embeddings().weight
     check_fits(card, name, model.name, tuple(lm_head.shape), count)
-    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own"], card["anchor_rank"])
+    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own"], card["root_rank"])
     tensors = trained.read_weights(name)
     kept = tensors.pop("kept", None)
     heads.load_state_dict(tensors)

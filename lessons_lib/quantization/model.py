@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from lessons_lib.measure.profiler import give_back
+from lessons_lib.measure.profiler import trim_heap
 from lessons_lib.progress import say
 from lessons_lib.quantization.calibrated import (
     ALPHAS,
@@ -89,7 +89,7 @@ def quantize_model(
             return swapped(decoder, lambda name, weight: LLMInt8Linear(weight))
         return _weight_only(decoder, format, head, windows, FakeQuantLinear if values else weight_only)
     finally:
-        give_back()
+        trim_heap()
 
 
 def swapped(decoder: nn.Module, make: Make) -> nn.Module:

@@ -26,7 +26,7 @@ from lessons_lib.decoding.sampling import Acceptance
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.decoding.text import Prompt, encode
 from lessons_lib.measure.clock import sync
-from lessons_lib.measure.profiler import settled
+from lessons_lib.measure.profiler import gc_frozen
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.loop import Log, serve
 from lessons_lib.serving.paged_target import CompiledPagedTarget, PagedTarget
@@ -97,7 +97,7 @@ class Engine:
             possible = [seq for seq in requests if seq.stopping is not None or self._adopt(seq)]
             self.start = time.perf_counter()
             try:
-                with settled():
+                with gc_frozen():
                     log = serve(possible, self.scheduler, self)
             except BaseException:  # an interrupt, too: the blocks are for whoever is served next
                 self.scheduler.stop(self.now())
@@ -146,7 +146,7 @@ class Engine:
         idle = [self._padding() for _ in plan.idle] if self.padded else []
         committed = step(self.target, seqs + idle)[: len(seqs)] if seqs + idle else []
         sync(self.target.device)  # so that the time of this step is the log's
-        plan.rows = [(seq, seq.stats[-1].forwarded) for seq in seqs]
+        plan.rows = [(seq, seq.stats[-1].num_input_tokens) for seq in seqs]
         for seq, tokens in zip(seqs, committed, strict=True):
             self._stream(seq, tokens)
         return committed

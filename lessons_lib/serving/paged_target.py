@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lessons_lib.caches.paged import PagedCache, PagedMemory, Pages
 from lessons_lib.compiler import CompiledStep, compiler_problem, kept_in_memory
-from lessons_lib.decoding.draft_tree import Block, Scores
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
 from lessons_lib.decoding.targets.compiled import freezable, say_uncompiled
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment, States, attend, with_attention
@@ -30,13 +30,13 @@ class PagedTarget(DecoderTarget):
         """A cache without blocks: whoever has a block pool gives it some."""
         return PagedCache(self.memory, [])
 
-    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
         """One packed forward for all blocks, those of one token first -> the scores of each, logits (wanted, V)."""
         order = sorted(range(len(blocks)), key=lambda i: not decodes(blocks[i]))
         scores = dict(zip(order, super().run([blocks[i] for i in order]), strict=True))
         return [scores[i] for i in range(len(blocks))]
 
-    def forward(self, tokens: Tensor, blocks: Sequence[Block], layers: Sequence[int]) -> States:
+    def forward(self, tokens: Tensor, blocks: Sequence[ModelInput], layers: Sequence[int]) -> States:
         """tokens (T,) of all blocks -> their states as DecoderTarget has them; the rows that decode are one segment."""
         rows = [block.cache for block in blocks if decodes(block)]
         segments = [self.together(rows)] if rows else []
@@ -56,7 +56,7 @@ class PagedTarget(DecoderTarget):
         return Segment(positions, pages, pages.visible())
 
 
-def decodes(block: Block) -> bool:
+def decodes(block: ModelInput) -> bool:
     """Whether a row feeds one token that sees all before it."""
     return len(block.tokens) == 1 and block.mask is None
 
@@ -86,7 +86,7 @@ COMPILED = dict(max_autotune=True, check_indices=False)  # `_call` checks them
 SIZES = (("rows",), ("rows",), ("rows", "blocks"), ("wanted",))
 # (row, entry) pairs of attention, as measured on two cores with AVX512-bf16; a GPU's would be others:
 LONG = 2**14  # of one block: a prompt with more takes less time eagerly
-WASTE = 2**13  # of padding: more would take longer than another forward
+WASTE = 2**13  # of padding: more would take longer than another forward pass
 
 
 class CompiledPagedTarget(PagedTarget):
@@ -104,8 +104,8 @@ class CompiledPagedTarget(PagedTarget):
         name = f"step of many rows ({decoder.config.num_layers} layers, {self.dtype})"
         self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, frozen=freezable(decoder), **COMPILED)
 
-    def run(self, blocks: Sequence[Block]) -> list[Scores]:
-        """Blocks in compiled forwards, those that need it in an eager one -> the scores of each.
+    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+        """Blocks in compiled forward passes, those that need it in an eager one -> the scores of each.
 
         CacheFullError as PagedTarget has it; IndexError, before anything is written, for tokens and positions beyond
         the decoder's and blocks beyond the memory's.
@@ -113,7 +113,7 @@ class CompiledPagedTarget(PagedTarget):
         fast = [i for i, block in enumerate(blocks) if is_rows(block)] if self._compiled() else []
         rest = [i for i in range(len(blocks)) if i not in fast]
         scores = dict(zip(rest, super().run([blocks[i] for i in rest]), strict=True)) if rest else {}
-        for part in forwards([blocks[i] for i in fast]):
+        for part in passes([blocks[i] for i in fast]):
             scores |= dict(zip([fast[i] for i in part], self._run([blocks[fast[i]] for i in part]), strict=True))
         return [scores[i] for i in range(len(blocks))]
 
@@ -127,7 +127,7 @@ class CompiledPagedTarget(PagedTarget):
             self.problem = say_uncompiled(self.step.problem)
         return not self.problem
 
-    def _run(self, blocks: Sequence[Block]) -> list[Scores]:
+    def _run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
         rows, begun, counts = [], [], [block.wanted for block in blocks]
         for block in blocks:
             start, used, new = block.cache.room(len(block.tokens))
@@ -136,7 +136,7 @@ class CompiledPagedTarget(PagedTarget):
         logits = self._call(rows, begun)
         for block in blocks:
             block.cache.advance(len(block.tokens))
-        return [Scores(one) for one in logits[: sum(counts)].split(counts)]
+        return [ModelOutput(one) for one in logits[: sum(counts)].split(counts)]
 
     def _call(self, rows: Sequence[tuple[list[int], list[int], list[int], int]], begun: Sequence[int] = ()) -> Tensor:
         """(tokens, positions, blocks, how many of the last are wanted) of each block -> logits (wanted or more, V).
@@ -167,15 +167,15 @@ def check(name: str, numbers: Sequence[int], count: int) -> None:
         raise IndexError(f"{name}s {min(numbers)} to {max(numbers)} are not all within 0 to {count - 1}")
 
 
-def is_rows(block: Block) -> bool:
+def is_rows(block: ModelInput) -> bool:
     """Whether a block can run as rows of one token, and is not so long that they would take longer than it."""
     count = len(block.tokens)
     short = count == 1 or count * (block.cache.length() + count) <= LONG
     return short and block.mask is None and not block.after
 
 
-def forwards(blocks: Sequence[Block]) -> Iterator[list[int]]:
-    """Numbers of blocks that run together, short texts first: all rows of a forward read as many entries."""
+def passes(blocks: Sequence[ModelInput]) -> Iterator[list[int]]:
+    """Numbers of blocks that run together, short texts first: all rows of a forward pass read as many entries."""
     part, rows, pairs = [], 0, 0
     ends = [block.cache.length() + len(block.tokens) for block in blocks]
     for i in sorted(range(len(blocks)), key=ends.__getitem__):

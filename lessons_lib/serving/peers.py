@@ -47,7 +47,7 @@ def _pad(network, batch: list[Sequence], start: float) -> None:
 def continuous_batches(network, requests: list[Sequence], pages: dict = PAGES) -> list[Sequence]:
     """transformers' continuous batching, all requests at once: what generate_batch does, with a length for each.
 
-    network, requests: as `padded_batches`. pages: sizes of its cache and of its forwards, PAGES or other settings of
+    network, requests: as `padded_batches`. pages: sizes of its cache and of its passes, PAGES or other settings of
     ContinuousBatchingConfig (without any it takes most of the memory). A request that fails has an `error`, as in the
     engine.
     """

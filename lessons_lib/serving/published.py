@@ -40,7 +40,7 @@ TOKENS_PER_SECOND = {NAIVE: 81, BATCH_MAX: 4 * 81, RESERVED: 8 * 81, PAGED: 23 *
 class StudyRow:
     """One system at one M. Throughputs in tokens/s, prompt tokens counted; published is None where none is quotable.
 
-    gain: simulated over the naive static of this M; concurrency: mean requests a forward.
+    gain: simulated over the naive static of this M; concurrency: mean requests a forward pass.
     """
 
     longest: int
@@ -73,7 +73,7 @@ def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
 
 
 def device(overhead: float = 0.0) -> RooflineCost:
-    """OPT-13B's roofline on an A100-40GB; overhead: seconds a forward, to see what it would have to be."""
+    """OPT-13B's roofline on an A100-40GB; overhead: seconds a forward pass, to see what it would have to be."""
     sheet = DATA_SHEETS["A100-40GB"]
     return RooflineCost(CONFIGS["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
 

@@ -15,7 +15,7 @@ NONE, ANY = [], [0]  # no token, and one whose id does not matter
 
 @dataclass
 class Simulator:
-    """A backend whose clock advances by what the cost model says of each forward.
+    """A backend whose clock advances by what the cost model says of each forward pass.
 
     accepted(sequence, drafts): how many of the draft tokens fed are accepted (Scheduler.num_speculative_tokens); None:
     none.

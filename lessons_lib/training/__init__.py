@@ -11,7 +11,7 @@ evaluate   tokens per forward pass of drafts and heads, by replay
 """
 
 from lessons_lib.training.collect import Text, Writer, plan
-from lessons_lib.training.evaluate import favourites, right_in_steps, trace_of
+from lessons_lib.training.evaluate import right_in_steps, stats_of, top_tokens
 from lessons_lib.training.loop import read_texts, schedule
 from lessons_lib.training.medusa import HeadsRecipe, fresh, judge, look, total, train_step
 from lessons_lib.training.prompts import interleave, own
@@ -20,7 +20,7 @@ __all__ = [
     "HeadsRecipe",
     "Text",
     "Writer",
-    "favourites",
+    "top_tokens",
     "fresh",
     "interleave",
     "judge",
@@ -31,6 +31,6 @@ __all__ = [
     "right_in_steps",
     "schedule",
     "total",
-    "trace_of",
+    "stats_of",
     "train_step",
 ]

@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 
 from lessons_lib.decoding import generate
-from lessons_lib.decoding.draft_tree import DraftTree, plain_block
-from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.draft_tree import DraftTree, plain_input
+from lessons_lib.decoding.generate import StepStats
 from lessons_lib.decoding.prediction import Recording, replay, replay_draft
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.medusa import Medusa, TreeShape
@@ -29,7 +29,7 @@ from lessons_lib.training.medusa import ROWS
 from lessons_lib.training.prompts import CATEGORIES
 
 FORMATS = tuple(f"int{bits} g64 minimum" for bits in (2, 3, 4, 5, 6, 8))  # that drafts are rounded to
-Favourites = list[list[list[int]]]
+TopTokens = list[list[list[int]]]
 
 
 def judged(texts: Sequence[Text]) -> Iterator[tuple[str, Text]]:
@@ -58,12 +58,12 @@ def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
     by_kind = {
         kind: {
             "texts": len(found),
-            "tokens_per_forward": round(tokens_per_forward(found, gamma), 4),
+            "tokens_per_pass": round(tokens_per_pass(found, gamma), 4),
             "right": round(mean([guess for text in found for guess in text]), 4),
         }
         for kind, found in sorted(kinds.items())
     }
-    macro = mean([by_kind[kind]["tokens_per_forward"] for kind in CATEGORIES if kind in kinds])
+    macro = mean([by_kind[kind]["tokens_per_pass"] for kind in CATEGORIES if kind in kinds])
     return {"gamma": gamma, "macro": macro, "kinds": by_kind}
 
 
@@ -80,22 +80,22 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
     """As `right`, token by token through the draft's cache, which is how it drafts: a pass over few tokens may compute
     in another format than one over many. prompt, new: ids of a greedy text, at least one each."""
     cache, found = draft.new_cache(len(prompt) + len(new)), []
-    draft.run([plain_block(prompt, cache)])
+    draft.run([plain_input(prompt, cache)])
     for token, following in pairwise(new):
-        (scores,) = draft.run([plain_block([token], cache)])
+        (scores,) = draft.run([plain_input([token], cache)])
         found.append(int(scores.logits[-1].argmax()) == following)
     return found
 
 
-def tokens_per_forward(found: Sequence[Sequence[bool]], gamma: int) -> float:
+def tokens_per_pass(found: Sequence[Sequence[bool]], gamma: int) -> float:
     """tau over several texts, prefill excluded. found: for each text, as `right`. NaN without guesses."""
-    return generate.tokens_per_forward([step for text in found for step in replay_draft(text, Constant(gamma))])
+    return generate.tokens_per_pass([step for text in found for step in replay_draft(text, Constant(gamma))])
 
 
 def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequence[str] = FORMATS) -> list[dict]:
     """What a draft is worth with its own matrices rounded, a row for each format; norms and the borrowed head stay.
 
-    bits: per weight, scales and minima included. total: bits of all own matrices. tokens_per_forward (with 4 guesses a
+    bits: per weight, scales and minima included. total: bits of all own matrices. tokens_per_pass (with 4 guesses a
     step) and right: means over the kinds of text. The question, more parameters or more bits: Dettmers and Zettlemoyer
     2022 (arXiv 2212.09720).
     """
@@ -106,7 +106,7 @@ def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequenc
         found = evaluate(quantize_model(draft, name, head=None, values=True), texts)
         share = mean([kind["right"] for kind in found["kinds"].values()])
         row = {"format": name, "bits": total / sum(weight.numel() for weight in matrices), "total": total}
-        rows.append(row | {"tokens_per_forward": found["macro"], "right": share})
+        rows.append(row | {"tokens_per_pass": found["macro"], "right": share})
     return rows
 
 
@@ -114,32 +114,32 @@ def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequenc
 
 
 class Recorded(Medusa):
-    """Medusa whose heads were asked at every position of a text beforehand; favourites: as `favourites` gives them."""
+    """Medusa whose heads ran at every position of a text beforehand; best: as `top_tokens` gives them."""
 
-    def __init__(self, heads: MedusaHeads, favourites: Favourites, tree: TreeShape):
+    def __init__(self, heads: MedusaHeads, top_tokens: TopTokens, tree: TreeShape):
         super().__init__(heads, tree)
-        self.favourites = favourites
+        self.top_tokens = top_tokens
 
     def reset(self, target, prompt: Sequence[int]) -> None:
         """A recording has no vocabulary to compare."""
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
         """The shape filled with the tokens of the row that chose the last token: row i chose token i + 1."""
-        self.fill(tree, self.favourites[len(ids) - 2])
+        self.fill(tree, self.top_tokens[len(ids) - 2])
 
     def observe(self, tree, path, tokens, scores) -> None:
         """A recording has no states to show."""
 
 
 @torch.no_grad()
-def favourites(heads: MedusaHeads, text: Text, ranks: int) -> Favourites:
+def top_tokens(heads: MedusaHeads, text: Text, ranks: int) -> TopTokens:
     """Every head's `ranks` most likely tokens at every row of a text's states: (T - 1, K, ranks) as lists."""
     parts = zip(text.hidden.to(heads.lm_head).split(ROWS), torch.tensor(text.ids[1:]).split(ROWS), strict=True)
-    return [row for part, chosen in parts for row in heads.favourites(part, ranks, chosen=chosen).tolist()]
+    return [row for part, chosen in parts for row in heads.top_tokens(part, ranks, chosen=chosen).tolist()]
 
 
-def trace_of(heads: MedusaHeads, text: Text, best: Favourites, tree: TreeShape) -> list[Step]:
-    """The steps that decoding a greedy text with this tree takes, prefill first; best: the text's `favourites`."""
+def stats_of(heads: MedusaHeads, text: Text, best: TopTokens, tree: TreeShape) -> list[StepStats]:
+    """The steps that decoding a greedy text with this tree takes, prefill first; best: the text's `top_tokens`."""
     recording = Recording(text.ids[: text.prompt_length], text.ids[text.prompt_length :])
     return replay(recording, Recorded(heads, best, tree))
 
@@ -151,7 +151,7 @@ def evaluate_heads(heads: MedusaHeads, texts: Sequence[Text], tree: TreeShape) -
     """
     steps = defaultdict(list)
     for kind, text in judged(texts):
-        steps[kind] += trace_of(heads, text, favourites(heads, text, tree.ranks), tree)
-    kinds = {kind: round(generate.tokens_per_forward(of), 4) for kind, of in sorted(steps.items())}
+        steps[kind] += stats_of(heads, text, top_tokens(heads, text, tree.ranks), tree)
+    kinds = {kind: round(generate.tokens_per_pass(of), 4) for kind, of in sorted(steps.items())}
     macro = mean([kinds[kind] for kind in CATEGORIES if kind in kinds])
     return {"nodes": len(tree.choices), "macro": macro, "kinds": kinds}

@@ -43,7 +43,7 @@ MISSING = -100  # the label where a text has ended
 
 @dataclass(frozen=True)
 class HeadsRecipe:
-    """heads, blocks, anchor_rank: as MedusaHeads. decay: lambda, the loss of head k counts lambda^k. tokens: per step,
+    """heads, blocks, root_rank: as MedusaHeads. decay: lambda, the loss of head k counts lambda^k. tokens: per step,
     prompts included.
 
     rate, warmup, muon: as `distill.Recipe`. kept: how many tokens the heads score, those that texts use most (0: all).
@@ -51,7 +51,7 @@ class HeadsRecipe:
 
     heads: int = 4
     blocks: int = 1
-    anchor_rank: int = 0
+    root_rank: int = 0
     decay: float = 0.8
     steps: int = 2_000
     tokens: int = 2_048
@@ -135,9 +135,9 @@ def look(run: HeadsRun, held: Sequence[Text]) -> dict:
 
 def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> HeadsRun:
     """A run at its start. lm_head (V, D). kept (K,): ids that the heads score (None: all)."""
-    heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, anchor_rank=recipe.anchor_rank)
+    heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, root_rank=recipe.root_rank)
     exact = torch.promote_types(lm_head.dtype, torch.float32)
-    for part in (heads.stacks, heads.anchors):
+    for part in (heads.stacks, heads.roots):
         part.to(exact)
     if kept is not None:
         heads.trim(kept)

@@ -47,5 +47,5 @@ def test_tokens_and_forwards_equal_transformers(family, noise, schedule, length,
     text, fed, calls = theirs(network, draft, START + first, schedule, gamma, threshold)
     out = generate(network, START, DraftModel(draft, length(gamma)), max_new_tokens=N + 1)
     assert out.ids == first + text
-    assert [s.forwarded for s in out.trace[1:]] == [fed[0] - len(START), *fed[1:]]
-    assert sum(s.draft_calls for s in out.trace) == calls
+    assert [s.num_input_tokens for s in out.stats[1:]] == [fed[0] - len(START), *fed[1:]]
+    assert sum(s.draft_calls for s in out.stats) == calls

@@ -5,7 +5,7 @@ from support.drafts import perturbed
 from transformers.utils import logging
 
 from lessons_lib import DraftModel, generate
-from lessons_lib.decoding.peers import assist, by_transformers, count_forwards
+from lessons_lib.decoding.peers import assist, by_transformers, count_passes
 from lessons_lib.models import tiny
 
 START, N = [5, 80, 3, 3], 24
@@ -18,20 +18,20 @@ def test_it_drafts_as_long_as_it_was_told_and_takes_our_steps(gamma):
     draft = perturbed(network, 0.05)
     assist(draft, gamma)
     first = generate(network, START, max_new_tokens=1).ids
-    text, forwards = count_forwards(network, START + first, N, draft)
+    text, passes = count_passes(network, START + first, N, draft)
     ours = generate(network, START, DraftModel(draft, gamma), max_new_tokens=N + 1)
     assert ours.ids == first + text == first + by_transformers(network, START + first, N)
-    assert forwards == len(ours.trace) - 1
+    assert passes == len(ours.stats) - 1
 
 
 def test_without_a_draft_each_token_takes_a_forward():
-    assert count_forwards(tiny(), START, 7)[1] == 7
+    assert count_passes(tiny(), START, 7)[1] == 7
 
 
 def test_the_hook_goes_even_if_generate_fails():
     network = tiny()
     with pytest.raises(ValueError):
-        count_forwards(network, START, 0)
+        count_passes(network, START, 0)
     assert not network._forward_pre_hooks
 
 

@@ -41,4 +41,4 @@ def test_text_and_forwards_equal_those_of_transformers():
     out = generate(network, prompt, PromptLookup(4, max_ngram=2, rule="transformers"), max_new_tokens=60)
     assert prompt + out.ids == theirs
     # theirs may merge the prefill with a first guess, and so save a forward
-    assert len(out.trace) - forward.call_count in (0, 1) and len(out.trace) < 60
+    assert len(out.stats) - forward.call_count in (0, 1) and len(out.stats) < 60

@@ -1,7 +1,7 @@
 """The heads that come with the package, on the default model: they fit, keep its text, and earn their place."""
 
 from lessons_lib import Medusa, generate
-from lessons_lib.decoding.generate import tokens_per_forward
+from lessons_lib.decoding.generate import tokens_per_pass
 from lessons_lib.decoding.proposers.medusa import best_tree
 from lessons_lib.models import read_card
 from lessons_lib.models.medusa import load_heads
@@ -25,4 +25,4 @@ def test_they_keep_the_models_text_and_save_it_forwards(smollm2):
     proposer = Medusa(load_heads(HEADS, smollm2, count=4), best_tree(card["after"]["accuracies"], 16))
     plain, guessed = (generate(target, QUESTION, by, **LENGTH) for by in (None, proposer))
     assert guessed.ids == plain.ids
-    assert tokens_per_forward(guessed.trace) > 1.3
+    assert tokens_per_pass(guessed.stats) > 1.3

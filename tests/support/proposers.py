@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lessons_lib.decoding.draft_tree import ROOT, DraftTree, Scores, SideTokens
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput, SideTokens
 from lessons_lib.decoding.proposers import Proposer
 
 
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     tree: DraftTree
     path: list[int]
     tokens: list[int]
-    scores: Scores
+    scores: ModelOutput
 
 
 class Scripted(Proposer):

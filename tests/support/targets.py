@@ -5,7 +5,7 @@ import torch
 from support.oracle import N
 
 from lessons_lib.caches.cache import ContiguousCache, StaticCache
-from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib.decoding.draft_tree import plain_input
 from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.sampling import Greedy
 from lessons_lib.decoding.sequence import Sequence
@@ -44,7 +44,7 @@ def entries(cache) -> list[torch.Tensor]:
 def assert_holds(cache, ids, target) -> None:
     """The cache's entries are those that one forward of the target over these ids leaves."""
     fresh = target.new_cache(len(ids))
-    target.run([plain_block(ids, fresh)])
+    target.run([plain_input(ids, fresh)])
     for found, expected in zip(entries(cache), entries(fresh), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lessons_lib.caches.cache import Cache
-from lessons_lib.decoding.draft_tree import Block, Scores
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
 from lessons_lib.decoding.targets.base import Target
 
 
@@ -38,10 +38,10 @@ class ToyTarget(Target):
     def new_cache(self, tokens: int) -> ToyCache:
         return ToyCache()
 
-    def run(self, blocks: list[Block]) -> list[Scores]:
+    def run(self, blocks: list[ModelInput]) -> list[ModelOutput]:
         return [self._run(block) for block in blocks]
 
-    def _run(self, block: Block) -> Scores:
+    def _run(self, block: ModelInput) -> ModelOutput:
         start, count = block.cache.length(), len(block.tokens)
         entries = block.cache.entries + list(zip(block.cache.positions(block.offsets), block.tokens, strict=True))
         block.cache.entries = entries
@@ -51,7 +51,7 @@ class ToyTarget(Target):
                 for i in rows]  # fmt: skip
         for i, prefix in zip(rows, seen, strict=True):
             assert sorted(position for position, _ in prefix) == list(range(entries[start + i][0] + 1))
-        return Scores(torch.stack([self.logits(tuple(t for _, t in sorted(prefix))) for prefix in seen]))
+        return ModelOutput(torch.stack([self.logits(tuple(t for _, t in sorted(prefix))) for prefix in seen]))
 
 
 def choosing(choice: Callable[[tuple[int, ...]], int], vocab_size: int, eos=()) -> ToyTarget:

@@ -43,18 +43,18 @@ def kv_caching() -> Axes:
 def cache_savings() -> Axes:
     """The work of five forwards, without and with the cache."""
     ax = canvas(27)
-    size, prompt, forwards = 3.2, 3, 5
+    size, prompt, passes = 3.2, 3, 5
     for number, title in enumerate(["without cache", "with cache"]):
         x, total = 8 + number * 29.5, 0
         note(ax, x + 3.5 * size, 25.2, title, bold=True)
-        for step in range(forwards):
+        for step in range(passes):
             end = prompt + step
             known = 0 if number == 0 or step == 0 else end - 1
             total += end - known
             shades = [COMPUTED if known <= t < end else REUSED if t < known else None for t in range(7)]
             grid(ax, x, 23.2 - step * size, size, [shades])
         note(ax, x + 3.5 * size, 5.4, f"{total} tokens computed")
-    for step in range(forwards):
+    for step in range(passes):
         note(ax, 7.2, 23.2 - (step + 0.5) * size, "prefill" if step == 0 else f"{step}", GREY, "right", SMALL)
     key(ax, 1.8, [(COMPUTED, "computed (all layers)"), (REUSED, "read from the cache")])
     return ax

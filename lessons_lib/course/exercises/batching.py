@@ -63,7 +63,7 @@ def outputs(count: int, arrivals: Arrivals) -> list[Sequence]:
 
 
 def run(attempt: Attempt, requests: list[Sequence]) -> list[Sequence]:
-    """The requests, served with attempt() as the policy; a forward takes 1. Wrong, if it cannot be used as one."""
+    """The requests, served with attempt() as the policy; a forward pass takes 1. Wrong, if it cannot be used as one."""
     policy = attempt()
     if not isinstance(policy, Continuous):
         raise Wrong(f"{policy!r} is no policy; make a class on top of Continuous.")

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from lessons_lib.course.exercises import exercise, expect
-from lessons_lib.decoding.generate import Step
-from lessons_lib.decoding.prediction import Rung, step_gains
+from lessons_lib.decoding.generate import StepStats
+from lessons_lib.decoding.prediction import Configuration, step_gains
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.cost import StepCost
 
@@ -30,8 +30,8 @@ def gains(attempt):
         ({"a": 10.0, "b": 20.0, "c": 5.0}, {"a": None, "b": "a", "c": "a"}),
         ({"c": 30.0, "a": 10.0, "b": 60.0}, {"c": None, "a": "c", "b": "c"}),
     ]:
-        rungs = [Rung(name, of, StepCost()) for name, of in below.items()]
-        expect(attempt, speeds, below, equals=step_gains(rungs, speeds))
+        configs = [Configuration(name, of, StepCost()) for name, of in below.items()]
+        expect(attempt, speeds, below, equals=step_gains(configs, speeds))
 
 
 @exercise("11.3")
@@ -40,8 +40,8 @@ def with_guesses(attempt):
     curve = {1: 1.0, 3: 1.4, 5: 2.0}
     cost = StepCost(bandwidth=100.0, v=curve)
     for rows, committed, around in [([1, 1], [1, 1], 0.0), ([3, 5, 1], [3, 1, 1], 0.0), ([5, 5], [5, 4], 0.005)]:
-        trace = [Step(0, w, committed=n) for w, n in zip(rows, committed, strict=True)]
-        expect(attempt, rows, committed, 0.01, curve, around, equals=replace(cost, host=around).speed(trace))
+        stats = [StepStats(0, w, committed=n) for w, n in zip(rows, committed, strict=True)]
+        expect(attempt, rows, committed, 0.01, curve, around, equals=replace(cost, host=around).speed(stats))
 
 
 @exercise("11.4")

@@ -36,11 +36,11 @@ def commit_and_keep(attempt):
 
 @exercise("08.3")
 def window_mask(attempt):
-    """(W(N-1), W(N-1)) bool with the anchor first: row 0 up to the column, then the column itself."""
+    """(W(N-1), W(N-1)) bool with the root first: row 0 up to the column, then the column itself."""
     for W, N in [(5, 4), (2, 3), (1, 5), (4, 3)]:
         size = W * (N - 1)
         mask = torch.zeros(size, size, dtype=torch.bool)
-        mask[:, 0] = True  # everybody sees the anchor
+        mask[:, 0] = True  # everybody sees the root
         mask[1:, 1:] = torch.tensor(window_layout(W, N)[1], dtype=torch.bool).view(size - 1, size - 1)
         expect(attempt, W, N, equals=mask)
 

@@ -26,7 +26,7 @@ def next_token_probabilities(attempt: Attempt) -> None:
 
 @exercise("01.3")
 def batch_for_price(attempt: Attempt) -> None:
-    """Smallest b with (step + b·extra)/b <= ratio·token; None if extra alone is too dear."""
+    """Smallest b with (step + b·extra)/b <= ratio·token; None if extra alone is too expensive."""
     expect(attempt, 32.0, 1.0, 2.0, 2, equals=11)
     expect(attempt, 30.0, 1.0, 2.0, 3, equals=6)
     expect(attempt, 1.0, 0.0, 1.0, 1, equals=1)

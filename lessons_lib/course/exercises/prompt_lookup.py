@@ -1,4 +1,4 @@
-"""Checkers: the latest occurrence, what a guess must bring, tokens per forward, and a replay."""
+"""Checkers: the latest occurrence, what a guess must bring, tokens per forward pass, and a replay."""
 
 import random
 
@@ -20,25 +20,25 @@ def latest(attempt):
 
 @exercise("07.2")
 def share_that_pays(attempt):
-    """(v - 1) / k: k more tokens, that often, for v - 1 more forwards."""
+    """(v - 1) / k: k more tokens, that often, for v - 1 more forward passes."""
     expect(attempt, 2.0, 10, equals=0.1)
     expect(attempt, 1.0, 4, equals=0.0)
     expect(attempt, 3.5, 5, equals=0.5)
 
 
 @exercise("07.3")
-def tokens_per_forward(attempt):
+def tokens_per_pass(attempt):
     """1 + m (E[N] - 1)."""
     for share, alpha, gamma in [(1.0, 0.8, 5), (0.4, 0.5, 10), (0.0, 0.9, 10), (0.7, 0.0, 3)]:
         expect(attempt, share, alpha, gamma, equals=1 + share * (expected_tokens(alpha, gamma) - 1))
 
 
 @exercise("07.4")
-def forwards(attempt):
-    """Verification forwards of a text, against `replay`."""
+def passes(attempt):
+    """Verification forward passes of a text, against `replay`."""
     rng = random.Random(0)
     expect(attempt, [1, 2, 3, 4], [1, 2, 3, 4, 1], 2, 10, equals=1)
     for alphabet in (2, 3, 50):
         ids = [rng.randrange(alphabet) for _ in range(60)]
-        trace = replay(Recording(ids[:30], ids[30:]), PromptLookup(4, 2, rule="transformers"))
-        expect(attempt, ids[:30], ids[30:], 2, 4, equals=len(trace) - 1)
+        stats = replay(Recording(ids[:30], ids[30:]), PromptLookup(4, 2, rule="transformers"))
+        expect(attempt, ids[:30], ids[30:], 2, 4, equals=len(stats) - 1)

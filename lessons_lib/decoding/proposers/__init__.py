@@ -10,7 +10,7 @@ medusa                  heads on the target's own final state guess, a tree of t
 from collections.abc import Sequence
 from numbers import Integral
 
-from lessons_lib.decoding.draft_tree import DraftTree, Scores
+from lessons_lib.decoding.draft_tree import DraftTree, ModelOutput
 
 
 def whole(value) -> bool:
@@ -48,7 +48,7 @@ class Proposer:
         for proposer, ids, tree in zip(proposers, texts, trees, strict=True):
             proposer.propose(ids, tree)
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
         """Called after every commit, the prefill's included.
 
         path: accepted nodes; tokens: what was committed, the target's own token last; scores: row 0 of its logits and

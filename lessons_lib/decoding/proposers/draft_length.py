@@ -82,7 +82,7 @@ class Heuristic(Constant):
 class Adaptive(DraftLength):
     """The gamma with the highest predicted speed E[N] / (gamma c + v(gamma + 1)), 0 included, for chains.
 
-    c, v: a draft forward and a w-row target forward over a one-row one (measure.cost). alpha: acceptance
+    c, v: a draft forward and a w-row target forward pass over a one-row one (measure.cost). alpha: acceptance
     assumed at first, with the weight of eight guesses; then accepted over examined guesses, where `decay` is what
     a step's count still weighs one step later. The next text begins with the estimate reached, which weighs no more
     than eight guesses either: texts differ, and its own guesses soon count for more.

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lessons_lib.decoding.draft_tree import ROOT, Block, DraftTree, Scores, plain_block, tree_mask
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelInput, ModelOutput, plain_input, tree_mask
 from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
-from lessons_lib.decoding.sampling import Sampling, check_sampling, favourites, sample_children
+from lessons_lib.decoding.sampling import Sampling, check_sampling, sample_children, top_tokens
 from lessons_lib.decoding.targets import as_target
 
 PROBES = (
@@ -165,7 +165,7 @@ class DraftModel(Proposer):
             if not self.length.goes_on(confidence) or all(tree.tokens[node] in self.target.eos for node in level):
                 break
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
         """Keep the cache entries of accepted draft tokens; the deepest level was never fed to the draft."""
         if not tree.tokens:
             return
@@ -176,14 +176,14 @@ class DraftModel(Proposer):
         ended = tree.child(last, tokens[-1]) is not None  # the text ends with a draft token: accepted, and no other
         self.length.observe(tree.depth, min(len(tokens), tree.depth), len(path) + ended)
 
-    def _input(self, ids: Sequence[int], tree: DraftTree, level: Sequence[int]) -> Block:
+    def _input(self, ids: Sequence[int], tree: DraftTree, level: Sequence[int]) -> ModelInput:
         """What the draft is fed next: the committed tokens that its cache lacks, then one level after another."""
         if level == [ROOT]:
-            return plain_block(ids[self.cache.length() :], self.cache)
+            return plain_input(ids[self.cache.length() :], self.cache)
         offset = len(ids) - 1 + tree.depth - self.cache.length()
         # where the tree branches, a node sees its ancestors, which are in the cache already
         mask = None if tree.is_chain else tree_mask(1, tree, len(ids) - 1)[1 + level[0] : 1 + len(tree.tokens)]
-        return Block([tree.tokens[node] for node in level], [offset] * len(level), mask, self.cache, len(level))
+        return ModelInput([tree.tokens[node] for node in level], [offset] * len(level), mask, self.cache, len(level))
 
     def _grow(self, tree: DraftTree, level: Sequence[int], logits: Tensor, count: int) -> tuple[list[int], float]:
         """Draft `count` tokens below every node, logits (nodes, V) -> the new nodes, the highest q of one of them."""
@@ -202,7 +202,7 @@ class DraftModel(Proposer):
     def _best(self, scores: Tensor, q: Tensor, count: int) -> list[int]:
         """The most probable tokens, as many as have q > 0 at most."""
         if count == 1:
-            return favourites(scores[None])  # as Greedy chooses among equals
+            return top_tokens(scores[None])  # as Greedy chooses among equals
         return scores.topk(min(count, int(q.count_nonzero()))).indices.tolist()
 
     def _most_nodes(self, gamma: int) -> int:
@@ -219,8 +219,8 @@ class DraftModel(Proposer):
         The target's own logits stay as they are, padding included: what it alone would write is the standard.
         The most probable tokens need no q, and so no padding.
         """
-        known, lacking = logits[:, : self.known], self.target.vocab_size - self.known
-        return known if self.mode == "greedy" or not lacking else pad(known, (0, lacking), value=float("-inf"))
+        known, uncomputed = logits[:, : self.known], self.target.vocab_size - self.known
+        return known if self.mode == "greedy" or not uncomputed else pad(known, (0, uncomputed), value=float("-inf"))
 
     def _has_room(self, tree: DraftTree, level: Sequence[int]) -> bool:
         """Whether the target's budget takes another level, and the draft's cache this one."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from lessons_lib.decoding.draft_tree import DraftTree, Scores, plain_block
+from lessons_lib.decoding.draft_tree import DraftTree, ModelOutput, plain_input
 from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
-from lessons_lib.decoding.sampling import favourites
+from lessons_lib.decoding.sampling import top_tokens
 
 FILLS = ("random", "last", "eos", "lookup")
 
@@ -53,28 +53,28 @@ class Jacobi(Proposer):
         guess = guess + [self.rng.choice(self.fixed or ids) for _ in range(self.n - 1 - len(guess))]
         tree.add_chain(guess[: self.n - 1])
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
         """Keep the predictions that follow the target's own token: after the first rejected node and all later ones."""
         rejected = scores.logits[1 + len(path) :]
-        self.guess = favourites(rejected) if len(rejected) else []
+        self.guess = top_tokens(rejected) if len(rejected) else []
 
 
 @torch.no_grad()
 def iterates(target, prompt: Sequence[int], guess: Sequence[int]) -> list[list[int]]:
     """Textbook Jacobi iteration on the m tokens after the prompt -> the guess (m) and each round's refinement.
 
-    Stops when a round changes nothing, after at most m + 1 forwards; the last entry is the greedy text. Solving
+    Stops when a round changes nothing, after at most m + 1 forward passes; the last entry is the greedy text. Solving
     block after block, each with the ones before in its prompt, is the Gauss-Seidel form. Raises ValueError for an
     empty prompt or guess; other errors are the target's.
     """
     if not len(prompt) or not len(guess):
         raise ValueError("prompt and guess need at least one token each")
-    rounds, lacking = [list(guess)], list(prompt)
+    rounds, uncomputed = [list(guess)], list(prompt)
     cache = target.new_cache(len(prompt) + len(guess))
     while len(rounds) < 2 or rounds[-1] != rounds[-2]:
-        tokens = lacking + rounds[-1][:-1]
-        (scores,) = target.run([plain_block(tokens, cache, len(guess))])
-        rounds.append(favourites(scores.logits))
+        tokens = uncomputed + rounds[-1][:-1]
+        (scores,) = target.run([plain_input(tokens, cache, len(guess))])
+        rounds.append(top_tokens(scores.logits))
         cache.keep(len(prompt) - 1)
-        lacking = list(prompt[-1:])
+        uncomputed = list(prompt[-1:])
     return rounds

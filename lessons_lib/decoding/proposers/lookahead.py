@@ -9,9 +9,9 @@ token. Fu et al. 2024 (arXiv 2402.02057), with their letters W, N, G.
 import random
 from collections.abc import Sequence
 
-from lessons_lib.decoding.draft_tree import DraftTree, Scores, SideTokens
+from lessons_lib.decoding.draft_tree import DraftTree, ModelOutput, SideTokens
 from lessons_lib.decoding.proposers import Proposer, check_integers
-from lessons_lib.decoding.sampling import favourites
+from lessons_lib.decoding.sampling import top_tokens
 
 
 class Ngrams:
@@ -70,11 +70,11 @@ class Lookahead(Proposer):
         for ngram in self.pool.of(ids[-1]):
             tree.add_chain(ngram)
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
         """Take the window's new row, collect its columns as n-grams, move every row up by one."""
         if not tree.side.tokens:
             return
-        new = favourites(scores.logits[-self.W :])
+        new = top_tokens(scores.logits[-self.W :])
         if self.predicted >= self.N - 2:  # every row but the first is predicted, no longer seeded
             for ngram in zip(*self.rows, new, strict=True):
                 self.pool.add(ngram)

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.draft_tree import ROOT, DraftTree, Scores
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import Sampling, check_sampling, sample_children
 from lessons_lib.measure.cost import WidthCurve, width_cost
@@ -53,7 +53,7 @@ class TreeShape:
 
     @property
     def ranks(self) -> int:
-        """How many favourites of a head are needed."""
+        """How many most likely tokens of a head are needed."""
         return 1 + max((choice[-1] for choice in self.choices), default=-1)
 
     @property
@@ -77,12 +77,12 @@ class TreeShape:
 
 
 def regular(*widths: int) -> TreeShape:
-    """Every combination of the widths[0] favourites of head 1, widths[1] of head 2, ...: regular(2, 1) has 4 nodes."""
+    """Every combination of the top widths[0] tokens of head 1, widths[1] of head 2, ...: regular(2, 1) has 4 nodes."""
     levels = range(1, len(widths) + 1)
     return TreeShape.of(choice for depth in levels for choice in product(*map(range, widths[:depth])))
 
 
-# How many favourites of the next head stand below a choice in the tree that the authors searched for 4 heads of
+# How many most likely tokens of the next head stand below a choice in the tree that the authors searched for 4 heads of
 # Vicuna-7B, the default of their code (Cai et al. 2024, github.com/FasterDecoding/Medusa, medusa_choices.py)
 PUBLISHED = {
     (): 10,
@@ -102,7 +102,7 @@ class TreeBuffers:
     """The published layout of a tree of n nodes, the root in front of them.
 
     mask (1 + n, 1 + n) bool: row j may attend to itself and its ancestors. positions (1 + n): tokens behind the root.
-    index (1 + n): where a node's token stands in [root, favourites of head 1, favourites of head 2, ...].
+    index (1 + n): where a node's token stands in [root, top tokens of head 1, top tokens of head 2, ...].
     retrieve (leaves, 1 + depth): nodes from the root to every leaf, the last leaf first, padded with -1.
     A pad is no node: whoever compares tokens along a row must leave pads out (the authors' code does not, and
     accepts one where the model likes token 0 best).
@@ -115,9 +115,9 @@ class TreeBuffers:
 
 
 def buffers(shape: TreeShape, top_k: int = 10) -> TreeBuffers:
-    """Lay a tree out; top_k: favourites listed of each head. ValueError if the tree asks for more."""
+    """Lay a tree out; top_k: most likely tokens listed of each head. ValueError if the tree asks for more."""
     if shape.ranks > top_k:
-        raise ValueError(f"the tree asks for a head's {shape.ranks} favourites, but top_k is {top_k}; raise it")
+        raise ValueError(f"the tree asks for a head's {shape.ranks} most likely tokens, but top_k is {top_k}; raise it")
     index = [1 + top_k * (len(choice) - 1) + choice[-1] for choice in shape.choices]
     return TreeBuffers(ancestors(shape), torch.tensor([0, *shape.depths]), torch.tensor([0, *index]), leaf_paths(shape))
 
@@ -146,7 +146,7 @@ def value(choice: Choice, accuracies: Accuracies) -> float:
 
 
 def expected_tokens(shape: TreeShape, accuracies: Accuracies) -> float:
-    """tau predicted: tokens per target forward, the target's own included. IndexError as `value`."""
+    """tau predicted: tokens per target forward pass, the target's own included. IndexError as `value`."""
     return 1 + sum(value(choice, accuracies) for choice in shape.choices)
 
 
@@ -167,7 +167,7 @@ def by_value(accuracies: Accuracies) -> Iterator[tuple[Choice, float]]:
 
 
 def best_tree(accuracies: Accuracies, nodes: int) -> TreeShape:
-    """The tree of at most so many nodes, the root not counted, with the most expected tokens per forward.
+    """The tree of at most so many nodes, the root not counted, with the most expected tokens per forward pass.
 
     ValueError for less than 0 nodes.
     """
@@ -179,7 +179,7 @@ def speed_by_size(
 ) -> list[float]:
     """Speed over plain decoding predicted for the best tree of 0, 1, ..., `most` nodes: tokens over the step's cost.
 
-    That is v(1 + n), a forward of so many rows over a one-row one, and heads_share, what guessing takes over the
+    That is v(1 + n), a forward pass of so many rows over a one-row one, and heads_share, what guessing takes over the
     same; without nodes the heads are not asked, and the speed is 1. ValueError for `most` below 0, and for a curve
     without widths.
     """
@@ -208,7 +208,7 @@ def best_size(
 
 class Medusa(Proposer):
     """heads: MedusaHeads of the target's model. choices: the tree, a TreeShape or what makes one (None: the chain of
-    favourites).
+    most likely tokens).
 
     mode: "greedy" takes the heads' most probable tokens, choice (i, j) being the i-th of head 1, then the j-th of
     head 2; "iid" and "without_replacement" sample as many children for each node from the head's distribution q after
@@ -254,12 +254,12 @@ class Medusa(Proposer):
         if depth < 1 or self.state is None:
             return
         if self.mode == "greedy":
-            best = self.heads.favourites(self.state[None], self.shape.ranks, depth, ids[-1:])
+            best = self.heads.top_tokens(self.state[None], self.shape.ranks, depth, ids[-1:])
             self.fill(tree, best[0].tolist())
         else:
             self.sample(tree, self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: Scores) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
         """Keep the state of the last accepted node, which chose the new root. ValueError for one of another width."""
         last = path[-1] if path else ROOT
         state = scores.states["final"][1 + last]

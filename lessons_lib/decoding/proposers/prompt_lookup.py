@@ -50,7 +50,7 @@ class PromptLookup(Proposer):
 
     corpus: token ids to look in besides the text; for equal n the text goes first.
     min_hit_rate: keep silent about matches of n tokens while fewer of such guesses than this began with the
-    right token (running mean, each n its own, 0.5 at first). Silent guesses are judged, too, without a forward:
+    right token (running mean, each n its own, 0.5 at first). Silent guesses are judged, too, without a forward pass:
     copying is noticed as soon as it begins. 0 never keeps silent, as the published rules do; None: 0 for them and
     0.35 for "recent". A long guess of k tokens pays above 1 - 1 / v(k + 1).
     length: makes a DraftLength, one for the matches of each n, that says instead how many of the num_tokens to guess,
@@ -95,19 +95,19 @@ class PromptLookup(Proposer):
         self.text = NgramIndex(self.max_ngram, self.rule == "recent")
         self.eos = frozenset(target.eos)
         self.hit_rate = [UNDECIDED] * (self.max_ngram + 1)
-        self.awaited: tuple[int, list[int], int] | None = None  # n, the guess that the next step judges, tokens told
+        self.pending: tuple[int, list[int], int] | None = None  # n, the guess that the next step judges, tokens told
         for length in self.lengths or ():
             length.reset()
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
         """A chain of at most num_tokens tokens; none without a match, or where matches keep missing."""
         self.learn(ids)
-        n, guess = self.lookup(ids)
-        if guess:
-            tree.add_chain(guess[: self.told(n)])
-        self.awaited = (n, guess, len(tree.tokens)) if guess else None
+        n, draft = self.lookup(ids)
+        if draft:
+            tree.add_chain(draft[: self.gated(n)])
+        self.pending = (n, draft, len(tree.tokens)) if draft else None
 
-    def told(self, n: int) -> int:
+    def gated(self, n: int) -> int:
         """How many tokens of a guess by n tokens the target is to see, at most; 0: keep silent."""
         if self.lengths:
             return self.lengths[n].next()
@@ -115,12 +115,12 @@ class PromptLookup(Proposer):
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores) -> None:
         """Judge the guess by the new tokens, whether it was told or not."""
-        if self.awaited:
-            (n, guess, told), self.awaited = self.awaited, None
-            right = agreed(guess, tokens)
+        if self.pending:
+            (n, draft, gated), self.pending = self.pending, None
+            right = agreed(draft, tokens)
             self.hit_rate[n] += ((right > 0) - self.hit_rate[n]) / MEMORY
             if self.lengths:
-                self.lengths[n].observe(told, min(right + 1, len(guess), len(tokens)), right)
+                self.lengths[n].observe(gated, min(right + 1, len(draft), len(tokens)), right)
 
     def learn(self, ids: Sequence[int]) -> None:
         """Index what `ids`, the whole committed text, has more than before."""
@@ -130,25 +130,25 @@ class PromptLookup(Proposer):
         """ids: the last tokens of a text, max_ngram or more -> n and what followed them; (0, []) if nothing did."""
         for n in range(min(self.max_ngram, len(ids)), self.min_ngram - 1, -1):
             for index in (self.text, self.corpus):
-                if guess := self._copy(index, index.after.get(tuple(ids[-n:])), n):
-                    return n, self._before_eos(guess)
+                if draft := self._copy(index, index.after.get(tuple(ids[-n:])), n):
+                    return n, self._before_eos(draft)
         return 0, []
 
     def _copy(self, index: NgramIndex, start: int | None, n: int) -> list[int]:
         """What the rule takes from index.tokens[start:]."""
         if start is None:
             return []
-        guess = index.tokens[start : start + self.num_tokens]
+        draft = index.tokens[start : start + self.num_tokens]
         if self.rule == "original":
-            whole = len(guess) == self.num_tokens and start < len(index.tokens) - n
-            return guess if whole else []  # a later occurrence has even less behind it
+            whole = len(draft) == self.num_tokens and start < len(index.tokens) - n
+            return draft if whole else []  # a later occurrence has even less behind it
         if self.rule == "recent" and index is self.text:
-            return (guess * self.num_tokens)[: self.num_tokens]
-        return guess
+            return (draft * self.num_tokens)[: self.num_tokens]
+        return draft
 
-    def _before_eos(self, guess: list[int]) -> list[int]:
-        ends = [i for i, token in enumerate(guess) if token in self.eos and self.rule != "original"]
-        return guess[: ends[0]] if ends else guess
+    def _before_eos(self, draft: list[int]) -> list[int]:
+        ends = [i for i, token in enumerate(draft) if token in self.eos and self.rule != "original"]
+        return draft[: ends[0]] if ends else draft
 
 
 def _schedule(length: Callable[[], DraftLength]) -> DraftLength:

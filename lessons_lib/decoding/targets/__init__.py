@@ -2,8 +2,8 @@
 
 base                    what the loop asks of a target
 transformers            any causal LM of transformers; self_check finds out what the model can read besides plain text
-decoder                 our decoder, eager, all rows in one forward
-compiled                our decoder compiled: compiled_step is one forward of it, compiler torch's settings
+decoder                 our decoder, eager, all rows in one forward pass
+compiled                our decoder compiled: compiled_step is one forward pass of it, compiler torch's settings
 one_by_one              a target fed token by token, for drafts
 table                   a table of probabilities, for toys
 """

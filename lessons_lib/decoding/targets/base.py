@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from lessons_lib.caches.cache import Cache
-from lessons_lib.decoding.draft_tree import Block, Scores
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
 
 
 class Unsupported(ValueError):
@@ -30,7 +30,7 @@ class Target(ABC):
         """An empty cache of one row for a text of so many tokens, new ones included."""
 
     @abstractmethod
-    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
         """Feed every block -> its Scores; its cache holds all its tokens afterwards, until `keep` drops those rejected.
 
         A ValueError (Unsupported, CacheFullError) for a block that this target cannot run; a LookupError, or the

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lessons_lib.caches.cache import Slots, StaticCache
 from lessons_lib.compiler import CompiledStep, CudaGraph, compiler_problem
-from lessons_lib.decoding.draft_tree import Block, Scores
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment, with_attention
 from lessons_lib.progress import say
@@ -104,18 +104,18 @@ class CompiledTarget(DecoderTarget):
         needed = min(self.context, whole) if self.fitted else self.context
         return StaticCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
 
-    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
         """Each block in a forward pass of its own -> its scores. Errors as DecoderTarget's."""
         eager = super().run
         return [self._run_compiled(block, w) if (w := self._width(block)) else eager([block])[0] for block in blocks]
 
-    def _width(self, block: Block) -> int | None:
+    def _width(self, block: ModelInput) -> int | None:
         """The compiled width that a block is padded to, None if it runs eagerly: also where the padding has no room."""
         left = block.cache.capacity - block.cache.length()
         wide_enough = (width for width in self.widths if len(block.tokens) <= width <= left)
         return next(wide_enough, None) if set(block.after) <= {"final"} else None
 
-    def _run_compiled(self, block: Block, width: int) -> Scores:
+    def _run_compiled(self, block: ModelInput, width: int) -> ModelOutput:
         count = len(block.tokens)
         padding, cache = [0] * (width - count), block.cache
         tokens = torch.tensor(block.tokens + padding, device=self.device)
@@ -127,7 +127,7 @@ class CompiledTarget(DecoderTarget):
             self._give_up(step.problem)
         cache.advance(count)
         rows = slice(count - block.wanted, count)
-        return Scores(logits[rows], {name: final[rows] for name in block.after})
+        return ModelOutput(logits[rows], {name: final[rows] for name in block.after})
 
     def _step(self, width: int) -> CompiledStep:
         """The compiled step of one width; made when it is first needed."""

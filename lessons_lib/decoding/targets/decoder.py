@@ -1,4 +1,4 @@
-"""Our readable decoder as a target, eager (lessons 02, 03): all rows packed in one forward."""
+"""Our readable decoder as a target, eager (lessons 02, 03): all rows packed in one forward pass."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.draft_tree import Block, Scores
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder, Segment, States
 
@@ -27,7 +27,7 @@ class DecoderTarget(Target):
         c = self.decoder.config
         return ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=tokens)
 
-    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
         """One packed forward for all blocks -> the scores of each; KeyError for states after a layer that there is not.
 
         CacheFullError for a cache that cannot grow; IndexError, or the device's own, for ids and positions beyond the
@@ -41,15 +41,17 @@ class DecoderTarget(Target):
         final = self.decoder.final(torch.cat([states.last[wanted] for wanted in rows]))
         parts = zip(blocks, rows, final.split(counts), self.decoder.score(final).split(counts), strict=True)
         return [
-            Scores(logits, {name: normed if name == "final" else states.after[name][wanted] for name in block.after})
+            ModelOutput(
+                logits, {name: normed if name == "final" else states.after[name][wanted] for name in block.after}
+            )
             for block, wanted, normed, logits in parts
         ]
 
-    def forward(self, tokens: Tensor, blocks: Sequence[Block], layers: Sequence[int]) -> States:
+    def forward(self, tokens: Tensor, blocks: Sequence[ModelInput], layers: Sequence[int]) -> States:
         """tokens (T,) of all blocks, packed -> states after the last layer and after each of `layers`."""
         return self.decoder(tokens, [self.segment(block) for block in blocks], after=layers)
 
-    def segment(self, block: Block) -> Segment:
+    def segment(self, block: ModelInput) -> Segment:
         """A block as the decoder reads it: positions (T,), mask (T, S + T) or None."""
         positions = torch.tensor(block.cache.positions(block.offsets), device=self.device)
         return Segment(positions, block.cache, None if block.mask is None else block.mask.to(self.device))

@@ -2,7 +2,7 @@
 
 import copy
 
-from lessons_lib.decoding.draft_tree import Block, Scores, plain_block
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput, plain_input
 from lessons_lib.decoding.targets.base import Target
 
 SHORT = 4  # tokens of a block that are fed one by one; a longer one is a prompt
@@ -20,9 +20,9 @@ def one_by_one(target: Target) -> Target:
     return other
 
 
-def _scores(target: Target, block: Block) -> Scores:
+def _scores(target: Target, block: ModelInput) -> ModelOutput:
     whole = block.mask is not None or block.wanted != 1 or len(block.tokens) > SHORT
-    parts = [block] if whole else [plain_block([token], block.cache) for token in block.tokens]
+    parts = [block] if whole else [plain_input([token], block.cache) for token in block.tokens]
     if not whole:
         parts[-1].after = block.after
     return [target.run([part])[0] for part in parts][-1]

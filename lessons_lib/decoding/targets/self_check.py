@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.draft_tree import ROOT, Block, DraftTree, SideTokens, make_block, plain_block, tree_mask
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelInput, SideTokens, make_input, plain_input, tree_mask
 from lessons_lib.decoding.targets.base import Unsupported
 
 DEPTH, WIDTH = 4, 16  # tokens compared at the end of a long text, and branches beside them
@@ -141,12 +141,12 @@ def branches_agree(target) -> bool:
 
     tree = tree_of([a, b, c], [ROOT, ROOT, 0])
     tree.add_side(SideTokens([side], [2], [[True]], [[1]]))
-    found = target.forward(make_block(text[-1:], tree, cache)).logits
+    found = target.forward(make_input(text[-1:], tree, cache)).logits
     cache.keep(first + 3)
 
     mask = tree_mask(1, tree_of([a, b, c, d, e], [ROOT, ROOT, 0, 1, 2]), first - 1)[-2:]
     offsets = [first + 1 - cache.length(), first + 2 - cache.length()]
-    found = torch.cat([found, target.forward(Block([d, e], offsets, mask, cache, 2)).logits])
+    found = torch.cat([found, target.forward(ModelInput([d, e], offsets, mask, cache, 2)).logits])
     cache.keep(first, [first + 1, first + 3])
     found = torch.cat([found, _plain(target, [after], cache)])
 
@@ -167,10 +167,10 @@ def long_text_agrees(target, length: int) -> bool:
 
     cache = target.new_cache(length + WIDTH)
     if text:
-        target.forward(plain_block(text, cache))
+        target.forward(plain_input(text, cache))
     expected = _plain(target, [root, *branch], cache)
     cache.keep(len(text))
-    found = target.forward(make_block([root], tree, cache)).logits
+    found = target.forward(make_input([root], tree, cache)).logits
     return agree(found[-depth:], expected[1:])
 
 
@@ -208,7 +208,7 @@ def made_up(count: int, vocab_size: int) -> list[int]:
 def _plain(target, tokens: list[int], cache=None) -> Tensor:
     """Logits of all tokens, read behind the cache, or from the start."""
     cache = target.new_cache(len(tokens)) if cache is None else cache
-    return target.forward(plain_block(tokens, cache, len(tokens))).logits
+    return target.forward(plain_input(tokens, cache, len(tokens))).logits
 
 
 def _scored(logits: Tensor) -> Tensor:

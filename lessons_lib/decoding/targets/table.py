@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from lessons_lib.caches.cache import Cache
-from lessons_lib.decoding.draft_tree import Block, Scores
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
 from lessons_lib.decoding.targets.base import Target
 
 
@@ -42,12 +42,12 @@ class TableTarget(Target):
     def new_cache(self, tokens: int) -> Tape:
         return Tape()
 
-    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
         """ValueError for a block with branches or side tokens, IndexError for ids beyond V."""
         return [self._run(block) for block in blocks]
 
-    def _run(self, block: Block) -> Scores:
+    def _run(self, block: ModelInput) -> ModelOutput:
         if block.mask is not None:
             raise ValueError("a table reads chains only; propose no branches and no side tokens")
         block.cache.held += len(block.tokens)
-        return Scores(self.logits[block.tokens[-block.wanted :]])
+        return ModelOutput(self.logits[block.tokens[-block.wanted :]])

@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lessons_lib.caches.cache import Cache, unbroken
-from lessons_lib.decoding.draft_tree import Block, Scores, plain_block
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput, plain_input
 from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids, vocabulary
 from lessons_lib.decoding.targets.self_check import SelfCheck
 
@@ -118,13 +118,13 @@ class StateCache(TargetCache):
             read, self.state = copy_before or (0, self.target.new_state())
             again, self.ids = self.ids[read:end], self.ids[:read]
             if again:
-                self.target.forward(plain_block(again, self))
+                self.target.forward(plain_input(again, self))
             self.copying = True
         self.copies = []
 
 
 class TransformersTarget(Target):
-    """network: any causal LM of transformers; several rows run one after another, each in its own forward.
+    """network: any causal LM of transformers; several rows run one after another, each in its own forward pass.
 
     Every one decodes plainly, as transformers' `generate` does. Refused, each in one sentence: encoder-decoder models;
     chains of draft tokens where the model reads several tokens at once differently from one at a time; and branches and
@@ -154,7 +154,7 @@ class TransformersTarget(Target):
         """An empty cache; it grows by itself."""
         return TransformersCache(self, tokens) if self.per_token else StateCache(self)
 
-    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
         """One forward per block -> its scores. IndexError for states after a layer that there is not.
 
         Unsupported for what the model does not read as it reads plain text, for branches where attention is neither
@@ -162,7 +162,7 @@ class TransformersTarget(Target):
         """
         return [self._run(block) for block in blocks]
 
-    def _run(self, block: Block) -> Scores:
+    def _run(self, block: ModelInput) -> ModelOutput:
         cache = block.cache
         if block.mask is not None:
             self.require_branches(cache, block.mask.shape[1])
@@ -198,14 +198,16 @@ class TransformersTarget(Target):
                 "decode plainly with this model, without a proposer, and do not draft with it"
             )
 
-    def forward(self, block: Block) -> Scores:
+    def forward(self, block: ModelInput) -> ModelOutput:
         """One forward of a block that the model can read -> its scores."""
         out = self._from_keys_and_values(block) if self.per_token else self._from_state(block)
         if out.logits.shape[1] < block.wanted:
             raise Unsupported(f"{self.name} gives logits for fewer tokens than it reads: decode plainly with it")
-        return Scores(out.logits[0, -block.wanted :], {name: self._states(out, name, block) for name in block.after})
+        return ModelOutput(
+            out.logits[0, -block.wanted :], {name: self._states(out, name, block) for name in block.after}
+        )
 
-    def _from_keys_and_values(self, block: Block):
+    def _from_keys_and_values(self, block: ModelInput):
         cache, device, options = block.cache, self.network.device, self._options(block)
         if "position_ids" in self.accepts:
             options["position_ids"] = torch.tensor([cache.positions(block.offsets)], device=device)
@@ -216,7 +218,7 @@ class TransformersTarget(Target):
         return self.network(tokens, past_key_values=cache.inner, use_cache=True, **options)
 
     @torch.no_grad()  # a state that belongs to a graph could not be copied
-    def _from_state(self, block: Block):
+    def _from_state(self, block: ModelInput):
         """As one step of transformers' `generate`: what a model needs of ids, positions and state is its own affair."""
         cache, device = block.cache, self.network.device
         first, ids = not cache.ids, torch.tensor([cache.ids + block.tokens], device=device)
@@ -238,16 +240,16 @@ class TransformersTarget(Target):
         return out
 
     def new_state(self) -> dict:
-        """What `generate` hands to the first forward of a text."""
+        """What `generate` hands to the first forward pass of a text."""
         state: dict = {}
         self.network._prepare_cache_for_generation(GenerationConfig(), state, None, 1, self.context)
         return state
 
-    def _options(self, block: Block) -> dict:
+    def _options(self, block: ModelInput) -> dict:
         options = {"logits_to_keep": block.wanted} if "logits_to_keep" in self.accepts else {}
         return options | ({"output_hidden_states": True} if block.after else {})
 
-    def _states(self, out, name: int | str, block: Block) -> Tensor:
+    def _states(self, out, name: int | str, block: ModelInput) -> Tensor:
         """hidden_states[i] is what layer i left behind, except that the last one has passed the final norm."""
         layers = len(out.hidden_states) - 1
         if name == layers:

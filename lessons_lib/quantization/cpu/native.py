@@ -21,8 +21,8 @@ def problem() -> str | None:
     """Why the kernels cannot be had here, None if they can. The first call compiles them, for a quarter of a minute."""
     if not (torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()):
         return "kernels in C++ need a CPU with AVX512-VNNI"
-    if lacking := compiler_problem(torch.device("cpu")):
-        return lacking
+    if uncomputed := compiler_problem(torch.device("cpu")):
+        return uncomputed
     from torch._inductor.codecache import CppCodeCache
 
     keep_compiled_code()

@@ -9,7 +9,7 @@ from bench import common, questions
 from bench.common import Run
 from lessons_lib import DraftModel, generate
 from lessons_lib.data import Question
-from lessons_lib.decoding.generate import tokens_per_forward
+from lessons_lib.decoding.generate import tokens_per_pass
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
 from lessons_lib.decoding.text import encode
 from lessons_lib.measure.clock import Samples
@@ -43,7 +43,7 @@ def test_a_claim_of_mixed_prompts_measures_each_kind_eager_and_compiled(assisted
     names = ("plain", "assisted", "plain compiled", "assisted compiled")
     assert all(row[name]["tokens"] == TOKENS for row in rows for name in names)
     assert measured.facts["parted"] == {"assisted": 0, "assisted compiled": 0}
-    assert max(measured.facts["tokens_per_forward"].values()) > 1  # the draft was asked
+    assert max(measured.facts["tokens_per_pass"].values()) > 1  # the draft was asked
     assert set(measured.facts["width_costs"]) == {"eager", "compiled"}
     json.dumps(measured.facts)
 
@@ -66,13 +66,13 @@ def test_transformers_drafts_as_long_as_ours_and_takes_as_many_forwards(assisted
     """Its first forward verifies guesses with the prompt, where ours yields a token of its own first."""
     ids, small, fed = [5, 80, 3, 3, 61], assisted.assistant(), []
     target = common.eager()
-    new, trace = questions.ours(target, ids, assisted.drafter(target))
+    new, stats = questions.ours(target, ids, assisted.drafter(target))
     network = common.model().network
     hook = network.register_forward_pre_hook(lambda m, a, k: fed.append(k["input_ids"].shape[1]), with_kwargs=True)
     theirs, _ = questions.theirs(ids, draft=small)
     hook.remove()
     assert new == theirs and fed[0] == len(ids) + assisted.GAMMA
-    assert abs(len(fed) - len(trace)) <= 1
+    assert abs(len(fed) - len(stats)) <= 1
 
 
 def test_the_cost_of_a_guess_is_of_one_forward_of_the_draft_behind_the_same_text(assisted, monkeypatch):
@@ -101,7 +101,7 @@ def test_the_cost_of_a_guess_is_of_one_forward_of_the_draft_behind_the_same_text
 
 
 def test_tokens_per_forward_are_those_that_decoding_takes(assisted):
-    measured = assisted.tokens_per_forward(assisted.Run(quick=True))
+    measured = assisted.tokens_per_pass(assisted.Run(quick=True))
     for kind, rows in assisted.texts(assisted.Run(quick=True)).items():
         spent = []
         for row in rows:
@@ -110,11 +110,11 @@ def test_tokens_per_forward_are_those_that_decoding_takes(assisted):
             by = DraftModel(assisted.drafting(), assisted.GAMMA)
             spent += generate(
                 common.eager(), encode(common.eager(), question.messages), by, max_new_tokens=TOKENS
-            ).trace
-        assert measured.facts["tokens_per_forward"][kind] == pytest.approx(tokens_per_forward(spent))
-    assert measured.ratio.value == pytest.approx(sum(measured.facts["tokens_per_forward"].values()) / 5)
+            ).stats
+        assert measured.facts["tokens_per_pass"][kind] == pytest.approx(tokens_per_pass(spent))
+    assert measured.ratio.value == pytest.approx(sum(measured.facts["tokens_per_pass"].values()) / 5)
     assert measured.facts["by_gamma"][assisted.GAMMA] == pytest.approx(measured.ratio.value)
-    assert max(measured.facts["tokens_per_forward"].values()) > 1.2
+    assert max(measured.facts["tokens_per_pass"].values()) > 1.2
     assert set("".join(row["right"] for row in measured.facts["texts"])) == {"0", "1"}
     json.dumps(measured.facts)
 
@@ -157,10 +157,10 @@ def test_one_schedule_goes_through_the_kinds_in_turn(assisted):
 
 def test_another_files_questions_reach_every_claim_that_asks(assisted, monkeypatch, tmp_path):
     run = assisted.Run(quick=False, questions=another_file(monkeypatch, tmp_path))
-    for measure in (assisted.mixed, assisted.vs_transformers, assisted.tokens_per_forward):
+    for measure in (assisted.mixed, assisted.vs_transformers, assisted.tokens_per_pass):
         facts = measure(run).facts
         rows = facts.get("questions") or facts["texts"]
         assert [(row["question_id"], row["turn"]) for row in rows] == [(81, 1), (81, 2)]
-        assert set(facts["tokens_per_forward"]) == {"roleplay"}
+        assert set(facts["tokens_per_pass"]) == {"roleplay"}
     monkeypatch.setattr(assisted, "cost_of_draft", lambda repeats, target: [None, type("C", (), {"value": 0.5})])
     assert set(assisted.adaptive(run).facts["best_fixed"]) == {"roleplay"}

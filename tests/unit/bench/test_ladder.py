@@ -153,7 +153,7 @@ def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, cl
     assert measured.ratio.value == pytest.approx(value)
     assert measured.facts["requests"][0] == pytest.approx(requests)
     assert measured.note.startswith(f"{best} ") and "at most 0.5 logits" in measured.note
-    assert measured.facts["tokens_per_forward"] == 10 / 5
+    assert measured.facts["tokens_per_pass"] == 10 / 5
     rows = {row["rung"]: row for row in measured.facts["rungs"]["grounded" if "grounded" in claim else "free"]}
     predicted = rows[best]["predicted"] / rows[peer]["predicted"] if peer == "generate" else None
     assert measured.facts.get("predicted") == predicted

@@ -53,10 +53,10 @@ def test_all_claims_come_of_one_measurement_eager_and_compiled(bench, monkeypatc
     names = ("plain", "medusa", "plain compiled", "medusa compiled")
     assert all(row[name]["tokens"] == TOKENS for row in rows for name in names)
     assert faster.facts["parted"] == {"medusa": 0, "medusa compiled": 0}
-    assert faster.facts["largest_shortfall"] < 1e-9  # float64 is exact
+    assert faster.facts["largest_logit_gap"] < 1e-9  # float64 is exact
     assert set(faster.facts["v"]) == set(faster.facts["heads_share"]) == {"eager", "compiled"}
     assert faster.note.startswith("eager 60 nodes, compiled 60 nodes; ")
-    assert identity.facts["tokens_per_forward"] == pytest.approx(tokens.facts["together"])
+    assert identity.facts["tokens_per_pass"] == pytest.approx(tokens.facts["together"])
     for measured in (tokens, faster, identity):
         json.dumps(measured.facts)
 
@@ -65,17 +65,17 @@ def test_tokens_per_forward_are_those_that_decoding_takes_each_kind_counting_the
     measured, kinds = bench.tokens(Run(quick=False)), {}
     by = Medusa(medusa.heads(), regular(60))
     for question in questions.questions():
-        trace = generate(common.eager(), encode(common.eager(), question.messages), by, max_new_tokens=TOKENS).trace
-        kinds.setdefault(question.category, []).append(len(trace) - 1)
-    tau = {kind: (TOKENS - 1) * len(forwards) / sum(forwards) for kind, forwards in kinds.items()}
-    assert measured.facts["tokens_per_forward"] == pytest.approx(tau) and max(tau.values()) > 1.2
+        stats = generate(common.eager(), encode(common.eager(), question.messages), by, max_new_tokens=TOKENS).stats
+        kinds.setdefault(question.category, []).append(len(stats) - 1)
+    tau = {kind: (TOKENS - 1) * len(passes) / sum(passes) for kind, passes in kinds.items()}
+    assert measured.facts["tokens_per_pass"] == pytest.approx(tau) and max(tau.values()) > 1.2
     assert measured.ratio.value == pytest.approx(sum(tau.values()) / len(tau))
     assert measured.facts["choices"] == tuple((rank,) for rank in range(60))
     assert measured.facts["expected"] == pytest.approx(expected_tokens(regular(60), ACCURACIES))
 
 
-def made(forwards: int, seconds: float, forwarded: int) -> dict:
-    return {"tokens": 13, "forwards": forwards, "seconds": 3 + seconds, "prefill": 3.0, "forwarded": forwarded}
+def made(passes: int, seconds: float, num_input_tokens: int) -> dict:
+    return {"tokens": 13, "forwards": passes, "seconds": 3 + seconds, "prefill": 3.0, "forwarded": num_input_tokens}
 
 
 def texts(*of_medusa: float) -> list[dict]:
@@ -100,7 +100,7 @@ def test_speedup_tokens_and_predicted_overhead_agree_by_hand(bench, monkeypatch,
     assert measured.ratio.value == pytest.approx(error)
     facts = measured.facts
     assert facts["speedup"] == pytest.approx(12 * len(taken) / sum(taken))
-    assert (facts["tokens_per_forward"], facts["rows"], facts["overhead"]) == pytest.approx((2, 4, 1.45))
+    assert (facts["tokens_per_pass"], facts["rows"], facts["overhead"]) == pytest.approx((2, 4, 1.45))
     assert "2.00 tokens per step of 4.0 rows, overhead 1.45 predicted" in measured.note
     assert f"{sum(taken) / (6 * len(taken)):.2f} in the run" in measured.note
 

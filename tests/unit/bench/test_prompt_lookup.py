@@ -33,8 +33,8 @@ def test_a_claim_measures_each_question_with_each_method(monkeypatch, name, cate
     assert all(row[method]["tokens"] == TOKENS and row[method]["seconds"] > 0 for row in rows for method in methods)
     guessed = [method for method in methods if not method.startswith("plain")]
     assert measured.facts["parted"] == dict.fromkeys(guessed, 0)
-    assert measured.facts["largest_shortfall"] < 1e-9  # float64 is exact
-    assert set(measured.facts["tokens_per_forward"]) == set(categories)
+    assert measured.facts["largest_logit_gap"] < 1e-9  # float64 is exact
+    assert set(measured.facts["tokens_per_pass"]) == set(categories)
     assert measured.ratio.low <= measured.ratio.value <= measured.ratio.high
     assert f"compiled {measured.facts['compiled']['value']:.2f}: " in measured.note
     json.dumps(measured.facts)

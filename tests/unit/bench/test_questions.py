@@ -7,7 +7,7 @@ from support.benches import TOKENS, TURNS, asks, offline
 
 from bench import common, questions
 from bench.common import Run, mean_rate, off_by, rate_ratio
-from bench.questions import behind_prompt, compression, each, each_method, plain_of, speed, tokens_per_forward
+from bench.questions import after_prompt, compression, each, each_method, plain_of, speed, tokens_per_pass
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
 from lessons_lib.decoding.text import encode
@@ -49,11 +49,11 @@ def test_an_error_is_how_far_a_ratio_is_from_one(ratio, error):
     assert (found.value, found.low, found.high) == pytest.approx(error)
 
 
-def row(slow: float, fast: float, forwards: int) -> dict:
+def row(slow: float, fast: float, passes: int) -> dict:
     """A question's row: 13 tokens in `slow` and in `fast` seconds, half a second of each for the prompt."""
 
     def of(seconds, equal):
-        counted = {"tokens": 13, "seconds": seconds, "forwards": forwards, "forwarded": 12, "prefill": 0.5}
+        counted = {"tokens": 13, "seconds": seconds, "forwards": passes, "forwarded": 12, "prefill": 0.5}
         return counted | {"shortfall": 0.0, "equal": equal}
 
     return {"question_id": 1, "category": "qa", "plain": of(slow, None), "fast": of(fast, True)}
@@ -62,8 +62,8 @@ def row(slow: float, fast: float, forwards: int) -> dict:
 def test_speed_compression_tau_and_the_prediction_of_rows_by_hand():
     rows = [row(2.0, 1.0, 4), row(4.0, 1.0, 6)]
     assert speed(rows, "plain", "fast").value == pytest.approx(6 / 2)
-    assert behind_prompt(rows, "plain", "fast") == pytest.approx(5 / 1)
-    assert tokens_per_forward(rows, "fast") == pytest.approx((12 + 12) / (3 + 5))
+    assert after_prompt(rows, "plain", "fast") == pytest.approx(5 / 1)
+    assert tokens_per_pass(rows, "fast") == pytest.approx((12 + 12) / (3 + 5))
     rows[0]["plain"] |= {"forwards": 13}
     assert compression(rows, "plain", "fast").value == pytest.approx((26 / 10) / (26 / 19))
     # 8 steps of 24 / 8 tokens each
@@ -95,11 +95,11 @@ def test_the_order_can_be_turned_and_a_text_that_differs_is_found():
     target, called = common.model().target(), []
     prompt = [1, 2, 3]
     target.eos = (questions.ours(target, prompt)[0][3],)  # held back: no text falls short of it
-    right, trace = questions.ours(target, prompt)
+    right, stats = questions.ours(target, prompt)
     wrong = [*right[:5], (right[5] + 1) % 97, *right[6:]]
 
     def method(name, text):
-        return lambda: (called.append(name), (text, trace))[1]
+        return lambda: (called.append(name), (text, stats))[1]
 
     methods = {"plain": method("a", right), "guess": method("b", wrong)}
     for backwards in (True, False):
@@ -107,7 +107,7 @@ def test_the_order_can_be_turned_and_a_text_that_differs_is_found():
     a, b = found["plain"], found["guess"]
     assert called == ["b", "a", "a", "b"]
     assert a["equal"] is None and b["equal"] is False and a["shortfall"] < 1e-9 < 1e-3 < b["shortfall"]
-    assert a["forwards"] == TOKENS and a["forwarded"] == TOKENS - 1 and a["prefill"] == trace[0].t_total > 0
+    assert a["forwards"] == TOKENS and a["forwarded"] == TOKENS - 1 and a["prefill"] == stats[0].t_total > 0
 
 
 @pytest.mark.usefixtures("tiny_bench")

@@ -141,7 +141,7 @@ PLOTS = {
     "06 distillation": lambda: assisted.plot_distillation(rows(step=(1, 9), agree=(0.1, 0.6))),
     "07 spans": lambda: prompt_lookup.plot_spans(COPIES),
     "07 guesses": lambda: prompt_lookup.plot_guesses(
-        rows(kind=("code", "code"), num_tokens=(5, 1), tokens_per_forward=(3, 1.5), speed=(2, 1.2))),
+        rows(kind=("code", "code"), num_tokens=(5, 1), tokens_per_pass=(3, 1.5), speed=(2, 1.2))),
     "08 trajectory": lambda: lookahead.plot_trajectory([[5, 5, 4, 5], [0, 2, 2, 2], [0, 1, 0, 6], [0, 1, 4, 6]]),
     "08 masks": lambda: lookahead.plot_masks(5, 4, 2),
     "08 wide mask": lambda: lookahead.plot_branch_mask(8, 6, 5),
@@ -171,7 +171,7 @@ PLOTS = {
     "10 steps": lambda: quantization.plot_steps(STEPS, "MB", "ms"),
     "11 waterfall": lambda: figures.plot_waterfall(RUNGS),
     "11 quality": lambda: ladder.plot_quality(
-        rows(rung=("generate", "int8, rotated", "int8, plain"), speed=(40.0, 90.0, 91.0), loss=(0.0, 0.004, 0.006),
+        rows(config=("generate", "int8, rotated", "int8, plain"), speed=(40.0, 90.0, 91.0), loss=(0.0, 0.004, 0.006),
              bytes=(5e8, 1e8, 1e8)), 0.01),
     "11 published": lambda: ladder.plot_published(
         {"a": [("eager", 1), ("compiled", 5), ("int8", 9)], "b": [("plain", 1), ("fused", 4.7), ("4 bits", 8.6)]}),
@@ -245,7 +245,7 @@ def test_the_tiles_drawn_are_those_that_attention_loads():
 
 def test_the_lookahead_mask_drawn_is_the_loops_own():
     allow, names, offsets = lookahead.lookahead_mask(3, 3, 1)
-    order = [names.index(name) for name in ("anchor", "0,1", "0,2", "1,0", "1,1", "1,2", "A1", "A2")]
+    order = [names.index(name) for name in ("root", "0,1", "0,2", "1,0", "1,1", "1,2", "A1", "A2")]
     assert ["".join(str(int(x)) for x in row) for row in allow[order][:, order]] == [
         "10000000", "11000000", "11100000", "10010000", "11001000", "11100100", "10000010", "10000011"
     ]  # fmt: skip

@@ -176,10 +176,10 @@ COPY, FRESH, V = Recording([1, 2, 3, 4], [1, 2, 3, 4, 1]), Recording([1], [2, 3,
 def test_prompt_lookup_is_counted_by_hand_and_recordings_of_a_kind_add_up():
     settings = dict(max_ngram=2, num_tokens=10, rule="transformers")
     copied, fresh = prompt_lookup.counts({"copy": [COPY], "free": [FRESH]}, V, **settings)
-    assert copied == {"kind": "copy", "tokens_per_forward": 4.0, "speed": 2.0}  # one forward pass of 1 + 3 rows
-    assert fresh == {"kind": "free", "tokens_per_forward": 1.0, "speed": 1.0}
+    assert copied == {"kind": "copy", "tokens_per_pass": 4.0, "speed": 2.0}  # one forward pass of 1 + 3 rows
+    assert fresh == {"kind": "free", "tokens_per_pass": 1.0, "speed": 1.0}
     [both] = prompt_lookup.counts({"both": [COPY, FRESH]}, V, **settings)
-    assert both == {"kind": "both", "tokens_per_forward": 6 / 3, "speed": 6 / 4}
+    assert both == {"kind": "both", "tokens_per_pass": 6 / 3, "speed": 6 / 4}
 
 
 def test_no_lookup_rule_is_gated_unless_asked():
@@ -205,7 +205,7 @@ def test_a_lookahead_step_feeds_as_many_tokens_as_published_and_is_priced_by_the
 ])  # fmt: skip
 def test_the_best_tree_within_the_sliders_has_its_tokens_its_price_and_the_speed_that_follows(nodes, heads, said):
     accuracies = [[0.6, 0.2, 0.1], [0.5, 0.2]]
-    assert said in medusa.draw_medusa(accuracies, {1: 1.0, 11: 2.0}, 0.1, nodes, favourites=3, heads=heads)[1]
+    assert said in medusa.draw_medusa(accuracies, {1: 1.0, 11: 2.0}, 0.1, nodes, top_tokens=3, heads=heads)[1]
 
 
 def test_sliders_become_names_of_formats_and_each_is_one():
@@ -257,8 +257,8 @@ def test_without_guesses_a_token_takes_a_step(parts):
 
 def test_guesses_are_counted_on_the_kind_and_priced_by_the_width(parts):
     """2..7 are copied in two steps of two guesses, then 8 and 9 are no copy: one step with guesses, one without."""
-    trace = replay(COPIED, PromptLookup(2, rule="transformers"))[1:]
-    seconds = sum({1: 0.25, 2: 0.375, 3: 0.5}[step.forwarded] for step in trace)
+    stats = replay(COPIED, PromptLookup(2, rule="transformers"))[1:]
+    seconds = sum({1: 0.25, 2: 0.375, 3: 0.5}[step.num_input_tokens] for step in stats)
     *_, guessed = ladder.rows(parts, "fast", "lookup", "copied", 2)
     assert guessed["below"] == "fast" and guessed["speed"] == pytest.approx(8 / seconds) and guessed["speed"] > 4.5
     *_, useless = ladder.rows(parts, "fast", "lookup", "fresh", 2)

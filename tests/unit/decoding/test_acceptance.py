@@ -8,20 +8,20 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.distributions import correction_from_p, exact_distribution
 from support.examples import examples
-from support.laws import correction_from_p, exact_law
 from support.proposers import tree_of
 
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.draft_tree import DraftTree
-from lessons_lib.decoding.sampling import Greedy, Sampling, Typical, choose_child, favourites, nucleus
+from lessons_lib.decoding.sampling import Greedy, Sampling, Typical, choose_child, nucleus, top_tokens
 from lessons_lib.measure.quality import chi_square
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 
 
-def law(p, q, count, mode, choose=choose_child):
+def distribution(p, q, count, mode, choose=choose_child):
     """Exact output distribution and acceptance at one node, over all draws of `count` children from q."""
     if mode == "without_replacement":
         count = min(count, int((q > 0).sum()))  # no more can be drawn
@@ -36,7 +36,7 @@ def law(p, q, count, mode, choose=choose_child):
 def summed(run, size: int):
     """run() -> (token, whether it is one of the children): the distribution of tokens, and how often it is."""
     out, accepted = torch.zeros(size, dtype=torch.float64), 0.0
-    for (token, hit), chance in exact_law(run).items():
+    for (token, hit), chance in exact_distribution(run).items():
         out[token] += chance
         accepted += chance * hit
     return out, accepted
@@ -50,7 +50,7 @@ def summed(run, size: int):
     (3, "without_replacement", Fraction(1)),
 ])  # fmt: skip
 def test_output_is_p_and_acceptance_as_computed_by_hand(count, mode, expected):
-    out, accepted = law(P, Q, count, mode)
+    out, accepted = distribution(P, Q, count, mode)
     torch.testing.assert_close(out, P, rtol=0, atol=1e-12)
     assert accepted == pytest.approx(float(expected), abs=1e-12)
 
@@ -71,7 +71,7 @@ def test_point_children_are_accepted_with_their_own_mass():
 @example([0, 0, 0, 1], [0, 0, 0, 1], 2, "without_replacement")
 def test_any_p_and_q_give_p(p, q, count, mode):
     p, q = (torch.tensor(x, dtype=torch.float64) / sum(x) for x in (p, q))
-    torch.testing.assert_close(law(p, q, count, mode)[0], p, rtol=0, atol=1e-9)
+    torch.testing.assert_close(distribution(p, q, count, mode)[0], p, rtol=0, atol=1e-9)
 
 
 @examples(60)
@@ -81,7 +81,7 @@ def test_any_p_and_q_give_p(p, q, count, mode):
 )
 def test_a_second_child_helps_and_helps_more_without_replacement(p, q):
     p, q = (torch.tensor(x, dtype=torch.float64) / sum(x) for x in (p, q))
-    one, iid, other = (law(p, q, *how)[1] for how in ((1, "iid"), (2, "iid"), (2, "without_replacement")))
+    one, iid, other = (distribution(p, q, *how)[1] for how in ((1, "iid"), (2, "iid"), (2, "without_replacement")))
     assert one <= iid + 1e-12 and iid <= other + 1e-12
 
 
@@ -107,7 +107,7 @@ def dropping_the_doubtful(p, children, q, mode, generator):
 
 @pytest.mark.parametrize("wrong", [swapped_ratio, correction_from_p, only_where_p_is_higher, dropping_the_doubtful])
 def test_the_enumeration_catches_a_wrong_rule(wrong):
-    assert (law(P, Q, 1, "iid", wrong)[0] - P).abs().max() > 0.01
+    assert (distribution(P, Q, 1, "iid", wrong)[0] - P).abs().max() > 0.01
 
 
 def test_the_ratio_rule_on_a_top_1_child_is_caught_as_biased():
@@ -227,7 +227,7 @@ def test_favourites_are_the_first_of_the_likeliest_in_every_format(dtype):
     zeros = torch.tensor([[-1, -0.0, 0.0] + [-2.0] * 497]).to(dtype)
     for shifted in (logits, logits + 1, logits - 4, logits - 8, logits - 20.5, torch.cat([logits, none]), zeros):
         first = [row.index(max(row)) for row in shifted.tolist()]
-        assert favourites(shifted) == first
+        assert top_tokens(shifted) == first
 
 
 def test_greedy_takes_the_first_of_equals_as_argmax_does():

@@ -35,7 +35,7 @@ def theirs(kind: str) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_text_is_that_of_transformers(kind):
     out = generate(network_of(kind), PROMPT, max_new_tokens=N)
-    assert out.ids == theirs(kind) and len(out.trace) == N
+    assert out.ids == theirs(kind) and len(out.stats) == N
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ONE_AT_A_TIME])
@@ -43,7 +43,7 @@ def test_chains_keep_the_text(kind):
     """Its own draft is always right, prompt lookup now and then: whole chains are kept, and parts of them."""
     network = network_of(kind)
     drafted = generate(network, PROMPT, DraftModel(network, gamma=4), max_new_tokens=N)
-    assert drafted.ids == theirs(kind) and len(drafted.trace) == 1 + -(-(N - 1) // 5)
+    assert drafted.ids == theirs(kind) and len(drafted.stats) == 1 + -(-(N - 1) // 5)
     assert generate(network, PROMPT, PromptLookup(min_hit_rate=0), max_new_tokens=N).ids == theirs(kind)
 
 

@@ -10,7 +10,7 @@ from support.proposers import Scripted, always_right, tree_with_decoys
 from torch._inductor.utils import run_and_get_code
 
 from lessons_lib import DraftModel, compiler
-from lessons_lib.decoding.draft_tree import Block, plain_block
+from lessons_lib.decoding.draft_tree import ModelInput, plain_input
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, compiled
 from lessons_lib.models import tiny
@@ -79,8 +79,8 @@ def test_a_trimmed_draft_scores_the_whole_vocabulary_compiled_as_it_does_eager(w
     scores = []
     for target in (CompiledTarget(trimmed, context=CONTEXT, widths=(width,)), DecoderTarget(trimmed)):
         cache = target.new_cache(CONTEXT)
-        target.run([plain_block(PROMPT, cache)])
-        scores += [target.run([plain_block([9] * width, cache, width)])[0].logits]
+        target.run([plain_input(PROMPT, cache)])
+        scores += [target.run([plain_input([9] * width, cache, width)])[0].logits]
     assert scores[0].shape == (width, 97) and (scores[0] > float("-inf")).sum() == 5 * width
     torch.testing.assert_close(*scores, rtol=0, atol=1e-10)
 
@@ -134,7 +134,7 @@ def test_a_block_of_three_is_padded_to_four_and_scored_as_eager_scores_it(plain,
     for target in (plain, eager):
         cache = target.new_cache(CONTEXT)
         for tokens in (PROMPT, [9, 8, 7], [4]):  # eager, padded, and one after the padding
-            (scores,) = target.run([plain_block(tokens, cache, len(tokens))])
+            (scores,) = target.run([plain_input(tokens, cache, len(tokens))])
         logits.append(scores.logits)
         assert cache.length() == len(PROMPT) + 4
     torch.testing.assert_close(*logits, rtol=0, atol=1e-10)
@@ -145,7 +145,7 @@ def test_states_behind_the_final_norm_come_compiled_and_those_of_a_layer_eagerly
         found = []
         for target in (plain, eager):
             cache = target.new_cache(CONTEXT)
-            found += target.run([Block([9, 8, 7], [0, 1, 2], None, cache, 2, after)])
+            found += target.run([ModelInput([9, 8, 7], [0, 1, 2], None, cache, 2, after)])
         assert found[0].states.keys() == set(after) and found[0].states["final"].shape == (2, 32)
         for name in after:
             torch.testing.assert_close(found[0].states[name], found[1].states[name], rtol=0, atol=1e-10)
@@ -211,7 +211,7 @@ def test_a_compiled_draft_may_branch_up_to_the_end_of_its_context(eager, monkeyp
     ids = list(range(prompt))
     out = generate(eager, ids, DraftModel(draft, 5, children=children), max_new_tokens=20)
     assert out.ids == greedy(eager, ids, 20)
-    assert [step.depth for step in out.trace if step.length_before > CONTEXT + 1] == [0] * (prompt + 20 - CONTEXT - 2)
+    assert [step.depth for step in out.stats if step.length_before > CONTEXT + 1] == [0] * (prompt + 20 - CONTEXT - 2)
 
 
 def test_fitted_caches_are_as_long_as_their_text_needs_and_share_one_graph_per_width():
@@ -245,9 +245,9 @@ def test_a_fitted_target_leaves_lengths_open_again_after_the_compiler_was_made_t
 def test_a_cache_of_another_target_is_refused_instead_of_read_by_the_wrong_sizes(plain, eager):
     greedy(plain)
     cache = CompiledTarget(eager.decoder, context=2 * CONTEXT, widths=(1, 4)).new_cache(CONTEXT)
-    plain.run([plain_block(PROMPT, cache)])  # longer than its widths: eager
+    plain.run([plain_input(PROMPT, cache)])  # longer than its widths: eager
     with pytest.raises(ValueError, match="let the target that runs a cache make it"):
-        plain.run([plain_block([9], cache)])
+        plain.run([plain_input([9], cache)])
 
 
 def test_steps_are_captured_once_for_each_width_and_write_text_after_text(eager):
@@ -269,13 +269,13 @@ def test_two_caches_at_a_time_have_graphs_of_their_own_and_later_ones_take_them_
             texts = [PROMPT + greedy(eager), [60, 2, 9] + greedy(eager, [60, 2, 9])]
             caches = [target.new_cache(CONTEXT) for _ in texts]
             for cache, text in zip(caches, texts, strict=True):
-                target.run([plain_block(text[:3], cache)])
+                target.run([plain_input(text[:3], cache)])
             for i in range(3, 8):  # in turn
                 found = [
-                    target.run([plain_block([text[i]], cache)])[0] for text, cache in zip(texts, caches, strict=True)
+                    target.run([plain_input([text[i]], cache)])[0] for text, cache in zip(texts, caches, strict=True)
                 ]
             for scores, text in zip(found, texts, strict=True):
-                (alone,) = eager.run([plain_block(text[:8], eager.new_cache(8))])
+                (alone,) = eager.run([plain_input(text[:8], eager.new_cache(8))])
                 torch.testing.assert_close(scores.logits, alone.logits, rtol=0, atol=1e-10)
             del caches, cache
     assert len(captured) == 2
@@ -298,7 +298,7 @@ def test_a_graph_of_a_moved_model_is_refused():
         greedy(target)
         network.to(torch.float32)
         with pytest.raises(ValueError, match="moved, cast or replaced"):
-            target._run_compiled(plain_block([5], target.new_cache(8)), 1)
+            target._run_compiled(plain_input([5], target.new_cache(8)), 1)
 
 
 def test_a_captured_step_is_the_compiled_one(eager):

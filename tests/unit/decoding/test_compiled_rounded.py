@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lessons_lib import compiler
-from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib.decoding.draft_tree import plain_input
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
@@ -23,8 +23,8 @@ def rounded(name: str, layers: int = 1, **options) -> Decoder:
 
 def scores(target, rows: int) -> torch.Tensor:
     cache = target.new_cache(CONTEXT)
-    target.run([plain_block(PROMPT, cache)])
-    return target.run([plain_block([9] * rows, cache, rows)])[0].logits
+    target.run([plain_input(PROMPT, cache)])
+    return target.run([plain_input([9] * rows, cache, rows)])[0].logits
 
 
 def compare(decoder: Decoder, rows: int, **options) -> CompiledTarget:
@@ -58,7 +58,7 @@ def test_4_bits_times_8_are_layers_compiled_once_and_texts_of_other_lengths(kern
     for context in (16, 80):
         caches = [target.new_cache(context) for target in (compiled, eager)]
         for ids in (PROMPT, [9] * 3, [4, 5, 6]):
-            blocks = [plain_block(ids, cache, len(ids)) for cache in caches]
+            blocks = [plain_input(ids, cache, len(ids)) for cache in caches]
             found = [target.run([block])[0].logits for target, block in zip((compiled, eager), blocks, strict=True)]
             torch.testing.assert_close(*found, rtol=0, atol=2e-4)
 
@@ -85,5 +85,5 @@ def test_a_model_in_4_bits_drafts_for_itself_and_the_text_is_the_models():
     target, draft = model.target(), model.target(weights="int4")
     plain = generate(target, PROMPT, max_new_tokens=40)
     out = generate(target, PROMPT, DraftModel(draft, 4), max_new_tokens=40)
-    assert out.ids == plain.ids and len(out.trace) < 0.8 * len(plain.trace)
+    assert out.ids == plain.ids and len(out.stats) < 0.8 * len(plain.stats)
     assert generate(draft, PROMPT, max_new_tokens=40).ids != plain.ids

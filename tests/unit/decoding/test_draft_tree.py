@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.proposers import tree_of
 
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.draft_tree import ROOT, DraftTree, SideTokens, make_block
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, SideTokens, make_input
 
 shapes = st.integers(0, 9).flatmap(
     lambda size: st.tuples(
@@ -108,7 +108,7 @@ def test_side_tokens_are_fed_together_or_not_at_all():
 @given(shapes, st.integers(1, 3))
 def test_each_node_sees_the_committed_text_and_exactly_its_ancestors(shape, uncomputed):
     tree = tree_of(*shape)
-    block = make_block(list(range(uncomputed)), tree, cache_of(4))
+    block = make_input(list(range(uncomputed)), tree, cache_of(4))
     if block.mask is None:
         assert tree.is_chain
         return
@@ -122,7 +122,7 @@ def test_each_node_sees_the_committed_text_and_exactly_its_ancestors(shape, unco
 def test_side_tokens_see_what_they_declare_and_nothing_sees_them():
     tree = tree_of([7, 8], [-1, -1])
     tree.add_side(SideTokens([1, 2], [1, 5], [[False, False], [True, False]], sees_nodes=[[], [1]]))
-    block = make_block([9], tree, cache_of(2))
+    block = make_input([9], tree, cache_of(2))
     # entries: 2 cached, the root, two nodes, two side tokens
     assert block.mask.int().tolist() == [
         [1, 1, 1, 0, 0, 0, 0],
@@ -137,7 +137,7 @@ def test_side_tokens_see_what_they_declare_and_nothing_sees_them():
 
 
 def test_a_chain_needs_no_mask():
-    assert make_block([9], DraftTree.chain([1, 2, 3]), cache_of(2)).mask is None
+    assert make_input([9], DraftTree.chain([1, 2, 3]), cache_of(2)).mask is None
 
 
 @pytest.mark.parametrize("make, said", [

@@ -13,7 +13,7 @@ from support.proposers import SCRIPTS, Scripted, with_side_tokens
 from support.targets import UNEQUAL, assert_holds, decoder_target, targets, together
 from support.toys import choosing
 
-from lessons_lib.decoding.generate import compression, generate, new_sequence, step, tokens_per_forward
+from lessons_lib.decoding.generate import compression, generate, new_sequence, step, tokens_per_pass
 from lessons_lib.decoding.sampling import Greedy
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import tiny
@@ -26,11 +26,11 @@ def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy_text, targe
     proposer = Scripted(greedy_text, 97, with_side_tokens(make) if side else make)
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
     assert out.ids == greedy_text[len(PROMPT) :]
-    assert sum(s.committed for s in out.trace) == N
-    assert compression(out.trace) * len(out.trace) == pytest.approx(N)
+    assert sum(s.committed for s in out.stats) == N
+    assert compression(out.stats) * len(out.stats) == pytest.approx(N)
 
 
-@pytest.mark.parametrize("make, forwards", [
+@pytest.mark.parametrize("make, passes", [
     (scripts.silent, N),
     (scripts.always_wrong, N),
     (scripts.always_right, 1 + math.ceil((N - 1) / 5)),
@@ -38,10 +38,10 @@ def test_same_tokens_as_greedy_whatever_the_proposer(network, greedy_text, targe
     (scripts.right_until_third, 1 + math.ceil((N - 1) / 3)),
 ])  # fmt: skip
 @targets
-def test_target_forwards_are_as_few_as_the_guesses_allow(network, greedy_text, target, make, forwards):
+def test_target_forwards_are_as_few_as_the_guesses_allow(network, greedy_text, target, make, passes):
     out = generate(target(network), PROMPT, Scripted(greedy_text, 97, make), max_new_tokens=N)
-    assert len(out.trace) == forwards
-    assert tokens_per_forward(out.trace) == pytest.approx((N - 1) / (forwards - 1))
+    assert len(out.stats) == passes
+    assert tokens_per_pass(out.stats) == pytest.approx((N - 1) / (passes - 1))
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "opt", "gemma", "mistral"])
@@ -167,7 +167,7 @@ def test_a_chunk_bounds_what_a_step_feeds_guesses_included(network, greedy_text,
     while row.finish_reason is None:
         step(target, [row])
     assert row.ids == greedy_text
-    assert max(s.forwarded for s in row.stats if not s.is_prefill) == most
+    assert max(s.num_input_tokens for s in row.stats if not s.is_prefill) == most
 
 
 def test_the_proposer_sees_its_tree_again_with_path_logits_and_hidden_states(network, greedy_text):
@@ -231,6 +231,6 @@ def test_states_of_both_targets_agree(network, greedy_text):
 
 
 def test_the_parts_of_a_steps_time_make_up_the_whole():
-    for s in generate(decoder_target(tiny()), PROMPT, max_new_tokens=4).trace:
-        parts = s.t_propose, s.t_forward, s.t_accept, s.t_commit
+    for s in generate(decoder_target(tiny()), PROMPT, max_new_tokens=4).stats:
+        parts = s.t_propose, s.t_pass, s.t_accept, s.t_commit
         assert min(parts) > 0 and sum(parts) == pytest.approx(s.t_total)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.targets import decoder_target, targets
 
-from lessons_lib.decoding.draft_tree import Block, plain_block
+from lessons_lib.decoding.draft_tree import ModelInput, plain_input
 from lessons_lib.decoding.targets.one_by_one import SHORT, one_by_one
 from lessons_lib.models import tiny
 
@@ -27,9 +27,9 @@ def watched():
 def test_a_short_block_says_the_same_in_runs_of_one_token(target, watched):
     target = target(tiny())
     plain, apart = target.new_cache(9), target.new_cache(9)
-    expected = [target.run([plain_block(tokens, plain)])[0].logits for tokens in (PROMPT, [9, 4, 1])]
+    expected = [target.run([plain_input(tokens, plain)])[0].logits for tokens in (PROMPT, [9, 4, 1])]
     other, fed = watched(target)
-    found = [other.run([plain_block(tokens, apart)])[0].logits for tokens in (PROMPT, [9, 4, 1])]
+    found = [other.run([plain_input(tokens, apart)])[0].logits for tokens in (PROMPT, [9, 4, 1])]
     assert fed == [len(PROMPT), 1, 1, 1] and apart.length() == plain.length() == 9
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -39,20 +39,20 @@ def test_a_short_block_says_the_same_in_runs_of_one_token(target, watched):
 def test_what_asks_for_more_than_the_last_token_runs_as_it_is(target, watched):
     other, fed = watched(target(tiny()))
     cache = other.new_cache(20)
-    (scores,) = other.run([plain_block([9, 4], cache, 2)])
+    (scores,) = other.run([plain_input([9, 4], cache, 2)])
     assert scores.logits.shape[0] == 2 and fed == [2]
-    other.run([Block([1, 2], [0, 0], torch.ones(2, 4, dtype=torch.bool).tril(2), cache, 1)])
-    other.run([plain_block([1] * (SHORT + 1), cache)])
+    other.run([ModelInput([1, 2], [0, 0], torch.ones(2, 4, dtype=torch.bool).tril(2), cache, 1)])
+    other.run([plain_input([1] * (SHORT + 1), cache)])
     assert fed == [2, 2, SHORT + 1]
 
 
 def test_states_are_those_of_the_last_token(watched):
     target = decoder_target(tiny())
     cache, alike = target.new_cache(2), target.new_cache(2)
-    block = plain_block([9, 4], cache)
+    block = plain_input([9, 4], cache)
     block.after = ("final",)
     other, _ = watched(target)
     found = other.run([block])[0].states["final"]
-    whole = plain_block([9, 4], alike, 2)
+    whole = plain_input([9, 4], alike, 2)
     whole.after = ("final",)
     torch.testing.assert_close(found, other.run([whole])[0].states["final"][-1:])

@@ -8,7 +8,7 @@ from support.proposers import Scripted, random_chain, silent, tree_of, tree_with
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import DraftModel, PromptLookup, generate
-from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.generate import StepStats
 from lessons_lib.decoding.prediction import Recording, counts, follow, replay, replay_draft
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Heuristic
@@ -19,11 +19,11 @@ LOOKUPS = [
     dict(rule="transformers"), dict(rule="recent"), dict(rule="original", num_tokens=3), dict(num_tokens=1),
     dict(max_ngram=1, num_tokens=30), dict(min_ngram=2), dict(min_hit_rate=0.6), dict(corpus=range(6)),
 ]  # fmt: skip
-COUNTED = ("length_before", "forwarded", "proposed", "depth", "accepted", "committed", "is_prefill")
+COUNTED = ("length_before", "num_input_tokens", "proposed", "depth", "accepted", "committed", "is_prefill")
 
 
-def counted(trace):
-    return [tuple(getattr(step, name) for name in COUNTED) for step in trace]
+def counted(stats):
+    return [tuple(getattr(step, name) for name in COUNTED) for step in stats]
 
 
 @pytest.mark.parametrize("settings", LOOKUPS, ids=str)
@@ -31,7 +31,7 @@ def counted(trace):
 def test_a_replay_counts_what_the_loop_counted(settings, seed):
     target = whimsical(seed, 6, memory=2)  # soon repeats itself
     out = generate(target, PROMPT, PromptLookup(**settings), max_new_tokens=40)
-    assert counted(replay(Recording(PROMPT, out.ids), PromptLookup(**settings))) == counted(out.trace)
+    assert counted(replay(Recording(PROMPT, out.ids), PromptLookup(**settings))) == counted(out.stats)
 
 
 @pytest.mark.parametrize("rule", ["transformers", "recent", "original"])
@@ -41,7 +41,7 @@ def test_a_text_that_an_end_token_ended_is_counted_as_the_loop_counts_it(rule, s
     target.eos = (0,)
     out = generate(target, PROMPT, PromptLookup(4, rule=rule), max_new_tokens=60)
     recording = Recording(PROMPT, out.ids, eos=(0,), max_new_tokens=60)
-    assert counted(replay(recording, PromptLookup(4, rule=rule))) == counted(out.trace)
+    assert counted(replay(recording, PromptLookup(4, rule=rule))) == counted(out.stats)
 
 
 @pytest.mark.parametrize("rule, step", [
@@ -59,7 +59,7 @@ def test_trees_are_followed_as_greedy_acceptance_follows_them(script):
     new = continued(target, PROMPT, 20)
     proposers = [Scripted([*PROMPT, *new], 6, script) for _ in range(2)]
     out = generate(target, PROMPT, proposers[0], max_new_tokens=20)
-    assert counted(replay(Recording(PROMPT, new), proposers[1])) == counted(out.trace)
+    assert counted(replay(Recording(PROMPT, new), proposers[1])) == counted(out.stats)
     paths = [[(seen.path, seen.tokens) for seen in proposer.seen] for proposer in proposers]
     assert paths[0] == paths[1]
 
@@ -75,10 +75,10 @@ def test_a_path_ends_with_the_first_token_that_nobody_guessed():
 
 def test_the_speed_by_hand():
     target = choosing(lambda prefix: len(prefix) % 2, 2)
-    trace = generate(target, [0, 1, 0, 1], PromptLookup(2), max_new_tokens=6).trace
-    assert [step.forwarded for step in trace] == [4, 3, 2] and [step.committed for step in trace] == [1, 3, 2]
-    assert StepCost(v={1: 1.0, 2: 1.5, 3: 2.0}).speed(trace) == pytest.approx(5 / 3.5)
-    assert StepCost().speed(trace) == 2.5 and math.isnan(StepCost().speed(trace[:1]))
+    stats = generate(target, [0, 1, 0, 1], PromptLookup(2), max_new_tokens=6).stats
+    assert [step.num_input_tokens for step in stats] == [4, 3, 2] and [step.committed for step in stats] == [1, 3, 2]
+    assert StepCost(v={1: 1.0, 2: 1.5, 3: 2.0}).speed(stats) == pytest.approx(5 / 3.5)
+    assert StepCost().speed(stats) == 2.5 and math.isnan(StepCost().speed(stats[:1]))
 
 
 @pytest.mark.parametrize("prompt, new", [([], [1]), ([1], [])])
@@ -117,8 +117,12 @@ def test_a_replayed_draft_takes_the_steps_that_the_loop_takes(make, share):
         prefixes = [tuple([*prompt, *out.ids[:at]]) for at in range(1, len(out.ids))]
         right = [int(draft.logits(p).argmax()) == t for p, t in zip(prefixes, out.ids[1:], strict=True)]
         steps = replay_draft(right, schedule)
-        counted = [(s.forwarded, s.proposed, s.depth, s.accepted, s.committed, s.draft_calls) for s in out.trace[1:]]
-        assert [(s.forwarded, s.proposed, s.depth, s.accepted, s.committed, s.draft_calls) for s in steps] == counted
+        counted = [
+            (s.num_input_tokens, s.proposed, s.depth, s.accepted, s.committed, s.draft_calls) for s in out.stats[1:]
+        ]
+        assert [
+            (s.num_input_tokens, s.proposed, s.depth, s.accepted, s.committed, s.draft_calls) for s in steps
+        ] == counted
 
 
 def test_a_replayed_draft_by_hand_and_what_it_costs():
@@ -133,15 +137,22 @@ def test_a_replayed_draft_by_hand_and_what_it_costs():
 
 
 def test_the_seconds_of_a_request_by_hand():
-    trace = [Step(5, 5, committed=1, is_prefill=True), Step(6, 3, depth=2, committed=2, draft_calls=2), Step(8, 1)]
-    assert 0.5 + 0.1 * StepCost(v={1: 1.0, 3: 1.5}, draft=0.2).decoding(trace) == pytest.approx(
+    stats = [
+        StepStats(5, 5, committed=1, is_prefill=True),
+        StepStats(6, 3, depth=2, committed=2, draft_calls=2),
+        StepStats(8, 1),
+    ]
+    assert 0.5 + 0.1 * StepCost(v={1: 1.0, 3: 1.5}, draft=0.2).decoding(stats) == pytest.approx(
         0.5 + 0.1 * (1.5 + 0.4 + 1.0)
     )
-    assert 0.5 + 0.1 * StepCost().decoding(trace) == pytest.approx(0.7)
+    assert 0.5 + 0.1 * StepCost().decoding(stats) == pytest.approx(0.7)
 
 
 def test_counts_are_what_a_replay_knows_of_a_step_and_no_times():
-    assert counts([Step(5, 3, proposed=2, accepted=1, committed=2, t_total=9.0), Step(7, 1)]) == [(3, 1, 2), (1, 0, 0)]
+    assert counts([StepStats(5, 3, proposed=2, accepted=1, committed=2, t_total=9.0), StepStats(7, 1)]) == [
+        (3, 1, 2),
+        (1, 0, 0),
+    ]
 
 
 def test_a_proposer_is_told_the_prompt_and_nothing_of_the_text():

@@ -5,7 +5,15 @@ import torch
 from support.targets import targets
 
 from lessons_lib.decoding.generate import generate
-from lessons_lib.decoding.probing import Parting, agreed, logits_along, parting, repeatable_step, shortfall, width_times
+from lessons_lib.decoding.probing import (
+    Divergence,
+    agreed,
+    first_divergence,
+    logit_gap,
+    logits_along,
+    repeatable_step,
+    width_times,
+)
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import tiny
 
@@ -45,9 +53,9 @@ def test_the_width_curve_times_every_width_in_turn(target):
 def test_a_targets_own_greedy_text_falls_short_nowhere_and_another_token_does(target):
     target = target(tiny())
     new = generate(target, PROMPT, max_new_tokens=8).ids
-    assert shortfall(target, PROMPT, new).tolist() == [0] * 8
+    assert logit_gap(target, PROMPT, new).tolist() == [0] * 8
     new[-1] = (new[-1] + 1) % 97
-    short = shortfall(target, PROMPT, new)
+    short = logit_gap(target, PROMPT, new)
     assert short[-1] > 0 and not short[:-1].any()
 
 
@@ -58,8 +66,8 @@ def test_a_token_that_was_held_back_is_nobodys_favourite(target):
     target.eos = (free[3],)
     new = generate(target, PROMPT, max_new_tokens=8, min_new_tokens=8).ids
     assert new[:3] == free[:3] and free[3] not in new
-    assert shortfall(target, PROMPT, new, target.eos).tolist() == [0] * 8
-    assert shortfall(target, PROMPT, new)[3] > 0
+    assert logit_gap(target, PROMPT, new, target.eos).tolist() == [0] * 8
+    assert logit_gap(target, PROMPT, new)[3] > 0
 
 
 @targets
@@ -82,16 +90,19 @@ def test_an_audit_names_the_first_difference_and_the_rivals_margin():
     target = TransformersTarget(tiny())
     text = generate(target, PROMPT, max_new_tokens=6).ids
     rival = (text[4] + 1) % 97
-    found = parting(target, PROMPT, text, [*text[:4], rival, 0])
+    found = first_divergence(target, PROMPT, text, [*text[:4], rival, 0])
     logits = logits_along(target, PROMPT + text[:4], 1)[0]
     assert found.same == 4 and found.margin == pytest.approx((logits[text[4]] - logits[rival]).item())
     assert 0 < found.spacing < 1e-14 and not found.near_tie
-    assert parting(target, PROMPT, text, text) is None and parting(target, PROMPT, text, text[:3]) is None
+    assert (
+        first_divergence(target, PROMPT, text, text) is None
+        and first_divergence(target, PROMPT, text, text[:3]) is None
+    )
 
 
 @pytest.mark.parametrize("margin, near", [(0.5, True), (0.51, False)])
 def test_a_near_tie_is_within_two_roundings_of_each_logit(margin, near):
-    found, said = Parting(3, margin, 0.125), "a near tie" if near else "NOT a near tie"
+    found, said = Divergence(3, margin, 0.125), "a near tie" if near else "NOT a near tie"
     assert found.near_tie is near
     assert str(found) == f"they part at token 4, margin {margin:.3f}, spacing 0.125: {said}"
 
@@ -103,5 +114,5 @@ def test_the_spacing_is_that_of_the_targets_format():
             scores[0].logits = torch.tensor([[17.0, 16.0, -3.0]], dtype=torch.bfloat16)
             return scores
 
-    found = parting(Flat(tiny()), PROMPT, [0], [1])
+    found = first_divergence(Flat(tiny()), PROMPT, [0], [1])
     assert (found.margin, found.spacing, found.near_tie) == (1.0, 0.125, False)  # bf16 has 8 bits: 16 to 32 by eighths

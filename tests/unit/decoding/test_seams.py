@@ -5,7 +5,7 @@ Unequal lengths of a cache's layers: tests/unit/caches. Rows with proposers of t
 
 import pytest
 import torch
-from support.laws import far_from, law_of, random_law
+from support.distributions import distribution_of, far_from, random_distribution
 from support.oracle import exact
 from support.proposers import tree_of
 from support.targets import decoder_target, entries, targets
@@ -13,7 +13,7 @@ from support.toys import ToyTarget
 
 from lessons_lib import PromptLookup, Sampling, generate
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.draft_tree import ROOT, DraftTree, SideTokens, make_block, plain_block
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, SideTokens, make_input, plain_input
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import TransformersTarget, Unsupported
 from lessons_lib.models import tiny
@@ -30,7 +30,7 @@ def _exactly():
 
 def fed(target, tokens):
     """A cache that holds these tokens."""
-    target.run([plain_block(tokens, cache := target.new_cache(len(tokens)))])
+    target.run([plain_input(tokens, cache := target.new_cache(len(tokens)))])
     return cache
 
 
@@ -42,7 +42,7 @@ def test_a_forward_whose_entries_are_all_dropped_leaves_no_trace(target):
     before = [entry.clone() for entry in entries(cache)]
     tree = tree_of([7, 8, 9], [-1, -1, 1])
     tree.add_side(SideTokens([1, 2], [1, 2], [[False] * 2, [True, False]]))
-    (scores,) = target.run([make_block([4], tree, cache)])
+    (scores,) = target.run([make_input([4], tree, cache)])
     assert scores.logits.shape == (1 + 3 + 2, 97) and cache.length() == len(PROMPT) + 1 + 3 + 2
     cache.keep(len(PROMPT))
     assert cache.length() == len(PROMPT)
@@ -55,8 +55,8 @@ def test_a_side_token_sees_the_nodes_that_it_names(target):
     target = target(tiny())
     tree = tree_of([6, 7, 8], [-1, -1, 1])
     tree.add_side(SideTokens([9], [3], [[False]], sees_nodes=[[1, 2]]))
-    (scores,) = target.run([make_block([4], tree, fed(target, PROMPT))])
-    (chain,) = target.run([plain_block([4, 7, 8, 9], fed(target, PROMPT))])
+    (scores,) = target.run([make_input([4], tree, fed(target, PROMPT))])
+    (chain,) = target.run([plain_input([4, 7, 8, 9], fed(target, PROMPT))])
     torch.testing.assert_close(scores.logits[-1], chain.logits[-1], rtol=0, atol=1e-12)
 
 
@@ -84,7 +84,7 @@ def test_rows_of_unequal_length_get_in_one_forward_what_each_gets_alone():
     """Logits, and the states of the layers that each row asks for."""
     target = decoder_target(tiny())
     asked = [([4, 7], DraftTree(), PROMPT, (1,)), ([9], tree_of([7, 8], [-1, -1]), PROMPT[:2], ("final", 2))]
-    blocks = lambda: [make_block(new, tree, fed(target, text), after) for new, tree, text, after in asked]  # noqa: E731
+    blocks = lambda: [make_input(new, tree, fed(target, text), after) for new, tree, text, after in asked]  # noqa: E731
     for together, block in zip(target.run(blocks()), blocks(), strict=True):
         (alone,) = target.run([block])
         torch.testing.assert_close(together.logits, alone.logits, rtol=0, atol=1e-12)
@@ -97,7 +97,7 @@ def test_rows_of_unequal_length_get_in_one_forward_what_each_gets_alone():
 def test_a_state_that_transformers_gives_only_behind_the_final_norm_is_refused():
     target = TransformersTarget(tiny())
     with pytest.raises(Unsupported, match="layer 2's state only after the final norm: ask for 'final'"):
-        target.run([make_block(PROMPT, DraftTree(), target.new_cache(5), (2,))])
+        target.run([make_input(PROMPT, DraftTree(), target.new_cache(5), (2,))])
 
 
 class Inner(PromptLookup):
@@ -128,14 +128,14 @@ class Nested(Proposer):
 
 def certain_at(length: int, seed: int) -> ToyTarget:
     """A random law that has but one token to follow a text of this length: fewer texts to go through."""
-    law = random_law(2, seed)
-    return ToyTarget(lambda ids: torch.tensor([0.0, -torch.inf]) if len(ids) == length else law.logits(ids), 2)
+    distribution = random_distribution(2, seed)
+    return ToyTarget(lambda ids: torch.tensor([0.0, -torch.inf]) if len(ids) == length else distribution.logits(ids), 2)
 
 
 def law_of_nested(row_of=lambda node: 1 + node) -> float:
     """How far the exact law of the texts is from the target's."""
     target, draft = certain_at(1, seed=1), certain_at(2, seed=2)
-    return far_from(law_of(target, Nested(draft, Sampling(), row_of), 5), target, 5)
+    return far_from(distribution_of(target, Nested(draft, Sampling(), row_of), 5), target, 5)
 
 
 def test_an_inner_loop_says_what_it_sampled_from_and_the_outer_text_keeps_the_targets_law():

@@ -13,7 +13,7 @@ from support.oracle import PROMPT, N, greedy_text_of
 from support.proposers import Scripted, always_right, tree_with_decoys, with_side_tokens
 from support.targets import entries
 
-from lessons_lib.decoding.draft_tree import plain_block
+from lessons_lib.decoding.draft_tree import plain_input
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.sampling import Sampling
@@ -121,9 +121,9 @@ def test_without_memory_for_the_check_of_a_long_text_chains_are_fed_and_nothing_
     with monkeypatch.context() as full, pytest.warns(UserWarning, match="goes on with chains: .*allocate memory"):
         full.setattr(self_check, "long_text_agrees", no_memory_on_a_cpu)
         out = generate(network, PROMPT, Scripted(text, 97, tree_with_decoys), max_new_tokens=N)
-    assert PROMPT + out.ids == text and all(step.proposed == step.depth for step in out.trace)
+    assert PROMPT + out.ids == text and all(step.proposed == step.depth for step in out.stats)
     out = generate(network, PROMPT, Scripted(text, 97, tree_with_decoys), max_new_tokens=N)
-    assert out.trace[1].proposed > out.trace[1].depth
+    assert out.stats[1].proposed > out.stats[1].depth
 
 
 def test_a_cache_with_gaps_that_keeps_the_wrong_entries_is_found_out():
@@ -182,13 +182,13 @@ def test_a_target_asks_itself_once_and_plain_decoding_never():
     network = tiny()
     target, text = TransformersTarget(network), greedy_text_of(network)
     with counted(target) as plain:
-        steps = len(generate(target, PROMPT, max_new_tokens=N).trace)
+        steps = len(generate(target, PROMPT, max_new_tokens=N).stats)
     assert len(plain) == steps
     asked = []
     for _ in range(2):
         with counted(target) as passes:
             out = generate(target, PROMPT, Scripted(text, 97, tree_with_decoys), max_new_tokens=N)
-        asked.append(len(passes) - len(out.trace))
+        asked.append(len(passes) - len(out.stats))
     assert asked == [19, 0]  # 9 for chains, 7 for branches, 3 for the length
 
 
@@ -201,7 +201,7 @@ def test_a_network_is_asked_once_in_all_its_texts_and_again_in_another_setting(m
         text = greedy_text_of(network)
         run.clear()
         out = generate(network, PROMPT, Scripted(text, 97, make), max_new_tokens=N)
-        return len(run) - len(out.trace)
+        return len(run) - len(out.stats)
 
     assert [asked(), asked()] == [passes, 0]
     network.set_attn_implementation("eager")
@@ -222,7 +222,7 @@ def test_what_is_known_of_a_network_does_not_keep_it():
 def test_asking_leaves_no_trace_in_a_text():
     target = TransformersTarget(tiny())
     cache = target.new_cache(N)
-    target.run([plain_block(PROMPT, cache)])
+    target.run([plain_input(PROMPT, cache)])
     before = [tensor.clone() for tensor in entries(cache)]
     target.require_branches(cache, 20)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(entries(cache), before, strict=True))
@@ -236,9 +236,9 @@ def test_a_text_that_grows_past_a_window_goes_on_with_chains(make):
     with pytest.warns(UserWarning, match="goes on with chains") as said:
         out = generate(network, PROMPT, Scripted(text, 97, make), max_new_tokens=60)
     assert PROMPT + out.ids == text and len(said) == 1
-    branched = [step.proposed > step.depth for step in out.trace[1:] if step.depth]
+    branched = [step.proposed > step.depth for step in out.stats[1:] if step.depth]
     assert branched[0] and branched == sorted(branched, reverse=True) and not branched[-1]
-    assert all(not step.scratch for step in out.trace if step.length_before > WINDOW)
+    assert all(not step.scratch for step in out.stats if step.length_before > WINDOW)
 
 
 def test_a_window_that_counts_other_branches_is_found_when_a_text_grows_past_it():
@@ -247,7 +247,7 @@ def test_a_window_that_counts_other_branches_is_found_when_a_text_grows_past_it(
     plain = generate(network, prompt, max_new_tokens=70).ids
     with pytest.warns(UserWarning, match="goes on with chains"):
         out = generate(network, prompt, DraftModel(network, 2, children=(2,)), max_new_tokens=70)
-    assert out.ids == plain and out.trace[1].proposed > out.trace[1].depth
+    assert out.ids == plain and out.stats[1].proposed > out.stats[1].depth
 
 
 def test_branches_are_fed_as_long_as_the_window_holds_all():
@@ -266,7 +266,7 @@ def test_branches_that_a_model_misreads_do_not_end_a_text_that_began_with_chains
     with pytest.warns(UserWarning, match="goes on with chains") as said:
         out = generate(network, prompt, Scripted(text, network.config.vocab_size, guess), max_new_tokens=N)
     assert prompt + out.ids == text and len(said) == 1
-    assert all(step.proposed == step.depth for step in out.trace)
+    assert all(step.proposed == step.depth for step in out.stats)
 
 
 def test_a_text_that_begins_beyond_the_window_is_refused():
@@ -283,8 +283,8 @@ def test_a_draft_whose_text_grows_past_its_window_goes_on_with_chains(mode):
     with pytest.warns(UserWarning, match="goes on with chains"):
         out = generate(network, PROMPT, by, max_new_tokens=40)
     assert out.ids == generate(network, PROMPT, max_new_tokens=40).ids
-    branched = [step.length_before for step in out.trace if step.proposed > step.depth]
-    assert branched and max(branched) < WINDOW < max(step.length_before for step in out.trace if step.depth)
+    branched = [step.length_before for step in out.stats if step.proposed > step.depth]
+    assert branched and max(branched) < WINDOW < max(step.length_before for step in out.stats if step.depth)
 
 
 def test_no_warning_where_nothing_changes():
@@ -300,24 +300,24 @@ def test_going_back_reads_the_whole_text_once_and_copies_from_then_on(monkeypatc
     cache = target.new_cache(len(ids))
     assert target.self_check.reads_chains()
     with counted(target) as passes:
-        target.run([plain_block(ids[:4], cache)])
-        target.run([plain_block([1, 2], cache)])
+        target.run([plain_input(ids[:4], cache)])
+        target.run([plain_input([1, 2], cache)])
         cache.keep(4)
         assert cache.length() == 4 and passes == [4, 2, 4]
-        target.run([plain_block([*ids[4:6], 1, 2], cache)])
+        target.run([plain_input([*ids[4:6], 1, 2], cache)])
         with monkeypatch.context() as patch:
             patch.setattr(target, "new_state", None)  # a copy is there
             cache.keep(6)
         assert cache.length() == 6 and passes[3:] == [4, 2]
-        (found,) = target.run([plain_block(ids[6:], cache, 2)])
-    fresh = target.run([plain_block(ids, target.new_cache(len(ids)), 2)])[0]
+        (found,) = target.run([plain_input(ids[6:], cache, 2)])
+    fresh = target.run([plain_input(ids, target.new_cache(len(ids)), 2)])[0]
     torch.testing.assert_close(found.logits, fresh.logits, rtol=0, atol=1e-5)
 
 
 def test_a_state_keeps_no_gaps_and_no_more_than_it_read():
     target = TransformersTarget(model_of("no cache"))
     cache = target.new_cache(8)
-    target.run([plain_block([5, 9, 11], cache)])
+    target.run([plain_input([5, 9, 11], cache)])
     for prefix, then in ((1, [2]), (4, [])):
         with pytest.raises(ValueError, match="cannot be kept of 3"):
             cache.keep(prefix, then)

@@ -1,7 +1,7 @@
 """A table as a target: the loop reads it as it stands, and its laws are the table's."""
 
 import pytest
-from support.laws import exact_law
+from support.distributions import exact_distribution
 
 from lessons_lib import DraftModel, Sampling, generate
 from lessons_lib.decoding.proposers import Proposer
@@ -15,7 +15,7 @@ def test_greedy_text_follows_the_largest_entries_with_a_draft_or_without():
     plain = generate(TableTarget(P), [2], max_new_tokens=7)
     drafted = generate(TableTarget(P), [2], DraftModel(TableTarget(Q), 3), max_new_tokens=7)
     assert plain.ids == drafted.ids == [0, 1, 2, 0, 1, 2, 0]
-    assert [step.committed for step in drafted.trace] == [1, 3, 3]
+    assert [step.committed for step in drafted.stats] == [1, 3, 3]
 
 
 def test_drafted_texts_have_exactly_the_tables_probabilities():
@@ -23,9 +23,9 @@ def test_drafted_texts_have_exactly_the_tables_probabilities():
         proposer = DraftModel(TableTarget(Q), 2, mode="iid")
         return tuple(generate(TableTarget(P), [2], proposer, Sampling(), max_new_tokens=3).ids)
 
-    law = exact_law(run)
-    assert sum(law.values()) == pytest.approx(1)
-    for (x, y, z), chance in law.items():
+    distribution = exact_distribution(run)
+    assert sum(distribution.values()) == pytest.approx(1)
+    for (x, y, z), chance in distribution.items():
         assert chance == pytest.approx(P[2][x] * P[x][y] * P[y][z], abs=1e-12)
 
 

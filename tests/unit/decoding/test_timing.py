@@ -37,7 +37,7 @@ def test_every_prompt_is_asked_by_every_method_in_turn_with_a_new_proposer_each_
     assert {len(samples.times) for samples in took.values()} == {3} and len(set(map(id, made))) == 2 * 3
     for (method, name), out in outs.items():
         assert out.ids == generate(target, prompts[name], **short).ids
-        assert (sum(step.proposed for step in out.trace) > 0) == (method == "jacobi")
+        assert (sum(step.proposed for step in out.stats) > 0) == (method == "jacobi")
 
 
 def test_what_a_request_gave_is_that_of_the_run_of_median_time(monkeypatch):
@@ -80,7 +80,7 @@ def test_batched_steps_leave_gradients_off_although_they_are_called_later():
 
 def test_a_twin_has_the_layers_of_a_shape_and_hardly_any_weights():
     shape = CONFIGS["smollm2-135m"]
-    decoder = timing.twin(shape, "fp32", context=32).decoder
+    decoder = timing.overhead_proxy(shape, "fp32", context=32).decoder
     assert len(decoder.layers) == shape.num_layers
     assert sum(p.numel() for p in decoder.parameters()) < shape.weights / 100
 

@@ -10,7 +10,7 @@ from support.oracle import exact
 from support.proposers import tree_of
 from support.targets import targets
 
-from lessons_lib.decoding.draft_tree import ROOT, make_block, plain_block, tree_mask
+from lessons_lib.decoding.draft_tree import ROOT, make_input, plain_input, tree_mask
 from lessons_lib.decoding.proposers.medusa import PAD, TreeShape, buffers, published_tree, regular
 from lessons_lib.decoding.sampling import Greedy, Typical
 from lessons_lib.models import tiny
@@ -99,10 +99,10 @@ def test_a_nodes_scores_are_those_of_the_text_along_its_path(target, shape, seed
     tokens = torch.randint(0, 97, (len(shape.choices),), generator=random).tolist()
     tree = tree_of(tokens, shape.parents)
     with exact(), torch.no_grad():
-        (scores,) = target.run([make_block(text, tree, target.new_cache(40))])
+        (scores,) = target.run([make_input(text, tree, target.new_cache(40))])
         for node in range(len(tree.tokens)):
             path = [tree.tokens[above] for above in tree.path(node)]
-            block = plain_block(text + path, target.new_cache(40))
+            block = plain_input(text + path, target.new_cache(40))
             torch.testing.assert_close(scores.logits[1 + node], target.run([block])[0].logits[0], rtol=0, atol=1e-10)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.laws import exact_law
+from support.distributions import exact_distribution
 from support.proposers import tree_of
 
 from lessons_lib.decoding.draft_tree import DraftTree
@@ -85,7 +85,7 @@ def test_a_guess_is_judged_by_the_row_that_it_stands_below():
         assert Typical().accept(tree, logits_of(*rows), torch.Generator().manual_seed(0))[0] == accepted_path
 
 
-def law(rule, guesses: list[int]) -> dict:
+def distribution(rule, guesses: list[int]) -> dict:
     """The exact law of the first token."""
     tree = tree_of(guesses, [-1] * len(guesses))
     logits = logits_of(*[[0.5, 0.4, 0.1]] * (1 + len(guesses)))
@@ -94,16 +94,16 @@ def law(rule, guesses: list[int]) -> dict:
         path, bonus = rule.accept(tree, logits)
         return tree.tokens[path[0]] if path else bonus
 
-    return exact_law(first)
+    return exact_distribution(first)
 
 
 def test_without_guesses_it_samples():
-    assert law(Typical(), []) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.1}) == law(Sampling(), [])
+    assert distribution(Typical(), []) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.1}) == distribution(Sampling(), [])
 
 
 def test_it_is_lossy_and_says_so():
-    assert law(Typical(), [1]) == {1: pytest.approx(1.0)}
-    assert law(Sampling(), [1]) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.1})
+    assert distribution(Typical(), [1]) == {1: pytest.approx(1.0)}
+    assert distribution(Sampling(), [1]) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.1})
     assert not Typical.lossless and Sampling.lossless
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.decoding.generate import Step
+from lessons_lib.decoding.generate import StepStats
 from lessons_lib.measure.cost import (
     acceptance_rate,
     best_gamma,
@@ -36,9 +36,9 @@ def test_expected_tokens_by_hand_and_at_the_limits():
 
 @given(st.floats(0, 0.99), st.integers(0, 12))
 def test_expected_tokens_is_the_mean_of_the_capped_geometric_law(alpha, gamma):
-    law = [alpha ** (k - 1) * (1 - alpha) for k in range(1, gamma + 1)] + [alpha**gamma]
-    assert sum(law) == pytest.approx(1)
-    assert expected_tokens(alpha, gamma) == pytest.approx(sum(k * p for k, p in enumerate(law, 1)))
+    distribution = [alpha ** (k - 1) * (1 - alpha) for k in range(1, gamma + 1)] + [alpha**gamma]
+    assert sum(distribution) == pytest.approx(1)
+    assert expected_tokens(alpha, gamma) == pytest.approx(sum(k * p for k, p in enumerate(distribution, 1)))
 
 
 @pytest.mark.parametrize("alpha, c, speed", [(0.75, 0.02, 3.16), (0.80, 0.04, 3.25), (0.82, 0.11, 2.50)])
@@ -94,11 +94,11 @@ def test_impossible_values_are_refused(bad):
 
 def test_the_acceptance_rate_counts_examined_guesses_only():
     steps = [
-        Step(5, 5, committed=1, is_prefill=True),
-        Step(6, 5, depth=4, accepted=4, committed=5),  # 4 of 4
-        Step(11, 5, depth=4, accepted=1, committed=2),  # 1 of 2: the third and fourth were not looked at
-        Step(13, 5, depth=4, accepted=2, committed=2, eos_cut=True),  # 2 of 2, the second one ended the text
-        Step(15, 1, committed=1),  # nothing guessed
+        StepStats(5, 5, committed=1, is_prefill=True),
+        StepStats(6, 5, depth=4, accepted=4, committed=5),  # 4 of 4
+        StepStats(11, 5, depth=4, accepted=1, committed=2),  # 1 of 2: the third and fourth were not looked at
+        StepStats(13, 5, depth=4, accepted=2, committed=2, eos_cut=True),  # 2 of 2, the second one ended the text
+        StepStats(15, 1, committed=1),  # nothing guessed
     ]
     assert acceptance_rate(steps) == 7 / 8
     assert math.isnan(acceptance_rate(steps[:1]))
@@ -108,7 +108,7 @@ def test_the_acceptance_rate_finds_alpha_where_accepted_over_proposed_does_not()
     rng, alpha, gamma, steps = random.Random(0), 0.7, 4, []
     for _ in range(20_000):
         accepted = next((i for i in range(gamma) if rng.random() >= alpha), gamma)
-        steps.append(Step(1, gamma + 1, proposed=gamma, depth=gamma, accepted=accepted, committed=accepted + 1))
+        steps.append(StepStats(1, gamma + 1, proposed=gamma, depth=gamma, accepted=accepted, committed=accepted + 1))
     assert acceptance_rate(steps) == pytest.approx(alpha, abs=0.01)
     assert sum(s.accepted for s in steps) / sum(s.proposed for s in steps) == pytest.approx(0.443, abs=0.01)
     assert sum(s.committed for s in steps) / len(steps) == pytest.approx(expected_tokens(alpha, gamma), abs=0.04)

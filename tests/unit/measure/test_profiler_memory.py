@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from lessons_lib.attention import naive, tiled
-from lessons_lib.measure.profiler import bytes_left, give_back, highest, peak_bytes, settled
+from lessons_lib.measure.profiler import bytes_left, gc_frozen, highest, peak_bytes, trim_heap
 
 
 def test_the_highest_sum_of_changes():
@@ -77,21 +77,21 @@ def test_freed_pieces_below_one_that_lives_go_back_to_the_system():
     living = torch.ones(1 << 14)
     del pieces
     kept = resident()
-    give_back()
+    trim_heap()
     assert resident() < kept - 50e6 and living.sum() == 1 << 14
 
 
 @pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
 def test_where_the_c_library_gives_nothing_back_nothing_happens(error, monkeypatch):
-    def lacking(name):
+    def uncomputed(name):
         raise error("no such call")
 
-    monkeypatch.setattr("ctypes.CDLL", lacking)
-    assert give_back() is None
+    monkeypatch.setattr("ctypes.CDLL", uncomputed)
+    assert trim_heap() is None
 
 
 def test_what_exists_is_spared_the_collector_for_a_while_whatever_happens():
-    with pytest.raises(KeyError), settled():
+    with pytest.raises(KeyError), gc_frozen():
         assert gc.get_freeze_count() > 0
         raise KeyError
     assert gc.get_freeze_count() == 0
@@ -100,7 +100,7 @@ def test_what_exists_is_spared_the_collector_for_a_while_whatever_happens():
 def test_what_a_program_has_frozen_itself_stays_frozen():
     gc.freeze()
     try:
-        with settled():
+        with gc_frozen():
             pass
         assert gc.get_freeze_count() > 0
     finally:

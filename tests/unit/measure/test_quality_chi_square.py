@@ -14,11 +14,11 @@ def test_statistic_and_chance_by_hand():
 @pytest.mark.parametrize("degrees, critical", [(1, 3.841), (2, 5.991), (8, 15.507)])
 def test_the_published_critical_values_have_a_chance_of_a_twentieth(degrees, critical):
     cells, n = degrees + 1, 10_000
-    law = torch.full((cells,), 1 / cells, dtype=torch.float64)
+    distribution = torch.full((cells,), 1 / cells, dtype=torch.float64)
     shift = (critical * n / cells / 2) ** 0.5
     seen = torch.full((cells,), n / cells, dtype=torch.float64)
     seen[0], seen[1] = seen[0] + shift, seen[1] - shift
-    statistic, chance = chi_square(seen, law)
+    statistic, chance = chi_square(seen, distribution)
     assert statistic == pytest.approx(critical, rel=1e-6) and chance == pytest.approx(0.05, abs=1e-4)
 
 

@@ -17,7 +17,7 @@ def results(tmp_path):
         make_claim("cache/512/vs-uncached", None, ">= 8"),
     ]
     update(tmp_path / "claims.json", rows)
-    raw = {"assisted-mixed-vs-plain": {"tokens_per_forward": {"chat": 2.0, "math": 3.0}, "predicted": 1.4321}}
+    raw = {"assisted-mixed-vs-plain": {"tokens_per_pass": {"chat": 2.0, "math": 3.0}, "predicted": 1.4321}}
     asked = [{"category": "chat"}, {"category": "math"}, {"category": "math", "short": 7}, {"category": "chat"}]
     raw["assisted-mixed-vs-plain"]["questions"] = asked
     raw["lookahead-code-lists-compression"] = {"speed": [1.09, 0.9, 1.3]}

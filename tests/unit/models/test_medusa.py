@@ -7,7 +7,7 @@ from support.heads import heads_of, random_heads
 from support.targets import decoder_target
 
 from lessons_lib import Medusa
-from lessons_lib.decoding.draft_tree import Block
+from lessons_lib.decoding.draft_tree import ModelInput
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models import LanguageModel, ModelUnavailable, read_card, tiny, trained
 from lessons_lib.models.medusa import (
@@ -23,15 +23,15 @@ FORMS = [
     dict(own=True),
     dict(blocks=3),
     dict(blocks=2, own=True),
-    dict(blocks=2, anchor_rank=4),
-    dict(own=True, anchor_rank=4),
+    dict(blocks=2, root_rank=4),
+    dict(own=True, root_rank=4),
 ]
 IDS = [5, 80, 3, 61]
 
 
 def states_of(target):
     """Final states and scores of a short text."""
-    block = Block(IDS, range(len(IDS)), None, target.new_cache(8), len(IDS), after=("final",))
+    block = ModelInput(IDS, range(len(IDS)), None, target.new_cache(8), len(IDS), after=("final",))
     (scores,) = target.run([block])
     return scores.states["final"], scores.logits
 
@@ -75,10 +75,10 @@ def test_a_head_that_reads_the_anchor_does_so_in_its_first_block():
     """silu(W h + b + B A e), e the LM head's row of the chosen token, of root mean square 1."""
     random = torch.Generator().manual_seed(1)
     lm_head, h = torch.randn(9, 4, generator=random), torch.randn(3, 4, generator=random)
-    heads = random_heads(lm_head, 2, blocks=2, anchor_rank=3)
+    heads = random_heads(lm_head, 2, blocks=2, root_rank=3)
     e = lm_head[[7, 0, 7]] / lm_head[[7, 0, 7]].square().mean(-1, keepdim=True).sqrt()
     for k in range(2):
-        (down, up), (first, second) = heads.anchors[k], heads.stacks[k]
+        (down, up), (first, second) = heads.roots[k], heads.stacks[k]
         x = h + F.silu(h @ first.weight.T + first.bias + e @ down.weight.T @ up.weight.T)
         x = x + F.silu(x @ second.weight.T + second.bias)
         torch.testing.assert_close(heads(h, chosen=[7, 0, 7])[:, k], x @ lm_head.T)
@@ -91,14 +91,14 @@ def test_a_head_that_reads_the_anchor_does_so_in_its_first_block():
 def test_trimmed_heads_choose_among_the_tokens_they_keep_and_score_them_as_before():
     random = torch.Generator().manual_seed(0)
     lm_head, h, kept = torch.randn(9, 4, generator=random), torch.randn(3, 4, generator=random), [1, 4, 5, 8]
-    heads, others = random_heads(lm_head, 2, anchor_rank=3), [0, 2, 3, 6, 7]
+    heads, others = random_heads(lm_head, 2, root_rank=3), [0, 2, 3, 6, 7]
     whole = heads(h, chosen=[7, 0, 7])  # the anchor may be a token that is not kept
-    assert torch.equal(heads.favourites(h, 3, chosen=[7, 0, 7]), whole.topk(3).indices) and heads.scored == 9
+    assert torch.equal(heads.top_tokens(h, 3, chosen=[7, 0, 7]), whole.topk(3).indices) and heads.scored == 9
     heads.trim(torch.tensor(kept))
     scores = heads(h, chosen=[7, 0, 7])
     torch.testing.assert_close(scores[..., kept], whole[..., kept])
     assert scores[..., others].eq(-torch.inf).all() and heads.scored == 4
-    assert torch.equal(heads.favourites(h, 3, 1, [7, 0, 7]), scores[:, :1].topk(3).indices)
+    assert torch.equal(heads.top_tokens(h, 3, 1, [7, 0, 7]), scores[:, :1].topk(3).indices)
     with pytest.raises(ValueError, match="the tree is 1 deep and 5 ranks wide, too much for 2 heads over 4 tokens"):
         Medusa(heads, [(rank,) for rank in range(5)])
     with pytest.raises(ValueError, match="only heads that share the model's LM head can be trimmed"):
@@ -106,16 +106,16 @@ def test_trimmed_heads_choose_among_the_tokens_they_keep_and_score_them_as_befor
 
 
 def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads():
-    once, again = (MedusaHeads(torch.eye(5), 2, anchor_rank=3) for _ in range(2))
+    once, again = (MedusaHeads(torch.eye(5), 2, root_rank=3) for _ in range(2))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(once.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(once.anchors[0][0].weight, once.anchors[1][0].weight)
+    assert not torch.equal(once.roots[0][0].weight, once.roots[1][0].weight)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_parameters_are_as_many_as_the_formula_says(form):
     heads = heads_of(tiny(), 3) if not form else MedusaHeads(torch.zeros(97, 32), 3, **form)
     blocks = form.get("blocks", 1)
-    rank = form.get("anchor_rank", 0)
+    rank = form.get("root_rank", 0)
     shared = shared_parameters(3, 32, blocks, rank)
     expected = own_parameters(3, 32, 97, blocks, rank) if form.get("own") else shared
     assert sum(weight.numel() for weight in heads.parameters()) == expected
@@ -183,18 +183,18 @@ def test_trimmed_heads_come_back_trimmed(tmp_path):
     save_heads(heads, tmp_path, "tiny")
     back = load_heads(tmp_path, of)
     assert back.kept.tolist() == [3, 5, 96] and back.rows.dtype == torch.float64 and read_card(tmp_path)["kept"] == 3
-    assert set(back.favourites(torch.ones(2, 32).double(), 3).flatten().tolist()) == {3, 5, 96}
+    assert set(back.top_tokens(torch.ones(2, 32).double(), 3).flatten().tolist()) == {3, 5, 96}
 
 
-@pytest.mark.parametrize("anchor_rank", [0, 128])
-def test_four_heads_of_the_default_model_take_less_than_4_mb(tmp_path, anchor_rank):
+@pytest.mark.parametrize("root_rank", [0, 128])
+def test_four_heads_of_the_default_model_take_less_than_4_mb(tmp_path, root_rank):
     with torch.device("meta"):
         lm_head = torch.empty(49_152, 576)
-    heads = MedusaHeads(lm_head, 4, anchor_rank=anchor_rank).to_empty(device="cpu")
+    heads = MedusaHeads(lm_head, 4, root_rank=root_rank).to_empty(device="cpu")
     heads.trim(torch.arange(16_384))
     save_heads(heads, tmp_path, "smollm2-135m")
     size = (tmp_path / trained.WEIGHTS).stat().st_size
-    assert 2 * shared_parameters(4, 576, 1, anchor_rank) < size < 4e6
+    assert 2 * shared_parameters(4, 576, 1, root_rank) < size < 4e6
 
 
 @pytest.mark.parametrize("other, count, said", [

@@ -30,10 +30,12 @@ def test_errors_by_hand():
 
 
 def test_tails_get_heavier_and_float_formats_do_not_care():
-    laws = draws(40_000)
-    heights = [(x.abs().max() / x.square().mean().sqrt()).item() for x in laws.values()]
+    distributions = draws(40_000)
+    heights = [(x.abs().max() / x.square().mean().sqrt()).item() for x in distributions.values()]
     assert heights[:3] == sorted(heights[:3]) and heights[0] < 2 and min(heights[3:]) > 2 * heights[2]
-    found = {name: [decibels(x, round_trip(x[None], name)[0]) for x in laws.values()] for name in ("int8", "fp8")}
+    found = {
+        name: [decibels(x, round_trip(x[None], name)[0]) for x in distributions.values()] for name in ("int8", "fp8")
+    }
     assert found["int8"][0] > found["fp8"][0] + 10 and found["int8"][-1] < found["fp8"][-1] - 5
     assert max(found["fp8"]) - min(found["fp8"]) < 1.5
 
@@ -45,6 +47,6 @@ def test_the_same_seed_draws_the_same():
 
 
 def test_five_laws_are_drawn_and_equal_numbers_stay_within_one():
-    laws = draws(100, seed=0)
-    assert list(laws)[:3] == ["uniform", "normal", "Laplace"] and len(laws) == 5
-    assert laws["uniform"].abs().max() <= 1 and all(len(values) == 100 for values in laws.values())
+    distributions = draws(100, seed=0)
+    assert list(distributions)[:3] == ["uniform", "normal", "Laplace"] and len(distributions) == 5
+    assert distributions["uniform"].abs().max() <= 1 and all(len(values) == 100 for values in distributions.values())

@@ -430,7 +430,7 @@ def test_layers_that_nothing_replaces_stay_as_they_are():
 
 def test_what_rounding_freed_goes_back_to_the_system_even_where_it_fails(monkeypatch):
     calls = []
-    monkeypatch.setattr("lessons_lib.quantization.model.give_back", lambda: calls.append("given back"))
+    monkeypatch.setattr("lessons_lib.quantization.model.trim_heap", lambda: calls.append("given back"))
     quantize_model(decoder(), "int8")
     assert calls == ["given back"]
     with pytest.raises(ValueError):

@@ -9,7 +9,7 @@ from support.targets import decoder_target
 
 from lessons_lib.caches.cache import CacheFullError
 from lessons_lib.caches.paged import PagedCache, Pages
-from lessons_lib.decoding.draft_tree import Block, plain_block
+from lessons_lib.decoding.draft_tree import ModelInput, plain_input
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import attend
 from lessons_lib.quantization import quantize_model
@@ -111,8 +111,8 @@ def test_single_precision_computes_what_the_eager_step_does_for_any_number_of_ro
         found = []
         for target in (eager, made):
             cache = PagedCache(target.memory, list(range(20)))
-            rest = [] if not cached else PagedTarget.run(target, [plain_block(ids[:cached], cache)])
-            found.append(target.run([plain_block(ids[cached:], cache, wanted=count)])[0].logits)
+            rest = [] if not cached else PagedTarget.run(target, [plain_input(ids[:cached], cache)])
+            found.append(target.run([plain_input(ids[cached:], cache, wanted=count)])[0].logits)
             assert len(rest) <= 1 and cache.length() == cached + count
         torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
 
@@ -130,7 +130,7 @@ def test_a_row_without_room_is_refused_before_anything_is_written(target):
     full = PagedCache(target.memory, [3], SIZE)
     before = [buffer.clone() for buffer in target.memory.keys]
     with pytest.raises(CacheFullError, match="cannot hold 5 entries"):
-        target.run([plain_block([1], full)])
+        target.run([plain_input([1], full)])
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, target.memory.keys, strict=True))
 
 
@@ -143,13 +143,13 @@ def test_a_number_that_is_none_is_refused_since_the_step_itself_does_not_look(ta
     cache = PagedCache(target.memory, [block] * TARGET.context, cached)
     before = [buffer.clone() for buffer in target.memory.keys]
     with pytest.raises(IndexError, match=wrong):
-        target.run([plain_block(tokens, cache)])
+        target.run([plain_input(tokens, cache)])
     assert cache.length() == cached
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, target.memory.keys, strict=True))
 
 
-def block(count: int, cached: int = 0, **more) -> Block:
-    return Block([1] * count, list(range(count)), None, SimpleNamespace(length=lambda: cached), 1, **more)
+def block(count: int, cached: int = 0, **more) -> ModelInput:
+    return ModelInput([1] * count, list(range(count)), None, SimpleNamespace(length=lambda: cached), 1, **more)
 
 
 def test_a_prompt_too_long_to_be_rows_is_left_to_the_library_and_one_token_never():
@@ -167,7 +167,7 @@ def test_a_prompt_too_long_to_be_rows_is_left_to_the_library_and_one_token_never
     ([(90, 0), (80, 0), (100, 0)], [[1, 0, 2]]),
 ], ids=str)  # fmt: skip
 def test_blocks_run_together_while_padding_costs_less_than_another_forward(blocks, parts):
-    assert list(paged_target.forwards([block(*sizes) for sizes in blocks])) == parts
+    assert list(paged_target.passes([block(*sizes) for sizes in blocks])) == parts
 
 
 def test_a_text_longer_than_any_before_takes_the_same_graph(target):

@@ -34,12 +34,12 @@ def test_the_workload_can_be_served_again():
     assert first.requests[0].times == again.requests[0].times and first.requests[0].ids == [1, 2, 3, 4, 0, 0]
 
 
-@pytest.mark.parametrize("right, forwards", [(0, 9), (1, 5), (2, 4), (3, 3)])
-def test_a_forward_may_commit_several_tokens(right, forwards):
+@pytest.mark.parametrize("right, passes", [(0, 9), (1, 5), (2, 4), (3, 3)])
+def test_a_forward_may_commit_several_tokens(right, passes):
     """Nine tokens: the first from the prompt, then 1 + accepted guesses a forward."""
     scheduler = Scheduler(BlockPool(9), num_speculative_tokens=3)
     log = simulate([Sequence(0, 0, 4, 9)], scheduler, LinearCost(step=1.0), accepted=lambda request, guesses: right)
-    assert len(log.iterations) == forwards and len(log.requests[0].times) == 9
+    assert len(log.iterations) == passes and len(log.requests[0].times) == 9
     assert log.iterations[1].shares[0].fed == 4 and not log.iterations[1].shares[0].prefill
 
 

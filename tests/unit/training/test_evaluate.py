@@ -7,7 +7,7 @@ import torch
 from support.heads import random_heads
 
 from lessons_lib import Medusa
-from lessons_lib.decoding.generate import generate, tokens_per_forward
+from lessons_lib.decoding.generate import generate, tokens_per_pass
 from lessons_lib.decoding.prediction import replay_draft
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
@@ -16,13 +16,13 @@ from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models.draft import own_weights, start_from
 from lessons_lib.training import evaluate, read_texts
 from lessons_lib.training.collect import Text
-from lessons_lib.training.evaluate import evaluate_heads, favourites, rounded_worth, trace_of
+from lessons_lib.training.evaluate import evaluate_heads, rounded_worth, stats_of, top_tokens
 
 R, W = True, False
 
 
 @pytest.mark.parametrize(
-    "guesses, gamma, forwards",
+    "guesses, gamma, passes",
     [
         ([R, R, W], 4, 1),
         ([R, R, R, R, R], 4, 1),
@@ -33,8 +33,8 @@ R, W = True, False
         ([], 4, 0),
     ],
 )
-def test_a_forward_commits_right_guesses_and_one_token_more(guesses, gamma, forwards):
-    assert len(replay_draft(guesses, Constant(gamma))) == forwards
+def test_a_forward_commits_right_guesses_and_one_token_more(guesses, gamma, passes):
+    assert len(replay_draft(guesses, Constant(gamma))) == passes
 
 
 class Greedily(Proposer):
@@ -59,8 +59,8 @@ def test_replay_counts_the_forwards_that_decoding_takes(target, gamma):
         prompt = [start, 5, 9]
         out = generate(DecoderTarget(target, eos=(4, 8)), prompt, Greedily(draft, gamma), max_new_tokens=30)
         found = evaluate.right(draft, Text("chat/0", prompt + out.ids, 3))
-        replayed = evaluate.tokens_per_forward([found], gamma)
-        assert replayed == pytest.approx(tokens_per_forward(out.trace))
+        replayed = evaluate.tokens_per_pass([found], gamma)
+        assert replayed == pytest.approx(tokens_per_pass(out.stats))
         counts.append(replayed)
     assert max(counts) > 1.2
 
@@ -86,8 +86,8 @@ def test_kinds_of_the_bar_are_averaged_each_counting_the_same(target, monkeypatc
         Text("math/10", [1, 1, 2], 2),
     ]
     result = evaluate.evaluate(target, texts, gamma=4)
-    assert result["kinds"]["chat"] == {"texts": 2, "tokens_per_forward": 2.5, "right": 0.8}  # 5 tokens in 2 forwards
-    assert result["kinds"]["math"]["tokens_per_forward"] == 2 and result["kinds"]["rewrite"]["tokens_per_forward"] == 1
+    assert result["kinds"]["chat"] == {"texts": 2, "tokens_per_pass": 2.5, "right": 0.8}  # 5 tokens in 2 forwards
+    assert result["kinds"]["math"]["tokens_per_pass"] == 2 and result["kinds"]["rewrite"]["tokens_per_pass"] == 1
     assert result["macro"] == (2.5 + 3 + 2) / 3
 
 
@@ -102,7 +102,7 @@ def test_a_drafts_worth_in_few_bits_is_that_of_its_rounded_matrices(target, text
     assert (coarse["bits"], fine["bits"]) == (4, 10)  # a scale and a minimum of 16 bits for 16 weights
     assert fine["total"] == 10 * matrices
     assert coarse["right"] < fine["right"] <= 1
-    assert coarse["tokens_per_forward"] < fine["tokens_per_forward"]
+    assert coarse["tokens_per_pass"] < fine["tokens_per_pass"]
 
 
 # Medusa heads
@@ -111,20 +111,20 @@ WIDE = regular(60, 4)  # of 97 tokens: about two of three first guesses are righ
 
 
 def replayed(heads, text, tree):
-    return trace_of(heads, text, favourites(heads, text, tree.ranks), tree)
+    return stats_of(heads, text, top_tokens(heads, text, tree.ranks), tree)
 
 
-@pytest.mark.parametrize("anchor_rank", [0, 4])
+@pytest.mark.parametrize("root_rank", [0, 4])
 @pytest.mark.parametrize("tree", [regular(1, 1), WIDE], ids=["chain", "wide"])
-def test_replay_counts_the_steps_that_decoding_takes(target, texts, tree, anchor_rank):
-    heads, accepted = random_heads(target.head.weight, 2, anchor_rank=anchor_rank), 0
+def test_replay_counts_the_steps_that_decoding_takes(target, texts, tree, root_rank):
+    heads, accepted = random_heads(target.head.weight, 2, root_rank=root_rank), 0
     for text in texts:
         prompt, new = text.ids[: text.prompt_length], text.ids[text.prompt_length :]
         out = generate(DecoderTarget(target), prompt, Medusa(heads, tree), max_new_tokens=len(new))
-        counts = [[(s.forwarded, s.proposed, s.accepted, s.committed) for s in trace]
-                  for trace in (out.trace, replayed(heads, text, tree))]  # fmt: skip
+        counts = [[(s.num_input_tokens, s.proposed, s.accepted, s.committed) for s in stats]
+                  for stats in (out.stats, replayed(heads, text, tree))]  # fmt: skip
         assert out.ids == new and counts[0] == counts[1]
-        accepted += sum(s.accepted for s in out.trace)
+        accepted += sum(s.accepted for s in out.stats)
     assert accepted > 10 or tree is not WIDE
 
 
@@ -133,7 +133,7 @@ def test_kinds_count_the_same_and_sampled_texts_not_at_all(target, texts):
     named = [replace(text, key=f"{kind}/{n}") for n, (kind, text) in enumerate(zip(["chat", "math", "math", "rewrite"], texts, strict=False))]  # fmt: skip  # noqa: E501
     drawn = [replace(text, key=f"chat/drawn-{text.key}", temperature=0.8) for text in texts[4:]]
     found, narrow = (evaluate_heads(heads, [*named, *drawn], tree) for tree in (WIDE, regular(1)))
-    tau = lambda some: tokens_per_forward([s for text in some for s in replayed(heads, text, WIDE)])  # noqa: E731
+    tau = lambda some: tokens_per_pass([s for text in some for s in replayed(heads, text, WIDE)])  # noqa: E731
     assert tau(named[:1]) != pytest.approx(tau([*named[:1], *drawn]), abs=1e-3)
     assert found["kinds"] == pytest.approx({"chat": tau(named[:1]), "math": tau(named[1:3]), "rewrite": tau(named[3:])}, abs=1e-4)  # fmt: skip  # noqa: E501
     assert found["macro"] == pytest.approx((found["kinds"]["chat"] + found["kinds"]["math"]) / 2)

@@ -73,7 +73,7 @@ def test_head_k_counts_lambda_to_the_k():
     assert medusa.total(torch.tensor([1.0, 10.0]), 0.8) == pytest.approx(0.8 + 0.64 * 10)
 
 
-@pytest.mark.parametrize("form", [dict(), dict(own=True), dict(anchor_rank=2)], ids=str)
+@pytest.mark.parametrize("form", [dict(), dict(own=True), dict(root_rank=2)], ids=str)
 def test_the_gradient_is_that_of_the_weighted_means_across_chunks(form, monkeypatch):
     random = torch.Generator().manual_seed(0)
     states, labels = torch.randn(7, 4, generator=random).double(), torch.randint(0, 9, (7, 2), generator=random)
@@ -156,7 +156,7 @@ def test_only_heads_that_read_the_anchor_can_learn_what_follows_it_alone(tmp_pat
     texts = [Text(f"chat/{n}", ids, 2, hidden=torch.ones(len(ids) - 1, 8)) for n, ids in enumerate(chains)]
     right = {}
     for rank in (0, 8):
-        recipe = HeadsRecipe(heads=2, anchor_rank=rank, steps=200, tokens=100, rate=0.05, warmup=5)
+        recipe = HeadsRecipe(heads=2, root_rank=rank, steps=200, tokens=100, rate=0.05, warmup=5)
         run = train_heads(lm_head, texts, recipe, tmp_path / str(rank))
         right[rank] = medusa.judge(run.heads, texts)["accuracies"][0][0]
     assert right[0] < 0.3 and right[8] > 0.95
@@ -190,7 +190,7 @@ def test_with_a_bf16_head_products_are_bf16_and_what_is_trained_is_not(target, m
 # runs
 
 
-@pytest.mark.parametrize("form", [{}, {"muon": 1}, {"anchor_rank": 2, "kept": 20}], ids=str)
+@pytest.mark.parametrize("form", [{}, {"muon": 1}, {"root_rank": 2, "kept": 20}], ids=str)
 def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, many, tmp_path, monkeypatch, form):
     monkeypatch.setattr(medusa, "LOOK_EVERY", 2)
     in_folder = partial(train, target, many, recipe=replace(RECIPE, **form))
@@ -199,7 +199,7 @@ def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, m
 
 
 def test_every_part_of_the_recipe_matters(target, many, tmp_path):
-    changes = [{}, {"heads": 3}, {"blocks": 2}, {"anchor_rank": 2}, {"decay": 0.5}, {"steps": 5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}, {"kept": 20}]  # fmt: skip  # noqa: E501
+    changes = [{}, {"heads": 3}, {"blocks": 2}, {"root_rank": 2}, {"decay": 0.5}, {"steps": 5}, {"tokens": 90}, {"rate": 1e-5}, {"warmup": 5}, {"muon": 1}, {"seed": 1}, {"kept": 20}]  # fmt: skip  # noqa: E501
     assert {name for change in changes for name in change} == {field.name for field in fields(medusa.HeadsRecipe)}
     losses = {train(target, many, tmp_path / str(n), replace(RECIPE, **change)).curve[-1]["loss"]
               for n, change in enumerate(changes)}  # fmt: skip
@@ -241,10 +241,10 @@ def written(run) -> list[torch.Tensor]:
     return [weight for name, weight in adapters(run.model).items() if name.endswith(".B")]
 
 
-@pytest.mark.parametrize("anchor_rank", [0, 4])
-def test_the_gradient_is_that_of_the_whole_loss(target, texts, tmp_path, anchor_rank):
+@pytest.mark.parametrize("root_rank", [0, 4])
+def test_the_gradient_is_that_of_the_whole_loss(target, texts, tmp_path, root_rank):
     """Against autograd through everything at once."""
-    run = medusa.fresh_joint(target, random_heads(target.head.weight, 2, anchor_rank=anchor_rank), JOINT)
+    run = medusa.fresh_joint(target, random_heads(target.head.weight, 2, root_rank=root_rank), JOINT)
     with torch.no_grad():
         for weight in written(run):
             weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))

@@ -61,7 +61,7 @@ def test_the_usual_mistakes_are_seen(name, wrong, checked):
     assert said.startswith(f"{name}: not yet") and " raised " not in said
 
 
-@pytest.mark.parametrize("dear, drift, gap, said", [
+@pytest.mark.parametrize("expensive, drift, gap, said", [
     (1.01, 1.0, 0.0, "cost what the curve said; plain steps took as long as when"),
     (1.0, 0.9, 0.0, "plain steps took less time than"),
     (1.0, 1.1, 0.0, "plain steps took longer than"),
@@ -70,9 +70,9 @@ def test_the_usual_mistakes_are_seen(name, wrong, checked):
     (1.2, 1.0, 0.05, "so the mask is among the suspects"),
     (1.2, 1.0, 0.0, "does not point at the mask"),
 ])  # fmt: skip
-def test_what_the_lesson_says_of_its_clock_fits_the_numbers(dear, drift, gap, said):
+def test_what_the_lesson_says_of_its_clock_fits_the_numbers(expensive, drift, gap, said):
     lesson = nbformat.read(ROOT / "notebooks" / "08_jacobi_lookahead.ipynb", as_version=4)
     (cell,) = [cell.source for cell in lesson.cells if cell.source.startswith("def verdict(")]
     names = {}
     exec(ast.unparse(ast.parse(cell).body[0]), names)
-    assert said in names["verdict"](dear, drift, gap)
+    assert said in names["verdict"](expensive, drift, gap)

@@ -10,7 +10,7 @@ def found(ids, n, num_tokens, latest, last=1):
     return ids[at : at + num_tokens]
 
 
-def forwards(prompt, new, max_ngram, num_tokens, *, latest=False, shortest=False):
+def passes(prompt, new, max_ngram, num_tokens, *, latest=False, shortest=False):
     done, count = 1, 0
     while done < len(new):
         text, guess = prompt + new[:done], []
@@ -24,7 +24,7 @@ def forwards(prompt, new, max_ngram, num_tokens, *, latest=False, shortest=False
 
 @pytest.mark.parametrize("name, attempt", [
     ("07.1", lambda ids, n, num_tokens: found(ids, n, num_tokens, latest=True)),
-    ("07.4", forwards),
+    ("07.4", passes),
 ])  # fmt: skip
 def test_the_helpers_of_this_file_are_right_as_they_stand(name, attempt, checked):
     assert checked(name, attempt) == f"{name}: passed\n"
@@ -40,9 +40,9 @@ def test_the_helpers_of_this_file_are_right_as_they_stand(name, attempt, checked
     ("07.3", lambda m, alpha, gamma: m * sum(alpha**i for i in range(gamma + 1))),  # steps without a match yield one
     ("07.3", lambda m, alpha, gamma: 1 + m * sum(alpha**i for i in range(gamma + 1))),
     ("07.3", lambda m, alpha, gamma: 1 + m * alpha * gamma),
-    ("07.4", lambda *given: forwards(*given, latest=True)),
-    ("07.4", lambda *given: forwards(*given, shortest=True)),
-    ("07.4", lambda *given: forwards(*given) + 1),  # counts the prefill
+    ("07.4", lambda *given: passes(*given, latest=True)),
+    ("07.4", lambda *given: passes(*given, shortest=True)),
+    ("07.4", lambda *given: passes(*given) + 1),  # counts the prefill
 ])  # fmt: skip
 def test_the_usual_mistakes_are_seen(name, wrong, checked):
     said = checked(name, wrong)

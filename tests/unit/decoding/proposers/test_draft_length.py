@@ -123,7 +123,7 @@ def test_adaptive_loses_little_on_the_best_fixed_length_of_each_kind(alphas):
     schedule, speeds = Adaptive(0.1, v), {}
     steps = [(alpha, replay_draft(text, schedule)) for alpha, text in texts]
     for alpha in alphas:
-        adaptive = [step for kind, trace in steps if kind == alpha for step in trace]
+        adaptive = [step for kind, stats in steps if kind == alpha for step in stats]
         cost = StepCost(v=v, draft=0.1)
         cost = StepCost(v=v, draft=0.1)
         fixed = [[step for kind, text in texts if kind == alpha for step in replay_draft(text, Constant(gamma))]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.distributions import seeded
 from support.drafts import perturb, perturbed
 from support.examples import examples
-from support.laws import seeded
 from support.oracle import PROMPT, N
 from support.targets import TARGETS, UNEQUAL, Tight, assert_holds, decoder_target, targets, together
 from support.toys import ToyTarget, constant
@@ -43,7 +43,7 @@ def test_greedy_text_is_kept_with_any_target_as_draft(network, greedy, target, d
     proposer = DraftModel(draft(perturbed(network, 0.03)), 4, generator=seeded(0), **shape)
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
     assert out.ids == greedy
-    assert 0 < sum(s.accepted for s in out.trace) < sum(s.depth for s in out.trace)  # both outcomes took place
+    assert 0 < sum(s.accepted for s in out.stats) < sum(s.depth for s in out.stats)  # both outcomes took place
 
 
 @pytest.mark.parametrize("shape", [dict(), dict(children=(3, 2))], ids=["chain", "tree"])
@@ -54,7 +54,7 @@ def test_greedy_text_is_kept_in_any_family_of_transformers(family, shape):
     for noise in (0.0, 0.05):
         out = generate(network, PROMPT, DraftModel(perturbed(network, noise), 4, **shape), max_new_tokens=N)
         assert out.ids == text
-        assert sum(s.accepted for s in out.trace) > 0
+        assert sum(s.accepted for s in out.stats) > 0
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def test_greedy_text_is_kept_for_random_prompts_drafts_and_shapes(seed, noise, p
     proposer = DraftModel(draft, gamma, mode, children, generator=seeded(seed))
     out = generate(target, prompt, proposer, max_new_tokens=count)
     assert out.ids == plain
-    assert all(1 <= s.committed <= s.depth + 1 and s.depth <= gamma for s in out.trace)
+    assert all(1 <= s.committed <= s.depth + 1 and s.depth <= gamma for s in out.stats)
 
 
 def test_weights_that_change_between_steps_do_not_change_the_text(network, greedy):
@@ -102,21 +102,21 @@ def test_a_draft_equal_to_the_target_is_always_right(network, greedy, target, ga
     for count in {1, 2, gamma, gamma + 1, gamma + 2, N}:
         out = generate(target, PROMPT, DraftModel(target, gamma), max_new_tokens=count)
         assert out.ids == greedy[:count]
-        assert len(out.trace) == 1 + math.ceil((count - 1) / (gamma + 1))
-        left = [count - sum(s.committed for s in out.trace[:i]) for i in range(1, len(out.trace))]
-        assert [s.draft_calls for s in out.trace] == [0] + [min(gamma, most - 1) for most in left]
+        assert len(out.stats) == 1 + math.ceil((count - 1) / (gamma + 1))
+        left = [count - sum(s.committed for s in out.stats[:i]) for i in range(1, len(out.stats))]
+        assert [s.draft_calls for s in out.stats] == [0] + [min(gamma, most - 1) for most in left]
 
 
 def test_drawing_from_the_target_itself_is_always_right_too(network):
     target = decoder_target(network)
     proposer = DraftModel(target, 4, "iid", sampling=Sampling(0.8, top_p=0.9), generator=seeded(1))
     out = generate(target, PROMPT, proposer, Sampling(0.8, top_p=0.9), 41, generator=seeded(2))
-    assert len(out.trace) == 1 + 40 / 5
+    assert len(out.stats) == 1 + 40 / 5
 
 
 def test_a_tree_needs_fewer_forwards_than_its_first_branch(network):
     chain, tree = (
-        generate(network, PROMPT, DraftModel(perturbed(network, 0.05), 3, children=c), max_new_tokens=60).trace
+        generate(network, PROMPT, DraftModel(perturbed(network, 0.05), 3, children=c), max_new_tokens=60).stats
         for c in [(), (3, 2)]
     )
     assert len(tree) < len(chain)
@@ -157,7 +157,7 @@ def test_a_new_text_begins_with_an_empty_draft_cache(network, greedy):
     proposer = DraftModel(network, 4)
     generate(network, [9, 9, 9], proposer, max_new_tokens=N)
     out = generate(network, PROMPT, proposer, max_new_tokens=N)
-    assert out.ids == greedy and acceptance_rate(out.trace) == 1
+    assert out.ids == greedy and acceptance_rate(out.stats) == 1
 
 
 # where texts end
@@ -171,14 +171,14 @@ def test_an_end_token_ends_the_text_wherever_it_is_drafted(network, greedy, at, 
     out = generate(target, PROMPT, DraftModel(network, 3, **shape), max_new_tokens=N)
     assert out.ids == greedy[: greedy.index(eos) + 1]
     assert out.finish == "eos"
-    assert len(out.ids) == 1 or acceptance_rate(out.trace) == 1
+    assert len(out.ids) == 1 or acceptance_rate(out.stats) == 1
 
 
 def test_nothing_is_drafted_behind_an_end_token(network, greedy):
     eos = greedy[2]
     assert greedy.index(eos) == 2
     out = generate(decoder_target(network, eos=(eos,)), PROMPT, DraftModel(network, 10), max_new_tokens=N)
-    assert [s.proposed for s in out.trace] == [s.draft_calls for s in out.trace] == [0, 2]
+    assert [s.proposed for s in out.stats] == [s.draft_calls for s in out.stats] == [0, 2]
 
 
 def test_a_text_held_back_from_its_end_goes_on_as_it_does_alone(network, greedy):
@@ -191,15 +191,15 @@ def test_a_text_held_back_from_its_end_goes_on_as_it_does_alone(network, greedy)
 def test_a_small_budget_is_not_overdrafted(network, greedy, count, calls):
     out = generate(network, PROMPT, DraftModel(network, 5), max_new_tokens=count)
     assert out.ids == greedy[:count]
-    assert [s.draft_calls for s in out.trace] == calls
+    assert [s.draft_calls for s in out.stats] == calls
 
 
 def test_a_draft_of_smaller_context_falls_silent_in_time(network, greedy):
     short = decoder_target(tiny(context=16))
     out = generate(network, PROMPT, DraftModel(short, 4), max_new_tokens=N)
     assert out.ids == greedy
-    assert all(s.length_before + s.draft_calls <= 17 for s in out.trace if s.draft_calls)
-    assert sum(s.accepted for s in out.trace) == 9  # entries 0 to 15 predict tokens up to the seventeenth
+    assert all(s.length_before + s.draft_calls <= 17 for s in out.stats if s.draft_calls)
+    assert sum(s.accepted for s in out.stats) == 9  # entries 0 to 15 predict tokens up to the seventeenth
 
 
 @pytest.mark.parametrize("shape", [dict(), dict(children=(4, 2))], ids=["chain", "tree"])
@@ -208,7 +208,7 @@ def test_a_draft_with_a_static_cache_drafts_as_deep_as_it_can_hold(network, gree
     draft.context = 22
     out = generate(network, PROMPT, DraftModel(draft, 4, **shape), max_new_tokens=N)
     assert out.ids == greedy
-    assert sum(s.accepted for s in out.trace) > 8
+    assert sum(s.accepted for s in out.stats) > 8
 
 
 # several rows, schedules
@@ -225,11 +225,11 @@ def test_rows_of_one_step_each_with_its_own_draft_decode_as_if_alone(network):
 
 def test_the_schedule_learns_what_became_of_its_guesses(network, greedy):
     out = generate(network, PROMPT, DraftModel(network, Heuristic(1)), max_new_tokens=N)
-    assert [s.depth for s in out.trace] == [0, 1, 3, 5, 7, 2]  # the budget caps the last
+    assert [s.depth for s in out.stats] == [0, 1, 3, 5, 7, 2]  # the budget caps the last
     wrong = DraftModel(tiny(seed=7), Adaptive(0.2, lambda width: 1 + 0.1 * width))
     out = generate(network, PROMPT, wrong, max_new_tokens=60)
     assert out.ids[:N] == greedy
-    assert out.trace[1].depth > 0 and sum(s.depth == 0 for s in out.trace[20:]) > 30
+    assert out.stats[1].depth > 0 and sum(s.depth == 0 for s in out.stats[20:]) > 30
 
 
 def test_an_end_inside_the_guesses_counts_as_accepted(network, greedy):
@@ -244,4 +244,4 @@ def test_low_confidence_stops_behind_the_doubtful_token():
     sure, doubtful = [0.97, 0.02, 0.01], [0.4, 0.3, 0.3]
     draft = ToyTarget(lambda prefix: torch.tensor(doubtful if len(prefix) == 4 else sure).log(), 3)
     out = generate(constant(sure), [0], DraftModel(draft, Confidence(8, 0.5)), max_new_tokens=20)
-    assert [s.depth for s in out.trace[:3]] == [0, 3, 8]  # guesses 2 and 3 are sure, the third is not, and verified
+    assert [s.depth for s in out.stats[:3]] == [0, 3, 8]  # guesses 2 and 3 are sure, the third is not, and verified

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
+from support.distributions import distribution_of, far_from, random_distribution, seeded
 from support.drafts import perturbed
-from support.laws import far_from, law_of, random_law, seeded
 from support.oracle import PROMPT, N
 from support.toys import ToyTarget, constant
 
@@ -40,9 +40,9 @@ LAWS = [
 
 @pytest.mark.parametrize("size, count, shape", LAWS)
 def test_every_text_has_exactly_the_targets_probability(size, count, shape):
-    target, shape = random_law(size, seed=1), dict(gamma=count - 2) | shape
-    law = law_of(target, DraftModel(random_law(size, seed=2), **shape), count)
-    assert far_from(law, target, count) < 1e-12
+    target, shape = random_distribution(size, seed=1), dict(gamma=count - 2) | shape
+    distribution = distribution_of(target, DraftModel(random_distribution(size, seed=2), **shape), count)
+    assert far_from(distribution, target, count) < 1e-12
 
 
 def takes_the_most_probable(tree, parent, q, count, mode, generator):
@@ -58,10 +58,10 @@ def throws_improbable_ones_away(tree, parent, q, count, mode, generator):
 
 @pytest.mark.parametrize("wrong", [takes_the_most_probable, throws_improbable_ones_away])
 def test_a_biased_draft_is_caught(wrong):
-    target = random_law(3, seed=1)
+    target = random_distribution(3, seed=1)
     with mock.patch.object(draft_model, "sample_children", wrong):
-        law = law_of(target, DraftModel(random_law(3, seed=2), 2, "iid"), 4)
-    assert far_from(law, target, 4) > 0.01
+        distribution = distribution_of(target, DraftModel(random_distribution(3, seed=2), 2, "iid"), 4)
+    assert far_from(distribution, target, 4) > 0.01
 
 
 # a tree that is cut to what fits
@@ -80,9 +80,9 @@ class Trimmed(DraftModel):
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
 def test_a_tree_cut_to_a_node_budget_keeps_the_targets_probabilities(mode, most):
-    target, proposer = random_law(2, seed=1), Trimmed(random_law(2, seed=2), 2, mode, (2, 2))
+    target, proposer = random_distribution(2, seed=1), Trimmed(random_distribution(2, seed=2), 2, mode, (2, 2))
     proposer.most = most
-    assert far_from(law_of(target, proposer, 4), target, 4) < 1e-12
+    assert far_from(distribution_of(target, proposer, 4), target, 4) < 1e-12
 
 
 class RepeatsAreFree(DraftTree):
@@ -98,9 +98,9 @@ class RepeatsAreFree(DraftTree):
 
 @pytest.mark.parametrize("kind, caught", [(DraftTree, False), (RepeatsAreFree, True)])
 def test_a_cut_that_looks_at_the_tokens_is_caught(kind, caught):
-    target, proposer = random_law(3, seed=1), Trimmed(random_law(3, seed=2), 1, "iid", (2,))
+    target, proposer = random_distribution(3, seed=1), Trimmed(random_distribution(3, seed=2), 1, "iid", (2,))
     with mock.patch.object(loop, "DraftTree", kind):
-        assert (far_from(law_of(target, proposer, 3), target, 3) > 1e-3) == caught
+        assert (far_from(distribution_of(target, proposer, 3), target, 3) > 1e-3) == caught
 
 
 class Forgetful(DraftTree):
@@ -122,9 +122,9 @@ class Sorted(DraftTree):
 
 @pytest.mark.parametrize("kind", [Forgetful, Sorted])
 def test_a_tree_that_forgets_how_it_was_sampled_is_caught(kind):
-    target, proposer = random_law(3, seed=1), DraftModel(random_law(3, seed=2), 1, "iid", (3,))
+    target, proposer = random_distribution(3, seed=1), DraftModel(random_distribution(3, seed=2), 1, "iid", (3,))
     with mock.patch.object(loop, "DraftTree", kind):
-        assert far_from(law_of(target, proposer, 3), target, 3) > 1e-3
+        assert far_from(distribution_of(target, proposer, 3), target, 3) > 1e-3
 
 
 class Reseeded(DraftModel):
@@ -146,7 +146,7 @@ def test_sampled_pairs_follow_the_targets_law(kind, caught):
         text = sampled(target, proposer, seed, 200).ids
         for pair, times in Counter(zip(text, text[1:], strict=False)).items():
             counts[pair] += times
-    least = min(chi_square(row, law)[1] for row, law in zip(counts, p, strict=True))
+    least = min(chi_square(row, distribution)[1] for row, distribution in zip(counts, p, strict=True))
     assert (least < 1e-3 / 4) == caught
 
 
@@ -163,7 +163,7 @@ def test_accepted_tokens_follow_the_capped_geometric_law():
     """p and q the same after every prefix, so that each guess is accepted with probability sum(min(p, q)) = 0.7."""
     p, q = ([0.5, 0.3, 0.2], [0.2, 0.5, 0.3])
     draft = DraftModel(constant(q), 3, "iid", generator=seeded(3))
-    steps = [s for seed in range(8) for s in sampled(constant(p), draft, seed, 200).trace[1:-3]]
+    steps = [s for seed in range(8) for s in sampled(constant(p), draft, seed, 200).stats[1:-3]]
     committed = torch.tensor([float(s.committed) for s in steps])
     error = committed.std() / len(steps) ** 0.5
     assert abs(committed.mean() - expected_tokens(0.7, 3)) < 3 * error

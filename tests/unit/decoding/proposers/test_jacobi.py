@@ -10,7 +10,7 @@ from support.targets import decoder_target, targets
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import Jacobi, generate
-from lessons_lib.decoding.draft_tree import Scores
+from lessons_lib.decoding.draft_tree import ModelOutput
 from lessons_lib.decoding.proposers.jacobi import FILLS, iterates
 from lessons_lib.models import tiny
 
@@ -79,7 +79,7 @@ def test_tokens_per_step_as_by_hand(guess, committed):
     """Prompt [6, 5]: the prefill commits 2, the steps 0, 1, 4, 6, 5, 2."""
     out = generate(MAP, [6, 5], starting_with(guess, fill="last"), max_new_tokens=7)
     assert out.ids == [2, 0, 1, 4, 6, 5, 2]
-    assert [s.committed for s in out.trace] == [1, *committed]
+    assert [s.committed for s in out.stats] == [1, *committed]
 
 
 def test_the_next_guess_is_what_was_predicted_behind_the_bonus_then_filling():
@@ -88,10 +88,10 @@ def test_the_next_guess_is_what_was_predicted_behind_the_bonus_then_filling():
     tree = drafted(proposer, [8, 9, 0])
     assert tree.tokens == [9, 9, 9, 9]
     said = torch.eye(10)[[9, 1, 2, 3, 4]]  # after the root and nodes 0 to 3
-    proposer.observe(tree, [0], [9, 1], Scores(said))
+    proposer.observe(tree, [0], [9, 1], ModelOutput(said))
     tree = drafted(proposer, [8, 9, 0, 9, 1])
     assert tree.tokens == [2, 3, 4, 9]
-    proposer.observe(tree, [0, 1, 2, 3], [2, 3, 4, 9, 5], Scores(torch.eye(10)[[2, 3, 4, 9, 5]]))
+    proposer.observe(tree, [0, 1, 2, 3], [2, 3, 4, 9, 5], ModelOutput(torch.eye(10)[[2, 3, 4, 9, 5]]))
     assert drafted(proposer, [8, 9, 0, 9, 1, 2, 3, 4, 9, 5]).tokens == [9, 9, 9, 9]
 
 
@@ -124,16 +124,16 @@ def test_greedy_text_is_kept_for_every_length_and_filling(n, fill):
     target = decoder_target(tiny(vocab_size=11), eos=(7,))
     plain = generate(target, [5, 3, 3, 1], max_new_tokens=40)
     out = generate(target, [5, 3, 3, 1], Jacobi(n, fill), max_new_tokens=40)
-    assert out.ids == plain.ids and len(out.trace) <= len(plain.trace)
+    assert out.ids == plain.ids and len(out.stats) <= len(plain.stats)
 
 
 def test_longer_guesses_take_no_more_forwards_on_average():
     targets = [decoder_target(tiny(vocab_size=7, seed=seed)) for seed in range(4)]
-    forwards = [
-        sum(len(generate(target, [5, 3, 3, 1], Jacobi(n, "last"), max_new_tokens=40).trace) for target in targets)
+    passes = [
+        sum(len(generate(target, [5, 3, 3, 1], Jacobi(n, "last"), max_new_tokens=40).stats) for target in targets)
         for n in (2, 4, 16)
     ]
-    assert forwards == sorted(forwards, reverse=True) and forwards[-1] < 0.8 * 4 * 40
+    assert passes == sorted(passes, reverse=True) and passes[-1] < 0.8 * 4 * 40
 
 
 @pytest.mark.parametrize("call, said", [

@@ -13,7 +13,7 @@ from support.targets import decoder_target, targets
 from support.toys import choosing, continued
 
 from lessons_lib import Greedy, Lookahead, generate
-from lessons_lib.decoding.draft_tree import Scores, SideTokens, make_block, plain_block
+from lessons_lib.decoding.draft_tree import ModelOutput, SideTokens, make_input, plain_input
 from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers.lookahead import Ngrams, window_layout
 from lessons_lib.decoding.sampling import Sampling
@@ -30,7 +30,7 @@ def block_of(proposer, ids, ngrams):
         proposer.pool.add(ngram)
     tree, cache = drafted(proposer, ids), MAP.new_cache(0)
     cache.entries = list(enumerate(ids[:-1]))
-    return make_block(ids[-1:], tree, cache), tree
+    return make_input(ids[-1:], tree, cache), tree
 
 
 def test_the_mask_for_w_5_n_4_g_2_is_the_papers():
@@ -140,8 +140,8 @@ def test_neither_branch_changes_the_logits_of_the_other():
         _, tree = block_of(proposer, PROMPT, ngrams)
         tree.side = SideTokens(window or tree.side.tokens, proposer.offsets, proposer.sees)
         cache = target.new_cache(64)
-        target.run([plain_block(PROMPT[:-1], cache)])
-        found = target.run([make_block(PROMPT[-1:], tree, cache)])[0].logits
+        target.run([plain_input(PROMPT[:-1], cache)])
+        found = target.run([make_input(PROMPT[-1:], tree, cache)])[0].logits
         return found[: 1 + len(tree.tokens)], found[1 + len(tree.tokens) :]
 
     ngrams = [(7, 10, 11, 12), (7, 10, 21, 22)]
@@ -160,7 +160,7 @@ def test_one_slide_by_hand():
     tree = drafted(proposer, [5])
     assert tree.side.tokens == [9, 2, 6, 0, 3]
     after = torch.eye(10)[[(token + 1) % 10 for token in (5, *tree.side.tokens)]]
-    proposer.observe(tree, [], [6], Scores(after))
+    proposer.observe(tree, [], [6], ModelOutput(after))
     assert {first: proposer.pool.of(first) for first in proposer.pool.ngrams} == {5: [(6, 7)], 9: [(0, 1)], 2: [(3, 4)]}
     assert drafted(proposer, [5, 6]).side.tokens == [0, 3, 7, 1, 4]
 
@@ -172,13 +172,13 @@ def test_the_pool_keeps_the_latest_g_and_refreshes_what_comes_again():
     assert pool.of(1) == [(10, 11), (30, 31)] and pool.of(2) == [(40, 41)] and pool.of(3) == []
 
 
-@pytest.mark.parametrize("W, N, forwards", [(5, 4, 19), (7, 5, 17), (3, 3, 24)])
+@pytest.mark.parametrize("W, N, passes", [(5, 4, 19), (7, 5, 17), (3, 3, 24)])
 @pytest.mark.parametrize("seed", range(3))
-def test_once_the_pool_knows_how_it_goes_on_a_step_yields_n_tokens(W, N, forwards, seed):
+def test_once_the_pool_knows_how_it_goes_on_a_step_yields_n_tokens(W, N, passes, seed):
     proposer = Recorded(W, N, G=W, seed=seed)
     out = generate(MAP, [2, 5, 1], proposer, max_new_tokens=60)
     assert out.ids == continued(MAP, [2, 5, 1], 60)
-    assert abs(len(out.trace) - forwards) <= 2
+    assert abs(len(out.stats) - passes) <= 2
     known = [
         len(tokens)
         for ids, _, candidates, _, tokens, _ in proposer.log
@@ -219,13 +219,13 @@ def test_an_end_token_does_not_stay_in_the_window():
     proposer = Lookahead(W=2, N=3)
     proposer.reset(choosing(len, 10, eos=(4,)), [7, 8])
     tree = drafted(proposer, [7, 8, 1])
-    proposer.observe(tree, [], [1], Scores(torch.eye(10)[[0, 0, 5, 4]]))
+    proposer.observe(tree, [], [1], ModelOutput(torch.eye(10)[[0, 0, 5, 4]]))
     assert proposer.rows[-1][0] == 5 and proposer.rows[-1][1] in (7, 8)
 
 
 def test_the_last_token_is_decoded_without_window_and_guesses():
     out = generate(MAP, [2, 5, 1], Lookahead(), max_new_tokens=2)
-    assert [s.forwarded for s in out.trace] == [3, 1]
+    assert [s.num_input_tokens for s in out.stats] == [3, 1]
 
 
 def test_the_window_stays_greedy_under_sampling():
@@ -245,7 +245,7 @@ def test_greedy_text_is_kept_for_the_usual_sizes(sizes, pool_from_text):
     target = decoder_target(tiny(vocab_size=11))
     plain = generate(target, PROMPT, max_new_tokens=80).ids
     out = generate(target, PROMPT, Lookahead(*sizes, pool_from_text=pool_from_text), max_new_tokens=80)
-    assert out.ids == plain and len(out.trace) < 60
+    assert out.ids == plain and len(out.stats) < 60
 
 
 @pytest.mark.parametrize("bad", [dict(W=0), dict(N=2), dict(G=0)])

@@ -13,16 +13,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.distributions import correction_from_p, exact_distribution
 from support.examples import examples
 from support.heads import SIX, heads_of
-from support.laws import correction_from_p, exact_law
 from support.oracle import exact
 from support.targets import Tight, assert_holds, decoder_target, targets
 from support.toys import ToyTarget, choosing, continued, whimsical
 
 from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, Medusa, PromptLookup, Sampling, generate
 from lessons_lib.decoding import sampling
-from lessons_lib.decoding.generate import new_sequence, step, tokens_per_forward
+from lessons_lib.decoding.generate import new_sequence, step, tokens_per_pass
 from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.measure.cost import padded_cost
@@ -108,7 +108,7 @@ def test_greedy_text_is_kept_for_random_models_prompts_and_end_tokens(name, seed
     plain = generate(target, prompt, max_new_tokens=count, on_tokens=bounded(count))
     out = generate(target, prompt, PROPOSERS[name](network), max_new_tokens=count, on_tokens=bounded(count))
     assert (out.ids, out.finish) == (plain.ids, plain.finish)
-    assert len(out.trace) <= len(plain.trace)
+    assert len(out.stats) <= len(plain.stats)
 
 
 @proposers
@@ -184,8 +184,8 @@ def test_rows_with_different_proposers_decode_as_if_alone(target):
 def test_a_proposer_starts_every_text_afresh(name):
     network, make = network_of(), PROPOSERS[name]
     target, proposer = decoder_target(network), make(network)
-    runs = [generate(target, p, proposer, max_new_tokens=N).trace for p in (PROMPT, [1, 2], PROMPT)]
-    first, _, again = [[(s.forwarded, s.committed) for s in trace] for trace in runs]
+    runs = [generate(target, p, proposer, max_new_tokens=N).stats for p in (PROMPT, [1, 2], PROMPT)]
+    first, _, again = [[(s.num_input_tokens, s.committed) for s in stats] for stats in runs]
     assert again == first
 
 
@@ -223,7 +223,7 @@ def test_a_text_that_repeats_gets_guesses_accepted(make):
     target = choosing(lambda prefix: len(prefix) % V, V)  # counts on, whatever the tokens before
     out = generate(target, [*range(V), 0, 1], make(None), max_new_tokens=60)
     assert out.ids == [(2 + i) % V for i in range(60)]
-    assert sum(s.accepted for s in out.trace) >= 8 and tokens_per_forward(out.trace) > 1.15
+    assert sum(s.accepted for s in out.stats) >= 8 and tokens_per_pass(out.stats) > 1.15
 
 
 @examples(120)
@@ -232,7 +232,7 @@ def test_greedy_text_is_kept_for_random_tables_of_next_tokens(name, seed, memory
     target = whimsical(seed, 6, memory)
     out = generate(target, [seed % 6, 1, 2], TOKEN_ONLY[name](None), max_new_tokens=20)
     assert out.ids == continued(target, [seed % 6, 1, 2], 20)
-    assert len(out.trace) <= 20
+    assert len(out.stats) <= 20
 
 
 LOGITS = torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -249,14 +249,14 @@ SAMPLED = {
 sampled = pytest.mark.parametrize("make", SAMPLED.values(), ids=SAMPLED)
 
 
-def law(make, rule) -> dict[tuple[int, ...], float]:
+def distribution(make, rule) -> dict[tuple[int, ...], float]:
     """The exact probability of every text that generate can write."""
-    return exact_law(lambda: tuple(generate(TOY, TOY_PROMPT, make(), rule, max_new_tokens=TOY_TOKENS).ids))
+    return exact_distribution(lambda: tuple(generate(TOY, TOY_PROMPT, make(), rule, max_new_tokens=TOY_TOKENS).ids))
 
 
-def target_law(rule) -> dict[tuple[int, ...], float]:
+def target_distribution(rule) -> dict[tuple[int, ...], float]:
     """The same from the target's own distributions."""
-    return law_of_texts(lambda ids: rule.probabilities(TOY.logits(tuple(ids))).tolist(), TOY_TOKENS)
+    return distribution_of_texts(lambda ids: rule.probabilities(TOY.logits(tuple(ids))).tolist(), TOY_TOKENS)
 
 
 @sampled
@@ -266,7 +266,7 @@ def target_law(rule) -> dict[tuple[int, ...], float]:
     ids=["plain", "top-2", "top-p"],
 )
 def test_sampled_texts_have_exactly_the_targets_law(make, rule):
-    assert law(make, rule) == pytest.approx(target_law(rule), abs=1e-12)
+    assert distribution(make, rule) == pytest.approx(target_distribution(rule), abs=1e-12)
 
 
 @sampled
@@ -275,8 +275,8 @@ def test_sampled_texts_have_exactly_the_law_of_a_real_model(target, make):
     network, rule = tiny(vocab_size=3), Sampling(temperature=0.5, top_p=0.95)
     of = target(network)
     with exact():
-        found = exact_law(lambda: tuple(generate(of, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
-    assert found == pytest.approx(law_of_texts(forward_law(network, rule)), abs=1e-9)
+        found = exact_distribution(lambda: tuple(generate(of, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
+    assert found == pytest.approx(distribution_of_texts(distribution_of_a_pass(network, rule)), abs=1e-9)
 
 
 @sampled
@@ -284,35 +284,38 @@ def test_sampled_texts_have_exactly_the_law_of_a_real_model(target, make):
 def test_sampled_texts_have_the_law_of_any_family(family, make):
     """As far as families go whose norms compute in single precision."""
     network, rule = tiny(family=family, vocab_size=3), Sampling(temperature=0.5)
-    found = exact_law(lambda: tuple(generate(network, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
-    assert found == pytest.approx(law_of_texts(forward_law(network, rule)), abs=1e-5)
+    found = exact_distribution(lambda: tuple(generate(network, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
+    assert found == pytest.approx(distribution_of_texts(distribution_of_a_pass(network, rule)), abs=1e-5)
 
 
-def law_of_texts(next_law, count: int = 3, eos: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
+def distribution_of_texts(next_distribution, count: int = 3, eos: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
     """Texts of `count` tokens, fewer where one ends, each with its probability by the chain rule.
 
-    next_law: ids -> the probability of each token behind them.
+    next_distribution: ids -> the probability of each token behind them.
     """
     ended, expected = {}, {(): 1.0}
     for _ in range(count):
-        laws = {text: next_law([*TOY_PROMPT, *text]) for text in expected}
+        distributions = {text: next_distribution([*TOY_PROMPT, *text]) for text in expected}
         expected = {
-            (*text, t): p * laws[text][t] for text, p in expected.items() for t in range(3) if laws[text][t] > 0
+            (*text, t): p * distributions[text][t]
+            for text, p in expected.items()
+            for t in range(3)
+            if distributions[text][t] > 0
         }
         ended |= {text: p for text, p in expected.items() if text[-1] in eos}
         expected = {text: p for text, p in expected.items() if text not in ended}
     return ended | expected
 
 
-def forward_law(network, rule) -> Callable[[list[int]], list[float]]:
+def distribution_of_a_pass(network, rule) -> Callable[[list[int]], list[float]]:
     """What transformers' own forward gives for the next token."""
 
     @torch.no_grad()
-    def next_law(ids):
+    def next_distribution(ids):
         with exact():
             return rule.probabilities(network(torch.tensor([ids])).logits[0, -1:])[0].tolist()
 
-    return next_law
+    return next_distribution
 
 
 @targets
@@ -335,8 +338,8 @@ def test_sampled_rows_in_common_steps_are_those_written_alone(target):
 @sampled
 def test_a_wrong_rule_would_be_caught(make):
     with mock.patch.object(sampling, "choose_child", correction_from_p):
-        found = law(make, Sampling())
-    assert max(abs(found[text] - pr) for text, pr in target_law(Sampling()).items()) > 0.01
+        found = distribution(make, Sampling())
+    assert max(abs(found[text] - pr) for text, pr in target_distribution(Sampling()).items()) > 0.01
 
 
 # ---- and all at once: proposers that need no network, in any family, several rows, ends inside guesses, small budgets
@@ -347,7 +350,7 @@ in_any_family = pytest.mark.parametrize("family, kind", KINDS)
 BUDGETS = (1, 2, N)
 
 
-def ending(family: str, kind):
+def stopping(family: str, kind):
     """A target of this family whose greedy text ends with the token that it writes latest for the first time."""
     target, text = kind(network_of(family)), greedy_text(family)
     target.eos = (max(text, key=text.index),)
@@ -377,7 +380,7 @@ def finish(target, rows: list) -> list:
 @in_any_family
 @pytest.mark.parametrize("rule", [Greedy(), Sampling(1e-6)], ids=["greedy", "cold"])
 def test_rows_of_any_family_write_the_greedy_text_up_to_its_end_or_their_budget(family, kind, rule):
-    target, text = ending(family, kind), greedy_text(family)
+    target, text = stopping(family, kind), greedy_text(family)
     text = text[: text.index(*target.eos) + 1]
     rows = finish(target, token_only_rows(family, target, rule))
     assert [row.output_ids for row in rows] == [text[: row.max_tokens] for row in rows]
@@ -388,7 +391,7 @@ def test_rows_of_any_family_write_the_greedy_text_up_to_its_end_or_their_budget(
 
 @in_any_family
 def test_sampled_rows_of_any_family_end_in_common_steps_where_they_end_alone(family, kind):
-    target = ending(family, kind)
+    target = stopping(family, kind)
     make = lambda: token_only_rows(family, target, Sampling(0.8))  # noqa: E731
     together, alone = finish(target, make()), [finish(target, [row])[0] for row in make()]
     assert [row.output_ids for row in together] == [row.output_ids for row in alone]
@@ -411,6 +414,9 @@ def test_sampled_rows_of_any_family_have_their_law_ends_and_small_budgets_includ
         rows = finish(target, [new_sequence(target, TOY_PROMPT, make(), rule, count) for count in budgets])
         return tuple(tuple(row.output_ids) for row in rows)
 
-    laws = [law_of_texts(forward_law(network, rule), count, eos) for count in budgets]
-    expected = {of: prod(law[text] for law, text in zip(laws, of, strict=True)) for of in product(*laws)}
-    assert exact_law(texts) == pytest.approx(expected, abs=1e-5)
+    distributions = [distribution_of_texts(distribution_of_a_pass(network, rule), count, eos) for count in budgets]
+    expected = {
+        of: prod(distribution[text] for distribution, text in zip(distributions, of, strict=True))
+        for of in product(*distributions)
+    }
+    assert exact_distribution(texts) == pytest.approx(expected, abs=1e-5)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.distributions import correction_from_p, distribution_of, far_from, random_distribution, seeded
 from support.examples import examples
 from support.heads import OpenToy, heads_of, random_heads
-from support.laws import correction_from_p, far_from, law_of, random_law, seeded
 from support.oracle import exact
 from support.proposers import drafted
 from support.targets import decoder_target, targets
 
 from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
 from lessons_lib.decoding import sampling
-from lessons_lib.decoding.draft_tree import ROOT, DraftTree, Scores, plain_block
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput, plain_input
 from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers.medusa import regular
 from lessons_lib.decoding.targets import CompiledTarget, Unsupported
@@ -79,7 +79,7 @@ def test_untrained_heads_draft_the_root_again_as_they_read_the_state_that_chose_
 def proposed(heads, state: torch.Tensor, limit: int = 9, **options) -> DraftTree:
     proposer = Medusa(heads, **options)
     proposer.reset(OpenToy(None, heads.vocab_size), [0])
-    proposer.observe(DraftTree(), [], [1], Scores(None, {"final": state[None]}))
+    proposer.observe(DraftTree(), [], [1], ModelOutput(None, {"final": state[None]}))
     return drafted(proposer, [0, 1], max_depth=limit)
 
 
@@ -94,9 +94,9 @@ def test_a_choice_is_a_favourite_of_the_head_of_its_depth(network):
 
 
 def test_heads_that_read_the_anchor_are_told_the_last_committed_token(network):
-    heads = random_heads(network.get_output_embeddings().weight, 2, anchor_rank=4)
+    heads = random_heads(network.get_output_embeddings().weight, 2, root_rank=4)
     state = torch.randn(32, generator=seeded(0), dtype=torch.float64)
-    best = {anchor: heads(state[None], chosen=[anchor])[0].argmax(-1).tolist() for anchor in (0, 1)}
+    best = {root: heads(state[None], chosen=[root])[0].argmax(-1).tolist() for root in (0, 1)}
     assert proposed(heads, state).tokens == best[1] != best[0]
 
 
@@ -151,7 +151,7 @@ def test_where_q_has_fewer_tokens_than_children_the_tree_shrinks(network):
 def test_greedy_text_is_kept_with_drawn_trees_too(network, greedy, target, mode):
     proposer = Medusa(heads_of(network), regular(5, 3), mode, generator=seeded(0))
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
-    assert out.ids == greedy and 0 < sum(s.accepted for s in out.trace) < sum(s.proposed for s in out.trace)
+    assert out.ids == greedy and 0 < sum(s.accepted for s in out.stats) < sum(s.proposed for s in out.stats)
 
 
 @examples(25)
@@ -162,11 +162,11 @@ def test_greedy_text_is_kept_with_drawn_trees_too(network, greedy, target, mode)
     mode=st.sampled_from(MODES),
     own=st.booleans(),
     blocks=st.integers(1, 2),
-    anchor_rank=st.integers(0, 3),
+    root_rank=st.integers(0, 3),
 )
-def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, mode, own, blocks, anchor_rank):
+def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, mode, own, blocks, root_rank):
     target, heads = decoder_target(network), network.get_output_embeddings().weight
-    heads = random_heads(heads, 3, seed, own=own, blocks=blocks, anchor_rank=anchor_rank)
+    heads = random_heads(heads, 3, seed, own=own, blocks=blocks, root_rank=root_rank)
     proposer = Medusa(heads, regular(*widths), mode, generator=seeded(1))
     assert generate(target, prompt, proposer, max_new_tokens=16).ids == generate(target, prompt, max_new_tokens=16).ids
 
@@ -197,7 +197,7 @@ class Told(Medusa):
 def test_heads_that_know_the_text_commit_one_token_more_than_there_are_heads(network, greedy, count):
     out = generate(network, PROMPT, Told(AllKnowing(PROMPT + greedy, count)), max_new_tokens=N)
     assert out.ids == greedy
-    assert len(out.trace) == 1 + math.ceil((N - 1) / (count + 1))
+    assert len(out.stats) == 1 + math.ceil((N - 1) / (count + 1))
 
 
 # the cache
@@ -210,16 +210,16 @@ def test_after_paths_with_gaps_the_next_scores_are_those_of_a_fresh_forward(netw
     with exact(), torch.no_grad():
         while row.finish_reason is None:
             step(target, [row])
-            again = [logits_behind(target, row.ids, cache) for cache in (row.cache, None)]
+            again = [logits_after(target, row.ids, cache) for cache in (row.cache, None)]
             torch.testing.assert_close(*again, rtol=0, atol=1e-10)
     assert sum(has_gaps(path) for path in proposer.paths) > 3
 
 
-def logits_behind(target, ids: list[int], cache) -> torch.Tensor:
+def logits_after(target, ids: list[int], cache) -> torch.Tensor:
     """What follows the text: with the row's cache, which is left as it was, or read anew."""
     held = cache.length() if cache else 0
     lent = cache or target.new_cache(len(ids))
-    (scores,) = target.run([plain_block(ids[held:], lent)])
+    (scores,) = target.run([plain_input(ids[held:], lent)])
     lent.keep(held)
     return scores.logits[0]
 
@@ -238,17 +238,19 @@ LAWS = [
 ]
 
 
-def guessed_law(target, count: int, rule=None, kind=Medusa, **options) -> dict:
-    return law_of(target, kind(random_heads(torch.eye(target.vocab_size).double(), 2, seed=5), **options), count, rule)
+def sampled_distribution(target, count: int, rule=None, kind=Medusa, **options) -> dict:
+    return distribution_of(
+        target, kind(random_heads(torch.eye(target.vocab_size).double(), 2, seed=5), **options), count, rule
+    )
 
 
 @pytest.mark.parametrize("size, count, options", LAWS)
 def test_every_text_has_exactly_the_targets_probability(size, count, options):
-    target = random_law(size, 1, OpenToy)
-    assert far_from(guessed_law(target, count, **options), target, count) < 1e-12
+    target = random_distribution(size, 1, OpenToy)
+    assert far_from(sampled_distribution(target, count, **options), target, count) < 1e-12
 
 
-def favourites(tree, parent, q, count, mode, generator):
+def top_tokens(tree, parent, q, count, mode, generator):
     """Takes the most probable tokens, but says that they were sampled."""
     return [tree.add(parent, token, mode, q) for token in q.topk(count).indices.tolist()]
 
@@ -262,25 +264,28 @@ class Mislabelled(Medusa):
 
 
 def test_favourites_judged_as_draws_are_caught():
-    target = random_law(3, 1, OpenToy)
-    with mock.patch("lessons_lib.decoding.proposers.medusa.sample_children", favourites):
-        assert far_from(guessed_law(target, 3, choices=[(0,), (1,)], mode="iid"), target, 3) > 0.01
+    target = random_distribution(3, 1, OpenToy)
+    with mock.patch("lessons_lib.decoding.proposers.medusa.sample_children", top_tokens):
+        assert far_from(sampled_distribution(target, 3, choices=[(0,), (1,)], mode="iid"), target, 3) > 0.01
 
 
 def test_rows_of_another_head_are_caught():
-    target = random_law(3, 1, OpenToy)
-    assert far_from(guessed_law(target, 4, kind=Mislabelled, choices=[(0,), (0, 0)], mode="iid"), target, 4) > 0.01
+    target = random_distribution(3, 1, OpenToy)
+    assert (
+        far_from(sampled_distribution(target, 4, kind=Mislabelled, choices=[(0,), (0, 0)], mode="iid"), target, 4)
+        > 0.01
+    )
 
 
 def test_a_wrong_correction_is_caught():
-    target = random_law(3, 1, OpenToy)
+    target = random_distribution(3, 1, OpenToy)
     with mock.patch.object(sampling, "choose_child", correction_from_p):
-        assert far_from(guessed_law(target, 4, choices=[(0,), (0, 0)]), target, 4) > 0.01
+        assert far_from(sampled_distribution(target, 4, choices=[(0,), (0, 0)]), target, 4) > 0.01
 
 
 def test_typical_acceptance_is_another_law():
-    target = random_law(3, 1, OpenToy)
-    assert far_from(guessed_law(target, 3, Typical(), choices=[(0,), (1,)]), target, 3) > 0.01
+    target = random_distribution(3, 1, OpenToy)
+    assert far_from(sampled_distribution(target, 3, Typical(), choices=[(0,), (1,)]), target, 3) > 0.01
 
 
 # whom it refuses

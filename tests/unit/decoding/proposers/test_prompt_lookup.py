@@ -9,7 +9,7 @@ from support.proposers import drafted
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import PromptLookup, generate
-from lessons_lib.decoding.generate import tokens_per_forward
+from lessons_lib.decoding.generate import tokens_per_pass
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, DraftLength, Heuristic
 from lessons_lib.measure.cost import padded_cost
 
@@ -135,16 +135,16 @@ def test_a_prompt_that_holds_the_whole_output_yields_k_plus_1_tokens_a_step():
     target = choosing(lambda prefix: text[len(prefix) % 50], 50)
     out = generate(target, text, PromptLookup(num_tokens=7), max_new_tokens=33)
     assert out.ids == text[:33]
-    assert [s.committed for s in out.trace] == [1, 8, 8, 8, 8]
+    assert [s.committed for s in out.stats] == [1, 8, 8, 8, 8]
 
 
-@pytest.mark.parametrize("rule, settled", [("recent", 5 + 1), ("transformers", 5 + 6), ("original", 5 + 6)])
-def test_a_periodic_text_yields_k_plus_1_tokens_a_step_once_the_rule_has_seen_enough(rule, settled):
+@pytest.mark.parametrize("rule, gc_frozen", [("recent", 5 + 1), ("transformers", 5 + 6), ("original", 5 + 6)])
+def test_a_periodic_text_yields_k_plus_1_tokens_a_step_once_the_rule_has_seen_enough(rule, gc_frozen):
     """Period 5, k = 6: "recent" needs one period, the others k tokens more."""
     target = choosing(lambda prefix: (prefix[-1] + 1) % 5, 5)
     out = generate(target, [0], PromptLookup(6, max_ngram=1, rule=rule), max_new_tokens=60)
     assert out.ids == continued(target, [0], 60)
-    full = [s.committed for s in out.trace[1:-1] if s.length_before >= settled]
+    full = [s.committed for s in out.stats[1:-1] if s.length_before >= gc_frozen]
     assert set(full) == {7}
 
 
@@ -195,13 +195,13 @@ def test_each_match_length_is_judged_by_itself():
 def test_random_text_costs_hardly_more_than_plain_decoding_and_a_repeating_one_gains_all_the_same():
     options = dict(num_tokens=6, min_hit_rate=0.5)
     free = [
-        generate(whimsical(1, 30), [1, 2, 3], PromptLookup(**o), max_new_tokens=300).trace
+        generate(whimsical(1, 30), [1, 2, 3], PromptLookup(**o), max_new_tokens=300).stats
         for o in (options, {"min_hit_rate": 0.0})
     ]
-    fed, careless = [sum(s.forwarded for s in trace) for trace in free]
+    fed, careless = [sum(s.num_input_tokens for s in stats) for stats in free]
     assert fed < 1.2 * 302 and careless > 3 * 302
     repeating = choosing(lambda prefix: (prefix[-1] + 1) % 20, 20)
-    assert tokens_per_forward(generate(repeating, [0], PromptLookup(**options), max_new_tokens=200).trace) > 4
+    assert tokens_per_pass(generate(repeating, [0], PromptLookup(**options), max_new_tokens=200).stats) > 4
 
 
 @pytest.mark.parametrize("rule, silent", [("recent", True), ("transformers", False), ("original", False)])
@@ -288,8 +288,8 @@ def test_a_schedule_hears_of_no_more_than_there_was_room_for():
 def test_by_the_heuristic_a_perfect_copy_is_proposed_at_ever_greater_length_up_to_all_of_it():
     target = choosing(lambda prefix: (prefix[-1] + 1) % 20, 20)
     out = generate(target, list(range(20)), PromptLookup(10, 1, length=lambda: Heuristic(5)), max_new_tokens=100)
-    assert [step.proposed for step in out.trace[:-1]] == [0, 5, 7, 9, 10, 10, 10, 10, 10, 10]
-    assert sum(step.committed for step in out.trace) == 100
+    assert [step.proposed for step in out.stats[:-1]] == [0, 5, 7, 9, 10, 10, 10, 10, 10, 10]
+    assert sum(step.committed for step in out.stats) == 100
 
 
 def test_behind_a_long_copy_the_heuristic_soon_proposes_less():

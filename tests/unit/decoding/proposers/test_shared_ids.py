@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.laws import seeded
+from support.distributions import seeded
 from support.oracle import PROMPT, N
 from support.proposers import drafted
 
@@ -53,7 +53,7 @@ def test_an_id_that_is_no_token_silences_the_draft():
     target, draft = (TransformersTarget(tiny(vocab_size=size), Words(90)) for size in (112, 97))
     plain = generate(target, [5, 110, 3], max_new_tokens=12).ids
     out = generate(target, [5, 110, 3], DraftModel(draft, 3), max_new_tokens=12)
-    assert out.ids == plain and not any(s.draft_calls for s in out.trace)
+    assert out.ids == plain and not any(s.draft_calls for s in out.stats)
 
 
 def test_a_language_model_may_be_target_and_draft(network, greedy):

@@ -14,9 +14,9 @@ from lessons_lib import Sampling, generate
 from lessons_lib.decoding import sampling
 
 
-def exact_law(run) -> dict:
+def exact_distribution(run) -> dict:
     """outcome -> probability, over every way in which the random draws of `run()` can fall."""
-    law, scripts = defaultdict(float), [[]]
+    distribution, scripts = defaultdict(float), [[]]
     while scripts:
         replay = Replay(scripts.pop(), scripts)
         with (
@@ -24,8 +24,8 @@ def exact_law(run) -> dict:
             mock.patch.object(sampling, "_uniform", lambda p, generator, replay=replay: Coin(replay)),
         ):
             outcome = run()
-        law[outcome] += replay.weight
-    return law
+        distribution[outcome] += replay.weight
+    return distribution
 
 
 def correction_from_p(p, children, q, mode, generator):
@@ -76,9 +76,9 @@ class Coin:
         return bool(self.replay.choose([1 - chance, chance]))
 
 
-def law_of(target, proposer, count: int, rule=None) -> dict:
+def distribution_of(target, proposer, count: int, rule=None) -> dict:
     """The exact law of the texts of `count` tokens that the proposer helps to write behind token 0."""
-    return exact_law(lambda: tuple(generate(target, [0], proposer, rule or Sampling(), count).ids))
+    return exact_distribution(lambda: tuple(generate(target, [0], proposer, rule or Sampling(), count).ids))
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -86,7 +86,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def random_law(size: int, seed: int, toy: type[ToyTarget] = ToyTarget) -> ToyTarget:
+def random_distribution(size: int, seed: int, toy: type[ToyTarget] = ToyTarget) -> ToyTarget:
     """A toy that has another distribution after every prefix."""
 
     @cache
@@ -96,11 +96,13 @@ def random_law(size: int, seed: int, toy: type[ToyTarget] = ToyTarget) -> ToyTar
     return toy(logits, size)
 
 
-def far_from(law: dict, target, count: int) -> float:
+def far_from(distribution: dict, target, count: int) -> float:
     """The largest error of a probability."""
-    assert sum(law.values()) == pytest.approx(1)
+    assert sum(distribution.values()) == pytest.approx(1)
     worst = 0.0
     for text in product(range(target.vocab_size), repeat=count):
         rows = [target.logits((0, *text[:i])).softmax(-1) for i in range(count)]
-        worst = max(worst, abs(law.get(text, 0) - math.prod(float(p[t]) for p, t in zip(rows, text, strict=True))))
+        worst = max(
+            worst, abs(distribution.get(text, 0) - math.prod(float(p[t]) for p, t in zip(rows, text, strict=True)))
+        )
     return worst
