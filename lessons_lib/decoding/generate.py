@@ -1,7 +1,7 @@
-"""The decoding loop (lessons 01, 06): propose, run the target once, accept, commit; until the text ends.
+"""The decoding loop (lessons 01, 06): propose draft tokens, run the target once, verify, commit, until the text ends.
 
-`step` is the whole of decoding: `generate` repeats it for one sequence, the serving engine for those that its scheduler
-picked. Techniques differ only in their proposers, acceptance rules and targets.
+`step` does one pass through this loop. `generate` repeats it for one sequence, the serving engine for the sequences
+its scheduler picked. Techniques differ only in their proposer, acceptance rule and target.
 """
 
 import math
@@ -24,18 +24,21 @@ from lessons_lib.decoding.text import Detokenizer, Prompt, StoppedText, as_texts
 
 @dataclass(slots=True)
 class StepStats:
-    """One forward pass for one sequence. Times in seconds; with several sequences the forward pass's is the batch's."""
+    """Counts and times of one forward pass for one sequence.
 
-    length_before: int  # committed tokens, prompt included
-    num_input_tokens: int  # tokens fed: what the cache lacked, the tree, side tokens
-    proposed: int = 0  # tree nodes
-    depth: int = 0
-    scratch: int = 0
-    accepted: int = 0
-    committed: int = 0
-    draft_calls: int = 0
-    is_prefill: bool = False
-    eos_cut: bool = False
+    Times are in seconds. With several sequences, t_propose and t_pass are those of the whole batch.
+    """
+
+    length_before: int  # committed tokens before the step, prompt included
+    num_input_tokens: int  # tokens of the pass: uncomputed tokens, tree nodes, side tokens
+    proposed: int = 0  # nodes of the draft tree
+    depth: int = 0  # levels of the draft tree
+    scratch: int = 0  # side tokens
+    accepted: int = 0  # draft tokens
+    committed: int = 0  # new tokens: accepted draft tokens, then the target's own
+    draft_calls: int = 0  # forward passes of a draft model
+    is_prefill: bool = False  # no output token existed before this pass
+    eos_cut: bool = False  # the text ended at an accepted draft token, so the target's own token was not used
     t_propose: float = 0.0
     t_pass: float = 0.0
     t_accept: float = 0.0
@@ -44,37 +47,42 @@ class StepStats:
 
 
 def after_prefill(stats: abc.Sequence[StepStats]) -> list[StepStats]:
-    """Its steps without those that fed the prompt."""
+    """The steps after prefill."""
     return [step for step in stats if not step.is_prefill]
 
 
 def tokens_per_pass(stats: abc.Sequence[StepStats]) -> float:
-    """tau: tokens committed per verification forward, bonus included, prefill left out. Plain decoding is 1.
+    """tau: tokens committed per target forward pass, bonus token included, prefill excluded. Plain decoding: 1.
 
-    nan for a trace of the prefill alone.
+    nan if there is no step after prefill.
     """
     steps = after_prefill(stats)
     return sum(step.committed for step in steps) / len(steps) if steps else float("nan")
 
 
 def compression(stats: abc.Sequence[StepStats]) -> float:
-    """CR: generated tokens over all target forward passes, prefill included. ZeroDivisionError for an empty trace."""
+    """CR: generated tokens / all target forward passes, prefill included."""
     return sum(step.committed for step in stats) / len(stats)
 
 
 def step(target, seqs: list[Sequence]) -> list[list[int]]:
-    """One forward pass of the target for any number of sequences -> the tokens that each committed.
+    """Run one decoding step for all sequences, with a single target forward pass -> the tokens each one committed.
 
-    That is 0 tokens for a part of a prompt, else 1 to n. Every sequence records a Step.
+    A sequence commits at least one token, or none while its prompt is only partly computed. Appends one StepStats to
+    the stats of each sequence.
     """
     committed, start = [], perf_counter()
+    # Propose: each sequence drafts a tree
     inputs = draft(seqs)
     drafted = perf_counter()
+    # Run: one forward pass over uncomputed tokens and draft trees of all sequences
     outputs = target.run(inputs)
     run = perf_counter()
     for seq, block, scores in zip(seqs, inputs, outputs, strict=True):
+        # Verify: accept a path of the tree and take one more token from the target
         since = perf_counter()
         path, tokens = verify(seq, scores)
+        # Commit: append the tokens, drop the rejected ones from the cache
         verified = perf_counter()
         commit(seq, len(block.tokens), path, tokens, scores)
         times = drafted - start, run - drafted, verified - since, perf_counter() - verified
@@ -84,17 +92,21 @@ def step(target, seqs: list[Sequence]) -> list[list[int]]:
 
 
 def draft(seqs: list[Sequence]) -> list[ModelInput]:
-    """Let every sequence draft a tree -> what each feeds. Proposers of one kind may draft for all their texts at once.
+    """Draft a tree for every sequence -> the model input of each.
 
-    The first token after the prompt is decoded plainly: there is nothing to draft from before.
+    Sequences whose proposers have the same type are drafted together, so a proposer may draft for the whole batch at
+    once. The first output token is decoded without a draft: many proposers need the prompt's forward pass first.
     """
+    # Group the sequences by type of proposer
     by_type = defaultdict(list)
     for seq in seqs:
         seq.tree = empty_tree(seq)
         if seq.tree is not None and seq.num_output_tokens:
             by_type[type(seq.proposer)].append(seq)
+    # Fill the trees, one call per type
     for proposer, same in by_type.items():
         proposer.propose_batch([seq.proposer for seq in same], [seq.ids for seq in same], [seq.tree for seq in same])
+    # Uncomputed tokens, followed by the tree; without a tree the input is a part of a prompt
     return [
         plain_input(seq.uncomputed_ids, seq.cache)
         if seq.tree is None
@@ -104,7 +116,10 @@ def draft(seqs: list[Sequence]) -> list[ModelInput]:
 
 
 def empty_tree(seq: Sequence) -> DraftTree | None:
-    """A tree with the budget that cache, schedule and length leave; None where only a part of the text is fed."""
+    """An empty draft tree whose budget respects the cache's capacity, the scheduler's limit and the sequence's length.
+
+    None if this pass ends before the last committed token (chunked prefill), so that there is nothing to verify.
+    """
     fed, cache = seq.num_computed_tokens + len(seq.uncomputed_ids), seq.cache
     if fed < seq.num_tokens:
         return None
@@ -113,19 +128,21 @@ def empty_tree(seq: Sequence) -> DraftTree | None:
         room = min(room, seq.num_scheduled_tokens - len(seq.uncomputed_ids))
     return DraftTree(
         max_nodes=max(0, room),
-        max_depth=min(room, seq.length - seq.num_output_tokens - 1),  # the pass adds a token of its own
+        max_depth=min(room, seq.length - seq.num_output_tokens - 1),  # the target adds one token
         max_offset=seq.context - seq.num_tokens,
         may_branch=lambda count: cache.branches(fed + count),
     )
 
 
 def verify(seq: Sequence, scores: ModelOutput) -> tuple[list[int], list[int]]:
-    """Apply the acceptance rule, and end the text where it must end -> accepted nodes, tokens to commit."""
+    """Apply the acceptance rule, then the stopping criteria -> accepted nodes, tokens to commit."""
     if seq.tree is None:
         return [], []
+    # Accepted draft tokens, then one token from the target
     logits = hold_back_eos(seq, scores.logits[: 1 + len(seq.tree.tokens)])
     path, own = seq.acceptance.accept(seq.tree, logits, seq.generator)
     tokens = [*(seq.tree.tokens[node] for node in path), own]
+    # Cut after the token that ends the text
     for i, token in enumerate(tokens):
         count = seq.num_output_tokens + i + 1
         seq.finish_reason = seq.stopping.reason(token, count) or ("length" if count >= seq.length else None)
@@ -135,7 +152,7 @@ def verify(seq: Sequence, scores: ModelOutput) -> tuple[list[int], list[int]]:
 
 
 def hold_back_eos(seq: Sequence, logits: Tensor) -> Tensor:
-    """Forbid end tokens before min_new_tokens, at whatever depth of the tree a row of logits stands."""
+    """Set the logits of EOS tokens to -inf for the root and all nodes that come before `min_new_tokens`."""
     missing = seq.stopping.min_new_tokens - seq.num_output_tokens
     if missing <= 0 or not seq.stopping.eos:
         return logits
@@ -146,10 +163,10 @@ def hold_back_eos(seq: Sequence, logits: Tensor) -> Tensor:
 
 
 def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
-    """Append the tokens, drop the cache entries of rejected draft tokens, and show the proposer what happened."""
+    """Append the tokens, drop the cache entries of rejected draft tokens, and let the proposer observe the step."""
     if tokens:
-        path = path[: len(tokens) - 1]  # the newest token is never cached, even where it was a draft token
-        root = seq.num_tokens - 1  # its entry; node i has entry root + 1 + i
+        path = path[: len(tokens) - 1]  # the newest token does not stay cached, even if it was a draft token
+        root = seq.num_tokens - 1  # cache entry of the root; node i has entry root + 1 + i
         seq.cache.keep(root + 1, [root + 1 + node for node in path])
     seq.commit(fed, tokens)
     if tokens:
@@ -157,7 +174,7 @@ def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], scores: 
 
 
 def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: tuple[float, ...]) -> StepStats:
-    """One sequence's share of a step that is done; times: seconds of its four parts."""
+    """StepStats of one sequence after its commit. times: seconds to propose, run, verify and commit."""
     before = seq.num_tokens - len(tokens)
     tree = seq.tree or DraftTree()
     return StepStats(
@@ -181,8 +198,12 @@ def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: t
 
 @dataclass(frozen=True)
 class Output:
-    """ids: new tokens, the one that ended the text included; text: them decoded, without special tokens and
-    cut before a stop text; trace: one Step per target forward pass; finish: "eos", "stop" or "length"."""
+    """Result of `generate`.
+
+    ids: the new tokens, including the one that ended the text. text: the decoded ids without special tokens, cut
+    before a stop text; None without a tokenizer. stats: one StepStats per target forward pass. finish: "eos", "stop"
+    or "length".
+    """
 
     ids: list[int]
     text: str | None
@@ -202,19 +223,22 @@ def generate(
     generator: torch.Generator | None = None,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> Output:
-    """Continue `prompt` by up to `max_new_tokens` tokens; no end token ends it before `min_new_tokens`.
+    """Continue `prompt` with up to `max_new_tokens` tokens.
 
-    target: a Target, a LanguageModel, or any causal LM of transformers. prompt: text, token ids (a list, a tensor, or
-    what a tokenizer returns for one text), or messages ([{"role": "user", "content": ...}], the only form that gets
-    the chat template). proposer: guesses ahead (None: plain decoding); acceptance: Greedy() unless given. stop: texts
-    that end the output as soon as they are complete, before `min_new_tokens` too, as in transformers. generator:
-    randomness of sampling, on any device. on_tokens: called with the new ids after every step, such as a TextStream;
-    its `end`, if it has one, after the last.
+    target: a Target, a LanguageModel, or any causal LM of transformers.
+    prompt: text, token ids (a list, a tensor, or a tokenizer's output for one text), or messages
+        ([{"role": "user", "content": ...}]). Only messages get the chat template.
+    proposer: proposes draft tokens; None is plain decoding.
+    acceptance: the acceptance rule, Greedy() by default.
+    min_new_tokens: EOS tokens have probability 0 before this many tokens.
+    stop: one or several texts. The output ends as soon as one of them is complete, even before `min_new_tokens`, as in
+        transformers.
+    generator: randomness of sampling, on any device.
+    on_tokens: called with the new ids after every step, such as a TextStream. If it has a method `end`, that is called
+        after the last step.
 
-    Raises ValueError for an empty prompt, ids outside the vocabulary, a prompt that does not fit the context together
-    with the new tokens, max_new_tokens below 1, a min_new_tokens outside 0 to that, an empty stop text, and what the
-    proposer refuses; TypeError for what cannot decode, for arguments of the wrong kind, and for text or stop texts
-    without a tokenizer; Unsupported if the target lacks what the proposer needs.
+    Raises ValueError for a prompt that is empty, has ids outside the vocabulary, or does not fit the context together
+    with the new tokens; Unsupported if the proposer needs an ability that the target does not offer.
     """
     target = as_target(target)
     if on_tokens is not None and (not callable(on_tokens) or isinstance(on_tokens, type)):
@@ -240,7 +264,7 @@ def new_sequence(
     generator: torch.Generator | None = None,
     **rest,
 ) -> Sequence:
-    """A sequence ready for its first step, with everything checked. Arguments and errors as `generate`.
+    """Check the arguments and make a sequence that is ready for its first step. Arguments and errors as in `generate`.
 
     rest: further fields of the Sequence.
     """
@@ -265,9 +289,10 @@ def ready(
     stopping: StoppingCriteria | None = None,
     generator: torch.Generator | None = None,
 ) -> Sequence:
-    """Give a sequence with ids what decoding needs; without stopping criteria nothing but its length ends it.
+    """Prepare a sequence with ids for decoding: set its proposer, acceptance rule, cache and stopping criteria.
 
-    ValueError for a text that does not fit the context; Unsupported as `generate`.
+    Without stopping criteria only the length ends it. Raises ValueError if the sequence does not fit the context,
+    Unsupported as `generate` does.
     """
     check_fits(target, seq.prompt_length, seq.length)
     seq.proposer = Proposer() if proposer is None else proposer
@@ -281,7 +306,7 @@ def ready(
 
 
 def check_kinds(proposer, acceptance, generator) -> None:
-    """Raise TypeError for what is no proposer, no acceptance rule or no generator, such as a class or a seed."""
+    """Raise TypeError for an argument of the wrong kind, such as a class instead of an instance, or a seed."""
     if not isinstance(proposer, Proposer | None):
         raise TypeError(f"proposer must be one such as PromptLookup(), not {kind(proposer)}")
     if acceptance is not None and (isinstance(acceptance, type) or not hasattr(acceptance, "accept")):
@@ -303,7 +328,7 @@ def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
 
 
 def text_of(tokenizer, seq: Sequence) -> str | None:
-    """What was written, cut before the stop text that ended it, if any; None without a tokenizer."""
+    """The decoded output, cut before the stop text that ended it; None without a tokenizer."""
     if seq.stopping.stop:
         return seq.stopping.stop.text
     if tokenizer is None:
