@@ -1,8 +1,8 @@
-"""Draft trees (lesson 06): what a proposer drafts, and the model input that verifies it in one forward pass.
+"""Draft trees (lesson 06): the draft tokens of one step, and the model input that verifies them in one forward pass.
 
-A proposer builds a DraftTree with `tree.add(parent, token)`. The numbers it gets back are those of the verification
-and of the cache: node i is the i-th token after the root. The model input holds the uncomputed tokens (the root last),
-then the nodes, then side tokens. A chain is a tree without branches.
+A proposer builds a DraftTree with `tree.add(parent, token)`, which returns the number of the new node. Nodes are
+numbered from 0 in the order they were added, and logits and cache entries follow the same order. The model input holds
+the uncomputed tokens (the root last), then the nodes, then side tokens. A chain is a tree without branches.
 """
 
 import math
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from lessons_lib.caches.cache import Cache, causal_mask
 
-ROOT = -1  # the last committed token, above the first draft tokens
+ROOT = -1  # the last committed token, parent of the first draft tokens
 MODES = ("greedy", "iid", "without_replacement")
 
 
 @dataclass(frozen=True)
 class Children:
-    """The draft tokens below one node, as they were sampled: the lossless acceptance rule needs all of it.
+    """The draft tokens below one node and how they were sampled. The lossless acceptance rule needs both.
 
-    tokens: in the order in which they were sampled; with mode "iid" a token may come several times, but has one node.
-    mode: "greedy" (any choice that is no sampling), "iid" (with replacement) or "without_replacement".
-    q: (V,) the distribution they were sampled from; None for "greedy".
+    mode: "iid" (with replacement), "without_replacement", or "greedy" for tokens chosen without sampling.
+    q: (V,) the distribution the tokens were sampled from; None for "greedy".
+    tokens: in the order they were sampled. With "iid" a token may be listed several times; it still has only one node.
     """
 
     mode: str = "greedy"
@@ -42,10 +42,10 @@ class Children:
 
 @dataclass(frozen=True)
 class SideTokens:
-    """Tokens that are fed beside the tree for the proposer's own use; they are never committed.
+    """Extra tokens that a proposer adds to the forward pass for its own use. They are never committed.
 
-    offsets: positions relative to the root's. sees[i][j]: whether side token i attends to side token j (to itself in
-    any case). sees_nodes[i]: the tree nodes that side token i attends to. All attend to the committed text; no node
+    offsets: positions relative to the root. sees[i][j]: side token i attends to side token j (always to itself).
+    sees_nodes[i]: tree nodes that side token i attends to. All side tokens attend to the committed text. No tree node
     attends to a side token.
     """
 
@@ -57,12 +57,12 @@ class SideTokens:
 
 @dataclass
 class DraftTree:
-    """Draft tokens for what follows the root. Node i holds tokens[i] at depths[i] >= 1, below parents[i] (or ROOT).
+    """A tree of draft tokens after the root. Node i has token tokens[i], depth depths[i] >= 1 and parent parents[i].
 
-    The budget: max_nodes bounds nodes and side tokens together, max_depth the levels, max_offset how far behind the
-    root a side token may be. may_branch(n) says whether n draft and side tokens may be fed with branches among them.
-    What does not fit is not added. Of sampled children the last ones are left out, whatever their values.
-    draft_calls: forward passes of a draft model that the tree took.
+    Budget: max_nodes limits nodes and side tokens together, max_depth the levels, max_offset the distance of a side
+    token from the root. may_branch(n): whether the target can run n draft and side tokens that do not form a chain.
+    Tokens that do not fit are not added. Of sampled children the last ones are dropped, whatever their values.
+    draft_calls: forward passes of a draft model used to build the tree.
     """
 
     max_nodes: float = math.inf
@@ -75,37 +75,40 @@ class DraftTree:
     children: dict[int, Children] = field(default_factory=dict)
     side: SideTokens = SideTokens()
     draft_calls: int = 0
-    is_chain: bool = True  # every node is below the one before it, so that the causal mask will do
+    is_chain: bool = True  # every node is the child of the one before it, so the causal mask is enough
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
 
     @classmethod
     def chain(cls, tokens: Iterable[int]) -> "DraftTree":
-        """A tree without branches and without a budget: each token follows the one before it."""
+        """A chain of draft tokens, without a budget."""
         tree = cls()
         tree.add_chain(tokens)
         return tree
 
     def add(self, parent: int, token: int, mode: str = "greedy", q: Tensor | None = None) -> int | None:
-        """Add a draft token below `parent`. Returns its node; None where it does not fit.
+        """Add a draft token below `parent` -> its node, or None if it does not fit the budget.
 
-        A token that `parent` has already keeps its node. mode, q: as in Children, the same for all tokens of a parent.
+        Adding a token that `parent` already has returns the existing node. mode, q: see Children; all children of one
+        parent have the same mode.
         """
         if not ROOT <= parent < len(self.tokens):
             raise ValueError(f"there is no node {parent} to add a token to; add parents first")
         known = self.child(parent, token)
         if known is not None and mode == "greedy":
             return known
-        # Sampled tokens are counted before their values are looked at: keeping a repeated token where a new one
-        # would not fit is a choice by value, and the verified text would no longer follow the target's distribution.
+        # For sampled tokens the budget decides before the value does. If a repeated token were kept where a new one
+        # does not fit, the choice would depend on the value, and the output would not follow the target's distribution.
         if not self.fits(parent):
             return None
         children = self.children.get(parent) or Children(mode, q)
         if children.mode != mode:
             raise ValueError(f"the children of one node are of one mode, not {children.mode!r} and {mode!r}")
+        # Record the draw, also of a repeated token
         self.children[parent] = children
         children.tokens.append(token)
         if known is not None:
             return known
+        # Append a new node
         node = self._nodes[parent, token] = len(self.tokens)
         self.is_chain = self.is_chain and parent == node - 1
         self.tokens.append(token)
@@ -114,14 +117,17 @@ class DraftTree:
         return node
 
     def add_chain(self, tokens: Iterable[int], parent: int | None = ROOT) -> None:
-        """Add tokens below `parent`, each below the one before it, as many as fit."""
+        """Add a chain of tokens below `parent`, as many as fit the budget."""
         for token in tokens:
             parent = self.add(parent, token)
             if parent is None:
                 return
 
     def add_side(self, side: SideTokens) -> bool:
-        """Add side tokens, all or none. Returns whether they fit. They come before or after nodes, and only once."""
+        """Add all side tokens, or none if they do not fit -> whether they were added. Call it at most once per tree.
+
+        It may be called before or after nodes are added.
+        """
         if not len(side.tokens) == len(side.offsets) == len(side.sees):
             raise ValueError("side tokens need one offset and one row of `sees` for each token")
         count = self.count + len(side.tokens)
@@ -131,7 +137,7 @@ class DraftTree:
         return fits
 
     def fits(self, parent: int) -> bool:
-        """Whether one more draft token may be added below `parent`."""
+        """Whether the budget allows one more draft token below `parent`."""
         if self.depth_of(parent) >= self.max_depth or self.count >= self.max_nodes:
             return False
         extends_chain = self.is_chain and parent == len(self.tokens) - 1 and not self.side.tokens
@@ -139,24 +145,24 @@ class DraftTree:
 
     @property
     def count(self) -> int:
-        """Tokens fed after the root: nodes and side tokens."""
+        """Number of nodes and side tokens."""
         return len(self.tokens) + len(self.side.tokens)
 
     @property
     def depth(self) -> int:
-        """Levels of the tree."""
+        """Number of levels, without the root."""
         return max(self.depths, default=0)
 
     def depth_of(self, node: int) -> int:
-        """0 for ROOT."""
+        """Depth of a node: 0 for ROOT."""
         return 0 if node == ROOT else self.depths[node]
 
     def child(self, parent: int, token: int) -> int | None:
-        """The node that continues `parent` with `token`, None if it was not drafted."""
+        """The child of `parent` that holds `token`, or None."""
         return self._nodes.get((parent, token))
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the first level down to `node`; none for ROOT."""
+        """The nodes from the first level down to `node`. Empty for ROOT."""
         path = []
         while node != ROOT:
             path.append(node)
@@ -166,11 +172,11 @@ class DraftTree:
 
 @dataclass
 class ModelInput:
-    """The model input of one sequence in one forward pass.
+    """The input of one sequence to one forward pass.
 
-    tokens (T), offsets (T) from the first uncomputed position, mask (T, S + T) bool or None for causal.
-    wanted: the last `wanted` tokens get logits. after: layers whose hidden states are returned, too
-    (1 = after the first; "final" = after the final norm, what the head reads).
+    tokens (T). offsets (T): positions relative to the first uncomputed one. mask (T, S + T) bool; None is causal.
+    wanted: logits are computed for the last `wanted` tokens. after: layers whose hidden states are returned as well
+    (1: after the first layer; "final": after the final norm, the input of the LM head).
     """
 
     tokens: list[int]
@@ -183,9 +189,9 @@ class ModelInput:
 
 @dataclass
 class ModelOutput:
-    """The model output for one Block: logits (wanted, V) and the hidden states asked for, each (wanted, D).
+    """The output for one ModelInput: logits (wanted, V) and requested hidden states {layer: (wanted, D)}.
 
-    After a draft tree, row 0 is the root's, row 1 + i node i's, and the rows of side tokens follow.
+    With a draft tree, row 0 belongs to the root and row 1 + i to node i. The rows of side tokens come last.
     """
 
     logits: Tensor
@@ -193,14 +199,14 @@ class ModelOutput:
 
 
 def plain_input(tokens: Sequence[int], cache: Cache, wanted: int = 1) -> ModelInput:
-    """Tokens that follow what the cache holds, each attending to all before it: a prompt, or a part of one."""
+    """The model input of tokens that follow the cached ones under a causal mask: a prompt, a part of one, a chain."""
     return ModelInput(list(tokens), list(range(len(tokens))), None, cache, wanted)
 
 
 def make_input(uncomputed: list[int], tree: DraftTree, cache: Cache, after: tuple = ()) -> ModelInput:
     """The model input that verifies a tree. uncomputed: committed tokens that are not in the cache, the root last.
 
-    The mask is only built where the causal one is not the right one.
+    A chain without side tokens needs no mask of its own, since it is causal.
     """
     root = len(uncomputed) - 1
     tokens = [*uncomputed, *tree.tokens, *tree.side.tokens]
@@ -211,17 +217,23 @@ def make_input(uncomputed: list[int], tree: DraftTree, cache: Cache, after: tupl
 
 
 def tree_mask(uncomputed: int, tree: DraftTree, cached: int) -> Tensor:
-    """(T, S + T) bool: all attend to the committed text, nodes to their ancestors, side tokens to what they declare."""
-    first = cached + uncomputed  # the cache entry of node 0
-    own = first + len(tree.tokens)  # and of the first side token
+    """Attention mask (T, S + T) bool of a draft tree. uncomputed, cached: numbers of tokens; T includes the tree.
+
+    All tokens attend to the committed text, nodes also to themselves and their ancestors, side tokens as in SideTokens.
+    """
+    first = cached + uncomputed  # column of node 0
+    own = first + len(tree.tokens)  # column of the first side token
     allow = torch.zeros(uncomputed + tree.count, cached + uncomputed + tree.count, dtype=torch.bool)
+    # The committed text: causal among the uncomputed tokens, all of it for nodes and side tokens
     allow[:uncomputed, :first] = causal_mask(uncomputed, first)
     allow[uncomputed:, :first] = True
+    # A node attends to whatever its parent attends to, and to itself
     for node, parent in enumerate(tree.parents):
         row = allow[uncomputed + node]
         if parent != ROOT:
             row |= allow[uncomputed + parent]
         row[first + node] = True
+    # Side tokens attend to side tokens (`sees`) and to nodes (`sees_nodes`)
     if tree.side.tokens:
         rows = allow[uncomputed + len(tree.tokens) :]
         rows[:, own:] = torch.as_tensor(tree.side.sees, dtype=torch.bool)
