@@ -1,14 +1,15 @@
-"""Attention written to be read (lesson 04): exact, in plain PyTorch, with its traffic to slow memory counted.
+"""Attention written to be read (lesson 04): exact, in plain PyTorch, with its memory traffic counted.
 
-heads       what all of them take: shapes checked, grouped heads viewed, who sees whom
-naive       the T x S matrix in full
-online      softmax over pieces: a running maximum, sum and mixture, and how two of them merge
-tiled       FlashAttention: tile by tile, in the loop order of either version
-split       one query over a long cache: the keys divided, the results merged
-traffic     counting reads and writes, and the formulas that predict them
-backends    which kernels of torch run here, and what the others say
+heads       shared input handling: shape checks, grouped heads, masks
+naive       the full T x S matrix
+online      online softmax: a running maximum, sum and output, and how two partial results merge
+tiled       FlashAttention, block by block, in the loop order of either version
+split       split-KV: one query over a long cache, the keys split among workers, the results merged
+traffic     counted reads and writes, and the formulas that predict them
+backends    which SDPA kernels run here, and why the others do not
 
-Made for counting and for equality, not for speed: a kernel keeps a tile in fast memory, PyTorch does not.
+The code is made for counting and for checking equality, not for speed: a real kernel keeps a tile in fast memory,
+PyTorch does not.
 """
 
 from lessons_lib.attention.backends import Outcome, attempts
