@@ -1,4 +1,4 @@
-"""Which kernels behind scaled_dot_product_attention run here, and what the others say (lesson 04)."""
+"""Which kernels of scaled_dot_product_attention run here, and why the others do not (lesson 04)."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BACKENDS = ("MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")
-EMPTY = ("not used because:", "has been runtime disabled")  # a heading; a backend that was not asked for
+EMPTY = ("not used because:", "has been runtime disabled")  # messages without a reason, which are dropped
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One backend asked for by name: its output, or None and what was said: reasons first, then the error."""
+    """The result of one backend: its output, or None and torch's reasons, the error last."""
 
     backend: str
     output: Tensor | None
@@ -23,7 +23,7 @@ class Outcome:
 
     @property
     def ran(self) -> bool:
-        """Whether it gave an output."""
+        """Whether the backend returned an output."""
         return self.output is not None
 
 
@@ -33,7 +33,7 @@ def attempts(
     """Run F.scaled_dot_product_attention(q, keys, values, **options) with each backend alone.
 
     q (b, H, T, d), keys (b, H, S, d), values (b, H, S, d_v), as that function takes them -> outputs (b, H, T, d_v).
-    backends: names of torch.nn.attention.SDPBackend; ValueError for one that torch does not know.
+    backends: names in torch.nn.attention.SDPBackend.
     """
     if unknown := [name for name in backends if name not in SDPBackend.__members__]:
         raise ValueError(f"torch has no backend {', '.join(unknown)}; choose from {', '.join(BACKENDS)}")
@@ -41,7 +41,7 @@ def attempts(
 
 
 def _attempt(name: str, attend: Callable[[], Tensor]) -> Outcome:
-    """The reasons of a refusal are warnings; the error itself only says that nothing is left."""
+    """Run one backend. torch reports its reasons as warnings; its error only says that no kernel is left."""
     with warnings.catch_warnings(record=True, action="always") as said:
         try:
             with sdpa_kernel(SDPBackend.__members__[name]):
@@ -52,7 +52,7 @@ def _attempt(name: str, attend: Callable[[], Tensor]) -> Outcome:
 
 
 def first_sentence(text: str) -> str:
-    """What a message of torch says first, without its source line; nothing of one that is in EMPTY, or is empty.
+    """First sentence of a torch message, without the source location; "" for an empty message or one in EMPTY.
 
     >>> first_sentence("Both fused kernels do not support non-zero dropout. (Triggered internally at sdp.h:241.)")
     'Both fused kernels do not support non-zero dropout.'
