@@ -1,7 +1,7 @@
-"""What attention takes (lesson 04): q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v), and who sees whom.
+"""Inputs of attention (lesson 04): q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v), and the mask.
 
-Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): g = H / H_kv query heads share the keys and values
-of one head. The shared ones are viewed g times, never copied.
+Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): g = H / H_kv query heads share one KV head. The shared
+keys and values are expanded as views, never copied.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sight:
-    """Which of S keys each of T queries may look at: all, the causal ones, or those of a mask (T, S), True = may.
+    """Which of S keys each of T queries attends to: all, the causal ones, or those of a mask (T, S), True = may attend.
 
-    Causal is aligned to the lower right: the last query sees all S keys, the one before it S - 1. With fewer keys
-    than queries the first queries see none.
+    Causal is aligned to the lower right: the last query attends to all S keys, the one before it to S - 1. With fewer
+    keys than queries, the first queries attend to none.
     """
 
     queries: int
@@ -25,14 +25,14 @@ class Sight:
     mask: Tensor | None = None
 
     def reaches(self, rows: range) -> int:
-        """How many keys, from the first on, the causal rule leaves to the last of these rows: 0 to S."""
+        """Number of keys that the last of these query rows may attend to under the causal rule: 0 to S."""
         return max(self.keys - self.queries + rows.stop, 0) if self.causal else self.keys
 
     def tile(self, rows: range, columns: range, device: torch.device | str = "cpu") -> Tensor | None:
-        """(rows, columns) bool, True = may look; None where all may."""
+        """The mask of one tile: (rows, columns) bool, True = may attend; None if nothing is masked."""
         seen = self.mask[rows.start : rows.stop, columns.start : columns.stop] if self.mask is not None else None
         if columns.stop <= self.reaches(range(rows.start, rows.start + 1)):
-            return seen  # the first row sees the whole tile, so all rows do
+            return seen  # the first query attends to the whole tile, so all queries do
         last = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.keys - self.queries
         below = torch.arange(columns.start, columns.stop, device=device) <= last
         return below if seen is None else below & seen
@@ -41,9 +41,9 @@ class Sight:
 def prepared(
     q: Tensor, keys: Tensor, values: Tensor, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Sight]:
-    """Check, and view heads by group: q (H_kv, g, T, d), keys (H_kv, g, S, d), values (H_kv, g, S, d_v), Sight.
+    """Check the inputs and group the heads: q (H_kv, g, T, d), keys (H_kv, g, S, d), values (H_kv, g, S, d_v), Sight.
 
-    In float32 or better, as kernels accumulate. Raises ValueError for shapes, dtypes or devices that do not fit.
+    All are in float32 or better, the precision in which kernels accumulate.
     """
     check(q, keys, values, mask)
     group = q.shape[0] // keys.shape[0]
@@ -55,7 +55,7 @@ def prepared(
 
 
 def check(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> None:
-    """Raises ValueError, in one sentence, for what attention cannot be computed of."""
+    """Raises ValueError with the reason if attention cannot be computed on these inputs."""
     shapes = f"q {tuple(q.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)}"
     if not q.dim() == keys.dim() == values.dim() == 3:
         raise ValueError(f"attention takes (heads, tokens, dim), without a batch; here are {shapes}")
@@ -75,12 +75,12 @@ def check(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -
 
 
 def positive(**sizes: int) -> None:
-    """Raises ValueError unless each of these is a whole number of at least 1."""
+    """Raises ValueError unless every size is a whole number of at least 1."""
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name}={size!r} is no size; take a whole number of at least 1")
 
 
 def spans(length: int, block: int) -> Iterator[range]:
-    """0 to length in pieces of `block`, the last one shorter where it does not divide: 5, 2 -> 0-1, 2-3, 4."""
+    """Split 0 .. length into pieces of `block`, the last one possibly shorter: 5, 2 -> 0-1, 2-3, 4."""
     return (range(start, min(start + block, length)) for start in range(0, length, block))
