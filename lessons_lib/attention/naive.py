@@ -1,4 +1,4 @@
-"""Attention as it is written down (lesson 04): softmax(q kᵀ / √d) v, with both T x S matrices in slow memory."""
+"""Attention by its definition (lesson 04): softmax(q kᵀ / √d) v, with both T x S matrices in slow memory."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ def naive(
     mask: Tensor | None = None,
     memory: Memory | None = None,
 ) -> Tensor:
-    """q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v) -> (H, T, d_v), in the dtype of q.
+    """Attention: q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v) -> (H, T, d_v), in the dtype of q.
 
-    causal: aligned to the lower right. mask (T, S) bool, True = may look. memory counts the elements that three
-    separate kernels move: scores, softmax, mixture. A query that sees nothing gives zeros.
-    Source: Vaswani et al. 2017 (arXiv 1706.03762). Raises ValueError for shapes, dtypes or devices that do not fit.
+    causal: aligned to the lower right. mask: (T, S) bool, True = may attend. A fully masked query returns zeros.
+    memory: counts the elements that three separate kernels move (scores, softmax, product with the values).
+    Source: Vaswani et al. 2017 (arXiv 1706.03762).
     """
     memory, dtype = memory or Memory(), q.dtype
     q, keys, values, sight = prepared(q, keys, values, causal, mask)
@@ -28,7 +28,7 @@ def naive(
 
 
 def probabilities(q: Tensor, keys: Tensor, sight: Sight, memory: Memory) -> Tensor:
-    """q (H_kv, g, T, d), keys (H_kv, g, S, d), as `prepared` gives them -> softmax of the scores (H_kv, g, T, S)."""
+    """Softmax of the scores: `prepared` q (H_kv, g, T, d) and keys (H_kv, g, S, d) -> (H_kv, g, T, S)."""
     scores = memory.load(q) @ memory.load(keys).mT
     scores = memory.write(scores.mul_(q.shape[-1] ** -0.5))
     seen = sight.tile(range(sight.queries), range(sight.keys), q.device)
@@ -36,12 +36,13 @@ def probabilities(q: Tensor, keys: Tensor, sight: Sight, memory: Memory) -> Tens
 
 
 def softmax_(scores: Tensor, seen: Tensor | None) -> Tensor:
-    """Over the last axis of (..., T, S), among those seen (T, S); a row that sees none is all zeros. Spoils scores.
+    """Masked softmax over the last axis of scores (..., T, S), in place; a fully masked row becomes zeros.
 
-    In place, so that never more than two such matrices are there: scores and probabilities.
+    seen: (T, S) bool, or None if nothing is masked. In place, so that at most two such matrices exist at once: scores
+    and probabilities.
     """
     if seen is None:
         return scores.softmax(-1)
     probabilities = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
-    blind = ~seen.any(-1, keepdim=True)  # such a row is NaN; the pass that mends it is spared where there is none
+    blind = ~seen.any(-1, keepdim=True)  # the softmax of a fully masked row is NaN
     return probabilities.masked_fill_(blind, 0) if blind.any() else probabilities
