@@ -1,9 +1,9 @@
-"""A Llama-family decoder to read (lessons 01-03): the same weights and logits as transformers, nothing hidden.
+"""A readable Llama-family decoder (lessons 01-03) with the weights and the logits of transformers.
 
-Pre-norm blocks of RMSNorm, rotary embeddings (Su et al. 2021, arXiv 2104.09864), grouped-query attention and
-SwiGLU (Shazeer 2020, arXiv 2002.05202), as in Llama, Mistral and SmolLM. Sequences are *packed*: the tokens
-of all rows stand behind one another, every product runs over all of them at once, and only attention looks
-at one row at a time, each with its own cache, positions and mask.
+Pre-norm blocks of RMSNorm, rotary embeddings (Su et al. 2021, arXiv 2104.09864), grouped-query attention and SwiGLU
+(Shazeer 2020, arXiv 2002.05202), as in Llama, Mistral and SmolLM.
+Sequences are *packed*: the tokens of all sequences are concatenated, and every matmul runs over all of them at once.
+Only attention runs per sequence, each with its own cache, positions and mask.
 """
 
 import sys
@@ -22,10 +22,10 @@ from lessons_lib.quantization.linear import sharing_copy
 
 
 def decoder_config(config) -> ModelConfig:
-    """Read a transformers Llama, Mistral or SmolLM config. Raises ValueError for what this decoder does not compute.
+    """Convert a transformers Llama, Mistral or SmolLM config. Raises ValueError if this decoder does not support it.
 
-    A model with a sliding window gets a context no longer than the window: within it, plain causal attention is the
-    same thing.
+    A model with a sliding window gets a context no longer than the window. Within the window, sliding and plain causal
+    attention are the same.
     """
     rope, activation = getattr(config, "rope_parameters", None) or {}, getattr(config, "hidden_act", None)
     unsupported = {
@@ -43,7 +43,7 @@ def decoder_config(config) -> ModelConfig:
 
 
 def computes(config) -> bool:
-    """Whether this decoder computes models with this config of transformers."""
+    """Whether this decoder supports a model with this transformers config."""
     try:
         decoder_config(config)
     except ValueError:
@@ -52,17 +52,20 @@ def computes(config) -> bool:
 
 
 class KeysAndValues(Protocol):
-    """What a layer asks of a cache: take new keys and values, give back all that attention sees."""
+    """The part of a cache that a layer uses: append new keys and values, return all cached ones."""
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """keys, values (H_kv, T, d) of T new tokens -> all that is seen (H_kv, S + T, d). ValueError without room."""
+        """Append keys and values (H_kv, T, d) of T new tokens -> all cached ones (H_kv, S + T, d).
+
+        Raises ValueError if the cache is full.
+        """
 
 
 class NoCache:
-    """In place of a cache, for a text that one forward pass reads from its first token to its last."""
+    """Stands in for a cache when one forward pass processes the whole sequence."""
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """keys and values (H_kv, T, d) -> the same: there are no earlier ones."""
+        """Return keys and values (H_kv, T, d) unchanged: there are no earlier ones."""
         return keys, values
 
 
@@ -70,7 +73,7 @@ class NoCache:
 class Segment:
     """One sequence's part of a packed forward pass.
 
-    positions (T,) of its tokens; mask (T, S) bool or None for causal, S counting the new tokens too.
+    positions: (T,), of its tokens. mask: (T, S) bool, or None for causal; here S includes the T new tokens.
     """
 
     positions: Tensor
@@ -80,28 +83,29 @@ class Segment:
 
 @dataclass
 class States:
-    """Hidden states (T, D) after the last layer that ran, and those asked for by layer number."""
+    """Hidden states (T, D) after the last layer that ran, and after the layers requested by number."""
 
     last: Tensor
     after: dict[int, Tensor] = field(default_factory=dict)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Grouped-query attention. q (H, T, d), keys and values (H_kv, S, d) -> (H, T, d).
+    """Grouped-query attention: q (H, T, d), keys and values (H_kv, S, d) -> (H, T, d).
 
-    mask: (T, S) bool, True = may attend. None is causal: the last query sees all S entries, the one before it S - 1.
+    mask: (T, S) bool, True = may attend. None is causal: the last query attends to all S keys, the one before it to S -
+    1.
 
-    H query heads share H_kv heads of keys and values, g = H / H_kv queries each (Ainslie et al. 2023,
-    arXiv 2305.13245). The g queries of a group are folded into the query axis. What is left is plain attention with
-    H_kv heads, and no key or value is copied.
+    g = H / H_kv query heads share one KV head (Ainslie et al. 2023, arXiv 2305.13245). The g queries of a group are
+    folded into the query axis. What is left is plain attention with H_kv heads, and no key or value is copied.
     """
     heads, count, dim = q.shape
     groups, entries = heads // keys.shape[0], keys.shape[1]
-    if mask is None and 1 < count == entries:  # a prompt: the kernel knows this mask and skips half the work
+    if mask is None and 1 < count == entries:  # a whole prompt: is_causal lets the kernel skip half the work
         args = dict(is_causal=True, enable_gqa=groups > 1)
         return F.scaled_dot_product_attention(q[None], keys[None], values[None], **args)[0]
     if mask is None and count > 1:
         mask = causal_mask(count, entries, q.device)
+    # fold the g queries of each KV head into the query axis
     folded = q.reshape(keys.shape[0], groups * count, dim)
     mask = mask if mask is None or groups == 1 else mask.repeat(groups, 1)
     out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask)
@@ -109,10 +113,10 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tens
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). q, k, v come from one matmul, gate and up from another.
+    """One transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    The four matrices are nn.Linear, or modules of `quantization.linear` that were swapped in. attend: how queries meet
-    keys and values; see `with_attention`.
+    One matmul computes q, k and v, another gate and up. The four matrices are nn.Linear, or modules of
+    `quantization.linear` that replaced them. attend: the attention function (see `with_attention`).
     """
 
     def __init__(self, config: ModelConfig, index: int):
@@ -133,11 +137,13 @@ class Layer(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment]) -> Tensor:
-        """(T, D) -> (T, D): project the tokens of all sequences at once, then attend sequence by sequence."""
+        """(T, D) -> (T, D): project the tokens of all sequences at once, then attend per sequence."""
         c = self.config
+        # one matmul for q, k and v of all sequences; q and k are rotated together
         qkv = self.qkv(x).view(len(x), -1, c.head_dim)
         qk, v = qkv.split([c.num_heads + c.num_kv_heads, c.num_kv_heads], dim=1)
         q, k = rotate(qk, cos, sin).split([c.num_heads, c.num_kv_heads], dim=1)
+        # each sequence attends to its own cache
         mixed, start = [], 0
         for segment in segments:
             rows = slice(start, start := start + len(segment.positions))
@@ -151,7 +157,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to logits. `forward` gives hidden states, `logits` turns those that matter into logits."""
+    """Token ids to logits: `forward` returns hidden states, `logits` converts them to logits."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -167,12 +173,13 @@ class Decoder(nn.Module):
 
     @classmethod
     def from_transformers(cls, network) -> "Decoder":
-        """The decoder with the weights, dtype and device of a transformers Llama or Mistral model; else ValueError.
+        """The decoder with the weights, dtype and device of a transformers Llama or Mistral model.
 
-        Weights are shared: matrices that are one here and several there are views of the same memory from now on.
+        Weights are shared: where one fused matrix replaces several, theirs become views of the fused one. Raises
+        ValueError as `decoder_config`.
         """
         config = replace(decoder_config(network.config), tie_word_embeddings=head_is_embedding(network))
-        with torch.device("meta"):  # no memory is filled twice
+        with torch.device("meta"):  # allocates nothing: the weights are assigned below
             decoder = cls(config)
         decoder.load_state_dict(fused_weights(network, decoder.config), assign=True)
         if decoder.config.tie_word_embeddings:
@@ -189,11 +196,11 @@ class Decoder(nn.Module):
         states: Tensor | None = None,
         after: Sequence[int] = (),
     ) -> States:
-        """tokens (T,) of all segments -> States with T rows.
+        """Run the layers over tokens (T,) of all segments -> States with T rows.
 
-        layers: run only these (default all); states (T, D): start from these instead of the embeddings.
-        after: numbers of layers whose output to return as well (1 = after the first layer).
-        ValueError from a cache without room.
+        layers: run only these (default: all). states: (T, D) to start from instead of the embeddings.
+        after: layers whose output is also returned (1 = after the first layer).
+        Raises ValueError if a cache is full.
         """
         x = self.embedding(tokens) if states is None else states
         positions = segments[0].positions if len(segments) == 1 else torch.cat([s.positions for s in segments])
@@ -206,26 +213,26 @@ class Decoder(nn.Module):
         return States(x, found)
 
     def final(self, states: Tensor) -> Tensor:
-        """(..., D) after the last layer -> (..., D) after the final norm: what the head reads."""
+        """The final norm, whose output the head reads: (..., D) after the last layer -> (..., D)."""
         return F.rms_norm(states, self.norm.shape, self.norm, self.config.rms_norm_eps)
 
     def logits(self, states: Tensor) -> Tensor:
-        """(T, D) after any layer -> logits (T, V)."""
+        """The final norm and the head: (T, D) after any layer -> logits (T, V)."""
         return self.score(self.final(states))
 
     def score(self, final: Tensor) -> Tensor:
-        """(T, D) after the final norm -> logits (T, V)."""
+        """The head: (T, D) after the final norm -> logits (T, V)."""
         return self.head(final)
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        """The logits (T, V) of a whole text of T ids, in one forward pass without a cache."""
+        """Logits (T, V) of a whole sequence of T ids, in one forward pass without a cache."""
         device = self.norm.device
         segment = Segment(torch.arange(len(ids), device=device), NoCache())
         return self.logits(self(torch.tensor(list(ids), device=device), [segment]).last)
 
 
 def with_attention(decoder: Decoder, attend: Callable) -> Decoder:
-    """A copy of the decoder that attends by another function of `attend`'s arguments; all weights are shared."""
+    """A copy of the decoder with another attention function (arguments as `attend`); all weights are shared."""
     copy = sharing_copy(decoder)
     for layer in copy.layers:
         layer.attend = attend
@@ -233,15 +240,16 @@ def with_attention(decoder: Decoder, attend: Callable) -> Decoder:
 
 
 def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin (context, d) in float64; the first half of sin carries the minus of the rotation.
+    """cos and sin (context, d) in float64; the first half of sin holds the minus sign of the rotation.
 
-    rope_scaling (factor, low, high, first context) is Llama 3.1's way to a longer context (Meta, llama-models,
-    apply_scaling): channels of fewer than `low` turns in the first context turn `factor` times slower, those of
-    more than `high` as before, those between in between.
+    rope_scaling (factor, low, high, original context) extends the context as in Llama 3.1 (Meta, llama-models,
+    apply_scaling). Channels that turn fewer than `low` times in the original context are slowed down by `factor`. Those
+    with more than `high` turns stay as they are, and those in between are interpolated.
     """
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device="cpu")
     frequencies = config.rope_theta ** -(half / config.head_dim)
     if config.rope_scaling:
+        # interpolate each frequency between itself (kept = 1) and frequency / factor (kept = 0)
         factor, low, high, first_context = config.rope_scaling
         turns = first_context * frequencies / (2 * torch.pi)
         kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -251,5 +259,5 @@ def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn (T, heads, d) by the angles of its positions, cos and sin (T, 1, d); channel i is paired with i + d/2."""
+    """Apply rotary embeddings to x (T, heads, d) with cos and sin (T, 1, d); channel i is paired with i + d/2."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
