@@ -1,7 +1,7 @@
-"""FlashAttention, forward, tile by tile (lesson 04): the T x S matrix is never whole, in either version's order.
+"""FlashAttention's forward pass, block by block (lesson 04): the T x S matrix never exists as a whole.
 
 Dao et al. 2022 (arXiv 2205.14135), Algorithm 1: `keys_outside`. Dao 2023 (arXiv 2307.08691), Algorithm 1: `tiled`.
-All heads run at once here; on a GPU each is work of its own.
+All heads run at once here; on a GPU each head is a separate piece of work.
 """
 
 import torch
@@ -22,18 +22,20 @@ def tiled(
     mask: Tensor | None = None,
     memory: Memory | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `naive`, and the logsumexp of each query's scores: (H, T, d_v) in q's dtype, (H, T) in float32 or better.
+    """FlashAttention 2: as `naive`, plus the logsumexp of each query's scores -> (H, T, d_v), (H, T).
 
-    Version 2's order: a block of queries stays in fast memory, all keys pass by. Blocks above the causal diagonal
-    are skipped. memory counts the elements moved (masks are not counted). A query that sees nothing gives zeros
-    and -inf. Raises ValueError for shapes that do not fit, or blocks of less than 1.
+    The outer loop runs over blocks of queries, the inner one over keys. Blocks above the causal diagonal are skipped.
+    The output is in q's dtype, the logsumexp in float32 or better. A fully masked query returns zeros and -inf. memory:
+    counts the elements moved, without masks.
     """
     positive(block_q=block_q, block_k=block_k)
     memory, dtype = memory or Memory(), q.dtype
     q, keys, values, sight = prepared(q, keys, values, causal, mask)
     out, logsumexp = q.new_empty((*q.shape[:-1], values.shape[-1])), q.new_empty(q.shape[:-1])
+    # outer loop: a block of queries stays in fast memory
     for rows in spans(sight.queries, block_q):
         block, state = memory.load(piece(q, rows)), Partial.empty(piece(q, rows), values.shape[-1])
+        # inner loop: stream the keys and values past it
         for columns in spans(sight.reaches(rows), block_k):
             columns = range(columns.start, min(columns.start + block_k, sight.keys))  # a block is loaded whole
             k, v = memory.load(piece(keys, columns)), memory.load(piece(values, columns))
@@ -53,19 +55,21 @@ def keys_outside(
     mask: Tensor | None = None,
     memory: Memory | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `tiled` in version 1's order: a block of keys stays in fast memory, all queries pass by.
+    """FlashAttention 1: as `tiled`, but the outer loop runs over blocks of keys, the inner one over queries.
 
-    q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v) -> (H, T, d_v), logsumexp (H, T). Each query's output, m
-    and l go to slow memory and back once per block of keys, the output divided by l every time. ValueError as `tiled`.
+    q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v) -> (H, T, d_v), logsumexp (H, T). Each query's output, m and l
+    are read and written once per block of keys, and the output is divided by l every time.
     """
     positive(block_q=block_q, block_k=block_k)
     memory, dtype = memory or Memory(), q.dtype
     q, keys, values, sight = prepared(q, keys, values, causal, mask)
     kept = Partial.empty(q, values.shape[-1])  # m, l and the output so far, in slow memory
+    # outer loop: a block of keys and values stays in fast memory
     for columns in spans(sight.keys, block_k):
         k, v = memory.load(piece(keys, columns)), memory.load(piece(values, columns))
+        # inner loop: load, update and write back every block of queries
         for rows in spans(sight.queries, block_q):
-            if columns.start >= sight.reaches(rows):
+            if columns.start >= sight.reaches(rows):  # above the causal diagonal
                 continue
             block, before = memory.load(piece(q, rows)), (memory.load(piece(x, rows)) for x in vars(kept).values())
             state = undivided(*before).merge(Partial.of(scored(block, k, sight, rows, columns), v))
@@ -75,17 +79,17 @@ def keys_outside(
 
 
 def undivided(m: Tensor, l: Tensor, out: Tensor) -> Partial:  # noqa: E741
-    """The state whose output (..., T, d_v) this was, m and l (..., T, 1)."""
+    """The partial state whose output was `out` (..., T, d_v), with m and l (..., T, 1)."""
     return Partial(m, l, out * l)
 
 
 def scored(block: Tensor, keys: Tensor, sight: Sight, rows: range, columns: range) -> Tensor:
-    """block (..., rows, d), keys (..., columns, d) -> scores of one tile (..., rows, columns), -inf where not seen."""
+    """Scores of one tile: block (..., rows, d), keys (..., columns, d) -> (..., rows, columns), -inf where masked."""
     scores = block @ keys.mT * block.shape[-1] ** -0.5
     seen = sight.tile(rows, columns, block.device)
     return scores if seen is None else scores.masked_fill(~seen, -torch.inf)
 
 
 def piece(x: Tensor, span: range) -> Tensor:
-    """These tokens of (..., tokens, channels), a view."""
+    """The tokens of `span` in x (..., tokens, channels), as a view."""
     return x[..., span.start : span.stop, :]
