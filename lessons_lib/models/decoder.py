@@ -92,8 +92,8 @@ class States:
 def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Grouped-query attention: q (H, T, d), keys and values (H_kv, S, d) -> (H, T, d).
 
-    mask: (T, S) bool, True = may attend. None is causal: the last query attends to all S keys, the one before it to S -
-    1.
+    mask: (T, S) bool, True = may attend. None is causal: the last query attends to all S keys, the one before it to
+    S - 1.
 
     g = H / H_kv query heads share one KV head (Ainslie et al. 2023, arXiv 2305.13245). The g queries of a group are
     folded into the query axis. What is left is plain attention with H_kv heads, and no key or value is copied.
