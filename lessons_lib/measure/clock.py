@@ -1,12 +1,12 @@
-"""Clocks: timing a callable, comparing two in turn (lesson 00), and when each token of a request arrived (01, 05).
+"""Clocks: time a callable, compare two in alternation (lesson 00), record each token's arrival (lessons 01, 05).
 
-A time is a median with its spread; a comparison is A and B in turn in one process, quoted as a ratio.
-With LESSONS_LIB_QUICK=1 in the environment everything is timed once after one run of warm-up: for tests that execute
-lessons, where what is counted matters and the times do not.
+A time is the median of repeated runs, shown with its spread. A comparison alternates A and B in one process and quotes
+the ratio. With LESSONS_LIB_QUICK=1 in the environment everything is timed once after one warm-up run. This is for tests
+that execute lessons, where counts matter and times do not.
 
-A request is handed in at t_0; its output tokens are readable on the host at t_1..t_n.
+A request is submitted at t_0; its output tokens are readable on the host at t_1..t_n.
 TTFT = t_1 - t_0, ITL_i = t_i - t_{i-1}, TPOT = (t_n - t_1)/(n - 1), E2E = t_n - t_0 = TTFT + (n - 1)·TPOT.
-Tools differ in these: print the formula. Source: Zhong et al. 2024 (DistServe: goodput, capacity).
+Tools define these differently, so print the formula. Source: Zhong et al. 2024 (DistServe: goodput, capacity).
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from typing import Any
 import numpy as np
 
 QUICK = "LESSONS_LIB_QUICK"
-ASYNCHRONOUS = ("cuda", "mps", "xpu")  # devices that return before the work is done
+ASYNCHRONOUS = ("cuda", "mps", "xpu")  # these devices return before the work is done
 STEADY = 0.05  # warm-up ends when two runs in a row differ by less
-NOISY = 0.10  # quartile range over median from which samples are called noisy
-RESAMPLES = 2000  # of the bootstrap
+NOISY = 0.10  # interquartile range / median above which samples are noisy
+RESAMPLES = 2000  # bootstrap resamples
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of repeated runs, one at least."""
+    """Seconds of repeated runs, at least one."""
 
     times: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """Seconds that half of the runs take at most."""
+        """Median in seconds."""
         return self._quantile(50)
 
     @property
     def q1(self) -> float:
-        """The lower quartile in seconds."""
+        """Lower quartile in seconds."""
         return self._quantile(25)
 
     @property
     def q3(self) -> float:
-        """The upper quartile in seconds."""
+        """Upper quartile in seconds."""
         return self._quantile(75)
 
     @property
@@ -62,7 +62,7 @@ class Samples:
 
     @property
     def noisy(self) -> bool:
-        """True if the middle half of the samples spreads over more than 10 % of the median."""
+        """True if the interquartile range is more than 10% of the median."""
         return self.q3 - self.q1 > NOISY * self.median
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median of the paired ratios a/b with its bootstrap 95 % interval. Of seconds, 2: b is twice as fast."""
+    """Median of the paired ratios a/b with its bootstrap 95% interval. For seconds, 2 means that b is twice as fast."""
 
     value: float
     low: float
@@ -85,12 +85,12 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """False if the interval contains 1: no difference seen."""
+        """Whether the interval excludes 1. If it contains 1, no difference was seen."""
         return not self.low <= 1 <= self.high
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """The ratios a/b of the pairs, in the order of the runs."""
+        """Ratio a/b of each pair, in the order of the runs."""
         return tuple(a / b for a, b in zip(self.a.times, self.b.times, strict=True))
 
     def __str__(self) -> str:
@@ -99,12 +99,12 @@ class Ratio:
 
     @classmethod
     def of(cls, a: Samples, b: Samples) -> Ratio:
-        """Pair the i-th sample of a with the i-th of b. Raises ValueError if their numbers differ or are 0."""
+        """Pair the i-th sample of a with the i-th of b; both need the same number of samples, at least one."""
         return cls(*bootstrap(list(zip(a.times, b.times, strict=True))), a, b)
 
 
 def sync(device: Any) -> None:
-    """Wait until the device has done all its work. Nothing to wait for on a CPU."""
+    """Wait until the device has finished all its work. Returns at once on a CPU."""
     import torch
 
     kind = _kind(device)
@@ -113,10 +113,9 @@ def sync(device: Any) -> None:
 
 
 def timed(fn: Callable[[], Any], device: Any = "cpu", repeats: int = 5, warmup: int | str = "auto") -> Samples:
-    """Seconds of `repeats` runs of fn after warm-up, garbage collection off, device synced around each run.
+    """Time `repeats` runs of fn after warm-up, with garbage collection off and the device synchronized around each run.
 
-    warmup: a number of runs, or "auto": until two in a row differ by less than 5 %, at least 2, at most 10; ValueError
-    for other words. Errors of fn come through.
+    warmup: a number of runs, or "auto": until two consecutive runs differ by less than 5%, at least 2 and at most 10.
     """
     return in_turn({"fn": fn}, device, repeats, warmup)["fn"]
 
@@ -128,10 +127,7 @@ def compare(
     repeats: int = 5,
     warmup: int | str = "auto",
 ) -> Ratio:
-    """Time a and b in turn (ABAB...) after warming up both; the ratio of their times a/b.
-
-    Errors as `timed`, and ValueError for no repeats.
-    """
+    """Time a and b in alternation (ABAB...) after warming up both; returns the ratio of their times a/b."""
     found = in_turn({"a": a, "b": b}, device, repeats, warmup)
     return Ratio.of(found["a"], found["b"])
 
@@ -142,9 +138,10 @@ def in_turn(
     repeats: int = 5,
     warmup: int | str = "auto",
 ) -> dict[Any, Samples]:
-    """Time several functions in turn (ABCABC...) after warming up each as `timed`: a slow moment falls on all of them.
+    """Time several functions in alternation (ABCABC...), so that a slow moment affects all of them.
 
-    fns: by any key, such as (method, length); the samples come back under the same keys. Errors as `timed`.
+    Each function is warmed up as in `timed`. fns: functions under any keys, such as (method, length); the samples are
+    returned under the same keys.
     """
     if os.environ.get(QUICK) == "1":
         warmup = 1 if warmup == "auto" else min(int(warmup), 1)
@@ -157,12 +154,12 @@ def in_turn(
 
 
 def runs(repeats: int) -> int:
-    """How often to run what is timed: `repeats`, or at most once where LESSONS_LIB_QUICK=1 is set."""
+    """Number of timed runs: `repeats`, or at most one where LESSONS_LIB_QUICK=1 is set."""
     return min(repeats, 1) if os.environ.get(QUICK) == "1" else repeats
 
 
 def keeping(found: dict, key: Any, call: Callable[[], Any]) -> Callable[[], None]:
-    """`call` as something to time, which leaves what it returns in found[key]."""
+    """Wrap `call` for timing: each run stores its result in found[key]."""
 
     def run() -> None:
         found[key] = call()
@@ -171,10 +168,10 @@ def keeping(found: dict, key: Any, call: Callable[[], Any]) -> Callable[[], None
 
 
 def bootstrap(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Median of the ratios a/b over pairs (a, b), and the ends of its 95 % interval: (value, low, high).
+    """Median of the ratios a/b over pairs (a, b) with its 95% bootstrap interval: (value, low, high).
 
-    Pairs are drawn again with replacement (Efron 1979), always the same draws. Medians are of logarithms, so that
-    swapping a and b inverts; both are positive. ValueError for no pairs.
+    Pairs are resampled with replacement (Efron 1979) from a fixed seed. Medians are taken of logarithms, so that
+    swapping a and b inverts the result; all values must be positive.
     """
     if not pairs:
         raise ValueError("No pairs to compare; measure at least one.")
@@ -186,7 +183,7 @@ def bootstrap(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float
 
 @contextmanager
 def no_gc() -> Iterator[None]:
-    """Keep Python's garbage collector out of the timed part."""
+    """Switch Python's garbage collector off inside the timed part."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -197,7 +194,7 @@ def no_gc() -> Iterator[None]:
 
 
 def seconds_text(seconds: float) -> str:
-    """0.0123 -> '12.3 ms': seconds in the unit that reads best."""
+    """Format seconds in a readable unit: 0.0123 -> '12.3 ms'."""
     for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.3g} {unit}"
@@ -236,46 +233,46 @@ def _kind(device: Any) -> str:
 # --- Requests
 
 NAN = math.nan
-NINE_IN_TEN = 0.9  # of the requests that must keep their limits
+NINE_IN_TEN = 0.9  # share of the requests that must meet their limits
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One request: handed in at `start`, tokens readable at `times` (seconds). No tokens: failed."""
+    """Token times of one request: submitted at `start`, tokens readable at `times` (seconds). No tokens: failed."""
 
     start: float
     times: Sequence[float]
 
     @property
     def failed(self) -> bool:
-        """Whether no token came."""
+        """Whether no token arrived."""
         return len(self.times) == 0
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token; NaN if there is none."""
+        """Time to first token in seconds; NaN without tokens."""
         return NAN if self.failed else self.times[0] - self.start
 
     @property
     def itl(self) -> list[float]:
-        """Inter-token latencies in seconds, n - 1 of them. A step committing several tokens gives zeros: use TPOT."""
+        """Inter-token latencies in seconds, n - 1 of them. A step that commits several tokens adds zeros: use TPOT."""
         return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token after the first, (t_n - t_1)/(n - 1); NaN below two tokens, never 0."""
+        """Time per output token after the first, (t_n - t_1)/(n - 1) seconds; NaN, never 0, below two tokens."""
         return NAN if len(self.times) < 2 else (self.times[-1] - self.times[0]) / (len(self.times) - 1)
 
     @property
     def e2e(self) -> float:
-        """End-to-end latency in seconds: t_n - t_0; NaN if there is no token."""
+        """End-to-end latency t_n - t_0 in seconds; NaN without tokens."""
         return NAN if self.failed else self.times[-1] - self.start
 
 
 class TokenClock:
-    """A streamer for transformers: `generate(..., streamer=clock)` notes when each token came.
+    """A streamer for transformers: `generate(..., streamer=clock)` records when each token arrives.
 
-    Text streamers hold text back until a word ends, so text arrival is not token arrival.
+    Text streamers hold text back until a word ends, so they do not show when a token arrives.
     """
 
     def __init__(self):
@@ -283,7 +280,7 @@ class TokenClock:
         self._prompt_seen = False
 
     def put(self, value: Any) -> None:
-        """Called by generate: first with the prompt's ids, which are no output, then with each token."""
+        """Called by generate: first with the prompt's ids, which are not counted, then with each token."""
         if self._prompt_seen:
             self.times.append(perf_counter())
         self._prompt_seen = True
@@ -292,26 +289,26 @@ class TokenClock:
         """Called by generate after the last token."""
 
     def timeline(self) -> Timeline:
-        """What was noted: the clock's making as the start, a time a token."""
+        """The recorded times as a Timeline that starts when this clock was created."""
         return Timeline(self.start, tuple(self.times))
 
 
 def makespan(timelines: Sequence[Timeline]) -> float:
-    """Seconds from the first arrival to the last token of a run; NaN without any."""
+    """Seconds from the first arrival to the last token of a run; NaN without tokens."""
     ends = [t.times[-1] for t in timelines if not t.failed]
     return max(ends) - min(t.start for t in timelines) if ends else NAN
 
 
 def throughput(timelines: Sequence[Timeline]) -> float:
-    """Output throughput of a run: new tokens per second of its makespan, prompt tokens not counted; NaN without any."""
+    """Output throughput: new tokens per second of the makespan. Prompt tokens do not count; NaN without tokens."""
     return sum(len(t.times) for t in timelines) / makespan(timelines)
 
 
 def percentiles(values: Sequence[float], qs: Sequence[float] = (50, 90, 99)) -> dict[float, float]:
-    """{q: the value that q % of `values` do not exceed}, interpolated linearly; NaNs, as of failed requests, left out.
+    """Percentiles of `values`, {q: value}, with linear interpolation; NaNs (failed requests) are left out.
 
-    TTFT and TPOT: of one value a request. ITL: of the gaps of all requests together, which shows the longest.
-    ValueError for a q outside 0 to 100; every percentile of nothing is NaN.
+    TTFT and TPOT: pass one value per request. ITL: pass the gaps of all requests together, so that the longest show.
+    Every percentile of no values is NaN.
     """
     known = [value for value in values if not math.isnan(value)]
     if not all(0 <= q <= 100 for q in qs):
@@ -320,21 +317,21 @@ def percentiles(values: Sequence[float], qs: Sequence[float] = (50, 90, 99)) -> 
 
 
 def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:
-    """True if a request kept both limits (seconds). A single token has no TPOT and is judged by its TTFT."""
+    """Whether a request met both limits (seconds). A single token has no TPOT and is judged by its TTFT alone."""
     in_time = not timeline.failed and timeline.ttft <= ttft
     return in_time and (math.isnan(timeline.tpot) or timeline.tpot <= tpot)
 
 
 def attainment(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float:
-    """Fraction of requests that kept both limits (seconds); failed ones are misses. ZeroDivisionError for none."""
+    """SLO attainment: fraction of requests that met both limits (seconds). Failed requests count as misses."""
     return sum(meets(t, ttft, tpot) for t in timelines) / len(timelines)
 
 
 def goodput(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float:
-    """Requests per second of a run's makespan that kept both limits (seconds)."""
+    """Requests per second of the makespan that met both limits (seconds)."""
     return sum(meets(t, ttft, tpot) for t in timelines) / makespan(timelines)
 
 
 def capacity(attained: dict[float, float]) -> float:
-    """Highest arrival rate (requests/s) with an attainment of NINE_IN_TEN, of {rate: attainment}; 0 if none has it."""
+    """Highest arrival rate (requests/s) whose attainment is at least NINE_IN_TEN; 0 if none. attained: by rate."""
     return max((rate for rate, fraction in attained.items() if fraction >= NINE_IN_TEN), default=0.0)

@@ -1,4 +1,4 @@
-"""One description of a decoder-only model (every lesson): its sizes, and the parameters and bytes that follow.
+"""Model configuration (every lesson): the sizes of a decoder-only model, and the parameters and bytes that follow.
 
 Fields have transformers' names, shortened. Letters in the formulas: L num_layers, D hidden_size, H num_heads,
 H_kv num_kv_heads, d head_dim, D_ff intermediate_size, V vocab_size.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-# int4: 4 bits and, for each group of 32 weights, a scale and a zero point of 16 bits
+# int4: 4 bits per weight, plus a 16-bit scale and a 16-bit zero point for each group of 32 weights
 ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int4": 0.625}
 UNGATED = {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "starcoder2"}
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -20,8 +20,8 @@ LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positio
 class ModelConfig:
     """Sizes of one model, and the constants of its norms and rotary embeddings.
 
-    sliding_window: tokens a windowed layer keeps; windowed_layers: how many do (None: all of them).
-    head_rows: tokens that the LM head scores (None: all V); those of a draft with a trimmed head are fewer.
+    sliding_window: tokens that a layer with sliding-window attention keeps; windowed_layers: how many layers use it
+    (None: all). head_rows: vocabulary rows of the LM head (None: all V); fewer in a draft model with a trimmed head.
     rope_scaling: Llama 3.1's (factor, low and high frequency factor, original context), else None.
     """
 
@@ -34,7 +34,7 @@ class ModelConfig:
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
-    gated: bool = True  # three MLP matrices (SwiGLU and kin) instead of two
+    gated: bool = True  # three MLP matrices (SwiGLU and similar) instead of two
     tie_word_embeddings: bool = True  # the LM head is the embedding table
     sliding_window: int | None = None
     windowed_layers: int | None = None
@@ -45,28 +45,28 @@ class ModelConfig:
 
     @cached_property
     def layer_weights(self) -> int:
-        """N_lay: weights of the layers' matrices, each multiplied once per token."""
+        """N_lay: weights of all layers' matrices. Each is multiplied once per token."""
         return self.num_layers * sum(rows * columns for rows, columns in self.layer_matrices)
 
     @property
     def layer_matrices(self) -> list[tuple[int, int]]:
-        """(rows, columns) of one layer's matrices, as torch's linear keeps them: q, k, v, o, then the MLP's."""
+        """Shapes (rows, columns) of one layer's matrices as in torch's Linear: q, k, v, o, then the MLP's."""
         d, heads, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         up = [(self.intermediate_size, d)] * (2 if self.gated else 1)
         return [(heads, d), (kv, d), (kv, d), (d, heads), *up, (d, self.intermediate_size)]
 
     @property
     def head_weights(self) -> int:
-        """N_head = V·D, or as many rows of it as are scored: weights of the LM head, tied or not."""
+        """N_head = V·D: weights of the LM head, tied or not; head_rows·D with a trimmed head."""
         return (self.head_rows or self.vocab_size) * self.hidden_size
 
     @property
     def weights(self) -> int:
-        """N = N_lay + N_head: what one decode step multiplies. Embedding rows are only looked up."""
+        """N = N_lay + N_head: weights that one decode step multiplies. Embedding rows are only looked up."""
         return self.layer_weights + self.head_weights
 
     def params(self) -> int:
-        """All parameters of a Llama, Mistral or SmolLM: N_lay, V·D for a tied head or twice that, 2L + 1 norms.
+        """Parameters of a Llama, Mistral or SmolLM: N_lay, V·D with a tied head or 2·V·D without, and 2L + 1 norms.
 
         Raises ValueError for ungated families, whose biases and position tables are not described here.
         """
@@ -76,7 +76,7 @@ class ModelConfig:
         return self.layer_weights + tables + (2 * self.num_layers + 1) * self.hidden_size
 
     def kept(self, tokens: int) -> int:
-        """Cached positions after S `tokens`, summed over layers: L·S, in windowed layers min(S, window)."""
+        """Cached positions after S `tokens`, summed over layers: L·S, with min(S, window) in windowed layers."""
         windowed = self._windowed()
         return (self.num_layers - windowed) * tokens + windowed * min(tokens, self.sliding_window or tokens)
 
@@ -87,7 +87,7 @@ class ModelConfig:
         return (self.num_layers - windowed) * full + windowed * local
 
     def kv_elements(self, tokens: int) -> int:
-        """Numbers cached for one sequence of `tokens` tokens: K and V, H_kv heads of d, every layer."""
+        """Elements in the KV cache of one sequence of `tokens` tokens: K and V, H_kv heads of d, every layer."""
         return 2 * self.num_kv_heads * self.head_dim * self.kept(tokens)
 
     def _windowed(self) -> int:
@@ -97,7 +97,7 @@ class ModelConfig:
 
     @classmethod
     def from_transformers(cls, config: Any, name: str = "") -> ModelConfig:
-        """Read a transformers config, or anything with its names. Raises ValueError if a size is missing.
+        """Build from a transformers config or any object with its names. Raises ValueError if a size is missing.
 
         head_dim is taken from the config when present: H·d may differ from D (Gemma, Qwen3).
         """
@@ -118,7 +118,7 @@ class ModelConfig:
             gated=getattr(config, "model_type", "llama") not in UNGATED,
             tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
             sliding_window=window,
-            # models that mix both name the kind of every layer
+            # models that mix both list the type of every layer
             windowed_layers=kinds.count("sliding_attention") if kinds and window else None,
             rms_norm_eps=getattr(config, "rms_norm_eps", 1e-5),
             rope_theta=rope.get("rope_theta", 10_000.0),
@@ -135,7 +135,7 @@ def _read(config: Any, *names: str, default: int | None = None) -> int:
     return default
 
 
-# Published configs: what lessons show without a hub.
+# Published configs, so that lessons need no hub.
 CONFIGS: dict[str, ModelConfig] = {
     config.name: config
     for config in (

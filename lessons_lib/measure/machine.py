@@ -1,8 +1,7 @@
-"""This machine (lesson 00): which one it is, what it can do, and what vendors print about others.
+"""This machine (lesson 00): its hardware, its measured rates, and the data sheets of others.
 
-Predictions take the bandwidth that a one-row matrix product reaches in the same dtype, not that of a copy, and not a
-data sheet. The probe's times are the best of several runs: other programs can only make a run slower. KeyError for a
-dtype that is no name of DTYPES; errors of a device that is not there are torch's.
+Predictions use the bandwidth of a matrix-vector product in the same dtype, not that of a copy or a data sheet. The
+probe keeps the best of several runs, because other programs can only make a run slower.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from lessons_lib.paths import cache_dir
 from lessons_lib.progress import say
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-MOST_BYTES = 512 * 2**20  # of the probe's buffers on a CPU
-BUDGET = 0.5  # seconds that one square product may take
-WIDEST = 16  # rows of the widest product
+MOST_BYTES = 512 * 2**20  # limit of the probe's buffers on a CPU
+BUDGET = 0.5  # seconds that one square matmul may take
+WIDEST = 16  # rows of the widest matmul
 PACKAGES = ("torch", "transformers", "numpy")
 BUSY = 0.2  # share of the cores that other programs may use before they disturb measurements
 
 
 def cpu_name() -> str:
-    """The processor's name as the system tells it, such as 'AMD EPYC'."""
+    """The processor's name as the system reports it, such as 'AMD EPYC'."""
     named = (line.split(":", 1)[1].strip() for line in _cpuinfo().splitlines() if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
 
 
 def device_name(device: Any = "cpu") -> str:
-    """Name of the CPU or of the GPU that `device` means; torch's error for a GPU that is not there."""
+    """Name of the CPU or the GPU that `device` denotes."""
     kind = str(device).split(":")[0]
     if kind in ("cuda", "xpu"):
         return getattr(torch, kind).get_device_name(device)
@@ -50,14 +49,14 @@ def device_name(device: Any = "cpu") -> str:
 
 
 def load() -> float | None:
-    """Processes that want to run, averaged over the last minute; None where the system does not say."""
+    """Load average of the last minute; None where the system does not report it."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def used_by_others(seconds: float = 0.5) -> float | None:
-    """Cores that other programs use, measured over this time.
+    """Cores that other programs use, measured over `seconds`; None without /proc/stat.
 
-    None without /proc/stat: the load average counts our own threads, too.
+    The load average would not do: it counts our own threads too.
     """
     start, before = time.perf_counter(), _cpu_seconds_of_others()
     if before is None:
@@ -67,7 +66,7 @@ def used_by_others(seconds: float = 0.5) -> float | None:
 
 
 def _cpu_seconds_of_others() -> float | None:
-    """Seconds for which the cores have worked since they started, without those for this process."""
+    """Busy CPU seconds of all cores since boot, minus this process's own."""
     try:
         user, nice, system, _idle, _iowait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
     except OSError:
@@ -76,7 +75,7 @@ def _cpu_seconds_of_others() -> float | None:
 
 
 def busy_warning() -> str:
-    """One sentence where other programs use so much of the machine that times mean little; else ""."""
+    """A one-sentence warning if other programs use more than a share BUSY of the cores; else ""."""
     cores, used = os.cpu_count() or 1, used_by_others()
     if used is None or used <= BUSY * cores:
         return ""
@@ -84,7 +83,7 @@ def busy_warning() -> str:
 
 
 def wait_until_quiet(patience: float = 180.0, pause: float = 5.0) -> str:
-    """Wait, at most `patience` seconds, for other programs to end; "" once they have, else the `busy_warning`."""
+    """Wait up to `patience` seconds for other programs to end. Returns "" on success, else the `busy_warning`."""
     deadline = time.monotonic() + patience
     while (warning := busy_warning()) and time.monotonic() + pause <= deadline:
         time.sleep(pause)
@@ -92,7 +91,7 @@ def wait_until_quiet(patience: float = 180.0, pause: float = 5.0) -> str:
 
 
 def gpu_bf16(device: Any) -> bool:
-    """True if a GPU multiplies bf16 itself. Not assumed of Apple's, which do so only from the M2 on."""
+    """Whether a GPU has native bf16 matmuls. Assumed absent on Apple's GPUs, which have them only from the M2 on."""
     if str(device).startswith("cuda"):
         with torch.cuda.device(device):
             return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -100,7 +99,7 @@ def gpu_bf16(device: Any) -> bool:
 
 
 def cache_bytes(device: Any = "cpu") -> int:
-    """Bytes of the last-level cache; 32 MiB where it cannot be found out. Errors as `device_name`."""
+    """Bytes of the last-level cache; 32 MiB where it is unknown."""
     if str(device).startswith("cuda"):
         return torch.cuda.get_device_properties(device).L2_cache_size
     found = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
@@ -109,7 +108,7 @@ def cache_bytes(device: Any = "cpu") -> int:
 
 
 def host(device: Any = "cpu") -> dict[str, Any]:
-    """What to store beside measurements; no name of a person or a network."""
+    """Description of the machine to store with measurements; without names of persons or networks."""
     return {
         "cpu": cpu_name(),
         "instructions": instructions(),
@@ -122,23 +121,23 @@ def host(device: Any = "cpu") -> dict[str, Any]:
 
 
 def instructions() -> str:
-    """The widest vectors that torch uses here, and whether the processor multiplies bf16: "AVX512 bf16", "AVX2"."""
+    """Widest vector instructions torch uses here, and native bf16 if present: "AVX512 bf16", "AVX2"."""
     known = torch.backends.cpu.get_cpu_capability()
     return f"{known} bf16" if cpu_bf16() else known
 
 
 def cpu_bf16() -> bool:
-    """True where the processor multiplies bf16 itself; elsewhere emulated products gain nothing over fp32.
+    """Whether the CPU has native bf16 matmuls; elsewhere they are emulated and gain nothing over fp32.
 
-    torch.ops.mkldnn._is_mkldnn_bf16_supported does not tell: it is True for any AVX512.
+    torch.ops.mkldnn._is_mkldnn_bf16_supported cannot be used: it is True for any AVX512.
     """
     if platform.machine().lower() in ("aarch64", "arm64"):
-        return " bf16" in _cpuinfo()  # Apple's CPUs: no flag to read here, so fp32
+        return " bf16" in _cpuinfo()  # Apple's CPUs have no flag to read here, so fp32
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _cpuinfo() -> str:
-    """What Linux says about the processor; "" elsewhere."""
+    """Contents of /proc/cpuinfo; "" on other systems than Linux."""
     try:
         return Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -146,7 +145,7 @@ def _cpuinfo() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of what decides about speed."""
+    """Versions of Python and of the packages that affect speed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -172,15 +171,15 @@ def environment(device: Any = "cpu", dtype: Any = None) -> str:
     return "\n".join(lines)
 
 
-# --- What it can do: measured once, kept for later
+# --- Measured rates, stored for later
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Measured rates of one device: bytes/s and FLOP/s, by dtype name where products differ. load: at that time.
+    """Measured rates of one device: bytes/s and FLOP/s, by dtype name for matmuls. load: the load average at the time.
 
-    widths: {dtype name: {w: v(w)}} of one large matrix (`widths`); a model's own curve, attention and all:
-    `decoding.probing.width_times`. KeyError where a dtype is asked for that was not measured.
+    widths: {dtype name: {w: v(w)}} of one large matrix (`widths`). For a whole model's width curve, attention included,
+    see `decoding.probing.width_times`. Dtypes that were not measured are missing from the dictionaries.
     """
 
     device: str
@@ -195,7 +194,7 @@ class Hardware:
     widths: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def ridge(self, dtype: str) -> float:
-        """FLOPs per byte from which a product in this dtype is compute-bound here."""
+        """Arithmetic intensity (FLOPs per byte) above which a matmul in this dtype is compute-bound here."""
         return self.matmul_flops[dtype] / self.matvec_bandwidth[dtype]
 
     def __str__(self) -> str:
@@ -217,8 +216,8 @@ class Hardware:
 def probe(device: Any = "cpu", dtypes: Sequence[str] | None = None, refresh: bool = False) -> Hardware:
     """Measure this device once, which takes up to 10 s, and read the stored result afterwards.
 
-    dtypes: names such as "bf16"; None: default_dtypes. refresh: measure again. Kept per machine, device, number of
-    threads and torch version under the cache folder, if that can be written. ValueError for an unknown dtype.
+    dtypes: names such as "bf16"; None: default_dtypes. refresh: measure again. Results are stored in the cache folder,
+    if it is writable, per machine, device, number of threads and torch version.
     """
     wanted = list(dtypes or default_dtypes(device))
     if unknown := [name for name in wanted if name not in DTYPES]:
@@ -235,14 +234,14 @@ def probe(device: Any = "cpu", dtypes: Sequence[str] | None = None, refresh: boo
 
 
 def default_dtypes(device: Any = "cpu") -> tuple[str, ...]:
-    """fp32 and bf16; on GPUs fp16 too (on CPUs it is rarely fast), and bf16 only where the GPU has it."""
+    """fp32 and bf16 on a CPU; on a GPU also fp16 (rarely fast on CPUs), and bf16 only if native."""
     if str(device) == "cpu":
         return "fp32", "bf16"
     return ("fp32", "bf16", "fp16") if gpu_bf16(device) else ("fp32", "fp16")
 
 
 def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
-    """Measure now and store nothing. dtypes: names of DTYPES, else KeyError."""
+    """Measure this device now, without storing the result. dtypes: names from DTYPES."""
     busy = load()
     say(f"Measuring {device_name(device)} (once; kept for later) ...")
     copy, read = streams(device)
@@ -269,19 +268,19 @@ def _store(device: Any, version: str, threads: int) -> Path | None:
 
 
 def _read(path: Path | None) -> Hardware | None:
-    """The stored result; None if there is none, or one that this version cannot read."""
+    """The stored result; None if there is none or this version cannot read it."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8")) if path else None
         if not stored:
             return None
         curves = {name: {int(w): v for w, v in curve.items()} for name, curve in stored.pop("widths", {}).items()}
-        return Hardware(**stored, widths=curves)  # JSON's keys are texts
+        return Hardware(**stored, widths=curves)  # JSON keys are strings
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
 def _keep(path: Path | None, measured: Hardware) -> None:
-    """Store for later, or go on without: a cache that cannot be written costs only the next probe."""
+    """Store the result. A cache folder that cannot be written is ignored: the next probe measures again."""
     if path is None:
         return
     partial = path.with_suffix(f".{os.getpid()}.partial")
@@ -298,23 +297,26 @@ def _keep(path: Path | None, measured: Hardware) -> None:
 
 
 def best(fn: Callable[[], Any], device: Any, repeats: int = 5) -> float:
-    """Seconds of the fastest of `repeats` runs; of all of them in tests too, because the probe's result is kept."""
+    """Seconds of the fastest of `repeats` runs.
+
+    LESSONS_LIB_QUICK does not shorten this, because the probe's result is stored.
+    """
     fn(), fn()
     return min(clock.timed(fn, device, repeats=1, warmup=0).min for _ in range(repeats))
 
 
 def buffer_bytes(device: Any) -> int:
-    """Bytes: at least 8 times the last-level cache, so that nothing is read from it, within MOST_BYTES."""
+    """Size of the probe's buffer: at least 8 times the last-level cache; on a CPU at most MOST_BYTES."""
     floor = MOST_BYTES // 2 if str(device) == "cpu" else 2**30
     size = max(floor, 8 * cache_bytes(device))
     return min(size, MOST_BYTES) if str(device) == "cpu" else size
 
 
 def streams(device: Any) -> tuple[float, float]:
-    """(copy, read) bandwidth in bytes/s. Copy counts what is read and what is written."""
+    """(copy, read) bandwidth in bytes/s. Copy counts both the bytes read and the bytes written."""
     buffer = torch.ones(buffer_bytes(device) // 4, dtype=torch.float32, device=device)
     source, target = buffer.chunk(2)
-    copy = best(lambda: target.copy_(source), device)  # half is read, half is written
+    copy = best(lambda: target.copy_(source), device)  # half of the buffer is read, half is written
     read = best(buffer.sum, device)
     return buffer.nbytes / copy, buffer.nbytes / read
 
@@ -331,11 +333,11 @@ def matvec(device: Any, dtype: str) -> float:
 
 
 def matmul(device: Any, dtype: str) -> float:
-    """FLOP/s of the best square product; sizes double until the next would take over BUDGET seconds."""
+    """FLOP/s of the fastest square matmul. Sizes double until the next one would take over BUDGET seconds."""
     rate, side = 0.0, 256
     deadline = time.perf_counter() + 4 * BUDGET
     while side <= 16384:
-        a = torch.rand(side, side, device=device).to(DTYPES[dtype])  # constants: less heat, more clock
+        a = torch.rand(side, side, device=device).to(DTYPES[dtype])  # constants would draw less power: higher clock
         seconds = best(lambda a=a: a @ a, device, 3)
         rate = max(rate, 2 * side**3 / seconds)
         if 8 * seconds > BUDGET or time.perf_counter() + 5 * 8 * seconds > deadline:
@@ -345,9 +347,9 @@ def matmul(device: Any, dtype: str) -> float:
 
 
 def widths(device: Any, dtype: str) -> dict[int, float]:
-    """{w: v(w)} of one large matrix: time of w rows through it over that of one row, w doubling up to WIDEST.
+    """Width curve {w: v(w)} of one large matrix: time of w rows over that of one row, w doubling up to WIDEST.
 
-    Stops where the next width would take over BUDGET seconds, as with a format that is emulated.
+    Stops where the next width would take over BUDGET seconds, for example in an emulated dtype.
     """
     side = 4096
     weight = torch.full((buffer_bytes(device) // (4 * side * DTYPES[dtype].itemsize), side), 0.01, device=device)
@@ -361,10 +363,10 @@ def widths(device: Any, dtype: str) -> dict[int, float]:
 
 
 def linears(shape: ModelConfig, dtype: str, device: Any, rows: int = 1, head_rows: int = 1) -> float:
-    """Seconds of torch's eager products of `rows` rows with this model's own matrices, `head_rows` with its head.
+    """Seconds of torch's eager matmuls of `rows` inputs with this model's own matrices, and `head_rows` with its head.
 
-    Small matrices are read more slowly than the probe's large one. Of a large model only as many layers as fit
-    1 GiB are made, and their time is scaled up. `calibrate` keeps them.
+    Small matrices are read more slowly than the probe's large one. For a large model only as many layers as fit in 1
+    GiB are allocated, and their time is scaled up.
     """
     made = {"dtype": DTYPES[dtype], "device": device}
     sizes = shape.layer_matrices
@@ -389,7 +391,7 @@ def linears(shape: ModelConfig, dtype: str, device: Any, rows: int = 1, head_row
 def calibrate(
     config: ModelConfig, hardware: Hardware, dtype: str, prompts: Sequence[int], batches: Sequence[int]
 ) -> CalibratedCost:
-    """Time the products of this model for these prompt lengths and batches, all twice: the faster counts."""
+    """Time this model's matmuls for these prompt lengths and batch sizes, each twice; the faster time counts."""
 
     def products(rows: int, head_rows: int) -> float:
         return min(linears(config, dtype, hardware.device, rows, head_rows) for _ in range(2))
@@ -398,12 +400,12 @@ def calibrate(
     return CalibratedCost(config, hardware, dtype, {t: products(t, 1) for t in prompts}, steps)
 
 
-# --- What vendors print: for lessons to compare with
+# --- Vendors' data sheets, for lessons to compare with
 
 
 @dataclass(frozen=True)
 class DataSheet:
-    """Peaks of one GPU: bytes/s, dense (not sparse) bf16 FLOP/s, bytes of memory."""
+    """Peak rates of one GPU: bytes/s, dense (not sparse) bf16 FLOP/s, bytes of memory."""
 
     name: str
     bandwidth: float
@@ -413,7 +415,7 @@ class DataSheet:
 
     @property
     def ridge(self) -> float:
-        """FLOPs per byte at which bf16 work stops being memory-bound."""
+        """Arithmetic intensity (FLOPs per byte) above which bf16 work is compute-bound."""
         return self.bf16_flops / self.bandwidth
 
 
