@@ -1,8 +1,8 @@
-"""Acceptance rules (lessons 01, 06): from a draft tree and the target's logits to accepted tokens and one more.
+"""Acceptance rules (lessons 01, 06): verify a draft tree with the target's logits -> accepted path and bonus token.
 
-Greedy and Sampling are lossless: the text is what the target alone would have written, or is distributed like it.
+Greedy and Sampling are lossless: the output equals the target's own greedy output, or follows its distribution.
 Typical is lossy. Rules and proofs: Leviathan et al. 2022 (arXiv 2211.17192) for chains, SpecInfer (Miao et al. 2023,
-arXiv 2305.09781) for trees. p and q are distributions after temperature, top-k and top-p.
+arXiv 2305.09781) for trees. p and q are the target and draft distributions after temperature, top-k and top-p.
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,25 @@ from torch import Tensor
 
 from lessons_lib.decoding.draft_tree import MODES, ROOT, Children, DraftTree
 
-TINY = 1e-12  # less than this is left over from rounding, not from probability
+TINY = 1e-12  # a smaller probability mass is a rounding error
 
 
 class Acceptance(Protocol):
-    """lossless: whether the target's own distribution (or greedy text) is kept."""
+    """An acceptance rule. lossless: whether the output follows the target's own distribution (or greedy output)."""
 
     lossless: bool
 
     def accept(self, tree: DraftTree, logits: Tensor, generator: torch.Generator | None) -> tuple[list[int], int]:
-        """logits (1 + n, V), row 0 the root's, row 1 + i node i's -> (path of nodes, bonus token).
+        """Verify a tree of n nodes -> (path of accepted nodes, bonus token).
 
-        RuntimeError of torch where a token is to be drawn by logits that hold NaN.
+        logits (1 + n, V): row 0 belongs to the root, row 1 + i to node i.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """Follow the target's most probable token as long as somebody guessed it: the text of plain greedy decoding."""
+    """Accept draft tokens as long as they are the target's argmax: the output of plain greedy decoding."""
 
     lossless = True
 
@@ -49,15 +49,15 @@ class Greedy:
 
 
 def top_tokens(logits: Tensor) -> list[int]:
-    """logits (n, V) -> the likeliest token of each row, the first of equals.
+    """The argmax of each row of logits (n, V) -> n tokens; among equal logits the first. NaN is not handled.
 
-    By numpy on a CPU, where torch takes several times as long for a row of tens of thousands. It knows no bf16, but the
-    bits of positive floats, read as integers, are in the order of their values, and above those of negative ones. Where
-    the best is not above 0, values are compared. Nobody looks for NaN.
+    On a CPU this uses numpy, which is several times faster than torch on rows of tens of thousands.
     """
     if not logits.is_cpu:
         return logits.argmax(-1).tolist()
     logits = logits.detach()
+    # numpy has no bf16. But the bits of positive floats, read as integers, have the same order as the values and are
+    # larger than those of negative floats. So the argmax of the bits is right wherever the maximum is above 0.
     if logits.dtype in (torch.bfloat16, torch.float16):
         bits = logits.view(torch.int16).numpy()
         best = bits.argmax(-1).tolist()
@@ -69,10 +69,9 @@ def top_tokens(logits: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sample from softmax(logits / temperature), kept to the top_k tokens and to top_p of the mass.
+    """Sample from softmax(logits / temperature) after top-k and top-p filtering; drafts are verified losslessly.
 
-    top_k 0 and top_p 1.0 leave everything in; temperature 0 is refused, since Greedy is what it means.
-    Raises ValueError for a temperature, top_k or top_p out of range.
+    top_k 0 and top_p 1.0 filter nothing. temperature must be above 0; use Greedy for the argmax.
     """
 
     temperature: float = 1.0
@@ -101,8 +100,9 @@ class Sampling:
             path.append(node)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(..., V) -> (..., V) in single precision or better: what plain sampling would draw from."""
+        """Logits (..., V) -> the distribution (..., V) that plain sampling uses, in fp32 or fp64."""
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        # Top-k keeps every token as large as the k-th largest
         if 0 < self.top_k < scores.shape[-1]:
             least = scores.topk(self.top_k).values[..., -1:]
             scores = scores.masked_fill(scores < least, float("-inf"))
@@ -111,7 +111,8 @@ class Sampling:
 
 
 def nucleus(p: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest most probable tokens of p (..., V) that reach `top_p`, renormalised (Holtzman 2019)."""
+    """Top-p filtering of p (..., V): keep the smallest set of most likely tokens whose mass reaches `top_p`, and
+    renormalise (Holtzman et al. 2019)."""
     ordered, order = p.sort(descending=True, dim=-1)
     kept = ordered.cumsum(-1) - ordered < top_p  # mass before the token: the first is always kept
     p = torch.zeros_like(p).scatter(-1, order, ordered * kept)
@@ -121,13 +122,15 @@ def nucleus(p: Tensor, top_p: float) -> Tensor:
 def choose_child(
     p: Tensor, children: Sequence[int], q: Tensor | None, mode: str, generator: torch.Generator | None
 ) -> tuple[int, bool]:
-    """Multi-round rejection at one node -> (token, whether it is one of `children`), distributed exactly as p (V,).
+    """Multi-round rejection sampling at one node -> (token, accepted). The token follows p (V,) exactly.
 
-    q (V,): what the children were sampled from; mode "greedy" needs none. RuntimeError of torch for a p that holds NaN.
-    After a rejection what is still owed is the part of p above the proposal, renormalised. The strict < keeps
-    a token of probability 0 out even when the uniform number is exactly 0.
+    children: draft tokens in the order sampled. q (V,): the distribution they were sampled from; None in mode "greedy".
+    With one child this is the rule of Leviathan et al.: accept with probability min(1, p / q), else sample from the
+    residual, normalise((p - q)+). With more children, the residual replaces p for the next child.
     """
     for token in children:
+        # Accept with probability min(1, p / w), where w is the distribution the token was sampled from.
+        # The strict < rejects a token of probability 0 even if the uniform number is exactly 0.
         if mode == "greedy":
             accepted = _uniform(p, generator) < p[token]
             w = torch.zeros_like(p).index_fill_(0, torch.tensor([token], device=p.device), 1.0)
@@ -136,15 +139,18 @@ def choose_child(
             accepted = _uniform(p, generator) * w[token] < p[token]
         if accepted:
             return token, True
+        # After a rejection, continue with the residual of p
         p = _owed(p, w)
+        # Without replacement, the next child was sampled from q without this token
         if mode == "without_replacement":
             q = q.index_fill(0, torch.tensor([token], device=q.device), 0.0)
             q = q / q.sum().clamp_min(TINY)
+    # All children rejected: sample from what is left of p
     return draw(p, 1, generator)[0], False
 
 
 def _owed(p: Tensor, w: Tensor) -> Tensor:
-    """normalise((p - w)+); p itself when rounding is all that is left."""
+    """The residual distribution normalise((p - w)+), or p itself if the residual is only a rounding error."""
     rest = (p - w).clamp_min(0)
     mass = rest.sum()
     return rest / mass if mass > TINY else p
@@ -155,9 +161,9 @@ def _uniform(p: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def draw(p: Tensor, count: int, generator: torch.Generator | None, replacement: bool = False) -> list[int]:
-    """p (V,) -> `count` tokens in draw order. RuntimeError of torch for a p that holds NaN, or too little mass.
+    """Sample `count` tokens from p (V,), in the order sampled. The generator may be on another device than the model.
 
-    The generator draws on its own device, which need not be the model's.
+    Raises RuntimeError if p has NaN, or too few tokens of positive probability.
     """
     p = p.to(_device(p, generator))
     return torch.multinomial(p, count, replacement=replacement, generator=generator).tolist()
@@ -169,11 +175,12 @@ def _device(p: Tensor, generator: torch.Generator | None) -> torch.device:
 
 @dataclass(frozen=True)
 class Typical:
-    """Accept a guess of probability above min(epsilon, delta exp(-H)), H the entropy of p in nats.
+    """Typical acceptance: accept a draft token if p > min(epsilon, delta exp(-H)), H the entropy of p in nats.
 
-    p = softmax(logits / temperature). Of all paths of accepted guesses the longest is taken, of equally long ones the
-    most probable; the token behind it is drawn from p. Without guesses it is plain sampling; with guesses it prefers
-    what was guessed, so that the text no longer follows p. ValueError for settings out of range.
+    p = softmax(logits / temperature). The longest path of accepted tokens is committed, among equally long ones the
+    most likely; the bonus token is sampled from p. Without draft tokens this is plain sampling. With draft tokens
+    the output favours them and no longer follows p, so the rule is lossy. Source: Medusa (Cai et al. 2024, arXiv
+    2401.10774).
     """
 
     epsilon: float = 0.09
@@ -196,15 +203,17 @@ class Typical:
         return path, draw(p[last], 1, generator)[0]
 
     def threshold(self, p: Tensor) -> Tensor:
-        """p (..., V) -> (...): what a token's probability must exceed. The likeliest always does."""
+        """p (..., V) -> threshold (...) that the probability of a draft token must exceed. The argmax always does."""
         return (self.delta * (-torch.special.entr(p).sum(-1)).exp()).clamp_max(self.epsilon)
 
     def _longest(self, tree: DraftTree, p: Tensor) -> list[int]:
-        """The longest path of accepted nodes, the most probable of these."""
+        """The longest path of accepted nodes; among equally long ones the most likely."""
+        # Whether each node passes the threshold at its parent
         rows = torch.tensor(tree.parents, dtype=torch.long, device=p.device) + 1
         chances = p[rows, torch.tensor(tree.tokens, dtype=torch.long, device=p.device)]
         accepted, logs = (chances > self.threshold(p)[rows]).tolist(), chances.log().tolist()
-        reached = {ROOT: (0, 0.0)}  # node -> how deep it stands, log probability of its path
+        # Nodes whose ancestors all pass as well
+        reached = {ROOT: (0, 0.0)}  # node -> depth, log probability of its path
         for node, parent in enumerate(tree.parents):
             if accepted[node] and parent in reached:
                 reached[node] = (tree.depths[node], reached[parent][1] + logs[node])
@@ -214,10 +223,10 @@ class Typical:
 def sample_children(
     tree: DraftTree, parent: int, q: Tensor, count: int, mode: str, generator: torch.Generator | None
 ) -> list[int]:
-    """Sample draft tokens below `parent` from q (V,) and add them -> their nodes, in the order sampled.
+    """Sample `count` draft tokens from q (V,) and add them below `parent` -> their nodes, in the order sampled.
 
-    `count` of them if "iid", where equal tokens share a node, else at most as many as have q > 0; those that do not
-    fit the tree's budget are left out, the last ones first. RuntimeError of torch for a q without mass, or with NaN.
+    mode "iid": equal tokens share a node, which is then returned several times. "without_replacement": fewer tokens if
+    q has fewer than `count` of positive probability. The last tokens are dropped if the tree's budget is too small.
     """
     with_replacement = mode == "iid"
     count = count if with_replacement else min(count, int(q.count_nonzero()))
@@ -227,7 +236,7 @@ def sample_children(
 
 
 def check_sampling(mode: str, sampling: Sampling | None) -> None:
-    """ValueError for an unknown mode, and for a distribution to sample from where nothing is sampled."""
+    """Raise ValueError for an unknown mode, or for `sampling` in mode "greedy", which samples nothing."""
     if mode not in MODES:
         raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
     if mode == "greedy" and sampling:
