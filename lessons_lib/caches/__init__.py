@@ -1,4 +1,4 @@
-"""KV caches (lessons 02, 03, 05): growing, static and paged, and how many bytes each kind takes."""
+"""KV caches (lessons 02, 03, 05): growing, static and paged, and their sizes in bytes."""
 
 from lessons_lib.caches.cache import ContiguousCache, Slots, StaticCache, causal_mask
 from lessons_lib.caches.paged import PagedCache

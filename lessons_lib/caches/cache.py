@@ -1,6 +1,7 @@
-"""KV caches of one sequence (lessons 02, 03): growing, and static with a fixed capacity.
+"""KV caches of one sequence (lessons 02, 03): one that grows, and a static one of fixed capacity.
 
-A cache owns its length and positions. `keep` drops what was rejected; both kinds are lists of tensors, one per layer.
+Both store keys and values as lists of tensors, one per layer. A cache owns its length and positions. `keep` rolls it
+back after draft tokens were rejected.
 """
 
 from abc import ABC, abstractmethod
@@ -12,60 +13,66 @@ from torch import Tensor
 
 
 class Cache(ABC):
-    """Keys and values of one sequence. most: entries it can hold, None for as many as there is memory for."""
+    """Keys and values of one sequence. most: maximum number of entries; None means limited only by memory."""
 
     most: int | None = None
 
     @abstractmethod
     def length(self, layer: int = -1) -> int:
-        """Entries kept in a layer; without one, in the last layer (a partial forward leaves it behind)."""
+        """Number of entries in a layer, by default the last one.
+
+        After a forward pass over only the first layers, the last layer has fewer entries than the first.
+        """
 
     @abstractmethod
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
-        """Keep the first `prefix` entries, then those numbered `then` (ascending); the rest leaves no trace.
+        """Keep the first `prefix` entries and the entries with indices `then` (ascending). Drop all others.
 
-        ValueError, where a cache can tell, for entries that it does not have.
+        This rolls the cache back to the accepted path of a draft tree.
         """
 
     def branches(self, entries: int) -> bool:
-        """Whether branches and side tokens may be fed until it has so many entries; if not, chains only."""
+        """Whether branches and side tokens may be fed until the cache has `entries` entries. If not, only chains."""
         return True
 
     def positions(self, offsets: Sequence[int]) -> list[int]:
-        """Positions of tokens about to be fed, offset 0 being the first one the cache lacks."""
+        """Positions of the next tokens to feed. Offset 0 is the first token that is not cached yet."""
         return [self.length() + offset for offset in offsets]
 
 
 class CountedCache(Cache):
-    """A cache that counts the entries of every layer, as a forward pass fills one layer after another."""
+    """A cache with an entry count per layer, because a forward pass fills one layer after another."""
 
     def __init__(self, layers: int, length: int = 0):
-        """length: entries that every layer has already."""
+        """length: entries that every layer already holds."""
         self._lengths = [length] * layers
 
     def length(self, layer: int = -1) -> int:
         return self._lengths[layer]
 
     def advance(self, count: int) -> None:
-        """Count `count` entries, written to its buffers or blocks by a compiled step, as present in all layers."""
+        """Add `count` to the length of every layer, after a compiled step wrote the entries itself."""
         self._lengths = [self.length() + count] * len(self._lengths)
 
 
 def unbroken(prefix: int, then: Sequence[int]) -> bool:
-    """Whether entries numbered `then` follow the first `prefix` ones without a gap: keeping them moves nothing."""
+    """Whether the indices `then` directly continue the first `prefix` entries, so that `keep` moves no data."""
     return not then or list(then) == list(range(prefix, prefix + len(then)))
 
 
 def causal_mask(count: int, entries: int, device=None) -> Tensor:
-    """(T, S): the T newest of S entries, each seeing itself and all before it (aligned to the lower right)."""
+    """Causal mask (T, S) bool for the T newest of S tokens: each attends to itself and all before it.
+
+    The diagonal ends in the lower right corner.
+    """
     return torch.ones(count, entries, dtype=torch.bool, device=device).tril(entries - count)
 
 
 class ContiguousCache(CountedCache):
-    """Keys and values of one sequence: per layer two buffers (H_kv, capacity, d), rotated keys."""
+    """A growing cache: per layer two buffers (H_kv, capacity, d). Keys are stored after RoPE."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype, device="cpu", capacity: int = 16):
-        """capacity: entries to allocate at once; more are made when they are needed."""
+        """capacity: entries to allocate at first. A full buffer is replaced by one of at least twice the size."""
         super().__init__(layers)
         new = lambda: torch.zeros(kv_heads, max(1, capacity), head_dim, dtype=dtype, device=device)  # noqa: E731
         self.keys = [new() for _ in range(layers)]
@@ -73,7 +80,7 @@ class ContiguousCache(CountedCache):
 
     @property
     def capacity(self) -> int:
-        """Entries that fit without a new buffer."""
+        """Entries that fit into the allocated buffers."""
         return self.keys[0].shape[1]
 
     @property
@@ -82,7 +89,7 @@ class ContiguousCache(CountedCache):
         return sum(buffer.nbytes for buffer in self.keys + self.values)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
+        """Append keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
         start = self._lengths[layer]
         end = start + keys.shape[1]
         if end > self.keys[layer].shape[1]:
@@ -95,7 +102,7 @@ class ContiguousCache(CountedCache):
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end, broken = prefix + len(then), not unbroken(prefix, then)
         for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
-            if broken and self._lengths[layer] > prefix:
+            if broken and self._lengths[layer] > prefix:  # gather the accepted entries right after the prefix
                 index = torch.tensor(then, device=buffers[0].device)
                 for buffer in buffers:
                     buffer[:, prefix:end] = buffer.index_select(1, index)
@@ -109,13 +116,13 @@ class ContiguousCache(CountedCache):
 
 
 class CacheFullError(ValueError):
-    """More tokens than a cache was made for, or was given blocks for."""
+    """The cache has no room, or no blocks, for the new tokens."""
 
 
 class StaticCache(ContiguousCache):
-    """A contiguous cache of fixed capacity; eager forward passes use it as such, compiled ones through `Slots`.
+    """A contiguous cache of fixed capacity, so that compiled code sees constant shapes.
 
-    CacheFullError for an `append` of more entries than are left.
+    Eager forward passes use it directly, compiled ones through `Slots`. A full cache raises CacheFullError.
     """
 
     @property
@@ -123,14 +130,17 @@ class StaticCache(ContiguousCache):
         return self.capacity
 
     def slots(self, width: int) -> Tensor:
-        """(width,) entries that new tokens and the padding behind them are written to. CacheFullError without room."""
+        """Indices (width,) of the entries for the new tokens and the padding after them."""
         start = self.length()
         if start + width > self.capacity:
             self._grow(0, start + width)
         return torch.arange(start, start + width, device=self.keys[0].device)
 
     def mask(self, allow: Tensor | None, count: int, width: int) -> Tensor:
-        """(width, capacity): `allow` (T, S + T), or causal, spread over the whole buffer; padding sees entry 0."""
+        """Attention mask (width, capacity) bool over the whole buffer, from `allow` (T, S + T) or causal if None.
+
+        count: T. Padding tokens attend to entry 0 alone, because a softmax over nothing is NaN.
+        """
         start, device = self.length(), self.keys[0].device
         if allow is None:
             entries = torch.arange(self.capacity, device=device)
@@ -149,14 +159,14 @@ class StaticCache(ContiguousCache):
 
 @dataclass
 class Slots:
-    """Static buffers as one forward pass sees them: new entries go to `slots` (T,), attention gets the whole buffer."""
+    """The buffers of a StaticCache as one compiled forward pass uses them. slots (T,): indices of the new entries."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     slots: Tensor
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """keys, values (H_kv, T, d) -> whole buffers (H_kv, capacity, d)."""
+        """Write keys, values (H_kv, T, d) to the slots -> the whole buffers (H_kv, capacity, d)."""
         self.keys[layer].index_copy_(1, self.slots, keys)
         self.values[layer].index_copy_(1, self.slots, values)
         return self.keys[layer], self.values[layer]

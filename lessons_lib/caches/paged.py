@@ -1,7 +1,7 @@
-"""Paged KV cache (lesson 05): sequences share one memory of blocks and find theirs through a block table.
+"""Paged KV cache (lesson 05): all sequences share one memory of blocks; each has a block table.
 
-Entry i of a sequence lies in block table[i // P] at offset i % P; P is the block size. That is its slot. Every backend
-uses the same layout. A sequence alone is a PagedCache; many that feed one token each are Pages.
+The slot of entry i of a sequence is block table[i // P], offset i % P, where P is the block size. Every backend uses
+this layout. PagedCache serves one sequence; Pages serves a batch of sequences that feed one token each.
 
 Source: PagedAttention, Kwon et al. 2023 (arXiv 2309.06180).
 """
@@ -20,8 +20,8 @@ from lessons_lib.caches.sizes import blocks_for
 class PagedMemory:
     """The blocks of all sequences: per layer keys and values (blocks + 1, H_kv, P, d).
 
-    The last block is the null block. No sequence owns it: it pads block tables, and rows that no request needs write to
-    it. Its entries are finite.
+    The last block is the null block. No sequence owns it: it pads block tables, and padding tokens are written to it.
+    Its entries are always finite.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype, device="cpu", *, blocks: int, block_size: int):
@@ -37,21 +37,21 @@ class PagedMemory:
         return sum(buffer.nbytes for buffer in self.keys + self.values)
 
     def padded(self, tables: Sequence[Sequence[int]], at_least: int = 1) -> list[list[int]]:
-        """Block tables padded with the null block to the longest, and to at least so many blocks."""
+        """Block tables padded with the null block to the length of the longest, and to `at_least` blocks."""
         longest = max(at_least, *map(len, tables))
         return [[*table, *[self.null_block] * (longest - len(table))] for table in tables]
 
     def begun(self, table: Sequence[int], start: int, end: int) -> list[int]:
-        """The block that entries `start` to `end` begin and do not fill, if there is one.
+        """The block that entries `start` to `end` start to fill and leave partly empty: a list of one block, or empty.
 
-        It has to be cleared. What another sequence left there, perhaps a NaN, is read too, and a masked NaN is still
-        NaN: 0 · NaN.
+        The caller clears it first. Attention reads the whole block, and a NaN that another sequence left there would
+        pass through the mask: 0 · NaN is NaN.
         """
         last, rest = divmod(end, self.block_size)
         return [table[last]] if rest and start <= last * self.block_size else []
 
     def clear(self, blocks: Sequence[int], layer: int | None = None) -> None:
-        """Zero blocks in one layer, or in all."""
+        """Fill blocks with zeros in one layer, by default in all."""
         if blocks:
             at = torch.tensor(blocks, device=self.device)
             layers = range(len(self.keys)) if layer is None else [layer]
@@ -60,15 +60,16 @@ class PagedMemory:
                 self.values[i].index_fill_(0, at, 0)
 
     def copy(self, source: int, to: int) -> None:
-        """Copy one block: before a sequence writes into one that others read, too."""
+        """Copy one block in all layers (copy-on-write: before a sequence writes to a shared block)."""
         for buffer in self.keys + self.values:
             buffer[to] = buffer[source]
 
 
 class SlotMapping(NamedTuple):
-    """Where a pass over one sequence writes and reads: new entry t at `offsets[t]` of `blocks[t]`, each (T,).
+    """The slots that a forward pass over one sequence writes to, and the blocks that it reads.
 
-    table (n,): the blocks up to the last entry's. begun: the block to clear first, if there is one.
+    blocks, offsets (T,): the slot of each new entry. table (n,): the blocks that hold all entries, old and new.
+    begun: the block to clear first, if any.
     """
 
     blocks: Tensor
@@ -78,33 +79,36 @@ class SlotMapping(NamedTuple):
 
 
 class PagedCache(CountedCache):
-    """Keys and values of one sequence in the blocks of its table. The table's owner may change it between passes."""
+    """Keys and values of one sequence, in the blocks of its block table.
+
+    The block pool owns the table and may change it between forward passes.
+    """
 
     def __init__(self, memory: PagedMemory, blocks: list[int], length: int = 0):
-        """blocks: the block table; length: entries that it holds already, when a prefix is shared."""
+        """blocks: the block table. length: entries that the blocks already hold, from a shared prefix."""
         super().__init__(len(memory.keys), length)
         self.memory, self.blocks = memory, blocks
         self._mapping: tuple[tuple, SlotMapping] | None = None
 
     @property
     def capacity(self) -> int:
-        """Entries that fit into the blocks it has."""
+        """Entries that fit into its blocks."""
         return len(self.blocks) * self.memory.block_size
 
     @property
     def most(self) -> int:
-        """Entries it may hold now: it takes no blocks by itself."""
+        """Maximum number of entries: the capacity, because the cache does not allocate blocks by itself."""
         return self.capacity
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its blocks, shared or not, used or not."""
+        """Bytes of its blocks, including shared and partly empty ones."""
         return self.memory.nbytes // len(self.memory.keys[0]) * len(self.blocks)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d).
+        """Append keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d).
 
-        CacheFullError without room in its blocks.
+        CacheFullError if the blocks have no room.
         """
         start, count = self._lengths[layer], keys.shape[1]
         to, memory = self.mapping(start, count), self.memory
@@ -112,14 +116,15 @@ class PagedCache(CountedCache):
         memory.keys[layer][to.blocks, :, to.offsets] = keys.transpose(0, 1)
         memory.values[layer][to.blocks, :, to.offsets] = values.transpose(0, 1)
         self._lengths[layer] += count
-        if start == 0:  # a prompt sees itself alone: nothing to collect
+        if start == 0:  # a new prompt attends only to itself: nothing to gather
             return keys, values
+        # gather the blocks (n, H_kv, P, d) of the table into contiguous entries (H_kv, S + T, d)
         collected = (buffer[layer][to.table].transpose(0, 1).flatten(1, 2) for buffer in (memory.keys, memory.values))
         keys, values = (entries[:, : start + count] for entries in collected)
         return keys, values
 
     def mapping(self, start: int, count: int) -> SlotMapping:
-        """The slots of `count` entries after the first `start`; worked out once for all layers. CacheFullError too."""
+        """The slot mapping of entries `start` to `start + count`, computed once for all layers."""
         self.check(start + count)
         key = start, count, *self.blocks
         if self._mapping is None or self._mapping[0] != key:
@@ -132,9 +137,9 @@ class PagedCache(CountedCache):
         return self._mapping[1]
 
     def room(self, count: int) -> tuple[int, list[int], list[int]]:
-        """For `count` new entries: the first one's number, the blocks up to the last one's, the block that they begin.
+        """Where `count` new entries go -> (index of the first, blocks that hold all entries, block to clear first).
 
-        Of the last there is none or one, which they do not fill. CacheFullError without room.
+        The third is a list of one block or empty; see `PagedMemory.begun`. CacheFullError if the blocks have no room.
         """
         start, end = self.length(), self.length() + count
         self.check(end)
@@ -142,7 +147,7 @@ class PagedCache(CountedCache):
         return start, used, self.memory.begun(self.blocks, start, end)
 
     def check(self, needed: int) -> None:
-        """Raise CacheFullError unless `needed` entries fit into its blocks."""
+        """Raise CacheFullError unless `needed` entries fit into the blocks."""
         if needed > self.capacity:
             raise CacheFullError(
                 f"{len(self.blocks)} blocks of {self.memory.block_size} tokens cannot hold {needed} entries; "
@@ -166,9 +171,10 @@ class PagedCache(CountedCache):
 
 @dataclass
 class Pages:
-    """Many rows of one token each, as one forward pass sees their blocks: tensors alone, so that it can be compiled.
+    """The paged caches of a batch as one forward pass uses them: a row is a sequence that feeds one token.
 
-    positions (rows,): of the new tokens. tables (rows, n): padded block tables. keys, values: a PagedMemory's.
+    Only tensors, so that the pass can be compiled. positions (rows,): of the new tokens. tables (rows, n): padded block
+    tables. keys, values: the buffers of a PagedMemory.
     """
 
     keys: Sequence[Tensor]
@@ -181,16 +187,16 @@ class Pages:
         self.slots = self.tables[rows, self.positions // size], self.positions % size  # block and offset of each token
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys, values (H_kv, rows, d), a token of each row -> all of them (rows, n, H_kv, P, d)."""
+        """Append keys, values (H_kv, rows, d), one token per row -> all blocks of each row (rows, n, H_kv, P, d)."""
         block, offset = self.slots
         for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
             buffer[block, :, offset] = new.transpose(0, 1)
-        used = self.tables.flatten()  # index_select copies whole blocks: less time than indexing by `tables`
+        used = self.tables.flatten()  # index_select copies whole blocks: faster than indexing by `tables`
         keys, values = (buffer.index_select(0, used) for buffer in (self.keys[layer], self.values[layer]))
         return keys.unflatten(0, self.tables.shape), values.unflatten(0, self.tables.shape)
 
     def visible(self) -> Tensor:
-        """(rows, n, P) bool: the entries that a row may see, its new one included; not those of padding."""
+        """Attention mask (rows, n, P) bool: a row attends to its entries, the new one included, and not to padding."""
         size = self.keys[0].shape[-2]
         entries = torch.arange(self.tables.shape[1] * size, device=self.tables.device).view(-1, size)
         return entries <= self.positions[:, None, None]
