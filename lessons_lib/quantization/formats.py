@@ -14,7 +14,7 @@ from torch import Tensor
 TENSOR, ROW = (
     "tensor",
     "row",
-)  # one scale for all, or for each row: an output channel of weights, a token of activations
+)  # one scale for the whole tensor, or per row: an output channel of weights, a token of activations
 
 
 def check_values(x: Tensor, what: str = "the tensor") -> None:
@@ -28,15 +28,15 @@ def check_values(x: Tensor, what: str = "the tensor") -> None:
 
 
 def check_bits(bits: int) -> None:
-    """Raises ValueError for a width that has no format here."""
+    """Raises ValueError unless bits is a whole number from 2 to 8."""
     if not (isinstance(bits, int) and 2 <= bits <= 8):
         raise ValueError(f"{bits!r} bits are not supported; choose a whole number from 2 to 8")
 
 
 def blocks(x: Tensor, per: str | int) -> Tensor:
-    """x (..., K) -> (blocks, size), one scale each: per "tensor", per "row", or for so many values of the last axis.
+    """Split x (..., K) into blocks (blocks, size) with one scale each: per "tensor", "row" or group size.
 
-    Raises ValueError for another per, and a group that does not divide K, as a scale must not reach over two rows.
+    A group must divide K, so that no scale spans two rows.
     """
     if per == TENSOR:
         return x.reshape(1, -1)
@@ -50,11 +50,11 @@ def blocks(x: Tensor, per: str | int) -> Tensor:
     return x.reshape(-1, size)
 
 
-EIGHT = 8  # codes that together end where a byte ends, and bits of that
+EIGHT = 8  # bits of a byte, and the number of codes that always fill whole bytes together
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """codes 0 .. 2^bits - 1 of any shape -> bytes (ceil(count·bits / 8),), what is left of the last one zero."""
+    """Pack codes 0 .. 2^bits - 1 of any shape into bytes (ceil(count·bits / 8),); unused bits of the last one are 0."""
     codes = codes.reshape(-1).to(torch.uint8)
     if bits == EIGHT:
         return codes
@@ -67,40 +67,40 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The inverse: bytes -> the first `count` codes, uint8 (count,)."""
+    """The inverse of `pack`: bytes -> the first `count` codes, uint8 (count,)."""
     if bits == EIGHT:
         return packed[:count]
     groups = F.pad(packed, (0, -len(packed) % bits)).view(-1, bits)
-    groups = F.pad(groups, (0, 1))  # the last code ends in no further byte
+    groups = F.pad(groups, (0, 1))  # a further byte, so that byte + 1 exists for the last code
     codes = [groups[:, byte] >> shift | (groups[:, byte + 1] << (EIGHT - shift) if shift else 0)
              for byte, shift in _begins(bits)]  # fmt: skip
     return (torch.stack(codes, 1) & 2**bits - 1).flatten()[:count]
 
 
 def _begins(bits: int) -> list[tuple[int, int]]:
-    """(byte, bit within it) where each of eight codes begins: (0, 0), (0, 3), (0, 6), (1, 1), ... of 3 bits."""
+    """(byte, bit within it) where each of eight codes begins. For 3 bits: (0, 0), (0, 3), (0, 6), (1, 1), ..."""
     return [divmod(i * bits, EIGHT) for i in range(EIGHT)]
 
 
 @dataclass(frozen=True)
 class Quantized(ABC):
-    """A tensor of this shape and dtype, kept as codes and what turns them back into values."""
+    """A quantized tensor: the codes and parameters of a format, with the shape and dtype of the original."""
 
     shape: torch.Size
     dtype: torch.dtype
 
     @abstractmethod
     def dequantize(self) -> Tensor:
-        """The values that the codes stand for, in the shape and dtype of the original."""
+        """The values that the codes represent, in the shape and dtype of the original."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors kept: codes, scales, zero points."""
+        """Bytes of all stored tensors: codes, scales, zero points."""
         return stored_bytes(self)
 
     @property
     def bits_per_weight(self) -> float:
-        """8·nbytes over the number of values."""
+        """8·nbytes / number of values."""
         return 8 * self.nbytes / self.shape.numel()
 
 
@@ -111,15 +111,15 @@ def stored_bytes(part: Any) -> int:
     return sum(stored_bytes(getattr(part, f.name)) for f in fields(part)) if is_dataclass(part) else 0
 
 
-NOISE = 1e-6  # relative: what float32 arithmetic may have added to a scale
+NOISE = 1e-6  # relative error of a scale that float32 arithmetic may cause
 KINDS = ("absmax", "zero_point", "minimum")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The levels of every block: value = (code - zero)·scale + low, for codes 0 .. 2^bits - 1.
+    """The quantization parameters of every block: value = (code - zero)·scale + low, for codes 0 .. 2^bits - 1.
 
-    scales, zeros (uint8) and lows are (blocks, 1). Without zeros and lows the levels are those of absmax: zero is
+    scales, zeros (uint8) and lows are (blocks, 1). Without zeros and lows the grid is symmetric (absmax): zero is
     2^(bits-1), and code 0 is never used.
     """
 
@@ -129,13 +129,13 @@ class Grid:
     lows: Tensor | None = None
 
     def encode(self, x: Tensor) -> Tensor:
-        """(blocks, size) -> codes (blocks, size) uint8; what lies outside gets the nearest level."""
+        """Quantize x (blocks, size) -> codes (blocks, size) uint8; values outside the grid are clamped to it."""
         x = x if self.lows is None else x - self.lows.to(x)
-        codes = (x / self.scales.to(x)).round_().add_(self._zero(x))  # in place: a head's matrix has millions
+        codes = (x / self.scales.to(x)).round_().add_(self._zero(x))  # in place: the LM head has millions of weights
         return codes.clamp_(self._least(), 2**self.bits - 1).to(torch.uint8)
 
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """codes (blocks, size) -> values (blocks, size)."""
+        """Dequantize codes (blocks, size) -> values (blocks, size)."""
         x = codes.to(dtype)
         x = (x - self._zero(x)) * self.scales.to(dtype)
         return x if self.lows is None else x + self.lows.to(dtype)
@@ -154,13 +154,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class Integers(Quantized):
-    """Codes packed without gaps (`packing`), block after block in bytes (n,), and the grid of the blocks."""
+    """Affine integers: codes packed without gaps (`pack`) in bytes (n,), and the grid of the blocks."""
 
     codes: Tensor
     grid: Grid
 
     def levels(self) -> Tensor:
-        """The codes one by one, uint8, in the tensor's shape."""
+        """The unpacked codes, uint8, in the tensor's shape."""
         return unpack(self.codes, self.grid.bits, self.shape.numel()).view(self.shape)
 
     def dequantize(self) -> Tensor:
@@ -171,10 +171,11 @@ class Integers(Quantized):
 def quantize(
     x: Tensor, bits: int = 8, per: str | int = ROW, kind: str = "absmax", scale_dtype: torch.dtype = torch.float16
 ) -> Integers:
-    """x (..., K) -> integers of 2 to 8 bits. per: "tensor", "row" or a group size. scale_dtype: of scales and minima.
+    """Round x (..., K) to integers of 2 to 8 bits.
 
-    Raises ValueError for values that are not finite, bits, kinds or groups that do not exist, and scales too large
-    for scale_dtype.
+    per: "tensor", "row" or a group size. kind: "absmax", "zero_point" or "minimum". scale_dtype: of scales and minima.
+    Raises ValueError for values that are not finite, unknown options, a group that does not divide K, and scales too
+    large for scale_dtype.
     """
     check_values(x)
     values = blocks(x.detach().to(working_dtype(x.dtype)), per)
@@ -183,10 +184,7 @@ def quantize(
 
 
 def fit_grid(values: Tensor, bits: int, kind: str = "absmax", scale_dtype: torch.dtype = torch.float16) -> Grid:
-    """The finest grid of this kind that spans each block (blocks, size).
-
-    ValueError for an unknown kind or bits, and for scales too large for scale_dtype.
-    """
+    """The finest grid of this kind that covers every value of each block (blocks, size)."""
     check_bits(bits)
     if kind not in KINDS:
         raise ValueError(f"there is no kind {kind!r}; choose one of {', '.join(KINDS)}")
@@ -197,16 +195,16 @@ def fit_grid(values: Tensor, bits: int, kind: str = "absmax", scale_dtype: torch
     if kind == "minimum":
         lows = -rounded_up(-low, scale_dtype, zero=0.0, noise=0.0)
         return Grid(bits, rounded_up((high - lows.to(low)) / top, scale_dtype), lows=lows)
-    low, high = low.clamp_max(0), high.clamp_min(0)  # zero is a level, so the grid spans it
+    low, high = low.clamp_max(0), high.clamp_min(0)  # zero point: zero is a level, so the grid must include it
     scales = rounded_up((high - low) / top, scale_dtype)
     return Grid(bits, scales, zeros=(-low / scales.to(low)).round().to(torch.uint8))
 
 
 def rounded_up(x: Tensor, dtype: torch.dtype, zero: float = 1.0, noise: float = NOISE) -> Tensor:
-    """x in `dtype`, not below x but for relative noise; exact zeros become `zero` (a scale of 1 divides without harm).
+    """Cast x to dtype, rounding up (within relative noise); exact zeros become `zero` (a scale of 1 is harmless).
 
-    A scale below x would push the largest values of its block beyond the last level. Raises ValueError for what
-    is too large for the dtype.
+    A scale rounded down would push the largest values of its block beyond the last level. Raises ValueError for values
+    too large for dtype.
     """
     near = x.to(dtype)
     short = near.to(x) < x - noise * x.abs()
@@ -220,7 +218,7 @@ def rounded_up(x: Tensor, dtype: torch.dtype, zero: float = 1.0, noise: float = 
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Rounding is decided in single precision or better."""
+    """The dtype in which rounding is computed: float32 or better."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -229,10 +227,10 @@ BLOCK, SCALES_BLOCK = 64, 256
 
 @cache
 def codebook() -> Tensor:
-    """The 16 levels in [-1, 1], ascending, float64: quantiles of N(0, 1) over the largest of them.
+    """The 16 levels of NF4 in [-1, 1], ascending, float64: quantiles of N(0, 1), divided by the largest of them.
 
-    Probabilities are evenly spaced from one half outwards, 8 steps up and 7 down. The last one, whose quantile would
-    be infinite at 1, stops at 1 - (1/30 + 1/32)/2: half a level short, on average of both sides.
+    Probabilities are evenly spaced from one half outwards, 8 steps up and 7 down. At probability 1 the quantile would
+    be infinite, so the last one is 1 - (1/30 + 1/32)/2: half a step short, on average of both sides.
     """
     last = 1 - (1 / 30 + 1 / 32) / 2
     above = torch.special.ndtri(torch.linspace(0.5, last, 9, dtype=torch.float64))[1:]
@@ -242,20 +240,20 @@ def codebook() -> Tensor:
 
 @dataclass(frozen=True)
 class DoubleScales:
-    """`count` scales as mean () + integers (blocks, 256) of 8 bits; the last block is filled up with the mean."""
+    """Double-quantized scales: `count` scales as mean () + 8-bit integers (blocks, 256), padded in the last block."""
 
     mean: Tensor
     rest: Integers
     count: int
 
     def dequantize(self) -> Tensor:
-        """(count,) float32."""
+        """The scales (count,) float32."""
         return self.mean + self.rest.dequantize().flatten()[: self.count]
 
 
 @dataclass(frozen=True)
 class NormalFloats(Quantized):
-    """Numbers of levels, two in a byte (n,), and a scale for every block (blocks,): value = codebook[number]·scale."""
+    """NF4: value = codebook[code]·scale. codes: two in a byte (n,). scales: one per block (blocks,)."""
 
     codes: Tensor
     scales: Tensor | DoubleScales
@@ -269,30 +267,30 @@ class NormalFloats(Quantized):
 
 
 def quantize_nf4(x: Tensor, block: int = BLOCK, double: bool = True) -> NormalFloats:
-    """x (..., K) -> NF4 in blocks along the last axis. double: quantize the scales, too.
+    """Round x (..., K) to NF4 in blocks along the last axis (Dettmers et al. 2023, arXiv 2305.14314).
 
-    Raises ValueError for values that are not finite and for a block that does not divide K.
+    double: quantize the scales as well. Raises ValueError for values that are not finite and for a block that does not
+    divide K.
     """
     check_values(x)
     values = blocks(x.detach().to(working_dtype(x.dtype)), block)
+    # scales: the largest magnitude of each block, themselves quantized if double
     exact = rounded_up(values.abs().amax(1), torch.float32, zero=0.0)
     scales = double_scales(exact) if double else exact
+    # codes: the nearest level after division by the scale that dequantizing will use
     used = (scales.dequantize() if double else scales).to(values)
     ratios = values / torch.where(used == 0, 1, used)[:, None]
     return NormalFloats(x.shape, x.dtype, pack(nearest_level(ratios), 4), scales)
 
 
 def nearest_level(ratios: Tensor) -> Tensor:
-    """Any shape -> the number of the nearest level; of two at the same distance the lower one."""
+    """Index of the nearest NF4 level, for ratios of any shape; ties go to the lower level."""
     levels = codebook().to(ratios)
     return torch.bucketize(ratios.contiguous(), (levels[1:] + levels[:-1]) / 2)
 
 
 def double_scales(scales: Tensor) -> DoubleScales:
-    """(count,) float32, all at least 0 -> their mean, and what is left of them in 8 bits.
-
-    ValueError for none, and for any that is not finite.
-    """
+    """Double quantization: scales (count,) float32, all at least 0 -> their mean, and 8-bit differences from it."""
     mean = scales.mean()
     rest = F.pad(scales - mean, (0, -len(scales) % SCALES_BLOCK)).view(-1, SCALES_BLOCK)
     return DoubleScales(mean, quantize(rest, 8, scale_dtype=torch.float32), len(scales))
@@ -300,7 +298,7 @@ def double_scales(scales: Tensor) -> DoubleScales:
 
 @dataclass(frozen=True)
 class Format:
-    """A float format: bits of mantissa, exponent of the smallest normal number, the largest number, torch's type."""
+    """A float format: mantissa bits, exponent of the smallest normal number, largest number, torch dtype."""
 
     mantissa: int
     least: int
@@ -316,7 +314,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class SmallFloats(Quantized):
-    """Floats of 8 bits in torch's own type (..., K), and a scale for each block (blocks, 1): value = float·scale."""
+    """FP8: value = float·scale. codes: (..., K) in torch's 8-bit dtype. scales: one per block (blocks, 1)."""
 
     codes: Tensor
     scales: Tensor
@@ -328,25 +326,28 @@ class SmallFloats(Quantized):
 
 
 def quantize_fp8(x: Tensor, format: str = "e4m3", per: str | int = ROW) -> SmallFloats:
-    """x (..., K) -> floats of 8 bits with a float32 scale max|x| / largest, per "tensor", "row" or group.
+    """Round x (..., K) to FP8 with a float32 scale max|x| / largest, per "tensor", "row" or group.
 
-    Scaled and clamped before the cast: above the largest number torch's own cast gives infinity in e5m2, and in e4m3
-    NaN before torch 2.12. ValueError for values that are not finite, unknown formats, and groups that do not divide K.
+    Values are scaled and clamped before the cast: above the largest number torch's own cast returns infinity in e5m2,
+    and in e4m3 NaN before torch 2.12. Raises ValueError for values that are not finite, unknown formats, and groups
+    that do not divide K.
     """
     check_values(x)
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; choose one of {', '.join(FORMATS)}")
+    # scale every block so that its largest value becomes the format's largest number
     values = blocks(x.detach().to(working_dtype(x.dtype)), per)
     scales = rounded_up(values.abs().amax(1, True) / FORMATS[format].largest, torch.float32)
-    scales = scales.clamp_min(torch.finfo(torch.float32).tiny)  # below it, a scale has no precision left
+    scales = scales.clamp_min(torch.finfo(torch.float32).tiny)  # smaller scales are subnormal and lose precision
     codes = round_float(values / scales.to(values), format).to(FORMATS[format].kind)
     return SmallFloats(x.shape, x.dtype, codes.view(x.shape), scales)
 
 
 def round_float(x: Tensor, format: str) -> Tensor:
-    """Any shape -> the format's nearest numbers in x's own dtype, halves to the even mantissa, clamped to the largest.
+    """Round x to the format's nearest numbers, ties to even, clamped to the largest; any shape, in x's own dtype.
 
-    Between 2^e and 2^(e+1) numbers are 2^(e - mantissa) apart; below the smallest normal one as far as just above it.
+    Between 2^e and 2^(e+1) the spacing is 2^(e - mantissa). Below the smallest normal number it stays the same as just
+    above it.
     """
     f = FORMATS[format]
     exponent = torch.frexp(x).exponent - 1  # x = m·2^exponent with 1 <= |m| < 2
@@ -361,7 +362,7 @@ Rounding = Callable[[Tensor], Quantized]
 
 
 def rounding(name: str) -> Rounding:
-    """The function that rounds a weight to the format of this name. ValueError for a name that is none."""
+    """The function that rounds a weight to the format of this name. Raises ValueError for an unknown name."""
     family, _, rest = name.partition(" ")
     words = rest.split()
     per = _only([_group(word) for word in words if _group(word)], name)
@@ -376,10 +377,7 @@ def rounding(name: str) -> Rounding:
 
 
 def integers(name: str) -> dict[str, int | str] | None:
-    """bits, per and kind of a format of integers, as `quantize` and `gptq` take them; None for other formats.
-
-    ValueError for a name that is none.
-    """
+    """bits, per and kind of an integer format, as arguments of `quantize` and `gptq`; None for other formats."""
     found = rounding(name)
     return dict(found.keywords) if found.func is quantize else None
 
@@ -401,35 +399,32 @@ def _only(found: list, name: str):
     return found[0] if found else None
 
 
-ROWS = 256  # of a matrix whose bits are counted: as many as fill all blocks of scales
+ROWS = 256  # rows of the matrix that `bits_of` quantizes: enough to fill whole blocks of double-quantized scales
 
 
 def round_trip(x: Tensor, name: str) -> Tensor:
-    """x (..., K) rounded to the format of this name and back. ValueError as `rounding` and the format have it."""
+    """x (..., K) rounded to the format of this name and dequantized."""
     return rounding(name)(x).dequantize()
 
 
 def bits_of(name: str, columns: int) -> float:
-    """Bits a weight of a format in rows of so many columns, its share of scales and minima included.
-
-    ValueError for a name that is no format, and for groups that do not divide the columns.
-    """
+    """Bits per weight of a format for rows of `columns` weights, scales and minima included."""
     return rounding(name)(torch.zeros(ROWS, columns)).bits_per_weight
 
 
 def relative_error(x: Tensor, rounded: Tensor) -> float:
-    """Length of the error over the length of x, both of one shape: 0.01 is an error of 1%."""
+    """Norm of the error / norm of x, for two tensors of one shape: 0.01 is an error of 1%."""
     return float((rounded - x).norm() / x.norm())
 
 
 def decibels(x: Tensor, rounded: Tensor) -> float:
-    """Signal over noise, 10 log10(sum of x² over sum of error²): 6 dB more halve the error. Infinite without error."""
+    """Signal-to-noise ratio, 10 log10(Σ x² / Σ error²): 6 dB more halve the error. Infinite without error."""
     noise = (rounded - x).double().square().sum()
     return float(10 * torch.log10(x.double().square().sum() / noise))
 
 
 def draws(count: int, seed: int = 0) -> dict[str, Tensor]:
-    """Values (count,) of laws with ever heavier tails, by name."""
+    """Samples (count,) of distributions with increasingly heavy tails, by name."""
     random = torch.Generator().manual_seed(seed)
     normal = torch.randn(count, generator=random)
     loud = torch.rand(count, generator=random) < 1e-3
