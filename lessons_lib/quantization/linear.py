@@ -1,16 +1,17 @@
-"""Linear layers with quantized weights (lessons 10, 11): modules that take the place of an nn.Linear.
+"""Linear layers with quantized weights (lessons 10, 11): modules that replace nn.Linear.
 
-    W8A16Linear        weights of 8 bits, a scale per row; activations as they are
-    W4A16Linear        weights of 4 bits in groups, with a scale and a minimum per group; activations as they are
-    W8A8Linear         weights and activations of 8 bits, a scale per row of either
-    W4A8Linear         weights of 4 bits and activations of 8, both in groups of 32
+    W8A16Linear        8-bit weights with a scale per row; activations unchanged
+    W4A16Linear        4-bit weights in groups, with a scale and a minimum per group; activations unchanged
+    W8A8Linear         8-bit weights and activations, with a scale per row of either
+    W4A8Linear         4-bit weights and 8-bit activations, both in groups of 32
     LLMInt8Linear      W8A8, but outlier columns of the activations are multiplied in full precision
-    OutlierColumns     a quantized layer beside a few columns, known beforehand, in full precision
-    DequantizedLinear  weights of any format, turned back into values at every call
-    FakeQuantLinear    weights of any format, turned back into values once: to measure quality
+    OutlierColumns     a quantized layer plus a few columns, known beforehand, in full precision
+    DequantizedLinear  weights of any format, dequantized at every call
+    FakeQuantLinear    weights of any format, dequantized once: to measure quality
 
-The classes here say what each computes, on any device. Faster forms of the same classes, with the kernels of one kind
-of device, are in `quantization.cpu` and `quantization.cuda`; `fastest` picks one. `quantize_model` swaps them in.
+The classes here define what each layer computes, on any device. `quantization.cpu` and `quantization.cuda` hold faster
+versions of them with kernels for one kind of device, and `fastest` picks one. `quantize_model` replaces a decoder's
+nn.Linear modules by these layers.
 """
 
 import copy
@@ -24,15 +25,15 @@ from torch import Tensor, nn
 
 from lessons_lib.quantization.formats import Integers, Quantized, check_values, unpack
 
-GROUP = 32  # weights, and activations, of one scale in W4A8
-LARGEST = 127  # of the codes of 8 bits
-THRESHOLD = 6.0  # of LLM.int8()
+GROUP = 32  # group size of weights and activations in W4A8
+LARGEST = 127  # largest 8-bit code
+THRESHOLD = 6.0  # outlier threshold of LLM.int8()
 VNNI = torch.cpu._is_vnni_supported()  # without it, torch's integer matmul overflows on some CPUs
-TALL = 32  # rows of torch's integer matmul on a GPU, which asks for more than 16
+TALL = 32  # rows that x is padded to: torch's integer matmul on a GPU requires more than 16
 
 
 def sharing_copy(network: nn.Module, but: Container[int] = ()) -> nn.Module:
-    """New modules around the network's own tensors: to change a module in the copy leaves the network as it is.
+    """A copy of the network with new modules but the same tensors, so that its modules can be changed.
 
     but: ids of tensors that are copied as well.
     """
@@ -41,20 +42,20 @@ def sharing_copy(network: nn.Module, but: Container[int] = ()) -> nn.Module:
 
 
 def tensors(module: nn.Module) -> list[Tensor]:
-    """The parameters, buffers and other tensors of one module, its submodules left out."""
+    """Parameters, buffers and other tensor attributes of one module, without its submodules."""
     parts = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
     return [part for part in parts if isinstance(part, Tensor)]
 
 
 def storage_bytes(parts: Iterable[Tensor]) -> int:
-    """Bytes of the memory behind tensors; what two of them share counts once."""
+    """Bytes of the storages of these tensors; a storage that several share counts once."""
     return sum({part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}.values())
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer without a bias whose weight (N, K) is kept in few bits.
+    """A linear layer without bias whose weight (N, K) is stored in few bits.
 
-    forward: x (T, K) -> x Wᵀ (T, N) in x's dtype. constant: whether a compiler has to see the codes as constants.
+    forward: x (T, K) -> x Wᵀ (T, N) in x's dtype. constant: whether the compiler must treat the codes as constants.
     """
 
     constant = False
@@ -67,7 +68,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors kept, which one forward pass reads; memory that two of them share counts once."""
+        """Bytes of all stored tensors, which one forward pass reads; shared storage counts once."""
         return storage_bytes(t for module in self.modules() for t in tensors(module))
 
     def extra_repr(self) -> str:
@@ -75,10 +76,10 @@ class QuantizedLinear(nn.Module):
 
 
 class W8A16Linear(QuantizedLinear):
-    """codes (N, K) int8 and scales (N,): y = (x codesᵀ)·scales."""
+    """Weight-only, 8 bits: codes (N, K) int8 and scales (N,), y = (x codesᵀ)·scales."""
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for anything but `quantize(weight, 8, "row", "absmax")`."""
+        """quantized: from `quantize(weight, 8, "row", "absmax")`."""
         super().__init__(quantized.shape)
         codes, scales = signed_rows(quantized)
         self.register_buffer("codes", codes)
@@ -89,10 +90,13 @@ class W8A16Linear(QuantizedLinear):
 
 
 class W4A16Linear(QuantizedLinear):
-    """codes 0 .. 15, two in a byte, with scales and minima (N, K / group): w = code·scale + minimum."""
+    """Weight-only, 4 bits in groups: w = code·scale + minimum.
+
+    codes: 0 .. 15, two in a byte. scales and minima: (N, K / group).
+    """
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for anything but `quantize(weight, 4, group, "minimum")`."""
+        """quantized: from `quantize(weight, 4, group, "minimum")`."""
         super().__init__(quantized.shape)
         self.group, self.dtype = check_groups(quantized, (4,)), quantized.dtype
         self.register_buffer("codes", quantized.codes)
@@ -103,7 +107,7 @@ class W4A16Linear(QuantizedLinear):
         return F.linear(x, self.dequantize().to(x.dtype))
 
     def dequantize(self) -> Tensor:
-        """The values (N, K) that the codes stand for, in the dtype of the original weight."""
+        """The weight (N, K) that the codes represent, in the dtype of the original weight."""
         exact = torch.promote_types(self.dtype, torch.float32)
         codes = unpack(self.codes, 4, self.out_features * self.in_features).view(self.out_features, -1, self.group)
         values = codes.to(exact) * self.scales[..., None].to(exact) + self.minima[..., None].to(exact)
@@ -111,13 +115,14 @@ class W4A16Linear(QuantizedLinear):
 
 
 class W8A8Linear(QuantizedLinear):
-    """codes (N, K) int8 and scales (N,); each row of x is rounded likewise: y = s_x·s_w·(q_x q_wᵀ), sums in integers.
+    """8-bit weights and activations: each row of x is rounded as well, y = s_x·s_w·(q_x q_wᵀ), summed in integers.
 
-    terms: 2 rounds activations to the sum of two codes (`round_rows`), for matrices that 8 bits of x would harm.
+    codes (N, K) int8 and scales (N,). terms: 2 rounds activations to the sum of two codes (`round_rows`), for matrices
+    whose inputs lose too much in 8 bits.
     """
 
     def __init__(self, quantized: Integers, terms: int = 1):
-        """Raises ValueError for anything but `quantize(weight, 8, "row", "absmax")`, and other terms than 1 and 2."""
+        """quantized: from `quantize(weight, 8, "row", "absmax")`. terms: 1 or 2."""
         if terms not in (1, 2):
             raise ValueError(f"activations are rounded to 1 or 2 terms of 8 bits, not {terms}")
         super().__init__(quantized.shape)
@@ -131,10 +136,10 @@ class W8A8Linear(QuantizedLinear):
 
 
 class W4A8Linear(QuantizedLinear):
-    """Weights of 4 bits (8 for the head) in groups of 32 times x in 8 bits, a scale for each 32 values of a row."""
+    """4-bit weights (8 for the head) times 8-bit activations, both in groups of 32 with a scale per group."""
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for anything but `quantize(weight, 4 or 8, 32, "minimum")`."""
+        """quantized: from `quantize(weight, 4 or 8, 32, "minimum")`."""
         super().__init__(quantized.shape)
         check_groups(quantized, (4, 8), (GROUP,))
         self.weights = weight_only(quantized)
@@ -146,12 +151,12 @@ class W4A8Linear(QuantizedLinear):
 class LLMInt8Linear(QuantizedLinear):
     """LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339): outlier columns of x in full precision, the rest as W8A8.
 
-    Which columns are outliers is known only when x is, so the weight is kept as well: this saves arithmetic, no bytes.
-    threshold: inf leaves nothing out.
+    The outlier columns depend on x, so the full-precision weight is kept as well: this saves arithmetic, not bytes.
+    threshold: inf leaves no column out.
     """
 
     def __init__(self, weight: Tensor, threshold: float = THRESHOLD):
-        """weight (N, K). Raises ValueError for values that are not finite and a threshold below 0."""
+        """weight: (N, K). threshold: at least 0."""
         check_values(weight, "the weight")
         if not threshold >= 0:
             raise ValueError(f"the threshold must be at least 0, not {threshold}; the paper's is {THRESHOLD}")
@@ -168,13 +173,13 @@ class LLMInt8Linear(QuantizedLinear):
 
 
 class OutlierColumns(QuantizedLinear):
-    """A quantized layer for most of x, and the weight as it is for a few columns whose inputs are known to be large.
+    """A quantized layer, plus full-precision weights for a few columns whose inputs are known to be large.
 
-    Without them in x, one scale a row leaves finer steps to the other columns.
+    Without these columns x has a smaller range, so one scale per row is finer for the others.
     """
 
     def __init__(self, rest: QuantizedLinear, weight: Tensor, columns: Tensor):
-        """columns: numbers (C,) of the columns of weight (N, K) that are multiplied in full precision."""
+        """columns: indices (C,) of the columns of weight (N, K) that are multiplied in full precision."""
         super().__init__(weight.shape)
         self.rest = rest
         self.register_buffer("columns", columns)
@@ -184,7 +189,7 @@ class OutlierColumns(QuantizedLinear):
 
     @property
     def constant(self) -> bool:
-        """As the layer within."""
+        """As the inner layer."""
         return self.rest.constant
 
     def forward(self, x: Tensor) -> Tensor:
@@ -192,7 +197,7 @@ class OutlierColumns(QuantizedLinear):
 
 
 class ScaledLinear(QuantizedLinear):
-    """A layer that holds W·diag(s), for inputs that no norm before it has divided by s (K,) yet."""
+    """A layer that holds W·diag(s), where no norm before it divides its inputs by s (K,): it divides them itself."""
 
     def __init__(self, linear: QuantizedLinear, scales: Tensor):
         super().__init__((linear.out_features, linear.in_features))
@@ -204,7 +209,7 @@ class ScaledLinear(QuantizedLinear):
 
 
 class DequantizedLinear(QuantizedLinear):
-    """Weights of any format, turned back into values at every call. Its buffers are the format's own tensors."""
+    """Weights of any format, dequantized at every call. Its buffers are the tensors of the format."""
 
     def __init__(self, quantized: Quantized):
         super().__init__(quantized.shape)
@@ -215,9 +220,9 @@ class DequantizedLinear(QuantizedLinear):
 
 
 class FakeQuantLinear(QuantizedLinear):
-    """Weights of any format, turned back into values once: as exact as the format, as fast and wide as before.
+    """Weights of any format, dequantized once: the format's rounding error, at the original size and speed.
 
-    `nbytes` are those of the format.
+    `nbytes` is that of the format.
     """
 
     def __init__(self, quantized: Quantized):
@@ -228,7 +233,7 @@ class FakeQuantLinear(QuantizedLinear):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the quantized tensor took."""
+        """Bytes of the quantized tensor."""
         return self.format_bytes
 
     def forward(self, x: Tensor) -> Tensor:
@@ -236,7 +241,7 @@ class FakeQuantLinear(QuantizedLinear):
 
 
 def weight_only(quantized: Quantized) -> QuantizedLinear:
-    """W8A16Linear or W4A16Linear of a tensor (N, K) in the format of one, else DequantizedLinear; the fastest form."""
+    """The fastest W8A16Linear or W4A16Linear for a quantized tensor (N, K), or DequantizedLinear for other formats."""
     grid = quantized.grid if isinstance(quantized, Integers) else None
     if grid and grid.bits == 8 and grid.zeros is None and grid.lows is None and len(grid.scales) == quantized.shape[0]:
         return fastest(W8A16Linear, quantized)
@@ -246,7 +251,7 @@ def weight_only(quantized: Quantized) -> QuantizedLinear:
 
 
 def fastest(kind: type[QuantizedLinear], quantized: Integers, *options) -> QuantizedLinear:
-    """A layer of this kind in the form that has kernels here for these sizes and this dtype; else the class itself."""
+    """A layer of this kind: the version with a kernel for this device, shape and dtype, or else the class itself."""
     device = quantized.codes.device.type
     if device == "cpu":
         from lessons_lib.quantization.cpu.linear import kernel_of
@@ -258,51 +263,53 @@ def fastest(kind: type[QuantizedLinear], quantized: Integers, *options) -> Quant
 
 
 def round_rows(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
-    """x (T, K) -> codes (terms·T, K) int8 in [-127, 127] and scales (terms·T, 1), in single precision or better.
+    """Round x (T, K) to 8 bits -> codes (terms·T, K) int8 in [-127, 127], scales (terms·T, 1) in float32 or better.
 
-    A second term rounds what the first left over, 254 times as finely: x is nearly its first T rows of codes times
-    scales plus the next T. That takes another row of the matmul, and no other kernel.
+    A second term rounds the error of the first, 254 times as finely: x is nearly its first T rows of codes times scales
+    plus the next T. It costs more rows in the matmul, but no other kernel.
     """
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     scales = exact.abs().amax(-1, True) / LARGEST
     scales = torch.where(scales == 0, 1, scales)
+    # first term: round to the nearest code
     codes = (exact / scales).round().clamp(-LARGEST, LARGEST)
     if terms == 1:
         return codes.to(torch.int8), scales
+    # second term: the error is at most scales / 2, so 127 codes of this finer scale cover it
     fine = scales / (2 * LARGEST)
     rest = ((exact - codes * scales) / fine).round().clamp(-LARGEST, LARGEST)
     return torch.cat([codes, rest]).to(torch.int8), torch.cat([scales, fine])
 
 
 def rounded_values(x: Tensor, terms: int) -> Tensor:
-    """x (T, K) as its codes stand for it, in single precision or better."""
+    """x (T, K) rounded to 8 bits and dequantized, in float32 or better."""
     codes, scales = round_rows(x, terms)
     return (codes * scales).unflatten(0, (terms, len(x))).sum(0)
 
 
 def round_groups(x: Tensor) -> Tensor:
-    """x (T, K) rounded to 8 bits, one scale for 32 values -> the values that these stand for, in x's dtype."""
+    """x (T, K) rounded to 8 bits with one scale per 32 values and dequantized, in x's dtype."""
     return rounded_values(x.reshape(-1, GROUP), 1).view(x.shape).to(x.dtype)
 
 
 def multiply_rounded(x: Tensor, codes: Tensor, scales: Tensor, terms: int = 1) -> Tensor:
-    """x (T, K), weight as codes (N, K) int8 and scales (N,) -> (T, N) in x's dtype: s_x·s_w·(q_x q_wᵀ)."""
+    """W8A8 matmul: x (T, K), codes (N, K) int8, scales (N,) -> s_x·s_w·(q_x q_wᵀ) (T, N) in x's dtype."""
     rounded, s = round_rows(x, terms)
     return add_terms(integer_matmul(rounded, codes) * s * scales.to(s), terms).to(x.dtype)
 
 
 def add_terms(product: Tensor, terms: int) -> Tensor:
-    """(terms·T, N) -> (T, N)."""
+    """Sum the terms of rounded activations: (terms·T, N) -> (T, N)."""
     return product if terms == 1 else product.unflatten(0, (terms, -1)).sum(0)
 
 
 def integer_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """x (T, K) and weight (N, K), both int8 -> x Wᵀ (T, N) int32, exact.
 
-    Exact as long as int32 holds the sum: K up to 133,000 codes of at most 127. torch's own integer matmul runs where it
-    is exact and takes these sizes, else float64.
+    Exact as long as int32 holds the sum: up to K = 133,000 for codes of at most 127. Uses torch's integer matmul where
+    that is exact and supports the shape, else float64.
     """
-    if x.shape[1] == 1:  # of which torch's matmul makes nonsense on some CPUs
+    if x.shape[1] == 1:  # torch's matmul returns wrong results for K = 1 on some CPUs
         return x.int() * weight.int().T
     if x.device.type == "cpu" and VNNI:
         return torch._int_mm(x, weight.T)
@@ -312,17 +319,17 @@ def integer_matmul(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def tall_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """As `integer_matmul`, x padded to TALL rows: a GPU's tensor cores take no fewer."""
+    """As `integer_matmul`, with x padded to TALL rows, because a GPU's tensor cores take no fewer."""
     return torch._int_mm(F.pad(x, (0, 0, 0, max(0, TALL - len(x)))), weight.T)[: len(x)]
 
 
 def outlier_columns(x: Tensor, threshold: float = THRESHOLD) -> Tensor:
-    """x (..., K) -> bool (K,): columns with any value beyond the threshold."""
+    """x (..., K) -> bool (K,): columns with any value above the threshold in magnitude."""
     return (x.abs() > threshold).flatten(0, -2).any(0)
 
 
 def signed_rows(quantized: Integers) -> tuple[Tensor, Tensor]:
-    """8 bits, absmax, per row -> codes (N, K) int8 in [-127, 127] and scales (N,); anything else is a ValueError."""
+    """Codes (N, K) int8 in [-127, 127] and scales (N,) of a tensor quantized to 8 bits with absmax per row."""
     grid = quantized.grid
     symmetric = grid.zeros is None and grid.lows is None
     if grid.bits != 8 or not symmetric or len(grid.scales) != quantized.shape[0]:
@@ -331,7 +338,7 @@ def signed_rows(quantized: Integers) -> tuple[Tensor, Tensor]:
 
 
 def check_groups(quantized: Integers, bits: tuple[int, ...], groups: tuple[int, ...] | None = None) -> int:
-    """The size of its groups. ValueError unless this is a matrix of so many bits in such groups with minima."""
+    """The group size. Raises ValueError unless the matrix has one of these bits and groups, with minima."""
     grid = quantized.grid
     group = quantized.shape.numel() // len(grid.scales)
     if grid.bits not in bits or grid.lows is None or (groups and group not in groups):
@@ -344,14 +351,14 @@ def check_groups(quantized: Integers, bits: tuple[int, ...], groups: tuple[int, 
 
 
 def scales_and_zeros(quantized: Integers) -> Tensor:
-    """(K / group, N, 2) as torch's kernels of 4 bits read them: of each group its scale, and what code 8 stands for."""
+    """Scale and value of code 8 for each group, (K / group, N, 2), as torch's 4-bit kernels read them."""
     grid, rows = quantized.grid, quantized.shape[0]
     scales, lows = (part.double().view(rows, -1).T for part in (grid.scales, grid.lows))
     return torch.stack([scales, lows + 8 * scales], -1).to(quantized.dtype).contiguous()
 
 
 def without_tensors(part: Any, name: str, keep) -> Any:
-    """A dataclass with None in place of each tensor, which goes to keep(name, tensor); fields of fields likewise."""
+    """Replace each tensor in a dataclass by None and pass it to keep(name, tensor); nested dataclasses likewise."""
     given = {f.name: getattr(part, f.name) for f in fields(part)}
     for key, value in given.items():
         if isinstance(value, Tensor):
@@ -363,7 +370,7 @@ def without_tensors(part: Any, name: str, keep) -> Any:
 
 
 def with_tensors(part: Any, name: str, kept: dict[str, Tensor]) -> Any:
-    """The inverse: the dataclass with its tensors, by name, out of `kept`."""
+    """The inverse of `without_tensors`: put the tensors of `kept` back by name."""
     given = {f.name: getattr(part, f.name) for f in fields(part)}
     for key, value in given.items():
         if is_dataclass(value):
