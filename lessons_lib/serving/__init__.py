@@ -1,4 +1,4 @@
-"""Serving many requests at once (lesson 05): scheduler, block pool, engine, simulator, workloads and a client."""
+"""Serving many requests at once (lesson 05): scheduler, block pool, engine, simulator, workloads and client."""
 
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.serving.block_pool import BlockPool

@@ -1,8 +1,8 @@
-"""The block pool (lesson 05): which KV cache blocks are free, who owns the others, and which prefixes are shared.
+"""The block pool (lesson 05): allocates KV cache blocks to sequences and shares equal prefixes (prefix caching).
 
-A sequence's block table lists its blocks in order. A full block is known by a hash of its tokens and of all that come
-before them, so another sequence with the same beginning finds it and shares it. A block that nobody owns any more keeps
-its content until its room is needed, the one unused for longest first.
+A sequence's block table lists its blocks in order. The key of a full block is a hash of its tokens and of all tokens
+before them, so another sequence with the same prefix finds the block and shares it. A released block keeps its content
+until the space is needed; the least recently used one is evicted first (LRU).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from lessons_lib.decoding.sequence import Sequence
 
 
 class Memory(Protocol):
-    """Where the keys and values of a pool's blocks lie.
+    """The memory that holds the keys and values of a pool's blocks.
 
-    owner_mark: set by the pool that used this memory last, which keeps the same object. While both marks are one
-    object, the blocks hold what the pool knows about them. Otherwise a second pool or a second memory came in between.
+    owner_mark: set by the pool that used this memory last. The pool keeps the same object. While both marks are
+    identical, the pool's prefix hashes match the content of the blocks. Otherwise another pool or another memory has
+    been used in between.
     """
 
     owner_mark: object | None
@@ -30,8 +31,8 @@ class Memory(Protocol):
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens for any number of sequences.
 
-    sharing: whether sequences with ids share the blocks of an equal beginning. copies: (from, to) blocks to copy before
-    the next forward pass writes; whoever runs it clears the list. ValueError for a pool without blocks or tokens.
+    sharing: whether sequences with ids share the blocks of an equal prefix. copies: pairs (from, to) of blocks that the
+    backend must copy before the next forward pass; it then clears the list.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16, sharing: bool = True):
@@ -42,30 +43,30 @@ class BlockPool:
         self.copies: list[tuple[int, int]] = []
         self.owner_mark: object | None = None  # see Memory
         self._touched = 0  # blocks from this one on have never been used
-        self._empty: list[int] = []  # used before, without a known content
-        self._idle: OrderedDict[int, None] = OrderedDict()  # unused, but findable; the longest unused first
-        self._found: dict[bytes, int] = {}
-        self._hash: dict[int, bytes] = {}  # of the blocks that can be found
+        self._empty: list[int] = []  # used before, not in the prefix cache
+        self._idle: OrderedDict[int, None] = OrderedDict()  # without an owner, in the prefix cache; LRU order
+        self._found: dict[bytes, int] = {}  # the prefix cache: hash -> block
+        self._hash: dict[int, bytes] = {}  # its inverse: block -> hash
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be handed out, cached prefixes that nobody uses included."""
+        """Blocks that can be allocated, including cached prefixes that no sequence uses."""
         return self.num_blocks - self._touched + len(self._empty) + len(self._idle)
 
     def attach(self, memory: Memory) -> None:
         """Use this memory's blocks from now on; called before each run.
 
-        Prefixes that lie in another memory, or that another pool overwrote, are forgotten. ValueError while sequences
-        own blocks.
+        Clears the prefix cache if its blocks lie in another memory or may have been overwritten by another pool.
+        ValueError then if sequences own blocks.
         """
         if self.owner_mark is None or self.owner_mark is not memory.owner_mark:
             self.clear()
             self.owner_mark = memory.owner_mark = object()
 
     def match(self, seq: Sequence) -> int:
-        """Give a sequence without blocks those that hold the start of its ids -> how many tokens they hold.
+        """Look up a sequence's longest cached prefix and share its blocks with it -> number of cached tokens.
 
-        Fewer than all: at least one token must be fed to get the next one.
+        At least one token of the sequence stays uncomputed, because we need its logits to pick the next token.
         """
         if seq.ids is None or not self.sharing:
             return 0
@@ -77,9 +78,9 @@ class BlockPool:
         return len(seq.block_table) * self.block_size
 
     def allocate(self, seq: Sequence, tokens: int, spare: int = 0) -> bool:
-        """Make the sequence own blocks for its first `tokens` tokens, alone those that it will write to.
+        """Allocate blocks for the sequence's first `tokens` tokens. Blocks that it will write to become its own alone.
 
-        All or nothing: False if there are too few, or if fewer than `spare` would stay free.
+        All or nothing. Returns False, and changes nothing, if fewer than `spare` blocks would stay free.
         """
         table = seq.block_table
         written = range(seq.num_computed_tokens // self.block_size, len(table))
@@ -87,11 +88,13 @@ class BlockPool:
         missing = max(0, blocks_for(tokens, self.block_size) - len(table))
         if missing + len(shared) > max(0, self.free_blocks - spare):
             return False
-        for i in shared:  # copy on write
+        # copy-on-write: replace each shared block by a block of its own
+        for i in shared:
             old, table[i] = table[i], self._take()
             self._drop(old)
-            if i * self.block_size < seq.num_computed_tokens:  # some of its content is kept
+            if i * self.block_size < seq.num_computed_tokens:  # the block holds computed tokens
                 self.copies.append((old, table[i]))
+        # blocks that will be overwritten leave the prefix cache
         if self._found:
             for i in written:
                 self._forget(table[i])
@@ -99,33 +102,33 @@ class BlockPool:
         return True
 
     def store(self, seq: Sequence) -> None:
-        """Make the full blocks of the computed tokens findable; called after each forward pass."""
+        """Add the sequence's newly filled blocks to the prefix cache; called after each forward pass."""
         first = len(seq.block_hashes)
         if not self.sharing or seq.num_computed_tokens // self.block_size <= first:
             return
         fresh = seq.ids[first * self.block_size : seq.num_computed_tokens]
         for i, key in enumerate(hash_chain(fresh, self.block_size, *seq.block_hashes[-1:]), first):
             seq.block_hashes.append(key)
-            if key not in self._found:  # else another sequence computed the same at the same time: one is enough
+            if key not in self._found:  # else another sequence computed an equal block at the same time
                 self._found[key], self._hash[seq.block_table[i]] = seq.block_table[i], key
 
     def truncate(self, seq: Sequence, tokens: int) -> None:
-        """Keep only the blocks that the first `tokens` tokens need: after draft tokens were rejected."""
+        """Free the blocks beyond the first `tokens` tokens, after draft tokens were rejected."""
         needed = blocks_for(tokens, self.block_size)
         while len(seq.block_table) > needed:
             self._drop(seq.block_table.pop())
         del seq.block_hashes[tokens // self.block_size :]
 
     def fork(self, seq: Sequence, child: Sequence) -> None:
-        """Let `child` share all blocks of a sequence; the first of them to write copies the last, half-filled block.
+        """Let `child` share all blocks of a sequence. The first to write copies the partly filled last block.
 
-        For continuing one text in several ways, as parallel sampling and beam search do. The scheduler does neither.
+        For several continuations of one text, as in parallel sampling and beam search. The scheduler uses neither.
         """
         child.block_table = [self._share(block) for block in seq.block_table]
         child.block_hashes = list(seq.block_hashes)
 
     def release(self, seq: Sequence) -> None:
-        """Take back all blocks of the sequence. The end of its text is forgotten first, its beginning last."""
+        """Free all blocks of the sequence, last block first, so that the start of the text is evicted last."""
         if self.shared or self._found:
             for block in reversed(seq.block_table):
                 self._drop(block)
@@ -134,7 +137,7 @@ class BlockPool:
         seq.block_table, seq.block_hashes = [], []
 
     def clear(self) -> None:
-        """Forget every prefix. ValueError while sequences own blocks."""
+        """Empty the prefix cache. ValueError while sequences own blocks."""
         if self.free_blocks < self.num_blocks:
             owned = self.num_blocks - self.free_blocks
             raise ValueError(f"requests own {owned} blocks of this pool; give each engine a pool of its own")
@@ -143,7 +146,7 @@ class BlockPool:
             known.clear()
 
     def _take(self) -> int:
-        """An unused block, at the cost of the prefix unused for longest if no other is left."""
+        """Take a free block. If only cached prefixes are left, evict the least recently used one."""
         if self._empty:
             block = self._empty.pop()
         elif self._touched < self.num_blocks:
@@ -161,7 +164,7 @@ class BlockPool:
         return block
 
     def _drop(self, block: int) -> None:
-        """Take the block out of one block table."""
+        """Remove one reference to the block; without references it is free or stays in the prefix cache."""
         if block in self.shared:
             self.shared[block] -= 1
             if self.shared[block] == 1:
@@ -172,13 +175,13 @@ class BlockPool:
             self._empty.append(block)
 
     def _forget(self, block: int) -> None:
-        """A block whose content is about to change cannot be found any more."""
+        """Remove a block from the prefix cache, because its content is about to change."""
         if (key := self._hash.pop(block, None)) is not None:
             del self._found[key]
 
 
 def hash_chain(ids: list[int], block_size: int, before: bytes = b"") -> Iterator[bytes]:
-    """A hash of 16 bytes for each full block of ids, over its tokens and the hash of what comes before it."""
+    """A 16-byte hash for each full block of ids, over its tokens and the hash of the block before it."""
     for start in range(0, len(ids) - block_size + 1, block_size):
         before = blake2b(array("q", ids[start : start + block_size]).tobytes(), key=before, digest_size=16).digest()
         yield before

@@ -1,8 +1,9 @@
-"""The scheduler (lesson 05): which sequences run in the next step, in what order, and which wait or are preempted.
+"""The scheduler (lesson 05): decides which sequences run in the next step and which wait or are preempted.
 
-It keeps three lists: waiting, running and, under static batching, held. A sequence enters when a slot and enough blocks
-are free. If a running one needs a block and none is left, the least urgent is preempted: it gives all its blocks back,
-waits again, and is recomputed later. The engine and the simulator share this; nothing here needs torch.
+It keeps three lists: waiting, running and, under static batching, held. A waiting sequence is admitted when a slot and
+enough blocks are free. If a running sequence needs a block and none is free, the least urgent one is preempted: its
+blocks are freed, it waits again, and its tokens are recomputed later. The engine and the simulator share this module;
+it needs no torch.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from lessons_lib.serving.block_pool import BlockPool
 
 @dataclass(slots=True)
 class Plan:
-    """One step. An empty plan is false: nothing can run now.
+    """The plan of one step. An empty plan is false: nothing can run now.
 
-    rows: (sequence, tokens to feed). idle: finished sequences whose slots a static batch still holds. preempted: those
-    that lost their blocks while this was planned. before: for each row whether it prefills, and its computed tokens;
-    cached_tokens: computed tokens of all running sequences. Both as they are when the step begins.
+    rows: (sequence, number of tokens to feed). idle: finished sequences whose slots a static batch still holds.
+    preempted: sequences preempted by this plan. Before the step runs: before, for each row (whether it prefills, its
+    computed tokens), and cached_tokens, the computed tokens of all running sequences.
     """
 
     rows: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -41,82 +42,84 @@ class Plan:
 
 
 class Continuous:
-    """Continuous batching, first come, first served: after every step waiting sequences take the free slots."""
+    """Continuous batching, first come, first served: after every step, waiting sequences fill the free slots."""
 
     hold = False  # whether finished sequences keep their slots until the whole batch has finished
 
     def order(self, seqs: list[Sequence], now: float) -> list[Sequence]:
-        """Most urgent first. The waiting come sorted by arrival, the running in the order they were admitted."""
+        """Sort sequences, most urgent first. `seqs`: waiting ones by arrival, or running ones by admission."""
         return seqs
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
-        """How many waiting sequences may enter now; free slots and free blocks limit it further."""
+        """Number of waiting sequences that may be admitted now. Free slots and free blocks limit it further."""
         return scheduler.max_num_seqs
 
     def over(self, scheduler: Scheduler) -> bool:
-        """Whether a held batch may end once all its sequences have finished."""
+        """Whether a held batch may end now, given that all its sequences have finished."""
         return True
 
     def wake(self, scheduler: Scheduler) -> float:
-        """Time at which `admit` may change its mind without an arrival."""
+        """Time in seconds at which `admit` may return more without a new arrival."""
         return math.inf
 
 
 class ShortestFirst(Continuous):
-    """The fewest tokens left go first, by the limit that the client sent. Long requests may starve."""
+    """Fewest remaining tokens first, by the client's max_tokens. Long requests may starve."""
 
     def order(self, seqs: list[Sequence], now: float) -> list[Sequence]:
-        """By max_tokens less the output so far, ascending."""
+        """Sort by max_tokens minus the output so far, ascending."""
         return sorted(seqs, key=lambda seq: seq.max_tokens - seq.num_output_tokens)
 
 
 @dataclass
 class Static(Continuous):
-    """Static batching: wait until all slots can be filled, then run that batch until its longest member ends.
+    """Static batching: wait until all slots can be filled, then run the batch until its longest sequence ends.
 
-    steps: a batch runs at least so many steps; with the longest output of the whole job this is the naive baseline that
-    gives every request the same length.
+    steps: minimum number of steps of a batch. Set to the longest output of the whole job, it is the naive baseline:
+    every batch takes as long as that one request.
     """
 
     steps: int = 0
     hold = True
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
-        """All slots once none is taken and enough sequences wait, or no more will come; else 0."""
+        """All slots, if all are free and enough sequences wait or no more will arrive; else 0."""
         ready = len(scheduler.waiting) >= scheduler.max_num_seqs or scheduler.closed
         return scheduler.max_num_seqs if scheduler.empty and ready else 0
 
     def over(self, scheduler: Scheduler) -> bool:
-        """Whether the batch has run `steps` steps."""
+        """Whether the batch has run at least `steps` steps."""
         return scheduler.batch_steps >= self.steps
 
 
 @dataclass
 class Dynamic(Static):
-    """Naive dynamic batching: as static, but a batch starts at the latest `window` seconds after its first arrival."""
+    """Dynamic batching: static batching in which a batch waits at most `window` seconds after its first arrival."""
 
     window: float = 0.1
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
-        """As Static, and all slots once the first in the queue has waited `window` seconds."""
+        """As in Static, but all free slots also once the first waiting sequence has waited `window` seconds."""
         due = scheduler.waiting and now >= self.wake(scheduler)
         return scheduler.max_num_seqs if scheduler.empty and due else super().admit(scheduler, now)
 
     def wake(self, scheduler: Scheduler) -> float:
-        """When the first in the queue will have waited `window` seconds; infinity without one."""
+        """Time at which the first waiting sequence will have waited `window` seconds; infinity if none waits."""
         return scheduler.waiting[0].arrival + self.window if scheduler.waiting else math.inf
 
 
 @dataclass
 class Scheduler:
-    """Picks the rows of every step. ValueError for settings that cannot work.
+    """Plans every step: the sequences that run and the number of tokens that each feeds.
 
-    max_num_seqs: sequences that run at once, at most; each has one of so many slots. max_num_batched_tokens: tokens in
-    one forward pass, at most (None: any number). chunked: a prompt may be fed in parts, so that decoding rows never
-    wait for a long one. mixed: prompts and decoding rows share a forward pass; if not, prompts go first and alone.
-    reserve: blocks taken at admission, "none" (for the prompt; more as it grows, preempting others if need be), "max"
-    (for max_tokens) or "oracle" (for the true length). watermark: share of the pool that admission leaves free.
-    num_speculative_tokens: draft tokens that a decoding row may feed beside its one.
+    max_num_seqs: maximum number of sequences that run at once, which is the number of slots.
+    max_num_batched_tokens: maximum number of tokens in one forward pass (None: no limit).
+    chunked: chunked prefill. A prompt may be fed in parts, so that decoding sequences never wait for a long one.
+    mixed: whether prompts and decoding sequences share a forward pass. If not, prompts go first, in their own pass.
+    reserve: blocks to allocate at admission: "none" (only for the prompt; more as the text grows, preempting others if
+    necessary), "max" (for max_tokens) or "oracle" (for the true length).
+    watermark: fraction of the pool that admission leaves free.
+    num_speculative_tokens: maximum number of draft tokens of a decoding sequence per step.
     """
 
     pool: BlockPool
@@ -133,28 +136,28 @@ class Scheduler:
         check_settings(self)
         self.waiting: list[Sequence] = []  # by arrival
         self.running: list[Sequence] = []  # in the order they were admitted
-        self.held: list[Sequence] = []  # finished, their slots still taken
-        self.serving = False  # whether a run uses it
-        self.closed = False  # whether no further request will come: a static batch need not wait for more
+        self.held: list[Sequence] = []  # finished, but still in their slots
+        self.serving = False  # whether a run uses this scheduler
+        self.closed = False  # whether no further request will arrive: a static batch need not wait for more
         self.batch_steps = 0  # steps since the batch was last empty
-        self._cancelled: deque[Sequence] = deque()  # to be removed before the next schedule or commit
+        self._cancelled: deque[Sequence] = deque()  # to be removed at the next schedule or commit
         self._starting = Lock()  # held while `serving` changes, or while something depends on it
         self._free_slots = list(range(self.max_num_seqs))
         self._added = 0
 
     @property
     def empty(self) -> bool:
-        """Whether no slot is taken."""
+        """Whether all slots are free."""
         return not self.running and not self.held
 
     @property
     def unfinished(self) -> int:
-        """Sequences that wait, run or hold a slot."""
+        """Number of sequences that wait, run or hold a slot."""
         return len(self.waiting) + len(self.running) + len(self.held)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Let one run use the scheduler. RuntimeError, and nothing changed, while another does, from any thread."""
+        """Reserve the scheduler for one run. RuntimeError if another run uses it, in this or another thread."""
         with self._starting:
             if self.serving:
                 raise RuntimeError("this scheduler serves another run; wait for its end or make another scheduler")
@@ -167,7 +170,10 @@ class Scheduler:
                 self._remove_cancelled()  # those cancelled after the last step
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence. ValueError if it waits or ran already, and, with it rejected, if it could never run."""
+        """Append a sequence to the waiting list. ValueError if it already waits or has run.
+
+        A sequence that could never run is rejected: it gets an `error`, and ValueError is raised.
+        """
         if seq in self.waiting:
             raise ValueError(f"Request {seq.id} waits already; queue it once.")
         if seq.status is not Status.WAITING or seq.num_computed_tokens:
@@ -180,10 +186,11 @@ class Scheduler:
         self._queue(seq)
 
     def schedule(self, now: float) -> Plan:
-        """Plan the next step, at `now` seconds. An empty plan: wait for an arrival, or until policy.wake(self)."""
+        """Plan the next step at time `now`. After an empty plan, wait for an arrival or until policy.wake(self)."""
         plan = Plan()
         self._remove_cancelled()
         self._end_batch(now)
+        # running sequences first, or, if not mixed, only when no prompt was admitted
         if self.mixed:
             self._continue(plan, now)
         self._admit(plan, now)
@@ -195,9 +202,9 @@ class Scheduler:
         return plan
 
     def commit(self, plan: Plan, committed: list[list[int]], now: float) -> list[Sequence]:
-        """Note that a step ended at `now` seconds, and free what finished sequences held -> those that finished.
+        """Record that a step ended at time `now`, and free the slots and blocks of finished sequences -> the finished.
 
-        committed: the new tokens of each row of the plan, which its sequence holds already; else ValueError.
+        committed: the new tokens of each row of the plan, already appended to its sequence.
         """
         ended = []
         self._remove_cancelled()
@@ -207,7 +214,7 @@ class Scheduler:
             seq.times.extend([now] * len(tokens))
             if seq.ids is not None:
                 self.pool.store(seq)
-            if self.num_speculative_tokens:  # give back the room of rejected draft tokens
+            if self.num_speculative_tokens:  # free the blocks of rejected draft tokens
                 self.pool.truncate(seq, self._reserved(seq, 1))
             if seq.finish_reason is not None:
                 ended.append(seq)
@@ -218,10 +225,10 @@ class Scheduler:
         return ended
 
     def cancel(self, seq: Sequence) -> None:
-        """Take a sequence out, whether it waits, runs or is yet to come; from any thread.
+        """Cancel a sequence that waits, runs or has not arrived yet. Thread-safe.
 
-        During a run this happens at the next schedule or commit, never in between, when its blocks are in use. Without
-        a run a sequence that waits or is yet to come is cancelled at once.
+        During a run it is removed at the next schedule or commit, never in between, while its blocks are in use.
+        Outside a run, a sequence that does not run is cancelled at once.
         """
         with self._starting:
             if self.serving or seq.status is Status.RUNNING:
@@ -230,7 +237,7 @@ class Scheduler:
                 self._remove(seq)
 
     def stop(self, now: float) -> None:
-        """Cancel all that run or wait and end a held batch, after a run broke off: every block is free again."""
+        """Cancel all running and waiting sequences and end a held batch, after a run failed. Frees every block."""
         for seq in [*self.running, *self.waiting]:
             self.cancel(seq)
         self._remove_cancelled()
@@ -239,11 +246,11 @@ class Scheduler:
     # Planning: continue the running, then admit the waiting.
 
     def _continue(self, plan: Plan, now: float) -> None:
-        """A row for every running sequence: one token, or the next part of its prompt."""
+        """Add a row for each running sequence: a decode step, or the next chunk of its prompt."""
         left = self._budget(plan)
         order = list(self.policy.order(self.running, now))
         if self.chunked:
-            order.sort(key=lambda seq: seq.prefilling)  # decoding rows first: prompts get what they leave
+            order.sort(key=lambda seq: seq.prefilling)  # decode steps first: prompt chunks get the rest of the budget
         for seq in order:
             tokens = self._tokens(seq, left)
             if seq.status is Status.RUNNING and tokens and self._secure(seq, tokens, plan, now):
@@ -251,7 +258,10 @@ class Scheduler:
                 left -= tokens
 
     def _secure(self, seq: Sequence, tokens: int, plan: Plan, now: float) -> bool:
-        """Get blocks for the next tokens, preempting the least urgent; False if that is the sequence itself."""
+        """Allocate blocks for the next tokens, preempting the least urgent sequences as long as none is free.
+
+        Returns False if the sequence itself was preempted.
+        """
         while not self.pool.allocate(seq, seq.num_computed_tokens + tokens):
             victim = self.policy.order(self.running, now)[-1]
             plan.rows = [row for row in plan.rows if row[0] is not victim]
@@ -264,7 +274,7 @@ class Scheduler:
         return True
 
     def _admit(self, plan: Plan, now: float) -> None:
-        """Let waiting sequences in, in order. One that does not fit keeps those after it waiting: nobody starves."""
+        """Admit waiting sequences in order. The first that does not fit blocks those after it, so that none starves."""
         count = min(self.policy.admit(self, now), len(self._free_slots)) if self._free_slots and self.waiting else 0
         if count > 0:
             for seq in list(self.policy.order(self.waiting, now)[:count]):
@@ -272,6 +282,7 @@ class Scheduler:
                     break
 
     def _enter(self, seq: Sequence, plan: Plan, now: float) -> bool:
+        # take the blocks: first a cached prefix, then new ones; undo both if they do not fit
         seq.num_computed_tokens = self.pool.match(seq)
         tokens = self._tokens(seq, self._budget(plan))
         spare = int(self.watermark * self.pool.num_blocks) if self.running else 0
@@ -279,6 +290,7 @@ class Scheduler:
             self.pool.release(seq)
             seq.num_computed_tokens = 0
             return False
+        # take a slot and run
         if self.empty:
             self.batch_steps = 0
         seq.status, seq.slot = Status.RUNNING, heapq.heappop(self._free_slots)
@@ -290,19 +302,20 @@ class Scheduler:
         return True
 
     def _tokens(self, seq: Sequence, left: float) -> int:
-        """Tokens the sequence feeds in this step, with `left` of the budget; 0 if none."""
+        """Number of tokens to feed in this step, given `left` tokens of the budget; 0 if they do not fit."""
         wanted = seq.num_uncomputed_tokens if seq.prefilling else 1 + self.num_speculative_tokens
         return int(min(wanted, left)) if self.chunked or wanted <= left else 0
 
     def _budget(self, plan: Plan) -> float:
-        """Tokens that this forward pass may still take."""
+        """Tokens that may still be added to this forward pass."""
         most = self.max_num_batched_tokens
         return math.inf if most is None else most - sum(n for _, n in plan.rows)
 
     def _reserved(self, seq: Sequence, tokens: int) -> int:
-        """Tokens to own blocks for, about to feed so many: the whole text, also if only a part of it is fed now.
+        """Number of tokens to allocate blocks for when `tokens` are about to be fed.
 
-        Where the whole length is reserved, the last step's draft tokens have their room, too.
+        This is the whole text even if only a chunk of it is fed now. With reserve "max" or "oracle" it is the final
+        length, plus the draft tokens of the last step.
         """
         most = {"max": seq.max_tokens, "oracle": seq.length}.get(self.reserve)
         outputs = seq.num_output_tokens + 1 if most is None else most + self.num_speculative_tokens
@@ -311,7 +324,7 @@ class Scheduler:
     def _queue(self, seq: Sequence) -> None:
         insort(self.waiting, seq, key=lambda seq: (seq.arrival, seq.turn))
 
-    # Leaving: finished, preempted, cancelled, or with a static batch.
+    # Leaving: a sequence finishes, is preempted or is cancelled, or its static batch ends.
 
     def _finish(self, seq: Sequence, now: float) -> None:
         seq.status, seq.finished = Status.FINISHED, now
@@ -330,7 +343,7 @@ class Scheduler:
         heapq.heappush(self._free_slots, seq.slot)
 
     def _end_batch(self, now: float) -> None:
-        """Once a held batch has run to its end, its sequences leave together."""
+        """Release all sequences of a held batch together once it may end."""
         if self.held and not self.running and self.policy.over(self):
             self._dismiss(now)
 
@@ -354,7 +367,7 @@ class Scheduler:
 
 
 def check_settings(scheduler: Scheduler) -> None:
-    """ValueError, saying what to do, for settings that cannot work."""
+    """Raise ValueError for settings that cannot work."""
     if scheduler.max_num_seqs < 1:
         raise ValueError(f"max_num_seqs must be at least 1, not {scheduler.max_num_seqs}.")
     if scheduler.reserve not in ("none", "max", "oracle"):
@@ -369,13 +382,13 @@ def check_settings(scheduler: Scheduler) -> None:
 
 
 def impossible(scheduler: Scheduler, seq: Sequence) -> str | None:
-    """Why a sequence could never run to its end, or None."""
+    """The reason why a sequence could never run to its end, or None if it can."""
     pool, budget = scheduler.pool, scheduler.max_num_batched_tokens
     longest = cached_tokens(seq.prompt_length, seq.max_tokens)
     need, room = longest + scheduler.num_speculative_tokens, pool.num_blocks * pool.block_size
     if need > room:
         return f"prompt and output need {need} cached tokens, the pool has room for {room}."
-    at_once = longest if scheduler.reserve == "none" else seq.prompt_length  # a preempted one is fed whole again
+    at_once = longest if scheduler.reserve == "none" else seq.prompt_length  # preempted: also refeeds its output
     if budget is not None and not scheduler.chunked and at_once > budget:
         return f"up to {at_once} tokens at once, max_num_batched_tokens is {budget}; set chunked=True."
     return None
