@@ -1,7 +1,7 @@
-"""A sequence (lessons 01, 05): one text in the making, from its prompt to its last token.
+"""A sequence (lessons 01, 05): the state of one text from its prompt to its last generated token.
 
-`generate` makes one and repeats the decoding step on it. The engine makes many, and its scheduler decides which run in
-each step. The simulator schedules them too, and needs only their lengths. Nothing here needs torch.
+`generate` makes one sequence and repeats the decoding step on it. The engine makes many, and its scheduler decides
+which of them run in each step. The simulator schedules them as well, but needs only their lengths. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Status(Enum):
-    """Where a sequence stands. A preempted one waits again."""
+    """State of a sequence. A preempted sequence is WAITING again."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -38,10 +38,10 @@ class Status(Enum):
 
 @dataclass
 class StoppingCriteria:
-    """What ends a text before its last token.
+    """Conditions that end a sequence before its maximal length.
 
-    min_new_tokens: no end token counts before so many. eos: the end tokens. stop: the new text and its stop texts,
-    given every new token once; None without stop texts.
+    min_new_tokens: EOS tokens up to this number of new tokens are ignored. eos: the EOS tokens. stop: detects stop
+    texts in the generated text; None without stop texts.
     """
 
     min_new_tokens: int = 0
@@ -49,7 +49,7 @@ class StoppingCriteria:
     stop: StoppedText | None = None
 
     def reason(self, token: int, count: int) -> str | None:
-        """Why the text ends with this token, the `count`-th new one: "eos", "stop", or None if it goes on."""
+        """Finish reason at this token, the `count`-th new one: "eos", "stop" or None. Call it once for every token."""
         if self.stop:
             self.stop.add(token)
         if token in self.eos and count > self.min_new_tokens:
@@ -59,13 +59,13 @@ class StoppingCriteria:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """A prompt, the output that follows it, and all that its next step needs.
+    """A prompt, its output so far, and the state that the next step needs.
 
-    prompt_length: tokens of the prompt, taken from `ids` where those are given. output_length: output tokens there will
-    be, which only the simulator and an oracle know. max_tokens: the limit that every policy may see (None:
-    output_length). ids: prompt and output tokens; None where only lengths matter, as in most simulations. reply: the
-    output that the simulator gives it. priority: for policies that look at it, smaller is more urgent. Times are
-    seconds on the clock of the run.
+    prompt_length: number of prompt tokens, by default len(ids). output_length: number of output tokens it will get; in
+    a simulation only the simulator and oracle policies know it. max_tokens: the limit known to every policy (None:
+    output_length). ids: prompt and output tokens; None in simulations that need only lengths. reply: output tokens
+    that the simulator assigns. priority: smaller is more urgent, for policies that use it. Times are in seconds on the
+    clock of the run.
     """
 
     id: int | str = 0
@@ -81,28 +81,28 @@ class Sequence:
     num_computed_tokens: int = 0  # tokens whose keys and values are cached
     finish_reason: str | None = None  # "eos", "stop" or "length"
     status: Status = Status.WAITING
-    error: str | None = None  # why it failed or was rejected
+    error: str | None = None  # reason for a failure or rejection
 
-    # Decoding: what `generate.ready` gives it.
+    # Decoding: set by `generate.ready`.
     cache: Cache | None = None
     proposer: Proposer | None = None
     acceptance: Acceptance | None = None
     generator: torch.Generator | None = None
     stopping: StoppingCriteria | None = None
-    context: int | None = None  # positions of the target
+    context: int | None = None  # context length of the target
     on_tokens: Callable[[list[int]], None] | None = None  # called with the new tokens of every step
-    tree: DraftTree | None = None  # of the step at hand; None while its pass does not reach the newest token
-    stats: list[StepStats] = field(default_factory=list)  # one a forward pass
+    tree: DraftTree | None = None  # draft of the current step; None if its pass ends before the last committed token
+    stats: list[StepStats] = field(default_factory=list)  # one per forward pass
 
-    # Serving: kept by the scheduler and its block pool.
-    num_scheduled_tokens: int | None = None  # may be fed in this step, draft tokens included; None: any number
+    # Serving: set by the scheduler and its block pool.
+    num_scheduled_tokens: int | None = None  # limit of this step, draft tokens included; None: no limit
     block_table: list[int] = field(default_factory=list)  # its KV cache blocks, in order
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full ones that its block pool knows
-    slot: int | None = None
-    turn: int = 0  # order among those that arrived together, given by the scheduler
-    admitted: float | None = None  # when it first ran
-    finished: float | None = None  # when it left; under static batching with its batch
-    times: list[float] = field(default_factory=list)  # one per output token
+    block_hashes: list[bytes] = field(default_factory=list)  # hashes of its full blocks, for the prefix cache
+    slot: int | None = None  # its place in the running batch
+    turn: int = 0  # the scheduler's tie-break between sequences with the same arrival time
+    admitted: float | None = None  # time it first ran
+    finished: float | None = None  # time it left; under static batching, together with its batch
+    times: list[float] = field(default_factory=list)  # time of every output token
     reused: int = 0  # prompt tokens found in the prefix cache, summed over admissions
     preemptions: int = 0
 
@@ -120,17 +120,17 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Output tokens it gets, unless a text ends earlier."""
+        """Maximal number of output tokens; stopping criteria may end the sequence earlier."""
         return min(self.output_length, self.max_tokens)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far, prompt and output: P + n."""
+        """Number of tokens so far, prompt and output."""
         return self.prompt_length + self.num_output_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens the cache does not hold yet: 1 while decoding, the rest of the prompt before that."""
+        """Number of tokens not yet in the cache: the rest of the prompt during prefill, 1 during decoding."""
         return self.prompt_length + self.num_output_tokens - self.num_computed_tokens
 
     @property
@@ -145,19 +145,19 @@ class Sequence:
 
     @property
     def uncomputed_ids(self) -> list[int]:
-        """The tokens to feed in this step before any draft: all that are uncomputed, or as many as are scheduled."""
+        """The uncomputed tokens of this step, without the draft: all of them, or as many as are scheduled."""
         start = self.num_computed_tokens
         return self.ids[start : None if self.num_scheduled_tokens is None else start + self.num_scheduled_tokens]
 
     @property
     def prefilling(self) -> bool:
-        """Whether the next forward pass works on the prompt, or recomputes the text after a preemption."""
+        """Whether the next forward pass computes the prompt, or recomputes the sequence after a preemption."""
         return self.num_output_tokens == 0 or self.num_uncomputed_tokens > 1
 
     def commit(self, fed: int, tokens: list[int]) -> None:
-        """Count a step that fed `fed` tokens and gave these new ones: none from a part of a prompt, else at least one.
+        """Update the state after a pass over `fed` tokens. tokens: the new ones; none from a part of a prompt.
 
-        Afterwards all but the newest token are computed; entries of rejected draft tokens are dropped.
+        With new tokens, all but the newest one count as computed: rejected draft tokens are no longer in the cache.
         """
         if not tokens:
             self.num_computed_tokens += fed
@@ -170,16 +170,16 @@ class Sequence:
             self.finish_reason = "length"
 
     def restart(self) -> None:
-        """Wait again after a preemption: keys and values are lost, the output so far is recomputed with the prompt."""
+        """Reset the state after a preemption: the KV cache is lost; prompt and output so far are computed again."""
         self.status, self.slot, self.num_computed_tokens = Status.WAITING, None, 0
         self.preemptions += 1
 
     def timeline(self) -> Timeline:
-        """Arrival and token times, from which measure.clock takes TTFT, ITL, TPOT and the end-to-end latency."""
+        """Arrival and token times, from which measure.clock derives TTFT, ITL, TPOT and the end-to-end latency."""
         return Timeline(self.arrival, self.times)
 
     def fresh(self) -> Sequence:
-        """The same request, not served yet: for the next run of a workload."""
+        """A copy that has not been served yet, for the next run of a workload."""
         ids = None if self.ids is None else self.prompt_ids
         return Sequence(
             self.id, self.arrival, self.prompt_length, self.output_length, self.max_tokens, ids, self.reply,
