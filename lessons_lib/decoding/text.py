@@ -1,7 +1,7 @@
-"""Text in and out (lesson 01): a prompt becomes token ids; tokens become text as they are generated, up to a stop text.
+"""Text in and out (lesson 01): encode a prompt, decode tokens as they are generated, cut the text at a stop text.
 
-Decoding the whole text anew for every token takes time that grows with the square of its length. A `Detokenizer`
-decodes only the last few tokens: some whose text is known, as context, and the new ones after them.
+Decoding the whole text again for every new token takes quadratic time. A `Detokenizer` decodes only the last few
+tokens: some that were decoded before, as context, and the new ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,21 +13,21 @@ from torch import Tensor
 from lessons_lib.decoding.proposers import whole
 
 Prompt = str | Sequence[int] | Tensor | np.ndarray | Mapping[str, Sequence[int] | Tensor] | Sequence[dict[str, str]]
-UNREADABLE = "\ufffd"  # what bytes decode to that are no whole character
-PATIENCE = 32  # tokens without text, or with an incomplete character at the end, after which it waits no longer
+UNREADABLE = "\ufffd"  # the replacement character, to which the bytes of an incomplete character decode
+PATIENCE = 32  # a Detokenizer holds back an incomplete character for at most this many tokens
 
 
 def encode(target, prompt: Prompt) -> list[int]:
-    """Text, ids (T) or (1, T), what a tokenizer returns for one text, or messages -> T token ids.
+    """Convert a prompt to T token ids. prompt: text, ids (T) or (1, T), a tokenizer's output for one text, or messages.
 
-    Raises ValueError if there are none, if one is not in the vocabulary, and for messages without a chat template;
-    TypeError for text or messages without a tokenizer, for several prompts, and for anything else.
+    Raises ValueError if the prompt is empty, has ids outside the vocabulary, or has messages but there is no chat
+    template; TypeError for several prompts, other types, and text or messages without a tokenizer.
     """
     if isinstance(prompt, str):
         ids = _tokenizer(target)(prompt).input_ids
     elif isinstance(prompt, Mapping) and "input_ids" in prompt:
         ids = token_ids(prompt["input_ids"])
-        if "attention_mask" in prompt:  # 0 marks padding
+        if "attention_mask" in prompt:  # drop padding, marked by 0
             ids = [token for token, real in zip(ids, one_row(prompt["attention_mask"]), strict=True) if real]
     elif isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) for m in prompt):
         ids = _chat_ids(target, list(prompt))
@@ -41,7 +41,10 @@ def encode(target, prompt: Prompt) -> list[int]:
 
 
 def token_ids(prompt: Sequence[int] | Tensor | np.ndarray) -> list[int]:
-    """(T) or (1, T) -> T ids, unchecked. TypeError for anything but integers, and for several rows."""
+    """Ids (T) or (1, T) as a list of T integers, not checked against the vocabulary.
+
+    Raises TypeError for other values and for several prompts.
+    """
     row = one_row(prompt)
     wrong = [token for token in row if not whole(token)]
     if wrong and isinstance(wrong[0], str | Sequence | Mapping):
@@ -52,10 +55,8 @@ def token_ids(prompt: Sequence[int] | Tensor | np.ndarray) -> list[int]:
 
 
 def one_row(values: Sequence | Tensor | np.ndarray) -> list:
-    """(T) or (1, T), tensors or arrays at either level -> T values of any kind; several rows stay as they are.
-
-    TypeError for what is no sequence.
-    """
+    """Values (T) or (1, T) as a list of T values. Several rows are returned unchanged. Raises TypeError if not a
+    sequence, tensor or array."""
     if isinstance(values, Tensor | np.ndarray):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, bytes | bytearray | memoryview):
@@ -80,16 +81,16 @@ def _chat_ids(target, messages: list[Mapping]) -> list[int]:
 
 
 def kind(value) -> str:
-    """What an argument is, for error messages."""
+    """The type of an argument, or the class if it is one, for error messages."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 class Detokenizer:
-    """Decodes tokens one at a time. Text that it has returned never changes, whatever tokens follow.
+    """Decodes tokens one at a time. Text that was returned never changes, whatever tokens follow.
 
-    A token's text depends on the tokens before it: a space at the beginning of a text is dropped, a character may have
-    its bytes in several tokens. transformers' clean-up of spaces is left out, since it rewrites text already shown.
-    TypeError without a tokenizer.
+    The text of a token depends on the tokens before it: a space at the beginning of a text is dropped, and the bytes
+    of one character may be spread over several tokens. The clean-up of spaces in transformers is switched off, because
+    it changes text that was already shown.
     """
 
     def __init__(self, tokenizer, skip_special_tokens: bool = True):
@@ -98,19 +99,21 @@ class Detokenizer:
         self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         if getattr(tokenizer, "clean_up_tokenization_spaces", False):
             self._decode = partial(self._decode, clean_up_tokenization_spaces=False)
-        self._ids: list[int] = []  # the context, then the tokens since
-        self._context = 0  # tokens of the context
-        self._text = ""  # the text of them all
-        self._returned = 0  # how many characters of it were returned
+        self._ids: list[int] = []  # the context, then the new tokens
+        self._context = 0  # number of tokens in the context
+        self._text = ""  # the decoded text of _ids
+        self._returned = 0  # number of characters of _text that were returned
 
     def add(self, token: int) -> str:
-        """-> the text that this token makes certain: all but an incomplete character at the end."""
+        """Add a token -> the new text that later tokens cannot change: all but an incomplete character at the end."""
+        # Decode the context and the new tokens
         self._ids.append(token)
         text = self._decode(self._ids)
         complete, late = not text.endswith(UNREADABLE), len(self._ids) - self._context > PATIENCE
         if complete and text == self._text and (text or late):
-            self._ids.pop()  # a token without text: a special token, or an id that the tokenizer does not know
+            self._ids.pop()  # no text: a special token, or an id unknown to the tokenizer
             return ""
+        # Return the complete characters that were not returned before
         self._text = text
         certain = text if late else text.rstrip(UNREADABLE)
         new = certain[self._returned :]
@@ -120,11 +123,11 @@ class Detokenizer:
         return new
 
     def rest(self) -> str:
-        """What is left at the end of the text: an incomplete character, as its replacement."""
+        """The text held back at the end: an incomplete character, as the replacement character."""
         return self._text[self._returned :]
 
     def _move_context(self) -> None:
-        """The tokens since the context become the context, once they have text of their own."""
+        """Make the new tokens the context, if they decode to any text by themselves."""
         newest = self._ids[self._context :]
         if text := self._decode(newest):
             self._ids, self._context = newest, len(newest)
@@ -132,11 +135,10 @@ class Detokenizer:
 
 
 class StoppedText:
-    """The text of tokens that come one at a time, up to the first stop text. ended: whether one is complete.
+    """Decodes tokens one at a time, up to the first stop text. ended: whether a stop text is complete.
 
-    A stop text is looked for in the text as it is shown, without special tokens. One that names a special token, such
-    as "<|im_end|>" or "Yes<|im_end|>", is looked for in the text with special tokens.
-    TypeError for stop texts that are no text, and without a tokenizer; ValueError for an empty one.
+    Stop texts are searched in the text without special tokens. A stop text that contains a special token, such as
+    "<|im_end|>" or "Yes<|im_end|>", is searched in the text with special tokens.
     """
 
     def __init__(self, tokenizer, stop: str | Sequence[str] | None = None):
@@ -144,44 +146,48 @@ class StoppedText:
         self._text, self._full_text = Detokenizer(tokenizer), Detokenizer(tokenizer, skip_special_tokens=False)
         added = getattr(tokenizer, "added_tokens_decoder", {}).values() if stops else ()
         self._special = [token.content for token in added if token.special]
-        # a stop text that names special tokens -> what is shown of it
+        # stop text that contains special tokens -> the same text without them
         self._named = {text: shown for text in stops if (shown := without(text, self._special)) != text}
         self._stops = [text for text in stops if text not in self._named]
-        self._tail = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop text
-        self._certain: list[str] = []  # the pieces that were returned
+        self._tail = max(map(len, stops), default=1) - 1  # characters held back: the beginning of a stop text perhaps
+        self._certain: list[str] = []  # the pieces returned so far
         self._held = self._full = ""
         self.ended = False
 
     @property
     def text(self) -> str:
-        """The text so far, should no token follow."""
+        """The whole text, if no further token follows."""
         return "".join(self._certain) + self.rest()
 
     def add(self, token: int) -> str:
-        """-> the text that is certain to stay: without a stop text, and without what may be the beginning of one."""
+        """Add a token -> the new text before a stop text, except an ending that may be the beginning of a stop text."""
         if self.ended:
             return ""
+        # Search the text held back for stop texts
         self._held += self._text.add(token)
         ends = [self._held.find(text) for text in self._stops if text in self._held]
         if self._named:
             ends += self._ends_at_special_tokens(token)
         self.ended = bool(ends)
+        # Return the text before the first stop text, or all but the last _tail characters
         certain = min(ends) if ends else max(0, len(self._held) - self._tail)
         new, self._held = self._held[:certain], self._held[certain:]
         self._certain.append(new)
         return new
 
     def rest(self) -> str:
-        """What is left at the end of the text, should no token follow; nothing behind a stop text."""
+        """The text held back, if no further token follows. Empty after a stop text."""
         return "" if self.ended else self._held + self._text.rest()
 
     def _ends_at_special_tokens(self, token: int) -> list[int]:
-        """Where the text held back ends for each stop text that names special tokens and is complete."""
+        """For each complete stop text that contains special tokens, the index in _held at which the text ends."""
+        # The text with special tokens, as far back as a stop text may begin
         full = self._full + self._full_text.add(token)
         self._full = full[max(0, len(full) - self._tail) :]
         at = []
         for text, shown in self._named.items():
             if text in full:
+                # Find the stop text in _held: count the characters after it, which both texts share, from the end
                 behind = without(full[full.find(text) + len(text) :], self._special)
                 end = max(0, len(self._held) - len(behind))
                 start = self._held.rfind(shown, 0, end)
@@ -190,7 +196,7 @@ class StoppedText:
 
 
 def as_texts(stop: str | Sequence[str] | None) -> list[str]:
-    """None, one text or several -> a list. TypeError for anything else, ValueError for an empty text."""
+    """Convert None, one text or several to a list. Raises TypeError for other types, ValueError for an empty text."""
     texts = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"stop must be a text or a list of texts, not {stop!r}")
@@ -209,8 +215,8 @@ def without(text: str, parts: Sequence[str]) -> str:
 class TextStream:
     """Prints text as it is generated: `generate(..., on_tokens=TextStream(model.tokenizer))`.
 
-    write: where the text goes (None prints it). stop: the stop texts that `generate` is given; they are never shown.
-    Together the pieces are Output.text. A token costs the same however long the text is. TypeError without a tokenizer.
+    write: called with every piece of text; None prints it. stop: the same stop texts as passed to `generate`; they are
+    not shown. All pieces together equal Output.text. The cost per token does not grow with the text.
     """
 
     def __init__(
@@ -224,11 +230,11 @@ class TextStream:
         self._text = self._new_text()
 
     def __call__(self, tokens: Sequence[int]) -> None:
-        """Write what these tokens make certain: no character that is incomplete, no beginning of a stop text."""
+        """Write the new text, except an incomplete character or a possible beginning of a stop text at its end."""
         self._show("".join(map(self._text.add, tokens)))
 
     def end(self) -> None:
-        """Write what was held back, an incomplete character as its replacement; `generate` calls it at the end."""
+        """Write the text held back and start a new text. `generate` calls it after the last step."""
         self._show(self._text.rest())
         self._text = self._new_text()
 
