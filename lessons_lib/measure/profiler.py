@@ -1,8 +1,8 @@
-"""What a clock does not show: a step's time by kernel (lesson 03), its memory (04, 10), and compiled graphs (03).
+"""Profiling: the time of a step by kernel (lesson 03), its memory (lessons 04, 10), and compiled graphs (03).
 
-torch's profiler says what each operator and each compiled kernel takes itself; its own cost falls on what lies
-between them. So a whole step is timed without it, and the rest is what the named parts leave over. Memory is as
-torch's allocators see it: what lives at once, what stays.
+torch's profiler reports the time of each operator and compiled kernel itself; its own overhead falls between them. So
+the whole step is timed without the profiler, and what the named parts do not cover is "the rest". Memory is counted at
+torch's allocators: the peak, and what stays allocated.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages w
 
 # --- Time
 
-# What torch, MKL, oneDNN and the compiler's templates call the kernels of a decode step.
+# Kernel names in a decode step, from torch, MKL, oneDNN and the compiler's templates.
 PARTS = {
-    "one kernel": r"softmax.*silu|silu.*softmax",  # compiled: products, attention and all else of a layer at once
+    "one kernel": r"softmax.*silu|silu.*softmax",  # compiled: a whole layer in one kernel
     "matrix products": r"gemm|matmul|int8pack_mm|::(add|b)?mm$|_linear|gemv|cutlass|nvjet",
     "attention": r"scaled_dot_product|softmax|flash|fmha",
     "launch": r"CompiledFxGraph|Torch-Compiled Region|TorchDynamo|Runtime Wrapper|Pregraph",  # Python around a graph
@@ -41,13 +41,13 @@ def taken_apart(
     launch: float | None = None,
     parts: Mapping[str, str] = PARTS,
 ) -> dict[str, float]:
-    """Seconds of a step by part, medians over `runs`: {"matrix products": ..., "attention": ..., "the rest": ...}.
+    """Split the time of a step into parts, medians over `runs`: {"matrix products": ..., ..., "the rest": ...} seconds.
 
-    Parts that take no time are left out, the rest is always there. A compiled kernel counts whole, with what the
-    compiler fused into it. The rest: norms, positions, sampling, and starting all of them. launch: seconds of the
-    rest that an eager step spends on starting its operators, which is all of it in a twin too narrow for anything
-    else to count; a part of its own then. Around a compiled graph it is Python, which the profiler names.
-    parts: as of `grouped`. IndexError for no runs; errors of step come through.
+    Parts without time are left out; the rest is always present. A compiled kernel counts as a whole, with everything
+    that the compiler fused into it. The rest: norms, positions, sampling, and launching all of them. launch: seconds
+    that an eager step spends on launching its operators, measured on a twin too narrow for anything else to count; it
+    then becomes a part of its own. For a compiled graph the launch part is the Python around it, which the profiler
+    names. parts: see `grouped`.
     """
     whole = clock.timed(step, device, repeats=runs).median
     profiles = [grouped(kernel_times(step, device), parts) for _ in range(runs)]
@@ -60,10 +60,7 @@ def taken_apart(
 
 
 def kernel_times(fn: Callable[[], Any], device: Any = "cpu") -> dict[str, float]:
-    """Seconds that each operator or kernel itself takes in one run of fn, on the device where it runs.
-
-    Errors of fn come through.
-    """
+    """Seconds of each operator or kernel itself in one run of fn, on the device where it runs."""
     from torch.profiler import ProfilerActivity, profile
 
     on_cpu = str(device) == "cpu"
@@ -75,9 +72,9 @@ def kernel_times(fn: Callable[[], Any], device: Any = "cpu") -> dict[str, float]
 
 
 def grouped(times: Mapping[str, float], parts: Mapping[str, str] = PARTS) -> dict[str, float]:
-    """Sums of kernel times by part; kernels that no expression matches are left out.
+    """Sum kernel times by part; kernels that match no pattern are left out.
 
-    parts: name -> regular expression of kernel names, the first that matches counts; re.error for one that is none.
+    parts: name -> regular expression for kernel names; the first match counts.
 
     >>> grouped({"aten::mm": 2.0, "aten::addmm": 1.0, "aten::add": 5.0})
     {'one kernel': 0.0, 'matrix products': 3.0, 'attention': 0.0, 'launch': 0.0}
@@ -94,17 +91,16 @@ def grouped(times: Mapping[str, float], parts: Mapping[str, str] = PARTS) -> dic
 
 
 def peak_bytes(fn: Callable[[], Any], device: Any = "cpu") -> int:
-    """Most bytes that one run of fn held at once beyond what was there before; its result counts too.
+    """Peak memory of one run of fn in bytes, beyond what was allocated before; its result counts too.
 
-    CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's profiler records, what a
-    kernel takes for itself included (unless it goes past torch's allocator). ValueError for other devices; errors of
-    fn come through.
+    CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's profiler records, including a
+    kernel's temporary buffers (unless they bypass torch's allocator). Other devices raise ValueError.
     """
     return _on_cuda(fn, device) if _cpu_or_cuda(device) == "cuda" else highest(_allocations(fn))
 
 
 def bytes_left(make: Callable[[], Any], device: Any = "cpu") -> int:
-    """Bytes that what `make` gives holds, beyond what was there before. Errors as `peak_bytes`."""
+    """Bytes that the result of `make` occupies, beyond what was allocated before. CPU and CUDA, like `peak_bytes`."""
     if _cpu_or_cuda(device) == "cpu":
         return sum(_allocations(make))
     clock.sync(device)
@@ -116,8 +112,11 @@ def bytes_left(make: Callable[[], Any], device: Any = "cpu") -> int:
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system where the C library keeps it: glibc does with pieces below 32 MB, and rounding
-    one model after another (lesson 10) leaves gigabytes of them. Nothing where there is no such call."""
+    """Return freed memory to the operating system where the C library keeps it.
+
+    glibc keeps pieces below 32 MB, and rounding one model after another (lesson 10) leaves gigabytes of them. Does
+    nothing where there is no such call.
+    """
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):  # other C libraries, macOS, Windows
@@ -126,8 +125,10 @@ def trim_heap() -> None:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Spare all that exists by now Python's garbage collector, which else looks through the objects of torch and its
-    like again and again. A program that has frozen something itself is left alone."""
+    """Exclude all existing objects from Python's garbage collection, which would scan torch's objects again and again.
+
+    Does nothing if the program has frozen objects itself.
+    """
     ours = not gc.get_freeze_count()
     if ours:
         gc.freeze()
@@ -146,7 +147,7 @@ def _cpu_or_cuda(device: Any) -> str:
 
 
 def highest(changes: list[int]) -> int:
-    """Bytes: the highest sum that a row of changes reaches, [4, 8, -4, 2] -> 12. What was there before stays."""
+    """The highest partial sum of a list of changes in bytes: [4, 8, -4, 2] -> 12."""
     now = most = 0
     for change in changes:
         now += change
@@ -165,7 +166,7 @@ def _on_cuda(fn: Callable[[], Any], device: Any) -> int:
 
 
 def _allocations(fn: Callable[[], Any]) -> list[int]:
-    """Bytes taken (positive) and given back (negative) while fn runs, in order."""
+    """Bytes allocated (positive) and released (negative) while fn runs, in order."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
@@ -180,17 +181,17 @@ def _allocations(fn: Callable[[], Any]) -> list[int]:
 
 @dataclass(frozen=True)
 class Graphs:
-    """Graphs that were captured, and graph breaks: places where the compiler gave up and Python went on."""
+    """Number of captured graphs and of graph breaks (places where the compiler gave up and Python continued)."""
 
     graphs: int
     breaks: int
 
 
 def count_graphs(function: Callable[[], Any]) -> Graphs:
-    """Run function in a compiler that has forgotten all earlier work. Steps compiled before compile again later.
+    """Count the graphs and graph breaks of `function`, with all earlier compilations discarded.
 
-    With torch.compile(..., backend="eager") counting takes no longer than capturing: no machine code is made. Errors of
-    function come through.
+    Steps that were compiled before compile again later. With torch.compile(..., backend="eager") no machine code is
+    generated, so counting takes no longer than capturing.
     """
     import torch._dynamo
     from torch._dynamo.utils import counters

@@ -1,9 +1,9 @@
-"""What rounding costs in quality (lesson 10): perplexity of a text, and whether greedy tokens stay the same.
+"""What rounding costs in quality (lesson 10): perplexity of a text, and agreement of greedy tokens.
 
-A text is cut into windows that do not overlap, each read in one forward pass from its first token on, so that the first
-token of a window is only read and the others are predicted: window - 1 of them, fewer in the last. A token's negative
-log-likelihood (nll) is in nats, in float64, whatever the logits are in. Compared are readings of one text, token by
-token: what a window adds to one it mostly adds to the other, so paired differences tell far more than two perplexities.
+A text is cut into windows that do not overlap. One forward pass processes each window and predicts every token of it
+but the first. A token's negative log-likelihood (nll) is in nats, computed in float64 whatever the dtype of the logits.
+Two models are compared token by token on the same text: most variation between windows affects both alike, so paired
+differences are much more precise than two separate perplexities.
 Windows as in GPTQ's evaluation (Frantar et al. 2022, https://github.com/IST-DASLab/gptq).
 """
 
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WINDOW = 512  # tokens read together; 2,048 is usual in papers, and gives lower perplexities
-CHUNK = 64  # rows of logits that are in float64 at a time
-Logits = Callable[[list[int]], Tensor]  # T ids -> (T, V) what is said after each of them
+WINDOW = 512  # tokens per window; 2,048 is usual in papers and lowers the perplexity
+CHUNK = 64  # rows of logits converted to float64 at a time
+Logits = Callable[[list[int]], Tensor]  # ids (T,) -> logits (T, V)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One model along one text, a tensor (n,) for each window: nll of its tokens, and the token that was likeliest.
+    """Evaluation of one model on one text: for each window a tensor (n,) of nll, and one of argmax tokens (`best`).
 
-    divergence: KL(p || q) in nats for each token, p of the model read beside this one; empty without.
+    divergence: KL(p || q) in nats per token, where p belongs to the reference model of `read`; empty without one.
     """
 
     nll: tuple[Tensor, ...]
@@ -32,22 +32,22 @@ class Reading:
 
     @property
     def tokens(self) -> int:
-        """How many tokens were predicted."""
+        """Number of predicted tokens."""
         return sum(map(len, self.nll))
 
     @property
     def mean(self) -> float:
-        """Mean nll of a token in nats."""
+        """Mean nll per token in nats."""
         return float(torch.cat(self.nll).mean())
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean nll: as many equally likely tokens would be as hard to predict."""
+        """exp of the mean nll: the number of equally likely tokens that would be as hard to predict."""
         return math.exp(self.mean)
 
     @property
     def mean_divergence(self) -> float:
-        """Mean KL(p || q) of a token. ValueError if nothing was read beside."""
+        """Mean KL(p || q) per token. Raises ValueError if the text was read without a reference model."""
         if not self.divergence:
             raise ValueError("nothing was read beside this; pass beside=... to read")
         return float(torch.cat(self.divergence).mean())
@@ -55,7 +55,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Change:
-    """Perplexity over another one's of the same text, and its 95 % interval from the spread between windows."""
+    """Ratio of two perplexities of the same text, with its 95% interval from the spread between windows."""
 
     value: float
     low: float
@@ -63,10 +63,7 @@ class Change:
 
 
 def windows(ids: Sequence[int], window: int = WINDOW) -> list[list[int]]:
-    """ids -> pieces of `window` tokens; the last is shorter, and left out if nothing of it is predicted.
-
-    ValueError for a window of 0.
-    """
+    """Cut ids into windows of `window` tokens. The last may be shorter; it is dropped if it predicts no token."""
     pieces = [list(ids[start : start + window]) for start in range(0, len(ids), window)]
     return [piece for piece in pieces if len(piece) > 1]
 
@@ -75,11 +72,11 @@ def windows(ids: Sequence[int], window: int = WINDOW) -> list[list[int]]:
 def read(
     logits: Logits, ids: Sequence[int], window: int = WINDOW, beside: Logits | None = None, among: Tensor | None = None
 ) -> Reading:
-    """How a model finds a text. beside: the model whose distribution this one's divergence is from.
+    """Evaluate a model on a text. beside: a reference model, for the divergence.
 
-    among (V,) bool: tokens that count, such as those that a trimmed head scores; others are read, but not asked for.
-    ValueError for texts of less than two tokens, windows below 2, logits that are not (T, V) or are NaN, ids beyond
-    V, tokens that count and got no probability, and where no token counts.
+    among (V,) bool: tokens that count, such as the vocabulary of a trimmed head; the others are context only. Raises
+    ValueError for a text without a token that counts, a token that counts but has probability 0, and logits that are
+    NaN or not (T, V).
     """
     if window < 2 or len(ids) < 2:
         raise ValueError(f"a window predicts all tokens but its first: {len(ids)} ids in windows of {window} are none")
@@ -91,10 +88,10 @@ def read(
 
 
 def ratio(reading: Reading, reference: Reading) -> Change:
-    """Perplexity of `reading` over that of `reference`. ValueError for readings of different texts.
+    """Perplexity of `reading` over that of `reference`, which must be of the same text.
 
-    The interval takes windows as drawn at random: 1.96 standard errors of the mean paired difference. With one window
-    there is none: it spans everything.
+    The interval treats windows as random draws: 1.96 standard errors of the mean paired difference. With one window no
+    interval is known, and it spans everything.
     """
     differences = [(a - b).sum() for a, b in _paired(reading.nll, reference.nll)]
     counts = torch.tensor([float(len(part)) for part in reading.nll], dtype=torch.float64)
@@ -108,16 +105,13 @@ def ratio(reading: Reading, reference: Reading) -> Change:
 
 
 def agreement(reading: Reading, reference: Reading) -> float:
-    """Share of places where both find the same token likeliest: what greedy decoding would choose after this text.
-
-    ValueError for readings of different texts.
-    """
+    """Share of positions at which two readings of the same text have the same argmax token."""
     same = [(a == b).double() for a, b in _paired(reading.best, reference.best)]
     return float(torch.cat(same).mean())
 
 
 def _read(logits: Logits, ids: list[int], beside: Logits | None, among: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """nll, likeliest token and divergence (or nothing) of the tokens of one window that count."""
+    """nll, argmax token and divergence (or an empty tensor) of the counted tokens of one window."""
     said = _checked(logits(ids), ids)[:-1]
     other = None if beside is None else _checked(beside(ids), ids)[:-1]
     next_ids = torch.tensor(ids[1:], device=said.device)
@@ -138,7 +132,7 @@ def _nll(said: Tensor, next_ids: Tensor) -> Tensor:
 
 
 def _divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) of each row of logits in nats, float64; a token that p excludes adds nothing."""
+    """KL(p || q) in nats of each row of logits, in float64. A token with p = 0 adds nothing."""
     p, q = p.double().log_softmax(-1), q.double().log_softmax(-1)
     return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(-1)
 
@@ -168,10 +162,11 @@ def _paired(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> list[tuple[
 
 
 def chi_square(seen: Tensor, distribution: Tensor) -> tuple[float, float]:
-    """seen: counts, law: their expected shares, sum 1, tensors of one shape, any -> (statistic, chance).
+    """Pearson's chi-square test of counts against a distribution -> (statistic, p-value).
 
-    chance: probability of a statistic at least as large if the counts follow the law. Reliable where some five of each
-    are expected. ValueError if something was seen that the law rules out, or if shapes differ.
+    seen: counts; distribution: expected shares that sum to 1; both of one shape. The p-value is the probability of a
+    statistic at least as large if the counts follow the distribution. It is reliable where about five of each are
+    expected. Raises ValueError if something was counted whose probability is 0.
     """
     if seen.shape != distribution.shape:
         raise ValueError(f"counts of shape {tuple(seen.shape)} do not fit a law of shape {tuple(distribution.shape)}")

@@ -1,10 +1,10 @@
-"""Results (every lesson): what was predicted, measured, compared and published, as one record and its tables.
+"""Results (every lesson): predicted, measured, peer and published values in one record, and the tables made of them.
 
 A lesson's results are its scorecard: `show` publishes them, `collect` reads them from executed notebooks. A claim is a
-result with a name and a bar set beforehand; claims are measured by the benches and kept in bench/results/claims.json.
-A claim below its bar stays, and says so. A partial run replaces only its own rows; a quick run never overwrites a full
-one. Names keep their meaning once given. Standard library alone, so that README can be written before anything else is
-imported.
+result with a name and a bar that was set beforehand; the benches measure claims and store them in
+bench/results/claims.json. A claim that misses its bar stays in the file and is marked. A partial run replaces only its
+own rows, and a quick run never overwrites a full one. Names never change their meaning. This module imports only the
+standard library and the tables, so that the README can be written without torch.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ if TYPE_CHECKING:
     from lessons_lib.measure.clock import Ratio
 
 MIME = "application/vnd.lessons-lib.scores+json"
-WITHIN = 0.25  # of the prediction
+WITHIN = 0.25  # a prediction counts as right within this relative error
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 NUMBERS = ("predicted", "measured", "limit", "peer", "published", "low", "high")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One result. Numbers are in `unit`; None or NaN: not measured, or nothing to say.
+    """One result. Numbers are in `unit`; None or NaN means not measured or not applicable.
 
     limit: the physical limit (of a time: cost.limit). peer: the official implementation (peer_name), measured in the
-    same run. published: somebody's number, from `source`. low, high: the 95 % interval of `measured`. bar: what a claim
-    was to reach, such as ">= 2.0", over its `baseline`. host: what it was measured on, where that is another machine
-    than the file's. TypeError for what is no number.
+    same run. published: a published number, from `source`. low, high: 95% interval of `measured`. bar: the claim's
+    target, such as ">= 2.0", over its `baseline`. host: the machine, if it differs from the file's.
     """
 
     lesson: str
@@ -64,19 +63,19 @@ class Result:
 
     def __post_init__(self):
         for name in NUMBERS:
-            value = getattr(self, name)  # NumPy and torch scalars become floats, which JSON can hold
+            value = getattr(self, name)  # JSON needs plain floats, not NumPy or torch scalars
             object.__setattr__(self, name, None if value is None or math.isnan(value) else _plain(value))
 
     @property
     def ratio(self) -> float | None:
-        """measured / predicted, None if either is missing or the prediction is 0."""
+        """measured / predicted; None if either is missing or the prediction is 0."""
         if self.measured is None or not self.predicted:
             return None
         return self.measured / self.predicted
 
     @property
     def verdict(self) -> str:
-        """'within 25%' if |measured/predicted - 1| <= 0.25, else how far off; '' without both numbers."""
+        """'within 25%' if |measured/predicted - 1| <= 0.25, else the relative error; '' without both numbers."""
         if self.ratio is None:
             return "within 25%" if self.measured == self.predicted == 0 else ""
         error = self.ratio - 1
@@ -84,20 +83,20 @@ class Result:
 
     @property
     def holds(self) -> bool | None:
-        """Whether `measured` meets the bar; None without one of both. The interval does not matter."""
+        """Whether `measured` meets the bar, regardless of the interval; None if one of them is missing."""
         return holds(self.measured, self.bar)
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON holds it, with what follows from it."""
+        """All fields and derived values, ready for JSON."""
         return asdict(self) | {"ratio": self.ratio, "verdict": self.verdict, "holds": self.holds}
 
     def row(self) -> dict[str, Any]:
-        """What is known of it, as JSON holds it."""
+        """The fields that are set, ready for JSON."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "", False)}
 
 
 def from_row(row: dict[str, Any]) -> Result:
-    """A Result from one JSON row; fields of newer versions are ignored. TypeError without lesson and claim."""
+    """A Result from one JSON row; unknown fields (of newer versions) are ignored."""
     known = {field.name for field in fields(Result)}
     return Result(**{name: value for name, value in row.items() if name in known})
 
@@ -106,7 +105,7 @@ def _plain(value: Any) -> int | float:
     return value if type(value) in (int, float) else float(value)
 
 
-# --- The scorecard of lessons
+# --- The lessons' scorecard
 
 SCORECARD = ("lesson", "claim", "predicted", "measured", "ratio", "peer in the run", "published", "limit", "verdict")
 EXPLAINED = (
@@ -117,10 +116,10 @@ EXPLAINED = (
 
 
 def show(results: Sequence[Result]) -> None:
-    """Publish results from a lesson: in a notebook a table with the rows as data for `collect`, else text."""
+    """Publish a lesson's results: in a notebook an HTML table with its rows as data for `collect`, else plain text."""
     cells = [scorecard_cells(result) for result in results]
     printed = summary(results) + "\n" + tables.text(SCORECARD, cells)
-    ipython = sys.modules.get("IPython")  # not imported: then this is no notebook
+    ipython = sys.modules.get("IPython")  # if not imported, this is no notebook
     shell = ipython.get_ipython() if ipython else None
     if shell is None or not hasattr(shell, "kernel"):
         print(printed)
@@ -131,10 +130,7 @@ def show(results: Sequence[Result]) -> None:
 
 
 def collect(notebooks: Iterable[str | Path]) -> list[Result]:
-    """What `show` left in executed notebooks; a later row of the same lesson and claim replaces one.
-
-    OSError for a notebook that cannot be read, ValueError for what is no JSON; TypeError as `from_row`.
-    """
+    """Read the results that `show` stored in executed notebooks. For the same lesson and claim the last row counts."""
     found: dict[tuple[str, str], Result] = {}
     for path in notebooks:
         notebook = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -146,7 +142,7 @@ def collect(notebooks: Iterable[str | Path]) -> list[Result]:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """One line: how many results, how many of them predicted within 25 %, how many not measured."""
+    """One line: number of results, of predictions within 25%, and of results not measured."""
     judged = [result for result in results if result.verdict]
     good = sum(result.verdict == "within 25%" for result in judged)
     line = f"{len(results)} claims: {good} of {len(judged)} predictions within 25%"
@@ -155,7 +151,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def scorecard_cells(result: Result) -> list[str]:
-    """The cells of its row under SCORECARD."""
+    """The cells of one result under SCORECARD."""
 
     def amount(value: float | None, missing: str = "-") -> str:
         return missing if value is None else f"{tables.number(value)} {result.unit}".strip()
@@ -173,10 +169,9 @@ def scorecard_cells(result: Result) -> list[str]:
 def write_scorecard(
     results: Sequence[Result], folder: str | Path, machine: str = "", claims: Sequence[Result] = ()
 ) -> list[Path]:
-    """Write scorecard.html (self-contained), .md and .json into folder; gives their paths.
+    """Write scorecard.html (self-contained), .md and .json into folder; returns their paths.
 
-    machine: a line saying where this was measured. claims: for a second table. OSError for a folder that cannot be
-    written.
+    machine: a line that describes where this was measured. claims: results for a second table.
     """
     parts: list[str | tables.Table] = [
         summary(results),
@@ -217,9 +212,9 @@ def holds(value: float | None, bar: str) -> bool | None:
 def make_claim(
     claim: str, measured: Ratio | float | None, bar: str = "", baseline: str = "", unit: str = "x", note: str = ""
 ) -> Result:
-    """A claim dated today. measured: a Ratio, or one number; None and NaN: not measured.
+    """A claim dated today. measured: a Ratio or one number; None and NaN mean not measured.
 
-    baseline names target, dtype and state of what is compared with. ValueError for a bar that cannot be read.
+    baseline: target, dtype and state of the thing compared with.
     """
     holds(None, bar)
     value, interval = getattr(measured, "value", measured), {}
@@ -230,18 +225,18 @@ def make_claim(
 
 
 def load(path: str | Path) -> list[Result]:
-    """The rows of a claims file; none if there is no file. Raises ValueError for a file that is damaged."""
+    """Read a claims file; empty if there is no file. Raises ValueError if the file is damaged."""
     return [_from_file(row) for row in _read(Path(path)).get("rows", [])]
 
 
 def update(
     path: str | Path, claims: Sequence[Result], quick: bool = False, host: Any = None, versions: Any = None
 ) -> list[Result]:
-    """Write claims into a file, which is replaced in one move; gives all rows that it then holds.
+    """Merge claims into a file, which is replaced atomically; returns all rows of the new file.
 
-    Other claims' rows stay as they are. With quick=True the rows are marked quick, and those whose claim has
-    a full row already are dropped. host, versions: of this run; they become the file's if no row of another machine
-    stays, else the new rows name their host. One without a value replaces none that has one. Errors as `load`.
+    Rows of other claims stay as they are. With quick=True the new rows are marked quick and never replace a full row. A
+    row without a value never replaces one with a value. host, versions: of this run. They become the file's if no row
+    of another machine remains; otherwise the new rows name their host. Raises ValueError if the file is damaged.
     """
     path = Path(path)
     old = _read(path)
@@ -262,7 +257,7 @@ def update(
 
 
 def described(host: Any) -> str:
-    """A host in a few words, by what decides about speed."""
+    """A host in a few words: processor, instructions, cores, device."""
     if not isinstance(host, dict):
         return host or ""
     parts = [host.get("cpu"), host.get("instructions"), f"{host.get('cores')} cores"]
@@ -270,18 +265,18 @@ def described(host: Any) -> str:
 
 
 def short_of_bar(claims: Sequence[Result]) -> list[Result]:
-    """The claims that fall short of their bar, and those with a bar but without a value."""
+    """The claims with a bar that miss it or have no value."""
     return [claim for claim in claims if claim.bar and not claim.holds]
 
 
 def claim_table(claims: Sequence[Result], columns: Sequence[str] = CLAIMS) -> str:
-    """The claims as a Markdown table, of these columns. ValueError for one that is none of CLAIMS."""
+    """The claims as a Markdown table with these columns of CLAIMS."""
     chosen = [CLAIMS.index(column) for column in columns]
     return tables.markdown(columns, [[line[i] for i in chosen] for line in claim_cells(claims)])
 
 
 def claim_cells(claims: Sequence[Result]) -> list[list[str]]:
-    """The cells of claims under CLAIMS."""
+    """The cells of claims under CLAIMS, a row for each."""
     said = {True: "yes", False: "NO", None: "-"}
     lines = []
     for row in claims:
@@ -294,7 +289,7 @@ def claim_cells(claims: Sequence[Result]) -> list[list[str]]:
 
 
 def _as_fine_as(bar: str, value: float) -> str:
-    """One decimal more than a bar of three or more has ('<= 1.005' -> '1.0018'), which decide; else three digits."""
+    """Format with one decimal more than a bar of three or more ('<= 1.005' -> '1.0018'), else with three digits."""
     decimals = len(bar.partition(".")[2])
     return f"{value:.{decimals + 1}f}" if decimals > 2 else tables.number(value)
 
@@ -324,7 +319,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     os.replace(unfinished, path)
 
 
-# --- What each technique is worth: its claims beside what was counted, predicted and published
+# --- One row per technique: its claims beside counted, predicted and published values
 
 TECHNIQUES = (
     "technique", "answers counted", "tokens per pass", "speedup", "over", "predicted", "over its peer", "published",
@@ -335,7 +330,7 @@ VICUNA = "Spec-Bench, Vicuna-7B, one A100, batch 1"
 
 def _technique(name: str, claim: str, over: str, peer: str = "", peer_name: str = "", published: float | None = None,
                source: str = "") -> tuple[Result, str, str]:  # fmt: skip
-    """(what is known beforehand, the claim of its speed over `over`, the claim of its speed over its peer)."""
+    """(fixed facts, key of the claim of its speed over `over`, key of the claim of its speed over its peer)."""
     return Result("", name, baseline=over, peer_name=peer_name, published=published, source=source), claim, peer
 
 
@@ -391,19 +386,13 @@ KNOWN = (
 
 
 def technique_cells(results: Path) -> list[list[str]]:
-    """A row under TECHNIQUES for every technique whose speed was measured. results: the folder of claims.json.
-
-    ValueError for a file there that is damaged.
-    """
+    """A row under TECHNIQUES for every technique whose speed was measured. results: the folder of claims.json."""
     known = {claim.claim: claim for claim in load(results / "claims.json") if claim.measured is not None}
     return [_technique_row(*of, known, results) for of in KNOWN if of[1] in known]
 
 
 def write_benchmarks(results: Path, path: Path) -> Path:
-    """Both tables, techniques and claims, as one self-contained HTML page, and as Markdown beside it; gives its path.
-
-    ValueError as `technique_cells`.
-    """
+    """Write the tables of techniques and claims as self-contained HTML and as Markdown; returns the HTML path."""
     claims = (CLAIMS, claim_cells(load(results / "claims.json")))
     return tables.write_page(
         path, "Benchmarks", ["Techniques:", (TECHNIQUES, technique_cells(results)), "Claims:", claims]
@@ -425,14 +414,14 @@ def _times(value: float | None, name: str = "") -> str:
 def _technique_row(of: Result, speed: str, peer: str, known: dict[str, Result], results: Path) -> list[str]:
     raw_file, claim = results / f"{speed.replace('/', '-')}.json", known[speed]
     raw = json.loads(raw_file.read_text(encoding="utf-8")) if raw_file.exists() else {}
-    kinds = [row["category"] for row in raw.get("questions", []) if "short" not in row]  # too short to count
+    kinds = [row["category"] for row in raw.get("questions", []) if "short" not in row]  # too short: not counted
     tau = raw.get("tokens_per_pass")
-    tau = mean(tau.values()) if isinstance(tau, dict) else tau  # of several kinds of text
+    tau = mean(tau.values()) if isinstance(tau, dict) else tau  # mean over several kinds of text
     return [
         of.claim,
         f"{len(kinds)}: {', '.join(dict.fromkeys(kinds))}" if kinds else "-",
         "-" if tau is None else tables.number(tau),
-        _times(raw["speed"][0] if "speed" in raw else claim.measured),  # some claims count forward passes
+        _times(raw["speed"][0] if "speed" in raw else claim.measured),  # some claims count forward passes instead
         "; ".join(filter(None, [of.baseline, claim.host and f"on {claim.host}"])),
         _times(raw.get("predicted")),
         _times(known[peer].measured, of.peer_name) if peer in known else "-",

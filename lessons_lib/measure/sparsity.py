@@ -1,7 +1,8 @@
-"""How many numbers of a row matter, and what skipping the others can gain at most (lesson 12).
+"""Effective sparsity (lesson 12): how many entries of a row matter, and the most that skipping the others can gain.
 
-A row holds n weights that are at least 0 and sum to 1, as attention's; `allowed` (bool, broadcast to the rows) says
-which of them exist: what a causal mask hides is no sparsity. Results have one number a row, in float64.
+A row holds n weights that are at least 0 and sum to 1, such as attention weights. `allowed` (bool, broadcast to the
+rows) marks the entries that exist: those hidden by a causal mask do not count as sparsity. Results are float64, one
+value per row.
 Sources: mass kept by the largest, Liu et al. 2023 (Deja Vu, arXiv 2310.17157) and Sun et al. 2024 (TriForce, arXiv
 2404.11912); gate first, Lee et al. 2024 (CATS, arXiv 2404.08763); inputs, Liu et al. 2024 (TEAL, arXiv 2408.14690).
 """
@@ -13,42 +14,42 @@ from torch import Tensor
 
 from lessons_lib.measure.config import ModelConfig
 
-ROUNDING = 1e-9  # sums of weights may fall short of a mass by so much
+ROUNDING = 1e-9  # tolerance when sums of weights are compared with a mass
 KNOWN = ("mlp", "gate first", "intermediate", "inputs")
 
 
 def share_below(weights: Tensor, threshold: float, allowed: Tensor | None = None) -> Tensor:
-    """T_eps: share of a row's weights below a fixed threshold, (..., n) -> (...). ValueError for what is no row."""
+    """T_eps: share of a row's weights below a fixed threshold, (..., n) -> (...)."""
     w, allowed, n = rows(weights, allowed)
     return ((w < threshold) & allowed).sum(-1) / n.double()
 
 
 def share_below_uniform(weights: Tensor, tau: float, allowed: Tensor | None = None) -> Tensor:
-    """R_tau: share of a row's weights below tau times the average one, 1/n. ValueError for what is no row."""
+    """R_tau: share of a row's weights below tau times the average weight 1/n."""
     w, allowed, n = rows(weights, allowed)
     return ((w < tau / n[..., None].double()) & allowed).sum(-1) / n.double()
 
 
 def kept_count(weights: Tensor, mass: float, allowed: Tensor | None = None) -> Tensor:
-    """k: how many of the largest weights it takes to hold `mass` of a row, int64. ValueError for what is no row."""
+    """k: number of largest weights needed to hold `mass` of a row, int64."""
     w, _, n = rows(weights, allowed)
     held = w.sort(-1, descending=True).values.cumsum(-1)
     return torch.minimum((held < mass - ROUNDING).sum(-1) + 1, n)
 
 
 def mass_sparsity(weights: Tensor, eps: float, allowed: Tensor | None = None) -> Tensor:
-    """M_eps = 1 - k/n: share of a row that can go if eps of its mass may go with it. ValueError for what is no row."""
+    """M_eps = 1 - k/n: share of a row that can be dropped if at most eps of its mass may be lost."""
     return 1 - kept_count(weights, 1 - eps, allowed) / rows(weights, allowed)[2].double()
 
 
 def top_mass(weights: Tensor, share: float, allowed: Tensor | None = None) -> Tensor:
-    """Mass that the largest `share` of a row's weights hold, at least one. ValueError for what is no row or share."""
+    """Mass held by the largest `share` of a row's weights, at least one weight."""
     w, allowed, _ = rows(weights, allowed)
     return (w * highest(w, share, allowed)).sum(-1)
 
 
 def effective_count(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """exp(entropy): as many equal weights would spread as wide. ValueError for what is no row."""
+    """exp(entropy): the number of equal weights with the same entropy."""
     w, _, _ = rows(weights, allowed)
     return torch.special.entr(w).sum(-1).exp()
 
@@ -56,17 +57,17 @@ def effective_count(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
 def mass_sparsity_of_normal(std: float, eps: float) -> float:
     """M_eps of a very long softmax row whose logits are normal with standard deviation `std`: Phi(std - z(1 - eps)).
 
-    The largest share x of log-normal weights holds the mass Phi(std + z(x)). std 0 is uniform: M_eps = eps. ValueError
-    for an eps that does not lie between 0 and 1.
+    The largest share x of log-normal weights holds the mass Phi(std + z(x)). std 0 is uniform: M_eps = eps. Needs 0 <
+    eps < 1.
     """
     normal = NormalDist()
     return normal.cdf(std - normal.inv_cdf(1 - eps))
 
 
 def without_first(weights: Tensor, sinks: int, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The rows without their first `sinks` entries, scaled to sum to 1 again, and which of them are allowed.
+    """Drop the first `sinks` entries of each row and rescale to sum 1 -> (weights, allowed), each (..., n - sinks).
 
-    weights (..., n) -> (..., n - sinks), twice. A row with nothing left becomes NaN. ValueError for what is no row.
+    A row with nothing left becomes NaN.
     """
     w, allowed, _ = rows(weights, allowed)
     w, allowed = w[..., sinks:], allowed[..., sinks:]
@@ -74,10 +75,7 @@ def without_first(weights: Tensor, sinks: int, allowed: Tensor | None = None) ->
 
 
 def highest(scores: Tensor, share: float, allowed: Tensor) -> Tensor:
-    """Which allowed entries of each row are among its ceil(share n) highest scores, at least one: bool (..., n).
-
-    ValueError for a share outside 0 to 1.
-    """
+    """Mask (..., n) of the ceil(share n) highest scores among the allowed entries of each row, at least one."""
     if not 0 <= share <= 1:
         raise ValueError(f"A share of a row is kept, from 0 to 1, not {share}.")
     keep = (share * allowed.sum(-1, keepdim=True).double() - ROUNDING).ceil().clamp(min=1)
@@ -87,10 +85,7 @@ def highest(scores: Tensor, share: float, allowed: Tensor) -> Tensor:
 
 
 def threshold(values: Tensor, sparsity: float) -> float:
-    """t such that a share `sparsity` of |values|, of any shape, is at most t; 0 for none.
-
-    ValueError for no values, and no share of 0 to below 1.
-    """
+    """t such that a share `sparsity` of |values| (any shape) is at most t; 0 for a sparsity of 0."""
     if not 0 <= sparsity < 1 or not values.numel():
         raise ValueError(f"Some values and a sparsity from 0 to below 1 make a threshold, not {sparsity}.")
     rank = round(sparsity * values.numel())
@@ -98,10 +93,9 @@ def threshold(values: Tensor, sparsity: float) -> float:
 
 
 def rows(weights: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Checked: weights (..., n) in float64 with 0 where not allowed, allowed (..., n) for all, and n (...) of each row.
+    """Check rows -> weights (..., n) in float64, 0 where not allowed; allowed (..., n); entries n (...) of each row.
 
-    ValueError for whole numbers, no entry, NaN or negative weights, and sums over allowed entries other than 1.
-    RuntimeError of torch for an `allowed` that does not broadcast to the rows.
+    Raises ValueError for NaN or negative weights, and for sums over allowed entries other than 1.
     """
     if not weights.is_floating_point() or not weights.dim() or not weights.numel():
         raise ValueError(f"Rows of weights are floats (..., n) with n > 0, not {weights.dtype} {tuple(weights.shape)}.")
@@ -113,12 +107,11 @@ def rows(weights: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def skippable(shape: ModelConfig, known: str = "mlp") -> float:
-    """Share of the weights that a step multiplies, out of which a sparsity S need not be read.
+    """Share of a decode step's weights of which a fraction S can be skipped, given sparsity S.
 
-    known: "mlp", active neurons are known beforehand; "gate first", from the gate, which is read whole;
-    "intermediate", from the vector that W_down reads, so that only W_down skips; "inputs", every matrix of the layers
-    skips the columns of its input's zeros. The head is always read. ValueError for others, and for a gate that the
-    model does not have.
+    known: what is known in advance. "mlp": the active neurons; "gate first": the gate's output, so the gate is read
+    whole; "intermediate": the input of W_down, so that only W_down skips; "inputs": zeros in the input of every matrix
+    of the layers, which skips those columns. The head is always read whole. "gate first" needs a gated MLP.
     """
     possible = [name for name in KNOWN if name != "gate first" or shape.gated]
     if known not in possible:
@@ -130,21 +123,18 @@ def skippable(shape: ModelConfig, known: str = "mlp") -> float:
 
 
 def attention_share(shape: ModelConfig, cached: int) -> float:
-    """Share of a decode step's bytes that are keys and values of `cached` tokens, if both have the weights' format."""
+    """Share of a decode step's bytes that are keys and values of `cached` tokens; cache and weights of one dtype."""
     cache = shape.kv_elements(cached)
     return cache / (cache + shape.weights)
 
 
 def speedup(share: float, sparsity: float) -> float:
-    """Amdahl (1967): times as fast if `sparsity` of a `share` of the time is skipped, 1 / (1 - share sparsity).
-
-    ValueError outside 0 to 1, and where nothing is left to do.
-    """
+    """Amdahl's law (1967): speedup if `sparsity` of a `share` of the time is skipped, 1 / (1 - share sparsity)."""
     if not (0 <= share <= 1 and 0 <= sparsity <= 1) or share * sparsity == 1:
         raise ValueError(f"Share and sparsity are from 0 to 1 and leave something to do, not {share} and {sparsity}.")
     return 1 / (1 - share * sparsity)
 
 
 def union(sparsity: float, width: int) -> float:
-    """Share that at least one of `width` rows needs if each skips `sparsity` on its own: 1 - S^w."""
+    """Share needed by at least one of `width` tokens with independent patterns of sparsity S: 1 - S^w."""
     return 1 - sparsity**width

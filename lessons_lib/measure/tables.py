@@ -1,7 +1,4 @@
-"""Tables as plain text, Markdown or HTML (every lesson): what results and this machine are shown in.
-
-Every row has as many cells as there are headings.
-"""
+"""Tables as plain text, Markdown or HTML (every lesson). Every row has as many cells as there are headings."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 Cells = Sequence[Sequence[str]]
 Table = tuple[Sequence[str], Cells]
 
-# Only the text colour's own shades: legible on a light and on a dark page.
+# A half-transparent grey is legible on a light and on a dark page.
 RULE = "border-bottom:1px solid rgba(128,128,128,.4);padding:.3em .7em;text-align:left;vertical-align:top"
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -32,14 +29,14 @@ max-width: 90em; padding: 0 1em }}</style>
 
 
 def number(value: float) -> str:
-    """Three digits that matter: 134479872 -> '134,479,872', 0.01234 -> '0.0123'."""
+    """Format a number with three significant digits: 134479872 -> '134,479,872', 0.01234 -> '0.0123'."""
     if value == 0 or abs(value) >= 100 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def text(headings: Sequence[str], rows: Cells) -> str:
-    """Columns lined up with spaces. IndexError for a row with too few cells, ValueError for one with too many."""
+    """Plain-text table with aligned columns."""
     lines = [list(headings), *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines)
@@ -53,7 +50,7 @@ def markdown(headings: Sequence[str], rows: Cells) -> str:
 
 
 def html(headings: Sequence[str], rows: Cells) -> str:
-    """A table that scrolls sideways on a narrow screen; styles inline, since notebooks drop style sheets."""
+    """A table that scrolls sideways on a narrow screen. Styles are inline, since notebooks drop style sheets."""
     head = "".join(f'<th scope="col" style="{RULE}">{escape(h)}</th>' for h in headings)
     cells = ("".join(f'<td style="{RULE}">{escape(c)}</td>' for c in row) for row in rows)
     body = "".join(f"<tr>{row}</tr>\n" for row in cells)
@@ -70,7 +67,7 @@ def markdown_page(title: str, parts: Sequence[str | Table]) -> str:
 
 
 def write_page(path: Path, title: str, parts: Sequence[str | Table]) -> list[Path]:
-    """The same as one self-contained HTML page, and as Markdown beside it; gives both paths."""
+    """Write a page as self-contained HTML and as Markdown beside it; returns both paths. parts: as in markdown_page."""
     body = "\n".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else html(*part) for part in parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(PAGE.format(title=escape(title), body=body), encoding="utf-8")

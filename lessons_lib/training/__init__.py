@@ -1,12 +1,12 @@
-"""Training: a small draft distilled from a target (lesson 06), Medusa heads (lesson 09).
+"""Training: a small draft model distilled from a target (lesson 06), Medusa heads (lesson 09).
 
 `python -m lessons_lib.training` runs the recipes.
 
-prompts    what the target is asked, and what drafts and heads are measured on
-collect    the target answers the prompts, many at once, and its states are kept
-loop       what all training runs share: steps, learning rate, batches, checkpoints
-distill    a draft learns the target's distribution from the texts
-medusa     Medusa heads, trained alone or together with the model
+prompts    prompts for the target, and the questions that evaluate drafts and heads
+collect    batched generation of the target's answers, with its hidden states
+loop       shared by all training runs: steps, learning rate, batches, checkpoints
+distill    trains a draft model on the target's distribution
+medusa     trains Medusa heads, alone or together with the model
 evaluate   tokens per forward pass of drafts and heads, by replay
 """
 

@@ -2,14 +2,14 @@
 
 part            what it does
 --------------  ------------------------------------------------------------------------------------
-collect         the target answers prompts; both recipes train on these texts
-distill         trains a draft, or continues a run
-evaluate        what a run's draft, or the stored one, is worth on held-out texts
+collect         generates the target's answers to prompts; both recipes train on these texts
+distill         trains a draft model, or continues a run
+evaluate        evaluates a run's draft, or the stored one, on held-out texts
 export          stores a run's draft with the package
-bits            what drafts are worth in 2 to 8 bits, into weights/smol-draft/bits.json
+bits            evaluates drafts in 2 to 8 bits, into weights/smol-draft/bits.json
 heads           trains Medusa heads, or continues a run
 heads-joint     trains heads and model together
-heads-evaluate  what a run's heads are worth; the tree is chosen by texts that train nothing
+heads-evaluate  evaluates a run's heads; the tree is chosen on validation texts
 heads-export    stores a run's heads with the package
 
 A folder of weights also has a README.md, which is written by hand from card.json.
@@ -40,14 +40,14 @@ from lessons_lib.training.loop import TrainingRun, folder_of
 from lessons_lib.training.medusa import HeadsRecipe, JointRecipe, judge, split
 
 TARGET, DRAFT, HEADS = "smollm2-135m", "smol-draft", "smol-medusa"
-USED = "int8-weight-only"  # the weights that a draft is used with
+USED = "int8-weight-only"  # dtype in which a draft is used
 JOINT = "smol-medusa-joint"
-NODES = 16  # of the tree that heads are judged by; lesson 09 chooses by the machine's width curve
-LOOKED_AT = 24  # held-back texts that a joint run looks at
+NODES = 16  # nodes of the tree for evaluation; lesson 09 chooses by the machine's width curve
+LOOKED_AT = 24  # validation texts of a joint run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one part of the recipes -> exit status: 2 and a sentence for a ValueError or a model that cannot be had."""
+    """Run one part of the recipes and return the exit status: 2, with a message, if input or model are invalid."""
     options = parser().parse_args(arguments)
     try:
         COMMANDS[options.command](options)
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parts and their options."""
+    """Command-line parser of all parts."""
     top = argparse.ArgumentParser(prog="python -m lessons_lib.training")
     parts = top.add_subparsers(dest="command", required=True, metavar="PART")
 
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_training(parts, name: str, recipe: type, said: str) -> None:
-    """A command that trains by a recipe of this type, whose fields are options."""
+    """Add a training command whose options are the fields of the recipe."""
     part = parts.add_parser(name, help=f"{said}; resumable")
     part.add_argument("--run", default="default", help="name of this training run")
     part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
@@ -97,13 +97,13 @@ def add_training(parts, name: str, recipe: type, said: str) -> None:
 
 
 def recipe_of(options: argparse.Namespace, recipe: type):
-    """The recipe of this type that the options spell."""
+    """Build a recipe from the command-line options."""
     spelt = {field.name: getattr(options, field.name) for field in fields(recipe)}
     return recipe(**{name: tuple(value) if isinstance(value, list) else value for name, value in spelt.items()})
 
 
 def run_collect(options: argparse.Namespace) -> None:
-    """The target writes; what it wrote lies in the cache."""
+    """Generate the target's answers into the cache folder."""
     if options.held_out:
         chosen, longest, sampled = prompts.held_out(), prompts.LONGEST_HELD_OUT, 0
     elif options.prompts:
@@ -117,11 +117,11 @@ def run_collect(options: argparse.Namespace) -> None:
     print(f"{count} texts in {into}")
 
 
-# the draft
+# --- The draft
 
 
 def run_distill(options: argparse.Namespace) -> None:
-    """Train a run, or continue it; matmuls in bf16 where the device computes in it."""
+    """Train a draft, or continue a run; matmuls in bf16 where the device has native bf16."""
     recipe, folder = recipe_of(options, distill.Recipe), folder_of(DRAFT, options.run)
     device, dtype = pick(options.device, "auto")
     texts = collect.training_texts()
@@ -130,12 +130,12 @@ def run_distill(options: argparse.Namespace) -> None:
 
 
 def report(run: TrainingRun, folder: Path) -> None:
-    """How far a run is."""
+    """Print the progress of a run."""
     print(f"{run.step} of {run.recipe.steps} steps, {json.dumps(run.curve[-1])}; {folder}")
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
-    """Print what a draft is worth."""
+    """Print the evaluation of a draft."""
     if options.run:
         draft = distill.trained(target(), folder_of(DRAFT, options.run)).draft
     else:
@@ -144,7 +144,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def run_export(options: argparse.Namespace) -> None:
-    """Store a run's draft; what the card says of its worth is measured on what was stored, rounded."""
+    """Store a run's draft. Its card holds the evaluation of the stored, rounded weights."""
     texts, run = collect.held_out_texts(), distill.trained(target(), folder_of(DRAFT, options.run))
     untrained = distill.fresh(target(), run.recipe, run.draft.kept).draft
     save_draft(run.draft, options.into, TARGET)
@@ -160,13 +160,13 @@ def run_export(options: argparse.Namespace) -> None:
 
 
 def facts_of(run: TrainingRun) -> dict:
-    """What a card says of any run."""
+    """Entries of a card that any run has."""
     texts = len(collect.training_texts())
     return {"recipe": asdict(run.recipe), "steps": run.step, "hours": run.seconds / 3600, "texts": texts}
 
 
 def run_bits(options: argparse.Namespace) -> None:
-    """Store what drafts of several sizes are worth in several widths."""
+    """Evaluate drafts of several sizes in several bit widths, and store the results."""
     texts, found = collect.held_out_texts(), []
     for name in options.runs:
         run = distill.trained(target(), folder_of(DRAFT, name))
@@ -177,11 +177,11 @@ def run_bits(options: argparse.Namespace) -> None:
 
 
 def target(device: str = "cpu") -> Decoder:
-    """The target in float32, to begin drafts from."""
+    """The target in float32, from which drafts are initialised."""
     return load(TARGET, device=device, dtype="fp32").target(kind="decoder").decoder
 
 
-# Medusa heads
+# --- Medusa heads
 
 
 def run_heads(options: argparse.Namespace) -> None:
@@ -192,7 +192,7 @@ def run_heads(options: argparse.Namespace) -> None:
 
 
 def run_joint(options: argparse.Namespace) -> None:
-    """Train heads and model together; the model in float32, since its adapters learn little at a time."""
+    """Train heads and model together. The model is in float32, because its adapters change in small steps."""
     recipe, folder = recipe_of(options, JointRecipe), folder_of(JOINT, options.run)
     decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
     heads = medusa.trained(decoder.head.weight, folder_of(HEADS, recipe.start)).heads
@@ -201,12 +201,12 @@ def run_joint(options: argparse.Namespace) -> None:
 
 
 def run_heads_evaluate(options: argparse.Namespace) -> None:
-    """Print what a run's heads are worth."""
+    """Print the evaluation of a run's heads."""
     print(json.dumps(worth(medusa.trained(lm_head(), folder_of(HEADS, options.run)).heads), indent=1))
 
 
 def run_heads_export(options: argparse.Namespace) -> None:
-    """Store a run's heads; what the card says of their worth is measured on what was stored, rounded."""
+    """Store a run's heads. Their card holds the evaluation of the stored, rounded weights."""
     run = medusa.trained(lm_head(), folder_of(HEADS, options.run))
     before = worth(medusa.fresh(lm_head(), run.recipe, run.heads.kept).heads)
     save_heads(run.heads, options.into, TARGET)
@@ -218,8 +218,8 @@ def run_heads_export(options: argparse.Namespace) -> None:
 
 
 def worth(heads: MedusaHeads) -> dict:
-    """Accuracies and the best tree by held-back texts, what it promises, and what it keeps on held-out ones."""
-    heads = heads.to(heads.lm_head.dtype)  # as they decode
+    """Accuracies and the best tree on validation texts, with its predicted and its held-out tokens per pass."""
+    heads = heads.to(heads.lm_head.dtype)  # the dtype used for decoding
     accuracies = judge(heads, greedy(split(collect.training_texts())[1]))["accuracies"]
     tree = best_tree(accuracies, NODES)
     return evaluate.evaluate_heads(heads, collect.held_out_texts(), tree) | {
@@ -230,19 +230,19 @@ def worth(heads: MedusaHeads) -> dict:
 
 
 def greedy(texts: Sequence[Text]) -> list[Text]:
-    """Those that were not sampled."""
+    """The texts that were not sampled."""
     return [text for text in texts if text.temperature == 0]
 
 
 def model(device: str = "cpu") -> LanguageModel:
-    """The target in bf16 where the device computes in it, else in fp32: fp16 would lose small gradients."""
+    """The target in bf16 where the device has native bf16, else in fp32: fp16 would lose small gradients."""
     device = pick_device(device)
     fast = pick_dtype("auto", device)
     return load(TARGET, device=device, dtype=fast if fast == torch.bfloat16 else "fp32")
 
 
 def lm_head(device: str = "cpu") -> Tensor:
-    """(V, D): the model's own head, which Medusa's share."""
+    """The model's LM head (V, D), which the Medusa heads share."""
     return model(device).network.get_output_embeddings().weight
 
 

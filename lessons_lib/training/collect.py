@@ -1,13 +1,13 @@
-"""Collecting texts (lessons 06, 09): the target answers prompts, and every state that its head read is kept.
+"""Collecting texts (lessons 06, 09): batched generation of the target's answers, with the hidden state of every token.
 
-Drafts and heads train on the target's own text, since they only ever continue what the target wrote (Kim & Rush 2016,
-arXiv 1606.07947; Zhou et al. 2023, arXiv 2310.08461). States are kept instead of logits: 576 numbers of a token, of 2
-bytes in bf16, give all 49,152 logits back.
+Drafts and heads train on the target's own text, because in use they only continue such text (Kim & Rush 2016,
+arXiv 1606.07947; Zhou et al. 2023, arXiv 2310.08461). Hidden states are stored instead of logits: 576 bf16 numbers per
+token reproduce all 49,152 logits.
 
-`Writer` decodes many texts at once: a batch of rows that all take one token per forward pass, refilled as rows end.
-Each row has its own length in one large buffer, so that a pass reads the weights once for all rows and attention is
-one call; a prompt is fed alone and its entries are copied to its row. `generate` and the engine keep the states of
-scored tokens only; here those of the prompt are kept, too.
+`Writer` decodes many texts at once, a static-shape batch whose rows are refilled as texts end. Each row has its own
+length in one large buffer, so a pass reads the weights once for all rows and attention is one call. A prompt is
+prefilled alone and its cache entries are copied to its row. `generate` and the engine keep the hidden states of scored
+tokens only; here those of the prompt are kept, too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,15 +31,15 @@ from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 from lessons_lib.training.prompts import LONGEST, UserTurn
 
-SHARD = 64  # texts
-SAMPLED, TEMPERATURE = 4, 0.8  # every fourth text is sampled, so that drafts see more than the most likely one
+SHARD = 64  # --- Texts
+SAMPLED, TEMPERATURE = 4, 0.8  # every fourth text is sampled, for more variety than greedy text has
 
 
 @dataclass
 class Text:
-    """A prompt and what the target wrote: ids (T,), of which the first prompt_length are the prompt.
+    """A prompt and the target's answer: ids (T,), of which the first prompt_length are the prompt.
 
-    hidden (T - 1, D): states after the final norm; row i is what the head read to choose token i + 1.
+    hidden (T - 1, D): states after the final norm; the head computes token i + 1 from row i.
     temperature: 0 is greedy. key: kind/key of the prompt.
     """
 
@@ -51,7 +51,7 @@ class Text:
 
 
 def folder(held_out: bool = False) -> Path:
-    """Where the shards lie, beside the models in the cache."""
+    """Folder of the shards, beside the models in the cache folder."""
     return cache_dir() / "training" / "smol-draft" / ("held-out" if held_out else "texts")
 
 
@@ -65,13 +65,13 @@ def collect(
     longest: int = LONGEST,
     sampled: int = SAMPLED,
 ) -> int:
-    """Write the answers to `prompts` as shards below `into`; returns how many texts are there.
+    """Generate answers to `prompts` and write them as shards into `into`; returns the number of texts there.
 
-    Resumable: prompts that a shard answers are skipped, and the texts are those of one go, however often it was
-    stopped (except for near ties in bf16, which a batch may round differently).
+    Resumable: prompts with an answer in a shard are skipped, and the texts do not depend on interruptions (except at
+    near ties in bf16, which another batch may round differently).
 
-    texts: stop at so many. rows: texts at a time. longest: prompts of more tokens are left out. sampled: one text in
-    so many is sampled (0: all greedy).
+    texts: stop after this many. rows: batch size. longest: prompts of more tokens are left out. sampled: one text in
+    this many is sampled (0: all greedy).
     """
     into.mkdir(parents=True, exist_ok=True)
     done = {text_key for shard in shards(into) for text_key in keys(shard)}
@@ -89,7 +89,7 @@ def collect(
 
 
 def plan(target: Target, prompts: Sequence[UserTurn], sampled: int) -> Iterator[Text]:
-    """Every prompt under the chat template, as a text to be written."""
+    """A Text for every prompt under the chat template, its answer still to be generated."""
     for number, prompt in enumerate(prompts, 1):
         ids = encode(target, prompt.messages)
         temperature = TEMPERATURE if sampled and number % sampled == 0 else 0.0
@@ -102,7 +102,7 @@ def shards(where: Path) -> list[Path]:
 
 
 def save(texts: Sequence[Text], path: Path) -> None:
-    """Texts, at least one, as one file, which appears whole or not at all: ids, lengths, states (T - 1, D) of each."""
+    """Write texts (at least one) as one file, atomically: ids, lengths and states (T - 1, D) of each."""
     part = path.with_suffix(".part")
     tensors = {
         "ids": torch.tensor([token for text in texts for token in text.ids], dtype=torch.int32),
@@ -116,13 +116,13 @@ def save(texts: Sequence[Text], path: Path) -> None:
 
 
 def keys(path: Path) -> list[str]:
-    """Whose texts a shard holds."""
+    """Keys of the texts in a shard."""
     with safe_open(path, "pt") as file:
         return file.metadata()["keys"].split("\n")
 
 
 def read(path: Path) -> list[Text]:
-    """The texts of a shard, their states (T - 1, D)."""
+    """Read the texts of a shard with their states (T - 1, D)."""
     with safe_open(path, "pt") as file:
         lengths, prompts = file.get_tensor("lengths").tolist(), file.get_tensor("prompt_lengths").tolist()
         ids = [part.tolist() for part in file.get_tensor("ids").split(lengths)]
@@ -132,9 +132,9 @@ def read(path: Path) -> list[Text]:
 
 
 def read_all(where: Path) -> list[Text]:
-    """The texts of all shards of a folder by their keys: training must not depend on when collecting was cut short.
+    """Read the texts of all shards of a folder, sorted by key: training must not depend on the order of collecting.
 
-    ValueError if there are none.
+    Raises ValueError if there are none.
     """
     texts = [text for shard in shards(where) for text in read(shard)]
     if not texts:
@@ -143,19 +143,20 @@ def read_all(where: Path) -> list[Text]:
 
 
 def training_texts() -> list[Text]:
-    """All that was written to train on. ValueError if there are none."""
+    """All texts for training. Raises ValueError if there are none."""
     return read_all(folder())
 
 
 def held_out_texts() -> list[Text]:
-    """All that was written to judge by (`collect --held-out`). ValueError if there are none."""
+    """All texts for evaluation (`collect --held-out`). Raises ValueError if there are none."""
     return read_all(folder(held_out=True))
 
 
 def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> torch.Tensor:
-    """The tokens (kept,) that texts use most, prompts too, since answers quote them, ascending.
+    """The `kept` most frequent tokens of the texts, prompts included (answers quote them), in ascending order.
 
-    Where texts know too few: those with the lowest ids, which the tokenizer merged first because they are frequent.
+    If the texts have too few different tokens, the lowest ids fill up: the tokenizer merged them first, so they are
+    frequent.
     """
     tokens = torch.tensor([token for text in texts for token in text.ids])
     order = torch.bincount(tokens, minlength=vocab_size).argsort(descending=True, stable=True)
@@ -163,19 +164,19 @@ def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> torch.Tensor:
 
 
 def batches(items: Iterable[Text], size: int) -> Iterator[list[Text]]:
-    """Lists of `size` items (at least 1), the last one perhaps shorter."""
+    """Lists of `size` items; the last one may be shorter."""
     items = iter(items)
     while batch := list(islice(items, size)):
         yield batch
 
 
-# many texts at once
+# --- Batched generation
 
 
 class RowsCache:
-    """Keys and values of `rows` texts, (rows, H_kv, capacity, d) per layer, each row with its own length.
+    """KV cache of a batch of `rows` texts, (rows, H_kv, capacity, d) per layer; each row has its own length.
 
-    capacity: tokens that a row holds at most; IndexError for one more.
+    capacity: maximum number of tokens in a row.
     """
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int):
@@ -187,22 +188,22 @@ class RowsCache:
         self.each = torch.arange(rows, device=like.device)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """keys, values (H_kv, rows, d), one new token a row -> all (rows, H_kv, S, d), S as the longest needs."""
+        """Append keys, values (H_kv, rows, d), one token per row -> all (rows, H_kv, S, d), S for the longest row."""
         longest = int(self.lengths.max()) + 1
         for buffers, new in ((self.keys, keys), (self.values, values)):
             buffers[layer][self.each, :, self.lengths] = new.transpose(0, 1)
         return self.keys[layer][:, :, :longest], self.values[layer][:, :, :longest]
 
     def positions(self) -> Tensor:
-        """(rows,): where the token that each row feeds next stands in its text."""
+        """Position (rows,) of the next token of each row."""
         return self.lengths.clone()
 
     def mask(self) -> Tensor:
-        """(rows, S) bool: what a row may see, the token about to be fed included."""
+        """Attention mask (rows, S) bool: the tokens of each row, the new one included."""
         return torch.arange(int(self.lengths.max()) + 1, device=self.lengths.device) <= self.lengths[:, None]
 
     def put(self, row: int, one: ContiguousCache) -> None:
-        """Replace a row by the entries of one text, no more than the capacity."""
+        """Replace a row by the cache of one text."""
         length = one.length()
         for layer in range(len(self.keys)):
             self.keys[layer][row, :, :length] = one.keys[layer][:, :length]
@@ -211,9 +212,9 @@ class RowsCache:
 
 
 def attend_texts(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """q (H, rows, d), one query a row; keys and values (rows, H_kv, S, d); mask (rows, S) -> (H, rows, d).
+    """Attention of one query per row: q (H, rows, d), keys, values (rows, H_kv, S, d), mask (rows, S) -> (H, rows, d).
 
-    Not the engine's attention: in bf16, which texts are collected in, this call is faster and more exact.
+    Not the engine's attention: in bf16, in which texts are collected, this call is faster and more exact.
     """
     heads, rows, dim = q.shape
     folded = q.transpose(0, 1).reshape(rows, keys.shape[1], -1, dim)
@@ -222,10 +223,10 @@ def attend_texts(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tenso
 
 
 class Writer:
-    """Writes up to max_new tokens to each text, `rows` texts at a time; a text ends with a token of `eos`.
+    """Generates up to max_new tokens for each text, `rows` texts at a time; a text ends with a token of `eos`.
 
-    capacity: tokens of a row, its prompt's included. What is sampled for a text depends on its key alone, not
-    on the texts before it or beside it.
+    capacity: tokens of a row, prompt included. The tokens sampled for a text depend on its key alone, not on other
+    texts.
     """
 
     def __init__(self, decoder: Decoder, eos: Iterable[int], rows: int, capacity: int, max_new: int):
@@ -236,7 +237,7 @@ class Writer:
 
     @torch.no_grad()
     def write(self, jobs: Iterable[Text]) -> Iterator[Text]:
-        """Texts that hold a prompt -> the same, finished, in the order they end; those too long are left out."""
+        """Generate answers to texts that hold a prompt; yields them as they finish and skips those too long."""
         waiting = (job for job in jobs if len(job.ids) + self.max_new <= self.capacity)
         while True:
             for row in [row for row, text in enumerate(self.texts) if text is None]:
@@ -248,7 +249,7 @@ class Writer:
             yield from self._advance()
 
     def _admit(self, row: int, text: Text) -> Iterator[Text]:
-        """Feed a prompt, which yields its first token, and give it a row unless it ends at once."""
+        """Prefill a prompt and choose its first token. The text gets a row unless it ends with that token."""
         c, like = self.decoder.config, self.decoder.embedding.weight
         one = ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, like.dtype, like.device, capacity=len(text.ids))
         positions = torch.arange(len(text.ids), device=like.device)
@@ -260,7 +261,7 @@ class Writer:
         yield from self._take([row], final[-1:])
 
     def _advance(self) -> Iterator[Text]:
-        """One token for every row; empty rows ride along."""
+        """Decode one token in every row; empty rows are computed too."""
         tokens = [text.ids[-1] if text else 0 for text in self.texts]
         segment = Segment(self.cache.positions(), self.cache, self.cache.mask())
         states = self.together(torch.tensor(tokens, device=self.cache.lengths.device), [segment])
@@ -269,7 +270,7 @@ class Writer:
         yield from self._take(busy, self.decoder.final(states.last)[busy])
 
     def _take(self, rows: list[int], final: Tensor) -> Iterator[Text]:
-        """Choose the next token of each row from the states (rows, D); hand out texts that end with it."""
+        """Choose the next token of each row from the states (rows, D); yields the texts that end with it."""
         logits = F.linear(final, self.decoder.head.weight).float()
         temperatures = [self.texts[row].temperature for row in rows]
         chosen = choose(logits, temperatures, [self.generators[row] for row in rows])
@@ -285,17 +286,17 @@ class Writer:
 
 
 def number_of(key: str) -> int:
-    """A number of 64 bits for a text's key: the same in every process, unlike hash()."""
+    """A 64-bit number for a text's key: the same in every process, unlike hash()."""
     return int.from_bytes(sha256(key.encode()).digest()[:8], "big")
 
 
 def generator_of(key: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator seeded by a text's key."""
+    """A random generator seeded by a text's key."""
     return torch.Generator(device).manual_seed(number_of(key))
 
 
 def choose(logits: Tensor, temperatures: Sequence[float], generators: Sequence[torch.Generator]) -> list[int]:
-    """logits (rows, V) -> a token a row: the argmax at temperature 0, else sampled by the row's generator."""
+    """logits (rows, V) -> a token per row: the argmax at temperature 0, else sampled with the row's generator."""
     chosen = logits.argmax(-1)
     for row, (temperature, generator) in enumerate(zip(temperatures, generators, strict=True)):
         if temperature > 0:

@@ -1,4 +1,4 @@
-"""Distilling (lesson 06): a small draft learns the target's distribution on the target's own text.
+"""Distillation (lesson 06): train a small draft model on the target's distribution, on the target's own text.
 
 Hinton et al. 2015 (arXiv 1503.02531); on the target's own text: Zhou et al. 2023 (DistillSpec, arXiv 2310.08461).
 """
@@ -26,17 +26,18 @@ from lessons_lib.training.loop import (
     update,
 )
 
-ROWS = 256  # positions at a time in the loss
+ROWS = 256  # positions that the loss computes at a time
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How smol-draft was trained.
+    """Hyperparameters of smol-draft.
 
-    layers: numbers of the target's layers to start from. kept: tokens that the head scores. tokens: per step.
+    layers: indices of the target's layers to start from. kept: vocabulary size of the trimmed head. tokens: per step.
     rate, warmup: peak learning rate, steps of linear warm-up. muon: 1 or 0, whether Muon trains the matrices. hard:
-    weight of the cross-entropy with the target's argmax; the rest is KL's. prompt: one prompt token in so many counts,
-    others in every step (0: none). skip: first tokens of every text, the chat template's, that do not count.
+    weight of the cross-entropy with the target's argmax; the rest is the weight of KL. prompt: one prompt token in this
+    many counts, others in every step (0: none). skip: first tokens of every text (the chat template), which do not
+    count.
     """
 
     layers: tuple[int, ...] = (0, 1, 29)
@@ -54,7 +55,10 @@ class Recipe:
 
 @dataclass(kw_only=True)
 class DraftRun(TrainingRun):
-    """A draft's training run. A row of its curve: the loss, and how often draft and target have the same argmax."""
+    """Training run of a draft.
+
+    Its curve holds the loss and the share of positions where draft and target have the same argmax.
+    """
 
     draft: TrimmedDecoder
 
@@ -74,10 +78,9 @@ def distill(
     *,
     fast: bool,
 ) -> DraftRun:
-    """Train, or continue the run in `folder`, until recipe.steps or for some minutes.
+    """Train a draft, or continue the run in `folder`, until recipe.steps or for at most `minutes`.
 
-    fast: matmuls in bf16; weights stay float32. ValueError if the folder holds a run of another recipe, and for layers
-    that the target lacks.
+    fast: matmuls in bf16; weights stay float32. Raises ValueError if the folder holds a run of another recipe.
     """
 
     def start(saved: dict) -> DraftRun:
@@ -102,14 +105,14 @@ def train_step(run: DraftRun, texts: Sequence[Text], fast: bool) -> None:
 
 
 def states(draft: TrimmedDecoder, texts: Sequence[Text], recipe: Recipe, step: int) -> tuple[Tensor, Tensor]:
-    """What the target's head read and what the draft's reads, (T, D) each, at every position that counts."""
+    """Inputs of the target's and of the draft's head, (T, D) each, at every position that counts."""
     counts = torch.cat([counted(text, recipe, step) for text in texts])
     ours = draft.final(read_texts(draft, [text.ids[:-1] for text in texts])[counts.to(draft.norm.device)])
     return torch.cat([text.hidden for text in texts])[counts].to(ours.device), ours
 
 
 def counted(text: Text, recipe: Recipe, step: int) -> Tensor:
-    """(T - 1,) bool: whether the next token counts. All of the answer do, and one prompt token in recipe.prompt."""
+    """Mask (T - 1,) bool of the positions that count: the whole answer, and one prompt token in recipe.prompt."""
     counts = torch.ones(len(text.ids) - 1, dtype=torch.bool)
     prompt = counts[: text.prompt_length - 1]
     prompt[:] = (torch.arange(len(prompt)) + step) % recipe.prompt == 0 if recipe.prompt else False
@@ -118,30 +121,29 @@ def counted(text: Text, recipe: Recipe, step: int) -> Tensor:
 
 
 def fresh(target: Decoder, recipe: Recipe, kept: Tensor) -> DraftRun:
-    """A run at its start. kept (K,): ids that the head scores. ValueError for layers that the target lacks."""
+    """A new run. kept (K,): vocabulary of the trimmed head."""
     draft = start_from(target, recipe.layers, kept)
     return DraftRun(recipe=recipe, draft=draft, optimizers=optimizers(own_weights(draft).values(), recipe))
 
 
 def trained(target: Decoder, folder: Path) -> DraftRun:
-    """The run that `folder` holds. ValueError if it holds none."""
+    """The run stored in `folder`. Raises ValueError if there is none."""
     saved = read_checkpoint(folder, "distill")
     return restored(fresh(target, Recipe(**saved["recipe"]), saved["kept"]), saved)
 
 
-# the loss
+# --- The loss
 
 
 class DistillationLoss(torch.autograd.Function):
     """apply(ours, theirs, head, hard) -> (loss, agree).
 
-    ours, theirs (T, D): what the head reads, of the draft and of the target; head (K, D), frozen.
-    loss: the mean over positions of (1 - hard) KL(p, q) + hard (-log q of p's argmax), in nats. KL is distillation's
-    loss; the argmax is all that greedy acceptance asks for.
-    agree (T,) bool: whether both have the same argmax. Gradients flow to `ours` alone.
+    ours, theirs (T, D): inputs of the head, from draft and target; head (K, D), frozen. loss: mean over positions of (1
+    - hard) KL(p, q) + hard (-log q of p's argmax), in nats. KL is the distillation loss; greedy acceptance needs only
+    the argmax. agree (T,) bool: whether both have the same argmax. Only `ours` gets gradients.
 
-    The gradient by the draft's logits is known, q - wanted. So loss and gradient are made in one pass over a few rows
-    at a time, and 16,384 logits of 2,000 positions are never in memory at once.
+    The gradient with respect to the draft's logits has a closed form, q - wanted. So loss and gradient are computed in
+    one pass over a few positions at a time, and the 16,384 logits of 2,000 positions are never in memory at once.
     """
 
     @staticmethod
@@ -158,7 +160,7 @@ class DistillationLoss(torch.autograd.Function):
 
 
 def some_rows(ours: Tensor, theirs: Tensor, head: Tensor, hard: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a few positions: the sum of their losses (), its gradient by `ours` (T, D), where the argmaxes agree (T,).
+    """Loss of a few positions: the sum of losses (), its gradient with respect to `ours` (T, D), agree (T,).
 
     ours, theirs (T, D), head (K, D), hard: as in DistillationLoss.
     """

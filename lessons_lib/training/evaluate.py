@@ -1,8 +1,8 @@
-"""What drafts and heads are worth (lessons 06, 09, 10), counted by replay along the target's recorded greedy texts.
+"""Evaluation of drafts and heads (lessons 06, 09, 10), by replay along the target's recorded greedy texts.
 
-Greedy output does not depend on who drafts, and a draft that has been right so far has read that very text. So one
-forward pass over a text gives every guess that a draft would have made at any of its steps; what heads read was even
-kept with the text.
+Greedy output does not depend on the draft, and up to its first wrong token a draft has read exactly that text. So one
+forward pass over a text yields every draft token of every possible step. For Medusa heads not even that is needed:
+their inputs were stored with the text.
 """
 
 from collections import defaultdict
@@ -28,29 +28,29 @@ from lessons_lib.training.loop import read_texts
 from lessons_lib.training.medusa import ROWS
 from lessons_lib.training.prompts import CATEGORIES
 
-FORMATS = tuple(f"int{bits} g64 minimum" for bits in (2, 3, 4, 5, 6, 8))  # that drafts are rounded to
+FORMATS = tuple(f"int{bits} g64 minimum" for bits in (2, 3, 4, 5, 6, 8))  # formats to which drafts are rounded
 TopTokens = list[list[list[int]]]
 
 
 def judged(texts: Sequence[Text]) -> Iterator[tuple[str, Text]]:
-    """(kind, text) of the texts that count: greedy, of two new tokens or more."""
+    """(kind, text) of the texts that count: greedy, with at least two new tokens."""
     for text in texts:
         if text.temperature == 0 and len(text.ids) > text.prompt_length + 1:
             yield text.key.split("/")[0], text
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean; nan of nothing."""
+    """Arithmetic mean; NaN of no values."""
     return sum(values) / len(values) if values else float("nan")
 
 
-# a draft
+# --- A draft
 
 
 def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
-    """Held-out texts -> tokens per forward pass by kind, and how often single guesses were right.
+    """Tokens per forward pass of a draft on held-out texts by kind, and its accuracy on single tokens.
 
-    macro: the mean over the kinds in CATEGORIES that are there. NaN without greedy texts.
+    macro: the mean over the CATEGORIES present. NaN without greedy texts.
     """
     kinds = defaultdict(list)
     for kind, text in judged(texts):
@@ -69,7 +69,7 @@ def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
 
 @torch.no_grad()
 def right(draft: Decoder, text: Text) -> list[bool]:
-    """For each answer token but the first, which the prefill yields: would the draft have guessed it?"""
+    """Whether the draft predicts each answer token, except the first (which the prefill yields)."""
     start = text.prompt_length
     logits = draft.logits(read_texts(draft, [text.ids[:-1]])[start:])
     return (logits.argmax(-1) == torch.tensor(text.ids[start + 1 :])).tolist()
@@ -77,8 +77,11 @@ def right(draft: Decoder, text: Text) -> list[bool]:
 
 @torch.no_grad()
 def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> list[bool]:
-    """As `right`, token by token through the draft's cache, which is how it drafts: a pass over few tokens may compute
-    in another format than one over many. prompt, new: ids of a greedy text, at least one each."""
+    """Like `right`, but token by token with the draft's KV cache, as in decoding.
+
+    A pass over few tokens may compute in another format than one over many. prompt, new: ids of a greedy text, at least
+    one each.
+    """
     cache, found = draft.new_cache(len(prompt) + len(new)), []
     draft.run([plain_input(prompt, cache)])
     for token, following in pairwise(new):
@@ -88,16 +91,16 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
 
 
 def tokens_per_pass(found: Sequence[Sequence[bool]], gamma: int) -> float:
-    """tau over several texts, prefill excluded. found: for each text, as `right`. NaN without guesses."""
+    """tau over several texts, prefill excluded; NaN without draft tokens. found: `right` of each text."""
     return generate.tokens_per_pass([step for text in found for step in replay_draft(text, Constant(gamma))])
 
 
 def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequence[str] = FORMATS) -> list[dict]:
-    """What a draft is worth with its own matrices rounded, a row for each format; norms and the borrowed head stay.
+    """Evaluate a draft with its own matrices rounded, a result per format; norms and the shared head are not rounded.
 
-    bits: per weight, scales and minima included. total: bits of all own matrices. tokens_per_pass (with 4 guesses a
-    step) and right: means over the kinds of text. The question, more parameters or more bits: Dettmers and Zettlemoyer
-    2022 (arXiv 2212.09720).
+    bits: per weight, scales and minima included. total: bits of all its own matrices. tokens_per_pass (4 draft tokens
+    per step) and right: means over the kinds of text. More parameters or more bits? See Dettmers and Zettlemoyer 2022
+    (arXiv 2212.09720).
     """
     matrices = [weight for weight in own_weights(draft).values() if weight.dim() == 2]
     rows = []
@@ -110,44 +113,44 @@ def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequenc
     return rows
 
 
-# Medusa heads and their tree
+# --- Medusa heads and their tree
 
 
 class Recorded(Medusa):
-    """Medusa whose heads ran at every position of a text beforehand; best: as `top_tokens` gives them."""
+    """Medusa with its heads' predictions computed in advance for every position of a text, by `top_tokens`."""
 
     def __init__(self, heads: MedusaHeads, top_tokens: TopTokens, tree: TreeShape):
         super().__init__(heads, tree)
         self.top_tokens = top_tokens
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """A recording has no vocabulary to compare."""
+        """Nothing to check: a recording has no vocabulary."""
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
-        """The shape filled with the tokens of the row that chose the last token: row i chose token i + 1."""
+        """Fill the tree with the predictions at the last token: state i chose token i + 1."""
         self.fill(tree, self.top_tokens[len(ids) - 2])
 
     def observe(self, tree, path, tokens, scores) -> None:
-        """A recording has no states to show."""
+        """Nothing to do: a recording has no hidden states."""
 
 
 @torch.no_grad()
 def top_tokens(heads: MedusaHeads, text: Text, ranks: int) -> TopTokens:
-    """Every head's `ranks` most likely tokens at every row of a text's states: (T - 1, K, ranks) as lists."""
+    """Every head's `ranks` most likely tokens at every state of a text: (T - 1, K, ranks) as lists."""
     parts = zip(text.hidden.to(heads.lm_head).split(ROWS), torch.tensor(text.ids[1:]).split(ROWS), strict=True)
     return [row for part, chosen in parts for row in heads.top_tokens(part, ranks, chosen=chosen).tolist()]
 
 
 def stats_of(heads: MedusaHeads, text: Text, best: TopTokens, tree: TreeShape) -> list[StepStats]:
-    """The steps that decoding a greedy text with this tree takes, prefill first; best: the text's `top_tokens`."""
+    """StepStats of decoding a greedy text with this tree, prefill first. best: the text's `top_tokens`."""
     recording = Recording(text.ids[: text.prompt_length], text.ids[text.prompt_length :])
     return replay(recording, Recorded(heads, best, tree))
 
 
 def evaluate_heads(heads: MedusaHeads, texts: Sequence[Text], tree: TreeShape) -> dict:
-    """Held-out texts -> tokens per forward pass with this tree, by kind.
+    """Tokens per forward pass of heads with this tree on held-out texts, by kind.
 
-    nodes: of the tree, its root not counted. macro: the mean over the kinds in CATEGORIES that are there.
+    nodes: of the tree, without its root. macro: the mean over the CATEGORIES present.
     """
     steps = defaultdict(list)
     for kind, text in judged(texts):

@@ -1,6 +1,6 @@
-"""What all training runs share (lessons 06, 09): the loop, learning rate, batches of texts, and checkpoints.
+"""The training loop shared by all runs (lessons 06, 09): learning rate, batches of texts, checkpoints.
 
-A run can be stopped after any step. Resumed from its folder, it ends with the very weights of a run in one go.
+A run can be stopped after any step. Resumed from its folder, it ends with exactly the weights of an uninterrupted run.
 """
 
 import json
@@ -19,15 +19,15 @@ from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 
-SAVE_EVERY = 100  # steps
+SAVE_EVERY = 100  # --- Steps
 CHECKPOINT, CURVE = "checkpoint.pt", "curve.json"
 
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A recipe, the optimizers, the steps and seconds so far, and a row of the curve for each step (losses in nats).
+    """State of a training run: recipe, optimizers, steps and seconds so far, and a curve with a row per step (nats).
 
-    Each kind of run adds what it trains, and may override `state`.
+    Each kind of run adds the weights it trains, and may override `state`.
     """
 
     recipe: Any
@@ -37,7 +37,7 @@ class TrainingRun:
     curve: list[dict] = field(default_factory=list)
 
     def weights(self) -> dict[str, Tensor]:
-        """What is trained, by name."""
+        """The trained weights by name."""
         raise NotImplementedError
 
     def state(self) -> dict:
@@ -48,9 +48,9 @@ class TrainingRun:
 def train(
     run: TrainingRun, lengths: Sequence[int], one_step: Callable, folder: Path, minutes: float | None, desc: str
 ) -> None:
-    """Take the steps that the run still needs, for some minutes at most, and leave checkpoints in `folder`.
+    """Take the remaining steps, for at most `minutes`, and write checkpoints to `folder`.
 
-    lengths: of the texts, in tokens. one_step(text numbers) takes one step and adds a row to the curve.
+    lengths: of the texts, in tokens. one_step(indices of texts) takes one step and adds a row to the curve.
     """
     until = monotonic() + 60 * (minutes or math.inf)
     with bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
@@ -69,9 +69,9 @@ def train(
 
 
 def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:
-    """Batches of text numbers without end: every epoch all texts, shuffled by the recipe's seed.
+    """Endless batches of text indices: every epoch has all texts, shuffled with the recipe's seed.
 
-    lengths: of the texts (at least one), in tokens. A batch has recipe.tokens tokens or a few more.
+    lengths: of the texts, in tokens. A batch has recipe.tokens tokens or a few more.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     batch, size = [], 0
@@ -85,16 +85,16 @@ def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:
 
 
 def pace(step: int, recipe) -> float:
-    """The learning rate at a step as a share of recipe.rate: linear warm-up, then a cosine to 0."""
+    """Learning rate at a step as a share of recipe.rate: linear warm-up, then a cosine to 0."""
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     return 0.5 + 0.5 * math.cos(math.pi * (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup))
 
 
 def update(run: TrainingRun, row: dict[str, float]) -> None:
-    """One update from gradients that are there, clipped to a norm of 1; `row` goes to the curve.
+    """One optimizer step from accumulated gradients, clipped to norm 1; `row` is added to the curve.
 
-    A parameter group with a `faster` entry has so many times the learning rate.
+    A parameter group with a `faster` entry multiplies the learning rate by it.
     """
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
@@ -118,7 +118,7 @@ def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]
 
 
 def read_texts(decoder: Decoder, texts: Sequence[Sequence[int]], **options) -> Tensor:
-    """The decoder's states (T, D) after its last layer along texts of token ids, packed into one forward pass.
+    """Final hidden states (T, D) of the decoder on texts of token ids, packed into one forward pass.
 
     options: of the decoder's forward.
     """
@@ -127,16 +127,16 @@ def read_texts(decoder: Decoder, texts: Sequence[Sequence[int]], **options) -> T
     return decoder(torch.tensor([token for ids in texts for token in ids], device=at), segments, **options).last
 
 
-# checkpoints
+# --- Checkpoints
 
 
 def folder_of(trained: str, name: str) -> Path:
-    """The folder of a run's checkpoint and curve; trained: what it trains, "smol-draft" for one."""
+    """Folder of a run's checkpoint and curve. trained: the kind of weights, such as "smol-draft"."""
     return cache_dir() / "training" / trained / f"run-{name}"
 
 
 def save(run: TrainingRun, folder: Path) -> None:
-    """Write the checkpoint, whole or not at all, and the loss curve."""
+    """Write the checkpoint, atomically, and the loss curve."""
     folder.mkdir(parents=True, exist_ok=True)
     state = run.state() | {
         "recipe": asdict(run.recipe),
@@ -153,16 +153,16 @@ def save(run: TrainingRun, folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path, command: str = "") -> dict:
-    """What `save` wrote. ValueError if there is nothing; command: the part of the recipe that would write it."""
+    """Read what `save` wrote; ValueError if there is nothing. command: the part of the recipes that would write it."""
     if not (folder / CHECKPOINT).is_file():
         raise ValueError(f"{folder} holds no checkpoint; run `python -m lessons_lib.training {command}` first")
     return torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
 
 
 def resume(recipe, folder: Path, start: Callable[[dict], TrainingRun]) -> TrainingRun:
-    """The run that `folder` holds, or a new one. ValueError if it holds one of another recipe.
+    """The run stored in `folder`, or a new one. Raises ValueError if it holds one of another recipe.
 
-    start: makes a run at its start from what the checkpoint holds ({} without one).
+    start: builds a new run from the contents of the checkpoint ({} without one).
     """
     if not (folder / CHECKPOINT).is_file():
         return start({})

@@ -1,11 +1,11 @@
 """Training Medusa heads (lesson 09), alone on a frozen model or together with it. Cai et al. 2024 (arXiv 2401.10774).
 
-Alone (Medusa-1): the heads read what the model's own head read, and these states were kept when the model wrote its
-texts (`training.collect`). The model never runs, and a step is a few matmuls.
+Alone (Medusa-1): the heads read the same hidden states as the model's own head, and these were stored with the texts
+(`training.collect`). The model never runs, and a step is a few matmuls.
 
-Together (Medusa-2): heads guess better where the model makes its states easier to read. But then the model's own text
-changes, so its distribution is held to the old one's on the old one's texts (self-distillation). The old model need
-not run beside the new one: its states were kept.
+Together (Medusa-2): heads predict better if the model learns to make its states easier to read. But that changes the
+model's own distribution, so it is held to the old one on the old model's texts (self-distillation). The old model need
+not run beside the new one: its states were stored.
 """
 
 from collections.abc import Sequence
@@ -34,19 +34,19 @@ from lessons_lib.training.loop import (
 )
 from lessons_lib.training.prompts import source
 
-LOOK_EVERY = 200  # steps between two looks at the held-back texts
+LOOK_EVERY = 200  # steps between two validations
 JOINT_LOOK_EVERY = 20
-HELD_BACK = 10  # one passage or topic in so many
-ROWS = 256  # positions at a time: the logits of all heads at 2,000 positions would take gigabytes
-MISSING = -100  # the label where a text has ended
+HELD_BACK = 10  # one passage or topic in this many is for validation
+ROWS = 256  # positions computed at a time: the logits of all heads at 2,000 positions would take gigabytes
+MISSING = -100  # label after the end of a text
 
 
 @dataclass(frozen=True)
 class HeadsRecipe:
-    """heads, blocks, root_rank: as MedusaHeads. decay: lambda, the loss of head k counts lambda^k. tokens: per step,
-    prompts included.
+    """Hyperparameters of Medusa-1. heads, blocks, root_rank: as in MedusaHeads.
 
-    rate, warmup, muon: as `distill.Recipe`. kept: how many tokens the heads score, those that texts use most (0: all).
+    decay: lambda; the loss of head k is weighted by lambda^k. tokens: per step, prompts included. rate, warmup, muon:
+    as in `distill.Recipe`. kept: vocabulary of the heads, the most frequent tokens of the texts (0: all).
     """
 
     heads: int = 4
@@ -64,10 +64,10 @@ class HeadsRecipe:
 
 @dataclass(kw_only=True)
 class HeadsRun(TrainingRun):
-    """The training run of heads.
+    """Training run of heads.
 
-    Each LOOK_EVERY-th row of its curve and the last have the held-back texts' loss and, for each head, how often its
-    argmax (top1) or one of its five most likely tokens (top5) was right there.
+    Every LOOK_EVERY-th row of its curve and the last one also hold the validation loss and each head's accuracy: its
+    argmax (top1), or one of its five most likely tokens (top5).
     """
 
     heads: MedusaHeads
@@ -82,10 +82,10 @@ class HeadsRun(TrainingRun):
 def train_heads(
     lm_head: Tensor, texts: Sequence[Text], recipe: HeadsRecipe, folder: Path, minutes: float | None = None
 ) -> HeadsRun:
-    """Train, or continue the run in `folder`, until recipe.steps or for some minutes.
+    """Train heads, or continue the run in `folder`, until recipe.steps or for at most `minutes`.
 
-    lm_head (V, D): the model's own, frozen; where it is bf16, matmuls are, too, while the heads' weights stay float32.
-    ValueError if the folder holds a run of another recipe.
+    lm_head (V, D): the model's own, frozen. If it is bf16, matmuls are too, while the heads' weights stay float32.
+    Raises ValueError if the folder holds a run of another recipe.
     """
 
     def start(saved: dict) -> HeadsRun:
@@ -105,10 +105,10 @@ def train_heads(
 
 
 def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """(texts to train on, the tenth that is held back to watch the heads and to choose their tree by).
+    """Split texts into (training, validation). The validation tenth monitors the heads and chooses their tree.
 
-    Split by what they are about, so that no passage and no topic is in both, and that the tenth is the same however
-    many texts there are. Held-out prompts are in neither.
+    The split is by passage or topic, so that none is in both parts, and does not depend on the number of texts.
+    Held-out prompts are in neither.
     """
     parts = [], []
     for text in texts:
@@ -124,7 +124,7 @@ def train_step(run: HeadsRun, texts: Sequence[Text]) -> None:
 
 
 def look(run: HeadsRun, held: Sequence[Text]) -> dict:
-    """Loss (nats) and shares of right guesses on held-back texts; {} without any."""
+    """Validation loss (nats) and accuracies of the heads; {} without texts."""
     if not held:
         return {}
     found = judge(run.heads, held)
@@ -134,7 +134,7 @@ def look(run: HeadsRun, held: Sequence[Text]) -> dict:
 
 
 def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> HeadsRun:
-    """A run at its start. lm_head (V, D). kept (K,): ids that the heads score (None: all)."""
+    """A new run. lm_head (V, D). kept (K,): vocabulary of the heads (None: all)."""
     heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, root_rank=recipe.root_rank)
     exact = torch.promote_types(lm_head.dtype, torch.float32)
     for part in (heads.stacks, heads.roots):
@@ -145,23 +145,23 @@ def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> H
 
 
 def trained(lm_head: Tensor, folder: Path) -> HeadsRun:
-    """The run that `folder` holds. lm_head (V, D). ValueError if it holds none."""
+    """The run stored in `folder`. lm_head (V, D). Raises ValueError if there is none."""
     saved = read_checkpoint(folder, "heads")
     return restored(fresh(lm_head, HeadsRecipe(**saved["recipe"]), saved["kept"]), saved)
 
 
-# the loss: cross-entropy of head k with the token k places after the next one
+# --- The loss: cross-entropy of head k with the token k positions after the next one
 
 
 def batch(texts: Sequence[Text], count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `examples` of several texts (at least one) for `count` heads, one after the other."""
+    """The `examples` of several texts for `count` heads, concatenated."""
     return tuple(map(torch.cat, zip(*(examples(text, count) for text in texts), strict=True)))
 
 
 def examples(text: Text, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """States (T, D) from the prompt's last token on, the tokens chosen from them (T,), and the labels (T, K).
+    """Training examples of a text: states (T, D) from the prompt's last token on, chosen tokens (T,), labels (T, K).
 
-    The state in row i chose token i + 1, so head k = 1, 2, ... shall guess token i + 1 + k; MISSING after the end.
+    State i chose token i + 1, so head k = 1, 2, ... predicts token i + 1 + k; MISSING after the end.
     """
     start = text.prompt_length - 1
     ids = torch.tensor(text.ids + [MISSING] * count)
@@ -172,9 +172,9 @@ def examples(text: Text, count: int) -> tuple[Tensor, Tensor, Tensor]:
 def backward(
     heads: MedusaHeads, states: Tensor, chosen: Tensor, labels: Tensor, decay: float, weight: float = 1.0
 ) -> Tensor:
-    """Add the gradients of weight * sum of decay^k L_k -> each head's mean cross-entropy L_k (K,) in nats.
+    """Add the gradients of weight * sum of decay^k L_k; returns each head's mean cross-entropy L_k (K,) in nats.
 
-    states (T, D), chosen (T,), labels (T, K): as `examples` gives them.
+    states (T, D), chosen (T,), labels (T, K): from `examples`.
     """
     labels = scored(heads, labels)
     counts = (labels != MISSING).sum(0).clamp_min(1).to(heads.lm_head.device)
@@ -188,7 +188,7 @@ def backward(
 
 
 def scored(heads: MedusaHeads, labels: Tensor) -> Tensor:
-    """labels (...) -> their numbers among the tokens that the heads score; MISSING for those that they do not."""
+    """Map labels (...) to indices in the heads' vocabulary; MISSING for tokens that are not in it."""
     if heads.kept is None:
         return labels
     numbers = torch.full((heads.vocab_size,), MISSING)
@@ -197,19 +197,19 @@ def scored(heads: MedusaHeads, labels: Tensor) -> Tensor:
 
 
 def total(losses: Tensor, decay: float) -> float:
-    """The sum over heads k = 1, 2, ... of lambda^k L_k; losses (K,), decay: lambda."""
+    """Weighted loss: the sum over heads k = 1, 2, ... of lambda^k L_k; losses (K,), decay: lambda."""
     return sum(decay**k * loss for k, loss in enumerate(losses.tolist(), 1))
 
 
 def scores_of(heads: MedusaHeads, states: Tensor, chosen: Tensor) -> Tensor:
-    """states (T, D), tokens chosen from them (T,) -> scores (T, K, scored), matmuls in the LM head's dtype."""
+    """states (T, D), chosen tokens (T,) -> the heads' logits (T, K, scored), matmuls in the LM head's dtype."""
     kind = heads.lm_head.dtype
     with torch.autocast(heads.lm_head.device.type, kind) if kind == torch.bfloat16 else nullcontext():
         return heads.scores(states.to(heads.lm_head), chosen=chosen)
 
 
 def surprise(scores: Tensor, labels: Tensor) -> Tensor:
-    """scores (T, K, scored), `scored` labels (T, K) -> the cross-entropy (T, K) in nats, 0 where a label is MISSING."""
+    """Logits (T, K, scored), labels (T, K) mapped by `scored` -> cross-entropy (T, K) in nats; 0 if MISSING."""
     exact = scores.flatten(0, 1).to(torch.promote_types(scores.dtype, torch.float32))
     labels = labels.to(scores.device)
     return F.cross_entropy(exact, labels.flatten(), ignore_index=MISSING, reduction="none").view(labels.shape)
@@ -217,8 +217,10 @@ def surprise(scores: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def judge(heads: MedusaHeads, texts: Sequence[Text], top_k: int = 10) -> dict[str, list]:
-    """Along texts: each head's mean cross-entropy over the tokens that it scores (loss, K, in nats), and how often its
-    i-th most likely token is right (accuracies, K by top_k), of the positions where there is a token to guess.
+    """Each head's mean cross-entropy (loss, K, in nats) and accuracies (K by top_k) along texts.
+
+    accuracies: how often the i-th most likely token is right, of the positions that have a token to predict. The loss
+    covers only tokens in the heads' vocabulary.
     """
     top_k = min(top_k, heads.scored)
     loss, right, counts, known = torch.zeros(heads.count), torch.zeros(heads.count, top_k), *torch.zeros(2, heads.count)
@@ -233,14 +235,16 @@ def judge(heads: MedusaHeads, texts: Sequence[Text], top_k: int = 10) -> dict[st
     return {"loss": (loss / known.clamp_min(1)).tolist(), "accuracies": shares.tolist()}
 
 
-# heads and model together
+# --- Heads and model together
 
 
 @dataclass(frozen=True)
 class JointRecipe:
-    """start: the run of heads that it begins with. rank, alpha: of the adapters. balance: lambda_0, the weight of the
-    heads' losses. decay: lambda, as in HeadsRecipe. rate: the adapters'; the heads learn `faster` times as fast.
-    tokens: per step."""
+    """Hyperparameters of Medusa-2. start: the run of heads to start from.
+
+    rank, alpha: of the adapters. balance: lambda_0, the weight of the heads' losses. decay: lambda, as in HeadsRecipe.
+    rate: learning rate of the adapters; that of the heads is `faster` times as high. tokens: per step.
+    """
 
     start: str = "default"
     rank: int = 8
@@ -257,10 +261,10 @@ class JointRecipe:
 
 @dataclass(kw_only=True)
 class JointRun(TrainingRun):
-    """The training run of adapters and heads with one optimizer; its curve has both parts of the loss.
+    """Training run of adapters and heads with one optimizer; its curve has both parts of the loss.
 
-    The first row and each JOINT_LOOK_EVERY-th after it have those of held-back texts as they were before the step, and
-    how often each head's argmax was right there (top1); the last row as they are in the end.
+    The first row and every JOINT_LOOK_EVERY-th after it also hold both losses on validation texts before the step, and
+    each head's accuracy there (top1). The last row holds their final values.
     """
 
     model: Decoder  # the frozen decoder with adapters
@@ -282,7 +286,7 @@ def train_joint(
 ) -> JointRun:
     """Train adapters of a frozen decoder (float32 or float64) and its heads, which should be trained alone first.
 
-    The heads change in place. held: texts that train nothing, to look at. Resumable as `train_heads`.
+    The heads change in place. held: validation texts. Resumable like `train_heads`.
     """
     run = resume(recipe, folder, lambda _: fresh_joint(decoder, heads, recipe))
 
@@ -302,7 +306,7 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     theirs, chosen, labels = batch(texts, run.heads.count)
     counts = torch.cat([torch.arange(len(text.ids) - 1) >= text.prompt_length - 1 for text in texts])
     ours = final_states(run.model, texts)[counts.to(decoder.norm.device)]  # the rows of `batch`
-    cut = ours.detach().requires_grad_()  # the losses' gradients gather here, then run through the decoder once
+    cut = ours.detach().requires_grad_()  # collects both losses' gradients for one backward pass
     divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
     divergence.backward()
     guessing = total(backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance), recipe.decay)
@@ -313,7 +317,7 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
 
 @torch.no_grad()
 def joint_look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
-    """Both parts of the loss (nats) and shares of right guesses on held-back texts; {} without any."""
+    """Both parts of the validation loss (nats) and the heads' accuracies; {} without texts."""
     if not held:
         return {}
     now = [replace(text, hidden=final_states(run.model, [text])) for text in held]
@@ -326,12 +330,12 @@ def joint_look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
 
 
 def final_states(model: Decoder, texts: Sequence[Text]) -> Tensor:
-    """What a model's head reads (T, D) along all texts, packed."""
+    """Inputs (T, D) of a model's head along all texts, packed."""
     return model.final(read_texts(model, [text.ids[:-1] for text in texts]))
 
 
 def fresh_joint(decoder: Decoder, heads: MedusaHeads, recipe: JointRecipe) -> JointRun:
-    """A run at its start."""
+    """A new run."""
     model = adapted(decoder, recipe.rank, recipe.alpha, recipe.seed)
     groups = [
         {"params": list(adapters(model).values())},

@@ -1,7 +1,7 @@
-"""The prompts that the target answers (lessons 06, 09): those of a file, templates of our own, and the held-out ones.
+"""The prompts that the target answers (lessons 06, 09): from a file, from our own templates, and the held-out ones.
 
-A prompts file holds one JSON object a line: {"id", "kind", "prompt", "context"}. Every tenth id is held out: it
-measures drafts and heads and never trains them.
+A prompts file holds one JSON object per line: {"id", "kind", "prompt", "context"}. Every tenth id is held out: it
+evaluates drafts and heads and never trains them.
 """
 
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lessons_lib.data import HELD_OUT, Question, numbered_lines, questions
 
-EVERY = 10  # ids divisible by it are held out
-LONGEST = 320  # tokens of a prompt, the template's included
+EVERY = 10  # ids divisible by this are held out
+LONGEST = 320  # maximum tokens of a prompt, template included
 LONGEST_HELD_OUT = 700  # there some have a passage to answer from
 CATEGORIES = ("chat", "qa", "summarization", "code", "math")  # that drafts and heads are measured on
 PER_KIND = 12  # held-out questions
@@ -57,8 +57,11 @@ ASKED_AGAIN = {
 
 @dataclass(frozen=True)
 class UserTurn:
-    """One user turn. key names it within its source: the id, or a text for those of our own. context: the part of
-    the text that is asked about."""
+    """One user turn.
+
+    key: unique within its source: the id, or a string for our own prompts. context: the passage or code that the prompt
+    is about.
+    """
 
     key: int | str
     kind: str
@@ -67,22 +70,22 @@ class UserTurn:
 
     @property
     def held_out(self) -> bool:
-        """Whether it measures drafts, and so must never train them."""
+        """Whether the prompt is for evaluation, and so must never be trained on."""
         return isinstance(self.key, int) and self.key % EVERY == 0
 
     @property
     def solves_held_out(self) -> bool:
-        """Whether its passage, a code to edit, solves a task that is held out: files list it right behind the task."""
+        """Whether the code to edit solves a held-out task: a file lists such a prompt right after the task."""
         return self.kind == "code-edit" and isinstance(self.key, int) and (self.key - 1) % EVERY == 0
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """As `generate` takes it."""
+        """The messages for `generate`."""
         return [{"role": "user", "content": self.text}]
 
 
 def read(path: str | Path) -> list[UserTurn]:
-    """The prompts of a file, context below the prompt. ValueError names the first line that is no prompt."""
+    """Read a prompts file, with the context below the prompt. Raises ValueError that names the first invalid line."""
     found = []
     for number, line in numbered_lines(Path(path)):
         try:
@@ -95,7 +98,7 @@ def read(path: str | Path) -> list[UserTurn]:
 
 
 def for_training(prompts: Iterable[UserTurn]) -> list[UserTurn]:
-    """All that is not held out, no copy of what is, and nothing that asks about its passage or edits its solution."""
+    """Leave out held-out prompts, copies of them, and prompts that share their passage or edit their solution."""
     prompts = list(prompts)
     hidden = {text for prompt in prompts if prompt.held_out for text in (prompt.text, prompt.context) if text}
     hidden |= {prompt.context for prompt in prompts if prompt.solves_held_out and prompt.context}
@@ -103,7 +106,7 @@ def for_training(prompts: Iterable[UserTurn]) -> list[UserTurn]:
 
 
 def again(prompts: Iterable[UserTurn]) -> list[UserTurn]:
-    """More tasks on the passages of prompts that ask about one, which are few: for copying, every task counts."""
+    """More tasks on the passages in a file's prompts. There are few passages, and more tasks teach copying better."""
     tasks = [(f"{kind}-again", task) for kind, several in ASKED_AGAIN.items() for task in several]
     passages = [prompt for prompt in prompts if prompt.kind in ASKED_AGAIN and prompt.context]
     return [
@@ -124,24 +127,24 @@ def own() -> list[UserTurn]:
 
 
 def measured() -> list[Question]:
-    """What drafts and heads are measured on: PER_KIND questions of every kind, small kinds filled up with our own."""
+    """The evaluation questions: PER_KIND of every kind; small kinds are filled up with our own."""
     found = [*questions(HELD_OUT), *questions()]
     return [question for kind in CATEGORIES for question in [q for q in found if q.category == kind][:PER_KIND]]
 
 
 def held_out() -> list[UserTurn]:
-    """The same as prompts to answer, the first turn of each."""
+    """The evaluation questions as prompts to answer, the first turn of each."""
     return [UserTurn(question.question_id, question.category, question.turns[0]) for question in measured()]
 
 
 def source(key: str) -> str:
-    """What a text of this key, kind/key of the prompt, is about: the prompt of the file, or the topic of our own."""
+    """The subject of a text with this key (kind/key of the prompt): the prompt in the file, or the topic of our own."""
     name = key.partition("/")[2]
     return name.rpartition("-")[2] if name.startswith("own-") else name.partition("-")[0]
 
 
 def interleave(prompts: Iterable[UserTurn]) -> list[UserTurn]:
-    """One of each kind in turn, so that whatever is done first is mixed."""
+    """Alternate between the kinds, so that any first part of the prompts is mixed."""
     kinds: dict[str, list[UserTurn]] = {}
     for prompt in prompts:
         kinds.setdefault(prompt.kind, []).append(prompt)
