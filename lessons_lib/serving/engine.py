@@ -1,7 +1,7 @@
-"""The engine (lesson 05): the scheduler's plans on a real model, with paged keys and values, on the wall clock.
+"""The engine (lesson 05): runs the scheduler's plans on a real model, with a paged KV cache, in real time.
 
-What the simulator only counts is done here: `step` runs the sequences of a plan in one forward pass. Neither the
-policy, nor a preemption, nor a shared prefix changes an answer, since a sequence never sees another one's tokens.
+`step` runs all sequences of a plan in one forward pass. A sequence never attends to another sequence's tokens, so no
+policy, preemption or shared prefix changes an output.
 
     scheduler = Scheduler(BlockPool(256), max_num_seqs=16)
     engine = Engine(load("smollm2-135m"), scheduler)
@@ -36,12 +36,12 @@ MOMENT = 0.05  # seconds
 
 
 class Engine:
-    """Runs requests on a model of the Llama family, in the order and company that the scheduler decides.
+    """Serves requests on a model of the Llama family, batched as the scheduler decides.
 
-    model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size. No block of the scheduler's pool may
-    be in use, else ValueError. `paged` makes a target whose step is compiled; its errors for a model hold here, too.
-    padded: a finished request that a static batch holds is a row of every forward pass, as in transformers' generate,
-    whose rows are a rectangle; else it only wastes its slot.
+    model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size (`paged` makes a compiled one).
+    padded: whether a finished request that a static batch still holds takes part in every forward pass as padding, as
+    in transformers' generate, which runs a rectangular batch. If not, it only occupies its slot.
+    ValueError if blocks of the scheduler's pool are in use.
     """
 
     def __init__(self, model, scheduler: Scheduler, padded: bool = False):
@@ -49,7 +49,7 @@ class Engine:
         self.scheduler, self.pool, self.memory = scheduler, scheduler.pool, self.target.memory
         self.pool.attach(self.memory)
         self.start = time.perf_counter()
-        self.requests: WeakSet[Sequence] = WeakSet()  # those that somebody still holds
+        self.requests: WeakSet[Sequence] = WeakSet()  # as long as something else refers to them
         self.numbers = count()
 
     def request(
@@ -66,11 +66,11 @@ class Engine:
         generator: torch.Generator | None = None,
         on_tokens: Callable[[list[int]], None] | None = None,
     ) -> Sequence:
-        """A request for `serve`, arriving at `arrival` seconds; the other arguments, and errors, as `generate`.
+        """Make a request for `serve`. The arguments not listed here are those of `generate`.
 
-        A proposer may draft as many tokens as the scheduler's `num_speculative_tokens`. Give each request its own
-        proposer and generator. If on_tokens raises, its request alone is cancelled. ValueError also for an arrival
-        before 0, an id that is taken (without one it gets a number), and another request's proposer.
+        id: by default the next free number. arrival: seconds after the start of `serve`. proposer: drafts at most the
+        scheduler's `num_speculative_tokens` tokens per step. Give each request its own proposer and generator.
+        on_tokens: if it raises an exception, only its own request is cancelled.
         """
         if any(other.id == id for other in self.requests):
             raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
@@ -86,12 +86,11 @@ class Engine:
         return seq
 
     def serve(self, requests: list[Sequence]) -> Log:
-        """Serve requests as they arrive, seconds from now, until all have ended -> the event log.
+        """Serve requests as they arrive (seconds from now) until all have ended -> the event log.
 
-        Requests may also come from a workload with ids: their answers have exactly `output_length` tokens. One that
-        can never run is rejected, its `error` says why, and the others go on. An exception on the way, such as a
-        proposer's, or RuntimeError as `loop.serve` has it, cancels all that run or wait, and is raised again.
-        RuntimeError, and nothing changed, while another run uses the scheduler.
+        Requests may also come from a workload with ids: their outputs then have exactly `output_length` tokens. A
+        request that can never run is rejected with an `error`, and the others continue. Any other exception, such as
+        a proposer's, cancels all requests and is raised again. RuntimeError while another run uses the scheduler.
         """
         with self.scheduler.exclusive():
             possible = [seq for seq in requests if seq.stopping is not None or self._adopt(seq)]
@@ -99,23 +98,23 @@ class Engine:
             try:
                 with gc_frozen():
                     log = serve(possible, self.scheduler, self)
-            except BaseException:  # an interrupt, too: the blocks are for whoever is served next
+            except BaseException:  # also an interrupt: free the blocks for the next run
                 self.scheduler.stop(self.now())
                 raise
         log.requests = list(requests)
         return log
 
     def output(self, seq: Sequence) -> Output:
-        """The answer to a request, as `generate` gives it; finish may also be "cancelled" or "rejected"."""
+        """The output of a request, as from `generate`. Its finish reason may also be "cancelled" or "rejected"."""
         if seq.stopping is None:
             return Output([], None, [], seq.status.value)
         text = text_of(self.target.tokenizer, seq)
         return Output(seq.output_ids, text, seq.stats, seq.finish_reason or seq.status.value)
 
     def cancel(self, seq: Sequence) -> None:
-        """End a request, whether it waits, runs or is yet to come; from any thread.
+        """Cancel a request that waits, runs or has not arrived yet. Thread-safe.
 
-        During a run it ends before the next step, else at once. Its output so far stays.
+        During a run it ends before the next step, otherwise at once. It keeps its output so far.
         """
         self.scheduler.cancel(seq)
 
@@ -124,35 +123,38 @@ class Engine:
         return time.perf_counter() - self.start
 
     def wait(self, until: float) -> None:
-        """Sleep until then, a moment at most: the loop asks again, and a request may have been cancelled meanwhile."""
+        """Sleep until `until`, but at most MOMENT: the loop calls again, after looking for cancelled requests."""
         time.sleep(max(0.0, min(until - self.now(), MOMENT)))
 
     @torch.no_grad()
     def run(self, plan: Plan) -> list[list[int]]:
-        """One step for the rows of the plan -> the new tokens of each; the plan then says what they really fed.
+        """Run one step for the rows of a plan -> the new tokens of each row.
 
-        RuntimeError if another engine or a simulator has used the blocks since this one was made or began to serve.
+        Replaces the planned token counts in `plan.rows` by the number of tokens that were fed.
         """
         if self.pool.owner_mark is not self.memory.owner_mark:
             raise RuntimeError("another run has used this engine's blocks; give each engine its own pool and target")
+        # give every sequence its token budget and a cache over its block table
         seqs = [seq for seq, _ in plan.rows]
         for seq, tokens in plan.rows:
             seq.num_scheduled_tokens = tokens
-            if seq.cache.blocks is not seq.block_table:  # newly admitted, perhaps with a prefix, perhaps once more
+            if seq.cache.blocks is not seq.block_table:  # newly admitted, or again after a preemption
                 seq.cache = PagedCache(self.memory, seq.block_table, seq.num_computed_tokens)
+        # copy-on-write, before the pass writes
         for source, to in self.pool.copies:
             self.memory.copy(source, to)
         self.pool.copies.clear()
+        # one forward pass; then stream the new tokens
         idle = [self._padding() for _ in plan.idle] if self.padded else []
         committed = step(self.target, seqs + idle)[: len(seqs)] if seqs + idle else []
-        sync(self.target.device)  # so that the time of this step is the log's
+        sync(self.target.device)  # so that the log has the time of the whole step
         plan.rows = [(seq, seq.stats[-1].num_input_tokens) for seq in seqs]
         for seq, tokens in zip(seqs, committed, strict=True):
             self._stream(seq, tokens)
         return committed
 
     def _adopt(self, seq: Sequence) -> bool:
-        """Make a request that came from elsewhere ready; False, and rejected, if that cannot be done."""
+        """Prepare a request that this engine did not make. Returns False if it cannot run; it is then rejected."""
         try:
             if not seq.ids:
                 raise ValueError("it has no ids; let the workload draw them")
@@ -165,28 +167,29 @@ class Engine:
         return True
 
     def _padding(self) -> Sequence:
-        """A row of one token that no request needs, on the null block."""
+        """A padding sequence: one token per step, written to the null block."""
         seq = new_sequence(self.target, [0], None, None, 1)
         seq.cache = PagedCache(self.memory, [self.memory.null_block])
         return seq
 
     def _stream(self, seq: Sequence, tokens: list[int]) -> None:
-        """Hand new tokens to the request's reader."""
+        """Pass new tokens to the request's on_tokens."""
         try:
             if seq.on_tokens and tokens and seq.status is Status.RUNNING:
                 seq.on_tokens(tokens)
                 if seq.finish_reason and (end := getattr(seq.on_tokens, "end", None)):
                     end()
-        except Exception as error:  # the reader has gone: no other request should suffer from it
+        except Exception as error:  # for example a closed connection: the other requests continue
             seq.error = f"on_tokens failed: {error!r}"
             self.cancel(seq)
 
 
 def paged(model, pool: BlockPool, max_num_seqs: int | None = None) -> PagedTarget:
-    """The model's decoder on paged caches of the pool's size, compiled and tuned for `max_num_seqs` rows (None: eager).
+    """A PagedTarget for the model with a KV cache of the pool's size; an existing PagedTarget is returned as it is.
 
-    TypeError for what is no decoder of ours; ValueError for a LanguageModel that our decoder cannot compute, and a
-    PagedTarget that was made for another pool, or is eager where a compiled one was asked for.
+    max_num_seqs: batch size to compile and tune the decode step for; None: eager.
+    TypeError if the model is not one of our decoders. ValueError if our decoder cannot run it, or if an existing
+    PagedTarget has another size or is eager although max_num_seqs is given.
     """
     sizes = dict(num_blocks=pool.num_blocks, block_size=pool.block_size)
     if isinstance(model, PagedTarget):

@@ -1,6 +1,6 @@
 """The serving loop and its event log (lesson 05): schedule, run, commit, until every request has ended.
 
-A backend runs the plans: the engine on a model and the wall clock, the simulator on a cost model and a number.
+A backend runs the plans: the engine on a model in real time, the simulator on a cost model in virtual time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lessons_lib.serving.scheduler import Plan, Scheduler
 
 
 class Share(NamedTuple):
-    """One sequence's part of a step: its slot, tokens fed and emitted, whether it prefilled, tokens cached before."""
+    """One sequence in one step: slot, tokens fed and emitted, whether it was prefill, tokens cached before the step."""
 
     id: int | str
     slot: int
@@ -28,11 +28,11 @@ class Share(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """One step, planned at `start` and done at `end` (seconds).
+    """One step, from `start` to `end` (seconds).
 
-    waiting: requests in the queue meanwhile. idle: (slot, id) of finished requests that still held theirs. preempted:
-    ids. used_blocks: of the pool. cached_tokens: keys and values of the running sequences, those fed in this step
-    included; a shared prefix counts once for each.
+    waiting: number of requests in the queue. idle: (slot, id) of finished requests that still held their slot.
+    preempted: ids. used_blocks: blocks of the pool in use. cached_tokens: cached tokens of all running sequences, this
+    step's included; a shared prefix counts once per sequence.
     """
 
     start: float
@@ -47,7 +47,7 @@ class Iteration(NamedTuple):
 
 @dataclass
 class Log:
-    """A run: its requests (with their own times) and its steps, on `slots` slots and a pool of so many blocks."""
+    """The event log of a run: its requests (with their times), its steps, and the number of slots and blocks."""
 
     requests: list[Sequence]
     slots: int
@@ -56,7 +56,7 @@ class Log:
     iterations: list[Iteration] = field(default_factory=list)
 
     def record(self, scheduler: Scheduler, plan: Plan, committed: list[list[int]], start: float, end: float) -> None:
-        """Note a step that ran from start to end (seconds); before scheduler.commit, which frees blocks and slots."""
+        """Log a step that ran from start to end (seconds). Call it before scheduler.commit frees blocks and slots."""
         shares = [
             Share(seq.id, seq.slot, fed, len(tokens), prefill, cached)
             for (seq, fed), tokens, (prefill, cached) in zip(plan.rows, committed, plan.before, strict=True)
@@ -69,28 +69,28 @@ class Log:
 
 
 class Backend(Protocol):
-    """Runs plans, on a clock of its own (seconds from the start of the run)."""
+    """Runs plans and keeps the time, in seconds from the start of the run."""
 
     memory: Memory  # of the pool's blocks
 
     def now(self) -> float:
-        """The time."""
+        """The current time."""
 
     def wait(self, until: float) -> None:
-        """Let the time pass until then."""
+        """Wait until the time `until`, or less: the loop calls again."""
 
     def run(self, plan: Plan) -> list[list[int]]:
-        """Run one step and commit to each sequence what it gave -> the new tokens of each row.
+        """Run one step and append the new tokens to each sequence -> the new tokens of each row of the plan.
 
-        A row that feeds only a part of a prompt gives none.
+        A row that feeds only a part of a prompt gets no new token.
         """
 
 
 def serve(requests: list[Sequence], scheduler: Scheduler, backend: Backend) -> Log:
     """Serve the requests as they arrive, until all have ended -> the event log.
 
-    A request that can never run is rejected (its `error` says why) and the others go on. One that is being served, or
-    has been, stays as it is. RuntimeError if the policy admits nothing though nothing runs and nothing will change.
+    A request that can never run is rejected with an `error`, and the others continue. A request that is running or has
+    run is left unchanged. RuntimeError if nothing runs and the policy will never admit a waiting request.
     """
     scheduler.pool.attach(backend.memory)
     arrivals = deque(sorted(requests, key=lambda seq: seq.arrival))
@@ -110,18 +110,18 @@ def serve(requests: list[Sequence], scheduler: Scheduler, backend: Backend) -> L
 
 
 def _arrive(arrivals: deque[Sequence], scheduler: Scheduler, now: float) -> None:
-    """Queue the requests whose time has come; cancelled ones are not waited for."""
+    """Queue the requests that have arrived by now. Skip cancelled ones."""
     while arrivals and (arrivals[0].arrival <= now or arrivals[0].status is Status.CANCELLED):
         seq = arrivals.popleft()
         if seq.status is Status.CANCELLED:
             continue
-        with suppress(ValueError):  # a rejected request has an error that says why
+        with suppress(ValueError):  # a rejected request keeps the reason in `error`
             scheduler.add(seq)
     scheduler.closed = not arrivals
 
 
 def _next_event(arrivals: deque[Sequence], scheduler: Scheduler, now: float) -> float:
-    """When something can change: at the next arrival, or when the policy wants to be asked again."""
+    """Time of the next event: the next arrival, or the policy's wake time if that is earlier."""
     wake = scheduler.policy.wake(scheduler)
     event = min(arrivals[0].arrival if arrivals else math.inf, wake if wake > now else math.inf)
     if math.isinf(event):

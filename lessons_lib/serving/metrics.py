@@ -1,10 +1,9 @@
-"""Metrics of a run (lesson 05), from its event log: the same for simulator, engine and client.
+"""Serving metrics of a run (lesson 05), computed in the same way for simulator, engine and client.
 
-Per request: TTFT = t_1 - t_0, TPOT = (t_n - t_1)/(n - 1), E2E = t_n - t_0 (measure/timeline.py). Per run:
+Per request: TTFT = t_1 - t_0, TPOT = (t_n - t_1)/(n - 1), E2E = t_n - t_0 (measure/clock.py: Timeline). Per run:
     makespan = last token - first arrival; output throughput = sum n / makespan; total: sum (P + n) / makespan
-    occupancy = rows that emitted a token or fed a prompt / (slots x iterations); the rest of the slots is wasted
-Requests that failed or were refused have no times: they count in `failed`, and against goodput.
-Source: measure/timeline.py; Little's law.
+    occupancy = slots that ran / (slots x iterations); all other slots are wasted
+Failed and rejected requests have no times: they count in `failed` and as misses in goodput.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ Percentiles = dict[float, float]
 
 @dataclass(frozen=True)
 class Latency:
-    """Of all requests that were served: makespan and percentiles {50: ..., 90: ..., 99: ...} in seconds.
+    """Latency of the served requests: makespan in seconds, and percentiles {50: ..., 90: ..., 99: ...} in seconds.
 
-    output_throughput, total_throughput: tokens per second, the latter with those of prompts. itl: gaps between tokens,
-    those of all requests together; queueing: arrival to first slot, NaN where no log says.
+    requests, failed: counts. output_throughput, total_throughput: tokens per second without and with prompt tokens.
+    itl: gaps between tokens, over all requests. queueing: from arrival to first slot, NaN if unknown.
     """
 
     requests: int
@@ -42,12 +41,13 @@ class Latency:
 
 @dataclass(frozen=True)
 class Usage:
-    """How the slots and blocks of a run were used.
+    """Utilisation of a run's slots and KV cache blocks.
 
-    occupancy: part of the slots that worked, over iterations, whatever each takes; wasted_slots: the others, counted,
-    of which idle_slots were held by finished requests. Over the time of the iterations: kv_blocks, the part of the
-    blocks in use; kv_tokens, tokens cached over the room in those blocks (1 less internal fragmentation; above 1 if
-    prefixes are shared). reused_tokens: prompt tokens found in the prefix cache.
+    occupancy: fraction of slots that ran, mean over iterations. wasted_slots: number of slots that did not run, summed
+    over iterations; idle_slots: those held by finished requests.
+    kv_blocks: fraction of blocks in use, mean over time. kv_tokens: cached tokens over the capacity of those blocks
+    (1 minus internal fragmentation; above 1 if prefixes are shared), from means over time.
+    reused_tokens: prompt tokens found in the prefix cache.
     """
 
     iterations: int
@@ -61,10 +61,7 @@ class Usage:
 
 
 def latency(requests: list[Sequence], qs: tuple[float, ...] = (50, 90, 99)) -> Latency:
-    """The latencies of requests that have been served, in seconds; qs: percentiles.
-
-    NaN where none was served. ValueError for a q outside 0 to 100.
-    """
+    """Latency of requests after a run, in seconds. qs: percentiles. All NaN if no request was served."""
     good = [r for r in requests if served(r)]
     lines = [r.timeline() for r in good]
     span = clock.makespan(lines)
@@ -82,7 +79,7 @@ def latency(requests: list[Sequence], qs: tuple[float, ...] = (50, 90, 99)) -> L
 
 
 def usage(log: Log) -> Usage:
-    """How well a run used what it had; zeros and NaN for a run without iterations."""
+    """Utilisation of a run's slots and blocks. Zeros and NaN for a run without iterations."""
     steps = log.iterations
     useful, offered = sum(len(i.shares) for i in steps), log.slots * len(steps)
     blocks = over_time(steps, [i.used_blocks for i in steps])
@@ -96,32 +93,26 @@ def usage(log: Log) -> Usage:
 
 
 def served(request: Sequence) -> bool:
-    """Whether a request got its tokens: neither refused, nor broken off, nor cancelled."""
+    """Whether a request got all its tokens: it was not rejected, did not fail and was not cancelled."""
     return request.error is None and request.finished is not None and bool(request.times)
 
 
 def goodput(requests: list[Sequence], ttft: float, tpot: float) -> tuple[float, float]:
-    """(requests per second that kept both limits, their fraction); limits in seconds, failures count as misses.
+    """Goodput -> (requests per second within both limits, fraction of requests within both limits).
 
-    ZeroDivisionError without requests.
+    ttft, tpot: limits in seconds. Failed requests count as misses.
     """
     lines = [r.timeline() if served(r) else Timeline(r.arrival, ()) for r in requests]
     return clock.goodput(lines, ttft, tpot), clock.attainment(lines, ttft, tpot)
 
 
 def service_level(unloaded: Latency) -> tuple[float, float]:
-    """Limits (TTFT, TPOT) in seconds for goodput: 10 and 3 times the medians of requests that were served alone.
-
-    KeyError for latencies without their medians.
-    """
+    """Limits (TTFT, TPOT) in seconds for goodput: 10 and 3 times the medians of requests that were served alone."""
     return 10 * unloaded.ttft[50], 3 * unloaded.tpot[50]
 
 
 def over_time(steps: list[Iteration], values: list[float]) -> float:
-    """Mean of one value per iteration, weighted with its duration (idle time between iterations left out).
-
-    NaN without any duration; ValueError for another number of values.
-    """
+    """Mean of one value per iteration, weighted by duration. Idle time between iterations is left out."""
     durations = [i.end - i.start for i in steps]
     total = sum(durations)
     return sum(d * v for d, v in zip(durations, values, strict=True)) / total if total else math.nan

@@ -1,4 +1,4 @@
-"""The simulator (lesson 05): the serving loop with a cost model for a GPU and a number for a clock."""
+"""The simulator (lesson 05): the serving loop with a cost model in place of a GPU, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ NONE, ANY = [], [0]  # no token, and one whose id does not matter
 
 @dataclass
 class Simulator:
-    """A backend whose clock advances by what the cost model says of each forward pass.
+    """A backend whose clock advances by the predicted time of each forward pass.
 
-    accepted(sequence, drafts): how many of the draft tokens fed are accepted (Scheduler.num_speculative_tokens); None:
-    none.
-    padded: finished requests that a static batch holds cost a row each, as where sequences are padded to a rectangle;
-    an engine that packs its rows only wastes their slots.
+    accepted(sequence, drafts): number of accepted tokens among `drafts` draft tokens; None: none is accepted.
+    padded: whether a finished request that a static batch still holds costs a row in every pass, as in a rectangular
+    batch. If not, sequences are packed and it only occupies its slot.
     """
 
     cost: BatchCost
     accepted: Callable[[Sequence, int], int] | None = None
     padded: bool = True
     time: float = field(default=0.0, init=False)
-    owner_mark: object | None = field(default=None, init=False)  # see pool.Memory
+    owner_mark: object | None = field(default=None, init=False)  # see block_pool.Memory
 
     @property
     def memory(self) -> Simulator:
-        """Itself: each simulation is a memory of its own, which holds no keys and values."""
+        """The simulator itself: each simulation counts as a new memory, although it stores no keys and values."""
         return self
 
     def now(self) -> float:
-        """Virtual seconds so far."""
+        """Virtual time in seconds."""
         return self.time
 
     def wait(self, until: float) -> None:
-        """Go on to that second, never back."""
+        """Advance the clock to `until`, never back."""
         self.time = max(self.time, until)
 
     def run(self, plan: Plan) -> list[list[int]]:
-        """Let the step's seconds pass and commit its tokens -> the new tokens of each row."""
+        """Advance the clock by the time of the step and commit its tokens -> the new tokens of each row."""
         self.time += self.cost.seconds(load_of(plan, self.padded))
         committed = [self._tokens(seq, fed) for seq, fed in plan.rows]
         for (seq, fed), tokens in zip(plan.rows, committed, strict=True):
@@ -51,7 +50,7 @@ class Simulator:
         return committed
 
     def _tokens(self, seq: Sequence, fed: int) -> list[int]:
-        """What a row gives: nothing before its last token is fed, then one token and the accepted draft tokens."""
+        """New tokens of a row: none for a part of a prompt, else one token and the accepted draft tokens."""
         drafts = fed - seq.num_uncomputed_tokens
         if drafts < 0:
             return NONE
@@ -69,30 +68,30 @@ def simulate(
     accepted: Callable[[Sequence, int], int] | None = None,
     padded: bool = True,
 ) -> Log:
-    """Serve fresh copies of the requests on the virtual clock (seconds) -> the event log, the copies in it.
+    """Serve copies of the requests in virtual time (seconds) -> the event log, which holds the copies.
 
-    The scheduler must be fresh as well; accepted and padded: see Simulator. RuntimeError as `loop.serve` has it, and,
-    with nothing changed, while another run uses the scheduler.
+    scheduler: a new one for each simulation. accepted, padded: see Simulator. RuntimeError while another run uses the
+    scheduler.
     """
     with scheduler.exclusive():
         return serve([request.fresh() for request in requests], scheduler, Simulator(cost, accepted, padded))
 
 
 def load_of(plan: Plan, padded: bool = True) -> Load:
-    """The load of a plan, before it has run. padded: finished requests that a static batch holds are rows as well."""
+    """The load of a plan that has not run yet. padded: count finished requests that a static batch holds as rows."""
     rows = [(fed, seq.prefilling, seq.num_computed_tokens) for seq, fed in plan.rows]
     idle = [(1, False, seq.num_tokens - 1) for seq in plan.idle] if padded else []
     return _total(rows + idle)
 
 
 def steps(log: Log) -> list[tuple[Load, float]]:
-    """(load, seconds) of every iteration of a run that had rows: what `cost.fit` takes. Held rows do not count."""
+    """(load, seconds) of every iteration in which a sequence ran: the input of `cost.fit`. Idle slots do not count."""
     ran = [i for i in log.iterations if i.shares]
     return [(_total((s.fed, s.prefill, s.cached) for s in i.shares), i.end - i.start) for i in ran]
 
 
 def _total(rows: Iterable[tuple[int, bool, int]]) -> Load:
-    """The load of rows (tokens fed, whether of a prompt, tokens cached before)."""
+    """The load of rows, each (tokens fed, whether it is prefill, tokens cached before)."""
     tokens = pairs = prompts = decode = kv = 0
     for fed, prefill, cached in rows:
         if prefill:
