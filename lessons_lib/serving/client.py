@@ -1,12 +1,13 @@
-"""A client for OpenAI-compatible servers (lesson 05): replays a workload as streams, and times every token.
+"""A streaming client for OpenAI-compatible servers (lesson 05): sends a workload and times every token.
 
     served = send(workload.requests(), Server("http://127.0.0.1:8000", "my-model"))
     metrics.latency(served)
 
 Works with vLLM, SGLang, TGI and `transformers serve`, through the openai package. Each request is sent at its arrival
-time, whatever the server has answered so far (open loop), up to 1,000 at once; nothing is tried twice. A token has
-arrived when its event has been read here: TTFT holds the connection (each request opens its own), network, queue and
-tokenization. Reading an event takes about 0.1 ms of one core, so a few thousand tokens per second can be timed.
+time, no matter how many are still unanswered (open loop), up to 1,000 at once, and without retries. The time of a token
+is when the client has read its event: TTFT includes connecting (each request opens a connection), network, queue and
+tokenization. Reading an event takes about 0.1 ms of one core, which limits the client to a few thousand tokens per
+second.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError('the client needs the openai package: pip install -e ".[lessons]"') from error
 
 Prompt = str | list[int]
-WARM_UP = 3.0  # seconds that the client's first call may take, before any request is sent
+WARM_UP = 3.0  # maximum seconds for the client's first call, before any request is sent
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where to ask. chat: the chat endpoint, which needs text and adds the model's template; else completions.
+    """Address and settings of a server.
 
-    extra: more fields of the request's body, such as {"ignore_eos": True} for vLLM and SGLang, so that outputs have
-    the length that the workload says. timeout: seconds without an event before a request is given up; limit: seconds
-    for a whole request. ValueError for an address or a key that cannot be sent to.
+    chat: use the chat endpoint, which takes text and applies the model's chat template; else the completions endpoint.
+    extra: more fields of the request body, for example {"ignore_eos": True} for vLLM and SGLang, which makes outputs as
+    long as in the workload. timeout: maximum seconds between two events; limit: maximum seconds for a whole request.
     """
 
     url: str
@@ -55,11 +56,11 @@ class Server:
             raise ValueError("An api_key is one line of ASCII characters; this one has others, perhaps a line's end.")
 
     def client(self) -> openai.AsyncOpenAI:
-        """A client without retries, which would hide failures, and without time limits of its own.
+        """A client without retries, which would hide failures, and without its own time limits.
 
-        Connections are not used again: a request that meets one that the server is just closing would fail. Proxies of
-        the environment are not used: TTFT would hold their time as well. The environment's key, organization and
-        project stay here: they are for another server.
+        Connections are not reused, because a request fails if the server is just closing its connection. Proxies from
+        the environment are ignored, because they would add to TTFT. The API key, organization and project from the
+        environment are not sent, because they are meant for another server.
         """
         address = self.url.rstrip("/").removesuffix("/v1") + "/v1"
         http = openai.DefaultAsyncHttpxClient(trust_env=False)
@@ -67,23 +68,22 @@ class Server:
             base_url=address, api_key=self.api_key or "none", max_retries=0, timeout=None, http_client=http,
             default_headers={"Connection": "close"},
         )  # fmt: skip
-        client.organization = client.project = None  # given as None they would come from the environment
+        client.organization = client.project = None  # as None arguments they would be read from the environment
         return client
 
 
 class StreamError(Exception):
-    """Why an answer did not come to its end."""
+    """A stream that failed or ended too early, with the reason."""
 
 
 def send(
     requests: list[Sequence], server: Server, prompt: Callable[[Sequence], Prompt] | None = None
 ) -> list[Sequence]:
-    """Send each request at its arrival time -> served copies, with their tokens' times in seconds from the start.
+    """Send each request at its arrival time -> copies of the requests, with token times in seconds from the start.
 
-    prompt(request) -> text, or ids where the server takes them; None: the request's ids, ValueError without any. A
-    request that fails has an `error` saying why; the others go on. The clock starts after a first call, which lists
-    the server's models, or after WARM_UP seconds without its answer. Nothing lasts longer than server.limit after the
-    last arrival.
+    prompt(request) -> text, or ids if the server accepts them; None: the request's ids. A failed request has an
+    `error`, and the others continue. The clock starts after a warm-up call that lists the server's models (at most
+    WARM_UP seconds). The run ends at most server.limit seconds after the last arrival.
     """
     copies = sorted((request.fresh() for request in requests), key=lambda r: r.arrival)
     asked = [(request, prompt(request) if prompt else _ids(request)) for request in copies]
@@ -94,7 +94,7 @@ def send(
 
 async def _replay(asked: list[tuple[Sequence, Prompt]], server: Server) -> None:
     async with server.client() as client:
-        with suppress(Exception):  # the client's first call takes longer; a dead server is each request's error
+        with suppress(Exception):  # warm-up: the first call takes longer. If it fails, each request reports the error
             await asyncio.wait_for(client.models.list(), min(WARM_UP, server.timeout))
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
@@ -103,7 +103,7 @@ async def _replay(asked: list[tuple[Sequence, Prompt]], server: Server) -> None:
 
 
 async def _ask(client: openai.AsyncOpenAI, server: Server, request: Sequence, prompt: Prompt, start: float) -> None:
-    """Wait for the request's arrival and run it to its end or its error."""
+    """Wait for the request's arrival time, then run it until it ends or fails."""
     await asyncio.sleep(start + request.arrival - time.perf_counter())
     request.status, error = Status.RUNNING, None
     try:
@@ -111,7 +111,7 @@ async def _ask(client: openai.AsyncOpenAI, server: Server, request: Sequence, pr
             await _read(client, server, request, prompt, start)
     except TimeoutError:
         error = f"no end within the limit of {server.limit} s"
-    except Exception as why:  # whatever it is: the other requests go on
+    except Exception as why:  # any error: the other requests continue
         error = str(why) or repr(why)
     request.finished = time.perf_counter() - start
     request.status = Status.CANCELLED if error else Status.FINISHED
@@ -119,7 +119,7 @@ async def _ask(client: openai.AsyncOpenAI, server: Server, request: Sequence, pr
 
 
 async def _read(client: openai.AsyncOpenAI, server: Server, request: Sequence, prompt: Prompt, start: float) -> None:
-    """Ask, and note when the tokens come. StreamError if the end never comes."""
+    """Send the request and record when each token arrives. StreamError if the stream does not end regularly."""
     times: list[float] = []
     tokens, finished, stream = 0, False, None
     try:
@@ -140,7 +140,7 @@ async def _read(client: openai.AsyncOpenAI, server: Server, request: Sequence, p
         request.times = evenly(times, tokens)
         request.num_output_tokens = len(request.times)
         if stream is not None:
-            with suppress(Exception):  # the answer has been read, or the error that matters has been raised
+            with suppress(Exception):  # the stream has been read, or the relevant error has been raised already
                 await stream.close()
     if not finished:
         raise StreamError("the stream ended without a finish_reason; the server cut it off")
@@ -149,7 +149,7 @@ async def _read(client: openai.AsyncOpenAI, server: Server, request: Sequence, p
 
 
 def _why(error: Exception, server: Server, begun: bool) -> str:
-    """A sentence for an error that ended an answer, before its stream began or after."""
+    """An error message for an exception. begun: whether the stream had already begun."""
     cause = repr(error.__cause__ or error)
     match error:
         case TimeoutError():
@@ -176,9 +176,9 @@ async def _stream(client: openai.AsyncOpenAI, server: Server, prompt: Prompt, ma
 
 
 def _generated(choice) -> bool:
-    """Whether an event brings something generated: text, reasoning or a tool call; a role alone is none.
+    """Whether an event contains generated tokens: text, reasoning or a tool call, not only a role.
 
-    Servers name the field of a reasoning model's thoughts differently, so any field of a chat's delta counts.
+    Servers use different names for the reasoning field, so any field of a chat delta counts.
     """
     if not hasattr(choice, "delta"):
         return bool(choice.text)
@@ -186,18 +186,18 @@ def _generated(choice) -> bool:
 
 
 def evenly(times: list[float], count: int) -> list[float]:
-    """Times of `count` tokens that came in fewer events, evenly: [1, 2], 4 -> [1, 1, 2, 2]; else one per event."""
+    """Times of `count` tokens, spread evenly over fewer events: [1, 2], 4 -> [1, 1, 2, 2]. Else one per event."""
     if not times or count <= len(times):
         return list(times)
     return [times[-(-(k + 1) * len(times) // count) - 1] for k in range(count)]
 
 
 def _reachable(url: str) -> bool:
-    """Whether a url has all that a connection needs."""
+    """Whether a url has a scheme, a host and a valid port."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half an IPv6 address
+    except ValueError:  # an invalid port or IPv6 address
         return False
 
 

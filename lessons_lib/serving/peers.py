@@ -1,7 +1,7 @@
-"""Peers for the engine (lesson 05): the same requests through transformers, in padded batches and continuously.
+"""Baselines for the engine (lesson 05): the same requests in transformers, with static and continuous batching.
 
-Both give served copies of the requests, so that metrics.latency says the same of them as of engine and simulator.
-Every answer is greedy and has exactly the length that the workload says, whatever would end a text.
+Both return served copies of the requests, so metrics.latency works on them as on those of engine and simulator. Every
+output is greedy and has exactly the length given by the workload; EOS tokens do not end it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.measure.clock import TokenClock
 from lessons_lib.models.hub import quiet
 
-PAGES = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 256}  # generate_batch's best on a small CPU
-NO_END = -1  # a token id that never comes
+PAGES = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 256}  # the fastest for generate_batch on a small CPU
+NO_END = -1  # a token id that never occurs
 
 
 def padded_batches(network, requests: list[Sequence], slots: int) -> list[Sequence]:
-    """Static batching by transformers' generate: so many requests at a time in their order, prompts padded on the
-    left to a rectangle, each batch run to its longest output; what others emit beyond their own length is dropped.
+    """Static batching with transformers' generate: batches of `slots` requests, in their given order.
 
-    network: a causal LM of transformers. requests: with ids, else TypeError. ValueError for no slots.
+    Prompts are left-padded to a rectangle. Each batch runs to its longest output; the surplus tokens of shorter ones
+    are dropped. network: a causal LM of transformers. requests: with ids.
     """
     served, start = [request.fresh() for request in requests], time.perf_counter()
     for first in range(0, len(served), slots):
@@ -45,11 +45,10 @@ def _pad(network, batch: list[Sequence], start: float) -> None:
 
 
 def continuous_batches(network, requests: list[Sequence], pages: dict = PAGES) -> list[Sequence]:
-    """transformers' continuous batching, all requests at once: what generate_batch does, with a length for each.
+    """Continuous batching in transformers, all requests at once: as generate_batch, with a length for each request.
 
-    network, requests: as `padded_batches`. pages: sizes of its cache and of its passes, PAGES or other settings of
-    ContinuousBatchingConfig (without any it takes most of the memory). A request that fails has an `error`, as in the
-    engine.
+    network, requests: as in `padded_batches`. pages: arguments of ContinuousBatchingConfig, the sizes of its cache and
+    its passes (its defaults take most of the memory). A failed request has an `error`, as in the engine.
     """
     settings = GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=0)
     config = ContinuousBatchingConfig(**pages)
@@ -69,7 +68,7 @@ def continuous_batches(network, requests: list[Sequence], pages: dict = PAGES) -
 
 
 def _take(request: Sequence, result, start: float) -> None:
-    """Note one result of transformers' manager, which logs errors and does not raise them."""
+    """Record one result of transformers' manager, which logs errors instead of raising them."""
     times = [at - start for at in result.timestamps or ()]
     if result.error or len(result.generated_tokens) != request.length:
         request.status, request.error = Status.CANCELLED, f"Request {request.id}: {result.error or 'too few tokens'}."

@@ -1,10 +1,10 @@
-"""The continuous-batching study by Anyscale (2023), simulated (lesson 05): OPT-13B in fp16 on one A100-40GB.
+"""Anyscale's continuous-batching study (2023), simulated (lesson 05): OPT-13B in fp16 on one A100-40GB.
 
-Its workload: 1,000 requests at once, 512 prompt tokens each, output lengths exponential with scale 128, those above M
-drawn again; throughput counts prompt and output tokens. Its tables are images; quotable are the values in its text,
-all for M = 1536. Nothing is tuned here: the cost model is the data sheet's roofline, without any overhead, so that an
-error is what the roofline and the systems' scheduling do not explain.
-Source: anyscale.com/blog/continuous-batching-llm-inference, and its public benchmark scripts for the settings.
+Its workload: 1,000 requests at once with 512 prompt tokens each. Output lengths are exponential with scale 128, and
+sampled again above M. Throughput counts prompt and output tokens. The study's tables are images, so only the values in
+its text can be quoted, all for M = 1536. Nothing is tuned here: the cost model is the roofline of the data sheet,
+without overhead. The error shows what roofline and scheduling do not explain.
+Source: anyscale.com/blog/continuous-batching-llm-inference; settings from its public benchmark scripts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lessons_lib.serving.scheduler import Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Exponential, Fixed, Workload
 
-MEAN_OUTPUT = 128  # tokens, before those above M are drawn again
-STATIC_SLOTS = {32: 16, 128: 12, 512: 8, 1536: 4}  # one budget, worst case 512 + M tokens a request
+MEAN_OUTPUT = 128  # tokens, before lengths above M are sampled again
+STATIC_SLOTS = {32: 16, 128: 12, 512: 8, 1536: 4}  # M -> slots for about one token budget, 512 + M tokens per request
 TOKEN_BUDGET = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
-CACHE_TOKENS = 17_089  # what 14 GB, left beside the weights, hold of OPT-13B's 819,200 bytes a token
-MANY = 256  # slots that are never the limit; also vLLM's own
+CACHE_TOKENS = 17_089  # 14 GB beside the weights / 819,200 bytes per token of OPT-13B
+MANY = 256  # more slots than ever needed; also vLLM's default
 NAIVE, BATCH_MAX, SAME_SLOTS, RESERVED, PAGED = (
     "static, every batch as long as the job's longest",  # Hugging Face pipelines as the study ran them
     "static, each batch to its own longest",  # FasterTransformer
@@ -38,9 +38,10 @@ TOKENS_PER_SECOND = {NAIVE: 81, BATCH_MAX: 4 * 81, RESERVED: 8 * 81, PAGED: 23 *
 
 @dataclass(frozen=True)
 class StudyRow:
-    """One system at one M. Throughputs in tokens/s, prompt tokens counted; published is None where none is quotable.
+    """One system at one M. simulated, published: throughput in tokens/s with prompt tokens; None if not published.
 
-    gain: simulated over the naive static of this M; concurrency: mean requests a forward pass.
+    gain: simulated throughput over that of naive static batching at this M; published_gain: the same from published
+    values. concurrency: mean requests per forward pass.
     """
 
     longest: int
@@ -53,16 +54,16 @@ class StudyRow:
 
 
 def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Sequence]:
-    """The study's requests with outputs of at most `longest` (M) tokens; ValueError for no requests or no tokens."""
+    """The study's requests, with outputs of at most `longest` (M) tokens."""
     return Workload(requests, Fixed(512), Exponential(MEAN_OUTPUT, longest, reject=True), seed=seed).requests()
 
 
 def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
-    """A fresh scheduler for each system at this M; KeyError for an M that the study has not."""
+    """A new scheduler for each system at this M, one of STATIC_SLOTS."""
     slots, budget = STATIC_SLOTS[longest], BlockPool(TOKEN_BUDGET[longest], 1)
     job = max(request.output_length for request in requests)
     paged = BlockPool(CACHE_TOKENS // 16, 16)
-    unlimited = lambda: BlockPool(10**9, 1)  # noqa: E731 - the static systems fit by their choice of slots
+    unlimited = lambda: BlockPool(10**9, 1)  # noqa: E731 - static systems fit by their number of slots
     return {
         NAIVE: Scheduler(unlimited(), slots, Static(steps=job)),
         BATCH_MAX: Scheduler(unlimited(), slots, Static()),
@@ -73,13 +74,13 @@ def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
 
 
 def device(overhead: float = 0.0) -> RooflineCost:
-    """OPT-13B's roofline on an A100-40GB; overhead: seconds a forward pass, to see what it would have to be."""
+    """Roofline of OPT-13B on an A100-40GB. overhead: seconds per forward pass, to fit the published values."""
     sheet = DATA_SHEETS["A100-40GB"]
     return RooflineCost(CONFIGS["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
 
 
 def table(requests: int = 1000, seed: int = 0) -> list[StudyRow]:
-    """Every system at every M, simulated, beside what the study says; ValueError for no requests."""
+    """Simulated and published throughput of every system at every M."""
     return [row for longest in STATIC_SLOTS for row in _rows(longest, requests, seed)]
 
 
@@ -98,9 +99,9 @@ def _rows(longest: int, requests: int, seed: int) -> list[StudyRow]:
 
 
 def total_throughput(log: Log) -> float:
-    """Prompt and output tokens per second, to the last departure: a batch that runs on for nothing costs its time.
+    """Prompt and output tokens per second, from the first arrival until the last sequence leaves its slot.
 
-    log: of a run in which all requests were served, else TypeError.
+    The steps of a static batch after its last useful token count, too. log: of a run in which every request was served.
     """
     tokens = sum(r.prompt_length + r.num_output_tokens for r in log.requests)
     return tokens / (max(r.finished for r in log.requests) - min(r.arrival for r in log.requests))

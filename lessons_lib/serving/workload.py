@@ -15,12 +15,12 @@ class Lengths(Protocol):
     """A distribution of token counts."""
 
     def draw(self, rng: Random) -> int:
-        """One count, at least 1."""
+        """Sample one count, at least 1."""
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always `count` tokens; ValueError below 1."""
+    """Always `count` tokens."""
 
     count: int
 
@@ -34,7 +34,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every count from low to high, both included, equally often; ValueError if low is above high or below 1."""
+    """Uniform between low and high tokens, both included."""
 
     low: int
     high: int
@@ -45,16 +45,16 @@ class Uniform:
             raise ValueError(f"Uniform lengths go from low to high, not from {self.low} to {self.high}.")
 
     def draw(self, rng: Random) -> int:
-        """Tokens, `low` to `high`."""
+        """A count from `low` to `high`."""
         return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential with this scale, capped. What lies above the cap becomes the cap, or with reject is drawn again.
+    """Exponential with scale `mean` (tokens), limited to `cap` (tokens).
 
-    mean, cap: tokens. Rejecting lowers the mean to mean - cap/(e^(cap/mean) - 1); see `expected`. ValueError unless
-    both are positive.
+    Values above the cap are set to it; with reject=True they are sampled again, which lowers the mean to
+    mean - cap/(e^(cap/mean) - 1). See `expected`.
     """
 
     mean: float
@@ -65,7 +65,7 @@ class Exponential:
         _positive(mean=self.mean, cap=self.cap)
 
     def draw(self, rng: Random) -> int:
-        """Tokens, 1 to `cap`."""
+        """A count from 1 to `cap`."""
         length = rng.expovariate(1 / self.mean)
         while self.reject and length > self.cap:
             length = rng.expovariate(1 / self.mean)
@@ -73,7 +73,7 @@ class Exponential:
 
     @property
     def expected(self) -> float:
-        """The mean in tokens after the cap, before rounding."""
+        """The mean in tokens with the cap, before rounding."""
         if self.reject:
             return self.mean - self.cap / math.expm1(self.cap / self.mean)
         return -self.mean * math.expm1(-self.cap / self.mean)
@@ -81,7 +81,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Listed:
-    """One of these counts of tokens, drawn with replacement: seen elsewhere; ValueError for none, or one below 1."""
+    """An empirical distribution: one of `counts` (tokens), sampled with replacement."""
 
     counts: tuple[int, ...]
 
@@ -91,7 +91,7 @@ class Listed:
         _positive(count=min(self.counts))
 
     def draw(self, rng: Random) -> int:
-        """Tokens, one of `counts`."""
+        """One of `counts`."""
         return rng.choice(self.counts)
 
 
@@ -110,16 +110,16 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True)
 class AtOnce:
-    """Everything at time 0: how throughput is measured."""
+    """All requests arrive at time 0, as in throughput benchmarks."""
 
     def times(self, count: int, rng: Random) -> list[float]:
-        """`count` zeros, in seconds."""
+        """`count` zeros."""
         return [0.0] * count
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Independent users: `rate` requests per second, gaps exponential; ValueError for a rate that is not positive."""
+    """A Poisson process, as from many independent users: `rate` requests per second, exponential gaps."""
 
     rate: float
 
@@ -127,7 +127,7 @@ class Poisson:
         _check_rate(self.rate)
 
     def times(self, count: int, rng: Random) -> list[float]:
-        """Seconds, ascending: sums of gaps whose mean is 1 / rate."""
+        """Arrival times in seconds, ascending: cumulative sums of gaps with mean 1 / rate."""
         return list(accumulate(rng.expovariate(self.rate) for _ in range(count)))
 
 
@@ -136,14 +136,15 @@ def _check_rate(rate: float) -> None:
         raise ValueError(f"The arrival rate must be a positive number of requests per second, not {rate}.")
 
 
-CHAT_IDS = 1000  # the vocabulary of scripted chats
+CHAT_IDS = 1000  # vocabulary size of scripted chats
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`count` requests; max_tokens: the limit that policies see, each request's own output length if None.
+    """`count` requests with sampled prompt lengths, output lengths and arrival times.
 
-    vocab_size: prompts get random ids below it, where a model or a prefix cache wants ids; None: lengths alone.
+    max_tokens: the limit known to scheduling policies; None: each request's output length.
+    vocab_size: prompts get random ids below it, for a model or a prefix cache; None: only lengths.
     """
 
     count: int = 48
@@ -155,9 +156,9 @@ class Workload:
     seed: int = 0
 
     def requests(self) -> list[Sequence]:
-        """The same requests every time. Lengths and arrivals have streams of their own: a rate changes no length.
+        """Sample the requests, the same ones at every call.
 
-        ValueError for a count of none, a max_tokens below 1 and a vocabulary without ids.
+        Lengths and arrivals have separate random generators, so another arrival rate does not change any length.
         """
         if self.count < 1:
             raise ValueError(f"A workload needs at least one request, not {self.count}.")
@@ -173,10 +174,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Conversations:
-    """Multi-turn chats: each prompt repeats a system text, which all share, and the chat so far.
+    """Multi-turn chats: each prompt is the system prompt that all chats share, plus the chat so far.
 
-    The answers in the history are scripted (Sequence.reply), so that they can be replayed anywhere. arrivals: of the
-    chats; the next turn of a chat comes `pause` seconds after the one before, answered or not.
+    The replies in the history are scripted (Sequence.reply), so that every backend sees the same prompts.
+    count: chats. turns: per chat. system: tokens of the system prompt. questions, answers: tokens per turn. arrivals:
+    of the chats' first turns. pause: seconds between two turns of a chat, even if the first is not answered yet.
     """
 
     count: int = 8
@@ -189,7 +191,7 @@ class Conversations:
     seed: int = 0
 
     def requests(self) -> list[Sequence]:
-        """All turns of all chats; ids are "chat.turn". ValueError for a negative pause that leads before the start."""
+        """A request for each turn of each chat, with id "chat.turn"."""
         rng = Random(f"chats {self.seed}")
         times = self.arrivals.times(self.count, Random(f"arrivals {self.seed}"))
         system = random_ids(self.system, CHAT_IDS, rng)
@@ -207,5 +209,5 @@ class Conversations:
 
 
 def random_ids(count: int, vocab_size: int, rng: Random) -> list[int]:
-    """So many token ids below vocab_size; ValueError for a vocab_size below 1."""
+    """`count` random token ids below vocab_size."""
     return [rng.randrange(vocab_size) for _ in range(count)]
