@@ -1,8 +1,8 @@
 """How many tokens to draft per step (lesson 06): gamma as a constant, by rules of thumb, or by predicted speed.
 
-A schedule may stop drafting *behind* a token, judging by the tokens so far: that token is verified all the same.
-Throwing away a token that was drawn would bias sampling. Rules and defaults as in transformers, the oracle in
-tests/peers/test_assisted.py; predicted speed by Leviathan et al. 2022 (arXiv 2211.17192).
+A schedule may stop drafting only *after* a token, which is then still verified: dropping a token that was already
+sampled would bias the output. Rules and defaults are those of transformers, the oracle in
+tests/peers/test_assisted.py. Predicted speed: Leviathan et al. 2022 (arXiv 2211.17192).
 """
 
 import math
@@ -12,34 +12,34 @@ from functools import cache
 from lessons_lib.decoding.proposers import check_integers
 from lessons_lib.measure.cost import WidthCurve, best_gamma
 
-CARRIED = 8.0  # guesses that an assumed alpha weighs, or an earlier text's
+CARRIED = 8.0  # weight, in checked draft tokens, of the initial alpha or of the estimate from earlier texts
 
 
 class DraftLength:
-    """Says for every step how deep to draft, and learns from what became of it. Belongs to one proposer."""
+    """A schedule: chooses gamma for every step and learns from the result. Each proposer needs its own."""
 
     def reset(self) -> None:
-        """A new text begins."""
+        """Start a new text."""
 
     def next(self) -> int:
-        """gamma, tokens of the step that begins, asked once in it; 0: do not speculate. NotImplementedError here."""
+        """gamma for the next step; 0 means no draft. Call it once per step."""
         raise NotImplementedError
 
     def goes_on(self, confidence: float) -> bool:
-        """Whether to draft further behind a token of this probability in the draft's eyes."""
+        """Whether to continue drafting after a token. confidence: its probability q in the draft's distribution."""
         return True
 
     def observe(self, depth: int, examined: int, accepted: int) -> None:
-        """`depth` tokens were drafted, the target looked at `examined` of them and accepted `accepted`.
+        """Learn from a step: `depth` tokens were drafted, `examined` of them checked and `accepted` accepted.
 
-        Both may be more than `depth` where drafts cost nothing: prompt lookup compares its copy with the text as far as
-        that goes, whether the target was given the tokens or not.
+        With prompt lookup, `examined` and `accepted` may exceed `depth`: it also compares tokens that it copied but
+        did not propose with the committed tokens.
         """
 
 
 @dataclass
 class Constant(DraftLength):
-    """gamma tokens at every step; ValueError below 1."""
+    """gamma tokens at every step."""
 
     gamma: int = 5
 
@@ -52,10 +52,7 @@ class Constant(DraftLength):
 
 @dataclass
 class Confidence(Constant):
-    """Up to gamma tokens, but none behind one that the draft itself gives less than `threshold`.
-
-    ValueError for a gamma below 1.
-    """
+    """Up to gamma tokens; stops after a token whose probability in the draft's distribution is below `threshold`."""
 
     gamma: int = 20
     threshold: float = 0.4
@@ -66,29 +63,31 @@ class Confidence(Constant):
 
 @dataclass
 class Heuristic(Constant):
-    """Two more after a step in which all gamma tokens were accepted, one less after one with a rejected token, never
-    below one. Neither where fewer than gamma were drafted and all accepted.
+    """Raises gamma by 2 after a step in which all gamma tokens were accepted, lowers it by 1 (not below 1) after a
+    rejection.
 
-    The length reached carries over to the next text. ValueError for a gamma below 1.
+    gamma does not change if fewer than gamma tokens were drafted and all of them accepted. It carries over to the next
+    text.
     """
 
     def observe(self, depth: int, examined: int, accepted: int) -> None:
         if accepted < depth:
             self.gamma = max(1, self.gamma - 1)
-        elif depth >= self.gamma:  # else there was no room for gamma tokens, or nothing to draft them from
+        elif depth >= self.gamma:  # a shorter draft, cut by the budget or for lack of a match, is no evidence
             self.gamma += 2
 
 
 class Adaptive(DraftLength):
-    """The gamma with the highest predicted speed E[N] / (gamma c + v(gamma + 1)), 0 included, for chains.
+    """Chooses the gamma (0 included) with the highest predicted speed E[N] / (gamma c + v(gamma + 1)), for chains.
 
-    c, v: a draft forward and a w-row target forward pass over a one-row one (measure.cost). alpha: acceptance
-    assumed at first, with the weight of eight guesses; then accepted over examined guesses, where `decay` is what
-    a step's count still weighs one step later. The next text begins with the estimate reached, which weighs no more
-    than eight guesses either: texts differ, and its own guesses soon count for more.
-    It stops drafting when 0 is best for an alpha one standard error higher, too, for a stop brings no evidence; and
-    then it still drafts one token every `probe_every` steps. None: evidence comes all the same (prompt lookup judges
-    guesses that nobody saw), so the best gamma is taken as it is. ValueError for settings out of range.
+    c: cost of one draft forward pass; v: width curve; both in units of a one-token target pass (measure.cost). most:
+    upper limit of gamma. alpha: initial acceptance rate, with the weight of 8 checked draft tokens. Afterwards alpha =
+    accepted / checked, and every step multiplies earlier counts by `decay`. A new text starts with the estimate so
+    far, with a weight of at most 8 tokens, so that its own drafts soon count for more.
+
+    Drafting stops only if gamma = 0 is best even for an alpha one standard error higher, because without drafts there
+    is no new evidence. Even then it drafts one token every `probe_every` steps. probe_every=None always takes the best
+    gamma: for prompt lookup, which gets evidence also from tokens that it did not propose.
     """
 
     def __init__(
@@ -106,17 +105,17 @@ class Adaptive(DraftLength):
         if probe_every is not None:
             _at_least_one("probe_every", probe_every)
         self.decay, self.probe_every = decay, probe_every
-        self._best = cache(lambda percent: best_gamma(percent / 100, c, v, most))  # asked at every step
+        self._best = cache(lambda percent: best_gamma(percent / 100, c, v, most))  # called at every step
         self._accepted, self._examined, self._idle = CARRIED * alpha, CARRIED, 0
 
     @property
     def alpha(self) -> float:
-        """alpha-hat: the estimated probability that an examined guess is accepted."""
+        """alpha-hat: the estimated probability that a checked draft token is accepted."""
         return self._accepted / self._examined
 
     @property
     def hoped(self) -> float:
-        """alpha-hat and its standard error, that of as many guesses as the evidence weighs, 1 at most."""
+        """alpha-hat plus one standard error, at most 1. The sample size is the decayed count of checked tokens."""
         return min(1.0, self.alpha + math.sqrt(self.alpha * (1 - self.alpha) / self._examined))
 
     def reset(self) -> None:
@@ -124,11 +123,14 @@ class Adaptive(DraftLength):
         self._accepted, self._examined = share * self._accepted, share * self._examined
 
     def next(self) -> int:
+        # The best gamma for the estimate
         gamma = self._best(round(100 * self.alpha))
         if self.probe_every is None:
             return gamma
+        # Keep drafting one token while alpha may be higher than estimated
         if not gamma and self._best(round(100 * self.hoped)):
             gamma = 1
+        # Probe with one token after probe_every steps without a draft
         self._idle = 0 if gamma else self._idle + 1
         if self._idle < self.probe_every:
             return gamma
