@@ -4,37 +4,37 @@
     model = load("smollm2-135m")
     print(generate(model.target(), "Once upon a time").text)
 
-The packages, each importing only from those below it; `help("lessons_lib.serving")` and so on lead further:
+The packages, each importing only from those below it (`help("lessons_lib.serving")` shows more about one of them):
 
-course         what lessons call: exercises, figures, widgets; running and sweeping lessons
-training       what trains drafts and heads
-serving        sequences, scheduler, block pool, engine, simulator, workload, client
-decoding       the one loop, its targets, proposers and acceptance rules
-models         where weights come from, and the readable decoder
-quantization   number formats of few bits, GPTQ and its kin, linear layers with quantized weights
-attention      naive, tiled and split attention with their traffic counted; torch's backends
-caches         keys and values: contiguous, static, paged
-measure        clocks, this machine, cost models, scorecard, claims
-data, weights  prompts, texts; a trained draft and trained heads
+course         for lessons: exercises, figures, widgets; running and sweeping lessons
+training       training of draft models and Medusa heads
+serving        scheduler, block pool, engine, simulator, workload, client
+decoding       the decoding loop, its sequences, targets, proposers and acceptance rules
+models         loading of weights, and a readable decoder
+quantization   low-bit number formats, GPTQ and similar methods, linear layers with quantized weights
+attention      naive, tiled and split attention with counted memory traffic; torch's backends
+caches         KV caches: contiguous, static, paged
+measure        clocks, properties of this machine, cost model, scorecard, claims
+data, weights  prompts and texts; a trained draft model and trained heads
 
-What the package itself offers:
+Exported by the package itself:
 
-load           a model by name or folder -> LanguageModel; `.target()` is what decodes
+load           opens a model by name or folder -> LanguageModel; `.target()` makes a target from it
 generate       continue a prompt with a target, a proposer and an acceptance rule
 TextStream     prints text as it is generated: `generate(..., on_tokens=TextStream(model.tokenizer))`
 Greedy         acceptance rule: the target's most likely token; lossless
 Sampling       acceptance rule: samples from the target's distribution; lossless
-Typical        acceptance rule: takes every draft token that would not surprise the target; lossy
-PromptLookup   proposer: copies what followed an earlier occurrence of the text's last tokens
-Jacobi         proposer: refines its own draft tokens with the target's leftover predictions
-Lookahead      proposer: collects n-grams in a window beside the text and verifies those that fit
+Typical        acceptance rule: accepts draft tokens above an entropy-dependent probability; lossy
+PromptLookup   proposer: copies the tokens that followed an earlier occurrence of the last n-gram
+Jacobi         proposer: refines its own draft tokens with the target's predictions from the last step
+Lookahead      proposer: collects n-grams with a Jacobi window and drafts those that start with the root
 DraftModel     proposer: a small model with the same tokenizer drafts
-Medusa         proposer: heads on the target's own last hidden state draft a tree
+Medusa         proposer: heads on the target's last hidden state draft a tree
 """
 
 import os
 
-# OpenMP reads it when torch is imported: threads that wait give way to other programs sooner, unless you set it
+# Lets waiting OpenMP threads yield to other programs sooner. Read when torch is imported; your own setting wins.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from lessons_lib.decoding.generate import generate
