@@ -1,10 +1,11 @@
-"""Proposers: one file per technique, each a way to guess what the target will say next (lessons 06-09).
+"""Proposers: one file per technique, each a way to propose draft tokens (lessons 06-09).
 
-prompt_lookup           copies what followed an earlier occurrence of the text's last tokens
-draft_model             a small model drafts a chain or a tree, as deep as draft_length says
-jacobi                  refines its own guess with the target's leftover predictions
-lookahead               collects n-grams in a window beside the text and verifies those that fit
-medusa                  heads on the target's own final state guess, a tree of them is verified
+prompt_lookup           copies the tokens that followed an earlier occurrence of the last n-gram
+draft_model             a small model drafts a chain or a tree
+draft_length            how many tokens to draft per step: constant, by rules of thumb, by predicted speed
+jacobi                  refines its own draft tokens with the target's predictions from the last step
+lookahead               collects n-grams with a Jacobi window and drafts those that start with the root
+medusa                  heads on the target's last hidden state draft a tree
 """
 
 from collections.abc import Sequence
@@ -14,43 +15,44 @@ from lessons_lib.decoding.draft_tree import DraftTree, ModelOutput
 
 
 def whole(value) -> bool:
-    """Whether a value is an integer, Python's or numpy's."""
+    """Whether a value is an integer of Python or numpy, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_integers(**sizes: int) -> None:
-    """Raise TypeError for a size, given by its name, that is no integer."""
+    """Raise TypeError if a named size is not an integer."""
     for name, size in sizes.items():
         if not whole(size):
             raise TypeError(f"{name} must be an integer, not {size!r}")
 
 
 class Proposer:
-    """Proposes nothing: plain decoding. Techniques override what they need. One proposer serves one text at a time.
+    """Base class of proposers. It proposes nothing: plain decoding. A proposer drafts for one text at a time.
 
-    needs: abilities the target must offer, such as "states". after: layers whose hidden states `observe` wants.
+    needs: abilities that the target must offer, such as "states". after: layers whose hidden states `observe` receives.
     """
 
     needs: frozenset[str] = frozenset()
     after: tuple = ()
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """A new text begins with these ids, to be continued by `target`. ValueError for one it cannot draft for."""
+        """Start a new text with this prompt. Raises ValueError if the proposer cannot draft for `target`."""
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
-        """Add draft tokens for what follows ids, all committed tokens, to the empty tree, within its budget."""
+        """Add draft tokens to the empty tree, within its budget. ids: all committed tokens, the root last."""
 
     @staticmethod
     def propose_batch(
         proposers: Sequence["Proposer"], texts: Sequence[Sequence[int]], trees: Sequence[DraftTree]
     ) -> None:
-        """Propose for several texts, each with a proposer of this kind; override it to draft all in one pass."""
+        """Propose for several texts, each with its own proposer of this type. Override it to draft as a batch."""
         for proposer, ids, tree in zip(proposers, texts, trees, strict=True):
             proposer.propose(ids, tree)
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
-        """Called after every commit, the prefill's included.
+        """Learn from a step; called after every commit, also after prefill.
 
-        path: accepted nodes; tokens: what was committed, the target's own token last; scores: row 0 of its logits and
-        hidden states is the root's, row 1 + i node i's, side tokens follow.
+        path: the accepted nodes. tokens: the committed tokens, normally accepted draft tokens and then the target's own
+        token; cut after a token that ends the text. scores: logits and hidden states; row 0 belongs to the root, row
+        1 + i to node i, and the rows of side tokens come last.
         """
