@@ -1,19 +1,21 @@
-"""Rounding that looks at calibration inputs first (lesson 10): GPTQ, AWQ and SmoothQuant.
+"""Calibrated quantization (lesson 10): GPTQ, AWQ and SmoothQuant, which use calibration inputs.
 
-**GPTQ** (Frantar et al. 2022, arXiv 2210.17323, after Optimal Brain Surgeon) rounds one column of a matrix after
-another and lets later columns make up for the error. A layer's outputs on calibration inputs change by tr(d H dᵀ),
-where d is what rounding did to W and H = (2/n) Σ x xᵀ. With (H + damping)^-1 = UᵀU, U upper triangular, the error e of
-column j, divided by U_jj, times row j of U is what the columns after j best subtract. It is a greedy choice: usually
-far better than rounding to the nearest, but that is no theorem (a test keeps one row of three columns on which `sweep`
-is worse). So `gptq` keeps rounding to the nearest for rows on which that is better: rows share no error.
+**GPTQ** (Frantar et al. 2022, arXiv 2210.17323, after Optimal Brain Surgeon) rounds the columns of a matrix one by one
+and lets later columns compensate for the error. Rounding changes a layer's outputs on calibration inputs by tr(d H dᵀ),
+where d is the change of W and H = (2/n) Σ x xᵀ. Let (H + damping)^-1 = UᵀU, U upper triangular. The best compensation
+subtracts e / U_jj times row j of U from the columns after j, where e is the error of column j.
+This is a greedy choice. It is usually far better than rounding to nearest, but not always (a test keeps one row of
+three columns on which `sweep` is worse). So `gptq` keeps rounding to nearest for the rows on which that is better: rows
+are independent.
 
-**Scaling** uses that (x / s)·(W·diag(s))ᵀ is x Wᵀ, but its parts are easier to round. AWQ (Lin et al. 2023,
-arXiv 2306.00978) is for weights alone: channels with large inputs are scaled up, so that their weights are rounded more
-finely. SmoothQuant (Xiao et al. 2022, arXiv 2211.10438) is for weights and activations: part of the activations'
-outliers moves into the weights. 1/s belongs into the norm before the matrix, whose readers share s.
+**Scaling** uses that (x / s)·(W·diag(s))ᵀ equals x Wᵀ, but its factors are easier to round. AWQ (Lin et al. 2023, arXiv
+2306.00978) is for weight-only formats: it scales up channels with large inputs, so that their weights are rounded more
+finely. SmoothQuant (Xiao et al. 2022, arXiv 2211.10438) is for weights and activations: it moves part of the
+activations' outliers into the weights. 1/s is folded into the norm before the matrix, so all matrices that read this
+norm share s.
 
-The decoders here are `models.Decoder`s. A matrix is named (number of its layer, "qkv" | "out" | "gate_up" | "down"),
-the LM head (number of layers, "head").
+The decoders here are `models.Decoder`s. A matrix is named (layer number, "qkv" | "out" | "gate_up" | "down"), the LM
+head (number of layers, "head").
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -42,20 +44,20 @@ from lessons_lib.quantization.formats import (
 from lessons_lib.quantization.linear import FakeQuantLinear, sharing_copy
 
 MATRICES, HEAD = ("qkv", "out", "gate_up", "down"), "head"
-SAMPLE = 256  # rows of a matrix's inputs that are kept
-Name = tuple[int, str]  # of a matrix
-Windows = Sequence[Sequence[int]]  # ids that are read together, each from its own beginning
+SAMPLE = 256  # input rows kept for each matrix
+Name = tuple[int, str]  # name of a matrix: (layer number, "qkv")
+Windows = Sequence[Sequence[int]]  # calibration sequences of ids, each run on its own
 
 
 def linears(decoder: nn.Module, head: bool = True) -> dict[Name, nn.Module]:
-    """The linear layers of a decoder by name, in the order of a forward pass. head: the LM head, too."""
+    """The linear layers of a decoder by name, in the order of a forward pass. head: include the LM head."""
     found = {(i, name): getattr(layer, name) for i, layer in enumerate(decoder.layers) for name in MATRICES}
     return found | ({(len(decoder.layers), HEAD): decoder.head} if head else {})
 
 
 @contextmanager
 def watching(modules: Mapping[Name, nn.Module], see: Callable[[Name, Tensor], None]) -> Iterator[None]:
-    """While this is open, see(name, x (T, K)) is given what each of these modules is called with."""
+    """Context manager that calls see(name, x) with the input x (T, K) of every call of these modules."""
 
     def hook_of(name: Name):
         def hook(_, args: tuple) -> None:
@@ -73,7 +75,7 @@ def watching(modules: Mapping[Name, nn.Module], see: Callable[[Name, Tensor], No
 
 @torch.no_grad()
 def watch(decoder: nn.Module, windows: Windows, see: Callable[[Name, Tensor], None]) -> None:
-    """Run the windows through the decoder and show what each matrix reads, x (T, K). ValueError without windows."""
+    """Run the windows through the decoder and call see(name, x) with the input x (T, K) of each matrix."""
     if not windows:
         raise ValueError("there is nothing to calibrate with; pass windows of ids, such as of text('calibration')")
     with watching(linears(decoder), see):
@@ -83,7 +85,7 @@ def watch(decoder: nn.Module, windows: Windows, see: Callable[[Name, Tensor], No
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a matrix (N, K) read: max |x| and mean |x| of each column (K,), and some of the rows (n, K)."""
+    """Calibration inputs of a matrix (N, K): max |x| and mean |x| of each column (K,), and a sample of rows (n, K)."""
 
     largest: Tensor
     mean: Tensor
@@ -91,11 +93,10 @@ class Inputs:
 
 
 def inputs_of(decoder: nn.Module, windows: Windows) -> dict[Name, Inputs]:
-    """What each matrix reads along these windows, their first tokens left out.
+    """Collect the calibration inputs of each matrix along these windows, without the first token of each window.
 
-    A first token's states are many times larger than any other's (Sun et al. 2024, arXiv 2402.17762), and rounded by
-    scales of its own wherever activations are: it must not decide about the others.
-    ValueError without windows.
+    The first token's hidden states are many times larger than all others (Sun et al. 2024, arXiv 2402.17762). Where
+    activations are rounded, each token has its own scale, so the first one must not decide about the others.
     """
     seen: dict[Name, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
@@ -118,7 +119,7 @@ def _together(parts: Sequence[tuple[Tensor, Tensor, Tensor]], each: int) -> Inpu
 def hessian(inputs: Tensor) -> Tensor:
     """H = (2/n) Σ x xᵀ of a layer's inputs (n, K) -> (K, K) float64. For more inputs, average those of equal n.
 
-    Matrices that read the same inputs (q, k and v; gate and up) share it. ValueError for inputs that are not finite.
+    Matrices with the same inputs (q, k and v; gate and up) share it.
     """
     check_values(inputs, "the calibration inputs")
     x = inputs.detach().reshape(-1, inputs.shape[-1]).double()
@@ -126,12 +127,12 @@ def hessian(inputs: Tensor) -> Tensor:
 
 
 def layer_loss(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
-    """tr(d H dᵀ) with d = weight - rounded, both (N, K), H (K, K): twice the mean square change of the outputs."""
+    """tr(d H dᵀ) with d = weight - rounded, both (N, K), H (K, K): twice the mean squared change of the outputs."""
     return float(row_losses(weight, rounded, hessian).sum())
 
 
 def row_losses(weight: Tensor, rounded: Tensor, hessian: Tensor) -> Tensor:
-    """(N,) the share of each row in `layer_loss`."""
+    """Contribution of each row (N,) to `layer_loss`."""
     d = weight.to(hessian) - rounded.to(hessian)
     return (d @ hessian * d).sum(1)
 
@@ -147,37 +148,41 @@ def gptq(
     act_order: bool = False,
     block: int = 128,
 ) -> Integers:
-    """weight (N, K) and H (K, K) -> integers as `quantize` gives them, with other codes. per: "row" or a group size.
+    """GPTQ: round weight (N, K) with Hessian H (K, K) to integers as `quantize` does, but with compensated codes.
 
-    damp: share of the mean diagonal added to H's, tenfold again until its Cholesky factor exists. act_order: columns
-    of the largest inputs first. Groups get their scale from the columns as they are when their turn comes, with
-    act_order from the original ones. block: columns between two updates of all that follow; it changes no result.
-    Raises ValueError for values that are not finite, for shapes, bits, kinds, groups and dampings that do not fit, and
-    for a Hessian that no damping makes positive definite.
+    per: "row" or a group size. damp: share of the mean diagonal that is added to H's diagonal; multiplied by 10 until
+    the Cholesky factor exists.
+    act_order: process columns in descending order of input size. A group's scale is fitted when its first column is
+    reached, to the weights compensated so far; with act_order, to the original weights.
+    block: columns between two updates of all columns after them; it does not change the result.
+    Raises ValueError for values that are not finite, and for a Hessian that no damping makes positive definite.
     """
     check_bits(bits)
     _check_shapes(weight, hessian, per, damp, block)
     h = hessian.to(working_dtype(hessian.dtype), copy=True)
-    dead = h.diagonal() == 0  # inputs that were never anything but zero: their weights do not matter
+    # 1. columns whose inputs were always zero: their weights do not matter
+    dead = h.diagonal() == 0
     h.diagonal()[dead] = 1
     w = weight.detach().to(h).masked_fill(dead, 0)
+    # 2. sweep over the columns in order, rounding and compensating
     order = h.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(len(h), device=h.device)
     size = w.shape[1] if per == ROW else per
     columns = _Columns(w, size, order.tolist(), lambda group: fit_grid(group, bits, kind), act_order)
     factor = inverse_factor(h[order][:, order], damp)
-    block = block if per == ROW else -(-block // size) * size  # no group reaches into the next block
+    block = block if per == ROW else -(-block // size) * size  # whole groups per block
     sweep(w[:, order], factor, block, columns.round)
     found = Integers(weight.shape, weight.dtype, pack(columns.codes, bits), columns.grid())
+    # 3. keep rounding to nearest for the rows on which it is better
     nearest = quantize(weight, bits, per, kind)
     losses = [row_losses(weight, of.dequantize(), hessian.to(h)) for of in (found, nearest)]
     return _mixed(found, nearest, losses[1] < losses[0])
 
 
 def _mixed(found: Integers, nearest: Integers, rows: Tensor) -> Integers:
-    """`found`, but with these rows (N,) of `nearest`."""
+    """`found`, with the rows (N,) that are True taken from `nearest`."""
 
     def of(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-        """Both (N, K), or (N x groups, 1)."""
+        """one and other: both (N, K), or both (N x groups, 1)."""
         return None if one is None else torch.where(rows.repeat_interleave(len(one) // len(rows))[:, None], other, one)
 
     a, b = found.grid, nearest.grid
@@ -186,36 +191,36 @@ def _mixed(found: Integers, nearest: Integers, rows: Tensor) -> Integers:
 
 
 class _Columns:
-    """Rounds columns in any order, and keeps their codes and grids where they belong."""
+    """Rounds columns in any order, and stores their codes and grids at the original positions."""
 
     def __init__(self, w: Tensor, size: int, order: list[int], fit: Callable[[Tensor], Grid], static: bool):
-        """order: the column that stands at each place. static: all grids come from w as it is now."""
+        """order: the original column at each position. static: fit all grids now, to w as it is."""
         self.size, self.order, self.fit = size, order, fit
         self.codes = torch.empty(w.shape, dtype=torch.uint8, device=w.device)
         self.grids = {group: fit(part) for group, part in enumerate(w.split(size, 1))} if static else {}
 
     def round(self, w: Tensor, j: int) -> Tensor:
-        """w (N, K) in order, corrected so far -> its column at place j rounded (N,)."""
+        """Round the column at position j of w (N, K), which is in order and compensated so far -> (N,)."""
         at = self.order[j]
         group = at // self.size
-        if group not in self.grids:  # its first column: nothing is permuted then
+        if group not in self.grids:  # j is its first column, as columns are not permuted in this case
             self.grids[group] = self.fit(w[:, j : j + self.size])
         codes = self.grids[group].encode(w[:, j : j + 1])
         self.codes[:, at : at + 1] = codes
         return self.grids[group].decode(codes, w.dtype)[:, 0]
 
     def grid(self) -> Grid:
-        """One grid for all groups, in the order of `blocks`."""
+        """The grids of all groups as one, in the order of `blocks`."""
         grids = [self.grids[group] for group in range(len(self.grids))]
         parts = zip(*((grid.scales, grid.zeros, grid.lows) for grid in grids), strict=True)
         return Grid(grids[0].bits, *(None if p[0] is None else torch.cat(p, 1).reshape(-1, 1) for p in parts))
 
 
 def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Round all columns of w (N, K) in order -> the rounded matrix.
+    """Round all columns of w (N, K) in order, compensating in later columns -> the rounded matrix.
 
-    factor: U (K, K). round_column(w, j) gives column j rounded (N,), from w as corrected so far. Within a block
-    corrections are made at once, beyond it when the block is done: the same sums, in larger products.
+    factor: U (K, K). round_column(w, j): column j of the compensated w, rounded (N,). Columns of the same block are
+    updated at once, all later ones when the block is done: the same sums, in larger matmuls.
     """
     w, rounded = w.clone(), torch.empty_like(w)
     for start in range(0, w.shape[1], block):
@@ -230,9 +235,9 @@ def sweep(w: Tensor, factor: Tensor, block: int, round_column: Callable[[Tensor,
 
 
 def inverse_factor(hessian: Tensor, damp: float = 0.01) -> Tensor:
-    """H (K, K) -> U (K, K), upper triangular, where (H + damp·mean(diag H)·I)^-1 = UᵀU.
+    """H (K, K) -> U (K, K), upper triangular, with (H + damp·mean(diag H)·I)^-1 = UᵀU.
 
-    Ten times the damping where it is too little; ValueError if ten times the mean is.
+    damp is multiplied by 10 until the factor exists. Raises ValueError if damp > 10 would be needed.
     """
     unit = hessian.diagonal().mean() * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
     while damp <= 10:
@@ -259,14 +264,14 @@ def _check_shapes(weight: Tensor, hessian: Tensor, per: str | int, damp: float, 
         raise ValueError(f"damp >= 0 and block >= 1 are needed, not {damp} and {block}")
 
 
-POINTS = 20  # of AWQ's grid over alpha in [0, 1)
+POINTS = 20  # grid points of AWQ's search over alpha in [0, 1)
 
 
 def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> Tensor:
-    """s_c = max|x_c|^alpha / max|w_c|^(1 - alpha) from the largest inputs and weights of K channels -> (K,).
+    """SmoothQuant's s_c = max|x_c|^alpha / max|w_c|^(1 - alpha) for K channels -> (K,).
 
-    alpha 0 leaves all outliers to the activations, 1 moves them to the weights. A channel of zeros keeps s = 1.
-    Raises ValueError for values that are not finite, negative maxima, unequal shapes and alpha out of [0, 1].
+    largest_x, largest_w: (K,), the largest inputs and weights of each channel. alpha 0 leaves all outliers in the
+    activations, 1 moves them into the weights. A channel of zeros keeps s = 1.
     """
     check_values(largest_x, "the largest inputs")
     check_values(largest_w, "the largest weights")
@@ -279,11 +284,10 @@ def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> T
 
 
 def awq_scales(inputs: Tensor, weight: Tensor, round_to: Callable[[Tensor], Quantized], points: int = POINTS) -> Tensor:
-    """Try s = mean|x_c|^alpha for alpha = 0, 1/points, ... -> the s (K,) whose rounded weight serves best.
+    """AWQ's s (K,): of s = mean|x_c|^alpha for alpha = 0, 1/points, ..., the one with the smallest output error.
 
-    inputs (n, K) of the matrix (N, K), round_to: what rounds W·diag(s). alpha 0 is rounding to the nearest, so on
-    these inputs AWQ is never worse. Raises ValueError for values that are not finite, shapes that do not fit,
-    and no points.
+    inputs (n, K), weight (N, K); round_to: the rounding applied to W·diag(s). alpha 0 is plain rounding, so on these
+    inputs AWQ is never worse.
     """
     check_values(inputs, "the calibration inputs")
     check_values(weight, "the weight")
@@ -296,7 +300,7 @@ def awq_scales(inputs: Tensor, weight: Tensor, round_to: Callable[[Tensor], Quan
     tried = []
     for alpha in (i / points for i in range(points)):
         scales = loud**alpha
-        scales = scales / (scales.max() * scales.min()).sqrt()  # around 1: a common factor changes nothing but range
+        scales = scales / (scales.max() * scales.min()).sqrt()  # center around 1; a common factor does not matter
         d = round_to(weight * scales).dequantize() / scales - weight
         tried.append((float((inputs @ d.T).square().mean()), scales))
     return min(tried, key=lambda pair: pair[0])[1]
@@ -304,10 +308,10 @@ def awq_scales(inputs: Tensor, weight: Tensor, round_to: Callable[[Tensor], Quan
 
 @torch.no_grad()
 def gptq_decoder(decoder: nn.Module, windows: Windows, format: str) -> dict[Name, Integers]:
-    """Every layer's weights rounded by GPTQ with act-order, layer after layer.
+    """Round the weights of all layers by GPTQ with act-order, layer by layer.
 
-    The matrices of one layer look at the inputs that the layer, unrounded, gives them behind layers that are rounded.
-    ValueError for other formats than integers, no windows, and as `gptq`.
+    Each layer is calibrated on the outputs of the rounded layers before it; within a layer, all Hessians are measured
+    before anything is rounded. format: an integer format. Raises ValueError for another format and without windows.
     """
     options = integers(format)
     if options is None or not windows:
@@ -320,16 +324,16 @@ def gptq_decoder(decoder: nn.Module, windows: Windows, format: str) -> dict[Name
         def see(name: Name, x: Tensor, sums=sums) -> None:
             sums[name] = sums.get(name, 0) + len(x) * hessian(x)
 
-        # 1. Hessians of what this layer's matrices read
+        # 1. Hessians of the inputs of this layer's matrices
         with watching(matrices, see):
             for x, *others in calls:
                 layer(x, *others)
                 count += len(x)
-        # 2. round them
+        # 2. round the matrices
         found = {
             name: gptq(matrices[name].weight, total / count, act_order=True, **options) for name, total in sums.items()
         }
-        # 3. the next layer reads what the rounded layer gives
+        # 3. run the rounded layer: its outputs are the inputs of the next layer
         after = sharing_copy(layer)
         for (_, name), codes in found.items():
             setattr(after, name, FakeQuantLinear(codes))
@@ -339,7 +343,7 @@ def gptq_decoder(decoder: nn.Module, windows: Windows, format: str) -> dict[Name
 
 
 def first_layer_calls(decoder: nn.Module, windows: Windows) -> list[tuple]:
-    """What the first layer is called with along each window: states (T, D), and further arguments of a layer."""
+    """Arguments of the first layer's call for each window: hidden states (T, D), and the layer's further arguments."""
     calls: list[tuple] = []
     handle = decoder.layers[0].register_forward_pre_hook(lambda _, args: calls.append(args))
     try:
@@ -351,13 +355,13 @@ def first_layer_calls(decoder: nn.Module, windows: Windows) -> list[tuple]:
 
 
 SMOOTHED = ("down", "qkv", "gate_up")  # "down" first: its scales change the rows of "gate_up"
-ALPHAS = {"qkv": 0.7, "gate_up": 0.7, "down": 0.5}  # share of the outliers that weights take over
+ALPHAS = {"qkv": 0.7, "gate_up": 0.7, "down": 0.5}  # SmoothQuant's alpha: share of the outliers moved into weights
 
 
 def smoothed(decoder: nn.Module, inputs: Mapping[Name, Inputs], alphas: Mapping[str, float] = ALPHAS) -> nn.Module:
-    """SmoothQuant: a decoder that computes the same, outliers of activations moved into weights, alpha of them.
+    """SmoothQuant: an equivalent decoder with a share alpha of the activations' outliers moved into the weights.
 
-    ValueError for matrices not SMOOTHED, and as `smooth_scales`: alpha out of [0, 1], values that are not finite.
+    alphas: by matrix name, of SMOOTHED only.
     """
 
     def scales(name: Name, weight: Tensor) -> Tensor:
@@ -368,10 +372,7 @@ def smoothed(decoder: nn.Module, inputs: Mapping[Name, Inputs], alphas: Mapping[
 
 
 def awq(decoder: nn.Module, inputs: Mapping[Name, Inputs], rounding: Rounding) -> nn.Module:
-    """AWQ: a decoder that computes the same, columns of large inputs made larger, as serves this rounding best.
-
-    ValueError as `awq_scales`, and as the rounding has it.
-    """
+    """AWQ: an equivalent decoder whose columns with large inputs are scaled up, as suits this rounding best."""
     return _each(decoder, SMOOTHED, lambda name, weight: awq_scales(inputs[name].sample, weight, rounding))
 
 
@@ -386,10 +387,10 @@ def _each(decoder: nn.Module, names: Collection[str], scales_of: Callable[[Name,
 
 
 def scale(layer: nn.Module, name: str, scales: Tensor) -> None:
-    """Multiply the columns of one matrix (N, K) by scales (K,) and divide what it reads by them, all in new tensors.
+    """Multiply the columns of one matrix (N, K) by scales (K,) and divide its inputs by them, all in new tensors.
 
-    Inputs are divided where they are made: in the norm before "qkv" and "gate_up", in the rows of "gate_up" that make
-    the second factor of what "down" reads. "out" is left alone, since one value head serves several of its columns.
+    The division is folded into whatever produces the inputs: the norm before "qkv" and "gate_up"; for "down", the "up"
+    rows of "gate_up". "out" cannot be scaled this way, since one value head feeds several of its columns.
     """
     linear = getattr(layer, name)
     linear.weight = _weight(linear.weight.double() * scales.double(), linear.weight)
