@@ -1,8 +1,9 @@
-"""What only CPUs need (lessons 10, 11): kernels for quantized layers, packed layouts, matmuls that a compiler can fuse.
+"""Quantization and matmuls for CPUs only (lessons 10, 11): kernels, packed layouts, matmuls for torch.compile.
 
-linear    forms of the layers of `quantization.linear` with kernels of AVX512, VNNI or AVX2; layouts: how codes lie
+linear    the layers of `quantization.linear` with AVX512, VNNI or AVX2 kernels
+layouts   packed layouts of the codes
 pointwise matmul and attention written as sums, which torch.compile turns into loops that read memory faster
-native    two kernels in C++, compiled when they are first needed
+native    two C++ kernels, compiled when first needed
 """
 
 import torch
@@ -25,10 +26,10 @@ __all__ = [
 
 
 def packed_kernels() -> bool:
-    """Whether torch's packed kernels of 8 and 4 bits are vectorised here (AVX512). With AVX2 they go code by code."""
+    """Whether torch's packed 8- and 4-bit kernels are vectorised here (AVX512). With AVX2 they process code by code."""
     return torch.cpu._is_avx512_supported()
 
 
 def integer_units() -> bool:
-    """Whether one instruction multiplies and adds four pairs of 8-bit integers (VNNI), without overflow in between."""
+    """Whether this CPU has VNNI: one instruction multiplies and adds four pairs of 8-bit integers without overflow."""
     return torch.cpu._is_vnni_supported()
