@@ -1,6 +1,7 @@
-"""Codes of 8 and 4 bits as CPUs read them fastest (lessons 10, 11): packed int32, rows side by side, matmuls over both.
+"""8- and 4-bit codes in the layouts that CPUs read fastest (lessons 10, 11), and matmuls over them.
 
-Packed codes are seen through float32 where a compiler reads them: with AVX2 it vectorises loads of floats only.
+Codes are packed into int32 words, 4-bit codes with 16 rows interleaved. Compiled code reads the words through a float32
+view, because with AVX2 torch.compile vectorises only loads of floats.
 """
 
 import torch
@@ -10,18 +11,18 @@ from lessons_lib.compiler import CHUNK, PLACES, kept_in_memory
 from lessons_lib.quantization.formats import Integers
 from lessons_lib.quantization.linear import GROUP
 
-BYTES, NIBBLES = 4, 8  # codes of 8 and of 4 bits in a word
-LANES = 16  # rows of a 4-bit matrix that stand side by side, one a lane: no sum runs across lanes
-SUMS = 16  # rows of x up to which sums over words of bytes, taken apart once for all rows, beat the library
+BYTES, NIBBLES = 4, 8  # 8-bit and 4-bit codes in a 32-bit word
+LANES = 16  # rows of a 4-bit matrix that are interleaved, one per SIMD lane: no sum runs across lanes
+SUMS = 16  # rows of x up to which sums over words, unpacked once for all rows, beat the library's matmul
 
 
 def of_bytes(levels: Tensor) -> Tensor | None:
-    """levels (N, K) int8 -> the same memory as words (N, K/4) float32; None where four do not fill a word."""
+    """View codes (N, K) int8 as words (N, K/4) float32, in the same memory; None if K is not a multiple of 4."""
     return levels.view(torch.float32) if levels.shape[1] % BYTES == 0 else None
 
 
 def times_bytes(x: Tensor, words: Tensor) -> Tensor:
-    """x (T, K) times signed bytes, as words (N, K/4) -> (T, N): few rows as sums in one loop, many by the library."""
+    """x (T, K) times int8 codes as words (N, K/4) -> (T, N): few rows as sums in one loop, many by matmul."""
     if len(x) == 1:
         return torch.cat([byte_row(x, part) for part in words.chunk(PLACES)], 1)
     if len(x) <= SUMS:
@@ -31,26 +32,26 @@ def times_bytes(x: Tensor, words: Tensor) -> Tensor:
 
 
 def byte_planes(words: Tensor) -> list[Tensor]:
-    """words (N, K/4) float32 -> four (N, K/4) int32: the signed bytes of columns 0, 4, 8, ...; 1, 5, ... and so on."""
+    """Unpack words (N, K/4) float32 -> four (N, K/4) int32: signed codes of columns 0, 4, 8, ...; 1, 5, ... etc."""
     w = words.view(torch.int32)
     return [(w << (24 - 8 * place)) >> 24 for place in range(BYTES)]
 
 
 def byte_row(x: Tensor, words: Tensor) -> Tensor:
-    """x (1, K) times signed bytes, as words (N, K/4) -> (1, N) in x's dtype, summed in float32 or better."""
+    """x (1, K) times int8 codes as words (N, K/4) -> (1, N) in x's dtype, summed in float32 or better."""
     exact = torch.promote_types(x.dtype, torch.float32)
     parts = kept_in_memory(x.to(exact).view(-1, BYTES).T)
     return sum(plane * part for plane, part in zip(byte_planes(words), parts, strict=True)).sum(-1)[None]
 
 
 def byte_rows(x: Tensor, words: Tensor) -> Tensor:
-    """As `byte_row` for x (T, K): bytes are written out in x's dtype, and multiplied by the library."""
+    """As `byte_row` for x (T, K): the codes are unpacked into x's dtype and multiplied by the library's matmul."""
     wide = torch.cat([plane.to(x.dtype) for plane in byte_planes(words)], 1)
     return x.view(len(x), -1, BYTES).transpose(1, 2).reshape(x.shape) @ wide.T
 
 
 def pack_nibbles(levels: Tensor) -> Tensor:
-    """levels (N, K) 0 .. 15 -> words (N/16, K/8, 16) float32: eight columns a word, sixteen rows side by side."""
+    """Pack codes (N, K) 0 .. 15 into words (N/16, K/8, 16) float32: eight columns per word, 16 rows interleaved."""
     rows, columns = levels.shape
     parts = levels.view(rows, columns // NIBBLES, NIBBLES).int()
     words = sum(parts[..., place] << (4 * place) for place in range(NIBBLES)).int()
@@ -58,13 +59,13 @@ def pack_nibbles(levels: Tensor) -> Tensor:
 
 
 def nibble_planes(words: Tensor) -> list[Tensor]:
-    """words (..., 16) -> eight int32 of their shape: columns 0, 8, 16, ...; 1, 9, ... and so on, each 0 .. 15."""
+    """Unpack words (..., 16) -> eight int32 of that shape: columns 0, 8, 16, ...; 1, 9, ... and so on, each 0 .. 15."""
     w = words.view(torch.int32)
     return [(w >> (4 * place)) & 15 for place in range(NIBBLES)]
 
 
 def times_nibbles(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
-    """x (T, K) times codes of 4 bits in groups -> (T, N): one row as sums, several by the library. As `nibble_row`."""
+    """x (T, K) times 4-bit codes in groups -> (T, N): one row as sums (`nibble_row`), several by matmul."""
     if len(x) == 1:
         return nibble_row(x, words, scales, lows)
     blocks = max(1, CHUNK // (LANES * x.shape[1]))
@@ -73,9 +74,9 @@ def times_nibbles(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Ten
 
 
 def nibble_row(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
-    """x (1, K) times codes of 4 bits -> (1, N) in float32 or better: y_n = sum over groups of s·sum(q·x) + low·sum(x).
+    """x (1, K) times 4-bit codes -> (1, N) in float32 or better: y_n = sum over groups of s·sum(q·x) + low·sum(x).
 
-    words (N/16, K/8, 16) as `pack_nibbles` has them, scales and lows (N/16, K/32, 16).
+    words: (N/16, K/8, 16), from `pack_nibbles`. scales and lows: (N/16, K/32, 16).
     """
     exact = torch.promote_types(x.dtype, torch.float32)
     grouped = x.to(exact).view(-1, GROUP // NIBBLES, NIBBLES)  # (K/32, 4 words, 8 codes)
@@ -89,7 +90,7 @@ def nibble_row(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor
 
 
 def nibble_values(words: Tensor, scales: Tensor, lows: Tensor, dtype: torch.dtype) -> Tensor:
-    """-> the weights (8, K/8, N) in dtype, plane by plane: entry (p, w, n) is column 8·w + p of row n."""
+    """Dequantize to weights (8, K/8, N) in dtype, plane by plane: entry (p, w, n) is column 8·w + p of row n."""
     exact = torch.promote_types(dtype, torch.float32)
     scales, lows = (part.to(exact).repeat_interleave(GROUP // NIBBLES, 1) for part in (scales, lows))
     planes = [(plane * scales + lows).to(dtype).transpose(0, 1).flatten(1) for plane in nibble_planes(words)]
@@ -97,24 +98,24 @@ def nibble_values(words: Tensor, scales: Tensor, lows: Tensor, dtype: torch.dtyp
 
 
 def nibble_rows(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
-    """As `nibble_row` for x (T, K), in x's dtype: weights are written out and multiplied by the library."""
+    """As `nibble_row` for x (T, K), in x's dtype: weights are dequantized and multiplied by the library's matmul."""
     wide = nibble_values(words, scales, lows, x.dtype).flatten(0, 1)
     return x.view(len(x), -1, NIBBLES).transpose(1, 2).reshape(x.shape) @ wide
 
 
-QUAD = 4  # columns that one instruction adds up
+QUAD = 4  # columns that one VNNI instruction sums
 
 
 def multiply_codes(x: Tensor, codes: Tensor) -> Tensor:
-    """x (T, K) times codes (N, K) int8 -> (T, N) in x's dtype; few of the codes are wide at a time."""
+    """x (T, K) times codes (N, K) int8 -> (T, N) in x's dtype, converting a few rows of codes at a time."""
     rows = max(1, CHUNK // codes.shape[1])
     return torch.cat([x @ part.to(x.dtype).T for part in codes.split(rows)], 1)
 
 
 def interleaved(levels: Tensor, bits: int) -> Tensor:
-    """levels (N, K) uint8 -> (N/16, K/32, bytes) as the kernel in C++ reads them: quads of columns, 16 rows of each.
+    """Codes (N, K) uint8 in the layout of the C++ kernel, (N/16, K/32, bytes): quads of columns, 16 rows of each.
 
-    A byte of 4-bit codes holds one of an even quad below one of the quad after it.
+    For 4 bits, a byte holds a code of an even quad in its low half and one of the next quad in its high half.
     """
     quads = levels.view(len(levels) // LANES, LANES, -1, GROUP // QUAD, QUAD).permute(0, 2, 3, 1, 4)
     if bits == 4:
@@ -123,11 +124,11 @@ def interleaved(levels: Tensor, bits: int) -> Tensor:
 
 
 def side_by_side(part: Tensor, rows: int) -> Tensor:
-    """A number for each group (N·groups, 1) of a matrix of N rows -> (N/16, groups, 16): 16 rows, one a lane."""
+    """Interleave the rows of a per-group value: (N·groups, 1) -> (N/16, groups, 16), one row per lane."""
     return part.view(rows // LANES, LANES, -1).transpose(1, 2).contiguous()
 
 
 def scales_and_minima(quantized: Integers) -> Tensor:
-    """(N/16, K/32, 2, 16) float16: of each group its scale, and what code 0 stands for."""
+    """Scale and minimum of each group in the layout of the C++ kernel: (N/16, K/32, 2, 16)."""
     grid, rows = quantized.grid, quantized.shape[0]
     return torch.stack([side_by_side(grid.scales, rows), side_by_side(grid.lows, rows)], 2).contiguous()
