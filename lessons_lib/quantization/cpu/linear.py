@@ -1,6 +1,7 @@
-"""The layers of `quantization.linear` with a CPU's kernels (lessons 10, 11); `kernel_of` picks one.
+"""The layers of `quantization.linear` with CPU kernels (lessons 10, 11); `kernel_of` picks one.
 
-Each has two forms of its forward pass: one call of a kernel, and operations that torch.compile makes the most of.
+Each has two versions of its forward pass: eager code calls one kernel, compiled code uses operations that torch.compile
+can fuse.
 """
 
 import torch
@@ -34,14 +35,14 @@ from lessons_lib.quantization.linear import (
     scales_and_zeros,
 )
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that the kernels take
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # supported by the kernels
 INT4_GROUPS = (32, 64, 128, 256)
-GROUP_SIZES = {group: torch.tensor(group) for group in INT4_GROUPS}  # as an operator wants them
-FEW = 4  # rows up to which the packed kernel of 8 bits is the faster one
+GROUP_SIZES = {group: torch.tensor(group) for group in INT4_GROUPS}  # as tensors, which one operator requires
+FEW = 4  # rows up to which torch's packed 8-bit kernel is faster than converting the codes
 
 
 def kernel_of(kind: type[QuantizedLinear], quantized: Integers) -> type[QuantizedLinear] | None:
-    """The form of this kind of layer that has a kernel here for the matrix's sizes and dtype; None if none has."""
+    """The version of this layer that has a kernel for the matrix's shape and dtype; None if there is none."""
     fits = quantized.dtype in DTYPES and quantized.shape[0] % LANES == 0
     group = quantized.shape.numel() // len(quantized.grid.scales)
     if kind is W8A16Linear:
@@ -58,9 +59,9 @@ def kernel_of(kind: type[QuantizedLinear], quantized: Integers) -> type[Quantize
 
 
 class PackedW8A16Linear(W8A16Linear):
-    """By torch's packed kernel for few rows; compiled as sums over the codes, four of them in a word.
+    """W8A16 by torch's packed kernel for few rows; compiled, as sums over the codes, four of them in a word.
 
-    x in any dtype; the kernel takes DTYPES.
+    x may have any dtype; the kernel is used for DTYPES.
     """
 
     def __init__(self, quantized: Integers):
@@ -78,12 +79,13 @@ class PackedW8A16Linear(W8A16Linear):
 class PackedW4A16Linear(QuantizedLinear):
     """W4A16 by torch's packed kernel for CPUs with AVX512; x in DTYPES.
 
-    The kernel keeps scale and zero in x's dtype: in bf16 they are rounded once more than in the quantized tensor. Many
-    rows go through it, too, though they would be faster with dequantized weights: codes stand in an order of its own.
+    The kernel reads scale and zero in x's dtype: in bf16 they are rounded once more than in the quantized tensor. It
+    also runs for many rows, although dequantized weights would be faster there, because the codes are in its own
+    layout.
     """
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for other bits, groups and kinds than the kernel reads."""
+        """quantized: 4 bits, kind "minimum", a group size in INT4_GROUPS."""
         super().__init__(quantized.shape)
         self.group = check_groups(quantized, (4,), INT4_GROUPS)
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantized.levels().int(), 1)
@@ -93,8 +95,8 @@ class PackedW4A16Linear(QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         both = self.scales_and_zeros.to(x.dtype)
         if torch.compiler.is_compiling():
-            # the operator that torch's compiler would put in its place: in a layer that is compiled once for all, it
-            # mislays the group's size
+            # torch.compile would substitute this operator itself, but in a layer that is compiled once for all layers
+            # it loses the group size
             return torch.ops.quantized.int4mm_packed_weight_cpu(
                 x.contiguous(), self.codes, GROUP_SIZES[self.group], both
             )
@@ -102,10 +104,10 @@ class PackedW4A16Linear(QuantizedLinear):
 
 
 class InterleavedW4A16Linear(QuantizedLinear):
-    """W4A16 in groups of 32 for CPUs without AVX512: eight codes in a word, 16 rows side by side; x in any dtype."""
+    """W4A16 in groups of 32 for CPUs without AVX512: eight codes in a word, 16 rows interleaved; x in any dtype."""
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for other bits, groups and kinds."""
+        """quantized: 4 bits, kind "minimum", groups of 32."""
         super().__init__(quantized.shape)
         check_groups(quantized, (4,), (GROUP,))
         rows, grid = quantized.shape[0], quantized.grid
@@ -120,17 +122,18 @@ class InterleavedW4A16Linear(QuantizedLinear):
 
 
 class OneDNNW8A8Linear(W8A8Linear):
-    """W8A8 for CPUs with VNNI; compiled, oneDNN's operator, whose codes, scales and zeros have to be constants.
+    """W8A8 for CPUs with VNNI; compiled, by oneDNN's operator, whose codes, scales and zeros must be constants.
 
-    The compiler packs the codes ahead of time and tunes a loop of its own for the matmul. oneDNN takes unsigned
-    activations: codes + 128, and 128 is their zero point. The rows' scales stay outside, as it wants one for all.
+    The compiler packs the codes ahead of time and tunes a loop for the matmul. oneDNN expects unsigned activations:
+    codes + 128, with zero point 128. It supports only one activation scale, so the scales of the rows are applied
+    afterwards.
     """
 
     constant = True
 
     def __init__(self, quantized: Integers, terms: int = 1):
         super().__init__(quantized, terms)
-        self.scales = self.scales.float()  # oneDNN takes no others; of 16 bits, they are the same numbers
+        self.scales = self.scales.float()  # oneDNN requires float32; exact for 16-bit scales
         self.register_buffer("zeros", torch.zeros_like(self.scales, dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,14 +152,14 @@ def onednn_matmul(x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> Te
 
 @torch.library.register_fake("onednn::qlinear_prepack")
 def _prepacked(weight: Tensor, _shape: list[int] | None) -> Tensor:
-    """What a compiler expects of oneDNN's packing, which torch does not tell it: the weight transposed."""
+    """Output shape of oneDNN's packing for torch.compile, which torch does not register: the weight transposed."""
     return weight.new_empty(weight.shape[::-1])
 
 
 class PackedW8A8Linear(W8A8Linear):
-    """W8A8 for CPUs without VNNI, which are faster with the values that the codes of x stand for.
+    """W8A8 for CPUs without VNNI, where floating-point matmuls over the rounded values of x are faster.
 
-    Sums are then rounded in the seventh digit.
+    Sums are rounded in the seventh digit.
     """
 
     def __init__(self, quantized: Integers, terms: int = 1):
@@ -171,10 +174,10 @@ class PackedW8A8Linear(W8A8Linear):
 
 
 class NativeW4A8Linear(QuantizedLinear):
-    """W4A8, or 8 bits in the same groups, by our kernel in C++ (`native`), which rounds x on the way; x in DTYPES."""
+    """W4A8, or 8-bit weights in the same groups, by our C++ kernel (`native`), which rounds x as well; x in DTYPES."""
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for other bits, groups and kinds."""
+        """quantized: 4 or 8 bits, kind "minimum", groups of 32."""
         super().__init__(quantized.shape)
         check_groups(quantized, (4, 8), (GROUP,))
         self.bits = quantized.grid.bits
@@ -182,5 +185,5 @@ class NativeW4A8Linear(QuantizedLinear):
         self.register_buffer("scales_and_minima", scales_and_minima(quantized))
 
     def forward(self, x: Tensor) -> Tensor:
-        """ValueError for another K, and for other dtypes."""
+        """x (T, K) -> (T, N) in x's dtype."""
         return native.multiply_grouped(x, self.codes, self.scales_and_minima, self.bits)
