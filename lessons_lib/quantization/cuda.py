@@ -1,4 +1,4 @@
-"""The layers of `quantization.linear` with a GPU's kernels (lessons 10, 11); `kernel_of` picks one. W8A8 needs none."""
+"""The layers of `quantization.linear` with GPU kernels (lessons 10, 11). `kernel_of` picks one; W8A8 needs none."""
 
 import torch
 from torch import Tensor
@@ -6,12 +6,12 @@ from torch import Tensor
 from lessons_lib.quantization.formats import Integers
 from lessons_lib.quantization.linear import QuantizedLinear, W4A16Linear, W8A16Linear, check_groups, scales_and_zeros
 
-TILE = 16  # codes of a row in one tile; the kernel takes 8, 4 or 2 tiles at a time
+TILE = 16  # codes of a row in one tile; the kernel reads 8, 4 or 2 tiles at a time
 GROUPS = (32, 64, 128, 256)
 
 
 def kernel_of(kind: type[QuantizedLinear], quantized: Integers) -> type[QuantizedLinear] | None:
-    """The form of this kind of layer that has a kernel here for the matrix's sizes and dtype; None if none has."""
+    """The version of this layer that has a kernel for the matrix's shape and dtype; None if there is none."""
     rows, columns = quantized.shape
     group = quantized.shape.numel() // len(quantized.grid.scales)
     if kind is W4A16Linear and quantized.dtype == torch.bfloat16 and group in GROUPS and not rows % 16:
@@ -20,7 +20,7 @@ def kernel_of(kind: type[QuantizedLinear], quantized: Integers) -> type[Quantize
 
 
 class FusedW8A16Linear(W8A16Linear):
-    """Compiled, one row is a sum over products: the compiler reads and widens the codes in one loop."""
+    """W8A16 for torch.compile: with one row of x, reading and converting the codes becomes one loop."""
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 1 or not torch.compiler.is_compiling():
@@ -30,10 +30,10 @@ class FusedW8A16Linear(W8A16Linear):
 
 
 class TinyGemmW4A16Linear(QuantizedLinear):
-    """W4A16 by torch's kernel for tensor cores (tinygemm), w = (code - 8)·scale + zero; x in bfloat16."""
+    """W4A16 by torch's tensor core kernel (tinygemm): w = (code - 8)·scale + zero; x in bfloat16."""
 
     def __init__(self, quantized: Integers):
-        """Raises ValueError for other bits, groups and kinds than the kernel reads."""
+        """quantized: 4 bits, kind "minimum", a group size in GROUPS."""
         super().__init__(quantized.shape)
         self.group = check_groups(quantized, (4,), GROUPS)
         self.register_buffer("codes", tiles(quantized.levels()))
@@ -44,14 +44,16 @@ class TinyGemmW4A16Linear(QuantizedLinear):
 
 
 def tiles(levels: Tensor) -> Tensor:
-    """levels (N, K) 0 .. 15, K a multiple of 32 -> as the kernel reads them, int32 (N / 8, K / 16t, 32, t / 2), t tiles
-    at a time."""
+    """Codes (N, K) 0 .. 15, K a multiple of 32 -> the kernel's layout, int32 (N / 8, K / 16t, 32, t / 2).
+
+    t: number of tiles that the kernel reads at a time.
+    """
     columns = levels.shape[1]
     at_a_time = next(count for count in (8, 4, 2) if columns % (count * TILE) == 0)
     return torch._convert_weight_to_int4pack(in_pairs(levels), at_a_time)
 
 
 def in_pairs(levels: Tensor) -> Tensor:
-    """levels (N, K) 0 .. 15 -> bytes (N, K / 2), uint8: of two neighbours the first is the high half."""
+    """Pack codes (N, K) 0 .. 15 into bytes (N, K / 2), uint8; the first of two neighbours is the high half."""
     levels = levels.to(torch.uint8)
     return levels[:, ::2] << 4 | levels[:, 1::2]
