@@ -1,12 +1,12 @@
-"""Keys and values in few bits (lesson 10): keys per channel, values per token, the newest tokens as they are.
+"""Quantized KV cache (lesson 10): keys per channel, values per token, the newest tokens in full precision.
 
-KIVI (Liu et al. 2024, arXiv 2402.02750): outliers of keys stay in the same channels, so a group is one channel over
-G tokens; values have no such channels, so a group is G channels of one token, whose error stays with that token.
-Levels run from a group's minimum to its maximum: bits + 32/G bits an element (`caches.sizes.quantized_bits`).
+KIVI (Liu et al. 2024, arXiv 2402.02750): outliers of keys stay in the same channels, so a group is one channel of G
+tokens. Values have no outlier channels, so a group is G channels of one token, and its error affects this token only.
+Levels run from a group's minimum to its maximum: bits + 32/G bits per element (`caches.sizes.quantized_bits`).
 
-KIVI empties the residual of its keys when it is full; here it always holds the newest R tokens at least, so that
-a rejected guess can be taken back. Codes, once written, never change. Every read gives the whole history back in
-full precision: memory at rest falls, the peak of a step and its time do not.
+KIVI rounds its residual of keys when it is full. Here the residual always keeps at least the newest R tokens, so that
+rejected draft tokens can be dropped. Codes never change once written. Every read dequantizes the whole history: memory
+between steps falls, the peak memory and the time of a step do not.
 """
 
 from collections.abc import Sequence
@@ -21,33 +21,36 @@ GROUP, RESIDUAL = 32, 128  # KIVI's G and R
 
 
 def quantize_keys(keys: Tensor, bits: int = 2, group: int = GROUP) -> Integers:
-    """(H_kv, S, d), S a multiple of the group G -> integers (S/G, H_kv, d, G), a scale and minimum for each channel.
+    """Quantize keys (H_kv, S, d) per channel -> integers (S/G, H_kv, d, G), a scale and a minimum per group.
 
-    ValueError for another shape, bits that do not exist, and keys that are not finite.
+    A group is one channel of G tokens; S must be a multiple of G.
     """
     return quantize(_by_group(keys, group).transpose(2, 3), bits, group, "minimum")
 
 
 def quantize_values(values: Tensor, bits: int = 2, group: int = GROUP, tokens: int = GROUP) -> Integers:
-    """(H_kv, S, d), d a multiple of the group G -> integers (S/tokens, H_kv, tokens, d), d/G scales for each token.
+    """Quantize values (H_kv, S, d) per token -> integers (S/tokens, H_kv, tokens, d), d/G scales for each token.
 
-    ValueError for another shape, bits that do not exist, and values that are not finite.
+    A group is G channels of one token; d must be a multiple of G, S of `tokens`.
     """
     return quantize(_by_group(values, tokens), bits, group, "minimum")
 
 
 def restore_keys(keys: Integers) -> Tensor:
-    """The keys (H_kv, S, d) of `quantize_keys`."""
+    """Dequantize the result of `quantize_keys` -> keys (H_kv, S, d)."""
     return keys.dequantize().permute(1, 0, 3, 2).flatten(1, 2)
 
 
 def restore_values(values: Integers) -> Tensor:
-    """The values (H_kv, S, d) of `quantize_values`."""
+    """Dequantize the result of `quantize_values` -> values (H_kv, S, d)."""
     return values.dequantize().transpose(0, 1).flatten(1, 2)
 
 
 def joined(old: Integers | None, new: Integers) -> Integers:
-    """Old entries (n, ...), then new ones (m, ...) of `quantize_keys` or `_values` -> (n + m, ...); no code changes."""
+    """Concatenate old (n, ...) and new (m, ...) results of `quantize_keys` or `quantize_values` -> (n + m, ...).
+
+    No code changes.
+    """
     if old is None:
         return new
     shape = torch.Size((old.shape[0] + new.shape[0], *new.shape[1:]))
@@ -56,14 +59,14 @@ def joined(old: Integers | None, new: Integers) -> Integers:
 
 
 class QuantizedCache(Cache):
-    """Keys and values of one sequence, all but the newest in few bits; what our decoder reads.
+    """The KV cache of one sequence for our decoder, with all but the newest tokens quantized.
 
-    group: tokens of a key's group and channels of a value's. residual: newest tokens that always stay as they are.
-    A forward sees its own tokens as they are, however many; they are rounded when it has got its keys and values.
+    group: tokens of a group of keys, and channels of a group of values. residual: newest tokens that always stay in
+    full precision. A forward pass reads its own tokens in full precision, however many; they are rounded afterwards.
     """
 
     def __init__(self, layers: int, bits: int = 2, group: int = GROUP, residual: int = RESIDUAL):
-        """Raises ValueError for bits that do not exist, a group that is no multiple of 8, and a residual below 0."""
+        """bits: 2 to 8. group: a multiple of 8. residual: at least 0."""
         check_bits(bits)
         if group < 8 or group % 8 or residual < 0:
             raise ValueError(f"a group is a multiple of 8 and a residual at least 0, not {group} and {residual}")
@@ -75,42 +78,46 @@ class QuantizedCache(Cache):
         return self.rounded_length(layer) + (0 if self.newest[layer] is None else self.newest[layer][0].shape[1])
 
     def rounded_length(self, layer: int = -1) -> int:
-        """Tokens of a layer that are kept in few bits."""
+        """Number of quantized tokens in a layer."""
         return 0 if self.rounded[layer] is None else self.rounded[layer][0].shape[0] * self.group
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all codes, scales, minima and newest tokens."""
+        """Bytes of all codes, scales, minima and unrounded tokens."""
         return sum(part.nbytes for pair in (*self.rounded, *self.newest) if pair is not None for part in pair)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d).
-
-        ValueError for any that are not finite, and for a d that the group does not divide.
-        """
+        """Append keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d)."""
         check_values(keys, "a block of keys")
         check_values(values, "a block of values")
+        # 1. this layer's unrounded tokens, then the new ones
         if self.newest[layer] is not None:
             keys, values = (torch.cat(pair, 1) for pair in zip(self.newest[layer], (keys, values), strict=True))
+        # 2. what attention reads: the rounded tokens, dequantized, before them
         old = self.rounded[layer]
         seen = (keys, values)
         if old is not None:
             seen = torch.cat([restore_keys(old[0]), keys], 1), torch.cat([restore_values(old[1]), values], 1)
+        # 3. round for later passes; this pass reads its own tokens unrounded
         self._round(layer, keys, values)
         return seen
 
     def _round(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Round whole groups of the oldest tokens as long as `residual` tokens are left."""
+        """Round the oldest tokens in whole groups, leaving at least `residual` tokens unrounded."""
         count = max(0, keys.shape[1] - self.residual) // self.group * self.group
         if count:
             old_keys, old_values = self.rounded[layer] or (None, None)
             new = quantize_keys(keys[:, :count], self.bits, self.group)
             more = quantize_values(values[:, :count], self.bits, self.group, self.group)
             self.rounded[layer] = joined(old_keys, new), joined(old_values, more)
-        self.newest[layer] = keys[:, count:].clone(), values[:, count:].clone()  # else the whole block stays alive
+        # clone: a view would keep the whole block of keys and values in memory
+        self.newest[layer] = keys[:, count:].clone(), values[:, count:].clone()
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
-        """Keep entries among the newest; raises ValueError for a prefix that ends in the rounded ones."""
+        """Keep the first `prefix` entries and then those at the positions in `then`.
+
+        Raises ValueError if the cut falls into the quantized tokens.
+        """
         for layer, newest in enumerate(self.newest):
             first = self.rounded_length(layer)
             if newest is None or prefix >= self.length(layer):
