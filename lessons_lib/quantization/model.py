@@ -1,4 +1,4 @@
-"""A decoder in few bits (lesson 10): quantized layers swapped in for its nn.Linear modules."""
+"""Quantizing a decoder (lesson 10): its nn.Linear modules are replaced by quantized layers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,20 +35,21 @@ from lessons_lib.quantization.linear import (
     weight_only,
 )
 
-Make = Callable[[Name, Tensor], QuantizedLinear | None]  # name and weight (N, K) -> the new layer; None: it stays
-FORMATS = ("int8", "int8-weight-only", "int4", "int4-int8")  # W8A8, W8A16, W4A16, W4A8: what targets are made with
+Make = Callable[[Name, Tensor], QuantizedLinear | None]  # name, weight (N, K) -> the new layer; None: keep the old one
+FORMATS = ("int8", "int8-weight-only", "int4", "int4-int8")  # W8A8, W8A16, W4A16, W4A8: formats of a target
 W8A8, W8A16, W4A8, LLM_INT8 = "int8", "int8-weight-only", "int4-int8", "llm.int8"
-WEIGHT_ONLY = {W8A16: "int8", "int4": "int4 g32"}  # what `formats.rounding` calls the weights of a format
-GPTQ, AWQ = "gptq ", "awq "  # before the name of a format: what looks at inputs
-WITH_FLOAT64 = ("cpu", "cuda")  # devices; what rounding is judged and calibrated in
+WEIGHT_ONLY = {W8A16: "int8", "int4": "int4 g32"}  # format -> name of its weights in `formats.rounding`
+GPTQ, AWQ = "gptq ", "awq "  # prefixes of a format name
+WITH_FLOAT64 = ("cpu", "cuda")  # devices with float64, in which rounding is calibrated
 
 
 @dataclass(frozen=True)
 class W8A8Options:
-    """What "int8" (W8A8) does beyond rounding to 8 bits, by names of matrices; {} for nothing.
+    """What "int8" (W8A8) does beyond rounding to 8 bits, by matrix name; {} turns an option off.
 
-    smooth: alpha of SmoothQuant. columns: how many of the columns with the largest inputs stay in full precision. Both
-    need windows to calibrate with, and are left out without. terms: of 8 bits that activations are rounded to.
+    smooth: SmoothQuant's alpha. columns: how many columns with the largest inputs stay in full precision. Both need
+    windows to calibrate with, and are skipped without them. terms: number of 8-bit terms that activations are rounded
+    to.
     """
 
     smooth: Mapping[str, float] = field(default_factory=lambda: dict(ALPHAS))
@@ -68,16 +69,18 @@ def quantize_model(
     options: W8A8Options | None = None,
     values: bool = False,
 ) -> nn.Module:
-    """A copy of the decoder with quantized layers; it shares norms, embedding and all else.
+    """A copy of the decoder with quantized linear layers; norms, embedding and all else are shared.
 
-    format: "int8", weights and activations of 8 bits (W8A8); "llm.int8"; "int4-int8", weights of 4 bits and activations
-    of 8, both in groups of 32, the head's weights of 8 (W4A8). The weights alone: "int8-weight-only" (W8A16), "int4"
-    (W4A16, groups of 32 with a minimum) or any name of `formats.rounding`, "gptq " or "awq " before it. head: the
-    weight-only format of the LM head beside weight-only layers; None leaves it as it is. windows: ids to calibrate
-    with, for GPTQ, AWQ and the options of W8A8 (None: those of `W8A8Options()`). values: weight-only layers get their
-    rounded values once, as wide and as fast as they were: to measure quality. ValueError for unknown names, for GPTQ
-    and AWQ without windows, for groups that do not fit, a decoder that is quantized already, and devices other than CPU
-    and CUDA.
+    format, weights and activations: "int8" (W8A8); "llm.int8"; "int4-int8" (W4A8: 4-bit weights and 8-bit activations,
+    both in groups of 32; 8-bit weights in the head).
+    format, weight-only: "int8-weight-only" (W8A16), "int4" (W4A16, groups of 32 with a minimum), or any name that
+    `formats.rounding` knows, with the prefix "gptq " or "awq " for these methods.
+    head: weight-only format of the LM head, used with weight-only layers; None leaves the head as it is.
+    windows: sequences of ids to calibrate with, for GPTQ, AWQ and the options of W8A8.
+    options: of W8A8; None means `W8A8Options()`.
+    values: dequantize weight-only layers once, at the original size and speed, to measure quality.
+    Raises ValueError for unknown names, for GPTQ and AWQ without windows, for groups that do not divide a matrix's
+    rows, for a decoder that is quantized already, and for devices other than CPU and CUDA.
     """
     _check(decoder)
     try:
@@ -93,10 +96,7 @@ def quantize_model(
 
 
 def swapped(decoder: nn.Module, make: Make) -> nn.Module:
-    """A copy of the decoder with the layers that `make` gives for its nn.Linear modules; it shares all else.
-
-    ValueError for a decoder that is quantized already, and for devices other than CPU and CUDA.
-    """
+    """A copy of the decoder in which make(name, weight) replaces its nn.Linear modules; all else is shared."""
     _check(decoder)
     copy = sharing_copy(decoder)
     for (number, name), linear in linears(copy).items():
@@ -107,12 +107,12 @@ def swapped(decoder: nn.Module, make: Make) -> nn.Module:
 
 
 def bytes_read(decoder: nn.Module) -> int:
-    """Bytes of all matrices that a one-token forward pass reads. Norms are below a thousandth of it."""
+    """Bytes of all matrices that a one-token forward pass reads. Norms add less than a thousandth."""
     return sum(of.nbytes if isinstance(of, QuantizedLinear) else of.weight.nbytes for of in linears(decoder).values())
 
 
 def bytes_kept(decoder: nn.Module) -> int:
-    """Bytes of all that this decoder holds in memory: what it reads, norms, tables of positions, the embedding."""
+    """Bytes of everything this decoder holds in memory: matrices, norms, rotary tables, the embedding."""
     quantized = [of for of in linears(decoder).values() if isinstance(of, QuantizedLinear)]
     inside = {id(part) for of in quantized for module in of.modules() for part in tensors(module)}
     held = (part for part in (*decoder.parameters(), *decoder.buffers()) if id(part) not in inside)
@@ -154,7 +154,7 @@ def _w8a8(decoder: nn.Module, windows: Windows, options: W8A8Options) -> nn.Modu
 
 
 def _w4a8(decoder: nn.Module) -> nn.Module:
-    """Layers of 4 bits and a head of 8, as the packaged file has them (its head without minima)."""
+    """4-bit layers and an 8-bit head, like the packaged model file (whose head has no minima)."""
     if decoder.norm.device.type == "cpu":
         from lessons_lib.quantization.cpu import native
 
