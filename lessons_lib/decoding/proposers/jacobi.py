@@ -1,8 +1,8 @@
-"""Jacobi decoding (lesson 08): guess many tokens at once and let the target refine them, step after step.
+"""Jacobi decoding (lesson 08): start from an initial guess of many tokens and refine all of them in every pass.
 
-Greedy decoding of m tokens is m equations, y_i = argmax p(. | x, y_<i), each depending on those before. Jacobi
-iteration solves all of them at once from any guess: after k rounds the first k tokens are final. Santilli et al.
-2023 (arXiv 2305.10427).
+Greedy decoding of m tokens solves m equations, y_i = argmax p(. | x, y_<i). Each depends on the tokens before it.
+Jacobi iteration updates all of them at once from any initial guess; after k iterations the first k tokens are final.
+Santilli et al. 2023 (arXiv 2305.10427).
 """
 
 import random
@@ -19,11 +19,11 @@ FILLS = ("random", "last", "eos", "lookup")
 
 
 class Jacobi(Proposer):
-    """A chain of n - 1 guesses: what the last step predicted behind its first wrong guess, then filling.
+    """Drafts a chain of n - 1 tokens: the last step's predictions after its first rejected token, then filling.
 
-    n: tokens per forward pass, the root included. fill: what stands where nothing is predicted yet: "random" tokens
-    of the text so far (by `seed`), the prompt's "last" token, the target's "eos" token, or what prompt "lookup" finds
-    (random ones where it finds too little). Raises ValueError for n < 2, an unknown fill, or "eos" where there is none.
+    n: tokens per forward pass, the root included. fill: the tokens used where there is no prediction yet: "random"
+    (from the text so far, by `seed`), "last" (the prompt's last token), "eos" (the target's EOS token), or "lookup"
+    (from prompt lookup, then random ones if it finds too few).
     """
 
     def __init__(self, n: int = 8, fill: str = "random", seed: int = 0):
@@ -35,7 +35,7 @@ class Jacobi(Proposer):
         self.n, self.fill, self.seed = n, fill, seed
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Start without predictions; the same seed draws the same filling. ValueError for "eos" where there is none."""
+        """Start a new text without predictions, with the same seed. Raises ValueError for "eos" without EOS tokens."""
         if self.fill == "eos" and not target.eos:
             raise ValueError('fill="eos" needs a target with an end token; choose another fill')
         self.rng, self.guess = random.Random(self.seed), []
@@ -45,36 +45,36 @@ class Jacobi(Proposer):
             self.lookup.reset(target, prompt)
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
-        """The leftover predictions, filled up to n - 1 tokens."""
+        """Add the predictions of the last step as a chain, filled up to n - 1 tokens."""
         guess = self.guess
-        if self.lookup:
+        if self.lookup:  # copy the tokens that followed an earlier occurrence of the text and the predictions
             self.lookup.learn(ids)
             guess = guess + self.lookup.lookup([*ids[-self.lookup.max_ngram :], *guess])[1]
         guess = guess + [self.rng.choice(self.fixed or ids) for _ in range(self.n - 1 - len(guess))]
         tree.add_chain(guess[: self.n - 1])
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
-        """Keep the predictions that follow the target's own token: after the first rejected node and all later ones."""
+        """Keep the argmax at the first rejected node and at all later ones: predictions after the bonus token."""
         rejected = scores.logits[1 + len(path) :]
         self.guess = top_tokens(rejected) if len(rejected) else []
 
 
 @torch.no_grad()
 def iterates(target, prompt: Sequence[int], guess: Sequence[int]) -> list[list[int]]:
-    """Textbook Jacobi iteration on the m tokens after the prompt -> the guess (m) and each round's refinement.
+    """Textbook Jacobi iteration for the m tokens after the prompt -> the initial guess (m) and each iterate (m).
 
-    Stops when a round changes nothing, after at most m + 1 forward passes; the last entry is the greedy text. Solving
-    block after block, each with the ones before in its prompt, is the Gauss-Seidel form. Raises ValueError for an
-    empty prompt or guess; other errors are the target's.
+    Stops when an iteration changes nothing, after at most m + 1 forward passes. The last iterate is the greedy output.
+    Solving one block of tokens after the other, with earlier blocks as part of the prompt, is the Gauss-Seidel form.
     """
     if not len(prompt) or not len(guess):
         raise ValueError("prompt and guess need at least one token each")
     rounds, uncomputed = [list(guess)], list(prompt)
     cache = target.new_cache(len(prompt) + len(guess))
+    # Iterate to a fixed point. The newest token of an iterate needs no pass: it predicts no token of the m.
     while len(rounds) < 2 or rounds[-1] != rounds[-2]:
         tokens = uncomputed + rounds[-1][:-1]
         (scores,) = target.run([plain_input(tokens, cache, len(guess))])
         rounds.append(top_tokens(scores.logits))
-        cache.keep(len(prompt) - 1)
+        cache.keep(len(prompt) - 1)  # all but the last prompt token, whose logits the next iteration needs
         uncomputed = list(prompt[-1:])
     return rounds
