@@ -70,7 +70,7 @@ def iterates(target, prompt: Sequence[int], guess: Sequence[int]) -> list[list[i
         raise ValueError("prompt and guess need at least one token each")
     rounds, uncomputed = [list(guess)], list(prompt)
     cache = target.new_cache(len(prompt) + len(guess))
-    # Iterate to a fixed point. The newest token of an iterate needs no pass: it predicts no token of the m.
+    # Iterate to a fixed point. The last token of an iterate is no input: its logits would predict token m + 1.
     while len(rounds) < 2 or rounds[-1] != rounds[-2]:
         tokens = uncomputed + rounds[-1][:-1]
         (scores,) = target.run([plain_input(tokens, cache, len(guess))])

@@ -1,7 +1,7 @@
-"""Prompt lookup (lesson 07): guess that the text goes on as it did where its last tokens stood before.
+"""Prompt lookup decoding (lesson 07): draft the tokens that followed an earlier occurrence of the last n-gram.
 
-No model is needed, only an index from every n-gram to what followed it. Each committed token adds its own
-n-grams, so a step costs the same in a long text as in a short one. Saxena, "Prompt Lookup Decoding" (2023).
+Needs no draft model, only an index from every n-gram to the position after it. Each committed token adds its own
+n-grams to the index, so the cost of a step does not grow with the text. Saxena, "Prompt Lookup Decoding" (2023).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import DraftLength
 
 RULES = ("recent", "transformers", "original")
-UNDECIDED, MEMORY = 0.5, 4  # a hit rate begins here and is a running mean over about so many guesses
-SILENT_BELOW = 0.35  # of "recent"; chosen by replaying texts of five kinds to prompts that no benchmark here uses
+UNDECIDED, MEMORY = 0.5, 4  # initial hit rate; the running mean covers about 4 drafts
+SILENT_BELOW = 0.35  # min_hit_rate of "recent"; chosen by replaying five kinds of text that no benchmark here uses
 
 
 class NgramIndex:
-    """A text that grows, and the index just past the first (or `latest`) occurrence of each of its n-grams.
+    """A growing text, with the position after the first (or `latest`) occurrence of each of its n-grams.
 
-    An n-gram is entered when a token follows it, so the end of the text never finds itself.
+    An n-gram is entered only when a token follows it, so the last n-gram of the text does not match itself.
     """
 
     def __init__(self, max_ngram: int, latest: bool, tokens: Sequence[int] = ()):
@@ -29,7 +29,7 @@ class NgramIndex:
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens: max_ngram entries each."""
+        """Append tokens. Each one enters the n-grams that end before it, at most max_ngram."""
         for token in tokens:
             end = len(self.tokens)
             for n in range(1, min(self.max_ngram, end) + 1):
@@ -40,23 +40,22 @@ class NgramIndex:
 
 
 class PromptLookup(Proposer):
-    """Copies up to `num_tokens` tokens from behind an earlier occurrence of the text's last n tokens.
+    """Drafts up to `num_tokens` tokens by copying those after an earlier occurrence of the text's last n tokens.
 
-    The longest n from max_ngram down to min_ngram that is found decides. rule says which occurrence, and what
-    is done where the text ends before the guess is complete:
-    - "recent": the latest; a guess that reaches the end of the text repeats itself, as a loop would;
-    - "transformers": the first; the guess is shorter (`prompt_lookup_num_tokens` there, whose max_ngram is 2);
-    - "original": the first; there is no guess (Saxena's code). It alone does not stop before an end token.
+    The longest n with a match is used, from max_ngram down to min_ngram. rule: which occurrence is copied, and what
+    happens if the text ends before the draft has num_tokens tokens:
+    - "recent": the latest; the copied tokens are repeated up to num_tokens, as in a loop;
+    - "transformers": the first; the draft is shorter. (There: `prompt_lookup_num_tokens`, with max_ngram 2.)
+    - "original": the first; no draft, as in Saxena's code. Only this rule does not stop before an EOS token.
 
-    corpus: token ids to look in besides the text; for equal n the text goes first.
-    min_hit_rate: keep silent about matches of n tokens while fewer of such guesses than this began with the
-    right token (running mean, each n its own, 0.5 at first). Silent guesses are judged, too, without a forward pass:
-    copying is noticed as soon as it begins. 0 never keeps silent, as the published rules do; None: 0 for them and
-    0.35 for "recent". A long guess of k tokens pays above 1 - 1 / v(k + 1).
-    length: makes a DraftLength, one for the matches of each n, that says instead how many of the num_tokens to guess,
-    such as `lambda: Adaptive(0, v, most=10, probe_every=None)`; it learns from what is kept silent, too.
-    Raises ValueError for an unknown rule, sizes or rates that make no sense, a hit rate beside `length`, and a schedule
-    that asks for probabilities; TypeError for sizes that are no integers and a `length` that makes no DraftLength.
+    corpus: token ids that are searched besides the text; for equal n the text has priority.
+    min_hit_rate: a draft from an n-gram match is proposed only if its first token was right in at least this share of
+    earlier drafts (running mean per n, 0.5 at first). Gated drafts are compared with the committed tokens as well, at
+    no extra forward pass, so the rate rises as soon as the text repeats. 0 gates nothing, as in the published rules.
+    None is 0.35 for "recent", else 0. A long draft of k tokens pays off above a rate of 1 - 1 / v(k + 1).
+    length: instead of min_hit_rate, a function that makes a DraftLength, which then chooses how many of the num_tokens
+    to propose, such as `lambda: Adaptive(0, v, most=10, probe_every=None)`. Each n has its own; it also learns from
+    gated drafts.
     """
 
     def __init__(
@@ -91,16 +90,16 @@ class PromptLookup(Proposer):
             raise ValueError("prompt lookup has no probabilities to stop at; use another schedule than Confidence")
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Forget the text before; the corpus and its index stay, and what schedules of `length` make of other texts."""
+        """Start a new text. The corpus stays indexed; schedules from `length` may carry their estimates over."""
         self.text = NgramIndex(self.max_ngram, self.rule == "recent")
         self.eos = frozenset(target.eos)
         self.hit_rate = [UNDECIDED] * (self.max_ngram + 1)
-        self.pending: tuple[int, list[int], int] | None = None  # n, the guess that the next step judges, tokens told
+        self.pending: tuple[int, list[int], int] | None = None  # n, the draft to be compared, tokens proposed of it
         for length in self.lengths or ():
             length.reset()
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
-        """A chain of at most num_tokens tokens; none without a match, or where matches keep missing."""
+        """Add a chain of at most num_tokens tokens; nothing without a match, or if the match is gated."""
         self.learn(ids)
         n, draft = self.lookup(ids)
         if draft:
@@ -108,13 +107,13 @@ class PromptLookup(Proposer):
         self.pending = (n, draft, len(tree.tokens)) if draft else None
 
     def gated(self, n: int) -> int:
-        """How many tokens of a guess by n tokens the target is to see, at most; 0: keep silent."""
+        """Limit of the tokens proposed from an n-gram match; 0 if its hit rate is too low."""
         if self.lengths:
             return self.lengths[n].next()
         return self.num_tokens if self.hit_rate[n] >= self.min_hit_rate else 0
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores) -> None:
-        """Judge the guess by the new tokens, whether it was told or not."""
+        """Compare the draft with the committed tokens, whether it was proposed or gated, and update the hit rate."""
         if self.pending:
             (n, draft, gated), self.pending = self.pending, None
             right = agreed(draft, tokens)
@@ -123,11 +122,14 @@ class PromptLookup(Proposer):
                 self.lengths[n].observe(gated, min(right + 1, len(draft), len(tokens)), right)
 
     def learn(self, ids: Sequence[int]) -> None:
-        """Index what `ids`, the whole committed text, has more than before."""
+        """Index the new tokens of `ids`, the whole committed text."""
         self.text.extend(ids[len(self.text.tokens) :])
 
     def lookup(self, ids: Sequence[int]) -> tuple[int, list[int]]:
-        """ids: the last tokens of a text, max_ngram or more -> n and what followed them; (0, []) if nothing did."""
+        """Find the longest match of the end of `ids` -> n and the tokens to draft; (0, []) without a match.
+
+        ids: at least the last max_ngram tokens of the text.
+        """
         for n in range(min(self.max_ngram, len(ids)), self.min_ngram - 1, -1):
             for index in (self.text, self.corpus):
                 if draft := self._copy(index, index.after.get(tuple(ids[-n:])), n):
@@ -135,13 +137,13 @@ class PromptLookup(Proposer):
         return 0, []
 
     def _copy(self, index: NgramIndex, start: int | None, n: int) -> list[int]:
-        """What the rule takes from index.tokens[start:]."""
+        """The draft that the rule copies from index.tokens[start:]."""
         if start is None:
             return []
         draft = index.tokens[start : start + self.num_tokens]
         if self.rule == "original":
             whole = len(draft) == self.num_tokens and start < len(index.tokens) - n
-            return draft if whole else []  # a later occurrence has even less behind it
+            return draft if whole else []  # too short; a later occurrence would be even shorter
         if self.rule == "recent" and index is self.text:
             return (draft * self.num_tokens)[: self.num_tokens]
         return draft
@@ -152,7 +154,7 @@ class PromptLookup(Proposer):
 
 
 def _schedule(length: Callable[[], DraftLength]) -> DraftLength:
-    """What `length` makes; TypeError for what is no function, and for a function that makes something else."""
+    """Call `length` and return its DraftLength. Raises TypeError if it is not a function that makes one."""
     made = length() if callable(length) else length
     if made is length or not isinstance(made, DraftLength):
         raise TypeError(
