@@ -1,6 +1,7 @@
 """Medusa (lesson 09): heads on the target's last hidden state draft a tree of tokens, verified in one forward pass.
 
-Here stand tree shapes, the search for the best one, and the proposer; the heads are in models/medusa.py.
+This file has tree shapes, the search for the best one, and the proposer. The heads are in models/medusa.py.
+A choice (i, j, ...) names a node by ranks from 0: the i-th most likely token of head 1, then the j-th of head 2, ...
 Source: Cai et al. 2024 (arXiv 2401.10774).
 """
 
@@ -26,13 +27,13 @@ PAD = -1
 
 @dataclass(frozen=True)
 class TreeShape:
-    """Choices in order: level by level, from left to right. Make one with `TreeShape.of`."""
+    """The shape of a draft tree: its choices, level by level and sorted. Make one with `TreeShape.of`."""
 
     choices: tuple[Choice, ...]
 
     @classmethod
     def of(cls, choices: Iterable[Iterable[int]]) -> "TreeShape":
-        """Sort and check. ValueError for an empty or negative choice, or one whose beginning is missing."""
+        """A shape from choices in any order. Raises ValueError for an empty or negative choice, or a missing parent."""
         known = {tuple(choice) for choice in choices}
         for choice in known:
             if not choice or min(choice) < 0:
@@ -43,28 +44,28 @@ class TreeShape:
 
     @property
     def depths(self) -> list[int]:
-        """Of every node, 1 for the root's children."""
+        """Depth of every node: 1 for the children of the root."""
         return [len(choice) for choice in self.choices]
 
     @property
     def depth(self) -> int:
-        """The deepest level; 0 without nodes."""
+        """Number of levels; 0 without nodes."""
         return max(self.depths, default=0)
 
     @property
     def ranks(self) -> int:
-        """How many most likely tokens of a head are needed."""
+        """Number of top tokens needed from each head."""
         return 1 + max((choice[-1] for choice in self.choices), default=-1)
 
     @property
     def parents(self) -> list[int]:
-        """Of every node, ROOT for those of the first level."""
+        """Parent of every node: ROOT on the first level."""
         number = {(): ROOT} | {choice: node for node, choice in enumerate(self.choices)}
         return [number[choice[:-1]] for choice in self.choices]
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """node, or ROOT -> the nodes below it, for all that have some, parents first."""
+        """{node or ROOT: its children}, without the leaves; parents come before their children."""
         found: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(node)
@@ -72,18 +73,18 @@ class TreeShape:
 
     @property
     def leaves(self) -> list[int]:
-        """Nodes with nothing below them."""
+        """Nodes without children."""
         return [node for node in range(len(self.choices)) if node not in self.children]
 
 
 def regular(*widths: int) -> TreeShape:
-    """Every combination of the top widths[0] tokens of head 1, widths[1] of head 2, ...: regular(2, 1) has 4 nodes."""
+    """All combinations of the top widths[0] tokens of head 1, widths[1] of head 2, ...: regular(2, 1) has 4 nodes."""
     levels = range(1, len(widths) + 1)
     return TreeShape.of(choice for depth in levels for choice in product(*map(range, widths[:depth])))
 
 
-# How many most likely tokens of the next head stand below a choice in the tree that the authors searched for 4 heads of
-# Vicuna-7B, the default of their code (Cai et al. 2024, github.com/FasterDecoding/Medusa, medusa_choices.py)
+# {choice: number of its children} in the tree that the authors found for 4 heads of Vicuna-7B, the default of their
+# code (Cai et al. 2024, github.com/FasterDecoding/Medusa, medusa_choices.py)
 PUBLISHED = {
     (): 10,
     (0,): 10, (1,): 7, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1, (8,): 1, (9,): 1,
@@ -93,19 +94,19 @@ PUBLISHED = {
 
 
 def published_tree() -> TreeShape:
-    """Medusa's tree for 4 heads: 63 nodes, 64 with the root, of which 10, 28, 23 and 2 stand on its four levels."""
+    """The tree published with Medusa for 4 heads: 63 nodes (64 with the root), with 10, 28, 23 and 2 on its levels."""
     return TreeShape.of((*above, rank) for above, count in PUBLISHED.items() for rank in range(count))
 
 
 @dataclass(frozen=True)
 class TreeBuffers:
-    """The published layout of a tree of n nodes, the root in front of them.
+    """The published layout of a tree of n nodes. Here the root is number 0 and the nodes are 1 to n.
 
-    mask (1 + n, 1 + n) bool: row j may attend to itself and its ancestors. positions (1 + n): tokens behind the root.
-    index (1 + n): where a node's token stands in [root, top tokens of head 1, top tokens of head 2, ...].
+    mask (1 + n, 1 + n) bool: row j attends to itself and its ancestors. positions (1 + n): distance from the root.
+    index (1 + n): where the token of a node is in [root, top tokens of head 1, top tokens of head 2, ...].
     retrieve (leaves, 1 + depth): nodes from the root to every leaf, the last leaf first, padded with -1.
-    A pad is no node: whoever compares tokens along a row must leave pads out (the authors' code does not, and
-    accepts one where the model likes token 0 best).
+    The padding must be excluded when tokens along a row are compared. The authors' code does not exclude it, and so
+    accepts it as a token where the model's argmax is token 0.
     """
 
     mask: Tensor
@@ -115,7 +116,7 @@ class TreeBuffers:
 
 
 def buffers(shape: TreeShape, top_k: int = 10) -> TreeBuffers:
-    """Lay a tree out; top_k: most likely tokens listed of each head. ValueError if the tree asks for more."""
+    """The published layout of a tree. top_k: top tokens listed per head; ValueError if the tree needs more."""
     if shape.ranks > top_k:
         raise ValueError(f"the tree asks for a head's {shape.ranks} most likely tokens, but top_k is {top_k}; raise it")
     index = [1 + top_k * (len(choice) - 1) + choice[-1] for choice in shape.choices]
@@ -123,7 +124,7 @@ def buffers(shape: TreeShape, top_k: int = 10) -> TreeBuffers:
 
 
 def ancestors(shape: TreeShape) -> Tensor:
-    """(1 + n, 1 + n) bool: row j is True at j and at every node above it, the root included."""
+    """Tree mask (1 + n, 1 + n) bool, root first: row j is True at j and at all its ancestors."""
     seen = torch.eye(1 + len(shape.choices), dtype=torch.bool)
     for node, parent in enumerate(shape.parents, 1):
         seen[node] |= seen[parent + 1]
@@ -131,7 +132,10 @@ def ancestors(shape: TreeShape) -> Tensor:
 
 
 def leaf_paths(shape: TreeShape) -> Tensor:
-    """(leaves, 1 + depth), 1 leaf at least: nodes from the root down to each, the last leaf first, padded with PAD."""
+    """Paths (leaves, 1 + depth) from the root down to every leaf, the last leaf first, padded with PAD.
+
+    Without nodes, the only path is the root.
+    """
     seen = ancestors(shape)
     paths = [seen[leaf + 1].nonzero().flatten().tolist() for leaf in reversed(shape.leaves)] or [[0]]
     return torch.tensor([path + [PAD] * (1 + shape.depth - len(path)) for path in paths])
@@ -141,21 +145,26 @@ Accuracies = Sequence[Sequence[float]]
 
 
 def value(choice: Choice, accuracies: Accuracies) -> float:
-    """The chance that every guess along a choice is right, if heads are independent. IndexError for an unknown one."""
+    """The probability that all draft tokens along a choice are right, if heads are independent.
+
+    accuracies[k][i]: probability that the i-th most likely token of head k + 1 is right.
+    """
     return prod(accuracies[depth][rank] for depth, rank in enumerate(choice))
 
 
 def expected_tokens(shape: TreeShape, accuracies: Accuracies) -> float:
-    """tau predicted: tokens per target forward pass, the target's own included. IndexError as `value`."""
+    """The predicted tau: tokens per target forward pass, bonus token included."""
     return 1 + sum(value(choice, accuracies) for choice in shape.choices)
 
 
 def by_value(accuracies: Accuracies) -> Iterator[tuple[Choice, float]]:
-    """All choices of some worth with their values, the best first; each stands behind its beginning.
+    """All choices of positive value with their values, the highest first. Parents come before their children.
 
-    A choice is worth no more than its beginning. So greedy growth finds the best tree of any size, in whatever order
-    a head's accuracies stand; the authors' search, which adds next siblings only, needs them to fall.
+    The value of a choice never exceeds that of its parent. So adding nodes greedily gives the best tree of every size.
+    The accuracies of a head may be in any order; the authors' search, which adds only next siblings, needs them to
+    decrease.
     """
+    # A priority queue of nodes whose parent was returned; heapq pops the smallest, so values are negated
     frontier = [(-1.0, ())]
     while frontier:
         worth, choice = heappop(frontier)
@@ -167,21 +176,17 @@ def by_value(accuracies: Accuracies) -> Iterator[tuple[Choice, float]]:
 
 
 def best_tree(accuracies: Accuracies, nodes: int) -> TreeShape:
-    """The tree of at most so many nodes, the root not counted, with the most expected tokens per forward pass.
-
-    ValueError for less than 0 nodes.
-    """
+    """The tree with the most expected tokens per forward pass among those of at most `nodes` nodes, root excluded."""
     return TreeShape.of(choice for choice, _ in islice(by_value(accuracies), nodes))
 
 
 def speed_by_size(
     accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, most: int = 64
 ) -> list[float]:
-    """Speed over plain decoding predicted for the best tree of 0, 1, ..., `most` nodes: tokens over the step's cost.
+    """Predicted speedup over plain decoding of the best tree of 0, 1, ..., `most` nodes.
 
-    That is v(1 + n), a forward pass of so many rows over a one-row one, and heads_share, what guessing takes over the
-    same; without nodes the heads are not asked, and the speed is 1. ValueError for `most` below 0, and for a curve
-    without widths.
+    speedup(n) = expected tokens / (v(1 + n) + heads_share). v is the width curve. heads_share is the cost of running
+    the heads, in units of a one-token target pass. With 0 nodes the heads do not run, and the speedup is 1.
     """
     v = width_cost(v)
     tokens = accumulate((value for _, value in islice(by_value(accuracies), most)), initial=1.0)
@@ -195,11 +200,11 @@ def best_size(
     most: int = 64,
     sizes: Iterable[int] | None = None,
 ) -> int:
-    """How many nodes make the fastest tree; of equals the fewest, 0 where plain decoding is not beaten.
+    """The number of nodes with the highest predicted speedup; among equals the smallest.
 
-    sizes: those to choose from (None: 0 to `most`), such as the widths that were measured or compiled less one;
-    sizes of more nodes than have any worth are left out, and 0 is the answer if none is left. ValueError as
-    `speed_by_size`.
+    With sizes=None it is chosen from 0 to `most`, and is 0 if no tree is faster than plain decoding. sizes: other
+    numbers of nodes to choose from, such as the measured or compiled widths minus 1. Sizes above the number of nodes
+    of positive value are ignored; if none is left, the result is 0.
     """
     speeds = speed_by_size(accuracies, v, heads_share, most)
     known = [nodes for nodes in sorted(range(len(speeds)) if sizes is None else sizes) if nodes < len(speeds)]
@@ -207,15 +212,13 @@ def best_size(
 
 
 class Medusa(Proposer):
-    """heads: MedusaHeads of the target's model. choices: the tree, a TreeShape or what makes one (None: the chain of
-    most likely tokens).
+    """Drafts a tree with Medusa heads, which read the target's last hidden state. Needs a target that offers "states".
 
-    mode: "greedy" takes the heads' most probable tokens, choice (i, j) being the i-th of head 1, then the j-th of
-    head 2; "iid" and "without_replacement" sample as many children for each node from the head's distribution q after
-    `sampling`. All are lossless under Greedy and Sampling. generator: randomness of the draft; share the one given to
-    `generate`, or seed it differently.
-
-    Needs a target that offers states. ValueError for impossible settings and a target of another model.
+    heads: MedusaHeads trained for the target's model. choices: the tree, a TreeShape or its choices; None is the chain
+    of each head's argmax.
+    mode: "greedy" takes the heads' top tokens. "iid" and "without_replacement" sample the same number of children per
+    node from the head's distribution q after `sampling`. All modes are lossless under Greedy and Sampling.
+    generator: randomness of the draft. Share the one passed to `generate`, or seed it differently.
     """
 
     needs, after = frozenset({"states"}), ("final",)
@@ -239,7 +242,7 @@ class Medusa(Proposer):
         self.heads, self.mode, self.sampling, self.generator = heads, mode, sampling or Sampling(), generator
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Forget the last text's state. ValueError for a target with another number of tokens."""
+        """Start a new text without a hidden state. Raises ValueError if heads and target differ in vocabulary size."""
         if target.vocab_size != self.heads.vocab_size:
             raise ValueError(
                 f"these heads guess among {self.heads.vocab_size} tokens, but the target has {target.vocab_size}; "
@@ -249,7 +252,7 @@ class Medusa(Proposer):
 
     @torch.no_grad()
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
-        """Fill the shape with the heads' tokens, as many levels as the tree takes."""
+        """Fill the shape with tokens of the heads, as many levels as the budget allows."""
         depth = int(min(tree.max_depth, self.shape.depth))
         if depth < 1 or self.state is None:
             return
@@ -260,7 +263,10 @@ class Medusa(Proposer):
             self.sample(tree, self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
-        """Keep the state of the last accepted node, which chose the new root. ValueError for one of another width."""
+        """Keep the hidden state of the last accepted node (or the root), from which the new root was predicted.
+
+        Raises ValueError if its width is not that of the heads.
+        """
         last = path[-1] if path else ROOT
         state = scores.states["final"][1 + last]
         if len(state) != self.heads.width:
@@ -271,14 +277,14 @@ class Medusa(Proposer):
         self.state = state.to(self.heads.lm_head)
 
     def fill(self, tree: DraftTree, best: Sequence[Sequence[int]]) -> None:
-        """Add the shape's nodes to the tree. best: the most probable tokens of head 1, of head 2, ..., a level each."""
+        """Add the shape's nodes to the tree. best[k]: the top tokens of head k + 1, used on level k + 1."""
         nodes = {(): ROOT}  # choice -> node
-        for choice in self.shape.choices:  # shallow ones come first
+        for choice in self.shape.choices:  # level by level, so parents come first
             if len(choice) <= len(best) and nodes.get(choice[:-1]) is not None:
                 nodes[choice] = tree.add(nodes[choice[:-1]], best[len(choice) - 1][choice[-1]])
 
     def sample(self, tree: DraftTree, q: Tensor) -> None:
-        """Sample the shape's children from q (depth, V), a level each; fewer where q has not as many tokens."""
+        """Sample the shape's children from q (depth, V), one row per level; fewer if q has too few tokens."""
         nodes = {ROOT: ROOT}  # node of the shape -> node of the tree
         for parent, children in self.shape.children.items():
             level = 0 if parent == ROOT else self.shape.depths[parent]
