@@ -1,4 +1,7 @@
-"""Assisted (speculative) decoding (lesson 06): a small model drafts, as a chain or as a tree.
+"""Assisted (speculative) decoding (lesson 06): a small draft model with the target's tokenizer drafts a chain or tree.
+
+The draft model keeps a KV cache of its own. After drafting, this holds all draft tokens but those of the deepest
+level, which were not fed. After verification it is cut back to the accepted tokens.
 
 Sources: Leviathan et al. 2022 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 """
@@ -29,11 +32,13 @@ PROBES = (
 
 
 def check_same_tokenizer(a, b) -> int:
-    """-> ids in use: every token's id is below it. Raises ValueError that names the first difference.
+    """Check that two tokenizers encode alike -> number of ids in use (the largest id + 1).
 
-    Compared are the vocabularies, special tokens included, and the ids of texts of many kinds. Which of its special
-    tokens a model ends with, and its chat template, may differ: a token means the same whoever writes it. Two that were
-    found alike are not compared again while they have as many tokens: it takes as long as a step or two of a model.
+    Compares the vocabularies, special tokens included, and the ids of several kinds of text. EOS tokens and chat
+    templates may differ, since they do not change the meaning of an id. Raises ValueError with the first difference.
+
+    The result is cached while both keep their number of tokens, because a comparison takes as long as a decoding step
+    or two.
     """
     return _compared(a, b, len(a), len(b))
 
@@ -71,7 +76,7 @@ def _compare_ids(a, b, text: str) -> None:
 
 
 def _special_texts(a, b) -> list[str]:
-    """Special tokens of both inside a text, and a chat, as the first tokenizer writes it."""
+    """Texts that contain the special tokens of both tokenizers, and a chat in the first tokenizer's template."""
     texts = [f"one {token}two" for token in sorted({*a.all_special_tokens, *b.all_special_tokens})]
     if getattr(a, "chat_template", None):
         texts.append(a.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False))
@@ -79,8 +84,10 @@ def _special_texts(a, b) -> list[str]:
 
 
 def shared_ids(target, draft) -> int:
-    """Ids, from 0 on, that mean the same token to both. Raises ValueError if the tokenizers differ or, of models
-    without tokenizers, the vocabulary sizes."""
+    """Number of ids, from 0, that mean the same token in target and draft model.
+
+    Raises ValueError if the tokenizers differ, or if the vocabulary sizes of models without tokenizers do.
+    """
     if target.tokenizer is None and draft.tokenizer is None:
         if target.vocab_size != draft.vocab_size:
             raise ValueError(
@@ -104,18 +111,15 @@ def shared_ids(target, draft) -> int:
 
 
 class DraftModel(Proposer):
-    """A small model drafts. draft: a Target, LanguageModel or causal LM with the tokenizer of the target.
+    """Drafts with a small model.
 
-    gamma: tokens drafted per step (a tree's depth), or a schedule of draft_length.
-    children: draft tokens below each node, level by level, 1 beyond the end: () is a chain, (3, 2) has six branches.
-    mode: "greedy" takes the draft's most probable tokens; "iid" and "without_replacement" sample from its
-    distribution q after `sampling`. All are lossless under Greedy and Sampling; sampling pays under Sampling.
-    generator: randomness of the draft. Share the one given to `generate`, or seed it differently: equal seeds
-    would tie the draft tokens to the numbers that judge them.
-
-    Raises ValueError for impossible settings, TypeError for a draft that cannot decode; at the start of a text,
-    ValueError for a target with another tokenizer: their vocabularies are compared, token by token. Where neither side
-    has a tokenizer, as with ids alone, there are only sizes to compare.
+    draft: a Target, a LanguageModel or a causal LM, with the same tokenizer as the target.
+    gamma: tokens drafted per step (for a tree, its depth), or a schedule from draft_length.
+    children: number of children of each node, level by level, then 1: () is a chain, (3, 2) has six branches.
+    mode: "greedy" takes the draft model's top tokens. "iid" and "without_replacement" sample from its distribution q
+    after `sampling`. All modes are lossless under Greedy and Sampling; sampled drafts pay off under Sampling.
+    generator: randomness of the draft. Share the one passed to `generate`, or seed it differently: with equal seeds,
+    draft tokens and the random numbers that verify them would be correlated.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class DraftModel(Proposer):
         self.target = None
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Start with an empty cache of the draft's. ValueError for a target with other tokens."""
+        """Start a new text with an empty draft cache. Raises ValueError for a target with another tokenizer."""
         if target is not self.target:
             self.target, self.known = target, shared_ids(target, self.draft)
         self.cache = self.draft.new_cache(len(prompt))
@@ -146,17 +150,20 @@ class DraftModel(Proposer):
 
     @torch.no_grad()
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
-        """A tree as deep as `length` says, a draft pass for each level.
+        """Add a tree of gamma levels, with one draft forward pass per level.
 
-        Unsupported for branches that the draft, as a target, cannot read.
+        Raises Unsupported for branches if the draft model's target cannot run them.
         """
-        gamma = min(self.length.next(), tree.max_depth, self.draft.context - len(ids) + 1)  # the last level is not fed
+        # Limit the depth by schedule, budget and the draft model's context; the last level is not fed
+        gamma = min(self.length.next(), tree.max_depth, self.draft.context - len(ids) + 1)
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
-            return  # also where the target wrote an id that no token has: the draft cannot read it
+            return  # no draft either if the target generated a padding id, which the draft model does not know
         self.committed = len(ids)
+        # Branch only if the draft cache can hold all nodes of a tree
         nodes = self._most_nodes(gamma)
         branching = nodes > gamma and self.cache.branches(len(ids) + nodes)
-        level = [ROOT]  # the nodes to draft below
+        # Draft level by level, until the schedule stops or every branch ends with EOS
+        level = [ROOT]  # nodes that get children next
         while level and tree.draft_calls < gamma and self._has_room(tree, level):
             (scores,) = self.draft.run([self._input(ids, tree, level)])
             count = self.children[tree.draft_calls] if branching and tree.draft_calls < len(self.children) else 1
@@ -166,31 +173,33 @@ class DraftModel(Proposer):
                 break
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
-        """Keep the cache entries of accepted draft tokens; the deepest level was never fed to the draft."""
+        """Drop rejected draft tokens from the draft cache and report the result to the schedule."""
         if not tree.tokens:
             return
-        first = self.committed  # entry of node 0
+        # Keep the entries of accepted nodes that were fed: the deepest level was not
+        first = self.committed  # cache entry of node 0
         fed = self.cache.length() - first
         self.cache.keep(first, [first + node for node in path if node < fed])
+        # Where a draft token ends the text, `path` stops before it, but it was accepted
         last = path[-1] if path else ROOT
-        ended = tree.child(last, tokens[-1]) is not None  # the text ends with a draft token: accepted, and no other
+        ended = tree.child(last, tokens[-1]) is not None
         self.length.observe(tree.depth, min(len(tokens), tree.depth), len(path) + ended)
 
     def _input(self, ids: Sequence[int], tree: DraftTree, level: Sequence[int]) -> ModelInput:
-        """What the draft is fed next: the committed tokens that its cache lacks, then one level after another."""
+        """Input of the next draft pass: first the committed tokens that are not in the draft cache, then one level."""
         if level == [ROOT]:
             return plain_input(ids[self.cache.length() :], self.cache)
         offset = len(ids) - 1 + tree.depth - self.cache.length()
-        # where the tree branches, a node sees its ancestors, which are in the cache already
+        # In a tree with branches, a node attends to its ancestors, which are already in the cache
         mask = None if tree.is_chain else tree_mask(1, tree, len(ids) - 1)[1 + level[0] : 1 + len(tree.tokens)]
         return ModelInput([tree.tokens[node] for node in level], [offset] * len(level), mask, self.cache, len(level))
 
     def _grow(self, tree: DraftTree, level: Sequence[int], logits: Tensor, count: int) -> tuple[list[int], float]:
-        """Draft `count` tokens below every node, logits (nodes, V) -> the new nodes, the highest q of one of them."""
+        """Add `count` children to every node of the level. logits (nodes, V) -> new nodes, the highest q among them."""
         q, confidence, first = self.sampling.probabilities(logits), 0.0, len(tree.tokens)
         for node, scores, row in zip(level, logits, q, strict=True):
             if node != ROOT and tree.tokens[node] in self.target.eos:
-                continue  # nothing follows an end
+                continue  # no tokens after EOS
             if self.mode == "greedy":
                 made = [tree.add(node, token) for token in self._best(scores, row, count)]
             else:
@@ -200,13 +209,13 @@ class DraftModel(Proposer):
         return list(range(first, len(tree.tokens))), confidence
 
     def _best(self, scores: Tensor, q: Tensor, count: int) -> list[int]:
-        """The most probable tokens, as many as have q > 0 at most."""
+        """The `count` top tokens, or all of q > 0 if these are fewer."""
         if count == 1:
-            return top_tokens(scores[None])  # as Greedy chooses among equals
+            return top_tokens(scores[None])  # breaks ties as Greedy does
         return scores.topk(min(count, int(q.count_nonzero()))).indices.tolist()
 
     def _most_nodes(self, gamma: int) -> int:
-        """Nodes of a tree of that depth if no branch ends early."""
+        """Number of nodes of a tree of depth gamma if no branch ends early."""
         nodes, level = 0, 1
         for count in (*self.children[:gamma], *[1] * (gamma - len(self.children))):
             level *= count
@@ -214,16 +223,16 @@ class DraftModel(Proposer):
         return nodes
 
     def _shared(self, logits: Tensor) -> Tensor:
-        """(n, V of the draft) -> (n, V of the target), nothing on ids without a token: q renormalises over the rest.
+        """Convert draft logits (n, draft V) to the target's vocabulary (n, target V), with -inf for unused ids.
 
-        The target's own logits stay as they are, padding included: what it alone would write is the standard.
-        The most probable tokens need no q, and so no padding.
+        q is then normalised over the shared ids. The target's logits are not changed, padding ids included, since its
+        own output is the reference. Mode "greedy" needs no q, so the logits are only cut to the shared ids.
         """
         known, uncomputed = logits[:, : self.known], self.target.vocab_size - self.known
         return known if self.mode == "greedy" or not uncomputed else pad(known, (0, uncomputed), value=float("-inf"))
 
     def _has_room(self, tree: DraftTree, level: Sequence[int]) -> bool:
-        """Whether the target's budget takes another level, and the draft's cache this one."""
+        """Whether the target's budget allows another level, and the draft cache has room for this one."""
         if not any(tree.fits(node) for node in level):
             return False
         return self.cache.most is None or level == [ROOT] or self.cache.length() + len(level) <= self.cache.most
