@@ -52,7 +52,7 @@ class Proposer:
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
         """Learn from a step; called after every commit, also after prefill.
 
-        path: the accepted nodes. tokens: the committed tokens, normally accepted draft tokens and then the target's own
-        token; cut after a token that ends the text. scores: logits and hidden states; row 0 belongs to the root, row
-        1 + i to node i, and the rows of side tokens come last.
+        path: the accepted nodes, without a draft token that ended the text. tokens: the committed tokens, those of
+        `path` and one more: the target's own token, or the draft token that ended the text. scores: logits and hidden
+        states; row 0 belongs to the root, row 1 + i to node i, and the rows of side tokens come last.
         """

@@ -159,7 +159,7 @@ class DraftModel(Proposer):
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
             return  # no draft either if the target generated a padding id, which the draft model does not know
         self.committed = len(ids)
-        # Branch only if the draft cache can hold all nodes of a tree
+        # Branch only if the draft cache supports branches up to the largest possible tree, else draft a chain
         nodes = self._most_nodes(gamma)
         branching = nodes > gamma and self.cache.branches(len(ids) + nodes)
         # Draft level by level, until the schedule stops or every branch ends with EOS
