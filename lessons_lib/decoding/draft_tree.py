@@ -60,7 +60,7 @@ class DraftTree:
     """A tree of draft tokens after the root. Node i has token tokens[i], depth depths[i] >= 1 and parent parents[i].
 
     Budget: max_nodes limits nodes and side tokens together, max_depth the levels, max_offset the distance of a side
-    token from the root. may_branch(n): whether the target can run n draft and side tokens that do not form a chain.
+    token from the root. may_branch(n): whether the cache supports n draft and side tokens that are not one chain.
     Tokens that do not fit are not added. Of sampled children the last ones are dropped, whatever their values.
     draft_calls: forward passes of a draft model used to build the tree.
     """

@@ -50,7 +50,7 @@ class Proposer:
             proposer.propose(ids, tree)
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
-        """Learn from a step; called after every commit, also after prefill.
+        """Learn from a step. Called whenever tokens were committed, also after prefill.
 
         path: the accepted nodes, without a draft token that ended the text. tokens: the committed tokens, those of
         `path` and one more: the target's own token, or the draft token that ended the text. scores: logits and hidden
