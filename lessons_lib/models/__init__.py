@@ -1,11 +1,12 @@
-"""Models (every lesson): where their weights come from, on which device and in which format they run.
+"""Models (every lesson): loading weights, and the device and format that they run in.
 
-`load(name)` gives a LanguageModel; `tiny()` a random network for tests; `cut(model)` the first layers of one.
+`load(name)` returns a LanguageModel, `tiny()` a random network for tests, `cut(model)` the first layers of a model.
 
-hub             names, devices and dtypes, `load`; gguf, store: the packaged model made a checkpoint, kept whole
+hub             model names, devices and dtypes, `load`; gguf, store: the packaged model converted to a checkpoint
 decoder         the readable decoder; checkpoint: names of its weights
-draft           our small draft and its file; trained: weights and cards that come with the package
-sparse, lora    parts of the decoder watched, cut and skipped; low-rank adapters
+draft           our small draft model and its file; trained: weights and cards that come with the package
+medusa          Medusa heads and their file
+sparse, lora    copies of the decoder with hooks, cut inputs or skipped work; low-rank adapters
 """
 
 import logging
