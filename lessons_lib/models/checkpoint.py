@@ -1,12 +1,14 @@
-"""Weight names (lesson 02): between a transformers Llama checkpoint and the readable decoder's fused matrices."""
+"""Weight names (lesson 02): from a transformers Llama checkpoint to the readable decoder's fused matrices and back."""
 
 import torch
 from torch import Tensor
 
 
 def head_is_embedding(network) -> bool:
-    """Whether the LM head of a transformers model is its embedding. Its config may say so when it is not: a checkpoint
-    can hold a head of its own, such as one that was fine-tuned."""
+    """Whether the LM head of a transformers model shares the embedding's weights.
+
+    The config is not reliable: a checkpoint can hold a separate head, for example a fine-tuned one.
+    """
     head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
     if head is None:
         return False
@@ -15,16 +17,19 @@ def head_is_embedding(network) -> bool:
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """Parameters (N_i, K) -> one matrix (sum of N_i, K), of which they are views from now on: nothing is held twice.
+    """Concatenate parameters (N_i, K) to one matrix (sum of N_i, K) and make them views of it.
 
-    Where they lie in memory one after another already, as after an earlier call, that memory is the matrix.
+    So nothing is stored twice. If they are adjacent in memory already, as after an earlier call, that memory is used as
+    it is.
     """
+    # 1. are the parts adjacent in memory already?
     first, rows = parts[0], [len(part) for part in parts]
     starts = [first.storage_offset() + sum(rows[:i]) * first.shape[1] for i in range(len(parts))]
     memory = {part.untyped_storage().data_ptr() for part in parts}
     in_place = len(memory) == 1 and all(part.is_contiguous() for part in parts)
     if in_place and [part.storage_offset() for part in parts] == starts:
         return first.detach().as_strided((sum(rows), first.shape[1]), (first.shape[1], 1), starts[0])
+    # 2. if not, copy them into one matrix and make them views of it
     whole = torch.cat([part.detach() for part in parts])
     for part, view in zip(parts, whole.split(rows), strict=True):
         part.data = view
@@ -32,9 +37,9 @@ def joined(parts: list[Tensor]) -> Tensor:
 
 
 def fused_weights(network, config) -> dict[str, Tensor]:
-    """The weights of a transformers Llama by our names, in the same memory. config: ModelConfig.
+    """The weights of a transformers Llama under our names, in the same memory. config: ModelConfig.
 
-    q, k, v are stacked, ((H + 2 H_kv) d, D), and gate and up, (2 D_ff, D); all other shapes stay.
+    q, k, v are fused to ((H + 2 H_kv) d, D), gate and up to (2 D_ff, D); all other shapes stay.
     """
     state = dict(network.named_parameters(remove_duplicate=False))
     weights = {"embedding.weight": state["model.embed_tokens.weight"], "norm": state["model.norm.weight"]}
@@ -54,7 +59,7 @@ def fused_weights(network, config) -> dict[str, Tensor]:
 
 
 def their_names(weights: dict[str, Tensor], config) -> dict[str, Tensor]:
-    """Our fused matrices -> transformers' names: the inverse of `fused_weights`, without the embedding and the head."""
+    """Our fused matrices under transformers' names: the inverse of `fused_weights`, without embedding and head."""
     found, heads = {"model.norm.weight": weights["norm"]}, [config.num_heads, config.num_kv_heads, config.num_kv_heads]
     for i in range(config.num_layers):
         theirs, ours = f"model.layers.{i}.", f"layers.{i}."
