@@ -1,4 +1,4 @@
-"""transformers' choices of attention (lesson 04): `attn_implementation`, switched for a while, refusals kept."""
+"""transformers' attention implementations (lesson 04): switch `attn_implementation` temporarily, keep the errors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from lessons_lib.attention.backends import Outcome, first_sentence
 
 @contextmanager
 def attending(network: PreTrainedModel, name: str) -> Iterator[PreTrainedModel]:
-    """The network with this attn_implementation ("eager", "sdpa", "flash_attention_2", ...), and afterwards as before.
+    """Context manager: the network with this attn_implementation ("eager", "sdpa", "flash_attention_2", ...).
 
-    FlashAttention's packages take 16 bits only, so under them a float32 network runs in bfloat16's autocast. What
-    transformers raises passes through: ImportError for a package that is missing, ValueError for other names.
+    FlashAttention supports only 16-bit dtypes, so with it a float32 network runs under bfloat16 autocast. transformers
+    raises ImportError for a missing package and ValueError for unknown names.
     """
     before = network.config._attn_implementation
     network.set_attn_implementation(name)
@@ -29,7 +29,7 @@ def attending(network: PreTrainedModel, name: str) -> Iterator[PreTrainedModel]:
 
 @torch.no_grad()
 def implementations(network: PreTrainedModel, names: Sequence[str], run: Callable[[], Tensor]) -> list[Outcome]:
-    """run() with each attn_implementation of the network: its output, or the first sentence of the refusal."""
+    """Call run() with each attn_implementation: its output, or the first sentence of the error."""
     return [_attempt(network, name, run) for name in names]
 
 
