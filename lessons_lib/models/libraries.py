@@ -1,8 +1,8 @@
-"""The same model quantized by libraries that transformers knows (lesson 10): torchao and bitsandbytes, as peers.
+"""The same model quantized by other libraries (lesson 10): torchao and bitsandbytes, through transformers.
 
-Both leave the LM head and the embedding as they are. torchao's packed int4 wants a GPU and the package mslk ("torchao
-int4" here keeps codes in bytes; its kernel for CPUs is a prototype, which the tests look at), and bitsandbytes' 8 bits
-cast activations to fp16.
+Both leave the LM head and the embedding as they are. torchao's packed int4 needs a GPU and the package mslk. "torchao
+int4" here keeps one code per byte; torchao's int4 kernel for CPUs is a prototype, which the tests cover. The 8-bit
+format of bitsandbytes casts activations to fp16.
 """
 
 import importlib.util
@@ -46,10 +46,10 @@ LIBRARIES: dict[str, Callable[[torch.dtype], TorchAoConfig | BitsAndBytesConfig]
 def by_library(
     name: str, dtype: torch.dtype = torch.float32, model: str | Path = OFFLINE, device: str = "cpu"
 ) -> PreTrainedModel:
-    """A packaged model, or the folder of a checkpoint, loaded through transformers and quantized by a library.
+    """Load a packaged model, or the folder of a checkpoint, through transformers and quantize it by a library.
 
-    ValueError for a name that is not in LIBRARIES; ModelUnavailable where model or library is missing, or the
-    library does not run this format here.
+    name: one of LIBRARIES. Raises ModelUnavailable if the model or the library is missing, or if the library does not
+    support this format here.
     """
     if name not in LIBRARIES:
         raise ValueError(f"there is no {name!r}; choose one of {', '.join(LIBRARIES)}")
@@ -63,21 +63,22 @@ def by_library(
             options = dict(dtype=dtype, quantization_config=config, device_map={"": device})
             made = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
-        why = first_line(error).split(" For details")[0]  # which would name a report that quiet holds back
+        why = first_line(error).split(" For details")[0]  # drop the reference to a report that `quiet` suppresses
         raise ModelUnavailable(f"{name} does not run here ({why}); choose another of {library}'s formats") from error
     return made.eval()
 
 
 def bytes_held(network: torch.nn.Module) -> int:
-    """Bytes of all that a model keeps, codes and scales that a library hides within a weight included.
+    """Bytes of all weights, including codes and scales that a library hides inside a weight.
 
-    Ask before the first forward pass: then bitsandbytes moves the scales of its 8 bits to where this does not look.
+    Call it before the first forward pass: then bitsandbytes moves its 8-bit scales to a place that is not searched
+    here.
     """
     return storage_bytes(part for x in (*network.parameters(), *network.buffers()) for part in _parts(x))
 
 
 def _parts(x: Any) -> Iterator[Tensor]:
-    """The plain tensors of a weight: torchao's are made of others, bitsandbytes' carry others as attributes."""
+    """The plain tensors of a weight: torchao composes it from several, bitsandbytes attaches them as attributes."""
     if hasattr(x, "__tensor_flatten__"):
         for name in x.__tensor_flatten__()[0]:
             yield from _parts(getattr(x, name))
