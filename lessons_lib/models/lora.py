@@ -1,6 +1,6 @@
-"""LoRA (lesson 09): a frozen linear layer W computes as W + (alpha / r) B A, of which A and B are trained.
+"""LoRA (lesson 09): a frozen linear layer W computes as W + (alpha / r) B A, and only A and B are trained.
 
-Hu et al. 2021 (arXiv 2106.09685). B begins at zero, so at first nothing changes.
+Hu et al. 2021 (arXiv 2106.09685). B starts at zero, so at first nothing changes.
 """
 
 import torch
@@ -12,9 +12,9 @@ from lessons_lib.quantization.linear import sharing_copy
 
 
 class LoRALinear(nn.Module):
-    """A linear layer (N, K) with an adapter beside it: x Wᵀ + scale·(x Aᵀ) Bᵀ, A (r, K) and B (N, r).
+    """A linear layer (N, K) with a low-rank adapter: x Wᵀ + scale·(x Aᵀ) Bᵀ, A (r, K) and B (N, r).
 
-    random: for A's start.
+    random: generator for the initial values of A.
     """
 
     def __init__(self, linear: nn.Linear, rank: int, alpha: float, random: torch.Generator):
@@ -33,16 +33,16 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """One layer that computes the same as the two, and as fast as the first alone."""
+        """One linear layer that computes the same, as fast as the layer without an adapter."""
         whole = sharing_copy(self.linear, but=[id(self.linear.weight)])
         whole.weight += self.scale * self.B @ self.A
         return whole
 
 
 def adapted(decoder: Decoder, rank: int = 8, alpha: float = 16.0, seed: int = 0) -> Decoder:
-    """A copy of the decoder with an adapter at every matrix of every layer, not at the LM head; weights are shared.
+    """A copy of the decoder with an adapter on every matrix of every layer, but not on the LM head; weights are shared.
 
-    seed: of the random start.
+    seed: of the initial values.
     """
     copy, random = sharing_copy(decoder), torch.Generator().manual_seed(seed)
     for layer in copy.layers:
@@ -52,13 +52,13 @@ def adapted(decoder: Decoder, rank: int = 8, alpha: float = 16.0, seed: int = 0)
 
 
 def adapters(decoder: Decoder) -> dict[str, nn.Parameter]:
-    """The weights A and B of all adapters, by name ("layers.0.qkv.A")."""
+    """The weights A and B of all adapters by name ("layers.0.qkv.A")."""
     found = ((name, module) for name, module in decoder.named_modules() if isinstance(module, LoRALinear))
     return {f"{name}.{part}": getattr(module, part) for name, module in found for part in ("A", "B")}
 
 
 def merged(decoder: Decoder) -> Decoder:
-    """A copy of an adapted decoder with the sums in place of the adapters; all else is shared."""
+    """A copy of an adapted decoder with the adapters merged into the weights; all else is shared."""
     copy = sharing_copy(decoder)
     for layer in copy.layers:
         for name, part in [(name, part) for name, part in layer.named_children() if isinstance(part, LoRALinear)]:
