@@ -1,11 +1,12 @@
-"""Medusa heads (lesson 09): small heads on a model's final state guess the tokens behind the next one.
+"""Medusa heads (lesson 09): small heads on a model's final state that predict the tokens after the next one.
 
-Cai et al. 2024 (arXiv 2401.10774). The state at position t, after the final norm, is what the model's own head reads
-to choose token t + 1; head k = 1, 2, ... reads it too and guesses token t + k + 1. Untrained, every head equals the
-model's own. When the heads guess, token t + 1 has been chosen; they may read it, too, as in Hydra (Ankner et al. 2024,
-arXiv 2402.05109), whose heads know every token before theirs, where these know the first.
+Cai et al. 2024 (arXiv 2401.10774). The state at position t, after the final norm, is the input from which the LM head
+predicts token t + 1; head k = 1, 2, ... predicts token t + k + 1 from the same state. Untrained, every head equals the
+LM head.
+When the heads run, token t + 1 is known already. Optionally the heads read it, too. This is similar to Hydra (Ankner et
+al. 2024, arXiv 2402.05109), whose heads read every token before theirs, while these read only the first.
 
-Here stand the heads and their files; trees and the proposer are in decoding/proposers/medusa.py.
+This file holds the heads and their files; trees and the proposer are in decoding/proposers/medusa.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,26 +25,26 @@ from lessons_lib.models.store import ModelUnavailable
 
 
 def shared_parameters(count: int, width: int, blocks: int = 1, root_rank: int = 0) -> int:
-    """K (R (D^2 + D) + 2 r D): parameters of `count` heads that all end in the model's own LM head."""
+    """Parameters of `count` heads that share the model's LM head: K (R (D^2 + D) + 2 r D)."""
     return count * (blocks * (width**2 + width) + 2 * root_rank * width)
 
 
 def own_parameters(count: int, width: int, vocab_size: int, blocks: int = 1, root_rank: int = 0) -> int:
-    """V D more for each head: parameters of heads as published, each with an LM head of its own."""
+    """Parameters of `count` heads with an LM head each, as published: V D more per head."""
     return shared_parameters(count, width, blocks, root_rank) + count * vocab_size * width
 
 
 class ResidualBlock(nn.Linear):
-    """x + silu(W x + b + more), (..., D) -> (..., D); W and b begin at zero, so at first it changes nothing.
+    """x + silu(W x + b + more), (..., D) -> (..., D); W and b start at zero, so at first it is the identity.
 
-    The authors' code leaves b as it was drawn, and so does not start from the model's own head.
+    The authors' code keeps a random b, so it does not start as the model's own head.
     """
 
     def __init__(self, width: int):
         super().__init__(width, width)
 
     def reset_parameters(self) -> None:
-        """The start; `nn.Linear` calls it."""
+        """Initialize W and b; `nn.Linear` calls it."""
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
@@ -53,7 +54,7 @@ class ResidualBlock(nn.Linear):
 
 
 def root_reader(width: int, rank: int, seed: int) -> nn.Sequential:
-    """A map (..., D) -> (..., D) of so low a rank, zero at first: its second matrix is."""
+    """A low-rank map (..., D) -> (..., D) that starts at zero, because its second matrix is zero."""
     down, up = (skip_init(nn.Linear, *sizes, bias=False) for sizes in ((width, rank), (rank, width)))
     nn.init.normal_(down.weight, std=width**-0.5, generator=torch.Generator().manual_seed(seed))
     nn.init.zeros_(up.weight)
@@ -61,13 +62,13 @@ def root_reader(width: int, rank: int, seed: int) -> nn.Sequential:
 
 
 class MedusaHeads(nn.Module):
-    """lm_head (V, D): the model's own head. count: heads (K). blocks: residual blocks of each (R).
+    """K Medusa heads on a model with the LM head lm_head (V, D), whose device and dtype they have.
 
-    own: each head gets a trainable copy of the LM head, as published. Otherwise all share the model's, which is not
-    trained and not a parameter: the rows of all heads go through it in one product. Weights have its device and dtype.
-    root_rank: r, rank of the map by which a head's first block also reads the token that was chosen from the state,
-    as the LM head's row of it, of root mean square 1 (0: heads read the state alone, as published).
-    ValueError for counts below 1.
+    count: number of heads K. blocks: residual blocks of each head (R).
+    own: each head gets a trainable copy of the LM head, as published. Otherwise all share the model's LM head, which is
+    neither trained nor a parameter: one matmul computes the logits of all heads.
+    root_rank: rank r of the map by which a head's first block also reads the token sampled from the state, as the LM
+    head's row of that token, scaled to root mean square 1. 0: heads read only the state, as published.
     """
 
     def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, own: bool = False, root_rank: int = 0):
@@ -83,13 +84,13 @@ class MedusaHeads(nn.Module):
         self.roots = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
         self.own = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own else 0))
         self.register_buffer("lm_head", lm_head, persistent=False)
-        self.register_buffer("rows", lm_head, persistent=False)  # those of the tokens that are scored
+        self.register_buffer("rows", lm_head, persistent=False)  # rows of the tokens that are scored
         self.register_buffer("kept", None, persistent=False)
 
     def trim(self, kept: Tensor) -> None:
-        """Score the tokens `kept` (K,) alone from now on: fewer rows to read (Zhao et al. 2025, arXiv 2502.14856).
+        """From now on score only the tokens `kept` (K,), so fewer rows are read (Zhao et al. 2025, arXiv 2502.14856).
 
-        ValueError for heads with LM heads of their own, which are scored whole.
+        Only for heads that share the model's LM head.
         """
         if self.own:
             raise ValueError("only heads that share the model's LM head can be trimmed")
@@ -98,18 +99,21 @@ class MedusaHeads(nn.Module):
 
     @property
     def scored(self) -> int:
-        """How many tokens the heads choose among."""
+        """Number of tokens that the heads score."""
         return len(self.rows)
 
     def states(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
-        """(T, D) after the final norm -> (T, K, D): what the first `count` heads make of it; else as `forward`."""
+        """States after the first `count` heads' blocks: (T, D) after the final norm -> (T, K, D).
+
+        Arguments as `forward`.
+        """
         read = self._read(chosen)
         return torch.stack(
             [through(stack, final, more) for stack, more in zip(self.stacks[:count], read, strict=False)], dim=1
         )
 
     def _read(self, chosen: Sequence[int] | Tensor | None) -> Iterator[Tensor | float]:
-        """What every head's first block is told of the chosen tokens, (T, D) each; 0 if heads do not read them."""
+        """For each head, the input (T, D) that its first block gets from the chosen tokens; 0 if it reads none."""
         if not self.roots:
             return repeat(0.0)
         if chosen is None:
@@ -121,30 +125,33 @@ class MedusaHeads(nn.Module):
         return (root(rows) for root in self.roots)
 
     def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
-        """(T, D) after the final norm -> scores (T, K, V) of the first `count` heads (None: of all).
+        """Logits of the first `count` heads (None: all): (T, D) after the final norm -> (T, K, V).
 
-        Trimmed heads score the other tokens -inf. chosen (T,): the token that was chosen from each state, for heads
-        that read it (else it is ignored). ValueError if it is missing.
+        Tokens that trimmed heads do not score get -inf. chosen: (T,), the token sampled from each state, required by
+        heads that read it and ignored by others.
         """
         scores = self.scores(final, count, chosen)
         return scores if self.kept is None else scatter(scores, self.kept, self.vocab_size)
 
     def top_tokens(self, final: Tensor, ranks: int, count: int | None = None, chosen=None) -> Tensor:
-        """As `forward`, but -> the most probable tokens (T, K, ranks), best first; at most `scored` of them."""
+        """The `ranks` most probable tokens of each head, best first: (T, K, ranks). Other arguments as `forward`.
+
+        ranks: at most `scored`.
+        """
         best = self.scores(final, count, chosen).topk(ranks).indices
         return best if self.kept is None else self.kept[best]
 
     def scores(self, final: Tensor, count: int | None = None, chosen=None) -> Tensor:
-        """As `forward`, but -> (T, K, scored): of the tokens `kept` alone, in their order."""
+        """As `forward`, but logits of the scored tokens only, in the order of `kept`: (T, K, scored)."""
         states = self.states(final, count, chosen)
         if not self.own:
             return F.linear(states, self.rows)
-        pairs = zip(states.unbind(1), self.own, strict=False)  # the first `count` of them
+        pairs = zip(states.unbind(1), self.own, strict=False)  # strict=False: the first `count` heads
         return torch.stack([F.linear(rows, head) for rows, head in pairs], dim=1)
 
 
 def through(stack: nn.Sequential, x: Tensor, more: Tensor | float) -> Tensor:
-    """x (..., D) -> (..., D): a head's blocks one after another; the first is told more (..., D)."""
+    """Apply a head's residual blocks to x (..., D) -> (..., D); only the first block gets `more` (..., D)."""
     first, *rest = stack
     x = first(x, more)
     for block in rest:
@@ -153,9 +160,9 @@ def through(stack: nn.Sequential, x: Tensor, more: Tensor | float) -> Tensor:
 
 
 def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
-    """Write the parameters and a card that names the model they belong to; card: what else it says.
+    """Store the heads' parameters and a card that names their model. card: further entries.
 
-    fp16 rather than bf16: weights this small need no wide exponent, and rounding is eight times finer.
+    fp16 rather than bf16: such small weights need no wide exponent, and rounding is eight times finer.
     """
     tensors = {name: value.to(torch.float16) for name, value in heads.named_parameters()}
     if heads.kept is not None:
@@ -165,10 +172,10 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
 
 
 def load_heads(name: str | Path, model: LanguageModel, count: int | None = None) -> MedusaHeads:
-    """The stored heads of this name or folder, on the model's device and in its dtype.
+    """Load the stored heads of this name or folder, on the model's device and in its dtype.
 
-    count: how many heads are expected (None: as many as there are). ModelUnavailable if there are none; ValueError
-    for heads of another model or number.
+    count: expected number of heads (None: any). Raises ModelUnavailable if there are none; ValueError for heads of
+    another model or number.
     """
     if not (card := trained.read_card(name)):
         raise ModelUnavailable(f"{name} holds no heads; train some with `python -m lessons_lib.training heads`.")
@@ -184,7 +191,10 @@ def load_heads(name: str | Path, model: LanguageModel, count: int | None = None)
 
 
 def check_fits(card: dict, name: str | Path, base: str, shape: tuple[int, int], count: int | None) -> None:
-    """Raise ValueError unless the card is of heads for this model (name, LM head of shape (V, D)) and of this count."""
+    """Raises ValueError unless the card describes `count` heads for this model.
+
+    base: name of the model. shape: (V, D) of its LM head.
+    """
     theirs = card["vocab_size"], card["width"]
     if card["base"] != base or theirs != shape:
         raise ValueError(
