@@ -1,8 +1,8 @@
-"""Looking into the decoder, and leaving parts of it out (lesson 12): copies of it that watch, cut and skip.
+"""Activation sparsity (lesson 12): copies of the decoder with hooks, with cut activations, or with skipped work.
 
-Each copy shares all weights with the decoder, which is not changed. A matrix is named (number of its layer, "qkv" |
-"out" | "gate_up" | "down"). Inputs cut at a threshold: Liu et al. 2024 (TEAL, arXiv 2408.14690); gates: Lee et al. 2024
-(CATS, arXiv 2404.08763).
+Each copy shares all weights with the decoder, which is not changed. A matrix is named (layer number, "qkv" | "out" |
+"gate_up" | "down"). Inputs cut at a threshold: Liu et al. 2024 (TEAL, arXiv 2408.14690); gates: Lee et al. 2024 (CATS,
+arXiv 2404.08763).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,20 +25,19 @@ Change = Callable[[Name, Tensor], Tensor]
 
 
 def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
-    """q (H, T, d), keys (H_kv, S, d), mask (T, S) bool or None for causal -> softmax weights (H, T, S).
+    """Softmax weights (H, T, S) of q (H, T, d) and keys (H_kv, S, d). mask: (T, S) bool, or None for causal.
 
-    In float32 or better. Masked entries are 0; they are no keys of the row, and measures must not count them.
-    Raises ValueError for shapes that do not fit.
+    In float32 or better. Masked entries are 0, but measures must not count them as sparsity.
     """
     q, keys, _, sight = prepared(q, keys, keys, mask is None, mask)
     return probabilities(q, keys, sight, Memory()).flatten(0, 1)
 
 
 def keep_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, share: float, score=None) -> Tensor:
-    """As `attend`, over the best `share` of each query's keys only, their weights scaled to sum to 1.
+    """As `attend`, but each query attends only to its best `share` of keys, with weights rescaled to sum to 1.
 
-    score: weights (H, T, S) -> what the best are judged by, of the same shape; None: the weights themselves.
-    ValueError for shapes that do not fit and a share outside 0 to 1.
+    score: function from the weights (H, T, S) to the values that rank them, of the same shape; None ranks by the
+    weights.
     """
     mask = causal_mask(q.shape[1], keys.shape[1], q.device) if mask is None else mask
     weights = attention_weights(q, keys, mask)
@@ -48,9 +47,10 @@ def keep_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shar
 
 
 def tapped(decoder: Decoder, into: Change | None = None, out: Change | None = None, look=None) -> Decoder:
-    """A copy with hooks: into(name, x) gives what a matrix reads instead of x, out(name, y) what it gives instead of y.
+    """A copy of the decoder with hooks: into(name, x) replaces a matrix's input x, out(name, y) its output y.
 
-    look(layer, q, keys, mask): sees what attention is handed, as `attention_weights` takes it. The head has no hook.
+    look(layer, q, keys, mask): called with the inputs of attention, as `attention_weights` takes them. The head has no
+    hook.
     """
     copy = sharing_copy(decoder)
     for name, linear in linears(copy, head=False).items():
@@ -69,17 +69,17 @@ def _seen(look: Callable, layer: int, attend: Callable, q: Tensor, keys: Tensor,
 
 
 def gate_of(y: Tensor) -> Tensor:
-    """silu(gate) (T, D_ff) out of what "gate_up" gives (T, 2 D_ff)."""
+    """silu(gate) (T, D_ff) from the output of "gate_up" (T, 2 D_ff)."""
     return F.silu(y.chunk(2, -1)[0])
 
 
 def cut_inputs(thresholds: Mapping[Name, float]) -> Change:
-    """An `into`: entries of a product's input at or below its threshold in size become 0 (TEAL)."""
+    """An `into` hook: sets entries of a matrix's input to 0 where |x| is at or below the threshold (TEAL)."""
     return lambda name, x: x.masked_fill(x.abs() <= thresholds[name], 0) if name in thresholds else x
 
 
 def cut_gates(thresholds: Mapping[Name, float]) -> Change:
-    """An `out`: neurons whose |silu(gate)| is at or below the threshold of (layer, "gate_up") give 0 (CATS)."""
+    """An `out` hook: neurons with |silu(gate)| at or below the threshold of (layer, "gate_up") become 0 (CATS)."""
 
     def out(name: Name, y: Tensor) -> Tensor:
         if name[1] != "gate_up" or name not in thresholds:
@@ -91,19 +91,19 @@ def cut_gates(thresholds: Mapping[Name, float]) -> Change:
 
 
 def drop(sparsity: float, generator: torch.Generator) -> Change:
-    """An `into` or `out`, the control: as many entries become 0, but drawn and not chosen."""
+    """An `into` or `out` hook, as a control: the same share of entries becomes 0, but at random."""
     return lambda name, x: x.masked_fill(torch.rand(x.shape, generator=generator).to(x.device) < sparsity, 0)
 
 
 class GateFirst(nn.Module):
-    """In place of "gate_up", for one row: only the rows of W_up whose neurons are active are read."""
+    """Replaces "gate_up" for a single token: reads only the rows of W_up whose neurons are active."""
 
     def __init__(self, linear: nn.Linear, threshold: float):
         super().__init__()
         self.weight, self.threshold = linear.weight, threshold
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (1, D) -> (1, 2 D_ff). ValueError for more than one row."""
+        """x (1, D) -> (1, 2 D_ff)."""
         if len(x) != 1:
             raise ValueError(
                 f"Skipping is for one row, not {len(x)}; use tapped(decoder, out=cut_gates(...)) for more."
@@ -112,11 +112,11 @@ class GateFirst(nn.Module):
 
 
 class SkippingDown(nn.Module):
-    """In place of "down", for one row: only the columns of W_down whose neurons are not 0 are read."""
+    """Replaces "down" for a single token: reads only the columns of W_down whose neurons are not 0."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.register_buffer("columns", linear.weight.t().contiguous())  # kept as rows of a transposed copy
+        self.register_buffer("columns", linear.weight.t().contiguous())  # transposed, so that a column is contiguous
 
     def forward(self, x: Tensor) -> Tensor:
         """x (1, D_ff) -> (1, D)."""
@@ -124,10 +124,7 @@ class SkippingDown(nn.Module):
 
 
 def skipping(decoder: Decoder, thresholds: Mapping[Name, float]) -> Decoder:
-    """A copy that computes one row as `cut_gates` has it, and reads only what it needs: gate first, then the rest.
-
-    ValueError for layers without a threshold.
-    """
+    """A copy that computes one token as with `cut_gates`, but skips work: gates first, then only the active neurons."""
     copy = sharing_copy(decoder)
     for number, layer in enumerate(copy.layers):
         if (number, "gate_up") not in thresholds:
@@ -141,6 +138,7 @@ def gate_first(x: Tensor, weight: Tensor, t: float) -> Tensor:
     """x (1, D), weight (2 D_ff, D) of gate and up -> (1, 2 D_ff), 0 for both where |silu(gate)| <= t."""
     gate_weight, up_weight = weight.chunk(2)
     gate = F.linear(x, gate_weight)[0]
+    # only the rows of W_up whose gate is active are read
     active = (F.silu(gate).abs() > t).nonzero()[:, 0]
     both = torch.zeros(2, len(gate), dtype=x.dtype, device=x.device)
     both[0, active], both[1, active] = gate[active], up_weight.index_select(0, active) @ x[0]
@@ -148,16 +146,13 @@ def gate_first(x: Tensor, weight: Tensor, t: float) -> Tensor:
 
 
 def sum_rows(x: Tensor, table: Tensor) -> Tensor:
-    """x (1, N) times table (N, D) -> (1, D), reading only the rows where x is not 0 and copying none."""
+    """x (1, N) times table (N, D) -> (1, D), reading only the rows where x is not 0, without copying them."""
     active = x[0].nonzero()[:, 0]
-    if not len(active):  # which the kernel refuses
+    if not len(active):  # embedding_bag does not accept an empty selection
         return x.new_zeros(1, table.shape[1])
     return F.embedding_bag(active[None], table, mode="sum", per_sample_weights=x[:, active])
 
 
 def calibrated(seen: Mapping[Name, Tensor], sparsity: float) -> dict[Name, float]:
-    """The threshold of each matrix that cuts a share `sparsity` of the values seen there, of any shape.
-
-    ValueError for a matrix without values, and a share that is not from 0 to below 1.
-    """
+    """For each matrix, the threshold that cuts a share `sparsity` of the values seen there (any shape)."""
     return {name: threshold(values, sparsity) for name, values in seen.items()}
