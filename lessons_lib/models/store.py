@@ -1,4 +1,4 @@
-"""Folders made once (every lesson): whole or not at all, whatever interrupts or whoever else is at it."""
+"""Folders made once and atomically (every lesson): complete or absent, despite interruptions and other processes."""
 
 import errno
 import json
@@ -22,27 +22,27 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 class ModelUnavailable(RuntimeError):
-    """A model cannot be had here and now; the message says why and what to do, in one sentence."""
+    """The model is not available; the message gives the reason and the remedy in one sentence."""
 
 
 def stored(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """folder, made by fill(empty folder) unless it is there already and undamaged.
+    """The folder, made by fill(empty folder) unless it exists and is intact.
 
-    Made beside its place and renamed once complete, under a lock: a second process waits and then finds it.
-    ModelUnavailable where the disk is full or the folder cannot be written.
+    It is made under another name and renamed once complete, under a lock: a second process waits and then finds it.
+    Raises ModelUnavailable if the disk is full or the folder cannot be written.
     """
     if intact(folder):
         return folder
     with explained(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            if not intact(folder):  # perhaps made while we waited
+            if not intact(folder):  # another process may have made it while we waited
                 _make(folder, fill)
     return folder
 
 
 def intact(folder: Path) -> bool:
-    """True if every file has the length and checksum it was stored with: 540 MB take 0.1 s."""
+    """Whether every file has the stored length and checksum. This takes about 0.1 s for 540 MB."""
     try:
         listed = json.loads((folder / MANIFEST).read_text())
         return all(_checksum(folder / name) == expected for name, expected in listed.items())
@@ -52,7 +52,7 @@ def intact(folder: Path) -> bool:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turns the errors of a full disk and of a forbidden folder into a ModelUnavailable that says what to do."""
+    """Context manager that turns errors of a full disk or a read-only folder into a ModelUnavailable with a remedy."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -67,7 +67,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _number(error: Exception) -> int | None:
-    """The error number; safetensors writes with Rust, which keeps it in the text alone."""
+    """The error number; safetensors writes with Rust, which reports it only in the text."""
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"os error (\d+)", str(error))
@@ -90,14 +90,16 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _make(folder: Path, fill: Callable[[Path], None]) -> None:
     part = f".{folder.name}.part-"
-    for left in folder.parent.glob(part + "*"):  # of a process that was killed: we hold the lock
+    # 1. remove the leftovers of killed processes: under the lock, no other process is making this folder
+    for left in folder.parent.glob(part + "*"):
         shutil.rmtree(left, ignore_errors=True)
+    # 2. fill a temporary folder beside the final one, then rename it
     with tempfile.TemporaryDirectory(prefix=part, dir=folder.parent) as scratch:
         fresh = Path(scratch) / folder.name
         fresh.mkdir()
         fill(fresh)
         _write_manifest(fresh)
-        if folder.exists():  # damaged, or half of it deleted
+        if folder.exists():  # damaged or incomplete
             os.replace(folder, Path(scratch) / "old")
         os.replace(fresh, folder)
 
@@ -109,7 +111,7 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _checksum(path: Path) -> list[int]:
-    """[bytes, CRC-32]: against accidents, not against forgery (the download's SHA-256 does that)."""
+    """[bytes, CRC-32], against accidental damage only (the SHA-256 of the download is against forgery)."""
     crc = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
