@@ -1,4 +1,4 @@
-"""Random models of two layers (lessons 03, 06), for tests and toys: a family's own code, made in milliseconds.
+"""Random two-layer models (lessons 03, 06) for tests and toy examples, built by transformers in milliseconds.
 
 In float64 by default, where rounding does not flip an argmax.
 """
@@ -24,11 +24,11 @@ def tiny(
     tied: bool = False,
     window: int | None = None,
 ) -> PreTrainedModel:
-    """A random causal LM of transformers on the CPU, without tokenizer and without end token.
+    """A random causal LM of transformers on the CPU, without tokenizer and without end-of-sequence token.
 
-    The same arguments give the same weights; the global random state is left alone. window: a sliding window,
-    mistral only. kv_heads: for llama, mistral and gemma (the others have heads of each). ValueError for an unknown
-    family, or a window where there is none.
+    The same arguments give the same weights; the global random state is not changed. family: one of FAMILIES. kv_heads:
+    for llama, mistral and gemma (in other families every query head has its own). window: a sliding window, mistral
+    only.
     """
     if family not in FAMILIES:
         raise ValueError(f"family={family!r} is not known; choose one of: {', '.join(FAMILIES)}.")
@@ -54,7 +54,7 @@ def tiny(
 
 @torch.no_grad()
 def _randomize(network: PreTrainedModel) -> None:
-    """Larger weights than usual, in norms and biases too: sharp logits, and no forgotten term goes unseen."""
+    """Larger weights than usual, also in norms and biases: logits are sharp, and a missing term shows in the output."""
     for module in network.modules():
         for weight in module.parameters(recurse=False):
             if weight.dim() == 1:
