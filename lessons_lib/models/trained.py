@@ -1,7 +1,7 @@
 """Trained weights that come with the package (lessons 06, 09): one folder each, with tensors and a card.
 
-weights/NAME/ holds weights.safetensors, card.json (what code reads: sizes, recipe, what it was worth) and README.md
-(what people read).
+weights/NAME/ holds weights.safetensors, card.json (sizes, recipe and results, read by code) and README.md (read by
+people).
 """
 
 import json
@@ -15,12 +15,12 @@ WEIGHTS, CARD = "weights.safetensors", "card.json"
 
 
 def folder_of(name: str | Path) -> Path:
-    """`name` if it is a folder, else the folder of the package's weights of that name, which may not exist."""
+    """`name` if it is a folder, else the folder of the package's weights with that name, which may not exist."""
     return Path(name) if Path(name).is_dir() else OURS / name
 
 
 def read_card(name: str | Path) -> dict:
-    """The card of these weights; {} where there is none."""
+    """The card of these weights; {} if there is none."""
     path = folder_of(name) / CARD
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
@@ -31,7 +31,7 @@ def read_weights(name: str | Path) -> dict[str, Tensor]:
 
 
 def write(folder: Path, tensors: dict[str, Tensor], **card) -> None:
-    """Store the tensors, and put `card` into the card; entries that the card holds already and `card` lacks stay."""
+    """Store the tensors and update the card: its other entries stay."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, folder / WEIGHTS)
     (folder / CARD).write_text(json.dumps(read_card(folder) | card, indent=1) + "\n", encoding="utf-8")
