@@ -1,4 +1,4 @@
-"""The engine's targets (lesson 05): one forward pass over many sequences in a paged KV cache, eager and compiled."""
+"""The engine's targets (lesson 05): one forward pass over many sequences with a paged KV cache, eager or compiled."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -15,9 +15,9 @@ from lessons_lib.models.decoder import Decoder, Segment, States, attend, with_at
 
 
 class PagedTarget(DecoderTarget):
-    """As DecoderTarget, on one memory of `num_blocks` blocks of `block_size` tokens; caches come without any.
+    """A DecoderTarget with a paged KV cache of `num_blocks` blocks of `block_size` tokens.
 
-    tokenizer, eos: as DecoderTarget takes them. CacheFullError where a row's blocks have no room for its new tokens.
+    All sequences that feed one token share one attention call. Longer inputs have an attention call each.
     """
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, num_blocks: int, block_size: int):
@@ -27,17 +27,20 @@ class PagedTarget(DecoderTarget):
         self.memory = PagedMemory(*shape, blocks=num_blocks, block_size=block_size)
 
     def new_cache(self, tokens: int) -> PagedCache:
-        """A cache without blocks: whoever has a block pool gives it some."""
+        """A cache without blocks. A block pool allocates blocks to it later."""
         return PagedCache(self.memory, [])
 
     def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
-        """One packed forward for all blocks, those of one token first -> the scores of each, logits (wanted, V)."""
+        """Run one packed forward pass over all inputs, those of one token first -> the output of each.
+
+        CacheFullError if a cache has no room for its new tokens.
+        """
         order = sorted(range(len(blocks)), key=lambda i: not decodes(blocks[i]))
         scores = dict(zip(order, super().run([blocks[i] for i in order]), strict=True))
         return [scores[i] for i in range(len(blocks))]
 
     def forward(self, tokens: Tensor, blocks: Sequence[ModelInput], layers: Sequence[int]) -> States:
-        """tokens (T,) of all blocks -> their states as DecoderTarget has them; the rows that decode are one segment."""
+        """As DecoderTarget.forward. All inputs that decode form one segment; each prompt is its own."""
         rows = [block.cache for block in blocks if decodes(block)]
         segments = [self.together(rows)] if rows else []
         segments += [self.segment(block) for block in blocks[len(rows) :]]
@@ -47,7 +50,7 @@ class PagedTarget(DecoderTarget):
         return states
 
     def together(self, caches: Sequence[PagedCache]) -> Segment:
-        """Rows that feed one token each, as one segment. CacheFullError before anything is written."""
+        """One segment for sequences that feed one token each. Raises CacheFullError before anything is written."""
         starts, used, begun = zip(*(cache.room(1) for cache in caches), strict=True)
         self.memory.clear([*chain.from_iterable(begun)])
         positions = torch.tensor(starts, device=self.device)
@@ -57,15 +60,15 @@ class PagedTarget(DecoderTarget):
 
 
 def decodes(block: ModelInput) -> bool:
-    """Whether a row feeds one token that sees all before it."""
+    """Whether the input is one token that attends to all tokens before it."""
     return len(block.tokens) == 1 and block.mask is None
 
 
 def attend_pages(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """q (H, rows, d), a query a row; keys, values (rows, n, H_kv, P, d); visible (rows, n, P) bool -> (H, rows, d).
+    """Paged attention with one query per row: q (H, rows, d), keys and values (rows, n, H_kv, P, d) -> (H, rows, d).
 
-    Two matmuls over all blocks at once, and a softmax over the blocks of a row. Values that are not visible have weight
-    0, so they must be finite.
+    visible (rows, n, P) bool: the mask. Two batched matmuls over all blocks, and a softmax over the blocks of each row.
+    Masked values have weight 0, so they must be finite. In the shapes below g = H / H_kv.
     """
     heads, rows, dim = q.shape
     blocks, kv_heads, size = keys.shape[1:4]
@@ -77,23 +80,24 @@ def attend_pages(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
 
 
 def attend_either(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """`attend_pages` for many rows together, keys (rows, n, H_kv, P, d); `attend` for one sequence's, (H_kv, S, d)."""
+    """`attend_pages` for keys (rows, n, H_kv, P, d) of a batch; `attend` for keys (H_kv, S, d) of one sequence."""
     return (attend_pages if keys.dim() == 5 else attend)(q, keys, values, mask)
 
 
-COMPILED = dict(max_autotune=True, check_indices=False)  # `_call` checks them
-# of tokens, positions, block tables and the rows whose logits are wanted, what differs from step to step
+COMPILED = dict(max_autotune=True, check_indices=False)  # `_call` checks the indices
+# Dynamic sizes of the step's arguments: tokens, positions, block tables, indices of the wanted logits.
 SIZES = (("rows",), ("rows",), ("rows", "blocks"), ("wanted",))
-# (row, entry) pairs of attention, as measured on two cores with AVX512-bf16; a GPU's would be others:
-LONG = 2**14  # of one block: a prompt with more takes less time eagerly
-WASTE = 2**13  # of padding: more would take longer than another forward pass
+# Limits in (query, key) pairs of attention, measured on two CPU cores with AVX512-bf16:
+LONG = 2**14  # a prompt with more pairs runs faster eagerly
+WASTE = 2**13  # more pairs of padding take longer than another forward pass
 
 
 class CompiledPagedTarget(PagedTarget):
-    """As PagedTarget, with decoding rows, guesses in a chain and prompts that are not `LONG` compiled.
+    """A PagedTarget with a compiled step for decoding, chains of draft tokens and short prompts (see `LONG`).
 
-    max_num_seqs: rows that the step is tuned for; any number runs. sizes: num_blocks and block_size, as PagedTarget.
-    problem: why nothing is compiled, None if it is. ValueError for less than one row.
+    The step runs rows of one token each; an input of several tokens takes several rows with one block table.
+    max_num_seqs: batch size that the step is tuned for; any other also runs. sizes: num_blocks and block_size, as in
+    PagedTarget. problem: the reason why nothing is compiled, None if the step is compiled.
     """
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, max_num_seqs: int, **sizes: int):
@@ -105,10 +109,9 @@ class CompiledPagedTarget(PagedTarget):
         self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, frozen=freezable(decoder), **COMPILED)
 
     def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
-        """Blocks in compiled forward passes, those that need it in an eager one -> the scores of each.
+        """Run the inputs in compiled forward passes, and those that cannot be compiled in an eager one -> the outputs.
 
-        CacheFullError as PagedTarget has it; IndexError, before anything is written, for tokens and positions beyond
-        the decoder's and blocks beyond the memory's.
+        CacheFullError if a cache has no room.
         """
         fast = [i for i, block in enumerate(blocks) if is_rows(block)] if self._compiled() else []
         rest = [i for i in range(len(blocks)) if i not in fast]
@@ -118,9 +121,9 @@ class CompiledPagedTarget(PagedTarget):
         return [scores[i] for i in range(len(blocks))]
 
     def _compiled(self) -> bool:
-        """Whether the step is compiled, now at the latest: for rows as will come most often, not those that come first.
+        """Compile the step if necessary -> whether it is compiled.
 
-        Their tokens go to the null block.
+        It is tuned on max_num_seqs padding rows in the null block, because the first inputs may have another size.
         """
         if self.step.seconds is None and not self.problem:
             self._call([([0] * self.max_num_seqs, [0] * self.max_num_seqs, [], self.max_num_seqs)])
@@ -139,17 +142,20 @@ class CompiledPagedTarget(PagedTarget):
         return [ModelOutput(one) for one in logits[: sum(counts)].split(counts)]
 
     def _call(self, rows: Sequence[tuple[list[int], list[int], list[int], int]], begun: Sequence[int] = ()) -> Tensor:
-        """(tokens, positions, blocks, how many of the last are wanted) of each block -> logits (wanted or more, V).
+        """Call the compiled step -> logits, first those of the wanted tokens of each input.
 
-        IndexError for a number that is none: the step itself would read, or overwrite, whatever lies there.
+        rows: (tokens, positions, block table, number of last tokens whose logits are wanted) of each input.
+        begun: blocks to clear first. The compiled step does not check indices, so they are checked here.
         """
+        # one row per token
         tokens, positions, tables, wanted = [], [], [], []
         for new, at, table, count in rows:
             tokens += new
             positions += at
             tables += [table] * len(new)
             wanted += range(len(tokens) - count, len(tokens))
-        if len(tokens) == 1:  # a compiler takes one row for a constant
+        # pad to sizes of at least 2: torch.compile specialises on a dynamic size of 1
+        if len(tokens) == 1:
             tokens, positions, tables = tokens + [0], positions + [0], tables + [[]]
         wanted = wanted * 2 if len(wanted) == 1 else wanted
         tables = self.memory.padded(tables, at_least=2)
@@ -162,20 +168,23 @@ class CompiledPagedTarget(PagedTarget):
 
 
 def check(name: str, numbers: Sequence[int], count: int) -> None:
-    """IndexError unless all numbers are those of `count` things."""
+    """Raise IndexError unless all numbers are from 0 to count - 1."""
     if min(numbers) < 0 or max(numbers) >= count:
         raise IndexError(f"{name}s {min(numbers)} to {max(numbers)} are not all within 0 to {count - 1}")
 
 
 def is_rows(block: ModelInput) -> bool:
-    """Whether a block can run as rows of one token, and is not so long that they would take longer than it."""
+    """Whether an input can run in the compiled step as rows of one token, and is short enough to be faster there."""
     count = len(block.tokens)
     short = count == 1 or count * (block.cache.length() + count) <= LONG
     return short and block.mask is None and not block.after
 
 
 def passes(blocks: Sequence[ModelInput]) -> Iterator[list[int]]:
-    """Numbers of blocks that run together, short texts first: all rows of a forward pass read as many entries."""
+    """Group inputs into forward passes, short texts first -> indices of the inputs of each pass.
+
+    All rows of a pass read as many entries as the longest. A pass ends before its padding exceeds `WASTE`.
+    """
     part, rows, pairs = [], 0, 0
     ends = [block.cache.length() + len(block.tokens) for block in blocks]
     for i in sorted(range(len(blocks)), key=ends.__getitem__):
@@ -189,14 +198,14 @@ def passes(blocks: Sequence[ModelInput]) -> Iterator[list[int]]:
 
 
 def attend_pages_by_sums(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """As `attend_pages`, its matmuls written as sums over products.
+    """As `attend_pages`, with the matmuls written as sums of elementwise products.
 
-    A compiler turns those into loops that read every block in place, where a matmul would need a copy of them.
+    The compiler fuses those into loops that read every block in place. A matmul would need a copy of the blocks.
     """
     heads, rows, dim = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
     q = kept_in_memory(q.transpose(0, 1)).reshape(rows, 1, keys.shape[2], -1, 1, dim)
-    queries = q.unbind(3)  # of a group, each with a sum of its own: a loop over several sums reads keys and values once
+    queries = q.unbind(3)  # g queries share keys; one loop over g separate sums reads keys and values only once
     scores = torch.stack([(one * keys).sum(-1, dtype=exact) for one in queries], 3) * dim**-0.5
     scores = scores.masked_fill(~visible[:, :, None, None], float("-inf"))  # (rows, n, H_kv, g, P)
     weights = (scores - scores.amax((1, 4), keepdim=True)).exp()
@@ -206,10 +215,10 @@ def attend_pages_by_sums(q: Tensor, keys: Tensor, values: Tensor, visible: Tenso
 
 
 def paged_step(decoder: Decoder, cache=Pages) -> Callable:
-    """One forward of many rows as a function of tensors alone, so that it can be compiled.
+    """One forward pass over rows of one token each, as a function of tensors only, so that it can be compiled.
 
-    It takes tokens (rows,), positions, tables, keys and values as Pages, and the rows `wanted` (w,) -> logits (w, V).
-    cache: what looks keys and values up, made as Pages is.
+    The function takes tokens (rows,), positions, tables, keys and values as in Pages, and the indices `wanted` (w,) of
+    rows -> logits (w, V). cache: the class for keys and values, with the constructor of Pages.
     """
     decoder = with_attention(decoder, attend_pages_by_sums)
 

@@ -1,11 +1,11 @@
-"""Targets: what decodes. One interface over any causal LM of transformers and over our own decoder.
+"""Targets: models that run forward passes for the decoding loop, behind one interface.
 
-base                    what the loop asks of a target
-transformers            any causal LM of transformers; self_check finds out what the model can read besides plain text
-decoder                 our decoder, eager, all rows in one forward pass
-compiled                our decoder compiled: compiled_step is one forward pass of it, compiler torch's settings
-one_by_one              a target fed token by token, for drafts
-table                   a table of probabilities, for toys
+base                    the interface
+transformers            any causal LM of transformers; self_check tests which draft layouts the model computes correctly
+decoder                 our decoder, eager; all sequences in one forward pass
+compiled                our decoder, compiled
+one_by_one              a target that is fed token by token, for draft models
+table                   a table of probabilities, for toy examples
 """
 
 from lessons_lib.decoding.targets.base import Target, Unsupported
@@ -18,9 +18,10 @@ __all__ = ["CompiledTarget", "DecoderTarget", "Target", "TransformersTarget", "U
 
 
 def as_target(model) -> Target:
-    """A Target as it is; what `LanguageModel.target` chooses for it; a causal LM of transformers by its own pass.
+    """The target to decode a model with. TypeError if the model cannot decode.
 
-    TypeError for what cannot decode.
+    A Target is returned unchanged. A LanguageModel chooses its target itself (`LanguageModel.target`). A causal LM of
+    transformers becomes a TransformersTarget.
     """
     if isinstance(model, Target):
         return model

@@ -1,4 +1,4 @@
-"""What the loop asks of a target (lessons 01, 06)."""
+"""The interface of a target (lessons 01, 06): the model that the decoding loop runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
 
 
 class Unsupported(ValueError):
-    """A proposer needs what this target does not offer."""
+    """The target lacks an ability that a proposer needs."""
 
 
 class Target(ABC):
-    """Runs blocks and says what it thinks of them; its caches keep or forget entries.
+    """Runs forward passes over model inputs and returns their logits.
 
-    offers: abilities a proposer may need: "states" (hidden states beside logits), "rows" (several rows in one
-    forward; without it they run one after another). tokenizer may be None.
-    context: the most tokens a text may have. eos: ids that end a text.
+    offers: optional abilities: "states" (returns hidden states beside logits) and "rows" (several sequences in one
+    forward pass; without it they run one after another). tokenizer: may be None.
+    context: maximum number of tokens of a text. eos: ids of the end tokens.
     """
 
     offers: frozenset[str] = frozenset()
@@ -27,18 +27,18 @@ class Target(ABC):
 
     @abstractmethod
     def new_cache(self, tokens: int) -> Cache:
-        """An empty cache of one row for a text of so many tokens, new ones included."""
+        """An empty cache of one sequence, for a text of `tokens` tokens including the new ones."""
 
     @abstractmethod
     def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
-        """Feed every block -> its Scores; its cache holds all its tokens afterwards, until `keep` drops those rejected.
+        """Run a forward pass over all inputs -> the output of each.
 
-        A ValueError (Unsupported, CacheFullError) for a block that this target cannot run; a LookupError, or the
-        device's own, for ids, positions and layers beyond the model's.
+        Appends the keys and values of all input tokens to the caches. `Cache.keep` then drops the rejected tokens.
+        Unsupported or CacheFullError, both ValueErrors, if this target cannot run an input.
         """
 
     def check(self, proposer) -> None:
-        """Raise Unsupported if the proposer needs what is not offered."""
+        """Raise Unsupported if the proposer needs an ability that the target does not offer."""
         if missing := proposer.needs - self.offers:
             raise Unsupported(
                 f"{type(proposer).__name__} needs {', '.join(sorted(missing))}, which {type(self).__name__} does not "
@@ -47,9 +47,9 @@ class Target(ABC):
 
 
 def eos_ids(network, tokenizer) -> tuple[int, ...]:
-    """Ids that end a text, from the model's generation config, else its tokenizer, else none.
+    """Ids of the end tokens, from the model's generation config, else from its tokenizer.
 
-    Ids that the model has no logit for are left out, since it never writes them: -1 switches the end off.
+    Ids without a logit are left out, because the model never generates them (-1 disables the end token).
     """
     eos = getattr(getattr(network, "generation_config", None), "eos_token_id", None)
     eos = eos if eos is not None else getattr(tokenizer, "eos_token_id", None)
@@ -58,6 +58,6 @@ def eos_ids(network, tokenizer) -> tuple[int, ...]:
 
 
 def vocabulary(network) -> int:
-    """How many tokens a model of transformers gives logits for."""
+    """Number of tokens that a transformers model has logits for. It may differ from the tokenizer's."""
     head = network.get_output_embeddings()
     return network.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]

@@ -1,4 +1,4 @@
-"""Our readable decoder as a target, eager (lessons 02, 03): all rows packed in one forward pass."""
+"""Our decoder as an eager target (lessons 02, 03): all sequences packed into one forward pass."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,7 +13,7 @@ from lessons_lib.models.decoder import Decoder, Segment, States
 
 
 class DecoderTarget(Target):
-    """decoder: `Decoder.from_transformers(...)`. tokenizer and eos as of the model it came from."""
+    """Runs our decoder. decoder: from `Decoder.from_transformers(...)`. tokenizer, eos: those of the original model."""
 
     offers = frozenset({"states", "rows"})
 
@@ -23,19 +23,20 @@ class DecoderTarget(Target):
         self.device, self.dtype = decoder.embedding.weight.device, decoder.embedding.weight.dtype
 
     def new_cache(self, tokens: int) -> ContiguousCache:
-        """An empty cache with room for a text of so many tokens; guesses beyond them make it grow."""
+        """An empty cache with room for `tokens` tokens. It grows if draft tokens need more."""
         c = self.decoder.config
         return ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=tokens)
 
     def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
-        """One packed forward for all blocks -> the scores of each; KeyError for states after a layer that there is not.
+        """Run one packed forward pass over all inputs -> the output of each.
 
-        CacheFullError for a cache that cannot grow; IndexError, or the device's own, for ids and positions beyond the
-        decoder's.
+        CacheFullError if a cache of fixed capacity is full.
         """
+        # pack the tokens of all sequences and run the layers
         tokens = torch.tensor([token for block in blocks for token in block.tokens], device=self.device)
         layers = [name for block in blocks for name in block.after if name != "final"]
         states = self.forward(tokens, blocks, layers)
+        # final norm and LM head for the wanted tokens only, then split by sequence
         ends, counts = accumulate(len(block.tokens) for block in blocks), [block.wanted for block in blocks]
         rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         final = self.decoder.final(torch.cat([states.last[wanted] for wanted in rows]))
@@ -48,10 +49,10 @@ class DecoderTarget(Target):
         ]
 
     def forward(self, tokens: Tensor, blocks: Sequence[ModelInput], layers: Sequence[int]) -> States:
-        """tokens (T,) of all blocks, packed -> states after the last layer and after each of `layers`."""
+        """Run the layers over the packed tokens (T,) of all inputs -> states after the last layer and `layers`."""
         return self.decoder(tokens, [self.segment(block) for block in blocks], after=layers)
 
     def segment(self, block: ModelInput) -> Segment:
-        """A block as the decoder reads it: positions (T,), mask (T, S + T) or None."""
+        """The decoder's form of an input: positions (T,), its cache, mask (T, S + T) or None."""
         positions = torch.tensor(block.cache.positions(block.offsets), device=self.device)
         return Segment(positions, block.cache, None if block.mask is None else block.mask.to(self.device))

@@ -1,19 +1,19 @@
-"""A target that is fed token by token (lesson 10): for a draft whose step is fast for one row and no more."""
+"""A target that is fed token by token (lesson 10), for a draft model whose step is fast only for one token."""
 
 import copy
 
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput, plain_input
 from lessons_lib.decoding.targets.base import Target
 
-SHORT = 4  # tokens of a block that are fed one by one; a longer one is a prompt
+SHORT = 4  # inputs of up to so many tokens are fed one by one; a longer one is a prompt
 
 
 def one_by_one(target: Target) -> Target:
-    """The target with plain blocks of a few tokens fed in as many runs, of which the last one's scores count.
+    """A copy of the target that feeds short plain inputs one token at a time and returns the last token's output.
 
-    A draft lacks two tokens after a step whose guesses were all right. Compiled for one row, it would run both
-    eagerly, which may take longer than many compiled steps. Other blocks, those that ask for more than the last
-    token's logits among them, are run as they are. Errors are the target's.
+    After a step whose draft tokens were all accepted, the draft model has two uncomputed tokens. A draft model compiled
+    for one token would run both eagerly, which may take longer than many compiled steps. Other inputs run unchanged:
+    prompts, inputs with a mask, and inputs that need the logits of more than the last token.
     """
     other = copy.copy(target)
     other.run = lambda blocks: [_scores(target, block) for block in blocks]

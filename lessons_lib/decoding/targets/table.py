@@ -1,4 +1,4 @@
-"""A language model as a table (lesson 06): what follows each token, for toys whose every probability is known."""
+"""A language model as a table of next-token probabilities (lesson 06), for toy examples."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from lessons_lib.decoding.targets.base import Target
 
 
 class Tape(Cache):
-    """A cache of nothing but a length: a table looks at the last token alone."""
+    """A cache that stores only its length, because the table depends on the last token alone."""
 
     def __init__(self):
         self.held = 0
@@ -23,10 +23,10 @@ class Tape(Cache):
 
 
 class TableTarget(Target):
-    """rows (V, V): row i holds the probabilities of what follows token i, float64. No tokenizer, no end token.
+    """A bigram model. rows (V, V): row i holds the probabilities of the token after token i, in float64.
 
-    Chains only: a branching tree would need to be told which token is whose parent. ValueError for rows that are
-    not square or do not sum to 1.
+    It has no tokenizer and no end token. It runs only chains, because it does not read the mask of a tree. ValueError
+    if rows is not square or a row does not sum to 1.
     """
 
     context, eos = 10**6, ()
@@ -43,7 +43,7 @@ class TableTarget(Target):
         return Tape()
 
     def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
-        """ValueError for a block with branches or side tokens, IndexError for ids beyond V."""
+        """Look up the logits of each input. ValueError for draft trees with branches or side tokens."""
         return [self._run(block) for block in blocks]
 
     def _run(self, block: ModelInput) -> ModelOutput:
