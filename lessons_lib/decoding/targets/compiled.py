@@ -1,9 +1,9 @@
 """Our decoder as a compiled target (lesson 03): a static cache, and one compiled step for each number of tokens.
 
-On a CPU plain `torch.compile` gains little: most of a one-token step is matrix-vector products, and those stay calls of
-the same library. Written as sums of products they are compiled with all the rest. On a GPU what costs is launching
-hundreds of small kernels: there the compiled step is captured as a CUDA graph and replayed.
-Keys and values travel as arguments, so that every prompt may bring its own cache.
+On a CPU, plain `torch.compile` gains little: most of a one-token step is matrix-vector products (GEMV), which remain
+calls to the same library. Written as sums of elementwise products, they are compiled together with everything else. On
+a GPU, launching hundreds of small kernels dominates, so the compiled step is captured as a CUDA graph and replayed.
+Keys and values are arguments of the step, so that every prompt can have its own cache.
 After gpt-fast (PyTorch 2023, https://pytorch.org/blog/accelerating-generative-ai-2/).
 """
 
@@ -23,27 +23,28 @@ from lessons_lib.progress import say
 from lessons_lib.quantization.linear import QuantizedLinear, sharing_copy
 
 MATMULS = ("pointwise", "max-autotune", "library")
-POINTWISE_ROWS = 16  # up to which sums beat the library's matmul on a CPU in single precision; in 16 bits it is one
-CAPACITY_STEP = 16  # entries by which fitted caches differ: whole vectors, whatever the machine's
-# of the tokens, positions and slots of a fitted step, its mask, keys and values: a text's length may change
+POINTWISE_ROWS = 16  # sums beat the CPU library's matmul up to so many tokens in float32, for 1 token in 16 bits
+CAPACITY_STEP = 16  # fitted capacities are multiples of it: whole vectors on any CPU
+# Dynamic sizes of a fitted step's arguments: tokens, positions, slots, mask, keys, values.
 FITTED = ((), (), (), (None, "capacity"), (None, "capacity", None), (None, "capacity", None))
 
 
 class CompiledTarget(DecoderTarget):
-    """As DecoderTarget, with forward passes of up to max(widths) tokens compiled, others eager.
+    """A DecoderTarget whose forward passes of up to max(widths) tokens are compiled; longer ones run eagerly.
 
-    context: tokens of every cache, fixed because shapes are compiled.
-    widths: token counts to compile for; an input is padded up to the next one.
-    matmul: "pointwise" writes those of few tokens as sums of products (of one token in 16 bits) and freezes weights;
-    "max-autotune" freezes weights and lets the compiler time its own kernels against the library's; "library" calls
-    oneDNN or cuBLAS. Default: "pointwise" on a CPU, "library" on a GPU. Quantized weights bring their own.
-    fitted: a cache is only as long as its text needs, up to context, so that attention reads no empty entries; kernels
-    are short and compile sooner (`compiler.short_kernels`). Not for the target of a DraftModel, which asks for a cache
-    before the text's length is known, and without effect on graphs, which have fixed shapes.
-    regional: one layer is compiled for all, which takes a quarter to a half of the time. Needs torch 2.13, and changes
-    nothing where the compiler has to see weights as constants ("max-autotune").
-    cuda_graph: whether steps are captured and replayed; default: on a GPU.
-    problem: why nothing is compiled, None if it is. ValueError for an unknown `matmul`.
+    context: tokens of every cache. It is fixed because shapes are compiled.
+    widths: numbers of tokens to compile for. An input is padded up to the next one.
+    matmul: "pointwise" writes matmuls of few tokens as sums of products (in 16 bits: of one token) and freezes the
+    weights. "max-autotune" freezes the weights and lets the compiler time its own kernels against the library's.
+    "library" calls oneDNN or cuBLAS. Default: "pointwise" on a CPU, "library" on a GPU. Quantized layers have their
+    own matmuls.
+    fitted: make each cache only as long as its text needs, up to context, so that attention reads no empty entries.
+    Kernels are then short and compile faster (`compiler.short_kernels`). Do not use it for the target of a DraftModel,
+    which creates its cache before the length of the text is known. No effect with CUDA graphs, whose shapes are fixed.
+    regional: compile one layer for all, in a quarter to half of the time. Needs torch 2.13. No effect if the compiler
+    must treat weights as constants ("max-autotune").
+    cuda_graph: capture steps and replay them; default: only on a GPU.
+    problem: the reason why nothing is compiled, None if the step is compiled.
     """
 
     offers = frozenset({"states"})
@@ -65,14 +66,14 @@ class CompiledTarget(DecoderTarget):
         self.matmul = matmul or ("pointwise" if self.device.type == "cpu" else "library")
         if self.matmul not in MATMULS:
             raise ValueError(f"matmul={matmul!r} is not known; choose one of: {', '.join(MATMULS)}")
-        self.capacity = min(context, self.context) + max(widths)  # slack: padding is written, too
+        self.capacity = min(context, self.context) + max(widths)  # slack for padding tokens
         self.context, self.widths = min(context, self.context), sorted(widths)
         self.constant = constant(decoder)
         self.max_autotune = self.constant or self.matmul == "max-autotune"
         self.fitted, self.regional = fitted and not self.captures, regional and not self.max_autotune
         self._steps: dict[int, CompiledStep] = {}
-        self._graphs: dict[tuple[int, int], CudaGraph] = {}  # (width, a cache's buffers) -> the step captured on them
-        self._unused: list[StaticCache] = []  # buffers of texts that are done with, each with its graphs
+        self._graphs: dict[tuple[int, int], CudaGraph] = {}  # (width, id of a cache's buffers) -> its graph
+        self._unused: list[StaticCache] = []  # buffers of finished texts, to be reused with their graphs
         self._pool = None
         self.problem: str | None = None
         if problem := compiler_problem(self.device):
@@ -80,13 +81,14 @@ class CompiledTarget(DecoderTarget):
 
     @property
     def compile_seconds(self) -> dict[int, float]:
-        """Width (tokens) -> seconds that its first call took."""
+        """{width in tokens: seconds of its first call, compilation included}."""
         return {width: step.seconds for width, step in self._steps.items() if step.seconds is not None}
 
     def new_cache(self, tokens: int) -> StaticCache:
-        """An empty cache of this target's size, or fitted to a text of so many tokens.
+        """An empty cache of this target's size, or, if fitted, of the size of a text of `tokens` tokens.
 
-        Graphs work on fixed memory: a cache takes over the buffers of one that is gone, with their graphs.
+        CUDA graphs use fixed memory addresses, so a new cache reuses the buffers and graphs of a cache that is no
+        longer in use.
         """
         if not self.captures:
             return self._allocate(tokens)
@@ -94,7 +96,7 @@ class CompiledTarget(DecoderTarget):
         cache = copy(buffers)
         cache.keep(0)
         for tensor in (*cache.keys, *cache.values):
-            tensor.zero_()  # a NaN of another text would come through the mask: 0 times NaN
+            tensor.zero_()  # a NaN of another text would pass through the mask: 0 · NaN is NaN
         weakref.finalize(cache, self._unused.append, buffers)
         return cache
 
@@ -105,17 +107,18 @@ class CompiledTarget(DecoderTarget):
         return StaticCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
 
     def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
-        """Each block in a forward pass of its own -> its scores. Errors as DecoderTarget's."""
+        """Run a forward pass for each input, one after another -> the output of each."""
         eager = super().run
         return [self._run_compiled(block, w) if (w := self._width(block)) else eager([block])[0] for block in blocks]
 
     def _width(self, block: ModelInput) -> int | None:
-        """The compiled width that a block is padded to, None if it runs eagerly: also where the padding has no room."""
+        """The compiled width to pad an input to. None if it runs eagerly, for example if the padding has no room."""
         left = block.cache.capacity - block.cache.length()
         wide_enough = (width for width in self.widths if len(block.tokens) <= width <= left)
         return next(wide_enough, None) if set(block.after) <= {"final"} else None
 
     def _run_compiled(self, block: ModelInput, width: int) -> ModelOutput:
+        # pad the input to the compiled width
         count = len(block.tokens)
         padding, cache = [0] * (width - count), block.cache
         tokens = torch.tensor(block.tokens + padding, device=self.device)
@@ -125,16 +128,17 @@ class CompiledTarget(DecoderTarget):
         final, logits = self._graph(step, width, args)(*args) if self.captures else step(*args)
         if step.problem and not self.problem:
             self._give_up(step.problem)
+        # the padding's entries are overwritten by the next tokens
         cache.advance(count)
         rows = slice(count - block.wanted, count)
         return ModelOutput(logits[rows], {name: final[rows] for name in block.after})
 
     def _step(self, width: int) -> CompiledStep:
-        """The compiled step of one width; made when it is first needed."""
+        """The compiled step of one width, created on first use."""
         if width not in self._steps:
             few = 1 if self.dtype.itemsize < 4 else POINTWISE_ROWS
             decoder = self.decoder
-            if not self.problem:  # else a graph of the eager step
+            if not self.problem:  # else the graph captures the eager step
                 decoder = for_compiler(decoder, pointwise=self.matmul == "pointwise" and width <= few)
                 decoder = compiled_once(decoder) if self.regional else decoder
             step = self._steps[width] = CompiledStep(
@@ -151,15 +155,15 @@ class CompiledTarget(DecoderTarget):
         return self._steps[width]
 
     def _graph(self, step: CompiledStep, width: int, args: tuple) -> CudaGraph:
-        """The step captured on the buffers of these arguments; made when it is first needed."""
-        key = width, id(args[-1])  # the graph keeps the list, so that its id stays its own
+        """The CUDA graph of the step on the buffers of these arguments, captured on first use."""
+        key = width, id(args[-1])  # the graph keeps the list alive, so no other list can get its id
         if key not in self._graphs:
             self._pool = self._pool or (torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None)
             self._graphs[key] = CudaGraph(step, args, self.decoder, self._pool)
         return self._graphs[key]
 
     def _give_up(self, problem: str) -> None:
-        """Decode uncompiled from now on, and say why. On a GPU graphs of the eager step are left."""
+        """Decode uncompiled from now on, and report why. CUDA graphs then capture the eager step."""
         self.problem = problem
         if not self.captures:
             self.widths = []
@@ -167,13 +171,13 @@ class CompiledTarget(DecoderTarget):
 
 
 def say_uncompiled(problem: str | None) -> str | None:
-    """Tell whoever waits why nothing is compiled, if so; decoding goes on -> the problem, None if there is none."""
+    """Print why nothing is compiled, if there is a problem -> the problem."""
     if problem:
         say(f"{problem}; decoding runs uncompiled")
     return problem
 
 
-# torch 2.11, on a GPU, takes a layer of rounded weights for one whose results share memory, and refuses it
+# torch 2.11 on a GPU rejects layers of quantized weights, because it assumes that their outputs share memory
 nested = torch.compiler.nested_compile_region if torch.__version__ >= (2, 13) else lambda function: function
 
 
@@ -183,7 +187,7 @@ def _called(layer: Callable, *args) -> Tensor:
 
 
 class OneOfMany(nn.Module):
-    """A layer that a compiler takes for the same code as the others of its kind."""
+    """A wrapper that makes the compiler compile equal layers once."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
@@ -194,7 +198,7 @@ class OneOfMany(nn.Module):
 
 
 def compiled_once(decoder: Decoder) -> Decoder:
-    """A copy of the decoder of which one layer is compiled for all; weights are shared."""
+    """A copy of the decoder, with shared weights, in which one layer is compiled for all (regional compilation)."""
     copy = sharing_copy(decoder)
     copy.layers = nn.ModuleList(OneOfMany(layer) for layer in copy.layers)
     return copy
@@ -206,19 +210,23 @@ def quantized_layers(decoder: Decoder) -> list[QuantizedLinear]:
 
 
 def constant(decoder: Decoder) -> bool:
-    """Whether a compiler has to see weights as constants, and to tune the matmuls."""
+    """Whether quantized layers need max-autotune with weights as constants."""
     return any(layer.constant for layer in quantized_layers(decoder))
 
 
 def freezable(decoder: Decoder) -> bool:
-    """Whether a compiler may see weights as constants. It would unpack codes ahead of time and keep them wide."""
+    """Whether the compiler may treat weights as constants.
+
+    With packed quantized weights it may not: it would unpack them at compile time and store them unpacked.
+    """
     return constant(decoder) or not quantized_layers(decoder)
 
 
 def for_compiler(decoder: Decoder, pointwise: bool) -> Decoder:
-    """The decoder as a compiler makes the most of it: attention in the open, or by the kernel that W4A8 brings.
+    """A copy of the decoder, with shared weights, that compiles to faster code.
 
-    pointwise: matmuls of few tokens as sums of products, too. Weights are shared.
+    Attention is written as plain operations that the compiler can fuse, or calls our C++ kernel if the decoder has
+    W4A8 layers. pointwise: write the linear layers as sums of products as well.
     """
     from lessons_lib.quantization.cpu.linear import NativeW4A8Linear
     from lessons_lib.quantization.cpu.pointwise import attend_by_products, attend_natively, pointwise_linears
@@ -229,10 +237,10 @@ def for_compiler(decoder: Decoder, pointwise: bool) -> Decoder:
 
 
 def static_step(decoder: Decoder) -> Callable:
-    """One forward pass over static buffers as a function of tensors alone, so that it can be compiled.
+    """One forward pass over static buffers, as a function of tensors only, so that it can be compiled.
 
-    It takes tokens, positions and slots (T,), mask (T, capacity), keys and values, each layer's (H_kv, capacity, d)
-    -> states after the final norm (T, D) and logits (T, V).
+    The function takes tokens, positions and slots (T,), mask (T, capacity), and per layer keys and values
+    (H_kv, capacity, d) -> hidden states after the final norm (T, D) and logits (T, V).
     """
 
     def step(tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list, values: list):
