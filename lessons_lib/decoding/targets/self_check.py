@@ -1,13 +1,13 @@
-"""What a model can read besides plain text, found by asking it (lesson 06).
+"""Self-check (lesson 06): tests whether a transformers model verifies draft chains and draft trees correctly.
 
-A draft is only verified if the model reads it as it would read the same tokens as plain text. Models differ in how they
-take positions, masks and windows, and no config says so reliably. So before a network's first pass of a kind, the same
-made-up tokens are run in both layouts, and the logits must agree.
+Verification is only correct if draft tokens get the same logits as the same tokens fed as plain text. Models differ in
+how they use positions, masks and attention windows, and no config describes this reliably. So before a model's first
+pass over a chain or a tree, the same random tokens are run in both layouts, and the logits must agree.
 
-Chains take 9 short passes, branches 7 more, once for each network, attention implementation, device and dtype. Branches
-also need a text as long as the one to come, which is read into a second cache (3 passes). Longer texts are tried as
-they come; near a window the two lengths between which it lies are halved. The trace counts none of these passes, but
-their seconds are part of the step that asks.
+The check of chains takes 9 short forward passes, that of branches 7 more, once per network, attention implementation,
+device and dtype. Branches are also checked at the length of the coming text, in a second cache (3 passes), and again
+for longer texts. Near an attention window the critical length is bracketed by bisection. The stats do not count these
+passes, but their time is part of the step that triggers the check.
 """
 
 import math
@@ -22,14 +22,14 @@ from torch import Tensor
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelInput, SideTokens, make_input, plain_input, tree_mask
 from lessons_lib.decoding.targets.base import Unsupported
 
-DEPTH, WIDTH = 4, 16  # tokens compared at the end of a long text, and branches beside them
+DEPTH, WIDTH = 4, 16  # tokens compared at the end of a long text; number of other branches
 
 
 @dataclass
 class Answers:
-    """What is known of a network. chains, trees: whether it reads them, None until it was asked.
+    """Results for a network. chains, trees: whether it computes them correctly; None before the check.
 
-    good, bad: entries up to which branches are right, and from which they are wrong.
+    good: largest cache length for which branches were correct; bad: smallest for which they were wrong.
     """
 
     chains: bool | None = None
@@ -38,15 +38,15 @@ class Answers:
     bad: float = math.inf
 
 
-# network -> (attention implementation, device, dtype) -> Answers; no answer refers to the network, so that it can go
+# network -> (attention implementation, device, dtype) -> Answers. Weak keys: a network can still be freed.
 KNOWN: WeakKeyDictionary = WeakKeyDictionary()
 
 
 class SelfCheck:
-    """Asks a target what it can read; all targets of one network share the answers.
+    """Runs the checks on a target and stores the results. All targets of one network share them.
 
-    target: needs `network`, `text_config`, `forward` (a block -> its scores, unchecked), `new_cache`, `vocab_size` and
-    `context`.
+    target: has `network`, `text_config`, `forward` (a ModelInput -> its ModelOutput, without checks), `new_cache`,
+    `vocab_size` and `context`.
     """
 
     def __init__(self, target):
@@ -55,14 +55,14 @@ class SelfCheck:
 
     @property
     def known(self) -> Answers:
-        """What is known of the network as it is now."""
+        """The results for the network with its current attention implementation, device and dtype."""
         network = self.target.network
         attention = getattr(self.target.text_config, "_attn_implementation", None)
         return KNOWN.setdefault(network, {}).setdefault((attention, network.device, network.dtype), Answers())
 
     def reads_chains(self) -> bool:
-        """Whether several tokens at once, behind a cache that was cut back, get the logits of plain text."""
-        if self._asking:  # a cache that is cut back in the check asks, too
+        """Whether several tokens at once, after a cache rollback, get the logits of plain text."""
+        if self._asking:  # the rollback within the check calls this method again
             return True
         known = self.known
         if known.chains is None:
@@ -74,10 +74,10 @@ class SelfCheck:
         return known.chains
 
     def reads_branches(self, entries: int, ahead: int) -> bool:
-        """Whether branches and side tokens get the logits of plain text while the cache has so many entries.
+        """Whether branches and side tokens get the logits of plain text when the cache has `entries` entries.
 
-        ahead: entries that the text will need, as far as is known. It is tried with a text of that length, so that a
-        text asks once; where that fails, at the length in use.
+        ahead: estimate of the entries that the text will need. That length is checked first, so that one check serves
+        the whole text; if it fails, `entries` is checked.
         """
         known = self.known
         if known.trees is None:
@@ -87,7 +87,7 @@ class SelfCheck:
     def _reads_up_to(self, entries: int, ahead: int, known: Answers) -> bool:
         if known.good < entries < known.bad:
             ahead = max(entries, min(ahead, self.target.context))
-            if ahead >= known.bad:
+            if ahead >= known.bad:  # bisect towards the window
                 ahead = (entries + known.bad) // 2
             for length in dict.fromkeys((ahead, entries)):
                 if self._agrees(long_text_agrees, length):
@@ -98,25 +98,28 @@ class SelfCheck:
 
     @torch.no_grad()
     def _agrees(self, check: Callable[..., bool], *sizes: int) -> bool:
-        """A model that raises does not agree, unless it says itself what is unsupported.
+        """Run a check. False if the model raises an exception; Unsupported is raised again.
 
-        Lack of memory is no answer: torch.OutOfMemoryError, also on a CPU, where torch raises a RuntimeError.
+        Running out of memory is not a result: it raises torch.OutOfMemoryError, also on a CPU, where torch itself
+        raises a RuntimeError.
         """
         try:
             return check(self.target, *sizes)
         except (Unsupported, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # whatever a model raises for a layout that it was not made for
+        except Exception as error:  # models raise various errors for layouts that they do not support
             if "allocate memory" in str(error) or "out of memory" in str(error):
                 raise torch.OutOfMemoryError(str(error)) from error
             return False
 
 
 def chains_agree(target) -> bool:
-    """Draft tokens that are dropped, and others fed at once in their place, against the same tokens fed one by one."""
+    """Check draft tokens that replace dropped ones and are fed at once, against the same tokens fed one by one."""
+    # one by one
     ids = made_up(7, target.vocab_size)
     cache = target.new_cache(len(ids))
     expected = torch.cat([_plain(target, part, cache) for part in (ids[:3], *([token] for token in ids[3:]))])
+    # feed two wrong tokens, drop them, then feed the right ones at once; drop and feed the last two again
     cache = target.new_cache(len(ids))
     _plain(target, ids[:3], cache)
     _plain(target, ids[5:], cache)
@@ -128,7 +131,7 @@ def chains_agree(target) -> bool:
 
 
 def branches_agree(target) -> bool:
-    """A tree with a side token, fed in two passes, against plain passes along its paths.
+    """Check a tree with a side token, fed in two passes, against plain passes along its paths.
 
     root - A - C - E
          - B - D - next, and a side token below B
@@ -139,14 +142,17 @@ def branches_agree(target) -> bool:
     cache = target.new_cache(len(text) + 4)
     _plain(target, text[:-1], cache)
 
+    # first pass: root, A, B, C and the side token
     tree = tree_of([a, b, c], [ROOT, ROOT, 0])
     tree.add_side(SideTokens([side], [2], [[True]], [[1]]))
     found = target.forward(make_input(text[-1:], tree, cache)).logits
     cache.keep(first + 3)
 
+    # second pass: D and E on top of the cached tree
     mask = tree_mask(1, tree_of([a, b, c, d, e], [ROOT, ROOT, 0, 1, 2]), first - 1)[-2:]
     offsets = [first + 1 - cache.length(), first + 2 - cache.length()]
     found = torch.cat([found, target.forward(ModelInput([d, e], offsets, mask, cache, 2)).logits])
+    # accept B - D, then feed one more token
     cache.keep(first, [first + 1, first + 3])
     found = torch.cat([found, _plain(target, [after], cache)])
 
@@ -156,9 +162,9 @@ def branches_agree(target) -> bool:
 
 
 def long_text_agrees(target, length: int) -> bool:
-    """The last tokens of a text of `length` tokens as the last branch of a wide tree, against none.
+    """Check the last tokens of a text of `length` tokens, as the last branch of a wide tree, against a plain pass.
 
-    A window shows, whether it is lost under an explicit mask or counts the other branches.
+    This detects an attention window that is ignored under an explicit mask, or that counts the other branches.
     """
     depth = min(DEPTH, length - 1)
     ids = made_up(length + WIDTH, target.vocab_size)
@@ -175,7 +181,7 @@ def long_text_agrees(target, length: int) -> bool:
 
 
 def tree_of(tokens: list[int], parents: list[int]) -> DraftTree:
-    """A tree with these nodes; equal tokens in a small vocabulary keep nodes of their own."""
+    """A tree with these nodes. Equal sibling tokens, which a small vocabulary forces, keep separate nodes."""
     depths = []
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
@@ -183,12 +189,10 @@ def tree_of(tokens: list[int], parents: list[int]) -> DraftTree:
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Whether logits (n, V) differ by no more than rounding does, measured by the spread of each row.
-
-    Of SmolLM2-135M rounding moves them by 0.07 of the spread in bf16 and 0.00001 in fp32; a lost mask, position or
-    window by 0.6 to 3.
-    """
-    allowed = max(1e-3, 32 * torch.finfo(expected.dtype).eps)  # 0.25 in bf16, 0.03 in fp16
+    """Whether logits (n, V) differ only by rounding: RMS difference of each row relative to its standard deviation."""
+    # 0.25 in bf16, 0.03 in fp16. For SmolLM2-135M rounding gives 0.07 in bf16 and 1e-5 in fp32; a wrong mask, position
+    # or window gives 0.6 to 3.
+    allowed = max(1e-3, 32 * torch.finfo(expected.dtype).eps)
     found, expected = found.double(), expected.double()
     if found.shape != expected.shape or found.isnan().any() or not torch.equal(_scored(found), _scored(expected)):
         return False
@@ -200,17 +204,17 @@ def agree(found: Tensor, expected: Tensor) -> bool:
 
 
 def made_up(count: int, vocab_size: int) -> list[int]:
-    """So many token ids, the same every time, and different ones while there are enough."""
+    """`count` random token ids, the same at every call, and all different if the vocabulary is large enough."""
     rng = random.Random(0)
     return rng.sample(range(vocab_size), count) if count <= vocab_size else rng.choices(range(vocab_size), k=count)
 
 
 def _plain(target, tokens: list[int], cache=None) -> Tensor:
-    """Logits of all tokens, read behind the cache, or from the start."""
+    """Logits of all tokens, fed as plain text after the cache's entries, or to a new cache."""
     cache = target.new_cache(len(tokens)) if cache is None else cache
     return target.forward(plain_input(tokens, cache, len(tokens))).logits
 
 
 def _scored(logits: Tensor) -> Tensor:
-    """Which tokens have a score: some heads leave tokens out by minus infinity or the least number."""
+    """Mask of the tokens with a regular logit. Some heads exclude tokens with minus infinity or the smallest number."""
     return logits > -1e30
