@@ -41,7 +41,7 @@ def attempts(
 
 
 def _attempt(name: str, attend: Callable[[], Tensor]) -> Outcome:
-    """Run one backend. torch reports its reasons as warnings; its error only says that no kernel is left."""
+    """Run one backend. torch reports its reasons as warnings; its error is only that no kernel is left."""
     with warnings.catch_warnings(record=True, action="always") as said:
         try:
             with sdpa_kernel(SDPBackend.__members__[name]):
