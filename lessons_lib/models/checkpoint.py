@@ -44,6 +44,7 @@ def fused_weights(network, config) -> dict[str, Tensor]:
     state = dict(network.named_parameters(remove_duplicate=False))
     weights = {"embedding.weight": state["model.embed_tokens.weight"], "norm": state["model.norm.weight"]}
     weights["head.weight"] = weights["embedding.weight"] if config.tie_word_embeddings else state["lm_head.weight"]
+    # each layer: norms and output matrices keep their shapes, q, k, v and gate, up are fused
     for i in range(config.num_layers):
         theirs, ours = f"model.layers.{i}.", f"layers.{i}."
         attention, mlp = theirs + "self_attn.", theirs + "mlp."
@@ -63,6 +64,7 @@ def their_names(weights: dict[str, Tensor], config) -> dict[str, Tensor]:
     found, heads = {"model.norm.weight": weights["norm"]}, [config.num_heads, config.num_kv_heads, config.num_kv_heads]
     for i in range(config.num_layers):
         theirs, ours = f"model.layers.{i}.", f"layers.{i}."
+        # split the fused matrices, then rename the others
         qkv = weights[ours + "qkv.weight"].split([n * config.head_dim for n in heads])
         gate, up = weights[ours + "gate_up.weight"].chunk(2)
         found |= {theirs + f"self_attn.{x}_proj.weight": part for x, part in zip("qkv", qkv, strict=True)}
