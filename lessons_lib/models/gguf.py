@@ -176,6 +176,7 @@ def build_tokenizer(fields: dict) -> PreTrainedTokenizerFast:
     kind = fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]
     if kind != ("gpt2", "smollm"):
         raise ValueError(f"The GGUF tokenizer {kind} is not converted here, only ('gpt2', 'smollm').")
+    # special tokens by their ids
     tokens = fields["tokenizer.ggml.tokens"]
     special = {
         key: tokens[fields[f"tokenizer.ggml.{name}_token_id"]]
@@ -200,6 +201,7 @@ def _backend(fields: dict) -> Tokenizer:
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    # "smollm": digits are split one by one, then GPT-2's byte-level rules apply
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -207,6 +209,7 @@ def _backend(fields: dict) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    # special tokens must stay whole
     tokenizer.add_special_tokens(
         [
             AddedToken(token, special=True, normalized=False)
