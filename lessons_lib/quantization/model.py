@@ -123,6 +123,7 @@ def _weight_only(decoder: nn.Module, format: str, head: str | None, windows: Win
     head_to = rounding(WEIGHT_ONLY.get(head, head)) if head else None
     layers = format.removeprefix(GPTQ).removeprefix(AWQ)
     layers_to = rounding(WEIGHT_ONLY.get(layers, layers))
+    # GPTQ returns rounded weights; AWQ scales the weights, which are then rounded to nearest
     compensated = gptq_decoder(decoder, windows, layers) if format.startswith(GPTQ) else {}
     if format.startswith(AWQ):
         decoder = awq(decoder, inputs_of(decoder, windows), layers_to)
@@ -138,11 +139,13 @@ def _weight_only(decoder: nn.Module, format: str, head: str | None, windows: Win
 def _w8a8(decoder: nn.Module, windows: Windows, options: W8A8Options) -> nn.Module:
     if unknown := {*options.columns, *options.terms} - {*MATRICES, HEAD}:
         raise ValueError(f"no matrix is called {min(unknown)!r}; choose from {', '.join((*MATRICES, HEAD))}")
+    # 1. calibrate: move activation outliers into the weights
     inputs: dict[Name, Inputs] = {}
     if windows and (options.smooth or options.columns):
         inputs = inputs_of(decoder, windows)
         decoder = smoothed(decoder, inputs, options.smooth)
 
+    # 2. round, keeping the columns with the largest inputs in full precision
     def make(name: Name, weight: Tensor) -> QuantizedLinear:
         layer = fastest(W8A8Linear, quantize(weight, 8), options.terms.get(name[1], 1))
         count = options.columns.get(name[1], 0) if inputs else 0
