@@ -1,12 +1,12 @@
-"""Any causal LM of transformers as a target (lesson 01), and the one adapter that touches its caches.
+"""Any causal LM of transformers as a target (lesson 01). Only this module uses transformers' cache classes.
 
-A model of attention alone keeps keys and values per token: `TransformersCache` drops and reorders them. All others
-(recurrent, hybrid, without a cache) run as transformers' own `generate` runs them, and `StateCache` goes back to a copy
-of their state. What a model reads besides plain text is found by asking it (`self_check`).
+Pure attention models cache keys and values per token: `TransformersCache` drops and reorders them. All others
+(recurrent, hybrid, without a cache) run as in transformers' own `generate`, and `StateCache` rolls back to a copy of
+their state. `self_check` tests whether a model computes chains and trees of draft tokens correctly.
 
-Checked against transformers 5.23: `DynamicCache.crop` takes a count to remove as a negative number and
-silently empties a cache that is shorter; there is no gather along the sequence; a 4-D mask passes untouched,
-bool for sdpa, additive for eager (which adds a bool mask as 0 and 1 without a word).
+In transformers 5.23, `DynamicCache.crop` takes the number of tokens to remove as a negative number, and silently
+empties a cache that is shorter. There is no gather along the sequence. A 4-D mask is passed on unchanged; it is bool
+for sdpa and additive for eager, which silently adds a bool mask as 0 and 1.
 """
 
 import copy
@@ -25,16 +25,16 @@ from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids, voca
 from lessons_lib.decoding.targets.self_check import SelfCheck
 
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
-PER_TOKEN = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)  # kinds of layers whose entries can be dropped
-UNLIMITED = 2**31
-DRAFTS = 64
+PER_TOKEN = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)  # types of cache layers whose entries can be dropped
+UNLIMITED = 2**31  # context of a model whose config has no limit
+DRAFTS = 64  # draft tokens that the self-check of branches makes room for, at least
 
 
 class TargetCache(Cache):
-    """A cache that knows its target. drafted: draft tokens were fed; chains_only: branches are no longer fed.
+    """A cache with a reference to its target. drafted: draft tokens were fed. chains_only: no more branches are fed.
 
-    Branches that the model cannot read are refused in a text's first draft step, where nothing is lost. Later in the
-    text, and wherever there is no memory for the check, decoding goes on with chains.
+    If the model does not compute branches correctly, the first draft step of a text raises Unsupported. Later in the
+    text, or if the check runs out of memory, decoding continues with chains.
     """
 
     def __init__(self, target: "TransformersTarget"):
@@ -46,16 +46,16 @@ class TargetCache(Cache):
                 self.target.require_branches(self, entries)
             except (Unsupported, torch.OutOfMemoryError) as problem:
                 if isinstance(problem, Unsupported) and not self.drafted:
-                    return True  # `run` refuses them
+                    return True  # `run` raises Unsupported
                 self.chains_only = True
                 warnings.warn(f"decoding goes on with chains: {problem}", stacklevel=2)
         return not self.chains_only
 
 
 class TransformersCache(TargetCache):
-    """Our interface over a DynamicCache, which made without a config has plain layers, all of one length.
+    """Our cache interface over a DynamicCache. Created without a config, it has plain layers, all of one length.
 
-    tokens: how long the text will be. ValueError for entries that shall be kept and are not there.
+    tokens: expected length of the text.
     """
 
     def __init__(self, target: "TransformersTarget", tokens: int = 0):
@@ -84,11 +84,11 @@ class TransformersCache(TargetCache):
 
 
 class StateCache(TargetCache):
-    """The state of a model whose tokens cannot be dropped: to drop some, an older state reads the others again.
+    """The state of a model that cannot drop tokens. Rollback restores an older state and feeds the kept tokens again.
 
-    ids: the tokens that the state has read. state: what transformers hands from one forward pass to the next.
-    The first time the whole text is read again; from then on the state is copied before every pass. Copies share keys
-    and values, which are never written in place.
+    ids: the tokens that the state covers. state: the arguments that transformers passes from one forward pass to the
+    next. The first rollback feeds the whole text again. From then on the state is copied before every pass. Copies
+    share keys and values, which are never written in place.
     """
 
     def __init__(self, target: "TransformersTarget"):
@@ -101,7 +101,7 @@ class StateCache(TargetCache):
         return len(self.ids)
 
     def save(self) -> None:
-        """Copy the state, if tokens of this text have ever been dropped."""
+        """Copy the state, once a rollback has happened in this text."""
         if self.copying:
             layers = [layer for held in self.state.values() for layer in getattr(held, "layers", ())]
             shared = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
@@ -124,12 +124,12 @@ class StateCache(TargetCache):
 
 
 class TransformersTarget(Target):
-    """network: any causal LM of transformers; several rows run one after another, each in its own forward pass.
+    """Runs any causal LM of transformers (network), with one forward pass per sequence.
 
-    Every one decodes plainly, as transformers' `generate` does. Refused, each in one sentence: encoder-decoder models;
-    chains of draft tokens where the model reads several tokens at once differently from one at a time; and branches and
-    side tokens where it reads them differently from plain text: in models that take positions in their own way, beyond
-    an attention window, and without keys and values per token.
+    Plain decoding works with every such model, as in transformers' `generate`. Unsupported is raised for
+    encoder-decoder models; for draft chains, if several tokens at once get other logits than one at a time; and for
+    branches and side tokens, if they get other logits than plain text. The last happens in models with unusual
+    positions, beyond an attention window, and without keys and values per token.
     """
 
     offers = frozenset({"states"})
@@ -155,10 +155,10 @@ class TransformersTarget(Target):
         return TransformersCache(self, tokens) if self.per_token else StateCache(self)
 
     def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
-        """One forward per block -> its scores. IndexError for states after a layer that there is not.
+        """Run one forward pass per input -> its output.
 
-        Unsupported for what the model does not read as it reads plain text, for branches where attention is neither
-        "sdpa" nor "eager", and for states that it does not give, such as those after the last layer.
+        Unsupported for draft tokens that fail the self-check, for branches if the attention implementation is neither
+        "sdpa" nor "eager", and for hidden states that transformers does not return (after the last layer).
         """
         return [self._run(block) for block in blocks]
 
@@ -168,13 +168,13 @@ class TransformersTarget(Target):
             self.require_branches(cache, block.mask.shape[1])
         elif len(block.tokens) > 1 and cache.length():
             self.require_chains()
-        cache.drafted |= block.wanted > 1  # of a prompt only the last token's logits are wanted
+        cache.drafted |= block.wanted > 1  # prompts and plain steps need only the last token's logits
         if not self.per_token:
             cache.save()
         return self.forward(block)
 
     def require_branches(self, cache: TargetCache, entries: int) -> None:
-        """Unsupported for a model that cannot read branches and side tokens until the cache has so many entries."""
+        """Raise Unsupported unless branches and side tokens are computed correctly up to `entries` cache entries."""
         if not (self.per_token and self.self_check.reads_branches(entries, self._entries_ahead(cache, entries))):
             raise Unsupported(
                 f"{self.name} does not read branches and side tokens as it reads plain text, at least in a text of "
@@ -182,16 +182,16 @@ class TransformersTarget(Target):
             )
 
     def _entries_ahead(self, cache: TransformersCache, entries: int) -> int:
-        """Entries that the text will need, with drafts twice as large, or of DRAFTS tokens.
+        """Estimate of the entries that the text will need, with draft trees of twice this size or DRAFTS tokens.
 
-        A draft's cache knows the length of the prompt alone. A text that has grown past what its cache knew is tried
-        with half as much again, so that it is not tried at every step.
+        The cache of a draft model knows only the length of the prompt. Once a text is longer than the estimate, we
+        assume 1.5 times its length, so that the check does not run at every step.
         """
         whole = cache.tokens + max(2 * (entries - cache.length()), DRAFTS)
         return whole if whole > entries else entries * 3 // 2
 
     def require_chains(self) -> None:
-        """Unsupported for a model that cannot read several tokens at once behind others, or go back."""
+        """Raise Unsupported unless the model computes several tokens at once correctly and can roll back."""
         if not self.self_check.reads_chains():
             raise Unsupported(
                 f"{self.name} reads several tokens at once differently from one at a time, or cannot drop tokens; "
@@ -199,7 +199,7 @@ class TransformersTarget(Target):
             )
 
     def forward(self, block: ModelInput) -> ModelOutput:
-        """One forward of a block that the model can read -> its scores."""
+        """Run one forward pass over an input, without checks -> its output."""
         out = self._from_keys_and_values(block) if self.per_token else self._from_state(block)
         if out.logits.shape[1] < block.wanted:
             raise Unsupported(f"{self.name} gives logits for fewer tokens than it reads: decode plainly with it")
@@ -217,9 +217,9 @@ class TransformersTarget(Target):
         tokens = torch.tensor([block.tokens], device=device)
         return self.network(tokens, past_key_values=cache.inner, use_cache=True, **options)
 
-    @torch.no_grad()  # a state that belongs to a graph could not be copied
+    @torch.no_grad()  # a state that is part of an autograd graph cannot be copied
     def _from_state(self, block: ModelInput):
-        """As one step of transformers' `generate`: what a model needs of ids, positions and state is its own affair."""
+        """Run one step as transformers' `generate` does: the model itself prepares ids, positions and state."""
         cache, device = block.cache, self.network.device
         first, ids = not cache.ids, torch.tensor([cache.ids + block.tokens], device=device)
         positions = {}
@@ -240,7 +240,7 @@ class TransformersTarget(Target):
         return out
 
     def new_state(self) -> dict:
-        """What `generate` hands to the first forward pass of a text."""
+        """The state that `generate` passes to the first forward pass of a text."""
         state: dict = {}
         self.network._prepare_cache_for_generation(GenerationConfig(), state, None, 1, self.context)
         return state
@@ -250,7 +250,10 @@ class TransformersTarget(Target):
         return options | ({"output_hidden_states": True} if block.after else {})
 
     def _states(self, out, name: int | str, block: ModelInput) -> Tensor:
-        """hidden_states[i] is what layer i left behind, except that the last one has passed the final norm."""
+        """Hidden states (wanted, D) after a layer, or after the final norm for "final".
+
+        transformers' hidden_states[i] is the output of layer i, but the last one is the output of the final norm.
+        """
         layers = len(out.hidden_states) - 1
         if name == layers:
             raise Unsupported(f"transformers gives layer {layers}'s state only after the final norm: ask for 'final'")
@@ -258,16 +261,16 @@ class TransformersTarget(Target):
 
 
 def caches_per_token(network) -> bool:
-    """Whether every layer of the model caches keys and values per token, or nothing at all."""
+    """Whether every layer of the model caches keys and values per token, or caches nothing."""
     if network._is_stateful or not network._supports_default_dynamic_cache():
         return False
     return all(type(layer) in PER_TOKEN for layer in DynamicCache(config=network.config).layers)
 
 
 def as_attention_mask(allow: Tensor, implementation: str | None, dtype: torch.dtype) -> Tensor:
-    """allow (T, S) bool -> the (1, 1, T, S) form that an attention implementation of transformers reads.
+    """Convert allow (T, S) bool to the mask (1, 1, T, S) for transformers' "sdpa" (bool) or "eager" (additive).
 
-    Unsupported for other implementations than sdpa and eager.
+    Unsupported for other attention implementations.
     """
     if implementation == "sdpa":
         return allow[None, None]
