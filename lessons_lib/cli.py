@@ -1,6 +1,6 @@
 """The command `lessons`: run, open, test and sweep the lessons, probe this machine, measure the claims.
 
-It works in a clone of the course. `make help` also lists what is for those who work on the course itself.
+It works in a clone of the course. `make help` also lists the commands for developers of the course.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lessons_lib.paths import ROOT
 
-NEEDED = {  # command: a module that it cannot do without, and the extra of pyproject.toml that brings it
+NEEDED = {  # command: a module it needs, and the extra of pyproject.toml that installs it
     "run": ("papermill", "lessons"),
     "lab": ("jupyterlab", "lessons"),
     "probe": ("torch", "lessons"),
@@ -27,7 +27,7 @@ LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them withou
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line (sys.argv without arguments) and carry it out; returns the exit status."""
+    """Run a command line (default: sys.argv); returns the exit status."""
     options = parser().parse_args(arguments)
     if problem := unmet(options.command):
         print(problem, file=sys.stderr)
@@ -53,7 +53,7 @@ def unmet(command: str, root: Path = ROOT) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+    """Command-line parser of all commands."""
     top = argparse.ArgumentParser(
         prog="lessons",
         usage="lessons COMMAND ... (`make help` has those for working on the course: lint, site, ...)",
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_parameters(command: argparse.ArgumentParser) -> None:
-    """Options of `run` and `sweep`: values for the parameters of the lessons."""
+    """Add the options of `run` and `sweep` that set lessons' parameters."""
     command.add_argument("--model", help="a registered model's name, or a folder with a checkpoint")
     command.add_argument("--device", help="cpu, cuda, mps or auto")
     command.add_argument("--dtype", help="fp32, bf16, fp16 or auto")
@@ -109,7 +109,7 @@ def add_parameters(command: argparse.ArgumentParser) -> None:
 
 
 def given(options: argparse.Namespace) -> dict[str, str]:
-    """The parameters of a command line, those with an option of their own and the others together."""
+    """The parameters of a command line, both from options of their own and from the general one."""
     from lessons_lib.course.lessons import settings
 
     named = {"model": options.model, "device": options.device, "dtype": options.dtype}
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def lab(options: argparse.Namespace) -> int:
-    """JupyterLab. It refuses to run as root unless told, and in containers there is no other user."""
+    """Open JupyterLab, as root if necessary: in containers there may be no other user."""
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     return python("-m", "jupyterlab", *(["--allow-root"] if root else []), ROOT / "notebooks")
 
@@ -139,18 +139,18 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def test(options: argparse.Namespace) -> int:
-    """The tests that execute no lesson, then the lessons, even if a test failed, so that one call shows all."""
+    """Run the tests, then the lessons, even if a test failed, so that one call shows all failures."""
     from lessons_lib.course.lessons import find, select
 
     chosen = [] if options.quick else select(find(), options.lessons)
     statuses = [python("-m", "pytest", "-q", *AT_ONCE)]
     if chosen:
         statuses.append(python("-m", "pytest", "-q", "--nbval-lax", *(lesson.path for lesson in chosen)))
-    return int(any(statuses))  # a process that a signal ended has a negative status
+    return int(any(statuses))  # a process ended by a signal has a negative status
 
 
 def probe(options: argparse.Namespace) -> int:
-    """Measure this machine anew, and say how fast it can at best decode a model."""
+    """Measure this machine anew, and print how fast it can decode a model at best."""
     from lessons_lib.course.lessons import UsageError
     from lessons_lib.measure import cost, machine
     from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES
@@ -163,7 +163,7 @@ def probe(options: argparse.Namespace) -> int:
     except (ValueError, ModelUnavailable) as error:
         raise UsageError(str(error)) from error
     print(machine.environment(device))
-    if machine.busy_warning():  # the lessons would predict from these rates
+    if machine.busy_warning():  # lessons would use these rates for predictions
         print("These rates are not kept for the lessons.")
         rates = machine.measure(device, machine.default_dtypes(device))
     else:
@@ -177,7 +177,7 @@ def probe(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure, then name the claims that miss their bar. The claims are about our own questions, not another file's."""
+    """Measure the claims, then list those that miss their bar. With other questions no claim is judged."""
     from lessons_lib.measure.results import claim_cells, load, short_of_bar, write_benchmarks
 
     call = ["-m", "bench.run", *options.claims, *(["--quick"] if options.quick else [])]

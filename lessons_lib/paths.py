@@ -1,19 +1,19 @@
-"""Where the checkout lies, and the cache: converted models, measurements of this machine, the compiler's kernels."""
+"""Paths of the clone and of the cache: converted models, measurements of this machine, compiled kernels."""
 
 import os
 import tempfile
 import warnings
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]  # of the checkout; outside one there are no lessons, tests or bench
+ROOT = Path(__file__).resolve().parents[1]  # root of the clone; outside one there are no lessons, tests or benches
 VARIABLE = "LESSONS_LIB_CACHE"
 
 
 def cache_dir() -> Path:
-    """Folder of everything that is kept between runs: $LESSONS_LIB_CACHE, else the user's cache folder.
+    """The cache folder: $LESSONS_LIB_CACHE, else the user's cache folder.
 
-    Where the user's cache folder cannot be written, a temporary folder with a warning. A folder named by
-    the variable is taken as it is: a filled read-only cache serves, and whoever writes there reports errors.
+    If the user's cache folder is not writable, a temporary folder, with a warning. A folder named by the variable is
+    used as it is: a filled read-only cache works, and writing to it raises an error.
     """
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser().absolute()
@@ -33,7 +33,7 @@ def _writable(folder: Path) -> bool:
 
 
 def _temporary(folder: Path) -> Path:
-    """A fresh folder, left in the environment so that later calls and child processes share it."""
+    """A fresh folder, stored in the environment so that later calls and child processes share it."""
     fresh = Path(tempfile.mkdtemp(prefix="lessons_lib-"))
     os.environ[VARIABLE] = str(fresh)
     warnings.warn(

@@ -1,7 +1,7 @@
-"""Progress for a person who waits: a bar, one line, or one that ends with the seconds taken.
+"""Progress of long operations: a bar, a line, or a line that ends with the seconds taken.
 
-Notebooks that a program executes draw no bars, which would fill a kept page, but keep the lines: whoever reads the
-page later, or the terminal now, must learn why something takes long or runs another way than asked for.
+Notebooks that a program executes show no bars, which would fill a stored page, but keep the lines: a reader should
+learn why something takes long or runs in another way than requested.
 """
 
 import os
@@ -17,10 +17,10 @@ STORING = "LESSONS_LIB_STORING"
 
 
 def batch() -> bool:
-    """True in a notebook that a program executes (papermill, nbval, nbconvert, `run`): no bars and no widgets there.
+    """Whether a program executes this notebook (papermill, nbval, nbconvert, `run`): no bars and no widgets there.
 
-    Such a program says with every cell that it cannot answer `input()`; JupyterLab, Colab, VS Code and consoles can.
-    LESSONS_LIB_BATCH=1 or =0 decides instead.
+    Such a program does not allow `input()` in its cells; JupyterLab, Colab, VS Code and consoles do.
+    LESSONS_LIB_BATCH=1 or =0 overrides this.
     """
     if VARIABLE in os.environ:
         return os.environ[VARIABLE] == "1"
@@ -30,12 +30,12 @@ def batch() -> bool:
 
 
 def storing() -> bool:
-    """True where a lesson is executed to be stored, and its figures are checked as they are drawn."""
+    """Whether a lesson is executed for storing; its figures are then checked as they are drawn."""
     return os.environ.get(STORING) == "1"
 
 
 def start_storing() -> None:
-    """Tell the kernels of this process, which inherit it, that their outputs are stored."""
+    """Mark, for the kernels started by this process, that their outputs are stored."""
     os.environ[STORING] = "1"
 
 
@@ -46,20 +46,20 @@ def bar(iterable: Iterable | None = None, total: float | None = None, desc: str 
 
 
 def say(text: str) -> None:
-    """One line to stderr, in batch runs too."""
+    """Print one line to stderr, in batch runs too."""
     print(text, file=sys.stderr, flush=True)
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says, without its end mark, or its kind."""
+    """The first line of an error's message without its final period; the error's type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
 
 
 @contextmanager
 def line(name: str) -> Iterator[list[str]]:
-    """One line to stdout: the name at once, then how it went, and the seconds. Gives ["ok"], whose word can change.
+    """Print a line to stdout: the name at once, then the outcome and the seconds.
 
-    What is raised within is raised again, behind FAILED.
+    Yields ["ok"], whose word can be changed. An exception inside prints FAILED and is raised again.
     """
     print(f"{name:<44}", end="", flush=True)
     start, said = perf_counter(), ["ok"]
@@ -69,5 +69,5 @@ def line(name: str) -> Iterator[list[str]]:
         said[0] = "FAILED"
         raise
     finally:
-        again = f"\r{name:<44}" if sys.stdout.isatty() else ""  # a bar may have taken the line
+        again = f"\r{name:<44}" if sys.stdout.isatty() else ""  # a bar may have used the line
         print(f"{again}{said[0]}  {perf_counter() - start:.0f} s", flush=True)

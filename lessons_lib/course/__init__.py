@@ -1,7 +1,7 @@
-"""What notebooks call, and what runs them.
+"""The functions that notebooks call, and the programs that execute notebooks.
 
 figures         the look of every figure, and the plots that several lessons share
-display         shows a figure with its alt text, and checks that all of its text can be read
+display         shows a figure with its alt text, and checks that all of its text is legible
 widgets         a figure with sliders, and its stored form
 exercises       exercises that check themselves, one file per topic
 roofline, prefill_decode, kv_cache, static_cache, attention, batching, assisted, prompt_lookup, lookahead, medusa,

@@ -1,4 +1,4 @@
-"""Figures and widget of the lesson on assisted decoding: when drafting pays, and who wrote each token."""
+"""Figures and widget of the lesson on assisted decoding: when drafting pays, and which tokens were drafted."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,9 +42,9 @@ GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 
 
 def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -> Axes:
-    """Why sampling with a draft keeps p: min(p, q) is accepted, and the residual fills it up to p again.
+    """Why sampling with a draft keeps p: min(p, q) is accepted, and the residual fills up the rest of p.
 
-    p, q: probabilities of the tokens `names`, of target and draft; q is drawn as an outline.
+    p, q: probabilities of the tokens `names` under target and draft; q is drawn as an outline.
     """
     ax, at = axes((WIDTH, 3.0)), range(len(names))
     kept = [min(a, b) for a, b in zip(p, q, strict=True)]
@@ -59,11 +59,11 @@ def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -
 
 
 def plot_draft_length(rows: Iterable[Row], chosen: int | None = None, ax: Axes | None = None) -> Axes:
-    """Speed over plain decoding against the draft length: predicted (dashed), counted, and measured where timed.
+    """Speedup over plain decoding against draft length: predicted (dashed), counted, and measured.
 
-    rows: `gamma`, `predicted`, and where known `counted` and `samples` (repeated measurements), all of one quantity,
-    which the caller names on the axis; `strayed` where the timed run wrote another text than the counted one (a cross,
-    not a dot). chosen: a gamma to mark.
+    rows: `gamma`, `predicted`, and optionally `counted` and `samples` (repeated measurements), all of one quantity that
+    the caller names on the axis. `strayed`: the timed run generated another text than the counted one (drawn as a
+    cross, not a dot). chosen: a gamma to mark.
     """
     ax, rows = ax or axes(), sorted(rows, key=lambda row: row["gamma"])
     timed = [row for row in rows if "samples" in row]
@@ -88,10 +88,10 @@ def plot_draft_length(rows: Iterable[Row], chosen: int | None = None, ax: Axes |
 
 
 def plot_pays(curves: Mapping[str, Sequence[tuple[float, float]]], points: Iterable[tuple[str, float, float]]) -> Axes:
-    """The acceptance from which a draft gains, against how much faster than its target it is; above a line it pays.
+    """The acceptance rate needed for a gain, against the speed of the draft relative to its target.
 
-    curves: label -> [(c, alpha)]; alpha above 1 is left out: no draft gains there. points: (label, c, alpha) of
-    real drafts.
+    Above its line a draft pays. curves: label -> [(c, alpha)]; points with alpha > 1 are left out, because no draft
+    gains there. points: (label, c, alpha) of real drafts.
     """
     ax, height = axes(), -1.0
     for number, (label, curve) in enumerate(curves.items()):
@@ -99,8 +99,8 @@ def plot_pays(curves: Mapping[str, Sequence[tuple[float, float]]], points: Itera
         speeds, needed = [speed for speed, _ in known], [alpha for _, alpha in known]
         ax.plot(speeds, needed, ("-", "--", ":")[number % 3], color=CYCLE[number], label=label)
     for number, (label, c, alpha) in enumerate(sorted(points, key=lambda point: point[2])):
-        height = max(alpha, height + 0.07)  # names of drafts that are equally good stand above each other
-        said = "reached by real drafts" if number == 0 else None  # one entry for all in the legend
+        height = max(alpha, height + 0.07)  # stack the labels of equally good drafts
+        said = "reached by real drafts" if number == 0 else None  # one legend entry for all
         ax.plot(1 / c, alpha, "o", color=COLORS["draft"], label=said)
         thin = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6}
         ax.annotate(label, (1 / c, alpha), (1.25 / c, height), arrowprops=thin, fontsize=FONT_SIZE, va="center")
@@ -115,7 +115,7 @@ def plot_pays(curves: Mapping[str, Sequence[tuple[float, float]]], points: Itera
 
 
 def plot_distillation(curve: Sequence[Row]) -> Axes:
-    """How often a draft token is the target's choice, along the draft's training. curve: rows of `step`, `agree`."""
+    """Share of draft tokens that are the target's argmax, along the training. curve: rows of `step`, `agree`."""
     ax = axes((WIDTH, 3.0))
     ax.plot([row["step"] for row in curve], [row["agree"] for row in curve], color=COLORS["draft"])
     ax.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
@@ -124,21 +124,21 @@ def plot_distillation(curve: Sequence[Row]) -> Axes:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A recorded greedy text, tokens (n,), and the draft's guess for every token but the first, guesses (n - 1,)."""
+    """A recorded greedy text, tokens (n,), and the draft token for every position but the first, guesses (n - 1,)."""
 
     tokens: Sequence[int]
     guesses: Sequence[int]
 
     @property
     def right(self) -> list[bool]:
-        """For every token but the first, which the prefill yields: would the draft have guessed it?"""
+        """Whether the draft predicts each token, except the first (which the prefill yields)."""
         return [guess == token for guess, token in zip(self.guesses, self.tokens[1:], strict=True)]
 
 
 def written(text: Drafted, gamma: int) -> list[tuple[list[int], str]]:
-    """The text as drafting `gamma` tokens a step writes it: runs of (ids, "accepted" | "rejected" | "own").
+    """The text as decoded with `gamma` draft tokens per step: runs of (ids, "accepted" | "rejected" | "own").
 
-    The guesses after a rejected one are not known and not needed: the target does not look at them.
+    Draft tokens after a rejected one are unknown. They are not needed, since the target does not check them.
     """
     runs = [([text.tokens[0]], "own")]
     for step in replay_draft(text.right, Constant(gamma)):
@@ -150,7 +150,7 @@ def written(text: Drafted, gamma: int) -> list[tuple[list[int], str]]:
 
 
 def speeds(text: Drafted, c: float, v: WidthCurve) -> list[dict]:
-    """Rows of plot_draft_length, of decoding alone: predicted from alpha, and what counted forward passes give."""
+    """Rows for plot_draft_length, decoding only: predicted from alpha, and computed from counted forward passes."""
     alpha, rows = mean(text.right), []
     for gamma in GAMMAS:
         counted = StepCost(v=v, draft=c).speed(replay_draft(text.right, Constant(gamma)))
@@ -161,18 +161,18 @@ def speeds(text: Drafted, c: float, v: WidthCurve) -> list[dict]:
 def draw_draft_length(
     texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable, kind: str, gamma: int
 ) -> tuple[Figure, str]:
-    """The curve of one text with gamma marked, and below it the text, coloured by who wrote it."""
+    """The curve of one text with gamma marked, and below it the text, coloured by origin (draft or target)."""
     text = texts[kind]
     rows, runs = speeds(text, c, v), written(text, gamma)
-    # a rejected line end is drawn as an arrow: the text does not break there
+    # a rejected newline is drawn as an arrow, because the text does not break there
     pieces = [(decode(ids).replace("\n", "↵") if who == "rejected" else decode(ids), who) for ids, who in runs]
     spans = lay_out(pieces)
-    lines, top = spans[-1][0] + 1, 3.4  # inches of the curve
+    lines, top = spans[-1][0] + 1, 3.4  # height of the curve in inches
     tall = top + LINE * (lines + 2)
     figure = plt.figure(figsize=(WIDTH, tall))
     above = figure.add_axes((0.11, 1 - (top - 0.75) / tall, 0.87, (top - 1.35) / tall))
     title = f"{kind}: {mean(text.right):.0%} of the guesses right"
-    plot_draft_length(rows, gamma, above).set_title(title, fontsize=11, pad=26)  # points: the legend lies between
+    plot_draft_length(rows, gamma, above).set_title(title, fontsize=11, pad=26)  # in points: leaves room for the legend
     above.set_ylabel("decoding alone [times plain]")
     draw_spans(figure.add_axes((0.01, 0.01, 0.98, LINE * lines / tall)), spans, WRITERS)
     [row] = [row for row in rows if row["gamma"] == gamma]
@@ -188,10 +188,10 @@ def draw_draft_length(
 def show_draft_length(
     texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable[[list[int]], str], gamma: int = 4
 ) -> None:
-    """Sliders for the text and for gamma over the speed, and the text as it is written.
+    """Sliders for the text and gamma; shows the speedup and the coloured text.
 
-    c, v: cost of a draft forward pass and width curve, as in measure.cost. decode: ids -> text. gamma: where its
-    slider starts, rounded down to one of GAMMAS.
+    c, v: cost of a draft pass and width curve, as in measure.cost. decode: ids -> text. gamma: initial value, rounded
+    down to one of GAMMAS.
     """
     start = max((g for g in GAMMAS if g <= gamma), default=GAMMAS[0])
     controls = {

@@ -1,4 +1,4 @@
-"""Figures and widget of the lesson on attention kernels: tiles, who works on which, and what is moved."""
+"""Figures and widget of the lesson on attention kernels: tiles, the division of work, and memory traffic."""
 
 from collections.abc import Iterable
 
@@ -39,7 +39,7 @@ TINTS = [PAPER, tint(COLORS["tiled"], 0.35), tint(COLORS["tiled"], 0.8)]
 
 
 def tile_states(T: int, S: int, block_q: int, block_k: int) -> list[list[int]]:
-    """What becomes of each tile, a row per block of queries: WHOLE, CROSSED by the causal diagonal, or SKIPPED."""
+    """State of each tile, a row per block of queries: WHOLE, CROSSED by the causal diagonal, or SKIPPED."""
     sight = Sight(T, S, causal=True)
 
     def state(rows: range, columns: range) -> int:
@@ -51,13 +51,13 @@ def tile_states(T: int, S: int, block_q: int, block_k: int) -> list[list[int]]:
 
 
 def draw_lines(ax: Axes, width: int, height: int, color: str = GREY, linewidth: float = 0.6) -> None:
-    """Lines between the tiles of a grid."""
+    """Draw the lines between the tiles of a grid."""
     ax.hlines(range(height + 1), 0, width, color, linewidth=linewidth)
     ax.vlines(range(width + 1), 0, height, color, linewidth=linewidth)
 
 
 def mark(ax: Axes, row: int, column: int) -> list[Patch | Line2D]:
-    """Outline a tile, and stripe the axes where its queries and keys are loaded; returns the legend's handles."""
+    """Outline a tile and highlight its queries and keys on the axes; returns the legend's handles."""
     tile = Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, linewidth=2.4, zorder=3, label="in fast memory")
     ax.add_patch(tile)
     wide = dict(linewidth=9, solid_capstyle="butt", clip_on=False)
@@ -66,7 +66,7 @@ def mark(ax: Axes, row: int, column: int) -> list[Patch | Line2D]:
 
 
 def plot_tiles(T: int, S: int, block_q: int, block_k: int, now: tuple[int, int] | None = None) -> Axes:
-    """The causal scores in tiles. now: (row, column) of the one in fast memory; its queries and keys are marked."""
+    """The causal scores in tiles. now: (row, column) of the tile in fast memory; its queries and keys are marked."""
     states, ax = tile_states(T, S, block_q, block_k), axes((5.2, 4.6))
     height, width = len(states), len(states[0])
     ax.imshow(states, cmap=ListedColormap(TINTS), vmin=0, vmax=2, aspect="auto", extent=(0, width, height, 0))
@@ -78,13 +78,13 @@ def plot_tiles(T: int, S: int, block_q: int, block_k: int, now: tuple[int, int] 
     patches = [Patch(facecolor=TINTS[state], edgecolor=GREY, label=STATES[state]) for state in shown]
     ax.legend(handles=[*patches, *marks], loc="upper right", fontsize=SMALL)
     ax.set(xlabel=f"keys, blocks of {block_k}", xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
-    ax.set_ylabel(f"queries, blocks of {block_q}", labelpad=8)  # beside the stripe of a marked tile
-    ax.figure.get_layout_engine().set(h_pad=0.1)  # inches: the stripe above it, too, lies half outside
+    ax.set_ylabel(f"queries, blocks of {block_q}", labelpad=8)  # leaves room for the mark of a tile's queries
+    ax.figure.get_layout_engine().set(h_pad=0.1)  # in inches: the mark of its keys lies half outside
     return ax
 
 
 def plot_naive_and_tiled() -> Figure:
-    """Above, all scores go through slow memory; below, one tile at a time is in fast memory."""
+    """Above: all scores pass through slow memory. Below: one tile at a time is in fast memory."""
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(4.4, 8), layout="compressed")
     blocks = 8
     for ax in (upper, lower):
@@ -116,11 +116,11 @@ PANELS = (
 
 
 def plot_partition() -> Figure:
-    """Who works on which part: thread blocks on a head's scores; in the last row, the four warps of one on a tile."""
+    """Division of work: thread blocks on a head's scores; in the last row, the four warps of a block on a tile."""
     figure = plt.figure(figsize=(WIDTH, 8.4), layout="compressed")
     grid, workers = figure.subplot_mosaic("AB;C.;DE", height_ratios=(4, 1, 4)), 4
     colors = ListedColormap([tint(color, 0.55) for color in CYCLE[:workers]])
-    worker = {"one": lambda i, j: 0, "queries": lambda i, j: i // 2}  # of tile (i, j): two tiles each
+    worker = {"one": lambda i, j: 0, "queries": lambda i, j: i // 2}  # mark at tile (i, j): two tiles each
     for ax, (split, title, below) in zip(grid.values(), PANELS, strict=True):
         height, width = 1 if split == "decoding" else 2 * workers, 2 * workers
         owner = worker.get(split, lambda i, j: j // 2)
@@ -135,9 +135,9 @@ def plot_partition() -> Figure:
 
 
 def plot_traffic(rows: Iterable[Row], least: float, unit: str) -> Axes:
-    """What is moved against the block size: lines by formula, dots counted, a dash-dotted floor.
+    """Memory traffic against block size: lines by formula, dots counted, a dash-dotted lower bound.
 
-    rows: `method`, `block`, `predicted` and, where it was counted, `counted`, in `unit`; a method of one row is a
+    rows: `method`, `block`, `predicted` and optionally `counted`, in `unit`; a method with a single row is drawn as a
     horizontal line. least: each input read once and the output written once.
     """
     ax, rows = axes(), sorted(rows, key=lambda row: row["block"])
@@ -160,9 +160,9 @@ def plot_traffic(rows: Iterable[Row], least: float, unit: str) -> Axes:
 
 
 def plot_context(rows: Iterable[Row], y: str) -> Axes:
-    """Memory or time against the context, both logarithmic: a slope of 2 is quadratic, of 1 linear.
+    """Memory or time against context length, log-log: slope 2 is quadratic, slope 1 linear.
 
-    rows: as `plot_prediction` takes them, with `tokens`; y names the unit.
+    rows: as in `plot_prediction`, with `tokens`; y names the axis with its unit.
     """
     rows = [{**row, "context, tokens": row["tokens"]} for row in rows]
     ax = plot_prediction(rows, "context, tokens", y)
@@ -183,16 +183,16 @@ ORDERS = {"queries outside (2)": tiled_traffic, "keys outside (1)": keys_outside
 
 
 def tiling(block_q: int, block_k: int, context: int, dim: int, order: str) -> tuple[int, int, int]:
-    """Bytes of one head's causal prefill in 16-bit numbers: (moved by tiles, moved by the naive form, kept by a tile).
+    """Bytes of one head's causal prefill, 16-bit elements: (moved by tiles, moved by the naive form, held by a tile).
 
-    block_q, block_k: tokens in a block. dim: channels of the head. order: one of ORDERS.
+    block_q, block_k: tokens in a block. dim: head dimension. order: one of ORDERS.
     """
     moved = ORDERS[order](context, context, dim, block_q, block_k, causal=True).moved
     return 2 * moved, 2 * naive_traffic(context, context, dim).moved, 2 * held(block_q, block_k, dim)
 
 
 def draw_attention(block_q: int, block_k: int, context: int, dim: int, order: str) -> tuple[Axes, str]:
-    """The tiles, under what they move and keep."""
+    """The tiles; the title shows bytes moved and held."""
     moved, naive, kept = tiling(block_q, block_k, context, dim, order)
     said = f"one head moves {moved / 1e6:.3g} MB, {moved / naive:.1%} of naive; a tile keeps {kept / 2**10:,.0f} KiB"
     ax = plot_tiles(context, context, block_q, block_k)
@@ -204,7 +204,7 @@ def draw_attention(block_q: int, block_k: int, context: int, dim: int, order: st
 
 
 def show_attention(block_q: int = 64, block_k: int = 64, context: int = 1024) -> None:
-    """Sliders for both block sizes, the context, the channels of a head and the loop order over the tiles."""
+    """Sliders for both block sizes, the context, the head dimension and the loop order over the tiles."""
     controls = {
         "block_q": Slider("queries in a block", BLOCKS, block_q),
         "block_k": Slider("keys in a block", BLOCKS, block_k),

@@ -41,9 +41,9 @@ SLOT_LOOKS = {"prefill": dict(hatch="////", alpha=0.6), "decode": dict(alpha=0.6
 
 
 def slot_cells(log: Log) -> list[tuple[int, int, int | str, str]]:
-    """(slot, iteration, request id, "prefill" | "decode" | "idle") of every slot that worked or was held.
+    """(slot, iteration, request id, "prefill" | "decode" | "idle") of every slot in use.
 
-    idle: held by a request that has finished, until its static batch ends.
+    idle: held by a finished request until its static batch ends.
     """
     cells = []
     for number, step in enumerate(log.iterations):
@@ -53,12 +53,12 @@ def slot_cells(log: Log) -> list[tuple[int, int, int | str, str]]:
 
 
 def plot_slots(log: Log, ax: Axes, until: int | None = None) -> Axes:
-    """A row per slot, a column per iteration: which request worked there, hatched while it fed its prompt.
+    """Chart of slots (rows) over iterations (columns), coloured by request; hatched during prefill.
 
-    until: draw only so many iterations, in the room of all. Crosses: held by a finished request.
+    until: draw only this many iterations, on the axis of all. Crosses: held by a finished request.
     """
     colors, named, columns = {}, set(), len(log.iterations)
-    points = 72 * ax.figure.get_figwidth() * ax.get_position().width / columns  # width of a column
+    points = 72 * ax.figure.get_figwidth() * ax.get_position().width / columns  # in units of a column
     for slot, column, id, doing in slot_cells(log):
         color = colors.setdefault(id, CYCLE[len(colors) % len(CYCLE)])
         if until is not None and column >= until:
@@ -78,7 +78,7 @@ def plot_slots(log: Log, ax: Axes, until: int | None = None) -> Axes:
 
 
 def with_slot_legend(figure: Figure) -> Figure:
-    """A figure of slot charts with a legend of what slots do, at the bottom."""
+    """Add the legend of slot charts at the bottom of a figure."""
     kinds = (GREY, "////", "feeds its prompt"), (GREY, None, "decodes"), (PALE, "xxxx", "held")
     handles = [Patch(facecolor=color, edgecolor=PAPER, hatch=hatch, label=label) for color, hatch, label in kinds]
     figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=SMALL)
@@ -86,7 +86,7 @@ def with_slot_legend(figure: Figure) -> Figure:
 
 
 def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
-    """Slot charts one below the other on one scale of iterations, each with how many it took and wasted."""
+    """Slot charts one below the other on a common axis, titled with iterations and wasted slots."""
     heights = [0.8 + 0.3 * log.slots for log in logs.values()]
     tall, top = sum(heights) + 0.45, 0.0
     figure = plt.figure(figsize=(WIDTH, tall))
@@ -99,10 +99,10 @@ def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
 
 
 def plot_load(rows: Iterable[Row], y: str, limit: float, capacity: Mapping[str, float]) -> Axes:
-    """Latency against load, a line per policy, on a logarithmic scale: flat, then the wall.
+    """Latency against load, a line per policy, log scale: flat at first, then very steep.
 
     rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted). capacity: policy ->
-    predicted rate at which its queue starts to grow (dashed).
+    predicted rate above which its queue grows (dashed).
     """
     ax, rows = axes((WIDTH, 3.8)), sorted(rows, key=lambda row: row["rate"])
     for (policy, group), marker in zip(grouped(rows, "policy").items(), cycle(MARKERS), strict=False):
@@ -123,7 +123,7 @@ def plot_load(rows: Iterable[Row], y: str, limit: float, capacity: Mapping[str, 
 
 
 def plot_memory(logs: Mapping[str, Log]) -> Figure:
-    """How full the KV memory is over time: blocks that requests own, and the tokens that really lie in them."""
+    """Use of the KV memory over time: blocks allocated to requests, and the tokens actually stored in them."""
     figure = plt.figure(figsize=(WIDTH, 2.9))
     wide, longest = 0.9 / len(logs), max(log.iterations[-1].end for log in logs.values())
     for number, (name, log) in enumerate(logs.items()):
@@ -143,7 +143,7 @@ def plot_memory(logs: Mapping[str, Log]) -> Figure:
 
 
 def plot_tails(gaps: Mapping[str, list[float]]) -> Axes:
-    """The share of gaps longer than x, a line per policy: tails that a median hides. gaps: name -> values in ms."""
+    """Share of inter-token gaps longer than x, a line per policy; shows tails that a median hides. gaps: in ms."""
     ax, styles = axes(), ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
     for (name, values), color, style in zip(gaps.items(), cycle(CYCLE), cycle(styles), strict=False):
         longer = [1 - i / len(values) for i in range(len(values))]
@@ -160,7 +160,7 @@ def plot_tails(gaps: Mapping[str, list[float]]) -> Axes:
 
 
 def plot_progress(served: Mapping[str, list[Sequence]], simulated: Mapping[str, list[Sequence]]) -> Axes:
-    """Tokens emitted so far against time, of whole runs: the slope is the throughput, the flat end is a batch's tail.
+    """Tokens emitted against time for whole runs: the slope is the throughput, the flat end is a batch's tail.
 
     served: name -> requests, solid; simulated: the same names, dashed in the same colour.
     """
@@ -176,7 +176,7 @@ def plot_progress(served: Mapping[str, list[Sequence]], simulated: Mapping[str, 
 
 
 def plot_batching_gains(rows: Iterable[Row]) -> Axes:
-    """How many times the naive static throughput each system reaches, by the longest output, with what was published.
+    """Throughput of each system over naive static batching, by the longest output, with published values.
 
     rows: `longest`, `system`, `gain`, and `published_gain` (a cross) or None.
     """
@@ -197,7 +197,7 @@ def plot_batching_gains(rows: Iterable[Row]) -> Axes:
     return ax
 
 
-REQUESTS, MEAN = 16, 8  # of the widget: few enough to follow each request
+REQUESTS, MEAN = 16, 8  # requests in the widget: few enough to follow each one
 SPREADS: dict[str, Lengths] = {
     "all equal": Fixed(MEAN), "uniform": Uniform(1, 2 * MEAN - 1), "exponential": Exponential(MEAN, 5 * MEAN),
 }  # fmt: skip
@@ -211,18 +211,18 @@ STEPS = (*range(1, 25), *range(27, 64, 3), *range(70, 161, 10))
 
 @cache
 def run(slots: int, load: str, spread: str, policy: str) -> Log:
-    """Sixteen requests through the scheduler. A forward pass takes 1, whatever is in it, so times are iterations."""
+    """Schedule sixteen requests. A forward pass takes 1 whatever its load, so times are iterations."""
     arrivals = AtOnce() if load == "at once" else Poisson(float(load))
     requests = Workload(REQUESTS, Fixed(4), SPREADS[spread], arrivals).requests()
     return simulate(requests, Scheduler(BlockPool(10_000), slots, POLICIES[policy]()), LinearCost(step=1.0))
 
 
 def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) -> tuple[Figure, str]:
-    """The slot chart up to an iteration, and below it the requests that wait in each."""
+    """The slot chart up to an iteration, and below it the number of waiting requests."""
     log = run(slots, load, spread, policy)
     step, used = min(step, len(log.iterations)), usage(log)
     said = f"{used.iterations} iterations, {used.occupancy:.0%} of the slots worked"
-    high, queue = 0.35 + 0.3 * log.slots, 0.9  # inches of the chart and of the queue
+    high, queue = 0.35 + 0.3 * log.slots, 0.9  # heights of chart and queue in inches
     tall = high + queue + 1.35
     figure = plt.figure(figsize=(WIDTH, tall))
     above = figure.add_axes((0.1, (queue + 1.05) / tall, 0.88, (high - 0.1) / tall))
@@ -247,7 +247,7 @@ def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) ->
 
 
 def show_batching() -> None:
-    """Sliders for slots, load, spread of the lengths, policy and iteration over a chart of slots and queue."""
+    """Sliders for slots, load, spread of the lengths, policy and iteration; shows slots and queue."""
     controls = {
         "slots": Slider("slots", SLOTS, 4),
         "load": Slider("requests/iteration", LOADS, "at once"),

@@ -1,8 +1,8 @@
-"""Show a figure in a notebook with its alt text, and check that all of its text can be read.
+"""Show a figure in a notebook with its alt text, and check that all of its text is legible.
 
-JupyterLab ignores the `alt` of a PNG output, and nbconvert's lab template does too; both honour an <img> tag. Stored
-outputs are PNG: viewers that clean HTML outputs (GitHub) may drop pictures inside them. So a live session gets the tag,
-and a notebook that a program executes gets the PNG with `alt` in the output's metadata, where rendering finds it.
+JupyterLab and nbconvert's lab template ignore the `alt` of a PNG output; both honour an <img> tag. But stored outputs
+should be PNG, because viewers that clean HTML outputs (GitHub) may drop pictures inside them. So a live session gets
+the tag. A notebook executed by a program gets the PNG, with `alt` in the output's metadata for rendering.
 """
 
 import base64
@@ -29,14 +29,14 @@ from PIL import Image
 from lessons_lib.course import figures  # noqa: F401  applies the style sheet, for a lesson's own plots, too
 from lessons_lib.progress import batch, storing
 
-DPI = 220  # a figure is shown at 110 and stored twice as fine
-SLACK = 2  # stored pixels by which boxes of text may touch, since letters do not fill them
+DPI = 220  # figures are shown at 110 dpi and stored at twice that
+SLACK = 2  # overlap allowed between boxes of text, in stored pixels: letters do not fill their boxes
 
 
 def display(drawn: Figure | Axes, alt: str) -> None:
-    """Show a figure, with alt text for readers who cannot see it, and close it.
+    """Show a figure with alt text for readers who cannot see it, and close it.
 
-    ValueError without alt text, and, while a lesson is executed for storing, for text that cannot be read.
+    Raises ValueError without alt text and, while a lesson is executed for storing, for text that is not legible.
     """
     figure = figure_of(drawn)
     if not alt:
@@ -53,12 +53,12 @@ def display(drawn: Figure | Axes, alt: str) -> None:
 
 
 def figure_of(drawn: Figure | Axes) -> Figure:
-    """The figure of what a plot returned."""
+    """The figure that a plot function returned or drew on."""
     return drawn if isinstance(drawn, Figure) else drawn.figure
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG with a palette of 256 colours: a third of the size of full colour, and looks the same."""
+    """Encode the figure as PNG with a palette of 256 colours: a third of the size, with no visible difference."""
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, dpi=DPI)
     Image.open(full).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
@@ -66,18 +66,18 @@ def png(figure: Figure) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure as PNG and return where."""
+    """Write the figure as PNG; returns the path."""
     path.write_bytes(png(figure))
     return path
 
 
 def width(figure: Figure) -> int:
-    """How wide the figure is shown, in CSS pixels."""
+    """Display width of the figure in CSS pixels."""
     return round(figure.get_figwidth() * DPI / 2)
 
 
 def image_tag(figure: Figure, alt: str) -> str:
-    """An <img> with the picture inside, its alt text, and the width it is shown at."""
+    """An <img> with embedded picture, alt text and display width."""
     data = base64.b64encode(png(figure)).decode()
     style = "max-width: 100%; height: auto; background: white"
     return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" width="{width(figure)}" style="{style}">'
@@ -87,7 +87,7 @@ def image_tag(figure: Figure, alt: str) -> str:
 
 
 class Words(NamedTuple):
-    """A text that is drawn, the legend it belongs to, and its box, turned as the text is."""
+    """A drawn text, the legend it belongs to, and its rotated box."""
 
     text: Text
     legend: Legend | None
@@ -99,7 +99,7 @@ class Words(NamedTuple):
 
 
 def problems(figure: Figure) -> list[str]:
-    """One sentence for each text of a figure that is cut off or covered, as the figure would be drawn now."""
+    """One sentence for each text of a figure that is cut off or covered in its current state."""
     before, figure.dpi = figure.dpi, DPI
     try:
         figure.draw_without_rendering()
@@ -113,7 +113,7 @@ def problems(figure: Figure) -> list[str]:
 
 
 def texts(artist: Artist, legend: Legend | None = None) -> Iterator[tuple[Text, Legend | None]]:
-    """The texts below an artist that are drawn, each with the legend it belongs to."""
+    """All drawn texts below an artist, each with the legend it belongs to."""
     if not artist.get_visible():
         return
     if isinstance(artist, Text):
@@ -126,7 +126,7 @@ def texts(artist: Artist, legend: Legend | None = None) -> Iterator[tuple[Text, 
 
 
 def children(artist: Artist) -> list[Artist]:
-    """An artist's children, without what is not drawn: ticks outside the limits, axes that are switched off."""
+    """An artist's children, except those that are not drawn: ticks outside the limits, hidden axes."""
     if isinstance(artist, Axis):
         low, high = sorted(artist.get_transform().transform(artist.get_view_interval()))
         slack = 1e-6 * (high - low)
@@ -140,8 +140,8 @@ def children(artist: Artist) -> list[Artist]:
 
 
 def outline(text: Text) -> Outline:
-    """A text's box in pixels, turned as the text is, and smaller by SLACK on each side."""
-    angle, around = text.get_rotation(), Text.get_window_extent(text)  # not an annotation's, which has the arrow in it
+    """A text's rotated box in pixels, shrunk by SLACK on each side."""
+    angle, around = text.get_rotation(), Text.get_window_extent(text)  # an annotation's box has the arrow
     text.set_rotation(0)
     flat = Text.get_window_extent(text)
     text.set_rotation(angle)
@@ -161,9 +161,9 @@ def overlap(a: Outline, b: Outline) -> bool:
 
 
 def overlapping(words: list[Words]) -> Iterator[tuple[Words, Words]]:
-    """The pairs of texts that overlap, except equal ones in one place (two axes with the same ticks).
+    """Pairs of texts that overlap, except equal ones at the same place (two axes with the same ticks).
 
-    Boxes are compared first, all at once: a coloured text has 1,000 characters, each a text of its own.
+    Boxes are compared first, all at once, because a coloured text consists of 1,000 texts of one character.
     """
     boxes = np.array([w.outline.get_extents().extents for w in words]).reshape(-1, 4)  # x0, y0, x1, y1
     meet = (boxes[:, None, :2] < boxes[None, :, 2:]).all(-1)
@@ -175,13 +175,13 @@ def overlapping(words: list[Words]) -> Iterator[tuple[Words, Words]]:
 
 
 def covers(legend: Legend, words: Words) -> bool:
-    """Whether a legend's frame, or without one a line or patch in it, lies on a text that is not its own."""
+    """Whether a legend covers a text outside it, by its frame or, without a frame, by a line or patch in it."""
     over = [legend.get_frame()] if legend.get_frame_on() else legend.findobj(DrawingArea)
     return any(overlap(rectangle(part.get_window_extent()), words.outline) for part in over)
 
 
 def cut_off(words: Words, figure: Figure) -> bool:
-    """Whether a part of a text lies outside the figure, or outside of what it is clipped to."""
+    """Whether a part of a text lies outside the figure or its clipping area."""
     box, bounds = words.outline.get_extents(), [figure.bbox]
     if words.text.get_clip_on() and words.text.get_clip_box() is not None:
         bounds.append(words.text.get_clip_box())

@@ -1,10 +1,10 @@
 """The look of every figure, and the plots that several lessons share.
 
-A plot takes rows (dicts), draws and returns its Axes or Figure; it never measures, saves or shows. What one lesson
-alone draws is in the file of its topic beside this one; `display.display` shows a figure with its alt text.
+A plot function takes rows (dicts), draws, and returns its Axes or Figure; it never measures, saves or shows. Plots of a
+single lesson are in the file of its topic; `display.display` shows a figure with its alt text.
 
-The palette joins Okabe and Ito's colours with Paul Tol's "muted" set, without the pale ones: readers with any common
-colour blindness tell them apart, and all stand out on white.
+The palette joins Okabe and Ito's colours with Paul Tol's "muted" set, without the pale ones. Readers with any common
+colour blindness can tell them apart, and all stand out on white.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,16 +25,16 @@ plt.style.use(Path(__file__).with_name("lessons.mplstyle"))
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#3C9BD0", "#009E73", "#D55E00"
 PURPLE, WINE, GOLD, INDIGO = "#B4548A", "#882255", "#A67C00", "#332288"
 INK, GREY, PALE, PAPER = "#222222", "#6B6B6B", "#E4E4E4", "#FFFFFF"
-CYCLE = (BLUE, ORANGE, GREEN, PURPLE, GOLD, INDIGO, SKY, WINE, GREY)  # for what is no method: models, prompts
-MARKERS = "os^Dv<>P*X"  # such lines differ in marker as well as in colour
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, GOLD, INDIGO, SKY, WINE, GREY)  # for lines that are not methods: models, prompts
+MARKERS = "os^Dv<>P*X"  # these lines also differ in their marker
 
 COLORS = {
-    # how a run is judged
+    # kinds of values
     "predicted": GREY, "measured": BLUE, "limit": INK, "peer": GOLD,
     # caches and compilation
     "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
     "compiled": GREEN, "frozen": GOLD, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
-    # the two phases of a request, and the parts of a step
+    # phases of a request, parts of a step
     "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
     "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
     "slow products": SKY, "one kernel": GREEN,
@@ -50,10 +50,10 @@ COLORS = {
     "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
 }  # fmt: skip
 
-WIDTH = 6.4  # inches; a figure is shown 704 CSS pixels wide and shrinks on a phone
+WIDTH = 6.4  # inches, 704 CSS pixels; shrinks on a phone
 FONT_SIZE, SMALL = 11, 10
-LIFTED = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # the box behind words that may meet a line
-ABOVE = dict(loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)  # a legend that hides no curve
+LIFTED = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # background for labels that may cross a line
+ABOVE = dict(loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)  # legend above the axes
 
 Row = Mapping[str, Any]
 
@@ -64,23 +64,23 @@ def axes(figsize: tuple[float, float] = (WIDTH, 3.6)) -> Axes:
 
 
 def look(number: int) -> tuple[str, str]:
-    """Colour and marker of line `number`, counted from 0, where lines stand for models or prompts."""
+    """Colour and marker of line `number` (from 0), for lines that stand for models or prompts."""
     return CYCLE[number % len(CYCLE)], MARKERS[number % len(MARKERS)]
 
 
 def tint(color: str, strength: float = 0.22) -> str:
-    """A colour mixed with white, so that dark text stands on it."""
+    """A colour mixed with white, light enough for dark text on it."""
     return to_hex([1 - strength * (1 - channel) for channel in to_rgb(color)])
 
 
 def plain_numbers(axis: Axis) -> None:
-    """Write 1, 10 and 1,000 along a logarithmic axis instead of powers of ten."""
+    """Label a logarithmic axis with 1, 10 and 1,000 instead of powers of ten."""
     axis.set_major_formatter("{x:,.10g}")
     axis.set_minor_formatter(NullFormatter())
 
 
 def grouped(rows: Iterable[Row], key: str) -> dict[Any, list[Row]]:
-    """Rows by their value of `key`, in order of first appearance."""
+    """Group rows by their value of `key`, in order of first appearance."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[key], []).append(row)
@@ -98,7 +98,7 @@ def plot_spread(
     label: str = "measured",
     fmt: str = "o",
 ) -> list[float]:
-    """Draw repeated measurements at n places as median and min-max bar, and return the medians."""
+    """Draw repeated measurements at n places as medians with min-max bars; returns the medians."""
     middle = [median(s) for s in samples]
     bars = [
         [m - min(s) for m, s in zip(middle, samples, strict=True)],
@@ -111,8 +111,8 @@ def plot_spread(
 def plot_prediction(rows: Iterable[Row], x: str, y: str, ax: Axes | None = None) -> Axes:
     """Predicted (dashed) against measured (median, min-max bar), one colour per method.
 
-    rows: `method`, the value under x, `samples` (repeated measurements), and where there is a prediction `predicted`,
-    or `low` and `high` for a bracket, which is shaded. x and y label the axes, so they name the unit.
+    rows: `method`, the value under x, `samples` (repeated measurements), and optionally `predicted`, or `low` and
+    `high` for a shaded bracket. x and y are also the axis labels, so they contain the unit.
     """
     ax, looks = ax or axes(), set()
     for method, group in grouped(rows, "method").items():
@@ -133,10 +133,10 @@ def plot_prediction(rows: Iterable[Row], x: str, y: str, ax: Axes | None = None)
 
 
 def plot_width_curve(curves: Mapping[str, Mapping[int, Any]]) -> Axes:
-    """v(w): what a forward pass over w rows costs, in units of a pass over one row.
+    """v(w): cost of a forward pass over w tokens, in units of a pass over one token.
 
-    curves: method -> {w: times, with `times` and their `median`}, w = 1 among them. Beside them stand the two extremes:
-    extra rows are free (memory is the limit), or each is at full price (arithmetic is).
+    curves: method -> {w: times, with `times` and their `median`}, including w = 1. The two extremes are drawn for
+    comparison: extra tokens are free (memory-bound), or each costs as much as the first (compute-bound).
     """
     ax, highest = axes(), 1.0
     for method, curve in curves.items():
@@ -158,7 +158,7 @@ def plot_lines(rows: Iterable[Row], x: str, y: str, scale: str = "linear") -> Ax
         color, marker = look(i)
         ax.plot([row[x] for row in group], [row[y] for row in group], marker=marker, color=color, label=label)
     ax.set(xlabel=x, ylabel=y, xscale=scale)
-    if scale == "log":  # few points, far apart: each is named
+    if scale == "log":  # few points, far apart: label each
         at = sorted({value for line in ax.get_lines() for value in line.get_xdata()})
         ax.set_xticks(at, [f"{value:,g}" for value in at])
         ax.minorticks_off()
@@ -170,7 +170,7 @@ def plot_lines(rows: Iterable[Row], x: str, y: str, scale: str = "linear") -> Ax
 
 
 def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float = 0.0) -> Axes:
-    """Stacked bars, one a row: label -> {part: value in `unit`}. The total stands at a bar's end; limit is dotted."""
+    """Stacked horizontal bars: label -> {part: value in `unit`}, with the total at the end; limit is dotted."""
     ax = axes((WIDTH, 1.3 + 0.5 * len(bars)))
     longest = max(limit, *(sum(parts.values()) for parts in bars.values()))
     if limit:
@@ -179,7 +179,7 @@ def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float 
         left = 0.0
         for name, value in parts.items():
             ax.barh(label, value, left=left, color=COLORS[name], height=0.7)
-            if value >= 0.09 * longest:  # wide enough for its number
+            if value >= 0.09 * longest:  # wide enough for a label
                 ax.text(left + value / 2, label, f"{value:.3g}", color=PAPER, ha="center", va="center")
             left += value
         ax.text(left + 0.01 * longest, label, f"{left:.3g}", color=INK, va="center", bbox=LIFTED)
@@ -188,7 +188,7 @@ def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float 
 
 
 def with_bar_legend(ax: Axes, colors: Mapping[str, str]) -> Axes:
-    """Horizontal bars from the top down, under a legend of {what a colour means: colour}."""
+    """Order horizontal bars from the top down and add a legend {meaning of a colour: colour}."""
     handles = [Patch(color=color, label=name) for name, color in colors.items()]
     ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(4, len(handles)))
     ax.grid(axis="y", visible=False)
@@ -200,12 +200,12 @@ def with_bar_legend(ax: Axes, colors: Mapping[str, str]) -> Axes:
 
 
 def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
-    """Configurations from the top down, each bar from the speed of the one it builds on to its own, on a log axis.
+    """Configurations from the top down, each bar from the speed of its base configuration to its own, on a log axis.
 
-    rows: `config` (name), `speed`, and where known `below` (the name it builds on; without one the bar begins at the
-    axis), `predicted` (a dark tick), `counts` (False: hatched) and `peer` (True: another engine). Equal lengths are
-    equal factors, so the factors beside the bars add up by length. The numbers stand in columns right of the axes: at
-    the end of its bar, a measured number would be read as the tick of the prediction.
+    rows: `rung` (name), `speed`, and optionally `below` (the base; without one the bar begins at the axis),
+    `predicted` (a dark tick), `counts` (False: hatched) and `peer` (True: another engine). On the log axis equal
+    lengths are equal factors, and lengths add up. The numbers stand in columns right of the axes, because a number at
+    the end of its bar would be mistaken for the predicted value.
     """
     speeds = {row["rung"]: row["speed"] for row in rows}
     predicted = [row["predicted"] for row in rows if row.get("predicted")]
@@ -271,10 +271,10 @@ def plot_mask(
     rows: Sequence[str],
     ax: Axes | None = None,
 ) -> Axes:
-    """An attention mask, allow (T, T) bool: who (rows) may look at whom (columns).
+    """An attention mask, allow (T, T) bool: rows are queries, columns are keys.
 
-    kinds: T numbers 1, 2, ...: the kind of the token that is looked at, which decides the colour of its cell. Up to 32
-    tokens are named.
+    kinds: T numbers 1, 2, ...: the kind of each key token, which decides the colour of its cells. Up to 32 tokens are
+    labelled.
     """
     cells = [[kind if ok else 0 for kind, ok in zip(kinds, row, strict=True)] for row in allow.tolist()]
     ax = plot_cells(cells, colors, ax or axes((WIDTH, 5.8)))
@@ -285,19 +285,19 @@ def plot_mask(
 
 
 def word(tokenizer, *tokens: int) -> str:
-    """Tokens as text that fits a cell: on one line, without blanks around it."""
+    """Decode tokens into a text that fits a cell: one line, without surrounding blanks."""
     return repr(tokenizer.decode(tokens))[1:-1].strip()
 
 
 # Coloured text
 
-LINE, COLUMNS = 0.19, 84  # inches that a line of text takes, and characters in it
-UNDERLINED, STRUCK = 0.92, 0.5  # where a stroke lies, as a share of a line from its top
+LINE, COLUMNS = 0.19, 84  # height of a line in inches, characters per line
+UNDERLINED, STRUCK = 0.92, 0.5  # position of a stroke, as a share of a line from its top
 Span = tuple[int, int, str, str]  # line, column, text, producer
 
 
 class Producer(NamedTuple):
-    """How the pieces of one producer look: background, words of the legend, and the height of a stroke."""
+    """Look of one producer's pieces of text: background, legend text, and height of a stroke."""
 
     color: str
     label: str
@@ -305,10 +305,10 @@ class Producer(NamedTuple):
 
 
 def lay_out(pieces: Sequence[tuple[str, str]], columns: int = COLUMNS) -> list[Span]:
-    """Place (text, producer) pieces in lines of `columns` characters.
+    """Arrange (text, producer) pieces in lines of `columns` characters.
 
-    A line breaks at the text's own line ends and where it is full: after a space if the piece has one, else between
-    pieces, else anywhere.
+    A line breaks at newlines of the text and where it is full: after a space if the piece has one, else between pieces,
+    else anywhere.
     """
     spans, line, column = [], 0, 0
     for text, who in pieces:
@@ -330,12 +330,12 @@ def lay_out(pieces: Sequence[tuple[str, str]], columns: int = COLUMNS) -> list[S
 def draw_spans(ax: Axes, spans: Sequence[Span], producers: Mapping[str, Producer]) -> Axes:
     """Draw spans and their legend on axes that are 0.98 of a figure wide.
 
-    Each character is placed by itself: a renderer rounds the width of every character to whole pixels, so a longer text
-    would end several characters before or after its background.
+    Each character is placed separately: a renderer rounds character widths to whole pixels, so a long text would drift
+    several characters away from its background.
     """
     ax.set(xlim=(0, COLUMNS), ylim=(spans[-1][0] + 1, 0))
     ax.set_axis_off()
-    size = 0.98 * WIDTH * 72 / COLUMNS / 0.602  # a monospaced character is 0.602 of the font size wide
+    size = 0.98 * WIDTH * 72 / COLUMNS / 0.602  # width of a monospaced character: 0.602 of the font size
     for line, column, text, who in spans:
         color, _, stroke = producers[who]
         ax.add_patch(Rectangle((column, line + 0.04), len(text), 0.88, color=color, alpha=0.45, linewidth=0))

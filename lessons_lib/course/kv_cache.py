@@ -1,4 +1,4 @@
-"""Figure and widget of the KV cache lesson: how many bytes a cache takes, and how many requests fit."""
+"""Figure and widget of the KV cache lesson: size of a cache, and how many sequences fit into memory."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -17,11 +17,11 @@ MEMORIES = (4, 8, 16, 24, 40, 80, 141)  # GiB; the larger ones are those of comm
 
 
 def plot_cache_memory(rows: Iterable[Row]) -> Axes:
-    """KV cache of several models against the tokens cached, log-log. rows: `model`, `tokens`, `bytes`."""
+    """Size of the KV cache against cached tokens for several models, log-log. rows: `model`, `tokens`, `bytes`."""
     ax = axes((6.4, 4.2))
     for number, (model, group) in enumerate(grouped(rows, "model").items()):
         color, marker = look(number)
-        size = max(4, 10 - number)  # smaller ones on top: two models with equal caches both show
+        size = max(4, 10 - number)  # smaller markers on top, so that two models with equal caches both show
         gib = [row["bytes"] / GIB for row in group]
         ax.plot([row["tokens"] for row in group], gib, marker=marker, markersize=size, color=color, label=model)
     ax.set(xlabel="tokens cached", ylabel="KV cache [GiB]")
@@ -35,7 +35,7 @@ def plot_cache_memory(rows: Iterable[Row]) -> Axes:
 
 
 class Fit(NamedTuple):
-    """Bytes that a batch needs, and how many requests of its length fit into the memory."""
+    """Bytes that a batch needs, and the number of sequences of this length that fit into memory."""
 
     weights: float
     cache: float
@@ -43,11 +43,11 @@ class Fit(NamedTuple):
 
 
 def fit(shape: ModelConfig, dtype: str, batch: int, context: int, memory: float) -> Fit:
-    """Bytes of weights and cache for `batch` requests of `context` tokens, and how many fit into `memory` bytes.
+    """Bytes of weights and cache for `batch` sequences of `context` tokens, and how many fit into `memory` bytes.
 
-    fp32 weights keep an fp32 cache, all others one of 16 bits. Norms, biases and activations are ignored.
+    fp32 weights use an fp32 cache, all others a 16-bit one. Norms, biases and activations are ignored.
     """
-    # an untied embedding lies in memory, though no step reads it
+    # an untied embedding takes memory, though no step reads it whole
     table = 0 if shape.tie_word_embeddings else shape.head_weights
     weights = (shape.weights + table) * ELEMENT_BYTES[dtype]
     element = cache_element_bytes(dtype)
@@ -74,9 +74,9 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int)
 
 
 def show_kv_cache(model: str = "smollm2-135m", dtype: str = "bf16") -> None:
-    """Sliders for model, dtype, batch, context and memory over the size of the KV cache.
+    """Sliders for model, dtype, batch, context and memory; shows the size of the KV cache.
 
-    A context longer than the model's own is cut to it, and the figure says so.
+    A context longer than the model's own is cut to it, and the figure notes this.
     """
     controls = {
         "model": Slider("model", tuple(CONFIGS), model),

@@ -1,4 +1,4 @@
-"""Figures and widget of the ladder: what is left of the quality, ladders from elsewhere, and one of your own choice."""
+"""Figures and widget of the ladder: remaining quality, published ladders, and one of your own choice."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ from lessons_lib.measure.cost import StepCost
 
 
 def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
-    """Speed against what it costs: perplexity over the reference's, in percent.
+    """Speed against loss of quality: perplexity above the reference's, in percent.
 
-    rows: `config`, `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` that are held, which is
-    the area of the dot. What lies right of `tolerated` (as loss) does not count.
+    rows: `rung` (name), `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` held, drawn as the
+    area of the dot. Configurations right of `tolerated` (as loss) do not count.
     """
     ax, most = axes(), max(row["bytes"] for row in rows)
     worst, fastest = 100 * max(tolerated, *(row["loss"] for row in rows)), max(row["speed"] for row in rows)
@@ -28,7 +28,7 @@ def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
         ax.scatter(100 * row["loss"], row["speed"], 30 + 500 * row["bytes"] / most, color=color, alpha=0.7)
         level = [other for other in rows if abs(other["speed"] - row["speed"]) < fastest / 20]
         if any(0 < 100 * (other["loss"] - row["loss"]) < worst / 3 for other in level):
-            where = dict(xytext=(0, -14), ha="center", va="top")  # a dot stands right of this one: the name goes below
+            where = dict(xytext=(0, -14), ha="center", va="top")  # there is a dot to the right: label below
         else:
             where = dict(xytext=(14, 0), va="center")  # the largest dot's radius is 13 points
         at = (100 * row["loss"], row["speed"])
@@ -42,10 +42,10 @@ def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
 
 
 def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
-    """Ladders from elsewhere beside ours: times the first configuration, step by step, on a log axis.
+    """Published ladders beside ours: speed over the first configuration, step by step, on a log axis.
 
-    ladders: label -> (name, speed) in order. The names stand at their dots, once where ladders share a step, the first
-    one's in the legend.
+    ladders: label -> (name, speed) in order. The first configuration is named in the legend, the others at their dots,
+    once if several ladders share a step.
     """
     ax, dots = axes((WIDTH, 4.2)), {}
     for style, color, (label, configs) in zip(MARKERS, CYCLE, ladders.items(), strict=False):
@@ -56,7 +56,7 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     for at, names in dots.items():
         highest = max(dot for found in names.values() for dot in found)
         for name, found in names.items():
-            # lines rise: left above the highest dot of a step, else right below; at the last step no line goes on
+            # lines rise, so label left above the highest dot, else right below; at the last step no line continues
             if highest in found:
                 (value, color), aside, side = highest, (-5, 6), "right"
             else:
@@ -77,10 +77,10 @@ Count = Callable[[Recording, int], Sequence[StepStats]]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a ladder is put together from.
+    """The building blocks of a ladder.
 
-    engines: name -> cost of plain decoding, the first is what the others are compared with. texts: kind of prompt ->
-    recordings. counts: who guesses -> (recording, guesses a step) -> its trace. guess: who guesses -> seconds a guess.
+    engines: name -> cost of plain decoding; the first is the baseline. texts: kind of prompt -> recordings. counts:
+    proposer -> function (recording, draft tokens per step) -> stats. guess: proposer -> seconds per draft token.
     """
 
     engines: Mapping[str, StepCost]
@@ -89,13 +89,13 @@ class Parts:
     guess: Mapping[str, float]
 
     def traces(self, who: str, kind: str, gamma: int) -> list[Sequence[StepStats]]:
-        """Of the texts, with so many guesses a step; 0: plain decoding."""
+        """Stats of the texts with gamma draft tokens per step; 0: plain decoding."""
         count = self.counts[who] if gamma else lambda text, _: replay(text, Proposer())
         return [count(text, gamma) for text in self.texts[kind]]
 
 
 def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dict]:
-    """The first engine, the chosen one, and that one with guesses: rows of plot_waterfall, in tokens per second."""
+    """The baseline engine, the chosen engine, and that with drafting: rows for plot_waterfall in tokens per second."""
     first, plain = next(iter(parts.engines)), parts.traces(who, kind, 0)
     chosen = parts.engines[engine]
     configs = [Configuration(first, None, parts.engines[first])]
@@ -109,7 +109,7 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
 
 
 def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> tuple[Axes, str]:
-    """The chosen configurations, under tokens per second and what they are made of."""
+    """The chosen configurations; the title shows tokens per second and the factors behind it."""
     found, price = rows(parts, engine, who, kind, gamma), parts.engines[engine]
     tau = tokens_per_pass([step for stats in parts.traces(who, kind, gamma) for step in stats])
     wide = price.forward(0, 1 + gamma) / price.forward(0)
@@ -126,9 +126,9 @@ def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> t
 
 
 def show_ladder(parts: Parts, gamma: int = 4) -> None:
-    """Sliders for the engine, who guesses, the kind of prompt and the draft tokens of a step, over the predicted speed.
+    """Sliders for the engine, the proposer, the prompts and the draft tokens per step; shows the predicted speed.
 
-    gamma: where the last starts, rounded down to one of GUESSES.
+    gamma: initial value, rounded down to one of GUESSES.
     """
     engines, who, kinds = tuple(parts.engines), tuple(parts.counts), tuple(parts.texts)
     controls = {

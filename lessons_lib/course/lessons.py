@@ -17,19 +17,19 @@ from lessons_lib.paths import ROOT
 NOTEBOOKS = ROOT / "notebooks"
 CLAIMS = ROOT / "bench" / "results" / "claims.json"
 NAME = re.compile(r"\d\dx?_.+")
-SETUP_ID = "colab-setup"  # of every lesson's first code cell, which installs lessons_lib where it is missing
+SETUP_ID = "colab-setup"  # tag of the first code cell, which installs lessons_lib where it is missing
 QUIET = ["--log-level=50"]  # for kernels, which announce their transport and their end on stderr
 
 
 class UsageError(Exception):
-    """What was asked for does not exist; the message lists what does."""
+    """An unknown lesson, parameter or model, or an invalid value; the message lists the valid ones."""
 
 
 @dataclass(frozen=True)
 class Lesson:
     """One numbered notebook, such as notebooks/02_kv_cache.ipynb: its name is 02_kv_cache, its number 02.
 
-    What a lesson has no room for may stand in an appendix, 02x_name, which is run, tested and listed after it.
+    Material beyond the lesson may stand in an appendix, 02x_name, which is run, tested and listed after it.
     """
 
     path: Path
@@ -41,11 +41,11 @@ class Lesson:
 
     @property
     def number(self) -> str:
-        """The two digits that it begins with, for an appendix with an x: 02, 02x."""
+        """The two leading digits, with an x for an appendix: 02, 02x."""
         return self.name.partition("_")[0]
 
     def read(self) -> nbformat.NotebookNode:
-        """The notebook as it lies in the file, in nbformat 4."""
+        """Read the notebook file in nbformat 4."""
         return nbformat.read(self.path, as_version=4)
 
 
@@ -55,12 +55,12 @@ def find(folder: Path = NOTEBOOKS) -> list[Lesson]:
 
 
 def select(lessons: list[Lesson], asked: list[str]) -> list[Lesson]:
-    """The lessons asked for by number (02), name (02_kv_cache) or short name (kv_cache), in course order; else all.
+    """Choose lessons by number (02), name (02_kv_cache) or short name (kv_cache), in course order; no words: all.
 
-    A lesson's number asks for the lesson alone, 02x for its appendix. UsageError for an unknown word.
+    A number selects the lesson without its appendix, 02x the appendix. Raises UsageError for an unknown word.
     """
     keys = {}
-    for lesson in reversed(lessons):  # where an appendix has its lesson's short name, that means the lesson
+    for lesson in reversed(lessons):  # if an appendix has its lesson's short name, the name means the lesson
         keys |= dict.fromkeys((lesson.number, lesson.name, lesson.name.partition("_")[2]), lesson)
     unknown = [word for word in asked if word not in keys]
     if unknown:
@@ -70,9 +70,9 @@ def select(lessons: list[Lesson], asked: list[str]) -> list[Lesson]:
 
 
 def parameters(lesson: Lesson) -> dict[str, Any]:
-    """Names and default values of a lesson's parameters, as papermill reads them from the cell tagged `parameters`.
+    """A lesson's parameters and their defaults, as papermill reads them from the cell tagged `parameters`.
 
-    UsageError for a value that is no literal.
+    Raises UsageError for a value that is not a literal.
     """
     found = papermill.inspect_notebook(str(lesson.path)).values()
     try:
@@ -82,7 +82,7 @@ def parameters(lesson: Lesson) -> dict[str, Any]:
 
 
 def settings(pairs: list[str]) -> dict[str, str]:
-    """["a=1", "b=x y"] -> {"a": "1", "b": "x y"}. UsageError for one without an equals sign."""
+    """Parse settings: ["a=1", "b=x y"] -> {"a": "1", "b": "x y"}. Raises UsageError without an equals sign."""
     broken = [pair for pair in pairs if "=" not in pair]
     if broken:
         raise UsageError(f"A parameter is given as NAME=VALUE; {shlex.join(broken)} is not.")
@@ -90,10 +90,9 @@ def settings(pairs: list[str]) -> dict[str, str]:
 
 
 def overrides(defaults: dict[Lesson, dict[str, Any]], given: dict[str, str]) -> dict[Lesson, dict[str, Any]]:
-    """What to inject into each lesson: of `given`, the parameters that it has, read as its default's type.
+    """The parameters to inject into each lesson: those of `given` that it has, parsed by the type of its default.
 
-    UsageError for a name that none of the lessons has, and for a value of another type. The range of a value is
-    checked by the lesson itself.
+    Raises UsageError for a name that no lesson has and for a value of another type. Ranges are checked by the lesson.
     """
     valid = sorted({name for values in defaults.values() for name in values})
     unknown = [name for name in given if name not in valid]
@@ -106,7 +105,7 @@ def overrides(defaults: dict[Lesson, dict[str, Any]], given: dict[str, str]) -> 
 
 
 def parse(name: str, text: str, default: Any) -> Any:
-    """The value that `text` means for a parameter with this default: "32", 64 -> 32; "32", "auto" -> "32"."""
+    """Parse a parameter's value by the type of its default: "32", 64 -> 32; "32", "auto" -> "32"."""
     if isinstance(default, str):
         return text
     try:

@@ -1,4 +1,4 @@
-"""Figures and widget of the lesson on Jacobi and lookahead decoding: rounds, and the mask and price of a step."""
+"""Figures and widget of the lesson on Jacobi and lookahead decoding: iterations, and the mask and cost of a step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -40,7 +40,10 @@ WINDOWS, NGRAMS, GUESSES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 15, 20), (3, 4, 5, 6, 7)
 
 
 def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
-    """What became of every token of every round, judged by the last: WRONG, LUCKY or SETTLED (all before it right)."""
+    """State of every token in every Jacobi iteration: WRONG, LUCKY or SETTLED (all before it right).
+
+    The last iteration is taken as the solution.
+    """
     solution, states = list(rounds[-1]), []
     for row in rounds:
         right = [a == b for a, b in zip(row, solution, strict=True)]
@@ -49,9 +52,9 @@ def trajectory_states(rounds: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str] = str) -> Axes:
-    """Jacobi's rounds from the top: the guess, each refinement, the solution. rounds: rows of m ids.
+    """Jacobi iterations from the top: the initial guess, each refinement, the solution. rounds: rows of m ids.
 
-    words: id -> what stands in the cell; six letters fit it up to m = 8.
+    words: id -> label of the cell; six letters fit it up to m = 8.
     """
     m = len(rounds[0])
     ax = axes((min(WIDTH, max(5.2, 1.2 + 0.65 * m)), 1.3 + 0.3 * len(rounds)))
@@ -68,10 +71,10 @@ def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str]
 
 
 def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]]:
-    """The loop's own mask of one lookahead step -> allow (T, T), names (T), offsets from the root (T).
+    """The decoding loop's own mask of one lookahead step -> allow (T, T), names (T), offsets from the root (T).
 
-    T = (W + G)(N - 1): the root, G n-grams without a common beginning (A1 A2 ..), the window (row,column).
-    W, N, G: as Lookahead takes them.
+    T = (W + G)(N - 1): the root, G n-grams without a common prefix (A1 A2 ..), the window (row,column). W, N, G: as in
+    Lookahead.
     """
     tree, (behind, sees) = DraftTree(), window_layout(W, N)
     for a in range(G):
@@ -84,9 +87,9 @@ def lookahead_mask(W: int, N: int, G: int) -> tuple[Tensor, list[str], list[int]
 
 
 def plot_branch_mask(W: int, N: int, G: int, ax: Axes | None = None) -> Axes:
-    """The mask of one lookahead step; rows are labelled with their offset from the root. W, N, G: as Lookahead."""
+    """The mask of one lookahead step; rows are labelled with their offset from the root. W, N, G: as in Lookahead."""
     allow, names, offsets = lookahead_mask(W, N, G)
-    kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # of the token that is looked at
+    kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # kind of the key token
     colors = {"root": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
     rows = [f"{name}  +{offset}" for name, offset in zip(names, offsets, strict=True)]
     ax = plot_mask(allow, kinds, list(colors.values()), names, rows, ax)
@@ -97,7 +100,7 @@ def plot_branch_mask(W: int, N: int, G: int, ax: Axes | None = None) -> Axes:
 
 
 def plot_masks(W: int, N: int, G: int) -> Figure:
-    """Above the causal mask of as many tokens in a row, below the mask of one lookahead step."""
+    """Above: the causal mask of as many consecutive tokens. Below: the mask of one lookahead step."""
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 12), layout="compressed")
     T = (W + G) * (N - 1)
     names = [str(i) for i in range(T)], [f"+{i}" for i in range(T)]
@@ -108,7 +111,7 @@ def plot_masks(W: int, N: int, G: int) -> Figure:
 
 
 def plot_pool_growth(rows: Iterable[Row]) -> Axes:
-    """n-grams in the pool after each step, a line per prompt; dots where a step committed more than one token.
+    """n-grams in the pool after each step, a line per prompt; dots mark steps that committed more than one token.
 
     rows: `prompt`, `step`, `ngrams`, `committed`.
     """
@@ -123,9 +126,9 @@ def plot_pool_growth(rows: Iterable[Row]) -> Axes:
 
 
 def plot_payoff(rows: Sequence[Row], v: WidthCurve) -> Axes:
-    """Tokens committed per forward pass against tokens fed, and what so wide a pass costs: above the line pays.
+    """Tokens committed per forward pass against its width, and the cost of that width: above the line it pays.
 
-    rows: `method`, `label`, `width` (tokens fed per pass), `tokens` (committed per pass). v: the width curve.
+    rows: `method`, `label`, `width` (tokens per pass), `tokens` (committed per pass). v: the width curve.
     """
     ax, cost, widest = axes(), width_cost(v), max(row["width"] for row in rows)
     at = [1 + (1.1 * widest - 1) * k / 99 for k in range(100)]
@@ -143,8 +146,11 @@ def plot_payoff(rows: Sequence[Row], v: WidthCurve) -> Axes:
 
 
 def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> tuple[Axes, str]:
-    """The mask of a step under what it feeds and must commit. Without a width curve extra rows are free."""
-    fed = (W + G) * (N - 1)  # n-grams without a common beginning, the root included
+    """The mask of a step; the title shows its width and the tokens per step from which it pays.
+
+    Without a width curve extra tokens are free.
+    """
+    fed = (W + G) * (N - 1)  # n-grams without a common prefix, root included
     size, price = f"{fed} tokens fed, at most {N} committed", f"pays above {width_cost(v)(fed):.2f} tokens a step"
     ax = plot_branch_mask(W, N, G)
     ax.set_title(f"{size}\n{price}", fontsize=FONT_SIZE)
@@ -155,7 +161,7 @@ def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> tuple[Axes, str]:
 
 
 def show_lookahead(v: WidthCurve = None, W: int = 5, N: int = 4, G: int = 2) -> None:
-    """Sliders for W, N and G over the mask; v: the machine's measured width curve, {w: v}."""
+    """Sliders for W, N and G; shows the mask. v: the machine's measured width curve, {w: v}."""
     controls = {
         "W": Slider("W, columns of the window", WINDOWS, W),
         "N": Slider("N, tokens of an n-gram", NGRAMS, N),

@@ -1,4 +1,4 @@
-"""Figures and widget of the Medusa lesson: the tree and its mask, heads in training, which tree is worth its width."""
+"""Figures and widget of the Medusa lesson: the tree and its mask, training of the heads, choice of the tree."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -39,12 +39,15 @@ from lessons_lib.decoding.proposers.medusa import (
 from lessons_lib.measure.cost import WidthCurve, width_cost
 
 KINDS = {"root": INK, "guess": COLORS["medusa"]}
-LABELLED = 40  # nodes up to which a tree's are labelled
+LABELLED = 40  # largest tree whose nodes are labelled
 SIZES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
 
 def layout(shape: TreeShape) -> dict[int, tuple[float, float]]:
-    """node, ROOT among them -> (depth, row): each leaf has a row, other nodes stand midway between their children."""
+    """Positions of the nodes, {node: (depth, row)}, ROOT included.
+
+    Each leaf has its own row; other nodes are in the middle of their children.
+    """
     rows = {ROOT: 0.0}
     rows |= {leaf: row for row, leaf in enumerate(sorted(shape.leaves, key=shape.choices.__getitem__))}
     for node, below in reversed(shape.children.items()):  # children first
@@ -54,7 +57,7 @@ def layout(shape: TreeShape) -> dict[int, tuple[float, float]]:
 
 
 def plot_tree(shape: TreeShape, names: Sequence[str], ax: Axes) -> Axes:
-    """The tree from left to right: the root, the most likely tokens of head 1, after each of them those of head 2."""
+    """The tree from left to right: the root, the most likely tokens of head 1, then those of head 2, and so on."""
     at, colors = layout(shape), [INK, *[COLORS["medusa"]] * len(shape.choices)]
     edges = [(at[parent], at[node]) for node, parent in enumerate(shape.parents)]
     ax.add_collection(LineCollection(edges, colors=colors[1:], linewidths=1.2, zorder=1))
@@ -73,7 +76,7 @@ def plot_tree(shape: TreeShape, names: Sequence[str], ax: Axes) -> Axes:
 
 
 def plot_tree_and_mask(shape: TreeShape) -> Figure:
-    """The tree, and under it who of root and nodes may look at whom; rows give the distance from the root."""
+    """The tree and its attention mask; the mask's rows are labelled with the distance from the root."""
     high = max(2.4, 0.8 + 0.22 * len(shape.leaves)) if len(shape.choices) <= LABELLED else 5.2  # a line for each leaf
     figure, (upper, lower) = plt.subplots(
         2, 1, figsize=(WIDTH, high + 5.8), height_ratios=(high, 5.8), layout="compressed"
@@ -89,10 +92,10 @@ def plot_tree_and_mask(shape: TreeShape) -> Figure:
 
 
 def plot_heads_training(curve: Iterable[Row]) -> Figure:
-    """Loss against step, of batches and of held-back texts; and how often each head is right on the latter.
+    """Training and validation loss against step, and each head's validation accuracy.
 
-    curve: rows of `step`, `loss` (not before the first step), and some with `held_loss` (both in nats, heads weighted),
-    `top1` and `top5`, a share for each head.
+    curve: rows of `step`, `loss` (missing at the very start), and in some `held_loss` (both in nats, weighted over
+    heads), `top1` and `top5`, a share for each head.
     """
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 6.4), layout="compressed")
     rows = list(curve)
@@ -114,7 +117,7 @@ def plot_heads_training(curve: Iterable[Row]) -> Figure:
 
 
 def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
-    """How often the right token is among a head's 1, 2, ... most likely ones, a line per head.
+    """How often the right token is among a head's 1, 2, ... most likely tokens, a line per head.
 
     accuracies[k][i]: share of positions at which the i-th most likely token of head k + 1 is right.
     """
@@ -129,10 +132,10 @@ def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
 
 
 def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
-    """Tokens per forward pass and speed over plain against the tree's size: predicted (dashed), counted, and timed.
+    """Tokens per forward pass and speedup against the size of the tree: predicted (dashed), counted and measured.
 
-    rows: `nodes`; `expected` and `speed_predicted`, predicted from the heads' accuracies; and where known `counted` and
-    `speed_counted`, and `samples` (repeated measurements of the speed). Stars mark the fastest sizes.
+    rows: `nodes`; `expected` and `speed_predicted`, predicted from the heads' accuracies; optionally `counted`,
+    `speed_counted`, and `samples` (repeated measurements of the speedup). Stars mark the fastest sizes.
     """
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 6.4), layout="compressed")
     rows = sorted(rows, key=lambda row: row["nodes"])
@@ -146,7 +149,7 @@ def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
         points = [(row["nodes"], row[key]) for row in rows if key in row]
         ax.plot([x for x, _ in points], [y for _, y in points], style, color=color, label=name)
         if points and ax is lower:
-            nodes, speed = max(points, key=lambda point: point[1])  # of equals the fewest nodes
+            nodes, speed = max(points, key=lambda point: point[1])  # the smallest of equally good trees
             ax.plot(nodes, speed, "*", markersize=14, color=color, label=f"best: {nodes} nodes")
     if timed := [row for row in rows if "samples" in row]:
         plot_spread(lower, [row["nodes"] for row in timed], [row["samples"] for row in timed])
@@ -154,14 +157,14 @@ def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
     upper.set(xlabel="nodes of the tree", ylabel="tokens per forward pass", ylim=(0, None))
     lower.set(xlabel="nodes of the tree", ylabel="speed [times plain]", ylim=(0, None))
     upper.legend(loc="lower right")
-    lower.legend(loc="lower left")  # under the lines, which stay far above 0
+    lower.legend(loc="lower left")  # below the lines, which stay far above 0
     return figure
 
 
 def draw_medusa(
     accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int, top_tokens: int, heads: int
 ) -> tuple[Figure, str]:
-    """The best tree within the sliders' limits and its mask, under what it promises and costs."""
+    """The best tree within the sliders' limits and its mask; the title shows expected tokens, cost and speedup."""
     allowed = [row[:top_tokens] for row in accuracies[:heads]]
     shape = best_tree(allowed, nodes)
     size = len(shape.choices)
@@ -180,11 +183,11 @@ def draw_medusa(
 
 
 def show_medusa(accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, nodes: int = 10) -> None:
-    """Sliders for nodes, most likely tokens per head and heads over the best tree within them.
+    """Sliders for nodes, most likely tokens per head and number of heads; shows the best tree within them.
 
-    v: the machine's measured width curve, {w: v}; without it width is free. heads_share: time of the heads in a step
-    over a one-row forward pass, taken for all numbers of heads alike. nodes: where their slider starts; rounded down to
-    what there is.
+    v: the machine's measured width curve, {w: v}; without it, width is free. heads_share: time of the heads in a step
+    over a one-token forward pass, assumed equal for any number of heads. nodes: initial value, rounded down to an
+    available one.
     """
     ranks, count = range(1, 1 + max(map(len, accuracies))), len(accuracies)
     controls = {

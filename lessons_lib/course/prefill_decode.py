@@ -16,7 +16,7 @@ LENGTHS = tuple(2**k for k in range(4, 14))
 
 
 def plot_timeline(requests: Mapping[str, Timeline]) -> Axes:
-    """When each token of a request arrived: the wait for the first (TTFT), then every gap between two (ITL)."""
+    """Arrival of each token of a request: the wait for the first (TTFT), then the gaps between tokens (ITL)."""
     ax = axes((WIDTH, 1.4 + 0.5 * len(requests)))
     for label, timeline in requests.items():
         ax.barh(label, timeline.ttft, color=COLORS["prefill"], height=0.6)
@@ -32,9 +32,9 @@ def plot_timeline(requests: Mapping[str, Timeline]) -> Axes:
 def predict_latency(
     shape: ModelConfig, hardware: Hardware, dtype: str, prompt: int, output: int
 ) -> tuple[Bracket, Bracket]:
-    """Predicted seconds of a request with `prompt` tokens in and `output` >= 1 out: (TTFT, all decode steps).
+    """Predicted seconds of a request with `prompt` input and `output` >= 1 output tokens: (TTFT, all decode steps).
 
-    The prefill yields the first token. Step i attends to the prompt and the i tokens that were fed so far.
+    The prefill yields the first token. Step i attends to the prompt and to i generated tokens.
     """
     steps = [predict_decode_step(shape, hardware, dtype, cached=prompt + i) for i in range(1, output)]
     decode = Bracket(sum(step.low for step in steps), sum(step.high for step in steps))
@@ -42,7 +42,7 @@ def predict_latency(
 
 
 def draw_latency(shape: ModelConfig, hardware: Hardware, dtype: str, prompt: int, output: int) -> tuple[Axes, str]:
-    """Both ends of the prediction as stacked bars, memory and arithmetic overlapping or one after the other."""
+    """Both ends of the prediction as stacked bars: memory traffic and compute overlapping, or one after the other."""
     ttft, decode = predict_latency(shape, hardware, dtype, prompt, output)
     seconds, share = "{:.3g} to {:.3g} s".format, ttft.low / (ttft.low + decode.low)
     total = seconds(ttft.low + decode.low, ttft.high + decode.high)
@@ -54,9 +54,9 @@ def draw_latency(shape: ModelConfig, hardware: Hardware, dtype: str, prompt: int
 
 
 def show_latency(shape: ModelConfig, hardware: Hardware, dtype: str) -> None:
-    """Sliders for prompt and output length over the predicted latency of one request on this machine.
+    """Sliders for prompt and output length; shows the predicted latency of one request on this machine.
 
-    The model's context must be of 32 tokens or more.
+    The model's context must be at least 32 tokens.
     """
     lengths = [length for length in LENGTHS if 2 * length <= shape.max_position_embeddings]
     controls = {

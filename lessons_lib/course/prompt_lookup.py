@@ -1,4 +1,4 @@
-"""Figures and widget of the prompt lookup lesson: what was copied, and counts by kind of prompt."""
+"""Figures and widget of the prompt lookup lesson: copied tokens, and counts by kind of prompt."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -42,7 +42,7 @@ Texts = Mapping[str, Sequence[Recording]]
 
 
 def plot_spans(pieces: Sequence[tuple[str, str]]) -> Axes:
-    """A text with a background that shows who produced each piece; copied pieces are underlined as well.
+    """A text whose background shows the producer of each piece; copied pieces are underlined as well.
 
     pieces: (text, producer), in order, producer one of PRODUCERS.
     """
@@ -72,10 +72,10 @@ def plot_guesses(rows: Iterable[Row]) -> Axes:
 
 
 def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
-    """kind -> recordings, replayed with PromptLookup(**settings): rows of `kind`, `tokens_per_pass`, `speed`.
+    """Replay recordings (by kind) with PromptLookup(**settings): rows of `kind`, `tokens_per_pass`, `speed`.
 
-    Several recordings of a kind count together: all their tokens over all their forward passes. No rule is gated unless
-    the settings say so, so that rules differ in one thing alone.
+    Recordings of a kind are summed: all their tokens over all their forward passes. Drafting is not gated unless the
+    settings say so, so that rules differ in one thing only.
     """
     rows, settings = [], {"min_hit_rate": 0.0} | settings
     for kind, recordings in texts.items():
@@ -85,7 +85,7 @@ def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
 
 
 def draw_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: int, rule: str) -> tuple[Axes, str]:
-    """Two bars per kind of prompt: tokens per forward pass, and the speed over plain that follows (1 is dotted)."""
+    """Two bars per kind of prompt: tokens per forward pass, and the predicted speedup over plain (1 is dotted)."""
     rows = counts(texts, v, max_ngram=max_ngram, num_tokens=num_tokens, rule=rule)
     ax, bars = (
         axes(),
@@ -109,7 +109,7 @@ def draw_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: 
 
 
 def show_prompt_lookup(texts: Texts, v: WidthCurve) -> None:
-    """Sliders for the longest n-gram, the number of draft tokens and the rule, over counts by kind of prompt.
+    """Sliders for the longest n-gram, the number of draft tokens and the rule; shows counts by kind of prompt.
 
     texts: kind -> recordings; v: the measured width curve, for the predicted speed.
     """

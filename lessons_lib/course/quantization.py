@@ -1,4 +1,4 @@
-"""Figures and widget of the quantization lesson: levels, errors of rounding, outliers, quality against bits."""
+"""Figures and widget of the quantization lesson: levels, rounding errors, outliers, quality against bits."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,13 +35,13 @@ from lessons_lib.quantization.sizes import bytes_in
 
 
 def plot_levels(levels: Mapping[str, Sequence[float]]) -> Axes:
-    """One line of ticks for each format, all values it has between -1 and 1, over a normal distribution."""
+    """The values each format has between -1 and 1, as a line of ticks over a normal distribution."""
     ax = axes((6.4, 0.5 + 0.55 * len(levels)))
     for place, values in enumerate(levels.values()):
         wide = 1.2 if len(values) < 40 else 0.5
         ax.vlines(list(values), place - 0.32, place + 0.32, CYCLE[place % len(CYCLE)], linewidth=wide)
     at, floor = [k / 100 - 1 for k in range(201)], len(levels) - 0.5
-    heights = [floor - len(levels) * math.exp(-4.5 * x * x) for x in at]  # three standard deviations fit
+    heights = [floor - len(levels) * math.exp(-4.5 * x * x) for x in at]  # the axis covers three standard deviations
     ax.fill_between(at, floor, heights, color=tint(GREY, 0.12), linewidth=0, zorder=0)
     ax.set_yticks(range(len(levels)), [f"{name}\n{len(values)} levels" for name, values in levels.items()])
     ax.set(xlabel="value over the largest of its group", xlim=(-1.03, 1.03), ylim=(floor, -0.5))
@@ -50,9 +50,9 @@ def plot_levels(levels: Mapping[str, Sequence[float]]) -> Axes:
 
 
 def plot_rounding(x: Tensor, rounded: Tensor) -> Figure:
-    """Above, how values are spread before and after rounding; below, the errors. x, rounded: of one shape (...)."""
+    """Above: histogram before and after rounding. Below: the errors. x, rounded: any equal shape."""
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 5.6), layout="compressed")
-    stride = max(1, x.numel() // 200_000)  # of more values, every so many are drawn
+    stride = max(1, x.numel() // 200_000)  # more values are subsampled for drawing
     x, rounded = (part.detach().flatten()[::stride].float().cpu() for part in (x, rounded))
     most = float(x.abs().quantile(0.999)) or 1.0
     upper.hist(x.tolist(), 80, range=(-most, most), color=tint(BLUE, 0.45), label="as they were")
@@ -82,16 +82,16 @@ def plot_dots(rows: Sequence[Row], x: str) -> Axes:
 
 
 def plot_groups(rows: Sequence[Row], y: str) -> Axes:
-    """A line for each `label` over the size of the group. rows: `label`, `group`, and the value under y."""
+    """A line for each `label` against the group size. rows: `label`, `group`, and the value under y."""
     ax = plot_lines(rows, "group", y, "log")
     ax.set_xlabel("weights in a group, g")
     return ax
 
 
 def plot_duel(rows: Sequence[Row], x: str, y: str) -> Axes:
-    """Each row a dot at its values under x and y, beside the line where they are equal; below it y is smaller.
+    """Each row as a dot at its values under x and y, with the line of equal values; below the line y is smaller.
 
-    rows: `label`, which has a colour and marker of its own, and both values.
+    rows: `label`, which has its own colour and marker, and both values.
     """
     ax = axes((5.6, 4.4))
     for i, (label, group) in enumerate(grouped(rows, "label").items()):
@@ -106,7 +106,7 @@ def plot_duel(rows: Sequence[Row], x: str, y: str) -> Axes:
 
 
 def plot_channels(maxima: Mapping[str, Tensor], y: str) -> Axes:
-    """A value of each channel, a line for each name; channels in the order of the first name's values, largest first.
+    """A value for each channel, a line for each name; channels are sorted by the first name's values, largest first.
 
     maxima: name -> (K,). y names the axis.
     """
@@ -121,11 +121,11 @@ def plot_channels(maxima: Mapping[str, Tensor], y: str) -> Axes:
 
 
 def plot_scaling(rows: Iterable[Row], x: str, y: str) -> Axes:
-    """A line for each `label`, its `bits` in each dot. x, logarithmic, and y name values and axes."""
+    """A line for each `label`, with `bits` written in each dot. x (logarithmic) and y name both values and axes."""
     ax, rows = axes((6.4, 4.0)), sorted(rows, key=lambda row: row[x])
     for i, (label, group) in enumerate(grouped(rows, "label").items()):
         at, values, (color, _) = [row[x] for row in group], [row[y] for row in group], look(i)
-        roomy = "osp"[i % 3]  # markers that a digit fits in
+        roomy = "osp"[i % 3]  # markers with room for a digit
         dots = dict(marker=roomy, color=color, markerfacecolor=tint(color), markersize=11)
         ax.plot(at, values, color=color)
         ax.plot(at, values, linestyle="none", label=label, zorder=3, **dots)
@@ -137,9 +137,9 @@ def plot_scaling(rows: Iterable[Row], x: str, y: str) -> Axes:
 
 
 def plot_steps(rows: Iterable[Row], x: str, y: str) -> Axes:
-    """As `plot_prediction`, each dot with its `format` beside it, bars of quartiles and its own prediction as a dash.
+    """Like `plot_prediction`, but each dot is labelled with its `format`, and has quartile bars and its own prediction.
 
-    Logarithmic where times are more than eightfold apart.
+    The axis is logarithmic if times differ by more than a factor of eight.
     """
     rows = [row | {"samples": quartiles(row["samples"])} for row in rows]
     ax, middles = plot_prediction(rows, x, y), [median(row["samples"]) for row in rows]
@@ -156,18 +156,18 @@ def plot_steps(rows: Iterable[Row], x: str, y: str) -> Axes:
 
 
 def quartiles(samples: Sequence[float]) -> list[float]:
-    """The middle half of repeated measurements: where it begins, the median, where it ends."""
+    """Lower quartile, median and upper quartile of repeated measurements."""
     return quantiles(samples, method="inclusive") if len(samples) > 1 else list(samples)
 
 
 FORMATS = ("minimum", "absmax", "nf4", "fp8")
 BITS = (2, 3, 4, 5, 6, 7, 8)
-GROUPS = (32, 64, "row")  # which divide the rows of the small models here
-HEAD = "int8"  # format of the LM head, whatever the layers have
+GROUPS = (32, 64, "row")  # these divide the rows of the small models here
+HEAD = "int8"  # format of the LM head, whatever that of the layers
 
 
 def name_of(format: str, bits: int, group: int | str) -> str:
-    """The format's name in `quantization.formats`. NF4 and fp8 have a width of their own, and NF4 groups of its own."""
+    """The format's name in `quantization.formats`. NF4 and fp8 have a fixed width, and NF4 fixed groups."""
     per = group if group == "row" else f"g{group}"
     if format == "nf4":
         return f"nf4 {'g192' if per == 'row' else per} double"
@@ -175,12 +175,12 @@ def name_of(format: str, bits: int, group: int | str) -> str:
 
 
 def names() -> list[str]:
-    """All formats that the sliders reach, each once."""
+    """All formats that the sliders can select, each once."""
     return list(dict.fromkeys(name_of(*setting) for setting in product(FORMATS, BITS, GROUPS)))
 
 
 def moved(shape: ModelConfig, name: str) -> float:
-    """Bytes of weights that a step reads, the layers in this format and the head in int8."""
+    """Bytes of weights that a step reads, with the layers in this format and the head in int8."""
     return bytes_in(shape, partial(bits_of, name), partial(bits_of, HEAD))
 
 
@@ -193,7 +193,7 @@ def draw_quantization(
     bits: int,
     group: int | str,
 ) -> tuple[Figure, str]:
-    """Values and errors, under bits a weight, error, perplexity, bytes and predicted tokens a second."""
+    """Values and errors; the title shows bits per weight, error, perplexity, bytes and predicted tokens per second."""
     name = name_of(format, bits, group)
     rounded, read = round_trip(weight, name), moved(shape, name)
     error = f"{name}: {bits_of(name, weight.shape[1]):.2f} bits a weight, error {relative_error(weight, rounded):.2%},"
@@ -209,10 +209,10 @@ def draw_quantization(
 def show_quantization(
     weight: Tensor, shape: ModelConfig, speed: Callable[[float], float], perplexities: Mapping[str, float]
 ) -> None:
-    """Sliders for format, bits and group size over one matrix of a model, weight (N, K).
+    """Sliders for format, bits and group size; shows their effect on one matrix of a model, weight (N, K).
 
-    speed: bytes that a step reads -> tokens a second. perplexities: name of a format -> perplexity of the model with
-    all layers rounded to it, where it was measured; "exact": unrounded.
+    speed: bytes read per step -> tokens per second. perplexities: name of a format -> measured perplexity of the model
+    with all layers rounded to it; "exact": unrounded.
     """
     controls = {
         "format": Slider("format", FORMATS, "minimum"),

@@ -1,4 +1,4 @@
-"""Lessons as self-contained HTML pages: nothing is requested from elsewhere, and formulas are MathML."""
+"""Lessons as self-contained HTML pages: no network requests, and formulas as MathML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from lessons_lib.course.lessons import SETUP_ID
 
-# nbconvert's own page, without its scripts from content networks (require.js, MathJax, mermaid, widgets).
+# nbconvert's own page, without the scripts it loads from CDNs (require.js, MathJax, mermaid, widgets).
 TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
 {%- block html_head_js -%}{%- endblock -%}
 {%- block jupyter_widgets -%}{%- endblock -%}
@@ -43,24 +43,24 @@ mtd[columnalign="left"] { text-align: left; padding-left: 0; }
 
 @functools.lru_cache(maxsize=4096)
 def mathml(latex: str, display: str = "inline") -> str | None:
-    """LaTeX without its dollars -> a MathML element; None where the converter does not know what was written."""
+    """Convert LaTeX without its dollars to a MathML element; None if the converter cannot parse it."""
     try:
         element = convert(latex.strip().replace("{aligned}", "{split}"), display=display)
-    except Exception:  # the converter has a dozen exceptions without a common base
+    except Exception:  # the converter raises a dozen exceptions without a common base
         return None
     return None if "<mi>\\" in element or "<mi>&</mi>" in element else element
 
 
 def math(latex: str, display: str = "inline") -> str:
-    """The formula as MathML, or as it was written, which `make lint` reports."""
+    """The formula as MathML; if that fails, the LaTeX source, which `make lint` reports."""
     return mathml(latex, display) or f"<code>{html.escape(latex.strip())}</code>"
 
 
 class MathRenderer(IPythonRenderer):
-    """nbconvert's markdown, with formulas turned into MathML, and folded parts that stay folded."""
+    """nbconvert's markdown renderer, with formulas as MathML and folded parts that stay folded."""
 
     def _html_embed_images(self, html: str) -> str:
-        # this parses each piece by itself, and so closes a <details> before its content, which is another piece
+        # parses each piece separately, and so closes a <details> before its content, which is another piece
         return super()._html_embed_images(html) if "<img" in html else html
 
     def inline_math(self, body: str) -> str:
@@ -77,7 +77,7 @@ class MathRenderer(IPythonRenderer):
 
 
 def unreadable(markdown: str) -> list[str]:
-    """The formulas in a markdown text that cannot be turned into MathML."""
+    """The formulas in a markdown text that cannot be converted to MathML."""
     seen: list[str] = []
 
     class Listing(MathRenderer):
@@ -98,11 +98,11 @@ def unreadable(markdown: str) -> list[str]:
 
 
 class PageExporter(HTMLExporter):
-    """Exports one notebook as one file."""
+    """Exports one notebook as one HTML file."""
 
     @pass_context
     def markdown2html(self, context, source):
-        """A markdown cell as HTML, by MathRenderer."""
+        """Render a markdown cell with MathRenderer."""
         renderer = MathRenderer(
             escape=False,
             attachments=context.get("cell", {}).get("attachments", {}),
@@ -113,14 +113,14 @@ class PageExporter(HTMLExporter):
         return MarkdownWithMath(renderer=renderer).render(source)
 
     def default_filters(self):
-        """The template's filters, ours in place of nbconvert's."""
+        """The template's filters, with ours instead of nbconvert's."""
         yield from super().default_filters()
         yield "markdown2html", self.markdown2html
         yield "latex2html", latex2html
 
 
 def latex2html(text: str) -> str:
-    """A text/latex output: display formulas, inline formulas, and words between them."""
+    """Render a text/latex output: display formulas, inline formulas, and text between them."""
     parts = re.split(r"(\$\$.+?\$\$|\$.+?\$)", text, flags=re.S)
     if len(parts) == 1 and "\\" in text:  # a bare environment or formula
         return math(text, "block")
@@ -142,7 +142,7 @@ def write_page(notebook: Path, page: Path) -> None:
 
 
 def readable(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A notebook, changed in place, without what a page has no use for: widgets' state, a silent set-up cell."""
+    """Remove from a notebook, in place, what a page does not need: widget state, an empty set-up cell."""
     nb.metadata.pop("widgets", None)
     nb.cells = [cell for cell in nb.cells if cell.get("id") != SETUP_ID or cell.outputs]
     return nb

@@ -1,4 +1,4 @@
-"""Figures of the roofline lesson: how fast a calculation can go, given its FLOPs per byte moved.
+"""Figures of the roofline lesson: the attainable speed of a calculation, given its FLOPs per byte moved.
 
 Williams, Waterman, Patterson: "Roofline: an insightful visual performance model" (2009).
 """
@@ -14,10 +14,10 @@ GIGA = 1e9
 
 
 def plot_roofline(hardware: Hardware, points: Sequence[Row]) -> Axes:
-    """Log-log roofline in GFLOP/s against FLOP per byte: a roof per dtype, its ridge marked, `points` on it.
+    """Log-log roofline in GFLOP/s against FLOP per byte: a roof per dtype with its ridge point, and `points`.
 
-    A dtype's roof rises with its matvec_bandwidth up to its matmul_flops; the bandwidths of reading and of copying are
-    dotted. points: `name`, `intensity` in FLOP/byte, `rate` in FLOP/s, and `method` (for the colour).
+    A dtype's roof rises with its matvec_bandwidth up to its matmul_flops; the read and copy bandwidths are dotted.
+    points: `name`, `intensity` in FLOP/byte, `rate` in FLOP/s, and `method` (for the colour).
     """
     ax = axes((WIDTH, 4.6))
     fastest = max(hardware.matmul_flops.values())
@@ -32,7 +32,7 @@ def plot_roofline(hardware: Hardware, points: Sequence[Row]) -> Axes:
         label = f"{dtype} {bandwidth / GIGA:,.0f} GB/s, {top:,.0f} GFLOP/s"
         ax.plot([left, ridge, right], [left * bandwidth / GIGA, top, top], color=COLORS[dtype], label=label)
         ax.plot([ridge], [top], "D", color=COLORS[dtype])
-        shift = (0, 7) if number % 2 else (8, -15)  # neighbours' names stand above and below
+        shift = (0, 7) if number % 2 else (8, -15)  # labels of neighbours alternate above and below
         where = dict(textcoords="offset points", color=COLORS[dtype], bbox=LIFTED)
         ax.annotate(f"ridge {ridge:.1f}", (ridge, top), shift, **where)
     for point in points:
@@ -41,7 +41,7 @@ def plot_roofline(hardware: Hardware, points: Sequence[Row]) -> Axes:
         ax.plot(*at, "o", color=color, markeredgecolor=PAPER, markersize=9)
         shift, align = ((8, -13), "left") if at[0] ** 2 < left * right else ((-8, -13), "right")
         ax.annotate(point["name"], at, shift, textcoords="offset points", color=color, ha=align, bbox=LIFTED)
-    ax.margins(y=0.1)  # room for the names below the lowest points
+    ax.margins(y=0.1)  # room for labels below the lowest points
     ax.set(xscale="log", yscale="log", xlim=(left, right))
     ax.set(xlabel="arithmetic intensity [FLOP per byte moved]", ylabel="speed [GFLOP/s]")
     ax.xaxis.set_major_formatter("{x:g}")

@@ -1,4 +1,4 @@
-"""`run`: execute lessons with papermill into build/, one line each, and gather pages, index and scorecard."""
+"""`lessons run`: execute lessons with papermill into build/, one line each, and collect pages, index and scorecard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUILD = ROOT / "build"
 
 @dataclass(frozen=True)
 class Result:
-    """How one lesson ended; `failure` is empty when it went well. seconds: execution alone."""
+    """Outcome of one lesson; `failure` is empty on success. seconds: execution alone."""
 
     lesson: Lesson
     seconds: float
@@ -31,9 +31,9 @@ class Result:
 
 
 def run(asked: list[str], given: dict[str, str], build: Path = BUILD, lessons: list[Lesson] | None = None) -> int:
-    """Execute the lessons asked for with the parameters given; returns the exit status.
+    """Execute the selected lessons with the given parameters; returns the exit status.
 
-    Every name is checked before anything runs. UsageError names the valid lessons, parameters or models.
+    Every name is checked before anything runs. UsageError lists the valid lessons, parameters or models.
     """
     chosen = select(find() if lessons is None else lessons, asked)
     if not chosen:
@@ -48,29 +48,29 @@ def run(asked: list[str], given: dict[str, str], build: Path = BUILD, lessons: l
 
 
 def prepare_all(taken: list[dict[str, Any]]) -> None:
-    """Fetch and convert every model that lessons with these parameters name; UsageError where one cannot run."""
+    """Fetch and convert every model named by these parameters; UsageError if one cannot run."""
     models, pairs = (needed(values for values in taken if ("draft" in values) is pair) for pair in (False, True))
     prepare(models)
     prepare({name: how for name, how in pairs.items() if name not in models}, any_family=True)
 
 
 def needed(taken: Iterable[dict[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Lessons' parameters -> name of each model and draft among them: (device, dtype)."""
+    """The models and drafts named in lessons' parameters: name -> (device, dtype)."""
     return {v[name]: (v["device"], v["dtype"]) for v in taken for name in ("model", "draft") if name in v}
 
 
 def absolute(given: dict[str, str]) -> dict[str, str]:
-    """The same settings, with a model or draft that is a folder made absolute, since kernels run elsewhere."""
+    """The same settings with relative model folders made absolute, since kernels run in another folder."""
     folders = {name: Path(given[name]) for name in ("model", "draft") if name in given}
     return given | {name: str(folder.resolve()) for name, folder in folders.items() if folder.is_dir()}
 
 
 def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> None:
-    """Fetch and convert each model once, before the lessons, so that no lesson's time holds a download.
+    """Fetch and convert each model once, before the lessons, so that no lesson's time includes a download.
 
-    models: name or folder -> (device, dtype). any_family: of lessons that take a pair of models, and run others than
-    Llama-like ones by transformers' own forward pass. What `load` says against one of them becomes a UsageError, and so
-    does a model that the readable decoder cannot compute; one with a known name before it is fetched.
+    models: name or folder -> (device, dtype). any_family: for lessons that take a pair of models, and run families
+    other than Llama by transformers' own forward pass. Errors of `load` become a UsageError, and so does a model that
+    the readable decoder cannot compute; a model with a known name is checked before it is fetched.
     """
     from lessons_lib.models import ModelUnavailable, load
     from lessons_lib.models.hub import HUB, LLAMA_LIKE
@@ -87,7 +87,7 @@ def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> Non
 
 
 def check_taken(model: str, config: Any) -> None:
-    """UsageError unless the readable decoder, which every lesson builds on, computes a model of this config."""
+    """Raise UsageError unless the readable decoder, on which every lesson builds, supports this config."""
     from lessons_lib.models.decoder import decoder_config
 
     try:
@@ -97,14 +97,14 @@ def check_taken(model: str, config: Any) -> None:
 
 
 def not_taken(model: str) -> UsageError:
-    """Why a lesson cannot run with a model, and which ones it takes."""
+    """The error for an unsupported model; lists the supported ones."""
     from lessons_lib.models.hub import LLAMA_LIKE
 
     return UsageError(f"The lessons take Llama-like models such as {', '.join(LLAMA_LIKE)}, and {model} is none.")
 
 
 def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
-    """Run one notebook into build/ and render its page; a failure is kept in the result, not raised."""
+    """Execute one notebook into build/ and render its page; a failure is stored in the result, not raised."""
     target, start, failure = build / lesson.path.name, time.perf_counter(), ""
     hidden = None if sys.stdout.isatty() else True  # None: tqdm shows the bar where stderr is a terminal
     with line(lesson.name) as said:
@@ -130,9 +130,10 @@ def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
 
 
 def died(said: str, target: Path) -> str:
-    """The same with the cell that was begun last, where papermill wrote the notebook: cell [7] (`x = load(model)`): ...
+    """Prefix an error with the cell that was started last, if papermill wrote the notebook.
 
-    Its count is that of the cells begun: a kernel may die before it tells its own.
+    Example: cell [7] (`x = load(model)`): ... The number counts started cells, since a kernel may die before it reports
+    its own count.
     """
     cells = nbformat.read(target, as_version=4).cells if target.exists() else []
     begun = [c for c in cells if c.cell_type == "code" and c.metadata.get("papermill", {}).get("start_time")]
@@ -140,12 +141,12 @@ def died(said: str, target: Path) -> str:
 
 
 def opening(cell: nbformat.NotebookNode) -> str:
-    """What stands first in a cell, cut to 60 characters."""
+    """The first line of a cell, cut to 60 characters."""
     return next((text for text in cell.source.splitlines() if text.strip()), "")[:60]
 
 
 def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode) -> str:
-    """Cell [7] (`x = load(model)`): ValueError: no such model."""
+    """Format an error: cell [7] (`x = load(model)`): ValueError: no such model."""
     cells = [c for c in nb.cells if c.cell_type == "code" and c.get("execution_count") == error.exec_count]
     first = opening(cells[0]) if cells else ""
     said = str(error.evalue).strip().splitlines() or [""]
@@ -153,7 +154,7 @@ def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode
 
 
 def finish(results: list[Result], build: Path) -> None:
-    """Write scorecard and index, and print where they are and what failed. ValueError for a damaged claims file."""
+    """Write scorecard and index; print their paths and the failures."""
     from lessons_lib.measure import machine
     from lessons_lib.measure.results import collect, load, write_scorecard
 
@@ -171,5 +172,5 @@ def finish(results: list[Result], build: Path) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as it is said to a person: from here, where it lies below."""
+    """A path for display: relative to the working directory if it is below."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,4 +1,4 @@
-"""Figures and widget of the lesson on effective sparsity: shares that matter, and what skipping the rest gains."""
+"""Figures and widget of the lesson on effective sparsity: needed shares, and the gain of skipping the rest."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from lessons_lib.measure.sparsity import skippable, speedup, union
 
 
 def plot_heads(values: Tensor, label: str) -> Axes:
-    """A share for each layer (rows) and head (columns), 0 to 1. values (L, H); label: what it is."""
+    """A share for each layer (rows) and head (columns), 0 to 1. values (L, H); label: its meaning."""
     ax = axes((4.6, 5.2))
     image = ax.imshow(values.tolist(), vmin=0, vmax=1, cmap="viridis", aspect="auto")
     ax.grid(False)
@@ -25,11 +25,11 @@ def plot_heads(values: Tensor, label: str) -> Axes:
 
 
 def plot_skipping_gains(rows: Sequence[Row]) -> Axes:
-    """Times as fast as dense against the share skipped (median, quartiles), dashed as predicted.
+    """Speedup over dense against the skipped share (median, quartiles), with dashed predictions.
 
-    rows: `label`, `sparsity`, `samples`, and `predicted` where there is a prediction. Points of several labels stand
-    side by side around the S that they share, and equal predictions show dashes in turn. Dotted: 1/(1 - S), the limit
-    of a matmul that reads only what it needs.
+    rows: `label`, `sparsity`, `samples`, and optionally `predicted`. Points of several labels are drawn side by side
+    around their common S, and equal predictions alternate their dashes. Dotted: 1/(1 - S), the limit of a matmul that
+    reads only what it needs.
     """
     ax, labels = axes(), grouped(rows, "label")
     for i, (label, group) in enumerate(labels.items()):
@@ -50,7 +50,7 @@ def plot_skipping_gains(rows: Sequence[Row]) -> Axes:
 
 
 def by_bytes(at: Sequence[float], gains: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Gains at ascending shares `at` -> a curve through them (x, y), whose reciprocals, bytes, are straight between."""
+    """Interpolate gains at ascending shares `at` -> curve (x, y); bytes, the reciprocals, are linear in between."""
     x = np.union1d(np.linspace(at[0], at[-1], 101), at)
     return x, 1 / np.interp(x, at, 1 / np.asarray(gains))
 
@@ -66,9 +66,10 @@ NAMES = {
 
 
 def draw_limits(shape: ModelConfig, percent: int, rows: int) -> tuple[Axes, str]:
-    """The most that skipping S gains in a step of `rows` rows with independent patterns, by what is known when.
+    """Upper bounds on the gain of skipping S in a step of `rows` tokens, by what is known in advance.
 
-    Only what no row needs is skipped, S^rows. A dot marks the chosen percent.
+    The tokens' patterns are independent, and only what no token needs is skipped: S^rows. A dot marks the chosen
+    percent.
     """
     ax, levels, limits = axes(), [k / 100 for k in range(100)], []
     for color, (known, name) in zip(CYCLE, NAMES.items(), strict=False):
@@ -87,7 +88,7 @@ def draw_limits(shape: ModelConfig, percent: int, rows: int) -> tuple[Axes, str]
 
 
 def show_limits(shape: ModelConfig) -> None:
-    """Sliders for the sparsity of one row and the rows of a step, over the limits. The model needs a gated MLP."""
+    """Sliders for the sparsity and the number of tokens per step; shows the limits. The model needs a gated MLP."""
     controls = {
         "percent": Slider("sparsity of one row", PERCENT, 50, "%"),
         "rows": Slider("rows in one step", ROWS, 1),

@@ -1,4 +1,4 @@
-"""Figure and widget of the lesson on static caches and torch.compile: when compiling has paid for itself."""
+"""Figure and widget of the lesson on static caches and torch.compile: when compiling pays for itself."""
 
 import math
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ SHARES = (0, 25, 50, 75, 90, 100)
 
 
 def crossings(rows: Sequence[Row]) -> dict[str, float]:
-    """Each method but the first -> the number of tokens from which on it is faster; infinity if it never is."""
+    """For each method but the first, the number of tokens from which it is faster; infinity if it never is."""
     first, *others = rows
     starts = {row["method"]: row["startup"] - first["startup"] for row in others}
     return {m["method"]: break_even_tokens(starts[m["method"]], first["per_token"], m["per_token"]) for m in others}
 
 
 def plot_break_even(rows: Sequence[Row], tokens: int) -> Axes:
-    """Total time against the number of new tokens, up to `tokens`, where starting costs something: compiling.
+    """Total time against the number of new tokens, up to `tokens`, for methods with a start-up cost (compiling).
 
-    rows: `method`, `startup` and `per_token` in seconds. The first is what the others are compared with; a dot marks
-    where another one overtakes it.
+    rows: `method`, `startup` and `per_token` in seconds. The first is the baseline; a dot marks where another one
+    overtakes it.
     """
     ax, first = axes(), rows[0]
     for row in rows:
@@ -36,7 +36,7 @@ def plot_break_even(rows: Sequence[Row], tokens: int) -> Axes:
         seconds = first["startup"] + at * first["per_token"]
         ax.plot([at], [seconds], "o", color=INK, zorder=3)
         ax.plot([at, at], [0, seconds], ":", color=INK)
-        left = at > 0.7 * tokens or 0.2 * tokens < at < marked[-1]  # the next number stands right of the next dot
+        left = at > 0.7 * tokens or 0.2 * tokens < at < marked[-1]  # the next number is right of the next dot
         shift, align = ((-8, 4), "right") if left else ((8, -14), "left")
         where = dict(textcoords="offset points", color=INK, ha=align, bbox=LIFTED)
         ax.annotate(f"{at:,.0f} tokens", (at, seconds), shift, **where)
@@ -46,7 +46,7 @@ def plot_break_even(rows: Sequence[Row], tokens: int) -> Axes:
 
 
 def draw_break_even(rows: Sequence[Row], tokens: int, warm: int) -> tuple[Axes, str]:
-    """plot_break_even where the compiler's cache saves `warm` per cent of every start."""
+    """plot_break_even with `warm` per cent of every start-up saved by the compiler's cache."""
     rows = [row | {"startup": row["startup"] * (1 - warm / 100)} for row in rows]
     said = [f"{m} never" if at == math.inf else f"{m} after {at:,} tokens" for m, at in crossings(rows).items()]
     alt = f"Total time for up to {tokens:,} tokens; it overtakes {rows[0]['method']}: {', '.join(said)}."
@@ -54,9 +54,9 @@ def draw_break_even(rows: Sequence[Row], tokens: int, warm: int) -> tuple[Axes, 
 
 
 def show_break_even(rows: Sequence[Row], tokens: int) -> None:
-    """Sliders over plot_break_even: how many tokens, and how much of compiling a warm cache saves.
+    """Sliders over plot_break_even: the number of tokens, and the share of compiling that a warm cache saves.
 
-    tokens: where the first slider starts, rounded up to one of HORIZONS.
+    tokens: initial value, rounded up to one of HORIZONS.
     """
     start = next((horizon for horizon in HORIZONS if horizon >= tokens), HORIZONS[-1])
     controls = {

@@ -1,8 +1,8 @@
-"""`lessons sweep`: execute lessons at every point of a grid of parameters -> one table of scorecard rows, and plots.
+"""`lessons sweep`: execute lessons at every point of a parameter grid; writes a table of scorecard rows, and plots.
 
-`gamma=2,4,8 model=smollm2-135m` gives three points of a lesson that has gamma. Dask's workers execute them with
-papermill. A worker gets a lesson's text and gives back files, so workers elsewhere need the package but no shared
-folder. The files of a finished point lie in build/sweep/points/ and are not made again.
+`gamma=2,4,8 model=smollm2-135m` makes three points of a lesson that has gamma. Dask workers execute them with
+papermill. A worker receives a lesson's text and returns files, so remote workers need the package but no shared
+folder. Finished points are stored in build/sweep/points/ and are not executed again.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from lessons_lib.paths import ROOT
 from lessons_lib.progress import bar
 
 BUILD = ROOT / "build" / "sweep"
-COMMA = re.compile(r",(?![^\[(]*[\])])")  # but none inside brackets: prompt_lengths=[16,64],[128,256] are two lists
+COMMA = re.compile(r",(?![^\[(]*[\])])")  # commas outside brackets: prompt_lengths=[16,64],[128,256] are two lists
 SCORE = ["claim", "unit", "predicted", "measured", "ratio", "verdict", "limit", "peer"]  # columns of the table
-ANSWERS = 10  # seconds that a scheduler elsewhere may take to answer
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # Dask sets each to 1 unless told
+ANSWERS = 10  # seconds to wait for a remote scheduler
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # Dask sets each to 1 by default
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """One lesson with the values that are put into its parameters."""
+    """One lesson with values for its parameters."""
 
     lesson: Lesson
     values: dict[str, Any]
@@ -49,12 +49,12 @@ class Point:
 
     @property
     def taken(self) -> dict[str, Any]:
-        """All parameters, given or not."""
+        """All parameters, given or default."""
         return self.defaults | self.values
 
     @cached_property
     def folder(self) -> str:
-        """Of its files: changes with the lesson's code, its parameters or the package, so it names what they are of."""
+        """Folder of the point's files; its name depends on the lesson's code, the parameters and the package."""
         code = [cell.source for cell in self.lesson.read().cells if cell.cell_type == "code"]
         content = json.dumps([code, self.taken, fingerprint()], sort_keys=True)
         return f"points/{self.lesson.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
@@ -72,10 +72,10 @@ def sweep(
     build: Path = BUILD,
     lessons: list[Lesson] | None = None,
 ) -> int:
-    """Execute what is not done yet of the grid, then gather the results of all of it; returns the exit status.
+    """Execute the missing points of the grid, then gather the results of all points; returns the exit status.
 
-    workers: processes on this machine, or address: of a Dask scheduler whose workers are used instead. UsageError,
-    before anything runs, for a name that does not exist, and where workers hold another package than this one.
+    workers: processes on this machine; or address: of a Dask scheduler whose workers are used instead. Raises
+    UsageError, before anything runs, for an unknown name and for workers with another version of this package.
     """
     wanted = points(find() if lessons is None else lessons, asked, grid, fixed)
     prepare_all([point.taken for point in wanted])
@@ -94,10 +94,10 @@ def sweep(
 
 
 def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed: dict[str, str]) -> list[Point]:
-    """Every lesson asked for with every combination of the grid's values that makes a difference to it.
+    """Every selected lesson with every distinct combination of the grid's values for its parameters.
 
-    grid: name -> values with commas between them; fixed: name -> one value. Without a lesson asked for, those that have
-    a parameter of the grid. UsageError as `overrides`.
+    grid: name -> comma-separated values; fixed: name -> one value. Without a selection: the lessons that have a
+    parameter of the grid. Raises UsageError like `overrides`.
     """
     if twice := sorted(grid.keys() & fixed.keys()):
         raise UsageError(f"Give {', '.join(twice)} in the grid or beside it, not in both.")
@@ -113,7 +113,7 @@ def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed:
 
 
 def run(engine: Any, todo: list[Point], build: Path) -> None:
-    """Execute points on the workers and keep each as it ends. A worker that dies costs its point, not the sweep."""
+    """Execute points on the workers and store each as it ends. A worker that dies costs its point, not the sweep."""
     from dask.distributed import as_completed
 
     futures = {}
@@ -126,7 +126,7 @@ def run(engine: Any, todo: list[Point], build: Path) -> None:
             lost = {"failure": f"{type(error).__name__}: {error}", "seconds": None, "machine": "", "scores": []}
             files = {"point.json": json.dumps(lost).encode()} if error else future.result()
             (build / point.folder).mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():  # point.json comes last: all is there when it is
+            for name, content in files.items():  # point.json is written last: if it exists, all files do
                 (build / point.folder / name).write_bytes(content)
             failure = json.loads(files["point.json"])["failure"]
             progress.write(f"{point!s:<60} {f'FAILED in {failure}' if failure else 'ok'}")
@@ -134,9 +134,10 @@ def run(engine: Any, todo: list[Point], build: Path) -> None:
 
 
 def work(name: str, text: str, values: dict[str, Any]) -> dict[str, bytes]:
-    """In a worker: execute a lesson in a folder of its own; the files that this leaves, by name.
+    """On a worker: execute a lesson in a temporary folder; returns the resulting files by name.
 
-    A failure is among them and not raised, since Dask cuts long errors, and with them what a lesson had done so far.
+    A failure is returned in them and not raised, because Dask truncates long errors, and what the lesson had done would
+    be lost.
     """
     from lessons_lib.measure import machine, results
 
@@ -154,13 +155,13 @@ def work(name: str, text: str, values: dict[str, Any]) -> dict[str, bytes]:
 
 
 def record(build: Path, point: Point) -> dict[str, Any] | None:
-    """What was kept of a point; None if nothing was."""
+    """The stored record of a point; None if there is none."""
     path = build / point.folder / "point.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def gather(wanted: list[Point], names: list[str], build: Path) -> int:
-    """Write results.csv, results.md and a plot for each lesson, say what failed; the exit status.
+    """Write results.csv, results.md and a plot for each lesson, and print failures; returns the exit status.
 
     names: the grid's parameters, which become columns.
     """
@@ -186,15 +187,15 @@ def gather(wanted: list[Point], names: list[str], build: Path) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A parameter's value as pandas can compare it."""
+    """A parameter's value in a form that pandas can compare."""
     return str(value) if isinstance(value, list) else value
 
 
 def plot(table: Any, names: list[str], path: Path) -> bool:
-    """Plot a panel for each claim of one lesson: measured (filled) and predicted (open) over what changes.
+    """Plot a panel for each claim of one lesson: measured (filled) and predicted (open) against the parameters.
 
-    The first number that changes lies along the axis; the other parameters that change make lines. False, and no file,
-    where nothing changes or nothing was measured.
+    The first numeric parameter that varies is the x axis; the others make lines. Returns False, and writes no file, if
+    nothing varies or nothing was measured.
     """
     from matplotlib.figure import Figure
     from pandas.api.types import is_numeric_dtype
@@ -223,10 +224,10 @@ def plot(table: Any, names: list[str], path: Path) -> bool:
 
 @contextlib.contextmanager
 def client(workers: int, address: str) -> Iterator[Any]:
-    """A Dask client: of the scheduler at an address, or of this many worker processes on this machine alone.
+    """A Dask client: of the scheduler at an address, or of this many worker processes on this machine.
 
-    One worker's kernels use as many threads as those of `run`, more workers share the cores. UsageError if no scheduler
-    answers.
+    The kernels of a single worker use as many threads as those of `run`; several workers share the cores. Raises
+    UsageError if no scheduler answers.
     """
     import dask
     from dask.distributed import Client, LocalCluster
@@ -255,7 +256,7 @@ def client(workers: int, address: str) -> Iterator[Any]:
 
 @cache
 def fingerprint() -> str:
-    """12 hex digits of lessons_lib as it is installed, and of the libraries that it computes with."""
+    """12 hex digits that identify the installed lessons_lib and the libraries it computes with."""
     folder, digest = Path(lessons_lib.__file__).parent, hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())

@@ -1,8 +1,8 @@
-"""A figure with sliders where someone can move them, and the same figure as a picture where nobody can.
+"""A figure with sliders in a live session, and the same figure as a stored picture elsewhere.
 
-Live (JupyterLab, Colab) a slider per setting stands above the figure, which is drawn again at every change. They work
-by keyboard: Tab reaches a slider, the left and right arrow move it. Where a program executes the notebook, only the
-figure at the chosen settings is shown, as PNG: a stored notebook holds no widget state.
+Live (JupyterLab, Colab), a slider per setting stands above the figure, which is redrawn at every change. Sliders work
+by keyboard: Tab moves to a slider, the left and right arrows move it. Where a program executes the notebook, only the
+figure at the chosen settings is shown, as PNG, because a stored notebook holds no widget state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from lessons_lib.course.display import display, figure_of, image_tag
 from lessons_lib.progress import batch
 
-Draw = Callable[..., tuple[Axes | Figure, str]]  # settings -> the figure and its alt text
+Draw = Callable[..., tuple[Axes | Figure, str]]  # settings -> figure and alt text
 
 # The value beside a slider takes of its width what the text needs, so no two sliders would be equally long. And it can
 # be edited, to no effect, which makes it one more stop of the Tab key; Firefox has no property against that.
@@ -27,7 +27,7 @@ min-width: 11em; padding-left: .6em; text-align: left; -webkit-user-modify: read
 
 @dataclass(frozen=True)
 class Slider:
-    """One value out of a row of them, numbers or names."""
+    """A slider over a list of values, numbers or names."""
 
     label: str
     values: Sequence[Any]
@@ -40,15 +40,15 @@ class Slider:
             raise ValueError(f"{self.label!r} cannot start at {self.start!r}: choose from {known}")
 
     def options(self) -> list[tuple[str, Any]]:
-        """(text beside the slider, value)."""
+        """(label beside the slider, value) of each value."""
         names = [value if isinstance(value, str) else f"{value:,}" for value in self.values]
         return [(f"{name} {self.unit}".strip(), value) for name, value in zip(names, self.values, strict=True)]
 
 
 def show(controls: Mapping[str, Slider], draw: Draw, stored: Sequence[dict[str, Any]] = ({},)) -> None:
-    """Show draw(**settings) with a slider per setting; where nobody can move them, only the figure.
+    """Show draw(**settings) with a slider per setting; in a batch run, only the figure.
 
-    stored: the settings of the figures that a batch run shows, each completed by the sliders' starts.
+    stored: settings of the figures that a batch run shows; missing ones are the sliders' initial values.
     """
     if batch():
         for settings in stored:
@@ -58,17 +58,17 @@ def show(controls: Mapping[str, Slider], draw: Draw, stored: Sequence[dict[str, 
 
 
 def live(controls: Mapping[str, Slider], draw: Draw) -> Any:
-    """The ipywidgets box: the sliders, and below them the figure that follows them."""
+    """The ipywidgets box: the sliders, and below them the figure."""
     import ipywidgets
 
     # A slider for names, too: JupyterLab takes the arrow keys away from menus, but not from sliders.
-    label = max(9, 0.6 * max(len(control.label) for control in controls.values()))  # em; a longer text would be cut
+    label = max(9, 0.6 * max(len(control.label) for control in controls.values()))  # in em; a longer label would be cut
     sliders = {
         name: ipywidgets.SelectionSlider(
             options=control.options(),
             value=control.start,
             description=control.label,
-            continuous_update=False,  # draw when the slider rests, not at every step on the way
+            continuous_update=False,  # draw when the slider is released, not while it moves
             layout=ipywidgets.Layout(width="95%", max_width=f"{label + 29:.1f}em"),
             style={"description_width": f"{label:.1f}em"},
         ).add_class("lessons-lib-slider")
@@ -81,7 +81,7 @@ def live(controls: Mapping[str, Slider], draw: Draw) -> Any:
         try:
             picture.value = ALIGNED + image_tag(figure_of(drawn), alt)
         finally:
-            plt.close(figure_of(drawn))  # redrawing must not pile figures up
+            plt.close(figure_of(drawn))  # otherwise figures would accumulate
 
     for slider in sliders.values():
         slider.observe(redraw, names="value")

@@ -1,17 +1,17 @@
-"""Prompts and texts that lessons and benches use, as package data.
+"""Prompts and texts for lessons and benches, as package data.
 
-questions.jsonl: written for this project, in Spec-Bench's format, so that both files serve. Its categories:
-"chat" (some of several turns), "summarization", "qa" and "code" (these three work on a passage or a program that the
-prompt holds, most of them so that much of it comes back in the answer), "math", "writing" (free) and "lists".
+questions.jsonl: written for this project, in Spec-Bench's format, so that both files can be used. Categories: "chat"
+(some with several turns), "summarization", "qa" and "code" (these three work on a passage or a program in the prompt,
+and much of it usually reappears in the answer), "math", "writing" (free) and "lists".
 
-held_out.jsonl: prompts of other people's that no draft of ours is trained on, each with its source; NOTICE has their
-licences; up to twelve of a kind. Categories: "chat", "qa", "summarization", "code", "math".
+held_out.jsonl: third-party prompts that none of our drafts is trained on, each with its source; licences in NOTICE; up
+to twelve of a kind. Categories: "chat", "qa", "summarization", "code", "math".
 
-wikitext2_evaluation.txt, wikitext2_calibration.txt: whole articles of WikiText-2's test split, detokenised, to measure
-quality on and to calibrate with (lesson 10). No model here was trained on them, and no article is in both.
+wikitext2_evaluation.txt, wikitext2_calibration.txt: whole articles of WikiText-2's test split, detokenised, for
+measuring quality and for calibration (lesson 10). No model here was trained on them, and no article is in both.
 
-results: what `make bench` recorded, which lessons show beside their own runs; a link to the checkout's bench/results,
-of which a package carries the files.
+results: recordings of `make bench`, which lessons show beside their own runs; a link to the clone's bench/results,
+whose files the package contains.
 """
 
 import json
@@ -24,14 +24,14 @@ QUESTIONS = Path(__file__).with_name("questions.jsonl")
 HELD_OUT = Path(__file__).with_name("held_out.jsonl")
 TEXTS = ("evaluation", "calibration")
 CHECKOUT = Path(__file__).parents[2] / "bench" / "results"
-# a link in git is a plain file where a system makes none, as Windows by default: the checkout's own folder goes first
+# systems without symbolic links (Windows by default) store a link as a plain file, so the clone's own folder goes first
 RESULTS = CHECKOUT if CHECKOUT.is_dir() else Path(__file__).with_name("results")
 FORM = '{"question_id": 1, "category": "math", "turns": ["..."]}'
 
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation: the user's turns, each asked after the answer to the one before; else ValueError."""
+    """One conversation: the user's turns, each asked after the answer to the previous one."""
 
     question_id: int
     category: str
@@ -47,16 +47,15 @@ class Question:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The first turn as `generate` takes it."""
+        """The first turn as messages for `generate`."""
         return [{"role": "user", "content": self.turns[0]}]
 
 
 def questions(path: str | Path | None = None) -> list[Question]:
-    """The questions of a file in Spec-Bench's format, one JSON object a line; without path our own.
+    """Read questions in Spec-Bench's format, one JSON object per line; default: our own.
 
-    Further keys, such as Spec-Bench's "reference", are ignored. Raises ValueError naming the line that is no
-    question, or the question_id that comes twice, or the file if nothing is in it. Format: Xia et al. 2024 (arXiv
-    2401.07851).
+    Further keys, such as Spec-Bench's "reference", are ignored. Raises ValueError that names an invalid line, a
+    repeated question_id, or an empty file. Format: Xia et al. 2024 (arXiv 2401.07851).
     """
     path = Path(path or QUESTIONS)
     found = [_read(line, f"line {number} of {path}") for number, line in numbered_lines(path)]
@@ -69,7 +68,7 @@ def questions(path: str | Path | None = None) -> list[Question]:
 
 
 def question(number: int) -> Question:
-    """Ours of that question_id. ValueError for one that there is not."""
+    """Our question with this question_id."""
     found = [one for one in questions() if one.question_id == number]
     if not found:
         raise ValueError(f"there is no question {number}; lessons_lib.data.questions() lists them")
@@ -77,10 +76,10 @@ def question(number: int) -> Question:
 
 
 def text(part: str = "evaluation") -> str:
-    """Articles that people wrote: "evaluation" to measure quality on, "calibration" for what looks at inputs first.
+    """Articles of WikiText-2: "evaluation" for measuring quality, "calibration" for methods that look at inputs first.
 
-    WikiText-2 (Merity et al. 2016, arXiv 1609.07843), detokenised, so that figures are not those of papers on its
-    raw form. "<unk>" stands for a rare word, as in the original. ValueError for another part.
+    Merity et al. 2016 (arXiv 1609.07843), detokenised, so perplexities are not comparable with papers on the raw form.
+    "<unk>" stands for a rare word, as in the original.
     """
     if part not in TEXTS:
         raise ValueError(f"there is no text {part!r}; choose one of {', '.join(TEXTS)}")
@@ -88,8 +87,8 @@ def text(part: str = "evaluation") -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line) of the lines of a file that hold something."""
-    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines cuts at more than line ends
+    """(number, line) of the non-empty lines of a file."""
+    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines splits at more than newlines
     return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
