@@ -1,8 +1,8 @@
-"""torch.compile and CUDA graphs for decoding steps (lesson 03): settings, checked calls, what this machine lacks.
+"""torch.compile and CUDA graphs for decoding steps (lesson 03): settings, checked calls, missing compilers.
 
-Dynamo's guards take up to a millisecond a call, a tenth of a step, so they are left out. What they protect is checked
-once per call here, in less than a tenth of that: compiled code reads memory by the sizes, types and addresses
-it was made for, and would read or overwrite anything else without a word.
+Dynamo's guards take up to a millisecond per call, a tenth of a step on a CPU, so they are switched off. `Layout` checks
+the same conditions once per call in less than a tenth of that time. The check is necessary: compiled code relies on the
+sizes, dtypes and addresses that it was compiled for, and with others it silently reads or overwrites wrong memory.
 """
 
 import os
@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import first_line, say
 
-PLACES = 4  # where a matrix-vector product reads at once: a core prefetches within a page, and from many pages
-CHUNK = 2**20  # values that are written out at a time: a few MB, so that they stay in a CPU's cache
+PLACES = 4  # streams of weights that a GEMV reads at once: a core prefetches within one page, but from many pages
+CHUNK = 2**20  # values to materialise at a time: a few MB, so that they stay in the CPU's cache
 
 
 def kept_in_memory(x: Tensor) -> Tensor:
-    """x itself, in memory. A compiler that fuses too well would compute it again for each row that reads it.
+    """Materialise x, so that the compiler does not fuse its computation into every consumer and repeat it per row.
 
-    A strided view needs memory to point at, so what it looks at is written out first; it costs no copy.
+    A strided view needs memory to point to, so the compiler has to write x first. The view itself makes no copy.
     """
     x = x.contiguous()
     return x.as_strided(x.shape, x.stride())
@@ -39,14 +39,14 @@ def kept_in_memory(x: Tensor) -> Tensor:
 FROZEN = {"freezing": True}
 AUTOTUNED = {
     "max_autotune_gemm": True,
-    "autotune_num_choices_displayed": 0,  # else every matmul prints a table of its candidates
+    "autotune_num_choices_displayed": 0,  # otherwise every matmul prints a table of its candidates
     "max_autotune_report_choices_stats": False,
 }
-MOST_ARGUMENTS = "MAX_FUSED_KERNEL_ARGS_NUM"  # of a C++ kernel, 500 by default
+MOST_ARGUMENTS = "MAX_FUSED_KERNEL_ARGS_NUM"  # inductor's limit for the arguments of a C++ kernel, 500 by default
 ALWAYS = {
-    "cpp.enable_kernel_profile": True,  # kernels appear in torch.profiler; costs nothing while nobody profiles
-    "cpp.enable_floating_point_contract_flag": "fast",  # multiply and add in one instruction, rounded once
-    "size_asserts": False,  # of some 300 arguments at every call; `Layout` checks them
+    "cpp.enable_kernel_profile": True,  # kernels appear in torch.profiler; no cost without a profiler
+    "cpp.enable_floating_point_contract_flag": "fast",  # fused multiply-add: one instruction, rounded once
+    "size_asserts": False,  # on some 300 arguments per call; `Layout` checks them
 }
 
 
@@ -54,11 +54,11 @@ ALWAYS = {
 def settings(
     frozen: bool = False, max_autotune: bool = False, short: bool = False, check_indices: bool = True
 ) -> Iterator[None]:
-    """Settings of torch.compile for a decoding step, without gradients.
+    """Context manager with the settings of torch.compile for a decoding step, without gradients.
 
-    frozen: weights are constants, which the compiler may repack. max_autotune: it times several kernels for each
-    matmul and keeps the fastest. short: see `short_kernels`. check_indices: every index is checked when it is used;
-    without it, one that is out of range reads or overwrites what lies there.
+    frozen: treat weights as constants, which the compiler may repack. max_autotune: time several kernels for each
+    matmul and keep the fastest. short: see `short_kernels`. check_indices: check every index when it is used; without
+    it, an index out of range reads or overwrites wrong memory.
     """
     import torch._inductor.config as inductor
 
@@ -66,17 +66,16 @@ def settings(
     chosen |= {"assert_indirect_indexing": check_indices}
     kernels = short_kernels() if short else nullcontext()
     with torch.no_grad(), inductor.patch(chosen), kernels, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # of torch, about itself
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # raised by torch's own code
         yield
 
 
 @contextmanager
 def short_kernels() -> Iterator[None]:
-    """A new C++ kernel whenever one takes more than 20 arguments, instead of one for all layers.
+    """Limit C++ kernels to 20 arguments each, instead of fusing all layers into one kernel.
 
-    Layers are alike, and so are their kernels then, which are compiled once: a step compiles in about half the time. A
-    profiler sees parts of layers. What torch keeps the number in is its own affair: where it has another name, kernels
-    stay long.
+    Equal layers then have equal kernels, which are compiled once, so a step compiles in about half the time. A profiler
+    sees parts of layers. The limit is private to torch: in versions without it, kernels stay long.
     """
     from torch._inductor.codegen.cpp import CppScheduling
 
@@ -92,17 +91,17 @@ def short_kernels() -> Iterator[None]:
 
 
 class Layout:
-    """What compiled code relies on, taken from the arguments of its first call and compared with those of later ones.
+    """The properties that compiled code relies on, recorded at its first call and checked at later ones.
 
-    Of every tensor shape, strides, dtype and device; of the weights their addresses, which change when a module is
-    moved or cast and when a weight is replaced. Weights that are changed in place are not noticed.
-    sizes: for each argument the names of sizes that may change from call to call, None for a fixed one. Sizes of one
-    name are equal in all tensors of a call, and their tensors contiguous.
+    For every argument tensor: shape, strides, dtype and device. For the weights: addresses, which change when a module
+    is moved or cast and when a weight is replaced. In-place changes of weights are not detected.
+    sizes: for each argument, a name for each dimension that may change from call to call, None for a fixed one.
+    Dimensions of one name must be equal in all tensors of a call, and these tensors contiguous.
     """
 
     def __init__(self, args: Sequence, weights: nn.Module | None = None, sizes: Sequence[Sequence[str | None]] = ()):
         self.sizes = sizes
-        self._lists: dict[int, tuple] = {}  # argument -> its last list's first tensor, and what was found in that list
+        self._lists: dict[int, tuple] = {}  # argument index -> first tensor of its last list, sizes, descriptions
         self.tensors = self._describe(args)
         self._weights = [
             (of, name)
@@ -114,7 +113,7 @@ class Layout:
         self._addresses = self._current_addresses()
 
     def check(self, args: Sequence) -> None:
-        """ValueError for arguments or weights other than those the code was made for."""
+        """Raise ValueError if the arguments or weights differ from those that the code was compiled for."""
         found = self._describe(args)
         if found != self.tensors:
             made_for, given = next(
@@ -136,7 +135,7 @@ class Layout:
             return None
 
     def _describe(self, args: Sequence) -> list:
-        """A tuple for each tensor, a list of them for each list."""
+        """The description of all arguments: a tuple for each tensor, a list of tuples for each list."""
         found, open_sizes = [], {}
         for index, (arg, names) in enumerate(zip_longest(args, self.sizes, fillvalue=())):
             one = isinstance(arg, Tensor)
@@ -144,7 +143,10 @@ class Layout:
         return found
 
     def _list(self, index: int, tensors: Sequence[Tensor], names: Sequence, open_sizes: dict[str, int]) -> list:
-        """The tuples of a list. A cache's buffers are looked at once, not at every step: `check` sees the same list."""
+        """The descriptions of a list of tensors. They are reused while the list has the same first tensor and length.
+
+        So a cache's buffers are described once, not at every step.
+        """
         last, own, found = self._lists.get(index, (lambda: None, {}, []))
         if last() is not tensors[0] or len(found) != len(tensors):
             own, before = {}, found
@@ -157,13 +159,17 @@ class Layout:
 
 
 def _flat(described: list) -> Iterator[tuple | str]:
-    """The tuples of all tensors, one after another."""
+    """The tuples of all tensors, without nesting."""
     for one in described:
         yield from one if isinstance(one, list) else [one]
 
 
 def _describe_one(tensor: Tensor, names: Sequence[str | None], open_sizes: dict[str, int]) -> tuple:
-    """Shape, strides, dtype, device; a named size stands as its name, unless another tensor of the call disagrees."""
+    """(shape, strides, dtype, device) of a tensor.
+
+    With named sizes, the shape has the name in place of the size unless another tensor of the call disagrees, and
+    strides are replaced by whether the tensor is contiguous.
+    """
     if not names:
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     shape = [
@@ -174,7 +180,7 @@ def _describe_one(tensor: Tensor, names: Sequence[str | None], open_sizes: dict[
 
 
 def _words(described: tuple | str | None) -> str:
-    """A tensor's description in an error."""
+    """A tensor's description for an error message."""
     if not isinstance(described, tuple):
         return described or "fewer tensors"
     shape, _, dtype, device = described
@@ -182,11 +188,11 @@ def _words(described: tuple | str | None) -> str:
 
 
 class CompiledStep:
-    """step(*args), compiled at the first call, and again after a `torch.compiler.reset()`.
+    """A function that is compiled at its first call, and again after `torch.compiler.reset()`.
 
-    name: for messages. weights: the module whose weights the step reads. sizes: see `Layout`, which checks every later
-    call (ValueError). settings: those of `settings`. seconds: what the first call took, None before it. problem: why
-    the step is not compiled and runs as it is, None if it is compiled.
+    name: for messages. weights: the module whose weights the step reads. sizes: as in `Layout`, which checks every
+    later call (ValueError). settings: arguments of `settings`. seconds: time of the first call, None before it.
+    problem: the reason why the step runs uncompiled, None if it is compiled.
     """
 
     def __init__(
@@ -197,15 +203,16 @@ class CompiledStep:
         sizes: Sequence[Sequence[str | None]] = (),
         **settings: bool,
     ):
-        step.__code__ = step.__code__.replace()  # Dynamo keeps code by this object: without guards, one step each
+        # Dynamo caches compiled code per code object. Without guards, every step needs a code object of its own.
+        step.__code__ = step.__code__.replace()
         self.step, self.name, self.weights, self.sizes, self.settings = step, name, weights, sizes, settings
         self.seconds: float | None = None
         self.problem: str | None = None
         self._layout: Layout | None = None
-        unguarded = {"guard_filter_fn": lambda guards: [False] * len(guards)}  # `Layout` checks instead
+        unguarded = {"guard_filter_fn": lambda guards: [False] * len(guards)}  # `Layout` checks
         self._compiled = torch.compile(step, dynamic=False, fullgraph=True, backend=self._compile, options=unguarded)
 
-    @torch.no_grad()  # as the step was compiled: a graph for another mode would be another graph
+    @torch.no_grad()  # as at compile time: in another grad mode torch would compile another graph
     def __call__(self, *args):
         if self.problem:
             return self.step(*args)
@@ -214,7 +221,7 @@ class CompiledStep:
         self._layout.check(args)
         try:
             return self._compiled(*args)
-        except torch._dynamo.exc.BackendCompilerFailed:  # thrown away: see `_compile`; nothing has run yet
+        except torch._dynamo.exc.BackendCompilerFailed:  # after a reset: see `_compile`. Nothing has run yet
             return self._first(*args)
 
     def _first(self, *args):
@@ -227,7 +234,7 @@ class CompiledStep:
         try:
             with settings(**self.settings):
                 out = self._compiled(*args)
-        except torch._dynamo.exc.ShortenTraceback as error:  # of the compiler, whatever it lacks
+        except torch._dynamo.exc.ShortenTraceback as error:  # any error of the compiler
             self.problem = f"torch.compile failed ({first_line(error)})"
             return self.step(*args)
         self.seconds = perf_counter() - since
@@ -235,16 +242,17 @@ class CompiledStep:
         return out
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list, **_) -> Callable:
-        """The compiler. After a reset torch asks for it without our settings, which it needs before it comes here."""
+        """The backend: inductor. After a reset, torch calls it without our settings, so we raise and start again."""
         if self.seconds is not None:
             raise RuntimeError("torch.compiler.reset() has thrown the graph away")
         return torch._dynamo.lookup_backend("inductor")(graph, inputs)
 
 
 def mark_open_sizes(args: Sequence, sizes: Sequence[Sequence[str | None]]) -> None:
-    """Tell the compiler, before it sees the arguments, which sizes will change.
+    """Mark the dimensions that change from call to call as dynamic, before the compiler sees the arguments.
 
-    The buffers of a list have to stay open (torch raises an error if one does not); a tensor beside them may follow.
+    For tensors in lists (a cache's buffers) torch raises an error if such a dimension does not stay dynamic; for
+    tensor arguments it is only a hint.
     """
     for arg, names in zip(args, sizes, strict=False):
         for dim, name in enumerate(names):
@@ -256,12 +264,12 @@ def mark_open_sizes(args: Sequence, sizes: Sequence[Sequence[str | None]]) -> No
 
 
 class CudaGraph:
-    """step(*inputs, *buffers) captured once as a CUDA graph and replayed: one launch instead of one for every kernel.
+    """step(*inputs, *buffers) captured once as a CUDA graph and replayed: one launch instead of one per kernel.
 
-    inputs are tensors, copied into the graph's own at every call. buffers are lists of tensors, a cache's keys and
-    values, which the graph reads and writes in place, so they are the same ones at every call. Results are copies,
-    since the next replay overwrites the graph's. weights: as of CompiledStep. pool: memory that graphs share which are
-    replayed one after another. ValueError for other arguments, moved weights, or another cache.
+    inputs: tensors, copied into the graph's input tensors at every call. buffers: lists of tensors (keys and values of
+    a cache), which the graph reads and writes in place, so every call must pass the same ones. Results are copies,
+    because the next replay overwrites the graph's outputs. weights: as in CompiledStep. pool: memory pool shared by
+    graphs that never run at the same time. ValueError for other arguments, moved weights, or another cache.
     """
 
     def __init__(self, step: Callable[..., tuple[Tensor, ...]], args: Sequence, weights: nn.Module | None, pool=None):
@@ -281,22 +289,25 @@ class CudaGraph:
 
 @torch.no_grad()
 def capture(step: Callable[..., tuple[Tensor, ...]], args: tuple, pool=None) -> Callable[[], tuple[Tensor, ...]]:
-    """step(*args) as a CUDA graph -> its replay, which launches all kernels at once and returns the tensors they fill.
+    """Capture step(*args) as a CUDA graph -> a function that replays it and returns its output tensors.
 
     After PyTorch's notes on CUDA graphs: compile first, warm up on a side stream, then capture.
     """
+    # compile
     step(*args)
+    # warm up
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):  # libraries allocate their workspaces outside the graph
             step(*args)
     torch.cuda.current_stream().wait_stream(side)
+    # capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         out = step(*args)
 
-    def replay(graph=graph, args=args, out=out) -> tuple[Tensor, ...]:  # keeps alive what the graph works on
+    def replay(graph=graph, args=args, out=out) -> tuple[Tensor, ...]:  # keeps the graph's tensors alive
         graph.replay()
         return out
 
@@ -304,10 +315,10 @@ def capture(step: Callable[..., tuple[Tensor, ...]], args: tuple, pool=None) -> 
 
 
 def keep_compiled_code() -> None:
-    """Let compiled code outlive the process, beside the models, unless the user has chosen a place.
+    """Store compiled code in our cache folder, so that later processes reuse it, unless the user has set a folder.
 
-    Where our cache cannot be written, or lies at a path with a space, which torch does not quote when it hands its
-    files to the C++ compiler, torch's own temporary folder serves.
+    torch's own temporary folder is used if our cache folder is not writable or its path has a space, because torch does
+    not quote paths when it calls the C++ compiler.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -323,7 +334,7 @@ def keep_compiled_code() -> None:
 
 
 def compiler_problem(device: torch.device) -> str | None:
-    """Why nothing can be compiled for this device, None if it can. One small file is compiled, once a process."""
+    """The reason why torch.compile cannot work on this device, or None. Compiles a test file once per process."""
     return _gpu_problem() if device.type in ("cuda", "xpu") else _cpp_problem() if device.type == "cpu" else None
 
 
@@ -345,7 +356,7 @@ def _cpp_problem() -> str | None:
         return "torch.compile needs a C++ compiler and none was found (install g++ or clang, or set CXX)"
     with TemporaryDirectory() as folder:
         source = Path(folder) / "probe.cpp"
-        source.write_text("#include <Python.h>\n")  # as every compiled step begins
+        source.write_text("#include <Python.h>\n")  # needed by every compiled step
         try:
             CppBuilder("probe", [str(source)], CppTorchOptions(warning_all=False), folder).build()
         except Exception:
@@ -354,7 +365,7 @@ def _cpp_problem() -> str | None:
 
 
 def _quote_library_folders() -> None:
-    """Let torch find its own libraries at a path with a space: it quotes folders of headers, but not these."""
+    """Make torch quote the folders of its libraries, which it only does for headers. Needed if its path has a space."""
     from torch._inductor.cpp_builder import BuildOptionsBase
 
     if os.name != "nt" and any(map(str.isspace, torch.__file__)):
