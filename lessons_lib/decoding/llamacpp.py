@@ -1,8 +1,8 @@
-"""llama.cpp beside us (lesson 11), through llama-cpp-python, on the very file that our packaged weights come from.
+"""llama.cpp as a baseline (lesson 11), through llama-cpp-python, on the GGUF file that our packaged weights come from.
 
-Its matrix products read the file's 4-bit blocks as they are and round the inputs to 8 bits on the way. It is an extra:
-`pip install -e .[llamacpp]` compiles it from its source. The file is in Q4_1; on x86 CPUs llama.cpp repacks other
-formats for faster kernels, so its own quantizer makes those of the same file, once.
+Its matmuls read the 4-bit blocks of the file directly and quantize the activations to 8 bits. It is an optional
+dependency: `pip install -e .[llamacpp]` compiles it from source. The file is in Q4_1. On x86 CPUs llama.cpp has faster
+kernels for other formats, which it repacks; its own quantizer converts the file to those once.
 """
 
 import io
@@ -26,15 +26,15 @@ from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
 
 HOW = "`pip install -e .[llamacpp]` compiles it from its source, about five minutes on two cores"
-FORMATS = ("Q4_1", "Q4_0", "Q4_K_M")  # the packaged file's own first
+FORMATS = ("Q4_1", "Q4_0", "Q4_K_M")  # the first is that of the packaged file
 
 
 class LlamaCpp:
-    """A packaged model in llama.cpp, as many threads as torch has.
+    """A packaged model in llama.cpp, with as many threads as torch.
 
-    lookup: guesses a step of its own prompt lookup (0: none), by n-grams of up to 2 tokens, its default. context:
-    tokens that its cache holds. weights: one of FORMATS. ModelUnavailable without the extra, for a model that no GGUF
-    file is packaged of, and where that file cannot be fetched or requantized. ValueError for other weights.
+    context: tokens of its cache. lookup: draft tokens per step of llama.cpp's own prompt lookup (0: none), with its
+    default n-grams of up to 2 tokens. weights: one of FORMATS. ModelUnavailable if llama-cpp-python is not installed,
+    or if the model has no GGUF file or it cannot be fetched or requantized.
     """
 
     def __init__(self, name: str, context: int = 512, lookup: int = 0, weights: str = FORMATS[0]):
@@ -45,14 +45,13 @@ class LlamaCpp:
 
             draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=lookup)
         self.version = library.__version__
-        self.instructions = library.llama_print_system_info().decode().strip(" |")  # that it was built for
+        self.instructions = library.llama_print_system_info().decode().strip(" |")  # that it was built with
         self.model = self._opened(draft_model=draft)
 
     def write(self, prompt: Sequence[int], new: int) -> tuple[list[int], Timeline]:
-        """`new` greedy tokens after `prompt` (ids), and when each could be read. No token ends the text.
+        """Generate exactly `new` greedy tokens after `prompt` (ids) -> (new ids, when each was available).
 
-        Nothing of an earlier prompt is used again, as `generate` of ours uses nothing. RuntimeError of llama.cpp for
-        more tokens than its cache holds.
+        No end token ends the text. As in our `generate`, nothing cached from an earlier prompt is reused.
         """
         self.model.reset()
         start, ids, times = perf_counter(), [], []
@@ -62,19 +61,19 @@ class LlamaCpp:
         return ids, Timeline(start, times)
 
     def logits(self, ids: Sequence[int]) -> Tensor:
-        """(T, V) what it says after each of the ids, in its own arithmetic. RuntimeError as `write`."""
+        """Logits (T, V) after each of the ids, in llama.cpp's arithmetic."""
         self._reader.reset()
         self._reader.eval(list(ids))
         return torch.from_numpy(self._reader.scores[: len(ids)].copy())
 
     @cached_property
     def parts(self) -> dict[str, int]:
-        """Bytes of the file's tensors by their format: not all have the one that the file is named by."""
+        """Bytes of the file's tensors by format. Some tensors have another format than the file's name says."""
         return parts_of(self.file)
 
     @cached_property
     def _reader(self):
-        """The model once more, for the logits of all tokens: `write` would take longer for them."""
+        """A second instance that computes the logits of all tokens, which would slow down `write`."""
         return self._opened(logits_all=True)
 
     def _opened(self, **options):
@@ -85,10 +84,7 @@ class LlamaCpp:
 
 
 def weights_file(name: str, weights: str) -> Path:
-    """The packaged model's GGUF file in one of FORMATS: as it is packaged, or requantized from that and kept.
-
-    Errors as those of LlamaCpp.
-    """
+    """Path of the packaged model's GGUF file in one of FORMATS: the packaged file, or a requantized, cached copy."""
     library = _library()
     if name not in PACKAGED:
         raise ModelUnavailable(f"llama.cpp reads packaged models, not {name!r}; use one of: {', '.join(PACKAGED)}.")
@@ -103,7 +99,7 @@ def weights_file(name: str, weights: str) -> Path:
 
 
 def parts_of(file: Path) -> dict[str, int]:
-    """Bytes of a GGUF file's tensors by their format, the largest part first."""
+    """Bytes of a GGUF file's tensors by format, largest first."""
     sizes: dict[str, int] = {}
     for tensor in GGUFReader(file).tensors:
         sizes[tensor.tensor_type.name] = sizes.get(tensor.tensor_type.name, 0) + int(tensor.n_bytes)
@@ -111,7 +107,7 @@ def parts_of(file: Path) -> dict[str, int]:
 
 
 def missing() -> str:
-    """Why llama.cpp cannot be run here, a sentence; "" if it can."""
+    """The reason why llama.cpp cannot run here; "" if it can."""
     try:
         _library()
     except ModelUnavailable as problem:
@@ -120,7 +116,7 @@ def missing() -> str:
 
 
 def _requantize(source: Path, file: Path, weights: str) -> None:
-    """Writes `source` with its layers in another format; the embedding, which is the head too, stays in 8 bits."""
+    """Write `source` with its layers in another format. The embedding, which is also the LM head, stays in 8 bits."""
     library = _library()
     progress.say(f"Requantizing {source.name} to {weights} (once, a few seconds)")
     options = library.llama_model_quantize_default_params()
@@ -136,6 +132,6 @@ def _requantize(source: Path, file: Path, weights: str) -> None:
 def _library():
     try:
         import llama_cpp
-    except (ImportError, OSError, RuntimeError) as error:  # not there, or its library cannot be loaded
+    except (ImportError, OSError, RuntimeError) as error:  # not installed, or its shared library cannot be loaded
         raise ModelUnavailable(f"llama.cpp cannot be run here ({type(error).__name__}): {HOW}.") from None
     return llama_cpp

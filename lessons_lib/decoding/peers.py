@@ -1,4 +1,4 @@
-"""Peers to run beside the loop (lesson 06): transformers' own assisted generation, with its settings spelled out."""
+"""Baselines for the decoding loop (lesson 06): generate and assisted generation of transformers, with all settings."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,10 @@ from lessons_lib.models.hub import quiet
 
 
 def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0) -> None:
-    """Set how many tokens a transformers draft drafts. It reads that from the draft's own configuration, not generate.
+    """Set the number of draft tokens (gamma) of a transformers draft model, in its generation config.
 
-    Its defaults: 20 tokens, schedule "constant", none behind a token that the draft gives less than 0.4.
+    transformers reads it there and not from the arguments of generate. Its defaults: 20 tokens, schedule "constant",
+    and drafting stops after a token with a probability below 0.4.
     """
     config = draft.generation_config
     config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, schedule
@@ -19,30 +20,31 @@ def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0
 
 
 def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **options) -> list[int]:
-    """`new` greedy tokens (T,) after `prompt` by transformers' generate, assisted by a draft network if given.
+    """Generate exactly `new` greedy tokens after `prompt` (ids) with transformers -> the new ids.
 
-    options: further ones of generate, such as prompt_lookup_num_tokens. ValueErrors are those of its generate.
+    draft: a draft network for assisted generation. options: further arguments of generate, such as
+    prompt_lookup_num_tokens.
     """
     ids = torch.tensor([list(prompt)], device=network.device)
     lengths = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-    with quiet():  # its assisted generation warns about how it calls its own generate
+    with quiet():  # assisted generation warns about its own call of generate
         out = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **lengths, **options)
     return out[0, ids.shape[1] :].tolist()
 
 
 def static_and_compiled(capacity: int) -> dict:
-    """Options of transformers' generate for a static cache of so many tokens and a compiled step, on every device.
+    """Arguments of transformers' generate for a static cache of `capacity` tokens and a compiled step, on any device.
 
-    By itself it compiles on accelerators only; what tells it otherwise is private. A longer cache would be
-    compiled anew, so that one capacity serves all texts.
+    By default transformers compiles only on accelerators; the switch for other devices is private. Use one capacity for
+    all texts, because another one is compiled again.
     """
-    how = CompileConfig(mode=None)  # its own default is CUDA graphs
-    how._compile_all_devices = True  # an attribute and no field: valid only when it is set afterwards
+    how = CompileConfig(mode=None)  # the default mode uses CUDA graphs
+    how._compile_all_devices = True  # not a field of the dataclass: set it afterwards
     return {"cache_implementation": "static", "max_cache_len": capacity, "compile_config": how}
 
 
 def count_passes(network, prompt: Sequence[int], new: int, draft=None) -> tuple[list[int], int]:
-    """As `by_transformers`, and how many forward passes of `network` it took, the one over the prompt included."""
+    """As `by_transformers` -> (new ids, number of forward passes of `network`, prefill included)."""
     calls: list[int] = []
     hook = network.register_forward_pre_hook(lambda module, given: calls.append(1))
     try:

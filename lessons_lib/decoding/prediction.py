@@ -1,11 +1,12 @@
-"""Predicting a run without running it (lessons 06, 07, 11): a recorded text replayed, and a ladder of configurations.
+"""Predicting a run without running it (lessons 06, 07, 11): replaying a recorded text, and a ladder of configurations.
 
-Greedy text does not depend on the proposer. A recorded one therefore answers for every setting of a proposer that
-looks at token ids alone: no forward pass is run, and a replay takes milliseconds. What the steps cost says a StepCost.
+Greedy text does not depend on the proposer. So one recorded text is enough to count the steps of every setting of a
+proposer that uses only token ids: no forward pass is run, and a replay takes milliseconds. A StepCost turns the steps
+into seconds.
 
-On the ladder, a rung changes one thing of the rung below it. Its price follows from bytes, a rate, and what wider steps
-cost; its trace is counted and asks no clock. So it is predicted by what was learned about its parts: it may be timed
-afterwards, and be wrong.
+On the ladder, each configuration changes one thing of the configuration below it. The prediction of its speed uses the
+cost of a step (bytes, bandwidth, width curve) and the counted steps of a replay, but no timing of the configuration
+itself. It can be compared with a measurement afterwards.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,13 +18,15 @@ from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import DraftLength
 from lessons_lib.measure.cost import StepCost
 
-TOLERATED = 0.01  # of perplexity: a rung that gives away more is shown but does not count
+TOLERATED = 0.01  # relative increase in perplexity above which a configuration is shown but does not count
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Ids of a prompt and of the greedy text that followed. eos: ids that end a text; max_new_tokens: of the run
-    that was recorded (None: as many as were written). Raises ValueError if prompt or text is empty."""
+    """Token ids of a prompt and of the greedy text generated after it.
+
+    eos: ids of the end tokens. max_new_tokens: limit of the recorded run (None: the length of the text).
+    """
 
     prompt: Sequence[int]
     new: Sequence[int]
@@ -36,19 +39,20 @@ class Recording:
 
 
 def replay(recording: Recording, proposer: Proposer) -> list[StepStats]:
-    """The trace that `generate` would have with this proposer, prefill first, without times.
+    """The stats that `generate` would return with this proposer, prefill first, without times.
 
-    For proposers that ask nothing of a target but its `eos`, and nothing of the model output; AttributeError or
-    TypeError for others. ValueError for what the proposer refuses.
+    Only for proposers that use the token ids and the target's `eos`, and not the model output.
     """
+    # prefill: one step that commits the first token
     text, at = [*recording.prompt, *recording.new], len(recording.prompt)
     end = at + (recording.max_new_tokens or len(recording.new))
     proposer.reset(recording, list(recording.prompt))
     proposer.observe(DraftTree(), [], [text[at]], None)
     stats = [StepStats(length_before=at, num_input_tokens=at, committed=1, is_prefill=True)]
+    # every step commits the draft tokens that match the recorded text, and one more
     at += 1
     while at < len(text):
-        tree = DraftTree(max_depth=end - at - 1)  # the step adds one token itself
+        tree = DraftTree(max_depth=end - at - 1)  # the step itself adds one token
         proposer.propose(text[:at], tree)
         path = follow(tree, text[at:])
         committed = min(len(path) + 1, len(text) - at)
@@ -59,7 +63,7 @@ def replay(recording: Recording, proposer: Proposer) -> list[StepStats]:
 
 
 def follow(tree: DraftTree, text: Sequence[int]) -> list[int]:
-    """The nodes of the longest path from the root that the text, the ids after it, takes."""
+    """The nodes of the longest path below the root whose tokens match the text, the ids after the root."""
     path, node = [], ROOT
     for token in text:
         if (node := tree.child(node, token)) is None:
@@ -69,16 +73,16 @@ def follow(tree: DraftTree, text: Sequence[int]) -> list[int]:
 
 
 def replay_draft(right: Sequence[bool], length: DraftLength) -> list[StepStats]:
-    """The trace, without the prefill, of a draft model that guesses one chain as deep as `length` says.
+    """Stats, without prefill, of a draft model that drafts chains with the schedule `length`.
 
-    right: for every token behind the first, whether the draft guesses it, having read all tokens before it: a
-    greedy draft has read the very text, or it would have been rejected. For schedules that ask for no confidence,
-    and texts that end because they are long enough.
+    right: for every token after the first, whether the draft model predicts it from the true tokens before it. That is
+    enough for a greedy draft: tokens drafted after a wrong one are rejected anyway. For schedules that do not use the
+    draft model's confidence, and for texts that end at their maximum length.
     """
     length.reset()
     stats, at = [], 0
     while at < len(right):
-        guesses = right[at : at + min(length.next(), len(right) - at - 1)]  # the step adds one token itself
+        guesses = right[at : at + min(length.next(), len(right) - at - 1)]  # the step itself adds one token
         gamma, accepted = len(guesses), first_wrong(guesses)
         if gamma:
             length.observe(gamma, min(accepted + 1, gamma), accepted)
@@ -88,18 +92,18 @@ def replay_draft(right: Sequence[bool], length: DraftLength) -> list[StepStats]:
 
 
 def first_wrong(guesses: Sequence[bool]) -> int:
-    """How many guesses stand before the first wrong one: [True, False, True] -> 1."""
+    """Number of draft tokens before the first wrong one: [True, False, True] -> 1."""
     return next((count for count, guess in enumerate(guesses) if not guess), len(guesses))
 
 
 def counts(stats: Sequence[StepStats]) -> list[tuple[int, int, int]]:
-    """(tokens fed, accepted, committed) of each step: what a replay and the run that it stands for share."""
+    """(tokens fed, accepted, committed) of each step. A replay and the real run must agree in them."""
     return [(step.num_input_tokens, step.accepted, step.committed) for step in stats]
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to decode. below: the rung that it changes (None: the first)."""
+    """One configuration for decoding. below: name of the configuration that it changes (None: it is the first)."""
 
     name: str
     below: str | None
@@ -107,7 +111,7 @@ class Configuration:
 
 
 def standing(configs: Sequence[Configuration]) -> None:
-    """ValueError for a name that comes twice, and for a rung whose lower one does not stand before it."""
+    """Raise ValueError unless all names differ and every configuration comes after the one that it changes."""
     seen: set[str] = set()
     for config in configs:
         if config.name in seen:
@@ -118,7 +122,7 @@ def standing(configs: Sequence[Configuration]) -> None:
 
 
 def way_to(configs: Sequence[Configuration], top: str) -> list[Configuration]:
-    """The rungs from the first one up to `top`. ValueError if there is none of that name, KeyError for a gap."""
+    """The configurations from the first one up to `top`, each changing the one before it."""
     named, way = {config.name: config for config in configs}, []
     if top not in named:
         raise ValueError(f"there is no rung {top!r}; choose one of: {', '.join(named)}")
@@ -129,21 +133,22 @@ def way_to(configs: Sequence[Configuration], top: str) -> list[Configuration]:
 
 
 def step_gains(configs: Sequence[Configuration], speeds: Mapping[str, float]) -> dict[str, float]:
-    """Each rung's speed over that of the rung below it; the first one's is 1. Along a way they multiply to its whole.
+    """Speed of each configuration relative to the one below it; 1 for the first.
 
-    Rungs without a speed were not measured and are left out, and so are those that stand on one of them.
+    Along `way_to` the gains multiply to the total. Configurations without a measured speed are left out, and so are
+    those directly above them.
     """
     known = [config for config in configs if config.name in speeds and (config.below is None or config.below in speeds)]
     return {config.name: speeds[config.name] / speeds[config.below] if config.below else 1.0 for config in known}
 
 
 def counting(perplexities: Mapping[str, float], reference: float) -> set[str]:
-    """Names of the rungs whose perplexity is at most TOLERATED above the reference's, relative."""
+    """Names of the configurations whose perplexity exceeds the reference by at most the fraction TOLERATED."""
     return {name for name, value in perplexities.items() if value <= reference * (1 + TOLERATED)}
 
 
 def best(speeds: Mapping[str, float], allowed: Collection[str]) -> str:
-    """The fastest rung of those allowed. ValueError if none of them was measured."""
+    """Name of the fastest allowed configuration. ValueError if none of them was measured."""
     if not (known := [name for name in speeds if name in allowed]):
         raise ValueError("none of the rungs that count was measured; measure one of: " + ", ".join(sorted(allowed)))
     return max(known, key=speeds.__getitem__)

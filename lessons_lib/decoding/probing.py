@@ -1,6 +1,5 @@
-"""What lessons and benches ask of a target beside text (lessons 03, 06): one step to time again and again, what wider
-ones cost, what it says along a text, how far a text written in another rounding falls short of its own choices, and
-where two part. Prompts are ids, at least one; errors are those of the target's `new_cache` and `run`."""
+"""Measuring a target beyond its text (lessons 03, 06): times of repeated steps, the width curve, logits along a text,
+logit gaps, and the first divergence of two texts. Prompts are token ids, at least one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,10 @@ from lessons_lib.measure.clock import Samples, in_turn
 
 
 def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> Callable[[], None]:
-    """A function that feeds `tokens` tokens after the prompt and makes the cache forget them: always the same step."""
+    """A function that feeds `tokens` tokens after the prompt and then drops them from the cache.
+
+    Every call is the same step, so it can be timed repeatedly.
+    """
     cache = target.new_cache(len(prompt) + tokens)
     with torch.no_grad():
         target.run([plain_input(prompt, cache)])
@@ -31,24 +33,24 @@ def repeatable_step(target: Target, prompt: Sequence[int], tokens: int = 1) -> C
 def width_times(
     target: Target, prompt: Sequence[int], widths: Sequence[int], device: str, repeats: int
 ) -> dict[int, Samples]:
-    """{w: seconds of a forward pass of w tokens after the prompt}, timed in turn; v(w) of it: `cost.width_curve`."""
+    """{w: seconds of a forward pass over w tokens after the prompt}, timed in turn. `cost.width_curve` gives v(w)."""
     return in_turn({w: repeatable_step(target, prompt, w) for w in widths}, device, repeats)
 
 
 @torch.no_grad()
 def logits_along(target: Target, ids: Sequence[int], wanted: int) -> Tensor:
-    """(wanted, V) logits after each of the last `wanted` tokens of ids, from one forward pass over all of them."""
+    """Logits (wanted, V) after each of the last `wanted` tokens of ids, from one forward pass over all ids."""
     cache = target.new_cache(len(ids))
     (scores,) = target.run([plain_input(ids, cache, wanted)])
     return scores.logits
 
 
 def logit_gap(target: Target, prompt: Sequence[int], new: Sequence[int], barred: Sequence[int] = ()) -> Tensor:
-    """(n,) how far the logit of each new token lies below the target's largest at its place; 0: it is the argmax.
+    """Logit gap (n,) of each new token: the target's largest logit at its position minus the token's; 0 for the argmax.
 
-    One forward over the whole text. A greedy text of the same weights in another rounding differs only where
-    this is tiny; a large value is an error, not rounding. barred: ids that the text was kept from, such as an end
-    token that was held back: they are not the argmax. IndexError for ids that are not in the vocabulary.
+    Takes one forward pass over the whole text. Greedy texts of the same weights with different rounding differ only
+    where the gap is tiny; a large gap is an error, not rounding. barred: ids that the text was not allowed to contain,
+    such as a suppressed end token; they do not count as the argmax.
     """
     logits = logits_along(target, [*prompt, *new][:-1], len(new)).float()
     logits[:, list(barred)] = -torch.inf
@@ -56,14 +58,17 @@ def logit_gap(target: Target, prompt: Sequence[int], new: Sequence[int], barred:
 
 
 def agreed(one: Sequence, other: Sequence) -> int:
-    """How many tokens two texts share before the first difference, or before one of them ends."""
+    """Length of the common prefix of two texts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two texts part: after `same` tokens, whose rivals are `margin` logits apart, while numbers of that size
-    can be told apart from `spacing` on in the target's format."""
+    """The first divergence of two texts, after `same` equal tokens.
+
+    margin: difference between the logits of the two tokens. spacing: distance between neighbouring numbers of that
+    size in the target's number format.
+    """
 
     same: int
     margin: float
@@ -71,7 +76,7 @@ class Divergence:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains it: each of the two logits may be off by two steps of its format."""
+        """Whether rounding explains the divergence: each of the two logits may be off by two spacings."""
         return self.margin <= 4 * self.spacing
 
     def __str__(self) -> str:
@@ -82,7 +87,7 @@ class Divergence:
 def first_divergence(
     target: Target, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]
 ) -> Divergence | None:
-    """Audit two texts (ids) that should be equal -> where they part; None if one of them is how the other begins."""
+    """Compare two texts (ids) that should be equal -> their first divergence; None if one is a prefix of the other."""
     same = agreed(one, other)
     if same == min(len(one), len(other)):
         return None

@@ -1,4 +1,4 @@
-"""Requests and batched steps to put a clock to (lessons 00, 01, 05, 08): our loop's, and transformers' as its peer."""
+"""Timing requests and batched steps (lessons 00, 01, 05, 08), with our loop and with transformers as its baseline."""
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -18,12 +18,14 @@ from lessons_lib.measure.machine import DTYPES
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 
-ROOM = 128  # decode steps that a batch of ours has buffers for
+ROOM = 128  # decode steps that the cache of a batch has room for
 
 
 def overhead_proxy(shape: ModelConfig, dtype: str, device: str = "cpu", context: int = 1024) -> DecoderTarget:
-    """A random decoder with this shape's layers and so its operators, but so narrow that bytes and FLOPs vanish:
-    what its steps take is overhead. KeyError for a dtype that is not of machine.DTYPES."""
+    """A random decoder with as many layers, and so as many operators, as this shape, but very narrow.
+
+    Its bytes and FLOPs are negligible, so the time of its steps is overhead. dtype: a name in machine.DTYPES.
+    """
     network = tiny(shape.num_layers, DTYPES[dtype], width=32, context=context)
     return DecoderTarget(Decoder.from_transformers(network.to(device)))
 
@@ -31,11 +33,10 @@ def overhead_proxy(shape: ModelConfig, dtype: str, device: str = "cpu", context:
 def launch_times(
     shape: ModelConfig, dtype: str, cached: int, device: str = "cpu", repeats: int = 5
 ) -> dict[str, float]:
-    """{"transformers", "decoder", "compiled"}: the overhead of a step in seconds, what it takes beside bytes and FLOPs.
+    """Launch overhead of a step in seconds: {"transformers": ..., "decoder": ..., "compiled": ...}.
 
-    Median times of the steps of twins after `cached` tokens, in turn: transformers' and ours, both eager, and ours
-    compiled, its matmuls left to the library, so that they are calls as in a step whose weights matter. Errors as
-    `overhead_proxy`.
+    Medians of one-token steps of overhead proxies after `cached` tokens, timed in turn: transformers eager, our decoder
+    eager, and our decoder compiled. Compiled matmuls are library calls, as in a step with real weights.
     """
     theirs, ours = (
         TransformersTarget(tiny(shape.num_layers, DTYPES[dtype]).to(device)),
@@ -49,8 +50,11 @@ def launch_times(
 
 @torch.no_grad()
 def products_in_cache(decoder: Decoder, repeats: int = 15) -> float:
-    """Seconds that the products of one row take in all layers if no weight has to come from memory: what unpacking and
-    arithmetic allow. The first layer's matrices, each time and again, for all; not the head, which no cache holds."""
+    """Seconds for the matrix-vector products of one token in all layers if all weights are in the CPU's cache.
+
+    This is the limit set by unpacking and arithmetic, without memory traffic. Each matrix of the first layer is used
+    again and again and stands for those of all layers. The LM head is left out, because it fits into no cache.
+    """
     first, device = decoder.layers[0], decoder.norm.device
     total, count = 0.0, 20
     for linear in (first.qkv, first.out, first.gate_up, first.down):
@@ -61,9 +65,9 @@ def products_in_cache(decoder: Decoder, repeats: int = 15) -> float:
 
 
 def time_request(target, prompt: Sequence[int], new: int) -> Timeline:
-    """When each of exactly `new` greedy tokens after `prompt` (ids) could be read, in seconds; no token ends the text.
+    """Time `generate` -> when each of exactly `new` greedy tokens after `prompt` (ids) was available, in seconds.
 
-    Errors as `generate`.
+    No end token ends the text.
     """
     start, times = perf_counter(), []
     generate(target, prompt, max_new_tokens=new, min_new_tokens=new, on_tokens=lambda _: times.append(perf_counter()))
@@ -71,12 +75,15 @@ def time_request(target, prompt: Sequence[int], new: int) -> Timeline:
 
 
 def time_transformers(network, prompt: Sequence[int], new: int) -> Timeline:
-    """The same through transformers' own generate. Errors as `by_transformers`, here and below."""
+    """As `time_request`, with transformers' own generate."""
     return clocked_transformers(network, prompt, new)[1]
 
 
 def clocked_transformers(network, prompt: Sequence[int], new: int, **options) -> tuple[list[int], Timeline]:
-    """The tokens, too. options: further ones of generate; not an assistant's, whose tokens come in heaps."""
+    """As `time_transformers` -> (new ids, timeline).
+
+    options: further arguments of generate, but not assisted generation, which emits several tokens at once.
+    """
     clock = TokenClock()
     ids = by_transformers(network, prompt, new, streamer=clock, **options)
     return ids, clock.timeline()
@@ -90,11 +97,11 @@ def time_requests(
     repeats: int,
     **options,
 ) -> tuple[dict[tuple[str, str], Samples], dict[tuple[str, str], Output]]:
-    """Time whole requests in turn, every prompt (ids) by every method: {(method, prompt): seconds}, and what each gave
-    in the run that took the median time (the shorter of two).
+    """Time whole requests in turn, for every method and prompt (ids) -> ({(method, prompt): seconds}, outputs).
 
-    makers: make a request's proposer, None for plain decoding, inside the time. options, errors: those of `generate`.
-    There is no warm-up: the caller has run the target before.
+    outputs: for each (method, prompt) the output of its run of median time (the lower median if there are two).
+    makers: {method: function that makes a proposer, or None for plain decoding}; making it is part of the time.
+    options: those of `generate`. There is no warm-up, so run the target once before.
     """
     runs = {(method, name): [] for name in prompts for method in makers}
 
@@ -106,19 +113,21 @@ def time_requests(
 
 
 def middle(times: Sequence[float]) -> int:
-    """Which of the times, at least one, is their median, or the shorter of the two about it."""
+    """Index of the median time (the lower median if there are two)."""
     return sorted(range(len(times)), key=times.__getitem__)[(len(times) - 1) // 2]
 
 
 def seen_prefill(prompt: Sequence[int], timeline: Timeline) -> list[StepStats]:
-    """The one Step of a trace that is known of another engine: its prefill, as long as the first token took."""
+    """The stats of another engine, of which only the prefill is known: one step as long as the time to first token."""
     return [StepStats(len(prompt), len(prompt), committed=1, is_prefill=True, t_total=timeline.ttft)]
 
 
 @torch.no_grad()
 def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], list[list[int]]]:
-    """A decode step of `batch` equal requests, packed into one forward pass, their prompts fed already; call it again
-    and again: each call adds a token to every request, and gives these. Errors as `generate`."""
+    """A function that runs a decode step of `batch` equal requests, packed into one forward pass -> the new tokens.
+
+    The prompts are fed beforehand. Each call adds a token to every request, up to ROOM tokens in all.
+    """
     room = min(ROOM, target.context - len(prompt))
     rows = [new_sequence(target, prompt, None, None, room, room) for _ in range(batch)]
     step(target, rows)
@@ -127,7 +136,7 @@ def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], list
 
 @torch.no_grad()
 def batched_transformers_step(network, prompt: Sequence[int], batch: int) -> Callable[[], list[int]]:
-    """The same through transformers' forward with a batch dimension and a dynamic cache."""
+    """As `batched_step`, with a transformers model, a batch dimension and a dynamic cache."""
     cache = DynamicCache()
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
