@@ -1,1 +1,1 @@
-"""Benches (all lessons): every claim of the course, measured. `python -m bench.run` measures them."""
+"""Benches (all lessons): they measure every claim of the course. Run them with `python -m bench.run`."""

@@ -1,7 +1,7 @@
 """Claims of lesson 06: smol-draft drafts for smollm2-135m, greedy.
 
-Some are timed. Others are counted: a greedy text does not depend on the draft, so one reading of held-out texts tells
-what every draft length would have made of them.
+Some are timed. Others are counted: a greedy text does not depend on the draft, so one pass of the draft over held-out
+texts determines the result for every draft length.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,23 +29,23 @@ from lessons_lib.training import evaluate, prompts
 
 GAMMA = 4  # tokens drafted per step, wherever the length is fixed
 KINDS = ("chat", "summarization", "qa", "code", "math", "writing", "lists")
-CACHED = 200  # tokens behind which one forward's cost is taken
+CACHED = 200  # cached tokens when one forward pass is timed
 HELD_OUT_KINDS = prompts.CATEGORIES
-MOST = 16  # the longest draft tried
+MOST = 16  # longest draft length
 HELD_OUT = "held out of training, of the kinds that smol-draft was trained on"
 DRAWN = "the interval is that of the texts of each kind"
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 17)  # the compiled target pads up to 11 rows, and runs more of them eagerly
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 17)  # the compiled target pads up to 11 tokens, and runs wider passes eagerly
 
 
 @cache
 def draft():
-    """smol-draft on the CPU in DTYPE. ModelUnavailable if it cannot be read."""
+    """smol-draft on the CPU in DTYPE."""
     return load("smol-draft", device="cpu", dtype=DTYPE)
 
 
 @cache
 def settings() -> dict:
-    """What a measurement depends on: another draft, even of the same name, needs another one."""
+    """Settings that identify a measurement; another draft, even of the same name, invalidates it."""
     return {"draft": "smol-draft", "weights": fingerprint(draft().network), "gamma": GAMMA}
 
 
@@ -60,26 +60,26 @@ def fingerprint(network: torch.nn.Module) -> str:
 
 @cache
 def drafting():
-    """The draft as DraftModel uses it fastest: its readable decoder, eager, with weights of 8 bits (W8A16) in bf16."""
+    """The draft in its fastest form for DraftModel: readable decoder, eager, W8A16 in bf16."""
     return draft().target(weights=draft_format(draft()))
 
 
 @cache  # the tokenizers are compared once, not for every text
 def drafter(target) -> DraftModel:
-    """The proposer of all texts that this target writes."""
+    """The proposer for all texts of this target."""
     return DraftModel(drafting(), GAMMA)
 
 
 def assistant():
-    """The same draft as transformers takes it, told to draft GAMMA tokens at every step."""
+    """The same draft for transformers, configured to draft GAMMA tokens in every step."""
     assist(draft().network, GAMMA)
     return draft().network
 
 
 def chain_step(target, prompt: Sequence[int], draft=None) -> Callable[[], None]:
-    """A function that drafts GAMMA tokens behind the prompt, everything around the forwards included.
+    """A function that drafts GAMMA tokens after the prompt, including everything around the forward passes.
 
-    draft: a target of the draft's (None: `drafting`).
+    draft: a target that runs the draft (None: `drafting`).
     """
     by = DraftModel(draft or drafting(), GAMMA)
     by.reset(target, prompt)
@@ -94,9 +94,9 @@ def chain_step(target, prompt: Sequence[int], draft=None) -> Callable[[], None]:
 
 @cache
 def cost_of_draft(repeats: int, target) -> tuple[Ratio, Ratio]:
-    """(c, c with all that DraftModel does around a forward): seconds per guess over those of a one-row target forward.
+    """(c, c with all of DraftModel's overhead): seconds per draft token over those of a one-token target pass.
 
-    GAMMA guesses are made in a row, as they are between two steps of the target, which empties the CPU's caches.
+    GAMMA tokens are drafted in a row, as between two target passes, which evict the draft from the CPU's caches.
     """
     prompt = prompt_of(CACHED)
     one, guess = repeatable_step(target, prompt), repeatable_step(drafting(), prompt)
@@ -153,7 +153,10 @@ def vs_transformers(run: Run) -> Measured:
 
 @cache
 def texts(run: Run) -> dict[str, list[dict]]:
-    """Greedy answers of up to 128 tokens by category, and for every token behind the first whether it was guessed."""
+    """Greedy answers of up to 128 tokens by category, with the draft's hits.
+
+    right: for every token after the first, whether the draft predicted it.
+    """
     chosen = questions.chosen(run, prompts.measured(), HELD_OUT_KINDS, 2 if run.quick else prompts.PER_KIND)
 
     def measure(question: Question) -> list[dict]:
@@ -166,7 +169,7 @@ def texts(run: Run) -> dict[str, list[dict]]:
 
 
 def strings(rows: list[dict]) -> list[dict]:
-    """Rows as they are stored: right and wrong as 1 and 0."""
+    """Rows in their stored form: right and wrong as 1 and 0."""
     return [row | {"right": "".join(str(int(guess)) for guess in row["right"])} for row in rows]
 
 
@@ -208,11 +211,11 @@ def adaptive(run: Run) -> Measured:
 
 @dataclass(frozen=True)
 class Held:
-    """Adaptive against each kind's best fixed length, in the modelled time of one target.
+    """Adaptive draft length against the best fixed length of each kind, in the modelled time of one target.
 
-    c: a guess, with all that DraftModel does around its forward, over a one-row forward; v: the target's width curve.
-    ratios: of one schedule that goes through all kinds in turn; alone: of one that sees no other kind; best: the
-    fixed length.
+    c: cost of a draft token, all of DraftModel's overhead included, over a one-token target pass; v: the target's width
+    curve. ratios: for one schedule that goes through all kinds in turn; alone: for a schedule that sees one kind only;
+    best: the fixed length.
     """
 
     c: float
@@ -237,7 +240,10 @@ class Held:
 
 
 def held(kinds: dict[str, list], target, run: Run) -> Held:
-    """kinds: for each kind its texts' right and wrong guesses; c and v are measured on this target."""
+    """Compare adaptive and fixed lengths; c and v are measured on this target.
+
+    kinds: for each kind, the right and wrong draft tokens of its texts.
+    """
     c = cost_of_draft(5 * run.repeats, target)[1].value
     costs = common.costs_of(target, WIDTHS, 5 * run.repeats, cached=200)
     v = cache(width_cost(costs))
@@ -245,7 +251,7 @@ def held(kinds: dict[str, list], target, run: Run) -> Held:
     together = spent_in_turn(kinds, Adaptive(c, v, most=MOST), c, v)
     for kind, right in kinds.items():
         fixed = {gamma: spent(right, Constant(gamma), c, v) for gamma in range(1, MOST + 1)}
-        fixed[0] = [(len(text), float(len(text))) for text in right]  # plain decoding: one token per one-row forward
+        fixed[0] = [(len(text), float(len(text))) for text in right]  # plain decoding: one token per one-token pass
         best[kind] = max(fixed, key=lambda gamma: sum(n for n, _ in fixed[gamma]) / sum(t for _, t in fixed[gamma]))
         ratios[kind] = rate_ratio(fixed[best[kind]], together[kind])
         alone[kind] = rate_ratio(fixed[best[kind]], spent(right, Adaptive(c, v, most=MOST), c, v)).value
@@ -253,12 +259,12 @@ def held(kinds: dict[str, list], target, run: Run) -> Held:
 
 
 def spent(right: list[list[bool]], length: DraftLength, c: float, v) -> list[tuple[int, float]]:
-    """For each text (tokens, modelled time), one schedule going through all of them."""
+    """(tokens, modelled time) of each text, with one schedule going through all of them."""
     return [(len(text), StepCost(v=v, draft=c).steps(replay_draft(text, length))) for text in right]
 
 
 def spent_in_turn(kinds: dict[str, list], length: DraftLength, c: float, v) -> dict[str, list[tuple[int, float]]]:
-    """As `spent`, by kind, with a text of each kind in turn."""
+    """Like `spent`, by kind, with a text of each kind in turn."""
     found = {kind: [] for kind in kinds}
     for row in zip_longest(*kinds.values()):
         for kind, text in zip(kinds, row, strict=True):

@@ -1,4 +1,4 @@
-"""What all benches share: claims by name, what a run and a measurement are, the model, ratios with intervals."""
+"""Shared by all benches: the registry of claims, runs and measurements, the model, ratios with intervals."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ _, DTYPE = pick("cpu", "auto")
 
 @dataclass(frozen=True)
 class Run:
-    """How thoroughly to measure: pairs of runs a comparison, and new tokens a generation.
+    """How thoroughly to measure: pairs of runs per comparison, and new tokens per generation.
 
-    questions: a file in Spec-Bench's format whose questions are asked instead of our own.
+    questions: a file in Spec-Bench's format to use instead of our own questions.
     """
 
     quick: bool
@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """A paired ratio (None: not measured), and what else is worth keeping: a note for the table, facts for the file."""
+    """Result of a claim: a paired ratio (None: not measured), a note for the table, and facts for the file."""
 
     ratio: Ratio | None
     note: str = ""
@@ -46,10 +46,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Claim:
-    """A named figure that is boasted of: its bar, what it is compared with, and the function that measures it.
+    """A named claim: its bar, its baseline, and the function that measures it.
 
-    asks: whose questions it asks, "" where it asks none; another file's may be asked instead. dtype: what the model
-    computes in, "" where there is none.
+    asks: the set of questions it uses, "" if it uses none; another file's may be used instead. dtype: dtype of the
+    model, "" if there is none.
     """
 
     name: str
@@ -61,20 +61,20 @@ class Claim:
     dtype: str = DTYPE
 
     def compared_with(self, run: Run) -> str:
-        """The baseline, and whose questions this run asks."""
+        """The baseline, and the set of questions of this run."""
         asked = run.questions.name if run.questions else self.asks
         return f"{self.baseline}; questions: {asked}" if self.asks else self.baseline
 
 
 class NotMeasured(Exception):
-    """What this machine lacks for a claim: a sentence that says what to do."""
+    """Why a claim cannot be measured on this machine; the message says what to do."""
 
 
 CLAIMS: dict[str, Claim] = {}
 
 
 def claim(name: str, bar: str, baseline: str, asks: str = "", unit: str = "x", dtype: str = DTYPE):
-    """Register the decorated function as what measures `name`."""
+    """Register the decorated function as the measurement of claim `name`."""
 
     def register(measure: Callable[[Run], Measured]):
         CLAIMS[name] = Claim(name, bar, baseline, measure, asks, unit, dtype)
@@ -84,49 +84,49 @@ def claim(name: str, bar: str, baseline: str, asks: str = "", unit: str = "x", d
 
 
 def off_by(ratio: Ratio) -> Ratio:
-    """How far a ratio is from 1; the interval from the ends of its own, down to 0 where that holds 1."""
+    """Distance of a ratio from 1. The interval follows from the ratio's own; it begins at 0 if that contains 1."""
     near, far = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
     return Ratio(abs(ratio.value - 1), near if ratio.differs else 0.0, far, ratio.a, ratio.b)
 
 
 @cache
 def model(dtype: str = DTYPE):
-    """smollm2-135m on the CPU in this format. ModelUnavailable if it cannot be fetched."""
+    """smollm2-135m on the CPU in this dtype."""
     return load("smollm2-135m", device="cpu", dtype=dtype)
 
 
 @cache
 def in_format(weights: str | None):
-    """Its readable decoder with weights in this format, eager; None: DTYPE's own. "int8" is calibrated."""
+    """Its readable decoder with weights in this format, eager; None: unquantized. "int8" is calibrated."""
     return model().target(weights=weights, windows=model().calibration_windows())
 
 
 @cache
 def eager(dtype: str = DTYPE):
-    """Its readable decoder, nothing compiled."""
+    """Its readable decoder, eager."""
     return model(dtype).target()
 
 
 def prompt_of(tokens: int) -> list[int]:
-    """A prompt of so many ids, for what does not depend on the text."""
+    """A prompt of this many ids, for measurements that do not depend on the text."""
     return [10 + i % 50 for i in range(tokens)]
 
 
 def costs_of(target, widths: Sequence[int], repeats: int, cached: int = 300) -> dict[int, float]:
-    """{w: v(w)}: forwards of w tokens behind `cached` ones, over one of one token."""
+    """Width curve {w: v(w)}: passes over w tokens after `cached` ones, relative to a one-token pass."""
     return width_curve(width_times(target, prompt_of(cached), widths, "cpu", repeats))
 
 
 def listed(values: dict) -> str:
-    """{"a": 1.5, "b": 2} -> "a 1.50, b 2.00"."""
+    """Format a dictionary: {"a": 1.5, "b": 2} -> "a 1.50, b 2.00"."""
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
 
 
 def rate_ratio(a: Sequence[tuple], b: Sequence[tuple]) -> Ratio:
-    """a, b: for each question (tokens, cost) -> sum of tokens over sum of costs, b's over a's.
+    """Ratio of rates b/a, where a rate is the sum of tokens over the sum of costs. a, b: (tokens, cost) per question.
 
-    The 95 % interval comes from drawing the questions again, so it says how much the choice of questions matters.
-    The samples are each question's cost per token. ValueError without questions.
+    The 95% interval comes from resampling the questions, so it shows how much their choice matters. The samples are
+    each question's cost per token.
     """
     if not len(a) or len(a) != len(b):
         raise ValueError(f"both methods need the same questions, at least one, not {len(a)} and {len(b)}")
@@ -143,10 +143,10 @@ def rate_ratio(a: Sequence[tuple], b: Sequence[tuple]) -> Ratio:
 
 
 def mean_rate(kinds: Sequence[Sequence[tuple]]) -> Ratio:
-    """kinds: for each kind of text its texts' (tokens, forwards) -> the mean over kinds of tokens per forward.
+    """Mean over kinds of text of tokens per forward pass. kinds: for each kind, (tokens, forward passes) of its texts.
 
-    Every kind counts the same, however many texts it has. The interval is that of texts drawn again within their
-    kinds; the samples are forwards per token, first plain decoding's. ValueError for a kind without texts.
+    Every kind has the same weight, however many texts it has. The interval comes from resampling texts within their
+    kinds; the samples are forward passes per token, those of plain decoding first.
     """
     if not kinds or not all(map(len, kinds)):
         raise ValueError("every kind needs a text to count")
@@ -163,5 +163,5 @@ def mean_rate(kinds: Sequence[Sequence[tuple]]) -> Ratio:
 
 
 def drawings(count: int, seed: int = 0) -> np.ndarray:
-    """(RESAMPLES, count) numbers below `count`: what a bootstrap draws again."""
+    """Bootstrap indices: (RESAMPLES, count) random numbers below `count`."""
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))

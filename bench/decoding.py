@@ -1,4 +1,4 @@
-"""Claims of lessons 01-03: the loop's overhead, the cache, the readable decoder eager and compiled."""
+"""Claims of lessons 01-03: the loop's overhead, the KV cache, the readable decoder eager and compiled."""
 
 from functools import cache, partial
 
@@ -18,23 +18,23 @@ PROMPT = (
     "A lighthouse keeper writes a letter to the next keeper of the light. It says what to do in a storm, when the "
     "fog comes in, and how to keep the lamp burning through the night. Dear friend,"
 )
-CONTEXT = 176  # tokens of the compiled targets' caches: prompt and new tokens just fit, as every step reads them all
+CONTEXT = 176  # slots of the compiled targets' caches: just enough, because every step reads them all
 THEIRS = "transformers generate, greedy, dynamic cache, eager"
 
 
 @cache
 def compiled_target(dtype: str):
-    """The decoder compiled, with caches of CONTEXT tokens."""
+    """The compiled decoder, with caches of CONTEXT tokens."""
     return common.model(dtype).target(compiled=True, context=CONTEXT)
 
 
 def theirs(dtype: str, count: int):
-    """-> a call of transformers' own generate for exactly `count` new tokens."""
+    """A call of transformers' generate for exactly `count` new tokens."""
     return partial(by_transformers, common.model(dtype).network, common.model(dtype).tokenizer(PROMPT).input_ids, count)
 
 
 def ours(of, count: int):
-    """-> a call of our generate for exactly `count` new tokens."""
+    """A call of our generate for exactly `count` new tokens."""
     return lambda: generate(of, PROMPT, max_new_tokens=count, min_new_tokens=count)
 
 
@@ -83,8 +83,10 @@ def fp32(run: Run) -> Measured:
     dtype="bf16",
 )
 def of_limit(run: Run) -> Measured:
-    """The time in which the machine reads what a step must read, over the step's. By eights: one reading between
-    two steps would empty the caches that steps in a row find filled."""
+    """Time to read the bytes that a step must read, over the time of the step.
+
+    Measured in groups of eight: a single read between two steps would evict data that consecutive steps find cached.
+    """
     of, rounds = compiled_target("bf16"), 2 * run.repeats
     prompt, eight = of.tokenizer(PROMPT).input_ids, range(8)
     moved = cost.bytes_decode(common.model("bf16").shape, 1, len(prompt) + 4 * rounds)
@@ -96,13 +98,13 @@ def of_limit(run: Run) -> Measured:
 
 
 def over_generate(of: Target, dtype: str, run: Run) -> Ratio:
-    """transformers' generate over a target of ours; compiling is not timed."""
+    """Speedup of one of our targets over transformers' generate; compile time is excluded."""
     timed(ours(of, 4), repeats=1, warmup=1)
     return compare(theirs(dtype, run.tokens), ours(of, run.tokens), repeats=run.repeats, warmup=1)
 
 
 def compiled(dtype: str, run: Run) -> Measured:
-    """transformers' generate over our compiled decoder in this format; compiling is not timed, but kept in seconds."""
+    """Speedup of our compiled decoder in this dtype over transformers' generate; compile time is kept apart."""
     of = compiled_target(dtype)
     ratio = over_generate(of, dtype, run)
     seconds = of.compile_seconds.get(1)

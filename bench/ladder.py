@@ -1,10 +1,10 @@
-"""Claims of lesson 11: every rung of the ladder in turn on each question, and llama.cpp where it is installed.
+"""Claims of lesson 11: every configuration of the ladder in turn on each question, and llama.cpp if installed.
 
-Speeds are of decoding alone, from the first token on: no rung changes the prefill. Whole requests stand beside them.
-A rung counts if the perplexity of its weights is within 1% of that in fp32. The best that counts is compared
-with the peer; it is chosen on the texts that it is judged by. llama.cpp runs the packaged file (Q4_1) and what its own
-quantizer makes of that file; where all its formats take part, so does each whose perplexity is at most 1% above our
-best's.
+Speeds are of decoding alone, after the first token, because no configuration changes the prefill. Whole requests are
+given beside them. A configuration counts if the perplexity of its weights is within 1% of that in fp32. The fastest
+that counts is compared with the peer; it is chosen on the same texts. llama.cpp runs the packaged file (Q4_1) and
+files that its own quantizer makes of it. Where all its formats take part, a format counts if its perplexity is at most
+1% above our fastest configuration's.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -46,7 +46,7 @@ from lessons_lib.quantization import bytes_kept, bytes_read, cpu, quantize_model
 from lessons_lib.quantization.cpu import native
 from lessons_lib.training import evaluate
 
-KINDS = {"free": (("writing",), 6), "grounded": (GROUNDED, 2)}  # categories, and questions of each
+KINDS = {"free": (("writing",), 6), "grounded": (GROUNDED, 2)}  # categories, and number of questions of each
 OURS = (
     "the fastest rung whose perplexity is within 1% of that in fp32; the course's own questions; decoding alone, "
     "128 tokens each"
@@ -57,23 +57,23 @@ LLAMACPP_BEST = (
     f"llama.cpp in the fastest of {', '.join(llamacpp.FORMATS)} whose perplexity is at most 1% above our best's; "
     "requantized from the same file, same threads and run"
 )
-FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # rung -> weights of model.target
+FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # name -> weights of model.target
 FORMATS |= {} if native.problem() else {"int4-int8": "int4-int8"}  # slow without our kernels
-LOOKUPS = (2, 10)  # guesses of llama.cpp's prompt lookup: what it advises for CPUs, and its default
-READ = 8192  # tokens of text that quality is measured on
-GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10: the default of ours
-# The adaptive lookup's, chosen by replaying the grounded questions that the claims do not ask:
+LOOKUPS = (2, 10)  # draft tokens of llama.cpp's prompt lookup: its advice for CPUs, and its default
+READ = 8192  # tokens of the evaluation text
+GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10 is our default
+# Settings of the adaptive lookup, chosen by replay on grounded questions that the claims do not use.
 LONGER = {"num_tokens": 10, "max_ngram": 5}
-NARROW = (1, 3, 5, 11)  # token counts compiled for the light target, whose further rows cost most beside a plain one
-# the one whose products of several rows stay cheap here, and whom others guess for
+NARROW = (1, 3, 5, 11)  # widths compiled for the light target, where extra tokens are most expensive relative to one
+# the target that proposers run on: the one whose matmuls of several tokens stay cheap here
 LIGHT = "int4-int8" if "int4-int8" in FORMATS else "int8" if cpu.integer_units() else "int8 weights"
-CACHED = 300  # tokens behind which parts are timed
+CACHED = 300  # cached tokens when parts are timed
 
 
 @cache
 def rows(run: Run, kind: str) -> list[dict]:
-    """All rungs and peers on the questions of one kind; each row with the text that plain decoding wrote."""
-    priced(run.quick, run.repeats)  # priced before any text is timed
+    """All configurations and peers on the questions of one kind; each row includes plain decoding's text."""
+    priced(run.quick, run.repeats)  # predict before any text is timed
     text = lambda ids, out: {"prompt": list(ids), "new": out.ids}  # noqa: E731
     settings = {"rungs": sorted(rung_methods(run, common.prompt_of(8)))}
     categories, count = KINDS[kind]
@@ -82,17 +82,17 @@ def rows(run: Run, kind: str) -> list[dict]:
 
 
 def decoding(found: Sequence[dict], name: str) -> list[tuple[float, float]]:
-    """For each text (tokens behind the first, seconds behind it)."""
+    """(tokens after the first, seconds after it) of each text."""
     return [(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in found]
 
 
 def whole(found: Sequence[dict], name: str) -> list[tuple[float, float]]:
-    """For each text (tokens, seconds), prefill included."""
+    """(tokens, seconds) of each text, prefill included."""
     return [(row[name]["tokens"], row[name]["seconds"]) for row in found]
 
 
 def speeds(found: Sequence[dict], names: Collection[str], of: Callable = decoding) -> dict[str, float]:
-    """Tokens per second of each rung over all texts together."""
+    """Tokens per second of each configuration over all texts together."""
     sums = {name: [sum(column) for column in zip(*of(found, name), strict=True)] for name in names}
     return {name: tokens / seconds for name, (tokens, seconds) in sums.items()}
 
@@ -137,33 +137,34 @@ def grounded_best(run: Run) -> Measured:
 
 
 def need_peers() -> list[str]:
-    """llama.cpp's names in all formats. NotMeasured where it is not installed."""
+    """Names of llama.cpp's configurations in all formats. Raises NotMeasured if it is not installed."""
     if lack := llamacpp.missing():
         raise NotMeasured(f"not measured: {lack}")
     return list(peers())
 
 
 def packaged(peers: Collection[str]) -> list[str]:
-    """Those of llama.cpp's names that run the packaged file as it is."""
+    """The llama.cpp configurations that run the packaged file as it is."""
     return [name for name in peers if target_of(name) == f"llama.cpp {llamacpp.FORMATS[0]}"]
 
 
 def unguessed(names: Collection[str]) -> list[str]:
-    """Those that decode plainly."""
+    """The configurations without drafting."""
     return [name for name in names if name == target_of(name)]
 
 
 def named(run: Run) -> dict[str, Configuration]:
-    """Our rungs, with their prices, by name."""
+    """Our configurations, with their predicted costs, by name."""
     return {config.name: config for config in priced(run.quick, run.repeats)}
 
 
 def against(
     run: Run, kinds: Sequence[str], slow: Sequence[str], ours: Sequence[str], as_good: bool = False
 ) -> Measured:
-    """The best of our rungs that counts over the best of theirs, on the texts of these kinds together.
+    """Speedup of the fastest of ours that counts over the fastest of theirs, on all texts of these kinds.
 
-    as_good: of theirs only those count whose perplexity is at most 1% above that of our best. NotMeasured if none is.
+    as_good: of theirs, only those with a perplexity at most 1% above that of our fastest count. Raises NotMeasured if
+    none does.
     """
     found = [row for kind in kinds for row in rows(run, kind)]
     counts, took = good_enough(run.quick), speeds(found, {*slow, *ours})
@@ -187,15 +188,15 @@ def against(
 
 
 def by_format(run: Run, took: dict[str, float], peers: Collection[str], ours: str) -> dict[str, dict[str, float]]:
-    """The fastest peer of each format: its speed, and its perplexity over that of our rung."""
+    """The fastest peer of each format: its speed, and its perplexity relative to our configuration's."""
     read = {name: reading.perplexity for name, reading in readings(run.quick).items()}
-    fastest = {target_of(name): name for name in sorted(peers, key=took.__getitem__)}  # the last one stays
+    fastest = {target_of(name): name for name in sorted(peers, key=took.__getitem__)}  # the last (fastest) one stays
     reference = read[target_of(ours)]
     return {name: {"speed": took[name], "perplexity": read[of] / reference} for of, name in fastest.items()}
 
 
 def near(peers: dict[str, dict[str, float]], ours: str) -> set[str]:
-    """The peers whose perplexity is at most TOLERATED above that of our rung. NotMeasured if none is."""
+    """The peers whose perplexity is at most TOLERATED above our configuration's; raises NotMeasured if none is."""
     if found := counting({name: of["perplexity"] for name, of in peers.items()}, 1.0):
         return found
     raise NotMeasured(
@@ -211,13 +212,13 @@ def said(peers: dict[str, dict[str, float]]) -> str:
 
 
 def differing(found: Sequence[dict], name: str) -> str:
-    """How far its texts lie from what the unrounded weights prefer."""
+    """Largest logit gap of a configuration's texts under the unrounded weights, as a sentence."""
     most = max(row[name]["shortfall"] for row in found)
     return f"tokens fall short of the unrounded weights' favourites by at most {most:.2g} logits"
 
 
 def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
-    """For every rung what was predicted and measured, and its gain over the rung below."""
+    """Predicted and measured speed of every configuration, and its gain over the one it builds on."""
     ladder, timed = named(run), [name for name in found[0] if isinstance(found[0][name], dict)]
     all_names = [*(name for name in ladder if name in timed), *(name for name in timed if name not in ladder)]
     took, requests = speeds(found, all_names), speeds(found, all_names, whole)
@@ -236,14 +237,14 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
 
 
 def expected(run: Run, name: str, found: Sequence[dict]) -> list:
-    """Traces of the texts that plain decoding wrote, as this rung's guesses are expected to go through them."""
+    """Expected stats of this configuration on the texts that plain decoding generated."""
     of, _, who = name.partition(" + ")
     return [expected_trace(who, row["prompt"], row["new"], runs(of, run.quick), run) for row in found]
 
 
 @cache
 def targets(quick: bool) -> dict[str, Target]:
-    """Compiled targets by rung, caches fitted to texts, the unrounded one first; a quick run has one format beside."""
+    """Compiled targets by name, caches fitted to the texts, the unquantized one first; a quick run has one other."""
     formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
     rounded = {name: common.in_format(weights).decoder for name, weights in formats.items()}
     decoders = {"compiled": common.eager().decoder} | rounded
@@ -252,43 +253,43 @@ def targets(quick: bool) -> dict[str, Target]:
 
 
 def guessed(name: str) -> bool:
-    """Whether somebody guesses for the target of this name: every width takes a minute or more to compile."""
+    """Whether proposers run on the target of this name: each additional width takes a minute or more to compile."""
     return name in ("compiled", LIGHT)
 
 
 @cache
 def small() -> Target:
-    """The draft as light as a light target needs it: compiled, its weights in 8 bits."""
+    """The draft for a fast target: compiled, with 8-bit weights."""
     wide = decoder_of(assisted.draft().network)
     return questions.run_once(
         quantize_model(wide, "int8-weight-only"), (1, 2)
-    )  # 2: behind a step whose guesses all held
+    )  # 2: after a step whose draft tokens were all accepted
 
 
 @cache  # the tokenizers are compared once, not for every text
 def drafter(target: Target) -> DraftModel:
-    """The proposer of all texts that this target writes."""
+    """The proposer for all texts of this target."""
     return DraftModel(small(), assisted.GAMMA)
 
 
 def runs(name: str, quick: bool) -> Target:
-    """What runs the rung of this name: its first part, before who guesses."""
+    """The target that runs the configuration of this name."""
     return targets(quick).get(target_of(name), common.eager())
 
 
 def target_of(name: str) -> str:
-    """What runs a rung of this name: "int8" of "int8 + draft"."""
+    """Name of a configuration's target: "int8" for "int8 + draft"."""
     return name.partition(" + ")[0]
 
 
 def exact() -> Target:
-    """What quality is compared with: the same model in fp32."""
+    """The reference for quality: the same model in fp32."""
     return common.eager("fp32")
 
 
 @cache
 def readings(quick: bool) -> dict[str, quality.Reading]:
-    """How each target, and llama.cpp in each format, finds the text that quality is measured on."""
+    """Readings (nll, argmax tokens) of the evaluation text by each target and by llama.cpp in each format."""
     ids = common.model().tokenizer(text()[: 8 * READ], verbose=False).input_ids[: READ // 4 if quick else READ]
     on = {"fp32": exact(), "decoder": common.eager()} | targets(quick)
     says = {name: lambda ids, of=of: logits_along(of, ids, len(ids)) for name, of in on.items()}
@@ -297,13 +298,16 @@ def readings(quick: bool) -> dict[str, quality.Reading]:
 
 
 def good_enough(quick: bool) -> set[str]:
-    """What runs with a perplexity near enough to that in fp32; transformers' own ways are, on the unrounded weights."""
+    """Targets whose perplexity is close enough to fp32.
+
+    transformers' own always count, since they use the unrounded weights.
+    """
     found = {name: reading.perplexity for name, reading in readings(quick).items()}
     return (counting(found, found["fp32"]) - {"fp32"}) | {"generate", "generate, compiled"}
 
 
 def quality_facts(quick: bool) -> dict:
-    """Quality beside fp32 and memory of targets and peers, what was compiled how long, what llama.cpp's files hold."""
+    """Quality relative to fp32 and memory of targets and peers, compile times, contents of llama.cpp's files."""
     found = dict(readings(quick))
     reference = found.pop("fp32")
     changes = {name: quality.ratio(reading, reference) for name, reading in found.items()}
@@ -331,7 +335,7 @@ def quality_facts(quick: bool) -> dict:
 
 @cache
 def peers() -> dict[str, llamacpp.LlamaCpp]:
-    """llama.cpp in each format, plain and with its prompt lookup; none where it is not installed."""
+    """llama.cpp in each format, plain and with its prompt lookup; empty if it is not installed."""
     formats = () if llamacpp.missing() else llamacpp.FORMATS
     suffixes = {0: ""} | {count: f" + lookup of {count}" for count in LOOKUPS}
     return {
@@ -342,13 +346,16 @@ def peers() -> dict[str, llamacpp.LlamaCpp]:
 
 
 def plain_peers() -> dict[str, llamacpp.LlamaCpp]:
-    """llama.cpp in each format, without its lookup."""
+    """llama.cpp in each format, without its prompt lookup."""
     return {name: of for name, of in peers().items() if name == target_of(name)}
 
 
 def proposer(who: str, of: Target, run: Run, v: WidthCurve = None) -> Proposer:
-    """Who guesses: smol-draft, prompt lookup by its defaults or as long as pays by v (None: the curve that rungs were
-    priced by), or smol-medusa with the tree that is fastest on this target."""
+    """The proposer of this name: smol-draft, prompt lookup with its defaults or with adaptive length, or smol-medusa.
+
+    v: width curve of the adaptive lookup (None: the curve used for the predicted costs). Medusa gets the tree that is
+    fastest on this target.
+    """
     if who == "lookup of 10":
         return PromptLookup(**LOOKUP)
     if who == "adaptive lookup":
@@ -358,10 +365,10 @@ def proposer(who: str, of: Target, run: Run, v: WidthCurve = None) -> Proposer:
 
 
 def rung_methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
-    """Every rung, and the peers, as calls that write a text behind a prompt.
+    """Every configuration and peer as a call that generates text after a prompt.
 
-    The adaptive lookup gets a width curve timed just before the text: memory that other machines share is faster at one
-    time than at another, and rows in plenty cost more beside a plain one when it is fast.
+    The adaptive lookup gets a width curve timed just before the text. Memory bandwidth shared with other machines
+    varies over time, and when it is high, extra tokens cost more relative to a one-token pass.
     """
     found = {
         "generate": partial(made_by_transformers, ids),
@@ -377,20 +384,20 @@ def rung_methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
 
 
 def made_by_transformers(ids: list[int], **options) -> Made:
-    """TOKENS new tokens by transformers' generate, and all that is known of its trace: the prefill."""
+    """TOKENS new tokens by transformers' generate; of their stats only the prefill is known."""
     new, timeline = clocked_transformers(common.model().network, ids, questions.TOKENS, **options)
     return new, seen_prefill(ids, timeline)
 
 
 def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
-    """The same by llama.cpp. RuntimeError for more tokens than its cache holds."""
+    """The same by llama.cpp."""
     new, timeline = of.write(ids, questions.TOKENS)
     return new, seen_prefill(ids, timeline)
 
 
 @cache
 def priced(quick: bool, repeats: int) -> list[Configuration]:
-    """All rungs with their prices, from bytes, this machine's rates, and parts that were timed without any text."""
+    """All configurations with predicted costs, from bytes, this machine's rates, and parts timed without any text."""
     run, (loop, guess) = Run(quick), host_times(repeats)
     base, launch = library(repeats)
     found = [
@@ -412,8 +419,11 @@ def priced(quick: bool, repeats: int) -> list[Configuration]:
 
 
 def library(repeats: int) -> tuple[dict[str, StepCost], dict[str, float]]:
-    """Steps whose matmuls stay calls of a library, transformers' eager and compiled, and our eager one; and the
-    overhead of a step of each kind in seconds, ours compiled among them."""
+    """Step costs of configurations whose matmuls are library calls, and launch overheads.
+
+    Costs: transformers' eager and compiled step, and our eager one. Overheads in seconds: of each kind of step, our
+    compiled one included.
+    """
     shape, dtype = common.model().shape, DTYPES[DTYPE]
     launch = launch_times(shape, DTYPE, CACHED, repeats=5 * repeats)
     moved = shape.weights * dtype.itemsize
@@ -423,7 +433,7 @@ def library(repeats: int) -> tuple[dict[str, StepCost], dict[str, float]]:
 
 
 def with_guesses(price: StepCost, who: str, of: Target, run: Run, guess: float) -> StepCost:
-    """A draft's calls take what was timed; Medusa's heads, a share of a forward in every step; looking up, nothing."""
+    """Add a proposer's cost: timed draft passes, a share of each pass for Medusa's heads, nothing for lookup."""
     if who != "medusa":
         return replace(price, draft=guess if who == "draft" else 0.0)
     by = medusa.fitted(of, run.repeats)
@@ -432,7 +442,7 @@ def with_guesses(price: StepCost, who: str, of: Target, run: Run, guess: float) 
 
 
 def host_times(repeats: int) -> tuple[float, float]:
-    """(seconds between two forwards of plain decoding, seconds of one guess of the draft's)."""
+    """(seconds between two forward passes of plain decoding, seconds of one draft token)."""
     stats = generate(common.eager(), prompt_of(32), max_new_tokens=16, min_new_tokens=16).stats[1:]
     step = assisted.chain_step(common.eager(), prompt_of(CACHED), small())
     chain = in_turn({"chain": step}, repeats=repeats)["chain"]
@@ -441,7 +451,7 @@ def host_times(repeats: int) -> tuple[float, float]:
 
 @cache
 def rates() -> machine.Hardware:
-    """What this machine reads and computes per second."""
+    """This machine's measured bandwidth and compute rates."""
     return machine.probe("cpu", [DTYPE])
 
 
@@ -453,7 +463,7 @@ def entry() -> int:
 def expected_trace(
     who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run
 ) -> Sequence[StepStats]:
-    """The trace that a text is expected to have: replayed, of Medusa predicted by its card."""
+    """Expected stats of a text: replayed, or for Medusa predicted from the accuracies on its card."""
     if who == "medusa":
         return predicted_steps(len(ids), len(new) - 1, medusa.fitted(of, run.repeats))
     if who == "draft":
@@ -463,7 +473,7 @@ def expected_trace(
 
 
 def predicted_steps(prompt: int, tokens: int, by: medusa.Fitted) -> list[StepStats]:
-    """Equal steps that commit what the tree is expected to: tokens need not be whole."""
+    """Equal steps that each commit the expected number of tokens, which need not be whole."""
     each = expected_tokens(by.tree, medusa.accuracies())
     nodes = len(by.tree.choices)
     return [StepStats(prompt + round(i * each), 1 + nodes, nodes, committed=each) for i in range(round(tokens / each))]

@@ -13,8 +13,8 @@ EAGER_STEPS = (
     f"steps of more than {max(questions.COMPILED)} tokens are not compiled: its compiled speed is that of eager steps "
     "over compiled plain decoding"
 )
-WIDTHS = (1, 8, 16, 31)  # the widest: anchor, window and guesses of a lookahead step
-PUBLISHED = 1.64  # tokens per step of lookahead on Spec-Bench: Vicuna-7B, W=7, N=5, G=7, batch 1; on two GPUs alike
+WIDTHS = (1, 8, 16, 31)  # the widest: root, window and guess set of a lookahead step
+PUBLISHED = 1.64  # tokens per step of lookahead on Spec-Bench: Vicuna-7B, W=7, N=5, G=7, batch 1; the same on two GPUs
 
 
 @claim(
@@ -39,13 +39,15 @@ def code_lists(run: Run) -> Measured:
 
 
 def compressed(tau: float, tokens: int) -> float:
-    """CR of so many tokens, the first of which is the prefill's, at tau tokens a step behind it."""
+    """CR of this many tokens at tau tokens per step; the first token comes from the prefill."""
     return tokens / (1 + (tokens - 1) / tau)
 
 
 def useful(rows: Sequence[dict], name: str) -> tuple[float, float]:
-    """(1/f, E) of Fu et al. 2024 (arXiv 2402.02057): the share of steps that commit several tokens, and how many these
-    commit on average, 1 if there are none."""
+    """(1/f, E) of Fu et al. 2024 (arXiv 2402.02057).
+
+    1/f: the share of steps that commit several tokens. E: the mean number of tokens these commit, 1 if there are none.
+    """
     steps, several, tokens = (sum(row[name][what] for row in rows) for what in ("forwards", "useful", "tokens"))
     steps, tokens = steps - len(rows), tokens - len(rows)  # the prefills commit one token each
     return several / steps, (tokens - (steps - several)) / several if several else 1.0

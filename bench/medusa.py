@@ -1,7 +1,7 @@
-"""Claims of lesson 09: smol-medusa guesses for smollm2-135m, greedy. All three come of one measurement.
+"""Claims of lesson 09: smol-medusa with smollm2-135m, greedy. All three come from one measurement.
 
-Each target gets the tree that is fastest by the heads' accuracies and by what a step of so many rows takes on this
-machine: its forward pass (the width curve) and all beside it, both timed apart from any text.
+Each target gets the tree that is fastest given the heads' accuracies and the cost of a step of each width on this
+machine. That cost is the forward pass (the width curve) and everything beside it, both timed apart from any text.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,14 +36,14 @@ from lessons_lib.models import ModelUnavailable, read_card
 from lessons_lib.models.medusa import MedusaHeads, load_heads
 
 HEADS = "smol-medusa"
-WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # rows of a step, the anchor's and a tree's, where nothing is compiled
-CACHED = 300  # tokens behind which all is timed
-PER_KIND = 3  # questions
+WIDTHS = (1, 2, 4, 6, 8, 11, 16, 24, 32, 48, 64)  # tokens of a step (root and tree) if nothing is compiled
+CACHED = 300  # cached tokens for all timings
+PER_KIND = 3  # questions of each kind
 
 
 @cache
 def heads() -> MedusaHeads:
-    """The heads that come with the package. NotMeasured if there are none."""
+    """The packaged heads. Raises NotMeasured if there are none."""
     try:
         return load_heads(HEADS, common.model())
     except ModelUnavailable:
@@ -52,16 +52,16 @@ def heads() -> MedusaHeads:
 
 
 def accuracies() -> Accuracies:
-    """How often each head's i-th favourite was right on texts that trained nothing, from their card."""
+    """Accuracy of each head's i-th most likely token on validation texts, from the heads' card."""
     return read_card(HEADS)["after"]["accuracies"]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Medusa on one target: its tree, and what that was chosen by, in units of a one-row forward.
+    """Medusa on one target: its tree, and the costs by which it was chosen, in units of a one-token pass.
 
-    v: {w: a forward of w rows}. heads_share: {w: all that a step with w - 1 guesses does beside its forward, more than
-    a plain one}; commits, which copy a few entries of the cache, are left out.
+    v: {w: a pass over w tokens}. heads_share: {w: everything a step with w - 1 draft tokens does beside its pass, minus
+    the same for plain decoding}. Commits, which copy a few entries of the cache, are left out.
     """
 
     tree: TreeShape
@@ -69,18 +69,18 @@ class Fitted:
     heads_share: dict[int, float]
 
     def overhead(self, rows: float) -> float:
-        """A step that feeds so many rows over a plain one."""
+        """Cost of a step of `rows` tokens relative to a plain step."""
         return width_cost(self.v)(rows) + width_cost(self.heads_share)(rows)
 
 
 def widths_of(target) -> Sequence[int]:
-    """The widths that a target is compiled for; where nothing is compiled, WIDTHS."""
+    """The compiled widths of a target; WIDTHS if it is not compiled."""
     return getattr(target, "widths", None) or WIDTHS
 
 
 @cache
 def fitted(target, repeats: int) -> Fitted:
-    """The fastest of the trees whose width was timed: a compiled target's are those that it is compiled for."""
+    """The fastest tree of the timed widths; for a compiled target these are its compiled widths."""
     widths = widths_of(target)
     v, share = costs_of(target, widths, repeats, CACHED), shares(target, widths, repeats)
     sizes = [width - 1 for width in widths if width > 1]
@@ -89,7 +89,7 @@ def fitted(target, repeats: int) -> Fitted:
 
 
 def shares(target, widths: Sequence[int], repeats: int) -> dict[int, float]:
-    """heads_share, as Fitted has it. widths: the first is 1, plain decoding's."""
+    """heads_share for Fitted. The first width must be 1, plain decoding."""
     trees = {width: best_tree(accuracies(), width - 1) for width in widths}
     calls = {width: around(target, Medusa(heads(), tree)) for width, tree in trees.items()}
     found = in_turn(calls | {"forward": repeatable_step(target, prompt_of(CACHED))}, repeats=repeats)
@@ -99,9 +99,9 @@ def shares(target, widths: Sequence[int], repeats: int) -> dict[int, float]:
 
 @torch.no_grad()
 def around(target, proposer: Medusa) -> Callable[[], tuple]:
-    """A function that does all of a step but the forward and the commit: guess, lay out the tree, choose a path."""
+    """A function that does all of a step except the forward pass and the commit: draft, lay out the tree, verify."""
     row = new_sequence(target, prompt_of(CACHED), proposer, None, questions.TOKENS, questions.TOKENS)
-    step(target, [row])  # the prompt, which shows the proposer a state
+    step(target, [row])  # the prefill, which gives the proposer a hidden state
     (scores,) = target.run(draft([row]))
     row.cache.keep(len(row.ids) - 1)
 
@@ -114,18 +114,18 @@ def around(target, proposer: Medusa) -> Callable[[], tuple]:
 
 
 def trees(run: Run) -> dict[str, Fitted]:
-    """Of every target, by its state."""
-    heads()  # before anything is compiled: there may be none
+    """Medusa fitted to every target, by the target's state."""
+    heads()  # fails before anything is compiled if there are none
     return {state.strip() or "eager": fitted(of, run.repeats) for state, of in questions.targets(run).items()}
 
 
 def nodes(of: Fitted) -> int:
-    """Guesses of a step: the nodes of its tree."""
+    """Draft tokens per step: nodes of the tree."""
     return len(of.tree.choices)
 
 
 def settings(chosen: dict[str, Fitted]) -> dict:
-    """What a measurement depends on: other heads of the same name need another one, and so do other trees."""
+    """Settings that identify a measurement; other heads of the same name or other trees invalidate it."""
     sizes = {state: nodes(of) for state, of in chosen.items()}
     return {"heads": HEADS, "weights": fingerprint(heads()), "nodes": sizes}
 
@@ -172,10 +172,10 @@ def vs_plain(run: Run) -> Measured:
 def identity(run: Run) -> Measured:
     """|speedup / (tokens per step / overhead) - 1|, as in Cai et al. 2024 (arXiv 2401.10774), table 1.
 
-    Speedup and tokens per step are this run's, by its clock and by its counts, both without the prefill, which is no
-    step. With this run's step times as the overhead nothing would be left to find out. It is v(w) + heads_share(w)
-    instead: forwards, and all beside them, each timed alone behind another text, at the w rows that a step fed on
-    average. What is left is what that misses: other lengths, commits, caches that other work emptied.
+    Speedup and tokens per step are measured in this run, without the prefill. The overhead is not taken from this run's
+    step times, because then the identity would hold trivially. It is v(w) + heads_share(w), timed separately after
+    another text, at the mean number of tokens per pass. The rest is due to other lengths, commits, and caches that
+    other work evicted.
     """
     counted, eager = answered(rows(run)), fitted(common.eager(), run.repeats)
     plain, guessed = ([row[name] for row in counted] for name in ("plain", "medusa"))
@@ -199,8 +199,8 @@ def identity(run: Run) -> Measured:
 
 
 def steps(made: list[dict], overhead: float = 1.0) -> list[tuple[float, float]]:
-    """For each text its steps in units of plain ones, a token each, and their seconds, prefill left out.
+    """For each text (steps in units of plain steps, seconds), prefill left out.
 
-    Units per second of Medusa's over plain decoding's are speedup times overhead over tokens per step.
+    The ratio of these rates, Medusa over plain decoding, is speedup times overhead over tokens per step.
     """
     return [(overhead * (of["forwards"] - 1), of["seconds"] - of["prefill"]) for of in made]

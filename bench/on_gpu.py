@@ -1,4 +1,4 @@
-"""What a GPU makes of it, in eight minutes: `python -m bench.on_gpu [PART ...] [--results FILE]`.
+"""GPU measurements in eight minutes: `python -m bench.on_gpu [PART ...] [--results FILE]`.
 
 part        what it measures                                                                                   limit
 ----------  ------------------------------------------------------------------------------------------------  ------
@@ -8,10 +8,10 @@ attention   ms of causal attention against length: naive until memory ends, SDPA
 serving     the engine's claims against other ways of serving (bench/serving.py)                                 90 s
 lessons     every lesson with short parameters: seconds, and where it failed                                    120 s
 
-Each part runs in a process of its own and is stopped at its limit. Every number is stored as soon as it is there, with
-the machine it was measured on, in results/gpu.json, and is not measured again on the same machine: a run that was cut
-off goes on where it stopped. Weights are random where only their sizes matter. With `--device cpu --tiny` all parts run
-in miniature, to try the script before a GPU is there.
+Each part runs in a process of its own and is stopped at its limit. Every number is stored at once, with the machine it
+was measured on, in results/gpu.json, and is not measured again on the same machine: an interrupted run continues where
+it stopped. Weights are random where only their sizes matter. With `--device cpu --tiny` all parts run in miniature, to
+test the script without a GPU.
 """
 
 import argparse
@@ -51,8 +51,8 @@ LARGE = {
     "1B": ModelConfig("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 8192),
     "Llama-2-7B": CONFIGS["llama-2-7b"],
 }
-FORMATS = (None, "int8-weight-only", "int4", "int8")  # of the steps; None: bf16
-WEIGHT_ONLY = {"bf16": None, "W8A16": "int8-weight-only", "W4A16": "int4"}  # of the ladder, as gpt-fast has them
+FORMATS = (None, "int8-weight-only", "int4", "int8")  # formats of the steps; None: bf16
+WEIGHT_ONLY = {"bf16": None, "W8A16": "int8-weight-only", "W4A16": "int4"}  # formats of the ladder, as in gpt-fast
 CLAIMED = ("serving/continuous-vs-static", "serving/vs-generate-batch", "serving/vs-sequential")
 SHORT = {"repeats": "1", "max_new_tokens": "24", "timed_tokens": "8", "longest": "512", "study_requests": "200"}
 
@@ -71,14 +71,14 @@ class Setup:
         return torch.float32 if self.tiny else torch.bfloat16
 
     def sized(self, config: ModelConfig) -> ModelConfig:
-        """The config, or one of its kind in miniature."""
+        """The config, or a miniature of it."""
         small = dict(num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96)
         return replace(config, **small, vocab_size=96, max_position_embeddings=512) if self.tiny else config
 
 
 @dataclass(frozen=True)
 class Task:
-    """One measurement: fills these columns of a part's row."""
+    """One measurement, which fills these columns of a part's row."""
 
     row: str
     columns: Sequence[str]
@@ -86,7 +86,7 @@ class Task:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Measure and store the parts named, all if none is -> exit status: 1 where there is no such device."""
+    """Measure and store the named parts (default: all); returns the exit status, 1 if there is no such device."""
     parser = argparse.ArgumentParser(description="Measure a GPU, part by part.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--device", default="cuda")
@@ -115,7 +115,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def run_limited(command: Sequence[str], seconds: float) -> str | None:
-    """Run a command, and stop it with all that it started when its time is up -> what went wrong, None if nothing."""
+    """Run a command; at the time limit, stop it and its child processes. Returns an error message or None."""
     if seconds <= 0:
         return f"{command[3]}: no time is left"
     process = subprocess.Popen(command, start_new_session=True)
@@ -129,7 +129,7 @@ def run_limited(command: Sequence[str], seconds: float) -> str | None:
 
 
 def measure(part: str, setup: Setup) -> None:
-    """Run the tasks of a part whose numbers are not stored yet. One that fails is left out, and says why."""
+    """Run the tasks of a part whose numbers are not stored yet. A failing task is reported and skipped."""
     host = {name: fact for name, fact in machine.host(setup.device).items() if name != "load"}
     about = {"host": host, "versions": machine.versions()}
     stored = read(setup.results)
@@ -139,7 +139,7 @@ def measure(part: str, setup: Setup) -> None:
             continue
         try:
             values = task.measure()
-        except Exception as error:  # memory that ends, a kernel that this torch lacks: the other tasks go on
+        except Exception as error:  # out of memory, or a kernel missing in this torch: continue with the other tasks
             say(f"{part}, {task.row}: {type(error).__name__}: {error}"[:500])
             continue
         rows.setdefault(task.row, {}).update(zip(task.columns, values, strict=True))
@@ -147,12 +147,12 @@ def measure(part: str, setup: Setup) -> None:
 
 
 def read(path: Path) -> dict:
-    """What is stored so far."""
+    """Read the stored results."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def write(path: Path, found: dict) -> None:
-    """Store it in one move: a process that is stopped leaves the old file or the new one."""
+    """Store results atomically: an interrupted process leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -164,7 +164,7 @@ def write(path: Path, found: dict) -> None:
 
 @cache
 def random_decoder(config: ModelConfig, device: str, dtype: torch.dtype, weights: str | None = None) -> Decoder:
-    """A decoder of these sizes with random weights, in a quantized format if one is named."""
+    """A decoder of these sizes with random weights, quantized if a format is named."""
     if weights:
         return quantize_model(random_decoder(config, device, dtype), weights)
     with torch.device("meta"):
@@ -181,7 +181,10 @@ def random_decoder(config: ModelConfig, device: str, dtype: torch.dtype, weights
 
 
 def ways(decoder: Decoder, setup: Setup, context: int) -> dict[str, Callable[[], DecoderTarget]]:
-    """What decodes with one step each: eager, and captured or compiled, or both. The compiled step is compiled once."""
+    """Targets for each way to run a decoder: eager, eager as CUDA graph, compiled, compiled as CUDA graph.
+
+    The step is compiled once.
+    """
 
     def captured_eager() -> CompiledTarget:
         target = CompiledTarget(decoder, context=context, cuda_graph=setup.graphs)
@@ -207,7 +210,7 @@ def ways(decoder: Decoder, setup: Setup, context: int) -> dict[str, Callable[[],
 
 @cache
 def bandwidth(device: str) -> float:
-    """Bytes per second that this device reads."""
+    """Measured read bandwidth of this device in bytes/s."""
     return machine.streams(device)[1]
 
 
@@ -215,7 +218,7 @@ def bandwidth(device: str) -> float:
 
 
 def steps(setup: Setup) -> Iterator[Task]:
-    """Milliseconds of a step behind 64 tokens, what is soon measured first; limit: its bytes at the bandwidth."""
+    """Milliseconds of a step after 64 tokens, quick measurements first; limit: its bytes over the bandwidth."""
     formats = {weights or "bf16": partial(decoder_of, setup, DEFAULT, weights) for weights in FORMATS}
     for columns in (("eager", "eager graph", "limit"), ("compiled", "graph")):
         for name, of in formats.items():
@@ -228,7 +231,7 @@ def decoder_of(setup: Setup, config: ModelConfig, weights: str | None) -> Decode
 
 
 def step_times(of: Callable[[], Decoder], columns: Sequence[str], setup: Setup) -> list[float]:
-    """Milliseconds of a step, for each of these ways to run it."""
+    """Milliseconds of a step in each of these modes."""
     decoder = of()
     targets = ways(decoder, setup, context=128)
     limit = 1e3 * bytes_read(decoder) / bandwidth(setup.device)
@@ -236,13 +239,13 @@ def step_times(of: Callable[[], Decoder], columns: Sequence[str], setup: Setup) 
 
 
 def step_time(target: DecoderTarget, setup: Setup) -> float:
-    """Milliseconds of a one-token step behind 64 tokens."""
-    call = repeatable_step(target, [50] * 64)  # which tokens they are does not change the time
+    """Milliseconds of a one-token step after 64 tokens."""
+    call = repeatable_step(target, [50] * 64)  # the time does not depend on the tokens
     return 1e3 * timed(call, setup.device, repeats=31, warmup=3).median
 
 
 def ladder(setup: Setup) -> Iterator[Task]:
-    """Tokens per second behind the prompt; share: of the bandwidth, that the bytes read for them take."""
+    """Tokens per second after the prompt; share: the share of the bandwidth that their bytes use."""
     for columns in (("eager graph", "eager graph share", "eager"), ("graph", "graph share")):
         for size, config in LARGE.items():
             for name, weights in WEIGHT_ONLY.items():
@@ -251,7 +254,7 @@ def ladder(setup: Setup) -> Iterator[Task]:
 
 
 def speeds(of: Callable[[], Decoder], columns: Sequence[str], setup: Setup) -> list[float]:
-    """Tokens per second of each way; a share is that of the way before it."""
+    """Tokens per second of each mode; a share belongs to the mode before it."""
     decoder, found = of(), []
     targets = ways(decoder, setup, context=256)
     for column in columns:
@@ -263,7 +266,7 @@ def speeds(of: Callable[[], Decoder], columns: Sequence[str], setup: Setup) -> l
 
 
 def tokens_per_second(target: DecoderTarget, setup: Setup) -> float:
-    """Of greedy decoding behind a short prompt: a long text's time less that of one token, which is the prefill."""
+    """Greedy decoding after a short prompt: time of a long text minus that of one token, which is the prefill."""
     count = 8 if setup.tiny else 32
 
     def write(tokens: int) -> None:
@@ -274,7 +277,7 @@ def tokens_per_second(target: DecoderTarget, setup: Setup) -> float:
 
 
 def attention(setup: Setup) -> Iterator[Task]:
-    """Milliseconds of causal attention of one sequence, 32 heads of 128, as Llama-2-7B's."""
+    """Milliseconds of causal attention of one sequence, with 32 heads of 128 as in Llama-2-7B."""
     heads, dim = (2, 16) if setup.tiny else (32, 128)
     for length in (64, 128) if setup.tiny else (1024, 2048, 4096, 8192, 16384):
         make = partial(torch.randn, 3, 1, heads, length, dim, device=setup.device, dtype=setup.dtype)
@@ -283,7 +286,7 @@ def attention(setup: Setup) -> Iterator[Task]:
 
 
 def attention_time(way: str, make: Callable[[], torch.Tensor], setup: Setup) -> list[float]:
-    """Milliseconds. RuntimeError for a backend that does not run here, and where memory ends."""
+    """Milliseconds. Raises RuntimeError for a backend that does not run here, and if memory runs out."""
     q, keys, values = make()
     if way == "naive":
         call = partial(naive, q[0], keys[0], values[0], causal=True)
@@ -308,7 +311,7 @@ def claimed(name: str, lm: Callable[[], LanguageModel], setup: Setup) -> list:
 
 
 def language_model(setup: Setup) -> LanguageModel:
-    """smollm2-135m, with random weights of its sizes where it cannot be fetched: the engine's speed is the same."""
+    """smollm2-135m, or random weights of its sizes if it cannot be fetched: the engine's speed is the same."""
     c = setup.sized(DEFAULT)
     try:
         if not setup.tiny:
@@ -331,7 +334,7 @@ def lessons(setup: Setup) -> Iterator[Task]:
 
 
 def lesson_time(lesson, values: dict, setup: Setup) -> list:
-    """Execute one lesson into build/on-gpu, its clocks with the fewest repeats."""
+    """Execute one lesson into build/on-gpu, with the fewest repeats."""
     from lessons_lib.course import runner
 
     os.environ[QUICK] = "1"

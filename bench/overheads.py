@@ -1,8 +1,8 @@
-"""What makes a compiled step fast, measured again: `python -m bench.overheads [words ...]`, for lesson 11's table.
+"""What makes a compiled step fast: `python -m bench.overheads [words ...]`, for the table of lesson 11.
 
-Each change is timed in turn with what it replaces, on the first layers of the model with its whole head, or alone.
-With words: only changes whose description holds one of them. Rows that are not measured stay as they are stored, those
-of what was tried once and left out among them.
+Each change is timed in alternation with the code it replaces, on the first layers of the model with its whole head, or
+alone. With words: only changes whose description contains one of them. Rows that are not measured stay as stored, among
+them those of changes that were tried once and rejected.
 """
 
 import json
@@ -31,17 +31,21 @@ from lessons_lib.quantization import quantize_model
 
 LAYERS, TEXT, LONGEST, ROWS, RANKS, REPEATS = 6, 200, 672, 5, 10, 60
 LIGHT, BOTH, GROUPED = "int8-weight-only", "int8", "int4-int8"
-PARTS = {  # of a step, by its kernels' names: one row attends in the compiler's loop, several by matmuls or a kernel
+PARTS = {  # kernels of a step by name: attention of one token is a compiled loop, of several it is matmuls or a kernel
     "attention": r"bmm|softmax|::attend_few_rows",
     "products": r"gemm|addmm|::mm$|qlinear|::multiply_grouped",
     "norms, rotation": r"^graph_",
 }
-Calls = tuple[Callable, Callable]  # before, behind
+Calls = tuple[Callable, Callable]  # before, after
 
 
 @dataclass(frozen=True)
 class Change:
-    """kept: whether the code has it, and why. calls: make what is timed, without it and with it."""
+    """A change to the compiled step.
+
+    kept: whether the code has the change; why: the reason. calls: creates the timed functions, before and after the
+    change.
+    """
 
     what: str
     kept: bool
@@ -50,7 +54,7 @@ class Change:
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Time all changes, or those that the words name, and store them with the other results -> exit status."""
+    """Time all changes, or those named by words, and store them with the other results; returns the exit status."""
     path = RESULTS / "ladder-overheads.json"
     rows = {row["what"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]} if path.exists() else {}
     for change in changes():
@@ -71,7 +75,7 @@ def main(words: Sequence[str] = ()) -> int:
 
 
 def row_of(change: Change) -> dict:
-    """Both calls timed in turn: medians and samples, in seconds."""
+    """Time both calls in alternation: medians and samples in seconds."""
     say(f"{change.what} ...")
     before, behind = change.calls()
     found = in_turn({"before": before, "behind": behind}, repeats=REPEATS)
@@ -81,13 +85,13 @@ def row_of(change: Change) -> dict:
 
 
 def parts_of(call: Callable) -> dict[str, float]:
-    """Seconds of a compiled step, of its kernels by what they do, and of what lies between them."""
+    """Seconds of a compiled step, of its kernels by kind, and of the time between them."""
     found = taken_apart(call, runs=REPEATS, parts=PARTS)
     return {"whole": sum(found.values()), "between kernels": found.pop("the rest")} | found
 
 
 def changes() -> list[Change]:
-    """Every change that the code has, and 4 bits for one row, which it could have."""
+    """Every change in the code, and 4-bit weights for one token, which were rejected."""
     eight, both = "weights of 8 bits instead of the model's own", "8 bits times 8 bits instead of weights of 8 bits"
     four = "4 bits times 8 bits, by our kernels in C++, instead of 8 bits times 8 bits"
     fitted = f"caches fitted to a text of {TEXT} tokens instead of {LONGEST} slots, one row"
@@ -114,7 +118,7 @@ def small() -> Decoder:
 
 
 def step(decoder, rows: int = 1, fitted: bool = True, **options) -> Callable[[], None]:
-    """A compiled step behind TEXT tokens, called once."""
+    """A compiled step after TEXT tokens, called once in advance."""
     target = CompiledTarget(decoder, None, (), LONGEST, (rows,), fitted=fitted, **options)
     call = repeatable_step(target, prompt_of(TEXT), rows)
     call()
@@ -122,12 +126,12 @@ def step(decoder, rows: int = 1, fitted: bool = True, **options) -> Callable[[],
 
 
 def slots() -> Calls:
-    """Caches of LONGEST slots, and fitted ones; one row."""
+    """Caches of LONGEST slots, and caches fitted to the text; one token."""
     return step(small(), fitted=False), step(small())
 
 
 def sums() -> Calls:
-    """ROWS rows by the library's products, and as sums that share one reading."""
+    """ROWS tokens by the library's matmuls, and as sums that share one read of the weights."""
     return step(small(), ROWS, matmul="library"), step(small(), ROWS)
 
 
@@ -138,20 +142,20 @@ def formats(before: str | None, behind: str, rows: int = 1) -> Callable[[], Call
 
 
 def masks() -> Calls:
-    """A mask built for ROWS rows of a chain behind TEXT tokens, and a block that needs none."""
+    """A mask built for a chain of ROWS tokens after TEXT tokens, and a pass that needs no mask."""
     chain = DraftTree.chain([0] * (ROWS - 1))
     cache = common.eager().new_cache(TEXT)
     return lambda: tree_mask(1, chain, TEXT), lambda: make_input([0], chain, cache)
 
 
 def draft() -> Calls:
-    """The draft's step unrounded, and with weights of 8 bits; one row."""
+    """The draft's step with unrounded and with 8-bit weights; one token."""
     wide = decoder_of(assisted.draft().network)
     return step(wide), step(quantize_model(wide, LIGHT))
 
 
 def heads() -> Calls:
-    """RANKS favourites of each of Medusa's heads for one state, whole and trimmed. NotMeasured without heads."""
+    """RANKS most likely tokens of each Medusa head for one state, with whole and trimmed heads."""
     trimmed, whole = medusa.heads(), load_heads(medusa.HEADS, common.model())
     whole.rows, whole.kept = whole.lm_head, None
     state = torch.zeros(1, whole.width, dtype=whole.lm_head.dtype)

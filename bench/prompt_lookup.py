@@ -9,15 +9,15 @@ from bench.questions import EAGER, OWN, asked, measured, ours, speed, theirs, wi
 from lessons_lib import PromptLookup
 from lessons_lib.measure.cost import width_cost
 
-GROUNDED = ("summarization", "qa", "code")  # the prompt holds a passage or a program to work on
-LOOKUP = {"num_tokens": 10, "max_ngram": 3, "rule": "recent", "min_hit_rate": 0.35}  # the defaults, spelled out
+GROUNDED = ("summarization", "qa", "code")  # the prompt contains a passage or a program to work on
+LOOKUP = {"num_tokens": 10, "max_ngram": 3, "rule": "recent", "min_hit_rate": 0.35}  # the defaults, explicitly
 LOOKED_UP = "PromptLookup with " + ", ".join(f"{name} {value}" for name, value in LOOKUP.items())
-SAME = {"num_tokens": 10, "max_ngram": 2, "rule": "transformers", "min_hit_rate": 0.0}  # as transformers does it
+SAME = {"num_tokens": 10, "max_ngram": 2, "rule": "transformers", "min_hit_rate": 0.0}  # as in transformers
 THEIRS = {"prompt_lookup_num_tokens": SAME["num_tokens"], "max_matching_ngram_size": SAME["max_ngram"]}
 
 
 def with_lookup(name: str, run: Run, categories: Sequence[str], count: int) -> Measured:
-    """Plain decoding and prompt lookup by its defaults in turn."""
+    """Plain decoding and prompt lookup with its defaults, in alternation."""
     methods = lambda ids: with_and_without(run, ids, "lookup", lambda of: PromptLookup(**LOOKUP))  # noqa: E731
     rows = asked(name, run, categories, count, methods, LOOKUP)
     v = costs_of(common.eager(), (1, 6, 11), run.repeats)

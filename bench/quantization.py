@@ -1,8 +1,8 @@
-"""Claims of lesson 10: how fast rounded decoders are, and what rounding costs in quality.
+"""Claims of lesson 10: the speed of quantized decoders, and what rounding costs in quality.
 
-Speed: against generate, themselves in wide weights, and prediction. All but the predicted steps are compiled, in bf16
-beside the rounded weights where the machine computes in it and else in fp32; transformers runs in the same format.
-Quality: read along the shipped text in fp32, nothing compiled.
+Speed is compared with transformers' generate, with our unquantized decoder, and with the prediction. Everything except
+the predicted steps is compiled, with activations in bf16 where the machine has native bf16, else fp32; transformers
+runs in the same dtype. Quality is measured on the shipped text in fp32, without compiling.
 """
 
 import math
@@ -29,10 +29,10 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
 from lessons_lib.quantization import bytes_kept, bytes_read, cpu, quantize_model
 
-FORMATS = ("int8", "int8-weight-only", "int4")  # of the lesson; int4-int8 is one of lesson 11
-WIDE = 9  # rows: a token and eight guesses
-READING = "reading", 0  # beside the steps, no row of any
-CACHED = 64  # tokens behind which steps are timed
+FORMATS = ("int8", "int8-weight-only", "int4")  # formats of the lesson; int4-int8 belongs to lesson 11
+WIDE = 9  # tokens: the root and eight draft tokens
+READING = "reading", 0  # a key beside the steps: plain reading, 0 tokens
+CACHED = 64  # cached tokens when steps are timed
 THEIRS = f"transformers generate, greedy, dynamic cache, eager, {DTYPE}; ours: CompiledTarget, {CONTEXT} positions"
 TEXT = "fp32, perplexity of the shipped articles of WikiText-2, windows of 512"
 GPTQ = "int3 g64"
@@ -40,13 +40,13 @@ GPTQ = "int3 g64"
 
 @cache
 def target(weights: str | None) -> CompiledTarget:
-    """Compiled for one row and for WIDE; None: weights as wide as everything else."""
+    """Compiled for one token and for WIDE tokens; None: unquantized weights."""
     of = common.in_format(weights)
     return CompiledTarget(of.decoder, of.tokenizer, of.eos, CONTEXT, (1, WIDE))
 
 
 def vs_generate(weights: str, run: Run) -> Measured:
-    """transformers' generate over ours with weights in this format."""
+    """Speedup over transformers' generate with weights in this format."""
     of = target(weights)
     ratio = decoding.over_generate(of, DTYPE, run)
     read, kept = bytes_read(of.decoder), bytes_kept(of.decoder)
@@ -80,7 +80,7 @@ def over_wide(run: Run) -> Measured:
 
 @claim("int8/width-9", "<= 1.8", "the same compiled step with one row")
 def width(run: Run) -> Measured:
-    """Beside it, in turn, the same of int4 and of wide weights."""
+    """Cost of a step of WIDE tokens relative to one token in int8; also for int4 and unquantized weights."""
     found = compiled_steps(run)
     v = {name: Ratio.of(found[name, WIDE], found[name, 1]) for name in ("int8", "int4", DTYPE)}
     steps = {f"{name} {rows} rows": samples.times for (name, rows), samples in found.items() if rows}
@@ -94,9 +94,9 @@ def width(run: Run) -> Measured:
     unit="",
 )  # fmt: skip
 def compiled_predicted_error(run: Run) -> Measured:
-    """|measured / predicted - 1| of one row; of the steps timed for the prediction only that with wide weights counts.
+    """|measured / predicted - 1| for one token. The prediction uses only the timed step with unquantized weights.
 
-    For int4 the larger of reading and unpacking.
+    For int4 it is the larger of reading and unpacking.
     """
     steps = compiled_steps(run)
     one = {name: samples for (name, rows), samples in steps.items() if rows == 1}
@@ -110,7 +110,10 @@ def compiled_predicted_error(run: Run) -> Measured:
 
 @cache
 def compiled_steps(run: Run) -> dict[tuple[str, int], Samples]:
-    """Seconds of compiled steps by (format, rows), all in turn, and of reading as many bytes as wide weights have."""
+    """Seconds of compiled steps by (format, tokens), and of reading the bytes of unquantized weights.
+
+    All are timed in alternation.
+    """
     wanted = [(name, rows) for name in ("int8", "int4", None) for rows in (1, WIDE)] + [("int8-weight-only", 1)]
     calls = {(name or DTYPE, rows): step(name, rows) for name, rows in wanted}
     calls[READING] = torch.ones(bytes_read(target(None).decoder) // 4).sum
@@ -118,10 +121,12 @@ def compiled_steps(run: Run) -> dict[tuple[str, int], Samples]:
 
 
 def unpacking(rate: float) -> float:
-    """Seconds that products of one row in int4 take with every matrix in a cache, and the head's to read at `rate`
-    (bytes/s); 0 where the packed kernels, which unpack codes as they read, do not run."""
+    """Seconds of the int4 matrix-vector products with every matrix cached and the head read at `rate` (bytes/s).
+
+    0 if the packed kernels, which unpack codes as they read, do not run.
+    """
     shape = common.model(DTYPE).shape
-    head = shape.vocab_size * shape.hidden_size / rate  # 8 bits a weight
+    head = shape.vocab_size * shape.hidden_size / rate  # 8 bits per weight
     return products_in_cache(target("int4").decoder) + head if cpu.packed_kernels() else 0.0
 
 
@@ -132,7 +137,7 @@ def unpacking(rate: float) -> float:
     unit="",
 )  # fmt: skip
 def predicted_error(run: Run) -> Measured:
-    """|measured / predicted - 1|. No step of the model itself is timed for the prediction (lesson 10)."""
+    """|measured / predicted - 1|. The prediction uses no timed step of the model itself (lesson 10)."""
     lm = common.model(DTYPE)
     made = {name or DTYPE: common.in_format(name) for name in (None, *FORMATS)}
     launching = {name: sample.median for name, sample in timed_steps(twins(lm.shape), run).items()}
@@ -144,19 +149,19 @@ def predicted_error(run: Run) -> Measured:
 
 
 def twins(shape: ModelConfig) -> dict[str, DecoderTarget]:
-    """In every format a decoder of as many layers whose bytes vanish: what its steps take is launching."""
+    """For every format, a decoder of as many layers whose bytes are negligible: its step time is launch overhead."""
     narrow = overhead_proxy(shape, DTYPE)
     return {DTYPE: narrow} | {name: DecoderTarget(quantize_model(narrow.decoder, name)) for name in FORMATS}
 
 
 def timed_steps(targets: Mapping[str, Target], run: Run) -> dict[str, Samples]:
-    """Seconds of eager steps of one token behind CACHED ones, the targets in turn."""
+    """Seconds of eager one-token steps after CACHED tokens, the targets in alternation."""
     prompt = prompt_of(CACHED)
     return in_turn({name: repeatable_step(of, prompt) for name, of in targets.items()}, repeats=5 * run.repeats)
 
 
 def compared(found: Mapping[str, Samples], predicted: Mapping[str, float]) -> Measured:
-    """The worst format's error."""
+    """The error of the worst format."""
     asserted = {name: Samples((seconds,) * len(found[name].times)) for name, seconds in predicted.items()}
     errors = {name: off_by(Ratio.of(found[name], asserted[name])) for name in found}
     worst = max(errors, key=lambda name: errors[name].value)
@@ -166,7 +171,7 @@ def compared(found: Mapping[str, Samples], predicted: Mapping[str, float]) -> Me
 
 
 def step(weights: str | None, rows: int = 1) -> Callable[[], None]:
-    """A call of a compiled step of so many rows behind CACHED tokens. weights: as of `target`."""
+    """A call of a compiled step of `rows` tokens after CACHED tokens. weights: as in `target`."""
     return repeatable_step(target(weights), prompt_of(CACHED), rows)
 
 
@@ -182,39 +187,36 @@ def ids(part: str, count: int | None = None) -> list[list[int]]:
 
 
 def reading(decoder: Decoder, windows: int | None, among=None) -> Reading:
-    """How a decoder finds the first windows of the text that quality is measured on, all if None.
-
-    among: as of `quality.read`.
-    """
+    """Evaluate a decoder on the first windows of the evaluation text (None: all). among: as in `quality.read`."""
     flat = [token for window in ids("evaluation", windows) for token in window]
     return quality.read(logits_of(decoder), flat, among=among)
 
 
 def logits_of(decoder: Decoder) -> quality.Logits:
-    """A decoder as `quality.read` asks it: T ids -> logits (T, V)."""
+    """A function ids (T,) -> logits (T, V) for `quality.read`."""
     of = DecoderTarget(decoder)
     return lambda ids: logits_along(of, ids, len(ids))
 
 
 @cache
 def wide(windows: int | None) -> Reading:
-    """The same text as read by the decoder in fp32."""
+    """The reading of the fp32 decoder on the same text."""
     return reading(unrounded(), windows)
 
 
 def rounded(format: str, **options) -> Decoder:
-    """The decoder with weights in this format, calibrated on 16 windows, for int8 on 4."""
+    """The decoder with weights in this format, calibrated on 16 windows (4 for int8)."""
     calibration = ids("calibration", 4 if format == "int8" else 16)
     return quantize_model(unrounded(), format, windows=calibration, **options)
 
 
 def windows_of(run: Run) -> int | None:
-    """How many windows a run reads; None: all."""
+    """Number of windows in a run; None: all."""
     return 2 if run.quick else None
 
 
 def perplexity(run: Run, format: str, **options) -> Measured:
-    """Perplexity with weights in this format over that in fp32, both on the same windows; options: `quantized`'s."""
+    """Perplexity with weights in this format over that in fp32, on the same windows. options: of `quantized`."""
     reference = wide(windows_of(run))
     found = reading(rounded(format, **options), windows_of(run))
     note = f"{found.perplexity:.2f} against {reference.perplexity:.2f}, {found.tokens:,} tokens"
@@ -224,7 +226,7 @@ def perplexity(run: Run, format: str, **options) -> Measured:
 
 
 def as_ratio(found: Reading, reference: Reading) -> Ratio:
-    """Perplexity over the reference's; the samples are each window's mean, in nats per token."""
+    """Perplexity over the reference's; the samples are mean nll per window, in nats per token."""
     change = quality.ratio(found, reference)
     means = [Samples(tuple(float(part.mean()) for part in of.nll)) for of in (found, reference)]
     return Ratio(change.value, change.low, change.high, *means)
@@ -242,10 +244,10 @@ def int8_quality(run: Run) -> Measured:
 
 @claim("int4/perplexity", "<= 1.010", TEXT + "; groups of 32 in line with the file's own, head in 8 bits", dtype="fp32")
 def int4_quality(run: Run) -> Measured:
-    """The file's blocks are of 4 bits, which favours int4 g32.
+    """Quality of int4 weights. The packaged file has blocks of 4 bits, which favours int4 g32.
 
-    The weights hold their rounded values as fp32: the packed kernel, which rounds nothing more in fp32, is slow on many
-    rows. That both read alike is tested.
+    The rounded weights are stored as fp32: the packed kernel, which rounds nothing more in fp32, is slow for many
+    tokens. A test checks that both give the same reading.
     """
     return perplexity(run, "int4", values=True)
 
@@ -256,10 +258,10 @@ def int4_quality(run: Run) -> Measured:
     unit="", dtype="fp32",
 )  # fmt: skip
 def recovered(run: Run) -> Measured:
-    """1 - what GPTQ loses over what rounding to the nearest loses, on weights that were never rounded to few bits.
+    """1 - GPTQ's loss over the loss of rounding to nearest, on weights that were never rounded to few bits.
 
-    smol-draft's layers are stored in 8 bits, trained since they were copied. Of the text, the tokens that its trimmed
-    head scores. The interval is that of windows drawn again.
+    These are smol-draft's layers, stored in 8 bits and trained since they were copied. Only tokens in the vocabulary of
+    its trimmed head count. The interval comes from resampling windows.
     """
     decoder, count = decoder_of(load("smol-draft", device="cpu", dtype="fp32").network), windows_of(run)
     among = torch.zeros(decoder.config.vocab_size, dtype=torch.bool).index_fill(0, decoder.kept, True)
@@ -276,7 +278,7 @@ def recovered(run: Run) -> Measured:
 
 
 def share(exact: np.ndarray, nearest: np.ndarray, better: np.ndarray) -> tuple[float, float, float]:
-    """Share of the perplexity that `nearest` loses that `better` does not, each (windows, 2) of sum and count."""
+    """Share of the perplexity lost by `nearest` that `better` does not lose. Each (windows, 2): sum and count."""
 
     def of(drawn: Sequence) -> np.ndarray:
         sums = [part[drawn].sum(-2) for part in (exact, nearest, better)]

@@ -1,11 +1,11 @@
-"""Measuring speculation question by question: methods in turn on each, kept as it goes, and sums over questions.
+"""Measure speculation question by question: methods in alternation, stored as they are measured, summed over questions.
 
-All run on the decoder, eager, in bf16 where the machine computes in it (bars hold for that) and else in fp32; the
-compiled one stands beside it in the same run. Every turn of a question is asked, after the conversation so far with
-plain decoding's answers. Over several questions a speed is the sum of tokens over the sum of seconds.
+All methods run on the eager decoder, in bf16 where the machine has native bf16 (bars refer to that), else in fp32; the
+compiled decoder is measured beside it in the same run. Every turn of a question is asked, after the conversation so far
+with plain decoding's answers. A speed over several questions is the sum of tokens over the sum of seconds.
 
-Another file's questions (Run.questions) are asked by its own categories, as many of each as of one of ours, and of the
-eager target alone: they may be longer than the compiled one's caches, which are as long as ours need.
+Another file's questions (Run.questions) are used by its own categories, as many of each as of one of ours, and only on
+the eager target: they may be longer than the compiled one's caches, which are as long as our questions need.
 """
 
 import json
@@ -29,33 +29,35 @@ from lessons_lib.measure.clock import Ratio, no_gc
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.progress import bar, say
 
-TOKENS = 128  # of every answer: those that end earlier by themselves do not count, longer ones are cut
+TOKENS = 128  # length of every answer: those that end earlier do not count, longer ones are cut
 OWN = "the course's own"
 TAUGHT = f"{OWN}, of kinds that smol-draft and smol-medusa were trained on"
 EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
-CONTEXT = 672  # positions of the compiled target's caches: the longest prompt, its answer and a lookahead window fit
-COMPILED = (1, 5, 11)  # token counts compiled: plain, a chain of four, prompt lookup's ten; more run eager
+CONTEXT = 672  # slots of the compiled target's caches: enough for the longest prompt, its answer and a lookahead window
+COMPILED = (1, 5, 11)  # compiled widths: plain, a chain of four, prompt lookup's ten; wider passes run eager
 BESIDE = {"theirs": "plain theirs", "loop": "plain theirs", "ours": "natural", "ours compiled": "plain compiled"}
 KEPT = Path(__file__).parent.parent / "build" / "bench-questions"
-Made = tuple[Sequence[int], Sequence[StepStats]]  # new ids, and the trace where it is ours
+Made = tuple[Sequence[int], Sequence[StepStats]]  # new ids, and the stats if it is ours
 SPREAD = "the interval is that of the questions, one run each"
 
 
 def plain_of(name: str) -> str:
-    """Plain decoding on the target, and in the state, of the method of this name: "plain compiled" of "lookup
-    compiled"; among lesson 11's rungs, "int8" of "int8 + draft"."""
+    """The plain-decoding counterpart of a method, on the same target in the same state.
+
+    "plain compiled" for "lookup compiled"; among lesson 11's configurations, "int8" for "int8 + draft".
+    """
     target, guessed, _ = name.partition(" + ")
     return target if guessed else "plain compiled" if name.endswith(" compiled") else "plain"
 
 
 @cache
 def compiled() -> CompiledTarget:
-    """The eager target's decoder."""
+    """The eager target's decoder, compiled."""
     return run_once(common.eager().decoder, COMPILED)
 
 
 def run_once(decoder: Decoder, widths: Sequence[int], **options) -> CompiledTarget:
-    """A decoder of this vocabulary compiled, each of its compiled steps run once; options as of CompiledTarget."""
+    """Compile a decoder of this vocabulary and run each of its compiled steps once; options: of CompiledTarget."""
     target = CompiledTarget(decoder, common.eager().tokenizer, common.eager().eos, CONTEXT, widths, **options)
     for width in widths:
         repeatable_step(target, prompt_of(32), width)()
@@ -63,7 +65,7 @@ def run_once(decoder: Decoder, widths: Sequence[int], **options) -> CompiledTarg
 
 
 def conversation(target, question: Question) -> Iterator[tuple[dict, list[int], Output]]:
-    """For each turn: what its row begins with, its prompt behind the turns before, and plain decoding's answer."""
+    """For each turn: the first columns of its row, its prompt after the turns before, and plain decoding's answer."""
     messages = []
     for number, turn in enumerate(question.turns, 1):
         messages.append({"role": "user", "content": turn})
@@ -74,7 +76,7 @@ def conversation(target, question: Question) -> Iterator[tuple[dict, list[int], 
 
 
 def chosen(run: Run, own: Sequence[Question], categories: Sequence[str], count: int) -> list[Question]:
-    """The first `count` questions of each category, `own` ones unless the run brings a file with its categories."""
+    """The first `count` questions of each category: `own`, or the run's file with its own categories."""
     if not run.questions:
         return first_of(own, categories, count)
     found = questions(run.questions)
@@ -82,36 +84,38 @@ def chosen(run: Run, own: Sequence[Question], categories: Sequence[str], count: 
 
 
 def categories_of(found: Sequence[Question]) -> list[str]:
-    """Their categories, each once, in the order in which they come first."""
+    """Their categories in order of first appearance."""
     return list(dict.fromkeys(question.category for question in found))
 
 
 def ours(target, ids: list[int], proposer=None) -> Made:
-    """TOKENS new tokens by our greedy generate behind these ids, and its trace. proposer None: plain decoding."""
+    """TOKENS new tokens by our greedy generate after these ids, with stats. proposer None: plain decoding."""
     out = generate(target, ids, proposer, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
     return out.ids, out.stats
 
 
 def theirs(ids: list[int], **options) -> Made:
-    """transformers' own generate, which keeps no trace."""
+    """transformers' own generate, without stats."""
     return by_transformers(common.model().network, ids, TOKENS, **options), []
 
 
 def targets(run: Run) -> dict[str, Target]:
-    """What methods run on, each with the suffix of its methods' names."""
+    """The targets on which methods run, by the suffix of the methods' names."""
     return {"": common.eager()} if run.questions else {"": common.eager(), " compiled": compiled()}
 
 
 def with_and_without(run: Run, ids: list[int], name: str, proposer: Callable) -> dict[str, Callable[[], Made]]:
-    """Plain decoding and `name` on every target. proposer: target -> its proposer."""
+    """Plain decoding and method `name` on every target. proposer: target -> its proposer."""
     on = targets(run)
     plain = {f"plain{state}": partial(ours, of, ids) for state, of in on.items()}
     return plain | {f"{name}{state}": partial(ours, of, ids, proposer(of)) for state, of in on.items()}
 
 
 def plain_beside(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
-    """Plain decoding where `ours`, `theirs` and `loop` run, so that their texts can be compared with it; on the eager
-    target it is the natural answer."""
+    """Plain decoding for `ours`, `theirs` and `loop`, so that their texts can be compared with it.
+
+    On the eager target it is the natural answer.
+    """
     state = {} if run.questions else {"plain compiled": partial(ours, compiled(), ids)}
     return {"plain theirs": partial(theirs, ids)} | state
 
@@ -126,17 +130,17 @@ def asked(
     also: Callable | None = None,
     like: Callable[[str], str | None] = plain_of,
 ) -> list[dict]:
-    """A row for every turn of the first `count` questions of each category, {"short": tokens} if its answer is short.
+    """A row for every turn of the first `count` questions of each category; {"short": tokens} if its answer is short.
 
     methods: ids -> {name: call}. The eager target's greedy text is "natural" among texts. also: (ids, natural answer)
-    -> what else the row of a long answer shall hold. like: as of `each_method`.
+    -> further columns for the row of a long answer. like: as in `each_method`.
     """
     target = common.eager()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
 
     def measure(question: Question) -> list[dict]:
         rows = []
-        for row, ids, natural in conversation(target, question):  # the natural answer is a warm-up, too
+        for row, ids, natural in conversation(target, question):  # the natural answer also serves as warm-up
             if natural.finish == "length":
                 texts, backwards = {"natural": natural.ids}, question.question_id % 2 == 1
                 row |= each_method(target, ids, methods(ids), backwards=backwards, like=like, texts=texts)
@@ -154,9 +158,10 @@ def asked(
 def measured(
     rows: list[dict], ratio: Callable, slow: str, fast: str, settings: dict, note: str = "", overhead=None, **facts
 ) -> Measured:
-    """The ratio over the questions with long answers, and what is said and kept beside it. ValueError without any.
+    """The ratio over the questions with long answers, with its note and facts.
 
-    overhead: rows of a step -> its time over a plain step's, each measured apart; then the speed is predicted, too.
+    overhead: tokens per step -> cost relative to a plain step, both timed separately; with it the speed is predicted,
+    too.
     """
     counted = answered(rows)
     kinds = by_category(counted)
@@ -174,14 +179,14 @@ def measured(
 
 
 def over_transformers(rows: list[dict], settings: dict) -> Measured:
-    """`ours` over `theirs`, and beside it `loop`: our loop on transformers' own forwards."""
+    """`ours` over `theirs`, and beside it `loop`: our loop on transformers' forward passes."""
     loop = speed(long_enough(rows), "theirs", "loop")
     note = f"our loop on TransformersTarget: {loop.value:.2f}"
     return measured(rows, speed, "theirs", "ours", settings, note, loop=[loop.value, loop.low, loop.high])
 
 
 def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast: str) -> dict | None:
-    """The speed of `fast` compiled over `slow`, which is compiled too if it is ours; None if it was not run."""
+    """Speed of `fast` compiled over `slow`, which is compiled too if it is ours; None if it was not run."""
     fast, known = f"{fast} compiled", rows[0]
     if fast not in known:
         return None
@@ -197,19 +202,19 @@ def long_enough(rows: list[dict]) -> list[dict]:
 
 
 def answered(rows: list[dict]) -> list[dict]:
-    """The rows of long answers. ValueError without any."""
+    """The rows of long answers. Raises ValueError if there are none."""
     if not (found := long_enough(rows)):
         raise ValueError(f"no answer reaches {TOKENS} tokens, so there is nothing to measure; ask other questions")
     return found
 
 
 def by_category(rows: list[dict]) -> dict[str, list[dict]]:
-    """Rows under their categories, in the order in which these come first."""
+    """Rows by category, in order of first appearance."""
     return {kind: [row for row in rows if row["category"] == kind] for kind in [row["category"] for row in rows]}
 
 
 def first_of(questions: Sequence[Question], categories: Sequence[str], count: int) -> list[Question]:
-    """The first `count` questions of each category, as they stand in the file."""
+    """The first `count` questions of each category, in the order of the file."""
     of = {category: [q for q in questions if q.category == category][:count] for category in categories}
     return [question for chosen in of.values() for question in chosen]
 
@@ -217,8 +222,10 @@ def first_of(questions: Sequence[Question], categories: Sequence[str], count: in
 def each(
     claim: str, questions: Sequence[Question], measure: Callable[[Question], list[dict]], settings: dict
 ) -> list[dict]:
-    """All rows of measure(question), a turn each, for every question. They are on disk as soon as they are there,
-    until all are: a run that was killed goes on behind them if it asks for the same questions with the same settings.
+    """All rows of measure(question), one per turn, for every question.
+
+    They are stored on disk one by one until all are measured: an interrupted run continues after them if it has the
+    same questions and settings.
     """
     path = KEPT / f"{claim.replace('/', '-')}.json"
     wanted = json.loads(json.dumps([[asdict(question) for question in questions], settings]))
@@ -226,7 +233,7 @@ def each(
     for question in bar(questions[len(rows) :], desc=claim, unit="question"):
         rows.append(measure(question))
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")  # beside it, so that whoever is killed while writing loses one question
+        part = path.with_suffix(".part")  # written beside it, so that an interrupted write loses one question only
         part.write_text(json.dumps({"wanted": wanted, "rows": rows}))
         part.replace(path)
     path.unlink(missing_ok=True)
@@ -237,7 +244,7 @@ def kept(path: Path, wanted: list) -> list[list[dict]]:
     """Each question's rows from an interrupted run of the same measurement."""
     try:
         before = json.loads(path.read_text())
-    except (OSError, ValueError):  # there is none, or the run was killed while it wrote
+    except (OSError, ValueError):  # missing, or the run was interrupted while writing
         return []
     if before["wanted"] != wanted:
         return []
@@ -253,13 +260,13 @@ def each_method(
     like: Callable[[str], str | None] = plain_of,
     texts: Mapping[str, Sequence[int]] | None = None,
 ) -> dict:
-    """Every method on one prompt, the last one first if backwards -> what each took and made, and how they differ.
+    """Run every method on one prompt (in reverse order if `backwards`) -> counts, seconds and comparisons for each.
 
-    equal: whether the text is that of the method that `like` names, plain decoding on the same target in the same
-    state; None for that one itself, and where it is neither among the methods nor in `texts`, which were written
-    before. shortfall: by how many logits a token of the text falls short of the target's favourite at most, both from
-    one forward over the whole text: rounding, unless it is large. useful: steps that commit more than one token.
-    prefill: how many of the seconds went by before the first token, 0 without a trace.
+    equal: whether the text equals that of the method named by `like` (plain decoding on the same target in the same
+    state). None for that method itself, and if it is neither among the methods nor in `texts`, which were generated
+    before. shortfall: the largest logit gap between the target's argmax and a token of the text, from one forward pass
+    over the whole text; it is due to rounding unless it is large. useful: steps that commit more than one token.
+    prefill: seconds before the first token, 0 without stats.
     """
     seconds, made = {}, {}
     with no_gc():
@@ -278,7 +285,7 @@ def each_method(
 
 
 def counts(new: Sequence[int], stats: Sequence[StepStats]) -> dict:
-    """What is counted of a text, and how long its prefill took, as `each_method` has it."""
+    """Counts of a text and the time of its prefill, as in `each_method`."""
     steps = after_prefill(stats)
     return {
         "tokens": len(new), "forwards": len(stats), "forwarded": sum(step.num_input_tokens for step in steps),
@@ -294,14 +301,14 @@ def speed(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
 
 
 def after_prompt(rows: Sequence[dict], slow: str, fast: str) -> float:
-    """The same without the prefill and its token, which `predicted_speed` leaves out, too."""
+    """The same without the prefill and its token, as in `predicted_speed`."""
     taken = [[(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in rows]
              for name in (slow, fast)]  # fmt: skip
     return rate_ratio(*taken).value
 
 
 def compression(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
-    """Tokens per forward, prefill included, of method `fast` over those of `slow`; plain decoding has exactly 1."""
+    """Tokens per forward pass, prefill included, of method `fast` over those of `slow` (plain decoding: 1)."""
     return rate_ratio(*[[(row[name]["tokens"], row[name]["forwards"]) for row in rows] for name in (slow, fast)])
 
 
@@ -312,22 +319,25 @@ def tokens_per_pass(rows: Sequence[dict], name: str) -> float:
 
 
 def in_steps(rows: Sequence[dict], name: str) -> list[tuple[int, int]]:
-    """(tokens, forwards) of each row, prefill and its token left out."""
+    """(tokens, forward passes) of each row, without the prefill and its token."""
     return [(row[name]["tokens"] - 1, row[name]["forwards"] - 1) for row in rows]
 
 
 def rows_fed(rows: Sequence[dict], name: str) -> float:
-    """Rows of a step's forward on average, prefill left out."""
+    """Mean number of tokens in a forward pass, prefill left out."""
     return sum(row[name]["forwarded"] for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
 
 
 def predicted_speed(rows: Sequence[dict], name: str, overhead: Callable[[float], float]) -> float:
-    """The speed over plain decoding, prefill left out, of steps that take overhead(rows fed) plain steps each."""
+    """Predicted speedup over plain decoding, prefill left out.
+
+    overhead: mean tokens per pass -> cost of a step in plain steps.
+    """
     return tokens_per_pass(rows, name) / overhead(rows_fed(rows, name))
 
 
 def said(note: str, facts: dict, texts: int) -> str:
-    """A claim's note: its own, what was predicted, and for each kind of text speed and tokens per forward."""
+    """A claim's note: its own, the prediction, and speed and tokens per forward pass for each kind of text."""
     found, beside = [note], facts["compiled"]
     if "predicted" in facts:
         found.append(f"speed behind the prompt {facts['after_prompt']:.2f}, predicted {facts['predicted']:.2f}")
@@ -341,7 +351,7 @@ def said(note: str, facts: dict, texts: int) -> str:
 
 
 def per_kind(kinds: dict[str, list[dict]], slow: str, fast: str) -> dict[str, dict[str, float]]:
-    """For each kind of text the speed of `fast` over `slow`, and its tokens per forward."""
+    """For each kind of text the speed of `fast` over `slow`, and its tokens per forward pass."""
     return {
         "speed_by_category": {kind: speed(of, slow, fast).value for kind, of in kinds.items()},
         "tokens_per_pass": {kind: tokens_per_pass(of, fast) for kind, of in kinds.items()},
@@ -349,12 +359,12 @@ def per_kind(kinds: dict[str, list[dict]], slow: str, fast: str) -> dict[str, di
 
 
 def with_tau(facts: dict) -> str:
-    """Speed and tokens per forward of each kind, as `per_kind` has them."""
+    """Format speed and tokens per forward pass of each kind, from `per_kind`."""
     taus = facts["tokens_per_pass"]
     return ", ".join(f"{kind} {value:.2f} at {taus[kind]:.2f}" for kind, value in facts["speed_by_category"].items())
 
 
 def parted(rows: Sequence[dict]) -> dict[str, int]:
-    """For each method how many of its texts are not those of plain decoding on the same target in the same state."""
+    """For each method, how many of its texts differ from plain decoding's on the same target and state."""
     flags = {name: [row[name]["equal"] for row in rows] for name, made in rows[0].items() if isinstance(made, dict)}
     return {name: of.count(False) for name, of in flags.items() if None not in of}

@@ -1,23 +1,24 @@
 """Measure claims one by one: `python -m bench.run [CLAIM ...] [--quick] [--questions FILE]`, as `make bench` does.
 
-Each claim's row goes into results/claims.json as soon as it is there, its raw samples beside it. A run that
-was interrupted goes on where it stopped; one that ended starts anew. With another file's questions, only claims that
-ask some are measured, and all goes to build/bench/, by the file's name: the stored rows are about our own questions.
+Each claim's row is written to results/claims.json as soon as it is measured, with its raw samples beside it. An
+interrupted run continues where it stopped; a finished one starts anew. With another file's questions, only claims that
+use questions are measured, and the results go to build/bench/, under the file's name: the stored rows are about our own
+questions.
 
 module          what it holds
 --------------  ------------------------------------------------------------------------------------------------
-common          claims by name, what a run and a measurement are, the model, ratios with intervals
-questions       methods in turn on each question, kept as it goes, sums over questions, and notes
+common          claims by name, runs and measurements, the model, ratios with intervals
+questions       methods in alternation on each question, stored one by one, sums over questions, and notes
 decoding        claims of lessons 01-03: loop, cache, decoder
 serving         claims of lesson 05: the engine against others (vllm, vllm_worker), the simulator
 assisted        claims of lesson 06: a draft model
 prompt_lookup   claims of lesson 07
 lookahead       the claim of lesson 08
-medusa          claims of lesson 09, and the tree that Medusa gets on a target
-quantization    claims of lesson 10: speed and quality of rounded decoders
-ladder          claims of lesson 11: every rung in turn, and llama.cpp
-on_gpu          steps, ladder, attention, engine and lessons on a GPU; run by itself
-overheads       what makes a compiled step fast; run by itself
+medusa          claims of lesson 09, and the choice of Medusa's tree for a target
+quantization    claims of lesson 10: speed and quality of quantized decoders
+ladder          claims of lesson 11: every configuration in turn, and llama.cpp
+on_gpu          steps, ladder, attention, engine and lessons on a GPU; run separately
+overheads       what makes a compiled step fast; run separately
 """
 
 import argparse
@@ -36,7 +37,7 @@ from lessons_lib.progress import bar, say
 BENCHES = ("decoding", "serving", "assisted", "prompt_lookup", "lookahead", "medusa", "quantization", "ladder")
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
-OTHERS = ROOT / "build" / "bench"  # results of quick runs, and with other files' questions
+OTHERS = ROOT / "build" / "bench"  # results of quick runs and of other files' questions
 UNFINISHED = ROOT / "build" / "bench-unfinished.json"
 
 for name in BENCHES:
@@ -44,7 +45,7 @@ for name in BENCHES:
 
 
 def main() -> int:
-    """Measure the claims that the command line names and print their table -> exit status, 2 if it names none."""
+    """Measure the named claims and print their table; returns the exit status, 2 if no such claim exists."""
     options = parse()
     try:
         chosen, asked = choose(options), key_of(options.questions)
@@ -68,7 +69,7 @@ def main() -> int:
 
 
 def choose(options: argparse.Namespace) -> list[str]:
-    """The claims to measure. ValueError names those that there are, if none is meant."""
+    """The claims to measure. Raises ValueError, which lists all claims, if none matches."""
     known = [name for name in CLAIMS if CLAIMS[name].asks or not options.questions]
     chosen = [name for name in known if not options.claims or name.startswith(tuple(options.claims))]
     if not chosen:
@@ -78,7 +79,7 @@ def choose(options: argparse.Namespace) -> list[str]:
 
 
 def key_of(file: Path | None) -> str:
-    """What tells question files apart, "" for our own questions. ValueError if it cannot be read as one."""
+    """Key that distinguishes question files, "" for our own questions. Raises ValueError for an invalid file."""
     if not file:
         return ""
     try:
@@ -89,13 +90,13 @@ def key_of(file: Path | None) -> str:
 
 
 def results(run: Run) -> Path:
-    """Where rows and raw samples go: those of a quick run never among full ones."""
+    """Folder for rows and raw samples; quick runs have their own."""
     parts = ([run.questions.stem] if run.questions else []) + (["quick"] if run.quick else [])
     return OTHERS / "-".join(parts) if parts else RESULTS
 
 
 def parse() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure named claims on this machine.")
     parser.add_argument("claims", nargs="*", help="a claim's name, or how it begins; default: all")
     parser.add_argument("--questions", type=Path, metavar="FILE", help="ask these, in Spec-Bench's format, not ours")
@@ -115,7 +116,7 @@ def unfinished(wanted: list) -> list[str]:
 
 
 def record(claim: Claim, run: Run) -> None:
-    """Measure one claim; its row and its raw samples are on disk when this returns."""
+    """Measure one claim and write its row and its raw samples to disk."""
     try:
         measured = claim.measure(run)
     except NotMeasured as lack:

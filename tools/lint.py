@@ -1,6 +1,6 @@
 """Check the code with ruff, import-linter and vulture, and the stored lessons against the house rules.
 
-The house rules are what makes a lesson run elsewhere, compare well with nbval and read well on a page.
+The house rules ensure that a lesson runs elsewhere, compares well with nbval and reads well on a page.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from lessons_lib.paths import ROOT
 from tools import store
 
 SCRIPTS = ROOT / "build" / "lint"  # the lessons' code, for tools that read no notebooks
-TOOLS = (  # what they check stands in pyproject.toml
+TOOLS = (  # configured in pyproject.toml
     ["-m", "ruff", "check", "--quiet"],
     ["-c", "from importlinter.cli import lint_imports; exit(lint_imports(no_cache=True, no_logo=True))"],
-    ["-m", "vulture", "lessons_lib", "bench", "tools", SCRIPTS],  # what only tests use is unused
+    ["-m", "vulture", "lessons_lib", "bench", "tools", SCRIPTS],  # code that only tests use counts as unused
     ["-m", "vulture", "lessons_lib", "bench", "tools", "tests", SCRIPTS],
 )
 REQUIRED = {"model", "device", "dtype", "seed"}
-LINE = 120  # characters of a line of code that a reader sees
-LONG_LINES = (  # lessons that are not checked for it: take a name out when its lesson is rewritten
+LINE = 120  # longest line of visible code, in characters
+LONG_LINES = (  # lessons exempt from this rule: remove a name when its lesson is rewritten
     "00_roofline", "01_prefill_decode", "02_kv_cache", "03_static_cache_compile", "04_attention_kernels",
     "05_continuous_batching", "06_assisted_decoding", "07_prompt_lookup", "08_jacobi_lookahead", "09_medusa",
     "10_quantization", "11_ladder", "12_effective_sparsity",
@@ -56,7 +56,7 @@ def write_scripts(folder: Path) -> None:
 
 
 def complaint(call: list[str]) -> str:
-    """What a program prints if it fails; "" if it does not."""
+    """Output of a program that fails; "" if it succeeds."""
     done = subprocess.run(call, cwd=ROOT, text=True, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.stdout.strip() or f"{call} failed" if done.returncode else ""
 
@@ -78,7 +78,7 @@ def problems(lesson: Lesson) -> list[str]:
 
 
 def of_format(nb: nbformat.NotebookNode) -> Iterator[str]:
-    """Format, kernel, and metadata that tools leave there."""
+    """Notebook format, kernel, and metadata left there by tools."""
     if (nb.nbformat, nb.nbformat_minor) != (4, 5) or not all(cell.get("id") for cell in nb.cells):
         yield "is not nbformat 4.5 with cell ids"
     if nb.metadata.get("kernelspec", {}).get("name") != "python3":
@@ -88,7 +88,7 @@ def of_format(nb: nbformat.NotebookNode) -> Iterator[str]:
 
 
 def of_parameters(lesson: Lesson) -> Iterator[str]:
-    """One cell of literals, with the names that every lesson has."""
+    """One parameters cell of literals, with the names that every lesson has."""
     try:
         missing = REQUIRED - set(parameters(lesson))
     except UsageError as error:
@@ -99,7 +99,7 @@ def of_parameters(lesson: Lesson) -> Iterator[str]:
 
 
 def of_setup(nb: nbformat.NotebookNode, name: str, address: str) -> Iterator[str]:
-    """The generated set-up cell first, and the Colab link that follows from the repository's address."""
+    """The generated set-up cell first, and the Colab link for the repository's address."""
     sources = [cell.source for cell in nb.cells if cell.cell_type == "code"]
     if sources[:1] != [store.setup_cell(address)]:
         yield "its first code cell is not the generated set-up cell; `make lessons` writes it"
@@ -109,7 +109,7 @@ def of_setup(nb: nbformat.NotebookNode, name: str, address: str) -> Iterator[str
 
 
 def of_drawings(nb: nbformat.NotebookNode) -> Iterator[str]:
-    """Drawings as they are in imgs/."""
+    """Attached drawings equal those in imgs/."""
     current = copy.deepcopy(nb)
     store.put_drawings(current)
     if nb != current:
@@ -117,7 +117,7 @@ def of_drawings(nb: nbformat.NotebookNode) -> Iterator[str]:
 
 
 def of_text(nb: nbformat.NotebookNode) -> Iterator[str]:
-    """Nothing that holds on one machine only, and no picture without words."""
+    """Nothing that is valid on one machine only, and no picture without alt text."""
     for cell in nb.cells:
         found = ABSOLUTE.search(cell.source + json.dumps(cell.get("outputs", []), ensure_ascii=False))
         if found:
@@ -131,7 +131,7 @@ def of_text(nb: nbformat.NotebookNode) -> Iterator[str]:
 
 
 def of_outputs(code: list[nbformat.NotebookNode]) -> Iterator[str]:
-    """Executed once from top to bottom, and outputs that nbval can compare and a page can show."""
+    """Executed once from top to bottom, with outputs that nbval can compare and a page can show."""
     counts = [cell.execution_count for cell in code if cell.source.strip()]
     if counts != list(range(1, len(counts) + 1)):
         yield "was not executed from top to bottom"
@@ -148,14 +148,14 @@ def of_outputs(code: list[nbformat.NotebookNode]) -> Iterator[str]:
 
 
 def of_lines(code: list[nbformat.NotebookNode]) -> Iterator[str]:
-    """No line that a reader has to scroll along. Collapsed cells may have them."""
+    """No visible line that needs horizontal scrolling; collapsed cells may have them."""
     for line in (line for cell in code if not collapsed(cell) for line in cell.source.splitlines()):
         if len(line) > LINE:
             yield f"has a line of {len(line)} characters, {LINE} at most: {line.strip()[:40]}..."
 
 
 def collapsed(cell: nbformat.NotebookNode) -> bool:
-    """Whether JupyterLab or the site shows a cell's outputs and hides its code."""
+    """Whether JupyterLab or the site hides a cell's code and shows its outputs."""
     return cell.metadata.get("jupyter", {}).get("source_hidden", False) or "hide-input" in cell.metadata.get("tags", [])
 
 

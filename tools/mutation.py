@@ -1,8 +1,9 @@
-"""Break the library in many small ways, one at a time, with mutmut: how many does a test notice? (`make mutation`)
+"""Mutation testing with mutmut: break the library in many small ways, one at a time; how many do the tests detect?
 
-mutmut knows tens of thousands of changes and remembers which tests call the changed function; all of them would take
-days, so a seeded sample is tried. Everything happens in a copy in build/mutation/, which keeps what was found: a run
-that was ended goes on where it stopped, and changes that nobody noticed are tried again, since tests may have come.
+(`make mutation`.) mutmut knows tens of thousands of mutations and remembers which tests call the changed function. All
+of them would take days, so a seeded sample is tried. Everything happens in a copy in build/mutation/, which keeps the
+results: an interrupted run continues where it stopped, and undetected mutations are tried again, since there may be new
+tests.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from pathlib import Path
 from lessons_lib.paths import ROOT
 
 COPY = ROOT / "build" / "mutation"
-COUNT, SEED = 400, 0  # of the sample
-ENOUGH = 0.9  # of the sample is to be noticed
+COUNT, SEED = 400, 0  # size and seed of the sample
+ENOUGH = 0.9  # share of the sample that must be detected
 CAUGHT = {1, 3, 24, -24, 36, 152, 255, -9, -11}  # a test failed, ran out of time (mutmut's codes), or Python crashed
 
 
 def main() -> int:
-    """Try the sample, print a table and what nobody noticed; 1 if too much of it, 2 if the tests fail beforehand."""
+    """Try the sample, print a table and the undetected mutations.
+
+    Returns 1 if too many are undetected, 2 if the tests fail beforehand.
+    """
     refresh(ROOT, COPY)
-    said = mutmut("run", "none of these", quiet=True)  # makes the changes, and learns which tests call what
+    said = mutmut("run", "none of these", quiet=True)  # creates mutations, maps tests to functions
     if not (COPY / "mutants" / "mutmut-stats.json").is_file():
         print(f"The tests fail before anything is broken (or run otherwise there):\n{said[-2000:]}", file=sys.stderr)
         return 2
     codes = results()
     by_chance = sorted(codes, key=lambda name: hashlib.sha256(f"{SEED} {name}".encode()).digest())
-    sample = sorted(by_chance[:COUNT])  # where code changes, the other names stay in the sample
+    sample = sorted(by_chance[:COUNT])  # if code changes, the other names stay in the sample
     if waiting := [name for name in sample if codes[name] not in CAUGHT]:
-        mutmut("run", *waiting)  # a worker a core
+        mutmut("run", *waiting)  # one worker per core
         codes = results()
     missed = [name for name in sample if codes[name] not in CAUGHT]
     for name in missed:
@@ -50,7 +54,7 @@ def main() -> int:
 
 
 def refresh(source: Path, copy: Path) -> None:
-    """Bring the copy up to date with the files git knows; what did not change keeps its time, and so its results."""
+    """Update the copy with the files known to git; unchanged files keep their time, and so their results."""
     call = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(call, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
@@ -65,14 +69,14 @@ def refresh(source: Path, copy: Path) -> None:
 
 
 def mutmut(*arguments: str, quiet: bool = False) -> str:
-    """Run mutmut in the copy; what it printed, if quiet."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}  # as many processes as workers, a core each
+    """Run mutmut in the copy; returns its output if quiet."""
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}  # as many processes as workers, one core each
     out = {"capture_output": True, "text": True} if quiet else {}
     return subprocess.run([sys.executable, "-m", "mutmut", *arguments], cwd=COPY, env=environ, **out).stdout or ""
 
 
 def results() -> dict[str, int | None]:
-    """Every change's name, and the exit status of the tests with it; None if it was not tried."""
+    """Name of every mutation, and the tests' exit status with it; None if it was not tried."""
     metas = (json.loads(meta.read_text(encoding="utf-8")) for meta in (COPY / "mutants").rglob("*.meta"))
     return {name: code for meta in metas for name, code in meta["exit_code_by_key"].items()}
 

@@ -1,4 +1,4 @@
-"""Write README's tables from the package's own text, the stored lessons and bench/results/claims.json."""
+"""Write README's tables from the package's docstrings, the stored lessons and bench/results/claims.json."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ HEADINGS = ("technique", "question", "claim", "predicted", "measured")
 
 
 def fill(readme: Path = README, lessons: list[Lesson] | None = None, claims_file: Path = CLAIMS) -> None:
-    """Write the tables into README, between their markers; ValueError without these, and for a damaged claims file."""
+    """Write the tables into README, between their markers.
+
+    Raises ValueError for missing markers or a damaged claims file.
+    """
     lessons = find() if lessons is None else lessons
     readme.write_text(filled(readme.read_text(encoding="utf-8"), lessons, claims_file), encoding="utf-8", newline="\n")
 
 
 def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
-    """README's text with what the package offers and what stored lessons and claims say now; ValueError as `fill`."""
+    """README's text with up-to-date tables. Raises ValueError like `fill`."""
     rows = results.load(claims_file)
     text = between(text, "names", name_table())
     text = between(text, "lessons", lesson_table(lessons, store.address()))
@@ -32,13 +35,13 @@ def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
 
 
 def technique_table(claims_file: Path) -> str:
-    """A row per technique whose speed was measured; ValueError for a damaged claims file."""
+    """A row per technique whose speed was measured."""
     rows = results.technique_cells(claims_file.parent)
     return tables.markdown(results.TECHNIQUES, rows) if rows else "Not measured yet: `make bench` does."
 
 
 def between(text: str, marker: str, content: str) -> str:
-    """Replace what stands between <!-- marker:begin --> and <!-- marker:end -->; ValueError without them."""
+    """Replace the text between <!-- marker:begin --> and <!-- marker:end -->. Raises ValueError if they are missing."""
     begin, end = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"README needs the lines {begin} and {end} once each.")
@@ -47,19 +50,19 @@ def between(text: str, marker: str, content: str) -> str:
 
 
 def name_table() -> str:
-    """A row per public name, from the package's own text."""
+    """A row per public name, with the first line of its docstring."""
     lines = [line.split(None, 1) for line in lessons_lib.__doc__.strip().split("\n\n")[-1].splitlines()]
     return tables.markdown(("name", "what it is"), [[f"`{name}`", what] for name, what in lines])
 
 
 def lesson_table(lessons: list[Lesson], address: str) -> str:
-    """A row per lesson: its question, and the first of its scores that has prediction and measurement."""
+    """A row per lesson: its question, and its first score with both prediction and measurement."""
     rows = [lesson_row(lesson, address) for lesson in lessons]
     return tables.markdown(HEADINGS, rows) if rows else "No lessons yet."
 
 
 def lesson_row(lesson: Lesson, address: str) -> list[str]:
-    """Name with its links, question, claim, predicted, measured; address: of the repository, for Colab."""
+    """Name with its links, question, claim, predicted, measured. address: of the repository, for Colab."""
     nb = lesson.read()
     name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name})"
     opening = store.link(address, lesson.name)
@@ -71,7 +74,7 @@ def lesson_row(lesson: Lesson, address: str) -> list[str]:
 
 
 def question(nb) -> str:
-    """The first question that a lesson asks in words; "" without one."""
+    """The first question in a lesson's text; "" if there is none."""
     text = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     prose = " ".join(line for line in text.splitlines() if line and not line.startswith("#"))
     found = re.search(r"[^.!?]*\?", prose)

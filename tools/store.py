@@ -1,7 +1,7 @@
-"""Execute lessons and store what is worth keeping of their outputs in notebooks/ (`make lessons LESSONS="02 06"`).
+"""Execute lessons and store their outputs, as far as worth keeping, in notebooks/ (`make lessons LESSONS="02 06"`).
 
-Each stored lesson begins with a generated cell that installs lessons_lib where it is missing, and, once the repository
-has an address on GitHub, with a link that opens it on Colab.
+Each stored lesson begins with a generated cell that installs lessons_lib where it is missing and, if the repository has
+an address on GitHub, with a link that opens it on Colab.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNSET = """\
 
 
 def main(asked: list[str]) -> int:
-    """Store the lessons asked for, all without any; returns the exit status."""
+    """Store the selected lessons, or all; returns the exit status."""
     try:
         return store(select(find(), asked))
     except UsageError as error:
@@ -59,10 +59,10 @@ def main(asked: list[str]) -> int:
 
 
 def store(lessons: list[Lesson]) -> int:
-    """Execute lessons with their own defaults and overwrite them; returns the exit status.
+    """Execute lessons with their defaults and overwrite them; returns the exit status.
 
-    A lesson that fails keeps its old outputs. So does one whose turn comes while other programs load the machine:
-    its times would mislead every reader.
+    A lesson that fails keeps its old outputs. So does one whose turn comes while other programs load the machine,
+    because its times would mislead every reader.
     """
     start_storing()
     failed = [lesson.name for lesson in lessons if not again(lesson)]
@@ -72,7 +72,7 @@ def store(lessons: list[Lesson]) -> int:
 
 
 def again(lesson: Lesson) -> bool:
-    """Execute one lesson in place, unless other programs load the machine; whether that went well."""
+    """Execute one lesson in place, unless other programs load the machine; returns whether it succeeded."""
     nb = lesson.read()
     put_setup(nb, lesson.name, address())
     put_drawings(nb)
@@ -93,7 +93,7 @@ def again(lesson: Lesson) -> bool:
 
 
 def tidy(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Remove, in place, what differs from run to run or from machine to machine and tells a reader nothing."""
+    """Remove, in place, everything that differs between runs or machines and is of no use to a reader."""
     nb.nbformat_minor = 5
     nb.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in nb.cells:
@@ -104,7 +104,7 @@ def tidy(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def kept(metadata: dict) -> dict:
-    """Of a cell's metadata what its author chose: its tags, and that its code is collapsed."""
+    """The part of a cell's metadata set by its author: its tags, and that its code is collapsed."""
     chosen = {"tags": metadata["tags"]} if metadata.get("tags") else {}
     if metadata.get("jupyter", {}).get("source_hidden"):
         chosen["jupyter"] = {"source_hidden": True}
@@ -112,7 +112,7 @@ def kept(metadata: dict) -> dict:
 
 
 def keeps(output: nbformat.NotebookNode) -> bool:
-    """Whether an output is stored, after its dropped forms are taken out: one without others goes as a whole."""
+    """Drop unwanted forms of an output, in place; returns whether a form remains that is stored."""
     if output.output_type == "stream":
         return output.name == "stdout"
     data = output.get("data", {})
@@ -123,24 +123,24 @@ def keeps(output: nbformat.NotebookNode) -> bool:
 
 
 def write(nb: nbformat.NotebookNode, path: Path) -> None:
-    """Write a notebook in the one form that its file has: indent 1, sorted keys, one newline at the end."""
+    """Write a notebook in canonical form: indent 1, sorted keys, one newline at the end."""
     text = nbformat.writes(nb).rstrip("\n") + "\n"
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def address(root: Path = ROOT) -> str:
-    """The repository's address, kept in pyproject.toml as project.urls.Repository; "" while it is unset."""
+    """The repository's address, project.urls.Repository in pyproject.toml; "" while it is unset."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return project.get("urls", {}).get("Repository", "")
 
 
 def setup_cell(address: str) -> str:
-    """Source of every lesson's first code cell; without an address it says what to do instead."""
+    """Source of every lesson's first code cell; without an address it prints instructions."""
     return SETUP.format(source=FROM_ADDRESS.format(address=address) if address else UNSET)
 
 
 def link(address: str, name: str) -> str:
-    """Markdown link that opens a lesson in Colab; "" without an address on GitHub, the only place that Colab opens."""
+    """Markdown link that opens a lesson in Colab; "" without an address on GitHub, the only site Colab opens."""
     parts = urlparse(address)
     if parts.netloc != "github.com":
         return ""
@@ -157,7 +157,7 @@ def put_setup(nb: nbformat.NotebookNode, name: str, address: str) -> None:
 
 
 def put_drawings(nb: nbformat.NotebookNode, imgs: Path = ROOT / "imgs") -> None:
-    """Put the drawings of imgs/ as they are now into the cells that show them as attachments, in place."""
+    """Attach the current drawings of imgs/ to the cells that show them, in place."""
     for cell in nb.cells:
         for name in cell.get("attachments", {}):
             cell.attachments[name] = {"image/png": base64.b64encode((imgs / name).read_bytes()).decode()}
