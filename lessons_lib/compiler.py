@@ -153,6 +153,7 @@ class Layout:
             found = [_describe_one(tensor, names, own) for tensor in tensors]
             found = before if found == before else found
             self._lists[index] = weakref.ref(tensors[0]), own, found
+        # dynamic sizes must agree with those of the other arguments
         if any(open_sizes.setdefault(name, size) != size for name, size in own.items()):
             return [*found, "other sizes"]
         return found
@@ -225,6 +226,7 @@ class CompiledStep:
             return self._first(*args)
 
     def _first(self, *args):
+        # record the layout and mark dynamic sizes before the compiler runs
         keep_compiled_code()
         self.seconds = None
         self._layout = Layout(args, self.weights, self.sizes)

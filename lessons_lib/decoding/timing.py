@@ -44,6 +44,7 @@ def launch_times(
     )
     compiled = CompiledTarget(ours.decoder, context=cached + ROOM, matmul="library", regional=True)
     targets = {"transformers": theirs, "decoder": ours, "compiled": compiled}
+    # equal steps on all three, timed in turn
     steps = {name: repeatable_step(of, [1] * cached) for name, of in targets.items()}
     return {name: samples.median for name, samples in in_turn(steps, device, repeats).items()}
 

@@ -124,19 +124,23 @@ async def _read(client: openai.AsyncOpenAI, server: Server, request: Sequence, p
     tokens, finished, stream = 0, False, None
     try:
         async with asyncio.timeout(server.timeout) as silence:
+            # the timeout restarts at every event
             stream = await _stream(client, server, prompt, request.length)
             async for event in stream:
                 silence.reschedule(asyncio.get_running_loop().time() + server.timeout)
+                # record the time of each generated token
                 for choice in event.choices or []:
                     if _generated(choice):
                         times.append(time.perf_counter() - start)
                     finished |= bool(choice.finish_reason)
+                # exact token counts, sent with the last event
                 if event.usage:
                     tokens = event.usage.completion_tokens or tokens
                     request.prompt_length = event.usage.prompt_tokens or request.prompt_length
     except Exception as error:
         raise StreamError(_why(error, server, begun=stream is not None)) from error
     finally:
+        # keep the tokens so far, also after an error
         request.times = evenly(times, tokens)
         request.num_output_tokens = len(request.times)
         if stream is not None:

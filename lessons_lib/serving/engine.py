@@ -72,6 +72,7 @@ class Engine:
         scheduler's `num_speculative_tokens` tokens per step. Give each request its own proposer and generator.
         on_tokens: if it raises an exception, only its own request is cancelled.
         """
+        # ids and proposers must be unique
         if any(other.id == id for other in self.requests):
             raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
         users = (other for other in self.requests if proposer is not None and other.proposer is proposer)
@@ -79,6 +80,7 @@ class Engine:
             raise ValueError(f"request {user.id!r} uses this proposer; give each request its own")
         if id is None:
             id = next(i for i in self.numbers if all(other.id != i for other in self.requests))
+        # make the sequence
         limits = max_new_tokens, min_new_tokens, stop
         seq = new_sequence(self.target, prompt, proposer, acceptance, *limits, generator, id=id, arrival=arrival)
         seq.on_tokens = on_tokens

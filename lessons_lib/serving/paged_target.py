@@ -70,11 +70,14 @@ def attend_pages(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
     visible (rows, n, P) bool: the mask. Two batched matmuls over all blocks, and a softmax over the blocks of each row.
     Masked values have weight 0, so they must be finite. In the shapes below g = H / H_kv.
     """
+    # group the queries by KV head
     heads, rows, dim = q.shape
     blocks, kv_heads, size = keys.shape[1:4]
     grouped = q.transpose(0, 1).reshape(rows, 1, kv_heads, -1, dim)
+    # softmax over all entries of a row
     scores = (grouped @ keys.transpose(-1, -2)).permute(0, 2, 3, 1, 4).flatten(3) * dim**-0.5  # (rows, H_kv, g, n · P)
     weights = scores.masked_fill(~visible.flatten(1)[:, None, None], float("-inf")).softmax(-1)
+    # weighted sum of the values, over the blocks too
     weights = weights.unflatten(3, (blocks, size)).permute(0, 3, 1, 2, 4)  # (rows, n, H_kv, g, P)
     return (weights @ values).sum(1).reshape(rows, heads, dim).transpose(0, 1)
 
@@ -131,6 +134,7 @@ class CompiledPagedTarget(PagedTarget):
         return not self.problem
 
     def _run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+        # positions and block tables, before anything is written
         rows, begun, counts = [], [], [block.wanted for block in blocks]
         for block in blocks:
             start, used, new = block.cache.room(len(block.tokens))
@@ -159,6 +163,7 @@ class CompiledPagedTarget(PagedTarget):
             tokens, positions, tables = tokens + [0], positions + [0], tables + [[]]
         wanted = wanted * 2 if len(wanted) == 1 else wanted
         tables = self.memory.padded(tables, at_least=2)
+        # check the indices, clear new blocks, run
         check("token", tokens, self.vocab_size)
         check("position", positions, self.context)
         check("block", [*chain.from_iterable(tables)], self.memory.null_block + 1)
@@ -206,8 +211,10 @@ def attend_pages_by_sums(q: Tensor, keys: Tensor, values: Tensor, visible: Tenso
     exact = torch.promote_types(q.dtype, torch.float32)
     q = kept_in_memory(q.transpose(0, 1)).reshape(rows, 1, keys.shape[2], -1, 1, dim)
     queries = q.unbind(3)  # g queries share keys; one loop over g separate sums reads keys and values only once
+    # scores q · k, masked
     scores = torch.stack([(one * keys).sum(-1, dtype=exact) for one in queries], 3) * dim**-0.5
     scores = scores.masked_fill(~visible[:, :, None, None], float("-inf"))  # (rows, n, H_kv, g, P)
+    # softmax: the division by the sum of weights comes last
     weights = (scores - scores.amax((1, 4), keepdim=True)).exp()
     sums = torch.stack([(one[..., None] * values).sum((1, 3)) for one in weights.unbind(3)], 2)
     sums = sums / weights.sum((1, 4))[..., None]

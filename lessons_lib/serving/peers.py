@@ -32,6 +32,7 @@ def padded_batches(network, requests: list[Sequence], slots: int) -> list[Sequen
 
 
 def _pad(network, batch: list[Sequence], start: float) -> None:
+    # left-pad the prompts to a rectangle
     longest, clock = max(request.prompt_length for request in batch), TokenClock()
     ids = torch.tensor([[0] * (longest - r.prompt_length) + r.ids for r in batch], device=network.device)
     mask = torch.tensor([[0] * (longest - r.prompt_length) + [1] * r.prompt_length for r in batch], device=ids.device)
@@ -39,6 +40,7 @@ def _pad(network, batch: list[Sequence], start: float) -> None:
     admitted = time.perf_counter() - start
     with quiet():
         out = network.generate(ids, attention_mask=mask, pad_token_id=0, streamer=clock, **settings)
+    # each request keeps the tokens of its own length
     times = [at - start for at in clock.times]
     for request, row in zip(batch, out[:, longest:].tolist(), strict=True):
         _note(request, row[: request.length], times[: request.length], admitted, times[-1])
@@ -55,8 +57,10 @@ def continuous_batches(network, requests: list[Sequence], pages: dict = PAGES) -
     served = [request.fresh() for request in requests]
     with quiet(), network.continuous_batching_context_manager(settings, continuous_batching_config=config) as manager:
         start = time.perf_counter()
+        # queue all requests
         names = {manager.add_request(r.ids, max_new_tokens=r.length, record_timestamps=True): r for r in served}
         waiting = set(names)
+        # collect results until all are there or the manager has stopped
         while waiting and (manager.is_running() or not manager.output_router.output_queue.empty()):
             result = manager.get_result(timeout=1)
             if result is not None and result.is_finished():

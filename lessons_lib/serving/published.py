@@ -85,9 +85,11 @@ def table(requests: int = 1000, seed: int = 0) -> list[StudyRow]:
 
 
 def _rows(longest: int, requests: int, seed: int) -> list[StudyRow]:
+    # simulate all systems on the same requests
     made = workload(longest, requests, seed)
     logs = {name: simulate(made, scheduler, device()) for name, scheduler in systems(longest, made).items()}
     speeds = {name: total_throughput(log) for name, log in logs.items()}
+    # compare with naive static batching and with the published values
     naive = speeds[NAIVE]
     rows = []
     for name, log in logs.items():

@@ -204,7 +204,7 @@ class Conversations:
             reply = random_ids(self.answers.draw(rng), CHAT_IDS, rng)
             arrival = time + turn * self.pause
             made.append(Sequence(f"{chat}.{turn}", arrival, 0, len(reply), ids=list(prompt), reply=reply))
-            history = prompt + reply
+            history = prompt + reply  # the next prompt starts with it: a shared prefix
         return made
 
 

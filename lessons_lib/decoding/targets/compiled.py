@@ -93,7 +93,7 @@ class CompiledTarget(DecoderTarget):
         if not self.captures:
             return self._allocate(tokens)
         buffers = self._unused.pop() if self._unused else self._allocate(tokens)
-        cache = copy(buffers)
+        cache = copy(buffers)  # shares the tensors; `buffers` keeps them when this cache is gone
         cache.keep(0)
         for tensor in (*cache.keys, *cache.values):
             tensor.zero_()  # a NaN of another text would pass through the mask: 0 · NaN is NaN
@@ -124,6 +124,7 @@ class CompiledTarget(DecoderTarget):
         tokens = torch.tensor(block.tokens + padding, device=self.device)
         positions = torch.tensor(cache.positions(block.offsets) + padding, device=self.device)
         args = tokens, positions, cache.slots(width), cache.mask(block.mask, count, width), cache.keys, cache.values
+        # run the step, as a CUDA graph or directly
         step = self._step(width)
         final, logits = self._graph(step, width, args)(*args) if self.captures else step(*args)
         if step.problem and not self.problem:

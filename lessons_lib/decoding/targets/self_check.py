@@ -156,6 +156,7 @@ def branches_agree(target) -> bool:
     cache.keep(first, [first + 1, first + 3])
     found = torch.cat([found, _plain(target, [after], cache)])
 
+    # compare in the order of `found`
     left, right, beside = (rows[first - 1 :] for rows in (left, right, beside))
     expected = [left[0], left[1], right[1], left[2], beside[2], right[2], left[3], right[3]]
     return agree(found, torch.stack(expected))
@@ -171,10 +172,12 @@ def long_text_agrees(target, length: int) -> bool:
     (*text, root), others, branch = ids[: -depth - WIDTH], ids[-depth - WIDTH : -depth], ids[-depth:]
     tree = tree_of(others + branch, [ROOT] * WIDTH + [ROOT, *range(WIDTH, WIDTH + depth - 1)])
 
+    # the branch as plain text
     cache = target.new_cache(length + WIDTH)
     if text:
         target.forward(plain_input(text, cache))
     expected = _plain(target, [root, *branch], cache)
+    # the same as the last branch of the tree
     cache.keep(len(text))
     found = target.forward(make_input([root], tree, cache)).logits
     return agree(found[-depth:], expected[1:])

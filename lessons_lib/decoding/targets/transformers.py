@@ -114,9 +114,11 @@ class StateCache(TargetCache):
             raise ValueError(f"{prefix} tokens and then {list(then)} cannot be kept of {len(self.ids)}")
         if end < len(self.ids):
             self.target.require_chains()
+            # restore the latest copy that is old enough, else start anew
             copy_before = next((saved for saved in reversed(self.copies) if saved[0] <= end), None)
             read, self.state = copy_before or (0, self.target.new_state())
             again, self.ids = self.ids[read:end], self.ids[:read]
+            # feed the kept tokens after it again
             if again:
                 self.target.forward(plain_input(again, self))
             self.copying = True
