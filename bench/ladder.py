@@ -75,7 +75,7 @@ def rows(run: Run, kind: str) -> list[dict]:
     """All configurations and peers on the questions of one kind; each row includes plain decoding's text."""
     priced(run.quick, run.repeats)  # predict before any text is timed
     text = lambda ids, out: {"prompt": list(ids), "new": out.ids}  # noqa: E731
-    settings = {"rungs": sorted(rung_methods(run, common.prompt_of(8)))}
+    settings = {"configurations": sorted(rung_methods(run, common.prompt_of(8)))}
     categories, count = KINDS[kind]
     methods = lambda ids: rung_methods(run, ids)  # noqa: E731
     return answered(asked(f"ladder/{kind}", run, categories, count, methods, settings, also=text))
@@ -182,9 +182,9 @@ def against(
     facts |= {"formats": peers} if peers else {}
     facts["tokens_per_pass"] = tokens_per_pass(found, winner)
     if theirs in named(run):
-        predicted = {row["rung"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
+        predicted = {row["configuration"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
         facts["predicted"] = predicted[winner] / predicted[theirs]
-    return Measured(ratio, note, facts | {"rungs": table, "questions": found, **quality_facts(run.quick)})
+    return Measured(ratio, note, facts | {"configurations": table, "questions": found, **quality_facts(run.quick)})
 
 
 def by_format(run: Run, took: dict[str, float], peers: Collection[str], ours: str) -> dict[str, dict[str, float]]:
@@ -225,7 +225,7 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
     gains, counts = step_gains(list(ladder.values()), took), good_enough(run.quick)
     said = []
     for name in all_names:
-        row = {"rung": name, "speed": took[name], "whole": requests[name], "peer": name not in ladder}
+        row = {"configuration": name, "speed": took[name], "whole": requests[name], "peer": name not in ladder}
         row["samples"] = [tokens / seconds for tokens, seconds in decoding(found, name)]
         row["counts"] = target_of(name) in counts
         if name in ladder:

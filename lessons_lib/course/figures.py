@@ -207,7 +207,7 @@ def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
     lengths are equal factors, and lengths add up. The numbers stand in columns right of the axes, because a number at
     the end of its bar would be mistaken for the predicted value.
     """
-    speeds = {row["rung"]: row["speed"] for row in rows}
+    speeds = {row["configuration"]: row["speed"] for row in rows}
     predicted = [row["predicted"] for row in rows if row.get("predicted")]
     ax = axes((WIDTH, 1.5 + 0.36 * len(rows)))
     low, high = 0.7 * min([*speeds.values(), *predicted]), 1.1 * max([*speeds.values(), *predicted])
@@ -238,7 +238,7 @@ def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
         ax.annotate("measured", (1, -0.8), (54, 0), **numbers)
         ax.annotate("predicted", (1, -0.8), (146, 0), **numbers)
         handles += ax.plot([], [], "|", color=INK, markersize=12, markeredgewidth=2, label="predicted")
-    ax.set_yticks(range(len(rows)), [row["rung"] for row in rows])
+    ax.set_yticks(range(len(rows)), [row["configuration"] for row in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     ticks = [m * 10**e for e in range(-1, 6) for m in (1, 2, 5) if low <= m * 10**e <= high]

@@ -32,7 +32,7 @@ def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
         else:
             where = dict(xytext=(14, 0), va="center")  # the largest dot's radius is 13 points
         at = (100 * row["loss"], row["speed"])
-        ax.annotate(row["rung"], at, textcoords="offset points", fontsize=9, color=INK, **where)
+        ax.annotate(row["configuration"], at, textcoords="offset points", fontsize=9, color=INK, **where)
     said = f"area: bytes held, {min(row['bytes'] for row in rows) / 1e6:,.0f} to {most / 1e6:,.0f} MB"
     ax.set_title(said, fontsize=9, loc="right")
     left = 100 * min(0.0, *(row["loss"] for row in rows))
@@ -100,11 +100,13 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
     chosen = parts.engines[engine]
     configs = [Configuration(first, None, parts.engines[first])]
     configs += [Configuration(engine, first, chosen)] * (engine != first)
-    found = [{"rung": config.name, "below": config.below, "speed": config.cost.speed(*plain)} for config in configs]
+    found = [
+        {"configuration": config.name, "below": config.below, "speed": config.cost.speed(*plain)} for config in configs
+    ]
     if gamma:
         guessing = Configuration(f"{engine} + {who}", engine, replace(chosen, draft=parts.guess[who]))
         expected = guessing.cost.speed(*parts.traces(who, kind, gamma))
-        found.append({"rung": guessing.name, "below": engine, "speed": expected})
+        found.append({"configuration": guessing.name, "below": engine, "speed": expected})
     return found
 
 
@@ -115,13 +117,13 @@ def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> t
     wide = price.forward(0, 1 + gamma) / price.forward(0)
     speed, times = found[-1]["speed"], found[-1]["speed"] / found[0]["speed"]
     said = [
-        f"{kind}: {speed:.0f} tokens/s predicted, {times:.2f} times {found[0]['config']}",
+        f"{kind}: {speed:.0f} tokens/s predicted, {times:.2f} times {found[0]['configuration']}",
         f"{tau:.2f} tokens per forward pass, a step of {1 + gamma} rows costs {wide:.2f}",
     ]
     ax = plot_waterfall(found)
     ax.figure.legends[0].remove()
     ax.set_title("\n".join(said), fontsize=9)
-    steps = ", then ".join(f"{row['config']} {row['speed']:.3g}" for row in found)
+    steps = ", then ".join(f"{row['configuration']} {row['speed']:.3g}" for row in found)
     return ax, f"A ladder in predicted tokens per second: {steps}. {'; '.join(said)}."
 
 

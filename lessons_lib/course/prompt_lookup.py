@@ -31,7 +31,7 @@ from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.measure.cost import StepCost, WidthCurve
 
 PRODUCERS = {
-    "model": Producer(PALE, "the model's own forward pass"),
+    "model": Producer(PALE, "the model's own choice"),
     "prompt": Producer(GREEN, "copied from the prompt", UNDERLINED),
     "answer": Producer(GOLD, "copied from the answer", UNDERLINED),
 }

@@ -81,7 +81,7 @@ class MedusaHeads(nn.Module):
         stacks = [nn.Sequential(*(ResidualBlock(self.width) for _ in range(blocks))) for _ in range(count)]
         self.stacks = nn.ModuleList(stacks).to(lm_head.device, lm_head.dtype)
         readers = [root_reader(self.width, root_rank, seed) for seed in range(count if root_rank else 0)]
-        self.roots = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
+        self.root_readers = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
         self.own = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own else 0))
         self.register_buffer("lm_head", lm_head, persistent=False)
         self.register_buffer("rows", lm_head, persistent=False)  # rows of the tokens that are scored
@@ -114,7 +114,7 @@ class MedusaHeads(nn.Module):
 
     def _read(self, chosen: Sequence[int] | Tensor | None) -> Iterator[Tensor | float]:
         """For each head, the input (T, D) that its first block gets from the chosen tokens; 0 if it reads none."""
-        if not self.roots:
+        if not self.root_readers:
             return repeat(0.0)
         if chosen is None:
             raise ValueError(
@@ -122,7 +122,7 @@ class MedusaHeads(nn.Module):
             )
         rows = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
         rows = F.rms_norm(rows, (self.width,))
-        return (root(rows) for root in self.roots)
+        return (reader(rows) for reader in self.root_readers)
 
     def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
         """Logits of the first `count` heads (None: all): (T, D) after the final norm -> (T, K, V).

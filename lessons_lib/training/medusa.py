@@ -137,7 +137,7 @@ def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> H
     """A new run. lm_head (V, D). kept (K,): vocabulary of the heads (None: all)."""
     heads = MedusaHeads(lm_head, recipe.heads, recipe.blocks, root_rank=recipe.root_rank)
     exact = torch.promote_types(lm_head.dtype, torch.float32)
-    for part in (heads.stacks, heads.roots):
+    for part in (heads.stacks, heads.root_readers):
         part.to(exact)
     if kept is not None:
         heads.trim(kept)

@@ -154,7 +154,10 @@ def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, cl
     assert measured.facts["requests"][0] == pytest.approx(requests)
     assert measured.note.startswith(f"{best} ") and "at most 0.5 logits" in measured.note
     assert measured.facts["tokens_per_pass"] == 10 / 5
-    rows = {row["rung"]: row for row in measured.facts["rungs"]["grounded" if "grounded" in claim else "free"]}
+    rows = {
+        row["configuration"]: row
+        for row in measured.facts["configurations"]["grounded" if "grounded" in claim else "free"]
+    }
     predicted = rows[best]["predicted"] / rows[peer]["predicted"] if peer == "generate" else None
     assert measured.facts.get("predicted") == predicted
 
@@ -193,12 +196,12 @@ def test_what_llama_cpp_loses_in_quality_and_what_its_files_hold_is_kept(timed):
     assert facts["quality"]["llama.cpp Q4_0"]["change"][0] > 1.01 and facts["held"]["llama.cpp Q4_0"] == 7
     assert facts["llamacpp"]["llama.cpp Q4_K_M"]["parts"] == {"Q4_1": 3, "Q8_0": 4}
     assert "llama.cpp Q4_0 + lookup of 2" not in facts["quality"]  # guesses change no weight
-    counts = {row["rung"]: row["counts"] for row in facts["rungs"]["free"]}
+    counts = {row["configuration"]: row["counts"] for row in facts["configurations"]["free"]}
     assert counts["llama.cpp Q4_1 + lookup of 2"] and not counts["llama.cpp Q4_0 + lookup of 2"]
 
 
 def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
-    rows = {row["rung"]: row for row in timed.free(FULL).facts["rungs"]["free"]}
+    rows = {row["configuration"]: row for row in timed.free(FULL).facts["configurations"]["free"]}
     assert rows["int8 weights"]["speed"] == pytest.approx(10 / 2) and rows["int8 weights"]["whole"] == pytest.approx(
         11 / 3
     )
@@ -210,7 +213,7 @@ def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
 
 def test_a_prediction_is_bytes_over_bandwidth_the_overhead_of_a_compiled_step_and_the_loop(timed):
     """3 steps behind the first token of the made-up text, which lies behind a prompt of 2."""
-    rows = {row["rung"]: row for row in timed.free(FULL).facts["rungs"]["free"]}
+    rows = {row["configuration"]: row for row in timed.free(FULL).facts["configurations"]["free"]}
     shape, element = common.model().shape, ladder.DTYPES[common.DTYPE].itemsize
     moved = lambda S: 8 * shape.weights + element * S * shape.kv_elements(1)  # noqa: E731
     forward = lambda S: moved(S) / RATES.read_bandwidth + 0.0005  # noqa: E731
@@ -252,4 +255,4 @@ def test_a_quick_run_has_fewer_rungs_and_questions(bench):
 def test_the_adaptive_lookup_goes_by_the_curve_that_was_timed_beside_the_text_else_by_the_rungs(bench, v, told):
     found = ladder.proposer("adaptive lookup", ladder.targets(True)["compiled"], FULL, v)
     found.reset(common.eager(), [1])
-    assert [found.told(n) for n in range(1, 6)] == [told] * 5 and found.num_tokens == 10
+    assert [found.gated(n) for n in range(1, 6)] == [told] * 5 and found.num_tokens == 10

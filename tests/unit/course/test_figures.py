@@ -65,11 +65,11 @@ DRAFTED = assisted.Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])
 LENGTHS = rows(gamma=(1, 2, 4), predicted=(1.2, 1.5, 1.1), counted=(1.1, 1.4, 1), samples=([1.1, 1.2], [1.3, 1.4], [1]),
                strayed=(False, False, True))  # fmt: skip
 RUNGS = [
-    {"rung": "slow", "speed": 10.0, "predicted": 12.0},
-    {"rung": "fast", "speed": 40.0, "below": "slow", "predicted": 50.0},
-    {"rung": "rounded", "speed": 80.0, "below": "fast", "counts": False},
-    {"rung": "guesses", "speed": 20.0, "below": "fast", "counts": True},
-    {"rung": "other", "speed": 30.0, "peer": True},
+    {"configuration": "slow", "speed": 10.0, "predicted": 12.0},
+    {"configuration": "fast", "speed": 40.0, "below": "slow", "predicted": 50.0},
+    {"configuration": "rounded", "speed": 80.0, "below": "fast", "counts": False},
+    {"configuration": "guesses", "speed": 20.0, "below": "fast", "counts": True},
+    {"configuration": "other", "speed": 30.0, "peer": True},
 ]
 PARTS = ladder.Parts(
     {

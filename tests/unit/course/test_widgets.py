@@ -250,9 +250,9 @@ def parts():
 
 def test_without_guesses_a_token_takes_a_step(parts):
     found = ladder.rows(parts, "fast", "lookup", "copied", 0)
-    assert [(row["rung"], row["below"]) for row in found] == [("slow", None), ("fast", "slow")]
+    assert [(row["configuration"], row["below"]) for row in found] == [("slow", None), ("fast", "slow")]
     assert [row["speed"] for row in found] == pytest.approx([1, 4])
-    assert [row["rung"] for row in ladder.rows(parts, "slow", "lookup", "copied", 0)] == ["slow"]
+    assert [row["configuration"] for row in ladder.rows(parts, "slow", "lookup", "copied", 0)] == ["slow"]
 
 
 def test_guesses_are_counted_on_the_kind_and_priced_by_the_width(parts):

@@ -49,7 +49,7 @@ def test_the_buffers_of_a_small_tree_are_those_worked_out_by_hand():
 
 def test_a_list_of_favourites_as_short_as_the_tree_allows_moves_the_index():
     assert buffers(TreeShape.of(SIX), top_k=2).index.tolist() == [0, 1, 2, 3, 4, 3, 5]
-    with pytest.raises(ValueError, match="asks for a head's 2 favourites, but top_k is 1"):
+    with pytest.raises(ValueError, match="asks for a head's 2 most likely tokens, but top_k is 1"):
         buffers(TreeShape.of(SIX), top_k=1)
 
 
