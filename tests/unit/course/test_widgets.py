@@ -273,7 +273,7 @@ def test_a_guess_costs_what_it_costs(parts):
 
 
 def test_the_ladder_widget_says_the_speed_and_what_it_is_made_of(parts):
-    said = "fresh: 4 tokens/s predicted, 4.00 times slow; 1.00 tokens per forward, a step of 3 rows costs 2.00"
+    said = "fresh: 4 tokens/s predicted, 4.00 times slow; 1.00 tokens per forward pass, a step of 3 rows costs 2.00"
     assert said in ladder.draw_ladder(parts, "fast", "lookup", "fresh", 2)[1]
 
 

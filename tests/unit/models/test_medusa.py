@@ -78,7 +78,7 @@ def test_a_head_that_reads_the_anchor_does_so_in_its_first_block():
     heads = random_heads(lm_head, 2, blocks=2, root_rank=3)
     e = lm_head[[7, 0, 7]] / lm_head[[7, 0, 7]].square().mean(-1, keepdim=True).sqrt()
     for k in range(2):
-        (down, up), (first, second) = heads.roots[k], heads.stacks[k]
+        (down, up), (first, second) = heads.root_readers[k], heads.stacks[k]
         x = h + F.silu(h @ first.weight.T + first.bias + e @ down.weight.T @ up.weight.T)
         x = x + F.silu(x @ second.weight.T + second.bias)
         torch.testing.assert_close(heads(h, chosen=[7, 0, 7])[:, k], x @ lm_head.T)
@@ -108,7 +108,7 @@ def test_trimmed_heads_choose_among_the_tokens_they_keep_and_score_them_as_befor
 def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads():
     once, again = (MedusaHeads(torch.eye(5), 2, root_rank=3) for _ in range(2))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(once.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(once.roots[0][0].weight, once.roots[1][0].weight)
+    assert not torch.equal(once.root_readers[0][0].weight, once.root_readers[1][0].weight)
 
 
 @pytest.mark.parametrize("form", FORMS)
