@@ -168,9 +168,11 @@ def against(
     """
     found = [row for kind in kinds for row in rows(run, kind)]
     counts, took = good_enough(run.quick), speeds(found, {*slow, *ours})
+    # the fastest of ours that counts, and of theirs
     winner = best(took, [name for name in ours if target_of(name) in counts])
     peers = by_format(run, took, slow, winner) if as_good else {}
     theirs = best(took, near(peers, winner) if as_good else slow)
+    # ratios, note and facts
     ratio = rate_ratio(decoding(found, theirs), decoding(found, winner))
     requests = rate_ratio(whole(found, theirs), whole(found, winner))
     note = (
@@ -406,6 +408,7 @@ def priced(quick: bool, repeats: int) -> list[Configuration]:
         Configuration("decoder", "generate", replace(base["decoder"], host=loop)),
     ]
     for name, of in targets(quick).items():
+        # each target plain, then with every proposer
         v = medusa.fitted(of, repeats).v if guessed(name) else None
         price = StepCost(
             bytes_read(of.decoder), entry(), rates().read_bandwidth, launch=launch["compiled"], v=v, host=loop

@@ -180,7 +180,9 @@ def identity(run: Run) -> Measured:
     counted, eager = answered(rows(run)), fitted(common.eager(), run.repeats)
     plain, guessed = ([row[name] for row in counted] for name in ("plain", "medusa"))
     fed = rows_fed(counted, "medusa")
+    # predicted overhead at this run's mean width
     overhead, tau = eager.overhead(fed), tokens_per_pass(counted, "medusa")
+    # measured speedup against tokens per step over this overhead
     ratio = rate_ratio(steps(plain), steps(guessed, overhead))
     sped = ratio.value * tau / overhead
     note = (

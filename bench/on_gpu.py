@@ -101,12 +101,14 @@ def main(args: Sequence[str] | None = None) -> int:
         say("bench.on_gpu measures a GPU, and there is none here; --device cpu --tiny tries the script")
         return 1
     parts = options.parts or list(PARTS)
+    # in this process
     if options.here:
         setup = Setup(options.device, options.results.resolve(), options.tiny, options.device == "cuda")
         for part in parts:
             measure(part, setup)
         return 0
     shared = ["--device", options.device, "--results", str(options.results), *(["--tiny"] if options.tiny else [])]
+    # each part in a process of its own, under its time limit
     end = perf_counter() + options.seconds
     for part in parts:
         limit = min(PARTS[part][0], end - perf_counter())

@@ -54,6 +54,7 @@ def main() -> int:
         return 2
     if warning := machine.busy_warning():
         say(warning)
+    # continue an interrupted run of the same command
     run, wanted = Run(options.quick, options.questions), [chosen, options.quick, asked]
     done = unfinished(wanted)
     for name in (progress := bar(chosen, desc="claims", unit="claim")):

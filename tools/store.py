@@ -73,6 +73,7 @@ def store(lessons: list[Lesson]) -> int:
 
 def again(lesson: Lesson) -> bool:
     """Execute one lesson in place, unless other programs load the machine; returns whether it succeeded."""
+    # generated parts
     nb = lesson.read()
     put_setup(nb, lesson.name, address())
     put_drawings(nb)
@@ -80,6 +81,7 @@ def again(lesson: Lesson) -> bool:
         if warning := machine.wait_until_quiet():
             said[0] = f"FAILED: {warning}"
             return False
+        # execute
         try:
             resources = {"metadata": {"path": str(lesson.path.parent)}}
             client = NotebookClient(nb, timeout=None, kernel_name="python3", resources=resources, record_timing=False)

@@ -146,6 +146,7 @@ def plot_traffic(rows: Iterable[Row], least: float, unit: str) -> Axes:
         at, line = [row["block"] for row in group], [row["predicted"] for row in group]
         at, line = (blocks, line * len(blocks)) if len(group) == 1 else (at, line)
         ax.plot(at, line, "--", color=COLORS[method])
+        # counted
         dots = [row for row in group if row.get("counted") is not None]
         at, counted = [row["block"] for row in dots], [row["counted"] for row in dots]
         ax.plot(at, counted, "o", color=COLORS[method], label=method)

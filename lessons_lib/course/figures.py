@@ -118,6 +118,7 @@ def plot_prediction(rows: Iterable[Row], x: str, y: str, ax: Axes | None = None)
     for method, group in grouped(rows, "method").items():
         group = sorted(group, key=lambda row: row[x])
         at, color = [row[x] for row in group], COLORS[method]
+        # prediction: a shaded bracket, a dashed line
         if all("low" in row for row in group):
             low, high = [row["low"] for row in group], [row["high"] for row in group]
             ax.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
@@ -126,6 +127,7 @@ def plot_prediction(rows: Iterable[Row], x: str, y: str, ax: Axes | None = None)
             middle = [row["predicted"] if "predicted" in row else (row["low"] + row["high"]) / 2 for row in group]
             ax.plot(at, middle, "--", color=color)
             looks.add("dashed")
+        # measurement
         plot_spread(ax, at, [row["samples"] for row in group], color, method)
     ax.set(xlabel=x, ylabel=y, ylim=(0, None))
     ax.legend(title="dots: measured" + (f"; {', '.join(sorted(looks))}: predicted" if looks else ""))
@@ -202,7 +204,7 @@ def with_bar_legend(ax: Axes, colors: Mapping[str, str]) -> Axes:
 def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
     """Configurations from the top down, each bar from the speed of its base configuration to its own, on a log axis.
 
-    rows: `rung` (name), `speed`, and optionally `below` (the base; without one the bar begins at the axis),
+    rows: `configuration` (name), `speed`, and optionally `below` (the base; without one the bar begins at the axis),
     `predicted` (a dark tick), `counts` (False: hatched) and `peer` (True: another engine). On the log axis equal
     lengths are equal factors, and lengths add up. The numbers stand in columns right of the axes, because a number at
     the end of its bar would be mistaken for the predicted value.
@@ -220,6 +222,7 @@ def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
     }
     seen, numbers = {"gain"}, dict(xycoords=ax.get_yaxis_transform(), textcoords="offset points", ha="right")
     numbers |= dict(va="center", fontsize=SMALL, color=INK, annotation_clip=False)
+    # bars, with their numbers in columns at the right
     for place, row in enumerate(rows):
         below = speeds.get(row.get("below"))
         start = below or low
@@ -233,11 +236,13 @@ def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
         if row.get("predicted"):
             ax.plot([row["predicted"]] * 2, [place - 0.42, place + 0.42], color=INK, linewidth=2)
             ax.annotate(f"{row['predicted']:.3g}", (1, place), (146, 0), **numbers)
+    # legend and headings of the columns
     handles = [patch for kind, patch in kinds.items() if kind in seen]
     if predicted:
         ax.annotate("measured", (1, -0.8), (54, 0), **numbers)
         ax.annotate("predicted", (1, -0.8), (146, 0), **numbers)
         handles += ax.plot([], [], "|", color=INK, markersize=12, markeredgewidth=2, label="predicted")
+    # axes
     ax.set_yticks(range(len(rows)), [row["configuration"] for row in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
@@ -248,7 +253,7 @@ def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
     return ax
 
 
-# Grids: masks, trees and Jacobi's rounds
+# Grids: masks, trees and Jacobi iterations
 
 
 def plot_cells(cells: Sequence[Sequence[int]], colors: Sequence[str], ax: Axes, aspect: str = "equal") -> Axes:

@@ -17,8 +17,8 @@ from lessons_lib.measure.cost import StepCost
 def plot_quality(rows: Sequence[Row], tolerated: float) -> Axes:
     """Speed against loss of quality: perplexity above the reference's, in percent.
 
-    rows: `rung` (name), `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` held, drawn as the
-    area of the dot. Configurations right of `tolerated` (as loss) do not count.
+    rows: `configuration` (name), `speed` [tokens/s], `loss` (0.01: one percent more perplexity) and `bytes` held, drawn
+    as the area of the dot. Configurations right of `tolerated` (as loss) do not count.
     """
     ax, most = axes(), max(row["bytes"] for row in rows)
     worst, fastest = 100 * max(tolerated, *(row["loss"] for row in rows)), max(row["speed"] for row in rows)

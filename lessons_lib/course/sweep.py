@@ -200,6 +200,7 @@ def plot(table: Any, names: list[str], path: Path) -> bool:
     from matplotlib.figure import Figure
     from pandas.api.types import is_numeric_dtype
 
+    # the x axis, and the parameters that make lines
     table = table.dropna(subset=["measured", "predicted"], how="all")
     changing = [name for name in names if table[name].nunique() > 1]
     if not changing:
@@ -207,6 +208,7 @@ def plot(table: Any, names: list[str], path: Path) -> bool:
     along, *others = sorted(changing, key=lambda name: not is_numeric_dtype(table[name]))
     claims = list(table.groupby("claim", sort=False))
     figure = Figure(figsize=(11, 2.8 * -(-len(claims) // 3)), layout="constrained")
+    # a panel per claim
     for place, (claim, rows) in enumerate(claims, 1):
         ax = figure.add_subplot(-(-len(claims) // 3), 3, place)
         ax.set(title=textwrap.fill(claim, 36), xlabel=along, ylabel=rows["unit"].iloc[0])

@@ -369,10 +369,12 @@ def linears(shape: ModelConfig, dtype: str, device: Any, rows: int = 1, head_row
     GiB are allocated, and their time is scaled up.
     """
     made = {"dtype": DTYPES[dtype], "device": device}
+    # as many layers as fit in 1 GiB
     sizes = shape.layer_matrices
     layer = sum(height * width for height, width in sizes) * made["dtype"].itemsize
     layers = min(shape.num_layers, max(1, 2**30 // layer))
     weights = [torch.full(size, 0.01, **made) for size in sizes * layers]
+    # inputs, and the head with its own
     inputs = {width: torch.ones(rows, width, **made) for _, width in sizes}
     head, last = (
         torch.full((shape.vocab_size, shape.hidden_size), 0.01, **made),

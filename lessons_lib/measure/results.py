@@ -242,13 +242,16 @@ def update(
     old = _read(path)
     kept = {row["claim"]: row for row in old.get("rows", [])}
     new = [_to_file(claim) | ({"quick": True} if quick else {}) for claim in claims]
+    # drop new rows that would replace better ones
     full = {name for name, row in kept.items() if not row.get("quick")}
     measured = {name for name, row in kept.items() if row["value"] is not None}
     new = [row for row in new if not (quick and row["claim"] in full)]
     new = [row for row in new if row["value"] is not None or row["claim"] not in measured]
     if new:
+        # name the host if rows of another machine remain
         named = set(kept) - {row["claim"] for row in new} and described(host) != described(old.get("host", ""))
         new = [row | ({"host": described(host)} if named else {}) for row in new]
+        # merge and write
         merged = kept | {row["claim"]: row for row in new}
         head = {name: old[name] for name in ("host", "versions")} if named else {}
         head = head or {"host": host or old.get("host", ""), "versions": versions or old.get("versions", {})}

@@ -252,9 +252,11 @@ class Writer:
         """Prefill a prompt and choose its first token. The text gets a row unless it ends with that token."""
         c, like = self.decoder.config, self.decoder.embedding.weight
         one = ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, like.dtype, like.device, capacity=len(text.ids))
+        # prefill the prompt alone, with its own cache
         positions = torch.arange(len(text.ids), device=like.device)
         states = self.decoder(torch.tensor(text.ids, device=like.device), [Segment(positions, one)])
         final = self.decoder.final(states.last)
+        # copy its cache to the row
         text.hidden, self.texts[row] = list(final[:-1].clone()[None]), text
         self.generators[row] = generator_of(text.key, like.device)
         self.cache.put(row, one)

@@ -138,9 +138,10 @@ def trained(target: Decoder, folder: Path) -> DraftRun:
 class DistillationLoss(torch.autograd.Function):
     """apply(ours, theirs, head, hard) -> (loss, agree).
 
-    ours, theirs (T, D): inputs of the head, from draft and target; head (K, D), frozen. loss: mean over positions of (1
-    - hard) KL(p, q) + hard (-log q of p's argmax), in nats. KL is the distillation loss; greedy acceptance needs only
-    the argmax. agree (T,) bool: whether both have the same argmax. Only `ours` gets gradients.
+    ours, theirs (T, D): inputs of the head, from draft and target; head (K, D), frozen.
+    loss: mean over positions of (1 - hard) KL(p, q) + hard (-log q of p's argmax), in nats. KL is the distillation
+    loss; greedy acceptance needs only the argmax.
+    agree (T,) bool: whether both have the same argmax. Only `ours` gets gradients.
 
     The gradient with respect to the draft's logits has a closed form, q - wanted. So loss and gradient are computed in
     one pass over a few positions at a time, and the 16,384 logits of 2,000 positions are never in memory at once.
@@ -166,10 +167,13 @@ def some_rows(ours: Tensor, theirs: Tensor, head: Tensor, hard: float) -> tuple[
     """
     exact = torch.promote_types(ours.dtype, torch.float32)
     log_p, log_q = (F.linear(states, head).to(exact).log_softmax(-1) for states in (theirs, ours))
+    # the hard part: agreement with the target's argmax
     best = log_p.argmax(-1, keepdim=True)
     agree = best[:, 0] == log_q.argmax(-1)
+    # loss; in place, since each of these has one number per position and token
     wanted = log_p.exp().mul_(1 - hard)
     divergence = (wanted * log_p.sub_(log_q)).sum(-1)
     loss = (divergence - hard * log_q.gather(-1, best)[:, 0]).sum()
+    # gradient: q - wanted
     wanted.scatter_add_(-1, best, torch.full_like(best, hard, dtype=exact))
     return loss, log_q.exp_().sub_(wanted).to(head.dtype) @ head, agree

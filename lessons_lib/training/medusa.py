@@ -178,6 +178,7 @@ def backward(
     """
     labels = scored(heads, labels)
     counts = (labels != MISSING).sum(0).clamp_min(1).to(heads.lm_head.device)
+    # weight of each label in the loss
     share = weight * decay ** torch.arange(1, heads.count + 1, device=counts.device) / counts
     sums = torch.zeros(heads.count, device=counts.device)
     for rows, known, wanted in zip(*(each.split(ROWS) for each in (states, chosen, labels)), strict=True):
@@ -303,13 +304,16 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     """One update from a batch of texts: L = KL(old, new) + balance * sum of decay^k L_k, both parts recorded."""
     recipe = run.recipe
     run.optimizers[0].zero_grad()
+    # stored states of the old model, and the new model's at the same positions
     theirs, chosen, labels = batch(texts, run.heads.count)
     counts = torch.cat([torch.arange(len(text.ids) - 1) >= text.prompt_length - 1 for text in texts])
-    ours = final_states(run.model, texts)[counts.to(decoder.norm.device)]  # the rows of `batch`
+    ours = final_states(run.model, texts)[counts.to(decoder.norm.device)]  # positions as in `batch`
+    # gradients of both losses at the head's input
     cut = ours.detach().requires_grad_()  # collects both losses' gradients for one backward pass
     divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
     divergence.backward()
     guessing = total(backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance), recipe.decay)
+    # one backward pass through the decoder
     ours.backward(cut.grad)
     parts = {"loss": divergence.item() + recipe.balance * guessing, "kl": divergence.item(), "heads": guessing}
     update(run, {name: round(value, 5) for name, value in parts.items()})

@@ -1,10 +1,10 @@
-"""The drawings of imgs/, made by code: what CONTRIBUTING and the lessons show of how things work.
+"""The drawings of imgs/, made by code, for CONTRIBUTING and the lessons.
 
 machine   memory and arithmetic, prefill and decode, the one loop (lessons 00, 01, 06)
-model     the parts of a decoder, attention, heads that share (01, 02)
+model     the parts of a decoder, attention, heads that share keys and values (01, 02)
 caching   how the cache works, what it saves, two ways to store it (02, 03)
-house     the way through the code
-shapes    what every drawing is made of
+house     the path of a prompt through the code
+shapes    the shapes of every drawing
 """
 
 from tools.drawings import caching, house, machine, model  # each registers its drawings

@@ -1,4 +1,4 @@
-"""Draw imgs/ (`make figures`). The same code gives the same bytes."""
+"""Draw imgs/ (`make figures`). The same code produces the same bytes."""
 
 from lessons_lib.course.display import save
 from lessons_lib.paths import ROOT

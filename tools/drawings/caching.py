@@ -1,4 +1,4 @@
-"""Drawings of the key-value cache (lessons 02, 03): how it works, what it saves, and the two ways to store it."""
+"""Drawings of the KV cache (lessons 02, 03): how it works, what it saves, and the two ways to store it."""
 
 from matplotlib.axes import Axes
 
@@ -15,7 +15,7 @@ COMPUTED, REUSED = ORANGE, BLUE
     "after the prompt, then four, then five. Old queries are never needed again."
 )
 def kv_caching() -> Axes:
-    """Which q, k and v each step computes, and which it finds in the cache."""
+    """The q, k and v that each step computes, and those it reads from the cache."""
     ax = canvas(29)
     size = 2.6
     for number, name in enumerate(["queries", "keys", "values"]):
@@ -41,7 +41,7 @@ def kv_caching() -> Axes:
     "read from the cache."
 )
 def cache_savings() -> Axes:
-    """The work of five forwards, without and with the cache."""
+    """The work of five forward passes, without and with the cache."""
     ax = canvas(27)
     size, prompt, passes = 3.2, 3, 5
     for number, title in enumerate(["without cache", "with cache"]):

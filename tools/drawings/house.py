@@ -1,13 +1,13 @@
-"""The drawing of the library: the way of a prompt and of a request through the code, and the files to look in."""
+"""The drawing of the library: the path of a prompt and of a request through the code, with file names."""
 
 from matplotlib.axes import Axes
 
 from lessons_lib.course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SMALL
 from tools.drawings.shapes import arrow, box, canvas, drawing, line, note
 
-LEFT, APART, WIDE, HIGH = 1.0, 16.0, 13.6, 4.6  # of the boxes: the first, the next, and their size
+LEFT, APART, WIDE, HIGH = 1.0, 16.0, 13.6, 4.6  # boxes: position of the first, distance to the next, and size
 
-# name, what it does, where it is
+# name, purpose, file
 GENERATE = [
     ("load", "name or folder\n-> a model", "../models/hub.py"),
     ("model.target", "what runs its\nforward passes", "targets/"),
@@ -36,7 +36,7 @@ SERVING = [
     "scheduler says who runs next, engine or simulator runs them, blocks are freed. In green the files."
 )
 def the_house() -> Axes:
-    """From a name to the last token, and from a workload to its latencies."""
+    """From a model's name to the last token, and from a workload to its latencies."""
     ax = canvas(45.5)
     row_of_boxes(ax, 43, "decoding/", BLUE, GENERATE)
     row_of_boxes(ax, 27, "a step", ORANGE, STEP)
@@ -47,7 +47,7 @@ def the_house() -> Axes:
 
 
 def row_of_boxes(ax: Axes, top: float, title: str, shade: str, boxes: list[tuple[str, str, str]]) -> None:
-    """Boxes with arrows between them."""
+    """A row of boxes connected by arrows."""
     note(ax, LEFT, top + 1.4, title, shade, align="left", bold=True)
     for column, (name, what, where) in enumerate(boxes):
         x = LEFT + column * APART
@@ -59,7 +59,7 @@ def row_of_boxes(ax: Axes, top: float, title: str, shade: str, boxes: list[tuple
 
 
 def again(ax: Axes, top: float, column: int, until: str) -> None:
-    """A line above a row of boxes, from the last back to that column."""
+    """A line above a row of boxes, from the last one back to this column."""
     end, start, back = LEFT + 3 * APART + WIDE / 2, LEFT + column * APART + 0.7 * WIDE, top + 2
     line(ax, [(end, top), (end, back), (start, back)], GREY)
     arrow(ax, (start, back), (start, top + 0.1), GREY)

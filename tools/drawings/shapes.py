@@ -1,4 +1,4 @@
-"""The few shapes that every drawing is made of, and how a drawing is registered.
+"""The few shapes of which every drawing is made, and the registry of drawings.
 
 Ten units are one inch, x to the right and y upwards.
 """
@@ -12,9 +12,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from lessons_lib.course.figures import FONT_SIZE, GREY, INK, PAPER, SMALL, WIDTH, tint
 
-UNITS = 10  # per inch
+UNITS = 10  # units per inch
 Point = tuple[float, float]
-GALLERY: dict[str, Callable[[], Figure]] = {}  # every drawing by its name, which its file in imgs/ has, too
+GALLERY: dict[str, Callable[[], Figure]] = {}  # every drawing by its name, which is also that of its file in imgs/
 
 
 def drawing(alt: str) -> Callable[[Callable[[], Axes]], Callable[[], Figure]]:
@@ -44,10 +44,10 @@ def canvas(height: float) -> Axes:
 
 def note(ax: Axes, x: float, y: float, text: str, color: str = INK, align: str = "center",
          size: float = FONT_SIZE, bold: bool = False) -> None:  # fmt: skip
-    """Text, its lines centred on y; `align` says which of its ends lies at x."""
+    """Text with its lines centred on y; `align`: the end of the text at x."""
     height, words = size * UNITS / 72, text.split("\n")
     for number, line in enumerate(words):
-        # each line by its baseline, so that equal ones stand level whatever their letters
+        # align lines by their baseline, so that equal lines are level whatever their letters
         level = y + height * (1.5 * ((len(words) - 1) / 2 - number) - 0.36)
         ax.text(x, level, line, color=color, ha=align, va="baseline", fontsize=size, family="DejaVu Sans",
                 weight="bold" if bold else "normal")  # fmt: skip
@@ -97,7 +97,7 @@ def grid(ax: Axes, x: float, y: float, size: float, colors: Sequence[Sequence[st
 
 
 def key(ax: Axes, y: float, entries: Sequence[tuple[str | None, str]]) -> None:
-    """A legend in one line, centred: (colour, what it stands for)."""
+    """A legend in one centred line: (colour, meaning)."""
     widths = [5.5 + 0.9 * len(text) for _, text in entries]
     x = (WIDTH * UNITS - sum(widths) + 2.5) / 2
     for (shade, text), width in zip(entries, widths, strict=True):
