@@ -25,10 +25,10 @@ from lessons_lib.progress import line, start_storing
 LINK_ID = "open-in-colab"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 DROPPED = ("application/vnd.jupyter.widget-view+json", "image/svg+xml", "application/javascript")
-# OpenMP's threads spin while they wait for each other, by default so long that a busy program beside them takes most of
-# the speed: eager decoding falls to 39% and compiled to 29%. With 1000 turns they keep 99% and 37%, and lose 5% alone.
-# An installed torch is named with its exact version, so that pip keeps it or stops. The checkout goes onto
-# sys.path as well, because this process does not see an editable install.
+# OpenMP's threads spin while they wait for each other. With the default count another busy program takes most of their
+# speed: eager decoding falls to 39% and compiled to 29%. With 1000 turns they keep 99% and 37%, and lose 5% alone.
+# pip gets the exact version of an installed torch, so that it keeps it or stops. The clone is also added to sys.path,
+# because this process does not see an editable install.
 SETUP = """\
 # Installs lessons_lib where it is missing, as on Colab; an installed torch stays.
 import os, subprocess, sys

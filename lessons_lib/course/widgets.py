@@ -19,8 +19,8 @@ from lessons_lib.progress import batch
 
 Draw = Callable[..., tuple[Axes | Figure, str]]  # settings -> figure and alt text
 
-# The value beside a slider takes of its width what the text needs, so no two sliders would be equally long. And it can
-# be edited, to no effect, which makes it one more stop of the Tab key; Firefox has no property against that.
+# A fixed width of the value beside a slider makes all sliders equally long. Read-only, because editing the value has no
+# effect and only adds a stop for the Tab key; Firefox has no property for this.
 ALIGNED = """<style>.lessons-lib-slider .widget-readout {
 min-width: 11em; padding-left: .6em; text-align: left; -webkit-user-modify: read-only }</style>"""
 
@@ -61,7 +61,7 @@ def live(controls: Mapping[str, Slider], draw: Draw) -> Any:
     """The ipywidgets box: the sliders, and below them the figure."""
     import ipywidgets
 
-    # A slider for names, too: JupyterLab takes the arrow keys away from menus, but not from sliders.
+    # names get a slider, too: JupyterLab disables the arrow keys in menus, but not in sliders
     label = max(9, 0.6 * max(len(control.label) for control in controls.values()))  # in em; a longer label would be cut
     sliders = {
         name: ipywidgets.SelectionSlider(
