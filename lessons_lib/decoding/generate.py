@@ -33,7 +33,7 @@ class StepStats:
     num_input_tokens: int  # tokens of the pass: uncomputed tokens, tree nodes, side tokens
     proposed: int = 0  # nodes of the draft tree
     depth: int = 0  # levels of the draft tree
-    scratch: int = 0  # side tokens
+    num_side_tokens: int = 0  # side tokens
     accepted: int = 0  # draft tokens
     committed: int = 0  # new tokens: accepted draft tokens, then the target's own
     draft_calls: int = 0  # forward passes of a draft model
@@ -78,15 +78,15 @@ def step(target, seqs: list[Sequence]) -> list[list[int]]:
     # Run: one forward pass over uncomputed tokens and draft trees of all sequences
     outputs = target.run(inputs)
     run = perf_counter()
-    for seq, block, scores in zip(seqs, inputs, outputs, strict=True):
+    for seq, model_input, output in zip(seqs, inputs, outputs, strict=True):
         # Verify: accept a path of the tree and take one more token from the target
         since = perf_counter()
-        path, tokens = verify(seq, scores)
+        path, tokens = verify(seq, output)
         # Commit: append the tokens, drop the rejected ones from the cache
         verified = perf_counter()
-        commit(seq, len(block.tokens), path, tokens, scores)
+        commit(seq, len(model_input.tokens), path, tokens, output)
         times = drafted - start, run - drafted, verified - since, perf_counter() - verified
-        seq.stats.append(record(seq, len(block.tokens), path, tokens, times))
+        seq.stats.append(record(seq, len(model_input.tokens), path, tokens, times))
         committed.append(tokens)
     return committed
 
@@ -134,12 +134,12 @@ def empty_tree(seq: Sequence) -> DraftTree | None:
     )
 
 
-def verify(seq: Sequence, scores: ModelOutput) -> tuple[list[int], list[int]]:
+def verify(seq: Sequence, output: ModelOutput) -> tuple[list[int], list[int]]:
     """Apply the acceptance rule, then the stopping criteria -> accepted nodes, tokens to commit."""
     if seq.tree is None:
         return [], []
     # Accepted draft tokens, then one token from the target
-    logits = hold_back_eos(seq, scores.logits[: 1 + len(seq.tree.tokens)])
+    logits = hold_back_eos(seq, output.logits[: 1 + len(seq.tree.tokens)])
     path, own = seq.acceptance.accept(seq.tree, logits, seq.generator)
     tokens = [*(seq.tree.tokens[node] for node in path), own]
     # Cut after the token that ends the text
@@ -162,7 +162,7 @@ def hold_back_eos(seq: Sequence, logits: Tensor) -> Tensor:
     return logits
 
 
-def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
+def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], output: ModelOutput) -> None:
     """Append the tokens, drop the cache entries of rejected draft tokens, and let the proposer observe the step."""
     if tokens:
         path = path[: len(tokens) - 1]  # the newest token does not stay cached, even if it was a draft token
@@ -170,7 +170,7 @@ def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], scores: 
         seq.cache.keep(root + 1, [root + 1 + node for node in path])
     seq.commit(fed, tokens)
     if tokens:
-        seq.proposer.observe(seq.tree, path, tokens, scores)
+        seq.proposer.observe(seq.tree, path, tokens, output)
 
 
 def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: tuple[float, ...]) -> StepStats:
@@ -182,7 +182,7 @@ def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: t
         num_input_tokens=fed,
         proposed=len(tree.tokens),
         depth=tree.depth,
-        scratch=len(tree.side.tokens),
+        num_side_tokens=len(tree.side.tokens),
         accepted=min(len(path), len(tokens)),
         committed=len(tokens),
         draft_calls=tree.draft_calls,

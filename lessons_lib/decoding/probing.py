@@ -41,8 +41,8 @@ def width_times(
 def logits_along(target: Target, ids: Sequence[int], wanted: int) -> Tensor:
     """Logits (wanted, V) after each of the last `wanted` tokens of ids, from one forward pass over all ids."""
     cache = target.new_cache(len(ids))
-    (scores,) = target.run([plain_input(ids, cache, wanted)])
-    return scores.logits
+    (output,) = target.run([plain_input(ids, cache, wanted)])
+    return output.logits
 
 
 def logit_gap(target: Target, prompt: Sequence[int], new: Sequence[int], barred: Sequence[int] = ()) -> Tensor:

@@ -369,8 +369,8 @@ def acceptance_rate(stats: Sequence[Any]) -> float:
     so accepted / proposed would underestimate alpha.
     """
     accepted = sum(step.accepted for step in stats)
-    examined = sum(min(step.committed, step.depth) for step in stats)
-    return accepted / examined if examined else math.nan
+    checked = sum(min(step.committed, step.depth) for step in stats)
+    return accepted / checked if checked else math.nan
 
 
 # --- A batch: serving

@@ -85,8 +85,8 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
     cache, found = draft.new_cache(len(prompt) + len(new)), []
     draft.run([plain_input(prompt, cache)])
     for token, following in pairwise(new):
-        (scores,) = draft.run([plain_input([token], cache)])
-        found.append(int(scores.logits[-1].argmax()) == following)
+        (output,) = draft.run([plain_input([token], cache)])
+        found.append(int(output.logits[-1].argmax()) == following)
     return found
 
 
@@ -130,7 +130,7 @@ class Recorded(Medusa):
         """Fill the tree with the predictions at the last token: state i chose token i + 1."""
         self.fill(tree, self.top_tokens[len(ids) - 2])
 
-    def observe(self, tree, path, tokens, scores) -> None:
+    def observe(self, tree, path, tokens, output) -> None:
         """Nothing to do: a recording has no hidden states."""
 
 

@@ -49,10 +49,10 @@ class Proposer:
         for proposer, ids, tree in zip(proposers, texts, trees, strict=True):
             proposer.propose(ids, tree)
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Learn from a step. Called whenever tokens were committed, also after prefill.
 
         path: the accepted nodes, without a draft token that ended the text. tokens: the committed tokens, those of
-        `path` and one more: the target's own token, or the draft token that ended the text. scores: logits and hidden
+        `path` and one more: the target's own token, or the draft token that ended the text. output: logits and hidden
         states; row 0 belongs to the root, row 1 + i to node i, and the rows of side tokens come last.
         """

@@ -29,10 +29,10 @@ class DraftLength:
         """Whether to continue drafting after a token. confidence: its probability q in the draft's distribution."""
         return True
 
-    def observe(self, depth: int, examined: int, accepted: int) -> None:
-        """Learn from a step: `depth` tokens were drafted, `examined` of them checked and `accepted` accepted.
+    def observe(self, depth: int, checked: int, accepted: int) -> None:
+        """Learn from a step: `depth` tokens were drafted, `checked` of them checked and `accepted` accepted.
 
-        With prompt lookup, `examined` and `accepted` may exceed `depth`: it also compares tokens that it copied but
+        With prompt lookup, `checked` and `accepted` may exceed `depth`: it also compares tokens that it copied but
         did not propose with the committed tokens.
         """
 
@@ -70,7 +70,7 @@ class Heuristic(Constant):
     text.
     """
 
-    def observe(self, depth: int, examined: int, accepted: int) -> None:
+    def observe(self, depth: int, checked: int, accepted: int) -> None:
         if accepted < depth:
             self.gamma = max(1, self.gamma - 1)
         elif depth >= self.gamma:  # a shorter draft, cut by the budget or for lack of a match, is no evidence
@@ -137,9 +137,9 @@ class Adaptive(DraftLength):
         self._idle = 0
         return 1
 
-    def observe(self, depth: int, examined: int, accepted: int) -> None:
+    def observe(self, depth: int, checked: int, accepted: int) -> None:
         self._accepted = self.decay * self._accepted + accepted
-        self._examined = self.decay * self._examined + examined
+        self._examined = self.decay * self._examined + checked
 
 
 def _at_least_one(name: str, value: int) -> None:

@@ -165,14 +165,14 @@ class DraftModel(Proposer):
         # Draft level by level, until the schedule stops or every branch ends with EOS
         level = [ROOT]  # nodes that get children next
         while level and tree.draft_calls < gamma and self._has_room(tree, level):
-            (scores,) = self.draft.run([self._input(ids, tree, level)])
+            (output,) = self.draft.run([self._input(ids, tree, level)])
             count = self.children[tree.draft_calls] if branching and tree.draft_calls < len(self.children) else 1
             tree.draft_calls += 1
-            level, confidence = self._grow(tree, level, self._shared(scores.logits), count)
+            level, confidence = self._grow(tree, level, self._shared(output.logits), count)
             if not self.length.goes_on(confidence) or all(tree.tokens[node] in self.target.eos for node in level):
                 break
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Drop rejected draft tokens from the draft cache and report the result to the schedule."""
         if not tree.tokens:
             return

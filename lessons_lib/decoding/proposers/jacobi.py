@@ -53,9 +53,9 @@ class Jacobi(Proposer):
         guess = guess + [self.rng.choice(self.fixed or ids) for _ in range(self.n - 1 - len(guess))]
         tree.add_chain(guess[: self.n - 1])
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Keep the argmax at the first rejected node and at all later ones: predictions after the bonus token."""
-        rejected = scores.logits[1 + len(path) :]
+        rejected = output.logits[1 + len(path) :]
         self.guess = top_tokens(rejected) if len(rejected) else []
 
 
@@ -73,8 +73,8 @@ def iterates(target, prompt: Sequence[int], guess: Sequence[int]) -> list[list[i
     # Iterate to a fixed point. The last token of an iterate is no input: its logits would predict token m + 1.
     while len(rounds) < 2 or rounds[-1] != rounds[-2]:
         tokens = uncomputed + rounds[-1][:-1]
-        (scores,) = target.run([plain_input(tokens, cache, len(guess))])
-        rounds.append(top_tokens(scores.logits))
+        (output,) = target.run([plain_input(tokens, cache, len(guess))])
+        rounds.append(top_tokens(output.logits))
         cache.keep(len(prompt) - 1)  # all but the last prompt token, whose logits the next iteration needs
         uncomputed = list(prompt[-1:])
     return rounds

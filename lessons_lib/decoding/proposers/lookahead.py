@@ -73,12 +73,12 @@ class Lookahead(Proposer):
         for ngram in self.pool.of(ids[-1]):
             tree.add_chain(ngram)
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Read the window's predictions, add its columns to the pool and move its rows up by one."""
         if not tree.side.tokens:
             return
         # The predictions of the last row are a new row
-        new = top_tokens(scores.logits[-self.W :])
+        new = top_tokens(output.logits[-self.W :])
         # Each column is an n-gram, once all rows but the first are predictions instead of random tokens
         if self.predicted >= self.N - 2:
             for ngram in zip(*self.rows, new, strict=True):

@@ -262,13 +262,13 @@ class Medusa(Proposer):
         else:
             self.sample(tree, self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores: ModelOutput) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Keep the hidden state of the last accepted node (or the root), from which the new root was predicted.
 
         Raises ValueError if its width is not that of the heads.
         """
         last = path[-1] if path else ROOT
-        state = scores.states["final"][1 + last]
+        state = output.states["final"][1 + last]
         if len(state) != self.heads.width:
             raise ValueError(
                 f"these heads read states of width {self.heads.width}, but the target's have {len(state)}; use heads "

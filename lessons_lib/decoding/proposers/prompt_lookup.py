@@ -112,7 +112,7 @@ class PromptLookup(Proposer):
             return self.lengths[n].next()
         return self.num_tokens if self.hit_rate[n] >= self.min_hit_rate else 0
 
-    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], scores) -> None:
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output) -> None:
         """Compare the draft with the committed tokens, whether it was proposed or gated, and update the hit rate."""
         if self.pending:
             (n, draft, gated), self.pending = self.pending, None

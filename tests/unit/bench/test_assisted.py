@@ -148,7 +148,7 @@ def test_one_schedule_goes_through_the_kinds_in_turn(assisted):
     seen = []
 
     class Noting(Constant):
-        def observe(self, depth, examined, accepted):
+        def observe(self, depth, checked, accepted):
             seen.append(accepted)
 
     found = assisted.spent_in_turn({"a": [[R, R], [R, R]], "b": [[W, W]]}, Noting(1), 0.1, lambda width: float(width))

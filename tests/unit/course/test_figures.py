@@ -171,8 +171,8 @@ PLOTS = {
     "10 steps": lambda: quantization.plot_steps(STEPS, "MB", "ms"),
     "11 waterfall": lambda: figures.plot_waterfall(RUNGS),
     "11 quality": lambda: ladder.plot_quality(
-        rows(configuration=("generate", "int8, rotated", "int8, plain"), speed=(40.0, 90.0, 91.0), loss=(0.0, 0.004, 0.006),
-             bytes=(5e8, 1e8, 1e8)), 0.01),
+        rows(configuration=("generate", "int8, rotated", "int8, plain"), speed=(40.0, 90.0, 91.0),
+             loss=(0.0, 0.004, 0.006), bytes=(5e8, 1e8, 1e8)), 0.01),
     "11 published": lambda: ladder.plot_published(
         {"a": [("eager", 1), ("compiled", 5), ("int8", 9)], "b": [("plain", 1), ("fused", 4.7), ("4 bits", 8.6)]}),
     "12 heads": lambda: sparsity.plot_heads(torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]), "share"),
