@@ -215,7 +215,7 @@ def said(peers: dict[str, dict[str, float]]) -> str:
 
 def differing(found: Sequence[dict], name: str) -> str:
     """Largest logit gap of a configuration's texts under the unrounded weights, as a sentence."""
-    most = max(row[name]["shortfall"] for row in found)
+    most = max(row[name]["logit_gap"] for row in found)
     return f"tokens fall short of the unrounded weights' favourites by at most {most:.2g} logits"
 
 

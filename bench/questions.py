@@ -166,7 +166,7 @@ def measured(
     counted = answered(rows)
     kinds = by_category(counted)
     beside = in_compiled(kinds, counted, slow, fast)
-    logit_gap = max(made["shortfall"] for row in counted for made in row.values() if isinstance(made, dict))
+    logit_gap = max(made["logit_gap"] for row in counted for made in row.values() if isinstance(made, dict))
     facts |= {
         "settings": settings, **per_kind(kinds, slow, fast), "parted": parted(counted), "largest_logit_gap": logit_gap,
         "by_category": {kind: ratio(of, slow, fast).value for kind, of in kinds.items()}, "compiled": beside,
@@ -264,7 +264,7 @@ def each_method(
 
     equal: whether the text equals that of the method named by `like` (plain decoding on the same target in the same
     state). None for that method itself, and if it is neither among the methods nor in `texts`, which were generated
-    before. shortfall: the largest logit gap between the target's argmax and a token of the text, from one forward pass
+    before. logit_gap: the largest logit gap between the target's argmax and a token of the text, from one forward pass
     over the whole text; it is due to rounding unless it is large. useful: steps that commit more than one token.
     prefill: seconds before the first token, 0 without stats.
     """
@@ -280,7 +280,7 @@ def each_method(
     for name, (new, _) in made.items():
         plain = like(name)
         same = list(new) == list(written[plain]) if plain != name and plain in written else None
-        row[name] |= {"seconds": seconds[name], "equal": same, "shortfall": short(tuple(new))}
+        row[name] |= {"seconds": seconds[name], "equal": same, "logit_gap": short(tuple(new))}
     return row
 
 

@@ -406,14 +406,6 @@ def _times(value: float | None, name: str = "") -> str:
     return "-" if value is None else f"{tables.number(value)} x" + (f" ({name})" if name else "")
 
 
-def _times(value: float | None, name: str = "") -> str:
-    return "-" if value is None else f"{tables.number(value)} x" + (f" ({name})" if name else "")
-
-
-def _times(value: float | None, name: str = "") -> str:
-    return "-" if value is None else f"{tables.number(value)} x" + (f" ({name})" if name else "")
-
-
 def _technique_row(of: Result, speed: str, peer: str, known: dict[str, Result], results: Path) -> list[str]:
     raw_file, claim = results / f"{speed.replace('/', '-')}.json", known[speed]
     raw = json.loads(raw_file.read_text(encoding="utf-8")) if raw_file.exists() else {}

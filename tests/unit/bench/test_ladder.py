@@ -98,7 +98,7 @@ def test_all_rungs_take_turns_on_free_and_on_grounded_questions(bench):
 def made_up(times: dict[str, float]) -> dict:
     """A row of a text of 11 tokens, the first after a second, by rung the seconds behind it."""
     made = {
-        name: {"tokens": 11, "seconds": 1.0 + t, "prefill": 1.0, "shortfall": 0.5, "forwards": 6}
+        name: {"tokens": 11, "seconds": 1.0 + t, "prefill": 1.0, "logit_gap": 0.5, "forwards": 6}
         for name, t in times.items()
     }
     return {"category": "writing", "prompt": [1, 2], "new": [3, 4, 3, 4]} | made

@@ -54,7 +54,7 @@ def row(slow: float, fast: float, passes: int) -> dict:
 
     def of(seconds, equal):
         counted = {"tokens": 13, "seconds": seconds, "forwards": passes, "forwarded": 12, "prefill": 0.5}
-        return counted | {"shortfall": 0.0, "equal": equal}
+        return counted | {"logit_gap": 0.0, "equal": equal}
 
     return {"question_id": 1, "category": "qa", "plain": of(slow, None), "fast": of(fast, True)}
 
@@ -106,7 +106,7 @@ def test_the_order_can_be_turned_and_a_text_that_differs_is_found():
         found = each_method(target, prompt, methods, backwards)
     a, b = found["plain"], found["guess"]
     assert called == ["b", "a", "a", "b"]
-    assert a["equal"] is None and b["equal"] is False and a["shortfall"] < 1e-9 < 1e-3 < b["shortfall"]
+    assert a["equal"] is None and b["equal"] is False and a["logit_gap"] < 1e-9 < 1e-3 < b["logit_gap"]
     assert a["forwards"] == TOKENS and a["forwarded"] == TOKENS - 1 and a["prefill"] == stats[0].t_total > 0
 
 
