@@ -318,8 +318,8 @@ def language_model(setup: Setup) -> LanguageModel:
     try:
         if not setup.tiny:
             return load(c.name, setup.device, setup.dtype)
-    except ModelUnavailable as uncomputed:
-        say(f"{uncomputed}; random weights serve instead")
+    except ModelUnavailable as missing:
+        say(f"{missing}; random weights serve instead")
     sizes = dict(width=c.hidden_size, heads=c.num_heads, kv_heads=c.num_kv_heads, vocab_size=c.vocab_size, tied=True)
     network = tiny(c.num_layers, setup.dtype, context=c.max_position_embeddings, **sizes).to(setup.device)
     return LanguageModel(network, None, c.name, setup.device, setup.dtype)

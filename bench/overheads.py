@@ -21,7 +21,7 @@ from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import in_turn
-from lessons_lib.measure.profiler import taken_apart
+from lessons_lib.measure.profiler import profile_parts
 from lessons_lib.models import cut
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
@@ -86,7 +86,7 @@ def row_of(change: Change) -> dict:
 
 def parts_of(call: Callable) -> dict[str, float]:
     """Seconds of a compiled step, of its kernels by kind, and of the time between them."""
-    found = taken_apart(call, runs=REPEATS, parts=PARTS)
+    found = profile_parts(call, runs=REPEATS, parts=PARTS)
     return {"whole": sum(found.values()), "between kernels": found.pop("the rest")} | found
 
 

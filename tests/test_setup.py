@@ -95,7 +95,7 @@ def imported(paths: Iterable[Path]) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"lessons_lib"}
 
 
-def uncomputed(names: set[str], required: list[Requirement]) -> set[str]:
+def missing(names: set[str], required: list[Requirement]) -> set[str]:
     """The names that none of the required packages provides."""
     enough = {canonicalize_name(r.name) for r in required}
     providers = packages_distributions() | {"llama_cpp": ["llama-cpp-python"], "torchao": ["torchao"]}  # may be missing
@@ -104,7 +104,7 @@ def uncomputed(names: set[str], required: list[Requirement]) -> set[str]:
 
 def test_whatever_the_library_imports_is_required():
     files = [path for folder in ("lessons_lib", "tools", "docs") for path in (ROOT / folder).rglob("*.py")]
-    assert uncomputed(imported(files) - {"tools"}, REQUIRED) == set()
+    assert missing(imported(files) - {"tools"}, REQUIRED) == set()
 
 
 FOR_LESSONS = {"course", "cli.py"}  # rooms that need the extra `lessons`
@@ -114,7 +114,7 @@ OPTIONAL = {"anyio", "llama_cpp", "openai", "torchao"}  # without them a sentenc
 def test_all_but_what_shows_and_runs_lessons_needs_no_extra_and_every_requirement_is_used():
     library = ROOT / "lessons_lib"
     core = imported(path for path in library.rglob("*.py") if path.relative_to(library).parts[0] not in FOR_LESSONS)
-    assert uncomputed(core, CORE) <= OPTIONAL
+    assert missing(core, CORE) <= OPTIONAL
     assert {canonicalize_name(r.name) for r in CORE} - provided(core) == set()
 
 

@@ -55,7 +55,7 @@ class CountedCache(Cache):
         self._lengths = [self.length() + count] * len(self._lengths)
 
 
-def unbroken(prefix: int, then: Sequence[int]) -> bool:
+def is_contiguous(prefix: int, then: Sequence[int]) -> bool:
     """Whether the indices `then` directly continue the first `prefix` entries, so that `keep` moves no data."""
     return not then or list(then) == list(range(prefix, prefix + len(then)))
 
@@ -100,7 +100,7 @@ class ContiguousCache(CountedCache):
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
-        end, broken = prefix + len(then), not unbroken(prefix, then)
+        end, broken = prefix + len(then), not is_contiguous(prefix, then)
         for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
             if broken and self._lengths[layer] > prefix:  # gather the accepted entries right after the prefix
                 index = torch.tensor(then, device=buffers[0].device)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lessons_lib.caches.cache import CacheFullError, CountedCache, unbroken
+from lessons_lib.caches.cache import CacheFullError, CountedCache, is_contiguous
 from lessons_lib.caches.sizes import blocks_for
 
 
@@ -41,7 +41,7 @@ class PagedMemory:
         longest = max(at_least, *map(len, tables))
         return [[*table, *[self.null_block] * (longest - len(table))] for table in tables]
 
-    def begun(self, table: Sequence[int], start: int, end: int) -> list[int]:
+    def new_blocks(self, table: Sequence[int], start: int, end: int) -> list[int]:
         """The block that entries `start` to `end` start to fill and leave partly empty: a list of one block, or empty.
 
         The caller clears it first. Attention reads the whole block, and a NaN that another sequence left there would
@@ -69,13 +69,13 @@ class SlotMapping(NamedTuple):
     """The slots that a forward pass over one sequence writes to, and the blocks that it reads.
 
     blocks, offsets (T,): the slot of each new entry. table (n,): the blocks that hold all entries, old and new.
-    begun: the block to clear first, if any.
+    new_blocks: the block to clear first, if any.
     """
 
     blocks: Tensor
     offsets: Tensor
     table: Tensor
-    begun: list[int]
+    new_blocks: list[int]
 
 
 class PagedCache(CountedCache):
@@ -112,7 +112,7 @@ class PagedCache(CountedCache):
         """
         start, count = self._lengths[layer], keys.shape[1]
         to, memory = self.mapping(start, count), self.memory
-        memory.clear(to.begun, layer)
+        memory.clear(to.new_blocks, layer)
         memory.keys[layer][to.blocks, :, to.offsets] = keys.transpose(0, 1)
         memory.values[layer][to.blocks, :, to.offsets] = values.transpose(0, 1)
         self._lengths[layer] += count
@@ -132,19 +132,19 @@ class PagedCache(CountedCache):
             blocks = torch.tensor([self.blocks[i // size] for i in range(start, end)], **new)
             offsets = torch.tensor([i % size for i in range(start, end)], **new)
             table = torch.tensor(self.blocks[: blocks_for(end, size)], **new)
-            begun = self.memory.begun(self.blocks, start, end)
-            self._mapping = key, SlotMapping(blocks, offsets, table, begun)
+            new_blocks = self.memory.new_blocks(self.blocks, start, end)
+            self._mapping = key, SlotMapping(blocks, offsets, table, new_blocks)
         return self._mapping[1]
 
     def room(self, count: int) -> tuple[int, list[int], list[int]]:
         """Where `count` new entries go -> (index of the first, blocks that hold all entries, block to clear first).
 
-        The third is a list of one block or empty; see `PagedMemory.begun`. CacheFullError if the blocks have no room.
+        The third is a list of one block or empty; see `PagedMemory.new_blocks`. CacheFullError without room.
         """
         start, end = self.length(), self.length() + count
         self.check(end)
         used = self.blocks[: blocks_for(end, self.memory.block_size)]
-        return start, used, self.memory.begun(self.blocks, start, end)
+        return start, used, self.memory.new_blocks(self.blocks, start, end)
 
     def check(self, needed: int) -> None:
         """Raise CacheFullError unless `needed` entries fit into the blocks."""
@@ -156,7 +156,7 @@ class PagedCache(CountedCache):
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end = prefix + len(then)
-        if not unbroken(prefix, then):
+        if not is_contiguous(prefix, then):
             self._move(then, range(prefix, end))
         if end < self._lengths[0]:  # no layer has more than the first
             self._lengths = [min(end, length) for length in self._lengths]

@@ -15,11 +15,11 @@ from lessons_lib.decoding.prediction import (
     Configuration,
     Recording,
     best,
+    check_order,
     counting,
     counts,
     replay,
     replay_draft,
-    standing,
     way_to,
 )
 from lessons_lib.decoding.probing import agreed, first_divergence, logit_gap, logits_along, repeatable_step, width_times
@@ -118,7 +118,7 @@ __all__ = [
     "shared_parameters",
     "logit_gap",
     "speed_by_size",
-    "standing",
+    "check_order",
     "static_and_compiled",
     "step",
     "time_request",

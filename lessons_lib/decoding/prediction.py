@@ -110,7 +110,7 @@ class Configuration:
     cost: StepCost
 
 
-def standing(configs: Sequence[Configuration]) -> None:
+def check_order(configs: Sequence[Configuration]) -> None:
     """Raise ValueError unless all names differ and every configuration comes after the one that it changes."""
     seen: set[str] = set()
     for config in configs:

@@ -45,15 +45,15 @@ def logits_along(target: Target, ids: Sequence[int], wanted: int) -> Tensor:
     return output.logits
 
 
-def logit_gap(target: Target, prompt: Sequence[int], new: Sequence[int], barred: Sequence[int] = ()) -> Tensor:
+def logit_gap(target: Target, prompt: Sequence[int], new: Sequence[int], excluded: Sequence[int] = ()) -> Tensor:
     """Logit gap (n,) of each new token: the target's largest logit at its position minus the token's; 0 for the argmax.
 
     Takes one forward pass over the whole text. Greedy texts of the same weights with different rounding differ only
-    where the gap is tiny; a large gap is an error, not rounding. barred: ids that the text was not allowed to contain,
+    where the gap is tiny; a large gap is an error, not rounding. excluded: ids that the text could not contain,
     such as a suppressed end token; they do not count as the argmax.
     """
     logits = logits_along(target, [*prompt, *new][:-1], len(new)).float()
-    logits[:, list(barred)] = -torch.inf
+    logits[:, list(excluded)] = -torch.inf
     return logits.max(-1).values - logits[range(len(new)), list(new)]
 
 

@@ -140,7 +140,7 @@ def choose_child(
         if accepted:
             return token, True
         # After a rejection, continue with the residual of p
-        p = _owed(p, w)
+        p = residual(p, w)
         # Without replacement, the next child was sampled from q without this token
         if mode == "without_replacement":
             q = q.index_fill(0, torch.tensor([token], device=q.device), 0.0)
@@ -149,7 +149,7 @@ def choose_child(
     return draw(p, 1, generator)[0], False
 
 
-def _owed(p: Tensor, w: Tensor) -> Tensor:
+def residual(p: Tensor, w: Tensor) -> Tensor:
     """The residual distribution normalise((p - w)+), or p itself if the residual is only a rounding error."""
     rest = (p - w).clamp_min(0)
     mass = rest.sum()

@@ -108,15 +108,15 @@ class Sequence:
 
     def __post_init__(self) -> None:
         if self.ids is not None and self.prompt_length not in (0, len(self.ids)):
-            raise ValueError(f"Request {self.id}: prompt_length {self.prompt_length}, but {len(self.ids)} ids.")
+            raise ValueError(f"Sequence {self.id}: prompt_length {self.prompt_length}, but {len(self.ids)} ids.")
         self.prompt_length = self.prompt_length or len(self.ids or ())
         self.max_tokens = self.output_length if self.max_tokens is None else self.max_tokens
         if self.prompt_length < 1 or self.output_length < 1 or self.max_tokens < 1:
-            raise ValueError(f"Request {self.id} needs at least one prompt token and one output token.")
+            raise ValueError(f"Sequence {self.id} needs at least one prompt token and one output token.")
         if not 0 <= self.arrival < math.inf:
-            raise ValueError(f"Request {self.id} arrives at {self.arrival} s; arrivals start at 0 and are finite.")
+            raise ValueError(f"Sequence {self.id} arrives at {self.arrival} s; arrivals start at 0 and are finite.")
         if self.reply is not None and len(self.reply) < self.length:
-            raise ValueError(f"Request {self.id}: a reply of {len(self.reply)} tokens, but {self.length} are to come.")
+            raise ValueError(f"Sequence {self.id}: a reply of {len(self.reply)} tokens, but {self.length} are to come.")
 
     @property
     def length(self) -> int:
@@ -170,7 +170,8 @@ class Sequence:
             self.finish_reason = "length"
 
     def restart(self) -> None:
-        """Reset the state after a preemption: the KV cache is lost; prompt and output so far are computed again."""
+        """Reset the state after a preemption: its blocks are freed, and what it finds of them in the prefix
+        cache when it is admitted again is not computed again."""
         self.status, self.slot, self.num_computed_tokens = Status.WAITING, None, 0
         self.preemptions += 1
 

@@ -34,7 +34,7 @@ PARTS = {
 }
 
 
-def taken_apart(
+def profile_parts(
     step: Callable[[], Any],
     device: Any = "cpu",
     runs: int = 10,

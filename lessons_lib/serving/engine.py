@@ -140,7 +140,8 @@ class Engine:
         seqs = [seq for seq, _ in plan.rows]
         for seq, tokens in plan.rows:
             seq.num_scheduled_tokens = tokens
-            if seq.cache.blocks is not seq.block_table:  # newly admitted, or again after a preemption
+            # newly admitted, or again after a preemption: the pool gives a released sequence a new table
+            if seq.cache.blocks is not seq.block_table:
                 seq.cache = PagedCache(self.memory, seq.block_table, seq.num_computed_tokens)
         # copy-on-write, before the pass writes
         for source, to in self.pool.copies:

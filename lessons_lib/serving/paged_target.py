@@ -30,38 +30,38 @@ class PagedTarget(DecoderTarget):
         """A cache without blocks. A block pool allocates blocks to it later."""
         return PagedCache(self.memory, [])
 
-    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Run one packed forward pass over all inputs, those of one token first -> the output of each.
 
         CacheFullError if a cache has no room for its new tokens.
         """
-        order = sorted(range(len(blocks)), key=lambda i: not decodes(blocks[i]))
-        scores = dict(zip(order, super().run([blocks[i] for i in order]), strict=True))
-        return [scores[i] for i in range(len(blocks))]
+        order = sorted(range(len(inputs)), key=lambda i: not decodes(inputs[i]))
+        outputs = dict(zip(order, super().run([inputs[i] for i in order]), strict=True))
+        return [outputs[i] for i in range(len(inputs))]
 
-    def forward(self, tokens: Tensor, blocks: Sequence[ModelInput], layers: Sequence[int]) -> States:
+    def forward(self, tokens: Tensor, inputs: Sequence[ModelInput], layers: Sequence[int]) -> States:
         """As DecoderTarget.forward. All inputs that decode form one segment; each prompt is its own."""
-        rows = [block.cache for block in blocks if decodes(block)]
-        segments = [self.together(rows)] if rows else []
-        segments += [self.segment(block) for block in blocks[len(rows) :]]
+        rows = [model_input.cache for model_input in inputs if decodes(model_input)]
+        segments = [self.decode_segment(rows)] if rows else []
+        segments += [self.segment(model_input) for model_input in inputs[len(rows) :]]
         states = self.decoder(tokens, segments, after=layers)
         for cache in rows:
             cache.advance(1)
         return states
 
-    def together(self, caches: Sequence[PagedCache]) -> Segment:
+    def decode_segment(self, caches: Sequence[PagedCache]) -> Segment:
         """One segment for sequences that feed one token each. Raises CacheFullError before anything is written."""
-        starts, used, begun = zip(*(cache.room(1) for cache in caches), strict=True)
-        self.memory.clear([*chain.from_iterable(begun)])
+        starts, used, new_blocks = zip(*(cache.room(1) for cache in caches), strict=True)
+        self.memory.clear([*chain.from_iterable(new_blocks)])
         positions = torch.tensor(starts, device=self.device)
         tables = torch.tensor(self.memory.padded(used), device=self.device)
         pages = Pages(self.memory.keys, self.memory.values, positions, tables)
         return Segment(positions, pages, pages.visible())
 
 
-def decodes(block: ModelInput) -> bool:
+def decodes(model_input: ModelInput) -> bool:
     """Whether the input is one token that attends to all tokens before it."""
-    return len(block.tokens) == 1 and block.mask is None
+    return len(model_input.tokens) == 1 and model_input.mask is None
 
 
 def attend_pages(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
@@ -111,17 +111,17 @@ class CompiledPagedTarget(PagedTarget):
         name = f"step of many rows ({decoder.config.num_layers} layers, {self.dtype})"
         self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, frozen=freezable(decoder), **COMPILED)
 
-    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Run the inputs in compiled forward passes, and those that cannot be compiled in an eager one -> the outputs.
 
         CacheFullError if a cache has no room.
         """
-        fast = [i for i, block in enumerate(blocks) if is_rows(block)] if self._compiled() else []
-        rest = [i for i in range(len(blocks)) if i not in fast]
-        scores = dict(zip(rest, super().run([blocks[i] for i in rest]), strict=True)) if rest else {}
-        for part in passes([blocks[i] for i in fast]):
-            scores |= dict(zip([fast[i] for i in part], self._run([blocks[fast[i]] for i in part]), strict=True))
-        return [scores[i] for i in range(len(blocks))]
+        fast = [i for i, model_input in enumerate(inputs) if is_rows(model_input)] if self._compiled() else []
+        rest = [i for i in range(len(inputs)) if i not in fast]
+        outputs = dict(zip(rest, super().run([inputs[i] for i in rest]), strict=True)) if rest else {}
+        for part in passes([inputs[i] for i in fast]):
+            outputs |= dict(zip([fast[i] for i in part], self._run([inputs[fast[i]] for i in part]), strict=True))
+        return [outputs[i] for i in range(len(inputs))]
 
     def _compiled(self) -> bool:
         """Compile the step if necessary -> whether it is compiled.
@@ -133,23 +133,27 @@ class CompiledPagedTarget(PagedTarget):
             self.problem = say_uncompiled(self.step.problem)
         return not self.problem
 
-    def _run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+    def _run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         # positions and block tables, before anything is written
-        rows, begun, counts = [], [], [block.wanted for block in blocks]
-        for block in blocks:
-            start, used, new = block.cache.room(len(block.tokens))
-            rows.append((block.tokens, [start + offset for offset in block.offsets], used, block.wanted))
-            begun += new
-        logits = self._call(rows, begun)
-        for block in blocks:
-            block.cache.advance(len(block.tokens))
+        rows, new_blocks, counts = [], [], [model_input.wanted for model_input in inputs]
+        for model_input in inputs:
+            start, used, new = model_input.cache.room(len(model_input.tokens))
+            rows.append(
+                (model_input.tokens, [start + offset for offset in model_input.offsets], used, model_input.wanted)
+            )
+            new_blocks += new
+        logits = self._call(rows, new_blocks)
+        for model_input in inputs:
+            model_input.cache.advance(len(model_input.tokens))
         return [ModelOutput(one) for one in logits[: sum(counts)].split(counts)]
 
-    def _call(self, rows: Sequence[tuple[list[int], list[int], list[int], int]], begun: Sequence[int] = ()) -> Tensor:
+    def _call(
+        self, rows: Sequence[tuple[list[int], list[int], list[int], int]], new_blocks: Sequence[int] = ()
+    ) -> Tensor:
         """Call the compiled step -> logits, first those of the wanted tokens of each input.
 
         rows: (tokens, positions, block table, number of last tokens whose logits are wanted) of each input.
-        begun: blocks to clear first. The compiled step does not check indices, so they are checked here.
+        new_blocks: blocks to clear first. The compiled step does not check indices, so they are checked here.
         """
         # one row per token
         tokens, positions, tables, wanted = [], [], [], []
@@ -167,7 +171,7 @@ class CompiledPagedTarget(PagedTarget):
         check("token", tokens, self.vocab_size)
         check("position", positions, self.context)
         check("block", [*chain.from_iterable(tables)], self.memory.null_block + 1)
-        self.memory.clear(begun)
+        self.memory.clear(new_blocks)
         given = [torch.tensor(numbers, device=self.device) for numbers in (tokens, positions, tables, wanted)]
         return self.step(*given, self.memory.keys, self.memory.values)
 
@@ -178,22 +182,22 @@ def check(name: str, numbers: Sequence[int], count: int) -> None:
         raise IndexError(f"{name}s {min(numbers)} to {max(numbers)} are not all within 0 to {count - 1}")
 
 
-def is_rows(block: ModelInput) -> bool:
+def is_rows(model_input: ModelInput) -> bool:
     """Whether an input can run in the compiled step as rows of one token, and is short enough to be faster there."""
-    count = len(block.tokens)
-    short = count == 1 or count * (block.cache.length() + count) <= LONG
-    return short and block.mask is None and not block.after
+    count = len(model_input.tokens)
+    short = count == 1 or count * (model_input.cache.length() + count) <= LONG
+    return short and model_input.mask is None and not model_input.after
 
 
-def passes(blocks: Sequence[ModelInput]) -> Iterator[list[int]]:
+def passes(inputs: Sequence[ModelInput]) -> Iterator[list[int]]:
     """Group inputs into forward passes, short texts first -> indices of the inputs of each pass.
 
     All rows of a pass read as many entries as the longest. A pass ends before its padding exceeds `WASTE`.
     """
     part, rows, pairs = [], 0, 0
-    ends = [block.cache.length() + len(block.tokens) for block in blocks]
-    for i in sorted(range(len(blocks)), key=ends.__getitem__):
-        count = len(blocks[i].tokens)
+    ends = [model_input.cache.length() + len(model_input.tokens) for model_input in inputs]
+    for i in sorted(range(len(inputs)), key=ends.__getitem__):
+        count = len(inputs[i].tokens)
         if part and rows * ends[i] - pairs > WASTE:
             yield part
             part, rows, pairs = [], 0, 0

@@ -241,7 +241,7 @@ class Scheduler:
         for seq in [*self.running, *self.waiting]:
             self.cancel(seq)
         self._remove_cancelled()
-        self._dismiss(now)
+        self._release_held(now)
 
     # Planning: continue the running, then admit the waiting.
 
@@ -253,35 +253,42 @@ class Scheduler:
             order.sort(key=lambda seq: seq.prefilling)  # decode steps first: prompt chunks get the rest of the budget
         for seq in order:
             tokens = self._tokens(seq, left)
-            if seq.status is Status.RUNNING and tokens and self._secure(seq, tokens, plan, now):
+            if seq.status is Status.RUNNING and tokens and self._allocate_or_preempt(seq, tokens, plan, now):
                 plan.rows.append((seq, tokens))
                 left -= tokens
 
-    def _secure(self, seq: Sequence, tokens: int, plan: Plan, now: float) -> bool:
+    def _allocate_or_preempt(self, seq: Sequence, tokens: int, plan: Plan, now: float) -> bool:
         """Allocate blocks for the next tokens, preempting the least urgent sequences as long as none is free.
 
         Returns False if the sequence itself was preempted.
         """
         while not self.pool.allocate(seq, seq.num_computed_tokens + tokens):
             victim = self.policy.order(self.running, now)[-1]
-            plan.rows = [row for row in plan.rows if row[0] is not victim]
-            plan.preempted.append(victim)
-            self._leave(victim)
-            victim.restart()
-            self._queue(victim)
+            self._preempt(victim, plan)
             if victim is seq:
                 return False
         return True
+
+    def _preempt(self, seq: Sequence, plan: Plan) -> None:
+        """Take a sequence out of the step, free its slot and blocks, and queue it again by its arrival.
+
+        Blocks that hold cached prefixes stay findable in the pool until they are needed; the rest is computed again.
+        """
+        plan.rows = [row for row in plan.rows if row[0] is not seq]
+        plan.preempted.append(seq)
+        self._leave(seq)
+        seq.restart()
+        self._queue(seq)
 
     def _admit(self, plan: Plan, now: float) -> None:
         """Admit waiting sequences in order. The first that does not fit blocks those after it, so that none starves."""
         count = min(self.policy.admit(self, now), len(self._free_slots)) if self._free_slots and self.waiting else 0
         if count > 0:
             for seq in list(self.policy.order(self.waiting, now)[:count]):
-                if not self._enter(seq, plan, now):
+                if not self._admit_one(seq, plan, now):
                     break
 
-    def _enter(self, seq: Sequence, plan: Plan, now: float) -> bool:
+    def _admit_one(self, seq: Sequence, plan: Plan, now: float) -> bool:
         # take the blocks: first a cached prefix, then new ones; undo both if they do not fit
         seq.num_computed_tokens = self.pool.match(seq)
         tokens = self._tokens(seq, self._budget(plan))
@@ -336,21 +343,21 @@ class Scheduler:
 
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
-        self._vacate(seq)
+        self._free(seq)
 
-    def _vacate(self, seq: Sequence) -> None:
+    def _free(self, seq: Sequence) -> None:
         self.pool.release(seq)
         heapq.heappush(self._free_slots, seq.slot)
 
     def _end_batch(self, now: float) -> None:
         """Release all sequences of a held batch together once it may end."""
         if self.held and not self.running and self.policy.over(self):
-            self._dismiss(now)
+            self._release_held(now)
 
-    def _dismiss(self, now: float) -> None:
+    def _release_held(self, now: float) -> None:
         for seq in self.held:
             seq.finished = now
-            self._vacate(seq)
+            self._free(seq)
         self.held = []
 
     def _remove_cancelled(self) -> None:

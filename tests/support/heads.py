@@ -28,7 +28,7 @@ class OpenToy(ToyTarget):
 
     offers = frozenset({"rows", "states"})
 
-    def _run(self, block):
-        scores = super()._run(block)
-        scores.states = dict.fromkeys(block.after, scores.logits)
+    def _run(self, model_input):
+        scores = super()._run(model_input)
+        scores.states = dict.fromkeys(model_input.after, scores.logits)
         return scores

@@ -38,15 +38,17 @@ class ToyTarget(Target):
     def new_cache(self, tokens: int) -> ToyCache:
         return ToyCache()
 
-    def run(self, blocks: list[ModelInput]) -> list[ModelOutput]:
-        return [self._run(block) for block in blocks]
+    def run(self, inputs: list[ModelInput]) -> list[ModelOutput]:
+        return [self._run(model_input) for model_input in inputs]
 
-    def _run(self, block: ModelInput) -> ModelOutput:
-        start, count = block.cache.length(), len(block.tokens)
-        entries = block.cache.entries + list(zip(block.cache.positions(block.offsets), block.tokens, strict=True))
-        block.cache.entries = entries
-        rows = range(count - block.wanted, count)
-        mask = block.mask.tolist() if block.mask is not None else None
+    def _run(self, model_input: ModelInput) -> ModelOutput:
+        start, count = model_input.cache.length(), len(model_input.tokens)
+        entries = model_input.cache.entries + list(
+            zip(model_input.cache.positions(model_input.offsets), model_input.tokens, strict=True)
+        )
+        model_input.cache.entries = entries
+        rows = range(count - model_input.wanted, count)
+        mask = model_input.mask.tolist() if model_input.mask is not None else None
         seen = [[e for e, ok in zip(entries, mask[i], strict=True) if ok] if mask else entries[: start + i + 1]
                 for i in rows]  # fmt: skip
         for i, prefix in zip(rows, seen, strict=True):

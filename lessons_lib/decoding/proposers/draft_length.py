@@ -114,7 +114,7 @@ class Adaptive(DraftLength):
         return self._accepted / self._examined
 
     @property
-    def hoped(self) -> float:
+    def expected_alpha(self) -> float:
         """alpha-hat plus one standard error, at most 1. The sample size is the decayed count of checked tokens."""
         return min(1.0, self.alpha + math.sqrt(self.alpha * (1 - self.alpha) / self._examined))
 
@@ -128,7 +128,7 @@ class Adaptive(DraftLength):
         if self.probe_every is None:
             return gamma
         # Keep drafting one token while alpha may be higher than estimated
-        if not gamma and self._best(round(100 * self.hoped)):
+        if not gamma and self._best(round(100 * self.expected_alpha)):
             gamma = 1
         # Probe with one token after probe_every steps without a draft
         self._idle = 0 if gamma else self._idle + 1

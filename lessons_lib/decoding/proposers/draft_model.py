@@ -228,8 +228,8 @@ class DraftModel(Proposer):
         q is then normalised over the shared ids. The target's logits are not changed, padding ids included, since its
         own output is the reference. Mode "greedy" needs no q, so the logits are only cut to the shared ids.
         """
-        known, uncomputed = logits[:, : self.known], self.target.vocab_size - self.known
-        return known if self.mode == "greedy" or not uncomputed else pad(known, (0, uncomputed), value=float("-inf"))
+        known, padding = logits[:, : self.known], self.target.vocab_size - self.known
+        return known if self.mode == "greedy" or not padding else pad(known, (0, padding), value=float("-inf"))
 
     def _has_room(self, tree: DraftTree, level: Sequence[int]) -> bool:
         """Whether the target's budget allows another level, and the draft cache has room for this one."""

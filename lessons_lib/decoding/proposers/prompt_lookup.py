@@ -103,23 +103,23 @@ class PromptLookup(Proposer):
         self.learn(ids)
         n, draft = self.lookup(ids)
         if draft:
-            tree.add_chain(draft[: self.gated(n)])
+            tree.add_chain(draft[: self.limit(n)])
         self.pending = (n, draft, len(tree.tokens)) if draft else None
 
-    def gated(self, n: int) -> int:
+    def limit(self, n: int) -> int:
         """Limit of the tokens proposed from an n-gram match; 0 if its hit rate is too low."""
         if self.lengths:
             return self.lengths[n].next()
         return self.num_tokens if self.hit_rate[n] >= self.min_hit_rate else 0
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output) -> None:
-        """Compare the draft with the committed tokens, whether it was proposed or gated, and update the hit rate."""
+        """Compare the draft with the committed tokens, whether it was proposed or withheld, and update the hit rate."""
         if self.pending:
-            (n, draft, gated), self.pending = self.pending, None
+            (n, draft, limit), self.pending = self.pending, None
             right = agreed(draft, tokens)
             self.hit_rate[n] += ((right > 0) - self.hit_rate[n]) / MEMORY
             if self.lengths:
-                self.lengths[n].observe(gated, min(right + 1, len(draft), len(tokens)), right)
+                self.lengths[n].observe(limit, min(right + 1, len(draft), len(tokens)), right)
 
     def learn(self, ids: Sequence[int]) -> None:
         """Index the new tokens of `ids`, the whole committed text."""

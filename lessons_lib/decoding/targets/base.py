@@ -30,7 +30,7 @@ class Target(ABC):
         """An empty cache of one sequence, for a text of `tokens` tokens including the new ones."""
 
     @abstractmethod
-    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Run a forward pass over all inputs -> the output of each.
 
         Appends the keys and values of all input tokens to the caches. `Cache.keep` then drops the rejected tokens.

@@ -106,24 +106,34 @@ class CompiledTarget(DecoderTarget):
         needed = min(self.context, whole) if self.fitted else self.context
         return StaticCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=needed + slack)
 
-    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Run a forward pass for each input, one after another -> the output of each."""
         eager = super().run
-        return [self._run_compiled(block, w) if (w := self._width(block)) else eager([block])[0] for block in blocks]
+        return [
+            self._run_compiled(model_input, w) if (w := self._width(model_input)) else eager([model_input])[0]
+            for model_input in inputs
+        ]
 
-    def _width(self, block: ModelInput) -> int | None:
+    def _width(self, model_input: ModelInput) -> int | None:
         """The compiled width to pad an input to. None if it runs eagerly, for example if the padding has no room."""
-        left = block.cache.capacity - block.cache.length()
-        wide_enough = (width for width in self.widths if len(block.tokens) <= width <= left)
-        return next(wide_enough, None) if set(block.after) <= {"final"} else None
+        left = model_input.cache.capacity - model_input.cache.length()
+        wide_enough = (width for width in self.widths if len(model_input.tokens) <= width <= left)
+        return next(wide_enough, None) if set(model_input.after) <= {"final"} else None
 
-    def _run_compiled(self, block: ModelInput, width: int) -> ModelOutput:
+    def _run_compiled(self, model_input: ModelInput, width: int) -> ModelOutput:
         # pad the input to the compiled width
-        count = len(block.tokens)
-        padding, cache = [0] * (width - count), block.cache
-        tokens = torch.tensor(block.tokens + padding, device=self.device)
-        positions = torch.tensor(cache.positions(block.offsets) + padding, device=self.device)
-        args = tokens, positions, cache.slots(width), cache.mask(block.mask, count, width), cache.keys, cache.values
+        count = len(model_input.tokens)
+        padding, cache = [0] * (width - count), model_input.cache
+        tokens = torch.tensor(model_input.tokens + padding, device=self.device)
+        positions = torch.tensor(cache.positions(model_input.offsets) + padding, device=self.device)
+        args = (
+            tokens,
+            positions,
+            cache.slots(width),
+            cache.mask(model_input.mask, count, width),
+            cache.keys,
+            cache.values,
+        )
         # run the step, as a CUDA graph or directly
         step = self._step(width)
         final, logits = self._graph(step, width, args)(*args) if self.captures else step(*args)
@@ -131,8 +141,8 @@ class CompiledTarget(DecoderTarget):
             self._give_up(step.problem)
         # the padding's entries are overwritten by the next tokens
         cache.advance(count)
-        rows = slice(count - block.wanted, count)
-        return ModelOutput(logits[rows], {name: final[rows] for name in block.after})
+        rows = slice(count - model_input.wanted, count)
+        return ModelOutput(logits[rows], {name: final[rows] for name in model_input.after})
 
     def _step(self, width: int) -> CompiledStep:
         """The compiled step of one width, created on first use."""

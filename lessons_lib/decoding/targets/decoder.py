@@ -27,32 +27,37 @@ class DecoderTarget(Target):
         c = self.decoder.config
         return ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device, capacity=tokens)
 
-    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Run one packed forward pass over all inputs -> the output of each.
 
         CacheFullError if a cache of fixed capacity is full.
         """
         # pack the tokens of all sequences and run the layers
-        tokens = torch.tensor([token for block in blocks for token in block.tokens], device=self.device)
-        layers = [name for block in blocks for name in block.after if name != "final"]
-        states = self.forward(tokens, blocks, layers)
+        tokens = torch.tensor([token for model_input in inputs for token in model_input.tokens], device=self.device)
+        layers = [name for model_input in inputs for name in model_input.after if name != "final"]
+        states = self.forward(tokens, inputs, layers)
         # final norm and LM head for the wanted tokens only, then split by sequence
-        ends, counts = accumulate(len(block.tokens) for block in blocks), [block.wanted for block in blocks]
+        ends, counts = (
+            accumulate(len(model_input.tokens) for model_input in inputs),
+            [model_input.wanted for model_input in inputs],
+        )
         rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         final = self.decoder.final(torch.cat([states.last[wanted] for wanted in rows]))
-        parts = zip(blocks, rows, final.split(counts), self.decoder.score(final).split(counts), strict=True)
+        parts = zip(inputs, rows, final.split(counts), self.decoder.score(final).split(counts), strict=True)
         return [
             ModelOutput(
-                logits, {name: normed if name == "final" else states.after[name][wanted] for name in block.after}
+                logits, {name: normed if name == "final" else states.after[name][wanted] for name in model_input.after}
             )
-            for block, wanted, normed, logits in parts
+            for model_input, wanted, normed, logits in parts
         ]
 
-    def forward(self, tokens: Tensor, blocks: Sequence[ModelInput], layers: Sequence[int]) -> States:
+    def forward(self, tokens: Tensor, inputs: Sequence[ModelInput], layers: Sequence[int]) -> States:
         """Run the layers over the packed tokens (T,) of all inputs -> states after the last layer and `layers`."""
-        return self.decoder(tokens, [self.segment(block) for block in blocks], after=layers)
+        return self.decoder(tokens, [self.segment(model_input) for model_input in inputs], after=layers)
 
-    def segment(self, block: ModelInput) -> Segment:
+    def segment(self, model_input: ModelInput) -> Segment:
         """The decoder's form of an input: positions (T,), its cache, mask (T, S + T) or None."""
-        positions = torch.tensor(block.cache.positions(block.offsets), device=self.device)
-        return Segment(positions, block.cache, None if block.mask is None else block.mask.to(self.device))
+        positions = torch.tensor(model_input.cache.positions(model_input.offsets), device=self.device)
+        return Segment(
+            positions, model_input.cache, None if model_input.mask is None else model_input.mask.to(self.device)
+        )

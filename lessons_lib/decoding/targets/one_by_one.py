@@ -16,13 +16,13 @@ def one_by_one(target: Target) -> Target:
     prompts, inputs with a mask, and inputs that need the logits of more than the last token.
     """
     other = copy.copy(target)
-    other.run = lambda blocks: [_scores(target, block) for block in blocks]
+    other.run = lambda inputs: [_scores(target, model_input) for model_input in inputs]
     return other
 
 
-def _scores(target: Target, block: ModelInput) -> ModelOutput:
-    whole = block.mask is not None or block.wanted != 1 or len(block.tokens) > SHORT
-    parts = [block] if whole else [plain_input([token], block.cache) for token in block.tokens]
+def _scores(target: Target, model_input: ModelInput) -> ModelOutput:
+    whole = model_input.mask is not None or model_input.wanted != 1 or len(model_input.tokens) > SHORT
+    parts = [model_input] if whole else [plain_input([token], model_input.cache) for token in model_input.tokens]
     if not whole:
-        parts[-1].after = block.after
+        parts[-1].after = model_input.after
     return [target.run([part])[0] for part in parts][-1]

@@ -116,7 +116,7 @@ class SelfCheck:
 def chains_agree(target) -> bool:
     """Check draft tokens that replace dropped ones and are fed at once, against the same tokens fed one by one."""
     # one by one
-    ids = made_up(7, target.vocab_size)
+    ids = arbitrary_ids(7, target.vocab_size)
     cache = target.new_cache(len(ids))
     expected = torch.cat([_plain(target, part, cache) for part in (ids[:3], *([token] for token in ids[3:]))])
     # feed two wrong tokens, drop them, then feed the right ones at once; drop and feed the last two again
@@ -136,7 +136,7 @@ def branches_agree(target) -> bool:
     root - A - C - E
          - B - D - next, and a side token below B
     """
-    *text, a, b, c, d, e, side, after = made_up(11, target.vocab_size)
+    *text, a, b, c, d, e, side, after = arbitrary_ids(11, target.vocab_size)
     left, right, beside = (_plain(target, text + path) for path in ([a, c, e], [b, d, after], [b, side]))
     first = len(text)  # entry of node 0
     cache = target.new_cache(len(text) + 4)
@@ -168,7 +168,7 @@ def long_text_agrees(target, length: int) -> bool:
     This detects an attention window that is ignored under an explicit mask, or that counts the other branches.
     """
     depth = min(DEPTH, length - 1)
-    ids = made_up(length + WIDTH, target.vocab_size)
+    ids = arbitrary_ids(length + WIDTH, target.vocab_size)
     (*text, root), others, branch = ids[: -depth - WIDTH], ids[-depth - WIDTH : -depth], ids[-depth:]
     tree = tree_of(others + branch, [ROOT] * WIDTH + [ROOT, *range(WIDTH, WIDTH + depth - 1)])
 
@@ -206,7 +206,7 @@ def agree(found: Tensor, expected: Tensor) -> bool:
     return True
 
 
-def made_up(count: int, vocab_size: int) -> list[int]:
+def arbitrary_ids(count: int, vocab_size: int) -> list[int]:
     """`count` random token ids, the same at every call, and all different if the vocabulary is large enough."""
     rng = random.Random(0)
     return rng.sample(range(vocab_size), count) if count <= vocab_size else rng.choices(range(vocab_size), k=count)

@@ -42,12 +42,12 @@ class TableTarget(Target):
     def new_cache(self, tokens: int) -> Tape:
         return Tape()
 
-    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Look up the logits of each input. ValueError for draft trees with branches or side tokens."""
-        return [self._run(block) for block in blocks]
+        return [self._run(model_input) for model_input in inputs]
 
-    def _run(self, block: ModelInput) -> ModelOutput:
-        if block.mask is not None:
+    def _run(self, model_input: ModelInput) -> ModelOutput:
+        if model_input.mask is not None:
             raise ValueError("a table reads chains only; propose no branches and no side tokens")
-        block.cache.held += len(block.tokens)
-        return ModelOutput(self.logits[block.tokens[-block.wanted :]])
+        model_input.cache.held += len(model_input.tokens)
+        return ModelOutput(self.logits[model_input.tokens[-model_input.wanted :]])

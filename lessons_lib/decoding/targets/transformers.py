@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from lessons_lib.caches.cache import Cache, unbroken
+from lessons_lib.caches.cache import Cache, is_contiguous
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput, plain_input
 from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids, vocabulary
 from lessons_lib.decoding.targets.self_check import SelfCheck
@@ -74,7 +74,7 @@ class TransformersCache(TargetCache):
         end, length = prefix + len(then), self.length()
         if end > length:
             raise ValueError(f"{end} entries cannot be kept of {length}")
-        if unbroken(prefix, then):
+        if is_contiguous(prefix, then):
             if end < length:
                 self.inner.crop(end - length)
             return
@@ -110,7 +110,7 @@ class StateCache(TargetCache):
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end = prefix + len(then)
-        if end > len(self.ids) or not unbroken(prefix, then):
+        if end > len(self.ids) or not is_contiguous(prefix, then):
             raise ValueError(f"{prefix} tokens and then {list(then)} cannot be kept of {len(self.ids)}")
         if end < len(self.ids):
             self.target.require_chains()
@@ -156,24 +156,24 @@ class TransformersTarget(Target):
         """An empty cache; it grows by itself."""
         return TransformersCache(self, tokens) if self.per_token else StateCache(self)
 
-    def run(self, blocks: Sequence[ModelInput]) -> list[ModelOutput]:
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Run one forward pass per input -> its output.
 
         Unsupported for draft tokens that fail the self-check, for branches if the attention implementation is neither
         "sdpa" nor "eager", and for hidden states that transformers does not return (after the last layer).
         """
-        return [self._run(block) for block in blocks]
+        return [self._run(model_input) for model_input in inputs]
 
-    def _run(self, block: ModelInput) -> ModelOutput:
-        cache = block.cache
-        if block.mask is not None:
-            self.require_branches(cache, block.mask.shape[1])
-        elif len(block.tokens) > 1 and cache.length():
+    def _run(self, model_input: ModelInput) -> ModelOutput:
+        cache = model_input.cache
+        if model_input.mask is not None:
+            self.require_branches(cache, model_input.mask.shape[1])
+        elif len(model_input.tokens) > 1 and cache.length():
             self.require_chains()
-        cache.drafted |= block.wanted > 1  # prompts and plain steps need only the last token's logits
+        cache.drafted |= model_input.wanted > 1  # prompts and plain steps need only the last token's logits
         if not self.per_token:
             cache.save()
-        return self.forward(block)
+        return self.forward(model_input)
 
     def require_branches(self, cache: TargetCache, entries: int) -> None:
         """Raise Unsupported unless branches and side tokens are computed correctly up to `entries` cache entries."""
@@ -200,45 +200,48 @@ class TransformersTarget(Target):
                 "decode plainly with this model, without a proposer, and do not draft with it"
             )
 
-    def forward(self, block: ModelInput) -> ModelOutput:
+    def forward(self, model_input: ModelInput) -> ModelOutput:
         """Run one forward pass over an input, without checks -> its output."""
-        out = self._from_keys_and_values(block) if self.per_token else self._from_state(block)
-        if out.logits.shape[1] < block.wanted:
+        out = self._from_keys_and_values(model_input) if self.per_token else self._from_state(model_input)
+        if out.logits.shape[1] < model_input.wanted:
             raise Unsupported(f"{self.name} gives logits for fewer tokens than it reads: decode plainly with it")
         return ModelOutput(
-            out.logits[0, -block.wanted :], {name: self._states(out, name, block) for name in block.after}
+            out.logits[0, -model_input.wanted :],
+            {name: self._states(out, name, model_input) for name in model_input.after},
         )
 
-    def _from_keys_and_values(self, block: ModelInput):
-        cache, device, options = block.cache, self.network.device, self._options(block)
+    def _from_keys_and_values(self, model_input: ModelInput):
+        cache, device, options = model_input.cache, self.network.device, self._options(model_input)
         if "position_ids" in self.accepts:
-            options["position_ids"] = torch.tensor([cache.positions(block.offsets)], device=device)
-        if block.mask is not None:
+            options["position_ids"] = torch.tensor([cache.positions(model_input.offsets)], device=device)
+        if model_input.mask is not None:
             implementation = getattr(self.text_config, "_attn_implementation", None)
-            options["attention_mask"] = as_attention_mask(block.mask.to(device), implementation, self.network.dtype)
-        tokens = torch.tensor([block.tokens], device=device)
+            options["attention_mask"] = as_attention_mask(
+                model_input.mask.to(device), implementation, self.network.dtype
+            )
+        tokens = torch.tensor([model_input.tokens], device=device)
         return self.network(tokens, past_key_values=cache.inner, use_cache=True, **options)
 
     @torch.no_grad()  # a state that is part of an autograd graph cannot be copied
-    def _from_state(self, block: ModelInput):
+    def _from_state(self, model_input: ModelInput):
         """Run one step as transformers' `generate` does: the model itself prepares ids, positions and state."""
-        cache, device = block.cache, self.network.device
-        first, ids = not cache.ids, torch.tensor([cache.ids + block.tokens], device=device)
+        cache, device = model_input.cache, self.network.device
+        first, ids = not cache.ids, torch.tensor([cache.ids + model_input.tokens], device=device)
         positions = {}
         if "position_ids" in self.accepts:
             positions["position_ids"] = self.network._prepare_position_ids_for_generation(ids, {})
         inputs = self.network.prepare_inputs_for_generation(
             ids,
-            next_sequence_length=None if first else len(block.tokens),
+            next_sequence_length=None if first else len(model_input.tokens),
             is_first_iteration=first,
             attention_mask=None,
             use_cache=True,
             **positions,
             **cache.state,
         )
-        out = self.network(**inputs | self._options(block), return_dict=True)
+        out = self.network(**inputs | self._options(model_input), return_dict=True)
         cache.state = self.network._update_model_kwargs_for_generation(out, cache.state)
-        cache.ids.extend(block.tokens)
+        cache.ids.extend(model_input.tokens)
         return out
 
     def new_state(self) -> dict:
@@ -247,11 +250,11 @@ class TransformersTarget(Target):
         self.network._prepare_cache_for_generation(GenerationConfig(), state, None, 1, self.context)
         return state
 
-    def _options(self, block: ModelInput) -> dict:
-        options = {"logits_to_keep": block.wanted} if "logits_to_keep" in self.accepts else {}
-        return options | ({"output_hidden_states": True} if block.after else {})
+    def _options(self, model_input: ModelInput) -> dict:
+        options = {"logits_to_keep": model_input.wanted} if "logits_to_keep" in self.accepts else {}
+        return options | ({"output_hidden_states": True} if model_input.after else {})
 
-    def _states(self, out, name: int | str, block: ModelInput) -> Tensor:
+    def _states(self, out, name: int | str, model_input: ModelInput) -> Tensor:
         """Hidden states (wanted, D) after a layer, or after the final norm for "final".
 
         transformers' hidden_states[i] is the output of layer i, but the last one is the output of the final norm.
@@ -259,7 +262,7 @@ class TransformersTarget(Target):
         layers = len(out.hidden_states) - 1
         if name == layers:
             raise Unsupported(f"transformers gives layer {layers}'s state only after the final norm: ask for 'final'")
-        return out.hidden_states[layers if name == "final" else name][0, -block.wanted :]
+        return out.hidden_states[layers if name == "final" else name][0, -model_input.wanted :]
 
 
 def caches_per_token(network) -> bool:

@@ -21,8 +21,8 @@ def problem() -> str | None:
     """Why the kernels are not available here; None if they are. The first call compiles them (about 15 seconds)."""
     if not (torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()):
         return "kernels in C++ need a CPU with AVX512-VNNI"
-    if uncomputed := compiler_problem(torch.device("cpu")):
-        return uncomputed
+    if problem_found := compiler_problem(torch.device("cpu")):
+        return problem_found
     from torch._inductor.codecache import CppCodeCache
 
     keep_compiled_code()

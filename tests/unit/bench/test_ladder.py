@@ -95,7 +95,7 @@ def test_all_rungs_take_turns_on_free_and_on_grounded_questions(bench):
     json.dumps(measured.facts)
 
 
-def made_up(times: dict[str, float]) -> dict:
+def arbitrary_ids(times: dict[str, float]) -> dict:
     """A row of a text of 11 tokens, the first after a second, by rung the seconds behind it."""
     made = {
         name: {"tokens": 11, "seconds": 1.0 + t, "prefill": 1.0, "logit_gap": 0.5, "forwards": 6}
@@ -130,7 +130,7 @@ def timed(bench, monkeypatch):
         "llama.cpp Q4_1 + lookup of 2": 2.0,
         "llama.cpp Q4_K_M + lookup of 2": 1.5,
     }
-    rows = {"free": [made_up(free)], "grounded": [made_up(grounded)]}
+    rows = {"free": [arbitrary_ids(free)], "grounded": [arbitrary_ids(grounded)]}
     monkeypatch.setattr(bench, "rows", lambda run, kind: rows[kind])
     good = common.model().target()
     says = {name: surer(common.model()) if "Q4_0" in name else good for name in free if name.startswith("llama.cpp")}

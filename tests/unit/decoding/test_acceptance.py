@@ -89,7 +89,7 @@ def swapped_ratio(p, children, q, mode, generator):
     for token in children:
         if sampling._uniform(p, generator) * p[token] < q[token]:
             return token, True
-        p = sampling._owed(p, q)
+        p = sampling.residual(p, q)
     return int(torch.multinomial(p, 1)), False
 
 
@@ -97,7 +97,7 @@ def only_where_p_is_higher(p, children, q, mode, generator):
     for token in children:
         if p[token] >= q[token]:
             return token, True
-        p = sampling._owed(p, q)
+        p = sampling.residual(p, q)
     return int(torch.multinomial(p, 1)), False
 
 

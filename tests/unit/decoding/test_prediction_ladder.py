@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lessons_lib.decoding.generate import StepStats
-from lessons_lib.decoding.prediction import Configuration, best, counting, standing, step_gains, way_to
+from lessons_lib.decoding.prediction import Configuration, best, check_order, counting, step_gains, way_to
 from lessons_lib.measure.cost import StepCost
 
 PLAIN = StepCost(weight_bytes=800, kv_bytes=2, bandwidth=100)
@@ -66,10 +66,10 @@ def test_the_best_rung_is_the_fastest_that_counts():
 
 
 def test_a_ladder_has_no_rung_in_the_air_and_no_two_of_one_name():
-    standing(configs())
+    check_order(configs())
     with pytest.raises(ValueError, match="'fast' stands on 'halved'"):
-        standing([configs()[0], *configs()[2:]])
+        check_order([configs()[0], *configs()[2:]])
     with pytest.raises(ValueError, match="two rungs are called 'slow'"):
-        standing([*configs(), configs()[0]])
+        check_order([*configs(), configs()[0]])
     with pytest.raises(ValueError, match="no rung 'middle'; choose one of: slow, halved, fast, aside"):
         way_to(configs(), "middle")

@@ -83,10 +83,10 @@ def test_freed_pieces_below_one_that_lives_go_back_to_the_system():
 
 @pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
 def test_where_the_c_library_gives_nothing_back_nothing_happens(error, monkeypatch):
-    def uncomputed(name):
+    def missing(name):
         raise error("no such call")
 
-    monkeypatch.setattr("ctypes.CDLL", uncomputed)
+    monkeypatch.setattr("ctypes.CDLL", missing)
     assert trim_heap() is None
 
 

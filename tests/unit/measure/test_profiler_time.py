@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lessons_lib.measure import clock
-from lessons_lib.measure.profiler import grouped, kernel_times, taken_apart
+from lessons_lib.measure.profiler import grouped, kernel_times, profile_parts
 
 
 @pytest.mark.parametrize("kernel, part", [
@@ -41,9 +41,9 @@ def test_the_profiler_sees_a_matrix_product():
 def test_parts_add_up_to_the_time_without_the_profiler(monkeypatch):
     monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((1000.0,)))
     a = torch.ones(64, 64)
-    parts = taken_apart(lambda: (a @ a).softmax(-1), runs=2)
+    parts = profile_parts(lambda: (a @ a).softmax(-1), runs=2)
     assert list(parts) == ["matrix products", "attention", "the rest"] and all(parts.values())
-    assert list(taken_apart(lambda: a + 1, runs=2)) == ["the rest"]
+    assert list(profile_parts(lambda: a + 1, runs=2)) == ["the rest"]
     assert sum(parts.values()) == pytest.approx(1000.0)
 
 
@@ -51,13 +51,13 @@ def test_parts_add_up_to_the_time_without_the_profiler(monkeypatch):
 def test_launching_is_a_share_of_the_rest_and_never_more(monkeypatch, launch, rest):
     monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((1000.0,)))
     a = torch.ones(64, 64)
-    parts = taken_apart(lambda: a + 1, runs=2, launch=launch)
+    parts = profile_parts(lambda: a + 1, runs=2, launch=launch)
     assert parts == {"launch": 1000.0 - rest, "the rest": rest}
 
 
 def test_a_step_is_taken_into_the_parts_that_are_asked_for():
     a = torch.ones(64, 64)
-    assert set(taken_apart(lambda: (a + 1).exp(), runs=2, parts={"exponentials": r"aten::exp"})) == {
+    assert set(profile_parts(lambda: (a + 1).exp(), runs=2, parts={"exponentials": r"aten::exp"})) == {
         "exponentials",
         "the rest",
     }

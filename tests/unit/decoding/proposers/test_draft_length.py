@@ -107,11 +107,13 @@ def test_what_earlier_texts_said_weighs_no_more_than_eight_guesses():
 def test_adaptive_goes_on_drafting_while_stopping_may_be_a_mistake():
     """c = 0.3 pays from alpha = 0.3 on: an estimate just below it, of few guesses, may be too low."""
     schedule = Adaptive(0.3, decay=1.0, alpha=0.28)
-    assert best_gamma(schedule.alpha, 0.3) == 0 and schedule.hoped == pytest.approx(0.28 + (0.28 * 0.72 / 8) ** 0.5)
+    assert best_gamma(schedule.alpha, 0.3) == 0 and schedule.expected_alpha == pytest.approx(
+        0.28 + (0.28 * 0.72 / 8) ** 0.5
+    )
     assert schedule.next() == 1
     schedule.observe(500, 500, 140)  # the same alpha, now for sure
     schedule.observe(500, 500, 100)
-    assert schedule.hoped < 0.3 and schedule.next() == 0
+    assert schedule.expected_alpha < 0.3 and schedule.next() == 0
 
 
 @pytest.mark.parametrize("alphas", [(0.5,), (0.7,), (0.35, 0.5, 0.65)], ids=str)

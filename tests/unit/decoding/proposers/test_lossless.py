@@ -1,6 +1,7 @@
 """Whatever proposes, the text is the target's own: greedy tokens exactly, sampled ones with their exact law.
 
-A new proposer is one more row of the table, which all of these tests share: hence more than 250 lines.
+A new proposer is a row of PROPOSERS for greedy decoding, and one of SAMPLED for sampling. DraftModel and Medusa, which
+sample their draft tokens, have their own tests of distributions.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,11 @@ from support.oracle import exact
 from support.targets import Tight, assert_holds, decoder_target, targets
 from support.toys import ToyTarget, choosing, continued, whimsical
 
+import lessons_lib
 from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, Medusa, PromptLookup, Sampling, generate
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.generate import new_sequence, step, tokens_per_pass
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.measure.cost import padded_cost
@@ -247,6 +250,13 @@ SAMPLED = {
     "lookahead": lambda: Lookahead(W=2, N=3, G=3, pool_from_text=True),
 }
 sampled = pytest.mark.parametrize("make", SAMPLED.values(), ids=SAMPLED)
+SAMPLED_BY_THEIR_OWN_TESTS = {DraftModel, Medusa}  # test_draft_model_law.py, test_medusa.py
+
+
+def test_no_proposer_is_left_out_of_these_tables():
+    everything = {of for of in vars(lessons_lib).values() if isinstance(of, type) and issubclass(of, Proposer)}
+    assert {type(make(network_of())) for make in PROPOSERS.values()} == everything
+    assert {type(make()) for make in SAMPLED.values()} | SAMPLED_BY_THEIR_OWN_TESTS == everything
 
 
 def distribution(make, rule) -> dict[tuple[int, ...], float]:
