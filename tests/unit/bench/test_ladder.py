@@ -251,8 +251,8 @@ def test_a_quick_run_has_fewer_rungs_and_questions(bench):
     assert len(rows) == 1 and not [name for name in rows[0] if name.startswith("int4")]
 
 
-@pytest.mark.parametrize("v, told", [({1: 1.0, 5: 1.1, 11: 9.0}, 4), ({1: 1.0, 5: 8.0, 11: 9.0}, 0), (None, 10)])
-def test_the_adaptive_lookup_goes_by_the_curve_that_was_timed_beside_the_text_else_by_the_rungs(bench, v, told):
+@pytest.mark.parametrize("v, tokens", [({1: 1.0, 5: 1.1, 11: 9.0}, 4), ({1: 1.0, 5: 8.0, 11: 9.0}, 0), (None, 10)])
+def test_the_adaptive_lookup_goes_by_the_curve_that_was_timed_beside_the_text_else_by_the_rungs(bench, v, tokens):
     found = ladder.proposer("adaptive lookup", ladder.targets(True)["compiled"], FULL, v)
     found.reset(common.eager(), [1])
-    assert [found.gated(n) for n in range(1, 6)] == [told] * 5 and found.num_tokens == 10
+    assert [found.limit(n) for n in range(1, 6)] == [tokens] * 5 and found.num_tokens == 10
