@@ -115,9 +115,9 @@ def check_order(configs: Sequence[Configuration]) -> None:
     seen: set[str] = set()
     for config in configs:
         if config.name in seen:
-            raise ValueError(f"two rungs are called {config.name!r}; give each a name of its own")
+            raise ValueError(f"two configurations are called {config.name!r}; give each a name of its own")
         if config.below is not None and config.below not in seen:
-            raise ValueError(f"{config.name!r} stands on {config.below!r}, which is not below it; put that rung first")
+            raise ValueError(f"{config.name!r} stands on {config.below!r}, which is not below it; put that one first")
         seen.add(config.name)
 
 
@@ -150,5 +150,7 @@ def counting(perplexities: Mapping[str, float], reference: float) -> set[str]:
 def best(speeds: Mapping[str, float], allowed: Collection[str]) -> str:
     """Name of the fastest allowed configuration. ValueError if none of them was measured."""
     if not (known := [name for name in speeds if name in allowed]):
-        raise ValueError("none of the rungs that count was measured; measure one of: " + ", ".join(sorted(allowed)))
+        raise ValueError(
+            "none of the configurations that count was measured; measure one of: " + ", ".join(sorted(allowed))
+        )
     return max(known, key=speeds.__getitem__)

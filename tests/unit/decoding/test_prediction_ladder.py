@@ -69,7 +69,7 @@ def test_a_ladder_has_no_rung_in_the_air_and_no_two_of_one_name():
     check_order(configs())
     with pytest.raises(ValueError, match="'fast' stands on 'halved'"):
         check_order([configs()[0], *configs()[2:]])
-    with pytest.raises(ValueError, match="two rungs are called 'slow'"):
+    with pytest.raises(ValueError, match="two configurations are called 'slow'"):
         check_order([*configs(), configs()[0]])
     with pytest.raises(ValueError, match="no rung 'middle'; choose one of: slow, halved, fast, aside"):
         way_to(configs(), "middle")
