@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import lessons_lib
 from lessons_lib.cli import main
 from lessons_lib.course.lessons import find
 from lessons_lib.paths import ROOT
@@ -131,6 +132,23 @@ def test_the_console_script_is_there():
 def test_every_package_folder_is_packed():
     folders = {path.parent for path in (ROOT / "lessons_lib").rglob("*.py")}
     assert {folder for folder in folders if not (folder / "__init__.py").exists()} == set()
+
+
+def test_the_package_says_that_it_has_types_and_the_citation_its_version():
+    assert (ROOT / "lessons_lib" / "py.typed").exists()
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["lessons_lib"]
+    assert "py.typed" in packed
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (cited["version"], cited["license"]) == (lessons_lib.__version__, PROJECT["license"])
+    assert f"\n## {lessons_lib.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_continuous_integration_calls_the_makefiles_own_commands():
+    (workflow,) = (ROOT / ".github" / "workflows").iterdir()
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
+    calls = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert calls and {call.removeprefix("make ") for call in calls} - {*targets} == {".ci/run"}
 
 
 def test_readmes_tables_are_those_of_the_stored_lessons_and_claims():

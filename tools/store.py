@@ -39,14 +39,12 @@ if util.find_spec("lessons_lib") is None:
     files = [folder / "pyproject.toml" for folder in (Path.cwd() / "here").parents]
     home = [str(f.parent) for f in files if f.exists() and 'name = "lessons_lib"' in f.read_text()][:1]
     torch = ["torch==" + metadata.version("torch")] if util.find_spec("torch") else []
-{source}
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *source, *torch], check=True)
-    sys.path[:0] = home"""
-FROM_ADDRESS = '    source = ["-e", home[0] + "[lessons]"] if home else ["lessons_lib[lessons] @ git+{address}"]'
-UNSET = """\
-    if not home:
-        raise RuntimeError("lessons_lib is missing: clone the course's repository and open this lesson from there")
-    source = ["-e", home[0] + "[lessons]"]"""
+    source = ["-e", home[0] + "[lessons]"] if home else [{elsewhere}]
+    if source:
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *source, *torch], check=True)
+        sys.path[:0] = home
+    else:
+        print("lessons_lib is missing: clone the course and open this lesson in the clone's notebooks/")"""
 
 
 def main(asked: list[str]) -> int:
@@ -137,8 +135,8 @@ def address(root: Path = ROOT) -> str:
 
 
 def setup_cell(address: str) -> str:
-    """Source of every lesson's first code cell; without an address it prints instructions."""
-    return SETUP.format(source=FROM_ADDRESS.format(address=address) if address else UNSET)
+    """Source of every lesson's first code cell: outside a clone it installs from the address or says what to do."""
+    return SETUP.format(elsewhere=f'"lessons_lib[lessons] @ git+{address}"' if address else "")
 
 
 def link(address: str, name: str) -> str:
