@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lessons_lib.measure.clock import Ratio
 
 MIME = "application/vnd.lessons-lib.scores+json"
-WITHIN = 0.25  # a prediction counts as right within this relative error
+WITHIN = 0.25  # a prediction counts as right within this factor beyond 1, too high or too low
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 NUMBERS = ("predicted", "measured", "limit", "peer", "published", "low", "high")
 
@@ -75,11 +75,14 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """'within 25%' if |measured/predicted - 1| <= 0.25, else the relative error; '' without both numbers."""
+        """'within 25%' if max(r, 1/r) <= 1.25 for r = measured/predicted, else that factor; '' without both numbers.
+
+        A time and the rate that is its inverse thus get the same verdict.
+        """
         if self.ratio is None:
             return "within 25%" if self.measured == self.predicted == 0 else ""
-        error = self.ratio - 1
-        return "within 25%" if abs(error) <= WITHIN + 1e-9 else f"off by {error:+.0%}"
+        factor = max(self.ratio, 1 / self.ratio) if self.ratio > 0 else math.inf
+        return "within 25%" if factor <= 1 + WITHIN + 1e-9 else f"off by a factor of {factor:.2f}"
 
     @property
     def holds(self) -> bool | None:
@@ -109,7 +112,7 @@ def _plain(value: Any) -> int | float:
 
 SCORECARD = ("lesson", "claim", "predicted", "measured", "ratio", "peer in the run", "published", "limit", "verdict")
 EXPLAINED = (
-    "Ratio: measured over predicted; within 25% means from 0.75 to 1.25. Peer: the official implementation, "
+    "Ratio: measured over predicted; within 25% means from 0.80 to 1.25. Peer: the official implementation, "
     "measured in the same run. Limit: what the method allows at best or, of a time, the hardware: all bytes at the "
     "read bandwidth, or all FLOPs at the best rate seen in any product. -: nothing to say."
 )

@@ -21,13 +21,19 @@ BARE = Result("00", "GPU bandwidth", "GB/s")
 @pytest.mark.parametrize(
     "predicted, measured, verdict",
     [
-        (100, 100, "within 25%"), (100, 125, "within 25%"), (100, 75, "within 25%"), (100, 126, "off by +26%"),
-        (100, 74, "off by -26%"), (100, 300, "off by +200%"), (0, 0, "within 25%"), (0, 1, ""),
+        (100, 100, "within 25%"), (100, 125, "within 25%"), (100, 80, "within 25%"),
+        (100, 126, "off by a factor of 1.26"), (100, 79, "off by a factor of 1.27"),
+        (100, 300, "off by a factor of 3.00"), (100, 0, "off by a factor of inf"), (0, 0, "within 25%"), (0, 1, ""),
         (None, 5, ""), (5, None, ""), (math.nan, 5, ""), (None, None, ""),
     ],
 )  # fmt: skip
 def test_the_verdict_follows_the_ratio(predicted, measured, verdict):
     assert Result("01", "x", "s", predicted, measured).verdict == verdict
+
+
+@pytest.mark.parametrize("seconds", [0.74, 0.78, 0.85, 1.2, 1.26, 1.31])
+def test_a_time_and_the_rate_that_is_its_inverse_get_the_same_verdict(seconds):
+    assert Result("01", "x", "s", 1, seconds).verdict == Result("01", "x", "/s", 1, 1 / seconds).verdict
 
 
 def test_the_ratio_is_measured_over_predicted():
