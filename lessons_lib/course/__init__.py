@@ -3,6 +3,8 @@
 figures         the look of every figure, and the plots that several lessons share
 display         shows a figure with its alt text, and checks that all of its text is legible
 widgets         a figure with sliders, and its stored form
+stepper         a display of several steps, which needs no kernel
+quantities      one quantity has one value: named results of a lesson
 exercises       exercises that check themselves, one file per topic
 roofline, prefill_decode, kv_cache, static_cache, attention, batching, assisted, prompt_lookup, lookahead, medusa,
 quantization, ladder, sparsity
