@@ -13,7 +13,7 @@ from itertools import zip_longest
 import torch
 
 from bench import common, questions
-from bench.common import DTYPE, Measured, Run, claim, costs_of, mean_rate, prompt_of, rate_ratio
+from bench.common import DTYPE, Measured, Run, claim, costs_of, mean_rate, prompt_of
 from bench.questions import EAGER, TAUGHT, asked, each, measured, ours, speed, theirs, with_and_without
 from lessons_lib import DraftModel, load
 from lessons_lib.data import Question
@@ -22,7 +22,7 @@ from lessons_lib.decoding.peers import assist
 from lessons_lib.decoding.prediction import replay_draft
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
-from lessons_lib.measure.clock import Ratio, Samples, in_turn
+from lessons_lib.measure.clock import Ratio, Samples, in_turn, rate_ratio
 from lessons_lib.measure.cost import StepCost, width_cost
 from lessons_lib.models import draft_format
 from lessons_lib.training import evaluate, prompts

@@ -9,7 +9,7 @@ import numpy as np
 
 from lessons_lib import load
 from lessons_lib.decoding.probing import width_times
-from lessons_lib.measure.clock import RESAMPLES, Ratio, Samples
+from lessons_lib.measure.clock import Ratio, Samples, drawings
 from lessons_lib.measure.cost import width_curve
 from lessons_lib.models.hub import pick
 
@@ -122,26 +122,6 @@ def listed(values: dict) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
 
 
-def rate_ratio(a: Sequence[tuple], b: Sequence[tuple]) -> Ratio:
-    """Ratio of rates b/a, where a rate is the sum of tokens over the sum of costs. a, b: (tokens, cost) per question.
-
-    The 95% interval comes from resampling the questions, so it shows how much their choice matters. The samples are
-    each question's cost per token.
-    """
-    if not len(a) or len(a) != len(b):
-        raise ValueError(f"both methods need the same questions, at least one, not {len(a)} and {len(b)}")
-    both = np.array([a, b], dtype=float)  # (2, questions, 2)
-
-    def ratio(drawn):
-        tokens, cost = np.moveaxis(both[:, drawn].sum(-2), -1, 0)
-        slow, fast = tokens / cost
-        return fast / slow
-
-    low, high = np.percentile(ratio(drawings(len(a))), [2.5, 97.5])
-    samples = [Samples(tuple((cost / tokens).tolist())) for tokens, cost in np.moveaxis(both, -1, 1)]
-    return Ratio(float(ratio(np.arange(len(a)))), float(low), float(high), *samples)
-
-
 def mean_rate(kinds: Sequence[Sequence[tuple]]) -> Ratio:
     """Mean over kinds of text of tokens per forward pass. kinds: for each kind, (tokens, forward passes) of its texts.
 
@@ -160,8 +140,3 @@ def mean_rate(kinds: Sequence[Sequence[tuple]]) -> Ratio:
     taken = [passes / tokens for texts in kinds for tokens, passes in texts]
     value = float(mean([np.arange(len(texts)) for texts in kinds]))
     return Ratio(value, float(low), float(high), Samples((1.0,) * len(taken)), Samples(tuple(taken)))
-
-
-def drawings(count: int, seed: int = 0) -> np.ndarray:
-    """Bootstrap indices: (RESAMPLES, count) random numbers below `count`."""
-    return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))

@@ -13,7 +13,7 @@ from functools import cache, partial
 from statistics import median
 
 from bench import assisted, common, medusa, questions
-from bench.common import DTYPE, Measured, NotMeasured, Run, claim, prompt_of, rate_ratio
+from bench.common import DTYPE, Measured, NotMeasured, Run, claim, prompt_of
 from bench.prompt_lookup import GROUNDED, LOOKUP
 from bench.questions import CONTEXT, Made, answered, asked, ours, tokens_per_pass
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate
@@ -38,7 +38,7 @@ from lessons_lib.decoding.proposers.medusa import expected_tokens
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import clocked_transformers, launch_times, seen_prefill
 from lessons_lib.measure import machine, quality
-from lessons_lib.measure.clock import in_turn
+from lessons_lib.measure.clock import in_turn, rate_ratio
 from lessons_lib.measure.cost import StepCost, WidthCurve, padded_cost, width_cost
 from lessons_lib.measure.machine import DTYPES
 from lessons_lib.models.draft import decoder_of

@@ -12,7 +12,7 @@ import torch
 
 from bench import common, questions
 from bench.assisted import KINDS, fingerprint
-from bench.common import Measured, NotMeasured, Run, claim, costs_of, listed, mean_rate, off_by, prompt_of, rate_ratio
+from bench.common import Measured, NotMeasured, Run, claim, costs_of, listed, mean_rate, off_by, prompt_of
 from bench.questions import (
     EAGER,
     TAUGHT,
@@ -30,7 +30,7 @@ from lessons_lib import Medusa
 from lessons_lib.decoding.generate import draft, new_sequence, step, verify
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_size, best_tree, expected_tokens
-from lessons_lib.measure.clock import in_turn
+from lessons_lib.measure.clock import in_turn, rate_ratio
 from lessons_lib.measure.cost import width_cost
 from lessons_lib.models import ModelUnavailable, read_card
 from lessons_lib.models.medusa import MedusaHeads, load_heads

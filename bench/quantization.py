@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from bench import common, decoding
-from bench.common import DTYPE, Measured, Run, claim, drawings, listed, off_by, prompt_of
+from bench.common import DTYPE, Measured, Run, claim, listed, off_by, prompt_of
 from bench.decoding import CONTEXT, ours
 from lessons_lib.data import text
 from lessons_lib.decoding.probing import logits_along, repeatable_step
@@ -21,7 +21,7 @@ from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import overhead_proxy, products_in_cache
 from lessons_lib.measure import machine, quality
-from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, timed
+from lessons_lib.measure.clock import Ratio, Samples, compare, drawings, in_turn, timed
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.quality import Reading
 from lessons_lib.models import load

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 from bench import common
-from bench.common import DTYPE, Measured, Run, prompt_of, rate_ratio
+from bench.common import DTYPE, Measured, Run, prompt_of
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
 from lessons_lib.decoding.generate import Output, StepStats, after_prefill
@@ -25,7 +25,7 @@ from lessons_lib.decoding.probing import logit_gap, repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.text import encode
-from lessons_lib.measure.clock import Ratio, no_gc
+from lessons_lib.measure.clock import Ratio, no_gc, rate_ratio
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.progress import bar, say
 

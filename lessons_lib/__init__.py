@@ -21,6 +21,7 @@ Exported by the package itself:
 
 load           opens a model by name or folder -> LanguageModel; `.target()` makes a target from it
 generate       continue a prompt with a target, a proposer and an acceptance rule
+compare        run techniques side by side on the same prompts: speed, forward passes, and whether the tokens agree
 TextStream     prints text as it is generated: `generate(..., on_tokens=TextStream(model.tokenizer))`
 Greedy         acceptance rule: the target's most likely token; lossless
 Sampling       acceptance rule: samples from the target's distribution; lossless
@@ -37,6 +38,7 @@ import os
 # Lets waiting OpenMP threads yield to other programs sooner. Read when torch is imported; your own setting wins.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+from lessons_lib.compare import compare
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
 from lessons_lib.decoding.proposers.jacobi import Jacobi
@@ -49,6 +51,6 @@ from lessons_lib.models import load
 
 __version__ = "0.1.0"
 __all__ = [
-    "load", "generate", "TextStream", "Greedy", "Sampling", "Typical", "PromptLookup", "Jacobi", "Lookahead",
+    "load", "generate", "compare", "TextStream", "Greedy", "Sampling", "Typical", "PromptLookup", "Jacobi", "Lookahead",
     "DraftModel", "Medusa",
 ]  # fmt: skip

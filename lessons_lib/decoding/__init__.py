@@ -9,7 +9,13 @@ from lessons_lib.decoding.generate import (
     step,
     tokens_per_pass,
 )
-from lessons_lib.decoding.peers import assist, by_transformers, count_passes, static_and_compiled
+from lessons_lib.decoding.peers import (
+    TransformersGenerate,
+    assist,
+    by_transformers,
+    count_passes,
+    static_and_compiled,
+)
 from lessons_lib.decoding.prediction import (
     TOLERATED,
     Configuration,
@@ -77,6 +83,7 @@ __all__ = [
     "TOLERATED",
     "TableTarget",
     "TextStream",
+    "TransformersGenerate",
     "TransformersTarget",
     "TreeShape",
     "Typical",

@@ -1,11 +1,14 @@
 """Baselines for the decoding loop (lesson 06): generate and assisted generation of transformers, with all settings."""
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 from transformers import CompileConfig
 
-from lessons_lib.models.hub import quiet
+from lessons_lib.decoding.generate import Output, StepStats
+from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.models.hub import LanguageModel, quiet
 
 
 def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0) -> None:
@@ -51,3 +54,51 @@ def count_passes(network, prompt: Sequence[int], new: int, draft=None) -> tuple[
         return by_transformers(network, prompt, new, draft), len(calls)
     finally:
         hook.remove()
+
+
+class PassClock:
+    """A streamer for transformers' generate that records a StepStats for each forward pass, prefill first.
+
+    generate calls it once with the prompt, and then once per forward pass with the tokens that this pass committed.
+    Only what such a streamer can see is set: lengths, committed tokens and the time of the whole step.
+    """
+
+    def __init__(self):
+        self.stats: list[StepStats] = []
+        self.length, self.since = 0, perf_counter()
+
+    def put(self, tokens: torch.Tensor) -> None:
+        now, count = perf_counter(), tokens.numel()
+        if self.length:
+            first = not self.stats
+            taken = StepStats(self.length, self.length if first else count, is_prefill=first, committed=count)
+            taken.t_total = now - self.since
+            self.stats.append(taken)
+        self.length, self.since = self.length + count, now
+
+    def end(self) -> None:
+        """Called by generate after the last token."""
+
+
+class TransformersGenerate:
+    """Greedy decoding by transformers' own generate: called with (prompt ids, max_new_tokens) -> Output.
+
+    model: from `lessons_lib.load`. options: further arguments of generate, such as prompt_lookup_num_tokens. In the
+    Output's stats, num_input_tokens counts committed tokens only, since generate does not tell how many it drafted.
+    """
+
+    def __init__(self, model: LanguageModel, **options):
+        self.target, self.options = TransformersTarget(model.network, model.tokenizer), options
+
+    def __call__(self, ids: Sequence[int], max_new_tokens: int) -> Output:
+        prompt, clock = torch.tensor([list(ids)], device=self.target.network.device), PassClock()
+        greedy = {"do_sample": False, "repetition_penalty": 1.0, "pad_token_id": 0}
+        stop = {"max_new_tokens": max_new_tokens, "eos_token_id": list(self.target.eos) or None}
+        with quiet():
+            mask = torch.ones_like(prompt)
+            out = self.target.network.generate(
+                prompt, attention_mask=mask, streamer=clock, **greedy, **stop, **self.options
+            )
+        new = out[0, len(ids) :].tolist()
+        text = self.target.tokenizer.decode(new, skip_special_tokens=True) if self.target.tokenizer else None
+        return Output(new, text, clock.stats, "eos" if new and new[-1] in self.target.eos else "length")

@@ -6,7 +6,7 @@ import pytest
 from support.benches import TOKENS, TURNS, asks, offline
 
 from bench import common, questions
-from bench.common import Run, mean_rate, off_by, rate_ratio
+from bench.common import Run, mean_rate, off_by
 from bench.questions import after_prompt, compression, each, each_method, plain_of, speed, tokens_per_pass
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
@@ -21,16 +21,6 @@ def tiny_bench(monkeypatch, tmp_path):
 
 
 # ratios and their intervals
-
-
-def test_the_interval_and_the_speed_of_questions_by_hand():
-    """10 tokens in 1 s and 10 in 9 s are 2 tokens/s, not the 5.56 of a mean of rates."""
-    ratio = rate_ratio([(10, 1.0), (10, 9.0)], [(10, 1.0), (30, 1.0)])
-    assert ratio.value == pytest.approx((40 / 2) / (20 / 10))
-    assert ratio.low == pytest.approx(1) and ratio.high == pytest.approx(27)  # either question drawn twice
-    assert ratio.a.times == (0.1, 0.9) and ratio.b.times == pytest.approx((0.1, 1 / 30))
-    with pytest.raises(ValueError, match="at least one, not 0 and 0"):
-        rate_ratio([], [])
 
 
 def test_a_mean_over_kinds_counts_every_kind_the_same():

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from lessons_lib.measure import clock
-from lessons_lib.measure.clock import Ratio, Samples, bootstrap, compare, seconds_text, timed
+from lessons_lib.measure.clock import Ratio, Samples, bootstrap, compare, rate_ratio, seconds_text, timed
 
 
 class World:
@@ -153,6 +153,16 @@ def test_pairs_must_match_and_exist():
         Ratio.of(Samples((1.0, 2.0)), Samples((1.0,)))
     with pytest.raises(ValueError, match="measure at least one"):
         bootstrap([])
+
+
+def test_the_interval_and_the_speed_of_several_texts_by_hand():
+    """10 tokens in 1 s and 10 in 9 s are 2 tokens/s, not the 5.56 of a mean of rates."""
+    ratio = rate_ratio([(10, 1.0), (10, 9.0)], [(10, 1.0), (30, 1.0)])
+    assert ratio.value == pytest.approx((40 / 2) / (20 / 10))
+    assert ratio.low == pytest.approx(1) and ratio.high == pytest.approx(27)  # either text drawn twice
+    assert ratio.a.times == (0.1, 0.9) and ratio.b.times == pytest.approx((0.1, 1 / 30))
+    with pytest.raises(ValueError, match="at least one, not 0 and 0"):
+        rate_ratio([], [])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,284 @@
+"""Compare techniques on one model and the same prompts: run in turn, timed, counted, with the tokens compared.
+
+    runs = compare(load(), "Once upon a time", {"plain": None, "prompt lookup": PromptLookup()})
+    runs                          # a table
+    runs["prompt lookup"].text    # the Output of one technique
+
+All techniques are compared with the first one. Speed is that of decoding: tokens after the prefill, per second.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+import torch
+
+from lessons_lib.decoding.generate import Output, after_prefill, generate
+from lessons_lib.decoding.probing import Divergence, first_divergence
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.targets import CompiledTarget, Target, TransformersTarget, Unsupported, as_target
+from lessons_lib.decoding.text import Prompt, encode, kind
+from lessons_lib.measure import clock, tables
+from lessons_lib.measure.clock import Ratio, no_gc, rate_ratio
+from lessons_lib.measure.config import ModelConfig
+from lessons_lib.models.hub import LanguageModel
+from lessons_lib.progress import bar, first_line
+from lessons_lib.quantization.model import bytes_kept
+
+Engine = Callable[[list[int], int], Output]  # prompt ids, max_new_tokens -> output
+Technique = Proposer | Target | LanguageModel | tuple[Any, Proposer | None] | Engine | None
+WARM_UP = 8  # tokens of a technique's untimed run
+FAILURES = (Unsupported, torch.OutOfMemoryError)
+HEADINGS = ("", "forward passes", "tokens per pass", "tokens/s", "speedup (95% interval)", "same tokens", "memory")
+
+
+def compare(
+    model,
+    prompts: Prompt | Sequence[Prompt],
+    techniques: Mapping[str, Technique],
+    max_new_tokens: int = 128,
+    repeats: int = 3,
+) -> "Comparison":
+    """Run techniques in turn on one or several prompts, greedily -> a Comparison, which shows as a table.
+
+    model: what `generate` takes: a LanguageModel, a Target, or a causal LM of transformers.
+    prompts: one prompt as for `generate` (text, ids, messages), or a list of them.
+    techniques: name -> one of
+        None or a proposer      plain decoding with the model, or decoding with this proposer
+        a target                plain decoding with another target, such as a quantized one
+        (target, proposer)      both
+        a function              (prompt ids, max_new_tokens) -> Output: another engine, such as `TransformersGenerate`
+    repeats: how often every technique runs on every prompt, in alternation, after an untimed run. With one prompt the
+        interval of a speedup comes from its repeats, with several from the prompts.
+
+    A technique that the model does not support, or that runs out of memory, gets a row that says so.
+    """
+    comparison = Comparison(model, prompts, techniques, max_new_tokens, repeats)
+    for _ in bar(comparison.runs(), total=comparison.total, desc="comparing", unit="run"):
+        pass
+    return comparison
+
+
+@dataclass(frozen=True)
+class Row:
+    """One technique over all prompts that were measured with it and with the first technique.
+
+    forward_passes: of all texts, prefill included. tokens_per_pass: tau. tokens_per_second: decoding without prefill.
+    speedup: over the first technique; None for itself. same: for each prompt, whether the tokens are those of the first
+    technique. divergence: the one with the largest logit gap. memory: bytes of the weights and of the longest text's
+    KV cache; None where unknown. problem: why there is no measurement, else "".
+    """
+
+    name: str
+    forward_passes: int = 0
+    tokens_per_pass: float = nan
+    tokens_per_second: float = nan
+    speedup: Ratio | None = None
+    same: tuple[bool, ...] = ()
+    divergence: Divergence | None = None
+    memory: float | None = None
+    problem: str = ""
+
+    def cells(self) -> list[str]:
+        """This row under HEADINGS."""
+        if self.problem:
+            return [self.name, *[""] * 4, self.problem, ""]
+        counted = [f"{self.forward_passes:,}", f"{self.tokens_per_pass:.2f}", f"{self.tokens_per_second:.3g}"]
+        memory = "" if self.memory is None else f"{self.memory / 1e6:,.0f} MB"
+        return [self.name, *counted, self._speedup(), self._same(), memory]
+
+    def _speedup(self) -> str:
+        if self.speedup is None:
+            return ""
+        value, low, high = (f"{number:.2f}" for number in (self.speedup.value, self.speedup.low, self.speedup.high))
+        return value if len(self.speedup.a.times) == 1 else f"{value} ({low} to {high})"  # one pair has no interval
+
+    def _same(self) -> str:
+        if self.speedup is None:
+            return ""
+        if all(self.same):
+            return "yes"
+        count = "no" if len(self.same) == 1 else f"{sum(self.same)} of {len(self.same)}"
+        return f"{count}: {self.divergence}" if self.divergence else count
+
+
+class Comparison:
+    """Techniques side by side on one model; a table in notebooks, and text elsewhere.
+
+    comparison[name] is the Output of a technique: one for one prompt, a list for several.
+    """
+
+    def __init__(self, model, prompts, techniques: Mapping[str, Technique], max_new_tokens: int, repeats: int):
+        self.target, self.max_new_tokens, self.repeats = as_target(model), max_new_tokens, clock.runs(repeats)
+        self.single = not several(prompts)
+        self.prompts = [encode(self.target, prompt) for prompt in ([prompts] if self.single else prompts)]
+        if not techniques or not self.prompts:
+            raise ValueError("a comparison needs a prompt and a technique, such as {'plain': None}")
+        self.engines = {name: self._engine(name, technique) for name, technique in techniques.items()}
+        self.first = next(iter(self.engines))
+        self.outputs: dict[tuple[str, int, int], Output] = {}  # (technique, prompt, repeat)
+        self.divergences: dict[tuple[str, int], Divergence | None] = {}  # (technique, prompt), where the tokens differ
+        self.problems: dict[str, str] = {}  # technique: why it cannot run
+
+    # --- Running
+
+    @property
+    def total(self) -> int:
+        """Number of runs, untimed ones included."""
+        return len(self.engines) * (1 + self.repeats * len(self.prompts))
+
+    def runs(self) -> Iterator[str]:
+        """Run everything, yielding a technique's name after each run. At any time, what was measured can be shown."""
+        # Warm up. A compiled target compiles at its first pass of each width, so it runs as long as it will be timed
+        for name, engine in self.engines.items():
+            whole = isinstance(getattr(engine, "target", None), CompiledTarget)
+            self._try(name, self.prompts[0], self.max_new_tokens if whole else min(WARM_UP, self.max_new_tokens))
+            yield name
+        # Run in turn, every other time backwards
+        for prompt, ids in enumerate(self.prompts):
+            for repeat in range(self.repeats):
+                for name in list(self.engines)[:: -1 if (prompt + repeat) % 2 else 1]:
+                    out = self._try(name, ids, self.max_new_tokens)
+                    if out is not None:
+                        self.outputs[name, prompt, repeat] = out
+                    yield name
+            self._compare_tokens(prompt)
+
+    def _try(self, name: str, ids: list[int], new: int) -> Output | None:
+        """Run a technique; one that cannot run is left out from then on. The first one must run."""
+        if name in self.problems:
+            return None
+        try:
+            with no_gc():
+                return self.engines[name](ids, new)
+        except FAILURES as error:
+            if name == self.first:
+                raise
+            self.problems[name] = "out of memory" if isinstance(error, torch.OutOfMemoryError) else first_line(error)
+            return None
+
+    def _engine(self, name: str, technique: Technique) -> Engine:
+        if technique is None or isinstance(technique, Proposer):
+            return Ours(self.target, technique)
+        if isinstance(technique, tuple) and len(technique) == 2 and isinstance(technique[1], Proposer | None):
+            return Ours(as_target(technique[0]), technique[1])
+        if isinstance(technique, Target | LanguageModel):
+            return Ours(as_target(technique), None)
+        if callable(technique) and not isinstance(technique, type):
+            return technique
+        raise TypeError(f"{name!r} must be None, a proposer, a target or (target, proposer), not {kind(technique)}")
+
+    def _compare_tokens(self, prompt: int) -> None:
+        """Find where each technique's tokens leave those of the first one, and the logit gap there."""
+        expected = self.outputs[self.first, prompt, 0].ids
+        for name in self.engines:
+            out = self.outputs.get((name, prompt, 0))
+            if out is not None and out.ids != expected:
+                found = first_divergence(self.target, self.prompts[prompt], expected, out.ids)
+                self.divergences[name, prompt] = found
+
+    # --- Results
+
+    def __getitem__(self, name: str) -> Output | list[Output]:
+        if name in self.problems:
+            raise KeyError(f"{name!r} was not measured: {self.problems[name]}")
+        outputs = [out for (of, _, repeat), out in self.outputs.items() if of == name and repeat == 0]
+        return outputs[0] if self.single and outputs else outputs
+
+    @property
+    def rows(self) -> list[Row]:
+        """A Row per technique that was measured or that cannot run."""
+        return [row for name in self.engines if (row := self.row(name)) is not None]
+
+    def row(self, name: str, prompts: Sequence[int] | None = None) -> Row | None:
+        """The Row of a technique, over all prompts or those of these indices; None if it was not measured."""
+        if name in self.problems:
+            return Row(name, problem=self.problems[name])
+        # Only what the first technique ran, too, can be compared
+        keys = [(prompt, repeat) for of, prompt, repeat in self.outputs if of == name]
+        keys = [key for key in keys if (self.first, *key) in self.outputs and (prompts is None or key[0] in prompts)]
+        measured = sorted({prompt for prompt, _ in keys})
+        if not measured:
+            return None
+        outputs = [self.outputs[name, prompt, 0] for prompt in measured]
+        steps = [step for out in outputs for step in after_prefill(out.stats)]
+        tokens, seconds = map(sum, zip(*self._speeds(name, keys), strict=True)) if steps else (nan, nan)
+        longest = max(len(self.prompts[p]) + len(out.ids) for p, out in zip(measured, outputs, strict=True))
+        gaps = [gap for prompt in measured if (gap := self.divergences.get((name, prompt))) is not None]
+        return Row(
+            name,
+            forward_passes=sum(len(out.stats) for out in outputs),
+            tokens_per_pass=sum(step.committed for step in steps) / len(steps) if steps else nan,
+            tokens_per_second=tokens / seconds,
+            speedup=self._speedup(name, keys) if name != self.first and steps else None,
+            same=tuple(out.ids == self.outputs[self.first, p, 0].ids for p, out in zip(measured, outputs, strict=True)),
+            divergence=max(gaps, key=lambda gap: gap.margin, default=None),
+            memory=memory_of(self.engines[name], longest),
+        )
+
+    def _speeds(self, name: str, keys: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
+        """(tokens, seconds) after the prefill: per prompt over its repeats, or per repeat if there is one prompt."""
+        groups: dict[int, list] = {}
+        for prompt, repeat in keys:
+            groups.setdefault(repeat if len(self.prompts) == 1 else prompt, []).extend(
+                after_prefill(self.outputs[name, prompt, repeat].stats)
+            )
+        return [(sum(s.committed for s in steps), sum(s.t_total for s in steps)) for steps in groups.values() if steps]
+
+    def _speedup(self, name: str, keys: Sequence[tuple[int, int]]) -> Ratio:
+        return rate_ratio(self._speeds(self.first, keys), self._speeds(name, keys))
+
+    def _table(self) -> tables.Table:
+        """Headings and cells, without the column of memory where it is the same for all."""
+        rows = self.rows
+        cells = [row.cells() for row in rows]
+        if len({row.memory for row in rows if not row.problem}) > 1:
+            return HEADINGS, cells
+        return HEADINGS[:-1], [line[:-1] for line in cells]
+
+    def __repr__(self) -> str:
+        return tables.text(*self._table())
+
+    def _repr_html_(self) -> str:
+        return tables.html(*self._table())
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Greedy decoding by `generate` with a target and a proposer."""
+
+    target: Target
+    proposer: Proposer | None
+
+    def __call__(self, ids: list[int], max_new_tokens: int) -> Output:
+        return generate(self.target, ids, self.proposer, max_new_tokens=max_new_tokens)
+
+
+def several(prompts: Any) -> bool:
+    """Whether these are several prompts: a list of texts, of messages or of ids."""
+    if not isinstance(prompts, list | tuple) or not prompts:
+        return False
+    return isinstance(prompts[0], str | list | tuple | torch.Tensor)
+
+
+def memory_of(engine: Engine, tokens: int) -> float | None:
+    """Bytes of the weights of target and draft model, and of a KV cache of `tokens` tokens; None where unknown."""
+    target = getattr(engine, "target", None)
+    draft = getattr(getattr(engine, "proposer", None), "draft", None)
+    parts = [held_by(of, tokens) for of in (target, draft) if of is not None]
+    return sum(parts) if parts and None not in parts else None
+
+
+def held_by(target: Target, tokens: int) -> float | None:
+    """Bytes of a target's weights and of a KV cache of `tokens` tokens; None for a target of another kind."""
+    if decoder := getattr(target, "decoder", None):
+        return bytes_kept(decoder) + decoder.config.kv_elements(tokens) * decoder.norm.element_size()
+    if not isinstance(target, TransformersTarget):
+        return None
+    network = target.network
+    try:
+        cache = ModelConfig.from_transformers(network.config).kv_elements(tokens) * network.dtype.itemsize
+    except ValueError:  # a model without attention
+        return None
+    return sum({part.data_ptr(): part.nbytes for part in network.parameters()}.values()) + cache

@@ -1,0 +1,163 @@
+"""Techniques side by side: what is run in which order, what is counted, and what the table says."""
+
+import pytest
+import torch
+from support.toys import choosing
+
+from lessons_lib import DraftModel, Lookahead, PromptLookup, compare, generate
+from lessons_lib.compare import Comparison, several
+from lessons_lib.decoding import TransformersTarget
+from lessons_lib.decoding.generate import Output, StepStats
+from lessons_lib.decoding.peers import TransformersGenerate
+from lessons_lib.decoding.targets import Unsupported
+from lessons_lib.models import LanguageModel, tiny
+
+CYCLE = choosing(lambda prefix: (prefix[-1] + 1) % 4, vocab_size=6)  # 0 1 2 3 0 1 2 3 ...
+PROMPT = [0, 1, 2, 3, 0]
+
+
+def engine(seconds: float, per_pass: int = 1, tokens=None):
+    """Another engine: its steps take `seconds` each and commit `per_pass` tokens, after a prefill of 100 s."""
+
+    def run(ids, new):
+        stats = [StepStats(len(ids), len(ids), committed=1, is_prefill=True, t_total=100.0)]
+        stats += [StepStats(0, 1, committed=per_pass, t_total=seconds) for _ in range((new - 1) // per_pass)]
+        text = [(ids[-1] + 1 + i) % 4 for i in range(new)]
+        return Output(tokens(text) if tokens else text, "", stats, "length")
+
+    return run
+
+
+def test_every_technique_is_run_and_counted_as_generate_counts():
+    made = compare(CYCLE, PROMPT, {"plain": None, "lookup": PromptLookup(num_tokens=3)}, max_new_tokens=9)
+    alone = generate(CYCLE, PROMPT, PromptLookup(num_tokens=3), max_new_tokens=9)
+    assert made["lookup"].ids == made["plain"].ids == alone.ids == [1, 2, 3, 0, 1, 2, 3, 0, 1]
+    plain, lookup = made.rows
+    assert (plain.forward_passes, plain.tokens_per_pass) == (9, 1.0)
+    assert (lookup.forward_passes, lookup.tokens_per_pass) == (3, 4.0) and lookup.same == (True,)
+
+
+def test_speed_is_that_of_decoding_and_the_interval_of_one_prompt_that_of_its_repeats():
+    """9 tokens after the prefill: 2 s each, then 4 passes of 2 at 2 s each, but 1 s in the second repeat."""
+    fast = iter([engine(2.0, 2), engine(2.0, 2), engine(1.0, 2)])  # the first is the untimed run
+    techniques = {"plain": engine(2.0), "fast": lambda ids, new: next(fast)(ids, new)}
+    plain, row = compare(CYCLE, PROMPT, techniques, max_new_tokens=9, repeats=2).rows
+    assert plain.tokens_per_second == pytest.approx(0.5) and plain.speedup is None
+    assert row.tokens_per_second == pytest.approx(16 / 12) and row.tokens_per_pass == 2
+    assert row.speedup.value == pytest.approx(16 / 12 / 0.5)
+    assert (row.speedup.low, row.speedup.high) == pytest.approx((2.0, 4.0))
+
+
+def test_with_several_prompts_the_interval_is_that_of_the_prompts():
+    slow_on = {1: 1.0, 2: 0.25}  # seconds of a token by the prompt's length
+    techniques = {"plain": engine(1.0), "fast": lambda ids, new: engine(slow_on[len(ids)])(ids, new)}
+    made = compare(CYCLE, [[0], [0, 1]], techniques, max_new_tokens=5, repeats=2)
+    (_, row), outputs = made.rows, made["fast"]
+    assert (row.speedup.low, row.speedup.high) == pytest.approx((1.0, 4.0))
+    assert row.speedup.value == pytest.approx(8 / 5) and len(outputs) == 2
+    assert made.row("fast", prompts=[1]).speedup.value == pytest.approx(4.0)
+
+
+def test_techniques_run_in_alternation_after_a_short_untimed_run_each():
+    ran = []
+
+    def note(name):
+        return lambda ids, new: ran.append(f"{name}{new}") or engine(1.0)(ids, new)
+
+    compare(CYCLE, PROMPT, {name: note(name) for name in "abc"}, max_new_tokens=20, repeats=2)
+    assert ran == ["a8", "b8", "c8", "a20", "b20", "c20", "c20", "b20", "a20"]
+
+
+def test_other_tokens_are_shown_with_their_place_and_logit_gap():
+    logits = torch.tensor([[0.0, 3.0, 2.5], [0.0, 1.0, 5.0], [4.0, 1.0, 0.0]], dtype=torch.float64)
+    target = choosing(lambda prefix: 0, 3)
+    target.logits = lambda prefix: logits[prefix[-1]]  # 0 -> 1 -> 2 -> 0; after 0, token 2 is 0.5 below
+    other = engine(1.0, tokens=lambda text: [1, 2, 0, 2, 0, 1])
+    made = compare(target, [0], {"plain": None, "other": other}, max_new_tokens=6, repeats=1)
+    row = made.rows[1]
+    assert row.same == (False,) and (row.divergence.same, row.divergence.margin) == (3, pytest.approx(0.5))
+    assert "no: they part at token 4, margin 0.500" in repr(made) and not row.divergence.near_tie
+
+
+def test_a_technique_that_cannot_run_says_why_and_the_others_go_on():
+    def never(ids, new):
+        raise Unsupported("this model reads no trees; use chains")
+
+    def full(ids, new):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    made = compare(CYCLE, PROMPT, {"plain": None, "never": never, "full": full, "lookup": PromptLookup()}, 5, 1)
+    assert [row.problem for row in made.rows] == ["", "this model reads no trees; use chains", "out of memory", ""]
+    assert "use chains" in repr(made) and "out of memory" in made._repr_html_()
+    with pytest.raises(KeyError, match="reads no trees"):
+        made["never"]
+    with pytest.raises(Unsupported):
+        compare(CYCLE, PROMPT, {"plain": never}, 5, 1)
+
+
+def test_an_interrupted_comparison_shows_what_was_measured():
+    techniques = {"plain": engine(1.0), "fast": engine(0.5), "late": engine(1.0)}
+    made = Comparison(CYCLE, [[0], [0, 1]], techniques, max_new_tokens=5, repeats=1)
+    assert made.rows == [] and made.total == 9
+    ran = iter(made.runs())
+    for _ in range(5):  # three untimed runs, then two timed ones
+        next(ran)
+    assert [row.name for row in made.rows] == ["plain", "fast"]
+    assert made.rows[1].speedup.value == pytest.approx(2.0) and made.rows[1]._speedup() == "2.00"
+
+
+def test_weights_of_a_draft_and_the_cache_count_as_memory():
+    network, draft = tiny(dtype=torch.float32), tiny(layers=1, dtype=torch.float32)
+    made = compare(network, [1, 2, 3], {"plain": None, "draft": DraftModel(draft)}, max_new_tokens=5, repeats=1)
+    weights = [sum(part.nbytes for part in of.parameters()) for of in (network, draft)]
+    cache = 2 * 2 * 8 * 8 * 4  # per layer: keys and values of 2 heads of 8, for 8 tokens, in 4 bytes
+    plain, drafted = (row.memory for row in made.rows)
+    assert plain == weights[0] + 2 * cache and drafted == plain + weights[1] + cache
+    assert "memory" in repr(made) and "memory" not in repr(compare(network, [1], {"a": None, "b": None}, 3, 1))
+
+
+def test_a_target_of_its_own_and_one_with_a_proposer():
+    network, other = tiny(), tiny(seed=1)
+    techniques = {"plain": None, "other": TransformersTarget(other), "both": (other, Lookahead())}
+    made = compare(network, [1, 2, 3], techniques, max_new_tokens=12, repeats=1)
+    assert made["other"].ids == made["both"].ids == generate(other, [1, 2, 3], max_new_tokens=12).ids
+    assert len(made["both"].stats) <= 12 and made.rows[1].same == made.rows[2].same == (False,)
+
+
+@pytest.mark.parametrize("wrong", [PromptLookup, 3, (None, 3), (CYCLE, PromptLookup, 1)])
+def test_what_is_no_technique_is_refused_by_its_name(wrong):
+    with pytest.raises(TypeError, match="'odd' must be None, a proposer|cannot decode"):
+        compare(CYCLE, PROMPT, {"plain": None, "odd": wrong})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "many"),
+    [
+        ("text", False), ([1, 2], False), ([{"role": "user", "content": "x"}], False), (torch.tensor([[1, 2]]), False),
+        (["a", "b"], True), ([[1, 2], [3]], True), ([[{"role": "user", "content": "x"}]], True),
+    ],
+)  # fmt: skip
+def test_one_prompt_or_several(prompts, many):
+    assert several(prompts) == many
+
+
+@pytest.mark.parametrize("options", [{}, {"prompt_lookup_num_tokens": 4}])
+def test_transformers_beside_gives_the_same_tokens_and_one_step_per_forward_pass(options):
+    network = tiny(vocab_size=8)
+    calls = []
+    network.register_forward_pre_hook(lambda *given: calls.append(1))
+    theirs = TransformersGenerate(LanguageModel(network, None, "tiny", "cpu", torch.float64), **options)
+    out = theirs([1, 2, 3, 1, 2], 24)
+    assert len(out.stats) == len(calls) and sum(step.committed for step in out.stats) == 24 == len(out.ids)
+    assert [step.is_prefill for step in out.stats] == [True] + [False] * (len(calls) - 1)
+    assert out.ids == generate(network, [1, 2, 3, 1, 2], max_new_tokens=24).ids and out.finish == "length"
+    assert bool(options) == (len(out.stats) < 24)
+
+
+def test_transformers_beside_stops_at_the_same_end_token():
+    network = tiny(vocab_size=8)
+    text = generate(network, [1, 2, 3], max_new_tokens=24).ids
+    network.generation_config.eos_token_id = text[5]
+    ours = generate(network, [1, 2, 3], max_new_tokens=24)
+    theirs = TransformersGenerate(LanguageModel(network, None, "tiny", "cpu", torch.float64))([1, 2, 3], 24)
+    assert theirs.ids == ours.ids and theirs.finish == ours.finish == "eos" and len(theirs.ids) < 24
