@@ -32,8 +32,8 @@ KINDS = ("chat", "summarization", "qa", "code", "math", "writing", "lists")
 CACHED = 200  # cached tokens when one forward pass is timed
 HELD_OUT_KINDS = prompts.CATEGORIES
 MOST = 16  # longest draft length
-HELD_OUT = "held out of training, of the kinds that smol-draft was trained on"
-DRAWN = "the interval is that of the texts of each kind"
+HELD_OUT = "held out from training, of the kinds that smol-draft was trained on"
+DRAWN = "interval: from resampling the texts of each kind"
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 17)  # the compiled target pads up to 11 tokens, and runs wider passes eagerly
 
 
@@ -108,23 +108,27 @@ def cost_of_draft(repeats: int, target) -> tuple[Ratio, Ratio]:
 
 @claim(
     "draft/cost", "<= 0.10",
-    f"one row of the eager {DTYPE} DecoderTarget; a guess: one row of smol-draft's eager {DTYPE} decoder, whose "
-    f"matrices, stored in 8 bits, stay so in memory where that is bf16; both behind {CACHED} cached tokens",
+    f"a one-token forward pass of the eager {DTYPE} DecoderTarget; a draft token: one pass of smol-draft's eager "
+    f"{DTYPE} decoder, W8A16 where that is bf16; both after {CACHED} cached tokens",
+    says="Drafting one token takes {percent} of the time of a one-token forward pass of the target",
 )  # fmt: skip
 def cost(run: Run) -> Measured:
     forward, whole = cost_of_draft(5 * run.repeats, common.eager())
-    said = f"{whole.value:.3f} with the choice of each guess and all else that DraftModel does"
+    said = f"{whole.value:.3f} with picking the token and all other work of DraftModel"
     return Measured(forward, said, {"whole": [whole.value, whole.low, whole.high], "settings": settings()})
 
 
-@claim("assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens a step", asks=TAUGHT)
+@claim(
+    "assisted/mixed/vs-plain", ">= 1.25", f"plain: {EAGER}; smol-draft drafts {GAMMA} tokens per step", asks=TAUGHT,
+    says="A draft model makes decoding {times} as fast as plain decoding, over seven kinds of questions",
+)  # fmt: skip
 def mixed(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "assisted", drafter)  # noqa: E731
     rows = asked("assisted/mixed/vs-plain", run, KINDS, 4, methods, settings())
     on = {state.strip() or "eager": of for state, of in questions.targets(run).items()}
     v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in on.items()}
     expensive = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
-    note = f"cost of {GAMMA + 1} rows: {expensive}"
+    note = f"a pass over {GAMMA + 1} tokens costs, in one-token passes: {expensive}"
     drafting = GAMMA * cost_of_draft(run.repeats, common.eager())[1].value
     overhead = lambda fed: width_cost(v["eager"])(fed) + drafting  # noqa: E731
     return measured(rows, speed, "plain", "assisted", settings(), note, overhead, width_costs=v)
@@ -132,9 +136,9 @@ def mixed(run: Run) -> Measured:
 
 @claim(
     "assisted/vs-transformers", ">= 1.2",
-    f"transformers generate(assistant_model=), {GAMMA} tokens a step, constant, no confidence threshold, "
-    f"{DTYPE}, eager; ours: the same pair and settings on DecoderTargets, few rows of the draft in "
-    "8 bits", asks=TAUGHT,
+    f"transformers generate(assistant_model=), {GAMMA} draft tokens per step, constant, no confidence threshold, "
+    f"{DTYPE}, eager; ours: the same models and settings on DecoderTargets, the draft in W8A16", asks=TAUGHT,
+    says="Our assisted decoding is {times} as fast as transformers' own with the same draft model",
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
     network, by_network = (
@@ -175,8 +179,9 @@ def strings(rows: list[dict]) -> list[dict]:
 
 @claim(
     "draft/tokens-per-forward", ">= 1.9",
-    f"plain decoding (1 token a forward); mean of {', '.join(HELD_OUT_KINDS)}; greedy, up to 128 tokens each, {DTYPE}, "
-    f"{GAMMA} tokens a step, counted by replay", asks=HELD_OUT,
+    f"plain decoding (1 token per pass); mean of {', '.join(HELD_OUT_KINDS)}; greedy, up to 128 tokens each, {DTYPE}, "
+    f"{GAMMA} draft tokens per step, counted by replay", asks=HELD_OUT,
+    says="With a draft model, a forward pass of the target gives {number} tokens on held-out questions",
 )  # fmt: skip
 def tokens_per_pass(run: Run) -> Measured:
     found = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
@@ -187,25 +192,26 @@ def tokens_per_pass(run: Run) -> Measured:
         for gamma in range(1, MOST + 1)
     }
     share = {kind: evaluate.mean([guess for text in right for guess in text]) for kind, right in found.items()}
-    note = f"tokens per forward: {common.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {DRAWN}"
-    facts = {"tokens_per_pass": tau, "right": share, "by_gamma": by_gamma, "unit": "forwards per token"}
+    note = f"tokens per pass: {common.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {DRAWN}"
+    facts = {"tokens_per_pass": tau, "right": share, "by_gamma": by_gamma, "unit": "passes per token"}
     rows = [row for of in texts(run).values() for row in strings(of)]
     return Measured(mean_rate(counts), note, facts | {"gamma": GAMMA, "texts": rows})
 
 
 @claim(
     "adaptive/vs-best-fixed", ">= 0.97",
-    f"each kind's best fixed draft length of 0 to {MOST}; one Adaptive over all kinds in turn; modelled time from "
-    f"measured guesses and v, eager {DTYPE}; the worst kind", asks=HELD_OUT,
+    f"the best fixed draft length, 0 to {MOST}, of each kind of text; ours: one Adaptive over all kinds in turn; time "
+    f"modelled from recorded draft tokens and the width curve, eager {DTYPE}; value: the worst kind", asks=HELD_OUT,
+    says="Choosing the draft length while decoding is {times} as fast as the best fixed length of a kind of text",
 )  # fmt: skip
 def adaptive(run: Run) -> Measured:
     kinds = {kind: [row["right"] for row in rows] for kind, rows in texts(run).items()}
     on = {state.strip() or "eager": held(kinds, of, run) for state, of in questions.targets(run).items()}
     eager = on.pop("eager")
-    note = f"{eager}; a kind alone: {common.listed(eager.alone)}"
-    note += "".join(f"; {state}, {found.worst} the worst: {found}" for state, found in on.items())
+    note = f"{eager}; each kind alone: {common.listed(eager.alone)}"
+    note += "".join(f"; {state}, worst kind {found.worst}: {found}" for state, found in on.items())
     problem = on and getattr(questions.compiled(), "problem", None)
-    facts = eager.facts() | {"unit": "one-row forwards per token", **{state: of.facts() for state, of in on.items()}}
+    facts = eager.facts() | {"unit": "one-token passes per token", **{state: of.facts() for state, of in on.items()}}
     return Measured(eager.ratios[eager.worst], "; ".join(filter(None, [note, problem, DRAWN])), facts)
 
 
@@ -235,7 +241,8 @@ class Held:
     def __str__(self) -> str:
         lengths = ", ".join(f"{kind} {gamma}" for kind, gamma in self.best.items())
         return (
-            f"{common.listed(self.facts()['by_category'])}; best fixed: {lengths}; a guess takes {self.c:.3f} forwards"
+            f"{common.listed(self.facts()['by_category'])}; best fixed length: {lengths}; "
+            f"a draft token costs {self.c:.3f} one-token passes"
         )
 
 

@@ -48,14 +48,17 @@ class Measured:
 class Claim:
     """A named claim: its bar, its baseline, and the function that measures it.
 
-    asks: the set of questions it uses, "" if it uses none; another file's may be used instead. dtype: dtype of the
-    model, "" if there is none.
+    says: the result as a sentence for RESULTS.md, with {times} (2.21 times), {percent} (7.2%) or {number} in it.
+    missed: why it is below its bar. asks: the set of questions it uses, "" if it uses none; another file's may be used
+    instead. dtype: dtype of the model, "" if there is none.
     """
 
     name: str
     bar: str
     baseline: str
     measure: Callable[[Run], Measured]
+    says: str = "{number}"
+    missed: str = ""
     asks: str = ""
     unit: str = "x"
     dtype: str = DTYPE
@@ -73,11 +76,11 @@ class NotMeasured(Exception):
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(name: str, bar: str, baseline: str, asks: str = "", unit: str = "x", dtype: str = DTYPE):
-    """Register the decorated function as the measurement of claim `name`."""
+def claim(name: str, bar: str, baseline: str, *, says: str, missed="", asks="", unit="x", dtype=DTYPE):
+    """Register the decorated function as the measurement of claim `name`. The others: as in Claim."""
 
     def register(measure: Callable[[Run], Measured]):
-        CLAIMS[name] = Claim(name, bar, baseline, measure, asks, unit, dtype)
+        CLAIMS[name] = Claim(name, bar, baseline, measure, says, missed, asks, unit, dtype)
         return measure
 
     return register

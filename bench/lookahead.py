@@ -10,15 +10,16 @@ from lessons_lib.measure.cost import width_cost
 
 WINDOW = {"W": 5, "N": 4, "G": 5}
 EAGER_STEPS = (
-    f"steps of more than {max(questions.COMPILED)} tokens are not compiled: its compiled speed is that of eager steps "
-    "over compiled plain decoding"
+    f"passes over more than {max(questions.COMPILED)} tokens run eagerly: the compiled speedup is that of eager "
+    "lookahead passes over compiled plain decoding"
 )
 WIDTHS = (1, 8, 16, 31)  # the widest: root, window and guess set of a lookahead step
 PUBLISHED = 1.64  # tokens per step of lookahead on Spec-Bench: Vicuna-7B, W=7, N=5, G=7, batch 1; the same on two GPUs
 
 
 @claim(
-    "lookahead/code-lists/compression", ">= 1.3", f"plain decoding (1 token a forward); {EAGER}, counted", asks=OWN
+    "lookahead/code-lists/compression", ">= 1.3", f"plain decoding (1 token per pass); {EAGER}, counted", asks=OWN,
+    says="On code and lists, a forward pass of lookahead decoding gives {number} tokens",
 )  # fmt: skip
 def code_lists(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "lookahead", lambda of: Lookahead(**WINDOW))  # noqa: E731
@@ -28,12 +29,12 @@ def code_lists(run: Run) -> Measured:
     v = costs_of(common.eager(), WIDTHS, run.repeats)
     sizes = ", ".join(f"{letter}={value}" for letter, value in WINDOW.items())
     note = (
-        f"{sizes}; predicted {expected:.2f}, by {PUBLISHED} tokens a step as counted on Spec-Bench (Vicuna-7B, 7/5/7); "
-        f"1/f = {share:.2f} of the steps commit E = {several:.2f} tokens, the others one: "
-        f"(f - 1 + E) / f = {1 + share * (several - 1):.2f} a step; "
-        f"speed over plain {wall.value:.2f}; cost of w rows: {listed(v)}; {EAGER_STEPS}"
+        f"{sizes}; predicted {expected:.2f} from {PUBLISHED} tokens per step on Spec-Bench (Vicuna-7B, 7/5/7); "
+        f"a share 1/f = {share:.2f} of the steps commits E = {several:.2f} tokens, the others one: "
+        f"(f - 1 + E) / f = {1 + share * (several - 1):.2f} per step; "
+        f"speedup {wall.value:.2f}; width curve: {listed({f'v({w})': c for w, c in v.items()})}; {EAGER_STEPS}"
     )
-    facts = {"speed": [wall.value, wall.low, wall.high], "width_costs": v, "unit": "forwards per token"}
+    facts = {"speed": [wall.value, wall.low, wall.high], "width_costs": v, "unit": "passes per token"}
     facts |= {"published": PUBLISHED, "expected": expected, "useful": [share, several]}
     return measured(rows, compression, "plain", "lookahead", WINDOW, note, width_cost(v), **facts)
 

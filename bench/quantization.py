@@ -34,7 +34,7 @@ WIDE = 9  # tokens: the root and eight draft tokens
 READING = "reading", 0  # a key beside the steps: plain reading, 0 tokens
 CACHED = 64  # cached tokens when steps are timed
 THEIRS = f"transformers generate, greedy, dynamic cache, eager, {DTYPE}; ours: CompiledTarget, {CONTEXT} positions"
-TEXT = "fp32, perplexity of the shipped articles of WikiText-2, windows of 512"
+TEXT = "fp32, perplexity of the shipped articles of WikiText-2, windows of 512; weights once rounded to 4 bits (Q4_1)"
 GPTQ = "int3 g64"
 
 
@@ -50,27 +50,39 @@ def vs_generate(weights: str, run: Run) -> Measured:
     of = target(weights)
     ratio = decoding.over_generate(of, DTYPE, run)
     read, kept = bytes_read(of.decoder), bytes_kept(of.decoder)
-    said = of.problem or f"a step reads {read / 1e6:.0f} MB; {kept / 1e6:.0f} MB kept"
+    said = of.problem or f"a step reads {read / 1e6:.0f} MB; the weights take {kept / 1e6:.0f} MB"
     facts = {"bytes_read": read, "bytes_kept": kept, "compile_seconds": of.compile_seconds}
     return Measured(ratio, said, facts)
 
 
-@claim("int4/vs-generate", ">= 4.5", THEIRS + ", groups of 32, head in 8 bits")
+@claim(
+    "int4/vs-generate", ">= 4.5", THEIRS + ", groups of 32, head in 8 bits",
+    says="With W4A16 weights, our compiled decoder is {times} as fast as transformers' generate",
+)  # fmt: skip
 def int4_speed(run: Run) -> Measured:
     return vs_generate("int4", run)
 
 
-@claim("int8/vs-generate", ">= 4.5", THEIRS + ", weights and activations")
+@claim(
+    "int8/vs-generate", ">= 4.5", THEIRS + ", weights and activations",
+    says="With W8A8, our compiled decoder is {times} as fast as transformers' generate",
+)  # fmt: skip
 def int8_speed(run: Run) -> Measured:
     return vs_generate("int8", run)
 
 
-@claim("int8-weight-only/vs-generate", ">= 3.5", THEIRS)
+@claim(
+    "int8-weight-only/vs-generate", ">= 3.5", THEIRS,
+    says="With W8A16 weights, our compiled decoder is {times} as fast as transformers' generate",
+)  # fmt: skip
 def weight_only_speed(run: Run) -> Measured:
     return vs_generate("int8-weight-only", run)
 
 
-@claim("int8/vs-bf16", ">= 1.4", f"the same compiled decoder with its weights in {DTYPE}")
+@claim(
+    "int8/vs-bf16", ">= 1.4", f"the same compiled decoder with its weights in {DTYPE}",
+    says="W8A8 makes our compiled decoder {times} as fast",
+)  # fmt: skip
 def over_wide(run: Run) -> Measured:
     wide, small = target(None), target("int8")
     for of in (wide, small):
@@ -78,7 +90,10 @@ def over_wide(run: Run) -> Measured:
     return Measured(compare(ours(wide, run.tokens), ours(small, run.tokens), repeats=run.repeats, warmup=1))
 
 
-@claim("int8/width-9", "<= 1.8", "the same compiled step with one row")
+@claim(
+    "int8/width-9", "<= 1.8", "the same compiled pass over one token",
+    says="In W8A8, a compiled forward pass over 9 tokens takes {times} as long as one over a single token",
+)  # fmt: skip
 def width(run: Run) -> Measured:
     """Cost of a step of WIDE tokens relative to one token in int8; also for int4 and unquantized weights."""
     found = compiled_steps(run)
@@ -89,9 +104,10 @@ def width(run: Run) -> Measured:
 
 @claim(
     "quantized/compiled-predicted-error", "<= 0.25",
-    f"compiled steps, {DTYPE}: what wide weights take beyond their bytes, and the format's bytes at the rate at which "
-    "this machine reads, or what int4 takes to unpack; worst format",
+    f"compiled steps, {DTYPE}; predicted: the time of unquantized weights beyond reading them, plus reading the "
+    "format's bytes at this machine's bandwidth or, if that takes longer, unpacking W4A16; value: the worst format",
     unit="",
+    says="The predicted time of a compiled decode step with quantized weights is {percent} off in the worst format",
 )  # fmt: skip
 def compiled_predicted_error(run: Run) -> Measured:
     """|measured / predicted - 1| for one token. The prediction uses only the timed step with unquantized weights.
@@ -132,9 +148,10 @@ def unpacking(rate: float) -> float:
 
 @claim(
     "quantized/predicted-error", "<= 0.25",
-    f"eager steps, {DTYPE}: launching, of a twin without bytes in each format, and the format's bytes at the rate of "
-    "products with wide weights; worst format",
+    f"eager steps, {DTYPE}; predicted: launch overhead, from a decoder of the same depth with few bytes, plus the "
+    "format's bytes at the rate of unquantized matmuls; value: the worst format",
     unit="",
+    says="The predicted time of an eager decode step with quantized weights is {percent} off in the worst format",
 )  # fmt: skip
 def predicted_error(run: Run) -> Measured:
     """|measured / predicted - 1|. The prediction uses no timed step of the model itself (lesson 10)."""
@@ -220,7 +237,7 @@ def perplexity(run: Run, format: str, **options) -> Measured:
     reference = wide(windows_of(run))
     found = reading(rounded(format, **options), windows_of(run))
     note = f"{found.perplexity:.2f} against {reference.perplexity:.2f}, {found.tokens:,} tokens"
-    note += f"; {quality.agreement(found, reference):.1%} of the favourites the same"
+    note += f"; the most likely token is the same at {quality.agreement(found, reference):.1%} of the positions"
     facts = {"unit": "nats per token of a window", "perplexity": found.perplexity, "fp32": reference.perplexity}
     return Measured(as_ratio(found, reference), note, facts)
 
@@ -232,17 +249,23 @@ def as_ratio(found: Reading, reference: Reading) -> Ratio:
     return Ratio(change.value, change.low, change.high, *means)
 
 
-@claim("int8-weight-only/perplexity", "<= 1.005", TEXT, dtype="fp32")
+@claim(
+    "int8-weight-only/perplexity", "<= 1.005", TEXT, dtype="fp32",
+    says="W8A16 weights make the perplexity {number} times that of fp32",
+)  # fmt: skip
 def weight_only_quality(run: Run) -> Measured:
     return perplexity(run, "int8-weight-only")
 
 
-@claim("int8/perplexity", "<= 1.010", TEXT, dtype="fp32")
+@claim("int8/perplexity", "<= 1.010", TEXT, dtype="fp32", says="W8A8 makes the perplexity {number} times that of fp32")
 def int8_quality(run: Run) -> Measured:
     return perplexity(run, "int8")
 
 
-@claim("int4/perplexity", "<= 1.010", TEXT + "; groups of 32 in line with the file's own, head in 8 bits", dtype="fp32")
+@claim(
+    "int4/perplexity", "<= 1.010", TEXT + "; groups of 32 aligned with the file's own, head in 8 bits", dtype="fp32",
+    says="W4A16 weights make the perplexity {number} times that of fp32",
+)  # fmt: skip
 def int4_quality(run: Run) -> Measured:
     """Quality of int4 weights. The packaged file has blocks of 4 bits, which favours int4 g32.
 
@@ -254,8 +277,8 @@ def int4_quality(run: Run) -> Measured:
 
 @claim(
     "gptq-3bit/recovered", ">= 0.5",
-    f"smol-draft, layers in {GPTQ}: the perplexity that rounding to the nearest loses; calibrated on other articles",
-    unit="", dtype="fp32",
+    f"smol-draft, layers in {GPTQ}: the perplexity that rounding to nearest loses; calibrated on other articles",
+    unit="", dtype="fp32", says="At 3 bits, GPTQ recovers {percent} of the perplexity that rounding to nearest loses",
 )  # fmt: skip
 def recovered(run: Run) -> Measured:
     """1 - GPTQ's loss over the loss of rounding to nearest, on weights that were never rounded to few bits.

@@ -31,14 +31,14 @@ from lessons_lib.progress import bar, say
 
 TOKENS = 128  # length of every answer: those that end earlier do not count, longer ones are cut
 OWN = "the course's own"
-TAUGHT = f"{OWN}, of kinds that smol-draft and smol-medusa were trained on"
+TAUGHT = f"{OWN}, of the kinds that smol-draft and smol-medusa were trained on"
 EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
 CONTEXT = 672  # slots of the compiled target's caches: enough for the longest prompt, its answer and a lookahead window
 COMPILED = (1, 5, 11)  # compiled widths: plain, a chain of four, prompt lookup's ten; wider passes run eager
 BESIDE = {"theirs": "plain theirs", "loop": "plain theirs", "ours": "natural", "ours compiled": "plain compiled"}
 KEPT = Path(__file__).parent.parent / "build" / "bench-questions"
 Made = tuple[Sequence[int], Sequence[StepStats]]  # new ids, and the stats if it is ours
-SPREAD = "the interval is that of the questions, one run each"
+SPREAD = "interval: from resampling the questions, one run each"
 
 
 def plain_of(name: str) -> str:
@@ -340,13 +340,13 @@ def said(note: str, facts: dict, texts: int) -> str:
     """A claim's note: its own, the prediction, and speed and tokens per forward pass for each kind of text."""
     found, beside = [note], facts["compiled"]
     if "predicted" in facts:
-        found.append(f"speed behind the prompt {facts['after_prompt']:.2f}, predicted {facts['predicted']:.2f}")
-    found.append(f"speed at tokens per forward: {with_tau(facts)}")
+        found.append(f"speedup without the prefill {facts['after_prompt']:.2f}, predicted {facts['predicted']:.2f}")
+    found.append(f"speedup (tokens per pass): {with_tau(facts)}")
     if beside:
         found += [f"compiled {beside['value']:.2f}: {with_tau(beside)}", beside["problem"]]
     apart = ", ".join(f"{name} {count}" for name, count in facts["parted"].items())
-    found.append(f"of {texts} texts part from plain decoding on their own target: {apart}")
-    found += [f"shortfall at most {facts['largest_logit_gap']:.2g} logits", SPREAD]
+    found.append(f"of {texts} texts, different from plain decoding on the same target: {apart}")
+    found += [f"logit gap at most {facts['largest_logit_gap']:.2g}", SPREAD]
     return "; ".join(filter(None, found))
 
 
@@ -359,9 +359,9 @@ def per_kind(kinds: dict[str, list[dict]], slow: str, fast: str) -> dict[str, di
 
 
 def with_tau(facts: dict) -> str:
-    """Format speed and tokens per forward pass of each kind, from `per_kind`."""
+    """Format speedup and tokens per pass of each kind, from `per_kind`."""
     taus = facts["tokens_per_pass"]
-    return ", ".join(f"{kind} {value:.2f} at {taus[kind]:.2f}" for kind, value in facts["speed_by_category"].items())
+    return ", ".join(f"{kind} {value:.2f} ({taus[kind]:.2f})" for kind, value in facts["speed_by_category"].items())
 
 
 def parted(rows: Sequence[dict]) -> dict[str, int]:

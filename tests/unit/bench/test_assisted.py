@@ -132,11 +132,12 @@ def test_adaptive_is_held_against_the_best_fixed_length_of_the_worst_kind(assist
     assert facts["best_fixed"] == {"chat": 16, "qa": 0} and set(facts["by_category"]) == {"chat", "qa"}
     assert measured.ratio.value == min(facts["by_category"].values()) < 1
     assert facts["alone"]["qa"] == pytest.approx(40 / sum(cost for _, cost in by_hand(assisted, texts["qa"])))
-    assert f"qa {facts['by_category']['qa']:.2f}" in measured.note and "best fixed: chat 16, qa 0" in measured.note
+    assert f"qa {facts['by_category']['qa']:.2f}" in measured.note
+    assert "best fixed length: chat 16, qa 0" in measured.note
     compiled = facts["compiled"]
     assert compiled["best_fixed"] == {"chat": 0, "qa": 0} and compiled["width_costs"] == slow
     worst = min(compiled["by_category"], key=compiled["by_category"].get)
-    assert f"compiled, {worst} the worst: chat {compiled['by_category']['chat']:.2f}" in measured.note
+    assert f"compiled, worst kind {worst}: chat {compiled['by_category']['chat']:.2f}" in measured.note
     json.dumps(facts)
 
 

@@ -152,7 +152,8 @@ def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, cl
     assert (measured.facts["best"], measured.facts["peer"]) == (best, peer)
     assert measured.ratio.value == pytest.approx(value)
     assert measured.facts["requests"][0] == pytest.approx(requests)
-    assert measured.note.startswith(f"{best} ") and "at most 0.5 logits" in measured.note
+    assert measured.note.startswith(f"{best} ")
+    assert "logit gap under the unquantized weights at most 0.5" in measured.note
     assert measured.facts["tokens_per_pass"] == 10 / 5
     rows = {
         row["configuration"]: row
@@ -179,13 +180,13 @@ def test_the_fastest_format_counts_whose_perplexity_is_at_most_1_percent_above_o
     readings(monkeypatch, {"llama.cpp Q4_1": 1.0, "llama.cpp Q4_0": q4_0, "llama.cpp Q4_K_M": q4_k_m})
     measured = timed.plain_best(FULL)
     assert measured.facts["peer"] == peer
-    assert f"llama.cpp Q4_0 10 tokens/s at {q4_0:.3f} of our perplexity" in measured.note
+    assert f"llama.cpp Q4_0 10 tokens/s at {q4_0:.3f} times our perplexity" in measured.note
     assert measured.facts["formats"]["llama.cpp Q4_0"] == {"speed": 10.0, "perplexity": pytest.approx(q4_0)}
 
 
 def test_where_no_format_is_as_good_the_claim_says_so_and_how_far_off_each_is(timed, monkeypatch):
     readings(monkeypatch, {"llama.cpp Q4_1": 1.2, "llama.cpp Q4_0": 1.3, "llama.cpp Q4_K_M": 1.011})
-    with pytest.raises(NotMeasured, match="within 1% of int8 weights in perplexity;.* Q4_K_M 3 tokens/s at 1.011 of"):
+    with pytest.raises(NotMeasured, match="within 1% of int8 weights in perplexity;.* Q4_K_M 3 tokens/s at 1.011"):
         timed.plain_best(FULL)
     assert timed.plain(FULL).facts["peer"] == "llama.cpp Q4_1"  # which says nothing of quality
 

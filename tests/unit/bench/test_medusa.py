@@ -55,7 +55,7 @@ def test_all_claims_come_of_one_measurement_eager_and_compiled(bench, monkeypatc
     assert faster.facts["parted"] == {"medusa": 0, "medusa compiled": 0}
     assert faster.facts["largest_logit_gap"] < 1e-9  # float64 is exact
     assert set(faster.facts["v"]) == set(faster.facts["heads_share"]) == {"eager", "compiled"}
-    assert faster.note.startswith("eager 60 nodes, compiled 60 nodes; ")
+    assert faster.note.startswith("tree: eager 60 nodes, compiled 60 nodes; ")
     assert identity.facts["tokens_per_pass"] == pytest.approx(tokens.facts["together"])
     for measured in (tokens, faster, identity):
         json.dumps(measured.facts)
@@ -101,8 +101,8 @@ def test_speedup_tokens_and_predicted_overhead_agree_by_hand(bench, monkeypatch,
     facts = measured.facts
     assert facts["speedup"] == pytest.approx(12 * len(taken) / sum(taken))
     assert (facts["tokens_per_pass"], facts["rows"], facts["overhead"]) == pytest.approx((2, 4, 1.45))
-    assert "2.00 tokens per step of 4.0 rows, overhead 1.45 predicted" in measured.note
-    assert f"{sum(taken) / (6 * len(taken)):.2f} in the run" in measured.note
+    assert "2.00 tokens per step of 4.0 input tokens, cost of a step 1.45 predicted" in measured.note
+    assert f"{sum(taken) / (6 * len(taken)):.2f} measured" in measured.note
 
 
 def test_the_identity_is_not_true_by_definition(bench, monkeypatch):

@@ -104,6 +104,13 @@ def test_stored_claims_have_the_bars_and_baselines_of_the_registry():
     assert stored and stored == {name: known.get(name) for name in stored}
 
 
+def test_every_claim_has_a_sentence_and_one_that_misses_its_bar_a_reason():
+    field = re.compile(r"\{(times|percent|number)\}")
+    assert [name for name, claim in common.CLAIMS.items() if len(field.findall(claim.says)) != 1] == []
+    missing = {row.claim for row in results.short_of_bar(results.load(ROOT / "bench" / "results" / "claims.json"))}
+    assert {name for name, claim in common.CLAIMS.items() if claim.missed} == missing
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "theirs.jsonl"
