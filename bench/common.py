@@ -100,7 +100,7 @@ def model(dtype: str = DTYPE):
 
 @cache
 def in_format(weights: str | None):
-    """Its readable decoder with weights in this format, eager; None: unquantized. "int8" is calibrated."""
+    """Its readable decoder with weights in this format, eager; None: unquantized. "W8A8" is calibrated."""
     return model().target(weights=weights, windows=model().calibration_windows())
 
 

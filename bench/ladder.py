@@ -57,8 +57,7 @@ LLAMACPP_BEST = (
     f"llama.cpp in the fastest of {', '.join(llamacpp.FORMATS)} whose perplexity is at most 1% above ours; "
     "requantized from the same file, same threads and run"
 )
-FORMATS = {"int8 weights": "int8-weight-only", "int4": "int4", "int8": "int8"}  # name -> weights of model.target
-FORMATS |= {} if native.problem() else {"int4-int8": "int4-int8"}  # slow without our kernels
+FORMATS = ("W8A16", "W4A16", "W8A8", *(() if native.problem() else ("W4A8",)))  # W4A8 is slow without our kernels
 LOOKUPS = (2, 10)  # draft tokens of llama.cpp's prompt lookup: its advice for CPUs, and its default
 READ = 8192  # tokens of the evaluation text
 GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10 is our default
@@ -66,7 +65,7 @@ GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10 is our d
 LONGER = {"num_tokens": 10, "max_ngram": 5}
 NARROW = (1, 3, 5, 11)  # widths compiled for the light target, where extra tokens are most expensive relative to one
 # the target that proposers run on: the one whose matmuls of several tokens stay cheap here
-LIGHT = "int4-int8" if "int4-int8" in FORMATS else "int8" if cpu.integer_units() else "int8 weights"
+LIGHT = "W4A8" if "W4A8" in FORMATS else "W8A8" if cpu.integer_units() else "W8A16"
 CACHED = 300  # cached tokens when parts are timed
 
 
@@ -264,8 +263,8 @@ def expected(run: Run, name: str, found: Sequence[dict]) -> list:
 @cache
 def targets(quick: bool) -> dict[str, Target]:
     """Compiled targets by name, caches fitted to the texts, the unquantized one first; a quick run has one other."""
-    formats = {LIGHT: FORMATS[LIGHT]} if quick else FORMATS
-    rounded = {name: common.in_format(weights).decoder for name, weights in formats.items()}
+    formats = (LIGHT,) if quick else FORMATS
+    rounded = {name: common.in_format(name).decoder for name in formats}
     decoders = {"compiled": common.eager().decoder} | rounded
     widths = {"compiled": questions.COMPILED, LIGHT: NARROW}
     return {name: questions.run_once(of, widths.get(name, (1,)), fitted=True) for name, of in decoders.items()}
@@ -281,7 +280,7 @@ def small() -> Target:
     """The draft for a fast target: compiled, with 8-bit weights."""
     wide = decoder_of(assisted.draft().network)
     return questions.run_once(
-        quantize_model(wide, "int8-weight-only"), (1, 2)
+        quantize_model(wide, "W8A16"), (1, 2)
     )  # 2: after a step whose draft tokens were all accepted
 
 
@@ -297,7 +296,7 @@ def runs(name: str, quick: bool) -> Target:
 
 
 def target_of(name: str) -> str:
-    """Name of a configuration's target: "int8" for "int8 + draft"."""
+    """Name of a configuration's target: "W8A8" for "W8A8 + draft"."""
     return name.partition(" + ")[0]
 
 

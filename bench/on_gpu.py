@@ -51,8 +51,8 @@ LARGE = {
     "1B": ModelConfig("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 8192),
     "Llama-2-7B": CONFIGS["llama-2-7b"],
 }
-FORMATS = (None, "int8-weight-only", "int4", "int8")  # formats of the steps; None: bf16
-WEIGHT_ONLY = {"bf16": None, "W8A16": "int8-weight-only", "W4A16": "int4"}  # formats of the ladder, as in gpt-fast
+FORMATS = (None, "W8A16", "W4A16", "W8A8")  # formats of the steps; None: bf16
+WEIGHT_ONLY = (None, "W8A16", "W4A16")  # formats of the ladder, as in gpt-fast; None: bf16
 CLAIMED = ("serving/continuous-vs-static", "serving/vs-generate-batch", "serving/vs-sequential")
 SHORT = {"repeats": "1", "max_new_tokens": "24", "timed_tokens": "8", "longest": "512", "study_requests": "200"}
 
@@ -250,9 +250,9 @@ def ladder(setup: Setup) -> Iterator[Task]:
     """Tokens per second after the prompt; share: the share of the bandwidth that their bytes use."""
     for columns in (("eager graph", "eager graph share", "eager"), ("graph", "graph share")):
         for size, config in LARGE.items():
-            for name, weights in WEIGHT_ONLY.items():
+            for weights in WEIGHT_ONLY:
                 of = partial(decoder_of, setup, config, weights)
-                yield Task(f"{size} {name}", columns, partial(speeds, of, columns, setup))
+                yield Task(f"{size} {weights or 'bf16'}", columns, partial(speeds, of, columns, setup))
 
 
 def speeds(of: Callable[[], Decoder], columns: Sequence[str], setup: Setup) -> list[float]:

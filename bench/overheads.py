@@ -30,7 +30,7 @@ from lessons_lib.progress import say
 from lessons_lib.quantization import quantize_model
 
 LAYERS, TEXT, LONGEST, ROWS, RANKS, REPEATS = 6, 200, 672, 5, 10, 60
-LIGHT, BOTH, GROUPED = "int8-weight-only", "int8", "int4-int8"
+LIGHT, BOTH, GROUPED = "W8A16", "W8A8", "W4A8"
 PARTS = {  # kernels of a step by name: attention of one token is a compiled loop, of several it is matmuls or a kernel
     "attention": r"bmm|softmax|::attend_few_rows",
     "products": r"gemm|addmm|::mm$|qlinear|::multiply_grouped",
@@ -105,7 +105,7 @@ def changes() -> list[Change]:
         Change(f"{both}, {ROWS} rows", True, "guesses ask for several rows", formats(LIGHT, BOTH, ROWS)),
         Change(f"{four}, one row", True, "fewer bytes, and an instruction for 64 products", formats(BOTH, GROUPED)),
         Change(f"{four}, {ROWS} rows", True, "it comes with the one above", formats(BOTH, GROUPED, ROWS)),
-        Change("weights of 4 bits instead of 8, one row", False, "unpacking is work, too", formats(LIGHT, "int4")),
+        Change("weights of 4 bits instead of 8, one row", False, "unpacking is work, too", formats(LIGHT, "W4A16")),
         Change(f"no mask built for {ROWS} rows of a chain", True, "plain causal attention will do", masks),
         Change("the compiled draft in 8 bits instead of unrounded", True, "half its bytes", draft),
         Change("Medusa's heads trimmed to frequent tokens", True, "less of the head to read", heads),

@@ -29,7 +29,7 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import decoder_of
 from lessons_lib.quantization import bytes_kept, bytes_read, cpu, quantize_model
 
-FORMATS = ("int8", "int8-weight-only", "int4")  # formats of the lesson; int4-int8 belongs to lesson 11
+FORMATS = ("W8A8", "W8A16", "W4A16")  # formats of the lesson; W4A8 belongs to lesson 11
 WIDE = 9  # tokens: the root and eight draft tokens
 READING = "reading", 0  # a key beside the steps: plain reading, 0 tokens
 CACHED = 64  # cached tokens when steps are timed
@@ -60,7 +60,7 @@ def vs_generate(weights: str, run: Run) -> Measured:
     says="With W4A16 weights, our compiled decoder is {times} as fast as transformers' generate",
 )  # fmt: skip
 def int4_speed(run: Run) -> Measured:
-    return vs_generate("int4", run)
+    return vs_generate("W4A16", run)
 
 
 @claim(
@@ -68,7 +68,7 @@ def int4_speed(run: Run) -> Measured:
     says="With W8A8, our compiled decoder is {times} as fast as transformers' generate",
 )  # fmt: skip
 def int8_speed(run: Run) -> Measured:
-    return vs_generate("int8", run)
+    return vs_generate("W8A8", run)
 
 
 @claim(
@@ -76,7 +76,7 @@ def int8_speed(run: Run) -> Measured:
     says="With W8A16 weights, our compiled decoder is {times} as fast as transformers' generate",
 )  # fmt: skip
 def weight_only_speed(run: Run) -> Measured:
-    return vs_generate("int8-weight-only", run)
+    return vs_generate("W8A16", run)
 
 
 @claim(
@@ -84,7 +84,7 @@ def weight_only_speed(run: Run) -> Measured:
     says="W8A8 makes our compiled decoder {times} as fast",
 )  # fmt: skip
 def over_wide(run: Run) -> Measured:
-    wide, small = target(None), target("int8")
+    wide, small = target(None), target("W8A8")
     for of in (wide, small):
         timed(ours(of, 4), repeats=1, warmup=1)
     return Measured(compare(ours(wide, run.tokens), ours(small, run.tokens), repeats=run.repeats, warmup=1))
@@ -97,9 +97,9 @@ def over_wide(run: Run) -> Measured:
 def width(run: Run) -> Measured:
     """Cost of a step of WIDE tokens relative to one token in int8; also for int4 and unquantized weights."""
     found = compiled_steps(run)
-    v = {name: Ratio.of(found[name, WIDE], found[name, 1]) for name in ("int8", "int4", DTYPE)}
+    v = {name: Ratio.of(found[name, WIDE], found[name, 1]) for name in ("W8A8", "W4A16", DTYPE)}
     steps = {f"{name} {rows} rows": samples.times for (name, rows), samples in found.items() if rows}
-    return Measured(v["int8"], f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}", {"steps": steps})
+    return Measured(v["W8A8"], f"v({WIDE}): {listed({n: r.value for n, r in v.items()})}", {"steps": steps})
 
 
 @claim(
@@ -119,7 +119,7 @@ def compiled_predicted_error(run: Run) -> Measured:
     rate = bytes_read(target(None).decoder) / steps[READING].median
     reading = {name: bytes_read(target(None if name == DTYPE else name).decoder) / rate for name in one}
     beyond = max(0.0, one.pop(DTYPE).median - reading.pop(DTYPE))
-    reading["int4"] = max(reading["int4"], unpacking(rate))
+    reading["W4A16"] = max(reading["W4A16"], unpacking(rate))
     found = compared(one, {name: beyond + seconds for name, seconds in reading.items()})
     return Measured(found.ratio, found.note, found.facts | {"rate": rate, "beyond": beyond})
 
@@ -130,7 +130,7 @@ def compiled_steps(run: Run) -> dict[tuple[str, int], Samples]:
 
     All are timed in alternation.
     """
-    wanted = [(name, rows) for name in ("int8", "int4", None) for rows in (1, WIDE)] + [("int8-weight-only", 1)]
+    wanted = [(name, rows) for name in ("W8A8", "W4A16", None) for rows in (1, WIDE)] + [("W8A16", 1)]
     calls = {(name or DTYPE, rows): step(name, rows) for name, rows in wanted}
     calls[READING] = torch.ones(bytes_read(target(None).decoder) // 4).sum
     return in_turn(calls, repeats=5 * run.repeats)
@@ -143,7 +143,7 @@ def unpacking(rate: float) -> float:
     """
     shape = common.model(DTYPE).shape
     head = shape.vocab_size * shape.hidden_size / rate  # 8 bits per weight
-    return products_in_cache(target("int4").decoder) + head if cpu.packed_kernels() else 0.0
+    return products_in_cache(target("W4A16").decoder) + head if cpu.packed_kernels() else 0.0
 
 
 @claim(
@@ -223,7 +223,7 @@ def wide(windows: int | None) -> Reading:
 
 def rounded(format: str, **options) -> Decoder:
     """The decoder with weights in this format, calibrated on 16 windows (4 for int8)."""
-    calibration = ids("calibration", 4 if format == "int8" else 16)
+    calibration = ids("calibration", 4 if format == "W8A8" else 16)
     return quantize_model(unrounded(), format, windows=calibration, **options)
 
 
@@ -254,12 +254,12 @@ def as_ratio(found: Reading, reference: Reading) -> Ratio:
     says="W8A16 weights make the perplexity {number} times that of fp32",
 )  # fmt: skip
 def weight_only_quality(run: Run) -> Measured:
-    return perplexity(run, "int8-weight-only")
+    return perplexity(run, "W8A16")
 
 
 @claim("int8/perplexity", "<= 1.010", TEXT, dtype="fp32", says="W8A8 makes the perplexity {number} times that of fp32")
 def int8_quality(run: Run) -> Measured:
-    return perplexity(run, "int8")
+    return perplexity(run, "W8A8")
 
 
 @claim(
@@ -272,7 +272,7 @@ def int4_quality(run: Run) -> Measured:
     The rounded weights are stored as fp32: the packed kernel, which rounds nothing more in fp32, is slow for many
     tokens. A test checks that both give the same reading.
     """
-    return perplexity(run, "int4", values=True)
+    return perplexity(run, "W4A16", values=True)
 
 
 @claim(

@@ -44,7 +44,7 @@ SPREAD = "interval: from resampling the questions, one run each"
 def plain_of(name: str) -> str:
     """The plain-decoding counterpart of a method, on the same target in the same state.
 
-    "plain compiled" for "lookup compiled"; among lesson 11's configurations, "int8" for "int8 + draft".
+    "plain compiled" for "lookup compiled"; among lesson 11's configurations, "W8A8" for "W8A8 + draft".
     """
     target, guessed, _ = name.partition(" + ")
     return target if guessed else "plain compiled" if name.endswith(" compiled") else "plain"

@@ -48,6 +48,7 @@ COLORS = {
     "transformers, continuous": GOLD, "transformers, padded": ORANGE,
     # number formats
     "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
+    "W8A16": GREEN, "W8A8": GOLD, "W4A16": PURPLE, "W4A8": WINE,
 }  # fmt: skip
 
 WIDTH = 6.4  # inches, 704 CSS pixels; shrinks on a phone

@@ -160,7 +160,7 @@ def quartiles(samples: Sequence[float]) -> list[float]:
     return quantiles(samples, method="inclusive") if len(samples) > 1 else list(samples)
 
 
-FORMATS = ("minimum", "absmax", "nf4", "fp8")
+FORMATS = ("affine", "absmax", "nf4", "fp8")
 BITS = (2, 3, 4, 5, 6, 7, 8)
 GROUPS = (32, 64, "row")  # these divide the rows of the small models here
 HEAD = "int8"  # format of the LM head, whatever that of the layers
@@ -215,7 +215,7 @@ def show_quantization(
     with all layers rounded to it; "exact": unrounded.
     """
     controls = {
-        "format": Slider("format", FORMATS, "minimum"),
+        "format": Slider("format", FORMATS, "affine"),
         "bits": Slider("bits", BITS, 4),
         "group": Slider("group", GROUPS, 32),
     }

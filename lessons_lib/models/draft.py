@@ -80,10 +80,10 @@ def decoder_of(network: PreTrainedModel) -> Decoder:
 def draft_format(model) -> str | None:
     """The `weights` with which one-token passes of our draft are fastest; None for other models.
 
-    "int8-weight-only" for bf16 on a CPU; None otherwise, which keeps the weights as they are. model: a LanguageModel.
+    "W8A16" for bf16 on a CPU; None otherwise, which keeps the weights as they are. model: a LanguageModel.
     """
     trimmed = isinstance(model.network.get_output_embeddings(), TrimmedHead)
-    return "int8-weight-only" if trimmed and model.dtype == torch.bfloat16 and model.device == "cpu" else None
+    return "W8A16" if trimmed and model.dtype == torch.bfloat16 and model.device == "cpu" else None
 
 
 def scored(network: PreTrainedModel) -> int | None:

@@ -207,11 +207,11 @@ class LanguageModel:
 
         kind: "decoder" is the readable decoder (Llama family), "transformers" the network's own forward pass; None is
         the readable decoder if it supports the model's family, else transformers.
-        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. The readable decoder also supports "int8"
-        (W8A8), "int8-weight-only" (W8A16), "int4" (W4A16) and "int4-int8" (W4A8), with all else in the model's dtype
+        weights: "fp32", "bf16" or "fp16"; None keeps the model's dtype. The readable decoder also supports "W8A8",
+        "W8A16", "W4A16" and "W4A8", with all else in the model's dtype
         (`quantization.quantize_model`). The present weights are cast; to widen them without the rounding already done,
         load again: `in_dtype(...).target()`.
-        windows: sequences of ids to calibrate "int8" with, such as `calibration_windows()`; without any, rounding is
+        windows: sequences of ids to calibrate "W8A8" with, such as `calibration_windows()`; without any, rounding is
         plain.
         compiled: run the readable decoder through torch.compile, with caches of `context` tokens (default 512).
         Raises ValueError for any other choice, for a dtype that the device does not support, and for a model that the
@@ -241,7 +241,7 @@ class LanguageModel:
         return targets.DecoderTarget(decoder, self.tokenizer, eos)
 
     def calibration_windows(self) -> list[list[int]]:
-        """Ids of a shipped text to calibrate "int8" with (see `target`); empty without a tokenizer."""
+        """Ids of a shipped text to calibrate "W8A8" with (see `target`); empty without a tokenizer."""
         if self.tokenizer is None:
             return []
         return windows(

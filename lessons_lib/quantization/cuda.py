@@ -33,7 +33,7 @@ class TinyGemmW4A16Linear(QuantizedLinear):
     """W4A16 by torch's tensor core kernel (tinygemm): w = (code - 8)·scale + zero; x in bfloat16."""
 
     def __init__(self, quantized: Integers):
-        """quantized: 4 bits, kind "minimum", a group size in GROUPS."""
+        """quantized: 4 bits, kind "affine", a group size in GROUPS."""
         super().__init__(quantized.shape)
         self.group = check_groups(quantized, (4,), GROUPS)
         self.register_buffer("codes", tiles(quantized.levels()))

@@ -112,7 +112,7 @@ def stored_bytes(part: Any) -> int:
 
 
 NOISE = 1e-6  # relative error of a scale that float32 arithmetic may cause
-KINDS = ("absmax", "zero_point", "minimum")
+KINDS = ("absmax", "zero_point", "affine")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def quantize(
 ) -> Integers:
     """Round x (..., K) to integers of 2 to 8 bits.
 
-    per: "tensor", "row" or a group size. kind: "absmax", "zero_point" or "minimum". scale_dtype: of scales and minima.
+    per: "tensor", "row" or a group size. kind: "absmax", "zero_point" or "affine". scale_dtype: of scales and minima.
     Raises ValueError for values that are not finite, unknown options, a group that does not divide K, and scales too
     large for scale_dtype.
     """
@@ -192,7 +192,7 @@ def fit_grid(values: Tensor, bits: int, kind: str = "absmax", scale_dtype: torch
     if kind == "absmax":
         return Grid(bits, rounded_up(values.abs().amax(1, True) / (top // 2), scale_dtype))
     low, high = values.amin(1, True), values.amax(1, True)
-    if kind == "minimum":
+    if kind == "affine":
         lows = -rounded_up(-low, scale_dtype, zero=0.0, noise=0.0)
         return Grid(bits, rounded_up((high - lows.to(low)) / top, scale_dtype), lows=lows)
     low, high = low.clamp_max(0), high.clamp_min(0)  # zero point: zero is a level, so the grid must include it
@@ -384,7 +384,7 @@ def integers(name: str) -> dict[str, int | str] | None:
 
 def _integers(bits: int, per: str | int, kind: str | None) -> Rounding:
     check_bits(bits)
-    return partial(quantize, bits=bits, per=per, kind=kind or ("absmax" if bits == 8 else "minimum"))
+    return partial(quantize, bits=bits, per=per, kind=kind or ("absmax" if bits == 8 else "affine"))
 
 
 def _group(word: str) -> str | int | None:

@@ -25,7 +25,7 @@ def quantize_keys(keys: Tensor, bits: int = 2, group: int = GROUP) -> Integers:
 
     A group is one channel of G tokens; S must be a multiple of G.
     """
-    return quantize(_by_group(keys, group).transpose(2, 3), bits, group, "minimum")
+    return quantize(_by_group(keys, group).transpose(2, 3), bits, group, "affine")
 
 
 def quantize_values(values: Tensor, bits: int = 2, group: int = GROUP, tokens: int = GROUP) -> Integers:
@@ -33,7 +33,7 @@ def quantize_values(values: Tensor, bits: int = 2, group: int = GROUP, tokens: i
 
     A group is G channels of one token; d must be a multiple of G, S of `tokens`.
     """
-    return quantize(_by_group(values, tokens), bits, group, "minimum")
+    return quantize(_by_group(values, tokens), bits, group, "affine")
 
 
 def restore_keys(keys: Integers) -> Tensor:

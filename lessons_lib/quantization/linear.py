@@ -96,7 +96,7 @@ class W4A16Linear(QuantizedLinear):
     """
 
     def __init__(self, quantized: Integers):
-        """quantized: from `quantize(weight, 4, group, "minimum")`."""
+        """quantized: from `quantize(weight, 4, group, "affine")`."""
         super().__init__(quantized.shape)
         self.group, self.dtype = check_groups(quantized, (4,)), quantized.dtype
         self.register_buffer("codes", quantized.codes)
@@ -139,7 +139,7 @@ class W4A8Linear(QuantizedLinear):
     """4-bit weights (8 for the head) times 8-bit activations, both in groups of 32 with a scale per group."""
 
     def __init__(self, quantized: Integers):
-        """quantized: from `quantize(weight, 4 or 8, 32, "minimum")`."""
+        """quantized: from `quantize(weight, 4 or 8, 32, "affine")`."""
         super().__init__(quantized.shape)
         check_groups(quantized, (4, 8), (GROUP,))
         self.weights = weight_only(quantized)
@@ -344,7 +344,7 @@ def check_groups(quantized: Integers, bits: tuple[int, ...], groups: tuple[int, 
     if grid.bits not in bits or grid.lows is None or (groups and group not in groups):
         raise ValueError(
             f"this layer takes quantize(weight, {' or '.join(map(str, bits))}, "
-            f'{" or ".join(map(str, groups or ("group",)))}, "minimum"), '
+            f'{" or ".join(map(str, groups or ("group",)))}, "affine"), '
             f"not {grid.bits} bits in groups of {group}"
         )
     return group

@@ -36,16 +36,16 @@ from lessons_lib.quantization.linear import (
 )
 
 Make = Callable[[Name, Tensor], QuantizedLinear | None]  # name, weight (N, K) -> the new layer; None: keep the old one
-FORMATS = ("int8", "int8-weight-only", "int4", "int4-int8")  # W8A8, W8A16, W4A16, W4A8: formats of a target
-W8A8, W8A16, W4A8, LLM_INT8 = "int8", "int8-weight-only", "int4-int8", "llm.int8"
-WEIGHT_ONLY = {W8A16: "int8", "int4": "int4 g32"}  # format -> name of its weights in `formats.rounding`
+W8A8, W8A16, W4A16, W4A8, LLM_INT8 = "W8A8", "W8A16", "W4A16", "W4A8", "llm.int8"
+FORMATS = (W8A8, W8A16, W4A16, W4A8)  # formats of a target
+WEIGHT_ONLY = {W8A16: "int8", W4A16: "int4 g32"}  # format -> name of its weights in `formats.rounding`
 GPTQ, AWQ = "gptq ", "awq "  # prefixes of a format name
 WITH_FLOAT64 = ("cpu", "cuda")  # devices with float64, in which rounding is calibrated
 
 
 @dataclass(frozen=True)
 class W8A8Options:
-    """What "int8" (W8A8) does beyond rounding to 8 bits, by matrix name; {} turns an option off.
+    """What "W8A8" does beyond rounding to 8 bits, by matrix name; {} turns an option off.
 
     smooth: SmoothQuant's alpha. columns: how many columns with the largest inputs stay in full precision. Both need
     windows to calibrate with, and are skipped without them. terms: number of 8-bit terms that activations are rounded
@@ -71,9 +71,9 @@ def quantize_model(
 ) -> nn.Module:
     """A copy of the decoder with quantized linear layers; norms, embedding and all else are shared.
 
-    format, weights and activations: "int8" (W8A8); "llm.int8"; "int4-int8" (W4A8: 4-bit weights and 8-bit activations,
+    format, weights and activations: "W8A8"; "llm.int8"; "W4A8" (4-bit weights and 8-bit activations,
     both in groups of 32; 8-bit weights in the head).
-    format, weight-only: "int8-weight-only" (W8A16), "int4" (W4A16, groups of 32 with a minimum), or any name that
+    format, weight-only: "W8A16", "W4A16" (groups of 32 with a minimum), or any name that
     `formats.rounding` knows, with the prefix "gptq " or "awq " for these methods.
     head: weight-only format of the LM head, used with weight-only layers; None leaves the head as it is.
     windows: sequences of ids to calibrate with, for GPTQ, AWQ and the options of W8A8.
@@ -162,10 +162,10 @@ def _w4a8(decoder: nn.Module) -> nn.Module:
         from lessons_lib.quantization.cpu import native
 
         if problem := native.problem():
-            say(f"{problem}; int4-int8 is computed without them, and slowly")
+            say(f"{problem}; W4A8 is computed without them, and slowly")
     return swapped(
         decoder,
-        lambda name, weight: fastest(W4A8Linear, quantize(weight, 8 if name[1] == HEAD else 4, GROUP, "minimum")),
+        lambda name, weight: fastest(W4A8Linear, quantize(weight, 8 if name[1] == HEAD else 4, GROUP, "affine")),
     )
 
 

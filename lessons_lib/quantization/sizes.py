@@ -41,7 +41,7 @@ WEIGHT_FORMATS = {
     "bf16": WeightFormat(16),
     "fp8": WeightFormat(8, 32),  # a float32 scale per row
     "int8": integer_format(8, extra=16),
-    "int8 g32 minimum": integer_format(8, 32),
+    "int8 g32 affine": integer_format(8, 32),
     "int4 g32": integer_format(4, 32),
     "int4 g64": integer_format(4, 64),
     "int4 g128": integer_format(4, 128),

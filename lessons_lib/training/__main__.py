@@ -40,7 +40,7 @@ from lessons_lib.training.loop import TrainingRun, folder_of
 from lessons_lib.training.medusa import HeadsRecipe, JointRecipe, judge, split
 
 TARGET, DRAFT, HEADS = "smollm2-135m", "smol-draft", "smol-medusa"
-USED = "int8-weight-only"  # dtype in which a draft is used
+USED = "W8A16"  # dtype in which a draft is used
 JOINT = "smol-medusa-joint"
 NODES = 16  # nodes of the tree for evaluation; lesson 09 chooses by the machine's width curve
 LOOKED_AT = 24  # validation texts of a joint run

@@ -28,7 +28,7 @@ from lessons_lib.training.loop import read_texts
 from lessons_lib.training.medusa import ROWS
 from lessons_lib.training.prompts import CATEGORIES
 
-FORMATS = tuple(f"int{bits} g64 minimum" for bits in (2, 3, 4, 5, 6, 8))  # formats to which drafts are rounded
+FORMATS = tuple(f"int{bits} g64 affine" for bits in (2, 3, 4, 5, 6, 8))  # formats to which drafts are rounded
 TopTokens = list[list[list[int]]]
 
 

@@ -30,7 +30,7 @@ def test_its_text_is_as_likely_to_the_same_weights_in_float32(smollm2, plain):
 
 def test_its_text_is_as_likely_to_our_product_of_the_same_kind_and_ours_to_the_same_weights(smollm2, plain):
     """Codes of 4 bits times inputs of 8, both in groups of 32, as it multiplies; its head has no minima."""
-    prompt, rounded = smollm2.tokenizer(PROMPT).input_ids, smollm2.target(weights="int4-int8")
+    prompt, rounded = smollm2.tokenizer(PROMPT).input_ids, smollm2.target(weights="W4A8")
     assert logit_gap(rounded, prompt, plain.write(prompt, NEW)[0]).max() < 1
     ours = generate(rounded, prompt, max_new_tokens=NEW, min_new_tokens=NEW).ids
     assert logit_gap(smollm2.target(), prompt, ours).max() < 1

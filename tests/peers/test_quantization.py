@@ -85,14 +85,14 @@ def test_8_bits_of_weights_are_quantos_bit_for_bit(quanto):
 def test_4_bits_in_groups_are_quantos_bit_for_bit(quanto):
     scales, shifts = quanto.MaxOptimizer()(W, quanto.qint4, axis=0, group_size=32)
     theirs = quanto.quantize_weight(W, quanto.qint4, axis=0, scale=scales, shift=shifts, group_size=32)
-    assert torch.equal(theirs.dequantize(), quantize(W, 4, 32, "minimum", torch.float32).dequantize())
+    assert torch.equal(theirs.dequantize(), quantize(W, 4, 32, "affine", torch.float32).dequantize())
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_groups_with_a_minimum_are_hqqs_before_it_looks_for_better_ones(hqq, bits):
     settings = {"nbits": bits, "group_size": 32, "axis": 1, "device": "cpu", "compute_dtype": torch.float32}
     plain, better = (hqq.dequantize(*hqq.quantize(W, optimize=optimize, **settings)) for optimize in (False, True))
-    ours = quantize(W, bits, 32, "minimum", torch.float32).dequantize()
+    ours = quantize(W, bits, 32, "affine", torch.float32).dequantize()
     assert relative_error(W, plain) == pytest.approx(relative_error(W, ours), rel=1e-4)
     assert relative_error(W, better) <= relative_error(W, ours)
 

@@ -127,7 +127,7 @@ def test_awq_in_4_bits_is_torchaos(torchao, awq, int4, seed):
     """Its int4 for CPUs has a scale and a minimum for each group, as ours: scales and product agree."""
 
     def rounded(weight: Tensor) -> Integers:
-        return quantize(weight, 4, 32, "minimum")
+        return quantize(weight, 4, 32, "affine")
 
     x, w = layer(seed)
     config, s, right = partial(awq, int4), awq_scales(x, w, rounded), x @ w.T

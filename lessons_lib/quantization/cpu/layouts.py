@@ -1,7 +1,7 @@
 """8- and 4-bit codes in the layouts that CPUs read fastest (lessons 10, 11), and matmuls over them.
 
-Codes are packed into int32 words, 4-bit codes with 16 rows interleaved. Compiled code reads the words through a float32
-view, because with AVX2 torch.compile vectorises only loads of floats.
+Codes are packed into int32, 4-bit codes with 16 rows interleaved. Compiled code reads them through a float32 view,
+because with AVX2 torch.compile vectorises only loads of floats.
 """
 
 import torch
@@ -13,75 +13,75 @@ from lessons_lib.quantization.linear import GROUP
 
 BYTES, NIBBLES = 4, 8  # 8-bit and 4-bit codes in a 32-bit word
 LANES = 16  # rows of a 4-bit matrix that are interleaved, one per SIMD lane: no sum runs across lanes
-SUMS = 16  # rows of x up to which sums over words, unpacked once for all rows, beat the library's matmul
+SUMS = 16  # rows of x up to which sums over packed codes, unpacked once for all rows, beat the library's matmul
 
 
 def of_bytes(levels: Tensor) -> Tensor | None:
-    """View codes (N, K) int8 as words (N, K/4) float32, in the same memory; None if K is not a multiple of 4."""
+    """View codes (N, K) int8 packed as (N, K/4) float32, in the same memory; None if K is not a multiple of 4."""
     return levels.view(torch.float32) if levels.shape[1] % BYTES == 0 else None
 
 
-def times_bytes(x: Tensor, words: Tensor) -> Tensor:
-    """x (T, K) times int8 codes as words (N, K/4) -> (T, N): few rows as sums in one loop, many by matmul."""
+def times_bytes(x: Tensor, packed: Tensor) -> Tensor:
+    """x (T, K) times int8 codes packed as (N, K/4) -> (T, N): few rows as sums in one loop, many by matmul."""
     if len(x) == 1:
-        return torch.cat([byte_row(x, part) for part in words.chunk(PLACES)], 1)
+        return torch.cat([byte_row(x, part) for part in packed.chunk(PLACES)], 1)
     if len(x) <= SUMS:
-        return torch.cat([byte_row(row, words) for row in x.split(1)])
+        return torch.cat([byte_row(row, packed) for row in x.split(1)])
     rows = max(1, CHUNK // x.shape[1])
-    return torch.cat([byte_rows(x, part) for part in words.split(rows)], 1)
+    return torch.cat([byte_rows(x, part) for part in packed.split(rows)], 1)
 
 
-def byte_planes(words: Tensor) -> list[Tensor]:
-    """Unpack words (N, K/4) float32 -> four (N, K/4) int32: signed codes of columns 0, 4, 8, ...; 1, 5, ... etc."""
-    w = words.view(torch.int32)
+def byte_planes(packed: Tensor) -> list[Tensor]:
+    """Unpack (N, K/4) float32 -> four (N, K/4) int32: signed codes of columns 0, 4, 8, ...; 1, 5, ... etc."""
+    w = packed.view(torch.int32)
     return [(w << (24 - 8 * place)) >> 24 for place in range(BYTES)]
 
 
-def byte_row(x: Tensor, words: Tensor) -> Tensor:
-    """x (1, K) times int8 codes as words (N, K/4) -> (1, N) in x's dtype, summed in float32 or better."""
+def byte_row(x: Tensor, packed: Tensor) -> Tensor:
+    """x (1, K) times int8 codes packed as (N, K/4) -> (1, N) in x's dtype, summed in float32 or better."""
     exact = torch.promote_types(x.dtype, torch.float32)
     parts = kept_in_memory(x.to(exact).view(-1, BYTES).T)
-    return sum(plane * part for plane, part in zip(byte_planes(words), parts, strict=True)).sum(-1)[None]
+    return sum(plane * part for plane, part in zip(byte_planes(packed), parts, strict=True)).sum(-1)[None]
 
 
-def byte_rows(x: Tensor, words: Tensor) -> Tensor:
+def byte_rows(x: Tensor, packed: Tensor) -> Tensor:
     """As `byte_row` for x (T, K): the codes are unpacked into x's dtype and multiplied by the library's matmul."""
-    wide = torch.cat([plane.to(x.dtype) for plane in byte_planes(words)], 1)
+    wide = torch.cat([plane.to(x.dtype) for plane in byte_planes(packed)], 1)
     return x.view(len(x), -1, BYTES).transpose(1, 2).reshape(x.shape) @ wide.T
 
 
 def pack_nibbles(levels: Tensor) -> Tensor:
-    """Pack codes (N, K) 0 .. 15 into words (N/16, K/8, 16) float32: eight columns per word, 16 rows interleaved."""
+    """Pack codes (N, K) 0 .. 15 into (N/16, K/8, 16) float32: eight columns per int32, 16 rows interleaved."""
     rows, columns = levels.shape
     parts = levels.view(rows, columns // NIBBLES, NIBBLES).int()
-    words = sum(parts[..., place] << (4 * place) for place in range(NIBBLES)).int()
-    return words.view(rows // LANES, LANES, -1).transpose(1, 2).contiguous().view(torch.float32)
+    packed = sum(parts[..., place] << (4 * place) for place in range(NIBBLES)).int()
+    return packed.view(rows // LANES, LANES, -1).transpose(1, 2).contiguous().view(torch.float32)
 
 
-def nibble_planes(words: Tensor) -> list[Tensor]:
-    """Unpack words (..., 16) -> eight int32 of that shape: columns 0, 8, 16, ...; 1, 9, ... and so on, each 0 .. 15."""
-    w = words.view(torch.int32)
+def nibble_planes(packed: Tensor) -> list[Tensor]:
+    """Unpack (..., 16) -> eight int32 of that shape: columns 0, 8, 16, ...; 1, 9, ... and so on, each 0 .. 15."""
+    w = packed.view(torch.int32)
     return [(w >> (4 * place)) & 15 for place in range(NIBBLES)]
 
 
-def times_nibbles(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
+def times_nibbles(x: Tensor, packed: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
     """x (T, K) times 4-bit codes in groups -> (T, N): one row as sums (`nibble_row`), several by matmul."""
     if len(x) == 1:
-        return nibble_row(x, words, scales, lows)
+        return nibble_row(x, packed, scales, lows)
     blocks = max(1, CHUNK // (LANES * x.shape[1]))
-    parts = zip(*(part.split(blocks) for part in (words, scales, lows)), strict=True)
+    parts = zip(*(part.split(blocks) for part in (packed, scales, lows)), strict=True)
     return torch.cat([nibble_rows(x, *part) for part in parts], 1)
 
 
-def nibble_row(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
+def nibble_row(x: Tensor, packed: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
     """x (1, K) times 4-bit codes -> (1, N) in float32 or better: y_n = sum over groups of s·sum(q·x) + low·sum(x).
 
-    words: (N/16, K/8, 16), from `pack_nibbles`. scales and lows: (N/16, K/32, 16).
+    packed: (N/16, K/8, 16), from `pack_nibbles`. scales and lows: (N/16, K/32, 16).
     """
     exact = torch.promote_types(x.dtype, torch.float32)
-    grouped = x.to(exact).view(-1, GROUP // NIBBLES, NIBBLES)  # (K/32, 4 words, 8 codes)
+    grouped = x.to(exact).view(-1, GROUP // NIBBLES, NIBBLES)  # (K/32, 4 int32, 8 codes)
     parts, totals = kept_in_memory(grouped), kept_in_memory(grouped.sum((1, 2)))
-    by_group = words.view(len(words), -1, GROUP // NIBBLES, LANES)
+    by_group = packed.view(len(packed), -1, GROUP // NIBBLES, LANES)
     total = 0.0
     for word in range(GROUP // NIBBLES):
         for place, plane in enumerate(nibble_planes(by_group[:, :, word])):
@@ -89,17 +89,17 @@ def nibble_row(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor
     return (total * scales.to(exact) + lows.to(exact) * totals[:, None]).sum(1).view(1, -1)
 
 
-def nibble_values(words: Tensor, scales: Tensor, lows: Tensor, dtype: torch.dtype) -> Tensor:
+def nibble_values(packed: Tensor, scales: Tensor, lows: Tensor, dtype: torch.dtype) -> Tensor:
     """Dequantize to weights (8, K/8, N) in dtype, plane by plane: entry (p, w, n) is column 8·w + p of row n."""
     exact = torch.promote_types(dtype, torch.float32)
     scales, lows = (part.to(exact).repeat_interleave(GROUP // NIBBLES, 1) for part in (scales, lows))
-    planes = [(plane * scales + lows).to(dtype).transpose(0, 1).flatten(1) for plane in nibble_planes(words)]
+    planes = [(plane * scales + lows).to(dtype).transpose(0, 1).flatten(1) for plane in nibble_planes(packed)]
     return torch.stack(planes)
 
 
-def nibble_rows(x: Tensor, words: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
+def nibble_rows(x: Tensor, packed: Tensor, scales: Tensor, lows: Tensor) -> Tensor:
     """As `nibble_row` for x (T, K), in x's dtype: weights are dequantized and multiplied by the library's matmul."""
-    wide = nibble_values(words, scales, lows, x.dtype).flatten(0, 1)
+    wide = nibble_values(packed, scales, lows, x.dtype).flatten(0, 1)
     return x.view(len(x), -1, NIBBLES).transpose(1, 2).reshape(x.shape) @ wide
 
 

@@ -66,11 +66,11 @@ class PackedW8A16Linear(W8A16Linear):
 
     def __init__(self, quantized: Integers):
         super().__init__(quantized)
-        self.words = of_bytes(self.codes)  # the same memory; no buffer, as `to` must not convert it
+        self.packed = of_bytes(self.codes)  # the same memory; no buffer, as `to` must not convert it
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() and self.words is not None:
-            return (times_bytes(x, self.words) * self.scales.to(x.dtype)).to(x.dtype)
+        if torch.compiler.is_compiling() and self.packed is not None:
+            return (times_bytes(x, self.packed) * self.scales.to(x.dtype)).to(x.dtype)
         if cpu.packed_kernels() and len(x) <= FEW and x.dtype in DTYPES:
             return torch._weight_int8pack_mm(x.contiguous(), self.codes, self.scales.to(x.dtype))
         return multiply_codes(x, self.codes) * self.scales.to(x.dtype)
@@ -85,7 +85,7 @@ class PackedW4A16Linear(QuantizedLinear):
     """
 
     def __init__(self, quantized: Integers):
-        """quantized: 4 bits, kind "minimum", a group size in INT4_GROUPS."""
+        """quantized: 4 bits, kind "affine", a group size in INT4_GROUPS."""
         super().__init__(quantized.shape)
         self.group = check_groups(quantized, (4,), INT4_GROUPS)
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantized.levels().int(), 1)
@@ -107,18 +107,18 @@ class InterleavedW4A16Linear(QuantizedLinear):
     """W4A16 in groups of 32 for CPUs without AVX512: eight codes in a word, 16 rows interleaved; x in any dtype."""
 
     def __init__(self, quantized: Integers):
-        """quantized: 4 bits, kind "minimum", groups of 32."""
+        """quantized: 4 bits, kind "affine", groups of 32."""
         super().__init__(quantized.shape)
         check_groups(quantized, (4,), (GROUP,))
         rows, grid = quantized.shape[0], quantized.grid
-        words = pack_nibbles(quantized.levels())
-        self.register_buffer("codes", words.view(torch.int32))
-        self.words = self.codes.view(torch.float32)  # the same memory; no buffer, as `to` must not convert it
+        packed = pack_nibbles(quantized.levels())
+        self.register_buffer("codes", packed.view(torch.int32))
+        self.packed = self.codes.view(torch.float32)  # the same memory; no buffer, as `to` must not convert it
         self.register_buffer("scales", side_by_side(grid.scales, rows))
         self.register_buffer("minima", side_by_side(grid.lows, rows))
 
     def forward(self, x: Tensor) -> Tensor:
-        return times_nibbles(x, self.words, self.scales, self.minima).to(x.dtype)
+        return times_nibbles(x, self.packed, self.scales, self.minima).to(x.dtype)
 
 
 class OneDNNW8A8Linear(W8A8Linear):
@@ -164,12 +164,12 @@ class PackedW8A8Linear(W8A8Linear):
 
     def __init__(self, quantized: Integers, terms: int = 1):
         super().__init__(quantized, terms)
-        self.words = of_bytes(self.codes)  # the same memory; no buffer, as `to` must not convert it
+        self.packed = of_bytes(self.codes)  # the same memory; no buffer, as `to` must not convert it
 
     def forward(self, x: Tensor) -> Tensor:
         values = rounded_values(x, self.terms)
-        packed = torch.compiler.is_compiling() and self.words is not None
-        product = times_bytes(values, self.words) if packed else multiply_codes(values, self.codes)
+        compiling = torch.compiler.is_compiling() and self.packed is not None
+        product = times_bytes(values, self.packed) if compiling else multiply_codes(values, self.codes)
         return (product * self.scales.to(values)).to(x.dtype)
 
 
@@ -177,7 +177,7 @@ class NativeW4A8Linear(QuantizedLinear):
     """W4A8, or 8-bit weights in the same groups, by our C++ kernel (`native`), which rounds x as well; x in DTYPES."""
 
     def __init__(self, quantized: Integers):
-        """quantized: 4 or 8 bits, kind "minimum", groups of 32."""
+        """quantized: 4 or 8 bits, kind "affine", groups of 32."""
         super().__init__(quantized.shape)
         check_groups(quantized, (4, 8), (GROUP,))
         self.bits = quantized.grid.bits

@@ -21,9 +21,7 @@ from lessons_lib.models import LanguageModel
 
 FULL, QUICK = Run(quick=False), Run(quick=True)
 RATES = Hardware("cpu", "a machine", 1, 1e9, 1e9, {common.DTYPE: 1e9}, {common.DTYPE: 1e9})
-NAMES = {"compiled", "int8 weights", "int4"} | {
-    f"{of} + {who}" for of in ("compiled", "int8 weights") for who in ladder.GUESSERS
-}
+NAMES = {"compiled", "W8A16", "W4A16"} | {f"{of} + {who}" for of in ("compiled", "W8A16") for who in ladder.GUESSERS}
 FITTED = Fitted(regular(2), {1: 1.0, 3: 1.5, 11: 2.0}, {1: 0.0, 3: 0.5})
 
 
@@ -54,13 +52,13 @@ def surer(model):
 def bench(monkeypatch, tmp_path):
     """bench/ladder.py with a tiny float64 model as every target, the last of which is far off in perplexity."""
     model = with_heads(monkeypatch, tmp_path)
-    made = {"compiled": model.target(), "int8 weights": model.target(), "int4": surer(model)}
+    made = {"compiled": model.target(), "W8A16": model.target(), "W4A16": surer(model)}
     for target in made.values():
         target.capacity, target.widths, target.compile_seconds = 64, [1, 3, 11], {1: 2.0}
     monkeypatch.setattr(ladder, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
     monkeypatch.setattr(ladder, "peers", lambda: {})
     monkeypatch.setattr(ladder, "exact", lambda: model.target())
-    monkeypatch.setattr(ladder, "LIGHT", "int8 weights")
+    monkeypatch.setattr(ladder, "LIGHT", "W8A16")
     monkeypatch.setattr(ladder, "bytes_read", lambda decoder: 8.0 * model.shape.weights)
     monkeypatch.setattr(ladder, "rates", lambda: RATES)
     monkeypatch.setattr(ladder.medusa, "fitted", lambda of, repeats: FITTED)
@@ -114,9 +112,9 @@ def timed(bench, monkeypatch):
     Of llama.cpp's formats Q4_0 is the fastest, and far off in perplexity; Q4_K_M is faster than Q4_1 and as good.
     """
     free = ALL | {
-        "int4": 0.5,
-        "int8 weights": 2.0,
-        "int8 weights + adaptive lookup": 2.5,
+        "W4A16": 0.5,
+        "W8A16": 2.0,
+        "W8A16 + adaptive lookup": 2.5,
         "llama.cpp Q4_1": 4.0,
         "llama.cpp Q4_1 + lookup of 2": 8.0,
         "llama.cpp Q4_0": 1.0,
@@ -125,8 +123,8 @@ def timed(bench, monkeypatch):
         "llama.cpp Q4_K_M + lookup of 2": 5.0,
     }
     grounded = free | {
-        "int8 weights + adaptive lookup": 1.0,
-        "int4": 0.25,
+        "W8A16 + adaptive lookup": 1.0,
+        "W4A16": 0.25,
         "llama.cpp Q4_1 + lookup of 2": 2.0,
         "llama.cpp Q4_K_M + lookup of 2": 1.5,
     }
@@ -140,12 +138,12 @@ def timed(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("claim, best, peer, value, requests", [
-    ("free", "int8 weights", "generate", 5, 11 / 3),
-    ("grounded", "int8 weights + adaptive lookup", "generate", 10, 11 / 2),
-    ("plain", "int8 weights", "llama.cpp Q4_1", 2, 5 / 3),
-    ("grounded_peer", "int8 weights + adaptive lookup", "llama.cpp Q4_1 + lookup of 2", 2, 3 / 2),
-    ("plain_best", "int8 weights", "llama.cpp Q4_K_M", 1.5, 4 / 3),
-    ("grounded_best", "int8 weights + adaptive lookup", "llama.cpp Q4_K_M + lookup of 2", 1.5, 2.5 / 2),
+    ("free", "W8A16", "generate", 5, 11 / 3),
+    ("grounded", "W8A16 + adaptive lookup", "generate", 10, 11 / 2),
+    ("plain", "W8A16", "llama.cpp Q4_1", 2, 5 / 3),
+    ("grounded_peer", "W8A16 + adaptive lookup", "llama.cpp Q4_1 + lookup of 2", 2, 3 / 2),
+    ("plain_best", "W8A16", "llama.cpp Q4_K_M", 1.5, 4 / 3),
+    ("grounded_best", "W8A16 + adaptive lookup", "llama.cpp Q4_K_M + lookup of 2", 1.5, 2.5 / 2),
 ])  # fmt: skip
 def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, claim, best, peer, value, requests):
     measured = getattr(timed, claim)(FULL)
@@ -165,7 +163,7 @@ def test_the_best_rung_that_counts_is_set_against_the_better_of_theirs(timed, cl
 
 def readings(monkeypatch, perplexities: dict[str, float]) -> None:
     """Perplexities over that of the rungs that count, which is 0.6% above fp32's; int4's does not count."""
-    own = {"fp32": 0.994, "decoder": 1.0, "compiled": 1.0, "int8 weights": 1.0, "int4": 9.0}
+    own = {"fp32": 0.994, "decoder": 1.0, "compiled": 1.0, "W8A16": 1.0, "W4A16": 9.0}
     found = {name: SimpleNamespace(perplexity=10 * value) for name, value in (own | perplexities).items()}
     monkeypatch.setattr(ladder, "readings", lambda quick: found)
     monkeypatch.setattr(ladder, "quality_facts", lambda quick: {})
@@ -203,11 +201,9 @@ def test_what_llama_cpp_loses_in_quality_and_what_its_files_hold_is_kept(timed):
 
 def test_the_table_has_prediction_gain_and_whether_it_counts(timed):
     rows = {row["configuration"]: row for row in timed.free(FULL).facts["configurations"]["free"]}
-    assert rows["int8 weights"]["speed"] == pytest.approx(10 / 2) and rows["int8 weights"]["whole"] == pytest.approx(
-        11 / 3
-    )
-    assert rows["int8 weights"]["gain"] == pytest.approx(2) and rows["int8 weights"]["below"] == "compiled"
-    assert rows["int8 weights"]["counts"] and not rows["int4"]["counts"]
+    assert rows["W8A16"]["speed"] == pytest.approx(10 / 2) and rows["W8A16"]["whole"] == pytest.approx(11 / 3)
+    assert rows["W8A16"]["gain"] == pytest.approx(2) and rows["W8A16"]["below"] == "compiled"
+    assert rows["W8A16"]["counts"] and not rows["W4A16"]["counts"]
     assert rows["llama.cpp Q4_1"]["peer"] and "predicted" not in rows["llama.cpp Q4_1"]
     assert all(row["predicted"] > 0 for row in rows.values() if not row["peer"])
 
@@ -227,16 +223,16 @@ def test_a_prediction_is_bytes_over_bandwidth_the_overhead_of_a_compiled_step_an
 
 
 def test_quality_is_of_the_targets_and_what_is_too_far_off_does_not_count(bench):
-    assert ladder.good_enough(False) == {"generate", "generate, compiled", "decoder", "compiled", "int8 weights"}
+    assert ladder.good_enough(False) == {"generate", "generate, compiled", "decoder", "compiled", "W8A16"}
     found = ladder.quality_facts(False)["quality"]
-    assert found["compiled"]["change"][0] == pytest.approx(1) and found["int4"]["change"][0] > 1.01
-    assert {*found} == {"decoder", "compiled", "int8 weights", "int4"}
-    assert found["int4"]["agreement"] == 1  # as sure as it is, its favourites are the same
+    assert found["compiled"]["change"][0] == pytest.approx(1) and found["W4A16"]["change"][0] > 1.01
+    assert {*found} == {"decoder", "compiled", "W8A16", "W4A16"}
+    assert found["W4A16"]["agreement"] == 1  # as sure as it is, its favourites are the same
 
 
 def test_quality_is_set_against_the_model_in_fp32(bench, monkeypatch):
     monkeypatch.setattr(ladder, "exact", lambda: surer(common.model()))
-    assert ladder.quality_facts(False)["quality"]["int4"]["change"][0] == pytest.approx(1)
+    assert ladder.quality_facts(False)["quality"]["W4A16"]["change"][0] == pytest.approx(1)
 
 
 def test_without_llama_cpp_its_claims_say_how_to_have_it_before_anything_is_measured(bench, monkeypatch):
@@ -249,7 +245,7 @@ def test_without_llama_cpp_its_claims_say_how_to_have_it_before_anything_is_meas
 
 def test_a_quick_run_has_fewer_rungs_and_questions(bench):
     rows = bench.rows(QUICK, "free")
-    assert len(rows) == 1 and not [name for name in rows[0] if name.startswith("int4")]
+    assert len(rows) == 1 and not [name for name in rows[0] if name.startswith("W4A16")]
 
 
 @pytest.mark.parametrize("v, tokens", [({1: 1.0, 5: 1.1, 11: 9.0}, 4), ({1: 1.0, 5: 8.0, 11: 9.0}, 0), (None, 10)])

@@ -30,10 +30,10 @@ def stored(setup) -> dict:
 def test_steps_are_eager_captured_and_compiled_in_each_format(setup):
     on_gpu.measure("steps", setup)
     rows = stored(setup)["steps"]
-    assert list(rows) == ["bf16", "int8-weight-only", "int4", "int8"]
+    assert list(rows) == ["bf16", "W8A16", "W4A16", "W8A8"]
     for row in rows.values():
         assert set(row) == {"eager", "eager graph", "limit", "compiled", "graph"} and min(row.values()) > 0
-    assert rows["int8"]["limit"] < rows["bf16"]["limit"]
+    assert rows["W8A8"]["limit"] < rows["bf16"]["limit"]
 
 
 def test_the_ladder_has_both_sizes_in_three_formats_with_their_share_of_the_bandwidth(setup):

@@ -34,8 +34,8 @@ def test_every_change_is_timed_with_what_it_replaces(bench, monkeypatch):
 def test_formats_are_of_the_step_before_and_of_the_step_behind(bench, monkeypatch):
     monkeypatch.setattr(bench, "quantize_model", lambda decoder, weights: weights)
     monkeypatch.setattr(bench, "step", lambda decoder, rows: (decoder if isinstance(decoder, str) else None, rows))
-    assert bench.formats("int8", "int4", 5)() == (("int8", 5), ("int4", 5))
-    assert bench.formats(None, "int8")() == ((None, 1), ("int8", 1))
+    assert bench.formats("W8A8", "W4A16", 5)() == (("W8A8", 5), ("W4A16", 5))
+    assert bench.formats(None, "W8A8")() == ((None, 1), ("W8A8", 1))
 
 
 def test_heads_are_timed_whole_and_trimmed(bench, monkeypatch):

@@ -45,7 +45,7 @@ def model(monkeypatch):
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["int8-weight-only", "int8", "int4"])
+@pytest.mark.parametrize("name", ["W8A16", "W8A8", "W4A16"])
 def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(name, model):
     found = CLAIMS[f"{name}/perplexity"].measure(QUICK)
     flat = [token for window in quantization.ids("evaluation", 2) for token in window]
@@ -53,7 +53,7 @@ def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(name, mod
     small, wide = (
         quality.read(quantization.logits_of(of), flat)
         for of in (
-            rounded(model.target().decoder, name, windows=windows, values=name == "int4"),
+            rounded(model.target().decoder, name, windows=windows, values=name == "W4A16"),
             model.target().decoder,
         )
     )
@@ -98,15 +98,15 @@ def target_of(weights: str | None) -> DecoderTarget:
 
 
 def test_the_error_of_the_prediction_is_the_worst_formats():
-    seconds = {"bf16": 0.010, "int8": 0.006, "int4": 0.003}
-    predicted = {"bf16": 0.011, "int8": 0.005, "int4": 0.003}
+    seconds = {"bf16": 0.010, "W8A8": 0.006, "W4A16": 0.003}
+    predicted = {"bf16": 0.011, "W8A8": 0.005, "W4A16": 0.003}
     found = quantization.compared({name: Samples((of,) * 3) for name, of in seconds.items()}, predicted)
-    assert found.ratio.value == pytest.approx(0.2, rel=1e-6) and found.facts["worst"] == "int8"
+    assert found.ratio.value == pytest.approx(0.2, rel=1e-6) and found.facts["worst"] == "W8A8"
     assert found.note == "measured over predicted: bf16 0.91, int8 1.20, int4 1.00"
 
 
 def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_wide_products(monkeypatch, model):
-    medians = {quantization.DTYPE: 0.003, "int8": 0.007, "int8-weight-only": 0.004, "int4": 0.005}
+    medians = {quantization.DTYPE: 0.003, "W8A8": 0.007, "W8A16": 0.004, "W4A16": 0.005}
     monkeypatch.setattr(quantization, "in_turn", lambda calls, repeats: {n: Samples((medians[n],) * 3) for n in calls})
     monkeypatch.setattr(quantization.machine, "linears", lambda shape, dtype, device: 0.010)
     facts = quantization.predicted_error(QUICK).facts
@@ -131,17 +131,17 @@ def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
     found = CLAIMS["int8/width-9"].measure(QUICK)
     quantization.compiled_steps.cache_clear()
     assert found.ratio.value == pytest.approx(
-        np.median(np.array(found.facts["steps"]["int8 9 rows"]) / np.array(found.facts["steps"]["int8 1 rows"]))
+        np.median(np.array(found.facts["steps"]["W8A8 9 rows"]) / np.array(found.facts["steps"]["W8A8 1 rows"]))
     )
     assert len(found.facts["steps"]) == 7
 
 
 def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_theirs(monkeypatch):
     """Wide weights of 8 bytes at 2 a second take 1 s beyond reading; what has 4 is predicted to take 3 s."""
-    times = {("int8", 1): 3.3, ("int4", 1): 1.5, ("int8-weight-only", 1): 3.0, (quantization.DTYPE, 1): 5.0}
+    times = {("W8A8", 1): 3.3, ("W4A16", 1): 1.5, ("W8A16", 1): 3.0, (quantization.DTYPE, 1): 5.0}
     taken = {
         call: Samples((seconds,) * 3)
-        for call, seconds in (times | {("int8", 9): 9.0, quantization.READING: 4.0}).items()
+        for call, seconds in (times | {("W8A8", 9): 9.0, quantization.READING: 4.0}).items()
     }
     monkeypatch.setattr(quantization, "compiled_steps", lambda run: taken)
     monkeypatch.setattr(quantization, "target", lambda name: SimpleNamespace(decoder=name))
@@ -149,8 +149,8 @@ def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_t
     for unpacking, said, off in ((0.0, "0.50", 0.5), (1.0, "0.50", 0.5), (4.0, "0.30", 0.7)):
         monkeypatch.setattr(quantization, "unpacking", lambda rate, seconds=unpacking: seconds)
         found = CLAIMS["quantized/compiled-predicted-error"].measure(QUICK)
-        assert found.note == f"measured over predicted: int8 1.10, int4 {said}, int8-weight-only 1.00"
-        assert found.ratio.value == pytest.approx(off) and found.facts["worst"] == "int4"
+        assert found.note == f"measured over predicted: int8 1.10, int4 {said}, W8A16 1.00"
+        assert found.ratio.value == pytest.approx(off) and found.facts["worst"] == "W4A16"
 
 
 @pytest.mark.parametrize("packed", [True, False])

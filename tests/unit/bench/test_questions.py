@@ -74,7 +74,7 @@ def test_the_compiled_speed_is_over_compiled_plain_decoding_where_that_was_run()
 
 
 @pytest.mark.parametrize("name, plain", [
-    ("lookup", "plain"), ("lookup compiled", "plain compiled"), ("plain", "plain"), ("int8 + draft", "int8"),
+    ("lookup", "plain"), ("lookup compiled", "plain compiled"), ("plain", "plain"), ("W8A8 + draft", "W8A8"),
 ])  # fmt: skip
 def test_a_methods_name_says_where_it_runs(name, plain):
     assert plain_of(name) == plain

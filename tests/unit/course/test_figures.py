@@ -81,7 +81,7 @@ PARTS = ladder.Parts(
     {"lookup": 0.0},
 )
 STEPS = [{"method": how, "format": f, "MB": mb, "samples": [ms, 1.1 * ms], "predicted": ms} for how, f, mb, ms in
-         (("eager", "bf16", 269, 36), ("eager", "int8-weight-only", 135, 27), ("eager", "int8", 135, 28),
+         (("eager", "bf16", 269, 36), ("eager", "W8A16", 135, 27), ("eager", "int8", 135, 28),
           ("eager", "int4", 76, 16), ("compiled", "bf16", 269, 12), ("compiled", "int4", 76, 7))]  # fmt: skip
 SIZES = [
     {"nodes": 4, "expected": 2.2, "counted": 2.0, "speed_predicted": 1.4, "speed_counted": 1.2, "samples": [1, 3, 2]},
@@ -204,8 +204,8 @@ WIDGETS = {
     "08": (lambda: lookahead.show_lookahead(WIDTHS), ["21 tokens fed, at most 4 committed"]),
     "09": (lambda: medusa.show_medusa(ACCURACIES, WIDTHS, 0.1, 4), ["Guesses: 2 of head 1, 2 of head 2."]),
     "10": (lambda: quantization.show_quantization(
-        NORMAL, SMOL, lambda read: 1 / (0.01 + read / 1e9), {"int4 g32 minimum": 30.5, "exact": 29.0}),
-        ["int4 g32 minimum: 5.00 bits a weight, error 7"]),
+        NORMAL, SMOL, lambda read: 1 / (0.01 + read / 1e9), {"int4 g32 affine": 30.5, "exact": 29.0}),
+        ["int4 g32 affine: 5.00 bits a weight, error 7"]),
     "11": (lambda: ladder.show_ladder(PARTS), ["slow 1, then fast 4, then fast + lookup"]),
     "12": (lambda: sparsity.show_limits(SMOL), ["50% zero in one row: 50% skipped by all; times as fast at"]),
 }  # fmt: skip

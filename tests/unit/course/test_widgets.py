@@ -210,7 +210,7 @@ def test_the_best_tree_within_the_sliders_has_its_tokens_its_price_and_the_speed
 
 def test_sliders_become_names_of_formats_and_each_is_one():
     name_of, names = quantization.name_of, quantization.names()
-    assert name_of("minimum", 4, 32) == "int4 g32 minimum" and name_of("absmax", 8, "row") == "int8 row absmax"
+    assert name_of("affine", 4, 32) == "int4 g32 affine" and name_of("absmax", 8, "row") == "int8 row absmax"
     assert name_of("nf4", 8, 64) == "nf4 g64 double" and name_of("fp8", 2, "row") == "fp8 row"
     assert len(names) == len(set(names)) == 7 * 3 * 2 + 3 + 3
     for name in names:
@@ -220,20 +220,20 @@ def test_sliders_become_names_of_formats_and_each_is_one():
 
 
 def test_bytes_of_a_format_are_those_of_the_table_of_sizes():
-    for name, size in (("int4 g32 minimum", "int4 g32"), ("int8 row absmax", "int8")):
+    for name, size in (("int4 g32 affine", "int4 g32"), ("int8 row absmax", "int8")):
         assert quantization.moved(SMOL, name) == pytest.approx(step_bytes(SMOL, size, "int8"), rel=1e-4)
 
 
 def test_the_quantization_widget_says_bits_error_perplexity_bytes_and_speed():
     weight = torch.randn(32, 576, generator=torch.Generator().manual_seed(0))
-    given = weight, SMOL, lambda read: 1 / (0.01 + read / 1e9), {"int4 g32 minimum": 30.5, "exact": 29.0}
+    given = weight, SMOL, lambda read: 1 / (0.01 + read / 1e9), {"int4 g32 affine": 30.5, "exact": 29.0}
     said = {setting: quantization.draw_quantization(*given, *setting)[1] for setting in
-            [("minimum", 4, 32), ("minimum", 4, 64), ("nf4", 2, 64), ("nf4", 8, 64)]}  # fmt: skip
+            [("affine", 4, 32), ("affine", 4, 64), ("nf4", 2, 64), ("nf4", 8, 64)]}  # fmt: skip
     read = step_bytes(SMOL, "int4 g32", "int8")
-    assert "int4 g32 minimum: 5.00 bits a weight, error 7." in said["minimum", 4, 32]
-    assert f"perplexity 30.5 (29 unrounded), {read / 1e6:.1f} MB a step" in said["minimum", 4, 32]
-    assert f"{1 / (0.01 + read / 1e9):.0f} tokens/s predicted" in said["minimum", 4, 32]
-    assert "perplexity not measured" in said["minimum", 4, 64]
+    assert "int4 g32 affine: 5.00 bits a weight, error 7." in said["affine", 4, 32]
+    assert f"perplexity 30.5 (29 unrounded), {read / 1e6:.1f} MB a step" in said["affine", 4, 32]
+    assert f"{1 / (0.01 + read / 1e9):.0f} tokens/s predicted" in said["affine", 4, 32]
+    assert "perplexity not measured" in said["affine", 4, 64]
     assert said["nf4", 2, 64] == said["nf4", 8, 64] and "nf4 g64 double: 4.13 bits" in said["nf4", 8, 64]
 
 

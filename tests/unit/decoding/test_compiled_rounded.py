@@ -34,7 +34,7 @@ def compare(decoder: Decoder, rows: int, **options) -> CompiledTarget:
     return compiled
 
 
-@pytest.mark.parametrize("name, rows", [("int8", 1), ("int8-weight-only", 3), ("int4", 1), ("int4", 3)])
+@pytest.mark.parametrize("name, rows", [("W8A8", 1), ("W8A16", 3), ("W4A16", 1), ("W4A16", 3)])
 def test_a_rounded_decoder_computes_the_same_compiled(name, rows):
     compare(rounded(name), rows)
 
@@ -44,15 +44,15 @@ def test_4_bits_times_8_attend_by_the_kernel_in_c_plus_plus_where_that_multiplie
     calls, attend = [], native.attend_few_rows
     monkeypatch.setattr(native, "attend_few_rows", lambda *given: calls.append(1) or attend(*given))
     for rows, seen in ((1, 0), (3, 1)):
-        compare(quantize_model(heads, "int4-int8"), rows, fitted=rows > 1)
+        compare(quantize_model(heads, "W4A8"), rows, fitted=rows > 1)
         assert bool(calls) == bool(seen)
     calls.clear()
-    compare(quantize_model(heads, "int8"), 3)
+    compare(quantize_model(heads, "W8A8"), 3)
     assert not calls
 
 
 def test_4_bits_times_8_are_layers_compiled_once_and_texts_of_other_lengths(kernels):
-    decoder = quantize_model(Decoder.from_transformers(tiny(3, torch.float32, width=64, vocab_size=96)), "int4-int8")
+    decoder = quantize_model(Decoder.from_transformers(tiny(3, torch.float32, width=64, vocab_size=96)), "W4A8")
     compare(decoder, 3, regional=True)
     compiled, eager = CompiledTarget(decoder, context=96, widths=(3,), fitted=True), DecoderTarget(decoder)
     for context in (16, 80):
@@ -63,7 +63,7 @@ def test_4_bits_times_8_are_layers_compiled_once_and_texts_of_other_lengths(kern
             torch.testing.assert_close(*found, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("name, rows", [("int8-weight-only", 1), ("int4", 1), ("int4", 3)])
+@pytest.mark.parametrize("name, rows", [("W8A16", 1), ("W4A16", 1), ("W4A16", 3)])
 def test_rounded_layers_compiled_once_multiply_by_their_own_matrices(name, rows):
     compare(rounded(name, layers=3), rows, regional=True)
 
@@ -72,7 +72,7 @@ def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monke
     monkeypatch.setattr(cpu, "integer_units", lambda: True)
     # the compiler's own loops alone: on a CPU without such units oneDNN's kernel overflows
     monkeypatch.setitem(compiler.AUTOTUNED, "max_autotune_gemm_backends", "CPP")
-    decoder, calls = rounded("int8"), []
+    decoder, calls = rounded("W8A8"), []
     onto = linear.onednn_matmul
     monkeypatch.setattr(linear, "onednn_matmul", lambda *given: calls.append(1) or onto(*given))
     assert decoder.head.constant
@@ -82,7 +82,7 @@ def test_with_integer_units_8_bits_go_through_onednn_and_all_are_constants(monke
 
 def test_a_model_in_4_bits_drafts_for_itself_and_the_text_is_the_models():
     model = LanguageModel(tiny(2, torch.float64, tied=True), None, "tiny", "cpu", torch.float64)
-    target, draft = model.target(), model.target(weights="int4")
+    target, draft = model.target(), model.target(weights="W4A16")
     plain = generate(target, PROMPT, max_new_tokens=40)
     out = generate(target, PROMPT, DraftModel(draft, 4), max_new_tokens=40)
     assert out.ids == plain.ids and len(out.stats) < 0.8 * len(plain.stats)

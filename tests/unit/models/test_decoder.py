@@ -173,7 +173,7 @@ def test_a_sliding_window_bounds_the_context():
     assert Decoder.from_transformers(tiny(family="mistral", window=8)).config.max_position_embeddings == 8
 
 
-@pytest.mark.parametrize("weights", [None, "int8-weight-only"])
+@pytest.mark.parametrize("weights", [None, "W8A16"])
 def test_a_head_of_its_own_is_read_whatever_the_config_says(weights):
     """As in a checkpoint whose head was fine-tuned and whose config still says tied."""
     network = tiny(tied=False, dtype=torch.float32)

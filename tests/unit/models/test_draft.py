@@ -76,7 +76,7 @@ def test_a_drafts_shape_and_bytes_are_what_its_one_token_pass_reads(network, dra
     assert model.shape.params() == sum(weight.numel() for weight in model.network.parameters())
     whole = LanguageModel(network, None, "tiny", "cpu", dtype)
     assert whole.shape.head_weights == 97 * 32
-    assert draft_format(model) == ("int8-weight-only" if dtype == torch.bfloat16 else None)
+    assert draft_format(model) == ("W8A16" if dtype == torch.bfloat16 else None)
     assert draft_format(whole) is None
 
 

@@ -83,7 +83,7 @@ def test_other_weights_are_a_copy_and_the_same_ones_are_not(model):
     assert single.target(kind="transformers", weights="fp32").network is single.network
 
 
-@pytest.mark.parametrize("weights", ["int8", "int8-weight-only", "int4", "int4-int8"])
+@pytest.mark.parametrize("weights", ["W8A8", "W8A16", "W4A16", "W4A8"])
 def test_rounded_weights_are_the_decoders_alone_and_the_network_keeps_its_own(model, weights):
     before = {name: value.clone() for name, value in model.network.state_dict().items()}
     target = model.target(weights=weights)
@@ -119,7 +119,7 @@ def test_int8_is_calibrated_where_windows_are_given_and_not_otherwise(model, mon
     seen = []
     monkeypatch.setattr(hub, "quantize_model", lambda decoder, name, windows: seen.append(windows) or decoder)
     letters = replace(model, tokenizer=lambda text: SimpleNamespace(input_ids=[ord(c) % 97 for c in text]))
-    letters.target(weights="int8"), letters.target(weights="int8", windows=letters.calibration_windows())
+    letters.target(weights="W8A8"), letters.target(weights="W8A8", windows=letters.calibration_windows())
     assert seen[0] == () and model.calibration_windows() == []
     assert [len(window) for window in seen[1]] == 31 * [256] + [64]  # no longer than the model reads
 
@@ -127,7 +127,7 @@ def test_int8_is_calibrated_where_windows_are_given_and_not_otherwise(model, mon
 def test_a_family_that_the_readable_decoder_lacks_decodes_by_transformers():
     opt = LanguageModel(tiny(family="opt"), None, "opt", "cpu", torch.float64)
     assert type(opt.target()) is TransformersTarget and opt.target().network is opt.network
-    for choice in ({"kind": "decoder"}, {"compiled": True}, {"weights": "int4"}):
+    for choice in ({"kind": "decoder"}, {"compiled": True}, {"weights": "W4A16"}):
         with pytest.raises(ValueError, match="no model type 'opt'"):
             opt.target(**choice)
 
@@ -145,7 +145,7 @@ def test_generate_decodes_a_model_by_the_target_that_the_model_chooses(model):
         ({"kind": "vllm"}, "kind='vllm' is not known; choose one of: decoder, transformers"),
         ({"weights": "int3"}, "weights='int3' is not known; choose one of: fp32, bf16, fp16"),
         ({"kind": "transformers", "compiled": True}, "Only the readable decoder is compiled"),
-        ({"kind": "transformers", "weights": "int4"}, "weights='int4' are for the readable decoder; use target"),
+        ({"kind": "transformers", "weights": "W4A16"}, "weights='W4A16' are for the readable decoder; use target"),
         ({"context": 64}, "Only the readable decoder is compiled"),
     ],
 )

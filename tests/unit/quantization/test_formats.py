@@ -12,8 +12,8 @@ WEIGHT = torch.randn(16, 128, generator=torch.Generator().manual_seed(0))
     ("int8", quantize(WEIGHT, 8)),
     ("int8 tensor", quantize(WEIGHT, 8, "tensor")),
     ("int8 zero_point", quantize(WEIGHT, 8, "row", "zero_point")),
-    ("int4", quantize(WEIGHT, 4, "row", "minimum")),
-    ("int4 g32", quantize(WEIGHT, 4, 32, "minimum")),
+    ("int4", quantize(WEIGHT, 4, "row", "affine")),
+    ("int4 g32", quantize(WEIGHT, 4, 32, "affine")),
     ("int3 absmax g64", quantize(WEIGHT, 3, 64, "absmax")),
     ("int2 g32 absmax", quantize(WEIGHT, 2, 32, "absmax")),
     ("nf4", quantize_nf4(WEIGHT, 64, False)),
@@ -46,7 +46,7 @@ def test_a_group_that_does_not_fit_is_named_when_it_is_used():
 
 
 def test_formats_of_integers_can_be_told_from_others():
-    assert integers("int3 g64") == {"bits": 3, "per": 64, "kind": "minimum"}
+    assert integers("int3 g64") == {"bits": 3, "per": 64, "kind": "affine"}
     assert integers("nf4") is None and integers("fp8") is None
 
 

@@ -60,8 +60,8 @@ def test_the_hessian_gives_twice_the_mean_square_change_of_the_outputs():
 
 
 @pytest.mark.parametrize("options", [
-    dict(), dict(bits=3), dict(bits=2, kind="minimum"), dict(per=16), dict(per=16, act_order=True),
-    dict(per=8, kind="zero_point"), dict(act_order=True, kind="minimum"),
+    dict(), dict(bits=3), dict(bits=2, kind="affine"), dict(per=16), dict(per=16, act_order=True),
+    dict(per=8, kind="zero_point"), dict(act_order=True, kind="affine"),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("seed", range(4))
 def test_on_correlated_inputs_it_loses_less_than_rounding_to_the_nearest(seed, options):
@@ -104,7 +104,7 @@ def test_a_row_on_which_it_is_worse_is_rounded_to_the_nearest_and_others_are_not
     assert not torch.equal(rounded[1], w[1].round())
 
 
-@pytest.mark.parametrize("options", [dict(), dict(per=16), dict(per=16, act_order=True, kind="minimum")], ids=str)
+@pytest.mark.parametrize("options", [dict(), dict(per=16), dict(per=16, act_order=True, kind="affine")], ids=str)
 def test_the_size_of_the_blocks_changes_nothing(options):
     w, x = correlated(2)
     first, *others = (gptq(w, hessian(x), **options, block=block) for block in (1, 7, 20, 128))

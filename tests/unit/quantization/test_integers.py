@@ -45,7 +45,7 @@ def test_zero_point_of_eight_values_worked_by_hand():
 
 @pytest.mark.parametrize("low", [10.0, 0.0, -1.0])
 def test_minimum_of_four_values_worked_by_hand(low):
-    quantized = quantize(torch.tensor([[0.0, 1.0, 2.4, 3.0]]) + low, 2, kind="minimum")
+    quantized = quantize(torch.tensor([[0.0, 1.0, 2.4, 3.0]]) + low, 2, kind="affine")
     assert quantized.levels().tolist() == [[0, 1, 2, 3]]
     assert quantized.grid.lows.item() == low and quantized.grid.scales.item() == 1.0
     assert quantized.dequantize().tolist() == [[low, low + 1, low + 2, low + 3]]
@@ -56,7 +56,7 @@ def test_what_lies_outside_a_grid_gets_its_nearest_level():
     x, outside = torch.tensor([[-1.0, 2.0]]), torch.tensor([[-100.0, 100.0]])
     assert fit_grid(x, 4, "absmax").encode(outside).tolist() == [[1, 15]]
     assert fit_grid(x, 4, "zero_point").encode(outside).tolist() == [[0, 15]]
-    assert fit_grid(x, 4, "minimum").encode(outside).tolist() == [[0, 15]]
+    assert fit_grid(x, 4, "affine").encode(outside).tolist() == [[0, 15]]
 
 
 def test_halves_go_to_the_even_level():
@@ -92,7 +92,7 @@ def test_zeros_and_constants_come_back_exactly(bits, kind, value):
     x = torch.full((2, 8), value)
     restored = quantize(x, bits, 4, kind, torch.float32).dequantize()
     torch.testing.assert_close(restored, x, rtol=3e-7, atol=0)
-    if kind == "minimum" or value == 0:
+    if kind == "affine" or value == 0:
         assert torch.equal(restored, x)
 
 
@@ -148,13 +148,13 @@ def test_blocks_of_a_packed_model_come_back_exactly():
     codes[:, 0], codes[:, 1] = 0, 15
     scales, lows = torch.rand(500, 1, generator=generator).half() / 50, -torch.rand(500, 1, generator=generator).half()
     weight = codes * scales.float() + lows.float()
-    quantized = quantize(weight, 4, 32, "minimum")
+    quantized = quantize(weight, 4, 32, "affine")
     assert torch.equal(quantized.levels(), codes.to(torch.uint8)) and torch.equal(quantized.dequantize(), weight)
 
 
 @pytest.mark.parametrize("bits, per, kind, expected", [
-    (8, "row", "absmax", 8 + 16 / 576), (4, 32, "absmax", 4.5), (4, 32, "minimum", 5.0), (4, 64, "minimum", 4.5),
-    (3, 64, "minimum", 3.5), (2, 32, "minimum", 3.0), (5, 32, "zero_point", 5.75), (8, "tensor", "absmax", 8 + 1 / 576),
+    (8, "row", "absmax", 8 + 16 / 576), (4, 32, "absmax", 4.5), (4, 32, "affine", 5.0), (4, 64, "affine", 4.5),
+    (3, 64, "affine", 3.5), (2, 32, "affine", 3.0), (5, 32, "zero_point", 5.75), (8, "tensor", "absmax", 8 + 1 / 576),
 ])  # fmt: skip
 def test_bits_per_weight_count_what_is_really_kept(bits, per, kind, expected):
     quantized = quantize(torch.ones(16, 576), bits, per, kind)
@@ -162,7 +162,7 @@ def test_bits_per_weight_count_what_is_really_kept(bits, per, kind, expected):
     assert quantized.nbytes == sum(
         t.nbytes for t in (quantized.codes, *vars(quantized.grid).values()) if torch.is_tensor(t)
     )
-    if kind == "minimum":
+    if kind == "affine":
         assert expected == quantized_bits(bits, per)
 
 
@@ -184,7 +184,7 @@ def test_16_bits_are_rounded_up_and_what_fits_is_left_alone():
     (dict(bits=1), "1 bits are not supported; choose a whole number from 2 to 8"),
     (dict(bits=9), "9 bits are not supported"),
     (dict(bits=4.0), "4.0 bits are not supported"),
-    (dict(kind="log"), "there is no kind 'log'; choose one of absmax, zero_point, minimum"),
+    (dict(kind="log"), "there is no kind 'log'; choose one of absmax, zero_point, affine"),
     (dict(per=128), "groups of 128 do not divide rows of 576 values; 64, 32, 16, 8 would"),
     (dict(per=0), 'per is "tensor", "row" or a group size of at least 1, not 0'),
     (dict(per="column"), "not 'column'"),

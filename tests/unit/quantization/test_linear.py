@@ -42,13 +42,13 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, tor
 LAYERS = {
     "W8A16": lambda w: W8A16Linear(quantize(w)),
     "W8A16 on a CPU": lambda w: PackedW8A16Linear(quantize(w)),
-    "W4A16": lambda w: W4A16Linear(quantize(w, 4, 32, "minimum")),
-    "W4A16 on a CPU": lambda w: PackedW4A16Linear(quantize(w, 4, 32, "minimum")),
-    "W4A16 on a CPU without AVX512": lambda w: InterleavedW4A16Linear(quantize(w, 4, 32, "minimum")),
+    "W4A16": lambda w: W4A16Linear(quantize(w, 4, 32, "affine")),
+    "W4A16 on a CPU": lambda w: PackedW4A16Linear(quantize(w, 4, 32, "affine")),
+    "W4A16 on a CPU without AVX512": lambda w: InterleavedW4A16Linear(quantize(w, 4, 32, "affine")),
     "W8A8": lambda w: W8A8Linear(quantize(w)),
     "W8A8 with VNNI": lambda w: OneDNNW8A8Linear(quantize(w)),
     "W8A8 without VNNI": lambda w: PackedW8A8Linear(quantize(w)),
-    "W4A8": lambda w: W4A8Linear(quantize(w, 4, 32, "minimum")),
+    "W4A8": lambda w: W4A8Linear(quantize(w, 4, 32, "affine")),
     "LLM.int8": lambda w: LLMInt8Linear(w, 1.5),
     "outlier columns": lambda w: OutlierColumns(W8A8Linear(quantize(w)), w, torch.tensor([3, 5])),
     "scaled": lambda w: ScaledLinear(W8A16Linear(quantize(w)), w[0].abs() + 1),
@@ -87,7 +87,7 @@ def compiled(layer: nn.Module):
 
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("kind, how", [
-    (W8A16Linear, (8,)), (W4A16Linear, (4, 32, "minimum")), (W4A16Linear, (4, 64, "minimum")),
+    (W8A16Linear, (8,)), (W4A16Linear, (4, 32, "affine")), (W4A16Linear, (4, 64, "affine")),
     (DequantizedLinear, (3, 32, "zero_point")), (FakeQuantLinear, (2, 32)),
 ])  # fmt: skip
 def test_weight_only_layers_equal_the_matmul_with_the_rounded_weight_in_float64(kind, how, rows):
@@ -99,7 +99,7 @@ def test_weight_only_layers_equal_the_matmul_with_the_rounded_weight_in_float64(
 @pytest.mark.parametrize("rows", [1, 3, 17])
 def test_layers_that_round_activations_equal_the_matmul_of_both_rounded_in_float64(rows):
     weight, x = random(48, 128, dtype=torch.float64) + 0.3, random(rows, 128, seed=1, dtype=torch.float64)
-    eight, four = quantize(weight), quantize(weight, 4, 32, "minimum")
+    eight, four = quantize(weight), quantize(weight, 4, 32, "affine")
     for terms in (1, 2):
         right = rounded_values(x, terms) @ eight.dequantize().T
         for kind in (W8A8Linear, OneDNNW8A8Linear, PackedW8A8Linear):
@@ -118,7 +118,7 @@ def test_w8a16_on_a_cpu_gives_the_matmul_with_the_rounded_weight(dtype, rows, pa
 @pytest.mark.parametrize("group", [32, 64])
 @pytest.mark.parametrize("rows", [1, 3, 17])
 def test_w4a16_on_a_cpu_gives_the_matmul_with_the_rounded_weight(dtype, group, rows):
-    quantized = quantize((random(48, 128) + 0.3).to(dtype), 4, group, "minimum", torch.float32)
+    quantized = quantize((random(48, 128) + 0.3).to(dtype), 4, group, "affine", torch.float32)
     x = random(rows, 128, seed=1, dtype=dtype)
     for kind in (PackedW4A16Linear, InterleavedW4A16Linear)[: 2 if group == 32 else 1]:
         check(kind(quantized), quantized.dequantize(), x)
@@ -130,7 +130,7 @@ def test_the_levels_of_4_bits_are_worked_by_hand():
         [torch.arange(16.0).repeat(2)[None] / 2 - 4, torch.full((1, 32), 2.0), torch.full((14, 32), 3.5)]
     )
     for kind in (W4A16Linear, PackedW4A16Linear, InterleavedW4A16Linear):
-        out = kind(quantize(weight, 4, 32, "minimum"))(torch.ones(1, 32))
+        out = kind(quantize(weight, 4, 32, "affine"))(torch.ones(1, 32))
         assert out[0, :3].tolist() == pytest.approx([-8.0, 64.0, 112.0], abs=1e-4)
 
 
@@ -201,11 +201,11 @@ def test_any_format_is_turned_back_into_its_values(make, dtype):
 
 def test_weight_only_layers_have_a_kernel_where_there_is_one(packed_kernels):
     w = random(16, 64)
-    eight, four = quantize(w), quantize(w, 4, 32, "minimum")
+    eight, four = quantize(w), quantize(w, 4, 32, "affine")
     assert type(weight_only(eight)) is PackedW8A16Linear
     assert type(weight_only(four)) is (PackedW4A16Linear if cpu.packed_kernels() else InterleavedW4A16Linear)
-    for plain in (quantize(w, 4, 16, "minimum"), quantize(w.double(), 4, 32, "minimum"),
-                  quantize(random(8, 64), 4, 32, "minimum")):  # fmt: skip
+    for plain in (quantize(w, 4, 16, "affine"), quantize(w.double(), 4, 32, "affine"),
+                  quantize(random(8, 64), 4, 32, "affine")):  # fmt: skip
         assert type(weight_only(plain)) is W4A16Linear
     assert type(weight_only(quantize(w.double()))) is type(weight_only(on_meta(eight))) is W8A16Linear
     for other in (quantize(w, 8, 32), quantize(w, 8, "row", "zero_point"), quantize(w, 4, 32), quantize_nf4(w)):
@@ -247,7 +247,7 @@ def test_a_decoder_computes_with_them():
     def logits(make) -> Tensor:
         return swapped(decoder, lambda name, w: make(w) if name[1] != "head" else None).read(ids)
 
-    eight, four = (lambda w: quantize(w)), (lambda w: quantize(w, 4, 32, "minimum"))
+    eight, four = (lambda w: quantize(w)), (lambda w: quantize(w, 4, 32, "affine"))
     exact = decoder.read(ids)
     plain8, plain4 = (logits(lambda w, of=of: DequantizedLinear(of(w))) for of in (eight, four))
     torch.testing.assert_close(logits(lambda w: PackedW8A16Linear(eight(w))), plain8, atol=1e-4, rtol=1e-4)
@@ -262,17 +262,17 @@ W8, W4 = r'layers of 8 bits take quantize\(weight, 8, "row", "absmax"\)', "this 
 
 
 @pytest.mark.parametrize("kind, how, sentence", [
-    (W8A16Linear, (4,), W8), (PackedW8A16Linear, (8, 16), W8), (W8A8Linear, (8, "row", "minimum"), W8),
+    (W8A16Linear, (4,), W8), (PackedW8A16Linear, (8, 16), W8), (W8A8Linear, (8, "row", "affine"), W8),
     (W8A8Linear, (8, "row", "zero_point"), W8), (W4A16Linear, (4, 32, "absmax"), W4),
-    (W4A16Linear, (3, 32, "minimum"), "not 3 bits in groups of 32"),
-    (PackedW4A16Linear, (4, 16, "minimum"), "32 or 64 or 128 or 256.* not 4 bits in groups of 16"),
-    (InterleavedW4A16Linear, (4, 64, "minimum"), "in groups of 64"),
+    (W4A16Linear, (3, 32, "affine"), "not 3 bits in groups of 32"),
+    (PackedW4A16Linear, (4, 16, "affine"), "32 or 64 or 128 or 256.* not 4 bits in groups of 16"),
+    (InterleavedW4A16Linear, (4, 64, "affine"), "in groups of 64"),
 ])  # fmt: skip
 def test_what_a_layer_cannot_take_is_refused(kind, how, sentence):
     with pytest.raises(ValueError, match=sentence):
         kind(quantize(random(16, 64), *how))
     with pytest.raises(ValueError, match="of a matrix"):
-        kind(quantize(random(2, 16, 64), *((8,) if sentence == W8 else (4, 32, "minimum"))))
+        kind(quantize(random(2, 16, 64), *((8,) if sentence == W8 else (4, 32, "affine"))))
 
 
 def on_meta(quantized: Integers) -> Integers:

@@ -90,11 +90,11 @@ def off(of: Decoder, right: Tensor) -> float:
     return float((logits(of).double() - right).norm() / right.norm())
 
 
-@pytest.mark.parametrize("name", ["int8-weight-only", "int4", "int3 g16", "nf4 g32", "fp8 e5m2", "int2 g32 absmax"])
+@pytest.mark.parametrize("name", ["W8A16", "W4A16", "int3 g16", "nf4 g32", "fp8 e5m2", "int2 g32 absmax"])
 @pytest.mark.parametrize("values", [True, False])
 def test_rounded_weights_alone_compute_what_their_values_do(name, values):
     whole = decoder()
-    to_format = rounding({"int8-weight-only": "int8", "int4": "int4 g32"}.get(name, name))
+    to_format = rounding({"W8A16": "int8", "W4A16": "int4 g32"}.get(name, name))
 
     def change(place, weight):
         return (rounding("int8") if place[1] == HEAD else to_format)(weight).dequantize()
@@ -107,21 +107,21 @@ def test_rounded_weights_alone_compute_what_their_values_do(name, values):
 def test_packed_kernels_of_int4_in_fp32_compute_what_its_values_do():
     """Whose perplexity stands for theirs: `bench` reads the long text with values."""
     whole = decoder(torch.float32, width=64)
-    packed, values = (logits(quantize_model(whole, "int4", values=of)) for of in (False, True))
+    packed, values = (logits(quantize_model(whole, "W4A16", values=of)) for of in (False, True))
     assert 0 < (packed - values).norm() / values.norm() < 1e-5
 
 
 def test_a_head_can_stay_as_it_is_or_take_a_format_of_its_own():
     whole = decoder()
-    kept = quantize_model(whole, "int4", head=None)
+    kept = quantize_model(whole, "W4A16", head=None)
     assert kept.head.weight is whole.head.weight and len(quantized_layers(kept)) == 8
-    four = quantize_model(whole, "int4", head="int4 g32")
-    assert bytes_read(four) < bytes_read(quantize_model(whole, "int4")) < bytes_read(kept)
+    four = quantize_model(whole, "W4A16", head="int4 g32")
+    assert bytes_read(four) < bytes_read(quantize_model(whole, "W4A16")) < bytes_read(kept)
 
 
 def test_nothing_wide_is_left_but_the_table_of_a_tied_head():
     whole = decoder(torch.float32)
-    for name in ("int8", "int8-weight-only", "int4"):
+    for name in ("W8A8", "W8A16", "W4A16"):
         found = quantize_model(whole, name)
         assert not any(isinstance(module, torch.nn.Linear) for module in found.modules())
         assert found.embedding.weight is whole.embedding.weight and found.norm is whole.norm
@@ -132,7 +132,7 @@ def test_nothing_wide_is_left_but_the_table_of_a_tied_head():
     assert all(type(linear) is torch.nn.Linear for linear in linears(whole).values())
 
 
-@pytest.mark.parametrize("name, bits", [("int8-weight-only", 8), ("int4", 4), ("int8", 8)])
+@pytest.mark.parametrize("name, bits", [("W8A16", 8), ("W4A16", 4), ("W8A8", 8)])
 def test_bytes_read_are_codes_and_scales_and_bytes_kept_the_rest_beside(name, bits):
     whole = decoder(torch.float32, width=64, heads=4)
     found = quantize_model(whole, name)
@@ -140,10 +140,10 @@ def test_bytes_read_are_codes_and_scales_and_bytes_kept_the_rest_beside(name, bi
     rows = sum(linear.weight.shape[0] for linear in linears(whole).values())
     head = weights[2, HEAD]
     inside = sum(weights.values()) - head
-    groups = inside // 32 * 4 if name == "int4" else 0  # scale and minimum in 16 bits
-    wide = groups if name == "int4" and not cpu.packed_kernels() else 2 * groups
-    scales = 97 if name == "int4" else rows
-    zeros = rows if name == "int8" and cpu.integer_units() else 0  # which oneDNN wants beside the scales
+    groups = inside // 32 * 4 if name == "W4A16" else 0  # scale and minimum in 16 bits
+    wide = groups if name == "W4A16" and not cpu.packed_kernels() else 2 * groups
+    scales = 97 if name == "W4A16" else rows
+    zeros = rows if name == "W8A8" and cpu.integer_units() else 0  # which oneDNN wants beside the scales
     assert bytes_read(found) == inside * bits // 8 + head + wide + 4 * (scales + zeros)
     others = [whole.norm, whole.cos, whole.sin, whole.embedding.weight]
     others += [norm for layer in whole.layers for norm in (layer.attention_norm, layer.mlp_norm)]
@@ -174,12 +174,12 @@ class ByHand(QuantizedLinear):
 
 def test_kernels_are_those_of_the_format_and_the_dtype():
     whole = decoder(torch.float32, width=64)
-    names = ("int8", "int8-weight-only", "int4", "int4-int8", "llm.int8", "nf4")
+    names = ("W8A8", "W8A16", "W4A16", "W4A8", "llm.int8", "nf4")
     kinds = {name: {type(matrix) for matrix in quantized_layers(quantize_model(whole, name))} for name in names}
-    assert kinds["int8"] == {W8A8} and kinds["llm.int8"] == {LLMInt8Linear}
-    assert kinds["nf4"] == {DequantizedLinear, PackedW8A16Linear} and kinds["int8-weight-only"] == {PackedW8A16Linear}
-    assert kinds["int4-int8"] == ({W4A8Linear} if native.problem() else {W4A8Linear, NativeW4A8Linear})
-    assert kinds["int4"] == {PackedW8A16Linear, W4A16}
+    assert kinds["W8A8"] == {W8A8} and kinds["llm.int8"] == {LLMInt8Linear}
+    assert kinds["nf4"] == {DequantizedLinear, PackedW8A16Linear} and kinds["W8A16"] == {PackedW8A16Linear}
+    assert kinds["W4A8"] == ({W4A8Linear} if native.problem() else {W4A8Linear, NativeW4A8Linear})
+    assert kinds["W4A16"] == {PackedW8A16Linear, W4A16}
 
 
 def test_4_bits_times_8_are_values_in_groups_times_inputs_in_groups_and_the_head_has_8():
@@ -187,11 +187,11 @@ def test_4_bits_times_8_are_values_in_groups_times_inputs_in_groups_and_the_head
     whole = decoder()
 
     def by_hand(name, weight):
-        values = rounding("int8 g32 minimum" if name[1] == HEAD else "int4 g32")(weight).dequantize()
+        values = rounding("int8 g32 affine" if name[1] == HEAD else "int4 g32")(weight).dequantize()
         return ByHand(weight, lambda x: round_groups(x) @ values.T)
 
     exact = logits(swapped(whole, by_hand))
-    assert off(quantize_model(whole, "int4-int8"), exact) < 1e-9 < 1e-2 < off(whole, exact)
+    assert off(quantize_model(whole, "W4A8"), exact) < 1e-9 < 1e-2 < off(whole, exact)
 
 
 def test_integers_times_integers_round_every_input_and_every_weight():
@@ -205,9 +205,9 @@ def test_integers_times_integers_round_every_input_and_every_weight():
 
         return logits(swapped(whole, make))
 
-    finer = quantize_model(whole, "int8", options=W8A8Options({}, {}, {"down": 2}))
+    finer = quantize_model(whole, "W8A8", options=W8A8Options({}, {}, {"down": 2}))
     torch.testing.assert_close(logits(finer), by_hand(2), rtol=0, atol=1e-6)
-    torch.testing.assert_close(logits(quantize_model(whole, "int8")), by_hand(1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits(quantize_model(whole, "W8A8")), by_hand(1), rtol=0, atol=1e-6)
     assert (by_hand(1) - by_hand(2)).abs().max() > 1e-3
 
 
@@ -240,19 +240,19 @@ def test_a_second_term_of_activations_helps_int8_where_they_are_harsh_and_weight
     harsh = loud(decoder(), taken_back=False)
     right, everywhere = logits(harsh), dict.fromkeys((*MATRICES, HEAD), 2)
     plain, finer = (off(quantize_model(harsh, options=W8A8Options({}, {}, terms)), right) for terms in ({}, everywhere))
-    weights = off(quantize_model(harsh, "int8-weight-only"), right)
+    weights = off(quantize_model(harsh, "W8A16"), right)
     assert finer < 1.1 * weights and plain > 1.3 * finer
 
 
 def test_loud_columns_are_the_ones_that_calibration_found():
-    found = quantize_model(loud(decoder()), "int8", windows=WINDOWS, options=W8A8Options({}, {HEAD: 2, "qkv": 2}, {}))
+    found = quantize_model(loud(decoder()), "W8A8", windows=WINDOWS, options=W8A8Options({}, {HEAD: 2, "qkv": 2}, {}))
     wide = [layer for layer in quantized_layers(found) if isinstance(layer, OutlierColumns)]
     assert len(wide) == 3 and all(sorted(matrix.columns.tolist()) == [3, 11] for matrix in wide)
 
 
 @torch.no_grad()
 def test_a_deep_copy_of_a_quantized_decoder_computes_the_same():
-    for name in ("int8", "int8-weight-only", "int4", "int4-int8", "llm.int8"):
+    for name in ("W8A8", "W8A16", "W4A16", "W4A8", "llm.int8"):
         found = quantize_model(decoder(torch.float32, width=64), name)
         other = copy.deepcopy(found)
         right = logits(found)
@@ -263,7 +263,7 @@ def test_a_deep_copy_of_a_quantized_decoder_computes_the_same():
 
 def test_without_windows_nothing_is_calibrated():
     whole = decoder()
-    found = quantize_model(whole, "int8")
+    found = quantize_model(whole, "W8A8")
     assert {type(layer) for layer in quantized_layers(found)} == {W8A8}
     assert found.layers[0].attention_norm.data_ptr() == whole.layers[0].attention_norm.data_ptr()
 
@@ -332,7 +332,7 @@ def test_gptq_serves_each_layer_better_than_rounding_to_the_nearest():
     watch(before, WINDOWS, lambda place, x: seen.setdefault(place, []).append(x))
     for name in MATRICES:
         weight, h = getattr(whole.layers[1], name).weight, hessian(torch.cat(seen[1, name]))
-        nearest = quantize(weight, 3, 16, "minimum").dequantize()
+        nearest = quantize(weight, 3, 16, "affine").dequantize()
         assert layer_loss(weight, found[1, name].dequantize(), h) < layer_loss(weight, nearest, h)
 
 
@@ -401,12 +401,12 @@ def sample(of: Decoder, count: int) -> list[int]:
     (lambda d: quantize_model(d, "gptq int3 g16"), "windows of ids to calibrate on; got 'int3 g16' and 0 windows"),
     (lambda d: quantize_model(d, "gptq nf4", windows=WINDOWS), "GPTQ rounds to integers, such as 'int3 g64'"),
     (lambda d: quantize_model(d, "int4 g24"), "groups of 24 do not divide rows of 32 values; 32, 16, 8 would"),
-    (lambda d: quantize_model(quantize_model(d, "int8"), "int4"), "quantized already; quantize the one"),
-    (lambda d: swapped(quantize_model(d, "int8"), lambda p, w: None), "quantized already"),
-    (lambda d: quantize_model(d.to("meta"), "int4"), "rounding runs on cpu or cuda, not on meta"),
-    (lambda d: quantize_model(d, "int8", options=W8A8Options({}, {}, {"down": 3})), "1 or 2 terms of 8 bits, not 3"),
-    (lambda d: quantize_model(d, "int8", options=W8A8Options({}, {"haed": 8})), "no matrix is called 'haed'; choose"),
-    (lambda d: quantize_model(d, "int8", options=W8A8Options({}, {}, {"up": 2})), "no matrix is called 'up'"),
+    (lambda d: quantize_model(quantize_model(d, "W8A8"), "W4A16"), "quantized already; quantize the one"),
+    (lambda d: swapped(quantize_model(d, "W8A8"), lambda p, w: None), "quantized already"),
+    (lambda d: quantize_model(d.to("meta"), "W4A16"), "rounding runs on cpu or cuda, not on meta"),
+    (lambda d: quantize_model(d, "W8A8", options=W8A8Options({}, {}, {"down": 3})), "1 or 2 terms of 8 bits, not 3"),
+    (lambda d: quantize_model(d, "W8A8", options=W8A8Options({}, {"haed": 8})), "no matrix is called 'haed'; choose"),
+    (lambda d: quantize_model(d, "W8A8", options=W8A8Options({}, {}, {"up": 2})), "no matrix is called 'up'"),
 ])  # fmt: skip
 def test_what_cannot_be_rounded_is_refused(call, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -416,7 +416,7 @@ def test_what_cannot_be_rounded_is_refused(call, sentence):
 def test_a_weight_that_is_not_finite_is_refused_by_every_format():
     broken = decoder()
     broken.layers[1].down.weight.data[0, 0] = torch.nan
-    for name in ("int8", "int8-weight-only", "int4", "int4-int8", "llm.int8", "nf4 g32", "fp8"):
+    for name in ("W8A8", "W8A16", "W4A16", "W4A8", "llm.int8", "nf4 g32", "fp8"):
         with pytest.raises(ValueError, match="1 NaN or infinite values"):
             quantize_model(broken, name)
 
@@ -431,7 +431,7 @@ def test_layers_that_nothing_replaces_stay_as_they_are():
 def test_what_rounding_freed_goes_back_to_the_system_even_where_it_fails(monkeypatch):
     calls = []
     monkeypatch.setattr("lessons_lib.quantization.model.trim_heap", lambda: calls.append("given back"))
-    quantize_model(decoder(), "int8")
+    quantize_model(decoder(), "W8A8")
     assert calls == ["given back"]
     with pytest.raises(ValueError):
         quantize_model(decoder(), "int99")

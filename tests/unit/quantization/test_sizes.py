@@ -20,9 +20,9 @@ from lessons_lib.quantization.sizes import (
 SMOL = CONFIGS["smollm2-135m"]
 MAKE = {
     "fp8": quantize_fp8, "int8": quantize,
-    "int8 g32 minimum": lambda w: quantize(w, 8, 32, "minimum"), "int4 g32": lambda w: quantize(w, 4, 32, "minimum"),
-    "int4 g64": lambda w: quantize(w, 4, 64, "minimum"), "int4 g128": lambda w: quantize(w, 4, 128, "minimum"),
-    "int3 g64": lambda w: quantize(w, 3, 64, "minimum"), "int2 g32": lambda w: quantize(w, 2, 32, "minimum"),
+    "int8 g32 affine": lambda w: quantize(w, 8, 32, "affine"), "int4 g32": lambda w: quantize(w, 4, 32, "affine"),
+    "int4 g64": lambda w: quantize(w, 4, 64, "affine"), "int4 g128": lambda w: quantize(w, 4, 128, "affine"),
+    "int3 g64": lambda w: quantize(w, 3, 64, "affine"), "int2 g32": lambda w: quantize(w, 2, 32, "affine"),
     "nf4": lambda w: quantize_nf4(w, double=False), "nf4 double": quantize_nf4,
 }  # fmt: skip
 

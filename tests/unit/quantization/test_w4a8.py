@@ -59,7 +59,7 @@ def test_codes_stand_by_quads_of_columns_16_rows_of_each_and_two_of_4_bits_in_a_
 def test_the_kernel_adds_up_what_the_formula_says(rows, blocks, groups, bits, dtype, seed):
     """Up to 27 rows: two calls of 12 rows, the most, and a rest. Up to 9 blocks: more than one thread's share."""
     x = random(rows, 32 * groups, seed=seed, dtype=dtype)
-    quantized = quantize(random(16 * blocks, 32 * groups, seed=seed + 100), bits, 32, "minimum")
+    quantized = quantize(random(16 * blocks, 32 * groups, seed=seed + 100), bits, 32, "affine")
     found, exact = NativeW4A8Linear(quantized)(x), by_groups(x, quantized)
     assert found.dtype == dtype
     assert ((found.double() - exact).abs() <= ERRORS[dtype] * exact.abs().max()).all()
@@ -71,7 +71,7 @@ def test_the_kernel_adds_up_what_the_formula_says(rows, blocks, groups, bits, dt
 def test_without_the_kernel_rounded_inputs_meet_what_multiplies_such_weights(bits, rows, dtype, monkeypatch):
     monkeypatch.setattr(native, "problem", lambda: "no kernel today")
     x, weight = random(rows, 96, dtype=dtype), random(32, 96, seed=1, dtype=dtype)
-    quantized = quantize(weight, bits, 32, "minimum")
+    quantized = quantize(weight, bits, 32, "affine")
     layer, exact = fastest(W4A8Linear, quantized), by_groups(x, quantized)
     found = layer(x)
     assert type(layer) is W4A8Linear and found.dtype == dtype
@@ -80,7 +80,7 @@ def test_without_the_kernel_rounded_inputs_meet_what_multiplies_such_weights(bit
 
 @by_kernel
 def test_inputs_of_any_stride_and_of_nothing_but_zeros():
-    quantized = quantize(random(16, 32), 4, 32, "minimum")
+    quantized = quantize(random(16, 32), 4, 32, "affine")
     layer, x = NativeW4A8Linear(quantized), random(32, 6, seed=1).T
     assert not x.is_contiguous() and torch.equal(layer(x), layer(x.contiguous()))
     assert torch.equal(layer(torch.zeros(2, 32)), torch.zeros(2, 16))
@@ -92,13 +92,13 @@ def test_a_loud_input_spoils_its_own_group_alone():
     x[0, 0] = 1000.0
     weight[:, :32] = 0
     off = lambda layer: (layer(x) - x @ weight.T).abs().max()  # noqa: E731
-    grouped_bits, row_bits = W4A8Linear(quantize(weight, 8, 32, "minimum")), W8A8Linear(quantize(weight, 8))
+    grouped_bits, row_bits = W4A8Linear(quantize(weight, 8, 32, "affine")), W8A8Linear(quantize(weight, 8))
     assert 20 * off(grouped_bits) < off(row_bits)
 
 
 @pytest.mark.parametrize("quantized", [
-    quantize(random(20, 32), 4, 32, "minimum"), quantize(random(16, 32), 4, 32, "minimum", scale_dtype=torch.float32),
-    quantize(random(16, 32, dtype=torch.float64), 4, 32, "minimum"),
+    quantize(random(20, 32), 4, 32, "affine"), quantize(random(16, 32), 4, 32, "affine", scale_dtype=torch.float32),
+    quantize(random(16, 32, dtype=torch.float64), 4, 32, "affine"),
 ], ids=["rows", "scales", "dtype"])  # fmt: skip
 def test_what_the_kernel_cannot_take_is_multiplied_without_it(quantized):
     layer, x = fastest(W4A8Linear, quantized), random(2, 32, dtype=quantized.dtype)
@@ -108,16 +108,16 @@ def test_what_the_kernel_cannot_take_is_multiplied_without_it(quantized):
 
 @by_kernel
 def test_what_the_kernel_can_take_goes_through_it():
-    assert type(fastest(W4A8Linear, quantize(random(16, 32), 8, 32, "minimum"))) is NativeW4A8Linear
+    assert type(fastest(W4A8Linear, quantize(random(16, 32), 8, 32, "affine"))) is NativeW4A8Linear
 
 
-@pytest.mark.parametrize("how", [(3, 32, "minimum"), (4, 16, "minimum"), (4, 64, "minimum"), (8, 32, "absmax")])
+@pytest.mark.parametrize("how", [(3, 32, "affine"), (4, 16, "affine"), (4, 64, "affine"), (8, 32, "absmax")])
 @pytest.mark.parametrize("kind", [W4A8Linear, NativeW4A8Linear])
 def test_other_formats_are_refused(kind, how):
-    with pytest.raises(ValueError, match='takes quantize.weight, 4 or 8, 32, "minimum".'):
+    with pytest.raises(ValueError, match='takes quantize.weight, 4 or 8, 32, "affine".'):
         kind(quantize(random(16, 64), *how))
     with pytest.raises(ValueError, match="of a matrix"):
-        kind(quantize(random(2, 16, 32), 4, 32, "minimum"))
+        kind(quantize(random(2, 16, 32), 4, 32, "affine"))
 
 
 @by_kernel
@@ -127,19 +127,19 @@ def test_other_formats_are_refused(kind, how):
 ])  # fmt: skip
 def test_inputs_that_do_not_fit_are_refused(x, sentence):
     with pytest.raises(ValueError, match=sentence):
-        NativeW4A8Linear(quantize(random(16, 32), 4, 32, "minimum"))(x)
+        NativeW4A8Linear(quantize(random(16, 32), 4, 32, "affine"))(x)
 
 
 @by_kernel
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_weight_takes_its_bits_and_one_for_the_grid(bits):
-    assert NativeW4A8Linear(quantize(random(32, 96), bits, 32, "minimum")).nbytes * 8 == (bits + 1) * 32 * 96
+    assert NativeW4A8Linear(quantize(random(32, 96), bits, 32, "affine")).nbytes * 8 == (bits + 1) * 32 * 96
 
 
 @by_kernel
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_no_number_stays_none_with_the_kernel_and_without(value):
-    quantized, x = quantize(random(16, 64), 4, 32, "minimum"), random(2, 64, seed=1)
+    quantized, x = quantize(random(16, 64), 4, 32, "affine"), random(2, 64, seed=1)
     x[1, 40] = value
     for kind in (NativeW4A8Linear, W4A8Linear):
         found = kind(quantized)(x)
@@ -148,7 +148,7 @@ def test_what_is_no_number_stays_none_with_the_kernel_and_without(value):
 
 @by_kernel
 def test_a_compiler_is_told_the_shape_whatever_is_laid_out():
-    layer = NativeW4A8Linear(quantize(random(32, 64), 4, 32, "minimum"))
+    layer = NativeW4A8Linear(quantize(random(32, 64), 4, 32, "affine"))
     operator = torch.ops.lessons_lib.multiply_grouped.default
     for x in (random(3, 64), random(64, 3).T, random(3, 64, dtype=torch.bfloat16)):
         torch.library.opcheck(
@@ -163,6 +163,6 @@ def test_a_compiler_is_told_the_shape_whatever_is_laid_out():
     lambda codes, grid: (codes, grid.float(), 4), lambda codes, grid: (codes.mT.contiguous().mT, grid, 4),
 ])  # fmt: skip
 def test_codes_that_are_laid_out_otherwise_are_refused(change):
-    layer = NativeW4A8Linear(quantize(random(32, 64), 4, 32, "minimum"))
+    layer = NativeW4A8Linear(quantize(random(32, 64), 4, 32, "affine"))
     with pytest.raises(ValueError, match="laid out by quantization.cpu.layouts"):
         native.multiply_grouped(random(1, 64), *change(layer.codes, layer.scales_and_minima))

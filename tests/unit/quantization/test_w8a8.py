@@ -116,7 +116,7 @@ def test_what_cannot_be_rounded_is_refused():
 def test_a_cpu_without_integer_units_multiplies_the_values_of_the_codes(columns):
     w, x = random(16, columns), random(3, columns, seed=1)
     layer = PackedW8A8Linear(quantize(w, 8, "row"))
-    assert (layer.words is None) == (columns == 66)
+    assert (layer.packed is None) == (columns == 66)
     torch.testing.assert_close(layer(x), W8A8Linear(quantize(w, 8, "row"))(x), rtol=1e-4, atol=1e-4)
 
 

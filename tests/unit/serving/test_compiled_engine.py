@@ -98,7 +98,7 @@ def test_a_static_batch_pays_for_held_rows_when_compiled_as_well(target, monkeyp
     assert tokens == [9, 3, 3, 3, 3, 3]
 
 
-@pytest.mark.parametrize("weights", [None, "int4-int8"])
+@pytest.mark.parametrize("weights", [None, "W4A8"])
 def test_single_precision_computes_what_the_eager_step_does_for_any_number_of_rows(weights, cold_compiler):
     decoder = decoder_target(tiny(dtype=torch.float32)).decoder
     decoder = quantize_model(decoder, weights) if weights else decoder

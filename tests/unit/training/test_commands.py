@@ -57,7 +57,7 @@ def test_a_draft_is_distilled_and_stored_with_what_it_is_worth_before_and_after(
 def test_drafts_of_several_sizes_are_rounded_and_kept(at_home, monkeypatch):
     monkeypatch.setattr(command_line, "OURS", at_home)
     (at_home / "smol-draft").mkdir()
-    monkeypatch.setattr(evaluate.rounded_worth, "__defaults__", (("int4 g16 minimum",),))  # groups that divide its rows
+    monkeypatch.setattr(evaluate.rounded_worth, "__defaults__", (("int4 g16 affine",),))  # groups that divide its rows
     run(*DISTILL)
     run("bits", "--runs", "main")
     (found,) = json.loads((at_home / "smol-draft" / "bits.json").read_text())

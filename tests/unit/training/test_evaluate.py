@@ -97,7 +97,7 @@ def test_of_nothing_there_is_no_mean():
 
 def test_a_drafts_worth_in_few_bits_is_that_of_its_rounded_matrices(target, texts):
     whole = start_from(target, range(len(target.layers)), torch.arange(97))  # guesses all that the target says
-    coarse, fine = rounded_worth(whole, texts, ("int2 g16 minimum", "int8 g16 minimum"))
+    coarse, fine = rounded_worth(whole, texts, ("int2 g16 affine", "int8 g16 affine"))
     matrices = sum(weight.numel() for weight in own_weights(whole).values() if weight.dim() == 2)
     assert (coarse["bits"], fine["bits"]) == (4, 10)  # a scale and a minimum of 16 bits for 16 weights
     assert fine["total"] == 10 * matrices

@@ -10,7 +10,7 @@ from lessons_lib.quantization.formats import quantize
 
 
 def bytes_of(rows, columns, bits, group, minimum):
-    return quantize(torch.randn(rows, columns), bits, group, "minimum" if minimum else "absmax").nbytes
+    return quantize(torch.randn(rows, columns), bits, group, "affine" if minimum else "absmax").nbytes
 
 
 def trip(values, bits, group, round=round, guard=True, most=None):
