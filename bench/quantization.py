@@ -222,7 +222,7 @@ def wide(windows: int | None) -> Reading:
 
 
 def rounded(format: str, **options) -> Decoder:
-    """The decoder with weights in this format, calibrated on 16 windows (4 for int8)."""
+    """The decoder with weights in this format, calibrated on 16 windows (4 for W8A8)."""
     calibration = ids("calibration", 4 if format == "W8A8" else 16)
     return quantize_model(unrounded(), format, windows=calibration, **options)
 
@@ -267,7 +267,7 @@ def int8_quality(run: Run) -> Measured:
     says="W4A16 weights make the perplexity {number} times that of fp32",
 )  # fmt: skip
 def int4_quality(run: Run) -> Measured:
-    """Quality of int4 weights. The packaged file has blocks of 4 bits, which favours int4 g32.
+    """Quality of W4A16. The packaged file has blocks of 4 bits, which favours int4 g32.
 
     The rounded weights are stored as fp32: the packed kernel, which rounds nothing more in fp32, is slow for many
     tokens. A test checks that both give the same reading.

@@ -184,7 +184,7 @@ def test_the_fastest_format_counts_whose_perplexity_is_at_most_1_percent_above_o
 
 def test_where_no_format_is_as_good_the_claim_says_so_and_how_far_off_each_is(timed, monkeypatch):
     readings(monkeypatch, {"llama.cpp Q4_1": 1.2, "llama.cpp Q4_0": 1.3, "llama.cpp Q4_K_M": 1.011})
-    with pytest.raises(NotMeasured, match="within 1% of int8 weights in perplexity;.* Q4_K_M 3 tokens/s at 1.011"):
+    with pytest.raises(NotMeasured, match="within 1% of W8A16 in perplexity;.* Q4_K_M 3 tokens/s at 1.011"):
         timed.plain_best(FULL)
     assert timed.plain(FULL).facts["peer"] == "llama.cpp Q4_1"  # which says nothing of quality
 

@@ -45,9 +45,11 @@ def model(monkeypatch):
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["W8A16", "W8A8", "W4A16"])
-def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(name, model):
-    found = CLAIMS[f"{name}/perplexity"].measure(QUICK)
+@pytest.mark.parametrize(
+    "claim, name", [("int8-weight-only/perplexity", "W8A16"), ("int8/perplexity", "W8A8"), ("int4/perplexity", "W4A16")]
+)
+def test_a_perplexity_is_that_of_the_rounded_decoder_over_the_wide_one(claim, name, model):
+    found = CLAIMS[claim].measure(QUICK)
     flat = [token for window in quantization.ids("evaluation", 2) for token in window]
     windows = quantization.ids("calibration", 4)
     small, wide = (
@@ -102,7 +104,7 @@ def test_the_error_of_the_prediction_is_the_worst_formats():
     predicted = {"bf16": 0.011, "W8A8": 0.005, "W4A16": 0.003}
     found = quantization.compared({name: Samples((of,) * 3) for name, of in seconds.items()}, predicted)
     assert found.ratio.value == pytest.approx(0.2, rel=1e-6) and found.facts["worst"] == "W8A8"
-    assert found.note == "measured over predicted: bf16 0.91, int8 1.20, int4 1.00"
+    assert found.note == "measured over predicted: bf16 0.91, W8A8 1.20, W4A16 1.00"
 
 
 def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_wide_products(monkeypatch, model):
@@ -149,7 +151,7 @@ def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_t
     for unpacking, said, off in ((0.0, "0.50", 0.5), (1.0, "0.50", 0.5), (4.0, "0.30", 0.7)):
         monkeypatch.setattr(quantization, "unpacking", lambda rate, seconds=unpacking: seconds)
         found = CLAIMS["quantized/compiled-predicted-error"].measure(QUICK)
-        assert found.note == f"measured over predicted: int8 1.10, int4 {said}, W8A16 1.00"
+        assert found.note == f"measured over predicted: W8A8 1.10, W4A16 {said}, W8A16 1.00"
         assert found.ratio.value == pytest.approx(off) and found.facts["worst"] == "W4A16"
 
 
