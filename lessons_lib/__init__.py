@@ -6,6 +6,7 @@
 
 The packages, each importing only from those below it (`help("lessons_lib.serving")` shows more about one of them):
 
+cli            the command `lessons`
 course         for lessons: exercises, figures, widgets; running and sweeping lessons
 training       training of draft models and Medusa heads
 serving        scheduler, block pool, engine, simulator, workload, client
@@ -21,7 +22,7 @@ Exported by the package itself:
 
 load           opens a model by name or folder -> LanguageModel; `.target()` makes a target from it
 generate       continue a prompt with a target, a proposer and an acceptance rule
-compare        run techniques side by side on the same prompts: speed, forward passes, and whether the tokens agree
+compare        runs techniques side by side on the same prompts: speed, forward passes, and whether the tokens agree
 TextStream     prints text as it is generated: `generate(..., on_tokens=TextStream(model.tokenizer))`
 Greedy         acceptance rule: the target's most likely token; lossless
 Sampling       acceptance rule: samples from the target's distribution; lossless

@@ -108,7 +108,7 @@ def test_whatever_the_library_imports_is_required():
     assert missing(imported(files) - {"tools"}, REQUIRED) == set()
 
 
-FOR_LESSONS = {"course", "cli.py"}  # rooms that need the extra `lessons`
+FOR_LESSONS = {"course"}  # what needs the extra `lessons`
 OPTIONAL = {"anyio", "llama_cpp", "openai", "torchao"}  # without them a sentence says what to install
 
 

@@ -11,10 +11,13 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from lessons_lib import cli
+from lessons_lib.cli import course as cli_course
 from lessons_lib.course import runner, sweep
 from lessons_lib.measure import machine
 from lessons_lib.models import load, tiny
 from lessons_lib.paths import ROOT
+
+COMMANDS = ("generate", "probe", *cli_course.NEEDED)
 
 
 @pytest.fixture
@@ -25,13 +28,22 @@ def started(monkeypatch):
         status = 0
 
     ran = Started()
-    monkeypatch.setattr(cli, "python", lambda *call: ran.append(" ".join(map(str, call))) or ran.status)
+    monkeypatch.setattr(cli_course, "python", lambda *call: ran.append(" ".join(map(str, call))) or ran.status)
     return ran
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_with_examples(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    said = capsys.readouterr().out
+    lines = said.partition("examples:\n")[2].strip().splitlines()
+    assert len(lines) == (1 if name == "lab" else 2) and all(f"lessons {name}" in line for line in lines)
 
 
 def test_the_module_and_the_command_are_one_and_list_the_commands():
     done = subprocess.run([sys.executable, "-m", "lessons_lib", "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and all(f"\n    {name} " in done.stdout for name in cli.COMMANDS)
+    assert done.returncode == 0 and all(f"\n    {name} " in done.stdout for name in COMMANDS)
 
 
 def test_all_tests_run_and_every_lesson_even_after_a_failure(started):
@@ -81,15 +93,15 @@ def test_jupyterlab_is_told_that_root_is_meant(monkeypatch, started, user, said)
 
 @pytest.mark.parametrize(("command", "absent", "extra"), [("run", "papermill", "lessons"), ("test", "nbval", "test")])
 def test_a_command_without_its_packages_names_them_and_the_extra(monkeypatch, capsys, command, absent, extra):
-    monkeypatch.setattr(cli, "find_spec", lambda module: None if module == absent else "there")
+    monkeypatch.setattr(cli_course, "find_spec", lambda module: None if module == absent else "there")
     assert cli.main([command]) == 2
     said = capsys.readouterr().err
     assert f"needs {absent}" in said and f'-e ".[{extra}]"' in said
 
 
-def test_no_command_runs_outside_a_clone(tmp_path):
-    assert not any(cli.unmet(name) for name in cli.COMMANDS)
-    assert all("clone its repository" in cli.unmet(name, tmp_path) for name in cli.COMMANDS)
+def test_the_courses_commands_do_not_run_outside_a_clone(tmp_path):
+    assert not any(cli_course.unmet(name) for name in cli_course.NEEDED)
+    assert all("clone its repository" in cli_course.unmet(name, tmp_path) for name in cli_course.NEEDED)
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""The command `lessons`: run, open, test and sweep the lessons, probe this machine, measure the claims.
-
-It works in a clone of the course. `make help` also lists the commands for developers of the course.
-"""
+"""`lessons run`, `lab`, `sweep`, `test` and `bench`: the commands for a clone of the course."""
 
 from __future__ import annotations
 
@@ -9,36 +6,22 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from lessons_lib.cli.common import Refused, add_command
 from lessons_lib.paths import ROOT
 
 NEEDED = {  # command: a module it needs, and the extra of pyproject.toml that installs it
     "run": ("papermill", "lessons"),
     "lab": ("jupyterlab", "lessons"),
-    "probe": ("torch", "lessons"),
     "sweep": ("distributed", "sweep"),
     "test": ("nbval", "test"),
     "bench": ("matplotlib", "lessons"),
 }
 AT_ONCE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")  # the tests of a file share fixtures
 LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them without any"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run a command line (default: sys.argv); returns the exit status."""
-    options = parser().parse_args(arguments)
-    if problem := unmet(options.command):
-        print(problem, file=sys.stderr)
-        return 2
-    from lessons_lib.course.lessons import UsageError
-
-    try:
-        return COMMANDS[options.command](options)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
 
 
 def unmet(command: str, root: Path = ROOT) -> str:
@@ -52,52 +35,61 @@ def unmet(command: str, root: Path = ROOT) -> str:
     return ""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Command-line parser of all commands."""
-    top = argparse.ArgumentParser(
-        prog="lessons",
-        usage="lessons COMMAND ... (`make help` has those for working on the course: lint, site, ...)",
-        description="The commands of the course, for a clone of it.",
-    )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
+def add(commands) -> None:
+    """Add these commands."""
     what = "execute the lessons into build/: pages, index and scorecard"
-    run = commands.add_parser("run", help=what, prog="lessons run")
-    run.description = "Execute lessons into build/, a line each. A lesson that fails does not stop the others."
-    run.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
-    add_parameters(run)
+    about = "Execute lessons into build/, a line each. A lesson that fails does not stop the others."
+    examples = "lessons run\nlessons run 02 07 --dtype fp32 --params max_new_tokens=32"
+    command = add_command(commands, "run", here(run), what, examples, about)
+    command.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
+    add_parameters(command)
 
-    commands.add_parser("lab", help="open JupyterLab on notebooks/", prog="lessons lab")
+    add_command(commands, "lab", here(lab), "open JupyterLab on notebooks/", "lessons lab")
 
-    what = "measure this machine, and say how fast it can at best decode a model"
-    probe = commands.add_parser("probe", help=what, prog="lessons probe")
-    probe.add_argument("--model", default="smollm2-135m", help="a registered model's name, or a checkpoint's folder")
-    probe.add_argument("--device", default="auto", help="cpu, cuda, mps or auto")
-
-    what = "execute lessons over a grid of parameters: one table, and plots"
-    sweep = commands.add_parser("sweep", help=what, prog="lessons sweep")
-    sweep.description = (
-        "Execute lessons at every point of a grid into build/sweep/. A finished point is not executed again unless its "
-        "lesson, its parameters or the package change."
+    about = (
+        "Execute lessons at every point of a grid into build/sweep/. A finished point is not executed again\n"
+        "unless its lesson, its parameters or the package change."
     )
+    what = "execute lessons over a grid of parameters: one table, and plots"
+    examples = "lessons sweep 06 --grid gamma=2,4,8\nlessons sweep --grid gamma=2,4 dtype=fp32,bf16 --workers 2"
+    command = add_command(commands, "sweep", here(sweep), what, examples, about)
     some = "a lesson's number or name; without any, those with a parameter of the grid"
-    sweep.add_argument("lessons", nargs="*", metavar="LESSON", help=some)
+    command.add_argument("lessons", nargs="*", metavar="LESSON", help=some)
     values = "values to combine, such as gamma=2,4,8 dtype=fp32,bf16; default: gamma=2,4,8"
-    sweep.add_argument("--grid", nargs="+", default=["gamma=2,4,8"], metavar="NAME=VALUES", help=values)
-    add_parameters(sweep)
+    command.add_argument("--grid", nargs="+", default=["gamma=2,4,8"], metavar="NAME=VALUES", help=values)
+    add_parameters(command)
     workers = "processes on this machine; more than 1 disturb each other's times, and are for what counts"
-    sweep.add_argument("--workers", type=int, default=1, metavar="N", help=workers)
-    sweep.add_argument("--scheduler-address", default="", metavar="ADDRESS", help="a Dask scheduler's workers instead")
+    command.add_argument("--workers", type=int, default=1, metavar="N", help=workers)
+    command.add_argument(
+        "--scheduler-address", default="", metavar="ADDRESS", help="a Dask scheduler's workers instead"
+    )
 
-    test = commands.add_parser("test", help="unit and peer tests, then the lessons with nbval", prog="lessons test")
-    test.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
-    test.add_argument("--quick", action="store_true", help="without the lessons")
+    what = "unit and peer tests, then the lessons with nbval"
+    command = add_command(commands, "test", here(test), what, "lessons test --quick\nlessons test 02 06")
+    command.add_argument("lessons", nargs="*", metavar="LESSON", help=LESSONS)
+    command.add_argument("--quick", action="store_true", help="without the lessons")
 
-    bench = commands.add_parser("bench", help="measure the claims into bench/results/", prog="lessons bench")
-    bench.add_argument("claims", nargs="*", metavar="CLAIM", help="a claim's name, or how it begins; default: all")
-    bench.add_argument("--questions", metavar="FILE", help="ask these, in Spec-Bench's format; into build/bench/")
-    bench.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
-    return top
+    what = "measure the claims into bench/results/"
+    command = add_command(commands, "bench", here(bench), what, "lessons bench\nlessons bench lookahead --quick")
+    command.add_argument("claims", nargs="*", metavar="CLAIM", help="a claim's name, or how it begins; default: all")
+    command.add_argument("--questions", metavar="FILE", help="ask these, in Spec-Bench's format; into build/bench/")
+    command.add_argument("--quick", action="store_true", help="fewer repeats; never overwrites a full result")
+
+
+def here(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """The command, refused where the clone or a package is missing, or where it does not know what it is asked for."""
+
+    def checked(options: argparse.Namespace) -> int:
+        if problem := unmet(options.command):
+            raise Refused(problem)
+        from lessons_lib.course.lessons import UsageError
+
+        try:
+            return run(options)
+        except UsageError as error:
+            raise Refused(str(error)) from error
+
+    return checked
 
 
 def add_parameters(command: argparse.ArgumentParser) -> None:
@@ -149,33 +141,6 @@ def test(options: argparse.Namespace) -> int:
     return int(any(statuses))  # a process ended by a signal has a negative status
 
 
-def probe(options: argparse.Namespace) -> int:
-    """Measure this machine anew, and print how fast it can decode a model at best."""
-    from lessons_lib.course.lessons import UsageError
-    from lessons_lib.measure import cost, machine
-    from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES
-    from lessons_lib.models import ModelUnavailable, load
-    from lessons_lib.models.hub import pick_device
-
-    try:
-        device = pick_device(options.device)
-        shape = CONFIGS.get(options.model) or load(options.model, device).shape
-    except (ValueError, ModelUnavailable) as error:
-        raise UsageError(str(error)) from error
-    print(machine.environment(device))
-    if machine.busy_warning():  # lessons would use these rates for predictions
-        print("These rates are not kept for the lessons.")
-        rates = machine.measure(device, machine.default_dtypes(device))
-    else:
-        rates = machine.probe(device, refresh=True)
-    print(f"\n{rates}\n")
-    for dtype in rates.matvec_bandwidth:
-        read = cost.bytes_decode(shape, weight_bytes=ELEMENT_BYTES[dtype])
-        fastest = 1 / cost.limit(cost.flops_decode(shape), read, rates, dtype)
-        print(f"{shape.name} in {dtype}: at most {fastest:.3g} tokens/s, as each reads {read / 1e6:,.0f} MB of weights")
-    return 0
-
-
 def bench(options: argparse.Namespace) -> int:
     """Measure the claims, then list those that miss their bar. With other questions no claim is judged."""
     from lessons_lib.measure.results import claim_cells, load, short_of_bar, write_benchmarks
@@ -196,6 +161,3 @@ def bench(options: argparse.Namespace) -> int:
 def python(*arguments: str | Path) -> int:
     """Run this environment's Python in the clone."""
     return subprocess.call([sys.executable, *map(str, arguments)], cwd=ROOT)
-
-
-COMMANDS = {"run": run, "lab": lab, "probe": probe, "sweep": sweep, "test": test, "bench": bench}

@@ -1,0 +1,38 @@
+"""The command `lessons`. Each file here adds its commands to the parser, with the function that runs them.
+
+generate, probe    for any causal model of transformers; they need no clone
+course             run, lab, sweep, test, bench: for a clone of the course
+common             what they share: opening a model, refusing in one sentence
+"""
+
+import argparse
+import sys
+
+from lessons_lib.cli import course, generate, probe
+from lessons_lib.cli.common import Refused
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command line (default: sys.argv); returns the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except Refused as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """Command-line parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="lessons",
+        usage="lessons COMMAND ... (`lessons COMMAND --help` shows its options, with examples)",
+        description="Try techniques on a model, and work with the course. `make help` lists more, for its developers.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for part in (generate, probe, course):
+        part.add(commands)
+    return top
