@@ -9,7 +9,7 @@ The packages, each importing only from those below it (`help("lessons_lib.servin
 cli            the command `lessons`
 course         for lessons: exercises, figures, widgets; running and sweeping lessons
 training       training of draft models and Medusa heads
-serving        scheduler, block pool, engine, simulator, workload, client
+serving        scheduler, block pool, engine, simulator, workload, client, server
 decoding       the decoding loop, its sequences, targets, proposers and acceptance rules
 models         loading of weights, and a readable decoder
 quantization   low-bit number formats, GPTQ and similar methods, linear layers with quantized weights

@@ -110,6 +110,7 @@ def test_whatever_the_library_imports_is_required():
 
 FOR_LESSONS = {"course"}  # what needs the extra `lessons`
 OPTIONAL = {"anyio", "llama_cpp", "openai", "torchao"}  # without them a sentence says what to install
+OPTIONAL |= {"fastapi", "jinja2", "prometheus_client", "pydantic", "uvicorn"}  # the same, for the server
 
 
 def test_all_but_what_shows_and_runs_lessons_needs_no_extra_and_every_requirement_is_used():

@@ -1,4 +1,4 @@
-"""Serving many requests at once (lesson 05): scheduler, block pool, engine, simulator, workloads and client."""
+"""Serving many requests at once (lesson 05): scheduler, block pool, engine, simulator, workloads, client and server."""
 
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.serving.block_pool import BlockPool
