@@ -8,7 +8,7 @@ from pathlib import Path
 import lessons_lib
 from lessons_lib.course.lessons import CLAIMS, Lesson, find
 from lessons_lib.course.render import title
-from lessons_lib.measure import results, tables
+from lessons_lib.measure import results, tables, techniques
 from lessons_lib.paths import ROOT
 from tools import store
 
@@ -36,8 +36,8 @@ def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
 
 def technique_table(claims_file: Path) -> str:
     """A row per technique whose speed was measured."""
-    rows = results.technique_cells(claims_file.parent)
-    return tables.markdown(results.TECHNIQUES, rows) if rows else "Not measured yet: `make bench` does."
+    rows = techniques.technique_cells(claims_file.parent)
+    return tables.markdown(techniques.TECHNIQUES, rows) if rows else "Not measured yet: `make bench` does."
 
 
 def between(text: str, marker: str, content: str) -> str:

@@ -143,7 +143,8 @@ def test(options: argparse.Namespace) -> int:
 
 def bench(options: argparse.Namespace) -> int:
     """Measure the claims, then list those that miss their bar. With other questions no claim is judged."""
-    from lessons_lib.measure.results import claim_cells, load, short_of_bar, write_benchmarks
+    from lessons_lib.measure.results import claim_cells, load, short_of_bar
+    from lessons_lib.measure.techniques import write_benchmarks
 
     call = ["-m", "bench.run", *options.claims, *(["--quick"] if options.quick else [])]
     if options.questions:

@@ -1,6 +1,6 @@
 """Measuring and predicting (every lesson): this machine, clocks, one cost model, quality and results."""
 
-from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES, ModelConfig
+from lessons_lib.measure.config import CONFIGS, DATA_SHEETS, ELEMENT_BYTES, DataSheet, ModelConfig
 from lessons_lib.measure.cost import (
     LinearCost,
     Load,
@@ -17,7 +17,6 @@ from lessons_lib.measure.cost import (
     width_cost,
     width_curve,
 )
-from lessons_lib.measure.machine import DATA_SHEETS, DataSheet
 from lessons_lib.measure.profiler import bytes_left, count_graphs, kernel_times, peak_bytes
 from lessons_lib.measure.quality import chi_square
 from lessons_lib.measure.results import Result, show

@@ -340,22 +340,6 @@ def percentiles(values: Sequence[float], qs: Sequence[float] = (50, 90, 99)) -> 
     return {q: float(np.percentile(known, q)) if known else NAN for q in qs}
 
 
-def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:
-    """Whether a request met both limits (seconds). A single token has no TPOT and is judged by its TTFT alone."""
-    in_time = not timeline.failed and timeline.ttft <= ttft
-    return in_time and (math.isnan(timeline.tpot) or timeline.tpot <= tpot)
-
-
-def attainment(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float:
-    """SLO attainment: fraction of requests that met both limits (seconds). Failed requests count as misses."""
-    return sum(meets(t, ttft, tpot) for t in timelines) / len(timelines)
-
-
-def goodput(timelines: Sequence[Timeline], ttft: float, tpot: float) -> float:
-    """Requests per second of the makespan that met both limits (seconds)."""
-    return sum(meets(t, ttft, tpot) for t in timelines) / makespan(timelines)
-
-
 def capacity(attained: dict[float, float]) -> float:
     """Highest arrival rate (requests/s) whose attainment is at least NINE_IN_TEN; 0 if none. attained: by rate."""
     return max((rate for rate, fraction in attained.items() if fraction >= NINE_IN_TEN), default=0.0)

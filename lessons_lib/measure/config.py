@@ -1,4 +1,4 @@
-"""Model configuration (every lesson): the sizes of a decoder-only model, and the parameters and bytes that follow.
+"""Configurations (every lesson): the sizes of a decoder-only model and what follows from them, and GPUs of data sheets.
 
 Fields have transformers' names, shortened. Letters in the formulas: L num_layers, D hidden_size, H num_heads,
 H_kv num_kv_heads, d head_dim, D_ff intermediate_size, V vocab_size.
@@ -150,4 +150,31 @@ CONFIGS: dict[str, ModelConfig] = {
         ModelConfig("llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, tie_word_embeddings=False),
         ModelConfig("opt-13b", 40, 5120, 40, 40, 128, 20480, 50272, 2048, gated=False),
     )
+}
+
+
+# --- Vendors' data sheets, for lessons to compare with
+
+
+@dataclass(frozen=True)
+class DataSheet:
+    """Peak rates of one GPU: bytes/s, dense (not sparse) bf16 FLOP/s, bytes of memory."""
+
+    name: str
+    bandwidth: float
+    bf16_flops: float
+    memory: float
+    source: str
+
+    @property
+    def ridge(self) -> float:
+        """Arithmetic intensity (FLOPs per byte) above which bf16 work is compute-bound."""
+        return self.bf16_flops / self.bandwidth
+
+
+DATA_SHEETS: dict[str, DataSheet] = {
+    "A100-40GB": DataSheet("A100-40GB", 1.555e12, 312e12, 40e9, "NVIDIA A100 data sheet"),
+    "A100-80GB": DataSheet("A100-80GB", 2.04e12, 312e12, 80e9, "NVIDIA A100 data sheet"),
+    "H100-SXM": DataSheet("H100-SXM", 3.35e12, 989e12, 80e9, "NVIDIA H100 data sheet"),
+    "H200": DataSheet("H200", 4.8e12, 989e12, 141e9, "NVIDIA H200 data sheet"),
 }

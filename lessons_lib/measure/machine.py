@@ -1,4 +1,4 @@
-"""This machine (lesson 00): its hardware, its measured rates, and the data sheets of others.
+"""This machine (lesson 00): its hardware and its measured rates.
 
 Predictions use the bandwidth of a matrix-vector product in the same dtype, not that of a copy or a data sheet. The
 probe keeps the best of several runs, because other programs can only make a run slower.
@@ -400,30 +400,3 @@ def calibrate(
 
     steps = {b: products(b, b) for b in sorted({1, *batches})}
     return CalibratedCost(config, hardware, dtype, {t: products(t, 1) for t in prompts}, steps)
-
-
-# --- Vendors' data sheets, for lessons to compare with
-
-
-@dataclass(frozen=True)
-class DataSheet:
-    """Peak rates of one GPU: bytes/s, dense (not sparse) bf16 FLOP/s, bytes of memory."""
-
-    name: str
-    bandwidth: float
-    bf16_flops: float
-    memory: float
-    source: str
-
-    @property
-    def ridge(self) -> float:
-        """Arithmetic intensity (FLOPs per byte) above which bf16 work is compute-bound."""
-        return self.bf16_flops / self.bandwidth
-
-
-DATA_SHEETS: dict[str, DataSheet] = {
-    "A100-40GB": DataSheet("A100-40GB", 1.555e12, 312e12, 40e9, "NVIDIA A100 data sheet"),
-    "A100-80GB": DataSheet("A100-80GB", 2.04e12, 312e12, 80e9, "NVIDIA A100 data sheet"),
-    "H100-SXM": DataSheet("H100-SXM", 3.35e12, 989e12, 80e9, "NVIDIA H100 data sheet"),
-    "H200": DataSheet("H200", 4.8e12, 989e12, 141e9, "NVIDIA H200 data sheet"),
-}

@@ -7,7 +7,6 @@ torch's allocators: the peak, and what stays allocated.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import re
@@ -109,18 +108,6 @@ def bytes_left(make: Callable[[], Any], device: Any = "cpu") -> int:
     left = torch.cuda.memory_allocated(device) - before
     del made
     return left
-
-
-def trim_heap() -> None:
-    """Return freed memory to the operating system where the C library keeps it.
-
-    glibc keeps pieces below 32 MB, and rounding one model after another (lesson 10) leaves gigabytes of them. Does
-    nothing where there is no such call.
-    """
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # other C libraries, macOS, Windows
-        pass
 
 
 @contextmanager

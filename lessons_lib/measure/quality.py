@@ -171,9 +171,11 @@ def chi_square(seen: Tensor, distribution: Tensor) -> tuple[float, float]:
     expected. Raises ValueError if something was counted whose probability is 0.
     """
     if seen.shape != distribution.shape:
-        raise ValueError(f"counts of shape {tuple(seen.shape)} do not fit a law of shape {tuple(distribution.shape)}")
+        raise ValueError(
+            f"counts of shape {tuple(seen.shape)} do not fit a distribution of shape {tuple(distribution.shape)}"
+        )
     if bool((seen[distribution == 0] > 0).any()):
-        raise ValueError("something was counted that the law rules out; no statistic is needed to refuse it")
+        raise ValueError("something was counted that the distribution rules out; no statistic is needed to refuse it")
     possible = distribution > 0
     expected = distribution[possible].double() * float(seen.sum())
     statistic = ((seen[possible].double() - expected) ** 2 / expected).sum()

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from lessons_lib.models import trained
 from lessons_lib.models.checkpoint import head_is_embedding, their_names
 from lessons_lib.models.decoder import Decoder, decoder_config
-from lessons_lib.quantization.formats import quantize
+from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import signed_rows
 
 

@@ -18,7 +18,7 @@ from lessons_lib.attention.traffic import Memory
 from lessons_lib.caches.cache import causal_mask
 from lessons_lib.measure.sparsity import highest, threshold
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.quantization.calibrated import Name, linears
+from lessons_lib.quantization.calibration import Name, linears
 from lessons_lib.quantization.linear import sharing_copy
 
 Change = Callable[[Name, Tensor], Tensor]

@@ -1,35 +1,22 @@
 """Weights and KV caches in few bits (lessons 10, 11).
 
-formats         integers, NF4 and FP8: codes and what they stand for; sizes: their bytes before anything loads
+integers        2 to 8 bits: codes and what they stand for
+floats          NF4 and FP8
+formats         all of them by name, with their errors; sizes: their bytes before anything loads
 linear          nn.Modules that take the place of an nn.Linear: W8A16, W4A16, W8A8, W4A8, LLM.int8()
-calibrated      GPTQ, AWQ, SmoothQuant: what looks at calibration inputs before it rounds
+calibration     what each matrix reads on sample texts
+gptq, awq, smoothquant   three methods that use it, a file each
 model           quantize_model swaps these layers into a decoder
 kv              a KV cache in few bits
 cpu, cuda       kernels of one kind of device, used where such a layer is made
 """
 
-from lessons_lib.quantization.calibrated import (
-    MATRICES,
-    awq_scales,
-    gptq,
-    hessian,
-    inputs_of,
-    inverse_factor,
-    layer_loss,
-    smooth_scales,
-    sweep,
-    watch,
-)
-from lessons_lib.quantization.formats import (
-    bits_of,
-    codebook,
-    decibels,
-    draws,
-    quantize,
-    relative_error,
-    round_trip,
-    rounding,
-)
+from lessons_lib.quantization.awq import awq_scales
+from lessons_lib.quantization.calibration import MATRICES, inputs_of, watch
+from lessons_lib.quantization.floats import codebook
+from lessons_lib.quantization.formats import bits_of, decibels, draws, relative_error, round_trip, rounding
+from lessons_lib.quantization.gptq import gptq, hessian, inverse_factor, layer_loss, sweep
+from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.kv import QuantizedCache, quantize_keys, quantize_values, restore_keys, restore_values
 from lessons_lib.quantization.linear import (
     LLMInt8Linear,
@@ -44,6 +31,7 @@ from lessons_lib.quantization.linear import (
 )
 from lessons_lib.quantization.model import PLAIN, W8A8Options, bytes_kept, bytes_read, quantize_model
 from lessons_lib.quantization.sizes import GPU_MEMORY, gpus_that_hold, model_bytes, step_bytes
+from lessons_lib.quantization.smoothquant import smooth_scales
 
 __all__ = [
     "GPU_MEMORY",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lessons_lib.quantization.formats import Integers
+from lessons_lib.quantization.integers import Integers
 from lessons_lib.quantization.linear import QuantizedLinear, W4A16Linear, W8A16Linear, check_groups, scales_and_zeros
 
 TILE = 16  # codes of a row in one tile; the kernel reads 8, 4 or 2 tiles at a time

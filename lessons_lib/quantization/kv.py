@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.caches.cache import Cache
-from lessons_lib.quantization.formats import Grid, Integers, check_bits, check_values, quantize
+from lessons_lib.quantization.integers import Grid, Integers, check_bits, check_values, quantize
 
 GROUP, RESIDUAL = 32, 128  # KIVI's G and R
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lessons_lib.quantization.formats import Integers, Quantized, check_values, unpack
+from lessons_lib.quantization.integers import Integers, Quantized, check_values, unpack
 
 GROUP = 32  # group size of weights and activations in W4A8
 LARGEST = 127  # largest 8-bit code

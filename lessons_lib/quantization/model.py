@@ -5,22 +5,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from lessons_lib.measure.profiler import trim_heap
 from lessons_lib.progress import say
-from lessons_lib.quantization.calibrated import (
-    ALPHAS,
-    HEAD,
-    MATRICES,
-    Inputs,
-    Name,
-    Windows,
-    awq,
-    gptq_decoder,
-    inputs_of,
-    linears,
-    smoothed,
-)
-from lessons_lib.quantization.formats import quantize, rounding
+from lessons_lib.quantization import cpu
+from lessons_lib.quantization.awq import awq
+from lessons_lib.quantization.calibration import HEAD, MATRICES, Inputs, Name, Windows, inputs_of, linears
+from lessons_lib.quantization.formats import rounding
+from lessons_lib.quantization.gptq import gptq_decoder
+from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import (
     GROUP,
     FakeQuantLinear,
@@ -34,6 +25,7 @@ from lessons_lib.quantization.linear import (
     tensors,
     weight_only,
 )
+from lessons_lib.quantization.smoothquant import ALPHAS, smoothed
 
 Make = Callable[[Name, Tensor], QuantizedLinear | None]  # name, weight (N, K) -> the new layer; None: keep the old one
 W8A8, W8A16, W4A16, W4A8, LLM_INT8 = "W8A8", "W8A16", "W4A16", "W4A8", "llm.int8"
@@ -92,7 +84,8 @@ def quantize_model(
             return swapped(decoder, lambda name, weight: LLMInt8Linear(weight))
         return _weight_only(decoder, format, head, windows, FakeQuantLinear if values else weight_only)
     finally:
-        trim_heap()
+        if decoder.norm.device.type == "cpu":
+            cpu.trim_heap()
 
 
 def swapped(decoder: nn.Module, make: Make) -> nn.Module:

@@ -7,8 +7,7 @@ tables are left out (below 1% of the models here). GB = 1e9.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.machine import DATA_SHEETS
+from lessons_lib.measure.config import DATA_SHEETS, ModelConfig
 
 # bytes of memory by data sheet; driver and desktop always take some of it
 GPU_MEMORY = {"RTX 4060": 8e9, "T4": 16e9, "L4": 24e9, "RTX 4090": 24e9} | {

@@ -103,7 +103,14 @@ def goodput(requests: list[Sequence], ttft: float, tpot: float) -> tuple[float, 
     ttft, tpot: limits in seconds. Failed requests count as misses.
     """
     lines = [r.timeline() if served(r) else Timeline(r.arrival, ()) for r in requests]
-    return clock.goodput(lines, ttft, tpot), clock.attainment(lines, ttft, tpot)
+    in_time = sum(meets(line, ttft, tpot) for line in lines)
+    return in_time / clock.makespan(lines), in_time / len(lines)
+
+
+def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:
+    """Whether a request met both limits (seconds). A single token has no TPOT and is judged by its TTFT alone."""
+    in_time = not timeline.failed and timeline.ttft <= ttft
+    return in_time and (math.isnan(timeline.tpot) or timeline.tpot <= tpot)
 
 
 def service_level(unloaded: Latency) -> tuple[float, float]:

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lessons_lib.decoding.sequence import Sequence
-from lessons_lib.measure.config import CONFIGS
+from lessons_lib.measure.config import CONFIGS, DATA_SHEETS
 from lessons_lib.measure.cost import RooflineCost
-from lessons_lib.measure.machine import DATA_SHEETS
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.loop import Log
 from lessons_lib.serving.scheduler import Scheduler, Static

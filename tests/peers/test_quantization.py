@@ -8,7 +8,9 @@ from torch.ao.quantization import PerChannelMinMaxObserver
 
 from lessons_lib.models import ModelUnavailable, tiny
 from lessons_lib.models.libraries import LIBRARIES, by_library, bytes_held
-from lessons_lib.quantization.formats import codebook, quantize, quantize_fp8, quantize_nf4, relative_error
+from lessons_lib.quantization.floats import codebook, quantize_fp8, quantize_nf4
+from lessons_lib.quantization.formats import relative_error
+from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import LLMInt8Linear, W8A8Linear
 
 

@@ -13,9 +13,11 @@ import torch
 from support.toys import linear_of
 from torch import Tensor, nn
 
-from lessons_lib.quantization.calibrated import awq_scales, smooth_scales
-from lessons_lib.quantization.formats import Integers, quantize, relative_error
+from lessons_lib.quantization.awq import awq_scales
+from lessons_lib.quantization.formats import relative_error
+from lessons_lib.quantization.integers import Integers, quantize
 from lessons_lib.quantization.linear import DequantizedLinear, ScaledLinear, W8A8Linear
+from lessons_lib.quantization.smoothquant import smooth_scales
 
 N, K, LOUD = 64, 128, [7, 40]
 

@@ -6,6 +6,8 @@ pointwise matmul and attention written as sums, which torch.compile turns into l
 native    two C++ kernels, compiled when first needed
 """
 
+import ctypes
+
 import torch
 
 from lessons_lib.quantization.cpu.pointwise import (
@@ -21,6 +23,7 @@ __all__ = [
     "integer_units",
     "multiply_by_products",
     "packed_kernels",
+    "trim_heap",
     "with_linears",
 ]
 
@@ -33,3 +36,15 @@ def packed_kernels() -> bool:
 def integer_units() -> bool:
     """Whether this CPU has VNNI: one instruction multiplies and adds four pairs of 8-bit integers without overflow."""
     return torch.cpu._is_vnni_supported()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the operating system where the C library keeps it.
+
+    glibc keeps pieces below 32 MB, and rounding one model after another (lesson 10) leaves gigabytes of them. Does
+    nothing where there is no such call.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # other C libraries, macOS, Windows
+        pass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.compiler import CHUNK, PLACES, kept_in_memory
-from lessons_lib.quantization.formats import Integers
+from lessons_lib.quantization.integers import Integers
 from lessons_lib.quantization.linear import GROUP
 
 BYTES, NIBBLES = 4, 8  # 8-bit and 4-bit codes in a 32-bit word

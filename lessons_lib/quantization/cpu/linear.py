@@ -20,7 +20,7 @@ from lessons_lib.quantization.cpu.layouts import (
     times_bytes,
     times_nibbles,
 )
-from lessons_lib.quantization.formats import Integers
+from lessons_lib.quantization.integers import Integers
 from lessons_lib.quantization.linear import (
     GROUP,
     QuantizedLinear,

@@ -1,11 +1,29 @@
-"""Clocks: sync, warm-up, samples and paired ratios, on a fake clock (no test asserts a real time)."""
+"""Clocks and timelines: sync, warm-up, paired ratios and percentiles, on a fake clock (no test asserts a real time)."""
 
 import gc
+import math
 
+import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lessons_lib.measure import clock
-from lessons_lib.measure.clock import Ratio, Samples, bootstrap, compare, rate_ratio, seconds_text, timed
+from lessons_lib.measure.clock import (
+    Ratio,
+    Samples,
+    Timeline,
+    TokenClock,
+    bootstrap,
+    capacity,
+    compare,
+    makespan,
+    percentiles,
+    rate_ratio,
+    seconds_text,
+    throughput,
+    timed,
+)
 
 
 class World:
@@ -50,15 +68,6 @@ def test_a_device_is_synced_exactly_twice_per_timed_block(world):
     assert samples.times == (3.0, 3.0, 3.0)  # the work and the wait after it, not the wait before
 
 
-def test_comparing_on_a_device_syncs_twice_per_block_too(world):
-    compare(world.work(2.0), world.work(4.0), "cuda", 5, 2)
-    assert len(world.syncs) == 2 * 2 * (2 + 5)
-
-
-def test_syncing_a_cpu_does_nothing():
-    assert clock.sync("cpu") is None
-
-
 @pytest.mark.parametrize(
     "durations, warm",
     [
@@ -71,13 +80,6 @@ def test_syncing_a_cpu_does_nothing():
 def test_warm_up_ends_when_two_runs_agree(world, durations, warm):
     samples = timed(world.work(*durations), repeats=2)
     assert len(samples.times) == 2 and world.runs == warm + 2
-
-
-def test_a_given_number_of_warm_up_runs_is_kept(world):
-    for warm in (0, 5):
-        before = world.runs
-        timed(world.work(1.0), repeats=2, warmup=warm)
-        assert world.runs == before + warm + 2
 
 
 @pytest.mark.parametrize("was_on", [True, False])
@@ -132,8 +134,7 @@ def test_swapping_inverts_value_and_interval(count):
     assert one.differs and one.low < one.value < one.high
 
 
-def test_the_bootstrap_interval_covers_the_median_in_about_95_percent_of_draws():
-    import numpy as np
+def test_the_bootstrap_interval_covers_the_median_in_about_95_percent_of_samples():
 
     rng, hits = np.random.default_rng(0), 0
     for _ in range(200):
@@ -159,7 +160,7 @@ def test_the_interval_and_the_speed_of_several_texts_by_hand():
     """10 tokens in 1 s and 10 in 9 s are 2 tokens/s, not the 5.56 of a mean of rates."""
     ratio = rate_ratio([(10, 1.0), (10, 9.0)], [(10, 1.0), (30, 1.0)])
     assert ratio.value == pytest.approx((40 / 2) / (20 / 10))
-    assert ratio.low == pytest.approx(1) and ratio.high == pytest.approx(27)  # either text drawn twice
+    assert ratio.low == pytest.approx(1) and ratio.high == pytest.approx(27)  # either text sampled twice
     assert ratio.a.times == (0.1, 0.9) and ratio.b.times == pytest.approx((0.1, 1 / 30))
     with pytest.raises(ValueError, match="at least one, not 0 and 0"):
         rate_ratio([], [])
@@ -182,14 +183,6 @@ def test_several_functions_are_timed_in_turn_and_keep_their_keys(monkeypatch):
     assert found["a"].times == (1, 1, 1)
 
 
-def test_what_was_timed_is_kept():
-    found = {}
-    samples = clock.in_turn(
-        {key: clock.keeping(found, key, lambda key=key: key * 2) for key in "ab"}, repeats=2, warmup=0
-    )
-    assert found == {"a": "aa", "b": "bb"} and list(samples) == ["a", "b"]
-
-
 @pytest.mark.parametrize("warmup, runs", [("auto", 2), (3, 2), (0, 1)])
 def test_a_quick_run_warms_up_once_at_most_and_times_once(world, monkeypatch, warmup, runs):
     monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
@@ -202,3 +195,68 @@ def test_a_loop_of_a_lessons_own_turns_once_in_a_quick_run(monkeypatch):
     assert [clock.runs(n) for n in (0, 1, 5)] == [0, 1, 5]
     monkeypatch.setenv("LESSONS_LIB_QUICK", "1")
     assert [clock.runs(n) for n in (0, 1, 5)] == [0, 1, 1]
+
+
+FOUR = Timeline(0.0, (0.5, 0.6, 0.8, 1.0))
+
+
+def test_the_worked_example():
+    assert FOUR.ttft == 0.5
+    assert FOUR.itl == pytest.approx([0.1, 0.2, 0.2])
+    assert FOUR.tpot == pytest.approx(1 / 6)
+    assert FOUR.e2e == 1.0 == pytest.approx(FOUR.ttft + 3 * FOUR.tpot)
+
+
+def test_one_token_has_no_tpot():
+    one = Timeline(0.0, (0.4,))
+    assert math.isnan(one.tpot) and one.itl == [] and one.e2e == 0.4
+
+
+def test_an_empty_output_has_no_ttft_and_counts_as_failed():
+    empty = Timeline(0.0, ())
+    assert empty.failed and math.isnan(empty.ttft) and math.isnan(empty.e2e)
+    assert math.isnan(makespan([empty])) and math.isnan(throughput([empty]))
+
+
+def test_a_makespan_lasts_from_the_first_arrival_to_the_last_token():
+    assert makespan([FOUR, Timeline(1.0, (1.5, 2.0)), Timeline(-1.0, ())]) == 3.0
+
+
+def test_throughput_is_all_new_tokens_over_the_makespan_waits_included():
+    assert throughput([FOUR, Timeline(1.0, (1.5, 2.0)), Timeline(-1.0, ())]) == 6 / 3.0
+    assert throughput([Timeline(10.0, (10.5, 12.0))]) == 1.0
+
+
+def test_percentiles_are_interpolated_linearly_by_hand():
+    assert percentiles([4.0, 1.0, 3.0, 2.0]) == pytest.approx({50: 2.5, 90: 3.7, 99: 3.97})
+    assert percentiles([7.0], qs=(0, 100)) == {0: 7.0, 100: 7.0}
+
+
+def test_percentiles_leave_out_requests_without_a_value_and_know_nothing_of_none():
+    runs = [FOUR, Timeline(0.0, ()), Timeline(0.0, (1.5,))]
+    assert percentiles([run.ttft for run in runs], qs=(50,)) == {50: 1.0}
+    assert all(math.isnan(value) for value in percentiles([run.tpot for run in runs[1:]]).values())
+
+
+def test_capacity_is_the_highest_rate_that_serves_nine_in_ten():
+    assert capacity({1: 1.0, 2: 0.95, 4: 0.90, 8: 0.5}) == 4
+    assert capacity({8: 0.5}) == 0
+
+
+def test_the_prompt_that_a_streamer_is_given_first_is_no_token(monkeypatch):
+    ticks = iter((0.0, 0.5, 0.6, 0.8, 1.0))
+    monkeypatch.setattr("lessons_lib.measure.clock.perf_counter", lambda: next(ticks))
+    clock = TokenClock()
+    for value in ("prompt", "a", "b", "c", "d"):
+        clock.put(value)
+    assert clock.timeline() == FOUR
+
+
+def test_generate_streams_one_time_per_new_token():
+    model = LlamaForCausalLM(
+        LlamaConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=16, vocab_size=20)
+    )
+    clock = TokenClock()
+    prompt = torch.ones(1, 5, dtype=torch.long)
+    model.generate(prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False, streamer=clock, pad_token_id=0)
+    assert len(clock.timeline().times) == 6

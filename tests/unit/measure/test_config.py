@@ -81,10 +81,6 @@ def test_head_dim_of_the_config_wins_over_width_by_heads():
     assert (shape.head_dim, shape.num_heads * shape.head_dim, shape.hidden_size) == (16, 64, 32)
 
 
-def test_a_config_without_kv_heads_has_as_many_as_heads():
-    assert ModelConfig.from_transformers(OPTConfig(**TINY, ffn_dim=48)).num_kv_heads == 4
-
-
 def test_windows_are_read_per_layer_and_ignored_where_switched_off():
     mistral = ModelConfig.from_transformers(MistralConfig(**TINY, sliding_window=8))
     hybrid = ModelConfig.from_transformers(Gemma2Config(**TINY, sliding_window=8))

@@ -1,4 +1,4 @@
-"""Perplexity and agreement against sums that can be done by hand, and what is no reading."""
+"""Perplexity and agreement against sums done by hand, and the chi-square test against published tables."""
 
 import math
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.measure import quality
+from lessons_lib.measure.quality import chi_square
 
 ROWS = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]], dtype=torch.float64)
 
@@ -40,12 +41,6 @@ def test_windows_do_not_overlap_and_a_last_token_alone_is_left_out():
     assert quality.windows(range(8), 3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
-def test_a_model_never_sees_more_than_a_window():
-    seen = []
-    quality.read(lambda ids: seen.append(list(ids)) or flat(ids), [0, 1, 2, 0, 1], window=3)
-    assert seen == [[0, 1, 2], [0, 1]]
-
-
 def test_sums_are_in_float64_even_of_bf16_logits():
     logits = torch.randn(300, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
     reading = quality.read(lambda ids: logits, [i % 50 for i in range(300)], window=300)
@@ -75,7 +70,7 @@ def test_the_interval_is_that_of_the_mean_of_paired_differences():
     assert alone.low == 0 and alone.high > 1e300
 
 
-def test_agreement_is_the_share_of_equal_favourites():
+def test_agreement_is_the_share_of_equal_argmaxes():
     ids = [0, 0, 1, 2, 1, 0]
     one, other = quality.read(table, ids), quality.read(lambda ids: -table(ids), ids)
     assert quality.agreement(one, one) == 1 and quality.agreement(one, other) == 0
@@ -125,3 +120,31 @@ def test_readings_of_different_texts_are_not_compared():
     for compare in (quality.ratio, quality.agreement):
         with pytest.raises(ValueError, match="the same text, window and among"):
             compare(one, other)
+
+
+def test_statistic_and_chance_by_hand():
+    statistic, chance = chi_square(torch.tensor([60, 40]), torch.tensor([0.5, 0.5]))
+    assert statistic == pytest.approx(4.0) and chance == pytest.approx(0.0455, abs=1e-4)
+
+
+@pytest.mark.parametrize("degrees, critical", [(1, 3.841), (2, 5.991), (8, 15.507)])
+def test_the_published_critical_values_have_a_chance_of_a_twentieth(degrees, critical):
+    cells, n = degrees + 1, 10_000
+    distribution = torch.full((cells,), 1 / cells, dtype=torch.float64)
+    shift = (critical * n / cells / 2) ** 0.5
+    seen = torch.full((cells,), n / cells, dtype=torch.float64)
+    seen[0], seen[1] = seen[0] + shift, seen[1] - shift
+    statistic, chance = chi_square(seen, distribution)
+    assert statistic == pytest.approx(critical, rel=1e-6) and chance == pytest.approx(0.05, abs=1e-4)
+
+
+def test_cells_that_cannot_be_seen_are_no_degrees_of_freedom():
+    with_one = chi_square(torch.tensor([60, 40, 0]), torch.tensor([0.5, 0.5, 0.0]))
+    assert with_one == chi_square(torch.tensor([60, 40]), torch.tensor([0.5, 0.5]))
+
+
+def test_the_impossible_and_the_misshapen_are_refused():
+    with pytest.raises(ValueError, match="rules out"):
+        chi_square(torch.tensor([1, 1]), torch.tensor([1.0, 0.0]))
+    with pytest.raises(ValueError, match="do not fit a distribution"):
+        chi_square(torch.tensor([1, 1]), torch.tensor([1.0]))

@@ -21,7 +21,7 @@ from lessons_lib.models.draft import (
 )
 from lessons_lib.models.hub import converted
 from lessons_lib.models.trained import CARD, WEIGHTS
-from lessons_lib.quantization.formats import quantize
+from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import W8A16Linear
 from lessons_lib.training.loop import read_texts
 

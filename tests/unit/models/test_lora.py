@@ -9,7 +9,7 @@ from torch import nn
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.lora import LoRALinear, adapted, adapters, merged
-from lessons_lib.quantization.calibrated import linears
+from lessons_lib.quantization.calibration import linears
 
 IDS = [5, 80, 3, 3, 61]
 

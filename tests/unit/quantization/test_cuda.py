@@ -6,7 +6,7 @@ from torch._subclasses import FakeTensorMode
 
 from lessons_lib.quantization import cuda
 from lessons_lib.quantization.cuda import FusedW8A16Linear, TinyGemmW4A16Linear, in_pairs, tiles
-from lessons_lib.quantization.formats import Grid, Integers, quantize
+from lessons_lib.quantization.integers import Grid, Integers, quantize
 from lessons_lib.quantization.linear import W4A16Linear, W8A8Linear, W8A16Linear, weight_only
 
 

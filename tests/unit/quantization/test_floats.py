@@ -1,11 +1,20 @@
-"""Floats of 8 bits: our rounding is torch's on every number and halfway between; their error beside int8's."""
+"""FP8 rounds as torch does on every number and halfway between; NF4 has the published levels."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.quantization.formats import FORMATS, quantize, quantize_fp8, round_float
+from lessons_lib.quantization.floats import (
+    FORMATS,
+    codebook,
+    double_scales,
+    nearest_level,
+    quantize_fp8,
+    quantize_nf4,
+    round_float,
+)
+from lessons_lib.quantization.integers import quantize, unpack
 
 BOTH = pytest.mark.parametrize("format", FORMATS)
 
@@ -64,30 +73,6 @@ def test_relative_errors_stay_within_half_a_step_of_the_mantissa(format, seed, e
     assert ((quantized.dequantize() - x).double().abs() <= 0.5 * step * 1.00001 + 2e-45).all()
 
 
-@BOTH
-def test_zeros_come_back_and_a_byte_is_a_byte(format):
-    quantized = quantize_fp8(torch.zeros(4, 32), format)
-    assert torch.equal(quantized.dequantize(), torch.zeros(4, 32)) and quantized.bits_per_weight == 8 + 32 / 32
-    assert quantized.codes.dtype == FORMATS[format].kind
-
-
-@BOTH
-def test_the_largest_value_of_a_block_becomes_the_largest_number(format):
-    codes = quantize_fp8(torch.tensor([[0.5, -2.0], [3e-5, 1e-5]]), format).codes.float()
-    assert codes.abs().amax(1).tolist() == [FORMATS[format].largest] * 2
-
-
-@pytest.mark.parametrize("loud, int8, e4m3, e5m2", [(0.0, 39.3, 31.6, 25.6), (0.001, 17.9, 31.6, 25.6)])
-def test_int8_is_better_on_normal_values_and_worse_with_outliers(loud, int8, e4m3, e5m2):
-    """In dB, one scale for all; 0.1% of the values 20 times as large."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1_000_000, generator=generator)
-    x = torch.where(torch.rand(len(x), generator=generator) < loud, 20 * x, x)
-    found = [quantize(x, 8, "tensor"), *(quantize_fp8(x, format, "tensor") for format in FORMATS)]
-    decibel = [10 * torch.log10(x.square().mean() / (q.dequantize() - x).square().mean()).item() for q in found]
-    assert decibel == pytest.approx([int8, e4m3, e5m2], abs=0.6)
-
-
 def test_what_cannot_be_rounded_is_refused():
     with pytest.raises(ValueError, match="there is no format 'e3m4'; choose one of e4m3, e5m2"):
         quantize_fp8(torch.ones(2, 2), "e3m4")
@@ -108,3 +93,89 @@ def test_values_come_back_in_their_own_dtype_and_are_rounded_once(dtype):
     quantized = quantize_fp8(x)
     assert quantized.dequantize().dtype == dtype
     assert torch.equal(quantized.codes.float(), quantize_fp8(x.double()).codes.float())
+
+
+# QLoRA, appendix E
+PUBLISHED = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_formula_gives_the_published_levels():
+    assert codebook().tolist() == pytest.approx(PUBLISHED, abs=1e-6)
+
+
+@given(ratio=st.floats(-1, 1))
+def test_the_level_chosen_is_the_nearest(ratio):
+    chosen = codebook()[nearest_level(torch.tensor([ratio], dtype=torch.float64))]
+    assert (chosen - ratio).abs().item() == (codebook() - ratio).abs().min().item()
+
+
+@given(seed=st.integers(0, 50), exponent=st.integers(-30, 30), block=st.sampled_from([4, 16]), double=st.booleans())
+def test_every_value_comes_back_within_half_the_widest_gap(seed, exponent, block, double):
+    x = normal(3, 32, seed=seed) * 10.0**exponent
+    error = (quantize_nf4(x, block, double).dequantize() - x).abs().view(-1, block).amax(1)
+    largest = x.view(-1, block).abs().amax(1)
+    lost = (largest - largest.mean()).abs().max() / 254 if double else 0  # by rounding the scales: half a step
+    assert (error <= 0.5 * codebook().diff().max() * (largest + lost) * 1.00001 + lost).all()
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_zeros_and_the_loudest_values_come_back(double):
+    x = normal(2, 64)
+    x[0], x[1, ::2] = 0, 0
+    restored = quantize_nf4(x, 64, double).dequantize()
+    assert (restored[x == 0] == 0).all()
+    loudest = x[1].abs().argmax()
+    assert restored[1, loudest].item() == pytest.approx(x[1, loudest].item(), rel=1e-6 if not double else 0.01)
+
+
+def test_a_block_worked_by_hand():
+    quantized = quantize_nf4(torch.tensor([[2.0, -2.0, 0.0, 1.0]]), 4, double=False)
+    assert unpack(quantized.codes, 4, 4).tolist() == [15, 0, 7, 12]  # 0.5 lies nearer to 0.4407 than to 0.5626
+    assert quantized.dequantize()[0].tolist() == pytest.approx([2.0, -2.0, 0.0, 2 * PUBLISHED[12]])
+
+
+def test_levels_are_chosen_for_the_scale_that_is_kept():
+    x = normal(32, 64) * torch.logspace(-2, 1, 32)[:, None]
+    quantized = quantize_nf4(x)
+    kept = quantized.scales.dequantize()[:, None] * codebook().float()
+    best = (kept[:, None] - x[:, :, None]).abs().amin(-1)
+    torch.testing.assert_close((quantized.dequantize() - x).abs(), best)
+
+
+def test_bits_per_weight_are_the_published_ones():
+    x = normal(64, 256)  # 256 blocks of 64
+    assert quantize_nf4(x, double=False).bits_per_weight == 4.5
+    mean = 32 / x.numel()  # one number a tensor, which the paper leaves out
+    assert quantize_nf4(x).bits_per_weight - mean == 4 + 8 / 64 + 32 / (64 * 256) == pytest.approx(4.127, abs=5e-4)
+
+
+def test_scales_are_off_by_half_a_step_of_what_is_left_beside_their_mean():
+    scales = normal(300).abs()
+    double = double_scales(scales)
+    assert double.mean == scales.mean() and double.rest.shape == (2, 256)
+    error = (double.dequantize() - scales).abs()
+    assert 0 < error.max() <= (scales - scales.mean()).abs().max() / 254 * 1.0001
+
+
+@pytest.mark.parametrize("block, nf4, minimum, absmax", [(64, 20.7, 21.0, 19.4), (128, 20.4, 20.0, 18.6)])
+def test_it_beats_integers_of_4_bits_on_normal_values_once_blocks_are_large(block, nf4, minimum, absmax):
+    """In dB. Blocks of 64 are small enough for integers with a minimum to be better."""
+    x = normal(512, 1024)
+    kept = {"scale_dtype": torch.float32}
+    integers = [quantize(x, 4, block, kind, **kept).dequantize() for kind in ("affine", "absmax")]
+    found = [quantize_nf4(x, block, double=False).dequantize(), *integers]
+    decibel = [10 * torch.log10(x.square().mean() / (y - x).square().mean()).item() for y in found]
+    assert decibel == pytest.approx([nf4, minimum, absmax], abs=0.25)
+
+
+def test_numbers_of_16_bits_find_the_levels_that_they_would_find_with_more():
+    x = normal(8, 64).bfloat16()
+    assert torch.equal(quantize_nf4(x, double=False).codes, quantize_nf4(x.float(), double=False).codes)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lessons_lib.quantization.calibrated import gptq, hessian, inverse_factor, layer_loss, row_losses, sweep
-from lessons_lib.quantization.formats import KINDS, quantize
+from lessons_lib.quantization.gptq import gptq, hessian, inverse_factor, layer_loss, row_losses, sweep
+from lessons_lib.quantization.integers import KINDS, quantize
 
 
 def correlated(seed: int, rows: int = 12, columns: int = 48, count: int = 200) -> tuple[Tensor, Tensor]:
@@ -139,8 +139,8 @@ def test_columns_that_were_always_zero_become_zero_and_disturb_nothing():
     others = [column for column in range(48) if column not in (3, 20)]
     without = gptq(w[:, others], hessian(x[:, others]), damp=0.0).dequantize()
     assert torch.equal(restored[:, others], without)
-    silent = hessian(x * 0)
-    assert torch.equal(gptq(w, silent).dequantize(), w * 0) and (silent == 0).all()
+    all_zero = hessian(x * 0)
+    assert torch.equal(gptq(w, all_zero).dequantize(), w * 0) and (all_zero == 0).all()
 
 
 def test_fewer_inputs_than_columns_are_damped_until_they_serve():
@@ -165,16 +165,10 @@ def test_shape_dtype_and_the_weight_itself_are_kept():
 
 @pytest.mark.parametrize("change, sentence", [
     (dict(weight=torch.full((2, 8), float("nan"))), "the weight holds 16 NaN or infinite values"),
-    (dict(hessian=torch.full((8, 8), float("inf"))), "the Hessian holds 64 NaN or infinite values"),
     (dict(hessian=torch.eye(4)), r"a weight \(N, K\) needs a Hessian \(K, K\), not \(2, 8\) and \(4, 4\)"),
-    (dict(weight=torch.ones(2, 8, 8)), r"a weight \(N, K\) needs a Hessian \(K, K\), not \(2, 8, 8\) and \(8, 8\)"),
     (dict(hessian=-torch.eye(8)), "no damping makes this Hessian positive definite"),
     (dict(per="tensor"), 'GPTQ rounds column by column with a scale per "row" or group'),
-    (dict(per=3), "groups of 3 do not divide rows of 8 values; 8 would"),
-    (dict(bits=1), "1 bits are not supported"),
-    (dict(kind="log"), "there is no kind 'log'"),
     (dict(damp=-1.0), "damp >= 0 and block >= 1 are needed, not -1.0 and 128"),
-    (dict(block=0), "damp >= 0 and block >= 1 are needed, not 0.01 and 0"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(change, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -11,13 +11,7 @@ from lessons_lib.caches.sizes import quantized_bytes
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder, Segment
-from lessons_lib.quantization.kv import (
-    QuantizedCache,
-    quantize_keys,
-    quantize_values,
-    restore_keys,
-    restore_values,
-)
+from lessons_lib.quantization.kv import QuantizedCache, quantize_keys, quantize_values, restore_keys, restore_values
 
 HEADS, DIM = 2, 32
 
@@ -46,11 +40,6 @@ def test_every_key_and_value_comes_back_within_half_a_step(seed, bits, group):
     assert ((restore_keys(keys) - x).abs() <= 0.501 * steps + 1e-5).all()
     steps = values.grid.scales.view(2, HEADS, 32, -1).transpose(0, 1).flatten(1, 2).repeat_interleave(group, 2).float()
     assert ((restore_values(values) - x).abs() <= 0.501 * steps + 1e-5).all()
-
-
-def test_a_constant_group_comes_back_exactly():
-    x = torch.full((HEADS, 32, DIM), -1.5)
-    assert torch.equal(restore_keys(quantize_keys(x)), x) and torch.equal(restore_values(quantize_values(x)), x)
 
 
 def error(restored: Tensor, x: Tensor, quiet: Tensor) -> float:
@@ -82,7 +71,7 @@ def test_the_newest_tokens_are_kept_bit_by_bit_however_they_come(lengths, group,
         assert torch.equal(restore_values(cache.rounded[0][1]), restore_values(once))
 
 
-def test_a_forward_sees_its_own_tokens_as_they_are_and_older_ones_rounded():
+def test_a_pass_sees_its_own_tokens_as_they_are_and_older_ones_rounded():
     cache, keys, values = filled([40])
     seen_keys, seen_values = cache.append(0, keys[:, :3], values[:, :3])
     assert seen_keys.shape == (HEADS, 43, DIM) == seen_values.shape
@@ -142,7 +131,7 @@ def test_bytes_are_those_of_the_formula():
     assert cache.rounded_length() == whole - 128
 
 
-def test_rejected_guesses_leave_no_trace():
+def test_rejected_draft_tokens_leave_nothing_behind():
     cache, keys, values = filled([40])
     again, *_ = filled([40])
     cache.append(0, random(5, 7), random(5, 8))
@@ -181,16 +170,10 @@ def test_a_decoder_reads_it_as_any_other_cache():
 
 
 @pytest.mark.parametrize("make, sentence", [
-    (lambda: QuantizedCache(1, bits=9), "9 bits are not supported"),
     (lambda: QuantizedCache(1, group=12), "a group is a multiple of 8 and a residual at least 0, not 12 and 128"),
-    (lambda: QuantizedCache(1, group=0), "a group is a multiple of 8 and a residual at least 0, not 0 and 128"),
     (lambda: QuantizedCache(1, residual=-1), "not 32 and -1"),
     (lambda: quantize_keys(random(33)), r"\(2, 33, 32\) is not \(H_kv, S, d\) with S a multiple of 32"),
-    (lambda: quantize_keys(random(32), group=0), r"\(2, 32, 32\) is not \(H_kv, S, d\) with S a multiple of 0"),
-    (lambda: quantize_keys(torch.ones(32, 32)), r"\(32, 32\) is not \(H_kv, S, d\)"),
-    (lambda: quantize_values(random(32), group=24), "groups of 24 do not divide rows of 32 values"),
     (lambda: QuantizedCache(1).append(0, random(2) * float("nan"), random(2)), "a block of keys holds 128 NaN"),
-    (lambda: QuantizedCache(1).append(0, random(2), random(2) * float("inf")), "a block of values holds 128 NaN"),
 ])  # fmt: skip
 def test_what_cannot_be_rounded_is_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):

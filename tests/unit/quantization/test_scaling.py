@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lessons_lib.quantization.calibrated import POINTS, awq_scales, smooth_scales
-from lessons_lib.quantization.formats import quantize
+from lessons_lib.quantization.awq import POINTS, awq_scales
+from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import multiply_rounded, round_rows
+from lessons_lib.quantization.smoothquant import smooth_scales
 
 
 def loud(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -25,19 +26,12 @@ def in_3_bits(w: Tensor):
 
 
 @given(seed=st.integers(0, 50), alpha=st.floats(0, 1))
-def test_scaling_both_sides_leaves_the_product_as_it_was(seed, alpha):
+def test_scaling_both_sides_leaves_the_matmul_as_it_was(seed, alpha):
     x, w = loud(seed)
     s = smooth_scales(x.abs().amax(0), w.abs().amax(0), alpha)
     torch.testing.assert_close(F.linear(x / s, w * s), F.linear(x, w), atol=1e-9, rtol=1e-9)
     s = awq_scales(x, w, in_3_bits, points=3)
     torch.testing.assert_close(F.linear(x / s, w * s), F.linear(x, w), atol=1e-9, rtol=1e-9)
-
-
-def test_the_norm_before_can_take_one_over_s():
-    x, w = loud()
-    norm, s = torch.rand(32, dtype=torch.float64) + 0.5, smooth_scales(x.abs().amax(0), w.abs().amax(0))
-    plain = F.linear(F.rms_norm(x, (32,), norm), w)
-    torch.testing.assert_close(F.linear(F.rms_norm(x, (32,), norm / s), w * s), plain)
 
 
 def test_smoothing_worked_by_hand():
@@ -86,26 +80,12 @@ def test_channels_that_are_always_zero_do_no_harm():
 @pytest.mark.parametrize("x, w, alpha, sentence", [
     (torch.ones(4), torch.ones(4), 1.5, "alpha lies between 0 and 1, not at 1.5"),
     (torch.ones(4), torch.ones(3), 0.5, r"pass x.abs\(\).amax\(0\)"),
-    (-torch.ones(4), torch.ones(4), 0.5, r"pass x.abs\(\).amax\(0\)"),
-    (torch.tensor([float("nan")]), torch.ones(1), 0.5, "the largest inputs holds 1 NaN"),
-    (torch.ones(1), torch.tensor([float("inf")]), 0.5, "the largest weights holds 1 NaN or infinite"),
 ])  # fmt: skip
 def test_what_cannot_be_smoothed_is_refused(x, w, alpha, sentence):
     with pytest.raises(ValueError, match=sentence):
         smooth_scales(x, w, alpha)
 
 
-@pytest.mark.parametrize("x, w, points, sentence", [
-    (torch.ones(2, 3), torch.ones(2, 4), 5, r"inputs \(n, K\), a weight \(N, K\) and points >= 1 are needed"),
-    (torch.ones(2, 4), torch.ones(2, 4), 0, "and 0"),
-    (torch.ones(2, 4) * float("nan"), torch.ones(2, 4), 5, "the calibration inputs holds 8 NaN"),
-    (torch.ones(2, 4), torch.ones(2, 4) * float("nan"), 5, "the weight holds 8 NaN"),
-])  # fmt: skip
-def test_what_awq_cannot_search_is_refused(x, w, points, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        awq_scales(x, w, in_3_bits, points)
-
-
-def test_quiet_channels_are_scaled_by_the_same_formula():
-    scales = smooth_scales(torch.tensor([0.25, 0.0]), torch.tensor([4.0, 4.0]))
-    torch.testing.assert_close(scales, torch.tensor([0.25, 1.0]))
+def test_what_awq_cannot_search_is_refused():
+    with pytest.raises(ValueError, match=r"inputs \(n, K\), a weight \(N, K\) and points >= 1 are needed"):
+        awq_scales(torch.ones(2, 3), torch.ones(2, 4), in_3_bits)

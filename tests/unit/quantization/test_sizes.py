@@ -6,18 +6,17 @@ import pytest
 import torch
 
 from lessons_lib.measure.config import CONFIGS
-from lessons_lib.measure.machine import DATA_SHEETS
-from lessons_lib.quantization.formats import quantize, quantize_fp8, quantize_nf4
+from lessons_lib.quantization.floats import quantize_fp8, quantize_nf4
+from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.sizes import (
-    GPU_MEMORY,
     WEIGHT_FORMATS,
     gpus_that_hold,
-    integer_format,
     model_bytes,
     step_bytes,
 )
 
 SMOL = CONFIGS["smollm2-135m"]
+
 MAKE = {
     "fp8": quantize_fp8, "int8": quantize,
     "int8 g32 affine": lambda w: quantize(w, 8, 32, "affine"), "int4 g32": lambda w: quantize(w, 4, 32, "affine"),
@@ -43,26 +42,12 @@ def test_bits_per_weight_are_the_published_ones(name, columns, bits):
     assert set(WEIGHT_FORMATS) == {*MAKE, "fp32", "bf16"}
 
 
-@pytest.mark.parametrize("bits, group, extra, kind", [(4, 32, 16, "absmax"), (5, 64, 24, "zero_point")])
-def test_any_integers_are_a_format_too(bits, group, extra, kind):
-    kept = quantize(torch.ones(16, 128), bits, group, kind).bits_per_weight
-    assert integer_format(bits, group, extra).bits_per_weight(128) == kept
-
-
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma-2b", "llama-2-7b", "mistral-7b-v0.1", "llama-3-8b"])
 def test_all_but_the_norms_are_counted(name):
     shape = CONFIGS[name]
     norms = (2 * shape.num_layers + 1) * shape.hidden_size
     assert model_bytes(shape, "bf16") == 2 * (shape.params() - norms)
     assert model_bytes(shape, "fp32") == 4 * (shape.params() - norms)
-
-
-def test_smollm2_reads_as_much_as_the_libraries_that_leave_its_head_in_16_bits():
-    assert step_bytes(SMOL, "bf16") == 268_959_744
-    assert step_bytes(SMOL, "int8") == pytest.approx(162.8e6, rel=0.003)  # and the scales, 0.3%
-    assert step_bytes(SMOL, "int4 g32") == pytest.approx(123e6, rel=0.001)
-    assert step_bytes(SMOL, "bf16") / step_bytes(SMOL, "int4 g32") == pytest.approx(2.19, abs=0.01)
-    assert step_bytes(SMOL, "bf16") / step_bytes(SMOL, "int4 g32", "int4 g32") == 3.2
 
 
 def test_a_scale_of_each_row_is_counted_row_by_row():
@@ -109,12 +94,6 @@ def test_a_mistral_fits_8_gb_in_8_bits_and_16_gb_in_16():
     assert gpus_that_hold(1e12) == []
     assert {"L4", "RTX 4090"} <= set(gpus_that_hold(24e9)) and "T4" in gpus_that_hold(16e9)  # as much as there is, fits
     assert not {"L4", "RTX 4090"} & set(gpus_that_hold(24e9 + 1))
-
-
-def test_gpus_come_by_size_with_those_of_the_data_sheets():
-    rooms = [GPU_MEMORY[name] for name in gpus_that_hold(0)]
-    assert rooms == sorted(rooms) and len(rooms) == len(GPU_MEMORY)
-    assert all(GPU_MEMORY[name] == sheet.memory for name, sheet in DATA_SHEETS.items())
 
 
 def test_what_does_not_exist_is_refused():

@@ -46,6 +46,8 @@ def test_goodput_counts_who_kept_both_limits():
     assert goodput(made, ttft=0.5, tpot=0.1) == (pytest.approx(1.0), 0.5)
     made[0].error = "late"
     assert goodput(made, ttft=0.5, tpot=0.1) == (pytest.approx(0.5), 0.25)
+    single = [served(0.0, [0.4]), served(0.0, [0.6])]  # no TPOT: judged by the first token alone
+    assert goodput(single, ttft=0.5, tpot=0.1)[1] == 0.5
 
 
 def test_the_service_level_is_a_multiple_of_the_unloaded_medians():
@@ -54,7 +56,7 @@ def test_the_service_level_is_a_multiple_of_the_unloaded_medians():
 
 
 def test_slots_and_blocks_by_hand():
-    """Outputs 3 and 1 after prompts of 4, blocks of 4: the first needs a second block for its third forward's token."""
+    """Outputs 3 and 1 after prompts of 4, blocks of 4: the first needs a second block for its third pass's token."""
     log = run([Sequence(0, 0, 4, 3), Sequence(1, 0, 4, 1)])
     assert [i.used_blocks for i in log.iterations] == [2, 2, 2]
     assert [i.cached_tokens for i in log.iterations] == [8, 5, 6]

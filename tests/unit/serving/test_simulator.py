@@ -1,4 +1,4 @@
-"""The virtual clock, what a forward commits, prefixes, and the loop around it."""
+"""The virtual clock, what a pass commits, prefixes, and the loop around it."""
 
 import pytest
 
@@ -6,12 +6,29 @@ from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.measure.cost import LinearCost, Load
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.loop import serve
-from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
-from lessons_lib.serving.simulator import Simulator, simulate, steps
+from lessons_lib.serving.scheduler import Continuous, Plan, Scheduler, Static
+from lessons_lib.serving.simulator import Simulator, load_of, simulate, steps
 from lessons_lib.serving.workload import Conversations
 
 
-def test_the_clock_advances_by_the_cost_of_each_forward_and_jumps_over_idle_time():
+def request(prompt, computed=0, emitted=0):
+    made = Sequence(0, 0, prompt, 100)
+    made.num_computed_tokens, made.num_output_tokens = computed, emitted
+    return made
+
+
+def test_a_load_counts_prompts_and_decoding_sequences_apart():
+    assert load_of(Plan([(request(4), 4)])) == Load(4, 1 + 2 + 3 + 4, 1, 0, 0)
+    assert load_of(Plan([(request(4, 1), 2)])) == Load(2, 2 + 3, 1, 0, 0)  # a chunk attends to what is cached
+    assert load_of(Plan([(request(4, 6, 3), 1)])) == Load(0, 0, 0, 1, 7)
+    assert load_of(Plan([(request(4, 6, 3), 3)])) == Load(0, 0, 0, 3, 9)  # two draft tokens
+    assert load_of(Plan([(request(4, 0, 3), 7)])) == Load(7, 28, 1, 0, 0)  # preempted: rebuilt as a prompt
+    assert load_of(Plan([], idle=[request(4, 6, 3)])) == Load(0, 0, 0, 1, 7)
+    assert load_of(Plan([], idle=[request(4, 6, 3)]), padded=False) == Load()
+    assert load_of(Plan([(request(4), 4), (request(4, 6, 3), 1)])) == Load(4, 10, 1, 1, 7)
+
+
+def test_the_clock_advances_by_the_cost_of_each_pass_and_jumps_over_idle_time():
     log = simulate(
         [Sequence(0, 1.0, 10, 3), Sequence(1, 100.0, 20, 1)],
         Scheduler(BlockPool(100)),
@@ -21,7 +38,7 @@ def test_the_clock_advances_by_the_cost_of_each_forward_and_jumps_over_idle_time
     assert log.requests[1].times == [102.5]
 
 
-def test_what_arrives_during_a_forward_joins_the_next():
+def test_what_arrives_during_a_pass_joins_the_next():
     log = simulate([Sequence(0, 0, 1, 3), Sequence(1, 0.5, 1, 1)], Scheduler(BlockPool(9)), LinearCost(step=1.0))
     assert log.requests[1].admitted == 1.0 and log.requests[1].times == [2.0]
 
@@ -35,10 +52,10 @@ def test_the_workload_can_be_served_again():
 
 
 @pytest.mark.parametrize("right, passes", [(0, 9), (1, 5), (2, 4), (3, 3)])
-def test_a_forward_may_commit_several_tokens(right, passes):
-    """Nine tokens: the first from the prompt, then 1 + accepted guesses a forward."""
+def test_a_pass_may_commit_several_tokens(right, passes):
+    """Nine tokens: the first from the prompt, then 1 + accepted draft tokens a pass."""
     scheduler = Scheduler(BlockPool(9), num_speculative_tokens=3)
-    log = simulate([Sequence(0, 0, 4, 9)], scheduler, LinearCost(step=1.0), accepted=lambda request, guesses: right)
+    log = simulate([Sequence(0, 0, 4, 9)], scheduler, LinearCost(step=1.0), accepted=lambda request, drafted: right)
     assert len(log.iterations) == passes and len(log.requests[0].times) == 9
     assert log.iterations[1].shares[0].fed == 4 and not log.iterations[1].shares[0].prefill
 
@@ -50,7 +67,7 @@ def test_later_turns_of_a_chat_find_their_history_cached():
     for turn, before in ((second, first), (third, second)):
         history = before.prompt_length + before.output_length - 1  # the last token of an answer was never fed
         assert turn.reused == history // 16 * 16
-    assert log.requests[3].reused == 0  # both chats began in the same forward
+    assert log.requests[3].reused == 0  # both chats began in the same pass
     assert (
         sum(
             r.reused for r in simulate(chats, Scheduler(BlockPool(1000, sharing=False)), LinearCost(step=0.01)).requests
@@ -71,8 +88,8 @@ def test_a_log_gives_the_loads_and_seconds_that_a_cost_model_is_fitted_to():
 
 
 @pytest.mark.parametrize("padded, end", [(True, 10.0), (False, 8.0)])
-def test_held_rows_cost_time_only_where_batches_are_padded(padded, end):
-    """Outputs 1 and 3 in a static batch: two forwards run beside a finished row."""
+def test_held_sequences_cost_time_only_where_batches_are_padded(padded, end):
+    """Outputs 1 and 3 in a static batch: two passes run beside a finished sequence."""
     made = [Sequence(0, 0, 1, 1), Sequence(1, 0, 1, 3)]
     cost, scheduler = LinearCost(step=2.0, decode_token=1.0), Scheduler(BlockPool(9), 2, Static())
     assert simulate(made, scheduler, cost, padded=padded).iterations[-1].end == end

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lessons_lib.quantization import LLMInt8Linear, inverse_factor, sweep
-from lessons_lib.quantization.formats import quantize
+from lessons_lib.quantization.integers import quantize
 
 
 def bytes_of(rows, columns, bits, group, minimum):

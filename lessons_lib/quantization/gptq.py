@@ -1,119 +1,35 @@
-"""Calibrated quantization (lesson 10): GPTQ, AWQ and SmoothQuant, which use calibration inputs.
+"""GPTQ (lesson 10): rounding one column at a time, while later columns compensate for its error.
 
-**GPTQ** (Frantar et al. 2022, arXiv 2210.17323, after Optimal Brain Surgeon) rounds the columns of a matrix one by one
-and lets later columns compensate for the error. Rounding changes a layer's outputs on calibration inputs by tr(d H dᵀ),
-where d is the change of W and H = (2/n) Σ x xᵀ. Let (H + damping)^-1 = UᵀU, U upper triangular. The best compensation
-subtracts e / U_jj times row j of U from the columns after j, where e is the error of column j.
+Rounding changes a layer's outputs on calibration inputs by tr(d H dᵀ), where d is the change of W and H = (2/n) Σ x xᵀ.
+Let (H + damping)^-1 = UᵀU, U upper triangular. The best compensation subtracts e / U_jj times row j of U from the
+columns after j, where e is the error of column j.
 This is a greedy choice. It is usually far better than rounding to nearest, but not always (a test keeps one row of
 three columns on which `sweep` is worse). So `gptq` keeps rounding to nearest for the rows on which that is better: rows
 are independent.
-
-**Scaling** uses that (x / s)·(W·diag(s))ᵀ equals x Wᵀ, but its factors are easier to round. AWQ (Lin et al. 2023, arXiv
-2306.00978) is for weight-only formats: it scales up channels with large inputs, so that their weights are rounded more
-finely. SmoothQuant (Xiao et al. 2022, arXiv 2211.10438) is for weights and activations: it moves part of the
-activations' outliers into the weights. 1/s is folded into the norm before the matrix, so all matrices that read this
-norm share s.
-
-The decoders here are `models.Decoder`s. A matrix is named (layer number, "qkv" | "out" | "gate_up" | "down"), the LM
-head (number of layers, "head").
+Source: Frantar et al. 2022, arXiv 2210.17323, after Optimal Brain Surgeon.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from lessons_lib.quantization.formats import (
+from lessons_lib.quantization.calibration import MATRICES, Name, Windows, watching
+from lessons_lib.quantization.formats import integers
+from lessons_lib.quantization.integers import (
     ROW,
     TENSOR,
     Grid,
     Integers,
-    Quantized,
-    Rounding,
     blocks,
     check_bits,
     check_values,
     fit_grid,
-    integers,
     pack,
     quantize,
     working_dtype,
 )
 from lessons_lib.quantization.linear import FakeQuantLinear, sharing_copy
-
-MATRICES, HEAD = ("qkv", "out", "gate_up", "down"), "head"
-SAMPLE = 256  # input rows kept for each matrix
-Name = tuple[int, str]  # name of a matrix: (layer number, "qkv")
-Windows = Sequence[Sequence[int]]  # calibration sequences of ids, each run on its own
-
-
-def linears(decoder: nn.Module, head: bool = True) -> dict[Name, nn.Module]:
-    """The linear layers of a decoder by name, in the order of a forward pass. head: include the LM head."""
-    found = {(i, name): getattr(layer, name) for i, layer in enumerate(decoder.layers) for name in MATRICES}
-    return found | ({(len(decoder.layers), HEAD): decoder.head} if head else {})
-
-
-@contextmanager
-def watching(modules: Mapping[Name, nn.Module], see: Callable[[Name, Tensor], None]) -> Iterator[None]:
-    """Context manager that calls see(name, x) with the input x (T, K) of every call of these modules."""
-
-    def hook_of(name: Name):
-        def hook(_, args: tuple) -> None:
-            see(name, args[0])
-
-        return hook
-
-    handles = [module.register_forward_pre_hook(hook_of(name)) for name, module in modules.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@torch.no_grad()
-def watch(decoder: nn.Module, windows: Windows, see: Callable[[Name, Tensor], None]) -> None:
-    """Run the windows through the decoder and call see(name, x) with the input x (T, K) of each matrix."""
-    if not windows:
-        raise ValueError("there is nothing to calibrate with; pass windows of ids, such as of text('calibration')")
-    with watching(linears(decoder), see):
-        for ids in windows:
-            decoder.read(ids)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Calibration inputs of a matrix (N, K): max |x| and mean |x| of each column (K,), and a sample of rows (n, K)."""
-
-    largest: Tensor
-    mean: Tensor
-    sample: Tensor
-
-
-def inputs_of(decoder: nn.Module, windows: Windows) -> dict[Name, Inputs]:
-    """Collect the calibration inputs of each matrix along these windows, without the first token of each window.
-
-    The first token's hidden states are many times larger than all others (Sun et al. 2024, arXiv 2402.17762). Where
-    activations are rounded, each token has its own scale, so the first one must not decide about the others.
-    """
-    seen: dict[Name, list[tuple[Tensor, Tensor, Tensor]]] = {}
-
-    def see(name: Name, x: Tensor) -> None:
-        x = x[1:].to(working_dtype(x.dtype))
-        summary = x.abs().amax(0), x.abs().mean(0), x[:: max(1, len(x) // SAMPLE)]
-        seen.setdefault(name, []).append(summary)
-
-    watch(decoder, windows, see)
-    each = max(1, SAMPLE // len(windows))
-    return {name: _together(parts, each) for name, parts in seen.items()}
-
-
-def _together(parts: Sequence[tuple[Tensor, Tensor, Tensor]], each: int) -> Inputs:
-    largest, mean, samples = zip(*parts, strict=True)
-    rows = [x[torch.linspace(0, len(x) - 1, min(each, len(x))).long()] for x in samples]
-    return Inputs(torch.stack(largest).amax(0), torch.stack(mean).mean(0), torch.cat(rows))
 
 
 def hessian(inputs: Tensor) -> Tensor:
@@ -264,48 +180,6 @@ def _check_shapes(weight: Tensor, hessian: Tensor, per: str | int, damp: float, 
         raise ValueError(f"damp >= 0 and block >= 1 are needed, not {damp} and {block}")
 
 
-POINTS = 20  # grid points of AWQ's search over alpha in [0, 1)
-
-
-def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> Tensor:
-    """SmoothQuant's s_c = max|x_c|^alpha / max|w_c|^(1 - alpha) for K channels -> (K,).
-
-    largest_x, largest_w: (K,), the largest inputs and weights of each channel. alpha 0 leaves all outliers in the
-    activations, 1 moves them into the weights. A channel of zeros keeps s = 1.
-    """
-    check_values(largest_x, "the largest inputs")
-    check_values(largest_w, "the largest weights")
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha lies between 0 and 1, not at {alpha}; the paper's is 0.5")
-    if largest_x.shape != largest_w.shape or min(largest_x.min(), largest_w.min()) < 0:
-        raise ValueError("pass x.abs().amax(0) and weight.abs().amax(0): one number of at least 0 for each channel")
-    scales = largest_x**alpha / largest_w ** (1 - alpha)
-    return torch.where((largest_x > 0) & (largest_w > 0), scales, 1.0)
-
-
-def awq_scales(inputs: Tensor, weight: Tensor, round_to: Callable[[Tensor], Quantized], points: int = POINTS) -> Tensor:
-    """AWQ's s (K,): of s = mean|x_c|^alpha for alpha = 0, 1/points, ..., the one with the smallest output error.
-
-    inputs (n, K), weight (N, K); round_to: the rounding applied to W·diag(s). alpha 0 is plain rounding, so on these
-    inputs AWQ is never worse.
-    """
-    check_values(inputs, "the calibration inputs")
-    check_values(weight, "the weight")
-    if inputs.ndim != 2 or inputs.shape[-1] != weight.shape[-1] or points < 1:
-        raise ValueError(f"inputs (n, K), a weight (N, K) and points >= 1 are needed, not {tuple(inputs.shape)}, "
-                         f"{tuple(weight.shape)} and {points}")  # fmt: skip
-    inputs, weight = (part.detach().to(working_dtype(part.dtype)) for part in (inputs, weight))
-    loud = inputs.abs().mean(0)
-    loud = torch.where(loud > 0, loud, 1.0)
-    tried = []
-    for alpha in (i / points for i in range(points)):
-        scales = loud**alpha
-        scales = scales / (scales.max() * scales.min()).sqrt()  # center around 1; a common factor does not matter
-        d = round_to(weight * scales).dequantize() / scales - weight
-        tried.append((float((inputs @ d.T).square().mean()), scales))
-    return min(tried, key=lambda pair: pair[0])[1]
-
-
 @torch.no_grad()
 def gptq_decoder(decoder: nn.Module, windows: Windows, format: str) -> dict[Name, Integers]:
     """Round the weights of all layers by GPTQ with act-order, layer by layer.
@@ -352,56 +226,3 @@ def first_layer_calls(decoder: nn.Module, windows: Windows) -> list[tuple]:
     finally:
         handle.remove()
     return calls
-
-
-SMOOTHED = ("down", "qkv", "gate_up")  # "down" first: its scales change the rows of "gate_up"
-ALPHAS = {"qkv": 0.7, "gate_up": 0.7, "down": 0.5}  # SmoothQuant's alpha: share of the outliers moved into weights
-
-
-def smoothed(decoder: nn.Module, inputs: Mapping[Name, Inputs], alphas: Mapping[str, float] = ALPHAS) -> nn.Module:
-    """SmoothQuant: an equivalent decoder with a share alpha of the activations' outliers moved into the weights.
-
-    alphas: by matrix name, of SMOOTHED only.
-    """
-
-    def scales(name: Name, weight: Tensor) -> Tensor:
-        largest = inputs[name].largest
-        return smooth_scales(largest, weight.abs().amax(0).to(largest), alphas[name[1]])
-
-    return _each(decoder, alphas, scales)
-
-
-def awq(decoder: nn.Module, inputs: Mapping[Name, Inputs], rounding: Rounding) -> nn.Module:
-    """AWQ: an equivalent decoder whose columns with large inputs are scaled up, as suits this rounding best."""
-    return _each(decoder, SMOOTHED, lambda name, weight: awq_scales(inputs[name].sample, weight, rounding))
-
-
-def _each(decoder: nn.Module, names: Collection[str], scales_of: Callable[[Name, Tensor], Tensor]) -> nn.Module:
-    if unknown := set(names) - set(SMOOTHED):
-        raise ValueError(f"{', '.join(sorted(unknown))} cannot be scaled; choose from {', '.join(SMOOTHED)}")
-    made = sharing_copy(decoder)
-    for number, layer in enumerate(made.layers):
-        for name in (name for name in SMOOTHED if name in names):
-            scale(layer, name, scales_of((number, name), getattr(layer, name).weight))
-    return made
-
-
-def scale(layer: nn.Module, name: str, scales: Tensor) -> None:
-    """Multiply the columns of one matrix (N, K) by scales (K,) and divide its inputs by them, all in new tensors.
-
-    The division is folded into whatever produces the inputs: the norm before "qkv" and "gate_up"; for "down", the "up"
-    rows of "gate_up". "out" cannot be scaled this way, since one value head feeds several of its columns.
-    """
-    linear = getattr(layer, name)
-    linear.weight = _weight(linear.weight.double() * scales.double(), linear.weight)
-    if name == "down":
-        gate, up = layer.gate_up.weight.double().chunk(2)
-        layer.gate_up.weight = _weight(torch.cat([gate, up / scales.double()[:, None]]), linear.weight)
-    else:
-        norm = "attention_norm" if name == "qkv" else "mlp_norm"
-        old = getattr(layer, norm)
-        setattr(layer, norm, _weight(old.double() / scales.double(), old))
-
-
-def _weight(values: Tensor, like: Tensor) -> nn.Parameter:
-    return nn.Parameter(values.to(like.dtype), requires_grad=False)

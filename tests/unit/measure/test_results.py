@@ -1,12 +1,26 @@
-"""Named claims: bars, and what a partial or quick run may change in the file."""
+"""Results: bars and verdicts, what a run may change in the claims file, and the scorecard's way through a notebook."""
 
 import json
+import math
 
+import nbformat
 import pytest
+import torch
+from nbclient import NotebookClient
 
 from lessons_lib.measure import results
 from lessons_lib.measure.clock import Ratio, Samples
-from lessons_lib.measure.results import holds, load, make_claim, short_of_bar, update
+from lessons_lib.measure.results import (
+    MIME,
+    Result,
+    collect,
+    holds,
+    load,
+    make_claim,
+    short_of_bar,
+    update,
+    write_scorecard,
+)
 
 
 @pytest.fixture
@@ -38,19 +52,6 @@ def test_holds_is_judged_by_the_value_and_not_by_the_interval():
     assert (row.measured, row.low, row.high, row.holds) == (2.1, 1.5, 2.6, True)
 
 
-def test_a_plain_number_has_no_interval_and_none_is_not_measured():
-    assert (make_claim("x", 5).measured, make_claim("x", 5).low) == (5.0, None)
-    assert make_claim("x", None, ">= 1").holds is None
-
-
-def test_a_file_has_the_agreed_form(path):
-    update(path, [make_claim("b", 2, ">= 1", "base", note="why")], host="some CPU", versions={"torch": "2"})
-    content = json.loads(path.read_text())
-    assert (content["host"], content["versions"]) == ("some CPU", {"torch": "2"})
-    (row,) = content["rows"]
-    assert set(row) == {"claim", "value", "low", "high", "unit", "bar", "holds", "baseline", "date", "note"}
-
-
 def test_a_partial_run_replaces_only_its_rows(path):
     update(path, [make_claim("a", 1), make_claim("b", 2)])
     rows = update(path, [make_claim("b", 3), make_claim("c", 4)])
@@ -76,11 +77,6 @@ def test_a_quick_row_fills_a_gap_is_marked_and_gives_way(path):
     assert [(row.measured, row.quick) for row in update(path, [make_claim("b", 4)])] == [(1, False), (4, False)]
 
 
-def test_writing_leaves_nothing_else_in_the_folder(path):
-    update(path, [make_claim("a", 1)])
-    assert [file.name for file in path.parent.iterdir()] == ["claims.json"]
-
-
 def test_no_file_means_no_rows_and_a_damaged_one_is_named(path):
     assert load(path) == []
     path.parent.mkdir()
@@ -104,14 +100,6 @@ def test_a_bar_of_three_decimals_shows_the_digits_that_decide():
     assert [cells[1] for cells in results.claim_cells([near, far])] == ["1.0019 x", "1.23 x"]
 
 
-def test_a_table_may_show_some_columns_in_their_own_order():
-    ratio = Ratio.of(Samples((1.0,)), Samples((2.0,)))
-    text = results.claim_table([make_claim("low", ratio, ">= 1", "plain")], ("holds", "claim"))
-    assert text == "| holds | claim |\n| --- | --- |\n| NO | low |"
-    with pytest.raises(ValueError):
-        results.claim_table([], ("verdict",))
-
-
 def test_the_table_shows_value_interval_and_failure():
     ratio = Ratio.of(Samples((1.0,) * 3), Samples((2.0,) * 3))
     text = results.claim_table([make_claim("low", ratio, ">= 1", "plain"), make_claim("open", None, ">= 1")])
@@ -119,6 +107,7 @@ def test_the_table_shows_value_interval_and_failure():
 
 
 HERE = {"cpu": "EPYC", "instructions": "AVX512 bf16", "device": "EPYC", "cores": 2}
+
 THERE = HERE | {"instructions": "AVX2"}
 
 
@@ -145,3 +134,79 @@ def test_what_was_measured_stays_where_it_could_not_be_measured_again(path):
         path, [make_claim("a", None, ">= 1", note="no engine"), make_claim("b", None, ">= 1", note="no engine")]
     )
     assert [(row.measured, row.holds) for row in rows] == [(1, True), (None, None)]
+
+
+FULL = Result(
+    "01", "decode step", "ms", predicted=10, measured=12, limit=8, peer=40, peer_name="transformers generate",
+    published=9.5, source="a paper", note="bf16",
+)  # fmt: skip
+
+BARE = Result("00", "GPU bandwidth", "GB/s")
+
+
+@pytest.mark.parametrize(
+    "predicted, measured, verdict",
+    [
+        (100, 100, "within 25%"), (100, 125, "within 25%"), (100, 80, "within 25%"),
+        (100, 126, "off by a factor of 1.26"), (100, 79, "off by a factor of 1.27"),
+        (100, 300, "off by a factor of 3.00"), (100, 0, "off by a factor of inf"), (0, 0, "within 25%"), (0, 1, ""),
+        (None, 5, ""), (5, None, ""), (math.nan, 5, ""), (None, None, ""),
+    ],
+)  # fmt: skip
+def test_the_verdict_follows_the_ratio(predicted, measured, verdict):
+    assert Result("01", "x", "s", predicted, measured).verdict == verdict
+
+
+@pytest.mark.parametrize("seconds", [0.74, 0.78, 0.85, 1.2, 1.26, 1.31])
+def test_a_time_and_the_rate_that_is_its_inverse_get_the_same_verdict(seconds):
+    assert Result("01", "x", "s", 1, seconds).verdict == Result("01", "x", "/s", 1, 1 / seconds).verdict
+
+
+def test_tensor_scalars_become_numbers_that_json_holds():
+    score = Result("01", "x", "s", predicted=torch.tensor(2.0), measured=7)
+    assert type(score.predicted) is float and type(score.measured) is int
+
+
+def test_rows_come_back_from_an_executed_notebook(tmp_path):
+    code = f"from lessons_lib.measure.results import Result, show\nshow([{FULL!r}, {BARE!r}])"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    NotebookClient(notebook, timeout=120).execute()
+    path = tmp_path / "01.ipynb"
+    nbformat.write(notebook, path)
+    nbformat.validate(notebook)
+    (output,) = notebook.cells[0].outputs  # one bundle
+    assert set(output.data) == {"text/plain", "text/html", MIME}
+    assert collect([path]) == [FULL, BARE]
+
+
+def test_a_later_row_of_the_same_claim_replaces_one_and_lessons_without_rows_are_fine(tmp_path):
+    for name, measured in (("a", 11), ("b", 12)):
+        data = {MIME: [{"lesson": "01", "claim": "decode step", "unit": "ms", "measured": measured, "future": 1}]}
+        cells = [{"cell_type": "markdown"}, {"outputs": [{"data": data}, {"text": "printed"}]}]
+        (tmp_path / name).write_text(json.dumps({"cells": cells}))
+    (tmp_path / "c").write_text(json.dumps({"cells": []}))
+    (found,) = collect([tmp_path / name for name in "abc"])
+    assert found == Result("01", "decode step", "ms", measured=12)
+
+
+def test_the_summary_counts_claims_verdicts_and_gaps():
+    off = Result("01", "y", "s", 1, 2)
+    line = results.summary([FULL, off, BARE])
+    assert line == "3 claims: 1 of 2 predictions within 25%, 1 not measured."
+
+
+def test_the_written_page_says_everything_that_a_row_knows(tmp_path):
+    paths = write_scorecard([FULL, BARE], tmp_path / "build", machine="some CPU, 2 threads")
+    assert [path.name for path in paths] == ["scorecard.html", "scorecard.md", "scorecard.json"]
+    for path in paths[:2]:
+        text = path.read_text()
+        for part in ("decode step (bf16)", "10 ms", "12 ms", "1.20", "40 ms (transformers generate)",
+                     "9.5 ms (a paper)", "8 ms", "within 25%", "not measured", "some CPU", "2 claims"):  # fmt: skip
+            assert part in text, (path.name, part)
+
+
+def test_the_written_json_holds_rows_with_ratio_and_verdict(tmp_path):
+    content = json.loads(write_scorecard([FULL, BARE], tmp_path)[2].read_text())
+    first, second = content["scores"]
+    assert (first["ratio"], first["verdict"]) == (pytest.approx(1.2), "within 25%")
+    assert second["measured"] is None and results.from_row(first) == FULL

@@ -1,0 +1,144 @@
+"""The profiler: where a step's time goes, peak memory, and how many graphs are compiled."""
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lessons_lib.attention import naive, tiled
+from lessons_lib.measure import clock
+from lessons_lib.measure.profiler import (
+    Graphs,
+    bytes_left,
+    count_graphs,
+    gc_frozen,
+    grouped,
+    highest,
+    kernel_times,
+    peak_bytes,
+    profile_parts,
+)
+
+
+@pytest.mark.parametrize("kernel, part", [
+    ("aten::mm", "matrix products"),
+    ("aten::addmm", "matrix products"),
+    ("aten::_weight_int8pack_mm", "matrix products"),
+    ("mkldnn::_linear_pointwise", "matrix products"),
+    ("mkl::_mkl_linear", "matrix products"),
+    ("graph_5_gemm_m1n960k576_kernel", "matrix products"),
+    ("graph_0_cpp_fused__softmax_addcmul_mul_roll_1", "attention"),
+    ("graph_0_cpp_fused__softmax_add_embedding_mul_rsqrt_silu_split_sum_view_0", "one kernel"),
+    ("## Call CompiledFxGraph fhn2wfaqxtjt ##", "launch"),
+    ("Torch-Compiled Region: 0/0", "launch"),
+    ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+])  # fmt: skip
+def test_kernels_fall_into_the_part_they_belong_to(kernel, part):
+    assert grouped({kernel: 1.0})[part] == 1.0
+
+
+def test_a_kernel_counts_once_for_the_first_part_that_matches():
+    assert grouped({"both": 2.0}, {"first": "bo", "second": "both"}) == {"first": 2.0, "second": 0.0}
+
+
+def test_the_profiler_sees_a_matrix_product():
+    a = torch.ones(64, 64)
+    assert kernel_times(lambda: a @ a)["aten::mm"] > 0
+
+
+def test_parts_add_up_to_the_time_without_the_profiler(monkeypatch):
+    monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((1000.0,)))
+    a = torch.ones(64, 64)
+    parts = profile_parts(lambda: (a @ a).softmax(-1), runs=2)
+    assert list(parts) == ["matrix products", "attention", "the rest"] and all(parts.values())
+    assert list(profile_parts(lambda: a + 1, runs=2)) == ["the rest"]
+    assert sum(parts.values()) == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize("launch, rest", [(300.0, 700.0), (5000.0, 0.0)])
+def test_launching_is_a_share_of_the_rest_and_never_more(monkeypatch, launch, rest):
+    monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((1000.0,)))
+    a = torch.ones(64, 64)
+    parts = profile_parts(lambda: a + 1, runs=2, launch=launch)
+    assert parts == {"launch": 1000.0 - rest, "the rest": rest}
+
+
+def test_the_highest_sum_of_changes():
+    assert highest([4, 8, -4, 2]) == 12
+    assert highest([]) == 0 and highest([-5]) == 0
+
+
+def one_after_another():
+    for _ in range(3):
+        torch.zeros(1 << 18)
+
+
+def at_once():
+    return [torch.zeros(1 << 18) for _ in range(3)]
+
+
+def test_tensors_that_live_at_once_add_up_and_others_do_not():
+    assert peak_bytes(one_after_another) == pytest.approx(2**20, rel=0.01)
+    assert peak_bytes(at_once) == pytest.approx(3 * 2**20, rel=0.01)
+
+
+def test_what_is_given_back_does_not_stay():
+    assert bytes_left(one_after_another) == 0
+    assert bytes_left(lambda: at_once()[0]) == pytest.approx(2**20, rel=0.01)
+    assert bytes_left(at_once) == pytest.approx(3 * 2**20, rel=0.01)
+
+
+def test_what_was_there_before_does_not_count():
+    kept = torch.zeros(1 << 20)
+    assert peak_bytes(lambda: kept[: 1 << 10] + 1) < 2**14
+
+
+def peaks(attend):
+    given_ = {S: torch.randn(2, S, 16) for S in (128, 256, 512)}
+    return [peak_bytes(lambda x=x: attend(x, x, x)) for x in given_.values()]
+
+
+def test_naive_attention_grows_with_the_square_and_tiles_in_a_line():
+    a, b, c = peaks(naive)
+    assert (c - b) / (b - a) == pytest.approx(4, rel=0.02) and c >= 2 * 2 * 512 * 512 * 4
+    a, b, c = peaks(tiled)
+    assert (c - b) / (b - a) == pytest.approx(2, rel=0.1)
+
+
+def test_a_kernels_own_memory_is_seen():
+    x = torch.randn(1, 2, 256, 16)
+    assert peak_bytes(lambda: F.scaled_dot_product_attention(x, x, x)) >= x.nbytes
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(ValueError, match="not on mps"):
+        peak_bytes(lambda: None, "mps")
+    with pytest.raises(ValueError, match="not on mps"):
+        bytes_left(lambda: None, "mps")
+
+
+def test_what_exists_is_spared_the_collector_for_a_while_whatever_happens():
+    with pytest.raises(KeyError), gc_frozen():
+        assert gc.get_freeze_count() > 0
+        raise KeyError
+    assert gc.get_freeze_count() == 0
+
+
+def compiled(function):
+    return torch.compile(function, backend="eager", dynamic=False)
+
+
+def test_a_graph_serves_all_calls_of_one_shape_and_another_shape_needs_another():
+    double = compiled(lambda x: 2 * x)
+    assert count_graphs(lambda: [double(torch.ones(3)) for _ in range(4)]) == Graphs(1, 0)
+    assert count_graphs(lambda: [double(torch.ones(n)) for n in (3, 4, 3)]) == Graphs(2, 0)
+
+
+def test_a_call_that_cannot_be_captured_breaks_the_graph():
+    def printing(x):
+        y = 2 * x
+        torch._dynamo.graph_break()
+        return y + 1
+
+    assert count_graphs(lambda: compiled(printing)(torch.ones(3))) == Graphs(2, 1)
