@@ -11,7 +11,7 @@ from lessons_lib import load
 from lessons_lib.decoding.probing import width_times
 from lessons_lib.measure.clock import Ratio, Samples, drawings
 from lessons_lib.measure.cost import width_curve
-from lessons_lib.models.hub import pick
+from lessons_lib.models.device import pick
 
 _, DTYPE = pick("cpu", "auto")
 

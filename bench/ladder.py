@@ -34,7 +34,6 @@ from lessons_lib.decoding.prediction import (
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
-from lessons_lib.decoding.proposers.medusa import expected_tokens
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import clocked_transformers, launch_times, seen_prefill
 from lessons_lib.measure import machine, quality
@@ -493,6 +492,6 @@ def expected_trace(
 
 def predicted_steps(prompt: int, tokens: int, by: medusa.Fitted) -> list[StepStats]:
     """Equal steps that each commit the expected number of tokens, which need not be whole."""
-    each = expected_tokens(by.tree, medusa.accuracies())
+    each = by.tree.expected_tokens(medusa.accuracies())
     nodes = len(by.tree.choices)
     return [StepStats(prompt + round(i * each), 1 + nodes, nodes, committed=each) for i in range(round(tokens / each))]

@@ -29,7 +29,7 @@ from bench.questions import (
 from lessons_lib import Medusa
 from lessons_lib.decoding.generate import draft, new_sequence, step, verify
 from lessons_lib.decoding.probing import repeatable_step
-from lessons_lib.decoding.proposers.medusa import Accuracies, TreeShape, best_size, best_tree, expected_tokens
+from lessons_lib.decoding.proposers.tree_shape import Accuracies, TreeShape, best_size, best_tree
 from lessons_lib.measure.clock import in_turn, rate_ratio
 from lessons_lib.measure.cost import width_cost
 from lessons_lib.models import ModelUnavailable, read_card
@@ -151,7 +151,7 @@ def tokens(run: Run) -> Measured:
     kinds = by_category(counted)
     counts = [in_steps(of, "medusa") for of in kinds.values()]
     tau = {kind: tokens_per_pass(of, "medusa") for kind, of in kinds.items()}
-    together, expected = tokens_per_pass(counted, "medusa"), expected_tokens(eager.tree, accuracies())
+    together, expected = tokens_per_pass(counted, "medusa"), eager.tree.expected_tokens(accuracies())
     note = f"{listed(tau)}; all questions together {together:.2f}; {nodes(eager)} nodes, predicted {expected:.2f}"
     facts = {"tokens_per_pass": tau, "together": together, "expected": expected, "choices": eager.tree.choices}
     return Measured(mean_rate(counts), note, facts | {"settings": settings(trees(run)), "unit": "passes per token"})

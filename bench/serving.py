@@ -23,7 +23,7 @@ from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
 from lessons_lib.measure.cost import LinearCost, fit
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.hub import dtype_name
+from lessons_lib.models.device import dtype_name
 from lessons_lib.progress import bar
 from lessons_lib.serving import metrics, peers
 from lessons_lib.serving.block_pool import BlockPool

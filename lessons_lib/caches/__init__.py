@@ -1,6 +1,6 @@
 """KV caches (lessons 02, 03, 05): growing, static and paged, and their sizes in bytes."""
 
-from lessons_lib.caches.cache import ContiguousCache, Slots, StaticCache, causal_mask
+from lessons_lib.caches.cache import ContiguousCache, StaticBuffers, StaticCache, causal_mask
 from lessons_lib.caches.paged import PagedCache
 from lessons_lib.caches.sizes import (
     GiB,
@@ -20,7 +20,7 @@ __all__ = [
     "GiB",
     "MiB",
     "PagedCache",
-    "Slots",
+    "StaticBuffers",
     "StaticCache",
     "cached_tokens",
     "causal_mask",

@@ -122,14 +122,14 @@ class CacheFullError(ValueError):
 class StaticCache(ContiguousCache):
     """A contiguous cache of fixed capacity, so that compiled code sees constant shapes.
 
-    Eager forward passes use it directly, compiled ones through `Slots`. A full cache raises CacheFullError.
+    Eager forward passes use it directly, compiled ones through `StaticBuffers`. A full cache raises CacheFullError.
     """
 
     @property
     def most(self) -> int:
         return self.capacity
 
-    def slots(self, width: int) -> Tensor:
+    def new_entries(self, width: int) -> Tensor:
         """Indices (width,) of the entries for the new tokens and the padding after them."""
         start = self.length()
         if start + width > self.capacity:
@@ -158,15 +158,15 @@ class StaticCache(ContiguousCache):
 
 
 @dataclass
-class Slots:
-    """The buffers of a StaticCache as one compiled forward pass uses them. slots (T,): indices of the new entries."""
+class StaticBuffers:
+    """The buffers of a StaticCache as one compiled forward pass uses them. entries (T,): indices of the new ones."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
-    slots: Tensor
+    entries: Tensor
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys, values (H_kv, T, d) to the slots -> the whole buffers (H_kv, capacity, d)."""
-        self.keys[layer].index_copy_(1, self.slots, keys)
-        self.values[layer].index_copy_(1, self.slots, values)
+        """Write keys, values (H_kv, T, d) at `entries` -> the whole buffers (H_kv, capacity, d)."""
+        self.keys[layer].index_copy_(1, self.entries, keys)
+        self.values[layer].index_copy_(1, self.entries, values)
         return self.keys[layer], self.values[layer]

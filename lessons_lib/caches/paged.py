@@ -1,6 +1,6 @@
 """Paged KV cache (lesson 05): all sequences share one memory of blocks; each has a block table.
 
-The slot of entry i of a sequence is block table[i // P], offset i % P, where P is the block size. Every backend uses
+Entry i of a sequence is in block table[i // P] at offset i % P, where P is the block size. Every backend uses
 this layout. PagedCache serves one sequence; Pages serves a batch of sequences that feed one token each.
 
 Source: PagedAttention, Kwon et al. 2023 (arXiv 2309.06180).
@@ -65,10 +65,10 @@ class PagedMemory:
             buffer[to] = buffer[source]
 
 
-class SlotMapping(NamedTuple):
-    """The slots that a forward pass over one sequence writes to, and the blocks that it reads.
+class Mapping(NamedTuple):
+    """Where a forward pass over one sequence writes (vLLM: slot mapping), and the blocks that it reads.
 
-    blocks, offsets (T,): the slot of each new entry. table (n,): the blocks that hold all entries, old and new.
+    blocks, offsets (T,): the place of each new entry. table (n,): the blocks that hold all entries, old and new.
     new_blocks: the block to clear first, if any.
     """
 
@@ -88,7 +88,7 @@ class PagedCache(CountedCache):
         """blocks: the block table. length: entries that the blocks already hold, from a shared prefix."""
         super().__init__(len(memory.keys), length)
         self.memory, self.blocks = memory, blocks
-        self._mapping: tuple[tuple, SlotMapping] | None = None
+        self._mapping: tuple[tuple, Mapping] | None = None
 
     @property
     def capacity(self) -> int:
@@ -123,8 +123,8 @@ class PagedCache(CountedCache):
         keys, values = (entries[:, : start + count] for entries in collected)
         return keys, values
 
-    def mapping(self, start: int, count: int) -> SlotMapping:
-        """The slot mapping of entries `start` to `start + count`, computed once for all layers."""
+    def mapping(self, start: int, count: int) -> Mapping:
+        """The mapping of entries `start` to `start + count`, computed once for all layers."""
         self.check(start + count)
         key = start, count, *self.blocks
         if self._mapping is None or self._mapping[0] != key:
@@ -133,7 +133,7 @@ class PagedCache(CountedCache):
             offsets = torch.tensor([i % size for i in range(start, end)], **new)
             table = torch.tensor(self.blocks[: blocks_for(end, size)], **new)
             new_blocks = self.memory.new_blocks(self.blocks, start, end)
-            self._mapping = key, SlotMapping(blocks, offsets, table, new_blocks)
+            self._mapping = key, Mapping(blocks, offsets, table, new_blocks)
         return self._mapping[1]
 
     def room(self, count: int) -> tuple[int, list[int], list[int]]:
@@ -184,13 +184,13 @@ class Pages:
 
     def __post_init__(self):
         size, rows = self.keys[0].shape[-2], torch.arange(len(self.positions), device=self.positions.device)
-        self.slots = self.tables[rows, self.positions // size], self.positions % size  # block and offset of each token
+        # where each new token goes
+        self.blocks, self.offsets = self.tables[rows, self.positions // size], self.positions % size
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys, values (H_kv, rows, d), one token per row -> all blocks of each row (rows, n, H_kv, P, d)."""
-        block, offset = self.slots
         for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            buffer[block, :, offset] = new.transpose(0, 1)
+            buffer[self.blocks, :, self.offsets] = new.transpose(0, 1)
         used = self.tables.flatten()  # index_select copies whole blocks: faster than indexing by `tables`
         keys, values = (buffer.index_select(0, used) for buffer in (self.keys[layer], self.values[layer]))
         return keys.unflatten(0, self.tables.shape), values.unflatten(0, self.tables.shape)

@@ -39,19 +39,6 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def paged_bytes(shape: ModelConfig, tokens: int, block_size: int, batch: int = 1) -> float:
-    """Bytes of a paged cache in 16 bits. Every sequence takes whole blocks."""
-    return kv_bytes(shape, blocks_for(tokens, block_size) * block_size, batch)
-
-
-def mla_bytes_per_token(layers: int, latent: int, rotary: int, cache_bytes: float = 2) -> float:
-    """Bytes per token of multi-head latent attention (MLA): per layer one compressed vector and one rotary key.
-
-    latent, rotary: elements of each. There is no factor 2, because keys and values are both computed from the vector.
-    """
-    return layers * (latent + rotary) * cache_bytes
-
-
 def concat_bytes(shape: ModelConfig, cached: int, cache_bytes: float = 2) -> float:
     """Extra memory traffic in bytes of a step that grows the cache with torch.cat: 2·S·k, one read and one write."""
     return 2 * kv_bytes(shape, cached, 1, cache_bytes)
@@ -60,18 +47,6 @@ def concat_bytes(shape: ModelConfig, cached: int, cache_bytes: float = 2) -> flo
 def cached_tokens(prompt: int, new: int) -> int:
     """Tokens in the cache after `new` tokens were generated: P + n - 1, because the newest has not been fed yet."""
     return prompt + max(new, 1) - 1
-
-
-def quantized_bits(bits: int, group: int) -> float:
-    """Bits per element, with a scale and a zero point (16 bits each) per group of G elements: n + 32/G."""
-    return bits + 32 / group
-
-
-def quantized_bytes(shape: ModelConfig, tokens: int, bits: int, group: int, residual: int = 0, batch: int = 1) -> float:
-    """Bytes of a quantized cache whose newest `residual` tokens stay in 16 bits (KIVI: 2 bits, G = 32, R = 128)."""
-    newest = min(tokens, residual)
-    exact = kv_bytes(shape, newest, batch)
-    return exact + (kv_bytes(shape, tokens, batch, 1) - exact / 2) * quantized_bits(bits, group) / 8
 
 
 def tokens_that_fit(memory: float, weight_bytes: float, shape: ModelConfig, cache_bytes: float = 2) -> int:

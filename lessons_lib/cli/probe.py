@@ -6,7 +6,7 @@ from lessons_lib.cli.common import add_command, add_model, refusing
 from lessons_lib.measure import cost, machine
 from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES
 from lessons_lib.models import load
-from lessons_lib.models.hub import pick_device
+from lessons_lib.models.device import pick_device
 
 EXAMPLES = """
 lessons probe

@@ -28,14 +28,7 @@ from lessons_lib.course.figures import (
 )
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.draft_tree import ROOT
-from lessons_lib.decoding.proposers.medusa import (
-    Accuracies,
-    TreeShape,
-    ancestors,
-    best_tree,
-    expected_tokens,
-    speed_by_size,
-)
+from lessons_lib.decoding.proposers.tree_shape import Accuracies, TreeShape, ancestors, best_tree, speed_by_size
 from lessons_lib.measure.cost import WidthCurve, width_cost
 
 KINDS = {"root": INK, "guess": COLORS["medusa"]}
@@ -170,7 +163,7 @@ def draw_medusa(
     size = len(shape.choices)
     speed = speed_by_size(allowed, v, heads_share, size)[-1]
     said = (
-        f"{size} nodes, {shape.depth} deep: {expected_tokens(shape, allowed):.2f} tokens a step expected, "
+        f"{size} nodes, {shape.depth} deep: {shape.expected_tokens(allowed):.2f} tokens a step expected, "
         f"v({1 + size}) = {width_cost(v)(1 + size):.2f}, speed {speed:.2f} of plain"
     )
     figure = plot_tree_and_mask(shape)

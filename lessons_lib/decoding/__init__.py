@@ -1,8 +1,7 @@
 """The decoding loop (lessons 01, 03, 06 to 09): proposers, draft trees, acceptance rules and targets."""
 
-from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, SideTokens, make_input, plain_input, tree_mask
+from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, make_input, plain_input
 from lessons_lib.decoding.generate import (
-    Output,
     after_prefill,
     compression,
     new_sequence,
@@ -31,24 +30,20 @@ from lessons_lib.decoding.prediction import (
 from lessons_lib.decoding.probing import agreed, first_divergence, logit_gap, logits_along, repeatable_step, width_times
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Constant, Heuristic
-from lessons_lib.decoding.proposers.draft_model import check_same_tokenizer
 from lessons_lib.decoding.proposers.jacobi import iterates
-from lessons_lib.decoding.proposers.medusa import (
+from lessons_lib.decoding.proposers.tree_shape import (
     TreeShape,
     best_size,
     best_tree,
     buffers,
-    expected_tokens,
     published_tree,
     regular,
     speed_by_size,
 )
-from lessons_lib.decoding.proposers.prompt_lookup import SILENT_BELOW
-from lessons_lib.decoding.sampling import Greedy, Sampling, Typical
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, as_target
-from lessons_lib.decoding.targets.one_by_one import one_by_one
+from lessons_lib.decoding.targets.compiled import one_by_one
 from lessons_lib.decoding.targets.table import TableTarget
-from lessons_lib.decoding.text import TextStream, encode
+from lessons_lib.decoding.text import encode
 from lessons_lib.decoding.timing import (
     batched_step,
     batched_transformers_step,
@@ -60,33 +55,24 @@ from lessons_lib.decoding.timing import (
     time_requests,
     time_transformers,
 )
-from lessons_lib.models.medusa import MedusaHeads, load_heads, own_parameters, shared_parameters
 
 __all__ = [
     "Adaptive",
-    "ModelInput",
     "CompiledTarget",
     "Confidence",
+    "Configuration",
     "Constant",
     "DecoderTarget",
     "DraftTree",
-    "Greedy",
     "Heuristic",
-    "MedusaHeads",
-    "Output",
+    "ModelInput",
     "Proposer",
     "Recording",
-    "Configuration",
-    "SILENT_BELOW",
-    "Sampling",
-    "SideTokens",
     "TOLERATED",
     "TableTarget",
-    "TextStream",
     "TransformersGenerate",
     "TransformersTarget",
     "TreeShape",
-    "Typical",
     "after_prefill",
     "agreed",
     "as_target",
@@ -98,23 +84,22 @@ __all__ = [
     "best_tree",
     "buffers",
     "by_transformers",
-    "check_same_tokenizer",
+    "check_order",
     "clocked_transformers",
     "compression",
     "count_passes",
     "counting",
     "counts",
     "encode",
-    "expected_tokens",
+    "first_divergence",
     "iterates",
     "launch_times",
-    "load_heads",
+    "logit_gap",
     "logits_along",
     "make_input",
     "new_sequence",
     "one_by_one",
-    "own_parameters",
-    "first_divergence",
+    "overhead_proxy",
     "plain_input",
     "products_in_cache",
     "published_tree",
@@ -122,18 +107,13 @@ __all__ = [
     "repeatable_step",
     "replay",
     "replay_draft",
-    "shared_parameters",
-    "logit_gap",
     "speed_by_size",
-    "check_order",
     "static_and_compiled",
     "step",
     "time_request",
     "time_requests",
     "time_transformers",
     "tokens_per_pass",
-    "tree_mask",
-    "overhead_proxy",
     "way_to",
     "width_times",
 ]

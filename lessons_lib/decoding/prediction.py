@@ -82,8 +82,8 @@ def replay_draft(right: Sequence[bool], length: DraftLength) -> list[StepStats]:
     length.reset()
     stats, at = [], 0
     while at < len(right):
-        guesses = right[at : at + min(length.next(), len(right) - at - 1)]  # the step itself adds one token
-        gamma, accepted = len(guesses), first_wrong(guesses)
+        drafted = right[at : at + min(length.next(), len(right) - at - 1)]  # the step itself adds one token
+        gamma, accepted = len(drafted), first_wrong(drafted)
         if gamma:
             length.observe(gamma, min(accepted + 1, gamma), accepted)
         stats.append(StepStats(at, 1 + gamma, gamma, gamma, 0, accepted, accepted + 1, draft_calls=gamma))
@@ -91,9 +91,9 @@ def replay_draft(right: Sequence[bool], length: DraftLength) -> list[StepStats]:
     return stats
 
 
-def first_wrong(guesses: Sequence[bool]) -> int:
+def first_wrong(right: Sequence[bool]) -> int:
     """Number of draft tokens before the first wrong one: [True, False, True] -> 1."""
-    return next((count for count, guess in enumerate(guesses) if not guess), len(guesses))
+    return next((count for count, correct in enumerate(right) if not correct), len(right))
 
 
 def counts(stats: Sequence[StepStats]) -> list[tuple[int, int, int]]:
@@ -125,7 +125,7 @@ def way_to(configs: Sequence[Configuration], top: str) -> list[Configuration]:
     """The configurations from the first one up to `top`, each changing the one before it."""
     named, way = {config.name: config for config in configs}, []
     if top not in named:
-        raise ValueError(f"there is no rung {top!r}; choose one of: {', '.join(named)}")
+        raise ValueError(f"there is no configuration {top!r}; choose one of: {', '.join(named)}")
     while top is not None:
         way.append(named[top])
         top = named[top].below

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.decoding.draft_tree import MODES, ROOT, Children, DraftTree
+from lessons_lib.quantization.cpu.argmax import argmax_on_cpu
 
 TINY = 1e-12  # a smaller probability mass is a rounding error
 
@@ -49,22 +50,8 @@ class Greedy:
 
 
 def top_tokens(logits: Tensor) -> list[int]:
-    """The argmax of each row of logits (n, V) -> n tokens; among equal logits the first. NaN is not handled.
-
-    On a CPU this uses numpy, which is several times faster than torch on rows of tens of thousands.
-    """
-    if not logits.is_cpu:
-        return logits.argmax(-1).tolist()
-    logits = logits.detach()
-    # numpy has no bf16. But the bits of positive floats, read as integers, have the same order as the values and are
-    # larger than those of negative floats. So the argmax of the bits is right wherever the maximum is above 0.
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        bits = logits.view(torch.int16).numpy()
-        best = bits.argmax(-1).tolist()
-        if all(row[token] > 0 for row, token in zip(bits, best, strict=True)):
-            return best
-        logits = logits.float()
-    return logits.numpy().argmax(-1).tolist()
+    """The argmax of each row of logits (n, V) -> n tokens; among equal logits the first. NaN is not handled."""
+    return argmax_on_cpu(logits) if logits.is_cpu else logits.argmax(-1).tolist()
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,8 @@ class StoppedText:
         for text, shown in self._named.items():
             if text in full:
                 # Find the stop text in _held: count the characters after it, which both texts share, from the end
-                behind = without(full[full.find(text) + len(text) :], self._special)
-                end = max(0, len(self._held) - len(behind))
+                rest = without(full[full.find(text) + len(text) :], self._special)
+                end = max(0, len(self._held) - len(rest))
                 start = self._held.rfind(shown, 0, end)
                 at.append(start if start >= 0 else end)
         return at

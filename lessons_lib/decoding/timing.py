@@ -130,9 +130,9 @@ def batched_step(target, prompt: Sequence[int], batch: int) -> Callable[[], list
     The prompts are fed beforehand. Each call adds a token to every request, up to ROOM tokens in all.
     """
     room = min(ROOM, target.context - len(prompt))
-    rows = [new_sequence(target, prompt, None, None, room, room) for _ in range(batch)]
-    step(target, rows)
-    return torch.no_grad()(lambda: step(target, rows))
+    seqs = [new_sequence(target, prompt, None, None, room, room) for _ in range(batch)]
+    step(target, seqs)
+    return torch.no_grad()(lambda: step(target, seqs))
 
 
 @torch.no_grad()

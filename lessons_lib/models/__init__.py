@@ -2,7 +2,8 @@
 
 `load(name)` returns a LanguageModel, `tiny()` a random network for tests, `cut(model)` the first layers of a model.
 
-hub             model names, devices and dtypes, `load`; gguf, store: the packaged model converted to a checkpoint
+hub             model names and `load`; gguf, store: the packaged model converted to a checkpoint
+device          devices and dtypes; tokenizers: whether two models share one
 decoder         the readable decoder; checkpoint: names of its weights
 draft           our small draft model and its file; trained: weights and cards that come with the package
 medusa          Medusa heads and their file
@@ -14,11 +15,13 @@ import logging
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-from lessons_lib.models.decoder import Decoder, NoCache, Segment, attend, with_attention  # noqa: E402
+from lessons_lib.models.decoder import Decoder, Segment, attend, with_attention  # noqa: E402
+from lessons_lib.models.device import dtype_name, pick  # noqa: E402
 from lessons_lib.models.draft import decoder_of, draft_format, start_from  # noqa: E402
-from lessons_lib.models.hub import LanguageModel, cut, dtype_name, load, names, pick  # noqa: E402
+from lessons_lib.models.hub import LanguageModel, cut, load, names  # noqa: E402
 from lessons_lib.models.implementations import attending  # noqa: E402
 from lessons_lib.models.libraries import by_library, bytes_held  # noqa: E402
+from lessons_lib.models.medusa import MedusaHeads, load_heads, own_parameters, shared_parameters  # noqa: E402
 from lessons_lib.models.sparse import (  # noqa: E402
     attention_weights,
     calibrated,
@@ -33,13 +36,14 @@ from lessons_lib.models.sparse import (  # noqa: E402
 )
 from lessons_lib.models.store import ModelUnavailable  # noqa: E402
 from lessons_lib.models.tiny_models import tiny  # noqa: E402
+from lessons_lib.models.tokenizers import check_same_tokenizer  # noqa: E402
 from lessons_lib.models.trained import OURS, read_card  # noqa: E402
 
 __all__ = [
     "Decoder",
     "LanguageModel",
+    "MedusaHeads",
     "ModelUnavailable",
-    "NoCache",
     "OURS",
     "Segment",
     "attend",
@@ -48,6 +52,7 @@ __all__ = [
     "by_library",
     "bytes_held",
     "calibrated",
+    "check_same_tokenizer",
     "cut",
     "cut_gates",
     "cut_inputs",
@@ -58,9 +63,12 @@ __all__ = [
     "gate_of",
     "keep_keys",
     "load",
+    "load_heads",
     "names",
+    "own_parameters",
     "pick",
     "read_card",
+    "shared_parameters",
     "skipping",
     "start_from",
     "sum_rows",

@@ -1,4 +1,4 @@
-"""Models by name (every lesson): model names, devices and dtypes, and `load`."""
+"""Models by name (every lesson): the names, `load`, and the model that it returns."""
 
 import copy
 import re
@@ -17,11 +17,12 @@ from transformers.utils import logging
 from lessons_lib import progress
 from lessons_lib.data import text
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.machine import DTYPES, cpu_bf16, gpu_bf16
+from lessons_lib.measure.machine import DTYPES
 from lessons_lib.measure.quality import WINDOW, windows
 from lessons_lib.models import trained
 from lessons_lib.models.checkpoint import head_is_embedding
 from lessons_lib.models.decoder import computes
+from lessons_lib.models.device import dtype_name, pick_device, pick_dtype
 from lessons_lib.models.draft import decoder_of, load_draft, scored
 from lessons_lib.models.gguf import PackagedModel, gguf_file
 from lessons_lib.models.store import ModelUnavailable, stored
@@ -44,72 +45,6 @@ def quiet(bars: bool = True) -> Iterator[None]:
         logging.set_verbosity(level)
         if had_bars:
             logging.enable_progress_bar()
-
-
-DEVICES = ("cuda", "mps", "cpu")
-
-
-def pick(device: str, dtype: str) -> tuple[str, str]:
-    """Device and dtype name for a lesson: `pick_device`, then `pick_dtype` for that device."""
-    device = pick_device(device)
-    return device, dtype_name(pick_dtype(dtype, device))
-
-
-def pick_device(device: str | torch.device = "auto") -> str:
-    """The device to use: "auto" -> "cuda", else "mps", else "cpu". A device given by name is checked and returned.
-
-    Raises ValueError if this machine does not have it.
-    """
-    device = str(device)
-    present = [name for name in DEVICES if _present(name)]
-    if device == "auto":
-        return present[0]
-    kind, _, index = device.partition(":")
-    count = torch.cuda.device_count() if kind == "cuda" else 1
-    if kind not in present or (index and not (index.isdigit() and int(index) < count)):
-        raise ValueError(f"device {device!r} is not here; use 'auto' or one of: {', '.join(present)}.")
-    return device
-
-
-def pick_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> torch.dtype:
-    """The dtype to use: "auto" -> bf16 if the device computes in it, else fp16 on GPUs and fp32 on CPUs.
-
-    Accepts "fp32", "bf16", "fp16", "fp64", torch's own names ("float32") and torch dtypes. Raises ValueError if the
-    dtype is unknown or not supported by the device.
-    """
-    if dtype == "auto":
-        return _fast_dtype(device)
-    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    chosen = chosen or getattr(torch, str(dtype), None)
-    if chosen not in DTYPES.values():
-        raise ValueError(f"dtype {dtype!r} is not known; use 'auto' or one of: {', '.join(DTYPES)}.")
-    if not _has(chosen, device):
-        name, other = dtype_name(chosen), dtype_name(_fast_dtype(device))
-        raise ValueError(f"dtype '{name}' is not supported by the device '{device}'; use '{other}'.")
-    return chosen
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in tables and arguments: torch.bfloat16 -> "bf16"."""
-    return next(name for name, known in DTYPES.items() if known == dtype)
-
-
-def _present(kind: str) -> bool:
-    if kind == "cpu":
-        return True
-    return torch.cuda.is_available() if kind == "cuda" else torch.backends.mps.is_available()
-
-
-def _fast_dtype(device: str) -> torch.dtype:
-    if device.startswith("cpu"):
-        return torch.bfloat16 if cpu_bf16() else torch.float32
-    return torch.bfloat16 if gpu_bf16(device) else torch.float16
-
-
-def _has(dtype: torch.dtype, device: str) -> bool:
-    if device.startswith("cuda"):
-        return dtype != torch.bfloat16 or gpu_bf16(device)
-    return not (device.startswith("mps") and dtype == torch.float64)
 
 
 PACKAGED = {
@@ -188,8 +123,6 @@ class LanguageModel:
         dtype = pick_dtype(dtype, self.device)
         if dtype == self.dtype:
             return self
-        from lessons_lib.models.hub import ModelUnavailable, load
-
         try:
             return load(self.name, self.device, dtype)
         except (ValueError, ModelUnavailable):  # no model of that name, or not available

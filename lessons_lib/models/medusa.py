@@ -6,7 +6,7 @@ LM head.
 When the heads run, token t + 1 is known already. Optionally the heads read it, too. This is similar to Hydra (Ankner et
 al. 2024, arXiv 2402.05109), whose heads read every token before theirs, while these read only the first.
 
-This file holds the heads and their files; trees and the proposer are in decoding/proposers/medusa.py.
+This file holds the heads and their files; the proposer is in decoding/proposers/medusa.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,13 +65,15 @@ class MedusaHeads(nn.Module):
     """K Medusa heads on a model with the LM head lm_head (V, D), whose device and dtype they have.
 
     count: number of heads K. blocks: residual blocks of each head (R).
-    own: each head gets a trainable copy of the LM head, as published. Otherwise all share the model's LM head, which is
-    neither trained nor a parameter: one matmul computes the logits of all heads.
+    own_lm_heads: each head gets a trainable copy of the LM head, as published. Otherwise all share the model's LM head,
+    which is neither trained nor a parameter: one matmul computes the logits of all heads.
     root_rank: rank r of the map by which a head's first block also reads the token sampled from the state, as the LM
     head's row of that token, scaled to root mean square 1. 0: heads read only the state, as published.
     """
 
-    def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, own: bool = False, root_rank: int = 0):
+    def __init__(
+        self, lm_head: Tensor, count: int = 4, blocks: int = 1, own_lm_heads: bool = False, root_rank: int = 0
+    ):
         super().__init__()
         if count < 1 or blocks < 1:
             raise ValueError(f"at least one head of one block is needed, not {count} of {blocks}")
@@ -82,7 +84,7 @@ class MedusaHeads(nn.Module):
         self.stacks = nn.ModuleList(stacks).to(lm_head.device, lm_head.dtype)
         readers = [root_reader(self.width, root_rank, seed) for seed in range(count if root_rank else 0)]
         self.root_readers = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
-        self.own = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own else 0))
+        self.lm_heads = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own_lm_heads else 0))
         self.register_buffer("lm_head", lm_head, persistent=False)
         self.register_buffer("rows", lm_head, persistent=False)  # rows of the tokens that are scored
         self.register_buffer("kept", None, persistent=False)
@@ -92,7 +94,7 @@ class MedusaHeads(nn.Module):
 
         Only for heads that share the model's LM head.
         """
-        if self.own:
+        if self.lm_heads:
             raise ValueError("only heads that share the model's LM head can be trimmed")
         self.kept = kept.to(self.lm_head.device, torch.long)
         self.rows = self.lm_head[self.kept]
@@ -144,9 +146,9 @@ class MedusaHeads(nn.Module):
     def scores(self, final: Tensor, count: int | None = None, chosen=None) -> Tensor:
         """As `forward`, but logits of the scored tokens only, in the order of `kept`: (T, K, scored)."""
         states = self.states(final, count, chosen)
-        if not self.own:
+        if not self.lm_heads:
             return F.linear(states, self.rows)
-        pairs = zip(states.unbind(1), self.own, strict=False)  # strict=False: the first `count` heads
+        pairs = zip(states.unbind(1), self.lm_heads, strict=False)  # strict=False: the first `count` heads
         return torch.stack([F.linear(rows, head) for rows, head in pairs], dim=1)
 
 
@@ -168,7 +170,7 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
     if heads.kept is not None:
         tensors["kept"] = heads.kept.to(torch.int32)
     sizes = {name: getattr(heads, name) for name in ("count", "blocks", "root_rank", "width", "vocab_size")}
-    trained.write(folder, tensors, base=base, **sizes, own=bool(heads.own), kept=heads.scored, **card)
+    trained.write(folder, tensors, base=base, **sizes, own_lm_heads=bool(heads.lm_heads), kept=heads.scored, **card)
 
 
 def load_heads(name: str | Path, model: LanguageModel, count: int | None = None) -> MedusaHeads:
@@ -181,7 +183,7 @@ def load_heads(name: str | Path, model: LanguageModel, count: int | None = None)
         raise ModelUnavailable(f"{name} holds no heads; train some with `python -m lessons_lib.training heads`.")
     lm_head = model.network.get_output_embeddings().weight
     check_fits(card, name, model.name, tuple(lm_head.shape), count)
-    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own"], card["root_rank"])
+    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own_lm_heads"], card["root_rank"])
     tensors = trained.read_weights(name)
     kept = tensors.pop("kept", None)
     heads.load_state_dict(tensors)

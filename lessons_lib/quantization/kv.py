@@ -2,7 +2,7 @@
 
 KIVI (Liu et al. 2024, arXiv 2402.02750): outliers of keys stay in the same channels, so a group is one channel of G
 tokens. Values have no outlier channels, so a group is G channels of one token, and its error affects this token only.
-Levels run from a group's minimum to its maximum: bits + 32/G bits per element (`caches.sizes.quantized_bits`).
+Levels run from a group's minimum to its maximum: bits + 32/G bits per element.
 
 KIVI rounds its residual of keys when it is full. Here the residual always keeps at least the newest R tokens, so that
 rejected draft tokens can be dropped. Codes never change once written. Every read dequantizes the whole history: memory

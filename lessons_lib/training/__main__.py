@@ -25,11 +25,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.proposers.medusa import best_tree, expected_tokens
+from lessons_lib.decoding.proposers.tree_shape import best_tree
 from lessons_lib.models import LanguageModel, load, pick
 from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.draft import decoder_of, load_draft, own_weights, save_draft
-from lessons_lib.models.hub import pick_device, pick_dtype
 from lessons_lib.models.medusa import MedusaHeads, load_heads, save_heads
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.trained import OURS
@@ -223,7 +223,7 @@ def worth(heads: MedusaHeads) -> dict:
     accuracies = judge(heads, greedy(split(collect.training_texts())[1]))["accuracies"]
     tree = best_tree(accuracies, NODES)
     return evaluate.evaluate_heads(heads, collect.held_out_texts(), tree) | {
-        "expected": expected_tokens(tree, accuracies),
+        "expected": tree.expected_tokens(accuracies),
         "accuracies": accuracies,
         "choices": [list(choice) for choice in tree.choices],
     }

@@ -16,7 +16,8 @@ from lessons_lib.decoding.draft_tree import DraftTree, plain_input
 from lessons_lib.decoding.generate import StepStats
 from lessons_lib.decoding.prediction import Recording, replay, replay_draft
 from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.proposers.medusa import Medusa, TreeShape
+from lessons_lib.decoding.proposers.medusa import Medusa
+from lessons_lib.decoding.proposers.tree_shape import TreeShape
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import TrimmedDecoder, own_weights

@@ -26,7 +26,7 @@ def heads_of(network, count: int = 3, seed: int = 0) -> MedusaHeads:
 class OpenToy(ToyTarget):
     """A toy that offers states: the scores themselves, so that its LM head is the unit matrix."""
 
-    offers = frozenset({"rows", "states"})
+    offers = frozenset({"states"})
 
     def _run(self, model_input):
         scores = super()._run(model_input)

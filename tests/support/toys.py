@@ -29,7 +29,6 @@ class ToyTarget(Target):
     """logits: prefix (token ids) -> (V,). A token that does not see exactly one token at every position up to
     its own is an error: no model could make sense of it."""
 
-    offers = frozenset({"rows"})
     context = 10**6
 
     def __init__(self, logits: Callable[[tuple[int, ...]], torch.Tensor], vocab_size: int, eos=()):

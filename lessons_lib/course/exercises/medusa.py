@@ -1,7 +1,7 @@
 """Checkers: what a head is trained on, the tree's mask, the tree to try, and typical acceptance."""
 
 from lessons_lib.course.exercises import exercise, expect
-from lessons_lib.decoding.proposers.medusa import TreeShape, ancestors, best_tree
+from lessons_lib.decoding.proposers.tree_shape import TreeShape, ancestors, best_tree
 
 
 @exercise("09.1")

@@ -29,7 +29,7 @@ class Jacobi(Proposer):
     def __init__(self, n: int = 8, fill: str = "random", seed: int = 0):
         check_integers(n=n)
         if n < 2:
-            raise ValueError(f"n must be at least 2 (the last committed token and one guess), not {n}")
+            raise ValueError(f"n must be at least 2 (the last committed token and one draft token), not {n}")
         if fill not in FILLS:
             raise ValueError(f"fill={fill!r} is not known; choose one of: {', '.join(FILLS)}")
         self.n, self.fill, self.seed = n, fill, seed
@@ -38,7 +38,7 @@ class Jacobi(Proposer):
         """Start a new text without predictions, with the same seed. Raises ValueError for "eos" without EOS tokens."""
         if self.fill == "eos" and not target.eos:
             raise ValueError('fill="eos" needs a target with an end token; choose another fill')
-        self.rng, self.guess = random.Random(self.seed), []
+        self.rng, self.predicted = random.Random(self.seed), []
         self.fixed = {"last": prompt[-1:], "eos": target.eos[:1]}.get(self.fill)
         self.lookup = PromptLookup(self.n - 1) if self.fill == "lookup" else None
         if self.lookup:
@@ -46,17 +46,17 @@ class Jacobi(Proposer):
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
         """Add the predictions of the last step as a chain, filled up to n - 1 tokens."""
-        guess = self.guess
+        draft = self.predicted
         if self.lookup:  # copy the tokens that followed an earlier occurrence of the text and the predictions
             self.lookup.learn(ids)
-            guess = guess + self.lookup.lookup([*ids[-self.lookup.max_ngram :], *guess])[1]
-        guess = guess + [self.rng.choice(self.fixed or ids) for _ in range(self.n - 1 - len(guess))]
-        tree.add_chain(guess[: self.n - 1])
+            draft = draft + self.lookup.lookup([*ids[-self.lookup.max_ngram :], *draft])[1]
+        draft = draft + [self.rng.choice(self.fixed or ids) for _ in range(self.n - 1 - len(draft))]
+        tree.add_chain(draft[: self.n - 1])
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Keep the argmax at the first rejected node and at all later ones: predictions after the bonus token."""
         rejected = output.logits[1 + len(path) :]
-        self.guess = top_tokens(rejected) if len(rejected) else []
+        self.predicted = top_tokens(rejected) if len(rejected) else []
 
 
 @torch.no_grad()

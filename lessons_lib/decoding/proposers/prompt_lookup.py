@@ -13,7 +13,7 @@ from lessons_lib.decoding.proposers.draft_length import DraftLength
 
 RULES = ("recent", "transformers", "original")
 UNDECIDED, MEMORY = 0.5, 4  # initial hit rate; the running mean covers about 4 drafts
-SILENT_BELOW = 0.35  # min_hit_rate of "recent"; chosen by replaying five kinds of text that no benchmark here uses
+MIN_HIT_RATE = 0.35  # min_hit_rate of "recent"; chosen by replaying five kinds of text that no benchmark here uses
 
 
 class NgramIndex:
@@ -77,9 +77,9 @@ class PromptLookup(Proposer):
                 f"{max_ngram}"
             )
         if length is not None and min_hit_rate is not None:
-            raise ValueError("min_hit_rate and length both decide when to keep silent; give one of them")
+            raise ValueError("min_hit_rate and length both decide when a draft is gated; give one of them")
         if min_hit_rate is None:
-            min_hit_rate = SILENT_BELOW if rule == "recent" else 0.0
+            min_hit_rate = MIN_HIT_RATE if rule == "recent" else 0.0
         if not 0 <= min_hit_rate <= 1:
             raise ValueError(f"min_hit_rate is a share between 0 and 1, not {min_hit_rate}")
         self.num_tokens, self.max_ngram, self.min_ngram = num_tokens, max_ngram, min_ngram

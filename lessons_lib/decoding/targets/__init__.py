@@ -4,7 +4,6 @@ base                    the interface
 transformers            any causal LM of transformers; self_check tests which draft layouts the model computes correctly
 decoder                 our decoder, eager; all sequences in one forward pass
 compiled                our decoder, compiled
-one_by_one              a target that is fed token by token, for draft models
 table                   a table of probabilities, for toy examples
 """
 

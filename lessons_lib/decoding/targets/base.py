@@ -14,8 +14,7 @@ class Unsupported(ValueError):
 class Target(ABC):
     """Runs forward passes over model inputs and returns their logits.
 
-    offers: optional abilities: "states" (returns hidden states beside logits) and "rows" (several sequences in one
-    forward pass; without it they run one after another). tokenizer: may be None.
+    offers: optional abilities: "states" (returns hidden states beside logits). tokenizer: may be None.
     context: maximum number of tokens of a text. eos: ids of the end tokens.
     """
 

@@ -14,9 +14,9 @@ from copy import copy
 import torch
 from torch import Tensor, nn
 
-from lessons_lib.caches.cache import Slots, StaticCache
+from lessons_lib.caches.cache import StaticBuffers, StaticCache
 from lessons_lib.compiler import CompiledStep, CudaGraph, compiler_problem
-from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput, plain_input
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment, with_attention
 from lessons_lib.progress import say
@@ -24,8 +24,9 @@ from lessons_lib.quantization.linear import QuantizedLinear, sharing_copy
 
 MATMULS = ("pointwise", "max-autotune", "library")
 POINTWISE_ROWS = 16  # sums beat the CPU library's matmul up to so many tokens in float32, for 1 token in 16 bits
+SHORT = 4  # `one_by_one` feeds inputs of up to so many tokens one by one; a longer one is a prompt
 CAPACITY_STEP = 16  # fitted capacities are multiples of it: whole vectors on any CPU
-# Dynamic sizes of a fitted step's arguments: tokens, positions, slots, mask, keys, values.
+# Dynamic sizes of a fitted step's arguments: tokens, positions, entries, mask, keys, values.
 FITTED = ((), (), (), (None, "capacity"), (None, "capacity", None), (None, "capacity", None))
 
 
@@ -129,7 +130,7 @@ class CompiledTarget(DecoderTarget):
         args = (
             tokens,
             positions,
-            cache.slots(width),
+            cache.new_entries(width),
             cache.mask(model_input.mask, count, width),
             cache.keys,
             cache.values,
@@ -179,6 +180,26 @@ class CompiledTarget(DecoderTarget):
         if not self.captures:
             self.widths = []
         say_uncompiled(problem)
+
+
+def one_by_one(target: CompiledTarget) -> CompiledTarget:
+    """A copy of the target of a draft model that feeds short inputs token by token -> the last token's output.
+
+    After a step whose draft tokens were all accepted, the draft model has two uncomputed tokens. If it is compiled for
+    one token, it would run both eagerly, which may take longer than many compiled steps. Other inputs run unchanged:
+    prompts, inputs with a mask, and inputs that need the logits of more than the last token.
+    """
+    other = copy(target)
+    other.run = lambda inputs: [_fed_singly(target, model_input) for model_input in inputs]
+    return other
+
+
+def _fed_singly(target: CompiledTarget, model_input: ModelInput) -> ModelOutput:
+    whole = model_input.mask is not None or model_input.wanted != 1 or len(model_input.tokens) > SHORT
+    parts = [model_input] if whole else [plain_input([token], model_input.cache) for token in model_input.tokens]
+    if not whole:
+        parts[-1].after = model_input.after
+    return [target.run([part])[0] for part in parts][-1]
 
 
 def say_uncompiled(problem: str | None) -> str | None:
@@ -250,12 +271,12 @@ def for_compiler(decoder: Decoder, pointwise: bool) -> Decoder:
 def static_step(decoder: Decoder) -> Callable:
     """One forward pass over static buffers, as a function of tensors only, so that it can be compiled.
 
-    The function takes tokens, positions and slots (T,), mask (T, capacity), and per layer keys and values
-    (H_kv, capacity, d) -> hidden states after the final norm (T, D) and logits (T, V).
+    The function takes tokens, positions and indices of the new cache entries (T,), mask (T, capacity), and per layer
+    keys and values (H_kv, capacity, d) -> hidden states after the final norm (T, D) and logits (T, V).
     """
 
-    def step(tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, keys: list, values: list):
-        segment = Segment(positions, Slots(keys, values, slots), mask)
+    def step(tokens: Tensor, positions: Tensor, entries: Tensor, mask: Tensor, keys: list, values: list):
+        segment = Segment(positions, StaticBuffers(keys, values, entries), mask)
         final = decoder.final(decoder(tokens, [segment]).last)
         return final, decoder.score(final)
 

@@ -15,7 +15,7 @@ from lessons_lib.models.decoder import Decoder, Segment, States
 class DecoderTarget(Target):
     """Runs our decoder. decoder: from `Decoder.from_transformers(...)`. tokenizer, eos: those of the original model."""
 
-    offers = frozenset({"states", "rows"})
+    offers = frozenset({"states"})
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = ()):
         self.decoder, self.tokenizer, self.eos = decoder, tokenizer, tuple(eos)

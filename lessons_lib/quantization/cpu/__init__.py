@@ -4,6 +4,7 @@ linear    the layers of `quantization.linear` with AVX512, VNNI or AVX2 kernels
 layouts   packed layouts of the codes
 pointwise matmul and attention written as sums, which torch.compile turns into loops that read memory faster
 native    two C++ kernels, compiled when first needed
+argmax    argmax of logits, several times faster than torch's
 """
 
 import ctypes

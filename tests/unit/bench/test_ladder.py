@@ -14,7 +14,7 @@ from bench import common, ladder
 from bench.common import NotMeasured, Run
 from bench.medusa import Fitted
 from lessons_lib.decoding.probing import logits_along
-from lessons_lib.decoding.proposers.medusa import regular
+from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.measure.clock import Timeline
 from lessons_lib.measure.machine import Hardware
 from lessons_lib.models import LanguageModel
@@ -215,7 +215,7 @@ def test_a_prediction_is_bytes_over_bandwidth_the_overhead_of_a_compiled_step_an
     moved = lambda S: 8 * shape.weights + element * S * shape.kv_elements(1)  # noqa: E731
     forward = lambda S: moved(S) / RATES.read_bandwidth + 0.0005  # noqa: E731
     assert rows["compiled"]["predicted"] == pytest.approx(3 / sum(forward(S) + 0.001 for S in (3, 4, 5)))
-    each = ladder.expected_tokens(FITTED.tree, ladder.medusa.accuracies())
+    each = FITTED.tree.expected_tokens(ladder.medusa.accuracies())
     steps = [1.5 * forward(2 + round(i * each)) for i in range(round(3 / each))]  # FITTED: 3 rows cost 1.5 of one
     heads = 0.5 * forward(ladder.CACHED)
     expected = len(steps) * each / sum(step + 0.001 + heads for step in steps)

@@ -10,7 +10,7 @@ from bench import common, medusa, questions
 from bench.common import NotMeasured, Run
 from bench.medusa import Fitted
 from lessons_lib import Medusa, generate
-from lessons_lib.decoding.proposers.medusa import expected_tokens, regular
+from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.text import encode
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models.medusa import save_heads
@@ -71,7 +71,7 @@ def test_tokens_per_forward_are_those_that_decoding_takes_each_kind_counting_the
     assert measured.facts["tokens_per_pass"] == pytest.approx(tau) and max(tau.values()) > 1.2
     assert measured.ratio.value == pytest.approx(sum(tau.values()) / len(tau))
     assert measured.facts["choices"] == tuple((rank,) for rank in range(60))
-    assert measured.facts["expected"] == pytest.approx(expected_tokens(regular(60), ACCURACIES))
+    assert measured.facts["expected"] == pytest.approx(regular(60).expected_tokens(ACCURACIES))
 
 
 def made(passes: int, seconds: float, num_input_tokens: int) -> dict:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessons_lib.caches.cache import CacheFullError, ContiguousCache, Slots, StaticCache, causal_mask
+from lessons_lib.caches.cache import CacheFullError, ContiguousCache, StaticBuffers, StaticCache, causal_mask
 from lessons_lib.caches.paged import PagedCache, PagedMemory
 
 
@@ -70,7 +70,7 @@ def test_a_static_cache_refuses_what_does_not_fit_and_stays_as_it_was():
     with pytest.raises(CacheFullError, match="holds 4 tokens and 5 are needed"):
         cache.append(0, numbered(2), numbered(2))
     with pytest.raises(CacheFullError):
-        cache.slots(2)
+        cache.new_entries(2)
     assert cache.length() == 3
 
 
@@ -90,11 +90,11 @@ def test_bytes_allocated_follow_the_formula():
     assert cache.nbytes == 10 * 512  # 2 layers, 2 heads of 16, keys and values, 4 bytes: 512 a token
 
 
-def test_slots_write_behind_what_is_there_and_padding_is_forgotten():
+def test_buffers_are_written_after_what_is_there_and_padding_is_forgotten():
     cache = filled(StaticCache, 3, 8)
-    slots = Slots(cache.keys, cache.values, cache.slots(3))
+    buffers = StaticBuffers(cache.keys, cache.values, cache.new_entries(3))
     for layer in range(2):
-        keys, _ = slots.append(layer, numbered(3, 50), numbered(3, 50))
+        keys, _ = buffers.append(layer, numbered(3, 50), numbered(3, 50))
     cache.advance(1)
     assert keys.shape == (1, 8, 1)
     assert cache.length() == 4

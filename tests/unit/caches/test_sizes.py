@@ -1,4 +1,4 @@
-"""KV-cache arithmetic: the table of models, windows, pages, quantization, capacity, and bytes really allocated."""
+"""KV-cache arithmetic: the table of models, windows, capacity, and bytes really allocated."""
 
 import dataclasses
 
@@ -83,20 +83,6 @@ def test_a_sliding_static_cache_takes_no_more_than_its_window(tokens):
     assert allocated(cache) == sizes.kv_bytes(ModelConfig.from_transformers(config), tokens, cache_bytes=4)
 
 
-@pytest.mark.parametrize("tokens, pages", [(1, 1), (16, 1), (17, 2)])
-def test_a_paged_cache_takes_whole_pages(tokens, pages):
-    assert sizes.paged_bytes(SMOL, tokens, block_size=16) == pages * 16 * 23_040
-    assert sizes.paged_bytes(SMOL, tokens, block_size=16, batch=3) == 3 * pages * 16 * 23_040
-
-
-def test_latent_attention_keeps_69120_bytes_a_token_57_times_less_than_its_heads():
-    latent = sizes.mla_bytes_per_token(layers=60, latent=512, rotary=64)
-    heads = ModelConfig("deepseek-v2, all heads", 60, 5120, 128, 128, 128, 12288, 102400, 131072)
-    assert sizes.mla_bytes_per_token(layers=60, latent=512, rotary=64, cache_bytes=1) == latent / 2
-    assert (latent, sizes.kv_bytes_per_token(heads)) == (69_120, 3_932_160)
-    assert sizes.kv_bytes_per_token(heads) / latent == pytest.approx(57, abs=0.2)
-
-
 def test_the_newest_token_is_not_cached_yet():
     assert sizes.cached_tokens(5, 4) == 8
     assert sizes.cached_tokens(5, 0) == 5
@@ -113,18 +99,6 @@ def test_generating_leaves_as_many_cached_tokens_as_predicted():
 def test_growing_by_concatenation_moves_the_whole_cache_twice():
     assert sizes.concat_bytes(SMOL, 2048) == 2 * 2048 * 23_040
     assert sizes.concat_bytes(SMOL, 2048) / (2 * SMOL.weights) == pytest.approx(0.35, abs=0.005)
-
-
-@pytest.mark.parametrize("bits, group, expected", [(2, 32, 3), (4, 64, 4.5), (8, 32, 9)])
-def test_quantized_bits_count_scale_and_zero_point(bits, group, expected):
-    assert sizes.quantized_bits(bits, group) == expected
-
-
-def test_a_quantized_cache_keeps_its_newest_tokens_in_16_bits():
-    exact, packed = 23_040, 23_040 * 3 / 16
-    assert sizes.quantized_bytes(SMOL, 1000, bits=2, group=32, residual=128) == 128 * exact + 872 * packed
-    assert sizes.quantized_bytes(SMOL, 100, bits=2, group=32, residual=128) == 100 * exact
-    assert sizes.quantized_bytes(SMOL, 10, bits=2, group=32, batch=3) == 30 * packed
 
 
 def test_a_13b_model_on_40_gb_leaves_room_for_17089_tokens():

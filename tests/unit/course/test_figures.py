@@ -30,7 +30,7 @@ from lessons_lib.course import (
 )
 from lessons_lib.course.display import DPI, figure_of, problems
 from lessons_lib.decoding.prediction import Recording, replay
-from lessons_lib.decoding.proposers.medusa import TreeShape, regular
+from lessons_lib.decoding.proposers.tree_shape import TreeShape, regular
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.cost import LinearCost, StepCost

@@ -87,9 +87,9 @@ def test_an_empty_prompt_is_refused_as_text_too(network, words, target, prompt):
 
 def test_a_proposer_whose_needs_are_not_offered_is_refused(network):
     class Demanding(Proposer):
-        needs = frozenset({"rows"})
+        needs = frozenset({"wings"})
 
-    with pytest.raises(Unsupported, match="Demanding needs rows, which TransformersTarget does not offer"):
+    with pytest.raises(Unsupported, match="Demanding needs wings, which TransformersTarget does not offer"):
         generate(network, PROMPT, Demanding())
 
 

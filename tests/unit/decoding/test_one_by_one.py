@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from lessons_lib.decoding.targets.compiled import SHORT, one_by_one
 from support.targets import decoder_target, targets
 
 from lessons_lib.decoding.draft_tree import ModelInput, plain_input
-from lessons_lib.decoding.targets.one_by_one import SHORT, one_by_one
 from lessons_lib.models import tiny
 
 PROMPT = [5, 80, 3, 3, 61, 7]

@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
-from lessons_lib.decoding.proposers.medusa import (
-    TreeShape,
-    best_size,
-    best_tree,
-    by_value,
-    expected_tokens,
-    regular,
-    speed_by_size,
-)
+from lessons_lib.decoding.proposers.tree_shape import TreeShape, best_size, best_tree, by_value, regular, speed_by_size
 
 BY_HAND = [[0.6, 0.2, 0.1], [0.5, 0.2]]
 
@@ -24,8 +16,8 @@ def test_the_order_and_worth_of_choices_are_those_worked_out_by_hand():
     first = [next_choice for next_choice, _ in zip(by_value(BY_HAND), range(4), strict=False)]
     assert [choice for choice, _ in first] == [(0,), (0, 0), (1,), (0, 1)]
     assert [value for _, value in first] == pytest.approx([0.6, 0.3, 0.2, 0.12])
-    assert expected_tokens(best_tree(BY_HAND, 4), BY_HAND) == pytest.approx(1 + 1.22)
-    assert expected_tokens(regular(2, 1), BY_HAND) == pytest.approx(1 + 1.20)
+    assert best_tree(BY_HAND, 4).expected_tokens(BY_HAND) == pytest.approx(1 + 1.22)
+    assert regular(2, 1).expected_tokens(BY_HAND) == pytest.approx(1 + 1.20)
 
 
 def every_tree(accuracies, nodes: int):
@@ -46,9 +38,9 @@ ACCURACIES = st.lists(st.integers(1, 9).map(lambda x: x / 10), min_size=2, max_s
 @given(accuracies=st.lists(ACCURACIES, min_size=2, max_size=3), nodes=st.integers(1, 4))
 def test_no_other_tree_of_its_size_promises_more(accuracies, nodes):
     """Also where a head's second favourite is right more often than its first."""
-    best = max(expected_tokens(tree, accuracies) for tree in every_tree(accuracies, nodes))
+    best = max(tree.expected_tokens(accuracies) for tree in every_tree(accuracies, nodes))
     found = best_tree(accuracies, nodes)
-    assert len(found.choices) == nodes and expected_tokens(found, accuracies) == pytest.approx(best)
+    assert len(found.choices) == nodes and found.expected_tokens(accuracies) == pytest.approx(best)
 
 
 def test_choices_that_are_never_right_are_left_out():

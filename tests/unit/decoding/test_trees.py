@@ -11,7 +11,7 @@ from support.proposers import tree_of
 from support.targets import targets
 
 from lessons_lib.decoding.draft_tree import ROOT, make_input, plain_input, tree_mask
-from lessons_lib.decoding.proposers.medusa import PAD, TreeShape, buffers, published_tree, regular
+from lessons_lib.decoding.proposers.tree_shape import PAD, TreeShape, buffers, published_tree, regular
 from lessons_lib.decoding.sampling import Greedy, Typical
 from lessons_lib.models import tiny
 

@@ -7,7 +7,7 @@ import torch
 from support.oracle import exact
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lessons_lib.caches.cache import ContiguousCache, Slots, StaticCache, causal_mask
+from lessons_lib.caches.cache import ContiguousCache, StaticBuffers, StaticCache, causal_mask
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder, Segment, attend, decoder_config, rotary_tables, with_attention
@@ -83,9 +83,9 @@ def test_static_buffers_give_the_same_logits(tiny_model):
     c = decoder.config
     cache = StaticCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64, capacity=12)
     logits_of(decoder, TOKENS[:5], segment(decoder, range(5), cache))
-    slots = Slots(cache.keys, cache.values, cache.slots(4))
+    buffers = StaticBuffers(cache.keys, cache.values, cache.new_entries(4))
     padded = torch.cat([TOKENS[5:], torch.tensor([0])])
-    given = Segment(torch.tensor([5, 6, 7, 0]), slots, cache.mask(None, 3, 4))
+    given = Segment(torch.tensor([5, 6, 7, 0]), buffers, cache.mask(None, 3, 4))
     found = logits_of(with_attention(decoder, attend_by_products), padded, given)[:3]
     whole = logits_of(decoder, TOKENS, segment(decoder, range(8)))
     assert (found - whole[5:]).abs().max() < 1e-12

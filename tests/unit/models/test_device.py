@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from lessons_lib.models.hub import dtype_name, pick, pick_device, pick_dtype
+from lessons_lib.models.device import dtype_name, pick, pick_device, pick_dtype
 
 
 @pytest.fixture

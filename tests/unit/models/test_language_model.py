@@ -156,7 +156,7 @@ def test_an_unknown_choice_is_refused_with_the_known_ones(model, choice, sentenc
 
 @pytest.mark.parametrize("kind", ["decoder", "transformers"])
 def test_weights_in_a_format_that_the_device_lacks_are_refused_with_one_that_it_has(monkeypatch, kind):
-    monkeypatch.setattr("lessons_lib.models.hub.gpu_bf16", lambda device: False)
+    monkeypatch.setattr("lessons_lib.models.device.gpu_bf16", lambda device: False)
     model = LanguageModel(tiny(dtype=torch.float16), None, "small", "cuda", torch.float16)
     with pytest.raises(ValueError, match="dtype 'bf16' is not supported by the device 'cuda'; use 'fp16'"):
         model.target(kind=kind, weights="bf16")

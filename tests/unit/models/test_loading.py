@@ -207,7 +207,7 @@ def test_of_an_errors_words_one_line_is_quoted_without_its_end_mark(said, short)
 
 def test_a_dtype_that_the_device_lacks_is_refused_before_anything_is_fetched(monkeypatch):
     monkeypatch.setattr(hub, "pick_device", lambda device: "cuda")
-    monkeypatch.setattr("lessons_lib.models.hub.gpu_bf16", lambda device: False)
+    monkeypatch.setattr("lessons_lib.models.device.gpu_bf16", lambda device: False)
     monkeypatch.setattr(hub, "_load", None)  # calling it would fail
     with pytest.raises(ValueError, match="'bf16' is not supported by the device 'cuda'; use 'fp16'"):
         load("smollm2-135m", device="cuda", dtype="bf16")

@@ -20,11 +20,11 @@ from lessons_lib.models.medusa import (
 
 FORMS = [
     dict(),
-    dict(own=True),
+    dict(own_lm_heads=True),
     dict(blocks=3),
-    dict(blocks=2, own=True),
+    dict(blocks=2, own_lm_heads=True),
     dict(blocks=2, root_rank=4),
-    dict(own=True, root_rank=4),
+    dict(own_lm_heads=True, root_rank=4),
 ]
 IDS = [5, 80, 3, 61]
 
@@ -59,13 +59,13 @@ def test_both_targets_show_the_state_that_heads_read():
 @torch.no_grad()
 def test_a_head_is_its_blocks_and_then_a_head():
     """By the paper's formula, W2 (h + silu(W1 h + b)), block after block, each with weights of its own."""
-    heads = random_heads(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)), 2, blocks=2, own=True)
+    heads = random_heads(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)), 2, blocks=2, own_lm_heads=True)
     h = torch.randn(3, 4, generator=torch.Generator().manual_seed(2))
     for k in range(2):
         x = h
         for block in heads.stacks[k]:
             x = x + F.silu(x @ block.weight.T + block.bias)
-        torch.testing.assert_close(heads(h)[:, k], x @ heads.own[k].T)
+        torch.testing.assert_close(heads(h)[:, k], x @ heads.lm_heads[k].T)
     first, second = heads.stacks[0]
     assert not torch.equal(first.weight, second.weight) and torch.equal(heads(h, 1), heads(h)[:, :1])
 
@@ -102,7 +102,7 @@ def test_trimmed_heads_choose_among_the_tokens_they_keep_and_score_them_as_befor
     with pytest.raises(ValueError, match="the tree is 1 deep and 5 ranks wide, too much for 2 heads over 4 tokens"):
         Medusa(heads, [(rank,) for rank in range(5)])
     with pytest.raises(ValueError, match="only heads that share the model's LM head can be trimmed"):
-        random_heads(lm_head, 2, own=True).trim(torch.tensor(kept))
+        random_heads(lm_head, 2, own_lm_heads=True).trim(torch.tensor(kept))
 
 
 def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads():
@@ -117,7 +117,7 @@ def test_parameters_are_as_many_as_the_formula_says(form):
     blocks = form.get("blocks", 1)
     rank = form.get("root_rank", 0)
     shared = shared_parameters(3, 32, blocks, rank)
-    expected = own_parameters(3, 32, 97, blocks, rank) if form.get("own") else shared
+    expected = own_parameters(3, 32, 97, blocks, rank) if form.get("own_lm_heads") else shared
     assert sum(weight.numel() for weight in heads.parameters()) == expected
 
 
@@ -134,7 +134,7 @@ def test_four_heads_with_their_own_lm_heads_count_as_published(width, vocab_size
 def test_the_models_own_head_is_not_trained():
     lm_head = torch.nn.Parameter(torch.randn(9, 4))
     for own in (False, True):
-        MedusaHeads(lm_head, 2, own=own)(torch.ones(1, 4)).sum().backward()
+        MedusaHeads(lm_head, 2, own_lm_heads=own)(torch.ones(1, 4)).sum().backward()
         assert lm_head.grad is None
 
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lessons_lib.decoding.proposers.draft_model import check_same_tokenizer
+from lessons_lib.models.tokenizers import check_same_tokenizer
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = ["<end>", *LETTERS, "th", "he", "the", "12"]

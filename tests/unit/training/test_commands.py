@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lessons_lib.decoding.proposers.medusa import TreeShape, expected_tokens
+from lessons_lib.decoding.proposers.tree_shape import TreeShape
 from lessons_lib.models import read_card, tiny
 from lessons_lib.models.draft import load_draft
 from lessons_lib.models.medusa import load_heads
@@ -78,7 +78,7 @@ def test_heads_are_trained_judged_and_stored_by_commands(at_home, model, texts, 
     accuracies = judge(stored, split(collect.training_texts())[1])["accuracies"]
     assert card["after"]["accuracies"] == accuracies != card["before"]["accuracies"]
     assert card["after"]["macro"] == evaluate.evaluate_heads(stored, texts, tree)["macro"]
-    assert card["after"]["expected"] == pytest.approx(expected_tokens(tree, accuracies)) and card["after"]["nodes"] == 6
+    assert card["after"]["expected"] == pytest.approx(tree.expected_tokens(accuracies)) and card["after"]["nodes"] == 6
 
 
 def test_a_card_keeps_what_an_export_does_not_know(at_home):

@@ -11,7 +11,7 @@ from lessons_lib.decoding.generate import generate, tokens_per_pass
 from lessons_lib.decoding.prediction import replay_draft
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
-from lessons_lib.decoding.proposers.medusa import regular
+from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models.draft import own_weights, start_from
 from lessons_lib.training import evaluate, read_texts

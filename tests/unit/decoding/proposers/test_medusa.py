@@ -22,7 +22,7 @@ from lessons_lib import Greedy, Medusa, Sampling, Typical, generate
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput, plain_input
 from lessons_lib.decoding.generate import new_sequence, step
-from lessons_lib.decoding.proposers.medusa import regular
+from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import CompiledTarget, Unsupported
 from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.models import tiny
@@ -166,7 +166,7 @@ def test_greedy_text_is_kept_with_drawn_trees_too(network, greedy, target, mode)
 )
 def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, mode, own, blocks, root_rank):
     target, heads = decoder_target(network), network.get_output_embeddings().weight
-    heads = random_heads(heads, 3, seed, own=own, blocks=blocks, root_rank=root_rank)
+    heads = random_heads(heads, 3, seed, own_lm_heads=own, blocks=blocks, root_rank=root_rank)
     proposer = Medusa(heads, regular(*widths), mode, generator=seeded(1))
     assert generate(target, prompt, proposer, max_new_tokens=16).ids == generate(target, prompt, max_new_tokens=16).ids
 
