@@ -62,10 +62,6 @@ def test_bytes_allocated_by_a_real_cache_equal_the_formula(dtype, size, batch, k
     assert allocated(cache) == sizes.kv_bytes(ModelConfig.from_transformers(config), 7, batch, size)
 
 
-def test_two_layers_of_two_heads_of_sixteen_take_512_bytes_a_token_in_fp32():
-    assert sizes.kv_bytes_per_token(ModelConfig.from_transformers(LlamaConfig(**TINY)), 4) == 512
-
-
 def test_a_static_cache_takes_its_capacity_from_the_first_token_on():
     config = LlamaConfig(**TINY)
     model, cache = LlamaForCausalLM(config), StaticCache(config=config, max_cache_len=32)

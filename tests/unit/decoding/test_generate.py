@@ -1,22 +1,27 @@
-"""The loop: same tokens as plain greedy decoding whatever is proposed, and an end where the text must end."""
+"""The loop: greedy tokens whatever is proposed, an end where the text must end, and what its arguments may be."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support import proposers as scripts
-from support.examples import examples
 from support.oracle import PROMPT, N, exact
 from support.proposers import SCRIPTS, Scripted, with_side_tokens
-from support.targets import UNEQUAL, assert_holds, decoder_target, targets, together
+from support.small_tokenizers import byte_level
+from support.targets import UNEQUAL, Tight, assert_holds, decoder_target, targets, together
 from support.toys import choosing
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
+from lessons_lib import PromptLookup, Sampling
 from lessons_lib.decoding.generate import compression, generate, new_sequence, step, tokens_per_pass
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import Greedy
-from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget, Unsupported
+from lessons_lib.decoding.text import StoppedText, TextStream
 from lessons_lib.models import tiny
+from lessons_lib.models.decoder import Decoder
 
 
 @pytest.mark.parametrize("side", [False, True], ids=["", "side tokens"])
@@ -42,30 +47,6 @@ def test_target_forwards_are_as_few_as_the_guesses_allow(network, greedy_text, t
     out = generate(target(network), PROMPT, Scripted(greedy_text, 97, make), max_new_tokens=N)
     assert len(out.stats) == passes
     assert tokens_per_pass(out.stats) == pytest.approx((N - 1) / (passes - 1))
-
-
-@pytest.mark.parametrize("family", ["gpt_neox", "opt", "gemma", "mistral"])
-@pytest.mark.parametrize("make", [scripts.right_until_third, with_side_tokens(scripts.tree_with_decoys)])
-def test_any_family_of_transformers_decodes_chains_and_trees(family, make):
-    network = tiny(family=family)
-    text = network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
-    out = generate(network, PROMPT, Scripted(text, 97, make), max_new_tokens=N)
-    assert out.ids == text[len(PROMPT) :]
-
-
-@examples(40)
-@given(
-    seed=st.integers(0, 10**6),
-    prompt=st.lists(st.integers(0, 96), min_size=1, max_size=9),
-    count=st.integers(1, 20),
-    make=st.sampled_from(SCRIPTS),
-    side=st.booleans(),
-)
-def test_greedy_text_is_kept_for_random_models_prompts_and_proposers(seed, prompt, count, make, side):
-    network = tiny(seed=seed % 5)
-    plain = generate(decoder_target(network), prompt, max_new_tokens=count).ids
-    proposer = Scripted(prompt + plain, 97, with_side_tokens(make) if side else make, seed=seed)
-    assert generate(decoder_target(network), prompt, proposer, max_new_tokens=count).ids == plain
 
 
 @pytest.mark.parametrize("make", SCRIPTS, ids=lambda make: make.__name__)
@@ -186,17 +167,6 @@ def test_the_proposer_sees_its_tree_again_with_path_logits_and_hidden_states(net
     torch.testing.assert_close(seen.scores.states["final"] @ head.T, seen.scores.logits, rtol=0, atol=1e-12)
 
 
-def test_side_tokens_do_not_change_the_logits_of_the_tree(network, greedy_text):
-    def logits(make):
-        by = Scripted(greedy_text, 97, make)
-        generate(decoder_target(network), PROMPT, by, max_new_tokens=6)
-        return by.seen[1].scores.logits
-
-    plain, beside = logits(scripts.tree_with_decoys), logits(with_side_tokens(scripts.tree_with_decoys))
-    assert len(beside) == len(plain) + 3
-    torch.testing.assert_close(plain, beside[:-3], rtol=0, atol=1e-12)
-
-
 class InOnePass(Scripted):
     """Drafts for all texts of a step at once, and notes how many."""
 
@@ -234,3 +204,180 @@ def test_the_parts_of_a_steps_time_make_up_the_whole():
     for s in generate(decoder_target(tiny()), PROMPT, max_new_tokens=4).stats:
         parts = s.t_propose, s.t_pass, s.t_accept, s.t_commit
         assert min(parts) > 0 and sum(parts) == pytest.approx(s.t_total)
+
+
+@pytest.fixture(scope="module")
+def words() -> PreTrainedTokenizerFast:
+    """One token a word, none for spaces: "w5" -> [5]."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize("bad, said", [
+    (dict(prompt=[]), "the prompt is empty"),
+    (dict(prompt=[1, 97]), "token id 97 is not in this model's vocabulary of 97"),
+    (dict(max_new_tokens=0), "max_new_tokens must be at least 1"),
+    (dict(min_new_tokens=9, max_new_tokens=4), "min_new_tokens between 0 and it"),
+    (dict(prompt=[1] * 200, max_new_tokens=58), "do not fit the context of 256"),
+])  # fmt: skip
+@targets
+def test_bad_input_is_one_clear_sentence(network, target, bad, said):
+    with pytest.raises(ValueError, match=said):
+        generate(target(network), **dict(prompt=PROMPT) | bad)
+
+
+@pytest.mark.parametrize("make", [scripts.tree_with_decoys, with_side_tokens(scripts.tree_with_decoys)])
+@targets
+def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(target, make):
+    network = tiny(context=24)
+    text = network.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)[0].tolist()
+    out = generate(target(network), PROMPT, Scripted(text, 97, make), max_new_tokens=20)
+    assert PROMPT + out.ids == text
+
+
+def test_guesses_that_a_static_cache_cannot_hold_are_dropped(network, greedy_text):
+    out = generate(
+        Tight(network, len(PROMPT) + N + 1),
+        PROMPT,
+        Scripted(greedy_text, 97, scripts.tree_with_decoys),
+        max_new_tokens=N,
+    )
+    assert PROMPT + out.ids == greedy_text
+
+
+def test_text_without_a_tokenizer_is_refused(network):
+    with pytest.raises(TypeError, match="need a tokenizer"):
+        TextStream(None)
+    with pytest.raises(TypeError, match="no tokenizer"):
+        generate(network, "hello")
+    with pytest.raises(TypeError, match="need a tokenizer"):
+        generate(network, PROMPT, stop="x")
+
+
+@pytest.mark.parametrize("prompt", ["", "   ", [], torch.tensor([], dtype=torch.long)], ids=repr)
+@targets
+def test_an_empty_prompt_is_refused_as_text_too(network, words, target, prompt):
+    target = target(network)
+    target.tokenizer = words
+    assert len(generate(target, "w5", max_new_tokens=2).ids) == 2
+    with pytest.raises(ValueError, match="the prompt is empty; give at least one token"):
+        generate(target, prompt, max_new_tokens=2)
+
+
+def test_a_proposer_whose_needs_are_not_offered_is_refused(network):
+    class Demanding(Proposer):
+        needs = frozenset({"wings"})
+
+    with pytest.raises(Unsupported, match="Demanding needs wings, which TransformersTarget does not offer"):
+        generate(network, PROMPT, Demanding())
+
+
+@pytest.mark.parametrize("stop", [None, "{word}"], ids=["", "stop text"])
+def test_a_stream_has_shown_the_text_of_the_output_when_generate_returns(network, greedy_text, words, stop):
+    target, written = DecoderTarget(Decoder.from_transformers(network), words), []
+    stop = stop and f"w{greedy_text[len(PROMPT) + 6]}"
+    stream = TextStream(words, written.append, stop)
+    proposer = Scripted(greedy_text, 97, scripts.always_right)
+    out = generate(target, PROMPT, proposer, max_new_tokens=N, stop=stop, on_tokens=stream)
+    assert "".join(written) == out.text and len(written) > 1
+    assert out.finish == ("stop" if stop else "length")
+
+
+@pytest.mark.parametrize("least", [0, 3, N])
+@pytest.mark.parametrize("make", [scripts.silent, scripts.always_right])
+def test_a_stop_text_ends_a_text_below_the_minimum_length_too_as_in_transformers(network, greedy_text, least, make):
+    """Only end tokens are held back."""
+    tokenizer, limits = byte_level(), dict(max_new_tokens=N, min_new_tokens=least)
+    stop = tokenizer.decode(greedy_text[len(PROMPT) :][1:3])
+    options = dict(do_sample=False, eos_token_id=96, pad_token_id=0, stop_strings=stop, tokenizer=tokenizer)
+    text = network.generate(torch.tensor([PROMPT]), **limits, **options)[0].tolist()
+    target, written = DecoderTarget(Decoder.from_transformers(network), tokenizer, eos=(96,)), []
+    stream, proposer = TextStream(tokenizer, written.append, stop), Scripted(greedy_text, 97, make)
+    out = generate(target, PROMPT, proposer, stop=stop, on_tokens=stream, **limits)
+    assert (PROMPT + out.ids, out.finish, len(out.ids)) == (text, "stop", 3)
+    assert out.text == "".join(written) == tokenizer.decode(out.ids[:1])
+
+
+def test_the_text_in_which_a_stop_text_was_looked_for_is_not_decoded_again(network):
+    """As many calls of the tokenizer as somebody needs who reads the new tokens once."""
+    tokenizer, calls = byte_level(), []
+    decode = tokenizer.decode
+    tokenizer.decode = lambda ids, **options: calls.append(ids) or decode(ids, **options)
+    target = DecoderTarget(Decoder.from_transformers(network), tokenizer)
+    out, needed = generate(target, PROMPT, max_new_tokens=N, stop="never"), len(calls)
+    text = StoppedText(tokenizer, "never")
+    calls.clear()
+    assert "".join(map(text.add, out.ids)) + text.rest() == out.text and needed == len(calls)
+
+
+def test_the_text_is_cut_before_a_stop_text_that_an_end_token_completes(network, greedy_text, words):
+    end, written = greedy_text[len(PROMPT) + 2], []
+    target = DecoderTarget(Decoder.from_transformers(network), words, eos=(end,))
+    stream = TextStream(words, written.append, f"w{end}")
+    out = generate(target, PROMPT, max_new_tokens=N, stop=f"w{end}", on_tokens=stream)
+    assert out.finish == "eos" and f"w{end}" not in out.text and out.text == "".join(written)
+
+
+@pytest.mark.parametrize("prompt", [
+    torch.tensor(PROMPT), torch.tensor([PROMPT]), tuple(PROMPT), [PROMPT], np.array([PROMPT]), list(np.array(PROMPT)),
+    [torch.tensor(PROMPT)], {"input_ids": torch.tensor([PROMPT])},
+    BatchEncoding({"input_ids": [[0, 0, *PROMPT]], "attention_mask": [[0, 0, *[1] * len(PROMPT)]]}),
+    {"input_ids": [[0, *PROMPT]], "attention_mask": torch.tensor([[False, *[True] * len(PROMPT)]])},
+], ids=repr)  # fmt: skip
+def test_token_ids_may_come_in_whatever_form_tokenizers_return_them(prompt):
+    row = new_sequence(decoder_target(tiny()), prompt, None, None, 4)
+    assert row.ids == PROMPT and all(type(token) is int for token in row.ids)
+
+
+@pytest.mark.parametrize("prompt, said", [
+    (torch.tensor([[1, 2], [3, 4]]), "one prompt"),
+    (["w1 w2", "w3"], "one prompt"),
+    ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [1, 1]]}, "one prompt"),
+    ([1.0, 2.0], "must be integers, not float"),
+    ([True, False], "must be integers, not bool"),
+    (torch.tensor(1), "not int"),
+    (b"w1", "not bytes"),
+    (None, "not NoneType"),
+    (iter([1]), "not list_iterator"),
+    ([{"role": "user", "content": "w1"}, {"role": "user"}], "needs a role and a content"),
+])  # fmt: skip
+def test_what_is_no_prompt_is_refused_in_a_sentence(prompt, said):
+    with pytest.raises(TypeError, match=said):
+        new_sequence(decoder_target(tiny()), prompt, None, None, 4)
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (dict(proposer=PromptLookup), "not the class PromptLookup"),
+    (dict(acceptance=Sampling), "not the class Sampling"),
+    (dict(acceptance=PromptLookup()), "a rule such as Greedy"),
+    (dict(generator=0), "must be a torch.Generator, not int"),
+    (dict(max_new_tokens="3"), "must be an integer, not '3'"),
+    (dict(min_new_tokens=True), "must be an integer, not True"),
+    (dict(stop=5), "a text or a list of texts"),
+    (dict(on_tokens=TextStream), "a function or a TextStream"),
+])  # fmt: skip
+def test_an_argument_of_the_wrong_kind_is_refused_in_a_sentence(network, wrong, said):
+    with pytest.raises(TypeError, match=said):
+        generate(network, PROMPT, **wrong)
+
+
+def test_a_text_may_end_at_once_unless_somebody_wants_it_longer():
+    row = new_sequence(decoder_target(tiny()), PROMPT, None, None, 4)
+    assert (row.max_tokens, row.stopping.min_new_tokens) == (4, 0)
+
+
+def test_messages_need_a_chat_template(network, words):
+    target = DecoderTarget(Decoder.from_transformers(network), words)
+    with pytest.raises(ValueError, match="this model's tokenizer has no chat template: pass the prompt as text"):
+        generate(target, [{"role": "user", "content": "w5 w6"}])
+
+
+def test_messages_go_through_the_tokenizers_chat_template(words):
+    words.chat_template = (
+        "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"  # noqa: E501
+    )
+    target = decoder_target(tiny())
+    target.tokenizer = words
+    row = new_sequence(target, [{"role": "user", "content": "w5 w6"}], None, None, 4)
+    assert row.ids == [5, 6, 9]

@@ -2,7 +2,6 @@
 formats are made of the packaged file once, and whole or not at all."""
 
 import sys
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import pytest
 
 from lessons_lib.decoding import llamacpp
 from lessons_lib.models import ModelUnavailable
-from lessons_lib.paths import ROOT
 
 PACKAGED = b"packaged"
 
@@ -53,11 +51,6 @@ def test_without_the_extra_a_sentence_says_how_to_install_it(without):
     with pytest.raises(ModelUnavailable, match=r"llama.cpp cannot be run here .*: `pip install -e .\[llamacpp\]`"):
         llamacpp.LlamaCpp("smollm2-135m")
     assert llamacpp.missing().endswith("five minutes on two cores.")
-
-
-def test_the_extra_is_one_of_the_projects():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert [text.partition(">")[0] for text in extras["llamacpp"]] == ["llama-cpp-python"]
 
 
 def test_the_packaged_file_is_read_as_it_is(quantizer):

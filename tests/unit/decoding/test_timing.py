@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from support.targets import decoder_target
 
 from lessons_lib import Jacobi
@@ -40,18 +39,19 @@ def test_every_prompt_is_asked_by_every_method_in_turn_with_a_new_proposer_each_
         assert (sum(step.proposed for step in out.stats) > 0) == (method == "jacobi")
 
 
-def test_what_a_request_gave_is_that_of_the_run_of_median_time(monkeypatch):
-    outs = iter("abc")
-    monkeypatch.setattr(timing, "generate", lambda *given, **options: next(outs))
+@pytest.mark.parametrize("times, index", [([4.0, 1.0, 3.0, 2.0], 3), ([3.0, 1.0, 2.0], 2)])
+def test_the_run_that_is_kept_is_the_one_of_median_time(times, index):
+    assert timing.middle(times) == index
 
-    def in_turn(calls, *how, **more):
-        [call() for call in calls.values() for _ in range(3)]
-        return {key: timing.Samples((3.0, 1.0, 2.0)) for key in calls}
 
-    monkeypatch.setattr(timing, "in_turn", in_turn)
-    _, found = timing.time_requests(None, {"x": [1]}, {"plain": lambda: None}, "cpu", 3)
-    assert found == {("plain", "x"): "c"}
-    assert timing.middle([4.0, 1.0, 3.0, 2.0]) == 3
+def test_launching_is_timed_on_narrow_models_with_the_layers_of_the_shape(monkeypatch):
+    timed = []
+    monkeypatch.setattr(timing, "repeatable_step", lambda target, prompt: timed.append(target) or (lambda: None))
+    shape = replace(CONFIGS["smollm2-135m"], num_layers=3)
+    times = timing.launch_times(shape, "bf16", 7, repeats=2)
+    assert list(times) == ["transformers", "decoder", "compiled"]
+    assert list(map(type, timed)) == [TransformersTarget, DecoderTarget, CompiledTarget]
+    assert {len(layers) for layers in (timed[0].network.model.layers, timed[1].decoder.layers)} == {3}
 
 
 def test_every_call_of_a_batched_step_adds_the_greedy_token_to_every_request():
@@ -71,36 +71,11 @@ def test_a_batched_step_of_ours_runs_all_rows_in_one_forward(monkeypatch):
     assert fed[1:3] == [[[plain[0]]] * 3, [[plain[1]]] * 3]
 
 
-def test_batched_steps_leave_gradients_off_although_they_are_called_later():
-    advance = timing.batched_step(decoder_target(tiny()), PROMPT, 1)
-    assert torch.is_grad_enabled()
-    advance()
-    assert torch.is_grad_enabled()
-
-
 def test_a_twin_has_the_layers_of_a_shape_and_hardly_any_weights():
     shape = CONFIGS["smollm2-135m"]
     decoder = timing.overhead_proxy(shape, "fp32", context=32).decoder
     assert len(decoder.layers) == shape.num_layers
     assert sum(p.numel() for p in decoder.parameters()) < shape.weights / 100
-
-
-def test_launching_is_timed_on_narrow_models_of_transformers_and_ours_with_the_shapes_layers(monkeypatch):
-    fed = []
-
-    def step_of(target, prompt):
-        network = target.decoder if isinstance(target, DecoderTarget) else target.network.model
-        fed.append((type(target), len(network.layers), next(network.parameters()).dtype, len(prompt)))
-        number = float(len(fed))
-        return lambda: number
-
-    monkeypatch.setattr(timing, "repeatable_step", step_of)
-    monkeypatch.setattr(timing, "in_turn", lambda steps, device, repeats: {
-        name: Samples((step(),) * repeats + (99.0,)) for name, step in steps.items()
-    })  # fmt: skip
-    shape = replace(CONFIGS["smollm2-135m"], num_layers=3)
-    assert timing.launch_times(shape, "bf16", 7, repeats=2) == {"transformers": 1.0, "decoder": 2.0, "compiled": 3.0}
-    assert fed == [(kind, 3, torch.bfloat16, 7) for kind in (TransformersTarget, DecoderTarget, CompiledTarget)]
 
 
 def test_products_in_a_cache_are_those_of_the_first_layer_for_all(monkeypatch):

@@ -58,12 +58,6 @@ def test_kept_tokens_score_as_with_the_whole_head_and_no_others_score(network):
     assert (trimmed[:, others] == float("-inf")).all() and (trimmed.softmax(-1)[:, others] == 0).all()
 
 
-def test_a_scores_row_has_one_width_whatever_stands_between_norm_and_head(draft):
-    states = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).double()
-    assert torch.equal(draft.score(draft.final(states)), draft.logits(states))
-    assert draft.score(states).shape == (3, 97)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_drafts_shape_and_bytes_are_what_its_one_token_pass_reads(network, draft, tmp_path, dtype):
     """The kept rows of the head instead of all; nothing is quantized unless it is asked for."""

@@ -50,11 +50,6 @@ def test_flash_attentions_packages_get_sixteen_bits(network, monkeypatch, name, 
     assert asked == [wanted] * len(network.model.layers) and not torch.is_autocast_enabled("cpu")
 
 
-def test_no_gradient_is_kept(network):
-    [attempt] = implementations(network, ["sdpa"], lambda: network(IDS).logits)
-    assert not attempt.output.requires_grad
-
-
 def test_the_network_attends_as_before_afterwards_also_after_an_error(network):
     before = network.config._attn_implementation
     with attending(network, "eager") as same:

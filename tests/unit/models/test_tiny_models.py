@@ -36,17 +36,6 @@ def test_cached_and_uncached_generation_agree_and_do_not_end_early(family):
     assert torch.equal(*runs) and runs[0].shape == (1, 34)
 
 
-@pytest.mark.parametrize("family, kv_heads", [("llama", 2), ("mistral", 2), ("gemma", 2)])
-def test_keys_and_values_have_fewer_heads_where_the_family_can(family, kv_heads):
-    assert tiny(family=family).config.num_key_value_heads == kv_heads < tiny(family=family).config.num_attention_heads
-
-
-def test_sizes_are_as_asked():
-    config = tiny(layers=3, width=48, heads=6, kv_heads=3, vocab_size=61, context=128, tied=True).config
-    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (3, 48, 8)
-    assert (config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings) == (61, 128, True)
-
-
 @torch.no_grad()
 def test_a_window_hides_what_lies_before_it():
     changed = IDS[:1].clone()
@@ -63,10 +52,3 @@ def test_a_window_hides_what_lies_before_it():
 def test_a_wrong_family_or_window_is_refused(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         tiny(**wrong)
-
-
-@torch.no_grad()
-def test_a_tied_model_is_no_parrot():
-    network = tiny(tied=True)
-    assert network.lm_head.weight is network.model.embed_tokens.weight
-    assert (network(IDS).logits.argmax(-1) == IDS).float().mean() < 0.5

@@ -13,7 +13,7 @@ from support.targets import decoder_target, targets
 from support.toys import choosing, continued
 
 from lessons_lib import Greedy, Lookahead, generate
-from lessons_lib.decoding.draft_tree import ModelOutput, SideTokens, make_input, plain_input
+from lessons_lib.decoding.draft_tree import ModelOutput, make_input
 from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers.lookahead import Ngrams, window_layout
 from lessons_lib.decoding.sampling import Sampling
@@ -61,17 +61,6 @@ def test_the_mask_for_w_5_n_4_g_2_is_the_papers():
     assert block.mask.int().tolist() == [[int(c) for c in row if c != " "] for row in expected.split("\n")[1:]]
     assert block.offsets == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6]
     assert block.tokens[:7] == [3, 10, 11, 12, 20, 21, 22] and len(block.tokens) == 1 + (5 + 2) * 3 - 1
-
-
-def test_the_mask_for_w_3_n_3_and_one_n_gram():
-    """In the order c, row 0, row 1, n-gram."""
-    block, _ = block_of(Lookahead(W=3, N=3, G=1), [3], [(3, 10, 11)])
-    order = [0, 3, 4, 5, 6, 7, 1, 2]
-    rows = ["".join(str(int(x)) for x in row) for row in block.mask[order][:, order]]
-    assert rows == [
-        "10000000", "11000000", "11100000", "10010000", "11001000", "11100100", "10000010", "10000011"
-    ]  # fmt: skip
-    assert [block.offsets[i] for i in order] == [0, 1, 2, 1, 2, 3, 1, 2]
 
 
 @given(W=st.integers(1, 8), N=st.integers(3, 6))
@@ -128,28 +117,6 @@ def test_every_token_of_both_branches_is_predicted_as_by_a_forward_of_its_own(ta
                 branch = [tree.tokens[above] for above in tree.path(node)]
                 torch.testing.assert_close(found, alone(ids + branch), rtol=0, atol=1e-10)
     assert any(tree.tokens for _, _, _, tree, *_ in proposer.log[:6])
-
-
-def test_neither_branch_changes_the_logits_of_the_other():
-    network = tiny()
-    target = decoder_target(network)
-
-    @torch.no_grad()
-    def logits(ngrams, window=None):
-        proposer = Lookahead(W=4, N=4)
-        _, tree = block_of(proposer, PROMPT, ngrams)
-        tree.side = SideTokens(window or tree.side.tokens, proposer.offsets, proposer.sees)
-        cache = target.new_cache(64)
-        target.run([plain_input(PROMPT[:-1], cache)])
-        found = target.run([make_input(PROMPT[-1:], tree, cache)])[0].logits
-        return found[: 1 + len(tree.tokens)], found[1 + len(tree.tokens) :]
-
-    ngrams = [(7, 10, 11, 12), (7, 10, 21, 22)]
-    tree, window = logits(ngrams)
-    torch.testing.assert_close(logits(ngrams, [*range(50, 61)])[0], tree, rtol=0, atol=1e-12)
-    assert (logits(ngrams, [*range(50, 61)])[1] - window).abs().max() > 0.1
-    torch.testing.assert_close(logits([(7, 60, 61, 62)])[1], window, rtol=0, atol=1e-12)
-    torch.testing.assert_close(logits([])[1], window, rtol=0, atol=1e-12)
 
 
 def test_one_slide_by_hand():
@@ -237,15 +204,6 @@ def test_the_window_stays_greedy_under_sampling():
 
     new, rows = windows(Sampling(temperature=2.0), 0)
     assert rows == new
-
-
-@pytest.mark.parametrize("sizes", [(5, 4, 5), (7, 5, 7), (4, 3, 4), (15, 5, 15)])
-@pytest.mark.parametrize("pool_from_text", [False, True])
-def test_greedy_text_is_kept_for_the_usual_sizes(sizes, pool_from_text):
-    target = decoder_target(tiny(vocab_size=11))
-    plain = generate(target, PROMPT, max_new_tokens=80).ids
-    out = generate(target, PROMPT, Lookahead(*sizes, pool_from_text=pool_from_text), max_new_tokens=80)
-    assert out.ids == plain and len(out.stats) < 60
 
 
 @pytest.mark.parametrize("bad", [dict(W=0), dict(N=2), dict(G=0)])

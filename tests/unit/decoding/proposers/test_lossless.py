@@ -83,13 +83,6 @@ def test_greedy_text_is_that_of_transformers_for_any_family(family, make):
     assert generate(network, PROMPT, make(network), max_new_tokens=N).ids == greedy_text(family)
 
 
-@proposers
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_greedy_text_is_that_of_transformers_on_the_readable_decoder(family, make):
-    network = network_of(family)
-    assert generate(decoder_target(network), PROMPT, make(network), max_new_tokens=N).ids == greedy_text(family)
-
-
 @pytest.mark.parametrize("name", [name for name in PROPOSERS if name.startswith(("prompt-lookup", "jacobi"))])
 def test_chains_run_beyond_a_sliding_window(name):
     network = tiny(family="mistral", vocab_size=V, window=8)
@@ -200,14 +193,6 @@ def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(make):
     assert generate(decoder_target(network), PROMPT, make(network), max_new_tokens=16).ids == plain
 
 
-@pytest.mark.parametrize("length", range(5, 20))
-def test_side_tokens_are_never_beyond_the_last_position(length):
-    network, prompt = tiny(vocab_size=V, context=24), (PROMPT * 3)[:length]
-    longest = 24 - length + 1  # the last token is never fed
-    found = generate(decoder_target(network), prompt, Lookahead(3, 3, 2), max_new_tokens=longest).ids
-    assert found == generate(network, prompt, max_new_tokens=longest).ids
-
-
 @proposers
 def test_draft_tokens_that_a_static_cache_cannot_hold_are_left_out(make):
     network = network_of()
@@ -287,15 +272,6 @@ def test_sampled_texts_have_exactly_the_law_of_a_real_model(target, make):
     with exact():
         found = exact_distribution(lambda: tuple(generate(of, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
     assert found == pytest.approx(distribution_of_texts(distribution_of_a_pass(network, rule)), abs=1e-9)
-
-
-@sampled
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sampled_texts_have_the_law_of_any_family(family, make):
-    """As far as families go whose norms compute in single precision."""
-    network, rule = tiny(family=family, vocab_size=3), Sampling(temperature=0.5)
-    found = exact_distribution(lambda: tuple(generate(network, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
-    assert found == pytest.approx(distribution_of_texts(distribution_of_a_pass(network, rule)), abs=1e-5)
 
 
 def distribution_of_texts(next_distribution, count: int = 3, eos: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:

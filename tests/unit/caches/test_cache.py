@@ -74,17 +74,6 @@ def test_a_static_cache_refuses_what_does_not_fit_and_stays_as_it_was():
     assert cache.length() == 3
 
 
-def test_prompt_plus_new_tokens_minus_one_fit_exactly():
-    """The newest token has not been fed: 5 prompt and 4 new tokens are 8 entries."""
-    cache = StaticCache(1, 1, 1, torch.float32, capacity=8)
-    cache.append(0, numbered(5), numbered(5))
-    for at in range(3):
-        cache.append(0, numbered(1, 5 + at), numbered(1, 5 + at))
-    assert cache.length() == 8
-    with pytest.raises(CacheFullError):
-        cache.append(0, numbered(1), numbered(1))
-
-
 def test_bytes_allocated_follow_the_formula():
     cache = ContiguousCache(2, 2, 16, torch.float32, capacity=10)
     assert cache.nbytes == 10 * 512  # 2 layers, 2 heads of 16, keys and values, 4 bytes: 512 a token

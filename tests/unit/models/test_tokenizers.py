@@ -1,12 +1,19 @@
-"""Tokenizers are compared token by token and text by text, never by size."""
+"""Tokenizers are compared token by token and text by text; ids that a model does not use may differ."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
+from support.distributions import seeded
+from support.oracle import PROMPT
+from support.proposers import drafted
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lessons_lib.models.tokenizers import check_same_tokenizer
+from lessons_lib import DraftModel, generate
+from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.models import tiny
+from lessons_lib.models.tokenizers import check_same_tokenizer, shared_ids
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = ["<end>", *LETTERS, "th", "he", "the", "12"]
@@ -68,3 +75,59 @@ def test_a_special_token_that_the_other_cuts_into_letters_is_found():
     marked.add_special_tokens({"additional_special_tokens": ["<mark>"]})
     with pytest.raises(ValueError, match="cut 'one <mark>two' differently"):
         check_same_tokenizer(marked, tokenizer(tokens))
+
+
+class Words:
+    """The parts of a tokenizer that are asked for; ids 0 to `size` - 1."""
+
+    all_special_tokens, eos_token_id, chat_template = (), None, None
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def get_vocab(self):
+        return {f"w{i}": i for i in range(self.size)}
+
+    def __len__(self):
+        return self.size
+
+    def __call__(self, text, add_special_tokens=True):
+        return SimpleNamespace(input_ids=[len(word) for word in text.split()])
+
+    def decode(self, ids, **_):
+        return " ".join(f"w{i}" for i in ids)
+
+
+@pytest.mark.parametrize("mode", ["greedy", "iid"])
+@pytest.mark.parametrize("sizes", [(97, 112), (112, 97), (97, 97)], ids=str)
+def test_paddings_of_one_tokenizer_may_differ(sizes, mode):
+    target, draft = (TransformersTarget(tiny(vocab_size=size), Words(90)) for size in sizes)
+    plain = generate(target, PROMPT, max_new_tokens=60).ids
+    proposer = DraftModel(draft, 3, mode, generator=seeded(0))
+    assert generate(target, PROMPT, proposer, max_new_tokens=60).ids == plain
+    proposer.reset(target, PROMPT)
+    tree = drafted(proposer, PROMPT)
+    assert max(tree.tokens) < 90
+    for row in (children.q for children in tree.children.values() if mode == "iid"):
+        assert row.shape == (sizes[0],) and not row[90:].any()
+        assert float(row.sum()) == pytest.approx(1)
+
+
+def test_an_id_that_is_no_token_silences_the_draft():
+    target, draft = (TransformersTarget(tiny(vocab_size=size), Words(90)) for size in (112, 97))
+    plain = generate(target, [5, 110, 3], max_new_tokens=12).ids
+    out = generate(target, [5, 110, 3], DraftModel(draft, 3), max_new_tokens=12)
+    assert out.ids == plain and not any(s.draft_calls for s in out.stats)
+
+
+@pytest.mark.parametrize("target, draft, said", [
+    ((97, None), (98, None), "vocabularies of one size, not 97 and 98"),
+    ((97, 97), (97, None), "the draft has no tokenizer to compare"),
+    ((97, None), (97, 97), "the target has no tokenizer to compare"),
+    ((97, 96), (97, 95), "token 'w95' is 95 in one and missing in the other"),
+    ((97, 97), (96, 97), "ids up to 96, but target and draft have logits for 97 and 96"),
+])  # fmt: skip
+def test_a_draft_of_another_vocabulary_is_refused(target, draft, said):
+    target, draft = (TransformersTarget(tiny(vocab_size=v), words and Words(words)) for v, words in (target, draft))
+    with pytest.raises(ValueError, match=said):
+        shared_ids(target, draft)

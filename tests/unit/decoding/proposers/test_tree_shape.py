@@ -1,4 +1,6 @@
-"""Trees of choices: laid out as by hand, and for any tree each node attends to exactly its ancestors."""
+"""Tree shapes: laid out as by hand, nodes attend to their ancestors, the search finds the best tree of a size."""
+
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -10,9 +12,18 @@ from support.oracle import exact
 from support.proposers import tree_of
 from support.targets import targets
 
-from lessons_lib.decoding.draft_tree import ROOT, make_input, plain_input, tree_mask
-from lessons_lib.decoding.proposers.tree_shape import PAD, TreeShape, buffers, published_tree, regular
-from lessons_lib.decoding.sampling import Greedy, Typical
+from lessons_lib.decoding.draft_tree import ROOT, make_input, plain_input
+from lessons_lib.decoding.proposers.tree_shape import (
+    PAD,
+    TreeShape,
+    best_size,
+    best_tree,
+    buffers,
+    by_value,
+    published_tree,
+    regular,
+    speed_by_size,
+)
 from lessons_lib.models import tiny
 
 
@@ -65,13 +76,6 @@ def test_each_node_attends_to_exactly_its_ancestors(shape):
 
 
 @given(shapes())
-def test_the_mask_is_the_one_that_the_loop_feeds(shape):
-    tree = tree_of(range(len(shape.choices)), shape.parents)
-    assert torch.equal(buffers(shape).mask, tree_mask(1, tree, 0))
-    assert buffers(shape).positions.tolist() == [0, *tree.depths]
-
-
-@given(shapes())
 def test_every_leaf_has_one_row_from_the_root_down(shape):
     rows = buffers(shape).retrieve.tolist()
     paths = [[node for node in row if node != PAD] for row in rows]
@@ -106,15 +110,6 @@ def test_a_nodes_scores_are_those_of_the_text_along_its_path(target, shape, seed
             torch.testing.assert_close(scores.logits[1 + node], target.run([block])[0].logits[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("rule", [Greedy(), Typical()])
-def test_token_0_behind_a_leaf_is_not_taken_for_a_guess(rule):
-    """The pad of a shorter path must never be accepted: choices 0, 1, 00; the model wants the second, then token 0."""
-    tree = tree_of([3, 5, 7], TreeShape.of([(0,), (1,), (0, 0)]).parents)
-    logits = torch.full((4, 9), -50.0)
-    logits[0, 5] = logits[2, 0] = logits[1, 0] = logits[3, 0] = 50.0
-    assert rule.accept(tree, logits) == ([1], 0)
-
-
 def test_regular_trees_hold_every_combination():
     assert regular(2, 1).choices == ((0,), (1,), (0, 0), (1, 0))
     assert len(regular(3, 2, 2).choices) == 3 + 6 + 12 and regular(3, 2, 2).ranks == 3
@@ -140,6 +135,54 @@ def test_what_is_no_tree_is_refused(choices, said):
         TreeShape.of(choices)
 
 
-def test_a_choice_below_one_that_is_missing_is_refused():
-    with pytest.raises(ValueError, match=r"the tree has \(0, 0, 0\) but not \(0, 0\); add every beginning of a choice"):
-        TreeShape.of([(0,), (0, 0, 0)])
+BY_HAND = [[0.6, 0.2, 0.1], [0.5, 0.2]]
+
+
+def test_the_order_and_worth_of_choices_are_those_worked_out_by_hand():
+    first = [next_choice for next_choice, _ in zip(by_value(BY_HAND), range(4), strict=False)]
+    assert [choice for choice, _ in first] == [(0,), (0, 0), (1,), (0, 1)]
+    assert [value for _, value in first] == pytest.approx([0.6, 0.3, 0.2, 0.12])
+    assert best_tree(BY_HAND, 4).expected_tokens(BY_HAND) == pytest.approx(1 + 1.22)
+    assert regular(2, 1).expected_tokens(BY_HAND) == pytest.approx(1 + 1.20)
+
+
+def every_tree(accuracies, nodes: int):
+    """All trees of so many nodes."""
+    choices = [choice for depth in range(1, len(accuracies) + 1)
+               for choice in product(*(range(len(row)) for row in accuracies[:depth]))]  # fmt: skip
+    for chosen in combinations(choices, nodes):
+        try:
+            yield TreeShape.of(chosen)
+        except ValueError:
+            continue
+
+
+ACCURACIES = st.lists(st.integers(1, 9).map(lambda x: x / 10), min_size=2, max_size=2)
+
+
+@examples(60)
+@given(accuracies=st.lists(ACCURACIES, min_size=2, max_size=3), nodes=st.integers(1, 4))
+def test_no_other_tree_of_its_size_promises_more(accuracies, nodes):
+    """Also where a head's second favourite is right more often than its first."""
+    best = max(tree.expected_tokens(accuracies) for tree in every_tree(accuracies, nodes))
+    found = best_tree(accuracies, nodes)
+    assert len(found.choices) == nodes and found.expected_tokens(accuracies) == pytest.approx(best)
+
+
+def test_choices_that_are_never_right_are_left_out():
+    assert best_tree([[0.5, 0.0], [0.0, 0.0]], 10).choices == ((0,),)
+
+
+def test_the_size_is_where_tokens_over_cost_is_highest():
+    speeds = speed_by_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1), most=4)
+    assert speeds == pytest.approx([1, 1.6 / 1.1, 1.9 / 1.2, 2.1 / 1.3, 2.22 / 1.4])
+    assert best_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1), most=4) == 3
+    assert best_size(BY_HAND, v={1: 1.0, 2: 1.0, 3: 2.0}, most=4) == 1
+    assert best_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1), sizes=[5, 1, 2, 99]) == 2
+    assert best_size(BY_HAND, v=lambda width: float(width), sizes=[2, 1]) == 1 and best_size(BY_HAND, sizes=[99]) == 0
+    assert best_size(BY_HAND, most=4) == 4 and len(speed_by_size(BY_HAND, most=100)) == 1 + 3 + 3 * 2
+
+
+def test_where_width_or_heads_cost_too_much_plain_decoding_stays():
+    assert best_size(BY_HAND, v=lambda width: float(width)) == 0
+    assert best_size(BY_HAND, heads_share=0.5) > 0 == best_size(BY_HAND, heads_share=2.0)

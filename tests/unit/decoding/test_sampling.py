@@ -1,4 +1,4 @@
-"""Acceptance rules: exact enumeration, frequencies, and wrong rules that must be caught."""
+"""Acceptance rules: exact enumeration, frequencies, wrong rules that must be caught, and Typical by hand."""
 
 from fractions import Fraction
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from support.proposers import tree_of
 
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.draft_tree import DraftTree
-from lessons_lib.decoding.sampling import Greedy, Sampling, Typical, choose_child, nucleus, top_tokens
+from lessons_lib.decoding.sampling import Greedy, Sampling, Typical, choose_child, nucleus
 from lessons_lib.measure.quality import chi_square
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -72,17 +72,6 @@ def test_point_children_are_accepted_with_their_own_mass():
 def test_any_p_and_q_give_p(p, q, count, mode):
     p, q = (torch.tensor(x, dtype=torch.float64) / sum(x) for x in (p, q))
     torch.testing.assert_close(distribution(p, q, count, mode)[0], p, rtol=0, atol=1e-9)
-
-
-@examples(60)
-@given(
-    p=st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any),
-    q=st.lists(st.integers(1, 9), min_size=4, max_size=4),
-)
-def test_a_second_child_helps_and_helps_more_without_replacement(p, q):
-    p, q = (torch.tensor(x, dtype=torch.float64) / sum(x) for x in (p, q))
-    one, iid, other = (distribution(p, q, *how)[1] for how in ((1, "iid"), (2, "iid"), (2, "without_replacement")))
-    assert one <= iid + 1e-12 and iid <= other + 1e-12
 
 
 def swapped_ratio(p, children, q, mode, generator):
@@ -186,12 +175,6 @@ def test_sampling_tries_siblings_in_turn_and_judges_each_by_its_parents_rows():
         assert Sampling().accept(tree, p.log()) == ([1], 1)
 
 
-def test_sampling_from_a_one_hot_is_greedy():
-    logits = torch.tensor([[0.0, 80.0, 0.0], [80.0, 0.0, 0.0]])
-    tree = DraftTree.chain([1])
-    assert Sampling().accept(tree, logits) == Greedy().accept(tree, logits) == ([0], 0)
-
-
 def test_processing_equals_transformers_warpers():
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -211,30 +194,6 @@ def test_the_nucleus_keeps_the_fewest_tokens_that_reach_the_mass():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     torch.testing.assert_close(nucleus(p, 0.6), torch.tensor([0.625, 0.375, 0, 0]))
     torch.testing.assert_close(nucleus(p, 0.01), torch.tensor([1.0, 0, 0, 0]))
-
-
-@pytest.mark.parametrize("bad", [dict(temperature=0.0), dict(top_k=-1), dict(top_p=0.0), dict(top_p=1.5)])
-def test_impossible_settings_are_refused(bad):
-    with pytest.raises(ValueError, match="needed|above 0"):
-        Sampling(**bad)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_favourites_are_the_first_of_the_likeliest_in_every_format(dtype):
-    """Where all are negative and where the best is 0, too: in 16 bits they are compared as integers."""
-    logits = torch.randint(0, 9, (7, 500), generator=torch.Generator().manual_seed(0)).to(dtype)
-    none = torch.full_like(logits[:1], -float("inf"))
-    zeros = torch.tensor([[-1, -0.0, 0.0] + [-2.0] * 497]).to(dtype)
-    for shifted in (logits, logits + 1, logits - 4, logits - 8, logits - 20.5, torch.cat([logits, none]), zeros):
-        first = [row.index(max(row)) for row in shifted.tolist()]
-        assert top_tokens(shifted) == first
-
-
-def test_greedy_takes_the_first_of_equals_as_argmax_does():
-    """In bf16 the best of 49,152 logits is often shared."""
-    logits = torch.randint(0, 40, (5, 49_152), generator=torch.Generator().manual_seed(0)).bfloat16()
-    for row in logits.split(1):
-        assert Greedy().accept(DraftTree(), row) == ([], int(row.argmax()))
 
 
 @pytest.fixture
@@ -265,3 +224,111 @@ def test_a_token_is_judged_and_drawn_by_a_generator_on_another_device(elsewhere,
     if mode != "greedy":
         nodes = sampling.sample_children(tree := DraftTree(), -1, Q, 2, mode, elsewhere)
         assert len(nodes) == len(tree.children[-1].tokens) == 2
+
+
+def logits_of(*rows) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+def accepted(p: list[float], rule=Typical()) -> list[int]:  # noqa: B008
+    """The tokens that would be accepted as the only guess."""
+    found = []
+    for token in range(len(p)):
+        tree = tree_of([token], [-1])
+        path, _ = rule.accept(tree, logits_of(p, p), torch.Generator().manual_seed(0))
+        found += [token] * len(path)
+    return found
+
+
+@pytest.mark.parametrize("p, threshold, tokens", [
+    ([0.97, 0.01, 0.01, 0.01], 0.09, [0]),
+    ([0.25] * 4, 0.075, [0, 1, 2, 3]),
+    ([0.02] * 50, 0.006, list(range(50))),
+    ([0.45, 0.35, 0.12, 0.08], 0.09, [0, 1, 2]),
+    ([0.40, 0.30, 0.22, 0.08], 0.0849, [0, 1, 2]),
+    ([0.92, 0.08, 0.0], 0.09, [0]),
+])  # fmt: skip
+def test_the_threshold_and_what_passes_it_are_as_computed_by_hand(p, threshold, tokens):
+    assert float(Typical().threshold(torch.tensor(p))) == pytest.approx(threshold, abs=5e-5)
+    assert accepted(p) == tokens
+
+
+def test_a_guess_that_is_just_as_probable_as_the_threshold_is_refused():
+    p = [0.5, 0.25, 0.25]  # delta exp(-H) is 0.32, so that epsilon rules
+    assert accepted(p, Typical(epsilon=0.25, delta=0.9)) == [0]
+    assert accepted(p, Typical(epsilon=0.24, delta=0.9)) == [0, 1, 2]
+
+
+def test_the_temperature_flattens_p_before_it_is_judged():
+    p = [0.9, 0.08, 0.02]
+    assert accepted(p) == [0] and accepted(p, Typical(temperature=4.0)) == [0, 1, 2]
+
+
+SHARP, FLAT = [0.97, 0.01, 0.01, 0.01], [0.45, 0.35, 0.12, 0.08]
+
+
+def test_the_longest_path_wins_over_a_more_probable_one():
+    tree = tree_of([0, 1, 2, 3], [-1, -1, 1, 2])  # 0 | 1 - 2 - 3
+    path, _ = Typical().accept(tree, logits_of(FLAT, SHARP, FLAT, SHARP, FLAT), torch.Generator().manual_seed(0))
+    assert path == [1, 2]  # 1 then 2; 3 is not typical behind them
+
+
+def test_of_equally_long_paths_the_most_probable_wins():
+    tree = tree_of([2, 0, 1, 0], [-1, -1, 0, 1])  # 2 - 1 | 0 - 0
+    low, high = [0.12 * 0.35, 0.45 * 0.45]
+    assert low < high
+    path, _ = Typical().accept(tree, logits_of(*[FLAT] * 5), torch.Generator().manual_seed(0))
+    assert path == [1, 3]
+
+
+def test_a_guess_behind_one_that_is_refused_is_refused():
+    tree = tree_of([3, 0], [-1, 0])
+    path, _ = Typical().accept(tree, logits_of(FLAT, SHARP, SHARP), torch.Generator().manual_seed(0))
+    assert path == []
+
+
+def test_a_guess_is_judged_by_the_row_that_it_stands_below():
+    """Anything goes where all is open, though the row behind the guess is sure of itself."""
+    open_, sure = [0.02] * 50, [0.951, *[0.001] * 49]
+    for rows, accepted_path in (((open_, sure), [0]), ((sure, open_), [])):
+        tree = tree_of([7], [-1])
+        assert Typical().accept(tree, logits_of(*rows), torch.Generator().manual_seed(0))[0] == accepted_path
+
+
+def first_token(rule, guesses: list[int]) -> dict:
+    """The exact law of the first token."""
+    tree = tree_of(guesses, [-1] * len(guesses))
+    logits = logits_of(*[[0.5, 0.4, 0.1]] * (1 + len(guesses)))
+
+    def first():
+        path, bonus = rule.accept(tree, logits)
+        return tree.tokens[path[0]] if path else bonus
+
+    return exact_distribution(first)
+
+
+def test_without_guesses_it_samples():
+    assert first_token(Typical(), []) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.1}) == first_token(Sampling(), [])
+
+
+def test_it_is_lossy_and_says_so():
+    assert first_token(Typical(), [1]) == {1: pytest.approx(1.0)}
+    assert first_token(Sampling(), [1]) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.1})
+    assert not Typical.lossless and Sampling.lossless
+
+
+def test_the_token_behind_a_path_is_drawn_from_the_row_of_its_last_node():
+    tree = DraftTree.chain([0, 0])
+    sure = [[1 - 1e-9, 1e-9], [1 - 1e-9, 1e-9], [1e-9, 1 - 1e-9]]
+    assert Typical().accept(tree, logits_of(*sure), torch.Generator().manual_seed(0)) == ([0, 1], 1)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Sampling(temperature=0.0), lambda: Sampling(top_k=-1), lambda: Sampling(top_p=0.0),
+    lambda: Sampling(top_p=1.5),
+    lambda: Typical(epsilon=0.0), lambda: Typical(epsilon=1.0), lambda: Typical(delta=0.0), lambda: Typical(delta=1.5),
+    lambda: Typical(temperature=0.0),
+])  # fmt: skip
+def test_impossible_settings_are_refused(make):
+    with pytest.raises(ValueError, match="needed|above 0"):
+        make()
