@@ -34,7 +34,7 @@ def arguments_of(kind: str, prompt, length: int) -> dict:
 
 
 def alone(kind: str, prompt, length: int) -> list[int]:
-    """What the request is answered when nobody else is served; guessing changes nothing of it."""
+    """What the request is answered when nobody else is served; drafting changes nothing of it."""
     key = ("sampled" if kind == "sampled" else "plain"), tuple(prompt), length
     if key not in KNOWN:
         KNOWN[key] = generate(TARGET, prompt, **arguments_of(key[0], prompt, length)).ids

@@ -1,12 +1,10 @@
-"""The client against a small server on loopback that behaves, and misbehaves, as it is told."""
+"""The client against a small server on loopback that behaves, and misbehaves, as it is asked to."""
 
 import asyncio
 import json
 import re
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,8 +17,11 @@ from lessons_lib.serving.client import Server, evenly, send
 from lessons_lib.serving.metrics import latency
 
 GAP, SLOW = 0.01, 0.2  # seconds between events
+
 RELEASE = threading.Event()
+
 REFUSED = {"refuse": (422, "too long"), "fail": (500, "out of order"), "absent": (404, "no model `m` here")}
+
 THOUGHTS = {  # what the first deltas of a chat bring before its content
     "deepseek": [{"reasoning_content": "hm"}] * 2,
     "vllm": [{"reasoning": "hm", "content": None}] * 2,
@@ -245,51 +246,15 @@ def test_a_server_that_never_ends_gives_an_error_and_no_hang(fake):
     assert "no end within the limit of 1.0 s" in talking.error and talking.num_output_tokens == len(talking.times) > 2
 
 
-def test_a_server_that_never_answers_gives_an_error_and_no_hang():
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        (request,) = send([Sequence(0, 0, 1, 1)], Server(url, "m", timeout=0.3), prompt=lambda r: "well")
-    assert f"no event came from {url} for 0.3 s (after 0 tokens)" in request.error
-
-
 def test_the_timeout_is_for_each_event_and_not_for_the_whole_answer(fake):
     (request,) = ask(fake, "slow", timeout=3.5 * SLOW)
     assert request.error is None and request.times[-1] - request.times[0] > 2.5 * SLOW
-
-
-def test_a_finish_reason_is_an_end_even_without_done(fake):
-    (request,) = ask(fake, "silent")
-    assert request.error is None and request.prompt_length == 1 and len(request.times) == 4
-
-
-def test_counts_that_are_null_are_counts_that_nobody_said(fake):
-    (request,) = ask(fake, "null")
-    assert request.error is None and request.prompt_length == 1 and len(request.times) == 4
 
 
 def test_whatever_else_goes_wrong_is_its_requests_error(fake):
     (request,) = ask(fake, "well", extra={"seed": object()})
     assert request.status is Status.CANCELLED and request.finished is not None
     assert re.search(r"TypeError.*not JSON serializable.* \(after 0 tokens\)", request.error)
-
-
-def test_an_error_without_words_is_an_error_too(fake, monkeypatch):
-    async def broken(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(client, "_read", broken)
-    (request,) = ask(fake, "well")
-    assert request.status is Status.CANCELLED and "AssertionError()" in request.error
-
-
-def test_a_stream_that_cannot_be_closed_hides_neither_an_answer_nor_its_error(fake, monkeypatch):
-    async def broken(self):
-        raise ConnectionError
-
-    monkeypatch.setattr(client.openai.AsyncStream, "close", broken)
-    well, bad = ask(fake, "well", "garbage")
-    assert well.status is Status.FINISHED and well.error is None
-    assert bad.status is Status.CANCELLED and "no event of a completion" in bad.error
 
 
 def test_nobody_listening_is_said_so():
@@ -311,12 +276,6 @@ def test_several_tokens_in_one_event_are_counted(fake):
     assert evenly([1.0, 2.0], 0) == [1, 2] and evenly([], 3) == []
 
 
-def test_requests_without_anything_to_send_are_refused_before_any_is_sent(fake):
-    with pytest.raises(ValueError, match="Request 0 has no ids to send"):
-        send([Sequence(0, 0, 1, 1)], Server(fake.url, "m"))
-    assert fake.asked == []
-
-
 BAD = ["127.0.0.1:8000", "ftp://host", "http://", "http://host:80000", "http://host:0", "http://host:x", "http://[::1"]
 
 
@@ -330,9 +289,3 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown():
     with pytest.raises(ValueError, match="one line of ASCII") as raised:
         Server("http://host", "m", api_key="secret\n")
     assert "secret" not in str(raised.value)
-
-
-def test_without_the_openai_package_the_extra_that_brings_it_is_named():
-    code = "import sys; sys.modules['openai'] = None; import lessons_lib.serving.client"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 1 and 'needs the openai package: pip install -e ".[lessons]"' in run.stderr

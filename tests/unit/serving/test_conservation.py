@@ -58,22 +58,22 @@ def cases(draw):
         arrival = float(draw(st.integers(0, 6)))
         limit = draw(st.sampled_from([None, 8]))
         requests.append(Sequence(i, arrival, prompt, output, limit, [k % 3 for k in range(prompt)] if ids else None))
-    slots, guesses = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 2]))
-    blocks = draw(st.integers(-(-(LONGEST + guesses) // BLOCK), 20))
+    slots, draft_tokens = draw(st.integers(1, 4)), draw(st.sampled_from([0, 0, 2]))
+    blocks = draw(st.integers(-(-(LONGEST + draft_tokens) // BLOCK), 20))
     pool = BlockPool(blocks, BLOCK)
     budget, chunked, mixed = draw(st.sampled_from([
         (None, False, True), (None, False, False), (LONGEST, False, True), (12, True, True),
     ]))  # fmt: skip
     reserve, policy = draw(st.sampled_from(["none", "none", "max", "oracle"])), draw(st.sampled_from(POLICIES))()
     watermark = draw(st.sampled_from([0, 0.01, 0.2]))
-    return requests, Scheduler(pool, slots, policy, budget, chunked, mixed, reserve, watermark, guesses)
+    return requests, Scheduler(pool, slots, policy, budget, chunked, mixed, reserve, watermark, draft_tokens)
 
 
 @examples(300)
 @given(cases(), st.integers(0, 2))
 def test_tokens_blocks_and_slots_are_conserved(case, right):
     requests, scheduler = case
-    backend = Checked(COST, accepted=lambda request, guesses: min(right, guesses), scheduler=scheduler)
+    backend = Checked(COST, accepted=lambda request, draft_tokens: min(right, draft_tokens), scheduler=scheduler)
     log = serve(requests, scheduler, backend)
     assert all(request.status is Status.FINISHED for request in log.requests)
     assert all(len(r.times) == r.num_output_tokens == r.output_length for r in log.requests)

@@ -1,6 +1,6 @@
 """The engine: every request is answered as if it ran alone, whatever the scheduler and the other requests do."""
 
-import gc
+from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,8 @@ from support.targets import decoder_target
 
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.sequence import Sequence
+from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure.cost import LinearCost
 from lessons_lib.models import tiny
@@ -52,10 +53,6 @@ def test_preempted_requests_are_answered_as_if_they_ran_alone(setting, sharing):
     assert sum(len(step.preempted) for step in log.iterations) == sum(request.preemptions for request in requests)
 
 
-def test_a_pool_that_just_fits_the_longest_request_serves_them_all():
-    together(Scheduler(BlockPool(25, 1), max_num_seqs=4))
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_decoder_with_rounded_matrices_is_served_as_it_decodes_alone(compiled):
     rounded = DecoderTarget(quantize_model(TARGET.decoder, "int3 g16"))  # whose wide weights are gone
@@ -72,8 +69,8 @@ def test_a_decoder_with_rounded_matrices_is_served_as_it_decodes_alone(compiled)
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_where_rows_are_a_rectangle_who_has_finished_is_still_a_row(padded, monkeypatch):
-    """Outputs 1 and 3 in a static batch: two forwards run beside a finished row."""
+def test_a_padded_batch_still_computes_finished_sequences(padded, monkeypatch):
+    """Outputs 1 and 3 in a static batch: two passes run beside a finished sequence."""
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4), 2, Static()), padded)
     widths, run = [], engine.target.run
     monkeypatch.setattr(engine.target, "run", lambda blocks: widths.append(len(blocks)) or run(blocks))
@@ -82,14 +79,6 @@ def test_where_rows_are_a_rectangle_who_has_finished_is_still_a_row(padded, monk
     assert widths == ([2, 2, 2] if padded else [2, 1, 1])
     assert [engine.output(r).ids for r in requests] == [alone("plain", PREFIX, count) for count in (1, 3)]
     assert engine.target.memory.keys[0][-1].isfinite().all()
-
-
-def test_a_batch_that_is_held_though_all_have_finished_is_paid_for(monkeypatch):
-    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(20, 4), 2, Static(steps=3)), padded=True)
-    widths, run = [], engine.target.run
-    monkeypatch.setattr(engine.target, "run", lambda blocks: widths.append(len(blocks)) or run(blocks))
-    engine.serve([engine.request(PREFIX, max_new_tokens=1)])
-    assert widths == [1, 1, 1] and scheduler.unfinished == 0
 
 
 def test_shared_prefixes_are_not_computed_again():
@@ -118,16 +107,16 @@ def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
         dict(), dict(policy=Static()), dict(policy=ShortestFirst()), dict(mixed=False), dict(reserve="max"),
         dict(max_num_batched_tokens=12, chunked=True),
     ]))  # fmt: skip
-    least = -(-(36 + 2) // size)  # the longest prompt and output, and two guesses
+    least = -(-(36 + 2) // size)  # the longest prompt and output, and two draft tokens
     pool = BlockPool(least + data.draw(st.integers(0, 20), "more blocks"), size, data.draw(st.booleans(), "sharing"))
-    guesses = data.draw(st.integers(0, 2), "guesses")
+    draft_tokens = data.draw(st.integers(0, 2), "draft tokens")
     ids = st.lists(st.sampled_from([3, 7]), min_size=1, max_size=20)
     prompts = data.draw(st.lists(ids, min_size=1, max_size=6), "prompts")
     lengths = [data.draw(st.integers(1, 17)) for _ in prompts]
     kinds = data.draw(st.permutations(KINDS))
     slots = data.draw(st.integers(1, 4), "slots")
     together(
-        Scheduler(pool, max_num_seqs=slots, num_speculative_tokens=guesses, **setting),
+        Scheduler(pool, max_num_seqs=slots, num_speculative_tokens=draft_tokens, **setting),
         kinds,
         prompts,
         lengths,
@@ -148,12 +137,16 @@ def test_the_schedule_is_the_simulators_step_for_step():
     assert sum(request.preemptions for request in requests) > 0
 
 
-def test_guesses_save_forwards_where_lookahead_leaves_room_for_them():
+def test_draft_tokens_save_passes_where_lookahead_leaves_room_for_them():
     steps = {}
-    for guesses in (0, 2, 40):
-        _, log = together(Scheduler(BlockPool(80, 4), max_num_seqs=4, num_speculative_tokens=guesses), kinds=["tree"])
-        steps[guesses] = len(log.iterations)
-        assert all(share.fed <= 1 + guesses for step in log.iterations for share in step.shares if not share.prefill)
+    for draft_tokens in (0, 2, 40):
+        _, log = together(
+            Scheduler(BlockPool(80, 4), max_num_seqs=4, num_speculative_tokens=draft_tokens), kinds=["tree"]
+        )
+        steps[draft_tokens] = len(log.iterations)
+        assert all(
+            share.fed <= 1 + draft_tokens for step in log.iterations for share in step.shares if not share.prefill
+        )
     assert steps[40] < steps[2] < steps[0]  # a wide tree is cut to the two tokens that fit
     _, log = together(
         Scheduler(BlockPool(80, 4), max_num_seqs=4, num_speculative_tokens=2), kinds=["lookup"], prompts=[PREFIX] * 4
@@ -221,13 +214,7 @@ def test_an_exception_ends_a_run_and_the_engine_serves_the_next(error, policy):
     engine.pool.clear()  # for another engine
 
 
-def test_while_it_serves_what_was_there_before_is_spared_the_collector():
-    engine, seen = Engine(TARGET, Scheduler(BlockPool(20, 4))), []
-    engine.serve([engine.request(PREFIX, max_new_tokens=2, on_tokens=lambda new: seen.append(gc.get_freeze_count()))])
-    assert len(seen) == 2 and min(seen) > 0 == gc.get_freeze_count()
-
-
-def test_forked_rows_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):
+def test_forked_sequences_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):
     """Two ways to continue one text share all its blocks, the last of them half-filled."""
     pool = BlockPool(20, 4)
     engine = Engine(TARGET, scheduler := Scheduler(pool))
@@ -247,8 +234,8 @@ def test_forked_rows_go_on_alike_each_on_a_copy_of_its_own(monkeypatch):
     assert child.ids == parent.ids and pool.free_blocks == 20
 
 
-def test_rejected_guesses_leave_no_blocks_behind():
-    """After each forward the request owns what its text needs, and no longer the room of 40 guesses."""
+def test_rejected_draft_tokens_leave_no_blocks_behind():
+    """After each pass the request owns what its text needs, and no longer the room of 40 draft tokens."""
     engine = Engine(TARGET, scheduler := Scheduler(BlockPool(80, 4), num_speculative_tokens=40))
     scheduler.add(one := engine.request(PREFIX, **arguments_of("tree", PREFIX, 9)))
     owned = []
@@ -260,7 +247,7 @@ def test_rejected_guesses_leave_no_blocks_behind():
     assert max(owned) > 10 and engine.output(one).ids == alone("plain", PREFIX, 9)
 
 
-def test_every_forward_is_waited_for(monkeypatch):
+def test_every_pass_is_waited_for(monkeypatch):
     waited = []
     monkeypatch.setattr(engine_module, "sync", waited.append)
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
@@ -268,10 +255,218 @@ def test_every_forward_is_waited_for(monkeypatch):
     assert waited == [engine.target.device] * len(log.iterations)
 
 
-@pytest.mark.parametrize("until, slept", [(9.0, engine_module.MOMENT), (2.01, 0.01), (1.0, 0.0)])
-def test_waiting_sleeps_until_the_time_comes_a_moment_at_most_and_never_backwards(until, slept, monkeypatch):
-    asked, engine = [], object.__new__(Engine)
-    monkeypatch.setattr(engine_module.time, "sleep", asked.append)
-    monkeypatch.setattr(Engine, "now", lambda self: 2.0)
-    engine.wait(until)
-    assert asked == [pytest.approx(slept)]
+def test_an_id_is_given_once():
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
+    requests = [engine.request(PREFIX, id=id) for id in (1, None, "a", None)]
+    assert [request.id for request in requests] == [1, 0, "a", 2]
+    with pytest.raises(ValueError, match="has a request 'a' already"):
+        engine.request(PREFIX, id="a")
+
+
+class Reader:
+    """Collects what is streamed; does something at the n-th call."""
+
+    def __init__(self, at: int = -1, then=lambda: None):
+        self.pieces, self.ended, self.at, self.then = [], 0, at, then
+
+    def __call__(self, tokens):
+        self.pieces.append(list(tokens))
+        if len(self.pieces) == self.at:
+            self.then()
+
+    def end(self):
+        self.ended += 1
+
+
+def test_tokens_are_streamed_as_they_are_committed():
+    engine = Engine(TARGET, Scheduler(BlockPool(60, 4), max_num_seqs=3, num_speculative_tokens=30))
+    readers = [Reader() for _ in PROMPTS]
+    requests = [
+        engine.request(prompt, on_tokens=reader, **arguments_of("tree", prompt, length))
+        for prompt, length, reader in zip(PROMPTS, LENGTHS, readers, strict=True)
+    ]
+    engine.serve(requests)
+    for request, reader in zip(requests, readers, strict=True):
+        assert sum(reader.pieces, []) == engine.output(request).ids and reader.ended == 1
+        assert [] not in reader.pieces
+
+
+def test_a_cancelled_request_stops_there_and_gives_its_blocks_to_others():
+    engine = Engine(TARGET, Scheduler(BlockPool(12, 4), max_num_seqs=2))
+    gone = Reader(3, lambda: [engine.cancel(requests[i]) for i in (0, 2, 3)])
+    requests = [engine.request(PREFIX, max_new_tokens=12, on_tokens=gone)]
+    requests += [engine.request(PROMPTS[i], max_new_tokens=LENGTHS[i]) for i in (1, 2, 3, 4)]
+    requests[3].arrival = 1e6  # never waited for
+    engine.serve(requests)
+    assert [r.status.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled", "finished"]
+    assert engine.output(requests[0]).ids == sum(gone.pieces, []) == alone("plain", PREFIX, 12)[:3]
+    assert engine.output(requests[0]).finish == "cancelled" and gone.ended == 0
+    assert engine.output(requests[2]).ids == []
+    for i in (1, 4):
+        assert engine.output(requests[i]).ids == alone("plain", PROMPTS[i], LENGTHS[i])
+    assert engine.pool.free_blocks == 12
+
+
+def test_cancelling_from_another_thread_while_a_pass_is_planned_harms_nobody_else(monkeypatch):
+    """The request is in the plan already: its blocks are taken back after this pass, not during it."""
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), max_num_seqs=4))
+    requests = [engine.request(PREFIX, max_new_tokens=9), engine.request(PROMPTS[1], max_new_tokens=14)]
+    run, plans = engine.run, []
+
+    def run_while_another_thread_cancels(plan):
+        plans.append(plan)
+        if len(plans) == 3:
+            thread = Thread(target=engine.cancel, args=[requests[0]])
+            thread.start()
+            thread.join()
+        return run(plan)
+
+    monkeypatch.setattr(engine, "run", run_while_another_thread_cancels)
+    engine.serve(requests)
+    assert [r.status for r in requests] == [Status.CANCELLED, Status.FINISHED]
+    assert [len(plan.rows) for plan in plans] == [2, 2, 2] + [1] * 11
+    assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
+    assert engine.pool.free_blocks == 20
+
+
+def test_a_request_cancelled_before_it_is_served_ends_at_once_and_never_runs(monkeypatch):
+    engine, waits = Engine(TARGET, Scheduler(BlockPool(20, 4), num_speculative_tokens=4)), []
+    monkeypatch.setattr(engine, "wait", waits.append)
+    proposer = PromptLookup(4)
+    first = engine.request(PREFIX, arrival=1e6, proposer=proposer)
+    monkeypatch.setattr(engine, "start", engine.start - 1e5)  # made long ago
+    engine.cancel(first)
+    assert first.status is Status.CANCELLED and engine.output(first).finish == "cancelled"
+    second = engine.request(PREFIX, max_new_tokens=2, proposer=proposer)  # its proposer is free again
+    log = engine.serve([first, second])
+    assert [r.status for r in (first, second)] == [Status.CANCELLED, Status.FINISHED] and len(log.iterations) == 2
+    assert waits == []
+
+
+def test_a_request_cancelled_after_the_last_pass_of_a_run_is_cancelled_when_the_run_ends(monkeypatch):
+    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(20, 4)))
+    request, other = engine.request(PREFIX, max_new_tokens=1), engine.request(PREFIX)
+    commit = scheduler.commit
+    monkeypatch.setattr(scheduler, "commit", lambda *given: (commit(*given), engine.cancel(other)))
+    engine.serve([request])
+    assert [r.status for r in (request, other)] == [Status.FINISHED, Status.CANCELLED]
+
+
+def test_a_request_that_nobody_holds_any_more_is_forgotten():
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4)))
+    engine.serve([engine.request(PREFIX, id="a", max_new_tokens=2, proposer=Proposer())])
+    assert len(engine.requests) == 0
+    assert engine.request(PREFIX, id="a").id == "a"
+
+
+def test_a_proposer_follows_one_text_at_a_time():
+    engine, proposer = Engine(TARGET, Scheduler(BlockPool(20, 4), num_speculative_tokens=4)), PromptLookup(4)
+    first = engine.request(PREFIX, max_new_tokens=9, proposer=proposer)
+    with pytest.raises(ValueError, match="request 0 uses this proposer; give each request its own"):
+        engine.request(PROMPTS[1], proposer=proposer)
+    engine.serve([first])
+    engine.serve([second := engine.request(PROMPTS[1], max_new_tokens=14, proposer=proposer)])
+    assert engine.output(first).ids == alone("plain", PREFIX, 9)
+    assert engine.output(second).ids == alone("plain", PROMPTS[1], 14)
+
+
+def test_a_reader_that_fails_loses_its_own_request_alone():
+    def fail():
+        raise ConnectionError("the client has gone")
+
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), max_num_seqs=4))
+    requests = [engine.request(PREFIX, max_new_tokens=9, on_tokens=Reader(2, fail))]
+    requests += [engine.request(PROMPTS[1], max_new_tokens=14)]
+    engine.serve(requests)
+    assert requests[0].status is Status.CANCELLED and "the client has gone" in requests[0].error
+    assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
+
+
+@pytest.mark.parametrize("bad, why", [
+    (Sequence("bad", ids=[1] * 30, output_length=20), "need 49 cached tokens, the pool has room for 40"),
+    (Sequence("bad", ids=[1] * 30, output_length=500), "do not fit the context of 256"),
+    (Sequence("bad", ids=[1, 97], output_length=2), "token id 97 is not in this model's vocabulary"),
+    (Sequence("bad", prompt_length=5, output_length=2), "has no ids"),
+], ids=["pool", "context", "vocabulary", "ids"])  # fmt: skip
+def test_an_impossible_request_is_rejected_and_the_others_go_on(bad, why):
+    engine = Engine(TARGET, Scheduler(BlockPool(10, 4), max_num_seqs=2))
+    good = Sequence("good", ids=list(PREFIX), output_length=9)
+    log = engine.serve([bad.fresh(), good])
+    assert log.requests[0].status is Status.REJECTED and why in log.requests[0].error
+    assert engine.output(log.requests[0]).finish == "rejected"
+    assert engine.output(good).ids == alone("plain", PREFIX, 9) and good.ids == PREFIX + alone("plain", PREFIX, 9)
+
+
+def test_a_workloads_answers_are_as_long_as_it_says_whatever_ends_a_text():
+    target = decoder_target(tiny(), eos=tuple(range(97)))
+    engine = Engine(target, Scheduler(BlockPool(20, 4)))
+    one = Sequence(0, ids=list(PREFIX), output_length=5, max_tokens=9)
+    engine.serve([one])
+    assert one.num_output_tokens == 5 and engine.output(one).ids == alone("plain", PREFIX, 5)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: Scheduler(BlockPool(4), max_num_seqs=0), "max_num_seqs must be at least 1"),
+    (lambda: Engine(Engine(TARGET, Scheduler(BlockPool(4))).target, Scheduler(BlockPool(5))), "make them equal"),
+    (lambda: paged(paged(TARGET, BlockPool(4)), BlockPool(4), max_num_seqs=3), "^this PagedTarget is eager"),
+    (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([]), "the prompt is empty"),
+    (lambda: Engine(TARGET, Scheduler(BlockPool(4))).request([5], max_new_tokens=0), "at least 1"),
+])  # fmt: skip
+def test_settings_of_an_engine_that_cannot_work_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+    with pytest.raises(TypeError, match="the engine runs our decoder, not str"):
+        Engine("smollm2-135m", Scheduler(BlockPool(4)))
+
+
+def served(engine, prompt=PREFIX):
+    engine.serve([request := engine.request(prompt, max_new_tokens=9)])
+    assert engine.output(request).ids == alone("plain", prompt, 9)
+    return request
+
+
+def test_engines_that_share_a_scheduler_do_not_find_each_others_prefixes():
+    scheduler = Scheduler(BlockPool(40, 4))
+    first, second = Engine(TARGET, scheduler), Engine(TARGET, scheduler)
+    assert [served(engine).reused for engine in (second, first, first, second)] == [0, 0, 8, 0]
+
+
+def test_an_engine_does_not_find_the_prefixes_of_a_simulation_on_its_scheduler():
+    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(40, 4)))
+    assert served(engine).reused == 0 and served(engine).reused == 8
+    simulate([Sequence(0, ids=list(PREFIX), output_length=9)], scheduler, LinearCost(step=1.0))
+    assert served(engine).reused == 0
+
+
+def test_a_pool_does_not_find_what_another_pool_wrote_over():
+    shared = paged(TARGET, BlockPool(12, 4))
+    first, second = (Engine(shared, Scheduler(BlockPool(12, 4))) for _ in range(2))
+    assert [served(first).reused, served(second, PROMPTS[6]).reused, served(first).reused] == [0, 0, 0]
+    assert served(first).reused == 8
+
+
+def test_an_engine_whose_blocks_were_used_meanwhile_refuses_to_run():
+    scheduler = Scheduler(BlockPool(40, 4))
+    first, second = Engine(TARGET, scheduler), Engine(TARGET, scheduler)
+    scheduler.add(first.request(PREFIX))
+    with pytest.raises(RuntimeError, match="another run has used this engine's blocks; give each engine its own pool"):
+        first.run(scheduler.schedule(0.0))
+    with pytest.raises(ValueError, match="requests own 3 blocks of this pool"):
+        second.pool.attach(first.memory)
+
+
+def test_a_second_run_on_a_scheduler_is_refused_and_the_first_goes_on():
+    scheduler, refused = Scheduler(BlockPool(40, 4)), []
+    first, second = Engine(TARGET, scheduler), Engine(TARGET, scheduler)
+
+    def run_another(_):
+        for engine in (first, second):
+            with pytest.raises(RuntimeError, match="this scheduler serves another run") as raised:
+                engine.serve([engine.request(PREFIX)])
+            refused.append(raised)
+        with pytest.raises(RuntimeError, match="this scheduler serves another run"):
+            simulate([Sequence(0, prompt_length=4)], scheduler, LinearCost(step=1.0))
+
+    first.serve([request := first.request(PREFIX, max_new_tokens=9, on_tokens=run_another)])
+    assert len(refused) == 18 and first.output(request).ids == alone("plain", PREFIX, 9)
+    assert served(second).reused == 0

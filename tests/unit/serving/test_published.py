@@ -46,7 +46,7 @@ def test_the_table_has_every_system_at_every_m_and_its_published_value_where_the
 def test_counted_in_iterations_alone_the_gains_are_those_of_the_lengths(longest, batch_max, same_slots):
     made = published.workload(longest)
     systems = published.systems(longest, made)
-    systems[published.SAME_SLOTS].mixed = True  # one forward an iteration, whether prompts are in it or not
+    systems[published.SAME_SLOTS].mixed = True  # one pass an iteration, whether prompts are in it or not
     logs = {
         name: simulate(made, systems[name], LinearCost(step=1.0))
         for name in (published.NAIVE, published.BATCH_MAX, published.SAME_SLOTS)

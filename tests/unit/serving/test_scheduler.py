@@ -1,12 +1,13 @@
-"""Who runs when: batches worked out by hand, preemption, budgets, orders, and settings that cannot work."""
+"""Who runs when and who must leave: batches worked out by hand, preemption, budgets, reserving, cancelling."""
 
 import pytest
-from support.schedules import chart, commit, finished, requests, run
+from support.schedules import UNIT, chart, commit, finished, requests, run
 
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.metrics import usage
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
+from lessons_lib.serving.simulator import simulate
 
 
 def test_continuous_batching_fills_a_slot_as_soon_as_it_is_free():
@@ -36,7 +37,7 @@ def test_static_batching_runs_to_the_longest_of_each_batch():
     assert len(log.iterations) == 10 and usage(log).occupancy == 0.6
 
 
-def test_a_static_batch_leaves_with_its_last_forward():
+def test_a_static_batch_leaves_with_its_last_pass():
     scheduler, made = Scheduler(BlockPool(10), 2, Static()), requests([1, 2])
     for request in made:
         scheduler.add(request)
@@ -44,13 +45,6 @@ def test_a_static_batch_leaves_with_its_last_forward():
     assert made[0].status is Status.FINISHED and made[0].finished == 1 and not scheduler.empty
     commit(scheduler, scheduler.schedule(1), [[1]], 2)
     assert [request.finished for request in made] == [2, 2] and scheduler.empty
-
-
-def test_static_batching_wastes_the_slots_of_the_four_request_figure():
-    """The figure everybody draws: four requests, the third done after 2 iterations, the second, last, after 6."""
-    log = run(requests([3, 6, 2, 5]), max_num_seqs=4, policy=Static())
-    assert len(log.iterations) == 6
-    assert usage(log).idle_slots == usage(log).wasted_slots == (6 - 3) + 0 + (6 - 2) + (6 - 5) == 8
 
 
 def test_the_naive_baseline_runs_every_batch_to_the_longest_of_the_job():
@@ -69,21 +63,6 @@ def test_a_dynamic_batch_starts_when_its_window_ends():
     assert [request.admitted for request in log.requests] == [3, 3, 12, 30]  # nobody comes after the last
     late = run(requests([5, 1], arrivals=[0, 4]), max_num_seqs=4, policy=Dynamic(window=3))
     assert [request.admitted for request in late.requests] == [3, 8]  # free slots, but the batch is under way
-
-
-def test_equal_lengths_leave_nothing_to_gain_over_static():
-    made = requests([4] * 6)
-    assert chart(run(made, policy=Static())) == chart(run(made))
-
-
-def test_one_slot_is_one_request_after_another():
-    made = requests([3, 1, 2])
-    assert finished(run(made, max_num_seqs=1)) == finished(run(made, max_num_seqs=1, policy=Static())) == [3, 4, 6]
-
-
-def test_enough_slots_leave_nobody_waiting():
-    log = run(requests([3, 1, 2]), max_num_seqs=3)
-    assert all(request.admitted == 0 for request in log.requests)
 
 
 def test_shortest_first_lets_short_requests_overtake_waiting_ones():
@@ -123,7 +102,7 @@ def test_a_prompt_in_chunks_owns_room_for_all_of_it_from_the_first():
     assert [i.used_blocks for i in log.iterations] == [3, 3, 3]
 
 
-def test_whole_prompts_go_first_and_alone_if_forwards_are_not_mixed():
+def test_whole_prompts_go_first_and_alone_if_passes_are_not_mixed():
     made = [Sequence(0, 0, 3, 4), Sequence(1, 1, 5, 2)]
     assert chart(run(made, mixed=False)) == [{0}, {1}, {0, 1}, {0}, {0}]
     assert chart(run(made)) == [{0}, {0, 1}, {0, 1}, {0}]
@@ -162,7 +141,7 @@ def test_a_request_longer_than_the_pool_is_refused_and_the_others_go_on():
     assert run([Sequence(0, 0, 30, 11)], blocks=10).requests[0].status is Status.FINISHED  # 40 fit
     assert (
         "need 42" in run([Sequence(0, 0, 30, 11)], blocks=10, num_speculative_tokens=2).requests[0].error
-    )  # guesses need room too
+    )  # draft tokens need room too
 
 
 def test_a_prompt_over_the_max_num_batched_tokens_is_refused_unless_it_may_be_chunked():
@@ -182,16 +161,6 @@ def test_a_served_request_must_be_made_fresh_to_run_again():
     with pytest.raises(ValueError, match="fresh"):
         scheduler.add(request)
     scheduler.add(request.fresh())
-
-
-def test_a_request_is_queued_once():
-    scheduler, request = Scheduler(BlockPool(10)), Sequence(0, 0, 4, 2)
-    scheduler.add(request)
-    with pytest.raises(ValueError, match="waits already"):
-        scheduler.add(request)
-    scheduler.schedule(0)
-    with pytest.raises(ValueError, match="is running"):
-        scheduler.add(request)
 
 
 @pytest.mark.parametrize("policy", [Continuous(), Static(steps=9)])
@@ -224,3 +193,129 @@ def test_a_policy_is_asked_whom_to_admit_only_when_somebody_waits_for_a_free_slo
             return super().admit(scheduler, now)
 
     assert finished(run(requests([5, 1, 1]), policy=Strict())) == finished(run(requests([5, 1, 1])))
+
+
+def test_the_newest_is_preempted_when_no_block_is_free_and_starts_again():
+    made = [Sequence(0, 0, 4, 5), Sequence(1, 0, 4, 5)]  # each grows to 8 tokens: 2 blocks of 4; the pool has 3
+    log = run(made, blocks=3, watermark=0)
+    assert [request.preemptions for request in log.requests] == [0, 1]
+    assert chart(log) == [{0, 1}, {0}, {0}, {0}, {0}, {1}, {1}, {1}, {1}]
+    assert log.iterations[5].shares[0].fed == 5  # prompt and the token emitted before: rebuilt in one pass
+    assert log.iterations[1].preempted == [1]
+
+
+def test_whoever_is_preempted_does_not_run_even_if_the_policy_changes_its_mind():
+    class Fickle(Continuous):
+        calls = 0
+
+        def order(self, requests, now):
+            self.calls += 1
+            return list(requests) if self.calls % 2 else list(requests)[::-1]
+
+    scheduler, made = Scheduler(BlockPool(3, 4), 2, Fickle(), watermark=0), requests([5, 5], prompt=4)
+    for request in made:
+        scheduler.add(request)
+    scheduler.policy.calls = 1
+    commit(scheduler, scheduler.schedule(0), [[1], [1]], 1)
+    scheduler.policy.calls = 0
+    plan = scheduler.schedule(1)
+    assert len(plan.rows) == 1 and plan.preempted == [made[0]] and plan.rows[0][0] is made[1]
+
+
+def test_a_preempted_request_that_finds_its_text_cached_has_room_for_draft_tokens_at_once():
+    pool = BlockPool(6, block_size=2)
+    scheduler = Scheduler(pool, num_speculative_tokens=2)
+    request, other = Sequence(0, 0, 4, 5, ids=[1, 2, 3, 4]), Sequence(1, 0, 8)
+    scheduler.add(request)
+    commit(scheduler, scheduler.schedule(0), [[5]], 1)
+    pool.allocate(other, 8)
+    assert scheduler.schedule(1).preempted == [request] and request.num_computed_tokens == 0  # it found no room at once
+    pool.release(other)
+    assert scheduler.schedule(2).rows == [(request, 3)] and request.reused == 4
+    assert len(request.block_table) == 4  # 4 cached tokens, the newest and two draft tokens
+
+
+def test_a_request_admitted_again_adds_what_it_finds_and_keeps_when_it_was_admitted_first():
+    pool, other = BlockPool(8, block_size=2), Sequence("other", 0, 99)
+    scheduler = Scheduler(pool, 1)
+    first, second = (Sequence(n, 0, output_length=n, ids=list(range(4 + n))) for n in (1, 2))
+    for request, token in ((first, 5), (second, 7)):
+        scheduler.add(request)
+        commit(scheduler, scheduler.schedule(request.output_length), [[token]], 2)
+    assert second.reused == 4 and pool.allocate(other, 2 * pool.free_blocks)
+    assert scheduler.schedule(3).preempted == [second]
+    pool.release(other)
+    assert scheduler.schedule(4).rows == [(second, 1)] and second.reused == 4 + 6 and second.admitted == 2
+
+
+@pytest.mark.parametrize("reserve, draft_tokens, at_once", [
+    ("max", 0, 2), ("oracle", 0, 3), ("max", 2, 1), ("oracle", 2, 2), ("oracle", 6, 1),
+])  # fmt: skip
+def test_reserving_the_whole_length_never_preempts_and_admits_fewer(reserve, draft_tokens, at_once):
+    """4 + 9 - 1 = 12 tokens are reserved or 4 + 5 - 1 = 8, and draft tokens: 2, 3 or 4 of 6 blocks of 4 tokens."""
+    made = [Sequence(i, 0, 4, 5, max_tokens=9) for i in range(4)]
+    log = run(made, max_num_seqs=4, blocks=6, reserve=reserve, watermark=0, num_speculative_tokens=draft_tokens)
+    assert usage(log).preemptions == 0
+    assert max(len(i.shares) for i in log.iterations) == at_once
+    assert max(len(i.shares) for i in run(made, max_num_seqs=4, blocks=6, watermark=0).iterations) == 4
+
+
+def test_an_oracle_knows_that_the_limit_ends_a_text_too():
+    log = run([Sequence(i, 0, 4, 1000, max_tokens=2) for i in range(2)], blocks=4, reserve="oracle", watermark=0)
+    assert [request.num_output_tokens for request in log.requests] == [2, 2]
+    assert log.iterations[0].used_blocks == 4  # 4 + 2 - 1 tokens each
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+@pytest.mark.parametrize("reserve, owned, kept", [("none", 6, 2), ("max", 8, 8)])
+def test_room_for_rejected_draft_tokens_is_given_back_and_what_was_reserved_is_not(sharing, reserve, owned, kept):
+    scheduler = Scheduler(BlockPool(20, 4, sharing), 1, reserve=reserve, num_speculative_tokens=16)
+    scheduler.add(Sequence(0, 0, 4, 12, ids=[1, 2, 3, 4]))
+    commit(scheduler, scheduler.schedule(0), [[7]], 1)
+    plan = scheduler.schedule(1)
+    assert plan.rows[0][1] == 17
+    assert 20 - scheduler.pool.free_blocks == owned  # 4 cached tokens and 17 more, or 4 + 12 - 1 + 16
+    commit(scheduler, plan, [[7]], 2)
+    assert 20 - scheduler.pool.free_blocks == kept  # 5 cached tokens and the next one, or as many as before
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+@pytest.mark.parametrize("prompt, output, size, blocks", [(5, 4, 4, 2), (5, 5, 4, 3), (16, 1, 16, 1), (16, 2, 16, 2)])
+def test_blocks_are_needed_for_tokens_fed_not_for_tokens_emitted(sharing, prompt, output, size, blocks):
+    made = [Sequence(0, 0, prompt, output, ids=list(range(prompt)))]
+    log = simulate(made, Scheduler(BlockPool(10, size, sharing)), UNIT)
+    assert max(i.used_blocks for i in log.iterations) == blocks
+
+
+def test_admission_leaves_the_watermark_free():
+    made = [Sequence(i, 0, 4, 1) for i in range(10)]
+    assert len(chart(run(made, max_num_seqs=10, blocks=10, watermark=0.5))[0]) == 5
+    assert (
+        run([Sequence(0, 0, 30, 11)], blocks=10, watermark=0.5).requests[0].num_output_tokens == 11
+    )  # alone it may have all
+
+
+def test_a_cancelled_request_leaves_slot_and_blocks_after_the_pass():
+    pool = BlockPool(10, 4)
+    scheduler, made = Scheduler(pool, 1), requests([5, 2])
+    for request in made:
+        scheduler.add(request)
+    plan = scheduler.schedule(0)
+    scheduler.cancel(made[0])
+    assert pool.free_blocks == 9  # the pass may be writing into them
+    assert commit(scheduler, plan, [[7]], 1) == [] and made[0].times == []  # its token came too late
+    assert pool.free_blocks == 10 and made[0].status is Status.CANCELLED
+    assert [request for request, _ in scheduler.schedule(1).rows] == [made[1]]
+    scheduler.cancel(made[0])  # twice does no harm
+
+
+def test_a_request_cancelled_without_a_run_leaves_alone_what_a_pass_may_be_writing():
+    pool = BlockPool(10, 4)
+    scheduler, made = Scheduler(pool, 1), requests([5, 2])
+    for request in made:
+        scheduler.add(request)
+    plan = scheduler.schedule(0)
+    scheduler.cancel(made[0])
+    scheduler.cancel(made[1])
+    assert [request.status for request in made] == [Status.RUNNING, Status.CANCELLED] and pool.free_blocks == 9
+    assert commit(scheduler, plan, [[7]], 1) == [] and pool.free_blocks == 10

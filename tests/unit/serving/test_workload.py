@@ -17,30 +17,30 @@ from lessons_lib.serving.workload import (
 )
 
 
-def draws(lengths, count=20_000):
+def sampled(lengths, count=20_000):
     rng = Random(0)
     return [lengths.draw(rng) for _ in range(count)]
 
 
 @pytest.mark.parametrize("longest, expected", [(32, 15.3), (128, 53.5), (512, 118.4), (1536, 128.0)])
-def test_drawing_again_above_the_cap_lowers_the_mean(longest, expected):
+def test_sampling_again_above_the_cap_lowers_the_mean(longest, expected):
     """The means of the continuous-batching study."""
     lengths = Exponential(128, longest, reject=True)
     assert lengths.expected == pytest.approx(expected, abs=0.06)
-    assert fmean(draws(lengths)) == pytest.approx(expected, rel=0.03)
+    assert fmean(sampled(lengths)) == pytest.approx(expected, rel=0.03)
 
 
 def test_a_capped_exponential_piles_up_at_the_cap():
-    seen = draws(Exponential(48, 192))
+    seen = sampled(Exponential(48, 192))
     assert fmean(seen) == pytest.approx(Exponential(48, 192).expected, rel=0.03) and max(seen) == 192
     assert seen.count(192) / len(seen) == pytest.approx(0.0183, abs=0.004)  # e^-4
-    assert min(draws(Exponential(0.01, 4))) == 1
+    assert min(sampled(Exponential(0.01, 4))) == 1
 
 
 def test_other_lengths_are_what_their_names_say():
-    assert set(draws(Fixed(7), 10)) == {7}
-    assert set(draws(Uniform(2, 4))) == {2, 3, 4}
-    assert set(draws(Listed((3, 9)))) == {3, 9}
+    assert set(sampled(Fixed(7), 10)) == {7}
+    assert set(sampled(Uniform(2, 4))) == {2, 3, 4}
+    assert set(sampled(Listed((3, 9)))) == {3, 9}
 
 
 def test_poisson_arrivals_have_their_rate():

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.serving import TARGET, alone, together
+from support.serving import TARGET, together
 from support.targets import decoder_target
 
 from lessons_lib.caches.cache import CacheFullError
@@ -15,7 +15,7 @@ from lessons_lib.models.decoder import attend
 from lessons_lib.quantization import quantize_model
 from lessons_lib.serving import paged_target
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.engine import Engine, paged
+from lessons_lib.serving.engine import Engine
 from lessons_lib.serving.paged_target import CompiledPagedTarget, PagedTarget, attend_pages, attend_pages_by_sums
 from lessons_lib.serving.scheduler import Scheduler, Static
 
@@ -41,7 +41,7 @@ def spoil(target: PagedTarget) -> None:
 
 
 def calls(target, monkeypatch) -> list[int]:
-    """The tokens that each compiled forward from now on is given."""
+    """The tokens that each compiled pass from now on is given."""
     found, run = [], target._run
     count = lambda blocks: sum(len(block.tokens) for block in blocks)  # noqa: E731
     monkeypatch.setattr(target, "_run", lambda blocks: found.append(count(blocks)) or run(blocks))
@@ -83,7 +83,7 @@ def test_sizes_that_are_equal_when_the_step_is_compiled_may_differ_later(cold_co
 
 @pytest.mark.parametrize("most", [0, 40])
 def test_prompts_beside_decoding_rows_and_prompts_left_to_the_library_change_no_answer(target, most, monkeypatch):
-    """Every forward as short as it can be; and texts of 7 tokens are long."""
+    """Every pass as short as it can be; and texts of 7 tokens are long."""
     monkeypatch.setattr(paged_target, "WASTE", most)
     monkeypatch.setattr(paged_target, "LONG", 40)
     tokens = calls(target, monkeypatch)
@@ -166,30 +166,14 @@ def test_a_prompt_too_long_to_be_rows_is_left_to_the_library_and_one_token_never
     ([(1, 1000), (1, 10_000)], [[0], [1]]),
     ([(90, 0), (80, 0), (100, 0)], [[1, 0, 2]]),
 ], ids=str)  # fmt: skip
-def test_blocks_run_together_while_padding_costs_less_than_another_forward(blocks, parts):
+def test_blocks_run_together_while_padding_costs_less_than_another_pass(blocks, parts):
     assert list(paged_target.passes([block(*sizes) for sizes in blocks])) == parts
-
-
-def test_a_text_longer_than_any_before_takes_the_same_graph(target):
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    engine = Engine(target, scheduler())
-    engine.serve([one := engine.request([5, 80, 3], max_new_tokens=90)])
-    assert engine.output(one).ids == alone("plain", [5, 80, 3], 90)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 def test_preempted_requests_are_answered_as_if_they_ran_alone(target):
     short_of_blocks = dict(kinds=["plain"], lengths=[70, 75, 80, 72, 66, 71, 68, 79])  # four of them need 76 or more
     requests, _ = together(scheduler(max_num_seqs=4, watermark=0.0), **short_of_blocks, target=target)
     assert sum(request.preemptions for request in requests) > 0
-
-
-def test_an_engine_is_compiled_where_its_target_is():
-    made = scheduler(max_num_seqs=5)
-    compiled = paged(TARGET, made.pool, made.max_num_seqs)
-    assert isinstance(compiled, CompiledPagedTarget) and compiled.max_num_seqs == 5
-    assert Engine(compiled, made).target is compiled
-    assert type(Engine(TARGET, scheduler()).target) is PagedTarget
 
 
 def test_without_a_compiler_the_engine_goes_on_uncompiled_and_says_so_once(monkeypatch, capsys):
@@ -199,11 +183,6 @@ def test_without_a_compiler_the_engine_goes_on_uncompiled_and_says_so_once(monke
     together(scheduler(), target=made)
     assert capsys.readouterr().err == "there is no C++ compiler; decoding runs uncompiled\n"
     assert made.step.seconds is None
-
-
-def test_no_slots_are_refused():
-    with pytest.raises(ValueError, match="max_num_seqs=0: a step needs at least one row"):
-        CompiledPagedTarget(TARGET.decoder, max_num_seqs=0, num_blocks=4, block_size=4)
 
 
 def test_attention_through_block_tables_is_attention_over_each_rows_own_entries():
