@@ -29,6 +29,7 @@ from threading import Thread
 from jinja2 import TemplateError
 
 from lessons_lib.caches.sizes import blocks_for
+from lessons_lib.decoding.generate import new_sequence
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.decoding.text import TextStream, encode
 from lessons_lib.models.hub import LanguageModel
@@ -126,15 +127,17 @@ class Worker(Thread):
                 f"The prompt has {len(ids)} tokens and up to {new} new ones follow, but both must fit in "
                 f"{self.max_model_len}; shorten the prompt or lower max_tokens."
             )
-        sequence = self.engine.request(
+        # as Engine.request makes it, which must not look through its requests while the other thread forgets some
+        sequence = new_sequence(
+            target,
             ids,
-            arrival=arrival,
+            acceptance=request.acceptance(),
             max_new_tokens=new,
             stop=request.stop,
-            acceptance=request.acceptance(),
             generator=request.generator(),
-            on_tokens=TextStream(target.tokenizer, answer.put, request.stop),
+            arrival=arrival,
         )
+        sequence.on_tokens = TextStream(target.tokenizer, answer.put, request.stop)
         if request.ignore_eos:
             sequence.stopping.eos = frozenset()
         return sequence
@@ -293,7 +296,8 @@ class Uvicorn(uvicorn.Server):
     """uvicorn, which at Ctrl-C waits for the running requests: end them first."""
 
     def __init__(self, worker: Worker):
-        super().__init__(uvicorn.Config(create_app(worker), log_level="warning"))
+        # idle connections live longer here than in clients (5 s in httpx), or one might be closed while it is reused
+        super().__init__(uvicorn.Config(create_app(worker), log_level="warning", timeout_keep_alive=60))
         self.worker = worker
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
