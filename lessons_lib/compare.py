@@ -85,8 +85,22 @@ class Row:
         if self.problem:
             return [self.name, *[""] * 4, self.problem, ""]
         counted = [f"{self.forward_passes:,}", f"{self.tokens_per_pass:.2f}", f"{self.tokens_per_second:.3g}"]
-        memory = "" if self.memory is None else f"{self.memory / 1e6:,.0f} MB"
+        memory = "" if self.memory is None else f"{tables.number(self.memory / 1e6)} MB"
         return [self.name, *counted, self._speedup(), self._same(), memory]
+
+    def record(self) -> dict[str, Any]:
+        """This row, ready for JSON."""
+        said: dict[str, Any] = {"name": self.name}
+        if self.problem:
+            return said | {"problem": self.problem}
+        names = ("forward_passes", "tokens_per_pass", "tokens_per_second", "memory")
+        said |= {name: getattr(self, name) for name in names}
+        if self.speedup:
+            interval = {"low": self.speedup.low, "high": self.speedup.high}
+            said |= {"speedup": {"value": self.speedup.value} | interval, "same_tokens": list(self.same)}
+        if self.divergence:
+            said["divergence"] = {"token": self.divergence.same + 1, "logit_gap": self.divergence.margin}
+        return said
 
     def _speedup(self) -> str:
         if self.speedup is None:
@@ -100,7 +114,10 @@ class Row:
         if all(self.same):
             return "yes"
         count = "no" if len(self.same) == 1 else f"{sum(self.same)} of {len(self.same)}"
-        return f"{count}: {self.divergence}" if self.divergence else count
+        if self.divergence is None:
+            return count
+        where = f"{count}: token {self.divergence.same + 1}, logit gap {self.divergence.margin:.2g}"
+        return f"{where} (a near tie)" if self.divergence.near_tie else where
 
 
 class Comparison:
@@ -118,7 +135,7 @@ class Comparison:
         self.engines = {name: self._engine(name, technique) for name, technique in techniques.items()}
         self.first = next(iter(self.engines))
         self.outputs: dict[tuple[str, int, int], Output] = {}  # (technique, prompt, repeat)
-        self.divergences: dict[tuple[str, int], Divergence | None] = {}  # (technique, prompt), where the tokens differ
+        self.divergences: dict[tuple[str, int], Divergence | None] = {}  # (technique, prompt), once computed
         self.problems: dict[str, str] = {}  # technique: why it cannot run
 
     # --- Running
@@ -143,7 +160,6 @@ class Comparison:
                     if out is not None:
                         self.outputs[name, prompt, repeat] = out
                     yield name
-            self._compare_tokens(prompt)
 
     def _try(self, name: str, ids: list[int], new: int) -> Output | None:
         """Run a technique; one that cannot run is left out from then on. The first one must run."""
@@ -168,15 +184,6 @@ class Comparison:
         if callable(technique) and not isinstance(technique, type):
             return technique
         raise TypeError(f"{name!r} must be None, a proposer, a target or (target, proposer), not {kind(technique)}")
-
-    def _compare_tokens(self, prompt: int) -> None:
-        """Find where each technique's tokens leave those of the first one, and the logit gap there."""
-        expected = self.outputs[self.first, prompt, 0].ids
-        for name in self.engines:
-            out = self.outputs.get((name, prompt, 0))
-            if out is not None and out.ids != expected:
-                found = first_divergence(self.target, self.prompts[prompt], expected, out.ids)
-                self.divergences[name, prompt] = found
 
     # --- Results
 
@@ -205,7 +212,7 @@ class Comparison:
         steps = [step for out in outputs for step in after_prefill(out.stats)]
         tokens, seconds = map(sum, zip(*self._speeds(name, keys), strict=True)) if steps else (nan, nan)
         longest = max(len(self.prompts[p]) + len(out.ids) for p, out in zip(measured, outputs, strict=True))
-        gaps = [gap for prompt in measured if (gap := self.divergences.get((name, prompt))) is not None]
+        gaps = [gap for prompt in measured if (gap := self._divergence(name, prompt)) is not None]
         return Row(
             name,
             forward_passes=sum(len(out.stats) for out in outputs),
@@ -216,6 +223,13 @@ class Comparison:
             divergence=max(gaps, key=lambda gap: gap.margin, default=None),
             memory=memory_of(self.engines[name], longest),
         )
+
+    def _divergence(self, name: str, prompt: int) -> Divergence | None:
+        """Where a technique's tokens leave those of the first one, with the logit gap there; None if they do not."""
+        if (name, prompt) not in self.divergences:
+            expected, found = (self.outputs[of, prompt, 0].ids for of in (self.first, name))
+            self.divergences[name, prompt] = first_divergence(self.target, self.prompts[prompt], expected, found)
+        return self.divergences[name, prompt]
 
     def _speeds(self, name: str, keys: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
         """(tokens, seconds) after the prefill: per prompt over its repeats, or per repeat if there is one prompt."""
@@ -236,6 +250,37 @@ class Comparison:
         if len({row.memory for row in rows if not row.problem}) > 1:
             return HEADINGS, cells
         return HEADINGS[:-1], [line[:-1] for line in cells]
+
+    def record(self) -> dict[str, Any]:
+        """Rows and single runs, ready for JSON. Times are in seconds; "decode" is what follows the prefill."""
+        runs = []
+        for (name, prompt, repeat), out in self.outputs.items():
+            prefill = sum(step.t_total for step in out.stats if step.is_prefill)
+            runs.append({
+                "technique": name, "prompt": prompt, "repeat": repeat, "prompt_tokens": len(self.prompts[prompt]),
+                "new_tokens": len(out.ids), "forward_passes": len(out.stats), "prefill_seconds": prefill,
+                "decode_seconds": sum(step.t_total for step in after_prefill(out.stats)), "finish": out.finish,
+            })  # fmt: skip
+        return {"techniques": [row.record() for row in self.rows], "runs": runs}
+
+    def plot(self, title: str = ""):
+        """Speedups with their intervals as bars, each with its tokens per second -> a matplotlib Figure."""
+        from matplotlib.figure import Figure
+
+        rows = [row for row in self.rows if not row.problem][::-1]
+        figure = Figure(figsize=(7, 1.2 + 0.4 * len(rows)), layout="constrained")
+        ax = figure.subplots()
+        for at, row in enumerate(rows):
+            value, low, high = (row.speedup.value, row.speedup.low, row.speedup.high) if row.speedup else (1.0,) * 3
+            ax.barh(at, value, color="C0" if row.speedup else "0.6", xerr=[[value - low], [high - value]], capsize=3)
+            ax.annotate(
+                f"{row.tokens_per_second:.3g} tokens/s", (high, at), (6, 0), textcoords="offset points", va="center"
+            )
+        ax.axvline(1, color="0.4", linewidth=1, zorder=0)
+        ax.set_yticks(range(len(rows)), [row.name for row in rows])
+        widest = max(row.speedup.high if row.speedup else 1.0 for row in rows)
+        ax.set(xlim=(0, 1.35 * widest), xlabel=f"speedup over {self.first} (bars: 95% interval)", title=title)
+        return figure
 
     def __repr__(self) -> str:
         return tables.text(*self._table())

@@ -1,15 +1,15 @@
 """The command `lessons`. Each file here adds its commands to the parser, with the function that runs them.
 
-generate, probe    for any causal model of transformers; they need no clone
-serve              OpenAI's API in front of our engine, for decoders that it computes
-course             run, lab, sweep, test, bench: for a clone of the course
-common             what they share: opening a model, refusing in one sentence
+generate, compare, probe    for any causal model of transformers; they need no clone
+serve                       OpenAI's API in front of our engine, for decoders that it computes
+course                      run, lab, sweep, test, bench: for a clone of the course
+common                      what they share: opening a model, refusing in one sentence
 """
 
 import argparse
 import sys
 
-from lessons_lib.cli import course, generate, probe, serve
+from lessons_lib.cli import compare, course, generate, probe, serve
 from lessons_lib.cli.common import Refused
 
 
@@ -34,6 +34,6 @@ def parser() -> argparse.ArgumentParser:
         description="Try techniques on a model, and work with the course. `make help` lists more, for its developers.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for part in (generate, probe, serve, course):
+    for part in (generate, compare, probe, serve, course):
         part.add(commands)
     return top

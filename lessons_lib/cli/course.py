@@ -18,7 +18,7 @@ NEEDED = {  # command: a module it needs, and the extra of pyproject.toml that i
     "lab": ("jupyterlab", "lessons"),
     "sweep": ("distributed", "sweep"),
     "test": ("nbval", "test"),
-    "bench": ("matplotlib", "lessons"),
+    "bench": ("nbformat", "lessons"),
 }
 AT_ONCE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")  # the tests of a file share fixtures
 LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them without any"

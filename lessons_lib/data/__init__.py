@@ -17,7 +17,7 @@ whose files the package contains.
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
@@ -65,6 +65,34 @@ def questions(path: str | Path | None = None) -> list[Question]:
     if twice:
         raise ValueError(f"question_id {twice[0]} comes twice in {path}; give every question its own")
     return found
+
+
+def prompts(path: str | Path) -> list[Question]:
+    """Read a file of prompts: one on each line, or a JSON value on each line -> questions, numbered from 1.
+
+    A JSON line is a text, an object with a text "prompt" and perhaps a "category", or a question in Spec-Bench's
+    format. Lines of text, and objects without a category, are of the category "text". Raises ValueError that names an
+    invalid line, or an empty file.
+    """
+    lines = list(numbered_lines(Path(path)))
+    if not lines:
+        raise ValueError(f"{path} holds no prompt; write one on each line")
+    if not lines[0][1].lstrip().startswith(("{", '"')):
+        return [Question(count, "text", (line.strip(),)) for count, (_, line) in enumerate(lines, 1)]
+    return [_prompt(count, line, f"line {number} of {path}") for count, (number, line) in enumerate(lines, 1)]
+
+
+def _prompt(count: int, line: str, where: str) -> Question:
+    try:
+        row = json.loads(line)
+        if isinstance(row, str):
+            return Question(count, "text", (row,))
+        if "prompt" in row:
+            return Question(count, row.get("category", "text"), (row["prompt"],))
+    except (TypeError, ValueError) as error:
+        form = '"...", {"prompt": "..."} or ' + FORM
+        raise ValueError(f"{where} is no prompt ({error}); write it like {form}") from None
+    return replace(_read(line, where), question_id=count)
 
 
 def question(number: int) -> Question:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from lessons_lib import progress
@@ -344,7 +344,16 @@ def _no_hub(name: str, repo: str, error: Exception) -> ModelUnavailable:
     )
 
 
+OTHER_TASKS = ("ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering")  # ends of class names
+
+
 def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loaded:
     with quiet(bars=not (local or progress.batch())):
+        config = AutoConfig.from_pretrained(source, local_files_only=local)
+        kind = next(iter(config.architectures or ()), config.model_type)
+        if config.is_encoder_decoder or kind.endswith(OTHER_TASKS):  # some would load, with weights missing
+            raise ModelUnavailable(
+                f"{source} is no causal model but a {kind}; use one that predicts the next token, such as {OFFLINE!r}."
+            )
         network = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
         return network, AutoTokenizer.from_pretrained(source, local_files_only=local)

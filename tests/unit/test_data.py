@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from lessons_lib.data import HELD_OUT, TEXTS, Question, question, questions, text
+from lessons_lib.data import HELD_OUT, TEXTS, Question, prompts, question, questions, text
 from lessons_lib.paths import ROOT
 from lessons_lib.training.prompts import own
 
@@ -116,3 +116,30 @@ def test_no_prompt_of_ours_holds_a_passage_of_the_texts():
 def test_a_text_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(ValueError, match="no text 'test'; choose one of evaluation, calibration"):
         text("test")
+
+
+def test_prompts_are_lines_of_text_or_json(tmp_path):
+    path = tmp_path / "prompts"
+    path.write_text("First prompt.\n\n  A second {one} \n", encoding="utf-8")
+    assert prompts(path) == [Question(1, "text", ("First prompt.",)), Question(2, "text", ("A second {one}",))]
+    lines = ['"A text."', '{"prompt": "Hi", "category": "chat", "more": 1}', '{"prompt": "Ho"}', json.dumps(LINE)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert [(one.question_id, one.category, one.turns) for one in prompts(path)] == [
+        (1, "text", ("A text.",)),
+        (2, "chat", ("Hi",)),
+        (3, "text", ("Ho",)),
+        (4, "writing", ("Write.", "Rewrite.")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"prompt": 3}', '{"prompt": ""}', '{"text": "x"}', '"', "[1]", "3", '{"prompt": "a"} b']
+)
+def test_a_prompt_that_cannot_be_read_is_named_by_its_line(tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'"good"\n{line}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2 of .*prompts.jsonl"):
+        prompts(path)
+    path.write_text("\n \n")
+    with pytest.raises(ValueError, match="holds no prompt"):
+        prompts(path)

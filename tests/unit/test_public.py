@@ -50,7 +50,7 @@ def test_loading_and_generating_need_no_package_of_an_extra(tmp_path):
         f"print(len(generate(load({str(tmp_path)!r}), [1, 2, 3], PromptLookup(), max_new_tokens=8).ids))",
     ]
     done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=ROOT, capture_output=True, text=True)
-    assert {"IPython", "PIL", "ipywidgets", "matplotlib", "openai"} <= {*absent}
+    assert {"IPython", "PIL", "ipywidgets", "openai"} <= {*absent}
     assert done.stdout == "8\n", done.stderr
 
 

@@ -1,0 +1,215 @@
+"""`lessons compare`: which technique makes this model faster here, and by how much."""
+
+import argparse
+import json
+import sys
+from datetime import date
+from pathlib import Path
+
+from lessons_lib import data
+from lessons_lib.cli.common import Refused, add_command, add_model, open_model, out_of_memory, refusing
+from lessons_lib.cli.generate import as_prompt
+from lessons_lib.compare import Comparison, Engine, Row, Technique
+from lessons_lib.data import Question
+from lessons_lib.decoding.peers import TransformersGenerate
+from lessons_lib.decoding.proposers.draft_model import DraftModel
+from lessons_lib.decoding.proposers.lookahead import Lookahead
+from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
+from lessons_lib.decoding.targets import Target, Unsupported, as_target
+from lessons_lib.decoding.text import encode
+from lessons_lib.measure import machine, tables
+from lessons_lib.models import load
+from lessons_lib.models.decoder import computes
+from lessons_lib.models.hub import LanguageModel, dtype_name
+from lessons_lib.models.tokenizers import check_same_tokenizer
+from lessons_lib.progress import bar, first_line, say
+from lessons_lib.quantization.model import FORMATS, W8A8
+
+OWN = (401, 202, 101, 601)  # our questions without --prompts: code to edit, a report to summarize, chat, a story
+THEIRS = "transformers"
+EXAMPLES = """
+lessons compare
+lessons compare --model HuggingFaceTB/SmolLM2-360M-Instruct --draft smollm2-135m --prompts prompts.txt --output out
+"""
+ABOUT = """
+Run techniques in turn on the same prompts, and say which one makes this model faster on this machine: plain decoding,
+prompt lookup, lookahead, a draft model, quantized weights where the readable decoder computes the model's family, and
+transformers' own generate beside them. Ctrl-C ends it and shows what was measured.
+"""
+
+
+def add(commands) -> None:
+    """Add the command."""
+    command = add_command(commands, "compare", run, "say which technique makes a model faster here", EXAMPLES, ABOUT)
+    add_model(command)
+    forms = 'one prompt a line; or a JSON line each: "...", {"prompt": "..."} or a question of Spec-Bench'
+    command.add_argument("--prompts", metavar="FILE", help=f"{forms}; default: four of the course's own")
+    command.add_argument("--draft", metavar="MODEL", help="also draft with this model, of the same tokenizer")
+    command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt; default: 128")
+    command.add_argument("--output", default="comparison", metavar="DIR", help="for plot and JSON; default: comparison")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, then print the table and the recommendation, and write plot and JSON."""
+    asked = questions(options.prompts)
+    if options.max_new_tokens < 2:
+        raise Refused("--max-new-tokens must be at least 2, because speed is that of the tokens after the first.")
+    model = open_model(options)
+    with refusing(options.model):
+        target = as_target(model)
+        asked, prompts = fitting(model, target, asked, options.max_new_tokens)
+        techniques = techniques_of(model, target, options.draft)
+        comparison = Comparison(target, prompts, techniques, options.max_new_tokens, repeats=1)
+        print(f"{where(model)}: {len(prompts)} prompts, up to {options.max_new_tokens} new tokens each, greedy")
+        complete = measure(comparison)
+    if not comparison.rows:
+        raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
+    advice = recommendation(comparison.rows)
+    print(f"\n{comparison}\n")
+    if kinds := by_kind(comparison, asked):
+        print(f"{tables.text(*kinds)}\n")
+    print(f"{advice}\n\nWritten: {write(comparison, model, advice, Path(options.output), complete)}")
+    return 0 if complete else 130
+
+
+def questions(path: str | None) -> list[Question]:
+    """The prompts of a file, or the course's own."""
+    if path is None:
+        return [data.question(number) for number in OWN]
+    try:
+        return data.prompts(path)
+    except (OSError, ValueError) as error:
+        raise Refused(f"--prompts: {error}") from error
+
+
+def fitting(
+    model: LanguageModel, target: Target, asked: list[Question], new: int
+) -> tuple[list[Question], list[list[int]]]:
+    """The questions whose ids leave room for `new` tokens in the model's context, and these ids."""
+    ids = [encode(target, as_prompt(model, question.turns[0])) for question in asked]
+    kept = [i for i, prompt in enumerate(ids) if len(prompt) + new <= target.context]
+    if not kept:
+        raise Refused(
+            f"No prompt leaves room for {new} new tokens in the context of {target.context}; give shorter --prompts or "
+            "a lower --max-new-tokens."
+        )
+    if left := len(ids) - len(kept):
+        say(f"{left} of {len(ids)} prompts do not fit the context of {target.context} and are left out")
+    return [asked[i] for i in kept], [ids[i] for i in kept]
+
+
+def techniques_of(model: LanguageModel, target: Target, draft: str | None) -> dict[str, Technique]:
+    """What is compared; plain decoding first. What cannot be made here says why when it is run."""
+    found: dict[str, Technique] = {"plain": None, "prompt lookup": PromptLookup(), "lookahead": Lookahead()}
+    if draft:
+        small = load(draft, model.device, model.dtype)
+        check_same_tokenizer(model.tokenizer, small.tokenizer)
+        found[f"draft {draft}"] = DraftModel(small)
+    if computes(model.network.config):
+        found |= {name: quantized(model, name) for name in bar(FORMATS, desc="quantizing", unit="format")}
+    lookup = TransformersGenerate(model, prompt_lookup_num_tokens=10)
+    return found | {THEIRS: TransformersGenerate(model), f"{THEIRS}, prompt lookup": lookup}
+
+
+def quantized(model: LanguageModel, weights: str) -> Technique:
+    """The model's decoder with weights in this format."""
+    try:
+        return model.target(weights=weights, windows=model.calibration_windows() if weights == W8A8 else ())
+    except (ValueError, RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not out_of_memory(error):
+            raise
+        return unavailable("out of memory" if out_of_memory(error) else first_line(error))
+
+
+def unavailable(reason: str) -> Engine:
+    """A technique that gives its reason for not running."""
+
+    def refuse(ids, max_new_tokens):
+        raise Unsupported(reason)
+
+    return refuse
+
+
+def measure(comparison: Comparison) -> bool:
+    """Run all; whether nobody ended it with Ctrl-C."""
+    if warning := machine.busy_warning():
+        say(warning)
+    try:
+        for _ in bar(comparison.runs(), total=comparison.total, desc="comparing", unit="run"):
+            pass
+    except KeyboardInterrupt:
+        print("\nstopped; this is what was measured:", file=sys.stderr)
+        return False
+    return True
+
+
+def recommendation(rows: list[Row]) -> str:
+    """One sentence: what to use for this model on this machine, and why."""
+    plain, *others = [row for row in rows if not row.problem and not row.name.startswith(THEIRS)]
+    others = sorted((row for row in others if row.speedup), key=lambda row: -row.speedup.value)
+    exact = [row for row in others if row.name not in FORMATS]
+    rounded = [row for row in others if row.name in FORMATS and row.speedup.low > 1]
+    # What keeps the tokens comes first
+    best = next((row for row in exact if row.speedup.low > 1), None)
+    if best:
+        said = (
+            f"Use {best.name}: {times(best)} with the same greedy tokens{ties(best)}, because each forward pass yields "
+        )
+        said += f"{best.tokens_per_pass:.2f} tokens instead of 1"
+    else:
+        said = "Decode plainly: no technique that keeps the tokens is surely faster on these prompts"
+        if exact:
+            said += f", as the best of them, {exact[0].name}, yields {exact[0].tokens_per_pass:.2f} tokens per forward "
+            said += f"pass and is {times(exact[0])}"
+    # Quantized weights, if they are faster still
+    if rounded and (best is None or rounded[0].speedup.value > best.speedup.value):
+        small = rounded[0]
+        said += f"; if other tokens are acceptable, {small.name} is {times(small)}, because a forward pass reads fewer "
+        said += f"bytes ({small.memory / 1e6:,.0f} MB in memory instead of {plain.memory / 1e6:,.0f})"
+    return said + "."
+
+
+def times(row: Row) -> str:
+    """A speedup in words, with its interval."""
+    return f"{row.speedup.value:.2f} times as fast (95%: {row.speedup.low:.2f} to {row.speedup.high:.2f})"
+
+
+def ties(row: Row) -> str:
+    """What to add where a technique that keeps the tokens did not: rounding decides between two nearly equal logits."""
+    if all(row.same):
+        return ""
+    gap = f"a logit gap of at most {row.divergence.margin:.2g}" if row.divergence else "rounding"
+    return f" up to rounding ({len(row.same) - sum(row.same)} of {len(row.same)} texts differ, by {gap})"
+
+
+def by_kind(comparison: Comparison, asked: list[Question]) -> tables.Table | None:
+    """Headings and cells: speedups by kind of text; None if there is one kind."""
+    kinds = list(dict.fromkeys(question.category for question in asked))
+    if len(kinds) < 2:
+        return None
+    cells = []
+    for row in comparison.rows:
+        if row.speedup:
+            chosen = [[i for i, question in enumerate(asked) if question.category == kind] for kind in kinds]
+            found = [comparison.row(row.name, of) for of in chosen]
+            cells.append([row.name, *[f"{one.speedup.value:.2f}" if one and one.speedup else "" for one in found]])
+    return ["speedup by kind of text", *kinds], cells
+
+
+def write(comparison: Comparison, model: LanguageModel, advice: str, folder: Path, complete: bool) -> str:
+    """Write comparison.png and comparison.json into the folder -> their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    picture, record = folder / "comparison.png", folder / "comparison.json"
+    comparison.plot(where(model)).savefig(picture, dpi=150)
+    about = {
+        "model": model.name, "dtype": dtype_name(model.dtype), "machine": machine.host(model.device),
+        "versions": machine.versions(), "date": date.today().isoformat(), "complete": complete,
+        "max_new_tokens": comparison.max_new_tokens, "recommendation": advice,
+    }  # fmt: skip
+    record.write_text(json.dumps(about | comparison.record(), indent=1) + "\n", encoding="utf-8")
+    return f"{picture}, {record}"
+
+
+def where(model: LanguageModel) -> str:
+    """The model, its dtype and its device in words."""
+    return f"{model.name} in {dtype_name(model.dtype)} on {machine.device_name(model.device)}"

@@ -1,0 +1,151 @@
+"""`lessons compare`: what it runs, what it recommends, what it writes, and what remains after Ctrl-C."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lessons_lib import cli
+from lessons_lib.cli import compare
+from lessons_lib.compare import Comparison, Row
+from lessons_lib.decoding.probing import Divergence
+from lessons_lib.measure import machine
+from lessons_lib.measure.clock import Ratio, Samples
+from lessons_lib.quantization.model import FORMATS
+
+PAIR = Samples((1.0,))
+
+
+def row(name: str, speedup: float = 1.0, spread: float = 0.1, tau: float = 1.0, **fields) -> Row:
+    ratio = None if name == "plain" else Ratio(speedup, speedup - spread, speedup + spread, PAIR, PAIR)
+    return replace(Row(name, 10, tau, 20.0, ratio, (True, True), memory=100e6), **fields)
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch):
+    monkeypatch.setattr(machine, "busy_warning", lambda: "")
+
+
+def test_the_fastest_technique_that_keeps_the_tokens_is_recommended_with_its_reason():
+    rows = [row("plain"), row("prompt lookup", 1.8, tau=2.25), row("lookahead", 1.2, tau=1.5), row("transformers", 3.0)]
+    said = (
+        "Use prompt lookup: 1.80 times as fast (95%: 1.70 to 1.90) with the same greedy tokens, because each forward "
+    )
+    assert compare.recommendation(rows) == said + "pass yields 2.25 tokens instead of 1."
+
+
+def test_a_faster_format_is_named_for_those_who_accept_other_tokens():
+    rows = [row("plain"), row("prompt lookup", 1.5, tau=2.0), row("W8A8", 2.5, memory=60e6), row("W4A16", 1.4)]
+    said = compare.recommendation(rows)
+    assert said.startswith("Use prompt lookup") and "if other tokens are acceptable, W8A8 is 2.50 times" in said
+    assert "(60 MB in memory instead of 100)" in said and "W4A16" not in said
+
+
+def test_nothing_is_recommended_whose_interval_contains_1():
+    rows = [row("plain"), row("prompt lookup", 1.05, tau=1.1), row("broken", problem="reads no trees")]
+    said = compare.recommendation(rows)
+    assert said.startswith("Decode plainly") and "prompt lookup, yields 1.10 tokens per forward pass" in said
+
+
+def test_texts_that_differ_by_rounding_are_admitted():
+    apart = row("prompt lookup", 1.5, same=(True, False), divergence=Divergence(7, 0.03, 0.03))
+    said = compare.recommendation([row("plain"), apart])
+    assert "up to rounding (1 of 2 texts differ, by a logit gap of at most 0.03)" in said
+
+
+def test_a_model_outside_our_family_is_compared_on_prompts_of_a_file(checkpoints, tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(f"one two one two one two\n\na b c a b c\n{'long ' * 400}\n", encoding="utf-8")
+    call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--dtype", "fp32", "--max-new-tokens", "12"]
+    assert cli.main(["compare", *call, "--prompts", str(prompts), "--output", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    assert "gpt2 in fp32 on" in out and "2 prompts, up to 12 new tokens each" in out
+    assert "1 of 3 prompts do not fit the context of 1600" in err and "kind of text" not in out
+    record = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    names = ["plain", "prompt lookup", "lookahead", "transformers", "transformers, prompt lookup"]
+    assert [of["name"] for of in record["techniques"]] == names and record["complete"]
+    assert all(of["same_tokens"] == [True, True] for of in record["techniques"][1:])
+    assert {(run["technique"], run["prompt"]) for run in record["runs"]} == {
+        (name, i) for name in names for i in (0, 1)
+    }
+    assert all(run["new_tokens"] == 12 for run in record["runs"]) and record["recommendation"] in out
+    assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_installed_command_compares_the_courses_prompts_with_quantized_forms_and_a_draft(
+    checkpoints, lessons, tmp_path
+):
+    done = lessons("compare", "--model", checkpoints / "llama", "--draft", checkpoints / "gpt2", "--device", "cpu",
+                   "--dtype", "fp32", "--max-new-tokens", 6)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "comparison" / "comparison.json").read_text())
+    found = {of["name"]: of for of in record["techniques"]}
+    draft = f"draft {checkpoints / 'gpt2'}"
+    assert list(found) == ["plain", "prompt lookup", "lookahead", draft, *FORMATS, "transformers",
+                           "transformers, prompt lookup"]  # fmt: skip
+    assert all(
+        found[name]["same_tokens"] == [True] * 4 for name in ("prompt lookup", "lookahead", draft, "transformers")
+    )
+    assert found["W4A16"]["memory"] < found["W8A16"]["memory"] < found["plain"]["memory"] < found[draft]["memory"]
+    assert "speedup by kind of text code summarization chat writing" in " ".join(done.stdout.split())
+    assert done.stdout.rstrip().endswith("comparison/comparison.json")
+
+
+def test_control_c_leaves_what_was_measured(checkpoints, tmp_path, capsys, monkeypatch):
+    runs = Comparison.runs
+
+    def interrupted(self):
+        for count, name in enumerate(runs(self)):
+            if count == 7:  # five untimed runs, then three techniques on the first prompt
+                raise KeyboardInterrupt
+            yield name
+
+    monkeypatch.setattr(Comparison, "runs", interrupted)
+    call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--max-new-tokens", "6", "--output", str(tmp_path)]
+    assert cli.main(["compare", *call]) == 130
+    out, err = capsys.readouterr()
+    assert "this is what was measured" in err and "lookahead" in out and "transformers, " not in out
+    record = json.loads((tmp_path / "comparison.json").read_text())
+    assert not record["complete"] and [of["name"] for of in record["techniques"]] == [
+        "plain",
+        "prompt lookup",
+        "lookahead",
+    ]
+
+
+def test_control_c_before_any_measurement_says_so(checkpoints, tmp_path, capsys, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "runs", interrupted)
+    call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--output", str(tmp_path / "out")]
+    assert cli.main(["compare", *call]) == 2 and "Nothing was measured" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_format_that_the_model_does_not_allow_gets_a_row_that_says_why(checkpoints, monkeypatch):
+    from lessons_lib import load
+    from lessons_lib.models.hub import LanguageModel
+
+    def target(self, weights=None, windows=()):
+        raise ValueError("groups of 32 do not divide rows of 20 weights; choose smaller groups")
+
+    model = load(checkpoints / "gpt2", "cpu", "fp32")
+    monkeypatch.setattr(LanguageModel, "target", target)
+    technique = compare.quantized(model, "W4A16")
+    made = Comparison(model.network, [1, 2], {"plain": None, "W4A16": technique}, 4, 1)
+    assert list(made.runs()) and made.rows[1].problem.startswith("groups of 32 do not divide")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prompts", "missing.txt"], "missing.txt"),
+        (["--max-new-tokens", "1"], "at least 2"),
+        (["--max-new-tokens", "9999"], "No prompt leaves room for 9999 new tokens in the context of 1600"),
+        (["--draft", "no-such-model"], "Unknown model 'no-such-model'"),
+    ],
+)
+def test_what_it_cannot_compare_is_said_in_a_sentence(checkpoints, capsys, words, said):
+    assert cli.main(["compare", "--model", str(checkpoints / "gpt2"), "--device", "cpu", *words]) == 2
+    assert said in capsys.readouterr().err
