@@ -302,10 +302,19 @@ def test_a_template_that_refuses_the_messages_and_a_tokenizer_without_one_say_so
     assert asked(None) == (400, "this model's tokenizer has no chat template: pass the prompt as text")
 
 
-def test_a_full_queue_refuses_and_takes_requests_again_later(monkeypatch):
-    with serving(max_num_seqs=1, max_queue=1) as worker, client_of(worker) as client:
-        gate, run = threading.Event(), worker.engine.run
-        monkeypatch.setattr(worker.engine, "run", lambda plan: (gate.wait(20), run(plan))[1])
+@contextmanager
+def held(worker):
+    """No step runs before the gate is set, which happens at the latest at the end."""
+    gate, run = threading.Event(), worker.engine.run
+    worker.engine.run = lambda plan: (gate.wait(), run(plan))[1]
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
+def test_a_full_queue_refuses_and_takes_requests_again_later():
+    with serving(max_num_seqs=1, max_queue=1) as worker, client_of(worker) as client, held(worker) as gate:
         ask = partial(client.completions.create, model="tiny", prompt="ab", max_tokens=5, temperature=0)
         answers = []
         threads = [threading.Thread(target=lambda: answers.append(ask().choices[0].text)) for _ in range(2)]
@@ -313,17 +322,15 @@ def test_a_full_queue_refuses_and_takes_requests_again_later(monkeypatch):
             thread.start()
         until(lambda: len(worker.unanswered) == 2)
         with pytest.raises(openai.RateLimitError, match="queue is full: 1 requests run and 1 wait; try again later"):
-            ask()
+            ask(timeout=5)
         gate.set()
         for thread in threads:
             thread.join()
         assert answers == [alone("ab", max_new_tokens=5).text] * 2 == [ask().choices[0].text] * 2
 
 
-def test_a_request_that_is_dropped_while_it_waits_never_runs(monkeypatch):
-    with serving(max_num_seqs=1, max_model_len=CONTEXT) as worker:
-        gate, run = threading.Event(), worker.engine.run
-        monkeypatch.setattr(worker.engine, "run", lambda plan: (gate.wait(20), run(plan))[1])
+def test_a_request_that_is_dropped_while_it_waits_never_runs():
+    with serving(max_num_seqs=1, max_model_len=CONTEXT) as worker, held(worker) as gate:
         first = threading.Thread(target=post, args=(worker, LONG | {"max_tokens": 3}))
         first.start()
         until(lambda: len(worker.scheduler.running) == 1)
