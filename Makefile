@@ -30,7 +30,7 @@ sweep: .venv/with-sweep  ## execute lessons over a grid of parameters: one table
 	@$(LESSONS_LIB) sweep $(LESSON_OPTIONS) $(SWEEP_OPTIONS)
 test: .venv/with-test  ## lint, unit and peer tests, then the lessons with nbval
 	@$(VENV_PYTHON) -m tools.lint; lint=$$?; $(LESSONS_LIB) test $(LESSONS) && exit $$lint
-bench: .venv/with-lessons  ## measure the claims into bench/results/ and write README's tables
+bench: .venv/with-lessons  ## measure the claims into bench/results/, write RESULTS.md and README's tables
 	@$(LESSONS_LIB) bench $(BENCH_OPTIONS)
 	@$(if $(QUESTIONS)$(QUICK),,$(VENV_PYTHON) -m tools.readme)
 peers: .venv/with-quantization .venv/with-llamacpp  ## install the libraries that lessons 10 and 11 run beside ours
@@ -47,7 +47,7 @@ test-browser: .venv/with-browser  ## lessons in JupyterLab in a real Chromium: a
 	@$(VENV_PYTHON) -m pytest -v tests/browser $(if $(FULL),--full) $(if $(LESSONS),--lessons $(LESSONS))
 lint: .venv/with-test  ## ruff, which package imports which, dead code, and the house rules for lessons
 	@$(VENV_PYTHON) -m tools.lint
-lessons: .venv/with-lessons  ## execute the lessons, store their outputs in notebooks/, write README's tables
+lessons: .venv/with-lessons  ## execute the lessons, store their outputs in notebooks/, write README's tables and RESULTS.md
 	@$(VENV_PYTHON) -m tools.store $(LESSONS); status=$$?; $(VENV_PYTHON) -m tools.readme && exit $$status
 figures: .venv/with-lessons  ## draw imgs/
 	@$(VENV_PYTHON) -m tools.drawings

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import shutil
 from pathlib import Path
@@ -20,10 +21,12 @@ from sphinx.util import logging
 from lessons_lib.course import render
 from lessons_lib.course.lessons import CLAIMS, NOTEBOOKS, find
 from lessons_lib.measure import results
+from lessons_lib.paths import ROOT
 
 project = html_title = "Faster language models"
 extensions = ["myst_nb", "sphinxcontrib.bibtex"]
 exclude_patterns = ["lessons/notebooks"]
+myst_heading_anchors = 2
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "dollarmath", "html_image"]
 nb_execution_mode = "off"
 nb_render_markdown_format = "myst"
@@ -39,6 +42,9 @@ html_show_sourcelink = html_copy_source = html_show_copyright = False
 
 log = logging.getLogger(__name__)
 HEADING = re.compile(r"^#+ ", flags=re.M)
+OF_REPOSITORY = re.compile(
+    r"\[([^\]]*)\]\((?:\.\./)?((?:notebooks|bench|lessons_lib)/[^)# ]*|RESULTS\.md|Makefile)([^)]*)\)"
+)
 PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 
 
@@ -46,11 +52,12 @@ def setup(app) -> None:
     """Called by Sphinx before it reads anything."""
     app.add_config_value("lessons_folder", str(NOTEBOOKS), "env")
     app.connect("config-inited", lambda app, config: write_lessons(Path(config.lessons_folder), Path(app.srcdir)))
+    app.connect("source-read", link_within_site)
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
 
 
 def write_lessons(notebooks: Path, docs: Path) -> None:
-    """Write docs/lessons anew: the lessons as MyST-NB reads them, their pictures, and the scorecard."""
+    """Write docs/lessons anew: the lessons as MyST-NB reads them, their pictures, the scorecard, and RESULTS.md."""
     folder, lessons = docs / "lessons", find(notebooks)
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("figures", "notebooks"):
@@ -63,6 +70,30 @@ def write_lessons(notebooks: Path, docs: Path) -> None:
         nbformat.write(nb, folder / lesson.path.name)
     scores = results.collect([lesson.path for lesson in lessons])
     results.write_scorecard(scores, folder, claims=results.load(CLAIMS))
+    shutil.copy(ROOT / "RESULTS.md", folder / "results.md")
+
+
+def link_within_site(app, page: str, source: list[str]) -> None:
+    """Turn a page's links to files of the repository into links within the site.
+
+    Lessons and results are pages. Other files become downloads, and what the site lacks plain text.
+    """
+    if page.startswith("lessons/") and page != "lessons/results":
+        return
+    docs = Path(app.srcdir)
+
+    def link(found: re.Match) -> str:
+        text, path, rest = found.groups()
+        if path == "RESULTS.md":
+            return f"[{text}](/lessons/results.md{rest})"
+        if path.startswith("notebooks/"):
+            name = Path(path).name
+            return f"[{text}](/lessons/{name}{rest})" if (docs / "lessons" / name).exists() else text
+        if path.endswith(".md"):
+            return text
+        return f"[{text}]({os.path.relpath(ROOT / path, (docs / page).parent)}{rest})"
+
+    source[0] = OF_REPOSITORY.sub(link, source[0])
 
 
 def parts(cell: nbformat.NotebookNode, folder: Path) -> list[nbformat.NotebookNode]:

@@ -2,7 +2,9 @@
 
 store     execute lessons and store their outputs in notebooks/
 lint      tools that read code, and the house rules for stored lessons
-readme    README's generated tables
+readme    README's generated parts; calls the two below
+report    RESULTS.md
+predictions  what was predicted and measured, of lessons and benches
 mutation  the share of small faults in the library that the tests detect
 drawings  imgs/, drawn by code
 """

@@ -1,43 +1,72 @@
-"""Write README's tables from the package's docstrings, the stored lessons and bench/results/claims.json."""
+"""Write what visitors see first from stored data: README's generated parts, RESULTS.md, the picture of predictions.
+
+README: its badges and picture, six results, and the table of lessons. Badges and links to Colab need the repository's
+address, which pyproject.toml has under project.urls; without it they are left out.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import lessons_lib
+import nbformat
+
+from lessons_lib.course.display import save
 from lessons_lib.course.lessons import CLAIMS, Lesson, find
 from lessons_lib.course.render import title
 from lessons_lib.measure import results, tables, techniques
 from lessons_lib.paths import ROOT
-from tools import store
+from tools import report, store
+from tools.drawings import predictions
 
 README = ROOT / "README.md"
-HEADINGS = ("technique", "question", "claim", "predicted", "measured")
+CHOOSE = ROOT / "docs" / "choose.md"
+WORKFLOW = ".github/workflows/tests.yml"
+LESSONS = ("lesson", "question", "to read", "to run")
+SIX = ("technique", "gain", "beside the official implementation", "published")
+COLUMNS = {"over its peer": r" times \1", "published": r" times: \1"}
+SHOWN = (  # techniques of techniques.KNOWN, from the lessons' order
+    "our decoder, compiled", "continuous batching", "draft model", "prompt lookup, answers from a given text",
+    "W8A8, compiled", "everything combined, answers from a given text",
+)  # fmt: skip
+# (minutes to read, minutes to run) of lessons whose opening does not say "Reading time: ... Running time: ..."
+TIMES = {
+    "00": ("40", "1"), "01": ("40", "2"), "02": ("50", "2"), "03": ("60", "5"), "04": ("60", "1"), "05": ("75", "3"),
+    "06": ("70", "2"), "07": ("45", "2"), "08": ("50", "2"), "09": ("60", "2"), "10": ("80", "5"), "11": ("65", "5"),
+    "12": ("60", "2"),
+}  # fmt: skip
+QUESTIONS = {  # of lessons whose opening asks none
+    "00": "How fast can this machine possibly run this model?",
+    "01": "Why does the first token take longer than the next one?",
+    "02": "How much work does a KV cache save, and what does it cost?",
+    "03": "When does compiling a decode step make it faster?",
+    "04": "How can attention be exact without ever holding its matrix of scores?",
+    "05": "How can many requests share one model when nobody knows how long each will take?",
+}
+NAMED = {"a": "1", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5"}
+TIME = r"{} time: *(?:about |under )?(?:(\d[\d.]*|{})(?: to \d+)? minutes?)"
 
 
-def fill(readme: Path = README, lessons: list[Lesson] | None = None, claims_file: Path = CLAIMS) -> None:
-    """Write the tables into README, between their markers.
-
-    Raises ValueError for missing markers or a damaged claims file.
-    """
-    lessons = find() if lessons is None else lessons
-    readme.write_text(filled(readme.read_text(encoding="utf-8"), lessons, claims_file), encoding="utf-8", newline="\n")
-
-
-def filled(text: str, lessons: list[Lesson], claims_file: Path = CLAIMS) -> str:
-    """README's text with up-to-date tables. Raises ValueError like `fill`."""
-    rows = results.load(claims_file)
-    text = between(text, "names", name_table())
-    text = between(text, "lessons", lesson_table(lessons, store.address()))
-    text = between(text, "techniques", technique_table(claims_file))
-    return between(text, "claims", results.claim_table(rows) if rows else "Not measured yet: `make bench` does.")
+def main() -> None:
+    """Write README.md, RESULTS.md, the numbers of docs/choose.md, and imgs/predictions.png."""
+    lessons = find()
+    save(predictions.predictions(), ROOT / "imgs" / "predictions.png")
+    write(report.RESULTS, report.page(lessons))
+    write(CHOOSE, report.linked(CHOOSE.read_text(encoding="utf-8"), lessons))
+    write(README, filled(README.read_text(encoding="utf-8"), lessons))
 
 
-def technique_table(claims_file: Path) -> str:
-    """A row per technique whose speed was measured."""
-    rows = techniques.technique_cells(claims_file.parent)
-    return tables.markdown(techniques.TECHNIQUES, rows) if rows else "Not measured yet: `make bench` does."
+def write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def filled(text: str, lessons: list[Lesson], folder: Path = CLAIMS.parent) -> str:
+    """README's text with its generated parts anew. folder: of claims.json. Raises ValueError if a marker is missing."""
+    address = store.address()
+    text = between(text, "badges", badges(address))
+    text = between(text, "picture", picture(lessons, folder))
+    text = between(text, "results", six_results(folder))
+    return between(text, "lessons", lesson_table(lessons, address))
 
 
 def between(text: str, marker: str, content: str) -> str:
@@ -46,40 +75,63 @@ def between(text: str, marker: str, content: str) -> str:
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"README needs the lines {begin} and {end} once each.")
     head, tail = text.split(begin)[0], text.split(end)[1]
-    return f"{head}{begin}\n{content}\n{end}{tail}"
+    return f"{head}{begin}\n{content}\n{end}{tail}".replace(f"{begin}\n\n{end}", f"{begin}\n{end}")
 
 
-def name_table() -> str:
-    """A row per public name, with the first line of its docstring."""
-    lines = [line.split(None, 1) for line in lessons_lib.__doc__.strip().split("\n\n")[-1].splitlines()]
-    return tables.markdown(("name", "what it is"), [[f"`{name}`", what] for name, what in lines])
+def badges(address: str) -> str:
+    """The state of the tests; "" without an address on GitHub."""
+    repository = store.on_github(address)
+    if not repository:
+        return ""
+    tests = f"https://github.com/{repository}/actions/workflows/{Path(WORKFLOW).name}"
+    return f"[![tests]({tests}/badge.svg)]({tests})"
+
+
+def picture(lessons: list[Lesson], folder: Path) -> str:
+    """The picture of predictions with its alt text."""
+    found = predictions.collect(lessons, folder)
+    return f"![{predictions.alt(found, predictions.misses(found))}](imgs/predictions.png)" if found else ""
+
+
+def six_results(folder: Path) -> str:
+    """Six techniques: how much faster than what, how it compares with an official implementation, published numbers."""
+    cells = {row[0]: dict(zip(techniques.TECHNIQUES, row, strict=True)) for row in techniques.technique_cells(folder)}
+    rows = []
+    for name in SHOWN:
+        if of := cells.get(name):
+            gain = f"**{of['speedup'].removesuffix(' x')} times** as fast as {of['over']}"
+            peer, published = (re.sub(r" x \((.*)\)$", how, of[what]) for what, how in COLUMNS.items())
+            rows.append([name, gain, peer, published])
+    return f"{tables.markdown(SIX, rows)}\n\n{report.summary(results.load(folder / 'claims.json'), folder)}"
 
 
 def lesson_table(lessons: list[Lesson], address: str) -> str:
-    """A row per lesson: its question, and its first score with both prediction and measurement."""
-    rows = [lesson_row(lesson, address) for lesson in lessons]
-    return tables.markdown(HEADINGS, rows) if rows else "No lessons yet."
+    """A row per lesson: its name with links, its question, minutes to read and to run."""
+    return tables.markdown(LESSONS, [lesson_row(lesson, address) for lesson in lessons])
 
 
 def lesson_row(lesson: Lesson, address: str) -> list[str]:
-    """Name with its links, question, claim, predicted, measured. address: of the repository, for Colab."""
     nb = lesson.read()
-    name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name})"
-    opening = store.link(address, lesson.name)
-    score = next((s for s in results.collect([lesson.path]) if s.ratio is not None), None)
-    told = ["-"] * 3
-    if score:
-        told = [score.claim, *(f"{tables.number(x)} {score.unit}".strip() for x in (score.predicted, score.measured))]
-    return [f"{name} {opening}".strip(), question(nb), *told]
+    name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name}) {store.link(address, lesson.name)}"
+    return [name.strip(), question(lesson, nb), *(f"{minutes} min" for minutes in times(lesson, nb))]
 
 
-def question(nb) -> str:
-    """The first question in a lesson's text; "" if there is none."""
-    text = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
-    prose = " ".join(line for line in text.splitlines() if line and not line.startswith("#"))
+def times(lesson: Lesson, nb: nbformat.NotebookNode) -> tuple[str, ...]:
+    """Minutes to read and to run, as the opening says; "?" if nobody said."""
+    opening = " ".join(nb.cells[0].source.split())
+    found = [re.search(TIME.format(kind, "|".join(NAMED)), opening) for kind in ("Reading", "Running")]
+    typed = TIMES.get(lesson.number, ("?", "?"))
+    return tuple(NAMED.get(one[1], one[1]) if one else old for one, old in zip(found, typed, strict=True))
+
+
+def question(lesson: Lesson, nb: nbformat.NotebookNode) -> str:
+    """The first question of a lesson's opening; if it asks none, the typed one or the opening's first sentence."""
+    prose = " ".join(line for line in nb.cells[0].source.splitlines() if not line.startswith("#"))
     found = re.search(r"[^.!?]*\?", prose)
-    return found.group().strip(" *_") if found else ""
+    if not found and lesson.number in QUESTIONS:
+        return QUESTIONS[lesson.number]
+    return (found or re.match(r"[^.!?]*[.!?]?", prose)).group().strip(" *_")
 
 
 if __name__ == "__main__":
-    fill()
+    main()

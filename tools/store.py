@@ -139,13 +139,17 @@ def setup_cell(address: str) -> str:
     return SETUP.format(elsewhere=f'"lessons_lib[lessons] @ git+{address}"' if address else "")
 
 
+def on_github(address: str) -> str:
+    """OWNER/NAME of an address on GitHub; "" for another one."""
+    parts = urlparse(address)
+    return parts.path.strip("/").removesuffix(".git") if parts.netloc == "github.com" else ""
+
+
 def link(address: str, name: str) -> str:
     """Markdown link that opens a lesson in Colab; "" without an address on GitHub, the only site Colab opens."""
-    parts = urlparse(address)
-    if parts.netloc != "github.com":
-        return ""
-    repository = parts.path.strip("/").removesuffix(".git")
-    return f"[Open in Colab](https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}.ipynb)"
+    repository = on_github(address)
+    page = f"https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}.ipynb"
+    return f"[Open in Colab]({page})" if repository else ""
 
 
 def put_setup(nb: nbformat.NotebookNode, name: str, address: str) -> None:

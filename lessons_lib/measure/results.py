@@ -285,7 +285,7 @@ def claim_cells(claims: Sequence[Result]) -> list[list[str]]:
     said = {True: "yes", False: "NO", None: "-"}
     lines = []
     for row in claims:
-        shown = partial(_as_fine_as, row.bar)
+        shown = partial(as_fine_as, row.bar)
         value = "not measured" if row.measured is None else f"{shown(row.measured)} {row.unit}".strip()
         interval = "-" if row.low is None else f"{shown(row.low)} to {shown(row.high)}"
         note = "; ".join(filter(None, [row.note, row.host and f"on {row.host}", "quick run" if row.quick else ""]))
@@ -293,7 +293,7 @@ def claim_cells(claims: Sequence[Result]) -> list[list[str]]:
     return lines
 
 
-def _as_fine_as(bar: str, value: float) -> str:
+def as_fine_as(bar: str, value: float) -> str:
     """Format with one decimal more than a bar of three or more ('<= 1.005' -> '1.0018'), else with three digits."""
     decimals = len(bar.partition(".")[2])
     return f"{value:.{decimals + 1}f}" if decimals > 2 else tables.number(value)

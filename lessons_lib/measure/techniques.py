@@ -23,7 +23,7 @@ def _technique(name: str, claim: str, over: str, peer: str = "", peer_name: str 
 KNOWN = (
     _technique("KV cache, after 512 tokens", "cache/512/vs-uncached", "no cache"),
     _technique(
-        "readable decoder, compiled", "decoder/bf16/vs-generate", "transformers generate, eager",
+        "our decoder, compiled", "decoder/bf16/vs-generate", "transformers generate, eager",
         published=4.2, source=GPT_FAST,
     ),
     _technique(
@@ -35,7 +35,7 @@ KNOWN = (
         "transformers, assistant_model", 1.52, f"2.28 tokens per forward pass; {VICUNA}, draft of 68M",
     ),
     _technique(
-        "prompt lookup, grounded prompts", "prompt-lookup/grounded/vs-plain", "plain decoding",
+        "prompt lookup, answers from a given text", "prompt-lookup/grounded/vs-plain", "plain decoding",
         "prompt-lookup/vs-transformers", "transformers, prompt_lookup_num_tokens",
         2.4, "Saxena 2023, CNN/DM, Mistral-7B, A100-40GB, batch 1",
     ),
@@ -53,18 +53,18 @@ KNOWN = (
     ),
     _technique(
         "W8A8, compiled", "int8/vs-generate", "transformers generate, eager",
-        published=1.47, source=f"over bf16, weights alone; {GPT_FAST}",
+        published=1.47, source=f"W8A16 over bf16; {GPT_FAST}",
     ),
     _technique(
         "W4A16, compiled", "int4/vs-generate", "transformers generate, eager",
         published=1.89, source=f"over bf16; {GPT_FAST}",
     ),
     _technique(
-        "the ladder, free writing", "ladder/free/vs-generate", "transformers generate, eager",
+        "everything combined, free writing", "ladder/free/vs-generate", "transformers generate, eager",
         "ladder/plain/vs-llamacpp-best", "llama.cpp, plain; ours without draft tokens, both kinds of prompts",
     ),
     _technique(
-        "the ladder, grounded prompts", "ladder/grounded/vs-generate", "transformers generate, eager",
+        "everything combined, answers from a given text", "ladder/grounded/vs-generate", "transformers generate, eager",
         "ladder/grounded/vs-llamacpp-best", "llama.cpp, plain or with its prompt lookup",
         9.6, f"compiled, int4, a draft; {GPT_FAST}",
     ),

@@ -1,59 +1,101 @@
-"""README's generated tables."""
+"""README's generated parts: from stored lessons, claims and the repository's address."""
 
 import pytest
 from nbformat.v4 import new_output
 
 from lessons_lib.measure import results
 from lessons_lib.measure.results import MIME
+from lessons_lib.paths import ROOT
 from tools import readme, store
 
 TEXT = """before
-<!-- names:begin --><!-- names:end -->
-<!-- lessons:begin -->
+<!-- badges:begin --><!-- badges:end -->
+<!-- picture:begin --><!-- picture:end -->
+<!-- results:begin -->
 old
-<!-- lessons:end -->
+<!-- results:end -->
 between
-<!-- techniques:begin --><!-- techniques:end -->
-<!-- claims:begin --><!-- claims:end -->
+<!-- lessons:begin --><!-- lessons:end -->
 after
 """
 
 
-def score(claim, predicted, measured):
-    return {"lesson": "02", "claim": claim, "unit": "tok/s", "predicted": predicted, "measured": measured}
-
-
 @pytest.fixture
 def measured_lesson(write_lesson, monkeypatch):
-    """A stored lesson with a score that lacks its measurement, and one that has it."""
+    """A stored lesson with a prediction within 25%, one beyond, one that agrees exactly, and one not measured."""
     monkeypatch.setattr(store, "address", lambda: "")
     lesson = write_lesson("02_kv_cache", "show()", title="# 02 KV cache\n\nPrefill is done. What does a cache save?")
     nb = lesson.read()
-    rows = [score("forgotten", 1, None), score("decode | speed", 100, 80.5), score("later", 1, 1)]
+    pairs = {"near": (100, 80.5), "far": (100, 50.0), "exact": (7, 7), "open": (1, None)}
+    rows = [
+        {"lesson": "02", "claim": name, "unit": "tok/s", "predicted": predicted, "measured": measured}
+        for name, (predicted, measured) in pairs.items()
+    ]
     nb.cells[-1].outputs = [new_output("display_data", {MIME: rows})]
     store.write(nb, lesson.path)
     return lesson
 
 
-def test_the_tables_come_from_stored_lessons_and_claims(measured_lesson, tmp_path):
-    results.update(tmp_path / "claims.json", [results.make_claim("cache/512", 9.0, ">= 8", "eager fp32")])
-    now = readme.filled(TEXT, [measured_lesson], tmp_path / "claims.json")
-    assert "| [02 KV cache](notebooks/02_kv_cache.ipynb) | What does a cache save? | decode \\| speed |" in now
-    assert " | 100 tok/s | 80.5 tok/s |" in now
-    assert "cache/512" in now and ">= 8" in now and "old\n" not in now
+def test_the_parts_come_from_stored_lessons_and_claims(measured_lesson, tmp_path):
+    claims = [("medusa/vs-plain", 0.9), ("assisted/mixed/vs-plain", 1.5), ("assisted/vs-transformers", 1.25)]
+    rows = [results.make_claim(name, value, ">= 1", "eager") for name, value in claims]
+    results.update(tmp_path / "claims.json", rows)
+    now = readme.filled(TEXT, [measured_lesson], tmp_path)
+    assert "| [02 KV cache](notebooks/02_kv_cache.ipynb) | What does a cache save? | 50 min | 2 min |" in now
+    assert "1 of 2 predictions are within 25%" in now and "far (lesson 02), off by a factor of 2.0" in now
+    assert "| draft model | **1.5 times** as fast as plain decoding | 1.25 times transformers, assistant_model |" in now
+    assert "2 of 3 claims reach their bar" in now and "old\n" not in now
     assert now.startswith("before\n") and "\nbetween\n" in now and now.endswith("after\n")
-    assert readme.filled(now, [measured_lesson], tmp_path / "claims.json") == now
+    assert readme.filled(now, [measured_lesson], tmp_path) == now
 
 
-def test_a_lesson_without_scores_still_has_a_row(write_lesson, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "address", lambda: "https://github.com/a/b")
-    now = readme.filled(TEXT, [write_lesson("00_lesson")], tmp_path / "none.json")
-    assert "| How much is it? | - | - | - |" in now and "[Open in Colab](" in now
-    assert "Not measured yet" in now
+def test_without_claims_it_says_how_to_measure_them(write_lesson, tmp_path):
+    now = readme.filled(TEXT, [write_lesson("00_lesson")], tmp_path)
+    assert "Nothing is measured yet: `make bench` does it." in now and "![" not in now
 
 
-def test_an_appendix_has_a_row_of_its_own_below_its_lesson(write_lesson, monkeypatch):
-    monkeypatch.setattr(store, "address", lambda: "")
+@pytest.mark.parametrize(
+    "opening, times",
+    [
+        ("Reading time: 30 minutes. Running time: 2 minutes on two CPU cores.", ("30", "2")),
+        ("Reading time: about 45 minutes. Running time: about\ntwo minutes on two CPU cores.", ("45", "2")),
+        ("Reading time: 40 minutes. Running time: under a minute.", ("40", "1")),
+        ("Needs lesson 00.", ("40", "2")),  # typed, for lesson 01
+    ],
+)
+def test_times_to_read_and_to_run_are_those_of_the_opening(write_lesson, opening, times):
+    lesson = write_lesson("01_lesson", title=f"# 01 A lesson\n\nWhy? {opening}")
+    assert readme.times(lesson, lesson.read()) == times
+
+
+def test_every_stored_lesson_has_a_question_and_times():
+    rows = [readme.lesson_row(lesson, "") for lesson in readme.find()]
+    assert rows and all(row[1] and row[1][-1] in "?." and "?" not in row[2] + row[3] for row in rows)
+
+
+@pytest.mark.parametrize(
+    "number, opening, said",
+    [
+        ("00", "This is a lesson. **What is it?** And more?", "What is it?"),
+        ("00", "This one asks nothing.", readme.QUESTIONS["00"]),
+        ("77", "Neither does this. It has no typed question.", "Neither does this."),
+    ],
+)
+def test_a_lessons_question_is_the_first_of_its_opening_or_typed(write_lesson, number, opening, said):
+    lesson = write_lesson(f"{number}_lesson", title=f"# {number} A lesson\n\n{opening}")
+    assert readme.question(lesson, lesson.read()) == said
+
+
+def test_badges_and_links_to_colab_need_an_address_on_github(write_lesson):
+    lesson = write_lesson("00_lesson")
+    assert readme.badges("") == readme.badges("https://example.org/a/b") == ""
+    assert "Colab" not in readme.lesson_table([lesson], "")
+    assert "github.com/a/b/actions/workflows/tests.yml/badge.svg" in readme.badges("https://github.com/a/b.git")
+    assert "[Open in Colab](" in readme.lesson_table([lesson], "https://github.com/a/b")
+    assert (ROOT / readme.WORKFLOW).exists()
+
+
+def test_an_appendix_has_a_row_of_its_own_below_its_lesson(write_lesson):
     lessons = [write_lesson(name, title=f"# {name}") for name in ("05_batching", "05x_study", "06_drafts")]
     rows = readme.lesson_table(lessons, "").splitlines()[2:]
     assert [row.split("]")[0] for row in rows] == ["| [05_batching", "| [05x_study", "| [06_drafts"]
@@ -65,8 +107,6 @@ def test_readme_without_markers_is_an_error():
         readme.between("no markers", "lessons", "x")
 
 
-def test_fill_writes_the_file(measured_lesson, tmp_path):
-    file = tmp_path / "README.md"
-    file.write_text(TEXT)
-    readme.fill(file, [measured_lesson], tmp_path / "none.json")
-    assert "02 KV cache" in file.read_text()
+def test_readme_is_two_screens_long():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.encode()) < 9000

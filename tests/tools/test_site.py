@@ -74,6 +74,8 @@ def test_a_small_site_is_built_whole_and_loads_nothing_from_elsewhere(build, tmp
     assert "find_spec" not in page  # the silent set-up cell
     assert "roofline" in pages["glossary.html"] and "arxiv.org/abs/1706.03762" in pages["references.html"]
     assert 'href="lessons/00_a_lesson.html"' in pages["index.html"] and "scorecard.html" in pages
+    assert re.search(r'href="lessons/results.html#[\w-]+"', pages["choose.html"])
+    assert re.search(r'<a[^>]*href="\.\./_downloads/[^"]*cache-512-vs-uncached.json"', pages["results.html"])
     loaded = re.findall(r'<(?:script|img|iframe|link)[^>]*(?:src|href)="((?:https?:)?//[^"]*)', "".join(pages.values()))
     styles = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.css"))
     assert loaded + re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//\S+", styles) == []

@@ -59,13 +59,6 @@ def test_the_packages_own_text_lists_all_it_offers():
     assert [line.split()[0] for line in table.splitlines()] == lessons_lib.__all__
 
 
-def test_readme_lists_all_it_offers_and_nothing_else():
-    table = (
-        (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- names:begin -->")[1].split("<!-- names:end -->")[0]
-    )
-    assert re.findall(r"^\| `(\w+)` \| .+ \|$", table, re.MULTILINE) == lessons_lib.__all__
-
-
 def test_the_packages_own_text_names_every_room():
     rooms = {path.parent.name for path in (ROOT / "lessons_lib").glob("*/__init__.py")}
     assert rooms <= set(re.findall(r"\w+", lessons_lib.__doc__.split("The packages")[1]))

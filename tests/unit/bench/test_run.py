@@ -192,8 +192,8 @@ def test_every_claim_that_asks_questions_says_so():
     assert asking == {name for name in common.CLAIMS if name.startswith(SPECULATION) and name != "draft/cost"}
 
 
-def test_the_line_of_a_question_file_that_readme_shows_can_be_asked(tmp_path):
-    (line,) = re.findall(r'`({"question_id".*?})`', (ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_line_of_a_question_file_that_the_page_of_commands_shows_can_be_asked(tmp_path):
+    (line,) = re.findall(r'`({"question_id".*?})`', (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"))
     path = tmp_path / "file"
     path.write_text(line, encoding="utf-8")
     (question,) = questions(path)

@@ -133,8 +133,8 @@ def test_a_lesson_with_a_draft_takes_a_pair_of_any_family(opt_folder, write_less
     assert capsys.readouterr().out.count("tiny-opt") == 1
 
 
-def test_readme_names_the_models_that_the_lessons_take():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_commands_names_the_models_that_the_lessons_take():
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert f"The lessons take Llama-like models such as {', '.join(LLAMA_LIKE)};" in text
     assert set(LLAMA_LIKE) <= {*names()}
 

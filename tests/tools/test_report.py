@@ -1,0 +1,110 @@
+"""RESULTS.md: a sentence for every claim, by lesson, and links to claims in other pages."""
+
+import json
+import re
+
+import pytest
+
+from lessons_lib.course.lessons import CLAIMS, find
+from lessons_lib.measure.clock import Ratio, Samples
+from lessons_lib.measure.results import load, make_claim, short_of_bar, update
+from lessons_lib.paths import ROOT
+from tools import readme, report
+
+ROWS = {row.claim: row for row in load(CLAIMS)}
+
+
+def of(name: str, value: float | None, low=None, high=None):
+    """The stored claim with another value and interval."""
+    samples = Samples((1.0,))
+    found = value if low is None else Ratio(value, low, high, samples, samples)
+    return make_claim(name, found, ROWS[name].bar, "the baseline", note="one thing; another")
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        (
+            of("prompt-lookup/grounded/vs-plain", 2.2, 1.8, 2.7),
+            "**Prompt lookup makes answers from a given text 2.2 times as fast**; 95%: 1.8 to 2.7; bar: at least 2.0.",
+        ),
+        (
+            of("serving/overhead", 0.0512, 0.04, 0.06),
+            "**Scheduling, block tables and sampling add 5.12% to a compiled forward pass of 16 sequences**; "
+            "95%: 4% to 6%; bar: at most 8%.",
+        ),
+        (of("serving/vs-vllm", None), "Not measured: one thing; another; bar: at least 1.0."),
+    ],
+)
+def test_a_claim_is_one_sentence_in_plain_words(row, said):
+    assert report.sentence(report.run.CLAIMS[row.claim], row) == said
+
+
+def test_what_misses_its_bar_comes_first_with_its_reason_and_the_rest_by_lesson(tmp_path):
+    update(tmp_path / "claims.json", [of("medusa/vs-plain", 1.1), of("cache/512/vs-uncached", 9.0)])
+    (tmp_path / "gpu.json").write_text(json.dumps({"steps": {}}))
+    text = report.page(find(), tmp_path)
+    places = [text.index(part) for part in ("## What missed its bar", "It follows from", "## [02 KV cache]", "9 times")]
+    assert places == sorted(places) and "1 of 2 claims reach their bar" in text
+    assert "- Baseline: the baseline\n- one thing\n- another\n" in text
+    assert "[raw samples](bench/results/cache-512-vs-uncached.json)" in text and "On a GPU" not in text
+
+
+def test_a_claim_that_was_also_measured_on_a_gpu_says_so(tmp_path):
+    update(tmp_path / "claims.json", [of("serving/vs-generate-batch", 3.5)])
+    gpu = {"serving": {"serving/vs-generate-batch": [9.03, 8.92, 9.82, ""]}}
+    gpu |= {"serving on": {"host": {"device": "GPU X"}}, "steps on": {"host": {"device": "GPU X"}}}
+    (tmp_path / "gpu.json").write_text(json.dumps(gpu | {"steps": {"bf16": {"eager": 9.7, "graph": 1.7}}}))
+    text = report.page(find(), tmp_path)
+    assert "- on an GPU X: 9.03 times, 8.92 to 9.82" in text and "| bf16 | 9.7 ms | - | 1.7 ms | - |" in text
+
+
+def test_every_claim_belongs_to_a_lesson():
+    names = {lesson.name.partition("_")[2] for lesson in find()}
+    assert {name for name in report.run.CLAIMS if report.TOPICS[name.partition("/")[0]] not in names} == set()
+
+
+def test_stored_results_are_up_to_date_and_have_every_claim():
+    text = report.RESULTS.read_text(encoding="utf-8")
+    assert text == report.page(find()), "`make bench` or `make lessons` writes it"
+    assert sorted(re.findall(r"<summary>(.*?)</summary>", text)) == sorted(ROWS)
+
+
+def test_results_use_the_fields_words():
+    text = report.RESULTS.read_text(encoding="utf-8").split("## Predictions")[0]  # those have the lessons' names
+    words = r"\b(favourite|behind|guess|rung|shortfall|dear|a forward\b(?! pass)|drawn|anchor|lacking|slots)"
+    assert re.findall(words, text) == []
+
+
+def test_every_row_of_choose_rests_on_a_claim_and_its_numbers_are_up_to_date():
+    text = readme.CHOOSE.read_text(encoding="utf-8")
+    assert report.linked(text, find()) == text, "`make bench` or `make lessons` writes them"
+    rows = re.findall(r"^\|(?! your situation|---).*$", text, re.M)
+    assert len(rows) > 10 and all(report.LINK.search(row) for row in rows)
+    heads = re.findall(r"^## (.*)$", report.RESULTS.read_text(encoding="utf-8"), re.M)
+    sections = {report.slug(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", head)) for head in heads}
+    assert set(re.findall(r"RESULTS\.md#([\w-]+)", text)) <= sections
+
+
+def test_a_link_to_a_claim_gets_its_value_and_its_section(tmp_path):
+    update(tmp_path / "claims.json", [of("medusa/vs-plain", 1.1), of("cache/512/vs-uncached", 9.0)])
+    link = lambda text, name: report.linked(f'x [{text}](? "{name}") y', find(), tmp_path)  # noqa: E731
+    assert link("?", "cache/512/vs-uncached") == 'x [9 times](../RESULTS.md#02-kv-cache "cache/512/vs-uncached") y'
+    assert "[medusa/vs-plain](../RESULTS.md#what-missed-its-bar " in link("medusa/vs-plain", "medusa/vs-plain")
+    with pytest.raises(ValueError, match="no measured claim cache/no"):
+        link("?", "cache/no")
+
+
+def test_links_of_the_documents_lead_to_files():
+    pages = [ROOT / "README.md", ROOT / "RESULTS.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    found = {page: re.findall(r"\]\((?!https?:)([^)#: ]+)", page.read_text(encoding="utf-8")) for page in pages}
+    links = [(page, path) for page, paths in found.items() for path in paths]
+    made = {"lessons/scorecard.md", "lessons/results.md"}  # while the site is built
+    assert len(links) > 80
+    assert [(page.name, path) for page, path in links if path not in made and not (page.parent / path).exists()] == []
+
+
+def test_short_of_bar_is_what_the_first_section_holds():
+    text = report.RESULTS.read_text(encoding="utf-8").split(f"## {report.MISSED}")[-1].split("\n## ")[0]
+    missed = {row.claim for row in short_of_bar(ROWS.values())}
+    assert set(re.findall(r"<summary>(.*?)</summary>", text)) == missed or not missed

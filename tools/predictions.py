@@ -1,0 +1,48 @@
+"""What the course predicted and what it then measured: the stored lessons' scorecards, and the benches' raw results.
+
+Pairs that agree exactly are left out: they are counts, or a formula checked against itself, and no clock was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from lessons_lib.course.lessons import Lesson
+from lessons_lib.measure import results
+from lessons_lib.measure.results import Result
+
+
+def predictions(lessons: list[Lesson], folder: Path) -> list[Result]:
+    """All pairs of numbers, predicted and measured. folder: where claims.json and the raw results are."""
+    found = [*results.collect([lesson.path for lesson in lessons]), *of_benches(folder)]
+    return [one for one in found if one.ratio is not None and one.ratio > 0 and one.measured != one.predicted]
+
+
+def of_benches(folder: Path) -> Iterator[Result]:
+    """The predictions in the raw results of claims; the lesson is "bench"."""
+    for claim in results.load(folder / "claims.json"):
+        path = folder / f"{claim.claim.replace('/', '-')}.json"
+        raw = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        predicted, steps = raw.get("predicted"), raw.get("steps")
+        if isinstance(predicted, dict):  # seconds of a step in each format
+            how = "compiled" if "compiled" in claim.claim else "eager"
+            for name, seconds in predicted.items():
+                yield Result("bench", f"{how} step, {name}", "s", seconds, median(steps[name]))
+        elif predicted:
+            yield Result("bench", claim.claim, "x", predicted, raw.get("after_prompt", claim.measured))
+        if "expected" in raw:
+            yield Result("bench", claim.claim, "tokens", raw["expected"], raw.get("together", claim.measured))
+
+
+def misses(found: list[Result]) -> list[Result]:
+    """Those off by more than 25% in either direction, the worst first."""
+    off = [one for one in found if one.verdict != "within 25%"]
+    return sorted(off, key=factor, reverse=True)
+
+
+def factor(one: Result) -> float:
+    """How far a prediction is off: max(r, 1/r) of r = measured / predicted."""
+    return max(one.ratio, 1 / one.ratio)
