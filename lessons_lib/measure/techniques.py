@@ -66,7 +66,7 @@ KNOWN = (
     _technique(
         "everything combined, answers from a given text", "ladder/grounded/vs-generate", "transformers generate, eager",
         "ladder/grounded/vs-llamacpp-best", "llama.cpp, plain or with its prompt lookup",
-        9.6, f"compiled, int4, a draft; {GPT_FAST}",
+        9.6, f"compiled, W4A16, a draft model; {GPT_FAST}",
     ),
 )  # fmt: skip
 
