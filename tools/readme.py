@@ -1,7 +1,7 @@
-"""Write what visitors see first from stored data: README's generated parts, RESULTS.md, the picture of predictions.
+"""Write what visitors see first: README's generated parts, RESULTS.md, the picture, and the lessons' first cells.
 
 README: its badges and picture, six results, and the table of lessons. Badges and links to Colab need the repository's
-address, which pyproject.toml has under project.urls; without it they are left out.
+address, which pyproject.toml has under project.urls; without it they are left out. No lesson is executed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ TIME = r"{} time: *(?:about |under )?(?:(\d[\d.]*|{})(?: to \d+)? minutes?)"
 
 
 def main() -> None:
-    """Write README.md, RESULTS.md, the numbers of docs/choose.md, and imgs/predictions.png."""
+    """Write README, RESULTS, the numbers of docs/choose.md, the picture, and the first cell of each lesson."""
     lessons = find()
+    for lesson in lessons:
+        nb = lesson.read()
+        store.put_setup(nb, lesson.name, store.address())
+        store.write(nb, lesson.path)
     save(predictions.predictions(), ROOT / "imgs" / "predictions.png")
     write(report.RESULTS, report.page(lessons))
     write(CHOOSE, report.linked(CHOOSE.read_text(encoding="utf-8"), lessons))

@@ -98,9 +98,9 @@ class Result:
 
 
 def from_row(row: dict[str, Any]) -> Result:
-    """A Result from one JSON row; unknown fields (of newer versions) are ignored."""
+    """A Result from one JSON row, which lacks empty fields; unknown fields (of newer versions) are ignored."""
     known = {field.name for field in fields(Result)}
-    return Result(**{name: value for name, value in row.items() if name in known})
+    return Result(**{"unit": ""} | {name: value for name, value in row.items() if name in known})
 
 
 def _plain(value: Any) -> int | float:

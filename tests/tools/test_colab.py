@@ -66,11 +66,13 @@ def test_an_address_on_github_gives_a_link_and_others_none():
 def test_putting_it_twice_gives_one_set_up_cell_after_the_title():
     sound_lesson = notebook("print(tokens)")
     before = [cell.source for cell in sound_lesson.cells]
+    assert sound_lesson.cells[1].execution_count == 1
     store.put_setup(sound_lesson, "00_a_lesson", ADDRESS)
     store.put_setup(sound_lesson, "00_a_lesson", ADDRESS)
     now = [cell.source for cell in sound_lesson.cells]
     assert now == [before[0], store.link(ADDRESS, "00_a_lesson"), store.setup_cell(ADDRESS), *before[2:]]
     store.put_setup(sound_lesson, "00_a_lesson", "")
+    assert sound_lesson.cells[1].execution_count == 1
     assert [cell.source for cell in sound_lesson.cells] == before
 
 

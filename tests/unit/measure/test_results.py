@@ -210,3 +210,8 @@ def test_the_written_json_holds_rows_with_ratio_and_verdict(tmp_path):
     first, second = content["scores"]
     assert (first["ratio"], first["verdict"]) == (pytest.approx(1.2), "within 25%")
     assert second["measured"] is None and results.from_row(first) == FULL
+
+
+def test_a_share_has_no_unit_after_it_was_stored():
+    share = results.Result("12", "share", "", 0.25, 0.14)
+    assert results.from_row(share.row()) == share
