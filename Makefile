@@ -24,8 +24,8 @@ run: .venv/with-lessons  ## execute the lessons into build/: pages, index and sc
 	@$(LESSONS_LIB) run $(LESSON_OPTIONS)
 lab: .venv/with-lessons  ## open JupyterLab on notebooks/
 	@$(LESSONS_LIB) lab
-probe: .venv/with-lessons  ## measure this machine, and say how fast it can at best decode a model
-	@$(LESSONS_LIB) probe $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device $(DEVICE))
+probe: .venv/with-lessons  ## say what this machine can do, and which technique has how much room
+	@$(LESSONS_LIB) probe $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--device $(DEVICE)) $(if $(DTYPE),--dtype $(DTYPE))
 sweep: .venv/with-sweep  ## execute lessons over a grid of parameters: one table, and plots
 	@$(LESSONS_LIB) sweep $(LESSON_OPTIONS) $(SWEEP_OPTIONS)
 test: .venv/with-test  ## lint, unit and peer tests, then the lessons with nbval

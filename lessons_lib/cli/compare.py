@@ -20,7 +20,8 @@ from lessons_lib.decoding.text import encode
 from lessons_lib.measure import machine, tables
 from lessons_lib.models import load
 from lessons_lib.models.decoder import computes
-from lessons_lib.models.hub import LanguageModel, dtype_name
+from lessons_lib.models.device import dtype_name
+from lessons_lib.models.hub import LanguageModel
 from lessons_lib.models.tokenizers import check_same_tokenizer
 from lessons_lib.progress import bar, first_line, say
 from lessons_lib.quantization.model import FORMATS, W8A8

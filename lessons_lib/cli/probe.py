@@ -1,39 +1,124 @@
-"""`lessons probe`: what this machine can do, and how fast it can at best decode a model."""
+"""`lessons probe`: what this machine can do, how fast it could decode a model, and which technique has how much room.
+
+All numbers but the measured pass come from the cost model: seconds = bytes / bandwidth + overhead, and the width curve.
+"""
 
 import argparse
+from collections.abc import Mapping
 
-from lessons_lib.cli.common import add_command, add_model, refusing
-from lessons_lib.measure import cost, machine
-from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES
-from lessons_lib.models import load
-from lessons_lib.models.device import pick_device
+from lessons_lib.cli.common import add_command, add_model, open_model, refusing
+from lessons_lib.decoding.probing import width_times
+from lessons_lib.decoding.targets import as_target
+from lessons_lib.measure import cost, machine, tables
+from lessons_lib.measure.config import CONFIGS, ELEMENT_BYTES, ModelConfig
+from lessons_lib.models.device import pick
+from lessons_lib.models.hub import PACKAGED, LanguageModel
 
 EXAMPLES = """
 lessons probe
-lessons probe --model llama-2-7b --device cpu
+lessons probe --model llama-2-7b --dtype fp32
 """
+ABOUT = """
+Measure this machine's bandwidth and arithmetic and, with the model, a forward pass over one token and over several.
+From these follow the most tokens per second that the model's bytes allow here, and the most that compiling,
+quantizing, drafting and batching could gain. The weights of some models are not needed, as their shapes are known:
+"""
+WIDTHS = (1, 2, 4, 8, 16)
+CACHED = 256  # tokens in the cache before a timed pass
+REPEATS = 5
+ROUNDED = {"W8A16": ELEMENT_BYTES["int8"], "W4A16": ELEMENT_BYTES["int4"]}  # bytes of a weight
 
 
 def add(commands) -> None:
     """Add the command."""
-    what = "measure this machine, and say how fast it can at best decode a model"
-    add_model(add_command(commands, "probe", run, what, EXAMPLES))
+    what = "say what this machine can do, and which technique has how much room"
+    known = ", ".join(name for name in CONFIGS if name not in PACKAGED)
+    add_model(add_command(commands, "probe", run, what, EXAMPLES, f"{ABOUT}{known}."))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure this machine anew, and print how fast it can decode a model at best."""
+    """Measure this machine and the model, and print rates, limits and room."""
     with refusing(options.model):
-        device = pick_device(options.device)
-        shape = CONFIGS.get(options.model) or load(options.model, device).shape
-    print(machine.environment(device))
-    if machine.busy_warning():  # lessons would use these rates for predictions
-        print("These rates are not kept for the lessons.")
-        rates = machine.measure(device, machine.default_dtypes(device))
-    else:
-        rates = machine.probe(device, refresh=True)
-    print(f"\n{rates}\n")
-    for dtype in rates.matvec_bandwidth:
-        read = cost.bytes_decode(shape, weight_bytes=ELEMENT_BYTES[dtype])
-        fastest = 1 / cost.limit(cost.flops_decode(shape), read, rates, dtype)
-        print(f"{shape.name} in {dtype}: at most {fastest:.3g} tokens/s, as each reads {read / 1e6:,.0f} MB of weights")
+        device, dtype = pick(options.device, options.dtype)
+        of_shape = options.model in CONFIGS and options.model not in PACKAGED
+        model = None if of_shape else open_model(options)
+        shape = model.shape if model else CONFIGS[options.model]
+    print(machine.environment(device, dtype))
+    rates = measured(device, dtype)
+    print(f"\n{rates}\n\n{tables.text(*limits(shape, rates))}\n")
+    with refusing(options.model):
+        if model:
+            (step, v), how = passes(model), f"measured after {cached(shape)} tokens"
+        else:
+            step, v = cost.predict_decode_step(shape, rates, dtype).low, rates.widths.get(dtype) or {1: 1.0}
+            how = "predicted from its shape"
+    speed = f"{step * 1e3:.3g} ms ({tables.number(1 / step)} tokens/s)"
+    print(f"{shape.name} in {dtype}, {how}: a forward pass over one token takes {speed},")
+    print(f"one over w tokens v(w) times as long: {curve(v)}\n")
+    print(tables.text(*room(shape, rates, dtype, step, v)))
     return 0
+
+
+def measured(device: str, dtype: str) -> machine.Hardware:
+    """This machine's rates, measured anew. They are kept for the lessons unless other programs disturb them."""
+    dtypes = list(dict.fromkeys((*machine.default_dtypes(device), dtype)))
+    if machine.busy_warning():
+        print("These rates are not kept for the lessons.")
+        return machine.measure(device, dtypes)
+    return machine.probe(device, dtypes, refresh=True)
+
+
+def limits(shape: ModelConfig, rates: machine.Hardware) -> tables.Table:
+    """Headings and cells: the most tokens per second with weights in each number format."""
+    weight_bytes = {dtype: ELEMENT_BYTES[dtype] for dtype in rates.matvec_bandwidth} | ROUNDED
+    cells = []
+    for name, each in weight_bytes.items():
+        read = cost.bytes_decode(shape, weight_bytes=each)
+        fastest = 1 / cost.limit(cost.flops_decode(shape), read, rates, name)
+        cells.append([name, f"{tables.number(read / 1e6)} MB", tables.number(fastest)])
+    return [f"{shape.name} with weights in", "read per token", "at most tokens/s"], cells
+
+
+def cached(shape: ModelConfig) -> int:
+    """Tokens in the cache before a timed pass; fewer where the context is short."""
+    return min(CACHED, shape.max_position_embeddings - max(WIDTHS)) if shape.max_position_embeddings else CACHED
+
+
+def passes(model: LanguageModel) -> tuple[float, dict[int, float]]:
+    """Seconds of a forward pass over one token, and the width curve {w: v(w)}."""
+    prompt = [token % model.shape.vocab_size for token in range(1, 1 + cached(model.shape))]
+    took = width_times(as_target(model), prompt, WIDTHS, model.device, REPEATS)
+    return took[1].median, cost.width_curve(took)
+
+
+def curve(v: Mapping[int, float]) -> str:
+    """A width curve in words."""
+    return ", ".join(f"v({w}) {value:.2f}" for w, value in v.items())
+
+
+def room(shape: ModelConfig, rates: machine.Hardware, dtype: str, step: float, v: Mapping[int, float]) -> tables.Table:
+    """Headings and cells: the most that each technique could gain over a pass of `step` seconds, and its condition.
+
+    Draft tokens are all accepted and cost nothing; sequences of a batch cost as much as tokens of one sequence.
+    """
+
+    def reading(weight_bytes: float) -> float:
+        """How many times as fast a pass is that only reads its bytes."""
+        read = cost.bytes_decode(shape, cached=cached(shape), weight_bytes=weight_bytes)
+        return step / cost.limit(cost.flops_decode(shape, cached=cached(shape)), read, rates, dtype)
+
+    told = "if reading its bytes were all that a pass does"
+    rows = [["compiling, a CUDA graph", reading(ELEMENT_BYTES[dtype]), told]]
+    rows += [
+        [f"the same in {name}", reading(each), f"and a weight took {each:g} bytes"] for name, each in ROUNDED.items()
+    ]
+    if gamma := cost.best_gamma(1.0, 0.0, v, most=max(v) - 1):
+        least = cost.break_even(0.0, v, most=max(v) - 1)
+        told = f"if all of {gamma} draft tokens were accepted; free ones pay above alpha = {least:.2f}"
+        rows.append(["drafting", cost.walltime_factor(1.0, gamma, 0.0, v), told])
+    else:
+        rows.append(["drafting", 1.0, "a wider pass costs more than it could yield"])
+    batch = max(v, key=lambda width: width / v[width])
+    rows.append(["batching", batch / v[batch], f"tokens/s of {batch} sequences together"])
+    cells = [[name, f"{gain:.2f} x", tables.number(gain / step), told] for name, gain, told in rows]
+    return ["room for", "at most", "tokens/s", "condition"], cells

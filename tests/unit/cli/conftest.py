@@ -41,12 +41,14 @@ def checkpoints(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def lessons(tmp_path):
-    """lessons(*words) -> the finished process of the installed command, run in an empty folder."""
+    """lessons(*words, **settings of the environment) -> the finished process of the command, in an empty folder."""
     command = Path(sys.executable).with_name("lessons.exe" if sys.platform == "win32" else "lessons")
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
 
-    def run(*words) -> subprocess.CompletedProcess:
+    def run(*words, **settings) -> subprocess.CompletedProcess:
         call = [str(command), *map(str, words)]
-        return subprocess.run(call, cwd=tmp_path, env=os.environ | quiet, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            call, cwd=tmp_path, env=os.environ | quiet | settings, capture_output=True, text=True, timeout=300
+        )
 
     return run
