@@ -163,7 +163,7 @@ def test_the_lines_of_readme_and_of_serving_run_on_another_model(tmp_path, capsy
 
     from lessons_lib.models import tiny
 
-    (code,), (engine, _server) = (
+    (code,), (engine, *_servers) = (  # test_server.py has those of servers
         re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.S)
         for name in ("README.md", "docs/serving.md")
     )

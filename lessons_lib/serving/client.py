@@ -3,11 +3,11 @@
     served = send(workload.requests(), Server("http://127.0.0.1:8000", "my-model"))
     metrics.latency(served)
 
-Works with vLLM, SGLang, TGI and `transformers serve`, through the openai package. Each request is sent at its arrival
-time, no matter how many are still unanswered (open loop), up to 1,000 at once, and without retries. The time of a token
-is when the client has read its event: TTFT includes connecting (each request opens a connection), network, queue and
-tokenization. Reading an event takes about 0.1 ms of one core, which limits the client to a few thousand tokens per
-second.
+Works with `lessons serve`, vLLM, SGLang, TGI and `transformers serve`, through the openai package. Each request is sent
+at its arrival time, no matter how many are still unanswered (open loop), up to 1,000 at once, and without retries. The
+time of a token is when the client has read its event: TTFT includes connecting (each request opens a connection),
+network, queue and tokenization. Reading an event takes about 0.1 ms of one core, which limits the client to a few
+thousand tokens per second.
 """
 
 from __future__ import annotations

@@ -217,6 +217,16 @@ def test_our_own_client_passes_with_ids_and_with_chats(worker):
         assert request.error is None and len(request.times) == request.length
 
 
+def test_the_lines_of_the_docs_run(worker, capsys):
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    _engine, ask, measure = re.findall(r"```python\n(.*?)```", text, re.S)
+    known = {}
+    for code in (ask.replace('"smollm2-135m"', '"tiny"'), measure.replace("MODEL", "tiny").replace("(100,", "(4,")):
+        exec(compile(code.replace("http://127.0.0.1:8000", worker.url), "serving.md", "exec"), known)
+        assert len(capsys.readouterr().out) > 30
+    assert [len(request.times) for request in known["served"]] == [request.length for request in known["made"]]
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_a_dropped_connection_frees_the_blocks_of_its_request(worker, stream):
     before = metric(worker, "generation_tokens_total")
