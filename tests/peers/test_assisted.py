@@ -1,4 +1,4 @@
-"""Assisted decoding against transformers' own, on the same tiny pairs: tokens, target forwards, draft forwards."""
+"""Assisted decoding against transformers' own, on the same tiny pairs: tokens, target passes, draft passes."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ START, N = [5, 80, 3, 3], 24
 
 
 def theirs(network, draft, prompt, schedule: str, gamma: int, threshold: float):
-    """-> (new tokens, tokens fed to each target forward, draft forwards)."""
+    """-> (new tokens, tokens fed to each target pass, draft passes)."""
     assist(draft, gamma, schedule, threshold)
     fed, calls = [], []
     hooks = [
@@ -38,7 +38,7 @@ def theirs(network, draft, prompt, schedule: str, gamma: int, threshold: float):
     ("heuristic_transient", Heuristic, 3, 0.0),
     ("constant", partial(Confidence, threshold=0.5), 6, 0.5),
 ])  # fmt: skip
-def test_tokens_and_forwards_equal_transformers(family, noise, schedule, length, gamma, threshold):
+def test_tokens_and_passes_equal_transformers(family, noise, schedule, length, gamma, threshold):
     """transformers verifies its first draft together with the prompt. Beginning one token earlier, our prefill
     yields the prompt's last token, and from there on both take the same steps."""
     network = tiny(family=family)

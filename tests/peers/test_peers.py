@@ -1,4 +1,4 @@
-"""What lessons run beside ours: transformers' assisted generation, told how long to draft, and counted."""
+"""What lessons run beside ours: transformers' assisted generation, with a set number of draft tokens, and counted."""
 
 import pytest
 from support.drafts import perturbed
@@ -12,7 +12,7 @@ START, N = [5, 80, 3, 3], 24
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
-def test_it_drafts_as_long_as_it_was_told_and_takes_our_steps(gamma):
+def test_it_drafts_as_long_as_it_was_asked_to_and_takes_our_steps(gamma):
     """transformers verifies its first draft together with the prompt; begun one token earlier, ours does so, too."""
     network = tiny()
     draft = perturbed(network, 0.05)
@@ -24,7 +24,7 @@ def test_it_drafts_as_long_as_it_was_told_and_takes_our_steps(gamma):
     assert passes == len(ours.stats) - 1
 
 
-def test_without_a_draft_each_token_takes_a_forward():
+def test_without_a_draft_each_token_takes_a_pass():
     assert count_passes(tiny(), START, 7)[1] == 7
 
 

@@ -1,4 +1,4 @@
-"""Prompt lookup against transformers: the same guesses on random ids, the same text and as many forwards."""
+"""Prompt lookup against transformers: the same guesses on random ids, the same text and as many passes."""
 
 import random
 from unittest import mock
@@ -17,7 +17,7 @@ EOS = 2
 
 @pytest.mark.parametrize("alphabet", [3, 50])
 @pytest.mark.parametrize("max_ngram, num_tokens", [(1, 3), (2, 10), (3, 5)])
-def test_guesses_equal_those_of_transformers_on_random_ids(alphabet, max_ngram, num_tokens):
+def test_drafts_equal_those_of_transformers_on_random_ids(alphabet, max_ngram, num_tokens):
     rng = random.Random(alphabet)
     theirs = PromptLookupCandidateGenerator(torch.tensor([EOS]), num_tokens, max_ngram, max_length=10**6)
     ours = PromptLookup(num_tokens, max_ngram, rule="transformers")
@@ -31,7 +31,7 @@ def test_guesses_equal_those_of_transformers_on_random_ids(alphabet, max_ngram, 
     assert found > 100
 
 
-def test_text_and_forwards_equal_those_of_transformers():
+def test_text_and_passes_equal_those_of_transformers():
     network, prompt = tiny(vocab_size=11), [5, 3, 3, 1, 7, 5, 3]
     with mock.patch.object(type(network), "forward", autospec=True, side_effect=type(network).forward) as forward:
         theirs = network.generate(
@@ -40,5 +40,5 @@ def test_text_and_forwards_equal_those_of_transformers():
         )[0].tolist()  # fmt: skip
     out = generate(network, prompt, PromptLookup(4, max_ngram=2, rule="transformers"), max_new_tokens=60)
     assert prompt + out.ids == theirs
-    # theirs may merge the prefill with a first guess, and so save a forward
+    # theirs may merge the prefill with a first draft, and so save a pass
     assert len(out.stats) - forward.call_count in (0, 1) and len(out.stats) < 60

@@ -20,7 +20,7 @@ def test_four_heads_of_at_most_4_mb_with_what_they_were_worth():
     assert after == sorted(after, reverse=True)  # further ahead is harder
 
 
-def test_they_keep_the_models_text_and_save_it_forwards(smollm2):
+def test_they_keep_the_models_text_and_save_it_passes(smollm2):
     target, card = smollm2.target(), read_card(HEADS)
     proposer = Medusa(load_heads(HEADS, smollm2, count=4), best_tree(card["after"]["accuracies"], 16))
     plain, guessed = (generate(target, QUESTION, by, **LENGTH) for by in (None, proposer))

@@ -17,7 +17,7 @@ from lessons_lib.models import LanguageModel, tiny
 TOKENS = 12
 TURNS = ("Repeat: ab ab ab ab.", "Now cd cd cd.")
 WIDTHS = (1, 3, 61)  # rows of a Medusa step
-ACCURACIES = [[1 / 60] * 60, [0.01] * 4]  # of 97 tokens: 60 favourites hold about two of three first guesses
+ACCURACIES = [[1 / 60] * 60, [0.01] * 4]  # of 97 tokens: the top 60 hold about two of three first draft tokens
 
 
 class Letters:

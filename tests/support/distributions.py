@@ -1,4 +1,4 @@
-"""The exact law of anything that draws at random: every way in which its draws can fall, with its probability."""
+"""The exact distribution of anything random: every way in which its samples can fall, with its probability."""
 
 import math
 from collections import defaultdict
@@ -54,12 +54,12 @@ class Replay:
         return pick
 
     def multinomial(self, q, count, replacement=False, generator=None):
-        drawn, rest = [], q.clone()
+        samples, rest = [], q.clone()
         for _ in range(count):
-            drawn.append(self.choose((rest / rest.sum()).tolist()))
+            samples.append(self.choose((rest / rest.sum()).tolist()))
             if not replacement:
-                rest[drawn[-1]] = 0
-        return torch.tensor(drawn)
+                rest[samples[-1]] = 0
+        return torch.tensor(samples)
 
 
 class Coin:
@@ -77,7 +77,7 @@ class Coin:
 
 
 def distribution_of(target, proposer, count: int, rule=None) -> dict:
-    """The exact law of the texts of `count` tokens that the proposer helps to write behind token 0."""
+    """The exact distribution of the texts of `count` tokens that the proposer helps to write after token 0."""
     return exact_distribution(lambda: tuple(generate(target, [0], proposer, rule or Sampling(), count).ids))
 
 

@@ -10,7 +10,7 @@ SIX = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]  # choices of a tree that 
 
 @torch.no_grad()
 def random_heads(lm_head: torch.Tensor, count: int = 3, seed: int = 0, **options) -> MedusaHeads:
-    """Heads with large random weights, so that every one guesses something else."""
+    """Heads with large random weights, so that every one drafts something else."""
     heads = MedusaHeads(lm_head, count, **options)
     generator = torch.Generator().manual_seed(seed)
     for weight in heads.parameters():

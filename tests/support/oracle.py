@@ -11,7 +11,7 @@ PROMPT, N = [5, 80, 3, 3, 61], 24  # of the greedy texts that tests of decoding 
 
 
 def greedy_text_of(network) -> list[int]:
-    """PROMPT and the N tokens that transformers' own greedy decoding writes behind it."""
+    """PROMPT and the N tokens that transformers' own greedy decoding writes after it."""
     return network.generate(torch.tensor([PROMPT]), max_new_tokens=N, do_sample=False)[0].tolist()
 
 

@@ -48,7 +48,7 @@ class Scripted(Proposer):
         return self.rng.randrange(self.vocab_size)
 
 
-def silent(rest, by, tree):
+def no_draft(rest, by, tree):
     pass
 
 
@@ -97,4 +97,4 @@ def with_side_tokens(make):
     return made
 
 
-SCRIPTS = [silent, always_right, always_wrong, right_until_third, random_chain, tree_with_decoys, random_tree]
+SCRIPTS = [no_draft, always_right, always_wrong, right_until_third, random_chain, tree_with_decoys, random_tree]

@@ -1,4 +1,4 @@
-"""One network as either target, what its caches hold, and rows that it decodes together."""
+"""One network as either target, what its caches hold, and sequences that it decodes together."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def entries(cache) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def assert_holds(cache, ids, target) -> None:
-    """The cache's entries are those that one forward of the target over these ids leaves."""
+    """The cache's entries are those that one pass of the target over these ids leaves."""
     fresh = target.new_cache(len(ids))
     target.run([plain_input(ids, fresh)])
     for found, expected in zip(entries(cache), entries(fresh), strict=True):
@@ -54,9 +54,9 @@ UNEQUAL = [[5, 80, 3], [61, 17, 42, 9, 9, 9, 1], [7]]  # prompts
 
 @torch.no_grad()
 def together(target, proposers) -> list[Sequence]:
-    """The finished rows of UNEQUAL, one proposer each, in packed forwards; the second prompt is fed in chunks of 3."""
-    rows = [new_sequence(target, prompt, by, Greedy(), N) for prompt, by in zip(UNEQUAL, proposers, strict=True)]
-    while unfinished := [row for row in rows if row.finish_reason is None]:
-        rows[1].num_scheduled_tokens = None if rows[1].output_ids else 3  # of the prompt: guesses would count, too
+    """The finished sequences of UNEQUAL, a proposer each, in packed passes; the second prompt is fed in chunks of 3."""
+    seqs = [new_sequence(target, prompt, by, Greedy(), N) for prompt, by in zip(UNEQUAL, proposers, strict=True)]
+    while unfinished := [seq for seq in seqs if seq.finish_reason is None]:
+        seqs[1].num_scheduled_tokens = None if seqs[1].output_ids else 3  # of the prompt: draft tokens would count, too
         step(target, unfinished)
-    return rows
+    return seqs

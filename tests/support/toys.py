@@ -77,7 +77,7 @@ def continued(target: ToyTarget, prompt, count: int) -> list[int]:
 
 
 def constant(p) -> ToyTarget:
-    """The same law p (V,) after any text."""
+    """The same distribution p (V,) after any text."""
     return ToyTarget(lambda prefix: torch.tensor(p, dtype=torch.float64).log(), len(p))
 
 

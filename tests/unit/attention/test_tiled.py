@@ -25,7 +25,7 @@ def oracle(q, keys, values, mask=None):
         return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask)[0]
 
 
-def drawn(seed, H, group, T, S, d):
+def random_heads(seed, H, group, T, S, d):
     generator = torch.Generator().manual_seed(seed)
     shapes = (H * group, T, d), (H, S, d), (H, S, d)
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
@@ -37,7 +37,7 @@ def drawn(seed, H, group, T, S, d):
     st.integers(1, 12), st.integers(1, 12), st.booleans(), st.sampled_from(ORDERS),
 )  # fmt: skip
 def test_tiles_of_any_size_give_torchs_attention(seed, H, group, T, S, d, block_q, block_k, causal, order):
-    q, keys, values = drawn(seed, H, group, T, S, d)
+    q, keys, values = random_heads(seed, H, group, T, S, d)
     mask = causal_mask(T, S) if causal else None
     wanted = oracle(q, keys, values, mask)
     out, _ = order(q, keys, values, block_q, block_k, causal=causal)
@@ -48,7 +48,7 @@ def test_tiles_of_any_size_give_torchs_attention(seed, H, group, T, S, d, block_
 @examples(60)
 @given(seed=st.integers(0, 999), T=sizes, S=sizes, block_q=sizes, block_k=sizes, causal=st.booleans())
 def test_any_mask_beside_the_causal_rule_rows_that_see_nothing_included(seed, T, S, block_q, block_k, causal):
-    q, keys, values = drawn(seed, 2, 2, T, S, 3)
+    q, keys, values = random_heads(seed, 2, 2, T, S, 3)
     mask = torch.rand(T, S, generator=torch.Generator().manual_seed(seed)) < 0.4
     allowed = mask & causal_mask(T, S) if causal else mask
     wanted = oracle(q, keys, values, allowed)

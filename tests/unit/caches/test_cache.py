@@ -49,7 +49,7 @@ def test_kept_entries_are_those_named_in_order(kind, prefix, then, kept):
 
 @KINDS
 def test_layers_may_be_of_unequal_length_and_a_cut_makes_none_longer(kind):
-    """A forward through the first layers alone leaves the others behind."""
+    """A pass through the first layers alone leaves the others shorter."""
     cache = filled(kind, 3, 16)
     cache.append(0, numbered(2, 3), numbered(2, 3))
     assert (cache.length(0), cache.length(1), cache.length(), cache.positions([0])) == (5, 3, 3, [3])

@@ -83,7 +83,7 @@ def test_a_block_that_its_owner_replaced_is_the_one_that_is_written():
     assert torch.equal(cache.memory.keys[1][2, :, :2], cache.memory.keys[1][0, :, :2])
 
 
-def test_rows_that_feed_one_token_each_are_written_and_read_as_if_alone():
+def test_sequences_that_feed_one_token_each_are_written_and_read_as_if_alone():
     shared, lengths = memory(12), [1, 4, 7, 0, 5]
     tables = [[5], [1, 9], [0, 11], [3], [2, 6]]
     together = [PagedCache(shared, table) for table in tables]

@@ -108,32 +108,32 @@ def test_side_tokens_are_fed_together_or_not_at_all():
 @given(shapes, st.integers(1, 3))
 def test_each_node_sees_the_committed_text_and_exactly_its_ancestors(shape, uncomputed):
     tree = tree_of(*shape)
-    block = make_input(list(range(uncomputed)), tree, cache_of(4))
-    if block.mask is None:
+    model_input = make_input(list(range(uncomputed)), tree, cache_of(4))
+    if model_input.mask is None:
         assert tree.is_chain
         return
     first = 4 + uncomputed
     for node in range(len(tree.tokens)):
-        seen = set(block.mask[uncomputed + node].nonzero().flatten().tolist())
+        seen = set(model_input.mask[uncomputed + node].nonzero().flatten().tolist())
         assert seen == set(range(first)) | {first + a for a in ancestors(tree, node)}
-        assert block.offsets[uncomputed + node] == uncomputed - 1 + len(ancestors(tree, node))
+        assert model_input.offsets[uncomputed + node] == uncomputed - 1 + len(ancestors(tree, node))
 
 
 def test_side_tokens_see_what_they_declare_and_nothing_sees_them():
     tree = tree_of([7, 8], [-1, -1])
     tree.add_side(SideTokens([1, 2], [1, 5], [[False, False], [True, False]], sees_nodes=[[], [1]]))
-    block = make_input([9], tree, cache_of(2))
+    model_input = make_input([9], tree, cache_of(2))
     # entries: 2 cached, the root, two nodes, two side tokens
-    assert block.mask.int().tolist() == [
+    assert model_input.mask.int().tolist() == [
         [1, 1, 1, 0, 0, 0, 0],
         [1, 1, 1, 1, 0, 0, 0],
         [1, 1, 1, 0, 1, 0, 0],
         [1, 1, 1, 0, 0, 1, 0],
         [1, 1, 1, 0, 1, 1, 1],
     ]
-    assert block.offsets == [0, 1, 1, 1, 5]
-    assert block.tokens == [9, 7, 8, 1, 2]
-    assert block.wanted == 5
+    assert model_input.offsets == [0, 1, 1, 1, 5]
+    assert model_input.tokens == [9, 7, 8, 1, 2]
+    assert model_input.wanted == 5
 
 
 def test_a_chain_needs_no_mask():

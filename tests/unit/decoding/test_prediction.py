@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.proposers import Scripted, random_chain, silent, tree_of, tree_with_decoys
+from support.proposers import Scripted, no_draft, random_chain, tree_of, tree_with_decoys
 from support.toys import choosing, continued, whimsical
 
 from lessons_lib import DraftModel, PromptLookup, generate
@@ -57,7 +57,7 @@ def test_a_text_that_an_end_token_ended_is_counted_as_the_loop_counts_it(rule, s
 
 
 @pytest.mark.parametrize("rule, step", [
-    ("original", (7, 3, 2, 2, 2, 2, False)),  # copies the end token itself, behind which nothing counts
+    ("original", (7, 3, 2, 2, 2, 2, False)),  # copies the end token itself, after which nothing counts
     ("transformers", (7, 2, 1, 1, 1, 2, False)),  # stops before it, so that the target says it
 ])  # fmt: skip
 def test_a_copied_end_token_by_hand(rule, step):
@@ -76,7 +76,7 @@ def test_trees_are_followed_as_greedy_acceptance_follows_them(script):
     assert paths[0] == paths[1]
 
 
-def test_a_path_ends_with_the_first_token_that_nobody_guessed():
+def test_a_path_ends_with_the_first_token_that_nobody_drafted():
     tree = tree_of([5, 6, 7], [-1, 0, -1])
     assert [follow(tree, text) for text in ([5, 6, 8], [7, 6], [6], [])] == [[0, 1], [2], [], []]
 
@@ -160,16 +160,16 @@ def test_counts_are_what_a_replay_knows_of_a_step():
     assert counts([StepStats(5, 3, proposed=2, accepted=1, committed=2, t_total=9.0)]) == [(3, 1, 2)]
 
 
-def test_a_proposer_is_told_the_prompt_and_nothing_of_the_text():
-    told, proposer = [], Scripted([*PROMPT, 5, 6], 8, silent)
-    proposer.reset = lambda target, prompt: told.append(prompt)
+def test_a_proposer_gets_the_prompt_and_nothing_of_the_text():
+    given, proposer = [], Scripted([*PROMPT, 5, 6], 8, no_draft)
+    proposer.reset = lambda target, prompt: given.append(prompt)
     replay(Recording(PROMPT, [5, 6]), proposer)
-    assert told == [PROMPT]
+    assert given == [PROMPT]
 
 
 PLAIN = StepCost(weight_bytes=800, kv_bytes=2, bandwidth=100)
 PREFILL = StepStats(length_before=10, num_input_tokens=10, committed=1, is_prefill=True)
-GUESSED = [PREFILL, StepStats(11, 3, 2, committed=3, draft_calls=2), StepStats(14, 1, committed=1)]
+DRAFTED = [PREFILL, StepStats(11, 3, 2, committed=3, draft_calls=2), StepStats(14, 1, committed=1)]
 
 
 def configs() -> list[Configuration]:
@@ -184,20 +184,20 @@ def test_a_step_reads_weights_and_the_cached_entries_or_all_slots():
     assert replace(PLAIN, slots=0).moved(100) == 800  # no slots are some slots
 
 
-def test_launching_is_part_of_the_forward_that_width_multiplies():
+def test_launching_is_part_of_the_pass_that_width_multiplies():
     assert replace(PLAIN, launch=2, v={1: 1.0, 3: 1.5}).forward(100, 3) == pytest.approx(18)
     assert replace(PLAIN, launch=2, v={1: 1.0, 3: 1.5}).forward(100, 2) == pytest.approx(15)
 
 
 def test_decoding_leaves_out_the_prefill_and_adds_what_happens_around():
     assert PLAIN.decoding([PREFILL]) == 0
-    assert PLAIN.decoding(GUESSED) == pytest.approx(8.22 + 8.28)
+    assert PLAIN.decoding(DRAFTED) == pytest.approx(8.22 + 8.28)
     expensive = replace(PLAIN, v={1: 1.0, 3: 2.0}, host=0.5, draft=0.25)
-    assert expensive.decoding(GUESSED) == pytest.approx(2 * 8.22 + 8.28 + 2 * 0.5 + 2 * 0.25)
+    assert expensive.decoding(DRAFTED) == pytest.approx(2 * 8.22 + 8.28 + 2 * 0.5 + 2 * 0.25)
 
 
 def test_speed_counts_all_tokens_but_the_prefills():
-    assert configs()[0].cost.speed(GUESSED, GUESSED) == pytest.approx(4 / 16.5)
+    assert configs()[0].cost.speed(DRAFTED, DRAFTED) == pytest.approx(4 / 16.5)
 
 
 def test_gains_along_a_way_multiply_to_the_whole():
@@ -213,18 +213,18 @@ def test_what_was_not_measured_has_no_gain_and_gives_none():
     assert step_gains(configs(), {"slow": 10.0, "fast": 20.0, "aside": 5.0}) == {"slow": 1, "aside": 0.5}
 
 
-def test_a_rung_counts_up_to_one_percent_of_perplexity_and_better_ones_do():
+def test_a_configuration_counts_up_to_one_percent_of_perplexity_and_better_ones_do():
     found = {"same": 20.0, "near": 20.2, "far": 20.21, "better": 19.0}
     assert counting(found, 20.0) == {"same", "near", "better"}
 
 
-def test_the_best_rung_is_the_fastest_that_counts():
+def test_the_best_configuration_is_the_fastest_that_counts():
     assert best({"a": 3.0, "b": 5.0, "c": 4.0}, {"a", "c", "not measured"}) == "c"
     with pytest.raises(ValueError, match="measure one of: d, e"):
         best({"a": 3.0}, {"e", "d"})
 
 
-def test_a_ladder_has_no_rung_in_the_air_and_no_two_of_one_name():
+def test_a_configuration_stands_on_an_earlier_one_and_has_a_name_of_its_own():
     check_order(configs())
     with pytest.raises(ValueError, match="'fast' stands on 'halved'"):
         check_order([configs()[0], *configs()[2:]])

@@ -25,9 +25,9 @@ def test_a_repeated_step_finds_the_cache_as_the_first_one_did(target):
     target, seen = target(tiny()), []
     run = target.run
 
-    def spy(blocks):
-        (scores,) = run(blocks)
-        seen.append((blocks[0].cache.length(), scores.logits))
+    def spy(inputs):
+        (scores,) = run(inputs)
+        seen.append((inputs[0].cache.length(), scores.logits))
         return [scores]
 
     target.run = spy
@@ -43,7 +43,7 @@ def test_a_repeated_step_finds_the_cache_as_the_first_one_did(target):
 def test_the_width_curve_times_every_width_in_turn(target):
     target, fed = target(tiny()), []
     run = target.run
-    target.run = lambda blocks: fed.append(len(blocks[0].tokens)) or run(blocks)
+    target.run = lambda inputs: fed.append(len(inputs[0].tokens)) or run(inputs)
     curve = width_times(target, PROMPT, (1, 4), "cpu", repeats=3)
     assert fed[:2] == [5, 5] and fed[-6:] == [1, 4] * 3
     assert {width: len(samples.times) for width, samples in curve.items()} == {1: 3, 4: 3}
@@ -60,7 +60,7 @@ def test_a_targets_own_greedy_text_falls_short_nowhere_and_another_token_does(ta
 
 
 @targets
-def test_a_token_that_was_held_back_is_nobodys_favourite(target):
+def test_a_token_that_was_held_back_is_nobodys_argmax(target):
     target = target(tiny())
     free = generate(target, PROMPT, max_new_tokens=8).ids
     target.eos = (free[3],)
@@ -71,7 +71,7 @@ def test_a_token_that_was_held_back_is_nobodys_favourite(target):
 
 
 @targets
-def test_one_forward_along_a_text_says_what_steps_say_one_by_one(target):
+def test_one_pass_along_a_text_says_what_steps_say_one_by_one(target):
     target, network = target(tiny()), tiny()
     with torch.no_grad():
         whole = network(torch.tensor([PROMPT])).logits[0]
@@ -109,8 +109,8 @@ def test_a_near_tie_is_within_two_roundings_of_each_logit(margin, near):
 
 def test_the_spacing_is_that_of_the_targets_format():
     class Flat(TransformersTarget):
-        def run(self, blocks):
-            scores = super().run(blocks)
+        def run(self, inputs):
+            scores = super().run(inputs)
             scores[0].logits = torch.tensor([[17.0, 16.0, -3.0]], dtype=torch.bfloat16)
             return scores
 

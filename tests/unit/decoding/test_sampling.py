@@ -24,7 +24,7 @@ Q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 def distribution(p, q, count, mode, choose=choose_child):
     """Exact output distribution and acceptance at one node, over all draws of `count` children from q."""
     if mode == "without_replacement":
-        count = min(count, int((q > 0).sum()))  # no more can be drawn
+        count = min(count, int((q > 0).sum()))  # no more can be sampled
 
     def run():
         children = torch.multinomial(q, count, replacement=mode == "iid").tolist()
@@ -114,7 +114,7 @@ def test_a_token_of_probability_zero_is_refused_even_by_a_zero_draw():
         assert choose_child(p, [0], torch.tensor([1.0, 0.0]), "iid", None) == (1, False)
 
 
-def test_a_rejection_by_rounding_alone_draws_from_p():
+def test_a_rejection_by_rounding_alone_samples_from_p():
     with mock.patch.object(sampling, "_uniform", lambda p, generator: torch.ones(())):  # nothing is owed
         token, accepted = choose_child(P, [0], P, "iid", torch.Generator().manual_seed(0))
     assert not accepted and token in range(3)
@@ -137,7 +137,7 @@ def test_an_exhausted_q_leaves_no_nan():
 
 @pytest.mark.parametrize("rule, caught", [(choose_child, False), (correction_from_p, True)])
 def test_generated_pairs_follow_the_targets_distribution(rule, caught):
-    """Chi-square of two tokens from chains drawn from q; drawing the correction from p must be caught."""
+    """Chi-square of two tokens from chains sampled from q; sampling the correction from p must be caught."""
     generator = torch.Generator().manual_seed(1)
     p, q = (torch.rand(2, 4, generator=generator).softmax(-1) ** 3 for _ in range(2))
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
@@ -215,7 +215,7 @@ def elsewhere(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["greedy", "iid", "without_replacement"])
-def test_a_token_is_judged_and_drawn_by_a_generator_on_another_device(elsewhere, mode):
+def test_a_token_is_judged_and_sampled_by_a_generator_on_another_device(elsewhere, mode):
     for children in ([], [1], [2, 1]):
         token, accepted = choose_child(P, children, Q, mode, elsewhere)
         assert 0 <= token < 3 and (token in children or not accepted)
@@ -231,7 +231,7 @@ def logits_of(*rows) -> torch.Tensor:
 
 
 def accepted(p: list[float], rule=Typical()) -> list[int]:  # noqa: B008
-    """The tokens that would be accepted as the only guess."""
+    """The tokens that would be accepted as the only draft token."""
     found = []
     for token in range(len(p)):
         tree = tree_of([token], [-1])
@@ -253,7 +253,7 @@ def test_the_threshold_and_what_passes_it_are_as_computed_by_hand(p, threshold, 
     assert accepted(p) == tokens
 
 
-def test_a_guess_that_is_just_as_probable_as_the_threshold_is_refused():
+def test_a_draft_token_that_is_just_as_probable_as_the_threshold_is_refused():
     p = [0.5, 0.25, 0.25]  # delta exp(-H) is 0.32, so that epsilon rules
     assert accepted(p, Typical(epsilon=0.25, delta=0.9)) == [0]
     assert accepted(p, Typical(epsilon=0.24, delta=0.9)) == [0, 1, 2]
@@ -270,7 +270,7 @@ SHARP, FLAT = [0.97, 0.01, 0.01, 0.01], [0.45, 0.35, 0.12, 0.08]
 def test_the_longest_path_wins_over_a_more_probable_one():
     tree = tree_of([0, 1, 2, 3], [-1, -1, 1, 2])  # 0 | 1 - 2 - 3
     path, _ = Typical().accept(tree, logits_of(FLAT, SHARP, FLAT, SHARP, FLAT), torch.Generator().manual_seed(0))
-    assert path == [1, 2]  # 1 then 2; 3 is not typical behind them
+    assert path == [1, 2]  # 1 then 2; 3 is not typical after them
 
 
 def test_of_equally_long_paths_the_most_probable_wins():
@@ -281,24 +281,24 @@ def test_of_equally_long_paths_the_most_probable_wins():
     assert path == [1, 3]
 
 
-def test_a_guess_behind_one_that_is_refused_is_refused():
+def test_a_draft_token_below_one_that_is_refused_is_refused():
     tree = tree_of([3, 0], [-1, 0])
     path, _ = Typical().accept(tree, logits_of(FLAT, SHARP, SHARP), torch.Generator().manual_seed(0))
     assert path == []
 
 
-def test_a_guess_is_judged_by_the_row_that_it_stands_below():
-    """Anything goes where all is open, though the row behind the guess is sure of itself."""
+def test_a_draft_is_judged_by_the_row_that_it_stands_below():
+    """Anything goes where all is open, though the row after the draft token is sure of itself."""
     open_, sure = [0.02] * 50, [0.951, *[0.001] * 49]
     for rows, accepted_path in (((open_, sure), [0]), ((sure, open_), [])):
         tree = tree_of([7], [-1])
         assert Typical().accept(tree, logits_of(*rows), torch.Generator().manual_seed(0))[0] == accepted_path
 
 
-def first_token(rule, guesses: list[int]) -> dict:
-    """The exact law of the first token."""
-    tree = tree_of(guesses, [-1] * len(guesses))
-    logits = logits_of(*[[0.5, 0.4, 0.1]] * (1 + len(guesses)))
+def first_token(rule, draft: list[int]) -> dict:
+    """The exact distribution of the first token."""
+    tree = tree_of(draft, [-1] * len(draft))
+    logits = logits_of(*[[0.5, 0.4, 0.1]] * (1 + len(draft)))
 
     def first():
         path, bonus = rule.accept(tree, logits)
@@ -307,7 +307,7 @@ def first_token(rule, guesses: list[int]) -> dict:
     return exact_distribution(first)
 
 
-def test_without_guesses_it_samples():
+def test_without_draft_tokens_it_samples():
     assert first_token(Typical(), []) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.1}) == first_token(Sampling(), [])
 
 
@@ -317,7 +317,7 @@ def test_it_is_lossy_and_says_so():
     assert not Typical.lossless and Sampling.lossless
 
 
-def test_the_token_behind_a_path_is_drawn_from_the_row_of_its_last_node():
+def test_the_token_after_a_path_is_sampled_from_the_row_of_its_last_node():
     tree = DraftTree.chain([0, 0])
     sure = [[1 - 1e-9, 1e-9], [1 - 1e-9, 1e-9], [1e-9, 1 - 1e-9]]
     assert Typical().accept(tree, logits_of(*sure), torch.Generator().manual_seed(0)) == ([0, 1], 1)

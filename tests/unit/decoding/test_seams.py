@@ -35,7 +35,7 @@ def fed(target, tokens):
 
 
 @targets
-def test_a_forward_whose_entries_are_all_dropped_leaves_no_trace(target):
+def test_a_pass_whose_entries_are_all_dropped_leaves_no_trace(target):
     """Read-only: branches and side tokens are looked at beside the text, which then goes on as if nobody had asked."""
     target = target(tiny())
     cache = fed(target, PROMPT)
@@ -61,7 +61,7 @@ def test_a_side_token_sees_the_nodes_that_it_names(target):
 
 
 def test_the_first_layers_may_draft_and_the_others_go_on_from_their_states():
-    """Guesses 7 | 8, 9 run through layer 1 alone, 8, 9 are kept of them, and layer 2 goes on from their states."""
+    """Draft tokens 7 | 8, 9 run through layer 1 alone, 8, 9 are kept of them, and layer 2 goes on from their states."""
     decoder = Decoder.from_transformers(tiny())
     c, mask = decoder.config, torch.ones(3, 8, dtype=torch.bool).tril(5)
     mask[1:, 5] = False  # 8 and 9 do not see 7
@@ -80,21 +80,21 @@ def test_the_first_layers_may_draft_and_the_others_go_on_from_their_states():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_rows_of_unequal_length_get_in_one_forward_what_each_gets_alone():
-    """Logits, and the states of the layers that each row asks for."""
+def test_sequences_of_unequal_length_get_in_one_pass_what_each_gets_alone():
+    """Logits, and the states of the layers that each sequence asks for."""
     target = decoder_target(tiny())
     asked = [([4, 7], DraftTree(), PROMPT, (1,)), ([9], tree_of([7, 8], [-1, -1]), PROMPT[:2], ("final", 2))]
-    blocks = lambda: [make_input(new, tree, fed(target, text), after) for new, tree, text, after in asked]  # noqa: E731
-    for together, block in zip(target.run(blocks()), blocks(), strict=True):
-        (alone,) = target.run([block])
+    inputs = lambda: [make_input(new, tree, fed(target, text), after) for new, tree, text, after in asked]  # noqa: E731
+    for together, model_input in zip(target.run(inputs()), inputs(), strict=True):
+        (alone,) = target.run([model_input])
         torch.testing.assert_close(together.logits, alone.logits, rtol=0, atol=1e-12)
-        assert together.states.keys() == alone.states.keys() == set(block.after)
-        for name in block.after:
-            assert together.states[name].shape == (block.wanted, 32)
+        assert together.states.keys() == alone.states.keys() == set(model_input.after)
+        for name in model_input.after:
+            assert together.states[name].shape == (model_input.wanted, 32)
             torch.testing.assert_close(together.states[name], alone.states[name], rtol=0, atol=1e-12)
 
 
-def test_a_state_that_transformers_gives_only_behind_the_final_norm_is_refused():
+def test_a_state_that_transformers_gives_only_after_the_final_norm_is_refused():
     target = TransformersTarget(tiny())
     with pytest.raises(Unsupported, match="layer 2's state only after the final norm: ask for 'final'"):
         target.run([make_input(PROMPT, DraftTree(), target.new_cache(5), (2,))])
@@ -127,20 +127,20 @@ class Nested(Proposer):
 
 
 def certain_at(length: int, seed: int) -> ToyTarget:
-    """A random law that has but one token to follow a text of this length: fewer texts to go through."""
+    """A random distribution that has but one token to follow a text of this length: fewer texts to go through."""
     distribution = random_distribution(2, seed)
     return ToyTarget(lambda ids: torch.tensor([0.0, -torch.inf]) if len(ids) == length else distribution.logits(ids), 2)
 
 
-def law_of_nested(row_of=lambda node: 1 + node) -> float:
-    """How far the exact law of the texts is from the target's."""
+def distance_of_nested(row_of=lambda node: 1 + node) -> float:
+    """How far the exact distribution of the texts is from the target's."""
     target, draft = certain_at(1, seed=1), certain_at(2, seed=2)
     return far_from(distribution_of(target, Nested(draft, Sampling(), row_of), 5), target, 5)
 
 
-def test_an_inner_loop_says_what_it_sampled_from_and_the_outer_text_keeps_the_targets_law():
-    assert law_of_nested() < 1e-12
+def test_an_inner_loop_says_what_it_sampled_from_and_the_outer_text_keeps_the_targets_distribution():
+    assert distance_of_nested() < 1e-12
 
 
 def test_an_inner_loop_that_names_another_distribution_is_caught():
-    assert law_of_nested(lambda node: 0) > 1e-3
+    assert distance_of_nested(lambda node: 0) > 1e-3

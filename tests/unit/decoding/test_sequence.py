@@ -12,7 +12,7 @@ def test_all_but_the_newest_token_are_cached():
     assert request.num_computed_tokens == 3 and request.num_uncomputed_tokens == 2 and request.prefilling
     request.commit(2, [7])
     assert request.num_computed_tokens == 5 and request.num_uncomputed_tokens == 1 and not request.prefilling
-    request.commit(3, [8, 9])  # two guesses fed, one accepted
+    request.commit(3, [8, 9])  # two draft tokens fed, one accepted
     assert request.num_computed_tokens == 7 and request.num_tokens == 8
     assert request.finish_reason is None
     request.commit(1, [1])
@@ -44,7 +44,7 @@ def test_the_limit_that_policies_see_may_differ_from_the_true_length():
     assert request.finish_reason == "length"
     assert Sequence(0, 0, 1, 10).max_tokens == 10
     assert (Sequence(0, 0, 1, 10, 2).length, Sequence(0, 0, 1, 2, 10).length) == (2, 2)
-    assert Sequence(0, 0, 1, 9, 2, reply=[1, 2]).length == 2  # a reply need not go on behind the limit
+    assert Sequence(0, 0, 1, 9, 2, reply=[1, 2]).length == 2  # a reply need not go on after the limit
 
 
 @pytest.mark.parametrize(

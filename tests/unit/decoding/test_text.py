@@ -217,7 +217,7 @@ def test_a_stream_writes_whole_characters_and_loses_nothing(size):
 
 
 def pieces(tokens, size=1, stop=None, tokenizer=None) -> tuple[list[str], str]:
-    """What a stream wrote before it was told of the end, and all of it."""
+    """What a stream wrote before the end, and all of it."""
     written = []
     stream = TextStream(tokenizer or Bytes(), written.append, stop)
     for start in range(0, len(tokens), size):
@@ -225,11 +225,6 @@ def pieces(tokens, size=1, stop=None, tokenizer=None) -> tuple[list[str], str]:
     early = list(written)
     stream.end()
     return early, "".join(written)
-
-
-def test_a_text_that_ends_inside_a_character_streams_its_replacement_at_the_end():
-    assert pieces(ids("naïve 漢")[:-1]) == (list("naïve "), "naïve \ufffd")
-    assert pieces([]) == ([], "")
 
 
 def test_a_stop_text_is_not_shown_nor_its_beginning():

@@ -60,10 +60,12 @@ def test_every_call_of_a_batched_step_adds_the_greedy_token_to_every_request():
     assert [advance() for _ in range(4)] == [[token] * 3 for token in plain[1:]]
 
 
-def test_a_batched_step_of_ours_runs_all_rows_in_one_forward(monkeypatch):
+def test_a_batched_step_of_ours_runs_all_sequences_in_one_pass(monkeypatch):
     target, fed = decoder_target(tiny()), []
     run = target.run
-    monkeypatch.setattr(target, "run", lambda blocks: fed.append([block.tokens for block in blocks]) or run(blocks))
+    monkeypatch.setattr(
+        target, "run", lambda inputs: fed.append([model_input.tokens for model_input in inputs]) or run(inputs)
+    )
     advance = timing.batched_step(target, PROMPT, 3)
     advance(), advance()
     plain = generate(decoder_target(tiny()), PROMPT, max_new_tokens=3, min_new_tokens=3).ids

@@ -38,7 +38,7 @@ def test_logits_equal_a_float64_oracle(family, tied, kv_heads):
     assert (found - expected).abs().max() < 1e-10
 
 
-def test_cached_forwards_equal_one_forward(tiny_model):
+def test_cached_passes_equal_one_pass(tiny_model):
     decoder = Decoder.from_transformers(tiny_model)
     whole = logits_of(decoder, TOKENS, segment(decoder, range(8)))
     part = segment(decoder, range(3))
@@ -48,7 +48,7 @@ def test_cached_forwards_equal_one_forward(tiny_model):
     assert (torch.cat(pieces) - whole).abs().max() < 1e-12
 
 
-def test_packed_rows_do_not_see_each_other(tiny_model):
+def test_packed_sequences_do_not_see_each_other(tiny_model):
     decoder = Decoder.from_transformers(tiny_model)
     alone = [logits_of(decoder, TOKENS[:5], segment(decoder, range(5)))]
     alone += [logits_of(decoder, TOKENS[5:], segment(decoder, range(3)))]
@@ -57,7 +57,7 @@ def test_packed_rows_do_not_see_each_other(tiny_model):
 
 
 def test_a_mask_and_positions_are_obeyed(tiny_model):
-    """Two branches after the same three tokens, in one forward, equal each branch alone."""
+    """Two branches after the same three tokens, in one pass, equal each branch alone."""
     decoder = Decoder.from_transformers(tiny_model)
     mask = causal_mask(5, 5)
     mask[4, 3] = False  # the second branch does not see the first

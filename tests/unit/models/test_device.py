@@ -66,7 +66,7 @@ def test_auto_takes_bf16_only_where_the_device_computes_in_it(machine, device, h
     assert pick_dtype("auto", device) == expected
 
 
-def test_a_lesson_is_told_the_device_and_the_formats_name(machine):
+def test_a_lesson_gets_the_device_and_the_formats_name(machine):
     machine(cuda=1, gpu_bf16=False)
     assert pick("auto", "auto") == ("cuda", "fp16") and pick("cpu", "float32") == ("cpu", "fp32")
 

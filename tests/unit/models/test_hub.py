@@ -400,10 +400,3 @@ def last_norm(network):
 def test_a_cut_of_no_layers_or_too_many_is_refused(model, layers):
     with pytest.raises(ValueError, match=f"layers={layers} cannot be cut from small; choose from 1 to 4"):
         cut(model, layers=layers)
-
-
-def test_a_cut_still_generates_with_a_cache(model):
-    ids = torch.arange(5)[None]
-    settings = {"max_new_tokens": 12, "do_sample": False}
-    network = cut(model, 1).network
-    assert torch.equal(network.generate(ids, **settings), network.generate(ids, use_cache=False, **settings))

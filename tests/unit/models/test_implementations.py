@@ -23,7 +23,7 @@ def test_what_runs_gives_the_same_logits_and_what_does_not_says_why(network):
     assert none.refusal == 'Specified `attn_implementation="nonsense"` is not supported.'
 
 
-def test_an_error_of_the_forward_itself_is_a_refusal_too(network):
+def test_an_error_of_the_pass_itself_is_a_refusal_too(network):
     [paged] = implementations(network, ["paged|eager"], lambda: network(IDS).logits)
     assert "without a paged attention cache" in paged.refusal and not paged.ran
 

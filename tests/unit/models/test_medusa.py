@@ -63,7 +63,7 @@ def test_a_head_is_its_blocks_and_then_a_head():
 
 
 @torch.no_grad()
-def test_a_head_that_reads_the_anchor_does_so_in_its_first_block():
+def test_a_head_that_reads_the_root_does_so_in_its_first_block():
     """silu(W h + b + B A e), e the LM head's row of the chosen token, of root mean square 1."""
     random = torch.Generator().manual_seed(1)
     lm_head, h = torch.randn(9, 4, generator=random), torch.randn(3, 4, generator=random)
@@ -84,7 +84,7 @@ def test_trimmed_heads_choose_among_the_tokens_they_keep_and_score_them_as_befor
     random = torch.Generator().manual_seed(0)
     lm_head, h, kept = torch.randn(9, 4, generator=random), torch.randn(3, 4, generator=random), [1, 4, 5, 8]
     heads, others = random_heads(lm_head, 2, root_rank=3), [0, 2, 3, 6, 7]
-    whole = heads(h, chosen=[7, 0, 7])  # the anchor may be a token that is not kept
+    whole = heads(h, chosen=[7, 0, 7])  # the root may be a token that is not kept
     assert torch.equal(heads.top_tokens(h, 3, chosen=[7, 0, 7]), whole.topk(3).indices) and heads.scored == 9
     heads.trim(torch.tensor(kept))
     scores = heads(h, chosen=[7, 0, 7])

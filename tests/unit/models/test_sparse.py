@@ -32,7 +32,7 @@ def logits(decoder, tokens=TOKENS, cache=None, start=0):
 
 
 def watched(decoder, tokens=TOKENS):
-    """What every product of a dense forward reads, silu(gate) under "gate_up", and what attention was handed."""
+    """What every product of a dense pass reads, silu(gate) under "gate_up", and what attention was handed."""
     read, gates, attention = {}, {}, {}
 
     def into(place, x):
@@ -186,7 +186,7 @@ def test_skipping_is_refused_where_it_cannot_work(tiny_model):
         logits(skipping(decoder, {(0, "gate_up"): 0.1, (1, "gate_up"): 0.1}))
 
 
-def test_dropped_entries_are_drawn_at_the_rate_asked_for():
+def test_dropped_entries_are_chosen_at_the_rate_asked_for():
     x = torch.ones(200, 500)
     dropped = drop(0.3, torch.Generator().manual_seed(0))((0, "down"), x)
     assert (dropped == 0).double().mean().item() == pytest.approx(0.3, abs=0.01) and dropped.max() == 1

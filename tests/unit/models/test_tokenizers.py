@@ -113,7 +113,7 @@ def test_paddings_of_one_tokenizer_may_differ(sizes, mode):
         assert float(row.sum()) == pytest.approx(1)
 
 
-def test_an_id_that_is_no_token_silences_the_draft():
+def test_an_id_that_is_no_token_stops_the_draft():
     target, draft = (TransformersTarget(tiny(vocab_size=size), Words(90)) for size in (112, 97))
     plain = generate(target, [5, 110, 3], max_new_tokens=12).ids
     out = generate(target, [5, 110, 3], DraftModel(draft, 3), max_new_tokens=12)

@@ -12,7 +12,7 @@ CURVE = {1: 1.0, 2: 1.1, 4: 1.3, 8: 1.8, 16: 3.0}
 
 
 def played(schedule: DraftLength, alpha: float, steps: int) -> list[int]:
-    """The draft lengths of `steps` steps in which guesses are accepted with probability alpha."""
+    """The draft lengths of `steps` steps in which draft tokens are accepted with probability alpha."""
     rng, lengths = random.Random(0), []
     for _ in range(steps):
         lengths.append(gamma := schedule.next())
@@ -77,13 +77,13 @@ def test_adaptive_stops_speculating_but_looks_again_now_and_then():
     assert {b - a for a, b in zip(gaps, gaps[1:], strict=False)} == {8}
 
 
-def test_adaptive_comes_back_when_guesses_turn_good():
+def test_adaptive_comes_back_when_drafts_turn_good():
     schedule = Adaptive(0.1, CURVE)
     played(schedule, 0.0, 100)
     assert max(played(schedule, 0.95, 300)[-50:]) >= 4
 
 
-def test_what_earlier_texts_said_weighs_no_more_than_eight_guesses():
+def test_what_earlier_texts_said_weighs_no_more_than_eight_draft_tokens():
     schedule = Adaptive(0.1, decay=1.0)
     played(schedule, 0.2, 200)
     before = schedule.alpha
@@ -97,7 +97,7 @@ def test_what_earlier_texts_said_weighs_no_more_than_eight_guesses():
 
 
 def test_adaptive_goes_on_drafting_while_stopping_may_be_a_mistake():
-    """c = 0.3 pays from alpha = 0.3 on: an estimate just below it, of few guesses, may be too low."""
+    """c = 0.3 pays from alpha = 0.3 on: an estimate just below it, of few draft tokens, may be too low."""
     schedule = Adaptive(0.3, decay=1.0, alpha=0.28)
     assert best_gamma(schedule.alpha, 0.3) == 0 and schedule.expected_alpha == pytest.approx(
         0.28 + (0.28 * 0.72 / 8) ** 0.5
@@ -140,7 +140,7 @@ def test_impossible_settings_are_refused(make, said):
         make()
 
 
-def test_adaptive_counts_its_silence_from_the_last_guess_on():
+def test_adaptive_counts_steps_without_a_draft_from_the_last_draft_on():
     schedule = Adaptive(0.3, CURVE, probe_every=4)
     schedule._best = lambda percent: 3
     assert schedule.next() == 3

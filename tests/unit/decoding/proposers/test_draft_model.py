@@ -23,8 +23,8 @@ from lessons_lib.models import tiny
 SHAPES = [
     pytest.param(dict(), id="chain"),
     pytest.param(dict(children=(3, 2)), id="top-k tree"),
-    pytest.param(dict(mode="iid"), id="drawn chain"),
-    pytest.param(dict(mode="iid", children=(3, 2)), id="drawn tree"),
+    pytest.param(dict(mode="iid"), id="sampled chain"),
+    pytest.param(dict(mode="iid", children=(3, 2)), id="sampled tree"),
     pytest.param(dict(mode="without_replacement", children=(2, 1, 2)), id="tree without replacement"),
 ]
 
@@ -69,15 +69,15 @@ def test_greedy_text_is_kept_for_random_prompts_drafts_and_shapes(seed, noise, p
 
 def test_weights_that_change_between_steps_do_not_change_the_text(network, greedy):
     draft = perturbed(network, 0.0)
-    row = new_sequence(TransformersTarget(network), PROMPT, DraftModel(draft, 3), Greedy(), N)
+    seq = new_sequence(TransformersTarget(network), PROMPT, DraftModel(draft, 3), Greedy(), N)
     with torch.no_grad():
-        while row.finish_reason is None:
-            step(TransformersTarget(network), [row])
-            perturb(draft, 0.02, seed=len(row.ids))
-    assert row.output_ids == greedy
+        while seq.finish_reason is None:
+            step(TransformersTarget(network), [seq])
+            perturb(draft, 0.02, seed=len(seq.ids))
+    assert seq.output_ids == greedy
 
 
-# how many forwards
+# how many forward passes
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4, 7])
@@ -92,14 +92,14 @@ def test_a_draft_equal_to_the_target_is_always_right(network, greedy, target, ga
         assert [s.draft_calls for s in out.stats] == [0] + [min(gamma, most - 1) for most in left]
 
 
-def test_drawing_from_the_target_itself_is_always_right_too(network):
+def test_sampling_from_the_target_itself_is_always_right_too(network):
     target = decoder_target(network)
     proposer = DraftModel(target, 4, "iid", sampling=Sampling(0.8, top_p=0.9), generator=seeded(1))
     out = generate(target, PROMPT, proposer, Sampling(0.8, top_p=0.9), 41, generator=seeded(2))
     assert len(out.stats) == 1 + 40 / 5
 
 
-def test_a_tree_needs_fewer_forwards_than_its_first_branch(network):
+def test_a_tree_needs_fewer_passes_than_its_first_branch(network):
     chain, tree = (
         generate(network, PROMPT, DraftModel(perturbed(network, 0.05), 3, children=c), max_new_tokens=60).stats
         for c in [(), (3, 2)]
@@ -117,23 +117,23 @@ def test_a_tree_needs_fewer_forwards_than_its_first_branch(network):
 def test_after_every_step_the_drafts_cache_is_that_of_the_committed_text(network, kind, shape, noise):
     draft, target = kind(perturbed(network, noise)), decoder_target(network)
     proposer = DraftModel(draft, 3, generator=seeded(4), **shape)
-    row = new_sequence(target, PROMPT, proposer, Greedy(), N)
+    seq = new_sequence(target, PROMPT, proposer, Greedy(), N)
     with torch.no_grad():
-        while row.finish_reason is None:
-            before = len(row.ids)
-            step(target, [row])
-            done, cache = row.stats[-1], proposer.cache
+        while seq.finish_reason is None:
+            before = len(seq.ids)
+            step(target, [seq])
+            done, cache = seq.stats[-1], proposer.cache
             if done.depth:  # what was accepted, less the deepest level, which was never fed
                 assert cache.length() == before + min(done.accepted, done.depth - 1)
             if cache.length():
-                assert_holds(cache, row.ids[: cache.length()], draft)
+                assert_holds(cache, seq.ids[: cache.length()], draft)
 
 
 @pytest.mark.parametrize("fed_again, noise", [(2, 0.0), (1, 5.0)])
 def test_the_draft_is_fed_two_tokens_after_full_acceptance_and_one_otherwise(network, fed_again, noise):
     draft, fed = TransformersTarget(perturbed(network, noise)), []
     run = draft.run
-    draft.run = lambda blocks: fed.append(len(blocks[0].tokens)) or run(blocks)
+    draft.run = lambda inputs: fed.append(len(inputs[0].tokens)) or run(inputs)
     generate(network, PROMPT, DraftModel(draft, 3), max_new_tokens=14)
     assert fed[:6] == [len(PROMPT) + 1, 1, 1, fed_again, 1, 1]
 
@@ -141,14 +141,14 @@ def test_the_draft_is_fed_two_tokens_after_full_acceptance_and_one_otherwise(net
 # where texts end
 
 
-def test_nothing_is_drafted_behind_an_end_token(network, greedy):
+def test_nothing_is_drafted_after_an_end_token(network, greedy):
     eos = greedy[2]
     assert greedy.index(eos) == 2
     out = generate(decoder_target(network, eos=(eos,)), PROMPT, DraftModel(network, 10), max_new_tokens=N)
     assert [s.proposed for s in out.stats] == [s.draft_calls for s in out.stats] == [0, 2]
 
 
-def test_a_draft_of_smaller_context_falls_silent_in_time(network, greedy):
+def test_a_draft_of_smaller_context_stops_drafting_in_time(network, greedy):
     short = decoder_target(tiny(context=16))
     out = generate(network, PROMPT, DraftModel(short, 4), max_new_tokens=N)
     assert out.ids == greedy
@@ -165,10 +165,10 @@ def test_a_draft_with_a_static_cache_drafts_as_deep_as_it_can_hold(network, gree
     assert sum(s.accepted for s in out.stats) > 8
 
 
-# several rows, schedules
+# schedules
 
 
-def test_the_schedule_learns_what_became_of_its_guesses(network, greedy):
+def test_the_schedule_learns_what_became_of_its_draft(network, greedy):
     out = generate(network, PROMPT, DraftModel(network, Heuristic(1)), max_new_tokens=N)
     assert [s.depth for s in out.stats] == [0, 1, 3, 5, 7, 2]  # the budget caps the last
     wrong = DraftModel(tiny(seed=7), Adaptive(0.2, lambda width: 1 + 0.1 * width))
@@ -177,7 +177,7 @@ def test_the_schedule_learns_what_became_of_its_guesses(network, greedy):
     assert out.stats[1].depth > 0 and sum(s.depth == 0 for s in out.stats[20:]) > 30
 
 
-def test_an_end_inside_the_guesses_counts_as_accepted(network, greedy):
+def test_an_end_inside_the_draft_counts_as_accepted(network, greedy):
     schedule, seen = Heuristic(4), []
     schedule.observe = lambda *counts: seen.append(counts)
     target = decoder_target(network, eos=(greedy[3],))
@@ -185,11 +185,15 @@ def test_an_end_inside_the_guesses_counts_as_accepted(network, greedy):
     assert seen == [(3, 3, 3)]
 
 
-def test_low_confidence_stops_behind_the_doubtful_token():
+def test_low_confidence_stops_after_the_doubtful_token():
     sure, doubtful = [0.97, 0.02, 0.01], [0.4, 0.3, 0.3]
     draft = ToyTarget(lambda prefix: torch.tensor(doubtful if len(prefix) == 4 else sure).log(), 3)
     out = generate(constant(sure), [0], DraftModel(draft, Confidence(8, 0.5)), max_new_tokens=20)
-    assert [s.depth for s in out.stats[:3]] == [0, 3, 8]  # guesses 2 and 3 are sure, the third is not, and verified
+    assert [s.depth for s in out.stats[:3]] == [
+        0,
+        3,
+        8,
+    ]  # two draft tokens are sure, the third is not, and verified
 
 
 @pytest.mark.parametrize("make, error, said", [

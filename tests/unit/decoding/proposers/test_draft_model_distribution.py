@@ -1,4 +1,4 @@
-"""Assisted decoding under sampling: the text keeps the target's law, whatever the draft draws (lesson 06)."""
+"""Assisted decoding under sampling: the text follows the target's distribution, whatever is drafted (lesson 06)."""
 
 from collections import Counter
 from unittest import mock
@@ -22,21 +22,21 @@ def sampled(target, proposer, seed: int, count: int):
     return generate(target, [0], proposer, Sampling(), count, generator=seeded(seed))
 
 
-LAWS = [
+DISTRIBUTIONS = [
     pytest.param(3, 4, dict(mode="greedy"), id="greedy draft"),
     pytest.param(3, 4, dict(mode="iid"), id="chain"),
     pytest.param(2, 5, dict(mode="iid"), id="long chain"),
     pytest.param(3, 4, dict(mode="greedy", children=(2,)), id="top-k tree"),
-    pytest.param(2, 4, dict(mode="iid", children=(2, 2)), id="drawn tree"),
+    pytest.param(2, 4, dict(mode="iid", children=(2, 2)), id="sampled tree"),
     pytest.param(3, 3, dict(mode="iid", children=(3,)), id="three draws, some of them repeated"),
     pytest.param(3, 3, dict(mode="without_replacement", children=(2,)), id="without replacement"),
     pytest.param(2, 4, dict(mode="without_replacement", children=(2, 2)), id="tree without replacement"),
-    pytest.param(2, 5, dict(mode="iid", gamma=Confidence(3, 0.6)), id="stops behind doubt"),
+    pytest.param(2, 5, dict(mode="iid", gamma=Confidence(3, 0.6)), id="stops after doubt"),
     pytest.param(3, 4, dict(mode="iid", sampling=Sampling(2.0, top_k=2)), id="other sampling than the target's"),
 ]
 
 
-@pytest.mark.parametrize("size, count, shape", LAWS)
+@pytest.mark.parametrize("size, count, shape", DISTRIBUTIONS)
 def test_every_text_has_exactly_the_targets_probability(size, count, shape):
     target, shape = random_distribution(size, seed=1), dict(gamma=count - 2) | shape
     distribution = distribution_of(target, DraftModel(random_distribution(size, seed=2), **shape), count)
@@ -134,7 +134,7 @@ class Reseeded(DraftModel):
 
 
 @pytest.mark.parametrize("kind, caught", [(DraftModel, False), (Reseeded, True)])
-def test_sampled_pairs_follow_the_targets_law(kind, caught):
+def test_sampled_pairs_follow_the_targets_distribution(kind, caught):
     """Chi-square over what follows each of four tokens; the target is a Markov chain."""
     p, q = ((2 * torch.randn(2, 4, 4, generator=seeded(5), dtype=torch.float64)).softmax(-1)).unbind()
     target, draft = (ToyTarget(lambda prefix, t=t: t[prefix[-1]].log(), 4) for t in (p, q))
@@ -148,8 +148,8 @@ def test_sampled_pairs_follow_the_targets_law(kind, caught):
     assert (least < 1e-3 / 4) == caught
 
 
-def test_accepted_tokens_follow_the_capped_geometric_law():
-    """p and q the same after every prefix, so that each guess is accepted with probability sum(min(p, q)) = 0.7."""
+def test_accepted_tokens_follow_the_capped_geometric_distribution():
+    """p and q the same after every prefix: each draft token is accepted with probability sum(min(p, q)) = 0.7."""
     p, q = ([0.5, 0.3, 0.2], [0.2, 0.5, 0.3])
     draft = DraftModel(constant(q), 3, "iid", generator=seeded(3))
     steps = [s for seed in range(8) for s in sampled(constant(p), draft, seed, 200).stats[1:-3]]

@@ -1,4 +1,4 @@
-"""Jacobi: trajectories worked by hand, the bounds of the iteration, and leftovers that become the next guess."""
+"""Jacobi: trajectories worked by hand, the bounds of the iteration, and leftovers that become the next draft."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ MAP = choosing(lambda prefix: (3 * prefix[-1] + 1) % 7, 7)  # 2 is followed by 0
 
 
 def starting_with(guess, **options) -> Jacobi:
-    """A proposer whose first guess is given."""
+    """A proposer whose first draft is given."""
 
     class Given(Jacobi):
         def reset(self, target, prompt):
@@ -71,7 +71,7 @@ def test_tokens_per_step_as_by_hand(guess, committed):
     assert [s.committed for s in out.stats] == [1, *committed]
 
 
-def test_the_next_guess_is_what_was_predicted_behind_the_bonus_then_filling():
+def test_the_next_draft_is_what_was_predicted_after_the_bonus_then_filling():
     proposer = Jacobi(5, fill="last")
     proposer.reset(MAP, [8, 9])
     tree = drafted(proposer, [8, 9, 0])
@@ -84,23 +84,23 @@ def test_the_next_guess_is_what_was_predicted_behind_the_bonus_then_filling():
     assert drafted(proposer, [8, 9, 0, 9, 1, 2, 3, 4, 9, 5]).tokens == [9, 9, 9, 9]
 
 
-def first_guess(prompt, eos=(), **options) -> list[int]:
+def first_draft(prompt, eos=(), **options) -> list[int]:
     proposer = Jacobi(5, **options)
     proposer.reset(choosing(len, 99, eos), prompt)
     return drafted(proposer, prompt).tokens
 
 
 def test_the_filling_is_the_one_asked_for():
-    assert first_guess([3, 1, 8], fill="last") == [8] * 4
-    assert first_guess([3, 1, 8], eos=(2,), fill="eos") == [2] * 4
-    assert first_guess([3, 1, 5, 6, 3], fill="lookup") == [1, 5, 6, 3]
-    assert set(first_guess([3, 1, 8], fill="lookup")) <= {3, 1, 8}  # nothing found
-    drawn = {tuple(first_guess([3, 1, 8], seed=seed)) for seed in range(9)}
-    assert len(drawn) > 3 and all(set(guess) <= {3, 1, 8} for guess in drawn)
-    assert first_guess([3, 1, 8], seed=4) == first_guess([3, 1, 8], seed=4)
+    assert first_draft([3, 1, 8], fill="last") == [8] * 4
+    assert first_draft([3, 1, 8], eos=(2,), fill="eos") == [2] * 4
+    assert first_draft([3, 1, 5, 6, 3], fill="lookup") == [1, 5, 6, 3]
+    assert set(first_draft([3, 1, 8], fill="lookup")) <= {3, 1, 8}  # nothing found
+    samples = {tuple(first_draft([3, 1, 8], seed=seed)) for seed in range(9)}
+    assert len(samples) > 3 and all(set(draft) <= {3, 1, 8} for draft in samples)
+    assert first_draft([3, 1, 8], seed=4) == first_draft([3, 1, 8], seed=4)
 
 
-def test_what_is_looked_up_goes_on_behind_the_predictions():
+def test_what_is_looked_up_goes_on_after_the_predictions():
     proposer = Jacobi(6, fill="lookup")
     proposer.reset(MAP, ids := [3, 1, 5, 6, 4, 8, 3])
     proposer.predicted = [9, 5]

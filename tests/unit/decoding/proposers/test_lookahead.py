@@ -1,4 +1,4 @@
-"""Lookahead: masks written by hand, every window token against a forward of its own, pool and slide by hand.
+"""Lookahead: masks written by hand, every window token against a pass of its own, pool and slide by hand.
 
 Past 250 lines because two masks are written out, a row of the paper's figure a line.
 """
@@ -23,7 +23,7 @@ PROMPT = [5, 3, 3, 1, 7]
 MAP = choosing(lambda prefix: (3 * prefix[-1] + 1) % 7, 7)
 
 
-def block_of(proposer, ids, ngrams):
+def input_of(proposer, ids, ngrams):
     """The model input of a step whose pool holds these n-grams, and its tree; nothing is cached."""
     proposer.reset(MAP, ids)
     for ngram in ngrams:
@@ -35,7 +35,7 @@ def block_of(proposer, ids, ngrams):
 
 def test_the_mask_for_w_5_n_4_g_2_is_the_papers():
     """c, two n-grams a and b, then the window: row 0 (columns 1-4), row 1 and row 2 (columns 0-4)."""
-    block, _ = block_of(Lookahead(W=5, N=4, G=2), [3], [(3, 10, 11, 12), (3, 20, 21, 22)])
+    model_input, _ = input_of(Lookahead(W=5, N=4, G=2), [3], [(3, 10, 11, 12), (3, 20, 21, 22)])
     expected = """
         1 000 000 0000 00000 00000
         1 100 000 0000 00000 00000
@@ -58,9 +58,9 @@ def test_the_mask_for_w_5_n_4_g_2_is_the_papers():
         1 000 000 1100 00100 00100
         1 000 000 1110 00010 00010
         1 000 000 1111 00001 00001"""
-    assert block.mask.int().tolist() == [[int(c) for c in row if c != " "] for row in expected.split("\n")[1:]]
-    assert block.offsets == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6]
-    assert block.tokens[:7] == [3, 10, 11, 12, 20, 21, 22] and len(block.tokens) == 1 + (5 + 2) * 3 - 1
+    assert model_input.mask.int().tolist() == [[int(c) for c in row if c != " "] for row in expected.split("\n")[1:]]
+    assert model_input.offsets == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6]
+    assert model_input.tokens[:7] == [3, 10, 11, 12, 20, 21, 22] and len(model_input.tokens) == 1 + (5 + 2) * 3 - 1
 
 
 @given(W=st.integers(1, 8), N=st.integers(3, 6))
@@ -72,8 +72,8 @@ def test_every_window_token_sees_one_token_at_each_position_up_to_its_own(W, N):
 
 
 def test_n_grams_with_a_common_beginning_share_its_nodes():
-    block, _ = block_of(Lookahead(W=2, N=4), [3], [(3, 1, 2, 5), (3, 1, 2, 6), (3, 4, 2, 5), (2, 1, 1, 1)])
-    assert block.tokens[:8] == [3, 1, 2, 5, 6, 4, 2, 5]
+    model_input, _ = input_of(Lookahead(W=2, N=4), [3], [(3, 1, 2, 5), (3, 1, 2, 6), (3, 4, 2, 5), (2, 1, 1, 1)])
+    assert model_input.tokens[:8] == [3, 1, 2, 5, 6, 4, 2, 5]
 
 
 class Recorded(Lookahead):
@@ -95,18 +95,18 @@ class Recorded(Lookahead):
 
 @targets
 @pytest.mark.parametrize("W, N", [(5, 4), (2, 3), (3, 5)])
-def test_every_token_of_both_branches_is_predicted_as_by_a_forward_of_its_own(target, W, N):
+def test_every_token_of_both_branches_is_predicted_as_by_a_pass_of_its_own(target, W, N):
     network, proposer = tiny(vocab_size=11), Recorded(W, N, G=3, pool_from_text=True)
-    row = new_sequence(target(network), PROMPT * 2, proposer, Greedy(), 14)
+    seq = new_sequence(target(network), PROMPT * 2, proposer, Greedy(), 14)
 
     @torch.no_grad()
     def alone(ids):
         return network(torch.tensor([ids])).logits[0, -1]
 
     with exact(), torch.no_grad():
-        while row.finish_reason is None:
-            step(row_target := target(network), [row])
-        assert row_target.vocab_size == 11 and len(proposer.log) >= 4
+        while seq.finish_reason is None:
+            step(seq_target := target(network), [seq])
+        assert seq_target.vocab_size == 11 and len(proposer.log) >= 4
         for ids, rows, _, tree, _, logits in proposer.log[:6]:
             nodes = 1 + len(tree.tokens)
             cells = [(0, i) for i in range(1, W)] + [(r, i) for r in range(1, N - 1) for i in range(W)]
@@ -155,7 +155,7 @@ def test_once_the_pool_knows_how_it_goes_on_a_step_yields_n_tokens(W, N, passes,
 
 
 def test_what_the_columns_collect_is_how_the_target_goes_on():
-    """All but column 0, which stands below the root while its rows follow a guess for it."""
+    """All but column 0, which stands below the root while its rows follow a draft of it."""
     proposer = Recorded(5, 4)
     generate(MAP, [2, 5, 1], proposer, max_new_tokens=60)
     for _, rows, *_, logits in proposer.log[4 - 2 :]:
@@ -190,7 +190,7 @@ def test_an_end_token_does_not_stay_in_the_window():
     assert proposer.rows[-1][0] == 5 and proposer.rows[-1][1] in (7, 8)
 
 
-def test_the_last_token_is_decoded_without_window_and_guesses():
+def test_the_last_token_is_decoded_without_window_and_draft():
     out = generate(MAP, [2, 5, 1], Lookahead(), max_new_tokens=2)
     assert [s.num_input_tokens for s in out.stats] == [3, 1]
 

@@ -1,6 +1,6 @@
-"""Whatever proposes, the text is the target's own: greedy tokens exactly, sampled ones with their exact law.
+"""Whatever proposes, the text is the target's own: greedy tokens exactly, sampled ones with their exact distribution.
 
-A new proposer is a row of PROPOSERS for greedy decoding, and one of SAMPLED for sampling. DraftModel and Medusa, which
+A new proposer is a seq of PROPOSERS for greedy decoding, and one of SAMPLED for sampling. DraftModel and Medusa, which
 sample their draft tokens, have their own tests of distributions.
 """
 
@@ -37,7 +37,7 @@ EVERYWHERE = [(i,) for i in range(V)] + [(i, j) for i in range(V) for j in range
 
 
 def adaptive() -> Adaptive:
-    """A schedule that is silent at times, and at others guesses two tokens or four."""
+    """A schedule that drafts nothing at times, and at others two tokens or four."""
     return Adaptive(0.0, padded_cost({1: 1.0, 3: 1.3, 5: 1.7}), most=4, decay=0.7, probe_every=None)
 
 
@@ -47,7 +47,7 @@ PROPOSERS = {
     "prompt-lookup-transformers": lambda network: PromptLookup(rule="transformers"),
     "prompt-lookup-original": lambda network: PromptLookup(num_tokens=2, rule="original"),
     "prompt-lookup-corpus": lambda network: PromptLookup(corpus=[*range(V)] * 3, min_ngram=2),
-    "prompt-lookup-silent": lambda network: PromptLookup(min_hit_rate=0.4),
+    "prompt-lookup-gated": lambda network: PromptLookup(min_hit_rate=0.4),
     "prompt-lookup-adaptive": lambda network: PromptLookup(length=adaptive),
     "jacobi": lambda network: Jacobi(),
     "jacobi-last": lambda network: Jacobi(2, fill="last"),
@@ -152,28 +152,28 @@ def test_an_end_token_held_back_by_the_minimum_length_does_not_disturb(make):
 def test_after_every_step_the_cache_is_that_of_the_committed_text(target, make):
     network = network_of()
     target = target(network)
-    row = new_sequence(target, PROMPT, make(network), Greedy(), 16)
+    seq = new_sequence(target, PROMPT, make(network), Greedy(), 16)
     with exact(), torch.no_grad():
-        while row.finish_reason is None:
-            step(target, [row])
-            assert_holds(row.cache, row.ids[:-1], target)
+        while seq.finish_reason is None:
+            step(target, [seq])
+            assert_holds(seq.cache, seq.ids[:-1], target)
 
 
 @targets
-def test_rows_with_different_proposers_decode_as_if_alone(target):
+def test_sequences_with_different_proposers_decode_as_if_alone(target):
     """Prompts of unequal length, one fed in chunks, every proposer of the table, in common steps."""
     network = network_of()
     target = target(network)
     prompts = [(PROMPT * 3)[: 3 + 2 * i] for i in range(len(PROPOSERS))]
-    rows = [
+    seqs = [
         new_sequence(target, p, make(network), Greedy(), 12)
         for p, make in zip(prompts, PROPOSERS.values(), strict=True)
     ]
     with torch.no_grad():
-        while unfinished := [row for row in rows if row.finish_reason is None]:
-            rows[-1].num_scheduled_tokens = None if rows[-1].output_ids else 4  # of the prompt alone
+        while unfinished := [seq for seq in seqs if seq.finish_reason is None]:
+            seqs[-1].num_scheduled_tokens = None if seqs[-1].output_ids else 4  # of the prompt alone
             step(target, unfinished)
-    assert [row.output_ids for row in rows] == [generate(target, p, max_new_tokens=12).ids for p in prompts]
+    assert [seq.output_ids for seq in seqs] == [generate(target, p, max_new_tokens=12).ids for p in prompts]
 
 
 @pytest.mark.parametrize("name", sorted(PROPOSERS.keys() - {"prompt-lookup-adaptive"}))  # which carries estimates over
@@ -186,7 +186,7 @@ def test_a_proposer_starts_every_text_afresh(name):
 
 
 @proposers
-def test_guesses_at_the_end_of_the_context_are_cut_to_what_fits(make):
+def test_draft_tokens_at_the_end_of_the_context_are_cut_to_what_fits(make):
     network = tiny(vocab_size=V, context=24)
     plain = generate(network, PROMPT, max_new_tokens=16).ids
     assert generate(network, PROMPT, make(network), max_new_tokens=16).ids == plain
@@ -206,8 +206,8 @@ token_only = pytest.mark.parametrize("make", TOKEN_ONLY.values(), ids=TOKEN_ONLY
 
 
 @token_only
-def test_a_text_that_repeats_gets_guesses_accepted(make):
-    """Otherwise the rest of this file would prove nothing about accepted guesses."""
+def test_a_text_that_repeats_gets_draft_tokens_accepted(make):
+    """Otherwise the rest of this file would prove nothing about accepted draft tokens."""
     target = choosing(lambda prefix: len(prefix) % V, V)  # counts on, whatever the tokens before
     out = generate(target, [*range(V), 0, 1], make(None), max_new_tokens=60)
     assert out.ids == [(2 + i) % V for i in range(60)]
@@ -228,14 +228,14 @@ TOY = ToyTarget(lambda prefix: LOGITS[prefix[-2], prefix[-1]], 3)
 TOY_PROMPT, TOY_TOKENS = [0, 1, 2, 0, 1, 2, 0, 1], 4
 SAMPLED = {
     "prompt-lookup": lambda: PromptLookup(),
-    "prompt-lookup-silent": lambda: PromptLookup(max_ngram=1, min_hit_rate=0.5),
+    "prompt-lookup-gated": lambda: PromptLookup(max_ngram=1, min_hit_rate=0.5),
     "prompt-lookup-adaptive": lambda: PromptLookup(max_ngram=1, length=adaptive),
-    "prompt-lookup-original": lambda: PromptLookup(num_tokens=3, rule="original"),  # goes on behind an end token
+    "prompt-lookup-original": lambda: PromptLookup(num_tokens=3, rule="original"),  # goes on after an end token
     "jacobi": lambda: Jacobi(3),
     "lookahead": lambda: Lookahead(W=2, N=3, G=3, pool_from_text=True),
 }
 sampled = pytest.mark.parametrize("make", SAMPLED.values(), ids=SAMPLED)
-SAMPLED_BY_THEIR_OWN_TESTS = {DraftModel, Medusa}  # test_draft_model_law.py, test_medusa.py
+SAMPLED_BY_THEIR_OWN_TESTS = {DraftModel, Medusa}  # test_draft_model_distribution.py, test_medusa.py
 
 
 def test_no_proposer_is_left_out_of_these_tables():
@@ -260,24 +260,14 @@ def target_distribution(rule) -> dict[tuple[int, ...], float]:
     [Sampling(), Sampling(temperature=0.6, top_k=2), Sampling(top_p=0.8)],
     ids=["plain", "top-2", "top-p"],
 )
-def test_sampled_texts_have_exactly_the_targets_law(make, rule):
+def test_sampled_texts_have_exactly_the_targets_distribution(make, rule):
     assert distribution(make, rule) == pytest.approx(target_distribution(rule), abs=1e-12)
-
-
-@sampled
-@targets
-def test_sampled_texts_have_exactly_the_law_of_a_real_model(target, make):
-    network, rule = tiny(vocab_size=3), Sampling(temperature=0.5, top_p=0.95)
-    of = target(network)
-    with exact():
-        found = exact_distribution(lambda: tuple(generate(of, TOY_PROMPT, make(), rule, max_new_tokens=3).ids))
-    assert found == pytest.approx(distribution_of_texts(distribution_of_a_pass(network, rule)), abs=1e-9)
 
 
 def distribution_of_texts(next_distribution, count: int = 3, eos: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
     """Texts of `count` tokens, fewer where one ends, each with its probability by the chain rule.
 
-    next_distribution: ids -> the probability of each token behind them.
+    next_distribution: ids -> the probability of each token after them.
     """
     ended, expected = {}, {(): 1.0}
     for _ in range(count):
@@ -294,7 +284,7 @@ def distribution_of_texts(next_distribution, count: int = 3, eos: tuple[int, ...
 
 
 def distribution_of_a_pass(network, rule) -> Callable[[list[int]], list[float]]:
-    """What transformers' own forward gives for the next token."""
+    """What transformers' own pass gives for the next token."""
 
     @torch.no_grad()
     def next_distribution(ids):
@@ -304,23 +294,6 @@ def distribution_of_a_pass(network, rule) -> Callable[[list[int]], list[float]]:
     return next_distribution
 
 
-@targets
-def test_sampled_rows_in_common_steps_are_those_written_alone(target):
-    target, prompts = target(network_of()), [PROMPT, PROMPT[3:], [1, 2]]
-
-    def row(i):
-        proposer, generator = PromptLookup(num_tokens=3), torch.Generator().manual_seed(i)
-        return new_sequence(target, prompts[i], proposer, Sampling(0.9), 12, generator=generator)
-
-    together, alone = [row(i) for i in range(3)], [row(i) for i in range(3)]
-    with torch.no_grad():
-        for rows in (together, *([one] for one in alone)):
-            while unfinished := [one for one in rows if one.finish_reason is None]:
-                step(target, unfinished)
-    assert [one.output_ids for one in together] == [one.output_ids for one in alone]
-    assert len({tuple(one.output_ids) for one in together}) == 3
-
-
 @sampled
 def test_a_wrong_rule_would_be_caught(make):
     with mock.patch.object(sampling, "choose_child", correction_from_p):
@@ -328,7 +301,7 @@ def test_a_wrong_rule_would_be_caught(make):
     assert max(abs(found[text] - pr) for text, pr in target_distribution(Sampling()).items()) > 0.01
 
 
-# ---- and all at once: proposers that need no network, in any family, several rows, ends inside guesses, small budgets
+# ---- and all at once: any family, several sequences, ends inside drafts, small budgets
 
 KINDS = [pytest.param(family, TransformersTarget, id=family) for family in FAMILIES]
 KINDS += [pytest.param(family, decoder_target, id=f"{family}-decoder") for family in ("llama", "mistral")]
@@ -343,8 +316,8 @@ def stopping(family: str, kind):
     return target
 
 
-def token_only_rows(family: str, target, rule) -> list:
-    """Every token-only proposer with every budget, and one that knows the text, and more tokens behind its end."""
+def token_only_sequences(family: str, target, rule) -> list:
+    """Every token-only proposer with every budget, and one that knows the text, and more tokens after its end."""
     known = [*PROMPT, *greedy_text(family), *PROMPT]
     knows = lambda network: PromptLookup(num_tokens=4, max_ngram=12, rule="original", corpus=known)  # noqa: E731
     made = [(make(None), count) for make in (*TOKEN_ONLY.values(), knows) for count in BUDGETS]
@@ -355,50 +328,52 @@ def token_only_rows(family: str, target, rule) -> list:
 
 
 @torch.no_grad()
-def finish(target, rows: list) -> list:
-    """The rows, all in common steps until each has ended; no more steps than the longest may need."""
+def finish(target, seqs: list) -> list:
+    """The seqs, all in common steps until each has ended; no more steps than the longest may need."""
     for _ in range(1 + N):
-        if unfinished := [row for row in rows if row.finish_reason is None]:
+        if unfinished := [seq for seq in seqs if seq.finish_reason is None]:
             step(target, unfinished)
-    return rows
+    return seqs
 
 
 @in_any_family
 @pytest.mark.parametrize("rule", [Greedy(), Sampling(1e-6)], ids=["greedy", "cold"])
-def test_rows_of_any_family_write_the_greedy_text_up_to_its_end_or_their_budget(family, kind, rule):
+def test_sequences_of_any_family_write_the_greedy_text_up_to_its_end_or_their_budget(family, kind, rule):
     target, text = stopping(family, kind), greedy_text(family)
     text = text[: text.index(*target.eos) + 1]
-    rows = finish(target, token_only_rows(family, target, rule))
-    assert [row.output_ids for row in rows] == [text[: row.max_tokens] for row in rows]
-    assert [row.finish_reason for row in rows] == ["eos" if row.output_ids == text else "length" for row in rows]
-    assert any(row.stats[-1].eos_cut for row in rows)  # the end was a guess, with others behind it
-    assert any(not step.proposed for row in rows for step in row.stats[1:])  # and some guesses were empty
+    seqs = finish(target, token_only_sequences(family, target, rule))
+    assert [seq.output_ids for seq in seqs] == [text[: seq.max_tokens] for seq in seqs]
+    assert [seq.finish_reason for seq in seqs] == ["eos" if seq.output_ids == text else "length" for seq in seqs]
+    assert any(seq.stats[-1].eos_cut for seq in seqs)  # the end was a draft token, with others after it
+    assert any(not step.proposed for seq in seqs for step in seq.stats[1:])  # and some drafts were empty
 
 
 @in_any_family
-def test_sampled_rows_of_any_family_end_in_common_steps_where_they_end_alone(family, kind):
+def test_sampled_sequences_of_any_family_end_in_common_steps_where_they_end_alone(family, kind):
     target = stopping(family, kind)
-    make = lambda: token_only_rows(family, target, Sampling(0.8))  # noqa: E731
-    together, alone = finish(target, make()), [finish(target, [row])[0] for row in make()]
-    assert [row.output_ids for row in together] == [row.output_ids for row in alone]
-    for row in together:
-        ended = row.output_ids[-1] in target.eos
-        assert row.finish_reason == ("eos" if ended else "length") and not {*row.output_ids[:-1]} & {*target.eos}
-        assert ended or len(row.output_ids) == row.max_tokens
-    assert {row.finish_reason for row in together} == {"eos", "length"}
+    make = lambda: token_only_sequences(family, target, Sampling(0.8))  # noqa: E731
+    together, alone = finish(target, make()), [finish(target, [seq])[0] for seq in make()]
+    assert [seq.output_ids for seq in together] == [seq.output_ids for seq in alone]
+    for seq in together:
+        ended = seq.output_ids[-1] in target.eos
+        assert seq.finish_reason == ("eos" if ended else "length") and not {*seq.output_ids[:-1]} & {*target.eos}
+        assert ended or len(seq.output_ids) == seq.max_tokens
+    assert {seq.finish_reason for seq in together} == {"eos", "length"}
 
 
 @sampled
 @in_any_family
 @pytest.mark.parametrize("budgets", [(1, 3), (2,)], ids=str)
-def test_sampled_rows_of_any_family_have_their_law_ends_and_small_budgets_included(family, kind, make, budgets):
+def test_sampled_sequences_of_any_family_follow_their_distribution_with_ends_and_small_budgets(
+    family, kind, make, budgets
+):
     network, rule, eos = tiny(family=family, vocab_size=3), Sampling(temperature=0.5), (0,)
     target = kind(network)
     target.eos = eos
 
     def texts():
-        rows = finish(target, [new_sequence(target, TOY_PROMPT, make(), rule, count) for count in budgets])
-        return tuple(tuple(row.output_ids) for row in rows)
+        seqs = finish(target, [new_sequence(target, TOY_PROMPT, make(), rule, count) for count in budgets])
+        return tuple(tuple(seq.output_ids) for seq in seqs)
 
     distributions = [distribution_of_texts(distribution_of_a_pass(network, rule), count, eos) for count in budgets]
     expected = {

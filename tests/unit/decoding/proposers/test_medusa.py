@@ -1,6 +1,6 @@
-"""Medusa: the state it reads, the tree it makes of it, the target's own text and law, and whom it refuses.
+"""Medusa: the state it reads, the tree it makes of it, the target's own text and distribution, and whom it refuses.
 
-Longer than other files: text and law are one contract, held with the same heads.
+Longer than other files: text and distribution are one contract, held with the same heads.
 """
 
 import math
@@ -72,7 +72,7 @@ def test_untrained_heads_draft_the_root_again_as_they_read_the_state_that_chose_
     proposer = Watched(MedusaHeads(network.get_output_embeddings().weight, 2), EVERY_TOKEN)
     out = generate(target(network), PROMPT, proposer, max_new_tokens=N)
     assert out.ids == greedy
-    assert len(proposer.pairs) > 8 and all(guess == root for guess, root in proposer.pairs)
+    assert len(proposer.pairs) > 8 and all(drafted == root for drafted, root in proposer.pairs)
     assert any(has_gaps(path) for path in proposer.paths)
 
 
@@ -83,7 +83,7 @@ def proposed(heads, state: torch.Tensor, limit: int = 9, **options) -> DraftTree
     return drafted(proposer, [0, 1], max_depth=limit)
 
 
-def test_a_choice_is_a_favourite_of_the_head_of_its_depth(network):
+def test_a_choice_is_a_top_token_of_the_head_of_its_depth(network):
     heads, state = heads_of(network), torch.randn(32, generator=seeded(0), dtype=torch.float64)
     choices = [(0,), (2,), (0, 1), (2, 0), (2, 0, 3)]
     tree = proposed(heads, state, choices=choices)
@@ -93,7 +93,7 @@ def test_a_choice_is_a_favourite_of_the_head_of_its_depth(network):
     assert {children.mode for children in tree.children.values()} == {"greedy"}
 
 
-def test_heads_that_read_the_anchor_are_told_the_last_committed_token(network):
+def test_heads_that_read_the_root_get_the_last_committed_token(network):
     heads = random_heads(network.get_output_embeddings().weight, 2, root_rank=4)
     state = torch.randn(32, generator=seeded(0), dtype=torch.float64)
     best = {root: heads(state[None], chosen=[root])[0].argmax(-1).tolist() for root in (0, 1)}
@@ -102,17 +102,13 @@ def test_heads_that_read_the_anchor_are_told_the_last_committed_token(network):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("limit", [0, 1, 2, 3])
-def test_levels_that_cannot_be_used_are_not_guessed(network, mode, limit):
+def test_levels_that_cannot_be_used_are_not_drafted(network, mode, limit):
     tree = proposed(heads_of(network), torch.ones(32).double(), limit, choices=regular(2, 1, 1), mode=mode)
     assert tree.depth == limit
 
 
-def test_without_choices_the_chain_of_favourites_is_tried(network):
-    assert proposed(heads_of(network), torch.ones(32).double()).parents == [ROOT, 0, 1]
-
-
 @pytest.mark.parametrize("mode", MODES[1:])
-def test_draws_come_from_the_head_of_their_depth_and_say_so(network, mode):
+def test_samples_come_from_the_head_of_their_depth_and_say_so(network, mode):
     heads, state = heads_of(network), torch.randn(32, generator=seeded(0), dtype=torch.float64)
     rule = Sampling(temperature=0.5, top_k=4)
     tree = proposed(heads, state, choices=regular(3, 2), mode=mode, sampling=rule, generator=seeded(1))
@@ -153,7 +149,7 @@ def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, w
 
 
 class AllKnowing(MedusaHeads):
-    """Knows the text: scores the token that comes k + 1 places behind the one that the state chose."""
+    """Knows the text: scores the token that comes k + 1 places after the one that the state chose."""
 
     def __init__(self, text: list[int], count: int):
         super().__init__(torch.eye(V), count)
@@ -185,13 +181,13 @@ def test_heads_that_know_the_text_commit_one_token_more_than_there_are_heads(net
 
 
 @targets
-def test_after_paths_with_gaps_the_next_scores_are_those_of_a_fresh_forward(network, target):
+def test_after_paths_with_gaps_the_next_scores_are_those_of_a_fresh_pass(network, target):
     target, proposer = target(network), Watched(heads_of(network), EVERY_TOKEN)
-    row = new_sequence(target, PROMPT, proposer, Greedy(), 20)
+    seq = new_sequence(target, PROMPT, proposer, Greedy(), 20)
     with exact(), torch.no_grad():
-        while row.finish_reason is None:
-            step(target, [row])
-            again = [logits_after(target, row.ids, cache) for cache in (row.cache, None)]
+        while seq.finish_reason is None:
+            step(target, [seq])
+            again = [logits_after(target, seq.ids, cache) for cache in (seq.cache, None)]
             torch.testing.assert_close(*again, rtol=0, atol=1e-10)
     assert sum(has_gaps(path) for path in proposer.paths) > 3
 
@@ -205,14 +201,14 @@ def logits_after(target, ids: list[int], cache) -> torch.Tensor:
     return scores.logits[0]
 
 
-# the law of what is sampled
+# the distribution of what is sampled
 
 
-LAWS = [
-    pytest.param(3, 4, dict(choices=[(0,), (1,), (0, 0), (1, 0), (1, 1)]), id="favourites"),
-    pytest.param(3, 4, dict(choices=[(1,), (1, 0)]), id="a second favourite alone"),
-    pytest.param(3, 4, dict(choices=[(0,), (0, 0)], mode="iid"), id="drawn chain"),
-    pytest.param(2, 4, dict(choices=regular(2, 2), mode="iid"), id="drawn tree"),
+DISTRIBUTIONS = [
+    pytest.param(3, 4, dict(choices=[(0,), (1,), (0, 0), (1, 0), (1, 1)]), id="top tokens"),
+    pytest.param(3, 4, dict(choices=[(1,), (1, 0)]), id="a second token alone"),
+    pytest.param(3, 4, dict(choices=[(0,), (0, 0)], mode="iid"), id="sampled chain"),
+    pytest.param(2, 4, dict(choices=regular(2, 2), mode="iid"), id="sampled tree"),
     pytest.param(3, 3, dict(choices=[(0,), (1,)], mode="without_replacement"), id="without replacement"),
     pytest.param(2, 4, dict(choices=regular(2, 2), mode="without_replacement"), id="tree without replacement"),
     pytest.param(3, 4, dict(choices=regular(2, 1), mode="without_replacement", sampling=Sampling(top_k=1)), id="top 1"),
@@ -225,7 +221,7 @@ def sampled_distribution(target, count: int, rule=None, kind=Medusa, **options) 
     )
 
 
-@pytest.mark.parametrize("size, count, options", LAWS)
+@pytest.mark.parametrize("size, count, options", DISTRIBUTIONS)
 def test_every_text_has_exactly_the_targets_probability(size, count, options):
     target = random_distribution(size, 1, OpenToy)
     assert far_from(sampled_distribution(target, count, **options), target, count) < 1e-12
@@ -244,7 +240,7 @@ class Mislabelled(Medusa):
         tree.children = {node: replace(children, q=q[0]) for node, children in tree.children.items()}
 
 
-def test_favourites_judged_as_draws_are_caught():
+def test_top_tokens_judged_as_samples_are_caught():
     target = random_distribution(3, 1, OpenToy)
     with mock.patch("lessons_lib.decoding.proposers.medusa.sample_children", top_tokens):
         assert far_from(sampled_distribution(target, 3, choices=[(0,), (1,)], mode="iid"), target, 3) > 0.01
@@ -290,8 +286,3 @@ def test_a_target_of_another_size_is_refused(network, other, said):
 def test_impossible_settings_are_refused(network, bad, said):
     with pytest.raises(ValueError, match=said):
         Medusa(heads_of(network), **bad)
-
-
-def test_a_target_in_another_format_than_the_heads_is_read_all_the_same(network):
-    out = generate(tiny(vocab_size=V, dtype=torch.float32), PROMPT, Medusa(heads_of(network)), max_new_tokens=6)
-    assert len(out.ids) == 6

@@ -1,4 +1,4 @@
-"""Prompt lookup: three rules against cases by hand and naive scans, an index that only grows, silence."""
+"""Prompt lookup: three rules against cases by hand and naive scans, an index that only grows, gating."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, Dr
 from lessons_lib.measure.cost import padded_cost
 
 
-def guess(ids, eos=(), **options) -> list[int]:
+def draft(ids, eos=(), **options) -> list[int]:
     proposer = PromptLookup(**options)
     proposer.reset(choosing(len, 100, eos), ids)
     return drafted(proposer, ids).tokens
@@ -32,14 +32,14 @@ def guess(ids, eos=(), **options) -> list[int]:
 ])  # fmt: skip
 def test_cases_by_hand(ids, max_ngram, num_tokens, transformers, original, recent):
     sizes = dict(max_ngram=max_ngram, num_tokens=num_tokens)
-    assert guess(ids, rule="transformers", **sizes) == transformers
-    assert guess(ids, rule="original", **sizes) == original
-    assert guess(ids, rule="recent", **sizes) == recent
+    assert draft(ids, rule="transformers", **sizes) == transformers
+    assert draft(ids, rule="original", **sizes) == original
+    assert draft(ids, rule="recent", **sizes) == recent
 
 
 def test_an_overlapping_match_is_refused_by_the_original_rule_alone():
     sizes = dict(max_ngram=2, min_ngram=2, num_tokens=2)
-    assert [guess([6, 1, 6, 1], rule=r, **sizes) for r in ("original", "transformers", "recent")] == [
+    assert [draft([6, 1, 6, 1], rule=r, **sizes) for r in ("original", "transformers", "recent")] == [
         [],
         [6, 1],
         [6, 1],
@@ -47,10 +47,10 @@ def test_an_overlapping_match_is_refused_by_the_original_rule_alone():
 
 
 @pytest.mark.parametrize("rule, found", [("transformers", [4]), ("recent", [4]), ("original", [4, 2])])
-def test_the_guess_stops_before_an_end_token_except_by_the_original_rule(rule, found):
-    assert guess([7, 4, 2, 5, 7], eos=(2,), rule=rule, num_tokens=2) == found
-    assert guess([7, 2, 7], eos=(2,), rule=rule, num_tokens=1) == ([2] if rule == "original" else [])
-    assert guess([7, 4, 2, 5, 2, 7], eos=(2,), rule=rule, num_tokens=4)[:2] == found
+def test_the_draft_stops_before_an_end_token_except_by_the_original_rule(rule, found):
+    assert draft([7, 4, 2, 5, 7], eos=(2,), rule=rule, num_tokens=2) == found
+    assert draft([7, 2, 7], eos=(2,), rule=rule, num_tokens=1) == ([2] if rule == "original" else [])
+    assert draft([7, 4, 2, 5, 2, 7], eos=(2,), rule=rule, num_tokens=4)[:2] == found
 
 
 def naive(ids, rule, max_ngram, k) -> list[int]:
@@ -111,16 +111,16 @@ def test_a_step_reads_no_more_of_a_long_text_than_of_a_short_one(rule):
 
 
 def test_matches_shorter_than_min_ngram_do_not_count():
-    assert guess([4, 8, 4], min_ngram=2) == []
-    assert guess([4, 8, 9, 4, 8], min_ngram=2, num_tokens=2) == [9, 4]
+    assert draft([4, 8, 4], min_ngram=2) == []
+    assert draft([4, 8, 9, 4, 8], min_ngram=2, num_tokens=2) == [9, 4]
 
 
 def test_the_corpus_is_asked_where_the_text_has_no_match_of_that_length():
     corpus = [1, 2, 3, 4, 5]
-    assert guess([9, 2, 3], corpus=corpus) == [4, 5]
-    assert guess([2, 3, 7, 2, 3], corpus=corpus, num_tokens=2) == [7, 2]  # the text first
-    assert guess([3, 7, 2, 3], corpus=corpus, num_tokens=2) == [4, 5]  # but a longer match before a shorter one
-    assert guess([1, 2, 3], corpus=[1, 2, 3]) == []  # nothing follows there
+    assert draft([9, 2, 3], corpus=corpus) == [4, 5]
+    assert draft([2, 3, 7, 2, 3], corpus=corpus, num_tokens=2) == [7, 2]  # the text first
+    assert draft([3, 7, 2, 3], corpus=corpus, num_tokens=2) == [4, 5]  # but a longer match before a shorter one
+    assert draft([1, 2, 3], corpus=[1, 2, 3]) == []  # nothing follows there
 
 
 @pytest.mark.parametrize("rule, gc_frozen", [("recent", 5 + 1), ("transformers", 5 + 6), ("original", 5 + 6)])
@@ -133,28 +133,28 @@ def test_a_periodic_text_yields_k_plus_1_tokens_a_step_once_the_rule_has_seen_en
     assert set(full) == {7}
 
 
-def told(proposer, ids, following) -> bool:
-    """One step that commits a single token -> whether a guess was told."""
+def proposed(proposer, ids, following) -> bool:
+    """One step that commits a single token -> whether a draft was proposed."""
     tree = drafted(proposer, ids)
     proposer.observe(tree, [], [following], None)
     ids.append(following)
     return bool(tree.tokens)
 
 
-def test_silence_follows_the_running_mean_of_right_first_tokens():
-    """.5, .38, .28, .21, .16 after misses; a silent hit brings .12 to .34, and the next guess is told again."""
+def test_gating_follows_the_running_mean_of_right_first_tokens():
+    """.5, .38, .28, .21, .16 after misses; a gated hit brings .12 to .34, and the next draft is proposed again."""
     proposer, ids = PromptLookup(max_ngram=1, min_hit_rate=0.2), [0]
     proposer.reset(choosing(len, 100), ids)
     proposer.learn(ids)
-    misses = [told(proposer, ids, token) for token in (0, 1, 0, 2, 0, 3, 0, 4, 0)]
+    misses = [proposed(proposer, ids, token) for token in (0, 1, 0, 2, 0, 3, 0, 4, 0)]
     assert misses == [False, True, False, True, False, True, False, True, False]  # 1, 2, 3, 4 were never seen before
     assert proposer.hit_rate[1] == pytest.approx(0.5 * 0.75**4)
-    assert not told(proposer, ids, 4)  # 0 was followed by 4: right, but not told
+    assert not proposed(proposer, ids, 4)  # 0 was followed by 4: right, but gated
     assert proposer.hit_rate[1] == pytest.approx(0.5 * 0.75**5 + 0.25)
-    assert told(proposer, ids, 7)
+    assert proposed(proposer, ids, 7)
 
 
-def test_a_guess_is_judged_once_and_not_by_another_text():
+def test_a_draft_is_judged_once_and_not_by_another_text():
     proposer, ids = PromptLookup(max_ngram=1), [0, 5, 0]
     proposer.reset(choosing(len, 100), ids)
     seen = drafted(proposer, ids), [], [9], None
@@ -170,11 +170,11 @@ def test_a_guess_is_judged_once_and_not_by_another_text():
 def test_each_match_length_is_judged_by_itself():
     proposer, ids = PromptLookup(max_ngram=2, min_hit_rate=0.5), [1, 2, 5, 9, 2]
     proposer.reset(choosing(len, 100), ids)
-    assert told(proposer, ids, 7) and proposer.hit_rate == [0.5, 0.375, 0.5]  # a match of one token missed
+    assert proposed(proposer, ids, 7) and proposer.hit_rate == [0.5, 0.375, 0.5]  # a match of one token missed
     ids += [1, 2]
-    assert told(proposer, ids, 5)  # one of two tokens is still believed
+    assert proposed(proposer, ids, 5)  # one of two tokens is still believed
     ids += [2]
-    assert not told(proposer, ids, 3)
+    assert not proposed(proposer, ids, 3)
 
 
 def test_random_text_costs_hardly_more_than_plain_decoding_and_a_repeating_one_gains_all_the_same():
@@ -189,15 +189,15 @@ def test_random_text_costs_hardly_more_than_plain_decoding_and_a_repeating_one_g
     assert tokens_per_pass(generate(repeating, [0], PromptLookup(**options), max_new_tokens=200).stats) > 4
 
 
-@pytest.mark.parametrize("rule, silent", [("recent", True), ("transformers", False), ("original", False)])
-def test_only_the_rule_of_our_own_keeps_silent_unless_told_otherwise(rule, silent):
-    for options, expected in (({}, silent), ({"min_hit_rate": 0.0}, False), ({"min_hit_rate": 0.35}, True)):
+@pytest.mark.parametrize("rule, gates", [("recent", True), ("transformers", False), ("original", False)])
+def test_only_the_rule_of_our_own_gates_unless_asked_otherwise(rule, gates):
+    for options, expected in (({}, gates), ({"min_hit_rate": 0.0}, False), ({"min_hit_rate": 0.35}, True)):
         proposer, ids = PromptLookup(num_tokens=1, max_ngram=1, rule=rule, **options), [0, 8]
         proposer.reset(choosing(len, 100), ids)
         for token in (0, 2, 0, 3, 0, 4):  # each 0 is followed by what it was not followed by before
-            told(proposer, ids, token)
-        assert told(proposer, ids, 0) is False  # 4 was never seen
-        assert told(proposer, ids, 5) is not expected
+            proposed(proposer, ids, token)
+        assert proposed(proposer, ids, 0) is False  # 4 was never seen
+        assert proposed(proposer, ids, 5) is not expected
 
 
 def test_the_corpus_outlives_a_text_and_what_was_learned_does_not():
@@ -207,13 +207,13 @@ def test_the_corpus_outlives_a_text_and_what_was_learned_does_not():
         proposer.reset(choosing(len, 100), ids)
         spoken = []
         for following in (9, 5, 7):  # 2 was followed by 3 in the corpus, by 9, by 5 in the text: all wrong
-            spoken.append(told(proposer, ids, following))
+            spoken.append(proposed(proposer, ids, following))
             ids.append(2)
         assert spoken == [True, True, False]
 
 
 class Listening(DraftLength):
-    """A schedule that says the same at every step and keeps what it is told."""
+    """A schedule that says the same at every step and keeps what it observes."""
 
     def __init__(self, gamma: int):
         self.gamma, self.heard, self.resets = gamma, [], 0
@@ -229,7 +229,7 @@ class Listening(DraftLength):
 
 
 def step_of(proposer, ids: list[int], new: list[int]) -> list[int]:
-    """One step that commits these tokens -> the guesses that were told."""
+    """One step that commits these tokens -> the draft tokens that were proposed."""
     tree = drafted(proposer, ids)
     proposer.observe(tree, [], new, None)
     ids += new
@@ -244,13 +244,13 @@ def test_a_schedule_says_how_much_of_a_copy_is_proposed_and_hears_how_much_was_a
     proposer.reset(choosing(len, 100), ids)
     assert step_of(proposer, ids, [3, 4, 9]) == [3, 4][:gamma]  # of 3, 4, 5, 1
     assert step_of(proposer, ids, [1]) == []  # 9 was never seen
-    assert step_of(proposer, ids, [7]) == [2, 3][:gamma]  # behind 1, by one token
+    assert step_of(proposer, ids, [7]) == [2, 3][:gamma]  # after 1, by one token
     of_one, of_two = made[1:]
     assert of_two.heard == [(gamma, 3, 2)] and of_one.heard == [(gamma, 1, 0)]
     assert all(schedule.resets == 1 for schedule in made)
 
 
-def test_no_more_is_examined_than_was_guessed_or_committed():
+def test_no_more_is_examined_than_was_drafted_or_committed():
     schedules = []
     proposer = PromptLookup(3, 1, length=lambda: schedules.append(Listening(3)) or schedules[-1])
     for new, heard in (([2, 3, 4, 5], (3, 3, 3)), ([2], (3, 1, 1))):
@@ -277,7 +277,7 @@ def test_by_the_heuristic_a_perfect_copy_is_proposed_at_ever_greater_length_up_t
     assert sum(step.committed for step in out.stats) == 100
 
 
-def test_behind_a_long_copy_the_heuristic_soon_proposes_less():
+def test_after_a_long_copy_the_heuristic_soon_proposes_less():
     """It asked for 11 tokens at last, not for two more with every step of the copy."""
     schedules = []
     proposer = PromptLookup(10, 1, length=lambda: schedules.append(Heuristic(5)) or schedules[-1])
@@ -287,18 +287,18 @@ def test_behind_a_long_copy_the_heuristic_soon_proposes_less():
     assert schedules[1].gamma == 11
 
 
-def test_by_predicted_speed_a_miss_is_told_no_more_and_a_copy_is_told_at_length():
+def test_by_predicted_speed_a_miss_is_proposed_no_more_and_a_copy_at_length():
     v = padded_cost({1: 1.0, 5: 1.5, 11: 2.0})
     proposer = PromptLookup(10, 1, length=lambda: Adaptive(0, v, most=10, decay=0.7, probe_every=None))
     proposer.reset(choosing(len, 100), ids := [*range(1, 20), 0])
-    told = []
+    given = []
     for token in range(30, 42):  # what follows a 0 is new each time
-        told.append(len(step_of(proposer, ids, [token])))
+        given.append(len(step_of(proposer, ids, [token])))
         ids += [0]
-    assert told[0] == 0 and 4 in told and told[-1] == 0  # nothing was behind the first 0
+    assert given[0] == 0 and 4 in given and given[-1] == 0  # nothing came before the first 0
     ids += [1]
-    told = [len(step_of(proposer, ids, [ids[-1] + 1])) for _ in range(17)]  # a copy, which is right at first in silence
-    assert told[0] == 0 and told[-1] == 10
+    given = [len(step_of(proposer, ids, [ids[-1] + 1])) for _ in range(17)]  # a copy, at first gated
+    assert given[0] == 0 and given[-1] == 10
 
 
 @pytest.mark.parametrize("bad, error, said", [

@@ -58,7 +58,7 @@ def test_the_buffers_of_a_small_tree_are_those_worked_out_by_hand():
     ]
 
 
-def test_a_list_of_favourites_as_short_as_the_tree_allows_moves_the_index():
+def test_a_list_of_top_tokens_as_short_as_the_tree_allows_moves_the_index():
     assert buffers(TreeShape.of(SIX), top_k=2).index.tolist() == [0, 1, 2, 3, 4, 3, 5]
     with pytest.raises(ValueError, match="asks for a head's 2 most likely tokens, but top_k is 1"):
         buffers(TreeShape.of(SIX), top_k=1)
@@ -106,8 +106,10 @@ def test_a_nodes_scores_are_those_of_the_text_along_its_path(target, shape, seed
         (scores,) = target.run([make_input(text, tree, target.new_cache(40))])
         for node in range(len(tree.tokens)):
             path = [tree.tokens[above] for above in tree.path(node)]
-            block = plain_input(text + path, target.new_cache(40))
-            torch.testing.assert_close(scores.logits[1 + node], target.run([block])[0].logits[0], rtol=0, atol=1e-10)
+            model_input = plain_input(text + path, target.new_cache(40))
+            torch.testing.assert_close(
+                scores.logits[1 + node], target.run([model_input])[0].logits[0], rtol=0, atol=1e-10
+            )
 
 
 def test_regular_trees_hold_every_combination():
@@ -163,7 +165,7 @@ ACCURACIES = st.lists(st.integers(1, 9).map(lambda x: x / 10), min_size=2, max_s
 @examples(60)
 @given(accuracies=st.lists(ACCURACIES, min_size=2, max_size=3), nodes=st.integers(1, 4))
 def test_no_other_tree_of_its_size_promises_more(accuracies, nodes):
-    """Also where a head's second favourite is right more often than its first."""
+    """Also where a head's second token is right more often than its first."""
     best = max(tree.expected_tokens(accuracies) for tree in every_tree(accuracies, nodes))
     found = best_tree(accuracies, nodes)
     assert len(found.choices) == nodes and found.expected_tokens(accuracies) == pytest.approx(best)

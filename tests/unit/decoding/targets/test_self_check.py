@@ -23,47 +23,47 @@ WINDOW = 32
 
 
 class Damaged(TransformersTarget):
-    """Its forward reads a block after `damage` has changed it."""
+    """Its forward reads an input after `damage` has changed it."""
 
     def __init__(self, damage, network=None):
         super().__init__(network or tiny())
         self.damage = damage
 
-    def forward(self, block):
-        return super().forward(self.damage(block))
+    def forward(self, given):
+        return super().forward(self.damage(given))
 
 
-def ignores_positions(block):
-    """Every token stands one behind the token before it, as where a model counts cache entries."""
-    return replace(block, offsets=list(range(len(block.tokens))))
+def ignores_positions(given):
+    """Every token stands one after the token before it, as where a model counts cache entries."""
+    return replace(given, offsets=list(range(len(given.tokens))))
 
 
-def ignores_the_mask(block):
-    return replace(block, mask=None)
+def ignores_the_mask(given):
+    return replace(given, mask=None)
 
 
-def sees_what_is_fed_first(block):
-    """A mask that lets every token see the first of its block."""
-    if block.mask is None:
-        return block
-    mask = block.mask.clone()
-    mask[:, block.cache.length()] = True
-    return replace(block, mask=mask)
+def sees_what_is_fed_first(given):
+    """A mask that lets every token see the first of its input."""
+    if given.mask is None:
+        return given
+    mask = given.mask.clone()
+    mask[:, given.cache.length()] = True
+    return replace(given, mask=mask)
 
 
-def raises_for_a_mask(block):
-    if block.mask is not None:
+def raises_for_a_mask(given):
+    if given.mask is not None:
         raise RuntimeError("shapes do not fit")
-    return block
+    return given
 
 
-def repeats_behind_a_cache(block):
-    """Several tokens behind a cache are read as the first of them, again and again."""
-    return replace(block, tokens=block.tokens[:1] * len(block.tokens)) if block.cache.length() else block
+def repeats_after_a_cache(given):
+    """Several tokens after a cache are read as the first of them, again and again."""
+    return replace(given, tokens=given.tokens[:1] * len(given.tokens)) if given.cache.length() else given
 
 
-def reads_zero_for_a_lone_token(block):
-    return replace(block, tokens=[0]) if block.cache.length() and len(block.tokens) == 1 else block
+def reads_zero_for_a_lone_token(given):
+    return replace(given, tokens=[0]) if given.cache.length() and len(given.tokens) == 1 else given
 
 
 @pytest.mark.parametrize("damage", [ignores_positions, ignores_the_mask, sees_what_is_fed_first, raises_for_a_mask])
@@ -79,7 +79,7 @@ def test_a_vocabulary_that_is_smaller_than_the_trees_tried_will_do(vocab_size):
     assert not Damaged(ignores_the_mask, tiny(vocab_size=vocab_size)).self_check.reads_branches(20, 20)
 
 
-@pytest.mark.parametrize("damage", [repeats_behind_a_cache, reads_zero_for_a_lone_token])
+@pytest.mark.parametrize("damage", [repeats_after_a_cache, reads_zero_for_a_lone_token])
 def test_a_target_that_misreads_chains_finds_out(damage):
     asked = Damaged(damage).self_check
     assert not asked.reads_chains() and not asked.reads_branches(20, 20)
@@ -109,7 +109,7 @@ def test_a_check_without_memory_or_interrupted_says_so_and_remembers_nothing(fai
     target = Damaged(fails)
     with pytest.raises(error):
         target.self_check.reads_chains()
-    target.damage = repeats_behind_a_cache
+    target.damage = repeats_after_a_cache
     assert not target.self_check.reads_chains()
 
 
@@ -135,17 +135,6 @@ def test_a_cache_with_gaps_that_keeps_the_wrong_entries_is_found_out():
     assert not Forgetful(tiny()).self_check.reads_branches(20, 20)
 
 
-def test_a_target_without_positions_reads_no_branches():
-    """Positions that no one passes on are counted by the model, from entries."""
-    network = tiny()
-    forward = network.forward
-    network.forward = lambda input_ids, attention_mask=None, past_key_values=None, use_cache=None: forward(
-        input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
-    )
-    asked = TransformersTarget(network).self_check
-    assert asked.reads_chains() and not asked.reads_branches(20, 20)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rounding_is_no_difference(dtype):
     assert TransformersTarget(tiny(dtype=dtype, layers=4)).self_check.reads_branches(64, 64)
@@ -167,9 +156,9 @@ def counted(target):
     """Lengths of the passes that the target runs within it."""
     lengths, forward = [], target.forward
 
-    def count(block):
-        lengths.append(len(block.tokens))
-        return forward(block)
+    def count(given):
+        lengths.append(len(given.tokens))
+        return forward(given)
 
     target.forward = count
     yield lengths
@@ -239,9 +228,9 @@ def test_branches_are_fed_as_long_as_the_window_holds_all():
 def test_branches_that_a_model_misreads_do_not_end_a_text_that_began_with_chains(make):
     network, prompt = make(), [5, 9, 11, 7, 3]
     text = network.generate(torch.tensor([prompt]), max_new_tokens=N, do_sample=False)[0].tolist()
-    guess = lambda rest, *to: (always_right if len(rest) > N - 2 else tree_with_decoys)(rest, *to)  # noqa: E731
+    script = lambda rest, *to: (always_right if len(rest) > N - 2 else tree_with_decoys)(rest, *to)  # noqa: E731
     with pytest.warns(UserWarning, match="goes on with chains") as said:
-        out = generate(network, prompt, Scripted(text, network.config.vocab_size, guess), max_new_tokens=N)
+        out = generate(network, prompt, Scripted(text, network.config.vocab_size, script), max_new_tokens=N)
     assert prompt + out.ids == text and len(said) == 1
     assert all(step.proposed == step.depth for step in out.stats)
 

@@ -1,4 +1,4 @@
-"""A table as a target: the loop reads it as it stands, and its laws are the table's."""
+"""A table as a target: the loop reads it as it stands, and its distributions are the table's."""
 
 import pytest
 from support.distributions import exact_distribution
