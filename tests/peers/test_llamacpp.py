@@ -7,10 +7,9 @@ pytest.importorskip("llama_cpp", reason="the extra is not installed: pip install
 
 from lessons_lib.data import text  # noqa: E402
 from lessons_lib.decoding.generate import generate  # noqa: E402
-from lessons_lib.decoding.llamacpp import FORMATS, LlamaCpp, missing  # noqa: E402
+from lessons_lib.decoding.llamacpp import FORMATS, LlamaCpp  # noqa: E402
 from lessons_lib.decoding.probing import logit_gap, logits_along  # noqa: E402
 from lessons_lib.measure import quality  # noqa: E402
-from lessons_lib.models import ModelUnavailable  # noqa: E402
 
 PROMPT = "Copy this line twice: the lamp burns all night, the lamp burns all night.\n\nthe lamp"
 NEW = 24
@@ -52,12 +51,6 @@ def test_a_prompt_is_read_whole_however_much_of_it_was_read_before(smollm2, plai
     for _ in range(2):
         plain.write(prompt, 3)
     assert read == [len(prompt), 1, 1] * 2
-
-
-def test_only_packaged_models_have_a_file():
-    assert missing() == ""
-    with pytest.raises(ModelUnavailable, match="not 'tiny'; use one of: smollm2-135m"):
-        LlamaCpp("tiny")
 
 
 @pytest.fixture(scope="module")

@@ -63,9 +63,7 @@ def test_every_call_of_a_batched_step_adds_the_greedy_token_to_every_request():
 def test_a_batched_step_of_ours_runs_all_sequences_in_one_pass(monkeypatch):
     target, fed = decoder_target(tiny()), []
     run = target.run
-    monkeypatch.setattr(
-        target, "run", lambda inputs: fed.append([model_input.tokens for model_input in inputs]) or run(inputs)
-    )
+    monkeypatch.setattr(target, "run", lambda inputs: fed.append([one.tokens for one in inputs]) or run(inputs))
     advance = timing.batched_step(target, PROMPT, 3)
     advance(), advance()
     plain = generate(decoder_target(tiny()), PROMPT, max_new_tokens=3, min_new_tokens=3).ids

@@ -166,8 +166,8 @@ def test_what_the_columns_collect_is_how_the_target_goes_on():
 
 def test_nothing_is_collected_while_seed_tokens_stand_below_the_first_row():
     proposer = Recorded(5, 5)
-    generate(MAP, [2, 5, 1], proposer, max_new_tokens=1 + 3)
-    assert len(proposer.log) == 2 and not proposer.pool.ngrams
+    generate(MAP, [2, 5, 1], proposer, max_new_tokens=1 + 4)
+    assert len(proposer.log) == 3 and not proposer.pool.ngrams
     generate(MAP, [2, 5, 1], proposer, max_new_tokens=1 + 5)
     assert len(proposer.log) == 4 and proposer.pool.ngrams
 

@@ -165,6 +165,9 @@ def test_a_draft_is_judged_once_and_not_by_another_text():
     proposer.reset(choosing(len, 100), ids)
     proposer.observe(*seen)
     assert proposer.hit_rate[1] == 0.5
+    drafted(proposer, ids := [0, 5, 6, 0])
+    proposer.observe(seen[0], [], [5, 6, 0, 9], None)  # three right tokens are one hit
+    assert proposer.hit_rate[1] == pytest.approx(0.5 * 0.75 + 0.25)
 
 
 def test_each_match_length_is_judged_by_itself():

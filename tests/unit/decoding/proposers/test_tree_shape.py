@@ -106,10 +106,8 @@ def test_a_nodes_scores_are_those_of_the_text_along_its_path(target, shape, seed
         (scores,) = target.run([make_input(text, tree, target.new_cache(40))])
         for node in range(len(tree.tokens)):
             path = [tree.tokens[above] for above in tree.path(node)]
-            model_input = plain_input(text + path, target.new_cache(40))
-            torch.testing.assert_close(
-                scores.logits[1 + node], target.run([model_input])[0].logits[0], rtol=0, atol=1e-10
-            )
+            (alone,) = target.run([plain_input(text + path, target.new_cache(40))])
+            torch.testing.assert_close(scores.logits[1 + node], alone.logits[0], rtol=0, atol=1e-10)
 
 
 def test_regular_trees_hold_every_combination():

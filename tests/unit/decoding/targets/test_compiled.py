@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._inductor.config as inductor
-from support.graphs import graphs_on_cpu
+from support.graphs import EagerStep, graphs_on_cpu
 from support.proposers import Scripted, always_right, tree_with_decoys
 from torch._inductor.utils import run_and_get_code
 
@@ -54,18 +54,6 @@ class TwoDraftTokens(Scripted):
 
     def observe(self, *seen):
         pass
-
-
-class Uncompiled:
-    """A CompiledStep that runs as it is."""
-
-    problem, seconds = None, 0.0
-
-    def __init__(self, step):
-        self.step = step
-
-    def __call__(self, *tensors):
-        return self.step(*tensors)
 
 
 def greedy(target, prompt=PROMPT, count=N) -> list[int]:
@@ -189,7 +177,7 @@ def test_a_text_that_does_not_fit_the_static_cache_is_refused_before_anything_ru
 @pytest.mark.parametrize("children", [(2,), (3, 2)])
 def test_a_compiled_draft_may_branch_up_to_the_end_of_its_context(eager, monkeypatch, prompt, children):
     """Near the end the padding of an input has no room, although its tokens have."""
-    monkeypatch.setattr(compiled, "CompiledStep", lambda step, name, **how: Uncompiled(step))
+    monkeypatch.setattr(compiled, "CompiledStep", EagerStep)
     draft = CompiledTarget(eager.decoder, context=CONTEXT, widths=(1, 4), matmul="library")
     ids = list(range(prompt))
     out = generate(eager, ids, DraftModel(draft, 5, children=children), max_new_tokens=20)
@@ -358,9 +346,7 @@ def test_a_draft_fed_token_by_token_says_of_the_last_one_what_it_says_of_a_whole
     run = target.run
     plain, apart = target.new_cache(30), target.new_cache(30)
     expected = [run([plain_input(tokens, plain)])[0].logits for tokens in (PROMPT, [9, 4, 1])]
-    monkeypatch.setattr(
-        target, "run", lambda inputs: fed.extend(len(model_input.tokens) for model_input in inputs) or run(inputs)
-    )
+    monkeypatch.setattr(target, "run", lambda inputs: fed.extend(len(one.tokens) for one in inputs) or run(inputs))
     other = one_by_one(target)
     found = [other.run([plain_input(tokens, apart)])[0].logits for tokens in (PROMPT, [9, 4, 1])]
     assert fed == [len(PROMPT), 1, 1, 1] and apart.length() == plain.length() == 9

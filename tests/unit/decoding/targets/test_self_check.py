@@ -220,6 +220,7 @@ def test_branches_are_fed_as_long_as_the_window_holds_all():
     network = tiny(family="mistral", window=WINDOW)
     asked = TransformersTarget(network).self_check
     assert [asked.reads_branches(entries, 200) for entries in (10, 17, 32, 33, 32)] == [True, True, True, False, True]
+    assert (asked.known.good, asked.known.bad) == (32, 33)
 
 
 @pytest.mark.parametrize(
