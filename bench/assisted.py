@@ -33,7 +33,7 @@ CACHED = 200  # cached tokens when one forward pass is timed
 HELD_OUT_KINDS = prompts.CATEGORIES
 MOST = 16  # longest draft length
 HELD_OUT = "held out from training, of the kinds that smol-draft was trained on"
-DRAWN = "interval: from resampling the texts of each kind"
+RESAMPLED = "interval: from resampling the texts of each kind"
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 17)  # the compiled target pads up to 11 tokens, and runs wider passes eagerly
 
 
@@ -99,8 +99,8 @@ def cost_of_draft(repeats: int, target) -> tuple[Ratio, Ratio]:
     GAMMA tokens are drafted in a row, as between two target passes, which evict the draft from the CPU's caches.
     """
     prompt = prompt_of(CACHED)
-    one, guess = repeatable_step(target, prompt), repeatable_step(drafting(), prompt)
-    calls = {"forward": lambda: [guess() for _ in range(GAMMA)], "one": one, "chain": chain_step(target, prompt)}
+    one, draft_pass = repeatable_step(target, prompt), repeatable_step(drafting(), prompt)
+    calls = {"forward": lambda: [draft_pass() for _ in range(GAMMA)], "one": one, "chain": chain_step(target, prompt)}
     found = in_turn(calls, repeats=repeats)
     each = [Samples(tuple(time / GAMMA for time in found[name].times)) for name in ("forward", "chain")]
     return Ratio.of(each[0], found["one"]), Ratio.of(each[1], found["one"])
@@ -114,8 +114,8 @@ def cost_of_draft(repeats: int, target) -> tuple[Ratio, Ratio]:
 )  # fmt: skip
 def cost(run: Run) -> Measured:
     forward, whole = cost_of_draft(5 * run.repeats, common.eager())
-    said = f"{whole.value:.3f} with picking the token and all other work of DraftModel"
-    return Measured(forward, said, {"whole": [whole.value, whole.low, whole.high], "settings": settings()})
+    note = f"{whole.value:.3f} with picking the token and all other work of DraftModel"
+    return Measured(forward, note, {"whole": [whole.value, whole.low, whole.high], "settings": settings()})
 
 
 @claim(
@@ -174,7 +174,7 @@ def texts(run: Run) -> dict[str, list[dict]]:
 
 def strings(rows: list[dict]) -> list[dict]:
     """Rows in their stored form: right and wrong as 1 and 0."""
-    return [row | {"right": "".join(str(int(guess)) for guess in row["right"])} for row in rows]
+    return [row | {"right": "".join(str(int(hit)) for hit in row["right"])} for row in rows]
 
 
 @claim(
@@ -191,8 +191,8 @@ def tokens_per_pass(run: Run) -> Measured:
         gamma: evaluate.mean([evaluate.tokens_per_pass(right, gamma) for right in found.values()])
         for gamma in range(1, MOST + 1)
     }
-    share = {kind: evaluate.mean([guess for text in right for guess in text]) for kind, right in found.items()}
-    note = f"tokens per pass: {common.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {DRAWN}"
+    share = {kind: evaluate.mean([hit for text in right for hit in text]) for kind, right in found.items()}
+    note = f"tokens per pass: {common.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {RESAMPLED}"
     facts = {"tokens_per_pass": tau, "right": share, "by_gamma": by_gamma, "unit": "passes per token"}
     rows = [row for of in texts(run).values() for row in strings(of)]
     return Measured(mean_rate(counts), note, facts | {"gamma": GAMMA, "texts": rows})
@@ -212,7 +212,7 @@ def adaptive(run: Run) -> Measured:
     note += "".join(f"; {state}, worst kind {found.worst}: {found}" for state, found in on.items())
     problem = on and getattr(questions.compiled(), "problem", None)
     facts = eager.facts() | {"unit": "one-token passes per token", **{state: of.facts() for state, of in on.items()}}
-    return Measured(eager.ratios[eager.worst], "; ".join(filter(None, [note, problem, DRAWN])), facts)
+    return Measured(eager.ratios[eager.worst], "; ".join(filter(None, [note, problem, RESAMPLED])), facts)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from lessons_lib import load
 from lessons_lib.decoding.probing import width_times
-from lessons_lib.measure.clock import Ratio, Samples, drawings
+from lessons_lib.measure.clock import Ratio, Samples, resamples
 from lessons_lib.measure.cost import width_curve
 from lessons_lib.models.device import pick
 
@@ -134,11 +134,11 @@ def mean_rate(kinds: Sequence[Sequence[tuple]]) -> Ratio:
     if not kinds or not all(map(len, kinds)):
         raise ValueError("every kind needs a text to count")
 
-    def mean(drawn):
-        sums = [np.array(texts, dtype=float)[those].sum(-2) for texts, those in zip(kinds, drawn, strict=True)]
+    def mean(sampled):
+        sums = [np.array(texts, dtype=float)[those].sum(-2) for texts, those in zip(kinds, sampled, strict=True)]
         return np.mean([found[..., 0] / found[..., 1] for found in sums], axis=0)
 
-    again = mean([drawings(len(texts), kind) for kind, texts in enumerate(kinds)])
+    again = mean([resamples(len(texts), kind) for kind, texts in enumerate(kinds)])
     low, high = np.percentile(again, [2.5, 97.5])
     taken = [passes / tokens for texts in kinds for tokens, passes in texts]
     value = float(mean([np.arange(len(texts)) for texts in kinds]))

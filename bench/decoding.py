@@ -104,8 +104,8 @@ def of_limit(run: Run) -> Measured:
     buffer, forward = torch.ones(moved // 4), batched_step(of, prompt, 1)
     forward()  # compiles
     both = (lambda: [buffer.sum() for _ in eight]), (lambda: [forward() for _ in eight])
-    said = of.problem or "lesson 03 takes the step apart"
-    return Measured(compare(*both, repeats=rounds, warmup=1), said, {"bytes": 8 * moved})
+    note = of.problem or "lesson 03 takes the step apart"
+    return Measured(compare(*both, repeats=rounds, warmup=1), note, {"bytes": 8 * moved})
 
 
 def over_generate(of: Target, dtype: str, run: Run) -> Ratio:
@@ -119,5 +119,5 @@ def compiled(dtype: str, run: Run) -> Measured:
     of = compiled_target(dtype)
     ratio = over_generate(of, dtype, run)
     seconds = of.compile_seconds.get(1)
-    said = of.problem or f"compiled in {seconds:.0f} s"
-    return Measured(ratio, said, {"compile_seconds": seconds})
+    note = of.problem or f"compiled in {seconds:.0f} s"
+    return Measured(ratio, note, {"compile_seconds": seconds})

@@ -59,7 +59,7 @@ LLAMACPP_BEST = (
 FORMATS = ("W8A16", "W4A16", "W8A8", *(() if native.problem() else ("W4A8",)))  # W4A8 is slow without our kernels
 LOOKUPS = (2, 10)  # draft tokens of llama.cpp's prompt lookup: its advice for CPUs, and its default
 READ = 8192  # tokens of the evaluation text
-GUESSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10 is our default
+PROPOSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10 is our default
 # Settings of the adaptive lookup, chosen by replay on grounded questions that the claims do not use.
 LONGER = {"num_tokens": 10, "max_ngram": 5}
 NARROW = (1, 3, 5, 11)  # widths compiled for the light target, where extra tokens are most expensive relative to one
@@ -73,9 +73,9 @@ def rows(run: Run, kind: str) -> list[dict]:
     """All configurations and peers on the questions of one kind; each row includes plain decoding's text."""
     priced(run.quick, run.repeats)  # predict before any text is timed
     text = lambda ids, out: {"prompt": list(ids), "new": out.ids}  # noqa: E731
-    settings = {"configurations": sorted(rung_methods(run, common.prompt_of(8)))}
+    settings = {"configurations": sorted(configuration_methods(run, common.prompt_of(8)))}
     categories, count = KINDS[kind]
-    methods = lambda ids: rung_methods(run, ids)  # noqa: E731
+    methods = lambda ids: configuration_methods(run, ids)  # noqa: E731
     return answered(asked(f"ladder/{kind}", run, categories, count, methods, settings, also=text))
 
 
@@ -117,7 +117,7 @@ def grounded(run: Run) -> Measured:
     says="Without draft tokens, our fastest configuration is {times} as fast as llama.cpp on the packaged file",
 )  # fmt: skip
 def plain(run: Run) -> Measured:
-    return against(run, list(KINDS), unguessed(packaged(need_peers())), unguessed(named(run)))
+    return against(run, list(KINDS), undrafted(packaged(need_peers())), undrafted(named(run)))
 
 
 @claim(
@@ -137,7 +137,7 @@ def grounded_peer(run: Run) -> Measured:
     "equal quality",
 )  # fmt: skip
 def plain_best(run: Run) -> Measured:
-    return against(run, list(KINDS), unguessed(need_peers()), unguessed(named(run)), as_good=True)
+    return against(run, list(KINDS), undrafted(need_peers()), undrafted(named(run)), as_good=True)
 
 
 @claim(
@@ -152,8 +152,8 @@ def grounded_best(run: Run) -> Measured:
 
 def need_peers() -> list[str]:
     """Names of llama.cpp's configurations in all formats. Raises NotMeasured if it is not installed."""
-    if lack := llamacpp.missing():
-        raise NotMeasured(f"not measured: {lack}")
+    if problem := llamacpp.missing():
+        raise NotMeasured(f"not measured: {problem}")
     return list(peers())
 
 
@@ -162,7 +162,7 @@ def packaged(peers: Collection[str]) -> list[str]:
     return [name for name in peers if target_of(name) == f"llama.cpp {llamacpp.FORMATS[0]}"]
 
 
-def unguessed(names: Collection[str]) -> list[str]:
+def undrafted(names: Collection[str]) -> list[str]:
     """The configurations without drafting."""
     return [name for name in names if name == target_of(name)]
 
@@ -191,7 +191,7 @@ def against(
     requests = rate_ratio(whole(found, theirs), whole(found, winner))
     note = (
         f"{winner} {took[winner]:.0f} tokens/s, {theirs} {took[theirs]:.0f}; {requests.value:.2f} with the prefill; "
-        f"{differing(found, winner)}{said(peers)}"
+        f"{differing(found, winner)}{speeds_of(peers)}"
     )
     table = {kind: table_of(run, rows(run, kind)) for kind in kinds}
     facts = {"best": winner, "peer": theirs, "requests": [requests.value, requests.low, requests.high]}
@@ -216,11 +216,11 @@ def near(peers: dict[str, dict[str, float]], ours: str) -> set[str]:
     if found := counting({name: of["perplexity"] for name, of in peers.items()}, 1.0):
         return found
     raise NotMeasured(
-        f"not measured: no format of llama.cpp comes within {TOLERATED:.0%} of {ours} in perplexity{said(peers)}"
+        f"not measured: no format of llama.cpp comes within {TOLERATED:.0%} of {ours} in perplexity{speeds_of(peers)}"
     )
 
 
-def said(peers: dict[str, dict[str, float]]) -> str:
+def speeds_of(peers: dict[str, dict[str, float]]) -> str:
     """Speed and perplexity of llama.cpp's formats as the end of a sentence; "" without any."""
     return "".join(
         f"; {name} {of['speed']:.0f} tokens/s at {of['perplexity']:.3f} times our perplexity"
@@ -240,7 +240,7 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
     all_names = [*(name for name in ladder if name in timed), *(name for name in timed if name not in ladder)]
     took, requests = speeds(found, all_names), speeds(found, all_names, whole)
     gains, counts = step_gains(list(ladder.values()), took), good_enough(run.quick)
-    said = []
+    table = []
     for name in all_names:
         row = {"configuration": name, "speed": took[name], "whole": requests[name], "peer": name not in ladder}
         row["samples"] = [tokens / seconds for tokens, seconds in decoding(found, name)]
@@ -249,8 +249,8 @@ def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
             row |= {"below": ladder[name].below, "gain": gains[name]}
             row |= {"predicted": ladder[name].cost.speed(*expected(run, name, found))}
             row |= {"moved": ladder[name].cost.moved(CACHED)}
-        said.append(row)
-    return said
+        table.append(row)
+    return table
 
 
 def expected(run: Run, name: str, found: Sequence[dict]) -> list:
@@ -269,7 +269,7 @@ def targets(quick: bool) -> dict[str, Target]:
     return {name: questions.run_once(of, widths.get(name, (1,)), fitted=True) for name, of in decoders.items()}
 
 
-def guessed(name: str) -> bool:
+def drafts_on(name: str) -> bool:
     """Whether proposers run on the target of this name: each additional width takes a minute or more to compile."""
     return name in ("compiled", LIGHT)
 
@@ -381,7 +381,7 @@ def proposer(who: str, of: Target, run: Run, v: WidthCurve = None) -> Proposer:
     return drafter(of) if who == "draft" else Medusa(medusa.heads(), medusa.fitted(of, run.repeats).tree)
 
 
-def rung_methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
+def configuration_methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
     """Every configuration and peer as a call that generates text after a prompt.
 
     The adaptive lookup gets a width curve timed just before the text. Memory bandwidth shared with other machines
@@ -394,9 +394,9 @@ def rung_methods(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
     }
     for name, of in targets(run.quick).items():
         found[name] = partial(ours, of, ids)
-        if guessed(name):
+        if drafts_on(name):
             v = common.costs_of(of, medusa.widths_of(of), run.repeats, CACHED)
-            found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run, v)) for who in GUESSERS}
+            found |= {f"{name} + {who}": partial(ours, of, ids, proposer(who, of, run, v)) for who in PROPOSERS}
     return found | {name: partial(by_peer, of, ids) for name, of in peers().items()}
 
 
@@ -415,7 +415,7 @@ def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
 @cache
 def priced(quick: bool, repeats: int) -> list[Configuration]:
     """All configurations with predicted costs, from bytes, this machine's rates, and parts timed without any text."""
-    run, (loop, guess) = Run(quick), host_times(repeats)
+    run, (loop, draft) = Run(quick), host_times(repeats)
     base, launch = library(repeats)
     found = [
         Configuration("generate", None, base["transformers"]),
@@ -424,14 +424,14 @@ def priced(quick: bool, repeats: int) -> list[Configuration]:
     ]
     for name, of in targets(quick).items():
         # each target plain, then with every proposer
-        v = medusa.fitted(of, repeats).v if guessed(name) else None
+        v = medusa.fitted(of, repeats).v if drafts_on(name) else None
         price = StepCost(
             bytes_read(of.decoder), entry(), rates().read_bandwidth, launch=launch["compiled"], v=v, host=loop
         )
         found.append(Configuration(name, "decoder" if name == "compiled" else "compiled", price))
         found += [
-            Configuration(f"{name} + {who}", name, with_guesses(price, who, of, run, guess))
-            for who in GUESSERS * guessed(name)
+            Configuration(f"{name} + {who}", name, with_drafting(price, who, of, run, draft))
+            for who in PROPOSERS * drafts_on(name)
         ]
     return found
 
@@ -450,10 +450,10 @@ def library(repeats: int) -> tuple[dict[str, StepCost], dict[str, float]]:
     return eager | {"compiled": replace(price, slots=CONTEXT)}, launch
 
 
-def with_guesses(price: StepCost, who: str, of: Target, run: Run, guess: float) -> StepCost:
+def with_drafting(price: StepCost, who: str, of: Target, run: Run, draft: float) -> StepCost:
     """Add a proposer's cost: timed draft passes, a share of each pass for Medusa's heads, nothing for lookup."""
     if who != "medusa":
-        return replace(price, draft=guess if who == "draft" else 0.0)
+        return replace(price, draft=draft if who == "draft" else 0.0)
     by = medusa.fitted(of, run.repeats)
     share = width_cost(by.heads_share)(1 + len(by.tree.choices))
     return replace(price, host=price.host + share * price.forward(CACHED))

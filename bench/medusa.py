@@ -21,8 +21,8 @@ from bench.questions import (
     by_category,
     in_steps,
     measured,
-    rows_fed,
     speed,
+    tokens_fed,
     tokens_per_pass,
     with_and_without,
 )
@@ -186,12 +186,12 @@ def identity(run: Run) -> Measured:
     other work evicted.
     """
     counted, eager = answered(rows(run)), fitted(common.eager(), run.repeats)
-    plain, guessed = ([row[name] for row in counted] for name in ("plain", "medusa"))
-    fed = rows_fed(counted, "medusa")
+    plain, drafted = ([row[name] for row in counted] for name in ("plain", "medusa"))
+    fed = tokens_fed(counted, "medusa")
     # predicted overhead at this run's mean width
     overhead, tau = eager.overhead(fed), tokens_per_pass(counted, "medusa")
     # measured speedup against tokens per step over this overhead
-    ratio = rate_ratio(steps(plain), steps(guessed, overhead))
+    ratio = rate_ratio(steps(plain), steps(drafted, overhead))
     sped = ratio.value * tau / overhead
     note = (
         f"speedup {sped:.2f} ({speed(counted, 'plain', 'medusa').value:.2f} with the prefill), {tau:.2f} tokens per "

@@ -77,8 +77,8 @@ def main(words: Sequence[str] = ()) -> int:
 def row_of(change: Change) -> dict:
     """Time both calls in alternation: medians and samples in seconds."""
     say(f"{change.what} ...")
-    before, behind = change.calls()
-    found = in_turn({"before": before, "behind": behind}, repeats=REPEATS)
+    before, after = change.calls()
+    found = in_turn({"before": before, "behind": after}, repeats=REPEATS)
     times = {name: samples.median for name, samples in found.items()}
     samples = {"samples": {name: of.times for name, of in found.items()}}
     return {"what": change.what, "kept": change.kept, "why": change.why} | times | samples
@@ -102,7 +102,7 @@ def changes() -> list[Change]:
         Change(f"{eight}, one row", True, "half the bytes", formats(None, LIGHT)),
         Change(f"{eight}, {ROWS} rows", True, "it comes with the one above", formats(None, LIGHT, ROWS)),
         Change(f"{both}, one row", True, "for the sake of several rows", formats(LIGHT, BOTH)),
-        Change(f"{both}, {ROWS} rows", True, "guesses ask for several rows", formats(LIGHT, BOTH, ROWS)),
+        Change(f"{both}, {ROWS} rows", True, "draft tokens make several rows", formats(LIGHT, BOTH, ROWS)),
         Change(f"{four}, one row", True, "fewer bytes, and an instruction for 64 products", formats(BOTH, GROUPED)),
         Change(f"{four}, {ROWS} rows", True, "it comes with the one above", formats(BOTH, GROUPED, ROWS)),
         Change("weights of 4 bits instead of 8, one row", False, "unpacking is work, too", formats(LIGHT, "W4A16")),
@@ -135,10 +135,10 @@ def sums() -> Calls:
     return step(small(), ROWS, matmul="library"), step(small(), ROWS)
 
 
-def formats(before: str | None, behind: str, rows: int = 1) -> Callable[[], Calls]:
+def formats(before: str | None, after: str, rows: int = 1) -> Callable[[], Calls]:
     """Weights in two formats; None: the model's own."""
     made = lambda weights: quantize_model(small(), weights) if weights else small()  # noqa: E731
-    return lambda: (step(made(before), rows), step(made(behind), rows))
+    return lambda: (step(made(before), rows), step(made(after), rows))
 
 
 def masks() -> Calls:

@@ -21,7 +21,7 @@ from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.decoding.timing import overhead_proxy, products_in_cache
 from lessons_lib.measure import machine, quality
-from lessons_lib.measure.clock import Ratio, Samples, compare, drawings, in_turn, timed
+from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, resamples, timed
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.quality import Reading
 from lessons_lib.models import load
@@ -50,9 +50,9 @@ def vs_generate(weights: str, run: Run) -> Measured:
     of = target(weights)
     ratio = decoding.over_generate(of, DTYPE, run)
     read, kept = bytes_read(of.decoder), bytes_kept(of.decoder)
-    said = of.problem or f"a step reads {read / 1e6:.0f} MB; the weights take {kept / 1e6:.0f} MB"
+    note = of.problem or f"a step reads {read / 1e6:.0f} MB; the weights take {kept / 1e6:.0f} MB"
     facts = {"bytes_read": read, "bytes_kept": kept, "compile_seconds": of.compile_seconds}
-    return Measured(ratio, said, facts)
+    return Measured(ratio, note, facts)
 
 
 @claim(
@@ -303,10 +303,10 @@ def recovered(run: Run) -> Measured:
 def share(exact: np.ndarray, nearest: np.ndarray, better: np.ndarray) -> tuple[float, float, float]:
     """Share of the perplexity lost by `nearest` that `better` does not lose. Each (windows, 2): sum and count."""
 
-    def of(drawn: Sequence) -> np.ndarray:
-        sums = [part[drawn].sum(-2) for part in (exact, nearest, better)]
+    def of(sampled: Sequence) -> np.ndarray:
+        sums = [part[sampled].sum(-2) for part in (exact, nearest, better)]
         p, q, r = (np.exp(part[..., 0] / part[..., 1]) for part in sums)
         return 1 - (r - p) / (q - p)
 
-    low, high = np.percentile(of(drawings(len(exact))), [2.5, 97.5]) if len(exact) > 1 else (-math.inf, math.inf)
+    low, high = np.percentile(of(resamples(len(exact))), [2.5, 97.5]) if len(exact) > 1 else (-math.inf, math.inf)
     return float(of(np.arange(len(exact)))), float(low), float(high)

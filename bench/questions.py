@@ -46,8 +46,8 @@ def plain_of(name: str) -> str:
 
     "plain compiled" for "lookup compiled"; among lesson 11's configurations, "W8A8" for "W8A8 + draft".
     """
-    target, guessed, _ = name.partition(" + ")
-    return target if guessed else "plain compiled" if name.endswith(" compiled") else "plain"
+    target, drafting, _ = name.partition(" + ")
+    return target if drafting else "plain compiled" if name.endswith(" compiled") else "plain"
 
 
 @cache
@@ -168,14 +168,15 @@ def measured(
     beside = in_compiled(kinds, counted, slow, fast)
     logit_gap = max(made["logit_gap"] for row in counted for made in row.values() if isinstance(made, dict))
     facts |= {
-        "settings": settings, **per_kind(kinds, slow, fast), "parted": parted(counted), "largest_logit_gap": logit_gap,
+        "settings": settings, **per_kind(kinds, slow, fast), "parted": differing(counted),
+        "largest_logit_gap": logit_gap,
         "by_category": {kind: ratio(of, slow, fast).value for kind, of in kinds.items()}, "compiled": beside,
         "questions": rows,
     }  # fmt: skip
     if overhead:
         facts["predicted"] = predicted_speed(counted, fast, overhead)
         facts["after_prompt"] = after_prompt(counted, slow, fast)
-    return Measured(ratio(counted, slow, fast), said(note, facts, len(counted)), facts)
+    return Measured(ratio(counted, slow, fast), note_of(note, facts, len(counted)), facts)
 
 
 def over_transformers(rows: list[dict], settings: dict) -> Measured:
@@ -323,7 +324,7 @@ def in_steps(rows: Sequence[dict], name: str) -> list[tuple[int, int]]:
     return [(row[name]["tokens"] - 1, row[name]["forwards"] - 1) for row in rows]
 
 
-def rows_fed(rows: Sequence[dict], name: str) -> float:
+def tokens_fed(rows: Sequence[dict], name: str) -> float:
     """Mean number of tokens in a forward pass, prefill left out."""
     return sum(row[name]["forwarded"] for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
 
@@ -333,10 +334,10 @@ def predicted_speed(rows: Sequence[dict], name: str, overhead: Callable[[float],
 
     overhead: mean tokens per pass -> cost of a step in plain steps.
     """
-    return tokens_per_pass(rows, name) / overhead(rows_fed(rows, name))
+    return tokens_per_pass(rows, name) / overhead(tokens_fed(rows, name))
 
 
-def said(note: str, facts: dict, texts: int) -> str:
+def note_of(note: str, facts: dict, texts: int) -> str:
     """A claim's note: its own, the prediction, and speed and tokens per forward pass for each kind of text."""
     found, beside = [note], facts["compiled"]
     if "predicted" in facts:
@@ -364,7 +365,7 @@ def with_tau(facts: dict) -> str:
     return ", ".join(f"{kind} {value:.2f} ({taus[kind]:.2f})" for kind, value in facts["speed_by_category"].items())
 
 
-def parted(rows: Sequence[dict]) -> dict[str, int]:
+def differing(rows: Sequence[dict]) -> dict[str, int]:
     """For each method, how many of its texts differ from plain decoding's on the same target and state."""
     flags = {name: [row[name]["equal"] for row in rows] for name, made in rows[0].items() if isinstance(made, dict)}
     return {name: of.count(False) for name, of in flags.items() if None not in of}

@@ -120,9 +120,9 @@ def record(claim: Claim, run: Run) -> None:
     """Measure one claim and write its row and its raw samples to disk."""
     try:
         measured = claim.measure(run)
-    except NotMeasured as lack:
-        say(f"{claim.name}: {lack}")
-        measured = Measured(None, str(lack))
+    except NotMeasured as problem:
+        say(f"{claim.name}: {problem}")
+        measured = Measured(None, str(problem))
     facts = (claim.bar, claim.compared_with(run), claim.unit, measured.note)
     machine_facts = {"host": machine.host(), "versions": machine.versions()}
     row = make_claim(claim.name, measured.ratio, *facts)

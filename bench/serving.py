@@ -95,8 +95,8 @@ def over_ours(run: Run, theirs: Callable[[list[Sequence]], object], note: str = 
     tokens = sum(request.output_length for request in asked)
     facts = {"requests": len(asked), "output_tokens": tokens, "dtype": dtype_name(model().dtype)}
     facts |= {"tokens_per_second": tokens / ratio.b.median, "problem": problem}
-    said = [facts["dtype"], f"{facts['tokens_per_second']:.0f} tokens/s", note, problem]
-    return Measured(ratio, "; ".join(filter(None, said)), facts)
+    notes = [facts["dtype"], f"{facts['tokens_per_second']:.0f} tokens/s", note, problem]
+    return Measured(ratio, "; ".join(filter(None, notes)), facts)
 
 
 @claim(
@@ -145,8 +145,8 @@ def over_vllm(run: Run) -> Measured:
     name = str(model().dtype).removeprefix("torch.")
     with vllm.vllm(python, folder, SLOTS, name) as theirs:
         found = over_ours(run, theirs.serve)
-    said = ", ".join(f"{package} {version}" for package, version in theirs.facts["versions"].items())
-    return Measured(found.ratio, f"{found.note}; {said}", found.facts | {"theirs": theirs.facts})
+    notes = ", ".join(f"{package} {version}" for package, version in theirs.facts["versions"].items())
+    return Measured(found.ratio, f"{found.note}; {notes}", found.facts | {"theirs": theirs.facts})
 
 
 @claim(
@@ -237,10 +237,10 @@ def simulated_error(run: Run, measure: Callable[[Log], dict[str, float]]) -> Mea
     errors = [{name: abs(simulated[name] / real[name] - 1) for name in real} for real, simulated in pairs]
     worst = [max(of.values()) for of in errors]
     each = {name: median(of[name] for of in errors) for name in errors[0]}
-    said = ", ".join(f"{name} {error:.1%}" for name, error in each.items())
+    notes = ", ".join(f"{name} {error:.1%}" for name, error in each.items())
     return Measured(
         Ratio(median(worst), min(worst), max(worst), Samples(tuple(worst)), Samples((1.0,) * len(worst))),
-        f"{said}; {dtype_name(model().dtype)}; interval: lowest and highest run",
+        f"{notes}; {dtype_name(model().dtype)}; interval: lowest and highest run",
         {"errors": each, "unit": "relative error", "dtype": dtype_name(model().dtype)},
     )
 

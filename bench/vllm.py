@@ -59,8 +59,8 @@ def vllm(python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", li
         facts = settings | environment | {"model": Path(folder).name, "versions": ask(settings)["versions"]}
 
         def serve(requests: list[Sequence]) -> list[list[int]]:
-            said = ask({"requests": [{"ids": r.fresh().ids, "output_length": r.length} for r in requests]})
-            return checked(requests, said["ids"])
+            reply = ask({"requests": [{"ids": r.fresh().ids, "output_length": r.length} for r in requests]})
+            return checked(requests, reply["ids"])
 
         yield Other(serve, facts)
 
@@ -93,8 +93,8 @@ def answering(
             except (OSError, ValueError):
                 why = "gave no answer" if time.perf_counter() - start < limit else f"took longer than {limit} s"
                 log.seek(0)
-                said = log.read().decode(errors="replace").strip()[-1000:]
-                raise RuntimeError(f"{name}'s process {why}; the end of its log: {said}") from None
+                reply = log.read().decode(errors="replace").strip()[-1000:]
+                raise RuntimeError(f"{name}'s process {why}; the end of its log: {reply}") from None
 
         try:
             yield ask

@@ -176,7 +176,7 @@ def bootstrap(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float
     if not pairs:
         raise ValueError("No pairs to compare; measure at least one.")
     logs = np.log([a / b for a, b in pairs])
-    low, high = np.percentile(np.median(logs[drawings(len(logs))], axis=1), [2.5, 97.5])
+    low, high = np.percentile(np.median(logs[resamples(len(logs))], axis=1), [2.5, 97.5])
     return math.exp(np.median(logs)), math.exp(low), math.exp(high)
 
 
@@ -190,17 +190,17 @@ def rate_ratio(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]
         raise ValueError(f"both methods need the same texts, at least one, not {len(a)} and {len(b)}")
     both = np.array([a, b], dtype=float)  # (2, questions, 2)
 
-    def ratio(drawn):
-        tokens, cost = np.moveaxis(both[:, drawn].sum(-2), -1, 0)
+    def ratio(sampled):
+        tokens, cost = np.moveaxis(both[:, sampled].sum(-2), -1, 0)
         slow, fast = tokens / cost
         return fast / slow
 
-    low, high = np.percentile(ratio(drawings(len(a))), [2.5, 97.5])
+    low, high = np.percentile(ratio(resamples(len(a))), [2.5, 97.5])
     samples = [Samples(tuple((cost / tokens).tolist())) for tokens, cost in np.moveaxis(both, -1, 1)]
     return Ratio(float(ratio(np.arange(len(a)))), float(low), float(high), *samples)
 
 
-def drawings(count: int, seed: int = 0) -> np.ndarray:
+def resamples(count: int, seed: int = 0) -> np.ndarray:
     """Bootstrap indices: (RESAMPLES, count) random numbers below `count`."""
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
 

@@ -90,15 +90,15 @@ def read(
 def ratio(reading: Reading, reference: Reading) -> Change:
     """Perplexity of `reading` over that of `reference`, which must be of the same text.
 
-    The interval treats windows as random draws: 1.96 standard errors of the mean paired difference. With one window no
-    interval is known, and it spans everything.
+    The interval treats windows as random samples: 1.96 standard errors of the mean paired difference. With one window
+    no interval is known, and it spans everything.
     """
     # mean paired difference of nll per token
     differences = [(a - b).sum() for a, b in _paired(reading.nll, reference.nll)]
     counts = torch.tensor([float(len(part)) for part in reading.nll], dtype=torch.float64)
     sums = torch.stack(differences)
     mean = sums.sum() / counts.sum()
-    # standard error of this mean, with windows as the independent draws
+    # standard error of this mean, with windows as independent samples
     windows = len(counts)
     spread = (sums - mean * counts).square().sum() * windows / max(windows - 1, 1)
     error = float(spread.sqrt() / counts.sum()) if windows > 1 else math.inf

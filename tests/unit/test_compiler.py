@@ -1,4 +1,4 @@
-"""The compiler around a compiled target (lesson 03): checked calls, graphs, settings, and what is said without one."""
+"""The compiler around a compiled target (lesson 03): checked calls, graphs, settings, and its absence."""
 
 import os
 import re
@@ -22,6 +22,7 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.quantization.cpu import multiply_by_products
 
 pytestmark = pytest.mark.usefixtures("cold_compiler")
+
 PROMPT, N, CONTEXT = [5, 80, 3, 3, 61, 7], 12, 32
 
 
@@ -35,14 +36,6 @@ def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
     with pytest.raises(RuntimeError, match="no kernel"):
         generate(target, PROMPT, max_new_tokens=N)
     assert inductor.freezing is False
-
-
-def test_numbers_that_look_rows_up_are_checked_unless_whoever_compiles_has_done_so():
-    for checked in (True, False):
-        with compiler.settings(check_indices=checked):
-            assert inductor.assert_indirect_indexing is checked
-    with compiler.settings():
-        assert inductor.assert_indirect_indexing is True
 
 
 def test_a_missing_compiler_is_found_out_by_asking_the_compilers_own_search(monkeypatch):
@@ -117,21 +110,21 @@ print(target.problem)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
-@pytest.mark.parametrize("seen, said", [
+@pytest.mark.parametrize("seen, problem", [
     ("seen", r"the C\+\+ compiler .*broken-g\+\+ compiles nothing \(repair it, or set CXX to another\)"),
     ("unseen", r"torch.compile failed \(.+\)"),
 ])  # fmt: skip
 def test_a_compiler_that_fails_at_every_file_leaves_decoding_eager_with_one_sentence(
-    broken_compiler, tmp_path, seen, said
+    broken_compiler, tmp_path, seen, problem
 ):
     environment = {**os.environ, "CXX": str(broken_compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")}
     root, command = str(Path(__file__).parents[2]), [sys.executable, "-c", BROKEN]
     out = subprocess.run([*command, root, seen], env=environment, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
-    assert re.fullmatch(said, out.stdout.strip()) and out.stderr.count("decoding runs uncompiled") == 1
+    assert re.fullmatch(problem, out.stdout.strip()) and out.stderr.count("decoding runs uncompiled") == 1
 
 
-def test_a_gpu_without_triton_is_told_so_before_anything_compiles(monkeypatch):
+def test_a_gpu_without_triton_is_reported_before_anything_compiles(monkeypatch):
     compiler._gpu_problem.cache_clear()
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     assert compiler.compiler_problem(torch.device("cuda")).startswith("torch.compile needs Triton")
@@ -215,7 +208,7 @@ def test_arguments_like_those_of_the_first_call_pass_the_check():
         other_length.check(args(capacity))
 
 
-@pytest.mark.parametrize("given, said", [
+@pytest.mark.parametrize("given, problem", [
     (args(capacity=16), r"made for \(1, 8\) bool on cpu and is given \(1, 16\) bool on cpu"),
     (args(dtype=torch.bfloat16), r"made for \(2, 8, 4\) float32 on cpu and is given \(2, 8, 4\) bfloat16"),
     (args(layers=1), "made for .* and is given"),
@@ -223,8 +216,8 @@ def test_arguments_like_those_of_the_first_call_pass_the_check():
     (tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args()), "on cpu and is given .* on meta"),
     ((args()[0], args()[1].new_ones(8, 1).T, *args()[2:]), "made for"),
 ], ids=["capacity", "dtype", "a layer less", "a layer more", "device", "strides"])  # fmt: skip
-def test_other_arguments_are_refused(given, said):
-    with pytest.raises(ValueError, match=said):
+def test_other_arguments_are_refused(given, problem):
+    with pytest.raises(ValueError, match=problem):
         Layout(args()).check(given)
 
 

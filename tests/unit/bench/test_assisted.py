@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.benches import TOKENS, another_file, asks, offline
+from support.benches import TOKENS, asks, offline
 
 from bench import common, questions
 from bench.common import Run
@@ -12,7 +12,6 @@ from lessons_lib.data import Question
 from lessons_lib.decoding.generate import tokens_per_pass
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
 from lessons_lib.decoding.text import encode
-from lessons_lib.measure.clock import Samples
 from lessons_lib.measure.cost import width_cost
 
 R, W = True, False
@@ -52,7 +51,7 @@ def test_the_claim_against_transformers_shows_our_loop_and_the_compiled_target_b
     measured = assisted.vs_transformers(Run(quick=True))
     rows = measured.facts["questions"]
     assert measured.facts["parted"] == dict.fromkeys(("theirs", "ours", "ours compiled", "loop"), 0)
-    assert all(row["loop"]["forwards"] == row["ours"]["forwards"] for row in rows)  # the same guesses either way
+    assert all(row["loop"]["forwards"] == row["ours"]["forwards"] for row in rows)  # the same draft tokens either way
 
 
 def test_another_draft_of_the_same_name_is_measured_anew(assisted):
@@ -62,8 +61,8 @@ def test_another_draft_of_the_same_name_is_measured_anew(assisted):
     assert assisted.settings()["weights"] != before["weights"]
 
 
-def test_transformers_drafts_as_long_as_ours_and_takes_as_many_forwards(assisted):
-    """Its first forward verifies guesses with the prompt, where ours yields a token of its own first."""
+def test_transformers_drafts_as_long_as_ours_and_takes_as_many_passes(assisted):
+    """Its first pass verifies draft tokens with the prompt, where ours yields a token of its own first."""
     ids, small, fed = [5, 80, 3, 3, 61], assisted.assistant(), []
     target = common.eager()
     new, stats = questions.ours(target, ids, assisted.drafter(target))
@@ -75,32 +74,7 @@ def test_transformers_drafts_as_long_as_ours_and_takes_as_many_forwards(assisted
     assert abs(len(fed) - len(stats)) <= 1
 
 
-def test_the_cost_of_a_guess_is_of_one_forward_of_the_draft_behind_the_same_text(assisted, monkeypatch):
-    fed, seen = [], {}
-    for name, of in (("draft", assisted.drafting()), ("target", common.eager())):
-
-        def run(blocks, name=name, run=of.run):
-            fed.append((name, len(blocks[0].tokens), blocks[0].cache.length()))
-            return run(blocks)
-
-        monkeypatch.setattr(of, "run", run)
-
-    def in_turn(calls, repeats):
-        for name, call in calls.items():
-            fed.clear()
-            call()
-            seen[name] = [*fed]
-        return {name: Samples((seconds,)) for name, seconds in (("forward", 3.0), ("one", 1.0), ("chain", 5.0))}
-
-    monkeypatch.setattr(assisted, "in_turn", in_turn)
-    measured = assisted.cost(assisted.Run(quick=True))
-    many, behind = assisted.GAMMA, assisted.CACHED
-    assert seen["forward"] == [("draft", 1, behind)] * many and seen["one"] == [("target", 1, behind)]
-    assert seen["chain"] == [("draft", 1, behind - 1 + i) for i in range(many)]  # as behind a rejected guess
-    assert measured.ratio.value == pytest.approx(3 / many) and measured.facts["whole"][0] == pytest.approx(5 / many)
-
-
-def test_tokens_per_forward_are_those_that_decoding_takes(assisted):
+def test_tokens_per_pass_are_those_that_decoding_takes(assisted):
     measured = assisted.tokens_per_pass(assisted.Run(quick=True))
     for kind, rows in assisted.texts(assisted.Run(quick=True)).items():
         spent = []
@@ -154,14 +128,3 @@ def test_one_schedule_goes_through_the_kinds_in_turn(assisted):
 
     found = assisted.spent_in_turn({"a": [[R, R], [R, R]], "b": [[W, W]]}, Noting(1), 0.1, lambda width: float(width))
     assert seen == [1, 0, 1] and found == {"a": [(2, 2.1), (2, 2.1)], "b": [(2, pytest.approx(3.1))]}
-
-
-def test_another_files_questions_reach_every_claim_that_asks(assisted, monkeypatch, tmp_path):
-    run = assisted.Run(quick=False, questions=another_file(monkeypatch, tmp_path))
-    for measure in (assisted.mixed, assisted.vs_transformers, assisted.tokens_per_pass):
-        facts = measure(run).facts
-        rows = facts.get("questions") or facts["texts"]
-        assert [(row["question_id"], row["turn"]) for row in rows] == [(81, 1), (81, 2)]
-        assert set(facts["tokens_per_pass"]) == {"roleplay"}
-    monkeypatch.setattr(assisted, "cost_of_draft", lambda repeats, target: [None, type("C", (), {"value": 0.5})])
-    assert set(assisted.adaptive(run).facts["best_fixed"]) == {"roleplay"}

@@ -134,10 +134,6 @@ def test_a_part_that_ends_badly_or_has_no_time_left_says_so():
     assert on_gpu.run_limited(ends, -1.0) == "part: no time is left"
 
 
-def test_all_limits_together_are_eight_minutes():
-    assert sum(limit for limit, _ in on_gpu.PARTS.values()) == on_gpu.SECONDS == 480
-
-
 def test_without_a_gpu_nothing_is_measured_and_an_unknown_part_is_named(monkeypatch, capsys):
     monkeypatch.setenv("LESSONS_LIB_BATCH", "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -145,12 +141,6 @@ def test_without_a_gpu_nothing_is_measured_and_an_unknown_part_is_named(monkeypa
     with pytest.raises(SystemExit):
         on_gpu.main(["stairs"])
     assert "stairs: no part" in capsys.readouterr().err
-
-
-def test_the_command_runs_a_part_in_a_process_of_its_own(tmp_path, capsys):
-    results = tmp_path / "gpu.json"
-    assert on_gpu.main(["attention", "--device", "cpu", "--tiny", "--results", str(results)]) == 0
-    assert set(json.loads(results.read_text())["attention"]) == {"64", "128"}
 
 
 def test_random_weights_have_the_models_sizes_and_dtype():

@@ -14,7 +14,6 @@ from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, tiny
-from lessons_lib.models.draft import start_from
 from lessons_lib.quantization import bytes_read
 from lessons_lib.quantization import quantize_model as rounded
 
@@ -71,40 +70,10 @@ def test_what_gptq_recovers_is_the_share_of_perplexity_that_is_not_lost():
     assert quantization.share(exact[:1], nearest[:1], better[:1])[1:] == (-math.inf, math.inf)
 
 
-def test_gptq_is_judged_on_the_trimmed_draft_by_the_tokens_that_its_head_scores(model, monkeypatch):
-    """Over windows that calibrate nothing; each of the three is read again here."""
-    draft = start_from(model.target().decoder, [0, 2], torch.arange(20)).requires_grad_(False)
-    monkeypatch.setattr(quantization, "load", lambda name, **options: SimpleNamespace(network=name))
-    monkeypatch.setattr(quantization, "decoder_of", {"smol-draft": draft}.get)
-    found = CLAIMS["gptq-3bit/recovered"].measure(QUICK)
-    flat = [token for window in quantization.ids("evaluation", 2) for token in window]
-    scored, calibration = torch.arange(97) < 20, quantization.ids("calibration", 2)
-    made = [draft, *(rounded(draft, name, head=None, windows=calibration) for name in ("int3 g64", "gptq int3 g64"))]
-    exact, nearest, better = (quality.read(quantization.logits_of(of), flat, among=scored).perplexity for of in made)
-    assert list(found.facts["perplexity"].values()) == pytest.approx([exact, nearest, better], rel=1e-5)
-    assert found.ratio.value == pytest.approx(1 - (better - exact) / (nearest - exact), rel=1e-2)
-    assert exact != pytest.approx(nearest, rel=1e-4) and better != pytest.approx(nearest, rel=1e-4)
-
-
-def test_windows_are_drawn_together_for_all_three():
-    """One window where everything is harder moves no share."""
-    exact = np.array([[10.0, 10], [30.0, 10]])
-    value, low, high = quantization.share(exact, exact + [1, 0], exact + [0.5, 0])
-    assert low < high and 0.45 < low and high < 0.65 and low <= value <= high
-
-
 def target_of(weights: str | None) -> DecoderTarget:
     target = common.model("").target(weights=weights)
     target.capacity, target.problem, target.compile_seconds = 100, None, {}
     return target
-
-
-def test_the_error_of_the_prediction_is_the_worst_formats():
-    seconds = {"bf16": 0.010, "W8A8": 0.006, "W4A16": 0.003}
-    predicted = {"bf16": 0.011, "W8A8": 0.005, "W4A16": 0.003}
-    found = quantization.compared({name: Samples((of,) * 3) for name, of in seconds.items()}, predicted)
-    assert found.ratio.value == pytest.approx(0.2, rel=1e-6) and found.facts["worst"] == "W8A8"
-    assert found.note == "measured over predicted: bf16 0.91, W8A8 1.20, W4A16 1.00"
 
 
 def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_wide_products(monkeypatch, model):
@@ -153,12 +122,3 @@ def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_t
         found = CLAIMS["quantized/compiled-predicted-error"].measure(QUICK)
         assert found.note == f"measured over predicted: W8A8 1.10, W4A16 {said}, W8A16 1.00"
         assert found.ratio.value == pytest.approx(off) and found.facts["worst"] == "W4A16"
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_unpacking_is_what_products_take_in_a_cache_and_the_head_in_memory(monkeypatch, packed):
-    monkeypatch.setattr(quantization, "target", target_of)
-    monkeypatch.setattr(quantization, "products_in_cache", lambda decoder: 3.0)
-    monkeypatch.setattr(quantization.cpu, "packed_kernels", lambda: packed)
-    shape = common.model().shape
-    assert quantization.unpacking(2.0) == (3.0 + shape.vocab_size * shape.hidden_size / 2 if packed else 0.0)

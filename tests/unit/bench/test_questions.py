@@ -1,13 +1,14 @@
-"""Ratios with intervals by hand; questions measured one by one, and a killed run that goes on."""
+"""Ratios by hand, questions measured one by one, a killed run that goes on; claims of prompt lookup and lookahead."""
 
+import json
 from dataclasses import replace
 
 import pytest
-from support.benches import TOKENS, TURNS, asks, offline
+from support.benches import TOKENS, TURNS, another_file, asks, offline
 
-from bench import common, questions
-from bench.common import Run, mean_rate, off_by
-from bench.questions import after_prompt, compression, each, each_method, plain_of, speed, tokens_per_pass
+from bench import common, lookahead, prompt_lookup, questions
+from bench.common import CLAIMS, Run, mean_rate, off_by
+from bench.questions import after_prompt, compression, each, each_method, speed, tokens_per_pass
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
 from lessons_lib.decoding.text import encode
@@ -18,9 +19,6 @@ from lessons_lib.measure.clock import Ratio, Samples
 def tiny_bench(monkeypatch, tmp_path):
     """A tiny float64 model and short answers."""
     offline(monkeypatch, tmp_path)
-
-
-# ratios and their intervals
 
 
 def test_a_mean_over_kinds_counts_every_kind_the_same():
@@ -61,26 +59,6 @@ def test_speed_compression_tau_and_the_prediction_of_rows_by_hand():
 
 
 @pytest.mark.usefixtures("tiny_bench")
-def test_the_compiled_speed_is_over_compiled_plain_decoding_where_that_was_run():
-    rows = [row(2.0, 1.0, 4), row(4.0, 1.0, 6)]
-    for of in rows:
-        of |= {"plain compiled": of["plain"] | {"seconds": 1.0}, "fast compiled": of["fast"] | {"seconds": 2.0}}
-    assert questions.in_compiled({"qa": rows}, rows, "plain", "fast")["value"] == pytest.approx(0.5)
-    theirs = [{"theirs": of["plain"], "fast compiled": of["fast compiled"]} for of in rows]
-    assert questions.in_compiled({"qa": theirs}, theirs, "theirs", "fast")["value"] == pytest.approx(6 / 4)
-
-
-# methods on a question
-
-
-@pytest.mark.parametrize("name, plain", [
-    ("lookup", "plain"), ("lookup compiled", "plain compiled"), ("plain", "plain"), ("W8A8 + draft", "W8A8"),
-])  # fmt: skip
-def test_a_methods_name_says_where_it_runs(name, plain):
-    assert plain_of(name) == plain
-
-
-@pytest.mark.usefixtures("tiny_bench")
 def test_the_order_can_be_turned_and_a_text_that_differs_is_found():
     target, called = common.model().target(), []
     prompt = [1, 2, 3]
@@ -91,10 +69,10 @@ def test_the_order_can_be_turned_and_a_text_that_differs_is_found():
     def method(name, text):
         return lambda: (called.append(name), (text, stats))[1]
 
-    methods = {"plain": method("a", right), "guess": method("b", wrong)}
+    methods = {"plain": method("a", right), "draft": method("b", wrong)}
     for backwards in (True, False):
         found = each_method(target, prompt, methods, backwards)
-    a, b = found["plain"], found["guess"]
+    a, b = found["plain"], found["draft"]
     assert called == ["b", "a", "a", "b"]
     assert a["equal"] is None and b["equal"] is False and a["logit_gap"] < 1e-9 < 1e-3 < b["logit_gap"]
     assert a["forwards"] == TOKENS and a["forwarded"] == TOKENS - 1 and a["prefill"] == stats[0].t_total > 0
@@ -102,7 +80,7 @@ def test_the_order_can_be_turned_and_a_text_that_differs_is_found():
 
 @pytest.mark.usefixtures("tiny_bench")
 def test_a_text_is_compared_with_plain_decoding_on_its_own_target():
-    """Eager and compiled texts differ in bf16, and say nothing about guesses."""
+    """Eager and compiled texts differ in bf16, and say nothing about draft tokens."""
     target = common.model().target()
     eager = questions.ours(target, [1, 2, 3])[0]
     other = [*eager[:-1], (eager[-1] + 1) % 97]
@@ -119,8 +97,8 @@ def test_a_later_turn_is_asked_after_the_plain_answer_to_the_one_before():
     (_, first, answer), (row, second, _) = questions.conversation(target, Question(81, "roleplay", TURNS))
     assert first == encode(target, [{"role": "user", "content": TURNS[0]}])
     assert answer.ids == generate(target, first, max_new_tokens=TOKENS).ids
-    said = [{"role": "user", "content": TURNS[0]}, {"role": "assistant", "content": answer.text}]
-    assert second == encode(target, [*said, {"role": "user", "content": TURNS[1]}]) and row["turn"] == 2
+    before = [{"role": "user", "content": TURNS[0]}, {"role": "assistant", "content": answer.text}]
+    assert second == encode(target, [*before, {"role": "user", "content": TURNS[1]}]) and row["turn"] == 2
 
 
 @pytest.mark.usefixtures("tiny_bench")
@@ -135,9 +113,6 @@ def test_questions_with_short_answers_are_named_and_do_not_count(monkeypatch):
     assert len(questions.measured(rows, speed, "plain", "lookup", {}).ratio.a.times) == 1
     with pytest.raises(ValueError, match=f"no answer reaches {TOKENS} tokens"):
         questions.measured(rows[:1], speed, "plain", "lookup", {})
-
-
-# runs that are killed
 
 
 @pytest.mark.usefixtures("tiny_bench")
@@ -165,3 +140,59 @@ def test_a_killed_run_goes_on_after_the_questions_it_has_measured(tmp_path):
         asked.clear()
         each("a/b", those, measure, settings)
         assert asked == [1, 2, 3]
+
+
+PAIR = ("plain", "lookup", "plain compiled", "lookup compiled")
+
+WINDOWED = ("plain", "lookahead", "plain compiled", "lookahead compiled")
+
+THEIRS = ("theirs", "ours", "loop", "ours compiled", "plain theirs", "plain compiled")
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch, tmp_path):
+    offline(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("name, categories, methods", [
+    ("prompt-lookup/grounded/vs-plain", ("qa", "code"), PAIR),
+    ("prompt-lookup/free/vs-plain", ("writing", "writing"), PAIR),
+    ("prompt-lookup/vs-transformers", ("summarization", "code"), THEIRS),
+    ("lookahead/code-lists/compression", ("lists", "code"), WINDOWED),
+])  # fmt: skip
+def test_a_claim_measures_each_question_with_each_method(monkeypatch, name, categories, methods):
+    asks(monkeypatch, categories, "ab ab ab ab.")
+    measured = CLAIMS[name].measure(Run(quick=False))
+    rows = measured.facts["questions"]
+    assert [row["question_id"] for row in rows] == [1, 2] or len(rows) == 2
+    assert all(row[method]["tokens"] == TOKENS and row[method]["seconds"] > 0 for row in rows for method in methods)
+    drafting = [method for method in methods if not method.startswith("plain")]
+    assert measured.facts["parted"] == dict.fromkeys(drafting, 0)
+    assert measured.facts["largest_logit_gap"] < 1e-9  # float64 is exact
+    assert set(measured.facts["tokens_per_pass"]) == set(categories)
+    assert measured.ratio.low <= measured.ratio.value <= measured.ratio.high
+    assert f"compiled {measured.facts['compiled']['value']:.2f}: " in measured.note
+    json.dumps(measured.facts)
+
+
+def test_another_files_questions_are_asked_by_its_categories_on_the_eager_target_alone(monkeypatch, tmp_path):
+    run = Run(quick=False, questions=another_file(monkeypatch, tmp_path))
+    for measure, names in (
+        (prompt_lookup.free, {"plain", "lookup"}),
+        (prompt_lookup.vs_transformers, {"theirs", "ours", "loop", "plain theirs"}),
+        (lookahead.code_lists, {"plain", "lookahead"}),
+    ):
+        measured = measure(run)
+        rows = measured.facts["questions"]
+        found = [(row["question_id"], row["turn"], row["category"]) for row in rows]
+        assert found == [(81, 1, "roleplay"), (81, 2, "roleplay")]
+        assert all({name for name, made in row.items() if isinstance(made, dict)} == names for row in rows)
+        assert measured.facts["compiled"] is None
+
+
+def test_tokens_a_step_make_a_compression_and_useful_steps_make_tokens_a_step():
+    """3 tokens by the prefill and one step of 2 are 1.5 a pass; of 4 steps one commits 3, and two texts have one."""
+    assert lookahead.compressed(2.0, 3) == pytest.approx(1.5) and lookahead.compressed(1.0, 128) == 128 / 128
+    made = [{"tokens": 7, "forwards": 5, "useful": 1}, {"tokens": 5, "forwards": 5, "useful": 0}]
+    assert lookahead.useful([{"a": of} for of in made], "a") == pytest.approx((1 / 8, 3))
+    assert lookahead.useful([{"a": made[1]}], "a") == (0, 1)

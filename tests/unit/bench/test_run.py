@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench import common, run  # registers all claims
+from bench import common, run
 from lessons_lib.data import questions
 from lessons_lib.measure import results
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.paths import ROOT
-
-SPECULATION = ("adaptive/", "assisted/", "draft/", "lookahead/", "medusa/", "prompt-lookup/")
 
 
 @pytest.fixture
@@ -134,29 +132,6 @@ def test_other_questions_go_to_the_claims_that_ask_and_leave_the_stored_rows_alo
     assert {path.name for path in (tmp_path / "others" / "theirs").iterdir()} == {"claims.json", "a-asks.json"}
 
 
-def test_a_row_says_whose_questions_were_asked(bench, monkeypatch, tmp_path, file):
-    bench.add("a/asks")
-    bench.add("b/times")
-    bench.CLAIMS["a/asks"] = replace(bench.CLAIMS["a/asks"], asks="our own")
-    call(bench, monkeypatch)
-    call(bench, monkeypatch, "--questions", str(file))
-    ours, theirs = (results.load(where / "claims.json") for where in (tmp_path, tmp_path / "others" / "theirs"))
-    assert [row.baseline for row in ours] == ["a baseline; questions: our own", "a baseline"]
-    assert [row.baseline for row in theirs] == ["a baseline; questions: theirs.jsonl"]
-
-
-def test_an_interrupted_run_does_not_go_on_with_other_questions(bench, monkeypatch, tmp_path, file):
-    monkeypatch.setattr(bench, "OTHERS", tmp_path / "others")
-    bench.add("a")
-    bench.add("b", fails=[KeyboardInterrupt()])
-    bench.CLAIMS |= {name: replace(claim, asks="ours") for name, claim in bench.CLAIMS.items()}
-    with pytest.raises(KeyboardInterrupt):
-        call(bench, monkeypatch, "--questions", str(file))
-    file.write_text(file.read_text().replace("1 + 1", "1 + 2"))
-    assert call(bench, monkeypatch, "--questions", str(file)) == 0
-    assert bench.measured == ["a", "b", "a", "b"]
-
-
 @pytest.mark.parametrize("changed, measured", [("--quick", ["a", "b"]), ("a", ["a"])])
 def test_an_interrupted_run_does_not_go_on_quicker_or_with_fewer_claims(bench, monkeypatch, changed, measured):
     bench.add("a")
@@ -178,18 +153,6 @@ def test_a_file_that_holds_no_questions_is_one_sentence_and_nothing_runs(bench, 
     assert call(bench, monkeypatch, "--questions", str(file)) == 2
     error = capsys.readouterr().err
     assert said in error and file.name in error and error.count("\n") == 1 and bench.measured == []
-
-
-def test_a_claim_that_asks_no_questions_is_not_measured_on_others(bench, monkeypatch, capsys, file):
-    bench.add("cache/512")
-    assert call(bench, monkeypatch, "cache", "--questions", str(file)) == 2
-    assert "no claim that asks questions begins with cache" in capsys.readouterr().err
-
-
-def test_every_claim_that_asks_questions_says_so():
-    asking = {name for name, claim in common.CLAIMS.items() if claim.asks}
-    assert asking >= {"draft/tokens-per-forward", "adaptive/vs-best-fixed", "lookahead/code-lists/compression"}
-    assert asking == {name for name in common.CLAIMS if name.startswith(SPECULATION) and name != "draft/cost"}
 
 
 def test_the_line_of_a_question_file_that_the_page_of_commands_shows_can_be_asked(tmp_path):

@@ -1,14 +1,12 @@
 """The claims of lesson 05 with a tiny model: every one is measured as it says, though its numbers mean nothing."""
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.benches import Letters
 
-from bench import vllm
-from bench.common import CLAIMS, NotMeasured, Run
+from bench.common import CLAIMS, Run
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.serving import paged_target
@@ -54,7 +52,7 @@ def test_an_error_of_the_simulator_is_the_median_over_runs_of_the_worst_figure(s
     assert found.ratio.value == pytest.approx(0.1) and (found.ratio.low, found.ratio.high) == pytest.approx((0.1, 0.5))
 
 
-def test_what_bare_forwards_take_between_the_engines_own_is_not_the_engines(serving, monkeypatch):
+def test_what_bare_passes_take_between_the_engines_own_is_not_the_engines(serving, monkeypatch):
     clock, run = SimpleNamespace(seconds=0.0), serving.target().run
 
     def take(seconds, done=None):
@@ -66,11 +64,6 @@ def test_what_bare_forwards_take_between_the_engines_own_is_not_the_engines(serv
     asked = Workload(4, Fixed(5), Fixed(6), vocab_size=97).requests()
     found = serving.run_beside(lambda: take(3.0), asked)
     assert found == [(1.0, 3.0)] * 5
-
-
-def test_overhead_is_what_comes_on_top(serving, monkeypatch):
-    monkeypatch.setattr(serving, "run_beside", lambda *of: [(3.0, 2.0), (3.0, 2.0), (9.0, 2.0)])
-    assert measured(serving, "serving/overhead").ratio.value == pytest.approx(0.5)
 
 
 def test_buffers_in_one_piece_hold_what_blocks_hold(serving):
@@ -88,20 +81,6 @@ def test_buffers_in_one_piece_hold_what_blocks_hold(serving):
         for cache, held in ((paged_target.Pages, blocks), (serving.InOnePiece, pieces))
     ]
     torch.testing.assert_close(*both)
-
-
-def test_vllm_is_named_with_its_versions_and_is_not_measured_without_its_environment(serving, monkeypatch):
-    @contextmanager
-    def fake(python, folder, slots, dtype):
-        yield vllm.Other(lambda asked: None, {"versions": {"vllm": "1.2"}, "dtype": dtype})
-
-    monkeypatch.delenv("VLLM_PYTHON", raising=False)
-    with pytest.raises(NotMeasured, match="VLLM_PYTHON"):
-        measured(serving, "serving/vs-vllm")
-    monkeypatch.setattr(vllm, "vllm_python", lambda: "python")
-    monkeypatch.setattr(vllm, "vllm", fake)
-    found = measured(serving, "serving/vs-vllm")
-    assert found.note.endswith("vllm 1.2") and found.facts["theirs"]["dtype"] == "float32"
 
 
 def test_who_drops_a_request_is_not_fast(serving):

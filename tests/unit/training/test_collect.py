@@ -12,6 +12,7 @@ from lessons_lib.training.collect import Text, Writer, choose, generator_of
 from lessons_lib.training.prompts import UserTurn
 
 TEXTS = ["one", "two two", "a", "b" * 9, "fourth", "five", "six"]
+
 PROMPTS = [UserTurn(n, "chat", text) for n, text in enumerate(TEXTS)]
 
 
@@ -30,12 +31,6 @@ def test_state_i_is_what_the_head_read_to_choose_token_i_plus_1(target, texts):
         assert chosen[text.prompt_length - 1 :] == text.ids[text.prompt_length :]
 
 
-def test_an_empty_row_stays_empty_while_others_write(target):
-    writer = Writer(target, eos=(), rows=3, capacity=12, max_new=8)
-    assert len(list(writer.write([Text("a", [5], 1)]))) == 1  # rows 1 and 2 never hold a text
-    assert writer.cache.lengths.tolist() == [0, 0, 0]
-
-
 def test_a_prompt_that_does_not_fit_is_left_out(target):
     writer = Writer(target, eos=(), rows=2, capacity=10, max_new=6)
     assert [text.key for text in writer.write([Text("long", [1] * 5, 5), Text("short", [1] * 4, 4)])] == ["short"]
@@ -43,9 +38,9 @@ def test_a_prompt_that_does_not_fit_is_left_out(target):
 
 def test_a_sampled_token_follows_the_softmax_and_a_greedy_one_is_the_argmax():
     logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(4000, 1)
-    drawn = torch.tensor(choose(logits, [2.0] * 3999 + [0.0], [torch.Generator().manual_seed(0)] * 4000))
-    shares = torch.bincount(drawn[:-1], minlength=3) / 3999
-    assert torch.allclose(shares, (logits[0] / 2).softmax(-1), atol=0.03) and drawn[-1] == 2
+    sampled = torch.tensor(choose(logits, [2.0] * 3999 + [0.0], [torch.Generator().manual_seed(0)] * 4000))
+    shares = torch.bincount(sampled[:-1], minlength=3) / 3999
+    assert torch.allclose(shares, (logits[0] / 2).softmax(-1), atol=0.03) and sampled[-1] == 2
 
 
 @pytest.fixture
@@ -61,7 +56,7 @@ def written(folder):
     return [(text.key, text.ids, text.temperature) for text in collect.read_all(folder)]
 
 
-@pytest.mark.parametrize("first", range(1, 7))
+@pytest.mark.parametrize("first", [1, 2, 5])
 def test_a_collection_cut_short_anywhere_ends_with_the_texts_of_one_go_in_the_same_order(
     model, tmp_path, small_shards, first
 ):
@@ -106,8 +101,3 @@ def test_every_prompt_is_planned_under_the_template_and_every_fourth_is_sampled(
     assert [text.temperature for text in planned] == [0, 0, 0, 0.8, 0, 0, 0]
     assert [len(text.ids) for text in planned] == [text.prompt_length for text in planned]
     assert [text.prompt_length for text in planned] == [1 + len(prompt.text) for prompt in PROMPTS]
-
-
-def test_a_folder_without_texts_says_what_to_do(tmp_path):
-    with pytest.raises(ValueError, match="holds no texts; run"):
-        collect.read_all(tmp_path)

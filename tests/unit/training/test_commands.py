@@ -3,10 +3,8 @@
 import json
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from lessons_lib.decoding.proposers.tree_shape import TreeShape
 from lessons_lib.models import read_card, tiny
@@ -20,7 +18,9 @@ from lessons_lib.training.loop import CURVE, folder_of
 from lessons_lib.training.medusa import judge, split
 
 DISTILL = "distill --run main --layers 1 --kept 40 --steps 3 --tokens 50 --warmup 1 --skip 1 --device cpu".split()
+
 HEADS = "heads --heads 2 --steps 5 --tokens 100 --rate 0.05 --warmup 1 --kept 20 --device cpu".split()
+
 JOINT = "heads-joint --run small --rank 2 --steps 4 --tokens 100 --warmup 1 --device cpu".split()
 
 
@@ -54,16 +54,6 @@ def test_a_draft_is_distilled_and_stored_with_what_it_is_worth_before_and_after(
     assert card["after"] == json.loads(json.dumps(stored)) and card["before"]["kinds"]["chat"]["texts"] == 10
 
 
-def test_drafts_of_several_sizes_are_rounded_and_kept(at_home, monkeypatch):
-    monkeypatch.setattr(command_line, "OURS", at_home)
-    (at_home / "smol-draft").mkdir()
-    monkeypatch.setattr(evaluate.rounded_worth, "__defaults__", (("int4 g16 affine",),))  # groups that divide its rows
-    run(*DISTILL)
-    run("bits", "--runs", "main")
-    (found,) = json.loads((at_home / "smol-draft" / "bits.json").read_text())
-    assert found["run"] == "main" and [row["bits"] for row in found["rows"]] == [6]
-
-
 def test_heads_are_trained_judged_and_stored_by_commands(at_home, model, texts, capsys):
     run(*HEADS)
     assert '"step": 5' in capsys.readouterr().out
@@ -79,14 +69,6 @@ def test_heads_are_trained_judged_and_stored_by_commands(at_home, model, texts, 
     assert card["after"]["accuracies"] == accuracies != card["before"]["accuracies"]
     assert card["after"]["macro"] == evaluate.evaluate_heads(stored, texts, tree)["macro"]
     assert card["after"]["expected"] == pytest.approx(tree.expected_tokens(accuracies)) and card["after"]["nodes"] == 6
-
-
-def test_a_card_keeps_what_an_export_does_not_know(at_home):
-    run(*HEADS)
-    (at_home / "heads").mkdir()
-    (at_home / "heads" / "card.json").write_text('{"tries": ["one"], "steps": 1}')
-    run("heads-export", "--into", at_home / "heads")
-    assert read_card(at_home / "heads")["tries"] == ["one"] and read_card(at_home / "heads")["steps"] == 5
 
 
 def test_the_tree_is_chosen_by_texts_that_neither_train_nor_measure(at_home, monkeypatch):
@@ -112,19 +94,6 @@ def test_heads_and_model_are_trained_together_by_a_command_that_goes_on_where_it
     assert curve[0]["kl"] == pytest.approx(0, abs=1e-3) and curve[-1]["kl"] > 0  # the model moves
 
 
-def test_a_joint_run_begins_with_a_runs_heads_and_trains_on_no_held_back_text(at_home, monkeypatch):
-    run(*HEADS)
-    seen, done = [], SimpleNamespace(step=4, recipe=SimpleNamespace(steps=4), curve=[{"loss": 1.0}])
-    monkeypatch.setattr(command_line.medusa, "train_joint", lambda *given: seen.append(given) or done)
-    run(*JOINT)
-    ((decoder, heads, texts, _, _, _, held),) = seen
-    own = command_line.medusa.trained(decoder.head.weight, folder_of(command_line.HEADS, "default")).heads
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(heads.parameters(), own.parameters(), strict=True))
-    training, held_back = split(collect.training_texts())
-    assert {text.key for text in texts} == {text.key for text in training}
-    assert {text.key for text in held} <= {text.key for text in held_back} and held
-
-
 @pytest.mark.parametrize("why", [ValueError, ModelUnavailable])
 def test_what_stops_a_part_is_printed_and_its_status_is_two(monkeypatch, capsys, why):
     def stopped(options):
@@ -139,8 +108,3 @@ def test_what_stops_a_part_is_printed_and_its_status_is_two(monkeypatch, capsys,
 def test_a_run_that_is_not_there_is_one_sentence(at_home, capsys, part):
     assert command_line.main([part]) == 2
     assert "holds no checkpoint; run `python -m lessons_lib.training" in capsys.readouterr().err
-
-
-def test_collecting_needs_to_know_what(capsys):
-    assert command_line.main(["collect"]) == 2
-    assert "--prompts FILE" in capsys.readouterr().err

@@ -22,7 +22,7 @@ R, W = True, False
 
 
 @pytest.mark.parametrize(
-    "guesses, gamma, passes",
+    "right, gamma, passes",
     [
         ([R, R, W], 4, 1),
         ([R, R, R, R, R], 4, 1),
@@ -33,26 +33,26 @@ R, W = True, False
         ([], 4, 0),
     ],
 )
-def test_a_forward_commits_right_guesses_and_one_token_more(guesses, gamma, passes):
-    assert len(replay_draft(guesses, Constant(gamma))) == passes
+def test_a_pass_commits_right_draft_tokens_and_one_token_more(right, gamma, passes):
+    assert len(replay_draft(right, Constant(gamma))) == passes
 
 
 class Greedily(Proposer):
-    """Guesses by reading everything anew, so that nothing is shared with what it is compared with."""
+    """Drafts by reading everything anew, so that nothing is shared with what it is compared with."""
 
     def __init__(self, draft, gamma):
         self.draft, self.gamma = draft, gamma
 
     def propose(self, ids, tree):
-        guesses = []
+        drafted = []
         for _ in range(min(tree.max_depth, self.gamma)):
-            states = read_texts(self.draft, [[*ids, *guesses]])
-            guesses.append(self.draft.logits(states[-1:]).argmax().item())
-        tree.add_chain(guesses)
+            states = read_texts(self.draft, [[*ids, *drafted]])
+            drafted.append(self.draft.logits(states[-1:]).argmax().item())
+        tree.add_chain(drafted)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4])
-def test_replay_counts_the_forwards_that_decoding_takes(target, gamma):
+def test_replay_counts_the_passes_that_decoding_takes(target, gamma):
     draft = start_from(target, (0, 1), torch.arange(0, 97, 2))  # right about every other token
     counts = []
     for start in range(6):
@@ -65,7 +65,7 @@ def test_replay_counts_the_forwards_that_decoding_takes(target, gamma):
     assert max(counts) > 1.2
 
 
-def test_guesses_token_by_token_are_those_of_one_reading(target):
+def test_draft_tokens_one_by_one_are_those_of_one_reading(target):
     draft = start_from(target, (0, 1), torch.arange(0, 97, 2))
     found = []
     for start in range(4):
@@ -73,30 +73,26 @@ def test_guesses_token_by_token_are_those_of_one_reading(target):
         new = generate(DecoderTarget(target), prompt, max_new_tokens=20).ids
         found.append(evaluate.right_in_steps(DecoderTarget(draft), prompt, new))
         assert found[-1] == evaluate.right(draft, Text("chat/0", prompt + new, 3))
-    assert {True, False} == {guess for text in found for guess in text}
+    assert {True, False} == {hit for text in found for hit in text}
     assert evaluate.right_in_steps(DecoderTarget(draft), [1, 2], [3]) == []
 
 
 def test_kinds_of_the_bar_are_averaged_each_counting_the_same(target, monkeypatch):
-    guessed = {"chat/1": [True] * 4, "chat/2": [False], "math/3": [True, False], "rewrite/4": [False] * 3}
-    guessed["summarization/5"] = [True] * 3
-    monkeypatch.setattr(evaluate, "right", lambda draft, text: guessed[text.key])
-    texts = [Text(key, [1] * 9, 2) for key in guessed] + [
+    hits = {"chat/1": [True] * 4, "chat/2": [False], "math/3": [True, False], "rewrite/4": [False] * 3}
+    hits["summarization/5"] = [True] * 3
+    monkeypatch.setattr(evaluate, "right", lambda draft, text: hits[text.key])
+    texts = [Text(key, [1] * 9, 2) for key in hits] + [
         Text("math/9", [1] * 9, 2, 0.8),
         Text("math/10", [1, 1, 2], 2),
     ]
     result = evaluate.evaluate(target, texts, gamma=4)
-    assert result["kinds"]["chat"] == {"texts": 2, "tokens_per_pass": 2.5, "right": 0.8}  # 5 tokens in 2 forwards
+    assert result["kinds"]["chat"] == {"texts": 2, "tokens_per_pass": 2.5, "right": 0.8}  # 5 tokens in 2 passes
     assert result["kinds"]["math"]["tokens_per_pass"] == 2 and result["kinds"]["rewrite"]["tokens_per_pass"] == 1
     assert result["macro"] == (2.5 + 3 + 2) / 3
 
 
-def test_of_nothing_there_is_no_mean():
-    assert evaluate.mean([1.0, 2.0]) == 1.5 and evaluate.mean([]) != evaluate.mean([])
-
-
 def test_a_drafts_worth_in_few_bits_is_that_of_its_rounded_matrices(target, texts):
-    whole = start_from(target, range(len(target.layers)), torch.arange(97))  # guesses all that the target says
+    whole = start_from(target, range(len(target.layers)), torch.arange(97))  # drafts all that the target says
     coarse, fine = rounded_worth(whole, texts, ("int2 g16 affine", "int8 g16 affine"))
     matrices = sum(weight.numel() for weight in own_weights(whole).values() if weight.dim() == 2)
     assert (coarse["bits"], fine["bits"]) == (4, 10)  # a scale and a minimum of 16 bits for 16 weights
@@ -105,9 +101,7 @@ def test_a_drafts_worth_in_few_bits_is_that_of_its_rounded_matrices(target, text
     assert coarse["tokens_per_pass"] < fine["tokens_per_pass"]
 
 
-# Medusa heads
-
-WIDE = regular(60, 4)  # of 97 tokens: about two of three first guesses are right
+WIDE = regular(60, 4)  # of 97 tokens: about two of three first draft tokens are right
 
 
 def replayed(heads, text, tree):
@@ -131,10 +125,10 @@ def test_replay_counts_the_steps_that_decoding_takes(target, texts, tree, root_r
 def test_kinds_count_the_same_and_sampled_texts_not_at_all(target, texts):
     heads = random_heads(target.head.weight, 2)
     named = [replace(text, key=f"{kind}/{n}") for n, (kind, text) in enumerate(zip(["chat", "math", "math", "rewrite"], texts, strict=False))]  # fmt: skip  # noqa: E501
-    drawn = [replace(text, key=f"chat/drawn-{text.key}", temperature=0.8) for text in texts[4:]]
-    found, narrow = (evaluate_heads(heads, [*named, *drawn], tree) for tree in (WIDE, regular(1)))
+    sampled = [replace(text, key=f"chat/sampled-{text.key}", temperature=0.8) for text in texts[4:]]
+    found, narrow = (evaluate_heads(heads, [*named, *sampled], tree) for tree in (WIDE, regular(1)))
     tau = lambda some: tokens_per_pass([s for text in some for s in replayed(heads, text, WIDE)])  # noqa: E731
-    assert tau(named[:1]) != pytest.approx(tau([*named[:1], *drawn]), abs=1e-3)
+    assert tau(named[:1]) != pytest.approx(tau([*named[:1], *sampled]), abs=1e-3)
     assert found["kinds"] == pytest.approx({"chat": tau(named[:1]), "math": tau(named[1:3]), "rewrite": tau(named[3:])}, abs=1e-4)  # fmt: skip  # noqa: E501
     assert found["macro"] == pytest.approx((found["kinds"]["chat"] + found["kinds"]["math"]) / 2)
     assert (found["nodes"], narrow["nodes"]) == (60 + 240, 1) and narrow["macro"] < found["macro"]
