@@ -82,7 +82,9 @@ def again(lesson: Lesson) -> bool:
         # execute
         try:
             resources = {"metadata": {"path": str(lesson.path.parent)}}
-            client = NotebookClient(nb, timeout=None, kernel_name="python3", resources=resources, record_timing=False)
+            # coalesce_streams: text that was streamed in pieces is stored as one
+            options = {"timeout": None, "resources": resources, "record_timing": False, "coalesce_streams": True}
+            client = NotebookClient(nb, kernel_name="python3", **options)
             client.extra_arguments = QUIET
             client.execute()
         except CellExecutionError as error:

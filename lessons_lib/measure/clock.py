@@ -323,11 +323,6 @@ def makespan(timelines: Sequence[Timeline]) -> float:
     return max(ends) - min(t.start for t in timelines) if ends else NAN
 
 
-def throughput(timelines: Sequence[Timeline]) -> float:
-    """Output throughput: new tokens per second of the makespan. Prompt tokens do not count; NaN without tokens."""
-    return sum(len(t.times) for t in timelines) / makespan(timelines)
-
-
 def percentiles(values: Sequence[float], qs: Sequence[float] = (50, 90, 99)) -> dict[float, float]:
     """Percentiles of `values`, {q: value}, with linear interpolation; NaNs (failed requests) are left out.
 

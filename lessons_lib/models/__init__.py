@@ -15,7 +15,7 @@ import logging
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-from lessons_lib.models.decoder import Decoder, Segment, attend, with_attention  # noqa: E402
+from lessons_lib.models.decoder import Decoder, Segment, attend, rotary_tables, with_attention  # noqa: E402
 from lessons_lib.models.device import dtype_name, pick  # noqa: E402
 from lessons_lib.models.draft import decoder_of, draft_format, start_from  # noqa: E402
 from lessons_lib.models.hub import LanguageModel, cut, load, names  # noqa: E402
@@ -68,6 +68,7 @@ __all__ = [
     "own_parameters",
     "pick",
     "read_card",
+    "rotary_tables",
     "shared_parameters",
     "skipping",
     "start_from",

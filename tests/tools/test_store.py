@@ -44,6 +44,12 @@ def test_storing_twice_gives_the_same_bytes(write_lesson):
     assert once.endswith(b"}\n") and b'\n "cells"' in once and json.loads(once)["nbformat_minor"] == 5
 
 
+def test_text_that_was_streamed_in_pieces_is_stored_as_one(write_lesson):
+    lesson = write_lesson("00_a_lesson", "import time\nfor c in 'abc':\n    print(c, flush=True)\n    time.sleep(0.3)")
+    assert store.store([lesson]) == 0
+    assert [output.text for output in lesson.read().cells[-1].outputs] == ["a\nb\nc\n"]
+
+
 def test_a_failing_lesson_is_left_as_it_was_and_the_others_are_stored(write_lesson, capsys):
     broken, sound = write_lesson("00_broken", "print(tokens)", "1 / 0"), write_lesson("01_sound", "print(tokens)")
     before = broken.path.read_bytes(), sound.path.read_bytes()

@@ -23,10 +23,10 @@ def decoder_only_model() -> Axes:
         (18, "RMSNorm", PURPLE, ""),
         (23.5, "masked self-attention", BLUE, "9 query heads, 3 key-value heads\nkeys, values → KV cache"),
         (33, "RMSNorm", PURPLE, ""),
-        (38.5, "MLP (SwiGLU)", ORANGE, "three products, 576 ↔ 1,536"),
+        (38.5, "MLP (SwiGLU)", ORANGE, "three matmuls, 576 ↔ 1,536"),
         (49, "RMSNorm", PURPLE, ""),
         (54.5, "LM head", GREEN, "576 → 49,152 logits"),
-        (61, "next token", GREY, "the largest logit, or a draw"),
+        (61, "next token", GREY, "the argmax, or a sample"),
     ]
     for y, name, shade, remark in parts:
         box(ax, 13, y, 20, 3.6, name, shade)

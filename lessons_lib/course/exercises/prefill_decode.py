@@ -1,33 +1,78 @@
-"""Checkers: tokens fed, sampling, and the batch that a price asks for."""
+"""Checkers: top-p sampling, scoring a text in one pass, a loop that forgets its text, and the largest batch."""
 
-import math
+import torch
+from torch import Tensor
 
-from lessons_lib.course.exercises import Attempt, exercise, expect
+from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
+from lessons_lib.measure.config import CONFIGS
+
+
+class Toy:
+    """A decoder of 7 tokens, whose logits after a text depend on all of its tokens; counts its forward passes."""
+
+    def __init__(self):
+        self.fed: list[int] = []  # tokens of each pass
+        self.table = torch.randn(7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """tokens (T,) -> states (T, 1): the sum of the tokens so far, each times its position, modulo 7."""
+        self.fed.append(len(tokens))
+        return (tokens * torch.arange(1, len(tokens) + 1)).cumsum(0)[:, None] % 7
+
+    def logits(self, states: Tensor) -> Tensor:
+        """states (..., 1) -> logits (..., 7)."""
+        return self.table[states[..., 0]]
+
+    def __repr__(self) -> str:
+        return "decoder"
 
 
 @exercise("01.1")
-def fed_tokens(attempt: Attempt) -> None:
-    """P + n - 1 with a cache, n·P + n(n-1)/2 without."""
-    expect(attempt, 5, 4, True, equals=8)
-    expect(attempt, 5, 4, False, equals=26)
-    expect(attempt, 512, 1, True, equals=512)
-    expect(attempt, 512, 1, False, equals=512)
+def top_p_probabilities(attempt: Attempt) -> None:
+    """The smallest set of most likely tokens whose probability reaches top_p, renormalised."""
+    p = torch.tensor([0.15, 0.5, 0.05, 0.3], dtype=torch.float64)
+    for top_p, kept in ((0.45, [0, 1, 0, 0]), (0.6, [0, 1, 0, 1]), (0.9, [1, 1, 0, 1]), (1.0, [1, 1, 1, 1])):
+        wanted = p * torch.tensor(kept)
+        expect(attempt, p.log(), top_p, equals=wanted / wanted.sum())
+    both = torch.stack([p, p.flip(0)])
+    kept = torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]])
+    expect(attempt, both.log(), 0.6, equals=both * kept / 0.8)
 
 
 @exercise("01.2")
-def next_token_probabilities(attempt: Attempt) -> None:
-    """softmax(logits / temperature) over the top_k largest."""
-    e = math.e
-    expect(attempt, [2.0, 1.0, 0.0, -1.0], 1.0, 2, equals=[e / (e + 1), 1 / (e + 1), 0.0, 0.0])
-    expect(attempt, [0.0, 1.0], 0.5, 2, equals=[1 / (1 + e * e), e * e / (1 + e * e)])
-    expect(attempt, [3.0, 7.0, 5.0], 1.0, 1, equals=[0.0, 1.0, 0.0])
-    expect(attempt, [1000.0, 1000.0], 1.0, 2, equals=[0.5, 0.5])
+def token_log_probs(attempt: Attempt) -> None:
+    """log p of each token given all earlier ones, from one forward pass."""
+    for text in ([3, 1, 4, 1, 5, 2], [6, 0]):
+        ids, decoder = torch.tensor(text), Toy()
+        wanted = Toy().logits(Toy()(ids)).log_softmax(-1)[range(len(text) - 1), text[1:]]
+        expect(attempt, decoder, ids, equals=wanted)
+        if len(decoder.fed) != 1:
+            raise Wrong(f"{len(decoder.fed)} forward passes for {len(text)} tokens; one is enough.")
 
 
 @exercise("01.3")
-def batch_for_price(attempt: Attempt) -> None:
-    """Smallest b with (step + b·extra)/b <= ratio·token; None if extra alone is too expensive."""
-    expect(attempt, 32.0, 1.0, 2.0, 2, equals=11)
-    expect(attempt, 30.0, 1.0, 2.0, 3, equals=6)
-    expect(attempt, 1.0, 0.0, 1.0, 1, equals=1)
-    expect(attempt, 30.0, 4.0, 2.0, 2, equals=None)
+def fast_generate(attempt: Attempt) -> None:
+    """Greedy tokens that depend on the whole text, in one forward pass per new token."""
+    for text, new in (([2, 5, 1], 6), ([4], 1)):
+        ids, decoder = torch.tensor(text), Toy()
+        wanted = text.copy()
+        for _ in range(new):
+            reference = Toy()
+            wanted.append(int(reference.logits(reference(torch.tensor(wanted)))[-1].argmax()))
+        expect(attempt, decoder, ids, new, equals=torch.tensor(wanted))
+        if len(decoder.fed) != new:
+            raise Wrong(f"{len(decoder.fed)} forward passes for {new} new tokens; {new} are enough.")
+
+
+@exercise("01.4")
+def largest_batch(attempt: Attempt) -> None:
+    """The most users whose caches fit beside the weights and whose step stays within the limit."""
+    llama, smol = CONFIGS["llama-2-7b"], CONFIGS["smollm2-135m"]
+    a100 = (2.04e12, 312e12, 80e9)  # bytes/s, FLOP/s, bytes
+    for args, users in (
+        ((llama, 1024, 0.05, *a100), 124),  # memory is the limit
+        ((llama, 1024, 0.02, *a100), 44),  # time is the limit
+        ((llama, 1024, 0.005, *a100), 0),  # reading the weights takes longer
+        ((smol, 64, 0.05, 12e9, 320e9, 8e9), 28),
+    ):
+        expect(attempt, *args, equals=users)

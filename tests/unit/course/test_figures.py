@@ -21,7 +21,6 @@ from lessons_lib.course import (
     ladder,
     lookahead,
     medusa,
-    prefill_decode,
     prompt_lookup,
     quantization,
     roofline,
@@ -112,7 +111,6 @@ PLOTS = {
     "00 roofline": lambda: roofline.plot_roofline(MACHINE, [
         {"name": "decode", "intensity": 1.0, "rate": 18e9, "method": "decode"},
         {"name": "prefill", "intensity": 900.0, "rate": 1e11, "method": "prefill"}]),
-    "01 timeline": lambda: prefill_decode.plot_timeline({"chat": SimpleNamespace(ttft=0.5, itl=[0.1, 0.3])}),
     "02 cache memory": lambda: kv_cache.plot_cache_memory(
         [{"model": m, "tokens": t, "bytes": t * k} for m, k in (("7B", 524_288), ("smol", 23_040)) for t in (1, 2)]),
     "03 break-even": lambda: static_cache.plot_break_even(
@@ -190,7 +188,6 @@ def say(ids):
 
 
 WIDGETS = {
-    "01": (lambda: prefill_decode.show_latency(SMOL, MACHINE, "bf16"), ["512 tokens in, 128 out"]),
     "02": (lambda: kv_cache.show_kv_cache(), ["8 requests of 2,048 tokens"]),
     "03": (lambda: static_cache.show_break_even(
         rows(method=("eager", "compiled", "frozen"), startup=(0, 30, 60), per_token=(0.04, 0.04, 0.01)), 3000),

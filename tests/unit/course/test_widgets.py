@@ -18,7 +18,6 @@ from lessons_lib.course import (
     ladder,
     lookahead,
     medusa,
-    prefill_decode,
     prompt_lookup,
     quantization,
     sparsity,
@@ -30,8 +29,7 @@ from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.prediction import Recording, replay, replay_draft
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.measure.config import CONFIGS
-from lessons_lib.measure.cost import StepCost, expected_tokens, predict_decode_step, predict_prefill
-from lessons_lib.measure.machine import Hardware
+from lessons_lib.measure.cost import StepCost, expected_tokens
 from lessons_lib.quantization.formats import rounding
 from lessons_lib.quantization.sizes import step_bytes
 
@@ -87,14 +85,6 @@ def test_a_start_outside_the_values_is_refused():
 
 
 # What the widgets compute
-
-
-def test_latency_is_the_prefill_and_one_step_for_every_further_token():
-    machine = Hardware("cpu", "test", 2, 33e9, 32e9, {"bf16": 20e9}, {"bf16": 200e9}, 0.0)
-    steps = [predict_decode_step(SMOL, machine, "bf16", cached=s) for s in (101, 102)]
-    ttft, decode = prefill_decode.predict_latency(SMOL, machine, "bf16", prompt=100, output=3)
-    assert ttft == predict_prefill(SMOL, machine, "bf16", 100)
-    assert (decode.low, decode.high) == pytest.approx((sum(s.low for s in steps), sum(s.high for s in steps)))
 
 
 def test_llama_2_with_its_whole_context_needs_two_gib_a_request():

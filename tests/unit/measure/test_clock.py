@@ -21,7 +21,6 @@ from lessons_lib.measure.clock import (
     percentiles,
     rate_ratio,
     seconds_text,
-    throughput,
     timed,
 )
 
@@ -215,16 +214,11 @@ def test_one_token_has_no_tpot():
 def test_an_empty_output_has_no_ttft_and_counts_as_failed():
     empty = Timeline(0.0, ())
     assert empty.failed and math.isnan(empty.ttft) and math.isnan(empty.e2e)
-    assert math.isnan(makespan([empty])) and math.isnan(throughput([empty]))
+    assert math.isnan(makespan([empty]))
 
 
 def test_a_makespan_lasts_from_the_first_arrival_to_the_last_token():
     assert makespan([FOUR, Timeline(1.0, (1.5, 2.0)), Timeline(-1.0, ())]) == 3.0
-
-
-def test_throughput_is_all_new_tokens_over_the_makespan_waits_included():
-    assert throughput([FOUR, Timeline(1.0, (1.5, 2.0)), Timeline(-1.0, ())]) == 6 / 3.0
-    assert throughput([Timeline(10.0, (10.5, 12.0))]) == 1.0
 
 
 def test_percentiles_are_interpolated_linearly_by_hand():

@@ -9,7 +9,8 @@ from lessons_lib.course import exercises
 from lessons_lib.course.lessons import find
 
 CALL = re.compile(r'^check\("([\w.]+)", (\w+)\)', re.M)
-SOLUTION = re.compile(r"<details><summary>Solution.*?</summary>\n.*?```python\n(.*?)```.*</details>\s*", re.S)
+HINT = r"(?:<details><summary>Hint</summary>\n.*?</details>\s*)?"
+SOLUTION = re.compile(HINT + r"<details><summary>Solution.*?</summary>\n.*?```python\n(.*?)```.*</details>\s*", re.S)
 IMPORT = re.compile(r"^(?:import|from) [^(\n]+(?:\([^)]*\))?$", re.M)
 
 
