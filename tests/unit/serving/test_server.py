@@ -74,7 +74,7 @@ def client(worker):
 
 
 def client_of(worker):
-    return openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0, timeout=20)
 
 
 def until(condition, seconds=20):
