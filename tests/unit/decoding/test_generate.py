@@ -205,6 +205,13 @@ def test_text_without_a_tokenizer_is_refused(network):
         generate(network, PROMPT, stop="x")
 
 
+def test_a_text_is_encoded_and_an_empty_one_refused(network, words):
+    target = DecoderTarget(Decoder.from_transformers(network), words)
+    assert new_sequence(target, "w5 w7", None, None, 4).ids == [5, 7]
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        generate(target, "   ")
+
+
 def test_a_proposer_whose_needs_are_not_offered_is_refused(network):
     class Demanding(Proposer):
         needs = frozenset({"wings"})

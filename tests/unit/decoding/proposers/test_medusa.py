@@ -286,3 +286,8 @@ def test_a_target_of_another_size_is_refused(network, other, said):
 def test_impossible_settings_are_refused(network, bad, said):
     with pytest.raises(ValueError, match=said):
         Medusa(heads_of(network), **bad)
+
+
+def test_a_target_in_another_dtype_than_the_heads_is_read_all_the_same(network):
+    out = generate(tiny(vocab_size=V, dtype=torch.float32), PROMPT, Medusa(heads_of(network)), max_new_tokens=6)
+    assert len(out.ids) == 6

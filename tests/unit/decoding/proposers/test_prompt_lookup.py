@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 from support.proposers import drafted
-from support.toys import choosing, continued, whimsical
+from support.toys import choosing, whimsical
 
 from lessons_lib import PromptLookup, generate
 from lessons_lib.decoding.generate import tokens_per_pass
@@ -121,16 +121,6 @@ def test_the_corpus_is_asked_where_the_text_has_no_match_of_that_length():
     assert draft([2, 3, 7, 2, 3], corpus=corpus, num_tokens=2) == [7, 2]  # the text first
     assert draft([3, 7, 2, 3], corpus=corpus, num_tokens=2) == [4, 5]  # but a longer match before a shorter one
     assert draft([1, 2, 3], corpus=[1, 2, 3]) == []  # nothing follows there
-
-
-@pytest.mark.parametrize("rule, gc_frozen", [("recent", 5 + 1), ("transformers", 5 + 6), ("original", 5 + 6)])
-def test_a_periodic_text_yields_k_plus_1_tokens_a_step_once_the_rule_has_seen_enough(rule, gc_frozen):
-    """Period 5, k = 6: "recent" needs one period, the others k tokens more."""
-    target = choosing(lambda prefix: (prefix[-1] + 1) % 5, 5)
-    out = generate(target, [0], PromptLookup(6, max_ngram=1, rule=rule), max_new_tokens=60)
-    assert out.ids == continued(target, [0], 60)
-    full = [s.committed for s in out.stats[1:-1] if s.length_before >= gc_frozen]
-    assert set(full) == {7}
 
 
 def proposed(proposer, ids, following) -> bool:
@@ -271,13 +261,6 @@ def test_a_schedule_hears_of_no_more_than_there_was_room_for():
     assert tree.tokens == [2, 3]
     proposer.observe(tree, [0, 1], [2, 3, 9], None)
     assert schedules[1].heard == [(2, 3, 2)]
-
-
-def test_by_the_heuristic_a_perfect_copy_is_proposed_at_ever_greater_length_up_to_all_of_it():
-    target = choosing(lambda prefix: (prefix[-1] + 1) % 20, 20)
-    out = generate(target, list(range(20)), PromptLookup(10, 1, length=lambda: Heuristic(5)), max_new_tokens=100)
-    assert [step.proposed for step in out.stats[:-1]] == [0, 5, 7, 9, 10, 10, 10, 10, 10, 10]
-    assert sum(step.committed for step in out.stats) == 100
 
 
 def test_after_a_long_copy_the_heuristic_soon_proposes_less():
