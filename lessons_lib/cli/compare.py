@@ -28,6 +28,7 @@ from lessons_lib.quantization.model import FORMATS, W8A8
 
 OWN = (401, 202, 101, 601)  # our questions without --prompts: code to edit, a report to summarize, chat, a story
 THEIRS = "transformers"
+GAIN = 0.05  # what gains less is not recommended
 EXAMPLES = """
 lessons compare
 lessons compare --model HuggingFaceTB/SmolLM2-360M-Instruct --draft smollm2-135m --prompts prompts.txt --output out
@@ -60,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
         target = as_target(model)
         asked, prompts = fitting(model, target, asked, options.max_new_tokens)
         techniques = techniques_of(model, target, options.draft)
-        comparison = Comparison(target, prompts, techniques, options.max_new_tokens, repeats=1)
+        repeats = 1 if len(prompts) > 1 else 3  # an interval needs several runs
+        comparison = Comparison(target, prompts, techniques, options.max_new_tokens, repeats)
         print(f"{where(model)}: {len(prompts)} prompts, up to {options.max_new_tokens} new tokens each, greedy")
         complete = measure(comparison)
     if not comparison.rows:
@@ -148,10 +150,12 @@ def recommendation(rows: list[Row]) -> str:
     """One sentence: what to use for this model on this machine, and why."""
     plain, *others = [row for row in rows if not row.problem and not row.name.startswith(THEIRS)]
     others = sorted((row for row in others if row.speedup), key=lambda row: -row.speedup.value)
+    if all(len(row.speedup.a.times) < 2 for row in others):
+        return "Too little was measured for a recommendation: one run on one prompt has no interval."
     exact = [row for row in others if row.name not in FORMATS]
-    rounded = [row for row in others if row.name in FORMATS and row.speedup.low > 1]
+    rounded = [row for row in others if row.name in FORMATS and worth_using(row)]
     # What keeps the tokens comes first
-    best = next((row for row in exact if row.speedup.low > 1), None)
+    best = next((row for row in exact if worth_using(row)), None)
     if best:
         said = (
             f"Use {best.name}: {times(best)} with the same greedy tokens{ties(best)}, because each forward pass yields "
@@ -168,6 +172,11 @@ def recommendation(rows: list[Row]) -> str:
         said += f"; if other tokens are acceptable, {small.name} is {times(small)}, because a forward pass reads fewer "
         said += f"bytes ({small.memory / 1e6:,.0f} MB in memory instead of {plain.memory / 1e6:,.0f})"
     return said + "."
+
+
+def worth_using(row: Row) -> bool:
+    """Whether a technique gains a share GAIN, and its interval says that this is no accident."""
+    return row.speedup.value >= 1 + GAIN and row.speedup.low > 1 and len(row.speedup.a.times) > 1
 
 
 def times(row: Row) -> str:

@@ -36,22 +36,29 @@ def test_importing_the_package_imports_nothing_that_only_notebooks_need():
     assert "lessons_lib" in found and not found & FOR_NOTEBOOKS
 
 
-def test_loading_and_generating_need_no_package_of_an_extra(tmp_path):
+def test_loading_generating_and_comparing_need_no_package_of_an_extra(tmp_path):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     required = {re.match(r"[\w.-]+", text)[0].lower() for texts in extras.values() for text in texts}
-    required -= {"jinja2", "lessons_lib", "packaging", "setuptools"}  # torch and transformers require them themselves
+    # torch, transformers and matplotlib require these themselves
+    required -= {"jinja2", "lessons_lib", "packaging", "pillow", "setuptools"}
     absent = [name for name, ways in packages_distributions().items() if required & {way.lower() for way in ways}]
     tiny().save_pretrained(tmp_path)
     words = WordLevel({f"w{i}": i for i in range(96)}, unk_token="w0")
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(tmp_path)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("w1")
     code = [
         f"import sys; sys.modules.update(dict.fromkeys({absent}))",
         "from lessons_lib import PromptLookup, generate, load",
         f"print(len(generate(load({str(tmp_path)!r}), [1, 2, 3], PromptLookup(), max_new_tokens=8).ids))",
+        "from lessons_lib.cli import main",
+        f"main(['compare', '--model', {str(tmp_path)!r}, '--prompts', {str(prompts)!r}, '--max-new-tokens', '4',",
+        f"      '--device', 'cpu', '--output', {str(tmp_path)!r}])",
     ]
     done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=ROOT, capture_output=True, text=True)
-    assert {"IPython", "PIL", "ipywidgets", "openai"} <= {*absent}
-    assert done.stdout == "8\n", done.stderr
+    assert {"IPython", "ipywidgets", "openai"} <= {*absent}
+    assert done.stdout.startswith("8\n") and "transformers, prompt lookup" in done.stdout, done.stderr
+    assert (tmp_path / "comparison.png").exists()
 
 
 def test_the_packages_own_text_lists_all_it_offers():

@@ -13,11 +13,11 @@ from lessons_lib.measure import machine
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.quantization.model import FORMATS
 
-PAIR = Samples((1.0,))
+PAIRS = Samples((1.0, 1.0))
 
 
 def row(name: str, speedup: float = 1.0, spread: float = 0.1, tau: float = 1.0, **fields) -> Row:
-    ratio = None if name == "plain" else Ratio(speedup, speedup - spread, speedup + spread, PAIR, PAIR)
+    ratio = None if name == "plain" else Ratio(speedup, speedup - spread, speedup + spread, PAIRS, PAIRS)
     return replace(Row(name, 10, tau, 20.0, ratio, (True, True), memory=100e6), **fields)
 
 
@@ -45,6 +45,17 @@ def test_nothing_is_recommended_whose_interval_contains_1():
     rows = [row("plain"), row("prompt lookup", 1.05, tau=1.1), row("broken", problem="reads no trees")]
     said = compare.recommendation(rows)
     assert said.startswith("Decode plainly") and "prompt lookup, yields 1.10 tokens per forward pass" in said
+
+
+def test_a_gain_too_small_to_matter_is_not_recommended():
+    rows = [row("plain"), row("prompt lookup", 1.04, spread=0.01)]
+    assert compare.recommendation(rows).startswith("Decode plainly")
+
+
+def test_one_run_on_one_prompt_recommends_nothing():
+    alone = Samples((1.0,))
+    rows = [row("plain"), replace(row("prompt lookup"), speedup=Ratio(2.0, 2.0, 2.0, alone, alone))]
+    assert compare.recommendation(rows).startswith("Too little was measured")
 
 
 def test_texts_that_differ_by_rounding_are_admitted():
