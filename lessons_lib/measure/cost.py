@@ -149,11 +149,6 @@ def mfu(step_flops: float, steps_per_second: float, peak_flops: float) -> float:
     return step_flops * steps_per_second / peak_flops
 
 
-def tokens_per_second_limit(bandwidth: float, config: ModelConfig) -> float:
-    """Upper bound on one sequence's tokens per second with 16-bit weights and an empty cache: B/W."""
-    return bandwidth / bytes_decode(config)
-
-
 def predict_decode_step(
     config: ModelConfig,
     hardware: Rates,

@@ -23,7 +23,6 @@ from lessons_lib.course import (
     medusa,
     prompt_lookup,
     quantization,
-    roofline,
     sparsity,
     static_cache,
 )
@@ -33,13 +32,11 @@ from lessons_lib.decoding.proposers.tree_shape import TreeShape, regular
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.cost import LinearCost, StepCost
-from lessons_lib.measure.machine import Hardware
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.scheduler import Continuous, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
 SMOL = CONFIGS["smollm2-135m"]
-MACHINE = Hardware("cpu", "test", 2, 33e9, 32e9, {"fp32": 25e9, "bf16": 20e9}, {"fp32": 75e9, "bf16": 200e9}, 0.0)
 WIDTHS = {1: 1.0, 8: 1.5, 31: 3.0, 64: 5.0}
 CURVE = {w: SimpleNamespace(median=v, times=(v, 1.1 * v)) for w, v in WIDTHS.items()}
 NORMAL = torch.randn(32, 576, generator=torch.Generator().manual_seed(0))
@@ -108,9 +105,6 @@ PLOTS = {
         "ms", 40),
     "shared: lines": lambda: figures.plot_lines(
         [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
-    "00 roofline": lambda: roofline.plot_roofline(MACHINE, [
-        {"name": "decode", "intensity": 1.0, "rate": 18e9, "method": "decode"},
-        {"name": "prefill", "intensity": 900.0, "rate": 1e11, "method": "prefill"}]),
     "02 cache memory": lambda: kv_cache.plot_cache_memory(
         [{"model": m, "tokens": t, "bytes": t * k} for m, k in (("7B", 524_288), ("smol", 23_040)) for t in (1, 2)]),
     "03 break-even": lambda: static_cache.plot_break_even(
