@@ -71,7 +71,7 @@ CACHED = 300  # cached tokens when parts are timed
 @cache
 def rows(run: Run, kind: str) -> list[dict]:
     """All configurations and peers on the questions of one kind; each row includes plain decoding's text."""
-    priced(run.quick, run.repeats)  # predict before any text is timed
+    predicted_costs(run.quick, run.repeats)  # predict before any text is timed
     text = lambda ids, out: {"prompt": list(ids), "new": out.ids}  # noqa: E731
     settings = {"configurations": sorted(configuration_methods(run, common.prompt_of(8)))}
     categories, count = KINDS[kind]
@@ -169,7 +169,7 @@ def undrafted(names: Collection[str]) -> list[str]:
 
 def named(run: Run) -> dict[str, Configuration]:
     """Our configurations, with their predicted costs, by name."""
-    return {config.name: config for config in priced(run.quick, run.repeats)}
+    return {config.name: config for config in predicted_costs(run.quick, run.repeats)}
 
 
 def against(
@@ -413,7 +413,7 @@ def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
 
 
 @cache
-def priced(quick: bool, repeats: int) -> list[Configuration]:
+def predicted_costs(quick: bool, repeats: int) -> list[Configuration]:
     """All configurations with predicted costs, from bytes, this machine's rates, and parts timed without any text."""
     run, (loop, draft) = Run(quick), host_times(repeats)
     base, launch = library(repeats)
@@ -425,12 +425,12 @@ def priced(quick: bool, repeats: int) -> list[Configuration]:
     for name, of in targets(quick).items():
         # each target plain, then with every proposer
         v = medusa.fitted(of, repeats).v if drafts_on(name) else None
-        price = StepCost(
+        cost = StepCost(
             bytes_read(of.decoder), entry(), rates().read_bandwidth, launch=launch["compiled"], v=v, host=loop
         )
-        found.append(Configuration(name, "decoder" if name == "compiled" else "compiled", price))
+        found.append(Configuration(name, "decoder" if name == "compiled" else "compiled", cost))
         found += [
-            Configuration(f"{name} + {who}", name, with_drafting(price, who, of, run, draft))
+            Configuration(f"{name} + {who}", name, with_drafting(cost, who, of, run, draft))
             for who in PROPOSERS * drafts_on(name)
         ]
     return found
@@ -445,18 +445,18 @@ def library(repeats: int) -> tuple[dict[str, StepCost], dict[str, float]]:
     shape, dtype = common.model().shape, DTYPES[DTYPE]
     launch = launch_times(shape, DTYPE, CACHED, repeats=5 * repeats)
     moved = shape.weights * dtype.itemsize
-    price = StepCost(moved, entry(), moved / machine.linears(shape, DTYPE, "cpu"))
-    eager = {name: replace(price, launch=launch[name]) for name in ("transformers", "decoder")}
-    return eager | {"compiled": replace(price, slots=CONTEXT)}, launch
+    cost = StepCost(moved, entry(), moved / machine.linears(shape, DTYPE, "cpu"))
+    eager = {name: replace(cost, launch=launch[name]) for name in ("transformers", "decoder")}
+    return eager | {"compiled": replace(cost, slots=CONTEXT)}, launch
 
 
-def with_drafting(price: StepCost, who: str, of: Target, run: Run, draft: float) -> StepCost:
+def with_drafting(cost: StepCost, who: str, of: Target, run: Run, draft: float) -> StepCost:
     """Add a proposer's cost: timed draft passes, a share of each pass for Medusa's heads, nothing for lookup."""
     if who != "medusa":
-        return replace(price, draft=draft if who == "draft" else 0.0)
+        return replace(cost, draft=draft if who == "draft" else 0.0)
     by = medusa.fitted(of, run.repeats)
     share = width_cost(by.heads_share)(1 + len(by.tree.choices))
-    return replace(price, host=price.host + share * price.forward(CACHED))
+    return replace(cost, host=cost.host + share * cost.forward(CACHED))
 
 
 def host_times(repeats: int) -> tuple[float, float]:

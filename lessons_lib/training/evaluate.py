@@ -60,7 +60,7 @@ def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
         kind: {
             "texts": len(found),
             "tokens_per_pass": round(tokens_per_pass(found, gamma), 4),
-            "right": round(mean([guess for text in found for guess in text]), 4),
+            "right": round(mean([hit for text in found for hit in text]), 4),
         }
         for kind, found in sorted(kinds.items())
     }

@@ -142,7 +142,7 @@ at::Tensor attend_few_rows(const at::Tensor& q, const at::Tensor& k, const at::T
     with_format(q, [&](auto format) {
         attend<decltype(format)>(given, keys, values, may.const_data_ptr<bool>(), out);
     });
-    return out.transpose(0, 1);  // heads beside one another, as the product behind it wants them
+    return out.transpose(0, 1);  // heads beside one another, as the next matmul reads them
 }
 }  // namespace
 

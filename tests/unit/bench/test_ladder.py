@@ -74,7 +74,7 @@ def bench(monkeypatch, tmp_path):
     draft = LanguageModel(perturbed(model.network, 0.03), model.tokenizer, "tiny-draft", "cpu", torch.float64)
     drafting = draft.target()
     monkeypatch.setattr(ladder, "small", lambda: drafting)
-    for cached in (ladder.rows, ladder.priced, ladder.readings, ladder.drafter):
+    for cached in (ladder.rows, ladder.predicted_costs, ladder.readings, ladder.drafter):
         cached.cache_clear()
     return ladder
 

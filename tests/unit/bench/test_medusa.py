@@ -12,7 +12,6 @@ from bench.medusa import Fitted
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.text import encode
-from lessons_lib.measure.clock import Samples
 
 COSTS = {1: 1.0, 3: 1.0, 61: 1.1}
 
@@ -140,25 +139,6 @@ def test_a_compiled_target_gets_a_tree_of_a_width_that_it_is_compiled_for(monkey
     given_up = common.model().target()
     given_up.widths = []  # nothing compiles here
     assert len(medusa.fitted(given_up, 3).tree.choices) == 60
-
-
-@pytest.mark.usefixtures("tiny_heads")
-def test_the_share_of_a_step_is_what_it_takes_beside_its_pass_over_a_one_token_pass(monkeypatch):
-    target, fed, seen = common.model().target(), [], {}
-    run = target.run
-    watched = lambda blocks: fed.append((len(blocks[0].tokens), blocks[0].cache.length())) or run(blocks)  # noqa: E731
-
-    def in_turn(calls, repeats):
-        for name, call in calls.items():
-            fed.clear()
-            call()
-            seen[name] = [*fed]
-        return {name: Samples((dict(zip(calls, (0.1, 0.3, 0.5, 2.0), strict=True))[name],)) for name in calls}
-
-    monkeypatch.setattr(target, "run", watched)
-    monkeypatch.setattr(medusa, "in_turn", in_turn)
-    assert medusa.shares(target, WIDTHS, 3) == pytest.approx({1: 0.0, 3: 0.1, 61: 0.2})
-    assert seen == {1: [], 3: [], 61: [], "forward": [(1, medusa.CACHED)]}
 
 
 @pytest.mark.usefixtures("tiny_heads")

@@ -8,9 +8,8 @@ import pytest
 import torch
 from support.benches import Letters
 
-from bench import common, decoding, quantization
+from bench import common, quantization
 from bench.common import CLAIMS, Run
-from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.measure import quality
 from lessons_lib.measure.clock import Samples
 from lessons_lib.models import LanguageModel, tiny
@@ -70,12 +69,6 @@ def test_what_gptq_recovers_is_the_share_of_perplexity_that_is_not_lost():
     assert quantization.share(exact[:1], nearest[:1], better[:1])[1:] == (-math.inf, math.inf)
 
 
-def target_of(weights: str | None) -> DecoderTarget:
-    target = common.model("").target(weights=weights)
-    target.capacity, target.problem, target.compile_seconds = 100, None, {}
-    return target
-
-
 def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_wide_products(monkeypatch, model):
     medians = {quantization.DTYPE: 0.003, "W8A8": 0.007, "W8A16": 0.004, "W4A16": 0.005}
     monkeypatch.setattr(quantization, "in_turn", lambda calls, repeats: {n: Samples((medians[n],) * 3) for n in calls})
@@ -85,26 +78,6 @@ def test_predictions_are_launching_of_each_format_and_its_bytes_at_the_rate_of_w
     for name, launching in medians.items():
         read = bytes_read(common.in_format(None if name == quantization.DTYPE else name).decoder)
         assert facts["predicted"][name] == pytest.approx(launching + 0.010 * read / wide)
-
-
-def test_speeds_are_theirs_over_ours_and_say_what_is_read(monkeypatch):
-    monkeypatch.setattr(quantization, "target", target_of)
-    monkeypatch.setattr(decoding, "ours", lambda of, count: lambda: None)
-    monkeypatch.setattr(decoding, "theirs", lambda dtype, count: lambda: None)
-    found = CLAIMS["int4/vs-generate"].measure(QUICK)
-    assert found.facts["bytes_read"] < found.facts["bytes_kept"] and found.note.startswith("a step reads 0 MB")
-    assert CLAIMS["int8/vs-bf16"].measure(QUICK).ratio.value > 0
-
-
-def test_the_width_is_nine_rows_over_one_of_the_same_target(monkeypatch):
-    monkeypatch.setattr(quantization, "target", target_of)
-    quantization.compiled_steps.cache_clear()
-    found = CLAIMS["int8/width-9"].measure(QUICK)
-    quantization.compiled_steps.cache_clear()
-    assert found.ratio.value == pytest.approx(
-        np.median(np.array(found.facts["steps"]["W8A8 9 rows"]) / np.array(found.facts["steps"]["W8A8 1 rows"]))
-    )
-    assert len(found.facts["steps"]) == 7
 
 
 def test_one_row_is_predicted_from_its_bytes_and_what_wide_weights_take_beyond_theirs(monkeypatch):

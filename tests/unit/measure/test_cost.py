@@ -413,7 +413,7 @@ def test_the_fit_weighs_relative_errors():
 
 
 def test_too_few_steps_are_refused():
-    with pytest.raises(ValueError, match="4 steps cannot fix 5 prices"):
+    with pytest.raises(ValueError, match="4 steps cannot fix 5 coefficients"):
         fit([(Load(), 1.0)] * 4)
 
 

@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lessons_lib.decoding.sequence import Sequence, Status
-from lessons_lib.serving import client
 from lessons_lib.serving.client import Server, evenly, send
 from lessons_lib.serving.metrics import latency
 
@@ -37,7 +36,6 @@ class Fake(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        self.server.waited_in_vain = self.server.mute and not RELEASE.wait(3)
         self.send_error(404)
 
     def do_POST(self):
@@ -68,16 +66,14 @@ class Fake(BaseHTTPRequestHandler):
             if i == 2 and self.misbehave():
                 return
             said = {"delta": {"content": "a"}} if chat else {"text": "a"}
-            self.event({"choices": [{**said, "finish_reason": "" if self.how == "blank" else None}]})
+            self.event({"choices": [{**said, "finish_reason": None}]})
             time.sleep(SLOW if self.how == "slow" else GAP)
-        if self.how in ("unfinished", "blank"):
+        if self.how == "unfinished":
             return self.write(b"")
         self.event({"choices": [{**({"delta": {}} if chat else {"text": ""}), "finish_reason": "length"}]})
-        if self.how != "silent":
-            counts = {"prompt_tokens": 7, "completion_tokens": count * self.server.burst}
-            unsaid = dict.fromkeys(counts)
-            self.event({"choices": [], "usage": unsaid if self.how == "null" else counts})
-            self.write(b"data: [DONE]\n\n")
+        counts = {"prompt_tokens": 7, "completion_tokens": count * self.server.burst}
+        self.event({"choices": [], "usage": counts})
+        self.write(b"data: [DONE]\n\n")
         self.write(b"")
 
     def misbehave(self):
@@ -92,11 +88,9 @@ class Fake(BaseHTTPRequestHandler):
             self.connection.close()
         if self.how == "garbage":
             self.write(b"data: {oops\n\n")
-        if self.how == "strange":
-            self.event({"choices": ["a"]})
         if self.how == "report":
             self.event({"error": {"message": "out of memory"}})
-        return self.how in ("drop", "plain-cut", "reset", "hang", "trickle", "endless", "garbage", "strange", "report")
+        return self.how in ("drop", "plain-cut", "reset", "hang", "trickle", "endless", "garbage", "report")
 
     def event(self, content):
         self.write(b"data: " + json.dumps(content).encode() + b"\n\n")
@@ -117,7 +111,6 @@ def fake():
     RELEASE.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
     server.daemon_threads, server.asked, server.burst = True, [], 1
-    server.mute = server.waited_in_vain = False
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     server.url = f"http://127.0.0.1:{server.server_port}"
     yield server
@@ -182,14 +175,6 @@ def test_no_proxy_stands_between_the_client_and_the_server(fake, monkeypatch):
     assert request.error is None
 
 
-def test_a_server_that_lists_no_models_does_not_hold_up_the_requests(fake, monkeypatch):
-    """Its list waits for the first answer."""
-    monkeypatch.setattr(client, "WARM_UP", 0.1)
-    fake.mute = True
-    (request,) = ask(fake, "open")
-    assert request.error is None and not fake.waited_in_vain
-
-
 def test_the_chat_endpoint_gets_messages_and_its_role_event_is_no_token(fake):
     (request,) = ask(fake, "well spoken", count=3, chat=True)
     assert fake.asked[0][0] == "/v1/chat/completions"
@@ -210,12 +195,12 @@ def test_requests_are_sent_when_they_arrive(fake):
     assert served[1].times[0] >= 0.3 and served[1].timeline().ttft >= 0
 
 
-@pytest.mark.parametrize("how", ["drop", "plain-cut", "unfinished", "blank"])
+@pytest.mark.parametrize("how", ["drop", "plain-cut", "unfinished"])
 def test_a_dropped_connection_is_one_clear_error_and_the_others_go_on(fake, how):
     served = ask(fake, "well", how, "well")
     assert [request.status for request in served] == [Status.FINISHED, Status.CANCELLED, Status.FINISHED]
     broken = "the answer broke off", "the stream ended without a finish_reason; the server cut it off"
-    tokens = 4 if how in ("unfinished", "blank") else 2
+    tokens = 4 if how == "unfinished" else 2
     assert re.search(rf"Request 1: ({'|'.join(broken)}).* \(after {tokens} tokens\)", served[1].error)
     assert len(served[1].times) == tokens
     assert latency(served).failed == 1 and latency(served).output_throughput == 8 / latency(served).makespan
@@ -226,7 +211,6 @@ def test_a_dropped_connection_is_one_clear_error_and_the_others_go_on(fake, how)
     [
         ("reset", "the answer broke off: ReadError"),
         ("garbage", "no event of a completion: '{oops'"),
-        ("strange", "the answer broke off: AttributeError"),
         ("report", "the server reports: .*out of memory"),
         ("refuse", "the server answered 422: .*too long"),
         ("fail", "the server answered 500: .*out of order"),
@@ -251,21 +235,10 @@ def test_the_timeout_is_for_each_event_and_not_for_the_whole_answer(fake):
     assert request.error is None and request.times[-1] - request.times[0] > 2.5 * SLOW
 
 
-def test_whatever_else_goes_wrong_is_its_requests_error(fake):
-    (request,) = ask(fake, "well", extra={"seed": object()})
-    assert request.status is Status.CANCELLED and request.finished is not None
-    assert re.search(r"TypeError.*not JSON serializable.* \(after 0 tokens\)", request.error)
-
-
 def test_nobody_listening_is_said_so():
     made = [Sequence(0, 0, 1, 1)]
     (request,) = send(made, Server("http://127.0.0.1:9", "m"), prompt=lambda r: "well")
     assert "cannot reach http://127.0.0.1:9; is it running? ConnectError" in request.error
-
-
-def test_an_answer_without_a_token_is_an_error(fake):
-    (request,) = send([Sequence(0, 0, 1, 1)], Server(fake.url, "m", extra={"max_tokens": 0}), prompt=lambda r: "well")
-    assert "sent no token" in request.error
 
 
 def test_several_tokens_in_one_event_are_counted(fake):
@@ -276,10 +249,7 @@ def test_several_tokens_in_one_event_are_counted(fake):
     assert evenly([1.0, 2.0], 0) == [1, 2] and evenly([], 3) == []
 
 
-BAD = ["127.0.0.1:8000", "ftp://host", "http://", "http://host:80000", "http://host:0", "http://host:x", "http://[::1"]
-
-
-@pytest.mark.parametrize("url", BAD)
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://host:80000"])
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ValueError, match="looks like http"):
         Server(url, "m")
