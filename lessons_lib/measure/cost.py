@@ -458,7 +458,7 @@ def fit(measured: Sequence[tuple[Load, float]], terms: Sequence[str] = TERMS) ->
     Needs at least as many measured passes as terms.
     """
     if len(measured) < len(terms):
-        raise ValueError(f"{len(measured)} steps cannot fix {len(terms)} coefficients; measure at least as many passes.")
+        raise ValueError(f"{len(measured)} steps cannot fix {len(terms)} coefficients; measure as many passes.")
     one = [LinearCost(**{term: 1.0}) for term in terms]  # a coefficient of 1 yields the count itself
     counts = np.array([[unit.seconds(load) for unit in one] for load, _ in measured])
     coefficients = _not_negative(counts / np.array([[seconds] for _, seconds in measured]))
