@@ -14,7 +14,7 @@ BUILD = ROOT / "build" / "browser"
 SHORT = {
     "00": {"prompt_tokens": 64, "max_new_tokens": 4, "repeats": 1},
     "01": {"prompt_lengths": [16, 64, 128], "batches": [1, 4], "max_new_tokens": 6, "repeats": 1},
-    "02": {"prompt_tokens": 32, "longest": 128, "max_new_tokens": 4, "repeats": 1},
+    "02": {"shown_tokens": 4, "max_new_tokens": 16, "repeats": 1},
     "03": {"max_new_tokens": 8, "context": 128, "repeats": 1},
     "04": {"longest": 1024, "prefill": 256, "layers": 2, "repeats": 1},
     "05": {"slots": 4, "requests": 8, "study_requests": 100, "repeats": 1},

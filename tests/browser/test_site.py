@@ -8,6 +8,7 @@ from lessons_lib.paths import ROOT
 
 PAGES = ["index", "glossary", "references", "lessons/scorecard", *(f"lessons/{lesson.name}" for lesson in find())]
 SCREENS = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
+STEPPED = [lesson.name for lesson in find() if 'class=\\"step\\"' in lesson.path.read_text(encoding="utf-8")]
 # what reaches past the screen and stands in nothing that can be scrolled: the theme cuts it
 CUT = """() => [...document.querySelectorAll('article *')].filter(e => {
     const scrolls = p => ['auto', 'scroll'].includes(getComputedStyle(p).overflowX)
@@ -33,6 +34,24 @@ def test_a_page_fits_the_screen_and_shows_its_figures_with_their_words(page, nam
     page.picture(name.replace("/", "_"))
     assert page.page.evaluate(CUT) == []
     assert page.pictures("article img", "article") == []
+
+
+def shown(box):
+    """The numbers of a stepper's visible steps."""
+    return [number for number, step in enumerate(box.locator(".step").all(), 1) if step.is_visible()]
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_steps_turn_by_click_and_by_key_and_can_all_be_shown(page, name):
+    page.page.goto(f"{page.url}lessons/{name}.html")
+    for box in page.page.locator("[role=group]:has(> .steps)").all():
+        assert shown(box) == [1]
+        box.locator(".next:visible").click()
+        assert shown(box) == [2]
+        page.page.keyboard.press("ArrowLeft")
+        assert shown(box) == [1]
+        box.locator("label.all").click()
+        assert len(shown(box)) == box.locator(".step").count()
 
 
 def test_the_search_finds_a_lesson_by_what_stands_in_it(page):

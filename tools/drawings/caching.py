@@ -1,9 +1,9 @@
-"""Drawings of the KV cache (lessons 02, 03): how it works, what it saves, and the two ways to store it."""
+"""Drawings of the KV cache (lessons 02, 03): how it works, and the two ways to store it."""
 
 from matplotlib.axes import Axes
 
 from lessons_lib.course.figures import BLUE, GREEN, GREY, ORANGE, SMALL
-from tools.drawings.shapes import arrow, canvas, cell, drawing, grid, key, note
+from tools.drawings.shapes import arrow, canvas, cell, drawing, key, note
 
 COMPUTED, REUSED = ORANGE, BLUE
 
@@ -31,32 +31,6 @@ def kv_caching() -> Axes:
                 text = str(token + 1) if fresh or old else ""
                 cell(ax, x + token * size, top - size, size, shade, text)
     key(ax, 2, [(COMPUTED, "computed in this step"), (REUSED, "read from the cache")])
-    return ax
-
-
-@drawing(
-    "What the cache saves, for three prompt tokens and five new ones. Two staircases, one row per "
-    "forward, one column per token. Without the cache every forward computes all tokens so far: 3, 4, 5, "
-    "6 and 7, together 25. With it only the prompt and then one token a forward, together 7; the rest is "
-    "read from the cache."
-)
-def cache_savings() -> Axes:
-    """The work of five forward passes, without and with the cache."""
-    ax = canvas(27)
-    size, prompt, passes = 3.2, 3, 5
-    for number, title in enumerate(["without cache", "with cache"]):
-        x, total = 8 + number * 29.5, 0
-        note(ax, x + 3.5 * size, 25.2, title, bold=True)
-        for step in range(passes):
-            end = prompt + step
-            known = 0 if number == 0 or step == 0 else end - 1
-            total += end - known
-            shades = [COMPUTED if known <= t < end else REUSED if t < known else None for t in range(7)]
-            grid(ax, x, 23.2 - step * size, size, [shades])
-        note(ax, x + 3.5 * size, 5.4, f"{total} tokens computed")
-    for step in range(passes):
-        note(ax, 7.2, 23.2 - (step + 0.5) * size, "prefill" if step == 0 else f"{step}", GREY, "right", SMALL)
-    key(ax, 1.8, [(COMPUTED, "computed (all layers)"), (REUSED, "read from the cache")])
     return ax
 
 

@@ -1,11 +1,9 @@
-"""Drawings of the model (lessons 01, 02): its parts, masked self-attention, how query heads share keys and values."""
-
-import math
+"""Drawings of the model (lessons 01, 02): its parts, and how query heads share keys and values."""
 
 from matplotlib.axes import Axes
 
 from lessons_lib.course.figures import BLUE, FONT_SIZE, GREEN, GREY, ORANGE, PURPLE, SMALL
-from tools.drawings.shapes import arrow, box, canvas, drawing, frame, grid, line, note
+from tools.drawings.shapes import arrow, box, canvas, drawing, frame, line, note
 
 
 @drawing(
@@ -50,41 +48,6 @@ def _residual(ax: Axes, below: float, above: float) -> None:
     arrow(ax, (10.5, above), (22, above), GREY)
     ax.plot([23], [above], "o", color="white", markeredgecolor=GREY, markersize=13, zorder=3)
     ax.text(23, above, "+", ha="center", va="center", fontsize=FONT_SIZE, zorder=4)
-
-
-WORDS = ["The", "cat", "sat", "down"]
-SCORES = [[1.0, 0.3, 0.2, 0.5], [0.9, 1.4, 0.1, 0.6], [0.2, 1.6, 0.8, 0.4], [0.1, 0.8, 1.5, 1.2]]
-
-
-@drawing(
-    "Masked self-attention over the words The cat sat down, as three four by four grids, queries as rows,"
-    " keys as columns. First all scores, q times k over the square root of d. Then the scores after the "
-    "mask: above the diagonal all are minus infinity, since no word may look at a later one. Last the "
-    "weights after softmax: every row sums to one, and zero above the diagonal. The weights mix the "
-    "values."
-)
-def masked_self_attention() -> Axes:
-    """Scores, mask and softmax of four words; the numbers are computed, not invented."""
-    ax = canvas(27)
-    n, size, top = len(WORDS), 3.7, 20.5
-    masked = [[s if j <= i else -math.inf for j, s in enumerate(row)] for i, row in enumerate(SCORES)]
-    weights = [[math.exp(s) / sum(map(math.exp, row)) for s in row] for row in masked]
-    tables = [("scores  q·k / √d", SCORES), ("masked", masked), ("softmax → weights", weights)]
-    for number, (title, table) in enumerate(tables):
-        x = 6.2 + number * 20.5
-        texts = [["−∞" if s == -math.inf else f"{s:.1f}" for s in row] for row in table]
-        shades = [[BLUE if number == 0 or j <= i else None for j in range(n)] for i in range(n)]
-        grid(ax, x, top, size, shades, texts, strength=0.3)
-        note(ax, x + n * size / 2, 25.4, title, bold=True)
-        for j, word in enumerate(WORDS):
-            note(ax, x + (j + 0.5) * size, top + 1.4, word, GREY, size=SMALL)
-        if number:
-            arrow(ax, (x - 4.6, top - 2 * size), (x - 1.2, top - 2 * size))
-    for i, word in enumerate(WORDS):
-        note(ax, 5.4, top - (i + 0.5) * size, word, GREY, align="right", size=SMALL)
-    caption = "row: which words (keys) one word (query) looks at\noutput of the row = its weights · values"
-    note(ax, 32, 2, caption)
-    return ax
 
 
 @drawing(

@@ -7,10 +7,10 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, StaticCache
 
 from lessons_lib.caches import sizes
-from lessons_lib.caches.sizes import GiB, MiB
 from lessons_lib.measure.config import CONFIGS, ModelConfig
 
 SMOL = CONFIGS["smollm2-135m"]
+MiB, GiB = 2**20, 2**30
 TINY = dict(
     num_hidden_layers=2, hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     intermediate_size=64, vocab_size=50, max_position_embeddings=64,
@@ -32,11 +32,9 @@ TINY = dict(
 )
 def test_bytes_equal_the_table_of_models(name, course, true, factor, mib, own):
     shape = CONFIGS[name]
-    assert sizes.course_formula(shape) == course
+    assert 2 * 2 * shape.num_layers * shape.hidden_size == course == factor * true
     assert sizes.kv_bytes_per_token(shape) == true
-    assert sizes.overstated(shape) == factor
     assert sizes.kv_bytes(shape, 2048) == mib * MiB
-    assert sizes.course_formula(shape, 2048, batch=3) == factor * 3 * mib * MiB or shape.sliding_window
     assert sizes.kv_bytes(shape, shape.max_position_embeddings) == own * GiB
 
 
@@ -92,18 +90,12 @@ def test_generating_leaves_as_many_cached_tokens_as_predicted():
     assert cache.get_seq_length() == sizes.cached_tokens(5, 4)
 
 
-def test_growing_by_concatenation_moves_the_whole_cache_twice():
-    assert sizes.concat_bytes(SMOL, 2048) == 2 * 2048 * 23_040
-    assert sizes.concat_bytes(SMOL, 2048) / (2 * SMOL.weights) == pytest.approx(0.35, abs=0.005)
-
-
-def test_a_13b_model_on_40_gb_leaves_room_for_17089_tokens():
+def test_a_13b_model_on_40_gb_leaves_room_for_8_requests_of_2048_tokens():
     opt = CONFIGS["opt-13b"]
-    assert sizes.tokens_that_fit(40e9, 26e9, opt) == 17_089
-    assert sizes.tokens_that_fit(40e9, 26e9, opt, cache_bytes=1) == 34_179
     assert sizes.requests_that_fit(40e9, 26e9, opt, 512) == 33
     assert sizes.requests_that_fit(40e9, 26e9, opt, 2048) == 8
-    assert sizes.requests_that_fit(20e9, 26e9, opt, 512) == sizes.tokens_that_fit(20e9, 26e9, opt) == 0
+    assert sizes.requests_that_fit(40e9, 26e9, opt, 2048, cache_bytes=1) == 16
+    assert sizes.requests_that_fit(20e9, 26e9, opt, 512) == 0
 
 
 def test_a_draft_model_takes_room_from_every_request():

@@ -105,8 +105,6 @@ PLOTS = {
         "ms", 40),
     "shared: lines": lambda: figures.plot_lines(
         [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
-    "02 cache memory": lambda: kv_cache.plot_cache_memory(
-        [{"model": m, "tokens": t, "bytes": t * k} for m, k in (("7B", 524_288), ("smol", 23_040)) for t in (1, 2)]),
     "03 break-even": lambda: static_cache.plot_break_even(
         rows(method=("eager", "compiled", "frozen"), startup=(0, 60, 70), per_token=(0.04, 0.01, 0.01)), 5000),
     "04 tiles": lambda: attention.plot_tiles(8, 8, 2, 2, now=(2, 1)),
