@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -116,11 +116,6 @@ def ridge(flop_rate: float, bandwidth: float) -> float:
     return flop_rate / bandwidth
 
 
-def critical_batch(ridge_point: float, weight_bytes: float = 2) -> float:
-    """Batch size b* = ridge·e_w/2 from which a decode step's matmuls are compute-bound (KV cache ignored)."""
-    return ridge_point * weight_bytes / 2
-
-
 def limit(
     flops: float, moved: float, hardware: Rates, dtype: str, flop_rate: float = 0.0, bandwidth: float = 0.0
 ) -> float:
@@ -188,12 +183,10 @@ def _rates(hardware: Rates, dtype: str) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class CalibratedCost:
-    """Seconds of forward passes of one model in one dtype, from timed matmuls of its own shapes (`machine.calibrate`).
+    """Rates of one model's own matmuls in one dtype, timed by `machine.calibrate`.
 
     prompts: {tokens T: seconds of a prefill's matmuls}; steps: {batch b: seconds of a decode step's matmuls}, including
-    b = 1. launches: {batch: launch overhead of a step in seconds}, empty until `with_launches`; a prefill has that of
-    batch 1. per_token: a prefill's overhead per token in seconds, 0 until `fitted`. Only timed lengths and batches can
-    be predicted.
+    b = 1.
     """
 
     config: ModelConfig
@@ -201,35 +194,6 @@ class CalibratedCost:
     dtype: str
     prompts: dict[int, float]
     steps: dict[int, float]
-    launches: dict[int, float] = field(default_factory=dict)
-    per_token: float = 0.0
-
-    def decode(self, batch: int = 1, cached: int = 0) -> float:
-        """Seconds of a decode step of `batch` sequences with `cached` tokens each."""
-        cache = batch * self.config.kv_elements(cached) * cache_element_bytes(self.dtype)
-        return self.steps[batch] + cache / self.hardware.read_bandwidth + self.launches.get(batch, 0.0)
-
-    def prefill(self, tokens: int) -> float:
-        """Seconds of a prefill of `tokens` tokens."""
-        attention = flops(self.config, 0, 0, self.config.attended(tokens))
-        products = self.prompts[tokens] + attention / self.hardware.matmul_flops[self.dtype]
-        return products + self.launches.get(1, 0.0) + self.per_token * tokens
-
-    def request(self, prompt: int, output: int) -> tuple[float, float]:
-        """(time to first token, time of all later tokens) in seconds, for `output` tokens after `prompt` tokens."""
-        return self.prefill(prompt), sum(self.decode(1, prompt + i) for i in range(1, output))
-
-    def with_launches(self, launches: dict[int, float]) -> CalibratedCost:
-        """A copy with launch overheads.
-
-        launches: {batch: seconds of a step in which bytes and FLOPs are negligible (measured on a narrow twin)}.
-        """
-        return replace(self, launches=dict(launches))
-
-    def fitted(self, tokens: int, seconds: float) -> CalibratedCost:
-        """A copy whose overhead per token explains a prefill of `tokens` tokens that took `seconds`."""
-        bare = replace(self, per_token=0.0)
-        return replace(self, per_token=max(0.0, (seconds - bare.prefill(tokens)) / tokens))
 
     @property
     def bandwidth(self) -> float:

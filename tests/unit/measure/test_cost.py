@@ -113,14 +113,6 @@ def test_flops_of_generating_with_and_without_a_cache_equal_the_published_totals
     assert cost.flops_generate(SMOL, prompt, new) / 1e9 == pytest.approx(cached, rel=2e-3)
 
 
-def test_from_the_critical_batch_on_the_matrices_are_compute_bound():
-    flop_rate, bandwidth = 200e9, 20e9
-    batch = cost.critical_batch(cost.ridge(flop_rate, bandwidth))
-    assert batch == 10
-    work = cost.flops_decode(SMOL, int(batch)), cost.bytes_decode(SMOL, int(batch))
-    assert work[0] / flop_rate == pytest.approx(work[1] / bandwidth)
-
-
 def test_a_bracket_lies_between_the_larger_and_the_sum():
     found = cost.bracket(flops=6, moved=20, flop_rate=2, bandwidth=10)
     assert (found.low, found.high, found.middle) == (3, 5, 4)
@@ -188,37 +180,6 @@ SHAPE = ModelConfig("toy", 2, 8, 2, 1, 4, 16, 100, 64)
 HARDWARE = Hardware("cpu", "toy", 1, 10.0, 100.0, {"bf16": 50.0}, {"bf16": 1000.0})
 
 COST = CalibratedCost(SHAPE, HARDWARE, "bf16", {4: 2.0, 8: 3.0}, {1: 1.0, 2: 1.5})
-
-
-def test_a_decode_step_is_products_plus_the_bytes_of_every_cache():
-    per_token = 2 * 2 * 1 * 4 * 2  # K and V, 2 layers, 1 head of 4, 2 bytes
-    assert COST.decode(1, 0) == 1.0
-    assert COST.decode(2, 10) == pytest.approx(1.5 + 2 * 10 * per_token / 100)
-
-
-def test_a_prefill_is_products_plus_causal_attention():
-    assert COST.prefill(4) == pytest.approx(2.0 + 4 * 2 * 2 * 4 * 10 / 1000)
-
-
-def test_a_request_is_one_prefill_and_a_step_for_each_further_token():
-    prefill, later = COST.request(4, 3)
-    assert (prefill, later) == (COST.prefill(4), pytest.approx(COST.decode(1, 5) + COST.decode(1, 6)))
-
-
-def test_fitting_reproduces_the_prefill_it_was_fitted_to_and_replaces_an_older_fit():
-    fitted = COST.fitted(8, 30.0).fitted(8, 40.0)
-    assert fitted.prefill(8) == pytest.approx(40.0)
-    assert fitted.decode(1, 0) == COST.decode(1, 0)
-
-
-def test_the_overhead_per_token_is_never_negative():
-    assert COST.fitted(8, 0.1).per_token == 0.0
-
-
-def test_launching_is_added_to_every_step_and_to_a_prefill():
-    launching = COST.with_launches({1: 0.5, 2: 0.75})
-    assert launching.decode(2, 0) == 1.5 + 0.75
-    assert launching.prefill(4) == pytest.approx(COST.prefill(4) + 0.5)
 
 
 def test_measuring_times_every_length_and_batch_and_always_one_token(monkeypatch):
