@@ -104,6 +104,8 @@ def test_an_interrupted_comparison_shows_what_was_measured():
         next(ran)
     assert [row.name for row in made.rows] == ["plain", "fast"]
     assert made.rows[1].speedup.value == pytest.approx(2.0) and made.rows[1]._speedup() == "2.00"
+    next(ran), next(ran)  # the second prompt begins with the last technique, whose run has no counterpart yet
+    assert made.rows[2].name == "late" and made.rows[2].forward_passes == 5
 
 
 def test_weights_of_a_draft_and_the_cache_count_as_memory():
