@@ -46,6 +46,7 @@ CSS = """
 #{i} span.turn {{ opacity: .35; cursor: default; }}
 #{i} .scroll {{ overflow-x: auto; }}
 #{i} table.cells {{ border-collapse: separate; border-spacing: 3px; margin: .2em 0; width: auto; font-size: .95em; }}
+#{i} table.cells tr {{ background: none !important; }}
 #{i} table.cells td {{ border: 0; padding: .25em .45em; min-width: 1.4em; text-align: center; white-space: nowrap;
   background: none; vertical-align: middle; }}
 #{i} table.cells td:first-child:not(.box) {{ text-align: left; }}
@@ -53,7 +54,7 @@ CSS = """
 #{i} .legend {{ font-size: .9em; margin: .2em 0; }}
 #{i} .legend b {{ font-weight: normal; padding: .1em .5em; margin-right: .5em; white-space: nowrap; }}
 #{i} pre {{ margin: .2em 0; overflow-x: auto; white-space: pre-wrap; background: none; }}
-#{i} .caption {{ margin: .4em 0 0; }}
+#{i} .said {{ margin: .4em 0 0; }}
 @media screen {{
   #{i} > input:not([value="all"]):checked ~ .steps > .step {{ display: none; }}
 {shown}
@@ -84,7 +85,7 @@ class Step:
         else:
             rows = "".join(f"<tr>{''.join(_cell(cell, legend) for cell in row)}</tr>" for row in self.body)
             body = f'<table class="cells"><tbody>{rows}</tbody></table>'
-        caption = f'<p class="caption">{html.escape(self.caption)}</p>' if self.caption else ""
+        caption = f'<p class="said">{html.escape(self.caption)}</p>' if self.caption else ""
         return f'<div class="scroll" tabindex="0">{body}</div>{caption}'
 
     def text(self) -> str:
