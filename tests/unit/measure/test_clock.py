@@ -20,7 +20,6 @@ from lessons_lib.measure.clock import (
     makespan,
     percentiles,
     rate_ratio,
-    seconds_text,
     timed,
 )
 
@@ -165,13 +164,6 @@ def test_the_interval_and_the_speed_of_several_texts_by_hand():
         rate_ratio([], [])
 
 
-@pytest.mark.parametrize(
-    "seconds, text", [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4e-5, "40 µs"), (3e-9, "3 ns"), (61.7, "61.7 s")]
-)
-def test_seconds_read_in_the_best_unit(seconds, text):
-    assert seconds_text(seconds) == text
-
-
 def test_several_functions_are_timed_in_turn_and_keep_their_keys(monkeypatch):
     order, ticks = [], iter(range(1000))
     monkeypatch.setattr(clock, "perf_counter", lambda: next(ticks))
@@ -209,12 +201,6 @@ def test_the_worked_example():
 def test_one_token_has_no_tpot():
     one = Timeline(0.0, (0.4,))
     assert math.isnan(one.tpot) and one.itl == [] and one.e2e == 0.4
-
-
-def test_an_empty_output_has_no_ttft_and_counts_as_failed():
-    empty = Timeline(0.0, ())
-    assert empty.failed and math.isnan(empty.ttft) and math.isnan(empty.e2e)
-    assert math.isnan(makespan([empty]))
 
 
 def test_a_makespan_lasts_from_the_first_arrival_to_the_last_token():

@@ -23,15 +23,11 @@ from lessons_lib.measure.profiler import (
 
 @pytest.mark.parametrize("kernel, part", [
     ("aten::mm", "matrix products"),
-    ("aten::addmm", "matrix products"),
-    ("aten::_weight_int8pack_mm", "matrix products"),
     ("mkldnn::_linear_pointwise", "matrix products"),
-    ("mkl::_mkl_linear", "matrix products"),
     ("graph_5_gemm_m1n960k576_kernel", "matrix products"),
     ("graph_0_cpp_fused__softmax_addcmul_mul_roll_1", "attention"),
     ("graph_0_cpp_fused__softmax_add_embedding_mul_rsqrt_silu_split_sum_view_0", "one kernel"),
     ("## Call CompiledFxGraph fhn2wfaqxtjt ##", "launch"),
-    ("Torch-Compiled Region: 0/0", "launch"),
     ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
 ])  # fmt: skip
 def test_kernels_fall_into_the_part_they_belong_to(kernel, part):

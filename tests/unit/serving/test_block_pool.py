@@ -87,6 +87,16 @@ def test_a_fork_shares_its_blocks_and_whoever_writes_first_copies_the_last_one()
     assert pool.shared == {} and pool.free_blocks == 6 and len(pool.copies) == 1
 
 
+def test_a_fork_at_the_end_of_a_block_copies_nothing():
+    pool, parent, child = BlockPool(8, 4), request(range(8)), request(range(8))
+    run(pool, parent)
+    assert pool.allocate(parent, 12)  # room ahead: it holds nothing yet
+    pool.fork(parent, child)
+    child.commit(8, [0])
+    assert pool.allocate(child, 9) and pool.copies == []
+    assert child.block_table[:2] == parent.block_table[:2]
+
+
 def test_allocation_is_all_or_nothing_and_leaves_what_is_to_be_spared():
     pool, one, two = BlockPool(4, 4), request(range(5)), request(range(50, 60))
     assert pool.allocate(one, 5, spare=2) and pool.free_blocks == 2
@@ -103,6 +113,17 @@ def test_truncation_gives_back_the_blocks_that_rejected_draft_tokens_took():
     assert pool.free_blocks == 6
     pool.truncate(one, 9)  # nothing to give back
     assert pool.free_blocks == 6
+
+
+def test_lengths_alone_own_blocks_too_and_give_nothing_back_twice():
+    pool, one = BlockPool(10**9, 4), Sequence(0, prompt_length=6)
+    assert pool.match(one) == 0 and pool.allocate(one, 17) and pool.free_blocks == 10**9 - 5
+    for tokens in (8, 8, 9, 6):
+        pool.truncate(one, tokens)
+        assert (pool.free_blocks, len(one.block_table)) == (10**9 - 2, 2)
+    pool.release(one)
+    pool.release(one)
+    assert pool.free_blocks == 10**9 and one.block_table == []
 
 
 def test_a_block_that_is_written_anew_is_not_found_by_its_old_text():

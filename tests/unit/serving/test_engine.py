@@ -81,6 +81,14 @@ def test_a_padded_batch_still_computes_finished_sequences(padded, monkeypatch):
     assert engine.target.memory.keys[0][-1].isfinite().all()
 
 
+def test_a_batch_that_is_held_though_all_have_finished_is_paid_for(monkeypatch):
+    engine = Engine(TARGET, scheduler := Scheduler(BlockPool(20, 4), 2, Static(steps=3)), padded=True)
+    widths, run = [], engine.target.run
+    monkeypatch.setattr(engine.target, "run", lambda blocks: widths.append(len(blocks)) or run(blocks))
+    engine.serve([engine.request(PREFIX, max_new_tokens=1)])
+    assert widths == [1, 1, 1] and scheduler.unfinished == 0
+
+
 def test_shared_prefixes_are_not_computed_again():
     shared, _ = together(Scheduler(BlockPool(80, 4), max_num_seqs=2), kinds=["plain"])
     assert [request.reused for request in shared] == [0, 0, 8, 0, 8, 8, 0, 0]
@@ -443,6 +451,13 @@ def test_a_pool_does_not_find_what_another_pool_wrote_over():
     first, second = (Engine(shared, Scheduler(BlockPool(12, 4))) for _ in range(2))
     assert [served(first).reused, served(second, PROMPTS[6]).reused, served(first).reused] == [0, 0, 0]
     assert served(first).reused == 8
+
+
+def test_a_simulation_that_breaks_off_lets_the_next_run_begin():
+    scheduler = Scheduler(BlockPool(40), num_speculative_tokens=1)
+    with pytest.raises(ZeroDivisionError):
+        simulate([Sequence(0, prompt_length=4, output_length=3)], scheduler, LinearCost(1.0), lambda request, n: 1 // 0)
+    assert not scheduler.serving
 
 
 def test_an_engine_whose_blocks_were_used_meanwhile_refuses_to_run():

@@ -163,6 +163,16 @@ def test_a_served_request_must_be_made_fresh_to_run_again():
     scheduler.add(request.fresh())
 
 
+def test_a_request_is_queued_once():
+    scheduler, request = Scheduler(BlockPool(10)), Sequence(0, 0, 4, 2)
+    scheduler.add(request)
+    with pytest.raises(ValueError, match="waits already"):
+        scheduler.add(request)
+    scheduler.schedule(0)
+    with pytest.raises(ValueError, match="is running"):
+        scheduler.add(request)
+
+
 @pytest.mark.parametrize("policy", [Continuous(), Static(steps=9)])
 def test_a_stopped_scheduler_holds_nothing(policy):
     pool = BlockPool(10, 4)
@@ -220,6 +230,11 @@ def test_whoever_is_preempted_does_not_run_even_if_the_policy_changes_its_mind()
     scheduler.policy.calls = 0
     plan = scheduler.schedule(1)
     assert len(plan.rows) == 1 and plan.preempted == [made[0]] and plan.rows[0][0] is made[1]
+
+
+def test_a_preempted_request_comes_before_those_that_arrived_with_it():
+    log = run(requests([9, 9, 2], prompt=4), blocks=5, watermark=0)
+    assert log.requests[1].preemptions == 1 and [share.id for share in log.iterations[9].shares] == [1, 2]
 
 
 def test_a_preempted_request_that_finds_its_text_cached_has_room_for_draft_tokens_at_once():
@@ -307,6 +322,18 @@ def test_a_cancelled_request_leaves_slot_and_blocks_after_the_pass():
     assert pool.free_blocks == 10 and made[0].status is Status.CANCELLED
     assert [request for request, _ in scheduler.schedule(1).rows] == [made[1]]
     scheduler.cancel(made[0])  # twice does no harm
+
+
+def test_who_must_leave_is_asked_with_the_time_it_is():
+    class Watching(Continuous):
+        seen = []
+
+        def order(self, requests, now):
+            self.seen.append(now)
+            return requests
+
+    run([Sequence(0, 0, 4, 5), Sequence(1, 0, 4, 5)], blocks=3, watermark=0, policy=Watching())
+    assert None not in Watching.seen and 1.0 in Watching.seen  # when the second pass found no block
 
 
 def test_a_request_cancelled_without_a_run_leaves_alone_what_a_pass_may_be_writing():

@@ -1,7 +1,6 @@
 """Which prompts train a draft and which measure it."""
 
 import json
-from collections import Counter
 
 import pytest
 
@@ -67,11 +66,3 @@ def test_passages_are_asked_about_again_under_every_task():
 def test_whatever_is_done_first_is_of_every_kind():
     several = [UserTurn(n, "math", "") for n in range(5)] + [UserTurn(9, "chat", "")]
     assert [prompt.kind for prompt in prompts.interleave(several)] == ["math", "chat", "math", "math", "math", "math"]
-
-
-def test_what_is_measured_is_a_dozen_of_each_kind_and_asked_by_its_first_turn():
-    measured = prompts.measured()
-    assert Counter(question.category for question in measured) == dict.fromkeys(prompts.CATEGORIES, prompts.PER_KIND)
-    turns = prompts.held_out()
-    assert [turn.text for turn in turns] == [question.turns[0] for question in measured]
-    assert prompts.source(f"chat/{turns[0].key}") == str(turns[0].key)
