@@ -3,7 +3,7 @@
 heads       shared input handling: shape checks, grouped heads, masks
 naive       the full T x S matrix
 online      online softmax: a running maximum, sum and output, and how two partial results merge
-tiled       FlashAttention, block by block, in the loop order of either version
+tiled       FlashAttention, block by block
 split       split-KV: one query over a long cache, the keys split among workers, the results merged
 traffic     counted reads and writes, and the formulas that predict them
 backends    which SDPA kernels run here, and why the others do not
@@ -15,16 +15,11 @@ PyTorch does not.
 from lessons_lib.attention.backends import Outcome, attempts
 from lessons_lib.attention.naive import naive
 from lessons_lib.attention.online import Partial, merge_outputs
-from lessons_lib.attention.split import busy, split_kv
-from lessons_lib.attention.tiled import keys_outside, tiled
+from lessons_lib.attention.split import split_kv
+from lessons_lib.attention.tiled import tiled
 from lessons_lib.attention.traffic import (
     Memory,
-    block_sizes,
-    held,
-    keys_outside_traffic,
     naive_traffic,
-    order_of,
-    split_traffic,
     tiled_traffic,
 )
 
@@ -33,17 +28,10 @@ __all__ = [
     "Outcome",
     "Partial",
     "attempts",
-    "block_sizes",
-    "busy",
-    "held",
-    "keys_outside",
-    "keys_outside_traffic",
     "merge_outputs",
     "naive",
     "naive_traffic",
-    "order_of",
     "split_kv",
-    "split_traffic",
     "tiled",
     "tiled_traffic",
 ]

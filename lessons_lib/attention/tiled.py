@@ -1,6 +1,6 @@
 """FlashAttention's forward pass, block by block (lesson 04): the T x S matrix never exists as a whole.
 
-Dao et al. 2022 (arXiv 2205.14135), Algorithm 1: `keys_outside`. Dao 2023 (arXiv 2307.08691), Algorithm 1: `tiled`.
+Dao et al. 2022 (arXiv 2205.14135), in the loop order of Dao 2023 (arXiv 2307.08691), Algorithm 1.
 All heads run at once here; on a GPU each head is a separate piece of work.
 """
 
@@ -43,44 +43,6 @@ def tiled(
         piece(out, rows).copy_(memory.write(state.output()))  # divided by l once, at the end
         logsumexp[..., rows.start : rows.stop] = memory.write(state.logsumexp())
     return out.flatten(0, 1).to(dtype), logsumexp.flatten(0, 1)
-
-
-def keys_outside(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_q: int = 64,
-    block_k: int = 64,
-    causal: bool = False,
-    mask: Tensor | None = None,
-    memory: Memory | None = None,
-) -> tuple[Tensor, Tensor]:
-    """FlashAttention 1: as `tiled`, but the outer loop runs over blocks of keys, the inner one over queries.
-
-    q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v) -> (H, T, d_v), logsumexp (H, T). Each query's output, m and l
-    are read and written once per block of keys, and the output is divided by l every time.
-    """
-    positive(block_q=block_q, block_k=block_k)
-    memory, dtype = memory or Memory(), q.dtype
-    q, keys, values, sight = prepared(q, keys, values, causal, mask)
-    kept = Partial.empty(q, values.shape[-1])  # m, l and the output so far, in slow memory
-    # outer loop: a block of keys and values stays in fast memory
-    for columns in spans(sight.keys, block_k):
-        k, v = memory.load(piece(keys, columns)), memory.load(piece(values, columns))
-        # inner loop: load, update and write back every block of queries
-        for rows in spans(sight.queries, block_q):
-            if columns.start >= sight.reaches(rows):  # above the causal diagonal
-                continue
-            block, before = memory.load(piece(q, rows)), (memory.load(piece(x, rows)) for x in vars(kept).values())
-            state = undivided(*before).merge(Partial.of(scored(block, k, sight, rows, columns), v))
-            for slow, fast in zip(vars(kept).values(), (state.m, state.l, state.output()), strict=True):
-                piece(slow, rows).copy_(memory.write(fast))
-    return kept.o.flatten(0, 1).to(dtype), kept.logsumexp().flatten(0, 1)
-
-
-def undivided(m: Tensor, l: Tensor, out: Tensor) -> Partial:  # noqa: E741
-    """The partial state whose output was `out` (..., T, d_v), with m and l (..., T, 1)."""
-    return Partial(m, l, out * l)
 
 
 def scored(block: Tensor, keys: Tensor, sight: Sight, rows: range, columns: range) -> Tensor:

@@ -57,43 +57,9 @@ def tiled_traffic(T: int, S: int, d: int, block_q: int, block_k: int, H: int = 1
     return Memory(H * (T * d + 2 * d * passed), H * T * (d + 1))
 
 
-def keys_outside_traffic(
-    T: int, S: int, d: int, block_q: int, block_k: int, H: int = 1, causal: bool = False
-) -> Memory:
-    """Traffic of `keys_outside`: keys and values are read once, all else once per block of keys.
-
-    Per block of keys, the queries are read, and outputs, m and l are read and written.
-    Without causal: 2 S d + T (2 d + 2) ceil(S / block_k) read, T (d + 2) ceil(S / block_k) written.
-    """
-    positive(block_q=block_q, block_k=block_k)
-    # for each block of keys, the first query that attends to it; blocks of queries before that one are skipped
-    first = (max(0, columns.start - (S - T)) if causal else 0 for columns in spans(S, block_k))
-    passed = sum(T - row // block_q * block_q for row in first)
-    return Memory(H * (2 * S * d + passed * (2 * d + 2)), H * passed * (d + 2))
-
-
-def split_traffic(T: int, S: int, d: int, splits: int, H: int = 1) -> Memory:
-    """Traffic of `split_kv`: queries in once per split, keys and values once; each result is written and read again."""
-    positive(splits=splits)
-    result = T * (d + 1)
-    return Memory(H * (splits * T * d + 2 * S * d + splits * result), H * (splits + 1) * result)
-
-
-def block_sizes(M: int, d: int) -> tuple[int, int]:
-    """FlashAttention's (block_q, block_k) for a fast memory of M elements: ceil(M / 4d) keys, at most d queries."""
-    positive(M=M, d=d)
-    block_k = -(-M // (4 * d))
-    return min(block_k, d), block_k
-
-
 def held(block_q: int, block_k: int, d: int) -> int:
     """Elements of one tile in fast memory: queries and outputs, keys and values, scores."""
     return 2 * block_q * d + 2 * block_k * d + block_q * block_k
-
-
-def order_of(T: int, S: int, d: int, M: int) -> float:
-    """T S d² / M: how the traffic of version 1 grows (the constant depends on the block sizes)."""
-    return T * S * d * d / M
 
 
 def up(length: int, block: int) -> int:

@@ -1,46 +1,58 @@
-"""Checkers: the longest naive context, one step of online softmax, merging, and how often to split."""
+"""Checkers of the lesson on attention kernels: a sliding window, a bug, a merge, the memory of another model."""
 
 import math
 
-from lessons_lib.attention.split import busy
-from lessons_lib.course.exercises import Wrong, exercise, expect, same
+import torch
+from torch import Tensor
+
+from lessons_lib.attention.naive import naive
+from lessons_lib.course.exercises import Wrong, exercise, expect
+from lessons_lib.measure.profiler import peak_bytes
+
+
+class Counted(Tensor):
+    """A tensor that counts the matrix products that it takes part in."""
+
+    products = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__):
+            Counted.products += 1
+        return super().__torch_function__(function, types, args, kwargs or {})
 
 
 @exercise("04.1")
-def longest(attempt):
-    """Tokens for which two T x T matrices of H heads still fit: floor(sqrt(memory / (2 H e)))."""
-    expect(attempt, 8 * 2**30, 9, 4, equals=10_922)
-    expect(attempt, 8 * 2**30, 32, 2, equals=8_192)
-    expect(attempt, 200, 1, 4, equals=5)
-    expect(attempt, 199, 1, 4, equals=4)
+def sliding_window(attempt):
+    """Equal to naive attention with a banded mask, without visiting tiles outside the band."""
+    for tokens, window, block_q, block_k in [(10, 3, 4, 4), (33, 8, 16, 8), (40, 100, 16, 16), (25, 1, 8, 4)]:
+        q, k, v = torch.randn(3, tokens, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        at = torch.arange(tokens)
+        band = (at <= at[:, None]) & (at > at[:, None] - window)
+        expected = naive(q[None], k[None], v[None], mask=band)[0].tolist()
+        expect(attempt, q, k, v, window, block_q, block_k, equals=torch.tensor(expected, dtype=torch.float64))
+    q, k, v = torch.randn(3, 256, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    Counted.products = 0
+    attempt(q.as_subclass(Counted), k.as_subclass(Counted), v.as_subclass(Counted), 16, 16, 16)
+    if Counted.products > 2 * 2 * 16:  # 16 blocks of queries, at most 2 tiles each, 2 products a tile
+        raise Wrong(f"256 tokens with a window of 16 took {Counted.products} matrix products; 62 are enough.")
 
 
 @exercise("04.2")
-def absorb(attempt):
-    """The state (m, l, o) after a block more, as three floats."""
-    e, start = math.e, (-math.inf, 0.0, 0.0)
-    first = (2.0, 1 + 1 / e, 20 + 10 / e)
-    expect(attempt, *start, [1.0, 2.0], [10.0, 20.0], equals=first)
-    expect(attempt, *first, [3.0], [30.0], equals=(3.0, 1 + first[1] / e, 30 + first[2] / e))
-    expect(attempt, *first, [0.0], [5.0], equals=(2.0, first[1] + e**-2, first[2] + 5 * e**-2))  # no new maximum
-    expect(attempt, 1000.0, 1.0, 7.0, [1001.0], [9.0], equals=(1001.0, 1 + 1 / e, 9 + 7 / e))
-    expect(attempt, *first, [-math.inf], [5.0], equals=first)  # a masked key
-    _no_nan(attempt, *start, [-math.inf], [5.0])
-
-
-def _no_nan(attempt, *given):
-    """A block of masked keys before any other leaves the state as it was."""
-    try:
-        found = attempt(*given)
-    except (ArithmeticError, ValueError) as error:
-        raise Wrong(f"a masked block as the first one raised {type(error).__name__}: {error}") from error
-    if not same(found[1:], given[1:3]) or found[0] != -math.inf:
-        raise Wrong(f"a masked block as the first one gave {found}; expected {given[:3]}.")
+def mended_row(attempt):
+    """Attention of one query, scores and values given as lists."""
+    for scores in ([3.0, 1.0, 2.0, 0.0], [0.0, 1.0, 2.0, 3.0], [1.0, 1000.0, -1000.0], [5.0]):
+        values = [10.0 * (j + 1) for j in range(len(scores))]
+        highest = max(scores)
+        p = [math.exp(x - highest) for x in scores]
+        equals = sum(x * v for x, v in zip(p, values, strict=True)) / sum(p)
+        for size in (1, 2, 3):
+            expect(attempt, scores, values, size, equals=equals)
 
 
 @exercise("04.3")
 def merged(attempt):
-    """One number out of outputs and logsumexps of several workers."""
+    """One number out of outputs and log-sum-exps of several workers."""
     expect(attempt, [1.0, 5.0], [0.0, math.log(3)], equals=4.0)
     expect(attempt, [1.0, 5.0, 9.0], [0.0, 0.0, 0.0], equals=5.0)
     expect(attempt, [1.0, 5.0], [1000.0, 1000.0 + math.log(3)], equals=4.0)  # exp(1000) overflows
@@ -49,13 +61,10 @@ def merged(attempt):
 
 
 @exercise("04.4")
-def splits(attempt):
-    """The fewest splits that keep most processors busy, each of at least `least` keys."""
-    for sizes in [(9, 132, 8192, 256), (32, 108, 4096, 256), (9, 132, 1024, 256), (300, 132, 8192, 256),
-                  (128, 132, 65536, 256), (9, 132, 100, 256)]:  # fmt: skip
-        expect(attempt, *sizes, equals=_fewest(*sizes))
-
-
-def _fewest(rows: int, processors: int, cached: int, least: int) -> int:
-    options = range(1, max(1, cached // least) + 1)
-    return max(options, key=lambda splits: (busy(rows, processors, splits), -splits))
+def naive_peak(attempt):
+    """Measured on a model with 8 heads; then the shape of Llama-2-7B."""
+    heads, tokens = 8, 256
+    q, k, v = torch.randn(3, heads, tokens, 16, generator=torch.Generator().manual_seed(0))
+    measured = peak_bytes(lambda: naive(q, k, v, causal=True))
+    expect(attempt, heads, tokens, 4, equals=measured, tolerance=0.05)
+    expect(attempt, 32, 32768, 2, equals=(2 * 32 * 2 + 1) * 32768**2, tolerance=0.02)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from lessons_lib.attention import Partial, merge_outputs, naive, split_kv, tiled
-from lessons_lib.attention.split import busy
 
 EXACT = dict(rtol=0, atol=1e-12)
 
@@ -98,20 +97,12 @@ def test_workers_without_queries_or_keys_give_zeros(heads, T, S):
     assert out.shape == (2, T, 8) and not out.any() and logsumexp.isneginf().sum() == 2 * T
 
 
-def test_a_processor_is_busy_only_with_a_row_or_a_piece_of_one():
-    assert busy(9, 132) == pytest.approx(9 / 132)
-    assert busy(9, 132, splits=14) == pytest.approx(126 / 132)
-    assert busy(66, 132, splits=2) == busy(264, 132) == 1  # whole rounds
-    assert busy(9, 132, splits=15) == pytest.approx(135 / 264)  # a second round for three of them
-
-
 @pytest.mark.parametrize("call, message", [
     (lambda: merge_outputs(torch.zeros(2, 3, 4), torch.zeros(2, 4)), "needs a logsumexp per query"),
     (lambda: merge_outputs(torch.zeros(0, 3, 4), torch.zeros(0, 3)), "needs a logsumexp per query"),
     (lambda: split_kv(torch.zeros(1, 1, 2), torch.zeros(1, 4, 2), torch.zeros(1, 4, 2), 0), "splits=0 is no size"),
     (lambda: split_kv(*torch.zeros(3, 1, 4, 2), 2, block_k=0), "block_k=0 is no size"),
     (lambda: split_kv(*torch.zeros(2, 1, 4, 2), torch.zeros(1, 6, 2), 2), "one number of heads and tokens"),
-    (lambda: busy(0, 132), "rows=0 is no size"),
 ])  # fmt: skip
 def test_what_cannot_be_merged_or_split_is_refused(call, message):
     with pytest.raises(ValueError, match=message):

@@ -107,14 +107,8 @@ PLOTS = {
         [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
     "03 break-even": lambda: static_cache.plot_break_even(
         rows(method=("eager", "compiled", "frozen"), startup=(0, 60, 70), per_token=(0.04, 0.01, 0.01)), 5000),
-    "04 tiles": lambda: attention.plot_tiles(8, 8, 2, 2, now=(2, 1)),
+    "04 tiles": lambda: attention.plot_tiles(8, 8, 2, 2),
     "04 many tiles": lambda: attention.plot_tiles(64, 64, 1, 1),
-    "04 naive and tiled": lambda: attention.plot_naive_and_tiled(),
-    "04 partition": lambda: attention.plot_partition(),
-    "04 traffic": lambda: attention.plot_traffic(
-        [*rows(method=["tiled"] * 3, block=(32, 8, 16), predicted=(2, 8, 4), counted=(2, None, 4)),
-         {"method": "naive", "block": 8, "predicted": 50, "counted": 50}], 1.5, "MB moved"),
-    "04 context": lambda: attention.plot_context(PREDICTED + BRACKET, "MB"),
     "05 slots": lambda: batching.plot_slot_charts(LOGS),
     "05 load": lambda: batching.plot_load(
         [{"policy": p, "rate": r, "wait": r * k} for p, k in (("dynamic", 1), ("continuous", 2)) for r in (1, 2)],
