@@ -1,13 +1,10 @@
-"""transformers' attention implementations (lesson 04): switch `attn_implementation` temporarily, keep the errors."""
+"""transformers' attention implementations (lesson 04): switch `attn_implementation` temporarily."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
-
-from lessons_lib.attention.backends import Outcome, first_sentence
 
 
 @contextmanager
@@ -25,17 +22,3 @@ def attending(network: PreTrainedModel, name: str) -> Iterator[PreTrainedModel]:
             yield network
     finally:
         network.set_attn_implementation(before)
-
-
-@torch.no_grad()
-def implementations(network: PreTrainedModel, names: Sequence[str], run: Callable[[], Tensor]) -> list[Outcome]:
-    """Call run() with each attn_implementation: its output, or the first sentence of the error."""
-    return [_attempt(network, name, run) for name in names]
-
-
-def _attempt(network: PreTrainedModel, name: str, run: Callable[[], Tensor]) -> Outcome:
-    try:
-        with attending(network, name):
-            return Outcome(name, run())
-    except (ImportError, ValueError, RuntimeError) as error:
-        return Outcome(name, None, first_sentence(str(error)))

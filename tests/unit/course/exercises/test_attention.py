@@ -34,15 +34,15 @@ def naive_by_tiles(q, k, v, band, block_q, block_k):
 
 def row(scores, values, size, rescale=("l", "o"), running=True):
     """One query by online softmax, with mistakes to switch on."""
-    m, l, o = -math.inf, 0.0, 0.0
+    m, total, o = -math.inf, 0.0, 0.0
     for j in range(0, len(scores), size):
         s, v = scores[j : j + size], values[j : j + size]
         new = max(m, *s) if running else max(s)
         c, p = math.exp(m - new), [math.exp(x - new) for x in s]
-        l = (c if "l" in rescale else 1) * l + sum(p)
+        total = (c if "l" in rescale else 1) * total + sum(p)
         o = (c if "o" in rescale else 1) * o + sum(x * y for x, y in zip(p, v, strict=True))
         m = new
-    return o / l
+    return o / total
 
 
 def mean(numbers, weights):
@@ -66,7 +66,7 @@ def test_the_right_answer_passes(name, attempt, checked):
     ("04.3", lambda outputs, lses: mean(outputs, list(map(math.exp, lses)))),  # overflows
     ("04.3", lambda outputs, lses: outputs[lses.index(max(lses))]),
     ("04.4", lambda H, T, e: H * e * T**2),  # one matrix
-    ("04.4", lambda H, T, e: 2 * H * e * T**2 + T),
+    ("04.4", lambda H, T, e: 2 * H * e * T**2),  # no mask
 ])  # fmt: skip
 def test_the_usual_mistakes_are_seen(name, wrong, checked):
     assert checked(name, wrong).startswith(f"{name}: not yet")
