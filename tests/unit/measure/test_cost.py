@@ -1,5 +1,6 @@
 """The cost model: formulas against worked numbers, published figures, counted FLOPs, and a simulation."""
 
+import dataclasses
 import math
 import random
 from dataclasses import asdict
@@ -222,6 +223,14 @@ def test_expected_tokens_is_the_mean_of_the_capped_geometric_distribution(alpha,
 def test_the_factor_gives_the_papers_predictions(alpha, c, speed):
     """Leviathan et al., table 2: English-German, greedy, gamma 7, small, base and large draft."""
     assert walltime_factor(alpha, 7, c) == pytest.approx(speed, abs=0.006)
+
+
+def test_a_step_is_bytes_launch_width_host_and_draft_passes_by_hand():
+    step = cost.StepCost(100, 2, bandwidth=10, launch=3, v={1: 1.0, 2: 1.5}, host=0.25, draft=0.5)
+    assert step.forward(cached=5) == 110 / 10 + 3
+    assert step.step(cached=5, tokens=2, drafts=1) == 0.5 + 14 * 1.5 + 0.25
+    assert dataclasses.replace(step, slots=20).moved(5) == 140
+    assert cost.StepCost().step(cached=7, tokens=4, drafts=1) == 1.0
 
 
 def test_the_factor_counts_draft_width_and_overhead():
