@@ -144,8 +144,7 @@ def stepper(steps: Sequence[Step], label: str, legend: Mapping[str, str] | None 
     keys = "".join(f'<b style="background:{tint(color, 0.35)}">{html.escape(key)}</b>' for key, color in legend.items())
     page = (
         f"<style>{CSS.format(i=name, ink=INK, shown=shown)}</style>"
-        # JupyterLab would take the arrow keys for moving between cells
-        f'<div id="{name}" role="group" aria-label="{html.escape(label)}" data-lm-suppress-shortcuts="true">'
+        f'<div id="{name}" role="group" aria-label="{html.escape(label)}">'
         f"{''.join(buttons)}"
         f'{f"""<p class="legend">{keys}</p>""" if keys else ""}'
         f'<div class="steps" aria-live="polite">{"".join(boxes)}</div></div>'
@@ -170,7 +169,8 @@ def _button(name: str, value: str, said: str, checked: bool = False) -> str:
     """A radio button; the group has the display's name, so that the arrow keys stay within it."""
     said, on = html.escape(said), " checked" if checked else ""
     what = f'id="{name}-{value}" name="{name}" value="{value}" aria-label="{said}" title="{said}"'
-    return f'<input type="radio" hidden {what}{on}>'
+    # with the last attribute JupyterLab leaves the arrow keys alone, which otherwise move between cells
+    return f'<input type="radio" hidden {what}{on} data-lm-suppress-shortcuts="true">'
 
 
 def _turn(name: str, way: str, to: int, last: int) -> str:

@@ -61,6 +61,7 @@ def test_there_is_one_button_for_each_step_and_one_for_all(page):
     assert [b["value"] for b in buttons] == ["1", "2", "3", "all"]
     assert [b["value"] for b in buttons if "checked" in b] == ["1"]
     assert len({b["name"] for b in buttons}) == 1 and all(b["aria-label"] for b in buttons)
+    assert all("data-lm-suppress-shortcuts" in b for b in buttons)  # or JupyterLab takes their arrow keys
 
 
 def test_back_and_next_lead_to_the_neighbours_and_end_at_the_ends(page):
