@@ -50,7 +50,8 @@ def mean(numbers, weights):
 
 
 @pytest.mark.parametrize("name, attempt", [
-    ("04.1", window), ("04.2", row), ("04.3", merged), ("04.4", lambda H, T, e: (2 * H * e + 1) * T**2),
+    ("04.1", window), ("04.2", row), ("04.3", merged),
+    ("04.4", lambda H, T, rows, d, e: H * T * d * e + (2 * H * e + 1) * rows * T),
 ])  # fmt: skip
 def test_the_right_answer_passes(name, attempt, checked):
     assert checked(name, attempt) == f"{name}: passed\n"
@@ -65,8 +66,9 @@ def test_the_right_answer_passes(name, attempt, checked):
     ("04.3", lambda outputs, lses: sum(outputs) / len(outputs)),
     ("04.3", lambda outputs, lses: mean(outputs, list(map(math.exp, lses)))),  # overflows
     ("04.3", lambda outputs, lses: outputs[lses.index(max(lses))]),
-    ("04.4", lambda H, T, e: H * e * T**2),  # one matrix
-    ("04.4", lambda H, T, e: 2 * H * e * T**2),  # no mask
+    ("04.4", lambda H, T, rows, d, e: (2 * H * e + 1) * rows * T),  # no output
+    ("04.4", lambda H, T, rows, d, e: H * T * d * e + (H * e + 1) * rows * T),  # one matrix
+    ("04.4", lambda H, T, rows, d, e: H * T * d * e + (2 * H * e + 1) * T * T),  # all rows
 ])  # fmt: skip
 def test_the_usual_mistakes_are_seen(name, wrong, checked):
     assert checked(name, wrong).startswith(f"{name}: not yet")
