@@ -31,7 +31,7 @@ REQUIRED = {"model", "device", "dtype", "seed"}
 LINE = 120  # longest line of visible code, in characters
 LONG_LINES = (  # lessons exempt from this rule: remove a name when its lesson is rewritten
     "03_static_cache_compile", "04_attention_kernels",
-    "05_continuous_batching", "06_assisted_decoding", "07_prompt_lookup", "08_jacobi_lookahead", "09_medusa",
+    "06_assisted_decoding", "07_prompt_lookup", "08_jacobi_lookahead", "09_medusa",
     "10_quantization", "11_ladder", "12_effective_sparsity",
 )  # fmt: skip
 ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|tmp|work|usr|opt|var|mnt|Users)/[\w.-]+|\b[A-Z]:\\\\?\w")

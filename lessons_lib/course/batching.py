@@ -1,8 +1,8 @@
-"""Figures and widget of the lesson on continuous batching: slots, load and latency, memory, tails."""
+"""Figures and widget of the serving study (05x): slots, load and latency, memory, tails, published gains."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from itertools import accumulate, cycle
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -28,7 +28,6 @@ from lessons_lib.course.figures import (
     plain_numbers,
 )
 from lessons_lib.course.widgets import Slider, show
-from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.loop import Log
@@ -83,19 +82,6 @@ def with_slot_legend(figure: Figure) -> Figure:
     handles = [Patch(facecolor=color, edgecolor=PAPER, hatch=hatch, label=label) for color, hatch, label in kinds]
     figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=SMALL)
     return figure
-
-
-def plot_slot_charts(logs: Mapping[str, Log]) -> Figure:
-    """Slot charts one below the other on a common axis, titled with iterations and wasted slots."""
-    heights = [0.8 + 0.3 * log.slots for log in logs.values()]
-    tall, top = sum(heights) + 0.45, 0.0
-    figure = plt.figure(figsize=(WIDTH, tall))
-    for (name, log), height in zip(logs.items(), heights, strict=True):
-        ax = figure.add_axes((0.08, 1 - (top + height - 0.45) / tall, 0.9, (height - 0.8) / tall))
-        plot_slots(log, ax).set_xlim(0, max(len(other.iterations) for other in logs.values()))
-        ax.set_title(f"{name}: {len(log.iterations)} iterations, {usage(log).wasted_slots} slots wasted", fontsize=11)
-        top += height
-    return with_slot_legend(figure)
 
 
 def plot_load(rows: Iterable[Row], y: str, limit: float, capacity: Mapping[str, float]) -> Axes:
@@ -159,22 +145,6 @@ def plot_tails(gaps: Mapping[str, list[float]]) -> Axes:
     return ax
 
 
-def plot_progress(served: Mapping[str, list[Sequence]], simulated: Mapping[str, list[Sequence]]) -> Axes:
-    """Tokens emitted against time for whole runs: the slope is the throughput, the flat end is a batch's tail.
-
-    served: name -> requests, solid; simulated: the same names, dashed in the same colour.
-    """
-    ax, runs = axes(), [(name, requests, "-") for name, requests in served.items()]
-    runs += [(name, requests, "--") for name, requests in simulated.items()]
-    for name, requests, style in runs:
-        times = sorted(time for request in requests for time in request.times)
-        emitted = list(accumulate([0] + [1] * len(times)))
-        ax.plot([0.0, *times], emitted, style, color=COLORS[name], label=name if style == "-" else None)
-    ax.set(xlabel="seconds", ylabel="tokens emitted, all requests", xlim=(0, None), ylim=(0, None))
-    ax.legend(title="dashed: simulated", loc="lower right")
-    return ax
-
-
 def plot_batching_gains(rows: Iterable[Row]) -> Axes:
     """Throughput of each system over naive static batching, by the longest output, with published values.
 
@@ -214,6 +184,8 @@ def run(slots: int, load: str, spread: str, policy: str) -> Log:
     """Schedule sixteen requests. A forward pass takes 1 whatever its load, so times are iterations."""
     arrivals = AtOnce() if load == "at once" else Poisson(float(load))
     requests = Workload(REQUESTS, Fixed(4), SPREADS[spread], arrivals).requests()
+    for request in requests:
+        request.id += 1  # counted from 1, like slots and iterations
     return simulate(requests, Scheduler(BlockPool(10_000), slots, POLICIES[policy]()), LinearCost(step=1.0))
 
 
@@ -221,17 +193,18 @@ def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) ->
     """The slot chart up to an iteration, and below it the number of waiting requests."""
     log = run(slots, load, spread, policy)
     step, used = min(step, len(log.iterations)), usage(log)
-    said = f"{used.iterations} iterations, {used.occupancy:.0%} of the slots worked"
+    said = f"{used.iterations} iterations, {used.occupancy:.0%} of the slot-iterations used"
     high, queue = 0.35 + 0.3 * log.slots, 0.9  # heights of chart and queue in inches
     tall = high + queue + 1.35
     figure = plt.figure(figsize=(WIDTH, tall))
+    longest = max(len(run(slots, load, spread, other).iterations) for other in POLICIES)  # one axis for all policies
     above = figure.add_axes((0.1, (queue + 1.05) / tall, 0.88, (high - 0.1) / tall))
-    plot_slots(log, above, step).set(xlabel="", xticklabels=())
+    plot_slots(log, above, step).set(xlim=(0, longest), xlabel="", xticklabels=())
     above.set_title(f"{policy}: {said}", fontsize=11)
     below = figure.add_axes((0.1, 0.8 / tall, 0.88, queue / tall))
     waiting = [iteration.waiting for iteration in log.iterations]
     below.bar([i + 0.5 for i in range(step)], waiting[:step], width=0.9, color=GREY)
-    below.set(xlim=(0, len(waiting)), ylim=(0, max(1, *waiting)), xlabel="iteration", ylabel="waiting")
+    below.set(xlim=(0, longest), ylim=(0, max(1, *waiting)), xlabel="iteration", ylabel="waiting")
     for ax in (above, below):
         ax.axvline(step, color=INK, linestyle=":")
         ax.xaxis.get_major_locator().set_params(integer=True)

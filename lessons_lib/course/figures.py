@@ -45,7 +45,6 @@ COLORS = {
     "naive": ORANGE, "tiled": GREEN, "keys outside": GOLD, "sdpa": BLUE,
     # batching
     "continuous": GREEN, "continuous, by memory": BLUE,
-    "transformers, continuous": GOLD, "transformers, padded": ORANGE,
     # number formats
     "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
     "W8A16": GREEN, "W8A8": GOLD, "W4A16": PURPLE, "W4A8": WINE,

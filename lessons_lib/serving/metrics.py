@@ -43,8 +43,7 @@ class Latency:
 class Usage:
     """Utilisation of a run's slots and KV cache blocks.
 
-    occupancy: fraction of slots that ran, mean over iterations. wasted_slots: number of slots that did not run, summed
-    over iterations; idle_slots: those held by finished requests.
+    occupancy: fraction of slots that ran, mean over iterations.
     kv_blocks: fraction of blocks in use, mean over time. kv_tokens: cached tokens over the capacity of those blocks
     (1 minus internal fragmentation; above 1 if prefixes are shared), from means over time.
     reused_tokens: prompt tokens found in the prefix cache.
@@ -52,8 +51,6 @@ class Usage:
 
     iterations: int
     occupancy: float
-    wasted_slots: int
-    idle_slots: int
     kv_blocks: float
     kv_tokens: float
     preemptions: int
@@ -84,8 +81,7 @@ def usage(log: Log) -> Usage:
     useful, offered = sum(len(i.shares) for i in steps), log.slots * len(steps)
     blocks = over_time(steps, [i.used_blocks for i in steps])
     return Usage(
-        iterations=len(steps), occupancy=useful / offered if offered else math.nan, wasted_slots=offered - useful,
-        idle_slots=sum(len(i.idle) for i in steps),
+        iterations=len(steps), occupancy=useful / offered if offered else math.nan,
         kv_blocks=blocks / log.num_blocks if log.num_blocks else math.nan,
         kv_tokens=over_time(steps, [i.cached_tokens for i in steps]) / (blocks * log.block_size or math.nan),
         preemptions=sum(len(i.preempted) for i in steps), reused_tokens=sum(r.reused for r in log.requests),

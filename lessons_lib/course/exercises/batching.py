@@ -1,75 +1,115 @@
-"""Checkers: blocks of a request, iterations of two ways to batch, and two policies that beat a target."""
+"""Checkers: a policy that ages, a budget of tokens per pass, the mask of a ragged batch, and static over continuous."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
 from statistics import mean
 
-from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
-from lessons_lib.decoding.sequence import Sequence
-from lessons_lib.measure.cost import LinearCost
-from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.scheduler import Continuous, Scheduler
-from lessons_lib.serving.simulator import simulate
-from lessons_lib.serving.workload import Arrivals, AtOnce, Exponential, Fixed, Poisson, Workload
+import torch
 
-SLOTS = 8
-SOON = 120  # mean end-to-end latency to reach, in iterations; first come, first served has 173
-URGENT, ANYBODY = 30, 180  # mean wait of the urgent and longest wait of all; 46 and 88 by arrival, 10 and 258
-# by priority alone
+from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
+
+SLOTS, COUNT = 4, 400
+MEAN_WAIT, LONGEST_WAIT = 22, 150  # in passes; first come, first served: 28 and 107, shortest first: 14 and 240
+
+
+@dataclass(eq=False)
+class Request:
+    """A request without a model: as in the lesson, plus the number of passes that it has waited."""
+
+    name: str
+    max_new_tokens: int
+    ids: list[int] = field(default_factory=list)
+    cached: int = 0
+    new: list[int] = field(default_factory=list)
+    waited: int = 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds of a forward pass over some rows."""
+
+    per_pass: float
+    per_row: float
+
+    def __call__(self, rows: int) -> float:
+        return self.per_pass + self.per_row * rows
+
+    def __repr__(self) -> str:
+        return f"rows -> {self.per_pass} + {self.per_row} * rows"
 
 
 @exercise("05.1")
-def blocks_needed(attempt: Attempt) -> None:
-    """The last token of an output is never fed: ceil((P + n - 1) / block size)."""
-    expect(attempt, 5, 4, 4, equals=2)
-    expect(attempt, 5, 5, 4, equals=3)
-    expect(attempt, 16, 1, 16, equals=1)
-    expect(attempt, 16, 2, 16, equals=2)
-    expect(attempt, 100, 29, 1, equals=128)
+def patient_shortest_first(attempt: Attempt) -> None:
+    """Short requests first, but the longest wait stays bounded."""
+    few = [Request("A", 9), Request("B", 2), Request("C", 5)]
+    expect(attempt, few, [], 2, equals=[few[1], few[2]])
+    expect(attempt, few, [Request("D", 3)], 2, equals=[few[1]])
+    expect(attempt, few, [Request("D", 3), Request("E", 1)], 2, equals=[])
+    waits = served(attempt)
+    assert mean(waits) <= MEAN_WAIT, f"requests wait {mean(waits):.0f} passes on average; at most {MEAN_WAIT} is asked."
+    assert max(waits) <= LONGEST_WAIT, f"one request waits {max(waits)} passes; at most {LONGEST_WAIT} is asked."
+
+
+def served(admit: Callable) -> list[int]:
+    """Passes that each of 400 requests waits. About one arrives in 6.4 passes, with 24 tokens on average."""
+    random, requests, now = Random(0), [], 0.0
+    for number in range(COUNT):
+        now += random.expovariate(1 / 6.4)
+        requests.append((now, Request(f"R{number}", min(96, 1 + int(random.expovariate(1 / 24))))))
+    coming, waiting, running, passes = [*requests], [], [], 0
+    while coming or waiting or running:
+        while coming and coming[0][0] <= passes:
+            waiting.append(coming.pop(0)[1])
+        joining = admit([*waiting], [*running], SLOTS)
+        if not isinstance(joining, list) or any(r not in waiting for r in joining):
+            raise Wrong("return a list of waiting requests.")
+        if len({id(r) for r in joining}) < len(joining) or len(joining) + len(running) > SLOTS:
+            raise Wrong("return each request once, and no more than there are free slots.")
+        if waiting and not running and not joining:
+            raise Wrong("nothing runs and nobody is admitted: the loop would never end.")
+        waiting, running = [r for r in waiting if r not in joining], running + joining
+        for r in waiting:
+            r.waited += 1
+        for r in running:
+            r.new.append(0)
+        running, passes = [r for r in running if len(r.new) < r.max_new_tokens], passes + 1
+    return [r.waited for _, r in requests]
 
 
 @exercise("05.2")
-def iterations(attempt: Attempt) -> None:
-    """(sum of the batches' longest, last departure if whoever leaves is replaced at once)."""
-    expect(attempt, [5, 1, 1, 2, 3], 2, equals=(10, 7))
-    expect(attempt, [3, 6, 2, 5, 4, 3, 2], 4, equals=(10, 7))
-    expect(attempt, [4, 4, 4, 4], 2, equals=(8, 8))
-    expect(attempt, [7], 3, equals=(7, 7))
-    expect(attempt, [2, 9, 1], 1, equals=(12, 12))
+def plan(attempt: Attempt) -> None:
+    """Decoding requests first, a token each; prompts share what is left of the budget, in order."""
+    for rows, budget, counts in (
+        ([(10, 0), (21, 20), (8, 0)], 16, [10, 1, 5]),
+        ([(40, 0), (21, 20)], 16, [15, 1]),
+        ([(40, 32), (40, 0), (5, 4)], 16, [8, 7, 1]),
+        ([(6, 5), (9, 8)], 2, [1, 1]),
+        ([(30, 0), (30, 0), (6, 5)], 8, [7, 0, 1]),
+    ):
+        running = [Request(f"({total} tokens, {cached} cached)", 8, [0] * total, cached) for total, cached in rows]
+        expect(attempt, running, budget, equals=counts)
 
 
 @exercise("05.3")
-def shortest_remaining(attempt: Attempt) -> None:
-    """Mean end-to-end latency of requests that all come at once."""
-    served = run(attempt, outputs(120, AtOnce()))
-    took = mean(request.timeline().e2e for request in served)
-    assert took <= SOON, f"the mean latency is {took:.0f} iterations; bring it to {SOON} or less."
+def ragged_mask(attempt: Attempt) -> None:
+    """Block-diagonal; within a block the query after c cached tokens sees c + 1 keys, the next one more."""
+    mask = torch.tensor
+    expect(attempt, [3], [0], equals=mask([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool())
+    expect(attempt, [1], [3], equals=mask([[1, 1, 1, 1]]).bool())
+    expect(attempt, [2, 1], [0, 2], equals=mask([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1]]).bool())
+    expect(attempt, [1, 2], [1, 1], equals=mask([[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]).bool())
 
 
 @exercise("05.4")
-def ageing(attempt: Attempt) -> None:
-    """Urgent requests wait little, and nobody waits for ever."""
-    made = outputs(240, Poisson(0.45))
-    for i, request in enumerate(made):
-        request.priority = 100.0 if i % 4 == 0 else 0.0
-    waits = [(request.priority, request.timeline().ttft) for request in run(attempt, made)]
-    urgent = mean(wait for priority, wait in waits if priority == 0)
-    longest = max(wait for _, wait in waits)
-    assert urgent <= URGENT, f"urgent requests wait {urgent:.0f} iterations on average; bring that to {URGENT} or less."
-    assert longest <= ANYBODY, f"somebody waits {longest:.0f} iterations; let nobody wait more than {ANYBODY}."
-
-
-def outputs(count: int, arrivals: Arrivals) -> list[Sequence]:
-    """Requests of one block's prompt and exponential outputs."""
-    return Workload(count, Fixed(8), Exponential(24, 96), arrivals).requests()
-
-
-def run(attempt: Attempt, requests: list[Sequence]) -> list[Sequence]:
-    """The requests, served with attempt() as the policy; a forward pass takes 1. Wrong, if it cannot be used as one."""
-    policy = attempt()
-    if not isinstance(policy, Continuous):
-        raise Wrong(f"{policy!r} is no policy; make a class on top of Continuous.")
-    try:
-        return simulate(requests, Scheduler(BlockPool(10_000), SLOTS, policy), LinearCost(step=1.0)).requests
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        raise Wrong(f"it raised {type(error).__name__}: {error}") from error
+def gain(attempt: Attempt) -> None:
+    """Seconds of static batching over those of continuous batching, each a sum over passes."""
+    constant, full_price, between = Price(1, 0), Price(0, 1), Price(10, 1)
+    expect(attempt, [3, 6, 2, 5, 4, 3, 2], 4, constant, equals=10 / 7)
+    expect(attempt, [3, 6, 2, 5, 4, 3, 2], 4, full_price, equals=1.0)
+    expect(attempt, [3, 6, 2, 5, 4, 3, 2], 4, between, equals=(100 + 25) / (70 + 25))
+    expect(attempt, [4, 4, 4, 4], 2, between, equals=1.0)
+    expect(attempt, [5, 1, 1, 2, 3], 2, constant, equals=10 / 7)

@@ -109,14 +109,11 @@ PLOTS = {
         rows(method=("eager", "compiled", "frozen"), startup=(0, 60, 70), per_token=(0.04, 0.01, 0.01)), 5000),
     "04 tiles": lambda: attention.plot_tiles(8, 8, 2, 2),
     "04 many tiles": lambda: attention.plot_tiles(64, 64, 1, 1),
-    "05 slots": lambda: batching.plot_slot_charts(LOGS),
     "05 load": lambda: batching.plot_load(
         [{"policy": p, "rate": r, "wait": r * k} for p, k in (("dynamic", 1), ("continuous", 2)) for r in (1, 2)],
         "wait", limit=0.5, capacity={"continuous": 1.5}),
     "05 memory": lambda: batching.plot_memory(LOGS),
     "05 tails": lambda: batching.plot_tails({"whole": [30, 10, 20, 40], "chunked": [20, 20, 25, 30]}),
-    "05 progress": lambda: batching.plot_progress(
-        {name: log.requests for name, log in LOGS.items()}, {"static": LOGS["static"].requests}),
     "05 gains": lambda: batching.plot_batching_gains(SYSTEMS),
     "06 overlap": lambda: assisted.plot_overlap([0.5, 0.3, 0.2], [0.2, 0.5, 0.3], "abc"),
     "06 draft length": lambda: assisted.plot_draft_length(LENGTHS, chosen=2),

@@ -1,58 +1,71 @@
-"""Lesson 05's policies: what passes, what almost does, and what the reader is told."""
+"""Plausible wrong attempts at the exercises on continuous batching fail, and the message says why."""
+
+from statistics import mean
 
 import pytest
+import torch
 
-from lessons_lib.course.exercises import batching
-from lessons_lib.serving.scheduler import Continuous, ShortestFirst
-
-
-def policy(order):
-    """A policy class with this order."""
-    return type("Policy", (Continuous,), {"order": lambda self, requests, now: order(requests, now)})
+from lessons_lib.course.exercises.batching import LONGEST_WAIT, MEAN_WAIT, served
 
 
-def aged(speed):
-    """Priority, and so many points an iteration for waiting."""
-    return policy(lambda requests, now: sorted(requests, key=lambda r: r.priority - speed * (now - r.arrival)))
+def first_come(waiting, running, max_num_seqs):
+    return waiting[: max_num_seqs - len(running)]
 
 
-by_priority = policy(lambda requests, now: sorted(requests, key=lambda r: r.priority))
-aged_but_one = policy(lambda requests, now: sorted(requests, key=lambda r: (r.id == 41, r.priority - now + r.arrival)))
-longest_first = policy(lambda requests, now: sorted(requests, key=lambda r: r.num_output_tokens - r.max_tokens))
+def shortest(waiting, running, max_num_seqs):
+    return sorted(waiting, key=lambda r: r.max_new_tokens)[: max_num_seqs - len(running)]
 
 
-@pytest.mark.parametrize("name, attempt, said", [
-    ("05.3", ShortestFirst, "05.3: passed"),
-    ("05.3", Continuous, "05.3: not yet. the mean latency is 173 iterations"),
-    ("05.3", longest_first, "05.3: not yet. the mean latency is 260 iterations"),
-    ("05.3", policy(lambda requests, now: [r.deadline for r in requests]), "it raised AttributeError"),
-    ("05.3", policy(lambda requests, now: []), "it raised RuntimeError"),
-    ("05.3", lambda: None, "None is no policy; make a class on top of Continuous"),
-    ("05.4", Continuous, "05.4: not yet. urgent requests wait 46 iterations"),
-    ("05.4", by_priority, "05.4: not yet. somebody waits 258 iterations"),
-    ("05.4", aged_but_one, "05.4: not yet. somebody waits 559 iterations"),  # an urgent one
-    ("05.4", aged(5), "05.4: not yet. urgent"),
-    ("05.4", aged(1), "05.4: passed"),
+def longest(waiting, running, max_num_seqs):
+    return sorted(waiting, key=lambda r: -r.max_new_tokens)[: max_num_seqs - len(running)]
+
+
+def one_at_a_time_unless_few(waiting, running, max_num_seqs):
+    return shortest(waiting, running, max_num_seqs if len(waiting) < 4 else min(max_num_seqs, len(running)))
+
+
+def too_many(waiting, running, max_num_seqs):
+    return shortest(waiting, running if len(waiting) < 4 else [], max_num_seqs)
+
+
+def greedy_prompts(running, budget):
+    counts = []
+    for r in running:
+        counts.append(min(len(r.ids) - r.cached, budget - sum(counts)))
+    return counts
+
+
+def no_cached_keys(new, cached):
+    return torch.block_diag(*(torch.ones(n, c + n).tril() for n, c in zip(new, cached, strict=True))).bool()
+
+
+def everybody_sees_all(new, cached):
+    blocks = [torch.ones(n, c + n).tril(c) for n, c in zip(new, cached, strict=True)]
+    return torch.block_diag(*blocks).bool() if len(blocks) == 1 else torch.ones(sum(new), sum(new) + sum(cached)).bool()
+
+
+def passes_alone(lengths, max_num_seqs, seconds):
+    static = sum(max(lengths[i : i + max_num_seqs]) for i in range(0, len(lengths), max_num_seqs))
+    return static / -(-sum(lengths) // max_num_seqs)
+
+
+@pytest.mark.parametrize(("name", "attempt", "why"), [
+    ("05.1", first_come, "expected [B, C]"),
+    ("05.1", longest, "expected [B, C]"),
+    ("05.1", shortest, "one request waits 240 passes"),
+    ("05.1", one_at_a_time_unless_few, "the loop would never end"),
+    ("05.1", too_many, "no more than there are free slots"),
+    ("05.2", greedy_prompts, "gave [16, 0]; expected [15, 1]"),
+    ("05.3", no_cached_keys, "expected tensor([[True, True, True, True]])"),
+    ("05.3", everybody_sees_all, "expected tensor("),
+    ("05.4", passes_alone, "rows -> 0 + 1 * rows) gave 1.428"),
 ])  # fmt: skip
-def test_a_policy_is_judged_by_how_long_requests_wait(name, attempt, said, checked):
-    assert said in checked(name, attempt)
+def test_a_plausible_wrong_attempt_fails(name, attempt, why, checked):
+    said = checked(name, attempt)
+    assert said.startswith(f"{name}: not yet") and why in said
 
 
-@pytest.mark.parametrize("attempt, urgent, anybody, said", [
-    (Continuous, 99, 1, "somebody waits 88 iterations"),
-    (by_priority, 1, 999, "urgent requests wait 10 iterations"),
-])  # fmt: skip
-def test_what_the_exercise_says_of_two_policies_is_so(attempt, urgent, anybody, said, checked, monkeypatch):
-    monkeypatch.setattr(batching, "URGENT", urgent)
-    monkeypatch.setattr(batching, "ANYBODY", anybody)
-    assert said in checked("05.4", attempt)
-
-
-@pytest.mark.parametrize("name, wrong", [
-    ("05.1", lambda prompt, output, size: -(-(prompt + output) // size)),  # the newest token is not fed
-    ("05.1", lambda prompt, output, size: (prompt + output - 1) // size),
-    ("05.2", lambda outputs, slots: (sum(max(outputs[i:i + slots]) for i in range(0, len(outputs), slots)),
-                                     -(-sum(outputs) // slots))),
-])  # fmt: skip
-def test_the_usual_mistakes_are_seen(name, wrong, checked):
-    assert checked(name, wrong).startswith(f"{name}: not yet")
+def test_only_a_policy_between_the_two_keeps_both_limits():
+    fair, fast = served(first_come), served(shortest)
+    assert mean(fair) > MEAN_WAIT > mean(fast)
+    assert max(fast) > LONGEST_WAIT > max(fair)
