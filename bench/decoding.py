@@ -1,18 +1,28 @@
-"""Claims of lessons 01-03: the loop's overhead, the KV cache, the readable decoder eager and compiled."""
+"""Claims of lessons 01-03: the loop's overhead, the KV cache, the readable decoder eager and compiled.
 
+`python -m bench.decoding` times transformers' ways to a static cache and a compiled step, for the table of lesson 03.
+"""
+
+import json
+from collections.abc import Iterator
 from functools import cache, partial
+from pathlib import Path
+from time import perf_counter
 
 import torch
+from transformers import StaticCache
 
 from bench import common
 from bench.common import Measured, Run, claim
 from lessons_lib import generate
-from lessons_lib.decoding.peers import by_transformers
+from lessons_lib.data import RESULTS
+from lessons_lib.decoding.peers import by_transformers, static_and_compiled
 from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.decoding.targets.base import Target
-from lessons_lib.decoding.timing import batched_step
-from lessons_lib.measure import cost
-from lessons_lib.measure.clock import Ratio, compare, timed
+from lessons_lib.decoding.timing import batched_step, clocked_transformers
+from lessons_lib.measure import cost, machine
+from lessons_lib.measure.clock import Ratio, Timeline, compare, timed
+from lessons_lib.progress import say
 
 PROMPT = (
     "A lighthouse keeper writes a letter to the next keeper of the light. It says what to do in a storm, when the "
@@ -104,7 +114,7 @@ def of_limit(run: Run) -> Measured:
     buffer, forward = torch.ones(moved // 4), batched_step(of, prompt, 1)
     forward()  # compiles
     both = (lambda: [buffer.sum() for _ in eight]), (lambda: [forward() for _ in eight])
-    note = of.problem or "lesson 03 takes the step apart"
+    note = of.problem or ""
     return Measured(compare(*both, repeats=rounds, warmup=1), note, {"bytes": 8 * moved})
 
 
@@ -121,3 +131,81 @@ def compiled(dtype: str, run: Run) -> Measured:
     seconds = of.compile_seconds.get(1)
     note = of.problem or f"compiled in {seconds:.0f} s"
     return Measured(ratio, note, {"compile_seconds": seconds})
+
+
+# --- The ways of transformers to a static cache and a compiled step (lesson 03)
+
+BASE = "generate, growing cache"  # eager
+
+
+def decode_one_token(network, token: torch.Tensor, position: torch.Tensor, cache: StaticCache) -> torch.Tensor:
+    """token, position (1, 1) -> the next token (1, 1)."""
+    logits = network(token, position_ids=position, past_key_values=cache).logits
+    return logits[:, -1:].argmax(-1)
+
+
+@torch.no_grad()
+def own_loop(network, ids: list[int], new: int, step) -> Iterator[int]:
+    """Yield `new` greedy tokens after ids, with a StaticCache and one call of `step` per token."""
+    cache = StaticCache(network.config, max_cache_len=len(ids) + new - 1)
+    prompt = torch.tensor([ids], device=network.device)
+    token = network(prompt, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+    yield token.item()
+    position = torch.tensor([[len(ids)]], device=network.device)
+    for _ in range(new - 1):
+        token, position = step(network, token, position, cache).clone(), position + 1
+        yield token.item()
+
+
+def static_cache_usages(network, ids: list[int], new: int, repeats: int, backend: str = "inductor") -> dict:
+    """Time each way in turn -> {"seconds": {way: seconds per token of each text}, "compile_seconds": {way: ...}}.
+
+    Seconds per token exclude prefill. The compile time is that of the first text. Raises ValueError if a way writes
+    another text than the base.
+    """
+    step = torch.compile(decode_one_token, dynamic=False, fullgraph=True, backend=backend)
+    compiling = static_and_compiled(len(ids) + new - 1)
+    compiling["compile_config"].backend = backend
+
+    def looped() -> tuple[list[int], Timeline]:
+        start, tokens, times = perf_counter(), [], []
+        for token in own_loop(network, ids, new, step):
+            tokens.append(token)
+            times.append(perf_counter())
+        return tokens, Timeline(start, times)
+
+    ways = {
+        BASE: partial(clocked_transformers, network, ids, new),
+        "1. static by name": partial(clocked_transformers, network, ids, new, cache_implementation="static"),
+        "2. own compiled step": looped,
+        "3. compile configuration": partial(clocked_transformers, network, ids, new, **compiling),
+    }
+    first, texts = {}, {}
+    for name, way in ways.items():
+        say(f"{name} ...")
+        start = perf_counter()
+        texts[name] = way()[0]
+        first[name] = perf_counter() - start
+    if differing := [name for name, text in texts.items() if text != texts[BASE]]:
+        raise ValueError(f"Other tokens than with a growing cache: {', '.join(differing)}.")
+    seconds = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            seconds[name].append(way()[1].tpot)
+    compiled = [name for name in ways if name[0] in "23"]
+    return {"seconds": seconds, "compile_seconds": {name: first[name] for name in compiled}}
+
+
+def main(path: Path = RESULTS / "static-cache-usages.json") -> None:
+    """Measure the ways on the full model in float32, and store the raw samples."""
+    if warning := machine.busy_warning():
+        say(warning)
+    lm = common.model("fp32")
+    found = static_cache_usages(lm.network, lm.tokenizer(PROMPT).input_ids, new=48, repeats=7)
+    facts = {"host": machine.host(), "versions": machine.versions(), "dtype": "fp32", "unit": "s"}
+    path.write_text(json.dumps(facts | found, indent=1) + "\n", encoding="utf-8")
+    say(f"stored in {path.name}")
+
+
+if __name__ == "__main__":
+    main()

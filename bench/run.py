@@ -9,7 +9,7 @@ module          what it holds
 --------------  ------------------------------------------------------------------------------------------------
 common          claims by name, runs and measurements, the model, ratios with intervals
 questions       methods in alternation on each question, stored one by one, sums over questions, and notes
-decoding        claims of lessons 01-03: loop, cache, decoder
+decoding        claims of lessons 01-03: loop, cache, decoder; run by itself: the static caches of transformers
 serving         claims of lesson 05: the engine against others (vllm, vllm_worker), the simulator
 assisted        claims of lesson 06: a draft model
 prompt_lookup   claims of lesson 07
