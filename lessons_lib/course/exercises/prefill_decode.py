@@ -68,10 +68,10 @@ def fast_generate(attempt: Attempt) -> None:
 def largest_batch(attempt: Attempt) -> None:
     """The most users whose caches fit beside the weights and whose step stays within the limit."""
     llama, smol = CONFIGS["llama-2-7b"], CONFIGS["smollm2-135m"]
-    a100 = (2.04e12, 312e12, 80e9)  # bytes/s, FLOP/s, bytes
+    a100 = (2.04e12, 312e12, 72e9)  # bytes/s, FLOP/s, bytes
     for args, users in (
-        ((llama, 1024, 0.05, *a100), 124),  # memory is the limit
-        ((llama, 1024, 0.02, *a100), 44),  # time is the limit
+        ((llama, 1024, 0.05, *a100), 109),  # memory is the limit
+        ((llama, 1024, 0.025, *a100), 60),  # time is the limit
         ((llama, 1024, 0.005, *a100), 0),  # reading the weights takes longer
         ((smol, 64, 0.05, 12e9, 320e9, 8e9), 28),
     ):
