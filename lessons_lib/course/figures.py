@@ -36,7 +36,7 @@ COLORS = {
     "compiled": GREEN, "frozen": GOLD, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
     # phases of a request, parts of a step
     "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
-    "weights": BLUE, "kv cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
+    "weights": BLUE, "KV cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
     "slow products": SKY, "one kernel": GREEN,
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
@@ -184,7 +184,8 @@ def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float 
             if value >= 0.09 * longest:  # wide enough for a label
                 ax.text(left + value / 2, label, f"{value:.3g}", color=PAPER, ha="center", va="center")
             left += value
-        ax.text(left + 0.01 * longest, label, f"{left:.3g}", color=INK, va="center", bbox=LIFTED)
+        end = limit if 0 <= limit - left < 0.08 * longest else left  # the total must not cover the dotted line
+        ax.text(end + 0.01 * longest, label, f"{left:.3g}", color=INK, va="center", bbox=LIFTED)
     ax.set(xlabel=unit, xlim=(0, 1.14 * longest))
     return with_bar_legend(ax, {name: COLORS[name] for parts in bars.values() for name in parts})
 

@@ -44,7 +44,7 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int)
     verdict = "fits" if need.weights + need.cache <= memory * GB else "does not fit"
     said = f"cache {need.cache / GB:.3g} GB, {verdict}; room for {need.requests:,} such requests"
     label = f"{batch} × {held:,}\ntokens" + ("\n(the model's most)" if held < context else "")
-    parts = {"weights": need.weights / GB, "kv cache": need.cache / GB}
+    parts = {"weights": need.weights / GB, "KV cache": need.cache / GB}
     ax = plot_parts({label: parts}, "GB (dotted: the memory)", limit=memory)
     ax.set_title(said, fontsize=11, pad=32)
     cut = f", the model's most and less than {context:,}," if held < context else ""

@@ -207,6 +207,13 @@ def test_a_widget_is_stored_as_still_figures_whose_text_can_be_read_and_whose_al
 # What pictures count
 
 
+@pytest.mark.parametrize("total, at", [(39.1, 40), (30, 30), (50, 50)])
+def test_a_bars_total_stands_behind_the_dotted_line_where_it_would_cover_it(total, at):
+    ax = figures.plot_parts({"a": {"weights": total}}, "GB", limit=40)
+    assert ax.texts[-1].get_text() == f"{total:.3g}"
+    assert ax.texts[-1].get_position()[0] == pytest.approx(at + 0.01 * max(total, 40))
+
+
 def test_the_four_request_figure_has_eight_held_slots_where_one_counts_them_by_hand():
     cells = batching.slot_cells(served(Static(), (3, 6, 2, 5)))
     held = [(slot, column) for slot, column, _, doing in cells if doing == "idle"]
