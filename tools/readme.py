@@ -31,7 +31,7 @@ SHOWN = (  # techniques of techniques.KNOWN, from the lessons' order
 )  # fmt: skip
 # (minutes to read, minutes to run) of lessons whose opening does not say "Reading time: ... Running time: ..."
 TIMES = {
-    "00": ("40", "1"), "01": ("40", "2"), "02": ("50", "2"), "03": ("60", "5"), "04": ("60", "1"),
+    "00": ("40", "1"), "01": ("40", "2"), "02": ("50", "2"), "04": ("60", "1"),
     "06": ("70", "2"), "07": ("45", "2"), "08": ("50", "2"), "09": ("60", "2"), "10": ("80", "5"), "11": ("65", "5"),
     "12": ("60", "2"),
 }  # fmt: skip

@@ -33,7 +33,7 @@ COLORS = {
     "predicted": GREY, "measured": BLUE, "limit": INK, "peer": GOLD,
     # caches and compilation
     "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
-    "compiled": GREEN, "frozen": GOLD, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
+    "compiled": GREEN, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
     # phases of a request, parts of a step
     "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
     "weights": BLUE, "KV cache": ORANGE, "launch": PURPLE, "sampling": GREEN,

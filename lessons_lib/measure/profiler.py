@@ -1,4 +1,4 @@
-"""Profiling: the time of a step by kernel (lesson 03), its memory (lessons 04, 10), and compiled graphs (03).
+"""Profiling: the time of a step by kernel (lesson 06), its memory (lessons 04, 10), and compiled graphs (03).
 
 torch's profiler reports the time of each operator and compiled kernel itself; its own overhead falls between them. So
 the whole step is timed without the profiler, and what the named parts do not cover is "the rest". Memory is counted at

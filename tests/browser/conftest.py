@@ -15,7 +15,7 @@ SHORT = {
     "00": {"prompt_tokens": 64, "max_new_tokens": 4, "repeats": 1},
     "01": {"prompt_lengths": [16, 64, 128], "batches": [1, 4], "max_new_tokens": 6, "repeats": 1},
     "02": {"shown_tokens": 4, "max_new_tokens": 16, "repeats": 1},
-    "03": {"max_new_tokens": 8, "context": 128, "repeats": 1},
+    "03": {"max_new_tokens": 8, "repeats": 1, "cold": False},
     "04": {"longest": 1024, "prefill": 256, "layers": 2, "repeats": 1},
     "05": {"num_requests": 6, "repeats": 1},
     "05x": {"study_requests": 100},

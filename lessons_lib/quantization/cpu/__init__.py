@@ -11,21 +11,14 @@ import ctypes
 
 import torch
 
-from lessons_lib.quantization.cpu.pointwise import (
-    attend_by_products,
-    multiply_by_products,
-    pointwise_linears,
-    with_linears,
-)
+from lessons_lib.quantization.cpu.pointwise import attend_by_products, multiply_by_products
 
 __all__ = [
     "attend_by_products",
-    "pointwise_linears",
     "integer_units",
     "multiply_by_products",
     "packed_kernels",
     "trim_heap",
-    "with_linears",
 ]
 
 

@@ -74,15 +74,10 @@ class PointwiseLinear(nn.Linear):
         return multiply_by_products(x, self.weight)
 
 
-def with_linears(decoder: nn.Module, kind: type[nn.Linear]) -> nn.Module:
-    """A copy of the decoder whose nn.Linear modules have another class; all weights are shared."""
+def pointwise_linears(decoder: nn.Module) -> nn.Module:
+    """A copy of the decoder for torch.compile, with matmuls of few rows as sums; all weights are shared."""
     copy = sharing_copy(decoder)
     for module in copy.modules():
         if type(module) is nn.Linear:
-            module.__class__ = kind
+            module.__class__ = PointwiseLinear
     return copy
-
-
-def pointwise_linears(decoder: nn.Module) -> nn.Module:
-    """A copy of the decoder for torch.compile, with matmuls of few rows as sums; all weights are shared."""
-    return with_linears(decoder, PointwiseLinear)

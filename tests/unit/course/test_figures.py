@@ -1,6 +1,5 @@
 """Every plot and widget of every lesson is drawn once from small inputs, and all of its text can be read."""
 
-import math
 from types import SimpleNamespace
 
 import IPython.display
@@ -24,7 +23,6 @@ from lessons_lib.course import (
     prompt_lookup,
     quantization,
     sparsity,
-    static_cache,
 )
 from lessons_lib.course.display import DPI, figure_of, problems
 from lessons_lib.decoding.prediction import Recording, replay
@@ -105,8 +103,6 @@ PLOTS = {
         "ms", 40),
     "shared: lines": lambda: figures.plot_lines(
         [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
-    "03 break-even": lambda: static_cache.plot_break_even(
-        rows(method=("eager", "compiled", "frozen"), startup=(0, 60, 70), per_token=(0.04, 0.01, 0.01)), 5000),
     "04 tiles": lambda: attention.plot_tiles(8, 8, 2, 2),
     "04 many tiles": lambda: attention.plot_tiles(64, 64, 1, 1),
     "05 load": lambda: batching.plot_load(
@@ -172,9 +168,6 @@ def say(ids):
 
 WIDGETS = {
     "02": (lambda: kv_cache.show_kv_cache(), ["8 requests of 2,048 tokens"]),
-    "03": (lambda: static_cache.show_break_even(
-        rows(method=("eager", "compiled", "frozen"), startup=(0, 30, 60), per_token=(0.04, 0.04, 0.01)), 3000),
-        ["up to 4,096 tokens; it overtakes eager: compiled never, frozen after 2,000 tokens"]),
     "04": (lambda: attention.show_attention(32, 64, 2048), ["2,048 tokens in tiles of 32 queries and 64 keys"]),
     "05": (lambda: batching.show_batching(), ["static batching, 4 slots", "continuous batching, 4 slots"]),
     "06": (lambda: assisted.show_draft_length({"chat": DRAFTED}, 0.1, WIDTHS, say, 4),
@@ -260,12 +253,6 @@ def test_a_line_of_coloured_text_ends_where_its_background_ends_as_the_figure_is
     box, written = ax.patches[0].get_window_extent(), [text.get_window_extent() for text in ax.texts]
     assert min(text.x0 for text in written) == pytest.approx(box.x0, abs=box.width / 84 / 4)
     assert max(text.x1 for text in written) == pytest.approx(box.x1, abs=box.width / 84 / 4)
-
-
-@pytest.mark.parametrize(("startup", "per_token", "at"), [(45, 0.03, 4000), (45, 0.05, math.inf), (5, 0.03, 0)])
-def test_a_method_overtakes_the_first_where_their_lines_cross(startup, per_token, at):
-    compared = rows(method=("eager", "compiled"), startup=(5, startup), per_token=(0.04, per_token))
-    assert static_cache.crossings(compared) == {"compiled": at}
 
 
 @pytest.mark.parametrize(("tokens", "text"), [([2], "a"), ([0, 3, 0], "b"), ([1], "\\n"), ([2, 0, 1, 4], "a \\nc")])
