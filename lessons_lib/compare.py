@@ -4,7 +4,8 @@
     runs                          # a table
     runs["prompt lookup"].text    # the Output of one technique
 
-All techniques are compared with the first one. Speed is that of decoding: tokens after the prefill, per second.
+All techniques are compared with the first one. Passes, tokens per pass and speed are those of decoding, after the
+prefill; only the column "whole request" counts the prefill, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,10 @@ Engine = Callable[[list[int], int], Output]  # prompt ids, max_new_tokens -> out
 Technique = Proposer | Target | LanguageModel | tuple[Any, Proposer | None] | Engine | None
 WARM_UP = 8  # tokens of a technique's untimed run
 FAILURES = (Unsupported, torch.OutOfMemoryError)
-HEADINGS = ("", "forward passes", "tokens per pass", "tokens/s", "speedup (95% interval)", "same tokens", "memory")
+HEADINGS = (
+    "after the prompt:", "passes", "tokens per pass", "tokens/s", "times as fast (95% interval)", "whole request",
+    "same tokens", "memory",
+)  # fmt: skip
 
 
 def compare(
@@ -64,17 +68,18 @@ def compare(
 class Row:
     """One technique over all prompts that were measured with it and with the first technique.
 
-    forward_passes: of all texts, prefill included. tokens_per_pass: tau. tokens_per_second: decoding without prefill.
-    speedup: over the first technique; None for itself. same: for each prompt, whether the tokens are those of the first
-    technique. divergence: the one with the largest logit gap. memory: bytes of the weights and of the longest text's
-    KV cache; None where unknown. problem: why there is no measurement, else "".
+    passes: forward passes of all texts. tokens_per_pass: tau. Both, tokens_per_second and speedup are without prefill.
+    speedup: over the first technique; None for itself. whole: the same with the prefill. same: for each prompt, whether
+    the tokens are those of the first technique. divergence: the one with the largest logit gap. memory: bytes of the
+    weights and of the longest text's KV cache; None where unknown. problem: why there is no measurement, else "".
     """
 
     name: str
-    forward_passes: int = 0
+    passes: int = 0
     tokens_per_pass: float = nan
     tokens_per_second: float = nan
     speedup: Ratio | None = None
+    whole: Ratio | None = None
     same: tuple[bool, ...] = ()
     divergence: Divergence | None = None
     memory: float | None = None
@@ -83,21 +88,24 @@ class Row:
     def cells(self) -> list[str]:
         """This row under HEADINGS."""
         if self.problem:
-            return [self.name, *[""] * 4, self.problem, ""]
-        counted = [f"{self.forward_passes:,}", f"{self.tokens_per_pass:.2f}", f"{self.tokens_per_second:.3g}"]
+            return [self.name, *[""] * 5, self.problem, ""]
+        counted = [f"{self.passes:,}", f"{self.tokens_per_pass:.2f}", f"{self.tokens_per_second:.3g}"]
         memory = "" if self.memory is None else f"{tables.number(self.memory / 1e6)} MB"
-        return [self.name, *counted, self._speedup(), self._same(), memory]
+        whole = f"{self.whole.value:.2f}" if self.whole else ""
+        return [self.name, *counted, self._speedup(), whole, self._same(), memory]
 
     def record(self) -> dict[str, Any]:
         """This row, ready for JSON."""
         said: dict[str, Any] = {"name": self.name}
         if self.problem:
             return said | {"problem": self.problem}
-        names = ("forward_passes", "tokens_per_pass", "tokens_per_second", "memory")
+        names = ("passes", "tokens_per_pass", "tokens_per_second", "memory")
         said |= {name: getattr(self, name) for name in names}
+        for what, ratio in (("speedup", self.speedup), ("whole_request", self.whole)):
+            if ratio:
+                said[what] = {"value": ratio.value, "low": ratio.low, "high": ratio.high}
         if self.speedup:
-            interval = {"low": self.speedup.low, "high": self.speedup.high}
-            said |= {"speedup": {"value": self.speedup.value} | interval, "same_tokens": list(self.same)}
+            said["same_tokens"] = list(self.same)
         if self.divergence:
             said["divergence"] = {"token": self.divergence.same + 1, "logit_gap": self.divergence.margin}
         return said
@@ -215,10 +223,11 @@ class Comparison:
         gaps = [gap for prompt in measured if (gap := self._divergence(name, prompt)) is not None]
         return Row(
             name,
-            forward_passes=sum(len(out.stats) for out in outputs),
+            passes=len(steps),
             tokens_per_pass=sum(step.committed for step in steps) / len(steps) if steps else nan,
             tokens_per_second=tokens / seconds,
             speedup=self._speedup(name, keys) if name != self.first and steps else None,
+            whole=self._speedup(name, keys, whole=True) if name != self.first and steps else None,
             same=tuple(out.ids == self.outputs[self.first, p, 0].ids for p, out in zip(measured, outputs, strict=True)),
             divergence=max(gaps, key=lambda gap: gap.margin, default=None),
             memory=memory_of(self.engines[name], longest),
@@ -231,17 +240,20 @@ class Comparison:
             self.divergences[name, prompt] = first_divergence(self.target, self.prompts[prompt], expected, found)
         return self.divergences[name, prompt]
 
-    def _speeds(self, name: str, keys: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
-        """(tokens, seconds) after the prefill: per prompt over its repeats, or per repeat if there is one prompt."""
+    def _speeds(self, name: str, keys: Sequence[tuple[int, int]], whole: bool = False) -> list[tuple[int, float]]:
+        """(tokens, seconds) per prompt over its repeats, or per repeat if there is one prompt.
+
+        whole: with the prefill, else only what follows it.
+        """
         groups: dict[int, list] = {}
         for prompt, repeat in keys:
-            groups.setdefault(repeat if len(self.prompts) == 1 else prompt, []).extend(
-                after_prefill(self.outputs[name, prompt, repeat].stats)
-            )
+            stats = self.outputs[name, prompt, repeat].stats
+            group = groups.setdefault(repeat if len(self.prompts) == 1 else prompt, [])
+            group.extend(stats if whole else after_prefill(stats))
         return [(sum(s.committed for s in steps), sum(s.t_total for s in steps)) for steps in groups.values() if steps]
 
-    def _speedup(self, name: str, keys: Sequence[tuple[int, int]]) -> Ratio:
-        return rate_ratio(self._speeds(self.first, keys), self._speeds(name, keys))
+    def _speedup(self, name: str, keys: Sequence[tuple[int, int]], whole: bool = False) -> Ratio:
+        return rate_ratio(self._speeds(self.first, keys, whole), self._speeds(name, keys, whole))
 
     def _table(self) -> tables.Table:
         """Headings and cells, without the column of memory where it is the same for all."""
@@ -263,8 +275,11 @@ class Comparison:
             })  # fmt: skip
         return {"techniques": [row.record() for row in self.rows], "runs": runs}
 
-    def plot(self, title: str = ""):
-        """Speedups with their intervals as bars, each with its tokens per second -> a matplotlib Figure."""
+    def plot(self, title: str = "", marked: str | None = None):
+        """Speedups of decoding as bars, each with its interval and its tokens per second -> a matplotlib Figure.
+
+        marked: the name of a technique to point out as recommended.
+        """
         from matplotlib.figure import Figure
 
         rows = [row for row in self.rows if not row.problem][::-1]
@@ -274,12 +289,15 @@ class Comparison:
             value, low, high = (row.speedup.value, row.speedup.low, row.speedup.high) if row.speedup else (1.0,) * 3
             ax.barh(at, value, color="C0" if row.speedup else "0.6", xerr=[[value - low], [high - value]], capsize=3)
             ax.annotate(
-                f"{row.tokens_per_second:.3g} tokens/s", (high, at), (6, 0), textcoords="offset points", va="center"
-            )
+                f"{row.tokens_per_second:.3g} tokens/s", (high, at), (6, 0), textcoords="offset points", va="center",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # hides the line at 1 behind the number
+            )  # fmt: skip
         ax.axvline(1, color="0.4", linewidth=1, zorder=0)
-        ax.set_yticks(range(len(rows)), [row.name for row in rows])
+        names = [f"{row.name}\n(recommended)" if row.name == marked else row.name for row in rows]
+        ax.set_yticks(range(len(rows)), names)
         widest = max(row.speedup.high if row.speedup else 1.0 for row in rows)
-        ax.set(xlim=(0, 1.35 * widest), xlabel=f"speedup over {self.first} (bars: 95% interval)", title=title)
+        label = f"decoding, times as fast as {self.first} (whiskers: 95% interval)"
+        ax.set(xlim=(0, 1.35 * widest), xlabel=label, title=title)
         return figure
 
     def __repr__(self) -> str:

@@ -36,7 +36,15 @@ lessons compare --model HuggingFaceTB/SmolLM2-360M-Instruct --draft smollm2-135m
 ABOUT = """
 Run techniques in turn on the same prompts, and say which one makes this model faster on this machine: plain decoding,
 prompt lookup, lookahead, a draft model, quantized weights where the readable decoder computes the model's family, and
-transformers' own generate beside them. Ctrl-C ends it and shows what was measured.
+transformers' own generate beside them. Compiling, batching and trained Medusa heads are not measured; `lessons probe`
+says how much compiling and batching could gain at most. Ctrl-C ends it and shows what was measured.
+"""
+LEGEND = f"""
+times as fast   as plain decoding, while decoding; whole request: with the prompt's forward pass
+same tokens     as plain decoding; else the first other token, and the logit gap: how far its logit is below plain's
+                choice. A gap as small as rounding makes it is a near tie
+memory          weights, with tables that go with them, and the KV cache of the longest text; empty where unknown
+{", ".join(FORMATS)} round the weights, so their tokens differ: check the quality on your own task before you use one
 """
 
 
@@ -64,14 +72,18 @@ def run(options: argparse.Namespace) -> int:
         repeats = 1 if len(prompts) > 1 else 3  # an interval needs several runs
         comparison = Comparison(target, prompts, techniques, options.max_new_tokens, repeats)
         print(f"{where(model)}: {len(prompts)} prompts, up to {options.max_new_tokens} new tokens each, greedy")
+        if busy := machine.busy_warning():
+            say(busy)
         complete = measure(comparison)
     if not comparison.rows:
         raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
-    advice = recommendation(comparison.rows)
-    print(f"\n{comparison}\n")
+    best = recommended(comparison.rows)
+    advice = " ".join(filter(None, [recommendation(comparison.rows), few(comparison), busy]))
+    print(f"\n{comparison}\n{legend(comparison)}\n")
     if kinds := by_kind(comparison, asked):
         print(f"{tables.text(*kinds)}\n")
-    print(f"{advice}\n\nWritten: {write(comparison, model, advice, Path(options.output), complete)}")
+    print(f"{advice}\n\n{not_tested(options)}\n")
+    print(f"Written: {write(comparison, model, advice, best, Path(options.output), complete)}")
     return 0 if complete else 130
 
 
@@ -135,8 +147,6 @@ def unavailable(reason: str) -> Engine:
 
 def measure(comparison: Comparison) -> bool:
     """Run all; whether nobody ended it with Ctrl-C."""
-    if warning := machine.busy_warning():
-        say(warning)
     try:
         for _ in bar(comparison.runs(), total=comparison.total, desc="comparing", unit="run"):
             pass
@@ -146,30 +156,63 @@ def measure(comparison: Comparison) -> bool:
     return True
 
 
+def legend(comparison: Comparison) -> str:
+    """What the table's columns mean, without the lines for what it does not show."""
+    shown = repr(comparison)
+    lines = LEGEND.strip().splitlines()
+    kept = [line for line in lines if not line.startswith("memory") or "memory" in shown]
+    return "\n".join(kept if any(row.name in FORMATS for row in comparison.rows) else kept[:-1])
+
+
+def few(comparison: Comparison) -> str:
+    """How much the recommendation rests on."""
+    prompts = len({prompt for _, prompt, _ in comparison.outputs})
+    of = "1 prompt" if prompts == 1 else f"{prompts} prompts"
+    runs = "one run" if comparison.repeats == 1 else f"{comparison.repeats} runs"
+    return f"This rests on {of}, {runs} each; more of your own --prompts make it firmer."
+
+
+def not_tested(options: argparse.Namespace) -> str:
+    """What this comparison leaves out, and what says more about it."""
+    left = ["compiling", "batches of several requests", "trained Medusa heads"]
+    left += [] if options.draft else ["a draft model (name one with --draft)"]
+    return (
+        f"Not tested: {', '.join(left)}. `lessons probe --model {options.model}` says how much compiling and batching "
+        "could gain at most."
+    )
+
+
+def compared(rows: list[Row]) -> list[Row]:
+    """Our techniques other than plain decoding that were measured, the fastest first."""
+    others = [row for row in rows if not row.problem and row.speedup and not row.name.startswith(THEIRS)]
+    return sorted(others, key=lambda row: -row.speedup.value)
+
+
+def recommended(rows: list[Row]) -> Row | None:
+    """The fastest technique that keeps the tokens, if it is worth using."""
+    return next((row for row in compared(rows) if row.name not in FORMATS and worth_using(row)), None)
+
+
 def recommendation(rows: list[Row]) -> str:
     """One sentence: what to use for this model on this machine, and why."""
-    plain, *others = [row for row in rows if not row.problem and not row.name.startswith(THEIRS)]
-    others = sorted((row for row in others if row.speedup), key=lambda row: -row.speedup.value)
+    plain, others = rows[0], compared(rows)
     if all(len(row.speedup.a.times) < 2 for row in others):
         return "Too little was measured for a recommendation: one run on one prompt has no interval."
     exact = [row for row in others if row.name not in FORMATS]
     rounded = [row for row in others if row.name in FORMATS and worth_using(row)]
     # What keeps the tokens comes first
-    best = next((row for row in exact if worth_using(row)), None)
-    if best:
-        said = (
-            f"Use {best.name}: {times(best)} with the same greedy tokens{ties(best)}, because each forward pass yields "
-        )
-        said += f"{best.tokens_per_pass:.2f} tokens instead of 1"
+    if best := recommended(rows):
+        said = f"Use {best.name}: it {times(best)}, with the same greedy tokens{ties(best)}, because each forward pass "
+        said += f"yields {best.tokens_per_pass:.2f} tokens instead of 1"
     else:
-        said = "Decode plainly: no technique that keeps the tokens is surely faster on these prompts"
+        said = "Decode plainly: no technique that keeps the tokens is clearly faster on these prompts"
         if exact:
             said += f", as the best of them, {exact[0].name}, yields {exact[0].tokens_per_pass:.2f} tokens per forward "
-            said += f"pass and is {times(exact[0])}"
+            said += f"pass and {times(exact[0])}"
     # Quantized weights, if they are faster still
     if rounded and (best is None or rounded[0].speedup.value > best.speedup.value):
         small = rounded[0]
-        said += f"; if other tokens are acceptable, {small.name} is {times(small)}, because a forward pass reads fewer "
+        said += f"; if other tokens are acceptable, {small.name} {times(small)}, because a forward pass reads fewer "
         said += f"bytes ({small.memory / 1e6:,.0f} MB in memory instead of {plain.memory / 1e6:,.0f})"
     return said + "."
 
@@ -180,8 +223,9 @@ def worth_using(row: Row) -> bool:
 
 
 def times(row: Row) -> str:
-    """A speedup in words, with its interval."""
-    return f"{row.speedup.value:.2f} times as fast (95%: {row.speedup.low:.2f} to {row.speedup.high:.2f})"
+    """A speedup of decoding in words, with its interval, and that of whole requests."""
+    said = f"decodes {row.speedup.value:.2f} times as fast (95%: {row.speedup.low:.2f} to {row.speedup.high:.2f})"
+    return f"{said}, {row.whole.value:.2f} times with the prompt's pass" if row.whole else said
 
 
 def ties(row: Row) -> str:
@@ -203,14 +247,16 @@ def by_kind(comparison: Comparison, asked: list[Question]) -> tables.Table | Non
             chosen = [[i for i, question in enumerate(asked) if question.category == kind] for kind in kinds]
             found = [comparison.row(row.name, of) for of in chosen]
             cells.append([row.name, *[f"{one.speedup.value:.2f}" if one and one.speedup else "" for one in found]])
-    return ["speedup by kind of text", *kinds], cells
+    return ["decoding, times as fast on", *kinds], cells
 
 
-def write(comparison: Comparison, model: LanguageModel, advice: str, folder: Path, complete: bool) -> str:
+def write(
+    comparison: Comparison, model: LanguageModel, advice: str, best: Row | None, folder: Path, complete: bool
+) -> str:
     """Write comparison.png and comparison.json into the folder -> their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     picture, record = folder / "comparison.png", folder / "comparison.json"
-    comparison.plot(where(model)).savefig(picture, dpi=150)
+    comparison.plot(where(model), best.name if best else None).savefig(picture, dpi=150)
     about = {
         "model": model.name, "dtype": dtype_name(model.dtype), "machine": machine.host(model.device),
         "versions": machine.versions(), "date": date.today().isoformat(), "complete": complete,

@@ -33,8 +33,8 @@ def test_every_technique_is_run_and_counted_as_generate_counts():
     alone = generate(CYCLE, PROMPT, PromptLookup(num_tokens=3), max_new_tokens=9)
     assert made["lookup"].ids == made["plain"].ids == alone.ids == [1, 2, 3, 0, 1, 2, 3, 0, 1]
     plain, lookup = made.rows
-    assert (plain.forward_passes, plain.tokens_per_pass) == (9, 1.0)
-    assert (lookup.forward_passes, lookup.tokens_per_pass) == (3, 4.0) and lookup.same == (True,)
+    assert (plain.passes, plain.tokens_per_pass) == (8, 1.0)
+    assert (lookup.passes, lookup.tokens_per_pass) == (2, 4.0) and lookup.same == (True,)
 
 
 def test_speed_is_that_of_decoding_and_the_interval_of_one_prompt_that_of_its_repeats():
@@ -46,6 +46,22 @@ def test_speed_is_that_of_decoding_and_the_interval_of_one_prompt_that_of_its_re
     assert row.tokens_per_second == pytest.approx(16 / 12) and row.tokens_per_pass == 2
     assert row.speedup.value == pytest.approx(16 / 12 / 0.5)
     assert (row.speedup.low, row.speedup.high) == pytest.approx((2.0, 4.0))
+    # 9 tokens in 100 + 16 s, against those in 100 + 8 and 100 + 4 s
+    assert row.whole.value == pytest.approx(2 * 116 / (108 + 104)) and row.cells()[5] == "1.09"
+
+
+def test_the_table_counts_passes_tokens_and_speed_alike_after_the_prefill():
+    made = compare(CYCLE, PROMPT, {"plain": engine(1.0), "fast": engine(1.0, 4)}, max_new_tokens=17, repeats=1)
+    head, (_, fast) = made._table()
+    cells = dict(zip(head, fast, strict=True))
+    assert int(cells["passes"]) * float(cells["tokens per pass"]) == 17 - 1
+
+
+def test_the_plot_marks_what_is_recommended():
+    made = compare(CYCLE, PROMPT, {"plain": engine(1.0), "fast": engine(0.5)}, max_new_tokens=5, repeats=2)
+    (ax,) = made.plot(marked="fast").axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["fast\n(recommended)", "plain"]
+    assert "whiskers: 95% interval" in ax.get_xlabel()
 
 
 def test_with_several_prompts_the_interval_is_that_of_the_prompts():
@@ -105,7 +121,7 @@ def test_an_interrupted_comparison_shows_what_was_measured():
     assert [row.name for row in made.rows] == ["plain", "fast"]
     assert made.rows[1].speedup.value == pytest.approx(2.0) and made.rows[1]._speedup() == "2.00"
     next(ran), next(ran)  # the second prompt begins with the last technique, whose run has no counterpart yet
-    assert made.rows[2].name == "late" and made.rows[2].forward_passes == 5
+    assert made.rows[2].name == "late" and made.rows[2].passes == 4
 
 
 def test_weights_of_a_draft_and_the_cache_count_as_memory():
