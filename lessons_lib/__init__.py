@@ -2,7 +2,7 @@
 
     from lessons_lib import load, generate
     model = load("smollm2-135m")
-    print(generate(model.target(), "Once upon a time").text)
+    print(generate(model, "Once upon a time").text)
 
 The packages, each importing only from those below it (`help("lessons_lib.serving")` shows more about one of them):
 

@@ -169,14 +169,17 @@ def test_the_lines_of_readme_and_of_serving_run_on_another_model(tmp_path, capsy
     )
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(96)} | {"<unk>": 96}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tiny().save_pretrained(tmp_path)
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="w0").save_pretrained(tmp_path)
+    tiny(context=512).save_pretrained(tmp_path)
+    written = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="w0")
+    written.chat_template = "{{ messages[0]['content'] }}"
+    written.save_pretrained(tmp_path)
     known = {}
     exec(compile(code.replace("path/to/your/model", tmp_path.as_posix()), "README.md", "exec"), known)
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     said = capsys.readouterr().out
-    (plain, passes), (copied, fewer) = re.findall(r": (\d+) tokens in (\d+) forward passes, [\d.]+ tokens/s", said)
-    assert plain == passes == copied and int(fewer) <= int(passes)
+    assert all(name in said for name in ("passes", "plain", "prompt lookup", "lookahead"))
+    plain, *others = known["comparison"].rows
+    assert all(row.same == (True,) and row.passes <= plain.passes for row in others)
     exec(compile(engine.replace("smollm2-135m", tmp_path.as_posix()), "serving.md", "exec"), known)
     assert capsys.readouterr().out.splitlines() == [known["engine"].output(one).text for one in known["requests"]]
 

@@ -23,12 +23,16 @@ README = ROOT / "README.md"
 CHOOSE = ROOT / "docs" / "choose.md"
 WORKFLOW = ".github/workflows/tests.yml"
 LESSONS = ("lesson", "question", "to read", "to run")
-SIX = ("technique", "gain", "beside the official implementation", "published")
+SIX = ("technique", "times as fast", "as", "beside the official implementation", "published")
 COLUMNS = {"over its peer": r" times \1", "published": r" times: \1"}
-SHOWN = (  # techniques of techniques.KNOWN, from the lessons' order
-    "our decoder, compiled", "continuous batching", "draft model", "prompt lookup, answers from a given text",
-    "W8A8, compiled", "everything combined, answers from a given text",
-)  # fmt: skip
+SHOWN = {  # techniques of techniques.KNOWN, from the lessons' order: what they are
+    "our decoder, compiled": "",
+    "continuous batching": "requests join and leave at every step",
+    "draft model": "a small model guesses, one pass checks; a loss if the large one is compiled",
+    "prompt lookup, answers from a given text": "copied tokens as guesses",
+    "W8A8, compiled": "weights and activations in 8 bits",
+    "everything combined, answers from a given text": "compiled, W4A8, prompt lookup",
+}
 # (minutes to read, minutes to run) of lessons whose opening does not say "Reading time: ... Running time: ..."
 TIMES = {
     "00": ("40", "1"), "01": ("40", "2"), "02": ("50", "2"), "04": ("60", "1"),
@@ -101,12 +105,13 @@ def six_results(folder: Path) -> str:
     """Six techniques: how much faster than what, how it compares with an official implementation, published numbers."""
     cells = {row[0]: dict(zip(techniques.TECHNIQUES, row, strict=True)) for row in techniques.technique_cells(folder)}
     rows = []
-    for name in SHOWN:
+    for name, what in SHOWN.items():
         if of := cells.get(name):
-            gain = f"**{of['speedup'].removesuffix(' x')} times** as fast as {of['over']}"
+            gain = f"**{of['speedup'].removesuffix(' x')}**"
             peer, published = (re.sub(r" x \((.*)\)$", how, of[what]) for what, how in COLUMNS.items())
-            rows.append([name, gain, peer, published])
-    return f"{tables.markdown(SIX, rows)}\n\n{report.summary(results.load(folder / 'claims.json'), folder)}"
+            rows.append([f"{name} ({what})" if what else name, gain, of["over"], peer, published])
+    summary = report.summary(results.load(folder / "claims.json"), folder, "[RESULTS.md](RESULTS.md)")
+    return f"{tables.markdown(SIX, rows)}\n\n{summary}"
 
 
 def lesson_table(lessons: list[Lesson], address: str) -> str:
@@ -116,7 +121,8 @@ def lesson_table(lessons: list[Lesson], address: str) -> str:
 
 def lesson_row(lesson: Lesson, address: str) -> list[str]:
     nb = lesson.read()
-    name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name}) {store.link(address, lesson.name)}"
+    called = re.sub(r"^(\d+x?) (?!· )", r"\1 · ", title(nb) or lesson.name)  # one form for all
+    name = f"[{called}](notebooks/{lesson.path.name}) {store.link(address, lesson.name)}"
     return [name.strip(), question(lesson, nb), *(f"{minutes} min" for minutes in times(lesson, nb))]
 
 

@@ -56,15 +56,15 @@ def page(lessons: list[Lesson], folder: Path = CLAIMS.parent) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def summary(claims: list[Result], folder: Path) -> str:
-    """How many claims reach their bar, and where they were measured."""
+def summary(claims: list[Result], folder: Path, page: str = "this page") -> str:
+    """How many claims reach their bar, and where they were measured. page: where all of them are."""
     if not claims:
         return "Nothing is measured yet: `make bench` does it."
     reached = sum(claim.holds is True for claim in claims)
     host = json.loads((folder / "claims.json").read_text(encoding="utf-8")).get("host", "")
     dates = sorted(claim.date for claim in claims if claim.date)
     when = f", {dates[0]} to {dates[-1]}" if dates else ""
-    reach = f"{reached} of {len(claims)} claims reach their bar; the list begins with the others."
+    reach = f"{reached} of {len(claims)} claims reach the bar set before measuring; {page} begins with the others."
     return f"{reach} Measured on: {results.described(host)}{when}."
 
 

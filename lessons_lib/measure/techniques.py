@@ -32,7 +32,7 @@ KNOWN = (
     ),
     _technique(
         "draft model", "assisted/mixed/vs-plain", "plain decoding", "assisted/vs-transformers",
-        "transformers, assistant_model", 1.52, f"2.28 tokens per forward pass; {VICUNA}, draft of 68M",
+        "transformers, assistant_model", 1.52, f"at 2.28 tokens per forward pass; {VICUNA}, draft of 68M",
     ),
     _technique(
         "prompt lookup, answers from a given text", "prompt-lookup/grounded/vs-plain", "plain decoding",
@@ -65,7 +65,7 @@ KNOWN = (
     ),
     _technique(
         "everything combined, answers from a given text", "ladder/grounded/vs-generate", "transformers generate, eager",
-        "ladder/grounded/vs-llamacpp-best", "llama.cpp, plain or with its prompt lookup",
+        "ladder/grounded/vs-llamacpp-best", "llama.cpp, the better of plain and its prompt lookup",
         9.6, f"compiled, W4A16, a draft model; {GPT_FAST}",
     ),
 )  # fmt: skip
