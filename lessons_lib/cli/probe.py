@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
             how = "predicted from its shape"
     speed = f"{step * 1e3:.3g} ms ({tables.number(1 / step)} tokens/s)"
     print(f"{shape.name} in {dtype}, {how}: a forward pass over one token takes {speed},")
-    print(f"one over w tokens v(w) times as long: {curve(v)}\n")
+    print(f"one over w tokens takes v(w) times as long: {curve(v)}\n")
     print(tables.text(*room(shape, rates, dtype, step, v)))
     return 0
 
@@ -108,13 +108,14 @@ def room(shape: ModelConfig, rates: machine.Hardware, dtype: str, step: float, v
         return step / cost.limit(cost.flops_decode(shape, cached=cached(shape)), read, rates, dtype)
 
     told = "if reading its bytes were all that a pass does"
-    rows = [["compiling, a CUDA graph", reading(ELEMENT_BYTES[dtype]), told]]
-    rows += [
-        [f"the same in {name}", reading(each), f"and a weight took {each:g} bytes"] for name, each in ROUNDED.items()
-    ]
+    how = "compiling, a CUDA graph" if rates.device.startswith("cuda") else "compiling"
+    rows = [[how, reading(ELEMENT_BYTES[dtype]), told]]
+    for name, each in ROUNDED.items():
+        size = f"{each:g} {'byte' if each == 1 else 'bytes'}"
+        rows.append([f"the same in {name}", reading(each), f"and a weight took {size}"])
     if gamma := cost.best_gamma(1.0, 0.0, v, most=max(v) - 1):
         least = cost.break_even(0.0, v, most=max(v) - 1)
-        told = f"if all of {gamma} draft tokens were accepted; free ones pay above alpha = {least:.2f}"
+        told = f"if all of {gamma} draft tokens were accepted; free ones pay if more than {least:.0%} are"
         rows.append(["drafting", cost.walltime_factor(1.0, gamma, 0.0, v), told])
     else:
         rows.append(["drafting", 1.0, "a wider pass costs more than it could yield"])

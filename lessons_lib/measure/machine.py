@@ -206,7 +206,7 @@ class Hardware:
             rates = [f"{bandwidth / 1e9:.1f} GB/s", f"{self.matmul_flops[dtype] / 1e9:,.0f} GFLOP/s"]
             rows.append([f"products in {dtype}", *rates, f"{self.ridge(dtype):.1f}"])
         head = f"{self.device}: {self.name}, {self.threads} threads, load {self.load}"
-        lines = [head, tables.text(("", "bandwidth", "arithmetic", "ridge, FLOP/byte"), rows)]
+        lines = [head, tables.text(("", "bandwidth", "arithmetic", "ridge: computing limits above, FLOP/byte"), rows)]
         for dtype, curve in self.widths.items():
             shown = ", ".join(f"v({w}) {v:.2f}" for w, v in curve.items())
             lines.append(f"w rows through one matrix over one row, {dtype}: {shown}")
@@ -243,7 +243,7 @@ def default_dtypes(device: Any = "cpu") -> tuple[str, ...]:
 def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
     """Measure this device now, without storing the result. dtypes: names from DTYPES."""
     busy = load()
-    say(f"Measuring {device_name(device)} (once; kept for later) ...")
+    say(f"Measuring {device_name(device)} ...")
     copy, read = streams(device)
     return Hardware(
         device=str(device),

@@ -84,7 +84,8 @@ def names() -> list[str]:
 
 def unknown(name: str) -> ValueError:
     """The error for an unknown model name, with all names and the closest match."""
-    close = get_close_matches(name.lower(), names(), n=1)
+    begun = [known for known in names() if known.startswith(name.lower())]  # the first is the default model, if any
+    close = begun or get_close_matches(name.lower(), names(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return ValueError(
         f"Unknown model {name!r}: {hint}The names are {', '.join(names())}; the folder of a "

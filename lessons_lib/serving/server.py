@@ -46,7 +46,7 @@ try:
     from lessons_lib.serving.openai_api import APIError, ChatRequest, CompletionRequest, Form, problem
     from lessons_lib.serving.prometheus import Metrics
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f'The server needs {error.name}: pip install -e ".[serve]"') from error
+    raise ModuleNotFoundError(f'The server needs {error.name}: pip install ".[serve]"') from error
 
 BLOCK_SIZE = 16  # tokens
 TOKENS_PER_SEQUENCE = 1024  # for each of max_num_seqs, the pool has room for so many by default

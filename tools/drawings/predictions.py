@@ -38,14 +38,17 @@ def draw(found: list[Result], off: list[Result]) -> Figure:
     ax.fill_between(ends, low, high, color=BLUE, alpha=0.18, linewidth=0)
     # points
     good = [one for one in found if one not in off]
-    ax.plot([one.predicted for one in good], [one.measured for one in good], "o", color=BLUE, markersize=3.5, alpha=0.7)
-    ax.plot([one.predicted for one in off], [one.measured for one in off], "o", color=ORANGE, markersize=4.5)
+    ax.plot([one.predicted for one in good], [one.measured for one in good], "o", color=BLUE, markersize=3.5, alpha=0.7,
+            label="within 25% of the measurement")  # fmt: skip
+    ax.plot([one.predicted for one in off], [one.measured for one in off], "o", color=ORANGE, markersize=4.5,
+            label="further off")  # fmt: skip
     # the worst misses by name: above the diagonal in the upper left corner, below it in the lower right one
     sides = ([one for one in off if one.ratio > 1][:NAMED], [one for one in off if one.ratio < 1][:NAMED])
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    ax.set(xlabel="predicted, each in its own unit", ylabel="measured")
+    ax.set(xlabel="predicted (seconds, tokens/s, ratios: each dot has a unit)", ylabel="measured")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    figure.legend(loc="outside lower center", ncols=2, fontsize=SMALL, frameon=False)
     name_misses(ax, *sides)
     ax.set_title(title(found, off), fontsize=FONT_SIZE, color=INK, loc="left")
     figure.set_label(alt(found, off))
@@ -64,7 +67,8 @@ def name_misses(ax: Axes, above: list[Result], below: list[Result]) -> None:
             away = next(d for d in range(8, 200, 4) if all(hypot(*(at + (-way * d, way * d) - t)) > 12 for t in taken))
             taken.append(at + (-way * away, way * away))
             ax.annotate(letter, point, (-way * away, way * away), textcoords="offset points", ha="center",
-                        va="center", fontsize=SMALL, color=ORANGE, weight="bold")  # fmt: skip
+                        va="center", fontsize=SMALL, color=ORANGE, weight="bold",
+                        arrowprops={"arrowstyle": "-", "color": ORANGE, "linewidth": 0.6})  # fmt: skip
             lines += wrap(f"{letter}  {named(one)}: {factor(one):.1f}x", LETTERS)
         ax.text(x, y, "\n".join(lines), transform=ax.transAxes, ha="left" if way > 0 else "right", ma="left",
                 va="top" if way > 0 else "bottom", fontsize=SMALL - 1, color=INK, linespacing=1.3)  # fmt: skip

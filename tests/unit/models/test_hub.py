@@ -154,6 +154,8 @@ def test_a_folder_with_a_damaged_file_is_explained_in_one_sentence(checkpoint, f
 def test_an_unknown_name_lists_the_names_and_the_likeliest():
     with pytest.raises(ValueError, match="did you mean 'smollm2-135m'.*pythia-160m.*phi-1.3b"):
         load("smolm-135m", device="cpu")
+    with pytest.raises(ValueError, match="did you mean 'smollm2-135m'"):  # of those that begin so, the default
+        load("smollm", device="cpu")
     with pytest.raises(ValueError, match="Unknown model 'zzz': The names are smollm2-135m"):
         load("zzz", device="cpu")
 

@@ -449,7 +449,7 @@ def test_what_the_command_cannot_do_is_one_sentence(folder, capsys):
 def test_without_its_packages_the_command_names_the_extra_that_brings_them():
     code = "import sys; sys.modules['uvicorn'] = None; from lessons_lib import cli; sys.exit(cli.main(['serve']))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 2 and run.stderr == 'The server needs uvicorn: pip install -e ".[serve]".\n'
+    assert run.returncode == 2 and run.stderr == 'The server needs uvicorn: pip install ".[serve]".\n'
 
 
 def test_the_commands_help_has_two_examples(capsys):
