@@ -67,8 +67,7 @@ def name_misses(ax: Axes, above: list[Result], below: list[Result]) -> None:
             away = next(d for d in range(8, 200, 4) if all(hypot(*(at + (-way * d, way * d) - t)) > 12 for t in taken))
             taken.append(at + (-way * away, way * away))
             ax.annotate(letter, point, (-way * away, way * away), textcoords="offset points", ha="center",
-                        va="center", fontsize=SMALL, color=ORANGE, weight="bold",
-                        arrowprops={"arrowstyle": "-", "color": ORANGE, "linewidth": 0.6})  # fmt: skip
+                        va="center", fontsize=SMALL, color=ORANGE, weight="bold")  # fmt: skip
             lines += wrap(f"{letter}  {named(one)}: {factor(one):.1f}x", LETTERS)
         ax.text(x, y, "\n".join(lines), transform=ax.transAxes, ha="left" if way > 0 else "right", ma="left",
                 va="top" if way > 0 else "bottom", fontsize=SMALL - 1, color=INK, linespacing=1.3)  # fmt: skip
