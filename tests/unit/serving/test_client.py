@@ -5,6 +5,8 @@ import json
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -259,3 +261,14 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown():
     with pytest.raises(ValueError, match="one line of ASCII") as raised:
         Server("http://host", "m", api_key="secret\n")
     assert "secret" not in str(raised.value)
+
+
+def test_without_the_openai_package_all_but_the_client_works():
+    code = (
+        "import sys; sys.modules['openai'] = None\n"
+        "from lessons_lib.serving import Engine, Server\n"
+        "try: Server('http://127.0.0.1:1', 'm')\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "needs the openai package" in done.stdout, done.stderr
