@@ -158,7 +158,10 @@ def put_setup(nb: nbformat.NotebookNode, name: str, address: str) -> None:
     """Put the generated set-up cell and link, or no link, after a lesson's title, in place."""
     counts = [cell.execution_count for cell in nb.cells if cell.get("id") == SETUP_ID]
     cells = [cell for cell in nb.cells if cell.get("id") not in (SETUP_ID, LINK_ID)]
-    setup = new_code_cell(setup_cell(address), id=SETUP_ID, execution_count=next(iter(counts), None))
+    collapsed = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
+    setup = new_code_cell(
+        setup_cell(address), id=SETUP_ID, execution_count=next(iter(counts), None), metadata=collapsed
+    )
     opening = [new_markdown_cell(link(address, name), id=LINK_ID)] if link(address, name) else []
     nb.cells = [*cells[:1], *opening, setup, *cells[1:]]
 

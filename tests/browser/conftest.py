@@ -16,7 +16,7 @@ SHORT = {
     "01": {"prompt_lengths": [16, 64, 128], "batches": [1, 4], "max_new_tokens": 6, "repeats": 1},
     "02": {"shown_tokens": 4, "max_new_tokens": 16, "repeats": 1},
     "03": {"max_new_tokens": 8, "repeats": 1, "cold": False},
-    "04": {"longest": 1024, "prefill": 256, "layers": 2, "repeats": 1},
+    "04": {"prompt_tokens": 256, "longest": 1024, "repeats": 1},
     "05": {"num_requests": 6, "repeats": 1},
     "05x": {"study_requests": 100},
     "06": {"max_new_tokens": 12, "timed_tokens": 10, "repeats": 1},

@@ -80,7 +80,7 @@ BREAKS = {
     "error": (output("error", ename="ValueError", evalue="no", traceback=[]), "keeps an error: ValueError"),
     "warning": (output("stream", name="stderr", text="careful"), "keeps a warning: careful"),
     "not executed": (lambda nb: setattr(last(nb), "execution_count", 9), "top to bottom"),
-    "long line": (source(f"x = 1\ny = {'1' * 117}"), "has a line of 121 characters, 120 at most: y = 111"),
+    "long line": (source(f"x = 1\ny = {'1' * 97}"), "has a line of 101 characters, 100 at most: y = 111"),
 }
 
 

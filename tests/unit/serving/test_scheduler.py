@@ -310,12 +310,18 @@ def test_admission_leaves_the_watermark_free():
     )  # alone it may have all
 
 
-def test_a_cancelled_request_leaves_slot_and_blocks_after_the_pass():
+@pytest.fixture
+def passing():
+    """A scheduler with one slot whose first pass, over the first of two requests, is under way."""
     pool = BlockPool(10, 4)
     scheduler, made = Scheduler(pool, 1), requests([5, 2])
     for request in made:
         scheduler.add(request)
-    plan = scheduler.schedule(0)
+    return pool, scheduler, made, scheduler.schedule(0)
+
+
+def test_a_cancelled_request_leaves_slot_and_blocks_after_the_pass(passing):
+    pool, scheduler, made, plan = passing
     scheduler.cancel(made[0])
     assert pool.free_blocks == 9  # the pass may be writing into them
     assert commit(scheduler, plan, [[7]], 1) == [] and made[0].times == []  # its token came too late
@@ -336,12 +342,8 @@ def test_who_must_leave_is_asked_with_the_time_it_is():
     assert None not in Watching.seen and 1.0 in Watching.seen  # when the second pass found no block
 
 
-def test_a_request_cancelled_without_a_run_leaves_alone_what_a_pass_may_be_writing():
-    pool = BlockPool(10, 4)
-    scheduler, made = Scheduler(pool, 1), requests([5, 2])
-    for request in made:
-        scheduler.add(request)
-    plan = scheduler.schedule(0)
+def test_a_request_cancelled_without_a_run_leaves_alone_what_a_pass_may_be_writing(passing):
+    pool, scheduler, made, plan = passing
     scheduler.cancel(made[0])
     scheduler.cancel(made[1])
     assert [request.status for request in made] == [Status.RUNNING, Status.CANCELLED] and pool.free_blocks == 9
