@@ -56,16 +56,23 @@ LLAMACPP_BEST = (
     f"llama.cpp in the fastest of {', '.join(llamacpp.FORMATS)} whose perplexity is at most 1% above ours; "
     "requantized from the same file, same threads and run"
 )
-FORMATS = ("W8A16", "W4A16", "W8A8", *(() if native.problem() else ("W4A8",)))  # W4A8 is slow without our kernels
 LOOKUPS = (2, 10)  # draft tokens of llama.cpp's prompt lookup: its advice for CPUs, and its default
 READ = 8192  # tokens of the evaluation text
 PROPOSERS = ("lookup of 10", "adaptive lookup", "draft", "medusa")  # 10 is our default
 # Settings of the adaptive lookup, chosen by replay on grounded questions that the claims do not use.
 LONGER = {"num_tokens": 10, "max_ngram": 5}
 NARROW = (1, 3, 5, 11)  # widths compiled for the light target, where extra tokens are most expensive relative to one
-# the target that proposers run on: the one whose matmuls of several tokens stay cheap here
-LIGHT = "W4A8" if "W4A8" in FORMATS else "W8A8" if cpu.integer_units() else "W8A16"
 CACHED = 300  # cached tokens when parts are timed
+
+
+def formats() -> tuple[str, ...]:
+    """The formats of the configurations. W4A8 needs our kernels in C++: without them it is slow."""
+    return "W8A16", "W4A16", "W8A8", *(() if native.problem() else ("W4A8",))
+
+
+def light() -> str:
+    """The format whose target proposers run on: the one whose matmuls of several tokens stay cheap here."""
+    return "W4A8" if "W4A8" in formats() else "W8A8" if cpu.integer_units() else "W8A16"
 
 
 @cache
@@ -262,16 +269,15 @@ def expected(run: Run, name: str, found: Sequence[dict]) -> list:
 @cache
 def targets(quick: bool) -> dict[str, Target]:
     """Compiled targets by name, caches fitted to the texts, the unquantized one first; a quick run has one other."""
-    formats = (LIGHT,) if quick else FORMATS
-    rounded = {name: common.in_format(name).decoder for name in formats}
+    rounded = {name: common.in_format(name).decoder for name in ((light(),) if quick else formats())}
     decoders = {"compiled": common.eager().decoder} | rounded
-    widths = {"compiled": questions.COMPILED, LIGHT: NARROW}
+    widths = {"compiled": questions.COMPILED, light(): NARROW}
     return {name: questions.run_once(of, widths.get(name, (1,)), fitted=True) for name, of in decoders.items()}
 
 
 def drafts_on(name: str) -> bool:
     """Whether proposers run on the target of this name: each additional width takes a minute or more to compile."""
-    return name in ("compiled", LIGHT)
+    return name in ("compiled", light())
 
 
 @cache
@@ -353,11 +359,11 @@ def quality_facts(quick: bool) -> dict:
 @cache
 def peers() -> dict[str, llamacpp.LlamaCpp]:
     """llama.cpp in each format, plain and with its prompt lookup; empty if it is not installed."""
-    formats = () if llamacpp.missing() else llamacpp.FORMATS
+    quantized = () if llamacpp.missing() else llamacpp.FORMATS
     suffixes = {0: ""} | {count: f" + lookup of {count}" for count in LOOKUPS}
     return {
         f"llama.cpp {weights}{suffix}": llamacpp.LlamaCpp(common.model().name, CONTEXT, count, weights)
-        for weights in formats
+        for weights in quantized
         for count, suffix in suffixes.items()
     }
 

@@ -61,7 +61,7 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
     monkeypatch.setattr(ladder, "peers", lambda: {})
     monkeypatch.setattr(ladder, "exact", lambda: model.target())
-    monkeypatch.setattr(ladder, "LIGHT", "W8A16")
+    monkeypatch.setattr(ladder, "light", lambda: "W8A16")
     monkeypatch.setattr(ladder, "bytes_read", lambda decoder: 8.0 * model.shape.weights)
     monkeypatch.setattr(ladder, "rates", lambda: RATES)
     monkeypatch.setattr(ladder.medusa, "fitted", lambda of, repeats: FITTED)
