@@ -6,6 +6,7 @@ online      online softmax: a running maximum, sum and output, and how two parti
 tiled       FlashAttention, block by block
 split       split-KV: one query over a long cache, the keys split among workers, the results merged
 traffic     counted reads and writes, and the formulas that predict them
+rotary      rotary position embeddings
 backends    which SDPA kernels run here, and why the others do not
 
 The code is made for counting and for checking equality, not for speed: a real kernel keeps a tile in fast memory,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lessons_lib.attention.rotary import rotary_tables, rotate
 from lessons_lib.caches.cache import causal_mask
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models.checkpoint import fused_weights, head_is_embedding
@@ -74,11 +75,13 @@ class Segment:
     """One sequence's part of a packed forward pass.
 
     positions: (T,), of its tokens. mask: (T, S) bool, or None for causal; here S includes the T new tokens.
+    unrotated: whether the cache takes keys before RoPE and rotates them itself.
     """
 
     positions: Tensor
     cache: KeysAndValues
     mask: Tensor | None = None
+    unrotated: bool = False
 
 
 @dataclass
@@ -147,7 +150,8 @@ class Layer(nn.Module):
         mixed, start = [], 0
         for segment in segments:
             rows = slice(start, start := start + len(segment.positions))
-            keys, values = segment.cache.append(self.index, k[rows].transpose(0, 1), v[rows].transpose(0, 1))
+            new = qk[rows, c.num_heads :] if segment.unrotated else k[rows]
+            keys, values = segment.cache.append(self.index, new.transpose(0, 1), v[rows].transpose(0, 1))
             mixed.append(self.attend(q[rows].transpose(0, 1), keys, values, segment.mask).transpose(0, 1))
         together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return self.out(together.reshape(len(x), -1))
@@ -237,27 +241,3 @@ def with_attention(decoder: Decoder, attend: Callable) -> Decoder:
     for layer in copy.layers:
         layer.attend = attend
     return copy
-
-
-def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin (context, d) in float64; the first half of sin holds the minus sign of the rotation.
-
-    rope_scaling (factor, low, high, original context) extends the context as in Llama 3.1 (Meta, llama-models,
-    apply_scaling). Channels that turn fewer than `low` times in the original context are slowed down by `factor`. Those
-    with more than `high` turns stay as they are, and those in between are interpolated.
-    """
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device="cpu")
-    frequencies = config.rope_theta ** -(half / config.head_dim)
-    if config.rope_scaling:
-        # interpolate each frequency between itself (kept = 1) and frequency / factor (kept = 0)
-        factor, low, high, first_context = config.rope_scaling
-        turns = first_context * frequencies / (2 * torch.pi)
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
-        frequencies = frequencies * (kept + (1 - kept) / factor)
-    angles = torch.arange(config.max_position_embeddings, dtype=torch.float64, device="cpu")[:, None] * frequencies
-    return angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], dim=1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary embeddings to x (T, heads, d) with cos and sin (T, 1, d); channel i is paired with i + d/2."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

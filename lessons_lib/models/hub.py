@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from lessons_lib import progress
+from lessons_lib.caches.streaming import Streaming
 from lessons_lib.data import text
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.machine import DTYPES
@@ -136,6 +137,7 @@ class LanguageModel:
         compiled: bool = False,
         context: int | None = None,
         windows: Sequence[Sequence[int]] = (),
+        streaming: Streaming | None = None,
     ):
         """The target that `generate` and the engine decode with. It shares the model's weights.
 
@@ -148,16 +150,19 @@ class LanguageModel:
         windows: sequences of ids to calibrate "W8A8" with, such as `calibration_windows()`; without any, rounding is
         plain.
         compiled: run the readable decoder through torch.compile, with caches of `context` tokens (default 512).
+        streaming: which tokens the caches keep (StreamingLLM), for texts of any length; the readable decoder only.
         Raises ValueError for any other choice, for a dtype that the device does not support, and for a model that the
         readable decoder does not support.
         """
         # 1. choose the kind, and check the combination
         if kind is None:
-            needs_decoder = compiled or weights in FORMATS
+            needs_decoder = compiled or streaming or weights in FORMATS
             kind = "decoder" if needs_decoder or computes(self.network.config) else "transformers"
         _check_choice("kind", kind, KINDS)
         if (compiled or context) and not (compiled and kind == "decoder"):
             raise ValueError("Only the readable decoder is compiled; use target(kind='decoder', compiled=True).")
+        if streaming:
+            self._check_rotary(kind)
         rounded = weights in FORMATS
         if rounded and kind != "decoder":
             raise ValueError(f"weights={weights!r} are for the readable decoder; use target(kind='decoder').")
@@ -172,7 +177,22 @@ class LanguageModel:
             decoder = quantize_model(decoder, weights, windows=windows)
         if compiled:
             return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
+        if streaming:
+            return targets.StreamingTarget(decoder, self.tokenizer, eos, streaming)
         return targets.DecoderTarget(decoder, self.tokenizer, eos)
+
+    def _check_rotary(self, kind: str) -> None:
+        """Raise ValueError unless keys can be rotated at their place in a streaming cache."""
+        config = self.network.config
+        if not getattr(config, "rope_parameters", None):
+            raise ValueError(
+                f"StreamingLLM moves rotary positions, and {config.model_type!r} has none; use a Llama or Mistral model"
+            )
+        if kind != "decoder" or not computes(config):
+            raise ValueError(
+                f"streaming caches are for the readable decoder (Llama, Mistral), not for {config.model_type!r} in "
+                'transformers; use target(kind="decoder") on one of those'
+            )
 
     def calibration_windows(self) -> list[list[int]]:
         """Ids of a shipped text to calibrate "W8A8" with (see `target`); empty without a tokenizer."""

@@ -4,16 +4,26 @@ base                    the interface
 transformers            any causal LM of transformers; self_check tests which draft layouts the model computes correctly
 decoder                 our decoder, eager; all sequences in one forward pass
 compiled                our decoder, compiled
+streaming               our decoder with caches that keep the first and the newest tokens
 table                   a table of probabilities, for toy examples
 """
 
 from lessons_lib.decoding.targets.base import Target, Unsupported
 from lessons_lib.decoding.targets.compiled import CompiledTarget
 from lessons_lib.decoding.targets.decoder import DecoderTarget
+from lessons_lib.decoding.targets.streaming import StreamingTarget
 from lessons_lib.decoding.targets.transformers import TransformersTarget
 from lessons_lib.models.hub import LanguageModel
 
-__all__ = ["CompiledTarget", "DecoderTarget", "Target", "TransformersTarget", "Unsupported", "as_target"]
+__all__ = [
+    "CompiledTarget",
+    "DecoderTarget",
+    "StreamingTarget",
+    "Target",
+    "TransformersTarget",
+    "Unsupported",
+    "as_target",
+]
 
 
 def as_target(model) -> Target:

@@ -1,0 +1,97 @@
+"""Our decoder with StreamingLLM caches (lesson 16): texts of any length in constant memory."""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lessons_lib.attention.rotary import rotary_tables
+from lessons_lib.caches.streaming import Streaming, StreamingCache
+from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
+from lessons_lib.decoding.targets.decoder import DecoderTarget
+from lessons_lib.models.decoder import Decoder, Segment, States
+
+
+class StreamingTarget(DecoderTarget):
+    """A DecoderTarget whose caches keep the first and the newest tokens of a text.
+
+    streaming: which ones. Texts may have any length: positions are places in the cache. Prompts longer than a chunk are
+    fed in chunks. ValueError if the cache has more places than the model has positions.
+    """
+
+    def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), streaming: Streaming | None = None):
+        super().__init__(decoder, tokenizer, eos)
+        self.streaming = Streaming() if streaming is None else streaming
+        if self.streaming.positions == "cache":
+            most, self.context = self.context, sys.maxsize
+            if self.streaming.capacity + self.streaming.chunk > most:
+                raise ValueError(
+                    f"{self.streaming.capacity} tokens and a chunk of {self.streaming.chunk} exceed the model's {most} "
+                    "positions; choose a smaller window"
+                )
+        self.tables = decoder.cos, decoder.sin
+        if self.streaming.keys == "rotated":  # keys are rotated again and again: in float32 or better
+            exact = dict(device=self.device, dtype=torch.promote_types(self.dtype, torch.float32))
+            self.tables = tuple(table.to(**exact) for table in rotary_tables(decoder.config))
+
+    def new_cache(self, tokens: int) -> StreamingCache:
+        """An empty cache. Its size does not depend on the length of the text."""
+        c = self.decoder.config
+        shape = c.num_layers, c.num_kv_heads, c.head_dim, self.dtype, self.device
+        return StreamingCache(*shape, self.streaming, self.tables)
+
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
+        """Run the inputs, those that are longer than a chunk in several forward passes -> the output of each."""
+        parts = [chunks(model_input, self.streaming.chunk) for model_input in inputs]
+        outputs = [[] for _ in inputs]
+        for number in range(max(map(len, parts))):
+            left = [i for i, own in enumerate(parts) if number < len(own)]
+            for i, output in zip(left, super().run([parts[i][number] for i in left]), strict=True):
+                outputs[i].append(output)
+        return [joined(own) for own in outputs]
+
+    def forward(self, tokens: Tensor, inputs: Sequence[ModelInput], layers: Sequence[int]) -> States:
+        """As in DecoderTarget. The caches then count the new tokens."""
+        states = super().forward(tokens, inputs, layers)
+        for model_input in inputs:
+            model_input.cache.advance(len(model_input.tokens))
+        return states
+
+    def segment(self, model_input: ModelInput) -> Segment:
+        """The decoder's form of an input, with positions and mask from its cache."""
+        part = model_input.cache.begin(model_input.offsets, model_input.mask)
+        return Segment(part.positions, part, part.mask, unrotated=self.streaming.keys == "unrotated")
+
+
+def chunks(model_input: ModelInput, size: int) -> list[ModelInput]:
+    """The input in parts of up to `size` tokens. An input with a mask stays whole: its tokens are those of a tree."""
+    count = len(model_input.tokens)
+    if count <= size or model_input.mask is not None:
+        return [model_input]
+    parts = []
+    for start in range(0, count, size):
+        end = min(start + size, count)
+        wanted = max(0, end - max(start, count - model_input.wanted))
+        parts.append(
+            ModelInput(
+                model_input.tokens[start:end],
+                [offset - start for offset in model_input.offsets[start:end]],
+                None,
+                model_input.cache,
+                wanted,
+                model_input.after,
+            )
+        )
+    return parts
+
+
+def joined(outputs: Sequence[ModelOutput]) -> ModelOutput:
+    """One output from those of its chunks."""
+    if len(outputs) == 1:
+        return outputs[0]
+    names = outputs[0].states
+    return ModelOutput(
+        torch.cat([output.logits for output in outputs]),
+        {name: torch.cat([output.states[name] for output in outputs]) for name in names},
+    )

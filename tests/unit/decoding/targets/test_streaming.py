@@ -1,0 +1,122 @@
+"""The streaming target: texts of any length in generate, drafts over and by a streaming cache, what it refuses."""
+
+import pytest
+from support.oracle import PROMPT
+from support.proposers import Scripted, always_right, always_wrong, tree_with_decoys
+
+from lessons_lib import DraftModel, PromptLookup, generate
+from lessons_lib.caches import Streaming
+from lessons_lib.decoding.draft_tree import plain_input
+from lessons_lib.decoding.targets import DecoderTarget, StreamingTarget
+from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.models.decoder import Decoder
+
+SMALL, N = Streaming(sinks=2, window=16), 60
+LONG = [(7 * i + i * i) % 97 for i in range(300)]  # longer than the context of 256
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return Decoder.from_transformers(tiny())
+
+
+@pytest.fixture(scope="module")
+def target(decoder) -> StreamingTarget:
+    return StreamingTarget(decoder, streaming=SMALL)
+
+
+@pytest.fixture(scope="module")
+def streamed(target) -> list[int]:
+    """The greedy text after PROMPT, decoded token by token."""
+    return generate(target, PROMPT, max_new_tokens=N).ids
+
+
+def test_a_text_longer_than_the_context_is_generated_and_a_plain_target_refuses_it(decoder, target):
+    output = generate(target, LONG, max_new_tokens=300)
+    assert len(output.ids) == 300 and output.stats[0].num_input_tokens == 300
+    with pytest.raises(ValueError, match="do not fit the context of 256"):
+        generate(DecoderTarget(decoder), LONG, max_new_tokens=300)
+
+
+def test_a_long_prompt_in_chunks_gives_the_text_of_single_tokens(target):
+    cache = target.new_cache(1)
+    for token in LONG:
+        (scores,) = target.run([plain_input([token], cache)])
+    first = int(scores.logits.argmax())
+    assert generate(target, LONG, max_new_tokens=1).ids == [first]
+
+
+def test_sequences_in_one_pass_do_not_see_each_other(target):
+    """One is long and runs in chunks, one is short."""
+    alone = [target.run([plain_input(ids, target.new_cache(1), 2)])[0].logits for ids in (LONG[:50], LONG[60:70])]
+    both = target.run([plain_input(ids, target.new_cache(1), 2) for ids in (LONG[:50], LONG[60:70])])
+    for one, output in zip(alone, both, strict=True):
+        assert output.logits.shape == (2, 97)
+        assert (one - output.logits).abs().max() < 1e-12
+
+
+def test_until_the_first_eviction_the_text_is_that_of_the_plain_model(decoder, streamed):
+    plain = generate(DecoderTarget(decoder), PROMPT, max_new_tokens=N).ids
+    full = SMALL.capacity + 1 - len(PROMPT) + 1  # the token at place `capacity` still sees everything
+    assert streamed[:full] == plain[:full]
+    assert streamed != plain
+
+
+@pytest.mark.parametrize("make", [always_right, always_wrong, tree_with_decoys], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("settings", [{}, {"evict": 5}, {"keys": "rotated"}], ids=["A", "five-at-a-time", "B"])
+def test_speculation_over_an_evicting_cache_gives_the_text_of_plain_decoding(decoder, make, settings):
+    """Also trees: a draft token sees the window that it would see if it were the next token."""
+    target = StreamingTarget(decoder, streaming=Streaming(2, 16, **settings))
+    plain = generate(target, PROMPT, max_new_tokens=N).ids
+    output = generate(target, PROMPT, Scripted(PROMPT + plain, 97, make), max_new_tokens=N)
+    assert output.ids == plain
+    assert len(output.stats) < N if make is always_right else len(output.stats) <= N
+
+
+def test_a_draft_is_no_longer_than_a_chunk(decoder):
+    target = StreamingTarget(decoder, streaming=Streaming(2, 16, chunk=3))
+    plain = generate(target, PROMPT, max_new_tokens=N).ids
+    output = generate(target, PROMPT, Scripted(PROMPT + plain, 97, always_right), max_new_tokens=N)
+    assert output.ids == plain
+    assert max(step.proposed for step in output.stats) == 2
+
+
+@pytest.mark.parametrize("children", [(), (2, 2)], ids=["chain", "tree"])
+def test_a_streaming_draft_model_drafts_for_a_plain_target(decoder, children):
+    """The draft is the model itself, and right until it evicts; after that it drafts on, and the text stays right."""
+    plain = DecoderTarget(Decoder.from_transformers(tiny(context=1024)))
+    draft = StreamingTarget(decoder, streaming=Streaming(2, 150))
+    for prompt, always in ((LONG[:20], True), (LONG, False)):
+        text = generate(plain, prompt, max_new_tokens=N).ids
+        output = generate(plain, prompt, DraftModel(draft, gamma=4, children=children), max_new_tokens=N)
+        assert output.ids == text
+        accepted, steps = [(step.accepted, step.depth) for step in output.stats[1:-1]], len(output.stats)
+        assert not always or all(count == depth == 4 for count, depth in accepted)
+        assert steps < N
+
+
+def test_prompt_lookup_works_over_a_streaming_cache(target):
+    text = (LONG[:20] * 10)[:150]
+    output = generate(target, text, PromptLookup(), max_new_tokens=N)
+    assert output.ids == generate(target, text, max_new_tokens=N).ids
+
+
+def language_model(**options) -> LanguageModel:
+    network = tiny(**options)
+    return LanguageModel(network, None, "tiny", "cpu", network.dtype)
+
+
+def test_a_model_makes_its_streaming_target(streamed):
+    target = language_model().target(streaming=SMALL)
+    assert isinstance(target, StreamingTarget)
+    assert generate(target, PROMPT, max_new_tokens=N).ids == streamed
+
+
+@pytest.mark.parametrize("family, kind, error", [
+    ("opt", None, "moves rotary positions, and 'opt' has none"),
+    ("gpt_neox", None, "streaming caches are for the readable decoder"),
+    ("llama", "transformers", "streaming caches are for the readable decoder"),
+])  # fmt: skip
+def test_models_that_cannot_stream_are_refused(family, kind, error):
+    with pytest.raises(ValueError, match=error):
+        language_model(family=family).target(kind, streaming=SMALL)
