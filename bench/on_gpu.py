@@ -4,7 +4,7 @@ part        what it measures                                                    
 ----------  ------------------------------------------------------------------------------------------------  ------
 steps       ms of a decoding step of smollm2-135m's sizes in each format: eager, compiled, as CUDA graphs        90 s
 ladder      tokens/s of 1B and of Llama-2-7B's sizes in bf16, W8A16 and W4A16, and the share of bandwidth       150 s
-attention   ms of causal attention against length: naive until memory ends, SDPA's backends                      30 s
+attention   ms and MB of causal attention against length: naive until memory ends, SDPA's backends               30 s
 serving     the engine's claims against other ways of serving (bench/serving.py)                                 90 s
 lessons     every lesson with short parameters: seconds, and where it failed                                    120 s
 
@@ -28,18 +28,19 @@ from time import perf_counter
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from bench import serving
 from bench.common import CLAIMS, Run
 from bench.run import RESULTS
 from lessons_lib import generate, load
-from lessons_lib.attention import naive
 from lessons_lib.attention.backends import BACKENDS
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
 from lessons_lib.measure import machine
 from lessons_lib.measure.clock import QUICK, timed
 from lessons_lib.measure.config import CONFIGS, ModelConfig
+from lessons_lib.measure.profiler import peak_bytes
 from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.progress import say
@@ -279,23 +280,37 @@ def tokens_per_second(target: DecoderTarget, setup: Setup) -> float:
 
 
 def attention(setup: Setup) -> Iterator[Task]:
-    """Milliseconds of causal attention of one sequence, with 32 heads of 128 as in Llama-2-7B."""
+    """Milliseconds and peak MB of causal attention of one sequence, with 32 heads of 128 as in Llama-2-7B."""
     heads, dim = (2, 16) if setup.tiny else (32, 128)
     for length in (64, 128) if setup.tiny else (1024, 2048, 4096, 8192, 16384):
-        make = partial(torch.randn, 3, 1, heads, length, dim, device=setup.device, dtype=setup.dtype)
-        for way in (*BACKENDS, "naive"):
-            yield Task(str(length), [way], partial(attention_time, way, make, setup))
+        make = partial(torch.randn, 3, heads, length, dim, device=setup.device, dtype=setup.dtype)
+        for way in ("naive", *BACKENDS):
+            yield Task(str(length), [way, f"{way} MB"], partial(attention_cost, way, make, setup))
 
 
-def attention_time(way: str, make: Callable[[], torch.Tensor], setup: Setup) -> list[float]:
-    """Milliseconds. Raises RuntimeError for a backend that does not run here, and if memory runs out."""
+def attention_cost(way: str, make: Callable[[], torch.Tensor], setup: Setup) -> list[float]:
+    """[ms, peak MB]. Raises RuntimeError for a backend that does not run here, and if memory runs out."""
     q, keys, values = make()
     if way == "naive":
-        call = partial(naive, q[0], keys[0], values[0], causal=True)
-        return [1e3 * timed(call, setup.device, repeats=7, warmup=1).median]
-    call = partial(torch.nn.functional.scaled_dot_product_attention, q, keys, values, is_causal=True)
+        return time_and_memory(partial(naive, q, keys, values), setup)
+    call = partial(scaled_dot_product_attention, q[None], keys[None], values[None], is_causal=True)
     with sdpa_kernel(SDPBackend.__members__[way]):
-        return [1e3 * timed(call, setup.device, repeats=7, warmup=1).median]
+        return time_and_memory(call, setup)
+
+
+def time_and_memory(call: Callable[[], torch.Tensor], setup: Setup) -> list[float]:
+    """[ms, peak MB] of a call."""
+    return [1e3 * timed(call, setup.device, repeats=7, warmup=1).median, peak_bytes(call, setup.device) / 1e6]
+
+
+def naive(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Causal attention as lesson 04 builds it, in the inputs' dtype: three tensors (H, T, d) -> (H, T, d).
+
+    The library's naive form and the backend MATH compute in float32, which costs a GPU far more time than 16 bits.
+    """
+    scores = (q @ keys.mT).mul_(q.shape[-1] ** -0.5)
+    future = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill_(future, -torch.inf).softmax(-1) @ values
 
 
 def engine(setup: Setup) -> Iterator[Task]:

@@ -48,7 +48,17 @@ def test_the_ladder_has_both_sizes_in_three_formats_with_their_share_of_the_band
 def test_attention_is_timed_by_length_where_a_backend_runs(setup, capsys):
     on_gpu.measure("attention", setup)
     rows = stored(setup)["attention"]
-    assert list(rows) == ["64", "128"] and {"naive", "MATH"} <= set(rows["64"]) <= {"naive", *on_gpu.BACKENDS}
+    ways = {name for name in rows["64"] if not name.endswith(" MB")}
+    assert list(rows) == ["64", "128"] and {"naive", "MATH"} <= ways <= {"naive", *on_gpu.BACKENDS}
+    assert set(rows["64"]) == ways | {f"{way} MB" for way in ways} and min(rows["64"].values()) > 0
+    output = 2 * 128 * 16 * 4  # then two matrices and a mask
+    assert rows["128"]["naive MB"] == pytest.approx((output + (2 * 2 * 4 + 1) * 128**2) / 1e6)
+
+
+def test_naive_attention_is_causal_and_equals_torchs():
+    q, keys, values = torch.randn(3, 2, 9, 4, dtype=torch.float64)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, keys, values, is_causal=True)
+    torch.testing.assert_close(on_gpu.naive(q, keys, values), expected)
 
 
 def test_the_engines_claims_run_on_random_weights(setup, monkeypatch):
