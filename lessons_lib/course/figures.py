@@ -172,7 +172,7 @@ def plot_lines(rows: Iterable[Row], x: str, y: str, scale: str = "linear") -> Ax
 
 
 def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float = 0.0) -> Axes:
-    """Stacked horizontal bars: label -> {part: value in `unit`}, with the total at the end; limit is dotted."""
+    """Stacked horizontal bars: label -> {part: value in `unit`}, with the total (of the dotted limit) at the end."""
     ax = axes((WIDTH, 1.3 + 0.5 * len(bars)))
     longest = max(limit, *(sum(parts.values()) for parts in bars.values()))
     if limit:
@@ -185,8 +185,9 @@ def plot_parts(bars: Mapping[str, Mapping[str, float]], unit: str, limit: float 
                 ax.text(left + value / 2, label, f"{value:.3g}", color=PAPER, ha="center", va="center")
             left += value
         end = limit if 0 <= limit - left < 0.08 * longest else left  # the total must not cover the dotted line
-        ax.text(end + 0.01 * longest, label, f"{left:.3g}", color=INK, va="center", bbox=LIFTED)
-    ax.set(xlabel=unit, xlim=(0, 1.14 * longest))
+        total = f"{left:.3g}" + (f" of {limit:.3g}" if limit else "")
+        ax.text(end + 0.01 * longest, label, total, color=INK, va="center", bbox=LIFTED)
+    ax.set(xlabel=unit, xlim=(0, (1.25 if limit else 1.14) * longest))
     return with_bar_legend(ax, {name: COLORS[name] for parts in bars.values() for name in parts})
 
 

@@ -37,8 +37,8 @@ def kv_caching() -> Axes:
 @drawing(
     "Two ways to store the cache over three decode steps. Dynamic: every step makes a larger buffer, 4, "
     "5, then 6 slots, and copies the old entries into it, so shapes and addresses change. Static: one "
-    "buffer of 8 slots is there from the start; each step writes one slot in place and a mask hides the "
-    "empty ones, so that nothing changes shape and a compiled step can be used again."
+    "buffer of 8 slots, enough for the whole text, is there from the start; each step writes one slot in place and a "
+    "mask hides the empty ones, so that nothing changes shape and a compiled step can be used again."
 )
 def static_and_dynamic() -> Axes:
     """A growing buffer against one of fixed size."""

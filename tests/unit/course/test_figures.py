@@ -203,7 +203,7 @@ def test_a_widget_is_stored_as_still_figures_whose_text_can_be_read_and_whose_al
 @pytest.mark.parametrize("total, at", [(39.1, 40), (30, 30), (50, 50)])
 def test_a_bars_total_stands_behind_the_dotted_line_where_it_would_cover_it(total, at):
     ax = figures.plot_parts({"a": {"weights": total}}, "GB", limit=40)
-    assert ax.texts[-1].get_text() == f"{total:.3g}"
+    assert ax.texts[-1].get_text() == f"{total:.3g} of 40"  # alone, it would read as the value of the line
     assert ax.texts[-1].get_position()[0] == pytest.approx(at + 0.01 * max(total, 40))
 
 
