@@ -6,7 +6,7 @@ hub             model names and `load`; gguf, store: the packaged model converte
 device          devices and dtypes; tokenizers: whether two models share one
 decoder         the readable decoder; checkpoint: names of its weights
 draft           our small draft model and its file; trained: weights and cards that come with the package
-medusa          Medusa heads and their file
+medusa          Medusa heads and their file; exits: logits after any layer, the fine-tuned model and its file
 sparse, lora    copies of the decoder with hooks, cut inputs or skipped work; low-rank adapters
 """
 
@@ -18,6 +18,7 @@ for _name in ("torchao", "torch.utils._pytree"):
 from lessons_lib.models.decoder import Decoder, Segment, attend, rotary_tables, with_attention  # noqa: E402
 from lessons_lib.models.device import dtype_name, pick  # noqa: E402
 from lessons_lib.models.draft import decoder_of, draft_format, start_from  # noqa: E402
+from lessons_lib.models.exits import ExitAdapter, exit_logits, load_exit  # noqa: E402
 from lessons_lib.models.hub import LanguageModel, cut, load, names  # noqa: E402
 from lessons_lib.models.implementations import attending  # noqa: E402
 from lessons_lib.models.libraries import by_library, bytes_held  # noqa: E402
@@ -41,6 +42,7 @@ from lessons_lib.models.trained import OURS, read_card  # noqa: E402
 
 __all__ = [
     "Decoder",
+    "ExitAdapter",
     "LanguageModel",
     "MedusaHeads",
     "ModelUnavailable",
@@ -60,9 +62,11 @@ __all__ = [
     "draft_format",
     "drop",
     "dtype_name",
+    "exit_logits",
     "gate_of",
     "keep_keys",
     "load",
+    "load_exit",
     "load_heads",
     "names",
     "own_parameters",

@@ -25,6 +25,7 @@ from lessons_lib.models.checkpoint import head_is_embedding
 from lessons_lib.models.decoder import computes
 from lessons_lib.models.device import dtype_name, pick_device, pick_dtype
 from lessons_lib.models.draft import decoder_of, load_draft, scored
+from lessons_lib.models.exits import LAYERSKIP, fine_tune
 from lessons_lib.models.gguf import PackagedModel, gguf_file
 from lessons_lib.models.store import ModelUnavailable, stored
 from lessons_lib.paths import cache_dir
@@ -74,13 +75,14 @@ HUB = {
     "phi-1.3b": "microsoft/phi-1_5",
 }
 DRAFTS = {"smol-draft": "smollm2-135m"}  # our draft model -> the target it is distilled from
+FINE_TUNED = {LAYERSKIP: "smollm2-135m"}  # our fine-tuned model -> the model whose weights it changes
 LLAMA_LIKE = (*PACKAGED, "smollm2-360m", "smollm2-1.7b", "llama-2-7b", "llama-3.2-1b", "mistral-7b", "openllama-7b")
 OFFLINE = "smollm2-135m"
 
 
 def names() -> list[str]:
     """The names that `load` accepts; it also accepts a folder and a hub id ("owner/model")."""
-    return [*PACKAGED, *(name for name in DRAFTS if trained.folder_of(name).is_dir()), *HUB]
+    return [*PACKAGED, *(name for name in (*DRAFTS, *FINE_TUNED) if trained.folder_of(name).is_dir()), *HUB]
 
 
 def unknown(name: str) -> ValueError:
@@ -296,6 +298,8 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
         return _read(packaged_folder(name), dtype)
     if name in DRAFTS:
         return _draft(name, dtype)
+    if name in FINE_TUNED:
+        return _fine_tuned(name, dtype)
     if name in HUB:
         return _from_hub(name, HUB[name], dtype)
     if folder.is_dir():
@@ -310,6 +314,13 @@ def _draft(name: str, dtype: torch.dtype) -> Loaded:
         raise ModelUnavailable(f"{name!r} is not trained yet; `python -m lessons_lib.training --help` says how.")
     target, tokenizer = _load(DRAFTS[name], dtype)
     return load_draft(name, target), tokenizer
+
+
+def _fine_tuned(name: str, dtype: torch.dtype) -> Loaded:
+    exact = torch.promote_types(dtype, torch.float32)  # rounded once, after the adapters are merged
+    network, tokenizer = _load(FINE_TUNED[name], exact)
+    fine_tune(network, name)
+    return network if dtype == exact else converted(network, dtype), tokenizer
 
 
 def _read(folder: Path, dtype: torch.dtype) -> Loaded:

@@ -64,3 +64,12 @@ def merged(decoder: Decoder) -> Decoder:
         for name, part in [(name, part) for name, part in layer.named_children() if isinstance(part, LoRALinear)]:
             setattr(layer, name, part.merged())
     return copy
+
+
+@torch.no_grad()
+def merge_in_place(decoder: Decoder) -> None:
+    """Add the adapters of an adapted decoder to the weights that it shares with the original decoder."""
+    for part in decoder.modules():
+        if isinstance(part, LoRALinear):
+            part.linear.weight += part.scale * part.B @ part.A
+            part.B.zero_()

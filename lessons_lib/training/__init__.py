@@ -1,4 +1,4 @@
-"""Training: a small draft model distilled from a target (lesson 06), Medusa heads (lesson 09).
+"""Training: a small draft model distilled from a target (lesson 06), Medusa heads (09), early exits (13).
 
 `python -m lessons_lib.training` runs the recipes.
 
@@ -8,20 +8,44 @@ loop       shared by all training runs: steps, learning rate, batches, checkpoin
 distill    trains a draft model on the target's distribution
 medusa     trains Medusa heads, alone or together with the model
 evaluate   tokens per forward pass of drafts and heads, by replay
+
+text_to_sql   the task that LayerSkip fine-tunes on
+layerskip     layer dropout and early-exit loss, and the quality of every exit
+exit_adapter  trains an adapter for one exit of the unchanged model
 """
 
 from lessons_lib.training.collect import Text, Writer, plan
 from lessons_lib.training.evaluate import right_in_steps, stats_of, top_tokens
+from lessons_lib.training.layerskip import (
+    Batch,
+    LayerDropout,
+    LayerSkipRecipe,
+    PaddedDecoder,
+    dropout_rates,
+    evaluate_exits,
+    exit_weights,
+    gradual,
+    rotational,
+)
 from lessons_lib.training.loop import read_texts, schedule
 from lessons_lib.training.medusa import HeadsRecipe, fresh, judge, look, total, train_step
 from lessons_lib.training.prompts import interleave, own
+from lessons_lib.training.text_to_sql import same_sql, text_to_sql
 
 __all__ = [
+    "Batch",
     "HeadsRecipe",
+    "LayerDropout",
+    "LayerSkipRecipe",
+    "PaddedDecoder",
     "Text",
     "Writer",
     "top_tokens",
+    "dropout_rates",
+    "evaluate_exits",
+    "exit_weights",
     "fresh",
+    "gradual",
     "interleave",
     "judge",
     "look",
@@ -29,8 +53,11 @@ __all__ = [
     "plan",
     "read_texts",
     "right_in_steps",
+    "rotational",
+    "same_sql",
     "schedule",
     "total",
     "stats_of",
+    "text_to_sql",
     "train_step",
 ]

@@ -1,16 +1,21 @@
-"""The recipes of smol-draft and smol-medusa: `python -m lessons_lib.training PART`.
+"""The recipes of smol-draft, smol-medusa and smol-layerskip: `python -m lessons_lib.training PART`.
 
-part            what it does
---------------  ------------------------------------------------------------------------------------
-collect         generates the target's answers to prompts; both recipes train on these texts
-distill         trains a draft model, or continues a run
-evaluate        evaluates a run's draft, or the stored one, on held-out texts
-export          stores a run's draft with the package
-bits            evaluates drafts in 2 to 8 bits, into weights/smol-draft/bits.json
-heads           trains Medusa heads, or continues a run
-heads-joint     trains heads and model together
-heads-evaluate  evaluates a run's heads; the tree is chosen on validation texts
-heads-export    stores a run's heads with the package
+part                     what it does
+-----------------------  ------------------------------------------------------------------------------------
+collect                  generates the target's answers to prompts; both recipes train on these texts
+distill                  trains a draft model, or continues a run
+evaluate                 evaluates a run's draft, or the stored one, on held-out texts
+export                   stores a run's draft with the package
+bits                     evaluates drafts in 2 to 8 bits, into weights/smol-draft/bits.json
+heads                    trains Medusa heads, or continues a run
+heads-joint              trains heads and model together
+heads-evaluate           evaluates a run's heads; the tree is chosen on validation texts
+heads-export             stores a run's heads with the package
+layerskip                fine-tunes the model on text-to-SQL with layer dropout and early-exit loss
+layerskip-exit           trains an adapter for one exit of the unchanged model, on texts that it writes
+layerskip-evaluate       evaluates every exit of a run, or of the base model
+layerskip-exit-evaluate  evaluates a run's exit adapter
+layerskip-export         stores the evaluated runs with the package
 
 A folder of weights also has a README.md, which is written by hand from card.json.
 """
@@ -23,25 +28,34 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.tree_shape import best_tree
-from lessons_lib.models import LanguageModel, load, pick
+from lessons_lib.models import LanguageModel, cut, load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.draft import decoder_of, load_draft, own_weights, save_draft
+from lessons_lib.models.exits import LAYERSKIP, ExitAdapter, save_layerskip
+from lessons_lib.models.lora import adapters, merge_in_place
 from lessons_lib.models.medusa import MedusaHeads, load_heads, save_heads
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.models.trained import OURS
 from lessons_lib.quantization import quantize_model
-from lessons_lib.training import collect, distill, evaluate, medusa, prompts
+from lessons_lib.training import collect, distill, evaluate, exit_adapter, layerskip, medusa, prompts
 from lessons_lib.training.collect import Text
+from lessons_lib.training.exit_adapter import ExitRecipe
+from lessons_lib.training.layerskip import LayerSkipRecipe
 from lessons_lib.training.loop import TrainingRun, folder_of
 from lessons_lib.training.medusa import HeadsRecipe, JointRecipe, judge, split
+from lessons_lib.training.text_to_sql import SIZES, encode, same_sql, text_to_sql
 
 TARGET, DRAFT, HEADS = "smollm2-135m", "smol-draft", "smol-medusa"
 USED = "W8A16"  # dtype in which a draft is used
 JOINT = "smol-medusa-joint"
+EXIT, BASE = "smol-layerskip-exit", "base"
+HARD, SHOWN = 500, 3  # hard examples to evaluate with; test examples of which texts are stored
 NODES = 16  # nodes of the tree for evaluation; lesson 09 chooses by the machine's width curve
 LOOKED_AT = 24  # validation texts of a joint run
 
@@ -72,6 +86,19 @@ def parser() -> argparse.ArgumentParser:
     add_training(parts, "heads", HeadsRecipe, "train Medusa heads on the texts")
     add_training(parts, "heads-joint", JointRecipe, "train heads further and the model with them (Medusa-2)")
 
+    add_training(parts, "layerskip", LayerSkipRecipe, "fine-tune the model so that every layer can end it")
+    add_training(parts, "layerskip-exit", ExitRecipe, "train an adapter for one exit")
+    part = parts.add_parser("layerskip-evaluate", help="the quality of every exit on text-to-SQL")
+    part.add_argument("--run", default="default", help=f'"{BASE}" is the model without adapters')
+    part.add_argument("--texts", type=int, default=SIZES["test"], help="test examples")
+    add_results(part)
+    part = parts.add_parser("layerskip-exit-evaluate", help="the quality of the exit with its adapter")
+    part.add_argument("--run", default="default")
+    add_results(part)
+    part = parts.add_parser("layerskip-export", help=f"store the evaluated runs as {LAYERSKIP}")
+    part.add_argument("--results", type=Path, required=True, help="folder of the evaluations")
+    part.add_argument("--into", type=Path, default=OURS / LAYERSKIP)
+
     part = parts.add_parser("evaluate", help="what a draft is worth on the held-out texts")
     part.add_argument("--run", help="a training run (default: the stored draft)")
     part = parts.add_parser("heads-evaluate", help="what a run's heads are worth on the held-out texts")
@@ -94,6 +121,12 @@ def add_training(parts, name: str, recipe: type, said: str) -> None:
     for field in fields(recipe):
         several = {"nargs": "+", "type": int} if isinstance(field.default, tuple) else {"type": type(field.default)}
         part.add_argument(f"--{field.name}", default=field.default, **several)
+
+
+def add_results(part: argparse.ArgumentParser) -> None:
+    """Add the options of an evaluation that writes into a folder."""
+    part.add_argument("--results", type=Path, required=True, help="folder to write to")
+    part.add_argument("--device", default="auto", help="cpu, cuda or auto")
 
 
 def recipe_of(options: argparse.Namespace, recipe: type):
@@ -246,6 +279,124 @@ def lm_head(device: str = "cpu") -> Tensor:
     return model(device).network.get_output_embeddings().weight
 
 
+# --- LayerSkip
+
+
+def run_layerskip(options: argparse.Namespace) -> None:
+    """Train a run of adapters, or continue it. Matmuls are in bf16 where the device has native bf16."""
+    recipe, folder = recipe_of(options, LayerSkipRecipe), folder_of(LAYERSKIP, options.run)
+    device, dtype = pick(options.device, "auto")
+    model = load(TARGET, device=device, dtype="fp32")
+    texts = encode(model.tokenizer, text_to_sql(SIZES["train"]))
+    decoder = model.target(kind="decoder").decoder
+    run = layerskip.train_layerskip(decoder, texts, recipe, folder, options.minutes, fast=dtype == "bf16")
+    report(run, folder)
+
+
+def run_layerskip_evaluate(options: argparse.Namespace) -> None:
+    """Write the quality of every exit, and a run's adapters, into a folder."""
+    found, model = {"run": options.run, "device": options.device}, load(TARGET, device=options.device, dtype="fp32")
+    decoder = model.target(kind="decoder").decoder
+    options.results.mkdir(parents=True, exist_ok=True)
+    # merge the run's adapters into the model
+    if options.run != BASE:
+        run = layerskip.trained(decoder, folder_of(LAYERSKIP, options.run))
+        found |= {"recipe": asdict(run.recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
+        found |= {"rates": run.dropout.rates.tolist(), "dropped": run.dropout.dropped.tolist()}
+        found |= {"drawn": run.dropout.drawn}
+        write_tensors(adapters(run.model), options.results / f"{options.run}.safetensors")
+        merge_in_place(run.model)
+    # every exit on examples of tables that training has not seen
+    test = text_to_sql(options.texts, "test")
+    parts = {"test": test, "validation": text_to_sql(min(options.texts, SIZES["validation"]), "validation")}
+    parts["hard"] = text_to_sql(min(options.texts, HARD), "test", hard=True)
+    for name, examples in parts.items():
+        found[name] = layerskip.evaluate_exits(decoder, encode(model.tokenizer, examples))
+        print(f"{options.run}, {name}: exact match {found[name]['exact_match'][-1]:.3f}", flush=True)
+    # what the model writes when it ends after so many layers
+    found["written"] = []
+    for example in test[:SHOWN]:
+        texts = {e: generate(cut(model, e), example.prompt, max_new_tokens=48).text for e in layerskip.EXITS}
+        right = {e: same_sql(text, example.sql) for e, text in texts.items()}
+        found["written"].append({"prompt": example.prompt, "sql": example.sql, "exits": texts, "right": right})
+    write_json(found, options.results / f"{options.run}.json")
+
+
+def run_layerskip_exit(options: argparse.Namespace) -> None:
+    """Train an exit adapter, or continue its run, on texts that the model writes first."""
+    recipe, folder = recipe_of(options, ExitRecipe), folder_of(EXIT, options.run)
+    device, dtype = pick(options.device, "auto")
+    texts, _ = split(texts_of_the_model(recipe, folder, device))
+    decoder, fast = target(device), dtype == "bf16"
+    report(exit_adapter.train_exit(decoder, texts, recipe, folder, options.minutes, fast=fast), folder)
+
+
+def texts_of_the_model(recipe: ExitRecipe, folder: Path, device: str) -> list[Text]:
+    """What the model answers to our own prompts."""
+    turns = prompts.own()
+    turns = turns[:: len(turns) // recipe.prompts]  # of all topics
+    return exit_adapter.stored_texts(
+        folder, lambda: exit_adapter.own_texts(model(device), turns, recipe.copies, recipe.seed)
+    )
+
+
+def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
+    """Write the quality of an exit with and without its adapter, and the adapter, into a folder."""
+    folder, decoder = folder_of(EXIT, options.run), target(options.device)
+    run = exit_adapter.trained(decoder, folder)
+    texts, held = split(texts_of_the_model(run.recipe, folder, options.device))
+    found = {"recipe": asdict(run.recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
+    found |= {"texts": len(texts), "tokens": sum(len(text.ids) for text in texts)}
+    for name, adapter in (("before", exit_adapter.fresh(decoder, run.recipe).adapter), ("after", run.adapter)):
+        found[name] = exit_adapter.evaluate_exit(decoder, adapter, held)
+        print(f"exit {adapter.exit_layer}, {name}: agreement {found[name]['agreement']:.3f}", flush=True)
+    options.results.mkdir(parents=True, exist_ok=True)
+    write_tensors(run.weights(), options.results / "exit.safetensors")
+    write_json(found, options.results / "exit.json")
+
+
+def run_layerskip_export(options: argparse.Namespace) -> None:
+    """Store adapters and exit adapter in bf16. Their card holds the evaluations; the raw ones stay in the folder."""
+    found = {name: read_json(options.results / f"{name}.json") for name in (BASE, "default", "control", "exit")}
+    ours, recipe = found["default"], found["exit"]["recipe"]
+    weights = load_file(options.results / "exit.safetensors")
+    adapter = ExitAdapter(weights["W1"].shape[1], recipe["exit_layer"])
+    adapter.load_state_dict(weights)
+    facts = {"recipe": ours["recipe"], "steps": ours["steps"], "hours": ours["seconds"] / 3600}
+    for part in ("test", "hard"):
+        facts[part] = {name: summary(found[name][part]) for name in (BASE, "default", "control")}
+    facts["quality"] = layerskip.points_lost(found["default"]["test"]["exact"], found["control"]["test"]["exact"])
+    facts["exit"] = {name: value for name, value in found["exit"].items() if name != "curve"}
+    lora = load_file(options.results / "default.safetensors")
+    save_layerskip(options.into, lora, ours["recipe"]["rank"], ours["recipe"]["alpha"], adapter, TARGET, **facts)
+    print(f"stored in {options.into}")
+
+
+def summary(found: dict) -> dict:
+    """An evaluation without its single texts, rounded."""
+    rounded = {name: [round(x, 4) for x in found[name]] for name in ("loss", "accuracy", "agreement", "exact_match")}
+    return {"texts": found["texts"], "tokens": found["tokens"], "entropy": round(found["entropy"], 4)} | rounded
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write tensors to a file."""
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+
+
+def write_json(found: dict, path: Path) -> None:
+    """Write an evaluation, atomically."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def read_json(path: Path) -> dict:
+    """Read an evaluation. Raises ValueError if it is not there."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; run `python -m bench.train_layerskip` first")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 COMMANDS = {
     "collect": run_collect,
     "distill": run_distill,
@@ -256,6 +407,11 @@ COMMANDS = {
     "heads-joint": run_joint,
     "heads-evaluate": run_heads_evaluate,
     "heads-export": run_heads_export,
+    "layerskip": run_layerskip,
+    "layerskip-exit": run_layerskip_exit,
+    "layerskip-evaluate": run_layerskip_evaluate,
+    "layerskip-exit-evaluate": run_layerskip_exit_evaluate,
+    "layerskip-export": run_layerskip_export,
 }
 
 if __name__ == "__main__":
