@@ -58,9 +58,10 @@ def tiling(block_q: int, block_k: int, context: int, dim: int) -> tuple[int, int
 def draw_attention(block_q: int, block_k: int, context: int, dim: int) -> tuple[Axes, str]:
     """The tiles; the title shows bytes moved and held."""
     moved, naive, kept = tiling(block_q, block_k, context, dim)
-    said = f"one head moves {moved / 1e6:.3g} MB, {moved / naive:.1%} of naive; a tile holds {kept / 2**10:,.0f} KiB"
+    traffic = f"one head, {context:,} tokens: moves {moved / 1e6:.3g} MB, {moved / naive:.1%} of naive"
+    said = f"{traffic}; a tile holds {kept / 2**10:,.0f} KiB"
     ax = plot_tiles(context, context, block_q, block_k)
-    ax.set_title(said, fontsize=10)
+    ax.set_title(said.replace("; ", "\n"), fontsize=10)
     return ax, (
         f"Causal attention over {context:,} tokens in tiles of {block_q} queries and {block_k} keys: "
         f"{said}. Tiles above the diagonal are skipped."

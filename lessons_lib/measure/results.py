@@ -119,16 +119,22 @@ EXPLAINED = (
 
 def show(results: Sequence[Result]) -> None:
     """Publish a lesson's results: in a notebook an HTML table with its rows as data for `collect`, else plain text."""
-    cells = [scorecard_cells(result) for result in results]
-    printed = summary(results) + "\n" + tables.text(SCORECARD, cells)
+    headings, cells = filled(SCORECARD, [scorecard_cells(result) for result in results])
+    printed = summary(results) + "\n" + tables.text(headings, cells)
     ipython = sys.modules.get("IPython")  # if not imported, this is no notebook
     shell = ipython.get_ipython() if ipython else None
     if shell is None or not hasattr(shell, "kernel"):
         print(printed)
         return
-    page = tables.html(SCORECARD, cells) + f"<p>{summary(results)}</p>"
+    page = tables.html(headings, cells) + f"<p>{summary(results)}</p>"
     rows = [result.row() for result in results]
     ipython.display.display({"text/plain": printed, "text/html": page, MIME: rows}, raw=True)
+
+
+def filled(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tables.Table:
+    """Headings and rows without the columns in which every row has "-"."""
+    kept = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows)]
+    return [headings[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def collect(notebooks: Iterable[str | Path]) -> list[Result]:

@@ -168,6 +168,15 @@ def test_rows_come_back_from_an_executed_notebook(tmp_path):
     assert collect([path]) == [FULL, BARE]
 
 
+def test_a_scorecard_leaves_out_the_columns_in_which_no_row_has_anything(capsys):
+    results.show([FULL, BARE])
+    printed = capsys.readouterr().out
+    assert all(heading in printed for heading in results.SCORECARD)
+    results.show([Result("01", "decode step", "ms", predicted=10, measured=12)])
+    heading = capsys.readouterr().out.splitlines()[1]
+    assert heading.split() == ["lesson", "claim", "predicted", "measured", "ratio", "verdict"]
+
+
 def test_a_later_row_of_the_same_claim_replaces_one_and_lessons_without_rows_are_fine(tmp_path):
     for name, measured in (("a", 11), ("b", 12)):
         data = {MIME: [{"lesson": "01", "claim": "decode step", "unit": "ms", "measured": measured, "future": 1}]}
