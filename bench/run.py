@@ -17,6 +17,7 @@ lookahead       the claim of lesson 08
 medusa          claims of lesson 09, and the choice of Medusa's tree for a target
 quantization    claims of lesson 10: speed and quality of quantized decoders
 ladder          claims of lesson 11: every configuration in turn, and llama.cpp
+streaming       claims of lesson 16; run by itself: the loss along long texts, for the lesson's figures
 on_gpu          steps, ladder, attention, engine and lessons on a GPU; run separately
 overheads       what makes a compiled step fast; run separately
 """
@@ -34,7 +35,17 @@ from lessons_lib.measure import machine
 from lessons_lib.measure.results import claim_table, load, make_claim, update
 from lessons_lib.progress import bar, say
 
-BENCHES = ("decoding", "serving", "assisted", "prompt_lookup", "lookahead", "medusa", "quantization", "ladder")
+BENCHES = (
+    "decoding",
+    "serving",
+    "assisted",
+    "prompt_lookup",
+    "lookahead",
+    "medusa",
+    "quantization",
+    "ladder",
+    "streaming",
+)
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 OTHERS = ROOT / "build" / "bench"  # results of quick runs and of other files' questions

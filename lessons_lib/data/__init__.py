@@ -10,6 +10,8 @@ to twelve of a kind. Categories: "chat", "qa", "summarization", "code", "math".
 wikitext2_evaluation.txt, wikitext2_calibration.txt: whole articles of WikiText-2's test split, detokenised, for
 measuring quality and for calibration (lesson 10). No model here was trained on them, and no article is in both.
 
+shakespeare.txt: the first lines of "tiny Shakespeare", one long text for caches that evict (lesson 16).
+
 results: recordings of `make bench`, which lessons show beside their own runs; a link to the clone's bench/results,
 whose files the package contains.
 """
@@ -22,7 +24,11 @@ from pathlib import Path
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 HELD_OUT = Path(__file__).with_name("held_out.jsonl")
-TEXTS = ("evaluation", "calibration")
+TEXTS = {
+    "evaluation": "wikitext2_evaluation.txt",
+    "calibration": "wikitext2_calibration.txt",
+    "shakespeare": "shakespeare.txt",
+}
 CHECKOUT = Path(__file__).parents[2] / "bench" / "results"
 # systems without symbolic links (Windows by default) store a link as a plain file, so the clone's own folder goes first
 RESULTS = CHECKOUT if CHECKOUT.is_dir() else Path(__file__).with_name("results")
@@ -104,14 +110,15 @@ def question(number: int) -> Question:
 
 
 def text(part: str = "evaluation") -> str:
-    """Articles of WikiText-2: "evaluation" for measuring quality, "calibration" for methods that look at inputs first.
+    """A shipped text: "evaluation", "calibration" or "shakespeare".
 
-    Merity et al. 2016 (arXiv 1609.07843), detokenised, so perplexities are not comparable with papers on the raw form.
-    "<unk>" stands for a rare word, as in the original.
+    The first two are articles of WikiText-2, for measuring quality and for methods that look at inputs first: Merity
+    et al. 2016 (arXiv 1609.07843), detokenised, so perplexities are not comparable with papers on the raw form. "<unk>"
+    stands for a rare word, as in the original. "shakespeare" is the start of "tiny Shakespeare" (Karpathy, char-rnn).
     """
     if part not in TEXTS:
         raise ValueError(f"there is no text {part!r}; choose one of {', '.join(TEXTS)}")
-    return Path(__file__).with_name(f"wikitext2_{part}.txt").read_text(encoding="utf-8")
+    return Path(__file__).with_name(TEXTS[part]).read_text(encoding="utf-8")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,211 @@
+"""Claims of lesson 16, and the loss along two long texts: `python -m bench.streaming [--device cuda] [--out FILE]`.
+
+Run by itself, it stores the curves that the lesson shows, in fp32: the loss of every token, averaged over 256, for a
+dense cache up to 12,000 tokens, a window with 0 to 8 sinks, the control with the positions of the text, and a window
+that is computed anew at every 64th token. Each curve is stored as soon as it is measured; an interrupted run continues
+where it stopped.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench import common
+from bench.common import DTYPE, Measured, Run, claim
+from lessons_lib import load
+from lessons_lib.attention.rotary import rotary_tables
+from lessons_lib.caches import Streaming
+from lessons_lib.data import RESULTS, text
+from lessons_lib.decoding.draft_tree import plain_input
+from lessons_lib.decoding.probing import repeatable_step
+from lessons_lib.decoding.targets import DecoderTarget, StreamingTarget
+from lessons_lib.measure import machine
+from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, resamples
+from lessons_lib.models.decoder import Decoder, NoCache, Segment
+from lessons_lib.progress import say
+from lessons_lib.quantization.linear import sharing_copy
+
+WINDOW, SINKS = 1020, 4
+TEXTS = {"wikitext": ("evaluation", "calibration"), "shakespeare": ("shakespeare",)}  # bars: set on the first
+TOKENS, DENSE = 20_000, 12_000  # tokens of a text, and those that a dense cache reads
+BLOCK, EVERY = 256, 64  # tokens per average; the window is computed anew at every 64th
+PLAIN = f"our decoder, eager {DTYPE}, window {WINDOW}, {SINKS} sinks"
+
+
+def ids_of(name: str, tokenizer, tokens: int) -> list[int]:
+    """The first `tokens` ids of a text, without special tokens: its first tokens are ordinary words."""
+    whole = "\n".join(text(part) for part in TEXTS[name])
+    return tokenizer(whole, add_special_tokens=False, verbose=False).input_ids[:tokens]
+
+
+@torch.no_grad()
+def losses(target: DecoderTarget, ids: Sequence[int], chunk: int) -> np.ndarray:
+    """Loss in nats (T - 1,) of each id after the first, read in chunks. A chunk does not change what a token sees."""
+    cache, found = target.new_cache(len(ids)), []
+    for start in range(0, len(ids) - 1, chunk):
+        part = ids[start : min(start + chunk, len(ids) - 1)]
+        (output,) = target.run([plain_input(part, cache, wanted=len(part))])
+        found.append(loss(output.logits, ids[start + 1 : start + 1 + len(part)]))
+    return np.concatenate(found)
+
+
+@torch.no_grad()
+def recomputed(decoder: Decoder, ids: Sequence[int], window: int, at: Sequence[int], batch: int = 8) -> np.ndarray:
+    """Loss of ids[i + 1] for every i of `at`, after a forward pass over the last `window` ids alone, i included."""
+    device, found = decoder.norm.device, []
+    for start in range(0, len(at), batch):
+        parts = [ids[max(0, i + 1 - window) : i + 1] for i in at[start : start + batch]]
+        segments = [Segment(torch.arange(len(part), device=device), NoCache()) for part in parts]
+        states = decoder(torch.tensor(sum(parts, []), device=device), segments).last
+        ends = torch.tensor([len(part) for part in parts], device=device).cumsum(0) - 1
+        found.append(loss(decoder.logits(states[ends]), [ids[i + 1] for i in at[start : start + batch]]))
+    return np.concatenate(found)
+
+
+def loss(logits: Tensor, ids: Sequence[int]) -> np.ndarray:
+    """Negative log-likelihood (n,) of ids under logits (n, V)."""
+    return F.cross_entropy(logits.float(), torch.tensor(ids, device=logits.device), reduction="none").cpu().numpy()
+
+
+def stretched(decoder: Decoder, positions: int) -> Decoder:
+    """A copy with more positions than the model was trained on; all weights are shared."""
+    copy = sharing_copy(decoder)
+    copy.config = replace(decoder.config, max_position_embeddings=positions)
+    copy.cos, copy.sin = (table.to(decoder.cos) for table in rotary_tables(copy.config))
+    return copy
+
+
+def curves(decoder: Decoder, ids: Sequence[int], windows: Sequence[int], chunk: int) -> dict[str, Callable]:
+    """{name: function that returns the losses of a text}, most useful first."""
+    longer = stretched(decoder, len(ids))
+
+    def streaming(sinks: int, window: int, **settings):
+        of = Streaming(sinks, window, chunk=min(chunk, window), **settings)
+        return lambda: losses(StreamingTarget(longer if settings else decoder, streaming=of), ids, chunk)
+
+    found = {}
+    for window in windows:
+        for sinks in (4, 0, 1, 2, 8):
+            found[f"{sinks}+{window}"] = streaming(sinks, window)
+        at = range(EVERY, len(ids) - 1, EVERY)
+        found[f"recomputed {SINKS + window}"] = lambda window=window, at=at: recomputed(
+            decoder, ids, SINKS + window, at
+        )
+        found[f"{SINKS}+{window}, positions of the text"] = streaming(SINKS, window, positions="text")
+        if window == windows[0]:
+            found["dense"] = lambda: losses(DecoderTarget(longer), ids[:DENSE], chunk)
+    return found
+
+
+def stored(name: str, found: np.ndarray, seconds: float) -> dict:
+    """What the file keeps of a curve: averages over BLOCK tokens, and the loss at every EVERY-th."""
+    row = {"seconds": round(seconds, 2)}
+    if name.startswith("recomputed"):
+        return row | {"at": rounded(found)}
+    blocks = [found[start : start + BLOCK].mean() for start in range(0, len(found), BLOCK)]
+    return row | {"mean": rounded(blocks), "at": rounded(found[EVERY::EVERY])}
+
+
+def rounded(numbers: Sequence[float]) -> list[float]:
+    return [round(float(number), 4) for number in numbers]
+
+
+def streamed(**settings) -> StreamingTarget:
+    """The model with streaming caches of WINDOW tokens, eager."""
+    return common.model().target(streaming=Streaming(window=WINDOW, **settings))
+
+
+@claim(
+    "streaming/flat", "<= 1.1", f"the same decode step after 2,000 tokens; {PLAIN}",
+    says="With StreamingLLM, a decode step after 20,000 tokens takes {times} as long as one after 2,000",
+)  # fmt: skip
+def flat(run: Run) -> Measured:
+    """Also how a plain cache grows, from 2,000 to 8,000 tokens, which are as many as the model has positions."""
+    ids = ids_of("shakespeare", common.model().tokenizer, TOKENS)
+    steps = {n: repeatable_step(streamed(), ids[:n]) for n in (2_000, TOKENS)}
+    steps |= {f"plain {n}": repeatable_step(common.eager(), ids[:n]) for n in (2_000, 8_000)}
+    found = in_turn(steps, repeats=5 * run.repeats)
+    ratio, plain = Ratio.of(found[TOKENS], found[2_000]), Ratio.of(found["plain 8000"], found["plain 2000"])
+    cache, each = streamed().new_cache(1).nbytes / 1e6, common.eager().new_cache(1000).nbytes / 1e9
+    note = f"{cache:.0f} MB of keys and values at any length; a plain cache: {each * TOKENS:.0f} MB after {TOKENS} "
+    note += f"tokens, and a step after 8,000 takes {plain.value:.2f} times as long as after 2,000"
+    return Measured(ratio, note, {"steps": {str(name): samples.times for name, samples in found.items()}})
+
+
+@claim(
+    "streaming/vs-recompute", ">= 10", f"a forward pass over the last {WINDOW + SINKS} tokens for every token; {PLAIN}",
+    says="A decode step with StreamingLLM is {times} as fast as computing its window anew",
+)  # fmt: skip
+def vs_recompute(run: Run) -> Measured:
+    ids = ids_of("shakespeare", common.model().tokenizer, 4_000)
+    decoder = common.eager().decoder
+    anew = lambda: recomputed(decoder, ids, WINDOW + SINKS, [len(ids) - 2])  # noqa: E731
+    return Measured(compare(anew, repeatable_step(streamed(), ids[:-1]), repeats=run.repeats))
+
+
+@claim(
+    "streaming/loss", "<= 0.1",
+    f"the window of {WINDOW + SINKS} tokens computed anew, tiny Shakespeare, every {EVERY}th token after the window is "
+    f"full; {PLAIN}", unit="nats",
+    says="StreamingLLM loses {number} nats a token to computing its window anew",
+)  # fmt: skip
+def lost(run: Run) -> Measured:
+    """The bar was set on WikiText-2. Also what a window without sinks loses."""
+    ids = ids_of("shakespeare", common.model().tokenizer, 2_500 if run.quick else 10_000)
+    at = range(WINDOW + EVERY, len(ids) - 1, EVERY)
+    anew = recomputed(common.eager().decoder, ids, WINDOW + SINKS, at, batch=2)
+    ours, none = (losses(streamed(sinks=sinks), ids, EVERY)[list(at)] for sinks in (SINKS, 0))
+    worse, without = interval(ours - anew), interval(none - anew)
+    note = (
+        f"{len(at)} tokens; without sinks {without[0]:.2f} nats ({without[1]:.2f} to {without[2]:.2f}); interval: from "
+    )
+    note += "resampling the tokens"
+    facts = {"recomputed": rounded(anew), "sinks 4": rounded(ours), "sinks 0": rounded(none), "without_sinks": without}
+    return Measured(Ratio(*worse, Samples((1.0,)), Samples((1.0,))), note, facts)
+
+
+def interval(differences: np.ndarray) -> tuple[float, float, float]:
+    """Mean with its 95% interval, from resampling."""
+    means = differences[resamples(len(differences))].mean(-1)
+    return float(differences.mean()), *(float(end) for end in np.percentile(means, [2.5, 97.5]))
+
+
+def main() -> int:
+    """Measure and store the curves that the file does not have yet; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Loss along two long texts.")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=RESULTS / "streaming-curves.json", metavar="FILE")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"of each text, at most {TOKENS}")
+    parser.add_argument("--windows", type=int, nargs="+", default=[WINDOW, 512, 256])
+    parser.add_argument("--chunk", type=int, help="tokens per forward pass; default: 256 on a GPU, 64 on a CPU")
+    options = parser.parse_args()
+    model = load("smollm2-135m", device=options.device, dtype="fp32")
+    decoder = model.target().decoder
+    chunk = options.chunk or (64 if model.device == "cpu" else 256)
+    setup = {"tokens": options.tokens, "block": BLOCK, "every": EVERY, "dtype": "fp32"}
+    file = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    if {key: file.get(key) for key in setup} != setup:
+        file = {"host": machine.host(model.device), "versions": machine.versions()} | setup | {"texts": {}}
+    for name in TEXTS:
+        ids = ids_of(name, model.tokenizer, options.tokens)
+        rows = file["texts"].setdefault(name, {})
+        for curve, measure in curves(decoder, ids, options.windows, chunk).items():
+            if curve not in rows:
+                start = perf_counter()
+                found = measure()
+                rows[curve] = stored(curve, found, perf_counter() - start)
+                options.out.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+                say(f"{name}, {curve}: {found.mean():.3f} nats, {rows[curve]['seconds']} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
