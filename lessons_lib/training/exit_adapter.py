@@ -56,6 +56,8 @@ class ExitRun(TrainingRun):
 
 def fresh(decoder: Decoder, recipe: ExitRecipe) -> ExitRun:
     """A new run; the adapter is in float32, or in float64 as the decoder."""
+    if not 1 <= recipe.exit_layer < len(decoder.layers):
+        raise ValueError(f"exit_layer={recipe.exit_layer} is no early exit; choose from 1 to {len(decoder.layers) - 1}")
     generator = torch.Generator().manual_seed(recipe.seed)
     adapter = ExitAdapter(decoder.config.hidden_size, recipe.exit_layer, generator)
     adapter.to(decoder.norm.device, torch.promote_types(decoder.norm.dtype, torch.float32))
@@ -127,7 +129,7 @@ def evaluate_exit(decoder: Decoder, adapter: ExitAdapter, texts: Sequence[Text],
 
 @torch.no_grad()
 def own_texts(
-    model: LanguageModel, turns: Sequence[UserTurn], copies: int, seed: int, max_new: int = 128, rows: int = 256
+    model: LanguageModel, turns: Sequence[UserTurn], copies: int, seed: int, max_new: int = 128, rows: int = 520
 ) -> list[Text]:
     """The model's answers to these prompts, `copies` of each, by transformers' batched generate. rows: a batch."""
     target, pad, found = model.target(), model.tokenizer.pad_token_id, []
