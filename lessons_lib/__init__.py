@@ -32,6 +32,7 @@ Jacobi         proposer: refines its own draft tokens with the target's predicti
 Lookahead      proposer: collects n-grams with a Jacobi window and drafts those that start with the root
 DraftModel     proposer: a small model with the same tokenizer drafts
 Medusa         proposer: heads on the target's last hidden state draft a tree
+EarlyExit      proposer: the target's own first layers draft, and the others verify (LayerSkip)
 """
 
 import os
@@ -42,6 +43,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 from lessons_lib.compare import compare
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
+from lessons_lib.decoding.proposers.early_exit import EarlyExit
 from lessons_lib.decoding.proposers.jacobi import Jacobi
 from lessons_lib.decoding.proposers.lookahead import Lookahead
 from lessons_lib.decoding.proposers.medusa import Medusa
@@ -53,5 +55,5 @@ from lessons_lib.models import load
 __version__ = "0.1.0"
 __all__ = [
     "load", "generate", "compare", "TextStream", "Greedy", "Sampling", "Typical", "PromptLookup", "Jacobi", "Lookahead",
-    "DraftModel", "Medusa",
+    "DraftModel", "Medusa", "EarlyExit",
 ]  # fmt: skip

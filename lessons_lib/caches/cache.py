@@ -35,9 +35,9 @@ class Cache(ABC):
         """Whether branches and side tokens may be fed until the cache has `entries` entries. If not, only chains."""
         return True
 
-    def positions(self, offsets: Sequence[int]) -> list[int]:
-        """Positions of the next tokens to feed. Offset 0 is the first token that is not cached yet."""
-        return [self.length() + offset for offset in offsets]
+    def positions(self, offsets: Sequence[int], layer: int = -1) -> list[int]:
+        """Positions of the next tokens to feed to a layer. Offset 0 is the first token that is not cached there yet."""
+        return [self.length(layer) + offset for offset in offsets]
 
 
 class CountedCache(Cache):

@@ -62,6 +62,9 @@ class DraftTree:
     Budget: max_nodes limits nodes and side tokens together, max_depth the levels, max_offset the distance of a side
     token from the root. may_branch(n): whether the cache supports n draft and side tokens that are not one chain.
     Tokens that do not fit are not added. Of sampled children the last ones are dropped, whatever their values.
+    cache: the target's own cache of this sequence, for proposers that draft with some of the target's layers.
+    first_layer, states: the pass starts at this layer, with states (T, D) of the uncomputed tokens and the nodes that
+    the proposer computed already. None: it starts with the embeddings, at layer 0.
     draft_calls: forward passes of a draft model used to build the tree.
     """
 
@@ -69,6 +72,9 @@ class DraftTree:
     max_depth: float = math.inf
     max_offset: float = math.inf
     may_branch: Callable[[int], bool] = lambda count: True
+    cache: Cache | None = None
+    first_layer: int = 0
+    states: Tensor | None = None
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
@@ -177,6 +183,7 @@ class ModelInput:
     tokens (T). offsets (T): positions relative to the first uncomputed one. mask (T, S + T) bool; None is causal.
     wanted: logits are computed for the last `wanted` tokens. after: layers whose hidden states are returned as well
     (1: after the first layer; "final": after the final norm, the input of the LM head).
+    first_layer, states: the layer at which the tokens enter, and their states (T, D) before it. None: the embeddings.
     """
 
     tokens: list[int]
@@ -185,6 +192,8 @@ class ModelInput:
     cache: Cache
     wanted: int
     after: tuple = ()
+    first_layer: int = 0
+    states: Tensor | None = None
 
 
 @dataclass
@@ -213,7 +222,8 @@ def make_input(uncomputed: list[int], tree: DraftTree, cache: Cache, after: tupl
     offsets = [*range(len(uncomputed)), *(root + depth for depth in (*tree.depths, *tree.side.offsets))]
     plain = tree.is_chain and not tree.side.tokens
     mask = None if plain else tree_mask(len(uncomputed), tree, cache.length())
-    return ModelInput(tokens, offsets, mask, cache, len(tokens) - root, after)
+    wanted = len(tokens) - root
+    return ModelInput(tokens, offsets, mask, cache, wanted, after, tree.first_layer, tree.states)
 
 
 def tree_mask(uncomputed: int, tree: DraftTree, cached: int) -> Tensor:

@@ -131,6 +131,7 @@ def empty_tree(seq: Sequence) -> DraftTree | None:
         max_depth=min(room, seq.length - seq.num_output_tokens - 1),  # the target adds one token
         max_offset=seq.context - seq.num_tokens,
         may_branch=lambda count: cache.branches(fed + count),
+        cache=cache,
     )
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from lessons_lib.caches.paged import PagedCache, PagedMemory, Pages
 from lessons_lib.compiler import CompiledStep, compiler_problem, kept_in_memory
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
-from lessons_lib.decoding.targets.compiled import freezable, say_uncompiled
+from lessons_lib.decoding.targets.compiled import CompiledTarget, freezable, say_uncompiled
 from lessons_lib.decoding.targets.decoder import DecoderTarget
-from lessons_lib.models.decoder import Decoder, Segment, States, attend, with_attention
+from lessons_lib.models.decoder import Decoder, Segment, attend, with_attention
 
 
 class PagedTarget(DecoderTarget):
@@ -31,23 +31,23 @@ class PagedTarget(DecoderTarget):
         return PagedCache(self.memory, [])
 
     def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
-        """Run one packed forward pass over all inputs, those of one token first -> the output of each.
+        """Run one packed forward pass over all inputs -> the output of each.
 
         CacheFullError if a cache has no room for its new tokens.
         """
-        order = sorted(range(len(inputs)), key=lambda i: not decodes(inputs[i]))
-        outputs = dict(zip(order, super().run([inputs[i] for i in order]), strict=True))
-        return [outputs[i] for i in range(len(inputs))]
+        outputs = super().run(inputs)
+        for model_input in filter(decodes, inputs):  # other inputs counted their entries as they were appended
+            model_input.cache.advance(1)
+        return outputs
 
-    def forward(self, tokens: Tensor, inputs: Sequence[ModelInput], layers: Sequence[int]) -> States:
-        """As DecoderTarget.forward. All inputs that decode form one segment; each prompt is its own."""
+    def rank(self, model_input: ModelInput) -> tuple[bool, int]:
+        """As DecoderTarget.rank, but inputs that decode come first."""
+        return not decodes(model_input), model_input.first_layer
+
+    def segments(self, inputs: Sequence[ModelInput]) -> list[Segment]:
+        """One segment for all inputs that decode, then one for each other input."""
         rows = [model_input.cache for model_input in inputs if decodes(model_input)]
-        segments = [self.decode_segment(rows)] if rows else []
-        segments += [self.segment(model_input) for model_input in inputs[len(rows) :]]
-        states = self.decoder(tokens, segments, after=layers)
-        for cache in rows:
-            cache.advance(1)
-        return states
+        return ([self.decode_segment(rows)] if rows else []) + super().segments(inputs[len(rows) :])
 
     def decode_segment(self, caches: Sequence[PagedCache]) -> Segment:
         """One segment for sequences that feed one token each. Raises CacheFullError before anything is written."""
@@ -60,8 +60,8 @@ class PagedTarget(DecoderTarget):
 
 
 def decodes(model_input: ModelInput) -> bool:
-    """Whether the input is one token that attends to all tokens before it."""
-    return len(model_input.tokens) == 1 and model_input.mask is None
+    """Whether the input is one token that attends to all tokens before it, and enters at the first layer."""
+    return len(model_input.tokens) == 1 and model_input.mask is None and model_input.states is None
 
 
 def attend_pages(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
@@ -102,6 +102,8 @@ class CompiledPagedTarget(PagedTarget):
     max_num_seqs: batch size that the step is tuned for; any other also runs. sizes: num_blocks and block_size, as in
     PagedTarget. problem: the reason why nothing is compiled, None if the step is compiled.
     """
+
+    offers = CompiledTarget.offers
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, max_num_seqs: int, **sizes: int):
         if max_num_seqs < 1:

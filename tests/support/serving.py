@@ -5,6 +5,7 @@ from support.proposers import Scripted, tree_with_decoys, with_side_tokens
 from support.targets import decoder_target
 
 from lessons_lib.decoding.generate import generate
+from lessons_lib.decoding.proposers.early_exit import EarlyExit
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sampling import Sampling
 from lessons_lib.decoding.sequence import Status
@@ -25,6 +26,8 @@ def arguments_of(kind: str, prompt, length: int) -> dict:
     rest = dict(max_new_tokens=length)
     if kind == "lookup":
         return rest | dict(proposer=PromptLookup(4, rule="transformers"))
+    if kind == "early-exit":
+        return rest | dict(proposer=EarlyExit(1, 3))
     if kind == "sampled":
         return rest | dict(acceptance=Sampling(1.5, top_k=40), generator=torch.Generator().manual_seed(len(prompt)))
     if kind == "tree":

@@ -1,4 +1,4 @@
-"""Proposers: one file per technique, each a way to propose draft tokens (lessons 06-09).
+"""Proposers: one file per technique, each a way to propose draft tokens (lessons 06-09, 13).
 
 prompt_lookup           copies the tokens that followed an earlier occurrence of the last n-gram
 draft_model             a small model drafts a chain or a tree
@@ -6,6 +6,7 @@ draft_length            how many tokens to draft per step: constant, by rules of
 jacobi                  refines its own draft tokens with the target's predictions from the last step
 lookahead               collects n-grams with a Jacobi window and drafts those that start with the root
 medusa                  heads on the target's last hidden state draft a tree
+early_exit              the target's own first layers draft a chain, the others verify it
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree
 from lessons_lib.decoding.proposers import check_integers
 from lessons_lib.measure.cost import WidthCurve, best_gamma
 
@@ -35,6 +36,12 @@ class DraftLength:
         With prompt lookup, `checked` and `accepted` may exceed `depth`: it also compares tokens that it copied but
         did not propose with the committed tokens.
         """
+
+    def learn(self, tree: DraftTree, path: list[int], tokens: list[int]) -> None:
+        """`observe` the result of a verified tree. Arguments as in `Proposer.observe`."""
+        # Where a draft token ends the text, `path` stops before it, but it was accepted
+        ended = tree.child(path[-1] if path else ROOT, tokens[-1]) is not None
+        self.observe(tree.depth, min(len(tokens), tree.depth), len(path) + ended)
 
 
 @dataclass

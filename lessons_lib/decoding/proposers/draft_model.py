@@ -90,10 +90,7 @@ class DraftModel(Proposer):
         first = self.committed  # cache entry of node 0
         fed = self.cache.length() - first
         self.cache.keep(first, [first + node for node in path if node < fed])
-        # Where a draft token ends the text, `path` stops before it, but it was accepted
-        last = path[-1] if path else ROOT
-        ended = tree.child(last, tokens[-1]) is not None
-        self.length.observe(tree.depth, min(len(tokens), tree.depth), len(path) + ended)
+        self.length.learn(tree, path, tokens)
 
     def _input(self, ids: Sequence[int], tree: DraftTree, level: Sequence[int]) -> ModelInput:
         """Input of the next draft pass: first the committed tokens that are not in the draft cache, then one level."""

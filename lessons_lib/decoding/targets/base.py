@@ -14,7 +14,8 @@ class Unsupported(ValueError):
 class Target(ABC):
     """Runs forward passes over model inputs and returns their logits.
 
-    offers: optional abilities: "states" (returns hidden states beside logits). tokenizer: may be None.
+    offers: optional abilities: "states" (returns hidden states beside logits), "layer ranges" (runs the first layers
+    alone, and inputs that enter at a later layer). tokenizer: may be None.
     context: maximum number of tokens of a text. eos: ids of the end tokens.
     """
 

@@ -48,7 +48,7 @@ class CompiledTarget(DecoderTarget):
     problem: the reason why nothing is compiled, None if the step is compiled.
     """
 
-    offers = frozenset({"states"})
+    offers = frozenset({"states"})  # no layer ranges: the compiled step is one graph of all layers
 
     def __init__(
         self,

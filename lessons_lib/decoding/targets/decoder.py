@@ -1,10 +1,9 @@
 """Our decoder as an eager target (lessons 02, 03): all sequences packed into one forward pass."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
-from torch import Tensor
 
 from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
@@ -15,7 +14,7 @@ from lessons_lib.models.decoder import Decoder, Segment, States
 class DecoderTarget(Target):
     """Runs our decoder. decoder: from `Decoder.from_transformers(...)`. tokenizer, eos: those of the original model."""
 
-    offers = frozenset({"states"})
+    offers = frozenset({"states", "layer ranges"})
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = ()):
         self.decoder, self.tokenizer, self.eos = decoder, tokenizer, tuple(eos)
@@ -32,28 +31,51 @@ class DecoderTarget(Target):
 
         CacheFullError if a cache of fixed capacity is full.
         """
-        # pack the tokens of all sequences and run the layers
-        tokens = torch.tensor([token for model_input in inputs for token in model_input.tokens], device=self.device)
-        layers = [name for model_input in inputs for name in model_input.after if name != "final"]
-        states = self.forward(tokens, inputs, layers)
+        # pack all sequences, those that enter at a later layer last, and run the layers
+        order = sorted(range(len(inputs)), key=lambda i: self.rank(inputs[i]))
+        packed = [inputs[i] for i in order]
+        states = self.forward(packed)
         # final norm and LM head for the wanted tokens only, then split by sequence
-        ends, counts = (
-            accumulate(len(model_input.tokens) for model_input in inputs),
-            [model_input.wanted for model_input in inputs],
-        )
+        counts = [model_input.wanted for model_input in packed]
+        ends = accumulate(len(model_input.tokens) for model_input in packed)
         rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
         final = self.decoder.final(torch.cat([states.last[wanted] for wanted in rows]))
-        parts = zip(inputs, rows, final.split(counts), self.decoder.score(final).split(counts), strict=True)
-        return [
-            ModelOutput(
-                logits, {name: normed if name == "final" else states.after[name][wanted] for name in model_input.after}
+        parts = zip(order, rows, final.split(counts), self.decoder.score(final).split(counts), strict=True)
+        outputs = {
+            i: ModelOutput(
+                logits, {name: normed if name == "final" else states.after[name][wanted] for name in inputs[i].after}
             )
-            for model_input, wanted, normed, logits in parts
-        ]
+            for i, wanted, normed, logits in parts
+        }
+        return [outputs[i] for i in range(len(inputs))]
 
-    def forward(self, tokens: Tensor, inputs: Sequence[ModelInput], layers: Sequence[int]) -> States:
-        """Run the layers over the packed tokens (T,) of all inputs -> states after the last layer and `layers`."""
-        return self.decoder(tokens, [self.segment(model_input) for model_input in inputs], after=layers)
+    def rank(self, model_input: ModelInput) -> int:
+        """Sort key for the order in which inputs are packed."""
+        return model_input.first_layer
+
+    def forward(self, inputs: Sequence[ModelInput]) -> States:
+        """Run the layers over the packed inputs -> states after the last layer and after the layers they ask for.
+
+        Inputs that bring states wait until their first layer and then join the others.
+        """
+        segments, last = self.segments(inputs), self.decoder.config.num_layers
+        new = [token for model_input in inputs if model_input.states is None for token in model_input.tokens]
+        tokens = torch.tensor(new, device=self.device)
+        after = [name for model_input in inputs for name in model_input.after if name != "final"]
+        states = States(None)
+        for start, end in pairwise([*sorted({model_input.first_layer for model_input in inputs}), last]):
+            joining = [m.states for m in inputs if m.states is not None and m.first_layer == start]
+            if joining:
+                states.last = torch.cat(joining if states.last is None else [states.last, *joining])
+            if start < last:  # at `last` only the head is left to run
+                running = segments[: len(segments) - sum(m.first_layer > start for m in inputs)]
+                ran = self.decoder(tokens, running, layers=range(start, end), states=states.last, after=after)
+                states = States(ran.last, states.after | ran.after)
+        return states
+
+    def segments(self, inputs: Sequence[ModelInput]) -> list[Segment]:
+        """The segments of packed inputs, in their order."""
+        return [self.segment(model_input) for model_input in inputs]
 
     def segment(self, model_input: ModelInput) -> Segment:
         """The decoder's form of an input: positions (T,), its cache, mask (T, S + T) or None."""

@@ -12,6 +12,7 @@ from support.targets import decoder_target
 
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.early_exit import EarlyExit
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.decoding.targets import DecoderTarget
@@ -51,6 +52,29 @@ def test_preempted_requests_are_answered_as_if_they_ran_alone(setting, sharing):
     requests, log = together(Scheduler(BlockPool(11, 3, sharing=sharing), max_num_seqs=4, watermark=0.0, **setting))
     assert sum(request.preemptions for request in requests) > 0
     assert sum(len(step.preempted) for step in log.iterations) == sum(request.preemptions for request in requests)
+
+
+@pytest.mark.parametrize(
+    "pool, setting",
+    [
+        (BlockPool(80, 4), dict(num_speculative_tokens=4)),
+        (BlockPool(80, 4), dict(num_speculative_tokens=2, max_num_batched_tokens=12, chunked=True)),
+        (BlockPool(13, 3), dict(num_speculative_tokens=4, watermark=0.0)),
+        (BlockPool(13, 3, sharing=False), dict(num_speculative_tokens=4, watermark=0.0)),
+    ],
+    ids=["draft", "chunked prompts", "preempted", "preempted without sharing"],
+)
+def test_requests_that_draft_with_the_first_layers_are_answered_as_if_they_ran_alone(pool, setting):
+    requests, _ = together(Scheduler(pool, max_num_seqs=4, **setting), kinds=["early-exit", "early-exit", "plain"])
+    steps = [step for request in requests for step in request.stats]
+    assert sum(step.proposed > step.accepted for step in steps) > 4 and sum(step.accepted for step in steps) > 4
+    assert "watermark" not in setting or any(request.preemptions for request in requests)
+
+
+def test_a_compiled_engine_refuses_to_draft_with_the_first_layers():
+    engine = Engine(paged(TARGET, pool := BlockPool(8, 4), 2), Scheduler(pool))
+    with pytest.raises(ValueError, match="EarlyExit needs layer ranges, which CompiledPagedTarget does not offer"):
+        engine.request(PREFIX, proposer=EarlyExit(1))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -1,7 +1,7 @@
 """Whatever proposes, the text is the target's own: greedy tokens exactly, sampled ones with their exact distribution.
 
-A new proposer is a seq of PROPOSERS for greedy decoding, and one of SAMPLED for sampling. DraftModel and Medusa, which
-sample their draft tokens, have their own tests of distributions.
+A new proposer is a seq of PROPOSERS for greedy decoding, and one of SAMPLED for sampling. DraftModel, Medusa and
+EarlyExit, which sample their draft tokens, have their own tests of distributions.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from support.distributions import correction_from_p, exact_distribution
 from support.examples import examples
 from support.heads import SIX, heads_of
 from support.oracle import exact
-from support.targets import Tight, assert_holds, decoder_target, targets
+from support.targets import TARGETS, Tight, assert_holds, decoder_target, targets
 from support.toys import ToyTarget, choosing, continued, whimsical
 
 import lessons_lib
-from lessons_lib import DraftModel, Greedy, Jacobi, Lookahead, Medusa, PromptLookup, Sampling, generate
+from lessons_lib import DraftModel, EarlyExit, Greedy, Jacobi, Lookahead, Medusa, PromptLookup, Sampling, generate
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.generate import new_sequence, step, tokens_per_pass
 from lessons_lib.decoding.proposers import Proposer
@@ -59,9 +59,18 @@ PROPOSERS = {
     "draft-model-right": lambda network: DraftModel(network, gamma=3),  # ends stand inside what is accepted
     "medusa": lambda network: Medusa(heads_of(network), SIX),
     "medusa-everywhere": lambda network: Medusa(heads_of(network), EVERYWHERE),  # paths with gaps are accepted
+    "early-exit": lambda network: EarlyExit(1, 3),
+    "early-exit-right": lambda network: EarlyExit(2, 5),  # after the last layer: everything is accepted
+    "early-exit-adaptive": lambda network: EarlyExit(1, adaptive(), vocabulary=torch.tensor([1, 3, 4, 7, 9])),
 }
 FAMILIES = ["llama", "gpt_neox", "opt", "gemma", "mistral"]
 proposers = pytest.mark.parametrize("make", PROPOSERS.values(), ids=PROPOSERS)
+ANYWHERE = {name: make for name, make in PROPOSERS.items() if not name.startswith("early-exit")}  # on any target
+anywhere = pytest.mark.parametrize("make", ANYWHERE.values(), ids=ANYWHERE)
+on_targets = pytest.mark.parametrize("target, make", [
+    pytest.param(*kind.values, make, id=f"{kind.id}-{name}")
+    for kind in TARGETS for name, make in (PROPOSERS if kind.id == "decoder" else ANYWHERE).items()
+])  # fmt: skip
 
 
 @cache
@@ -76,7 +85,7 @@ def greedy_text(family: str = "llama", **options) -> list[int]:
     return network_of(family).generate(prompt, max_new_tokens=N, do_sample=False, **options)[0, len(PROMPT) :].tolist()
 
 
-@proposers
+@anywhere
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_is_that_of_transformers_for_any_family(family, make):
     network = network_of(family)
@@ -107,8 +116,7 @@ def test_greedy_text_is_kept_for_random_models_prompts_and_end_tokens(name, seed
     assert len(out.stats) <= len(plain.stats)
 
 
-@proposers
-@targets
+@on_targets
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_small_budgets_are_kept(target, make, count):
     network = network_of()
@@ -127,8 +135,7 @@ def bounded(steps: int):
     return count
 
 
-@proposers
-@targets
+@on_targets
 @pytest.mark.parametrize("at", range(8))
 def test_nothing_follows_an_end_token_wherever_it_stands(target, make, at):
     network, eos = network_of(), greedy_text()[at]
@@ -147,8 +154,7 @@ def test_an_end_token_held_back_by_the_minimum_length_does_not_disturb(make):
     assert out.ids == held
 
 
-@proposers
-@targets
+@on_targets
 def test_after_every_step_the_cache_is_that_of_the_committed_text(target, make):
     network = network_of()
     target = target(network)
@@ -164,11 +170,9 @@ def test_sequences_with_different_proposers_decode_as_if_alone(target):
     """Prompts of unequal length, one fed in chunks, every proposer of the table, in common steps."""
     network = network_of()
     target = target(network)
-    prompts = [(PROMPT * 3)[: 3 + 2 * i] for i in range(len(PROPOSERS))]
-    seqs = [
-        new_sequence(target, p, make(network), Greedy(), 12)
-        for p, make in zip(prompts, PROPOSERS.values(), strict=True)
-    ]
+    makes = list((ANYWHERE if isinstance(target, TransformersTarget) else PROPOSERS).values())
+    prompts = [(PROMPT * 5)[: 3 + 2 * i] for i in range(len(makes))]
+    seqs = [new_sequence(target, p, make(network), Greedy(), 12) for p, make in zip(prompts, makes, strict=True)]
     with torch.no_grad():
         while unfinished := [seq for seq in seqs if seq.finish_reason is None]:
             seqs[-1].num_scheduled_tokens = None if seqs[-1].output_ids else 4  # of the prompt alone
@@ -176,7 +180,10 @@ def test_sequences_with_different_proposers_decode_as_if_alone(target):
     assert [seq.output_ids for seq in seqs] == [generate(target, p, max_new_tokens=12).ids for p in prompts]
 
 
-@pytest.mark.parametrize("name", sorted(PROPOSERS.keys() - {"prompt-lookup-adaptive"}))  # which carries estimates over
+CARRY = {"prompt-lookup-adaptive", "early-exit-adaptive"}  # estimates, to the next text
+
+
+@pytest.mark.parametrize("name", sorted(PROPOSERS.keys() - CARRY))
 def test_a_proposer_starts_every_text_afresh(name):
     network, make = network_of(), PROPOSERS[name]
     target, proposer = decoder_target(network), make(network)
@@ -189,7 +196,8 @@ def test_a_proposer_starts_every_text_afresh(name):
 def test_draft_tokens_at_the_end_of_the_context_are_cut_to_what_fits(make):
     network = tiny(vocab_size=V, context=24)
     plain = generate(network, PROMPT, max_new_tokens=16).ids
-    assert generate(network, PROMPT, make(network), max_new_tokens=16).ids == plain
+    if make in ANYWHERE.values():
+        assert generate(network, PROMPT, make(network), max_new_tokens=16).ids == plain
     assert generate(decoder_target(network), PROMPT, make(network), max_new_tokens=16).ids == plain
 
 
@@ -235,7 +243,7 @@ SAMPLED = {
     "lookahead": lambda: Lookahead(W=2, N=3, G=3, pool_from_text=True),
 }
 sampled = pytest.mark.parametrize("make", SAMPLED.values(), ids=SAMPLED)
-SAMPLED_BY_THEIR_OWN_TESTS = {DraftModel, Medusa}  # test_draft_model_distribution.py, test_medusa.py
+SAMPLED_BY_THEIR_OWN_TESTS = {DraftModel, Medusa, EarlyExit}  # in files of these names
 
 
 def test_no_proposer_is_left_out_of_these_tables():

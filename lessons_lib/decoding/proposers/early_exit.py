@@ -1,0 +1,122 @@
+"""LayerSkip's self-speculative decoding (lesson 13): a model drafts with its own first layers, the others verify.
+
+A hidden state can leave after any E of the L layers: the final norm and the LM head turn it into logits (an early
+exit). So the first E layers are a draft model without weights of its own. What they compute while drafting is what the
+target needs of them anyway. Their keys and values go into the target's own cache, and the states that leave layer E - 1
+are kept, before the final norm (exit states). Verification goes on from the exit states of the root and the d draft
+tokens: the target's forward pass runs only layers E to L - 1, over d + 1 tokens.
+
+Source: LayerSkip, Elhoushi et al. 2024 (arXiv 2404.16710). A model that was not trained with its exit losses drafts
+badly. With layers numbered from 0, the exit after E layers is what the paper calls exit E.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lessons_lib.caches.cache import Cache
+from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput
+from lessons_lib.decoding.proposers import Proposer, check_integers
+from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
+from lessons_lib.decoding.sampling import Sampling, sample_children, top_tokens
+from lessons_lib.models.decoder import Segment
+from lessons_lib.models.draft import TrimmedDecoder
+
+
+class EarlyExit(Proposer):
+    """Drafts a chain with the first `exit_layer` layers of the target. Needs a target that offers "layer ranges".
+
+    exit_layer: E, from 1 to the target's number of layers. draft_tokens: tokens drafted per step, or a schedule from
+    draft_length. vocabulary: (K,), ids of the only tokens that are drafted, so that the head reads K rows instead of V
+    (Zhao et al. 2025, arXiv 2502.14856); None: all tokens.
+    sampling: draft tokens are sampled from the exit's distribution q after `sampling`; None: its argmax. Both are
+    lossless under Greedy and Sampling.
+    generator: randomness of the draft. Share the one passed to `generate`, or seed it differently.
+    adapter: a module (T, D) -> (T, D) between exit state and final norm, such as models.exits.ExitAdapter.
+    """
+
+    needs = frozenset({"layer ranges"})
+
+    def __init__(
+        self,
+        exit_layer: int,
+        draft_tokens: int | DraftLength = 4,
+        vocabulary: Tensor | None = None,
+        sampling: Sampling | None = None,
+        generator: torch.Generator | None = None,
+        adapter: nn.Module | None = None,
+    ):
+        check_integers(exit_layer=exit_layer)
+        if exit_layer < 1:
+            raise ValueError(f"exit_layer must be at least 1, not {exit_layer}")
+        self.exit_layer, self.vocabulary, self.adapter = exit_layer, vocabulary, adapter or nn.Identity()
+        self.length = draft_tokens if isinstance(draft_tokens, DraftLength) else Constant(draft_tokens)
+        self.greedy, self.sampling, self.generator = sampling is None, sampling or Sampling(), generator
+        self.target = None
+
+    def reset(self, target, prompt: Sequence[int]) -> None:
+        """Start a new text. Raises ValueError if the target has fewer layers, or not these tokens."""
+        self.length.reset()
+        if target is self.target:
+            return
+        decoder = target.decoder
+        if self.exit_layer > decoder.config.num_layers:
+            raise ValueError(
+                f"exit_layer {self.exit_layer} is beyond the target's {decoder.config.num_layers} layers; "
+                "choose one of them"
+            )
+        self.target, self.decoder = target, decoder if self.vocabulary is None else trimmed(decoder, self.vocabulary)
+
+    @torch.no_grad()
+    def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
+        """Add a chain of draft tokens, and the exit states from which the target's forward pass goes on.
+
+        Without room for a draft token nothing is run, and the step is a plain one.
+        """
+        most = min(self.length.next(), tree.max_depth)
+        if most < 1 or not tree.fits(ROOT):
+            return
+        # 1. Run what is not cached yet through the early layers: the root, after a preemption also the text before it
+        states, newest = [self.run_early_layers(ids[tree.cache.length() :], tree.cache)], ROOT
+        while len(tree.tokens) < most and tree.fits(newest):
+            # 2. Exit: the newest token's state predicts the next draft token
+            newest, confidence = self.draft_token(tree, newest, states[-1][-1:])
+            # 3. Run it through the early layers. The last one, too: verification needs the exit states of all tokens
+            states.append(self.run_early_layers(tree.tokens[newest:], tree.cache))
+            tree.draft_calls += 1
+            if tree.tokens[newest] in self.target.eos or not self.length.goes_on(confidence):
+                break
+        # 4. The target's forward pass starts after the exit
+        tree.first_layer, tree.states = self.exit_layer, torch.cat(states)
+
+    def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
+        """Report the result to the schedule. `Cache.keep` has dropped the rejected tokens from all layers already."""
+        if tree.tokens:
+            self.length.learn(tree, path, tokens)
+
+    def run_early_layers(self, tokens: Sequence[int], cache: Cache) -> Tensor:
+        """Run tokens (T,) through the layers before the exit, which append to the cache -> exit states (T, D)."""
+        positions = cache.positions(range(len(tokens)), layer=0)  # the later layers do not hold the draft yet
+        positions, tokens = torch.tensor([positions, list(tokens)], device=self.target.device)
+        return self.decoder(tokens, [Segment(positions, cache)], layers=range(self.exit_layer)).last
+
+    def draft_token(self, tree: DraftTree, parent: int, state: Tensor) -> tuple[int, float]:
+        """Add the token that an exit state (1, D) predicts -> its node, its probability in q."""
+        logits = self.decoder.logits(self.adapter(state))
+        q = self.sampling.probabilities(logits[0])  # 0 outside a short vocabulary, whose other logits are -inf
+        if self.greedy:
+            node = tree.add(parent, top_tokens(logits)[0])
+        else:
+            (node,) = sample_children(tree, parent, q, 1, "iid", self.generator)
+        return node, float(q[tree.tokens[node]])
+
+
+def trimmed(decoder, vocabulary: Tensor) -> TrimmedDecoder:
+    """The decoder with a head that scores only the tokens of `vocabulary` (K,). All other weights are shared."""
+    kept = torch.as_tensor(vocabulary).unique().to(decoder.norm.device)
+    if not len(kept) or kept[0] < 0 or kept[-1] >= decoder.config.vocab_size:
+        raise ValueError(f"vocabulary must hold ids from 0 to {decoder.config.vocab_size - 1}")
+    if not isinstance(decoder.head, nn.Linear):
+        raise ValueError("a short vocabulary needs an LM head that is not quantized; leave `vocabulary` out")
+    return TrimmedDecoder.of(decoder, kept)
