@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from lessons_lib.attention.rotary import rotary_tables
 from lessons_lib.caches.streaming import Streaming, StreamingCache
@@ -19,6 +18,8 @@ class StreamingTarget(DecoderTarget):
     streaming: which ones. Texts may have any length: positions are places in the cache. Prompts longer than a chunk are
     fed in chunks. ValueError if the cache has more places than the model has positions.
     """
+
+    offers = frozenset({"states"})  # no layer ranges: all layers of its cache count together
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), streaming: Streaming | None = None):
         super().__init__(decoder, tokenizer, eos)
@@ -51,9 +52,9 @@ class StreamingTarget(DecoderTarget):
                 outputs[i].append(output)
         return [joined(own) for own in outputs]
 
-    def forward(self, tokens: Tensor, inputs: Sequence[ModelInput], layers: Sequence[int]) -> States:
+    def forward(self, inputs: Sequence[ModelInput]) -> States:
         """As in DecoderTarget. The caches then count the new tokens."""
-        states = super().forward(tokens, inputs, layers)
+        states = super().forward(inputs)
         for model_input in inputs:
             model_input.cache.advance(len(model_input.tokens))
         return states

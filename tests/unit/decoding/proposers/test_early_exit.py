@@ -11,10 +11,11 @@ from torch import nn
 
 from lessons_lib import EarlyExit, Greedy, Sampling, generate
 from lessons_lib.caches.cache import ContiguousCache
+from lessons_lib.caches.streaming import Streaming
 from lessons_lib.decoding.draft_tree import DraftTree, plain_input
 from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers.draft_length import Confidence, DraftLength, Heuristic
-from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, TransformersTarget, Unsupported
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, StreamingTarget, TransformersTarget, Unsupported
 from lessons_lib.models import tiny
 from lessons_lib.quantization import quantize_model
 
@@ -288,8 +289,12 @@ def test_the_head_reads_what_the_adapter_makes_of_the_exit_state(target, plain):
 # bad settings
 
 
-@pytest.mark.parametrize("kind", [TransformersTarget, lambda network: CompiledTarget(decoder_target(network).decoder)])
-def test_targets_that_run_all_layers_at_once_are_refused(kind, monkeypatch):
+@pytest.mark.parametrize("kind", [
+    TransformersTarget,
+    lambda network: CompiledTarget(decoder_target(network).decoder),
+    lambda network: StreamingTarget(decoder_target(network).decoder, streaming=Streaming(window=60, chunk=8)),
+], ids=["transformers", "compiled", "streaming"])  # fmt: skip
+def test_targets_that_run_all_layers_at_once_are_refused(kind):
     with pytest.raises(Unsupported, match="EarlyExit needs layer ranges, which .*; use model.target.kind=.decoder"):
         generate(kind(tiny()), PROMPT, EarlyExit(1))
 
