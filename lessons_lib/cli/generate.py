@@ -7,6 +7,7 @@ from lessons_lib.cli.common import Refused, add_command, add_model, open_model, 
 from lessons_lib.decoding.generate import Output, after_prefill, generate, tokens_per_pass
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_model import DraftModel
+from lessons_lib.decoding.proposers.early_exit import EarlyExit
 from lessons_lib.decoding.proposers.jacobi import Jacobi
 from lessons_lib.decoding.proposers.lookahead import Lookahead
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
@@ -31,6 +32,7 @@ def add(commands) -> None:
     drafting = command.add_mutually_exclusive_group()
     drafting.add_argument("--proposer", choices=PROPOSERS, help="what drafts tokens; default: nothing (plain decoding)")
     drafting.add_argument("--draft", metavar="MODEL", help="a small model with the same tokenizer drafts tokens")
+    drafting.add_argument("--exit-layer", metavar="E", type=int, help="the model's own first E layers draft tokens")
     command.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
     command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     command.add_argument("--stats", action="store_true", help="then print forward passes and speed, to stderr")
@@ -56,6 +58,8 @@ def drafter(options: argparse.Namespace, model: LanguageModel) -> Proposer | Non
     """The proposer that the options name."""
     if options.draft:
         return DraftModel(load(options.draft, model.device, model.dtype))
+    if options.exit_layer is not None:
+        return EarlyExit(options.exit_layer)
     return PROPOSERS[options.proposer]() if options.proposer else None
 
 

@@ -1,4 +1,4 @@
-"""The decoding loop (lessons 01, 03, 06 to 09): proposers, draft trees, acceptance rules and targets."""
+"""The decoding loop (lessons 01, 03, 06 to 09, 13): proposers, draft trees, acceptance rules and targets."""
 
 from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, make_input, plain_input
 from lessons_lib.decoding.generate import (
@@ -11,6 +11,7 @@ from lessons_lib.decoding.generate import (
 from lessons_lib.decoding.peers import (
     TransformersGenerate,
     assist,
+    by_early_exit,
     by_transformers,
     count_passes,
     static_and_compiled,
@@ -83,6 +84,7 @@ __all__ = [
     "best_size",
     "best_tree",
     "buffers",
+    "by_early_exit",
     "by_transformers",
     "check_order",
     "clocked_transformers",

@@ -1,7 +1,9 @@
-"""Baselines for the decoding loop (lesson 06): generate and assisted generation of transformers, with all settings."""
+"""Baselines for the decoding loop (lessons 06, 13): generate and assisted generation of transformers, all settings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from transformers import CompileConfig
@@ -54,6 +56,54 @@ def count_passes(network, prompt: Sequence[int], new: int, draft=None) -> tuple[
         return by_transformers(network, prompt, new, draft), len(calls)
     finally:
         hook.remove()
+
+
+class EarlyExitRun(NamedTuple):
+    """Result of `by_early_exit`: new ids, seconds, and forward passes of all layers (prefill included) and of the first
+    ones alone."""
+
+    ids: list[int]
+    seconds: float
+    passes: int
+    draft_passes: int
+
+
+def by_early_exit(network, prompt: Sequence[int], new: int, exit_layer: int, gamma: int | None = None) -> EarlyExitRun:
+    """As `by_transformers`, with its own early exit: the first `exit_layer` layers draft `gamma` tokens per step.
+
+    They have a second KV cache, and every verification runs all layers. gamma None: transformers' defaults, which stop
+    a draft after a token with a probability below 0.4, at the latest after 20 tokens. ValueError unless exit_layer is
+    below the number of layers.
+    """
+    layers = network.config.num_hidden_layers
+    if not 1 <= exit_layer < layers:
+        raise ValueError(f"exit_layer must be between 1 and {layers - 1}, not {exit_layer}")
+    ran: list[int] = []  # layers of each pass: transformers shortens the model's config while it drafts
+    hook = network.register_forward_pre_hook(lambda module, given: ran.append(module.config.num_hidden_layers))
+    try:
+        with assisting(network, gamma):
+            since = perf_counter()
+            ids = by_transformers(network, prompt, new, assistant_early_exit=exit_layer)
+            seconds = perf_counter() - since
+    finally:
+        hook.remove()
+        network.config.num_hidden_layers = layers  # transformers leaves it shortened if drafting fails
+    return EarlyExitRun(ids, seconds, ran.count(layers), ran.count(exit_layer))
+
+
+@contextmanager
+def assisting(draft, gamma: int | None) -> Iterator[None]:
+    """Within it, `assist(draft, gamma)`; for None transformers' defaults. Afterwards all settings are as before."""
+    names = "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"
+    config, defaults = draft.generation_config, dict.fromkeys(names)  # None is transformers' default
+    before = {name: getattr(config, name) for name in names}
+    config.update(**defaults)
+    if gamma is not None:
+        assist(draft, gamma)
+    try:
+        yield
+    finally:
+        config.update(**before)
 
 
 class PassClock:

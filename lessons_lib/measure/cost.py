@@ -321,6 +321,27 @@ def break_even(c: float, v: WidthCurve = None, most: int = 32) -> float:
     return high
 
 
+def exit_cost(config: ModelConfig, exit_layer: int, vocabulary: int | None = None) -> float:
+    """c of a draft token from an early exit: weights of the first `exit_layer` layers and the head, over all weights.
+
+    vocabulary: rows that the head reads for a draft token; None: all. With it, a step of d draft tokens costs
+    d (E + H) + (L + H) layers' worth of weights, where H is the head's: `StepCost(draft=c).step(drafts=d)` times L + H.
+    The early pass of the last draft token is the early part of the verification, which is run apart from the rest.
+    """
+    rows = config.head_rows or config.vocab_size
+    layers = config.layer_weights * exit_layer / config.num_layers
+    return (layers + config.head_weights * (vocabulary or rows) / rows) / config.weights
+
+
+def best_exit(
+    alphas: Mapping[int, float], c: Mapping[int, float], v: WidthCurve = None, most: int = 8
+) -> tuple[int, int]:
+    """The exit layer and the draft length up to `most` with the highest W. alphas, c: by exit layer (`exit_cost`)."""
+    gammas = {exit_layer: best_gamma(alpha, c[exit_layer], v, most) for exit_layer, alpha in alphas.items()}
+    factor = lambda pair: walltime_factor(alphas[pair[0]], pair[1], c[pair[0]], v)  # noqa: E731
+    return max(gammas.items(), key=factor)
+
+
 def acceptance_rate(stats: Sequence[Any]) -> float:
     """Estimate alpha: accepted / checked draft tokens of the given StepStats; NaN if none was checked.
 

@@ -2,10 +2,13 @@
 
 import pytest
 from support.drafts import perturbed
+from support.oracle import exact
+from support.targets import decoder_target
 from transformers.utils import logging
 
-from lessons_lib import DraftModel, generate
-from lessons_lib.decoding.peers import assist, by_transformers, count_passes
+from lessons_lib import DraftModel, EarlyExit, generate
+from lessons_lib.decoding.peers import assist, by_early_exit, by_transformers, count_passes
+from lessons_lib.decoding.proposers.draft_length import Confidence
 from lessons_lib.models import tiny
 
 START, N = [5, 80, 3, 3], 24
@@ -33,6 +36,42 @@ def test_the_hook_goes_even_if_generate_fails():
     with pytest.raises(ValueError):
         count_passes(network, START, 0)
     assert not network._forward_pre_hooks
+
+
+@pytest.mark.parametrize("exit_layer, gamma", [(1, 4), (3, 1), (3, 4)])
+def test_its_early_exit_takes_our_steps_with_a_draft_pass_for_each_draft_token(exit_layer, gamma):
+    network = tiny(4)
+    target = decoder_target(network)
+    first = generate(target, START, max_new_tokens=1).ids
+    with exact():
+        theirs = by_early_exit(network, START + first, N, exit_layer, gamma)
+    ours = generate(target, START, EarlyExit(exit_layer, gamma), max_new_tokens=N + 1)
+    assert first + theirs.ids == ours.ids
+    assert theirs.passes == len(ours.stats) - 1
+    assert theirs.draft_passes == sum(step.draft_calls for step in ours.stats)
+    assert theirs.seconds > 0
+
+
+def test_an_early_exit_by_default_stops_after_a_token_it_doubts():
+    network = tiny(4)
+    plain = by_transformers(network, START, N)
+    theirs = by_early_exit(network, START, N, 3)
+    assert theirs.ids == plain
+    ours = generate(decoder_target(network), START, EarlyExit(3, Confidence(20, 0.4)), max_new_tokens=N)
+    assert abs(theirs.draft_passes - sum(step.draft_calls for step in ours.stats)) <= 3  # theirs drafts a step earlier
+
+
+def test_the_settings_of_an_early_exit_are_gone_afterwards():
+    network = tiny(4)
+    network.generation_config.num_assistant_tokens = 7
+    before = network.generation_config.to_dict()
+    by_early_exit(network, START, 4, 2, 3)
+    assert network.generation_config.to_dict() == before and network.config.num_hidden_layers == 4
+    with pytest.raises(ValueError):
+        by_early_exit(network, START, 0, 2, 3)
+    assert network.generation_config.to_dict() == before and not network._forward_pre_hooks
+    with pytest.raises(ValueError, match="exit_layer must be between 1 and 3, not 4"):
+        by_early_exit(network, START, 4, 4)
 
 
 def test_transformers_warnings_are_back_afterwards(caplog):

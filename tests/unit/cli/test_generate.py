@@ -31,6 +31,13 @@ def test_the_text_is_that_of_plain_decoding_whatever_drafts(checkpoints, capsys,
     assert "--draft" not in how or int(passes) == 5  # it drafts 5 tokens, all of them right
 
 
+def test_the_models_own_first_layers_draft_its_text(checkpoints, capsys):
+    model = load(checkpoints / "llama", "cpu", "fp32")
+    out, err = said(capsys, "--model", str(checkpoints / "llama"), "--stats", "--exit-layer", "2")  # all of its layers
+    assert out == generate(model, PROMPT, max_new_tokens=24).text + "\n"
+    assert "24 tokens in 6 forward passes" in err
+
+
 def test_only_the_text_is_printed_without_stats(checkpoints, capsys, expected):
     assert said(capsys, "--model", str(checkpoints / "gpt2")) == (expected + "\n", "")
 
@@ -55,6 +62,7 @@ def test_a_chat_model_reads_the_prompt_as_a_message(checkpoints, capsys, tmp_pat
         (["--max-new-tokens", "5000"], "do not fit the context of 1600"),
         (["--temperature", "-1"], "temperature"),
         (["--draft", "no-such-model"], "Unknown model 'no-such-model'"),
+        (["--exit-layer", "1"], "EarlyExit needs layer ranges, which TransformersTarget does not offer"),
         (["--dtype", "int9"], "dtype 'int9' is not known"),
         (["--device", "cuda:99"], "is not here"),
     ],

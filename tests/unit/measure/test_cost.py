@@ -25,10 +25,12 @@ from lessons_lib.measure.cost import (
     Load,
     RooflineCost,
     acceptance_rate,
+    best_exit,
     best_gamma,
     break_even,
     break_even_tokens,
     crossing,
+    exit_cost,
     expected_tokens,
     fit,
     padded_cost,
@@ -235,6 +237,34 @@ def test_a_step_is_bytes_launch_width_host_and_draft_passes_by_hand():
 
 def test_the_factor_counts_draft_width_and_overhead():
     assert walltime_factor(0.5, 1, 0.25, CURVE, h=0.25) == pytest.approx(1.5 / (0.25 + 1.5 + 0.25))
+
+
+@pytest.mark.parametrize("exit_layer, c", [(6, 14 / 38), (10, 18 / 38), (15, 23 / 38), (30, 1.0)])
+def test_a_draft_token_of_an_early_exit_pays_its_layers_and_the_whole_head(exit_layer, c):
+    """The head of smollm2-135m is as large as 8 layers."""
+    assert exit_cost(SMOL, exit_layer) == pytest.approx(c, abs=1e-3)
+
+
+@pytest.mark.parametrize("exit_layer, accepted, vocabulary, speedup", [
+    (6, 2.8, None, 1.54), (6, 3.4, None, 1.78), (10, 3.4, None, 1.52), (6, 2.8, 8192, 2.14),
+])  # fmt: skip
+def test_four_tokens_from_an_early_exit_speed_up_by_hand(exit_layer, accepted, vocabulary, speedup):
+    """(m + 1) (L + H) / (4 (E + H) + L + H) with L = 30 and H = 8, and 1.33 for a draft vocabulary of 8,192."""
+    step = cost.StepCost(draft=exit_cost(SMOL, exit_layer, vocabulary)).step(tokens=5, drafts=4)
+    assert (accepted + 1) / step == pytest.approx(speedup, abs=0.005)
+
+
+def test_a_trimmed_head_costs_an_exit_its_own_rows_and_a_draft_vocabulary_a_share_of_them():
+    trimmed = dataclasses.replace(SMOL, head_rows=16384)
+    assert exit_cost(trimmed, 30) == 1.0
+    assert exit_cost(trimmed, 6, 8192) == pytest.approx((6 + 4 / 3) / (30 + 8 / 3), abs=1e-3)
+
+
+def test_the_best_exit_weighs_what_it_guesses_against_what_it_costs():
+    c = {6: 0.37, 10: 0.47, 20: 0.74}
+    assert best_exit({6: 0.85, 10: 0.88, 20: 0.99}, c) == (6, best_gamma(0.85, 0.37, most=8))
+    assert best_exit({6: 0.1, 10: 0.95, 20: 0.97}, c) == (10, best_gamma(0.95, 0.47, most=8))
+    assert best_exit({6: 0.1, 10: 0.2, 20: 0.3}, c)[1] == 0  # none pays
 
 
 @pytest.mark.parametrize("alpha, row", [
