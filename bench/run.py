@@ -15,6 +15,7 @@ assisted        claims of lesson 06: a draft model
 prompt_lookup   claims of lesson 07
 lookahead       the claim of lesson 08
 medusa          claims of lesson 09, and the choice of Medusa's tree for a target
+layerskip       claims of lesson 13: early exits, and the choice of exit layer and draft length
 quantization    claims of lesson 10: speed and quality of quantized decoders
 ladder          claims of lesson 11: every configuration in turn, and llama.cpp
 streaming       claims of lesson 16; run by itself: the loss along long texts, for the lesson's figures
@@ -42,6 +43,7 @@ BENCHES = (
     "prompt_lookup",
     "lookahead",
     "medusa",
+    "layerskip",
     "quantization",
     "ladder",
     "streaming",

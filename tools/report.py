@@ -23,7 +23,8 @@ TOPICS = {  # the first word of a claim's name: the lesson that it belongs to
     "assisted": "assisted_decoding", "draft": "assisted_decoding", "adaptive": "assisted_decoding",
     "prompt-lookup": "prompt_lookup", "lookahead": "jacobi_lookahead", "medusa": "medusa",
     "int4": "quantization", "int8": "quantization", "int8-weight-only": "quantization", "gptq-3bit": "quantization",
-    "quantized": "quantization", "ladder": "ladder", "streaming": "streaming_llm",
+    "quantized": "quantization", "ladder": "ladder", "layerskip": "layerskip",
+    "streaming": "streaming_llm",
 }  # fmt: skip
 MISSED = "What missed its bar"
 BARS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}

@@ -11,12 +11,13 @@ itself. It can be compared with a measurement afterwards.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree
 from lessons_lib.decoding.generate import StepStats
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.proposers.draft_length import DraftLength
-from lessons_lib.measure.cost import StepCost
+from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
+from lessons_lib.measure.cost import StepCost, WidthCurve
 
 TOLERATED = 0.01  # relative increase in perplexity above which a configuration is shown but does not count
 
@@ -89,6 +90,23 @@ def replay_draft(right: Sequence[bool], length: DraftLength) -> list[StepStats]:
         stats.append(StepStats(at, 1 + gamma, gamma, gamma, 0, accepted, accepted + 1, draft_calls=gamma))
         at += accepted + 1
     return stats
+
+
+def best_exit(
+    right: Mapping[int, Sequence[Sequence[bool]]], c: Mapping[int, float], v: WidthCurve = None, most: int = 8
+) -> tuple[int, int]:
+    """The exit layer and the number of draft tokens, 1 to `most`, that are predicted to be fastest on recorded texts.
+
+    right: for each exit layer and text, whether the exit predicts each token after the first, as in `replay_draft`.
+    c: cost of a draft token of each exit (`cost.exit_cost`), v: width curve, both in one-token passes of the target.
+    """
+
+    def speed(pair: tuple[int, int]) -> float:
+        exit_layer, gamma = pair
+        stats = [replay_draft(text, Constant(gamma)) for text in right[exit_layer]]
+        return StepCost(v=v, draft=c[exit_layer]).speed(*stats)
+
+    return max(product(right, range(1, most + 1)), key=speed)
 
 
 def first_wrong(right: Sequence[bool]) -> int:

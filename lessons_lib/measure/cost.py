@@ -333,15 +333,6 @@ def exit_cost(config: ModelConfig, exit_layer: int, vocabulary: int | None = Non
     return (layers + config.head_weights * (vocabulary or rows) / rows) / config.weights
 
 
-def best_exit(
-    alphas: Mapping[int, float], c: Mapping[int, float], v: WidthCurve = None, most: int = 8
-) -> tuple[int, int]:
-    """The exit layer and the draft length up to `most` with the highest W. alphas, c: by exit layer (`exit_cost`)."""
-    gammas = {exit_layer: best_gamma(alpha, c[exit_layer], v, most) for exit_layer, alpha in alphas.items()}
-    factor = lambda pair: walltime_factor(alphas[pair[0]], pair[1], c[pair[0]], v)  # noqa: E731
-    return max(gammas.items(), key=factor)
-
-
 def acceptance_rate(stats: Sequence[Any]) -> float:
     """Estimate alpha: accepted / checked draft tokens of the given StepStats; NaN if none was checked.
 

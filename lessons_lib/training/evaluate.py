@@ -19,7 +19,7 @@ from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.medusa import Medusa
 from lessons_lib.decoding.proposers.tree_shape import TreeShape
 from lessons_lib.decoding.targets.base import Target
-from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.models.draft import TrimmedDecoder, own_weights
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.quantization import quantize_model
@@ -89,6 +89,16 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
         (output,) = draft.run([plain_input([token], cache)])
         found.append(int(output.logits[-1].argmax()) == following)
     return found
+
+
+@torch.no_grad()
+def right_at_exits(decoder: Decoder, text: Text, exits: Sequence[int]) -> dict[int, list[bool]]:
+    """Like `right`, for early exits of the target: {exit layer: hits}. Trim the decoder for a draft vocabulary."""
+    start, device = text.prompt_length, decoder.norm.device
+    segment = Segment(torch.arange(len(text.ids) - 1, device=device), NoCache())
+    states = decoder(torch.tensor(text.ids[:-1], device=device), [segment], after=exits).after
+    wanted = torch.tensor(text.ids[start + 1 :], device=device)
+    return {layer: (decoder.logits(states[layer][start:]).argmax(-1) == wanted).tolist() for layer in exits}
 
 
 def tokens_per_pass(found: Sequence[Sequence[bool]], gamma: int) -> float:

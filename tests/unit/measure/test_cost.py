@@ -25,7 +25,6 @@ from lessons_lib.measure.cost import (
     Load,
     RooflineCost,
     acceptance_rate,
-    best_exit,
     best_gamma,
     break_even,
     break_even_tokens,
@@ -258,13 +257,6 @@ def test_a_trimmed_head_costs_an_exit_its_own_rows_and_a_draft_vocabulary_a_shar
     trimmed = dataclasses.replace(SMOL, head_rows=16384)
     assert exit_cost(trimmed, 30) == 1.0
     assert exit_cost(trimmed, 6, 8192) == pytest.approx((6 + 4 / 3) / (30 + 8 / 3), abs=1e-3)
-
-
-def test_the_best_exit_weighs_what_it_guesses_against_what_it_costs():
-    c = {6: 0.37, 10: 0.47, 20: 0.74}
-    assert best_exit({6: 0.85, 10: 0.88, 20: 0.99}, c) == (6, best_gamma(0.85, 0.37, most=8))
-    assert best_exit({6: 0.1, 10: 0.95, 20: 0.97}, c) == (10, best_gamma(0.95, 0.47, most=8))
-    assert best_exit({6: 0.1, 10: 0.2, 20: 0.3}, c)[1] == 0  # none pays
 
 
 @pytest.mark.parametrize("alpha, row", [

@@ -6,14 +6,14 @@ import pytest
 import torch
 from support.heads import random_heads
 
-from lessons_lib import Medusa
+from lessons_lib import EarlyExit, Medusa
 from lessons_lib.decoding.generate import generate, tokens_per_pass
 from lessons_lib.decoding.prediction import replay_draft
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import DecoderTarget
-from lessons_lib.models.draft import own_weights, start_from
+from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
 from lessons_lib.training import evaluate, read_texts
 from lessons_lib.training.collect import Text
 from lessons_lib.training.evaluate import evaluate_heads, rounded_worth, stats_of, top_tokens
@@ -132,3 +132,19 @@ def test_kinds_count_the_same_and_sampled_texts_not_at_all(target, texts):
     assert found["kinds"] == pytest.approx({"chat": tau(named[:1]), "math": tau(named[1:3]), "rewrite": tau(named[3:])}, abs=1e-4)  # fmt: skip  # noqa: E501
     assert found["macro"] == pytest.approx((found["kinds"]["chat"] + found["kinds"]["math"]) / 2)
     assert (found["nodes"], narrow["nodes"]) == (60 + 240, 1) and narrow["macro"] < found["macro"]
+
+
+@pytest.mark.parametrize("short", [None, torch.arange(0, 97, 2)], ids=["all tokens", "short vocabulary"])
+def test_hits_of_the_exits_give_the_passes_that_early_exits_take(target, short):
+    exits, passes = range(1, len(target.layers) + 1), {}
+    trimmed = target if short is None else TrimmedDecoder.of(target, short)
+    for start in range(4):
+        prompt = [start, 5, 9]
+        text = generate(DecoderTarget(target), prompt, max_new_tokens=20).ids
+        hits = evaluate.right_at_exits(trimmed, Text("own", [*prompt, *text], 3), exits)
+        for layer in exits:
+            out = generate(DecoderTarget(target), prompt, EarlyExit(layer, 3, short), max_new_tokens=20)
+            replayed = [step.committed for step in replay_draft(hits[layer], Constant(3))]
+            passes[layer] = passes.get(layer, 0) + len(replayed)
+            assert replayed == [step.committed for step in out.stats[1:]]
+    assert passes[len(target.layers)] < passes[1]  # later exits are right more often

@@ -1,0 +1,269 @@
+"""Claims of lesson 13: smol-layerskip, fine-tuned on text-to-SQL, drafts with its own first layers, greedy.
+
+All methods write the same answers, in alternation, each as long as plain decoding's answer without its end token. Exit
+layer and draft length are chosen before: on other texts (of the validation split), by the cost model and this machine's
+width curve.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+from bench import questions
+from bench.assisted import fingerprint
+from bench.common import DTYPE, Measured, NotMeasured, Run, claim, costs_of, listed, mean_rate
+from bench.questions import Made, differing, each, each_method, in_steps, speed, tokens_per_pass
+from lessons_lib import EarlyExit, generate, load
+from lessons_lib.data import Question
+from lessons_lib.decoding.peers import by_early_exit, by_transformers
+from lessons_lib.decoding.prediction import best_exit
+from lessons_lib.decoding.proposers.early_exit import trimmed
+from lessons_lib.measure.clock import Ratio, Samples, rate_ratio
+from lessons_lib.measure.cost import StepCost, exit_cost
+from lessons_lib.models import ModelUnavailable, read_card
+from lessons_lib.models.exits import LAYERSKIP
+from lessons_lib.training.collect import Text, frequent
+from lessons_lib.training.evaluate import right_at_exits
+from lessons_lib.training.evaluate import tokens_per_pass as counted_tokens
+from lessons_lib.training.text_to_sql import encode, text_to_sql
+
+FOUR = 4  # draft tokens per step, where their number is fixed
+EXITS = range(2, 11)
+MOST = 8  # longest draft
+SHORT = 8192  # ids of the draft vocabulary
+CHOSEN_ON, MEASURED_ON, LEARNED_FROM = 40, 90, 2_000  # examples of the splits validation, test and train
+ANSWER = 64  # longest answer
+CACHED = 100  # cached tokens when one forward pass is timed
+ASKED = "text-to-SQL, 90 examples of tables that training has not seen"
+RESAMPLED = "interval: from resampling the texts, one run each"
+
+
+@cache
+def model():
+    """The fine-tuned model on the CPU in DTYPE. Raises NotMeasured if there is none."""
+    try:
+        return load(LAYERSKIP, device="cpu", dtype=DTYPE)
+    except (ModelUnavailable, ValueError):
+        how = "train it with `python -m lessons_lib.training layerskip` and store it with `layerskip-export`"
+        raise NotMeasured(f"{LAYERSKIP} is not there; {how}") from None
+
+
+@cache
+def target():
+    """Its readable decoder, eager."""
+    return model().target()
+
+
+@cache
+def vocabulary():
+    """Ids (K,) of the draft vocabulary: the most frequent ones of the training texts."""
+    texts = encode(model().tokenizer, text_to_sql(LEARNED_FROM))
+    return frequent(texts, target().vocab_size, min(SHORT, target().vocab_size))
+
+
+def answer(ids: Sequence[int]) -> list[int]:
+    """Plain decoding's answer without its end token."""
+    new = generate(target(), ids, max_new_tokens=ANSWER).ids
+    return new[:-1] if new[-1] in target().eos else new
+
+
+@cache
+def settings(run: Run) -> dict:
+    """For the whole head and for the draft vocabulary: the exit layer and draft length to use, and the prediction.
+
+    four: the exit that gives the most tokens per pass with FOUR draft tokens. v: the width curve.
+    """
+    # which tokens every exit gets right, along plain decoding's answers to other questions
+    texts = []
+    for number, text in enumerate(encode(model().tokenizer, text_to_sql(few(run, CHOSEN_ON), "validation"))):
+        prompt = text.ids[: text.prompt_length]
+        texts.append(Text(f"validation/{number}", [*prompt, *answer(prompt)], len(prompt)))
+    texts = [text for text in texts if len(text.ids) > text.prompt_length + 1]
+    exits = [layer for layer in EXITS if layer < len(target().decoder.layers)]
+    v = costs_of(target(), range(1, MOST + 2), run.repeats, CACHED)
+    found = {"weights": fingerprint(model().network), "vocabulary": len(vocabulary()), "v": v, "texts": len(texts)}
+    # the fastest by the cost model
+    heads = {"full": (target().decoder, None), "short": (trimmed(target().decoder, vocabulary()), len(vocabulary()))}
+    for name, (decoder, rows) in heads.items():
+        hits = [right_at_exits(decoder, text, exits) for text in texts]
+        right = {layer: [of[layer] for of in hits] for layer in exits}
+        c = {layer: exit_cost(model().shape, layer, rows) for layer in exits}
+        layer, gamma = best_exit(right, c, v, MOST)
+        tau = {layer: [counted_tokens(right[layer], gamma) for gamma in range(1, MOST + 1)] for layer in exits}
+        step = StepCost(v=v, draft=c[layer]).step(tokens=gamma + 1, drafts=gamma)
+        found[name] = {"exit_layer": layer, "gamma": gamma, "c": c[layer], "step": step, "tau": tau}
+    found["four"] = max(exits, key=lambda layer: found["full"]["tau"][layer][FOUR - 1])
+    return found
+
+
+def few(run: Run, count: int) -> int:
+    """The number of examples to use: fewer in a quick run."""
+    return max(2, count // 15) if run.quick else count
+
+
+def proposers(run: Run) -> dict[str, EarlyExit]:
+    """The proposers that are measured."""
+    chosen = settings(run)
+    made = {name: (chosen[name]["exit_layer"], chosen[name]["gamma"]) for name in ("full", "short")}
+    return {
+        "four": EarlyExit(chosen["four"], FOUR),
+        "full": EarlyExit(*made["full"]),
+        "short": EarlyExit(*made["short"], vocabulary=vocabulary()),
+    }
+
+
+def methods(run: Run, ids: Sequence[int], new: int, passes: dict[str, list[int]]) -> dict[str, Callable[[], Made]]:
+    """Every method for `new` tokens after these ids: ours, and transformers' with its own plain decoding beside.
+
+    passes: gets the forward passes of transformers' form, those of all layers and those of the first ones.
+    """
+
+    def ours(proposer: EarlyExit | None) -> Made:
+        out = generate(target(), ids, proposer, max_new_tokens=new, min_new_tokens=new)
+        return out.ids, out.stats
+
+    def theirs(name: str, gamma: int | None) -> Made:
+        made = by_early_exit(model().network, ids, new, settings(run)["full"]["exit_layer"], gamma)
+        passes[f"{name}, passes"] = [made.passes, made.draft_passes]
+        return made.ids, []
+
+    found = {"plain": partial(ours, None)} | {name: partial(ours, by) for name, by in proposers(run).items()}
+    return found | {
+        "plain theirs": lambda: (by_transformers(model().network, ids, new), []),
+        "theirs": partial(theirs, "theirs", settings(run)["full"]["gamma"]),
+        "theirs by default": partial(theirs, "theirs by default", None),
+    }
+
+
+def plain_of(name: str) -> str:
+    """The plain decoding that a method's texts are compared with."""
+    return "plain theirs" if "theirs" in name else "plain"
+
+
+@cache
+def rows(run: Run) -> list[dict]:
+    """A row for each test example whose answer has at least two tokens."""
+    examples = text_to_sql(few(run, MEASURED_ON), "test")
+    asked = [Question(number, example.family, (example.prompt,)) for number, example in enumerate(examples)]
+
+    def measure(question: Question) -> list[dict]:
+        ids = model().tokenizer(question.turns[0]).input_ids
+        new = answer(ids)  # also serves as warm-up
+        if len(new) < 2:
+            return []
+        row = {"question_id": question.question_id, "category": question.category}
+        passes, backwards = {}, question.question_id % 2 == 1
+        made = each_method(target(), ids, methods(run, ids, len(new), passes), backwards, plain_of)
+        return [row | made | passes]
+
+    for warm_up in methods(run, list(range(10, 42)), 8, {}).values():
+        warm_up()
+    chosen = settings(run)
+    of = {name: [chosen[name]["exit_layer"], chosen[name]["gamma"]] for name in ("full", "short")}
+    of |= {name: chosen[name] for name in ("weights", "vocabulary", "four")}
+    found = each("layerskip", asked, measure, of | {"answer": ANSWER, "dtype": DTYPE})
+    if not found:
+        raise NotMeasured("every answer is empty; train the model longer")
+    return found
+
+
+def decoding(found: Sequence[dict], slow: str, fast: str) -> Ratio:
+    """Tokens per second of `fast` over those of `slow`, without the prefill and its token."""
+    taken = [[(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in found]
+             for name in (slow, fast)]  # fmt: skip
+    return rate_ratio(*taken)
+
+
+def facts_of(run: Run) -> dict:
+    """What all claims store beside their samples."""
+    return {"settings": settings(run), "parted": differing(rows(run)), "questions": rows(run)}
+
+
+@claim(
+    "layerskip/tokens-per-pass", ">= 3.0",
+    f"plain decoding (1 token per pass); greedy, eager {DTYPE}, {FOUR} draft tokens per step from the best exit of at "
+    f"most 10 layers, counted; {ASKED}",
+    says=f"With {FOUR} draft tokens from its own first layers, a forward pass of the fine-tuned model gives {{number}} "
+    "tokens",
+    unit="tokens",
+)  # fmt: skip
+def tokens(run: Run) -> Measured:
+    found, chosen = rows(run), settings(run)
+    tau = {kind: tokens_per_pass(of, "four") for kind, of in questions.by_category(found).items()}
+    expected = chosen["full"]["tau"][chosen["four"]][FOUR - 1]
+    note = (
+        f"exit after {chosen['four']} layers, {expected:.2f} on the texts it was chosen on; {listed(tau)}; {RESAMPLED}"
+    )
+    return Measured(mean_rate([in_steps(found, "four")]), note, facts_of(run) | {"unit": "passes per token"})
+
+
+@claim(
+    "layerskip/vs-plain", ">= 1.3",
+    f"plain: greedy on the eager {DTYPE} DecoderTarget of the same fine-tuned model; speed of decoding, prefill left "
+    f"out; whole head or draft vocabulary, exit layer and draft length chosen by the cost model; {ASKED}",
+    says="Drafting with its own first layers makes the fine-tuned model decode {times} as fast as plain decoding",
+)  # fmt: skip
+def vs_plain(run: Run) -> Measured:
+    found, chosen = rows(run), settings(run)
+    predicted = {name: predicted_speed(chosen, name) for name in ("full", "short")}
+    ratios = {name: decoding(found, "plain", name) for name in predicted}
+    said = {"full": "whole head", "short": f"draft vocabulary of {chosen['vocabulary']}"}
+    notes = [
+        f"{said[name]}: {ratios[name].value:.2f}, predicted {predicted[name]:.2f}, with {chosen[name]['exit_layer']} "
+        f"layers, {chosen[name]['gamma']} draft tokens and {tokens_per_pass(found, name):.2f} tokens per pass"
+        for name in ratios
+    ]
+    facts = {"predicted": predicted, "measured": {name: [r.value, r.low, r.high] for name, r in ratios.items()}}
+    best = max(predicted, key=predicted.get)  # chosen by the prediction, not by the measurement
+    return Measured(ratios[best], "; ".join([*notes, RESAMPLED]), facts_of(run) | facts)
+
+
+def predicted_speed(chosen: dict, name: str) -> float:
+    """Speedup that the cost model predicts from the texts that the setting was chosen on."""
+    of = chosen[name]
+    return of["tau"][of["exit_layer"]][of["gamma"] - 1] / of["step"]
+
+
+@claim(
+    "layerskip/vs-transformers", ">= 1.2",
+    f"transformers generate(assistant_early_exit=), {DTYPE}, eager, at the same exit layer and draft length, constant, "
+    f"no confidence threshold; ours: EarlyExit with the whole head on a DecoderTarget; whole requests; {ASKED}",
+    says="Self-speculation with one cache is {times} as fast as transformers' early exit at the same exit and length",
+)  # fmt: skip
+def vs_transformers(run: Run) -> Measured:
+    found, chosen = rows(run), settings(run)["full"]
+    slower = {name: speed(found, "plain theirs", name).value for name in ("theirs", "theirs by default")}
+    full, early = (sum(row["theirs, passes"][i] for row in found) for i in (0, 1))
+    written = sum(row["theirs"]["tokens"] for row in found)
+    note = (
+        f"{chosen['exit_layer']} layers, {chosen['gamma']} draft tokens; transformers' form over its plain decoding "
+        f"{slower['theirs']:.2f}, with its defaults (20 tokens, threshold 0.4) {slower['theirs by default']:.2f}, ours "
+        f"over ours {speed(found, 'plain', 'full').value:.2f}; tokens per pass: theirs {written / full:.2f} with "
+        f"{early / full:.2f} draft passes each, ours {tokens_per_pass(found, 'full'):.2f}; {RESAMPLED}"
+    )
+    return Measured(speed(found, "theirs", "full"), note, facts_of(run) | {"theirs_over_plain": slower})
+
+
+@claim(
+    "layerskip/quality", "<= 1.0",
+    "fine-tuning of as many steps without layer dropout and early exits; points of exact match of the last layer, "
+    "greedy, 2,000 test examples, paired",
+    says="Layer dropout and early exits cost the last layer {number} points of exact match on text-to-SQL",
+    unit="points",
+)  # fmt: skip
+def quality(run: Run) -> Measured:
+    """From the weights' card: both runs were evaluated after training, and only one of them is stored."""
+    if not (card := read_card(LAYERSKIP)):
+        model()  # says how to train it
+    found, lost = card["test"], card["quality"]
+    shares = {name: found[name]["exact_match"] for name in ("default", "control")}
+    pair = [Samples((100 * shares[name][-1],)) for name in ("control", "default")]
+    note = "exact match by exit layer, %: " + "; ".join(
+        f"{name} " + ", ".join(f"{layer}: {100 * of[layer - 1]:.1f}" for layer in (6, 10, 15, 20, 30))
+        for name, of in {
+            "base": found["base"]["exact_match"],
+            "ours": shares["default"],
+            "control": shares["control"],
+        }.items()
+    )
+    note += f"; {lost['texts']} texts; interval: from resampling the texts, in pairs"
+    return Measured(Ratio(lost["value"], lost["low"], lost["high"], *pair), note, {"quality": lost, "unit": "%"})
