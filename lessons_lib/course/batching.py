@@ -52,11 +52,11 @@ def slot_cells(log: Log) -> list[tuple[int, int, int | str, str]]:
 
 
 def plot_slots(log: Log, ax: Axes, until: int | None = None) -> Axes:
-    """Chart of slots (rows) over iterations (columns), coloured by request; hatched during prefill.
+    """Chart of slots (rows) over passes (columns), coloured by request; hatched during prefill.
 
-    until: draw only this many iterations, on the axis of all. Crosses: held by a finished request.
+    until: draw only this many passes, on the axis of all. Crosses: held by a finished request.
     """
-    colors, named, columns = {}, set(), len(log.iterations)
+    colors, spans, columns = {}, {}, len(log.iterations)  # spans: request -> its slot, first and last column there
     points = 72 * ax.figure.get_figwidth() * ax.get_position().width / columns  # in units of a column
     for slot, column, id, doing in slot_cells(log):
         color = colors.setdefault(id, CYCLE[len(colors) % len(CYCLE)])
@@ -65,11 +65,13 @@ def plot_slots(log: Log, ax: Axes, until: int | None = None) -> Axes:
         color = PALE if doing == "idle" else color
         cell = Rectangle((column, slot), 1, 1, facecolor=color, edgecolor=PAPER, linewidth=0.8, **SLOT_LOOKS[doing])
         ax.add_patch(cell)
-        if id not in named and doing != "idle":
-            named.add(id)
-            size = min(9, max(6, points / (0.62 * len(f"{id}"))))
-            ax.text(column + 0.5, slot + 0.5, f"{id}", ha="center", va="center", fontsize=size, color=INK)
-    ax.set(xlim=(0, columns), ylim=(log.slots, 0), xlabel="iteration", ylabel="slot")
+        if doing != "idle":
+            at, first, _ = spans.get(id, (slot, column, column))
+            spans[id] = (slot, first, column) if at == slot else spans[id]
+    for id, (slot, first, last) in spans.items():
+        size = min(9, max(6, points * (last + 1 - first) / (0.62 * len(f"{id}"))))
+        ax.text((first + last + 1) / 2, slot + 0.5, f"{id}", ha="center", va="center", fontsize=size, color=INK)
+    ax.set(xlim=(0, columns), ylim=(log.slots, 0), xlabel="pass", ylabel="slot")
     ax.set_yticks([slot + 0.5 for slot in range(log.slots)], [str(slot + 1) for slot in range(log.slots)])
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(False)
@@ -84,18 +86,18 @@ def with_slot_legend(figure: Figure) -> Figure:
     return figure
 
 
-def plot_load(rows: Iterable[Row], y: str, limit: float, capacity: Mapping[str, float]) -> Axes:
+def plot_load(rows: Iterable[Row], y: str, limit: float, highest: Mapping[str, float]) -> Axes:
     """Latency against load, a line per policy, log scale: flat at first, then very steep.
 
-    rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted). capacity: policy ->
+    rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted). highest: policy ->
     predicted rate above which its queue grows (dashed).
     """
     ax, rows = axes((WIDTH, 3.8)), sorted(rows, key=lambda row: row["rate"])
     for (policy, group), marker in zip(grouped(rows, "policy").items(), cycle(MARKERS), strict=False):
         at, color = [row["rate"] for row in group], COLORS[policy]
         ax.plot(at, [row[y] for row in group], marker=marker, markersize=4, color=color, label=policy)
-        if policy in capacity:
-            ax.axvline(capacity[policy], linestyle="--", color=color, alpha=0.7)
+        if policy in highest:
+            ax.axvline(highest[policy], linestyle="--", color=color, alpha=0.7)
     ax.axhline(limit, linestyle=":", color=INK, label="service level")
     ax.set(xscale="log", yscale="log", xlabel="requests per second", ylabel=y)
     ticks: list[float] = []
@@ -104,7 +106,7 @@ def plot_load(rows: Iterable[Row], y: str, limit: float, capacity: Mapping[str, 
     ax.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
     plain_numbers(ax.yaxis)
     ax.minorticks_off()
-    ax.legend(title="dashed: capacity predicted", ncols=2, **ABOVE)
+    ax.legend(title="dashed: highest rate predicted", ncols=2, **ABOVE)
     return ax
 
 
@@ -159,11 +161,12 @@ def plot_batching_gains(rows: Iterable[Row]) -> Axes:
             if row["published_gain"] is not None:
                 ax.plot(place, row["published_gain"], "x", markersize=9, markeredgewidth=2, color=color)
                 title = "crosses: published"
-    ax.set(xlabel="longest output M [tokens]", ylabel="times the naive static throughput", yscale="log")
+    ax.set(xlabel="longest output M [tokens]", ylabel="times naive static batching", yscale="log")
     ticks = [1, 2, 4, 8, 16, 32]
     ax.set_yticks(ticks, map(str, ticks))
     ax.minorticks_off()
-    ax.legend(title=title, **ABOVE)
+    ax.set_ylim(top=2 * ticks[-1])  # room for the legend
+    ax.legend(title=title, loc="upper left", fontsize=SMALL)
     return ax
 
 
@@ -175,25 +178,25 @@ POLICIES = {
     "static": Static, "dynamic": lambda: Dynamic(window=4), "continuous": Continuous, "shortest first": ShortestFirst,
 }  # fmt: skip
 SLOTS = (1, 2, 4, 8)
-LOADS = ("at once", "0.25", "0.5", "1")  # requests per iteration
+LOADS = ("at once", "0.25", "0.5", "1")  # requests per pass
 STEPS = (*range(1, 25), *range(27, 64, 3), *range(70, 161, 10))
 
 
 @cache
 def run(slots: int, load: str, spread: str, policy: str) -> Log:
-    """Schedule sixteen requests. A forward pass takes 1 whatever its load, so times are iterations."""
+    """Schedule sixteen requests. A forward pass takes 1 whatever its load, so times are passes."""
     arrivals = AtOnce() if load == "at once" else Poisson(float(load))
     requests = Workload(REQUESTS, Fixed(4), SPREADS[spread], arrivals).requests()
     for request in requests:
-        request.id += 1  # counted from 1, like slots and iterations
+        request.id += 1  # counted from 1, like slots and passes
     return simulate(requests, Scheduler(BlockPool(10_000), slots, POLICIES[policy]()), LinearCost(step=1.0))
 
 
 def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) -> tuple[Figure, str]:
-    """The slot chart up to an iteration, and below it the number of waiting requests."""
+    """The slot chart up to a pass, and below it the number of waiting requests."""
     log = run(slots, load, spread, policy)
     step, used = min(step, len(log.iterations)), usage(log)
-    said = f"{used.iterations} iterations, {used.occupancy:.0%} of the slot-iterations used"
+    said = f"{used.iterations} passes, {used.occupancy:.0%} of the slot-iterations used"
     high, queue = 0.35 + 0.3 * log.slots, 0.9  # heights of chart and queue in inches
     tall = high + queue + 1.35
     figure = plt.figure(figsize=(WIDTH, tall))
@@ -204,7 +207,7 @@ def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) ->
     below = figure.add_axes((0.1, 0.8 / tall, 0.88, queue / tall))
     waiting = [iteration.waiting for iteration in log.iterations]
     below.bar([i + 0.5 for i in range(step)], waiting[:step], width=0.9, color=GREY)
-    below.set(xlim=(0, longest), ylim=(0, max(1, *waiting)), xlabel="iteration", ylabel="waiting")
+    below.set(xlim=(0, longest), ylim=(0, max(1, *waiting)), xlabel="pass", ylabel="waiting")
     for ax in (above, below):
         ax.axvline(step, color=INK, linestyle=":")
         ax.xaxis.get_major_locator().set_params(integer=True)
@@ -213,19 +216,19 @@ def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) ->
     finished = sum(request.times[-1] <= now.end for request in log.requests)
     working = ", ".join(f"request {share.id} in slot {share.slot + 1}" for share in now.shares) or "nobody"
     return with_slot_legend(figure), (
-        f"{policy} batching, {slots} slots, lengths {spread}, load {load}; iteration {step}: {working}; "
+        f"{policy} batching, {slots} slots, lengths {spread}, load {load}; pass {step}: {working}; "
         f"{len(now.idle)} slots held by finished requests, {now.waiting} requests waiting, "
         f"{finished} of {len(log.requests)} finished. The whole run: {said}."
     )
 
 
 def show_batching() -> None:
-    """Sliders for slots, load, spread of the lengths, policy and iteration; shows slots and queue."""
+    """Sliders for slots, load, spread of the lengths, policy and pass; shows slots and queue."""
     controls = {
         "slots": Slider("slots", SLOTS, 4),
-        "load": Slider("requests/iteration", LOADS, "at once"),
+        "load": Slider("requests/pass", LOADS, "at once"),
         "spread": Slider("output lengths", tuple(SPREADS), "exponential"),
         "policy": Slider("policy", tuple(POLICIES), "continuous"),
-        "step": Slider("iteration", STEPS, 24),
+        "step": Slider("pass", STEPS, 24),
     }
-    show(controls, draw_batching, stored=[{"policy": "static"}, {"policy": "continuous"}])
+    show(controls, draw_batching, stored=[{"policy": policy, "step": STEPS[-1]} for policy in ("static", "continuous")])

@@ -107,7 +107,7 @@ PLOTS = {
     "04 many tiles": lambda: attention.plot_tiles(64, 64, 1, 1),
     "05 load": lambda: batching.plot_load(
         [{"policy": p, "rate": r, "wait": r * k} for p, k in (("dynamic", 1), ("continuous", 2)) for r in (1, 2)],
-        "wait", limit=0.5, capacity={"continuous": 1.5}),
+        "wait", limit=0.5, highest={"continuous": 1.5}),
     "05 memory": lambda: batching.plot_memory(LOGS),
     "05 tails": lambda: batching.plot_tails({"whole": [30, 10, 20, 40], "chunked": [20, 20, 25, 30]}),
     "05 gains": lambda: batching.plot_batching_gains(SYSTEMS),

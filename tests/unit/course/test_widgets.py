@@ -127,7 +127,18 @@ def test_the_batching_widget_counts_what_its_chart_shows():
     assert "1 slots held by finished requests, 14 requests waiting, 1 of 16" in alt
     assert [patch.get_hatch() for patch in figure.axes[0].patches].count("xxxx") == 1
     _, alt = batching.draw_batching(8, "at once", "all equal", "continuous", 160)  # a step after the end shows the end
-    assert "iteration 16:" in alt and "16 of 16 finished" in alt
+    assert "pass 16:" in alt and "16 of 16 finished" in alt
+
+
+def test_the_slot_chart_names_each_request_once_in_the_middle_of_its_cells():
+    figure, _ = batching.draw_batching(4, "at once", "exponential", "continuous", 160)
+    cells = batching.slot_cells(batching.run(4, "at once", "exponential", "continuous"))
+    middles = {}
+    for id in range(1, 17):
+        columns = [column for _, column, other, _ in cells if other == id]
+        middles[str(id)] = (columns[0] + columns[-1] + 1) / 2
+    assert {text.get_text(): text.get_position()[0] for text in figure.axes[0].texts} == middles
+    assert len(figure.axes[0].texts) == 16
 
 
 TEXT = Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])  # one wrong guess: 9 for 4
