@@ -132,56 +132,55 @@ class StreamingCache(CountedCache):
         """Branches need room for rejected nodes: a chunk."""
         return entries - self.length() <= self.streaming.chunk
 
-    def begin(self, offsets: Sequence[int], mask: Tensor | None = None) -> "StreamingPass":
+    def begin(self, offsets: Sequence[int], mask: Tensor | None = None, fixed: bool = False) -> "StreamingPass":
         """Prepare a forward pass over T new tokens. Call `advance` after it.
 
-        offsets (T,): positions relative to the first new token. mask: (T, S + T) bool as in ModelInput, None for
-        causal. CacheFullError for more tokens than a chunk.
+        offsets (T,): positions relative to the first new token, which has the lowest. mask: (T, S + T) bool as in
+        ModelInput, None for causal. fixed: read all slots even if some are empty, so that shapes depend on T alone.
+        CacheFullError for more tokens than a chunk.
         """
         s, start, count = self.streaming, self.length(), len(offsets)
         if count > s.chunk:
             raise CacheFullError(f"{count} tokens do not fit a chunk of {s.chunk}; feed them in chunks, or set chunk=")
-        entries = self.slots_of(range(start, start + count))
-        self.text[entries] = start + self._tensor(offsets)
+        new = self.slots_of(range(start, start + count))
+        self.text[new] = start + self._tensor(offsets)
         self.furthest = max(self.furthest, start + count)
-        # What is evicted before each new token, as if they were fed one by one, and where that moves the others.
-        evicted = [s.evicted(start + offset) for offset in offsets]
+        # What is evicted before each new token, as if they were fed one by one, and how far that moves the others.
+        evicted = self._tensor([s.evicted(start + offset) for offset in offsets])
         shifts = [s.shift(start + offset) for offset in offsets]
         if s.keys == "rotated":
-            self._turn(min(shifts))
-        if max(evicted) == 0:  # as in a plain cache: slots, places and positions are the same
-            return self._pass(entries, slice(0, start + count), self.text[: start + count], mask)
-        # 1. The token in each slot of the ring: the newest t with t = slot (mod ring), now that the new ones are in it.
+            self._turn(shifts[0])
+        if not fixed and evicted.max() == 0:  # as in a plain cache: slots, places and positions are the same
+            return self._pass(new, slice(0, start + count), self.text[: start + count], mask)
+        # 1. The token in each slot: a sink, or the newest t with t = slot (mod ring), now that the new ones are written.
         slots, last = torch.arange(self.slots, device=self.text.device), start + count - 1
-        tokens = last - (last - slots[s.sinks :]) % (self.slots - s.sinks)
-        # 2. A new token attends to those in its window, as far as the mask allows.
-        text = self.text[s.sinks :]
-        window = torch.minimum(tokens, text) >= s.sinks + self._tensor(evicted)[:, None]
-        if mask is not None:
-            window &= mask.to(window.device)[:, tokens.clamp(min=0)]
-        elif count > 1:
-            window &= tokens <= self._tensor(range(start, start + count))[:, None]
-        # 3. Its distance to the sinks depends on what is evicted before it. So each group of new tokens that differ in
-        #    that gets a copy of the sinks at positions of its own, and attends to that copy alone.
-        groups, sinks = self._tensor(sorted(set(shifts))), slots[: s.sinks]
-        own = (self._tensor(shifts)[:, None] == groups).repeat_interleave(s.sinks, dim=1)
-        copies = (sinks + (groups - groups[0])[:, None]).flatten()
-        # 4. Positions are places in the cache, as it is for the first group.
-        places = torch.cat([sinks, text - groups[0], copies[s.sinks :]]).clamp(min=0)  # below 0: evicted
-        read = torch.cat([slots, sinks.repeat(len(groups) - 1)]) if len(groups) > 1 else slice(None)
-        visible = torch.cat([own[:, : s.sinks], window, own[:, s.sinks :]], dim=1)
-        return self._pass(entries, read, places, visible, groups[0])
+        tokens = torch.where(slots < s.sinks, slots, last - (last - slots) % (self.slots - s.sinks))
+        # 2. A new token attends to the sinks and its window, as far as the mask allows.
+        if mask is None:
+            sees = tokens <= self._tensor(range(start, start + count))[:, None]
+        else:
+            sees = mask.to(slots.device)[:, tokens.clamp(0, last)] & (tokens <= last)
+        in_window = torch.minimum(tokens, self.text) >= s.sinks + evicted[:, None]
+        sees = sees & (in_window | (slots < s.sinks))
+        # 3. Its distance to the sinks depends on what is evicted before it. So each new token after the first gets a
+        #    copy of the sinks at positions of its own, and attends to that copy alone.
+        moved = self._tensor(shifts)[:, None] - shifts[0]
+        own = torch.eye(count, dtype=torch.bool, device=slots.device)[:, :, None] & sees[:, None, : s.sinks]
+        own, copies = own.flatten(1), (slots[: s.sinks] + moved).flatten()
+        # 4. Positions are places in the cache, as it is for the first new token.
+        places = torch.cat([copies[: s.sinks], self.text[s.sinks :] - shifts[0], copies[s.sinks :]])
+        read = torch.cat([slots, slots[: s.sinks].repeat(count - 1)]) if count > 1 else slice(None)
+        visible = torch.cat([own[:, : s.sinks], sees[:, s.sinks :], own[:, s.sinks :]], dim=1)
+        return self._pass(new, read, places.clamp(min=0), visible, shifts[0])  # a place below 0: evicted
 
-    def _pass(self, entries: Tensor, read: Tensor | slice, places: Tensor, mask: Tensor | None, shift: int = 0):
+    def _pass(self, new: Tensor, read: Tensor | slice, places: Tensor, mask: Tensor | None, shift: int = 0):
         turns = places
-        if self.streaming.keys == "rotated":  # stored keys are at their places: only further copies of sinks are not
-            turns = (
-                (places - read).where(self._tensor(range(len(read))) >= self.slots, 0)
-                if torch.is_tensor(read)
-                else None
-            )
-        positions = self.text[entries] - shift
-        return StreamingPass(self.keys, self.values, entries, read, positions, places, turns, mask, self.tables)
+        if self.streaming.keys == "rotated":  # stored keys are at their places; only the copies of the sinks are not
+            turns = None
+            if torch.is_tensor(read):
+                turns = torch.cat([torch.zeros_like(places[: self.slots]), (places - read)[self.slots :]])
+        positions = self.text[new] - shift
+        return StreamingPass(self.keys, self.values, new, read, positions, places, turns, mask, self.tables)
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(list(numbers), device=self.text.device)

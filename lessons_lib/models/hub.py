@@ -165,6 +165,8 @@ class LanguageModel:
             raise ValueError("Only the readable decoder is compiled; use target(kind='decoder', compiled=True).")
         if streaming:
             self._check_rotary(kind)
+            if context:
+                raise ValueError("a streaming cache has as many tokens as Streaming says; leave context out")
         rounded = weights in FORMATS
         if rounded and kind != "decoder":
             raise ValueError(f"weights={weights!r} are for the readable decoder; use target(kind='decoder').")
@@ -177,6 +179,8 @@ class LanguageModel:
         decoder, eos = decoder_of(network), targets.base.eos_ids(network, self.tokenizer)
         if rounded:
             decoder = quantize_model(decoder, weights, windows=windows)
+        if streaming and compiled:
+            return targets.CompiledStreamingTarget(decoder, self.tokenizer, eos, streaming)
         if compiled:
             return targets.CompiledTarget(decoder, self.tokenizer, eos, context or 512)
         if streaming:

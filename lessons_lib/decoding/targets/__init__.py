@@ -11,11 +11,12 @@ table                   a table of probabilities, for toy examples
 from lessons_lib.decoding.targets.base import Target, Unsupported
 from lessons_lib.decoding.targets.compiled import CompiledTarget
 from lessons_lib.decoding.targets.decoder import DecoderTarget
-from lessons_lib.decoding.targets.streaming import StreamingTarget
+from lessons_lib.decoding.targets.streaming import CompiledStreamingTarget, StreamingTarget
 from lessons_lib.decoding.targets.transformers import TransformersTarget
 from lessons_lib.models.hub import LanguageModel
 
 __all__ = [
+    "CompiledStreamingTarget",
     "CompiledTarget",
     "DecoderTarget",
     "StreamingTarget",

@@ -122,19 +122,8 @@ class CompiledTarget(DecoderTarget):
         return next(wide_enough, None) if set(model_input.after) <= {"final"} else None
 
     def _run_compiled(self, model_input: ModelInput, width: int) -> ModelOutput:
-        # pad the input to the compiled width
-        count = len(model_input.tokens)
-        padding, cache = [0] * (width - count), model_input.cache
-        tokens = torch.tensor(model_input.tokens + padding, device=self.device)
-        positions = torch.tensor(cache.positions(model_input.offsets) + padding, device=self.device)
-        args = (
-            tokens,
-            positions,
-            cache.new_entries(width),
-            cache.mask(model_input.mask, count, width),
-            cache.keys,
-            cache.values,
-        )
+        count, cache = len(model_input.tokens), model_input.cache
+        args = self._arguments(model_input, width)
         # run the step, as a CUDA graph or directly
         step = self._step(width)
         final, logits = self._graph(step, width, args)(*args) if self.captures else step(*args)
@@ -145,6 +134,19 @@ class CompiledTarget(DecoderTarget):
         rows = slice(count - model_input.wanted, count)
         return ModelOutput(logits[rows], {name: final[rows] for name in model_input.after})
 
+    def _arguments(self, model_input: ModelInput, width: int) -> tuple:
+        """Arguments of the compiled step for an input padded to `width` tokens."""
+        count, cache = len(model_input.tokens), model_input.cache
+        padding = [0] * (width - count)
+        tokens = torch.tensor(model_input.tokens + padding, device=self.device)
+        positions = torch.tensor(cache.positions(model_input.offsets) + padding, device=self.device)
+        mask = cache.mask(model_input.mask, count, width)
+        return tokens, positions, cache.new_entries(width), mask, cache.keys, cache.values
+
+    def _function(self, decoder: Decoder) -> Callable:
+        """The step to compile, as a function of `_arguments`."""
+        return static_step(decoder)
+
     def _step(self, width: int) -> CompiledStep:
         """The compiled step of one width, created on first use."""
         if width not in self._steps:
@@ -154,7 +156,7 @@ class CompiledTarget(DecoderTarget):
                 decoder = for_compiler(decoder, pointwise=self.matmul == "pointwise" and width <= few)
                 decoder = compiled_once(decoder) if self.regional else decoder
             step = self._steps[width] = CompiledStep(
-                static_step(decoder),
+                self._function(decoder),
                 f"{width}-token step ({self.decoder.config.num_layers} layers, {self.dtype})",
                 weights=self.decoder,
                 sizes=FITTED if self.fitted else (),

@@ -1,13 +1,15 @@
 """The streaming target: texts of any length in generate, drafts over and by a streaming cache, what it refuses."""
 
 import pytest
+import torch
+from support.graphs import graphs_on_cpu
 from support.oracle import PROMPT
 from support.proposers import Scripted, always_right, always_wrong, tree_with_decoys
 
 from lessons_lib import DraftModel, PromptLookup, generate
 from lessons_lib.caches import Streaming
 from lessons_lib.decoding.draft_tree import plain_input
-from lessons_lib.decoding.targets import DecoderTarget, StreamingTarget
+from lessons_lib.decoding.targets import CompiledStreamingTarget, DecoderTarget, StreamingTarget
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
 
@@ -101,6 +103,46 @@ def test_prompt_lookup_works_over_a_streaming_cache(target):
     assert output.ids == generate(target, text, max_new_tokens=N).ids
 
 
+@pytest.mark.usefixtures("cold_compiler")
+@pytest.mark.parametrize("dtype, atol", [(torch.float64, 1e-12), (torch.float32, 1e-4)], ids=str)
+def test_the_compiled_ring_gives_the_eager_logits(dtype, atol):
+    """Over a prompt in chunks, three times the cache's capacity, for one token and for padded drafts."""
+    decoder = Decoder.from_transformers(tiny(dtype=dtype))
+    eager = StreamingTarget(decoder, streaming=SMALL)
+    compiled = CompiledStreamingTarget(decoder, streaming=SMALL, widths=(1, 4), matmul="library")
+    caches = {target: target.new_cache(1) for target in (eager, compiled)}
+    at = 0
+    for size in [20, *[1, 1, 3, 1, 4] * 5]:  # 3 is padded to 4
+        ids = LONG[at : at + size]
+        one, other = (target.run([plain_input(ids, caches[target], size)])[0].logits for target in caches)
+        assert (one - other).abs().max() < atol
+        at += size
+    assert compiled.problem is None and set(compiled.compile_seconds) == {1, 4}
+    text = generate(eager, PROMPT, max_new_tokens=N).ids
+    assert generate(compiled, PROMPT, max_new_tokens=N).ids == text
+    tree = Scripted(PROMPT + text, 97, tree_with_decoys)
+    assert generate(compiled, PROMPT, tree, max_new_tokens=N).ids == text
+
+
+def test_captured_as_a_graph_the_ring_serves_one_text_after_another(decoder, streamed):
+    """A stand-in for CUDA graphs replays the step on the buffers of a finished text."""
+    with graphs_on_cpu() as captured:
+        target = CompiledStreamingTarget(decoder, streaming=SMALL, cuda_graph=True)
+        for _ in range(2):
+            assert generate(target, PROMPT, max_new_tokens=N).ids == streamed
+    assert len(captured) == 1
+
+
+@pytest.mark.parametrize("settings, widths, error", [
+    ({"keys": "rotated"}, (1,), "only unrotated keys"),
+    ({"positions": "text"}, (1,), "only unrotated keys"),
+    ({"chunk": 4}, (1, 5), "a width of 5 exceeds the chunk of 4"),
+])  # fmt: skip
+def test_what_the_ring_cannot_do_is_refused(decoder, settings, widths, error):
+    with pytest.raises(ValueError, match=error):
+        CompiledStreamingTarget(decoder, streaming=Streaming(2, 16, **settings), widths=widths)
+
+
 def language_model(**options) -> LanguageModel:
     network = tiny(**options)
     return LanguageModel(network, None, "tiny", "cpu", network.dtype)
@@ -120,3 +162,9 @@ def test_a_model_makes_its_streaming_target(streamed):
 def test_models_that_cannot_stream_are_refused(family, kind, error):
     with pytest.raises(ValueError, match=error):
         language_model(family=family).target(kind, streaming=SMALL)
+
+
+def test_a_compiled_streaming_target_takes_no_context():
+    assert isinstance(language_model().target(compiled=True, streaming=SMALL), CompiledStreamingTarget)
+    with pytest.raises(ValueError, match="leave context out"):
+        language_model().target(compiled=True, context=64, streaming=SMALL)
