@@ -152,7 +152,7 @@ class StreamingCache(CountedCache):
             self._turn(shifts[0])
         if not fixed and evicted.max() == 0:  # as in a plain cache: slots, places and positions are the same
             return self._pass(new, slice(0, start + count), self.text[: start + count], mask)
-        # 1. The token in each slot: a sink, or the newest t with t = slot (mod ring), now that the new ones are written.
+        # 1. The token in each slot once the new ones are written: a sink, or the newest t with t = slot (mod ring).
         slots, last = torch.arange(self.slots, device=self.text.device), start + count - 1
         tokens = torch.where(slots < s.sinks, slots, last - (last - slots) % (self.slots - s.sinks))
         # 2. A new token attends to the sinks and its window, as far as the mask allows.

@@ -19,11 +19,12 @@ from weakref import WeakSet
 
 import torch
 
-from lessons_lib.caches.paged import PagedCache
+from lessons_lib.caches.paged import PagedCache, PagedMemory
 from lessons_lib.decoding.generate import Output, new_sequence, ready, step, text_of
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import Acceptance
 from lessons_lib.decoding.sequence import Sequence, Status
+from lessons_lib.decoding.targets import CompiledStreamingTarget, StreamingTarget
 from lessons_lib.decoding.text import Prompt, encode
 from lessons_lib.measure.clock import sync
 from lessons_lib.measure.profiler import gc_frozen
@@ -38,7 +39,8 @@ MOMENT = 0.05  # seconds
 class Engine:
     """Serves requests on a model of the Llama family, batched as the scheduler decides.
 
-    model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size (`paged` makes a compiled one).
+    model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size (`paged` makes a compiled one). With a
+    StreamingTarget, each request has a streaming cache of its own; the pool then only counts the blocks of its text.
     padded: whether a finished request that a static batch still holds takes part in every forward pass as padding, as
     in transformers' generate, which runs a rectangular batch. If not, it only occupies its slot.
     ValueError if blocks of the scheduler's pool are in use.
@@ -46,7 +48,7 @@ class Engine:
 
     def __init__(self, model, scheduler: Scheduler, padded: bool = False):
         self.target, self.padded = paged(model, scheduler.pool), padded
-        self.scheduler, self.pool, self.memory = scheduler, scheduler.pool, self.target.memory
+        self.scheduler, self.pool, self.memory = scheduler, scheduler.pool, memory_of(self.target)
         self.pool.attach(self.memory)
         self.start = time.perf_counter()
         self.requests: WeakSet[Sequence] = WeakSet()  # as long as something else refers to them
@@ -141,7 +143,10 @@ class Engine:
         for seq, tokens in plan.rows:
             seq.num_scheduled_tokens = tokens
             # newly admitted, or again after a preemption: the pool gives a released sequence a new table
-            if seq.cache.blocks is not seq.block_table:
+            if isinstance(self.target, StreamingTarget):
+                if seq.cache.length() != seq.num_computed_tokens:
+                    seq.cache = self.target.new_cache(seq.num_tokens)
+            elif seq.cache.blocks is not seq.block_table:
                 seq.cache = PagedCache(self.memory, seq.block_table, seq.num_computed_tokens)
         # copy-on-write, before the pass writes
         for source, to in self.pool.copies:
@@ -170,9 +175,10 @@ class Engine:
         return True
 
     def _padding(self) -> Sequence:
-        """A padding sequence: one token per step, written to the null block."""
+        """A padding sequence: one token per step, written to the null block, or to a streaming cache of its own."""
         seq = new_sequence(self.target, [0], None, None, 1)
-        seq.cache = PagedCache(self.memory, [self.memory.null_block])
+        if not isinstance(self.target, StreamingTarget):
+            seq.cache = PagedCache(self.memory, [self.memory.null_block])
         return seq
 
     def _stream(self, seq: Sequence, tokens: list[int]) -> None:
@@ -187,8 +193,21 @@ class Engine:
             self.cancel(seq)
 
 
-def paged(model, pool: BlockPool, max_num_seqs: int | None = None) -> PagedTarget:
+class OwnCaches:
+    """Stands in for a pool's memory where every sequence has a cache of its own."""
+
+    owner_mark: object | None = None
+
+
+def memory_of(target: PagedTarget | StreamingTarget) -> PagedMemory | OwnCaches:
+    """The memory of the pool's blocks."""
+    return OwnCaches() if isinstance(target, StreamingTarget) else target.memory
+
+
+def paged(model, pool: BlockPool, max_num_seqs: int | None = None) -> PagedTarget | StreamingTarget:
     """A PagedTarget for the model with a KV cache of the pool's size; an existing PagedTarget is returned as it is.
+
+    So is a StreamingTarget, which has no blocks. ValueError if it is compiled, or if the pool shares prefixes.
 
     max_num_seqs: batch size to compile and tune the decode step for; None: eager.
     TypeError if the model is not one of our decoders. ValueError if our decoder cannot run it, or if an existing
@@ -200,6 +219,12 @@ def paged(model, pool: BlockPool, max_num_seqs: int | None = None) -> PagedTarge
             raise ValueError(f"the target was made for {model.sizes}, the pool has {sizes}; make them equal")
         if max_num_seqs and not isinstance(model, CompiledPagedTarget):
             raise ValueError("this PagedTarget is eager; hand in a CompiledPagedTarget, or the model itself")
+        return model
+    if isinstance(model, StreamingTarget | CompiledStreamingTarget):
+        if max_num_seqs or isinstance(model, CompiledStreamingTarget):
+            raise ValueError("the engine runs streaming caches eagerly; hand in a StreamingTarget without max_num_seqs")
+        if pool.sharing:
+            raise ValueError("streaming caches cannot share prefixes; make the pool with BlockPool(..., sharing=False)")
         return model
     if not hasattr(model, "decoder") and not hasattr(model, "target"):
         raise TypeError(f"the engine runs our decoder, not {type(model).__name__}; pass lessons_lib.load(...)")

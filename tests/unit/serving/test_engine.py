@@ -10,12 +10,13 @@ from support.examples import examples
 from support.serving import KINDS, LENGTHS, PREFIX, PROMPTS, TARGET, alone, arguments_of, together
 from support.targets import decoder_target
 
+from lessons_lib.caches import Streaming
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.early_exit import EarlyExit
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sequence import Sequence, Status
-from lessons_lib.decoding.targets import DecoderTarget
+from lessons_lib.decoding.targets import CompiledStreamingTarget, DecoderTarget, StreamingTarget
 from lessons_lib.measure.cost import LinearCost
 from lessons_lib.models import tiny
 from lessons_lib.quantization import quantize_model
@@ -509,3 +510,37 @@ def test_a_second_run_on_a_scheduler_is_refused_and_the_first_goes_on():
     first.serve([request := first.request(PREFIX, max_new_tokens=9, on_tokens=run_another)])
     assert len(refused) == 18 and first.output(request).ids == alone("plain", PREFIX, 9)
     assert served(second).reused == 0
+
+
+STREAMING = StreamingTarget(TARGET.decoder, streaming=Streaming(sinks=2, window=7, chunk=4))  # smaller than most texts
+
+
+@pytest.mark.parametrize("blocks, setting", [
+    (80, dict()),
+    (80, dict(num_speculative_tokens=3)),
+    (80, dict(max_num_batched_tokens=7, chunked=True)),
+    (80, dict(policy=Static())),
+    (11, dict(watermark=0.0)),
+], ids=["plain", "drafts", "chunked", "static", "preempted"])  # fmt: skip
+def test_requests_with_streaming_caches_are_answered_as_if_they_ran_alone(blocks, setting):
+    """A cache for each request. The pool counts their texts; a preempted request starts with a new cache."""
+    pool = BlockPool(blocks, 3, sharing=False)
+    engine = Engine(STREAMING, Scheduler(pool, max_num_seqs=4, **setting), padded=True)
+    drafts = [PromptLookup(3, rule="transformers") if "num_speculative_tokens" in setting else None for _ in PROMPTS]
+    requests = [
+        engine.request(prompt, proposer=draft, max_new_tokens=length)
+        for prompt, draft, length in zip(PROMPTS, drafts, LENGTHS, strict=True)
+    ]
+    engine.serve(requests)
+    for request, prompt, length in zip(requests, PROMPTS, LENGTHS, strict=True):
+        assert engine.output(request).ids == generate(STREAMING, prompt, max_new_tokens=length).ids
+        assert request.cache.slots == 2 + 7 + 4
+    assert pool.free_blocks == pool.num_blocks and (blocks > 11 or sum(request.preemptions for request in requests))
+
+
+def test_streaming_caches_share_no_prefixes_and_are_not_compiled():
+    with pytest.raises(ValueError, match="cannot share prefixes; make the pool with"):
+        Engine(STREAMING, Scheduler(BlockPool(80)))
+    compiled = CompiledStreamingTarget(TARGET.decoder, streaming=STREAMING.streaming)
+    with pytest.raises(ValueError, match="the engine runs streaming caches eagerly"):
+        Engine(compiled, Scheduler(BlockPool(80, sharing=False)))
