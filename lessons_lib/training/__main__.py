@@ -97,6 +97,8 @@ def parser() -> argparse.ArgumentParser:
     add_results(part)
     part = parts.add_parser("layerskip-export", help=f"store the evaluated runs as {LAYERSKIP}")
     part.add_argument("--results", type=Path, required=True, help="folder of the evaluations")
+    part.add_argument("--run", default="default", help="the run to store")
+    part.add_argument("--control", default="control", help="the run without dropout and exits to compare with")
     part.add_argument("--into", type=Path, default=OURS / LAYERSKIP)
 
     part = parts.add_parser("evaluate", help="what a draft is worth on the held-out texts")
@@ -357,17 +359,18 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
 
 def run_layerskip_export(options: argparse.Namespace) -> None:
     """Store adapters and exit adapter in bf16. Their card holds the evaluations; the raw ones stay in the folder."""
-    found = {name: read_json(options.results / f"{name}.json") for name in (BASE, "default", "control", "exit")}
-    ours, recipe = found["default"], found["exit"]["recipe"]
+    names = {"base": BASE, "layerskip": options.run, "control": options.control}
+    found = {name: read_json(options.results / f"{file}.json") for name, file in names.items()}
+    ours, exit_found = found["layerskip"], read_json(options.results / "exit.json")
     weights = load_file(options.results / "exit.safetensors")
-    adapter = ExitAdapter(weights["W1"].shape[1], recipe["exit_layer"])
+    adapter = ExitAdapter(weights["W1"].shape[1], exit_found["recipe"]["exit_layer"])
     adapter.load_state_dict(weights)
     facts = {"recipe": ours["recipe"], "steps": ours["steps"], "hours": ours["seconds"] / 3600}
     for part in ("test", "hard"):
-        facts[part] = {name: summary(found[name][part]) for name in (BASE, "default", "control")}
-    facts["quality"] = layerskip.points_lost(found["default"]["test"]["exact"], found["control"]["test"]["exact"])
-    facts["exit"] = {name: value for name, value in found["exit"].items() if name != "curve"}
-    lora = load_file(options.results / "default.safetensors")
+        facts[part] = {name: summary(of[part]) for name, of in found.items()}
+    facts["quality"] = layerskip.points_lost(ours["test"]["exact"], found["control"]["test"]["exact"])
+    facts["exit"] = {name: value for name, value in exit_found.items() if name != "curve"}
+    lora = load_file(options.results / f"{options.run}.safetensors")
     save_layerskip(options.into, lora, ours["recipe"]["rank"], ours["recipe"]["alpha"], adapter, TARGET, **facts)
     print(f"stored in {options.into}")
 

@@ -1,0 +1,103 @@
+"""The recipes of smol-layerskip by command: trained, evaluated, stored, and the card says what the evaluation found."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from zlib import crc32
+
+import pytest
+import torch
+
+from bench import train_layerskip
+from lessons_lib.models import LanguageModel, load_exit, read_card, tiny
+from lessons_lib.models.decoder import Decoder
+from lessons_lib.models.exits import fine_tune
+from lessons_lib.training import __main__ as command_line
+from lessons_lib.training import layerskip
+from lessons_lib.training.text_to_sql import encode, text_to_sql
+
+
+class WholeWords:
+    """A tokenizer of one token a word."""
+
+    eos_token_id, pad_token_id, chat_template = 2, 0, ""
+
+    def __call__(self, prompt):
+        several = [prompt] if isinstance(prompt, str) else prompt
+        ids = [[3 + crc32(word.encode()) % 94 for word in text.split()] for text in several]
+        return SimpleNamespace(input_ids=ids[0] if isinstance(prompt, str) else ids)
+
+    def apply_chat_template(self, messages, add_generation_prompt, return_dict):
+        return self(messages[0]["content"]).input_ids
+
+    def decode(self, ids, skip_special_tokens=True):
+        return " ".join(map(str, ids if isinstance(ids, list) else [ids]))
+
+
+@pytest.fixture
+def at_home(tmp_path, monkeypatch):
+    """A tiny model under the target's name, and a cache below tmp_path."""
+
+    def load(name=command_line.TARGET, device="cpu", dtype="auto"):
+        network = tiny(dtype=torch.float32)
+        network.generation_config.eos_token_id = 2
+        return LanguageModel(network, WholeWords(), command_line.TARGET, "cpu", torch.float32)
+
+    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(command_line, "load", load)
+    monkeypatch.setattr(layerskip, "EXITS", (1, 2))
+    monkeypatch.setattr(command_line, "SIZES", {"train": 60, "validation": 10, "test": 20})
+    return SimpleNamespace(folder=tmp_path, load=load)
+
+
+def run(*arguments) -> None:
+    assert command_line.main([*map(str, arguments)]) == 0
+
+
+STEPS = "--steps 4 --tokens 200 --rate 0.01 --warmup 1 --device cpu".split()
+
+
+def test_runs_are_trained_evaluated_and_stored(at_home, capsys):
+    results, into = at_home.folder / "results", at_home.folder / "weights"
+    run("layerskip", *STEPS, "--minutes", "1e-9")
+    assert "1 of 4 steps" in capsys.readouterr().out
+    run("layerskip", *STEPS)
+    run("layerskip", "--run", "control", "--p_max", 0, "--curriculum", "last", *STEPS)
+    run("layerskip-exit", "--exit_layer", 1, "--prompts", 40, "--copies", 1, *STEPS)
+    for name in ("base", "default", "control"):
+        run("layerskip-evaluate", "--run", name, "--texts", 12, "--results", results, "--device", "cpu")
+    run("layerskip-exit-evaluate", "--results", results, "--device", "cpu")
+    run("layerskip-export", "--results", results, "--into", into)
+    card, raw = read_card(into), json.loads((results / "default.json").read_text())
+    assert (card["base"], card["rank"], card["exit_layer"], card["steps"]) == (command_line.TARGET, 8, 1, 4)
+    assert [row["step"] for row in raw["curve"]] == [1, 2, 3, 4] and raw["rates"] == [0, pytest.approx(0.1)]
+    assert raw["drawn"] > 4 and raw["dropped"][0] == 0
+    # the stored weights are those that were evaluated
+    network = at_home.load().network
+    fine_tune(network, into)
+    again = layerskip.evaluate_exits(Decoder.from_transformers(network), encode(WholeWords(), text_to_sql(12, "test")))
+    for name in ("loss", "exact_match"):
+        assert card["test"]["layerskip"][name] == pytest.approx(again[name], abs=0.02)
+        assert raw["test"][name] == pytest.approx(again[name], abs=0.02)
+    losses = [card["test"][name]["loss"][-1] for name in ("base", "layerskip", "control")]
+    assert len(set(losses)) == 3 and losses[0] > max(losses[1:])
+    assert card["quality"]["texts"] == 12 and card["exit"]["after"]["kl"] < card["exit"]["before"]["kl"]
+    assert load_exit(replace(at_home.load()), into).exit_layer == 1
+
+
+def test_an_evaluation_that_is_missing_is_one_sentence(at_home, capsys):
+    assert command_line.main(["layerskip-export", "--results", str(at_home.folder)]) == 2
+    assert "base.json is missing; run `python -m bench.train_layerskip` first" in capsys.readouterr().err
+
+
+def test_the_bench_takes_all_runs_in_miniature(at_home, monkeypatch):
+    monkeypatch.setattr(train_layerskip, "load", at_home.load)
+    out = at_home.folder / "out"
+    assert train_layerskip.main(["--out", str(out), "--device", "cpu", "--tiny", "--here", "base", "default"]) == 0
+    assert {path.name for path in out.iterdir()} == {"base.json", "default.json", "default.safetensors"}
+    with pytest.raises(SystemExit):
+        train_layerskip.main(["nothing", "--out", str(out)])
+    exit_commands = train_layerskip.commands("exit", SimpleNamespace(device="cpu", out=out, tiny=True, minutes="2"))
+    for command in exit_commands:
+        command_line.parser().parse_args(command)
+    assert "--minutes" in exit_commands[0]
