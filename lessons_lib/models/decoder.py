@@ -112,7 +112,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tens
     folded = q.reshape(keys.shape[0], groups * count, dim)
     mask = mask if mask is None or groups == 1 else mask.repeat(groups, 1)
     out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask)
-    return out[0].view(heads, count, dim)
+    return out[0].reshape(heads, count, dim)
 
 
 class Layer(nn.Module):

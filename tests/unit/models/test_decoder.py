@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.oracle import exact
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -103,6 +104,17 @@ def test_both_ways_of_attending_agree(count, masked):
     expected = attend_by_products(q, keys, values, mask)
     found = attend(q, keys, values, mask if masked else None)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_kernels_may_return_any_memory_layout(monkeypatch):
+    """Some kernels on a GPU return (H, T, d) stored as (T, H, d)."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731
+    q, keys, values = draw(4, 3, 8), draw(2, 7, 8), draw(2, 7, 8)
+    expected, kernel = attend(q, keys, values, None), F.scaled_dot_product_attention
+    stored = lambda *args, **options: kernel(*args, **options).transpose(1, 2).contiguous().transpose(1, 2)  # noqa: E731
+    monkeypatch.setattr(F, "scaled_dot_product_attention", stored)
+    assert torch.equal(attend(q, keys, values, None), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
