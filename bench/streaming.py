@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 
@@ -36,7 +37,9 @@ from lessons_lib.quantization.linear import sharing_copy
 WINDOW, SINKS = 1020, 4
 TEXTS = {"wikitext": ("evaluation", "calibration"), "shakespeare": ("shakespeare",)}  # bars: set on the first
 TOKENS, DENSE = 20_000, 12_000  # tokens of a text, and those that a dense cache reads
+LENGTHS = 2_000, 8_000  # of a short text, and of the longest that the model has positions for
 BLOCK, EVERY = 256, 64  # tokens per average; the window is computed anew at every 64th
+NONE = Samples((1.0,))  # a loss is no ratio of times
 PLAIN = f"our decoder, eager {DTYPE}, window {WINDOW}, {SINKS} sinks"
 
 
@@ -128,15 +131,15 @@ def streamed(**settings) -> StreamingTarget:
     says="With StreamingLLM, a decode step after 20,000 tokens takes {times} as long as one after 2,000",
 )  # fmt: skip
 def flat(run: Run) -> Measured:
-    """Also how a plain cache grows, from 2,000 to 8,000 tokens, which are as many as the model has positions."""
-    ids = ids_of("shakespeare", common.model().tokenizer, TOKENS)
-    steps = {n: repeatable_step(streamed(), ids[:n]) for n in (2_000, TOKENS)}
-    steps |= {f"plain {n}": repeatable_step(common.eager(), ids[:n]) for n in (2_000, 8_000)}
+    """Also how the step of a plain cache grows with the text."""
+    ids, (short, long) = ids_of("shakespeare", common.model().tokenizer, TOKENS), LENGTHS
+    steps = {n: repeatable_step(streamed(), ids[:n]) for n in (short, TOKENS)}
+    steps |= {f"plain {n}": repeatable_step(common.eager(), ids[:n]) for n in LENGTHS}
     found = in_turn(steps, repeats=5 * run.repeats)
-    ratio, plain = Ratio.of(found[TOKENS], found[2_000]), Ratio.of(found["plain 8000"], found["plain 2000"])
+    ratio, plain = Ratio.of(found[TOKENS], found[short]), Ratio.of(found[f"plain {long}"], found[f"plain {short}"])
     cache, each = streamed().new_cache(1).nbytes / 1e6, common.eager().new_cache(1000).nbytes / 1e9
     note = f"{cache:.0f} MB of keys and values at any length; a plain cache: {each * TOKENS:.0f} MB after {TOKENS} "
-    note += f"tokens, and a step after 8,000 takes {plain.value:.2f} times as long as after 2,000"
+    note += f"tokens, and a step after {long} takes {plain.value:.2f} times as long as after {short}"
     return Measured(ratio, note, {"steps": {str(name): samples.times for name, samples in found.items()}})
 
 
@@ -145,37 +148,48 @@ def flat(run: Run) -> Measured:
     says="A decode step with StreamingLLM is {times} as fast as computing its window anew",
 )  # fmt: skip
 def vs_recompute(run: Run) -> Measured:
-    ids = ids_of("shakespeare", common.model().tokenizer, 4_000)
+    ids = ids_of("shakespeare", common.model().tokenizer, 2 * WINDOW)
     decoder = common.eager().decoder
     anew = lambda: recomputed(decoder, ids, WINDOW + SINKS, [len(ids) - 2])  # noqa: E731
     return Measured(compare(anew, repeatable_step(streamed(), ids[:-1]), repeats=run.repeats))
 
 
+READ = f"the window of {WINDOW + SINKS} tokens computed anew, tiny Shakespeare, every {EVERY}th token after it is full"
+
+
+@cache
+def readings(quick: bool) -> dict[str, np.ndarray]:
+    """Losses of the same tokens of the second text: the window computed anew, and caches with SINKS and 0 sinks."""
+    ids = ids_of("shakespeare", common.model().tokenizer, 2_500 if quick else 10_000)
+    at = range(WINDOW + EVERY, len(ids) - 1, EVERY)
+    found = {"recomputed": recomputed(common.eager().decoder, ids, WINDOW + SINKS, at, batch=2)}
+    return found | {f"sinks {n}": losses(streamed(sinks=n), ids, EVERY)[list(at)] for n in (SINKS, 0)}
+
+
+def lost(sinks: int, run: Run) -> Measured:
+    """Nats per token that a cache with so many sinks loses to computing its window anew, with a 95% interval."""
+    found = readings(run.quick)
+    anew, ours = found["recomputed"], found[f"sinks {sinks}"]
+    means = (ours - anew)[resamples(len(anew))].mean(-1)
+    ratio = Ratio(float((ours - anew).mean()), *map(float, np.percentile(means, [2.5, 97.5])), NONE, NONE)
+    note = f"{len(anew)} tokens: {ours.mean():.3f} against {anew.mean():.3f} nats; interval: from resampling the tokens"
+    return Measured(ratio, note, {name: rounded(losses) for name, losses in found.items()})
+
+
 @claim(
-    "streaming/loss", "<= 0.1",
-    f"the window of {WINDOW + SINKS} tokens computed anew, tiny Shakespeare, every {EVERY}th token after the window is "
-    f"full; {PLAIN}", unit="nats",
+    "streaming/loss", "<= 0.1", f"{READ}; {PLAIN}", unit="nats",
     says="StreamingLLM loses {number} nats a token to computing its window anew",
 )  # fmt: skip
-def lost(run: Run) -> Measured:
-    """The bar was set on WikiText-2. Also what a window without sinks loses."""
-    ids = ids_of("shakespeare", common.model().tokenizer, 2_500 if run.quick else 10_000)
-    at = range(WINDOW + EVERY, len(ids) - 1, EVERY)
-    anew = recomputed(common.eager().decoder, ids, WINDOW + SINKS, at, batch=2)
-    ours, none = (losses(streamed(sinks=sinks), ids, EVERY)[list(at)] for sinks in (SINKS, 0))
-    worse, without = interval(ours - anew), interval(none - anew)
-    note = (
-        f"{len(at)} tokens; without sinks {without[0]:.2f} nats ({without[1]:.2f} to {without[2]:.2f}); interval: from "
-    )
-    note += "resampling the tokens"
-    facts = {"recomputed": rounded(anew), "sinks 4": rounded(ours), "sinks 0": rounded(none), "without_sinks": without}
-    return Measured(Ratio(*worse, Samples((1.0,)), Samples((1.0,))), note, facts)
+def loss_with_sinks(run: Run) -> Measured:
+    return lost(SINKS, run)
 
 
-def interval(differences: np.ndarray) -> tuple[float, float, float]:
-    """Mean with its 95% interval, from resampling."""
-    means = differences[resamples(len(differences))].mean(-1)
-    return float(differences.mean()), *(float(end) for end in np.percentile(means, [2.5, 97.5]))
+@claim(
+    "streaming/no-sinks", ">= 1", f"{READ}; our decoder, eager {DTYPE}, window {WINDOW}, no sinks", unit="nats",
+    says="Without sinks, a window loses {number} nats a token once the first token has left it",
+)  # fmt: skip
+def loss_without_sinks(run: Run) -> Measured:
+    return lost(0, run)
 
 
 def main() -> int:

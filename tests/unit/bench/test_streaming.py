@@ -1,0 +1,106 @@
+"""The bench of lesson 16 on a tiny model: losses in chunks, the window computed anew, curves stored one by one."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from bench import common, streaming
+from bench.common import Run
+from lessons_lib.caches import Streaming
+from lessons_lib.decoding.targets import DecoderTarget, StreamingTarget
+from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.models.decoder import Decoder
+
+IDS = torch.randint(97, (150,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return Decoder.from_transformers(tiny())
+
+
+def expected(decoder, ids) -> np.ndarray:
+    """Loss of every id after the first, from one pass over all."""
+    scores = decoder.read(ids[:-1]).double().log_softmax(-1)
+    return -scores[range(len(ids) - 1), ids[1:]].numpy()
+
+
+def test_losses_in_chunks_are_those_of_one_pass(decoder):
+    assert np.allclose(streaming.losses(DecoderTarget(decoder), IDS, 40), expected(decoder, IDS), atol=1e-5)
+    target = StreamingTarget(decoder, streaming=Streaming(2, 20))
+    assert np.allclose(streaming.losses(target, IDS, 20), streaming.losses(target, IDS, 1), atol=1e-5)
+
+
+def test_a_window_computed_anew_sees_its_own_tokens_alone(decoder):
+    at = [10, 64, 128]
+    found = streaming.recomputed(decoder, IDS, 30, at, batch=2)
+    assert np.allclose(found, [expected(decoder, IDS[max(0, i - 29) : i + 2])[-1] for i in at], atol=1e-5)
+
+
+def test_a_stretched_decoder_has_more_positions_and_the_same_weights(decoder):
+    longer = streaming.stretched(decoder, 400)
+    assert len(longer.cos) == 400 and torch.equal(longer.cos[:256], decoder.cos) and len(decoder.cos) == 256
+    assert longer.embedding.weight is decoder.embedding.weight
+
+
+class Words:
+    """Stands in for a tokenizer."""
+
+    def __call__(self, text, **options):
+        return SimpleNamespace(input_ids=[ord(letter) % 97 for letter in text])
+
+
+@pytest.fixture
+def model(monkeypatch) -> LanguageModel:
+    network = tiny(dtype=torch.float32, context=512)
+    model = LanguageModel(network, Words(), "tiny", "cpu", network.dtype)
+    monkeypatch.setattr(common, "model", lambda: model)
+    monkeypatch.setattr(common, "eager", model.target)
+    monkeypatch.setattr(streaming, "load", lambda *args, **options: model)
+    return model
+
+
+def test_every_curve_is_stored_at_once_and_a_second_run_measures_what_is_missing(model, monkeypatch, tmp_path, capsys):
+    out = tmp_path / "curves.json"
+    words = ["bench.streaming", "--tokens", "300", "--windows", "64", "--chunk", "64", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert streaming.main() == 0
+    file = json.loads(out.read_text(encoding="utf-8"))
+    assert file["tokens"] == 300 and set(file["texts"]) == {"wikitext", "shakespeare"}
+    curves = file["texts"]["wikitext"]
+    assert list(curves) == [
+        "4+64", "0+64", "1+64", "2+64", "8+64", "recomputed 68", "4+64, positions of the text", "dense"
+    ]  # fmt: skip
+    assert [len(curves["4+64"]["mean"]), len(curves["4+64"]["at"]), len(curves["recomputed 68"]["at"])] == [2, 4, 4]
+    assert (
+        curves["dense"]["at"][0] == curves["4+64"]["at"][0] == curves["recomputed 68"]["at"][0]
+    )  # nothing evicted yet
+    del curves["dense"]
+    out.write_text(json.dumps(file), encoding="utf-8")
+    capsys.readouterr()
+    assert streaming.main() == 0
+    told = capsys.readouterr()
+    assert (told.out + told.err).count("nats") == 1
+    assert "dense" in json.loads(out.read_text(encoding="utf-8"))["texts"]["wikitext"]
+
+
+def test_the_claims_compare_what_they_say(model, monkeypatch):
+    for name, value in {"WINDOW": 60, "SINKS": 4, "TOKENS": 300}.items():
+        monkeypatch.setattr(streaming, name, value)
+    run = Run(quick=True)
+    monkeypatch.setattr(streaming, "LENGTHS", (100, 200))
+    flat = streaming.flat(run)
+    assert set(flat.facts["steps"]) == {"100", "300", "plain 100", "plain 200"} and flat.ratio.value > 0
+    assert streaming.vs_recompute(run).ratio.value > 0
+    streaming.readings.cache_clear()
+    for name, sinks in ((streaming.loss_with_sinks, 4), (streaming.loss_without_sinks, 0)):
+        lost = name(run)
+        anew, ours = (np.array(lost.facts[key]) for key in ("recomputed", f"sinks {sinks}"))
+        assert len(anew) == len(ours) > 2
+        assert lost.ratio.value == pytest.approx((ours - anew).mean(), abs=1e-3)
+        assert lost.ratio.low <= lost.ratio.value <= lost.ratio.high
+    streaming.readings.cache_clear()
