@@ -79,7 +79,7 @@ def settings(run: Run) -> dict:
         texts.append(Text(f"validation/{number}", [*prompt, *answer(prompt)], len(prompt)))
     texts = [text for text in texts if len(text.ids) > text.prompt_length + 1]
     exits = [layer for layer in EXITS if layer < len(target().decoder.layers)]
-    v = costs_of(target(), range(1, MOST + 2), run.repeats, CACHED)
+    v = costs_of(target(), range(1, MOST + 2), 5 * run.repeats, CACHED)
     found = {"weights": fingerprint(model().network), "vocabulary": len(vocabulary()), "v": v, "texts": len(texts)}
     # the fastest by the cost model
     heads = {"full": (target().decoder, None), "short": (trimmed(target().decoder, vocabulary()), len(vocabulary()))}

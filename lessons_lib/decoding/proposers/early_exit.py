@@ -1,13 +1,13 @@
 """LayerSkip's self-speculative decoding (lesson 13): a model drafts with its own first layers, the others verify.
 
-A hidden state can leave after any E of the L layers: the final norm and the LM head turn it into logits (an early
-exit). So the first E layers are a draft model without weights of its own. What they compute while drafting is what the
-target needs of them anyway. Their keys and values go into the target's own cache, and the states that leave layer E - 1
-are kept, before the final norm (exit states). Verification goes on from the exit states of the root and the d draft
-tokens: the target's forward pass runs only layers E to L - 1, over d + 1 tokens.
+The final norm and the LM head can read the hidden state after any layer, not only after the last one (an early exit).
+So the first E of the L layers are a draft model without weights of its own. Nothing that they compute while drafting is
+computed again: their keys and values go into the target's own cache, and the states that leave layer E - 1 are kept
+(exit states, before the final norm). Verification goes on from the exit states of the root and the d draft tokens: the
+target's forward pass runs only layers E to L - 1, over d + 1 tokens. Layers are numbered from 0.
 
-Source: LayerSkip, Elhoushi et al. 2024 (arXiv 2404.16710). A model that was not trained with its exit losses drafts
-badly. With layers numbered from 0, the exit after E layers is what the paper calls exit E.
+Source: LayerSkip, Elhoushi et al. 2024 (arXiv 2404.16710). Exits of a model that was not trained for them are rarely
+right; training/layerskip.py trains them all, training/exit_adapter.py one.
 """
 
 from collections.abc import Sequence
@@ -50,6 +50,8 @@ class EarlyExit(Proposer):
         check_integers(exit_layer=exit_layer)
         if exit_layer < 1:
             raise ValueError(f"exit_layer must be at least 1, not {exit_layer}")
+        if (trained := getattr(adapter, "exit_layer", exit_layer)) != exit_layer:
+            raise ValueError(f"this adapter was trained for the exit after {trained} layers, not {exit_layer}")
         self.exit_layer, self.vocabulary, self.adapter = exit_layer, vocabulary, adapter or nn.Identity()
         self.length = draft_tokens if isinstance(draft_tokens, DraftLength) else Constant(draft_tokens)
         self.greedy, self.sampling, self.generator = sampling is None, sampling or Sampling(), generator
