@@ -31,6 +31,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lessons_lib.data import RESULTS
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.tree_shape import best_tree
 from lessons_lib.models import LanguageModel, cut, load, pick
@@ -100,6 +101,9 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument("--run", default="default", help="the run to store")
     part.add_argument("--control", default="control", help="the run without dropout and exits to compare with")
     part.add_argument("--into", type=Path, default=OURS / LAYERSKIP)
+    part.add_argument(
+        "--raw", type=Path, default=RESULTS / "layerskip-training.json", help="all evaluations, in one file"
+    )
 
     part = parts.add_parser("evaluate", help="what a draft is worth on the held-out texts")
     part.add_argument("--run", help="a training run (default: the stored draft)")
@@ -358,7 +362,7 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
 
 
 def run_layerskip_export(options: argparse.Namespace) -> None:
-    """Store adapters and exit adapter in bf16. Their card holds the evaluations; the raw ones stay in the folder."""
+    """Store adapters and exit adapter in bf16, their card with the evaluations, and the evaluations with all curves."""
     names = {"base": BASE, "layerskip": options.run, "control": options.control}
     found = {name: read_json(options.results / f"{file}.json") for name, file in names.items()}
     ours, exit_found = found["layerskip"], read_json(options.results / "exit.json")
@@ -371,6 +375,7 @@ def run_layerskip_export(options: argparse.Namespace) -> None:
     facts["quality"] = layerskip.points_lost(ours["test"]["exact"], found["control"]["test"]["exact"])
     facts["exit"] = {name: value for name, value in exit_found.items() if name != "curve"}
     lora = load_file(options.results / f"{options.run}.safetensors")
+    write_json(found | {"exit": exit_found, "quality": facts["quality"]}, options.raw)
     save_layerskip(options.into, lora, ours["recipe"]["rank"], ours["recipe"]["alpha"], adapter, TARGET, **facts)
     print(f"stored in {options.into}")
 

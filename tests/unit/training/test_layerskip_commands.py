@@ -58,7 +58,7 @@ STEPS = "--steps 4 --tokens 200 --rate 0.01 --warmup 1 --device cpu".split()
 
 
 def test_runs_are_trained_evaluated_and_stored(at_home, capsys):
-    results, into = at_home.folder / "results", at_home.folder / "weights"
+    results, into, merged = at_home.folder / "results", at_home.folder / "weights", at_home.folder / "raw.json"
     run("layerskip", *STEPS, "--minutes", "1e-9")
     assert "1 of 4 steps" in capsys.readouterr().out
     run("layerskip", *STEPS)
@@ -67,7 +67,10 @@ def test_runs_are_trained_evaluated_and_stored(at_home, capsys):
     for name in ("base", "default", "control"):
         run("layerskip-evaluate", "--run", name, "--texts", 12, "--results", results, "--device", "cpu")
     run("layerskip-exit-evaluate", "--results", results, "--device", "cpu")
-    run("layerskip-export", "--results", results, "--into", into)
+    run("layerskip-export", "--results", results, "--into", into, "--raw", merged)
+    together = json.loads(merged.read_text())
+    for name, file in (("base", "base"), ("layerskip", "default"), ("control", "control"), ("exit", "exit")):
+        assert together[name] == json.loads((results / f"{file}.json").read_text())
     card, raw = read_card(into), json.loads((results / "default.json").read_text())
     assert (card["base"], card["rank"], card["exit_layer"], card["steps"]) == (command_line.TARGET, 8, 1, 4)
     assert [row["step"] for row in raw["curve"]] == [1, 2, 3, 4] and raw["rates"] == [0, pytest.approx(0.1)]
@@ -81,7 +84,11 @@ def test_runs_are_trained_evaluated_and_stored(at_home, capsys):
         assert raw["test"][name] == pytest.approx(again[name], abs=0.02)
     losses = [card["test"][name]["loss"][-1] for name in ("base", "layerskip", "control")]
     assert len(set(losses)) == 3 and losses[0] > max(losses[1:])
-    assert card["quality"]["texts"] == 12 and card["exit"]["after"]["kl"] < card["exit"]["before"]["kl"]
+    assert (
+        card["quality"] == together["quality"]
+        and card["quality"]["texts"] == 12
+        and card["exit"]["after"]["kl"] < card["exit"]["before"]["kl"]
+    )
     assert load_exit(replace(at_home.load()), into).exit_layer == 1
 
 
