@@ -104,3 +104,16 @@ def test_the_claims_compare_what_they_say(model, monkeypatch):
         assert lost.ratio.value == pytest.approx((ours - anew).mean(), abs=1e-3)
         assert lost.ratio.low <= lost.ratio.value <= lost.ratio.high
     streaming.readings.cache_clear()
+
+
+def test_on_the_real_model_four_sinks_replace_the_window_computed_anew_and_none_do_not(smollm2):
+    """A window of 64 over 320 tokens of WikiText-2, at every eighth token after it is full."""
+    decoder, ids = smollm2.target().decoder, streaming.ids_of("wikitext", smollm2.tokenizer, 320)
+    at = range(80, 319, 8)
+    anew = streaming.recomputed(decoder, ids, 68, at).mean()
+    loss = {
+        sinks: streaming.losses(StreamingTarget(decoder, streaming=Streaming(sinks, 64)), ids, 64)[list(at)].mean()
+        for sinks in (4, 0)
+    }
+    assert abs(loss[4] - anew) < 0.25
+    assert loss[0] - anew > 0.7

@@ -209,16 +209,6 @@ def test_turning_keys_by_blocks_gives_the_keys_turned_at_once():
     assert not close(at_once[:, 4:], keys[:, 4:], 0.1)
 
 
-def test_rotations_add_up_and_only_the_distance_counts():
-    cos, sin = rotary_tables(Decoder.from_transformers(tiny(context=1024)).config)
-    turn = lambda x, by: rotate(x, cos[abs(by)], sin[abs(by)] * (1 if by > 0 else -1))  # noqa: E731
-    q, k = torch.randn(2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert close(turn(turn(k, 300), 400), turn(k, 700))
-    assert close(turn(turn(k, 300), -300), k)
-    assert close(turn(q, 30) @ turn(k, 10), turn(q, 730) @ turn(k, 710))
-    assert not close(turn(q, 30) @ turn(k, 10), turn(q, 730) @ turn(k, 10), 1e-3)
-
-
 @pytest.mark.parametrize("keys", ["unrotated", "rotated"])
 def test_buffers_never_grow_and_all_layers_are_of_equal_length(decoder, keys):
     target = StreamingTarget(decoder, streaming=Streaming(**SMALL, chunk=8, keys=keys))
