@@ -108,13 +108,12 @@ def curves(decoder: Decoder, ids: Sequence[int], windows: Sequence[int], chunk: 
     return found
 
 
-def stored(name: str, found: np.ndarray, seconds: float) -> dict:
+def stored(name: str, found: np.ndarray) -> dict:
     """What the file keeps of a curve: averages over BLOCK tokens, and the loss at every EVERY-th."""
-    row = {"seconds": round(seconds, 2)}
     if name.startswith("recomputed"):
-        return row | {"at": rounded(found)}
+        return {"at": rounded(found)}
     blocks = [found[start : start + BLOCK].mean() for start in range(0, len(found), BLOCK)]
-    return row | {"mean": rounded(blocks), "at": rounded(found[EVERY::EVERY])}
+    return {"mean": rounded(blocks), "at": rounded(found[EVERY::EVERY])}
 
 
 def rounded(numbers: Sequence[float]) -> list[float]:
@@ -217,7 +216,8 @@ def main() -> int:
             if curve not in rows:
                 start = perf_counter()
                 found = measure()
-                rows[curve] = stored(curve, found, perf_counter() - start)
+                took = {"device": machine.device_name(model.device), "seconds": round(perf_counter() - start, 2)}
+                rows[curve] = took | stored(curve, found)
                 options.out.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
                 say(f"{name}, {curve}: {found.mean():.3f} nats, {rows[curve]['seconds']} s")
     return 0
