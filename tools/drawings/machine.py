@@ -35,17 +35,17 @@ def memory_and_arithmetic() -> Axes:
 
 @drawing(
     "Prefill against decode: the same weights, different work. Prefill multiplies a matrix of T token "
-    "rows by the weights: each weight is read once and used T times, so arithmetic is the limit. Decode "
-    "multiplies a single row by the same weights: each weight is read and used once, about one FLOP per "
-    "byte in 16 bits, so memory is the limit."
+    "rows by the weights: each weight is read once and used T times, so arithmetic is the limit if T is "
+    "large. Decode multiplies a single row by the same weights: each weight is read and used once, about "
+    "one FLOP per byte in 16 bits, so memory is the limit."
 )
 def prefill_and_decode() -> Axes:
     """A matrix-matrix product against a matrix-vector product."""
     ax = canvas(31)
     size = 1.8
     for top, rows, name, remark in [
-        (26.5, 5, "prefill: T rows", "and used T times:\n≈ T FLOP per byte (16 bit),\nwaits for arithmetic"),
-        (12.2, 1, "decode: 1 row", "and used once:\n≈ 1 FLOP per byte (16 bit),\nwaits for memory"),
+        (26.5, 5, "prefill: T rows", "and used T times:\n≈ T FLOP per byte (16 bit),\nlarge T: compute-bound"),
+        (12.2, 1, "decode: 1 row", "and used once:\n≈ 1 FLOP per byte (16 bit),\nmemory-bound"),
     ]:
         middle = top - 3 * size
         note(ax, 42, middle + 4.6, name, bold=True, align="left")
