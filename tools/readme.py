@@ -46,6 +46,7 @@ QUESTIONS = {  # of lessons whose opening asks none
     "03": "When does compiling a decode step make it faster?",
     "04": "How can attention be exact without ever holding its matrix of scores?",
     "05": "How can many requests share one model when nobody knows how long each will take?",
+    "13": "Can a model draft for itself with its own first layers?",
 }
 NAMED = {"a": "1", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5"}
 TIME = r"{} time: *(?:about |under )?(?:(\d[\d.]*|{})(?: to \d+)? minutes?)"

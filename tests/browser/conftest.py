@@ -26,6 +26,7 @@ SHORT = {
     "10": {"tokens": 256, "calibration": 512, "compiled": ["W8A16"], "new": 8, "repeats": 1},
     "11": {"max_new_tokens": 8, "context": 384, "repeats": 1},
     "12": {"longest": 512, "tokens": 64, "repeats": 1},
+    "13": {"num_questions": 2, "train_steps": 4, "repeats": 1},
 }
 
 
