@@ -56,8 +56,8 @@ class Opened(Watched):
     """A lesson in JupyterLab."""
 
     def run_all(self, minutes: float) -> None:
-        """Run > Run All Cells, and wait until none is left to run."""
-        for name in ("Run", "Run All Cells"):
+        """Expand all code (a collapsed cell shows no number), run all cells, and wait until none is left to run."""
+        for name in ("View", "Expand All Code", "Run", "Run All Cells"):
             self.page.get_by_role("menuitem", name=name, exact=True).click()
         self.page.wait_for_function(DONE, timeout=minutes * 60_000, polling=500)
 
