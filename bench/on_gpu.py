@@ -56,7 +56,7 @@ FORMATS = (None, "W8A16", "W4A16", "W8A8")  # formats of the steps; None: bf16
 WEIGHT_ONLY = (None, "W8A16", "W4A16")  # formats of the ladder, as in gpt-fast; None: bf16
 CLAIMED = ("serving/continuous-vs-static", "serving/vs-generate-batch", "serving/vs-sequential")
 SHORT = {"repeats": "1", "max_new_tokens": "24", "timed_tokens": "8", "longest": "512", "study_requests": "200",
-         "num_questions": "4"}  # fmt: skip
+         "num_questions": "4", "text_tokens": "1000"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ QUESTIONS = {  # of lessons whose opening asks none
     "04": "How can attention be exact without ever holding its matrix of scores?",
     "05": "How can many requests share one model when nobody knows how long each will take?",
     "13": "Can a model draft for itself with its own first layers?",
+    "16": "How can a text go on for ever in constant memory, and what is forgotten on the way?",
 }
 NAMED = {"a": "1", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5"}
 TIME = r"{} time: *(?:about |under )?(?:(\d[\d.]*|{})(?: to \d+)? minutes?)"

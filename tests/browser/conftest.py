@@ -27,6 +27,7 @@ SHORT = {
     "11": {"max_new_tokens": 8, "context": 384, "repeats": 1},
     "12": {"longest": 512, "tokens": 64, "repeats": 1},
     "13": {"num_questions": 2, "train_steps": 4, "repeats": 1},
+    "16": {"shown_tokens": 8, "text_tokens": 400, "capacity": 96, "repeats": 1},
 }
 
 

@@ -23,6 +23,7 @@ from lessons_lib.course import (
     prompt_lookup,
     quantization,
     sparsity,
+    streaming,
 )
 from lessons_lib.course.display import DPI, figure_of, problems
 from lessons_lib.decoding.prediction import Recording, replay
@@ -181,6 +182,7 @@ WIDGETS = {
         ["int4 g32 affine: 5.00 bits a weight, error 7"]),
     "11": (lambda: ladder.show_ladder(PARTS), ["slow 1, then fast 4, then fast + lookup"]),
     "12": (lambda: sparsity.show_limits(SMOL), ["50% zero in one row: 50% skipped by all; times as fast at"]),
+    "16": (lambda: streaming.show_streaming(), ["0 sinks and a window of 1,020: mean loss from token 1,024 on: 3.3"]),
 }  # fmt: skip
 
 

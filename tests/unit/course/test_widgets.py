@@ -21,6 +21,7 @@ from lessons_lib.course import (
     prompt_lookup,
     quantization,
     sparsity,
+    streaming,
     widgets,
 )
 from lessons_lib.course.assisted import Drafted, written
@@ -284,3 +285,15 @@ def test_the_limits_of_skipping_are_those_of_the_shape_and_shrink_with_the_rows_
     ) in sparsity.draw_limits(SMOL, 50, 1)[1]
     said = "90% zero in each of 5 rows: 59% skipped by all; times as fast at most: 1.54 (MLP"
     assert said in sparsity.draw_limits(SMOL, 90, 5)[1]
+
+
+def test_a_streaming_cache_is_compared_with_a_window_computed_anew_on_the_tokens_after_the_window_was_full(monkeypatch):
+    ours = {"mean": [9.0, 9.0, 9.0, 9.0, 2.0, 3.0, 4.0, 3.0], "at": [9.0] * 5 + [2.5] * 20}
+    curves = {"1+256": ours, "dense": {"mean": [2.0] * 8}, "recomputed 260": {"at": [0.0] * 5 + [2.25] * 22}}
+    stored = {"block": 256, "every": 64, "texts": {"wikitext": curves}}
+    monkeypatch.setattr(streaming, "stored_curves", lambda: stored)
+    ax, alt = streaming.draw_streaming(1, 256)
+    assert "1 sink and a window of 256: mean loss from token 1,024 on: 3.00; +0.25 over" in alt
+    dense, line = ax.get_lines()[:2]
+    assert line.get_xdata().tolist() == [512, 768, 1024, 1280, 1536]
+    assert line.get_ydata().tolist() == pytest.approx([9, 7.25, 5.75, 4.5, 3.0]) and set(dense.get_ydata()) == {2.0}
