@@ -11,6 +11,7 @@ def test_the_lesson_runs_and_its_figures_follow_the_keyboard(opened, lesson):
     opened.run_all(MINUTES)
     assert opened.errors() == []
     assert opened.pictures() == []
+    assert opened.pictures(".jp-MarkdownOutput img", ".jp-MarkdownOutput") == []
     boxes = opened.page.locator(WIDGET)
     shows = any(re.search(r"from lessons_lib\.course\.\w+ import .*\bshow_", c.source) for c in lesson.read().cells)
     assert bool(boxes.count()) == shows
