@@ -321,16 +321,17 @@ def break_even(c: float, v: WidthCurve = None, most: int = 32) -> float:
     return high
 
 
-def exit_cost(config: ModelConfig, exit_layer: int, vocabulary: int | None = None) -> float:
+def exit_cost(config: ModelConfig, exit_layer: int, vocabulary: int | None = None, adapter: int = 0) -> float:
     """c of a draft token from an early exit: weights of the first `exit_layer` layers and the head, over all weights.
 
-    vocabulary: rows that the head reads for a draft token; None: all. With it, a step of d draft tokens costs
-    d (E + H) + (L + H) layers' worth of weights, where H is the head's: `StepCost(draft=c).step(drafts=d)` times L + H.
-    The early pass of the last draft token is the early part of the verification, which is run apart from the rest.
+    vocabulary: rows that the head reads for a draft token; None: all. adapter: number of an exit adapter's weights.
+    A step of d draft tokens costs d (E + H) + (L + H) layers' worth of weights, where H is the head's:
+    `StepCost(draft=c).step(drafts=d)` times L + H. The early pass of the last draft token is the early part of the
+    verification, which is run apart from the rest.
     """
     rows = config.head_rows or config.vocab_size
     layers = config.layer_weights * exit_layer / config.num_layers
-    return (layers + config.head_weights * (vocabulary or rows) / rows) / config.weights
+    return (layers + adapter + config.head_weights * (vocabulary or rows) / rows) / config.weights
 
 
 def acceptance_rate(stats: Sequence[Any]) -> float:

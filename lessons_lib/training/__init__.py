@@ -11,7 +11,7 @@ evaluate   tokens per forward pass of drafts and heads, by replay
 
 text_to_sql   the task that LayerSkip fine-tunes on
 layerskip     layer dropout and early-exit loss, and the quality of every exit
-exit_adapter  trains an adapter for one exit of the unchanged model
+exit_adapter  trains an adapter for one exit of a model that stays as it is
 """
 
 from lessons_lib.training.collect import Text, Writer, plan

@@ -1,16 +1,17 @@
 """An adapter for one early exit (lesson 13), recipe C: the model stays as it is, only the exit's reading is trained.
 
-The loss is KL(p_L, p_E) between the last layer's distribution and the exit's, on text that the model itself wrote,
-because in use it only continues such text. There is no backward pass through the layers.
+The loss is KL(p_L, p_E) between the last layer's distribution and the exit's. The texts are like those of its use: the
+model's own answers, or the answers that it was fine-tuned on. The layers run once over every text; the steps train on
+their stored states.
 """
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lessons_lib.decoding.text import encode
@@ -19,21 +20,25 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.exits import ExitAdapter
 from lessons_lib.training.collect import TEMPERATURE, Text, batches
 from lessons_lib.training.distill import DistillationLoss
+from lessons_lib.training.evaluate import tokens_per_pass
 from lessons_lib.training.layerskip import Batch, PaddedDecoder
 from lessons_lib.training.loop import TrainingRun, read_checkpoint, restored, resume, train, update
 from lessons_lib.training.prompts import UserTurn
 
-TEXTS = "texts.json"
+TEXTS, STATES = "texts.json", "states.safetensors"
+GAMMA = 4  # draft tokens per step for which an exit is evaluated
 
 
 @dataclass(frozen=True)
 class ExitRecipe:
-    """Hyperparameters of recipe C. exit_layer: E. prompts: so many of our own. copies: texts per prompt; the first is
-    greedy, the others sampled.
+    """Hyperparameters of recipe C. model: its name. exit_layer: E.
 
+    prompts: of the unchanged model so many of our own, of the fine-tuned one so many examples of text-to-SQL. copies:
+    texts per prompt of our own; the first is greedy, the others sampled.
     steps, tokens (prompts included, per step), rate, warmup, seed: as in `distill.Recipe`.
     """
 
+    model: str = "smollm2-135m"
     exit_layer: int = 10
     prompts: int = 1_040
     copies: int = 3
@@ -65,28 +70,27 @@ def fresh(decoder: Decoder, recipe: ExitRecipe) -> ExitRun:
     return ExitRun(recipe=recipe, adapter=adapter, optimizers=[optimizer])
 
 
+def recipe_in(folder: Path) -> ExitRecipe:
+    """The recipe of the run stored in `folder`. Raises ValueError if there is none."""
+    return ExitRecipe(**read_checkpoint(folder, "layerskip-exit")["recipe"])
+
+
 def trained(decoder: Decoder, folder: Path) -> ExitRun:
     """The run stored in `folder`. Raises ValueError if there is none."""
-    saved = read_checkpoint(folder, "layerskip-exit")
-    return restored(fresh(decoder, ExitRecipe(**saved["recipe"])), saved)
+    return restored(fresh(decoder, recipe_in(folder)), read_checkpoint(folder, "layerskip-exit"))
 
 
 def train_exit(
-    decoder: Decoder,
-    texts: Sequence[Text],
-    recipe: ExitRecipe,
-    folder: Path,
-    minutes: float | None = None,
-    *,
-    fast: bool = False,
+    decoder: Decoder, texts: Sequence[Text], recipe: ExitRecipe, folder: Path, minutes: float | None = None
 ) -> ExitRun:
-    """Train the adapter of an exit, or continue the run in `folder`. fast: matmuls in bf16."""
+    """Train the adapter of an exit, or continue the run in `folder`, which also keeps the states that it trains on."""
     run = resume(recipe, folder, lambda _: fresh(decoder, recipe))
-    padded = PaddedDecoder(decoder)
+    states = stored_states(folder, lambda: answer_states(decoder, texts, recipe.exit_layer))
+    states = states.to(decoder.norm.device).split([len(text.ids) - text.prompt_length for text in texts], dim=1)
 
     def one_step(which: list[int]) -> None:
         run.optimizers[0].zero_grad()
-        loss, agree = divergence(padded, run.adapter, [texts[i] for i in which], fast)
+        loss, agree = divergence(decoder, run.adapter, torch.cat([states[i] for i in which], dim=1))
         loss.backward()
         update(run, {"loss": round(loss.item(), 5), "agree": round(agree.float().mean().item(), 4)})
 
@@ -94,34 +98,64 @@ def train_exit(
     return run
 
 
-def divergence(
-    padded: PaddedDecoder, adapter: ExitAdapter, texts: Sequence[Text], fast: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Mean KL(p_L, p_E) over the answers' positions (), and whether both argmaxes are equal (N,)."""
-    decoder = padded.decoder
-    device = decoder.norm.device
-    batch = Batch.of(texts, device)
-    with torch.autocast(device.type, torch.bfloat16) if fast else nullcontext():
-        with torch.no_grad():
-            for layer, x in enumerate(padded.states(batch.ids), 1):
-                if layer == adapter.exit_layer:
-                    early = batch.answers(x)
-            theirs = decoder.final(batch.answers(x))
-        ours = decoder.final(adapter(early))
-    exact = torch.bfloat16 if fast else ours.dtype
-    return DistillationLoss.apply(ours.to(exact), theirs.to(exact), decoder.head.weight.to(exact), 0.0)
+@torch.no_grad()
+def answer_states(decoder: Decoder, texts: Sequence[Text], exit_layer: int, rows: int = 16) -> Tensor:
+    """States (2, N, D) that predict the N answer tokens, text by text: after the exit, and after layers and final norm.
+
+    rows: texts per forward pass, of like length.
+    """
+    padded, found = PaddedDecoder(decoder), [torch.empty(0)] * len(texts)
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n].ids))
+    for those in batches(order, rows):
+        batch = Batch.of([texts[n] for n in those], decoder.norm.device)
+        for layer, x in enumerate(padded.states(batch.ids), 1):
+            if layer == exit_layer:
+                early = batch.answers(x)
+        both = torch.stack([early, decoder.final(batch.answers(x))])
+        lengths = [len(texts[n].ids) - texts[n].prompt_length for n in those]
+        for n, states in zip(those, both.split(lengths, dim=1), strict=True):
+            found[n] = states
+    return torch.cat(found, dim=1)
+
+
+def stored_states(folder: Path, compute) -> Tensor:
+    """The states in `folder`, computed by compute() the first time."""
+    path = folder / STATES
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        save_file({"states": compute().cpu().contiguous()}, part)
+        part.replace(path)
+    return load_file(path)["states"]
+
+
+def divergence(decoder: Decoder, adapter: ExitAdapter, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean KL(p_L, p_E) over the answers' positions (), and whether both argmaxes are equal (N,).
+
+    states (2, N, D): of `answer_states`.
+    """
+    early, theirs = states
+    ours = decoder.final(adapter(early.to(adapter.W1.dtype)).to(theirs.dtype))
+    return DistillationLoss.apply(ours, theirs, decoder.head.weight, 0.0)
 
 
 @torch.no_grad()
-def evaluate_exit(decoder: Decoder, adapter: ExitAdapter, texts: Sequence[Text], rows: int = 16) -> dict:
-    """Mean KL(p_L, p_E) in nats and agreement of the argmaxes on the answers of these texts. rows: texts per pass."""
-    padded, total, agreeing, count = PaddedDecoder(decoder), 0.0, 0, 0
-    for some in batches(texts, rows):
-        loss, agree = divergence(padded, adapter, some)
-        total += loss.item() * len(agree)
-        agreeing += int(agree.sum())
-        count += len(agree)
-    return {"texts": len(texts), "tokens": count, "kl": total / count, "agreement": agreeing / count}
+def evaluate_exit(decoder: Decoder, adapter: ExitAdapter, texts: Sequence[Text], states: Tensor) -> dict:
+    """How well an exit imitates the last layer on the answers of these texts. states: of `answer_states`.
+
+    kl: mean KL(p_L, p_E) in nats. agreement: of the argmaxes. tokens_per_pass: to expect of GAMMA draft tokens, on the
+    texts that were not sampled.
+    """
+    loss, agree = divergence(decoder, adapter, states)
+    hits = agree.split([len(text.ids) - text.prompt_length for text in texts])
+    greedy = [of.tolist()[1:] for text, of in zip(texts, hits, strict=True) if text.temperature == 0]
+    return {
+        "texts": len(texts),
+        "tokens": len(agree),
+        "kl": loss.item(),
+        "agreement": agree.float().mean().item(),
+        "tokens_per_pass": tokens_per_pass(greedy, GAMMA),
+    }
 
 
 # --- The model's own texts

@@ -242,6 +242,9 @@ def test_the_factor_counts_draft_width_and_overhead():
 def test_a_draft_token_of_an_early_exit_pays_its_layers_and_the_whole_head(exit_layer, c):
     """The head of smollm2-135m is as large as 8 layers."""
     assert exit_cost(SMOL, exit_layer) == pytest.approx(c, abs=1e-3)
+    assert exit_cost(SMOL, exit_layer, adapter=331_776) == pytest.approx(
+        c + 0.0938 / 38, abs=1e-4
+    )  # a tenth of a layer
 
 
 @pytest.mark.parametrize("exit_layer, accepted, vocabulary, speedup", [

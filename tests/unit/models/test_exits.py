@@ -5,7 +5,7 @@ import torch
 
 from lessons_lib.models import LanguageModel, ModelUnavailable, hub, load, read_card, tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.exits import ExitAdapter, exit_logits, fine_tune, load_exit, save_layerskip
+from lessons_lib.models.exits import ExitAdapter, exit_logits, fine_tune, load_exit, save_layerskip, stored_exits
 from lessons_lib.models.lora import adapted, adapters
 
 IDS = [5, 80, 3, 3, 61]
@@ -15,14 +15,15 @@ CLOSE = dict(rtol=1e-3, atol=1e-5)  # transformers rotates in float32
 
 @pytest.fixture
 def stored(tmp_path):
-    """Random LoRA matrices and a random exit adapter in a folder, with the adapted decoder and the adapter."""
+    """Random LoRA matrices and random exit adapters in a folder, with the adapted decoder and the adapters."""
     decoder = adapted(Decoder.from_transformers(tiny(layers=3)), rank=2, alpha=4.0)
-    adapter, generator = ExitAdapter(32, 2), torch.Generator().manual_seed(0)
+    exits, generator = [ExitAdapter(32, 2), ExitAdapter(32, 2), ExitAdapter(32, 1)], torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weight in [*adapters(decoder).values(), *adapter.parameters()]:
+        for weight in [*adapters(decoder).values(), *(weight for one in exits for weight in one.parameters())]:
             weight.copy_(torch.randn(weight.shape, generator=generator).bfloat16() * 0.25)
-    save_layerskip(tmp_path, adapters(decoder), 2, 4.0, adapter, "tiny", steps=7)
-    return tmp_path, decoder, adapter
+    of = {"tiny-1.7b": exits[:1], "tuned": exits[1:]}
+    save_layerskip(tmp_path, adapters(decoder), 2, 4.0, of, "tiny-1.7b", steps=7)
+    return tmp_path, decoder, exits
 
 
 def test_the_logits_of_exits_are_those_of_a_model_cut_there():
@@ -78,19 +79,27 @@ def test_the_fine_tuned_model_loads_by_name_in_any_dtype(stored, monkeypatch):
         assert torch.equal(ours, theirs.bfloat16())
 
 
-def test_an_exit_adapter_comes_back_for_its_model_only(stored):
-    folder, _, adapter = stored
-    model = LanguageModel(tiny(layers=3), None, "tiny", "cpu", torch.float64)
-    found = load_exit(model, folder)
+def named(name: str) -> LanguageModel:
+    return LanguageModel(tiny(layers=3), None, name, "cpu", torch.float64)
+
+
+def test_every_exit_adapter_comes_back_for_its_model_and_layer(stored):
+    folder, _, exits = stored
     h = torch.randn(3, 32, dtype=torch.float64)
-    torch.testing.assert_close(found(h), adapter.double()(h))
-    assert found.exit_layer == 2 and read_card(folder)["steps"] == 7
-    other = LanguageModel(tiny(), None, "other", "cpu", torch.float64)
-    with pytest.raises(ValueError, match="holds an exit of 'tiny', not of 'other'; load 'tiny'"):
-        load_exit(other, folder)
+    for adapter, name in zip(exits, ("tiny-1.7b", "tuned", "tuned"), strict=True):
+        found = load_exit(named(name), adapter.exit_layer, folder)
+        assert torch.equal(found(h), adapter.double()(h)) and found.exit_layer == adapter.exit_layer
+    assert stored_exits("tiny-1.7b", folder) == [2] and stored_exits("tuned", folder) == [1, 2]
+    assert stored_exits("tiny-1", folder) == [] and read_card(folder)["steps"] == 7
+
+
+@pytest.mark.parametrize("name, layer, there", [("tuned", 3, "1, 2"), ("tiny-1.7b", 1, "2"), ("other", 2, "none")])
+def test_an_exit_without_adapter_is_refused_and_those_that_have_one_are_named(stored, name, layer, there):
+    with pytest.raises(ValueError, match=f"no adapter for exit {layer} of '{name}'; exits that have one: {there}"):
+        load_exit(named(name), layer, stored[0])
 
 
 def test_a_folder_without_exits_is_one_sentence(tmp_path):
     model = LanguageModel(tiny(), None, "tiny", "cpu", torch.float64)
     with pytest.raises(ModelUnavailable, match="holds no exits; train some with"):
-        load_exit(model, tmp_path)
+        load_exit(model, name=tmp_path)

@@ -12,7 +12,17 @@ from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.exits import exit_logits
 from lessons_lib.training import exit_adapter
-from lessons_lib.training.exit_adapter import ExitRecipe, divergence, evaluate_exit, own_texts, stored_texts, train_exit
+from lessons_lib.training.collect import Text
+from lessons_lib.training.evaluate import right_at_exits, tokens_per_pass
+from lessons_lib.training.exit_adapter import (
+    ExitRecipe,
+    answer_states,
+    divergence,
+    evaluate_exit,
+    own_texts,
+    stored_texts,
+    train_exit,
+)
 from lessons_lib.training.layerskip import PaddedDecoder
 from lessons_lib.training.prompts import UserTurn
 
@@ -37,9 +47,11 @@ def test_the_loss_is_the_divergence_of_the_exit_from_the_last_layer_on_answers(t
     with torch.no_grad():
         adapter.W2.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
     kl, agreement = by_hand(target, adapter, texts)
-    loss, agree = divergence(PaddedDecoder(target), adapter, texts)
-    assert loss.item() == pytest.approx(kl) and agree.double().mean().item() == pytest.approx(agreement)
-    found = evaluate_exit(target, adapter, texts, rows=3)
+    for rows in (1, 3, 100):
+        states = answer_states(target, texts, 1, rows)
+        loss, agree = divergence(target, adapter, states)
+        assert loss.item() == pytest.approx(kl) and agree.double().mean().item() == pytest.approx(agreement)
+    found = evaluate_exit(target, adapter, texts, states)
     assert found["kl"] == pytest.approx(kl) and found["agreement"] == pytest.approx(agreement)
     assert found["tokens"] == sum(len(text.ids) - text.prompt_length for text in texts) and found["texts"] == len(texts)
 
@@ -48,7 +60,7 @@ def test_the_gradient_is_that_of_the_divergence(target, texts):
     adapter = exit_adapter.fresh(target, RECIPE).adapter
     with torch.no_grad():
         adapter.W2.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
-    divergence(PaddedDecoder(target), adapter, texts)[0].backward()
+    divergence(target, adapter, answer_states(target, texts, 1))[0].backward()
     for weight in adapter.parameters():
         at = (3, 5)
         before, slopes = weight[at].item(), []
@@ -63,10 +75,11 @@ def test_the_gradient_is_that_of_the_divergence(target, texts):
 
 def test_training_makes_the_exit_agree_and_leaves_the_model_as_it_was(target, texts, tmp_path):
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
-    untrained = evaluate_exit(target, exit_adapter.fresh(target, RECIPE).adapter, texts)
+    states = answer_states(target, texts, 1)
+    untrained = evaluate_exit(target, exit_adapter.fresh(target, RECIPE).adapter, texts, states)
     recipe = ExitRecipe(exit_layer=1, steps=100, tokens=200, rate=1e-2, warmup=5)
     run = train_exit(target, texts, recipe, tmp_path)
-    trained = evaluate_exit(target, run.adapter, texts)
+    trained = evaluate_exit(target, run.adapter, texts, states)
     assert trained["kl"] < 0.5 * untrained["kl"] and trained["agreement"] > untrained["agreement"]
     assert all(torch.equal(before[name], weight) for name, weight in target.state_dict().items())
 
@@ -111,6 +124,23 @@ def test_the_first_text_of_a_prompt_is_greedy_and_ends_where_the_model_ends(writ
         assert 2 not in answer[:-1] and 1 <= len(answer) <= 12
     assert [t.ids for t in own_texts(writer, turns, copies=2, seed=0, max_new=12, rows=3)] == [t.ids for t in texts]
     assert [t.ids for t in own_texts(writer, turns, copies=2, seed=1, max_new=12, rows=3)] != [t.ids for t in texts]
+
+
+def test_tokens_per_pass_are_those_of_the_exits_draft_tokens_on_texts_that_were_not_sampled(target):
+    ids, texts = [5, 80, 3], []
+    for n in range(3):
+        new = generate(DecoderTarget(target), [*ids, n], max_new_tokens=12).ids
+        texts.append(Text(f"t/{n}", [*ids, n, *new], 4, 0.8 if n == 2 else 0.0))
+    adapter = exit_adapter.fresh(target, RECIPE).adapter
+    wanted = tokens_per_pass([right_at_exits(target, text, [1])[1] for text in texts[:2]], 4)
+    found = evaluate_exit(target, adapter, texts, answer_states(target, texts, 1))
+    assert found["tokens_per_pass"] == pytest.approx(wanted) and found["texts"] == 3
+
+
+def test_the_layers_run_once_for_all_pieces_of_a_run(target, texts, tmp_path, monkeypatch):
+    train_exit(target, texts, RECIPE, tmp_path, minutes=1e-9)
+    monkeypatch.setattr(exit_adapter, "answer_states", lambda *given: 1 / 0)
+    assert train_exit(target, texts, RECIPE, tmp_path).step == 5
 
 
 def test_texts_are_written_once(tmp_path, texts):
