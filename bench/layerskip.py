@@ -32,10 +32,10 @@ EXITS = range(2, 30, 2)  # exit layers to choose from
 EARLY = 10  # the last exit layer that counts for tokens per pass
 MOST = 8  # longest draft
 SHORT = 8192  # ids of the draft vocabulary
-CHOSEN_ON, MEASURED_ON, LEARNED_FROM = 40, 90, 2_000  # examples of the splits validation, test and train
+CHOSEN_ON, MEASURED_ON, LEARNED_FROM = 40, 30, 2_000  # examples of the splits validation, test and train
 ANSWER = 64  # longest answer
 CACHED = 100  # cached tokens when one forward pass is timed
-ASKED = "text-to-SQL, 90 examples of tables that training has not seen"
+ASKED = "text-to-SQL, 30 examples of tables that training has not seen"
 RESAMPLED = "interval: from resampling the texts, one run each"
 
 
