@@ -52,13 +52,13 @@ def short_head(attempt: Attempt) -> None:
 
 
 class LayerCache:
-    """The cache of the lesson: keys and values (H_kv, S, d) of every layer, where S may differ."""
+    """The lesson's cache, keys and values (H_kv, S, d) of every layer, but with one length: that of layer 0."""
 
     def __init__(self):
         self.keys, self.values = {}, {}
 
-    def length(self, layer: int) -> int:
-        return self.keys[layer].shape[1] if layer in self.keys else 0
+    def length(self) -> int:
+        return self.keys[0].shape[1] if self.keys else 0
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
         if layer in self.keys:
@@ -78,7 +78,7 @@ def written(run: Attempt, gamma: int) -> list[int]:
     decoder, cache, tokens = Decoder.from_transformers(tiny(4)), LayerCache(), [*PROMPT]
     early, late = range(EXIT), range(EXIT, 4)
     while len(tokens) < len(PROMPT) + NEW:
-        states, draft = [run(decoder, early, decoder.embedding(torch.tensor(tokens[cache.length(0) :])), cache)], []
+        states, draft = [run(decoder, early, decoder.embedding(torch.tensor(tokens[cache.length() :])), cache)], []
         while len(draft) < gamma:
             draft.append(int(decoder.logits(states[-1][-1:]).argmax()))
             states.append(run(decoder, early, decoder.embedding(torch.tensor(draft[-1:])), cache))
