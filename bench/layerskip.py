@@ -113,7 +113,7 @@ def settings(run: Run) -> dict:
 
 def few(run: Run, count: int) -> int:
     """The number of examples to use: fewer in a quick run."""
-    return max(2, count // 15) if run.quick else count
+    return max(2, count // 5) if run.quick else count
 
 
 def proposers(run: Run) -> dict[str, EarlyExit]:

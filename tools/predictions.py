@@ -27,10 +27,13 @@ def of_benches(folder: Path) -> Iterator[Result]:
         path = folder / f"{claim.claim.replace('/', '-')}.json"
         raw = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         predicted, steps = raw.get("predicted"), raw.get("steps")
-        if isinstance(predicted, dict):  # seconds of a step in each format
+        if isinstance(predicted, dict) and steps:  # seconds of a step in each format
             how = "compiled" if "compiled" in claim.claim else "eager"
             for name, seconds in predicted.items():
                 yield Result("bench", f"{how} step, {name}", "s", seconds, median(steps[name]))
+        elif isinstance(predicted, dict):  # speedups of several settings: (value, low, high) measured
+            for name, speedup in predicted.items():
+                yield Result("bench", f"{claim.claim}, {name}", "x", speedup, raw["measured"][name][0])
         elif predicted:
             yield Result("bench", claim.claim, "x", predicted, raw.get("after_prompt", claim.measured))
         if "expected" in raw:
