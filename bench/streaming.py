@@ -159,7 +159,7 @@ READ = f"the window of {WINDOW + SINKS} tokens computed anew, tiny Shakespeare, 
 @cache
 def readings(quick: bool) -> dict[str, np.ndarray]:
     """Losses of the same tokens of the second text: the window computed anew, and caches with SINKS and 0 sinks."""
-    ids = ids_of("shakespeare", common.model().tokenizer, 2_500 if quick else 10_000)
+    ids = ids_of("shakespeare", common.model().tokenizer, 2_500 if quick else 4_000)
     at = range(WINDOW + EVERY, len(ids) - 1, EVERY)
     found = {"recomputed": recomputed(common.eager().decoder, ids, WINDOW + SINKS, at, batch=2)}
     return found | {f"sinks {n}": losses(streamed(sinks=n), ids, EVERY)[list(at)] for n in (SINKS, 0)}
