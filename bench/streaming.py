@@ -187,6 +187,7 @@ def loss_with_sinks(run: Run) -> Measured:
 @claim(
     "streaming/no-sinks", ">= 0.35", f"{READ}; our decoder, eager {DTYPE}, window {WINDOW}, no sinks", unit="nats",
     says="Without sinks, a window loses {number} nats a token once the first token has left it",
+    missed="46 tokens are too few to tell: along 20,000 tokens of the same text it is 0.55 nats.",
 )  # fmt: skip
 def loss_without_sinks(run: Run) -> Measured:
     """The bar is the lower end of the interval on WikiText-2: 0.49 nats (0.36 to 0.62)."""
