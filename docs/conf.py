@@ -91,7 +91,7 @@ def link_within_site(app, page: str, source: list[str]) -> None:
             return f"[{text}](/lessons/{name}{rest})" if (docs / "lessons" / name).exists() else text
         if path.endswith(".md"):
             return text
-        return f"[{text}]({os.path.relpath(ROOT / path, (docs / page).parent)}{rest})"
+        return f"[{text}](<{os.path.relpath(ROOT / path, (docs / page).parent)}{rest}>)"  # <>: a path may have spaces
 
     source[0] = OF_REPOSITORY.sub(link, source[0])
 

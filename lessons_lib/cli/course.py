@@ -137,7 +137,7 @@ def test(options: argparse.Namespace) -> int:
     chosen = [] if options.quick else select(find(), options.lessons)
     statuses = [python("-m", "pytest", "-q", *AT_ONCE)]
     if chosen:
-        statuses.append(python("-m", "pytest", "-q", "--nbval-lax", *(lesson.path for lesson in chosen)))
+        statuses.append(python("-m", "pytest", "-q", *AT_ONCE, "--nbval-lax", *(lesson.path for lesson in chosen)))
     return int(any(statuses))  # a process ended by a signal has a negative status
 
 

@@ -178,6 +178,8 @@ def test_a_sharing_copy_holds_the_very_tensors(make):
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("NF4", "FP8", "int3", "LLM.int8")])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_compiler_sees_them_whole(name, rows):
+    if name == "W8A8 with VNNI" and not cpu.integer_units():
+        pytest.skip("oneDNN's compiled operator saturates its sums on a CPU without VNNI")
     layer, x = LAYERS[name](random(16, 64)), random(rows, 64, seed=1)
     torch.testing.assert_close(compiled(layer)(x), layer(x))
 
