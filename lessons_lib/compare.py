@@ -218,7 +218,7 @@ class Comparison:
             return None
         outputs = [self.outputs[name, prompt, 0] for prompt in measured]
         steps = [step for out in outputs for step in after_prefill(out.stats)]
-        tokens, seconds = map(sum, zip(*self._speeds(name, keys), strict=True)) if steps else (nan, nan)
+        tokens, seconds = map(sum, zip(*self._speeds(name, keys).values(), strict=True)) if steps else (nan, nan)
         longest = max(len(self.prompts[p]) + len(out.ids) for p, out in zip(measured, outputs, strict=True))
         gaps = [gap for prompt in measured if (gap := self._divergence(name, prompt)) is not None]
         return Row(
@@ -240,20 +240,24 @@ class Comparison:
             self.divergences[name, prompt] = first_divergence(self.target, self.prompts[prompt], expected, found)
         return self.divergences[name, prompt]
 
-    def _speeds(self, name: str, keys: Sequence[tuple[int, int]], whole: bool = False) -> list[tuple[int, float]]:
-        """(tokens, seconds) per prompt over its repeats, or per repeat if there is one prompt.
+    def _speeds(self, name: str, keys: Sequence[tuple[int, int]], whole: bool = False) -> dict[int, tuple]:
+        """(tokens, seconds) of each prompt over its repeats, or of each repeat if there is one prompt.
 
-        whole: with the prefill, else only what follows it.
+        whole: with the prefill, else only what follows it. Texts of which nothing follows are left out.
         """
         groups: dict[int, list] = {}
         for prompt, repeat in keys:
             stats = self.outputs[name, prompt, repeat].stats
             group = groups.setdefault(repeat if len(self.prompts) == 1 else prompt, [])
             group.extend(stats if whole else after_prefill(stats))
-        return [(sum(s.committed for s in steps), sum(s.t_total for s in steps)) for steps in groups.values() if steps]
+        total = lambda steps: (sum(s.committed for s in steps), sum(s.t_total for s in steps))  # noqa: E731
+        return {key: total(steps) for key, steps in groups.items() if steps}
 
-    def _speedup(self, name: str, keys: Sequence[tuple[int, int]], whole: bool = False) -> Ratio:
-        return rate_ratio(self._speeds(self.first, keys, whole), self._speeds(name, keys, whole))
+    def _speedup(self, name: str, keys: Sequence[tuple[int, int]], whole: bool = False) -> Ratio | None:
+        """Over the first technique, on the texts of which both have something to time; None if there are none."""
+        plain, ours = (self._speeds(of, keys, whole) for of in (self.first, name))
+        both = [key for key in plain if key in ours]  # a draft in the prefill may have written a whole short text
+        return rate_ratio([plain[key] for key in both], [ours[key] for key in both]) if both else None
 
     def _table(self) -> tables.Table:
         """Headings and cells, without the column of memory where it is the same for all."""

@@ -57,6 +57,21 @@ def test_the_table_counts_passes_tokens_and_speed_alike_after_the_prefill():
     assert int(cells["passes"]) * float(cells["tokens per pass"]) == 17 - 1
 
 
+def test_a_text_that_a_draft_finished_in_the_prefill_is_left_out_of_the_speed_of_decoding():
+    """Of two prompts the second takes the fast engine its prefill alone; the first 8 tokens at 2 and at 1 s."""
+
+    def fast(ids, new):
+        out = engine(1.0)(ids, new)
+        if len(ids) == 3:
+            out.stats[:] = [StepStats(3, 3, committed=new, is_prefill=True, t_total=100.0)]
+        return out
+
+    made = compare(CYCLE, [PROMPT, PROMPT[:3]], {"plain": engine(2.0), "fast": fast}, max_new_tokens=9, repeats=1)
+    row = made.rows[1]
+    assert row.speedup.value == pytest.approx(2.0) and len(row.speedup.a.times) == 1
+    assert row.whole.value == pytest.approx((116 + 116) / (108 + 100)) and len(row.whole.a.times) == 2
+
+
 def test_the_plot_marks_what_is_recommended():
     made = compare(CYCLE, PROMPT, {"plain": engine(1.0), "fast": engine(0.5)}, max_new_tokens=5, repeats=2)
     (ax,) = made.plot(marked="fast").axes
