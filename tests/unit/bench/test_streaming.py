@@ -96,14 +96,21 @@ def test_the_claims_compare_what_they_say(model, monkeypatch):
     flat = streaming.flat(run)
     assert set(flat.facts["steps"]) == {"100", "300", "plain 100", "plain 200"} and flat.ratio.value > 0
     assert streaming.vs_recompute(run).ratio.value > 0
-    streaming.readings.cache_clear()
-    for name, sinks in ((streaming.loss_with_sinks, 4), (streaming.loss_without_sinks, 0)):
-        lost = name(run)
-        anew, ours = (np.array(lost.facts[key]) for key in ("recomputed", f"sinks {sinks}"))
-        assert len(anew) == len(ours) > 2
-        assert lost.ratio.value == pytest.approx((ours - anew).mean(), abs=1e-3)
+    ids, decoder = streaming.shakespeare(2_500), model.target().decoder
+    read = {n: losses_of(decoder, n, ids) for n in (0, 4)}
+    at = list(range(60 + streaming.EVERY, len(ids) - 1, streaming.EVERY))
+    anew = streaming.recomputed(decoder, ids, 64, at)
+    for lost, ours, theirs in (
+        (streaming.loss_with_sinks(run), read[4][at], anew),
+        (streaming.loss_without_sinks(run), read[0][60:], read[4][60:]),
+    ):
+        assert len(lost.facts["ours"]) == len(ours) > 2
+        assert lost.ratio.value == pytest.approx((ours - theirs).mean(), abs=1e-3)
         assert lost.ratio.low <= lost.ratio.value <= lost.ratio.high
-    streaming.readings.cache_clear()
+
+
+def losses_of(decoder, sinks: int, ids) -> np.ndarray:
+    return streaming.losses(StreamingTarget(decoder, streaming=Streaming(sinks, 60)), ids, 32)
 
 
 def test_on_the_real_model_four_sinks_replace_the_window_computed_anew_and_none_do_not(smollm2):
