@@ -6,13 +6,10 @@ base     evaluates every exit of the model without adapters
 default  recipe A: LoRA with layer dropout and early-exit loss on text-to-SQL; evaluates it
 control  the same steps on the same texts without dropout and early exits; evaluates it
 exit     recipe C: an adapter for exit 10 of the unchanged model; evaluates it
-exit-6   recipe C on text-to-SQL: an adapter for exit 6 of the stored smol-layerskip; evaluates it
-exit-10  the same for exit 10
 
 The runs are parallel processes. Each can be interrupted: called again, it goes on from its last checkpoint in the cache
 folder. FOLDER gets a JSON file per run, and all adapters. `python -m lessons_lib.training layerskip-export` with
-`--results FOLDER` then stores the weights. The runs exit-6 and exit-10 need the stored weights: start them by name
-afterwards, and export again. With `--tiny` all runs take three steps; give it a cache folder of its own
+`--results FOLDER` then stores the weights. With `--tiny` all runs take three steps; give it a cache folder of its own
 (LESSONS_LIB_CACHE).
 """
 
@@ -34,23 +31,20 @@ from lessons_lib.training.loop import CURVE, folder_of
 
 CONTROL = ["--p_max", "0", "--curriculum", "last"]
 RUNS = ("default", "control", "exit", "base")
-SQL = ["--model", LAYERSKIP, "--prompts", "2000", "--steps", "220", "--tokens", "1024", "--warmup", "10"]
-EXITS = {"exit": [], "exit-6": [*SQL, "--exit_layer", "6"], "exit-10": [*SQL, "--exit_layer", "10"]}
-KNOWN = (*RUNS, *list(EXITS)[1:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train and evaluate the named runs (default: RUNS), in parallel; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.train_layerskip")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(KNOWN)}; default: {' '.join(RUNS)}")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}; default: all")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--minutes", help="stop each training after so long, with a checkpoint to go on from")
     parser.add_argument("--tiny", action="store_true", help="a few steps, to try the script")
     parser.add_argument("--here", action="store_true", help="one after the other in this process")
     options = parser.parse_args(arguments)
-    if unknown := [run for run in options.runs if run not in KNOWN]:
-        parser.error(f"{', '.join(unknown)}: no run; there are {', '.join(KNOWN)}")
+    if unknown := [run for run in options.runs if run not in RUNS]:
+        parser.error(f"{', '.join(unknown)}: no run; there are {', '.join(RUNS)}")
     runs = options.runs or list(RUNS)
     if options.here:
         return max(training(command) for run in runs for command in commands(run, options))
@@ -64,10 +58,10 @@ def commands(run: str, options: argparse.Namespace) -> list[list[str]]:
     results = ["--results", str(options.out)]
     few = ["--steps", "3", "--tokens", "300"] if options.tiny else []
     few += ["--minutes", options.minutes] if options.minutes else []
-    if run in EXITS:
+    if run == "exit":
         if options.tiny:
             few += ["--prompts", "24", "--copies", "1"]
-        return [["layerskip-exit", *where, *EXITS[run], *few], ["layerskip-exit-evaluate", *where, *results]]
+        return [["layerskip-exit", *where, *few], ["layerskip-exit-evaluate", *where, *results]]
     evaluate = ["layerskip-evaluate", *where, *results, *(["--texts", "8"] if options.tiny else [])]
     if run == "base":
         return [evaluate]
@@ -96,7 +90,7 @@ def parallel(runs: Sequence[str], options: argparse.Namespace) -> int:
 
 def progress(run: str) -> str:
     """The last row of a run's curve."""
-    path = folder_of(EXIT if run in EXITS else LAYERSKIP, run) / CURVE
+    path = folder_of(EXIT if run == "exit" else LAYERSKIP, run) / CURVE
     try:
         return str(json.loads(path.read_text())[-1])
     except (OSError, ValueError, IndexError):

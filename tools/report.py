@@ -66,7 +66,8 @@ def summary(claims: list[Result], folder: Path, page: str = "this page") -> str:
     dates = sorted(claim.date for claim in claims if claim.date)
     when = f", {dates[0]} to {dates[-1]}" if dates else ""
     reach = f"{reached} of {len(claims)} claims reach the bar set before measuring; {page} begins with the others."
-    return f"{reach} Measured on: {results.described(host)}{when}."
+    but = ", unless a claim names another machine" if any(claim.host for claim in claims) else ""
+    return f"{reach} Measured on: {results.described(host)}{when}{but}."
 
 
 def topic(row: Result) -> str:

@@ -1,11 +1,11 @@
 """Early exits (lesson 13): logits after any layer, an adapter for one exit, and the file of the fine-tuned model.
 
 An exit reads the hidden state after layer E with the model's own final norm and head (Elhoushi et al. 2024, LayerSkip,
-arXiv 2404.16710). The weights in smol-layerskip are LoRA matrices that improve all exits of the model at once, and
-ExitAdapters, each of which improves one exit of the unchanged or of the fine-tuned model.
+arXiv 2404.16710). The weights in smol-layerskip are LoRA matrices that improve all exits of the model at once, and an
+ExitAdapter, which improves one exit of the unchanged model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -60,26 +60,18 @@ def save_layerskip(
     lora: dict[str, Tensor],
     rank: int,
     alpha: float,
-    adapters: Mapping[str, Sequence[ExitAdapter]],
+    adapter: ExitAdapter,
     base: str,
     **card,
 ) -> None:
-    """Store the LoRA matrices, by the names of `lora.adapters`, and exit adapters, all in bf16, with their card.
+    """Store the LoRA matrices, by the names of `lora.adapters`, and an exit adapter, all in bf16, with their card.
 
-    base: name of the model that they change. adapters: for each model, by its name. card: further entries.
+    base: name of the model that the LoRA matrices change, and that the exit adapter is for. card: further entries.
     """
     tensors = {f"lora.{name}": value for name, value in lora.items()}
-    for model, several in adapters.items():
-        for adapter in several:
-            key = exit_key(model, adapter.exit_layer)
-            tensors |= {f"exit.{key}.{name}": value for name, value in adapter.named_parameters()}
+    tensors |= {f"exit.{name}": value for name, value in adapter.named_parameters()}
     tensors = {name: value.to(torch.bfloat16) for name, value in tensors.items()}
-    trained.write(folder, tensors, base=base, rank=rank, alpha=alpha, **card)
-
-
-def exit_key(model: str, exit_layer: int) -> str:
-    """How the file and its card call the exit of a model: "smol-layerskip/6"."""
-    return f"{model}/{exit_layer}"
+    trained.write(folder, tensors, base=base, rank=rank, alpha=alpha, exit_layer=adapter.exit_layer, **card)
 
 
 @torch.no_grad()
@@ -93,25 +85,19 @@ def fine_tune(network, name: str | Path) -> None:
     merge_in_place(decoder)
 
 
-def stored_exits(model: str, name: str | Path = LAYERSKIP) -> list[int]:
-    """The exit layers, ascending, for which an adapter of the model with this name is stored."""
-    keys = {key.removeprefix("exit.").rpartition(".")[0] for key in _read(name)[1] if key.startswith("exit.")}
-    return sorted(int(layer) for of, _, layer in (key.rpartition("/") for key in keys) if of == model)
+def load_exit(model, name: str | Path = LAYERSKIP) -> ExitAdapter:
+    """Load the stored exit adapter of an unchanged model, on its device and in its dtype. model: a LanguageModel.
 
-
-def load_exit(model, exit_layer: int = 10, name: str | Path = LAYERSKIP) -> ExitAdapter:
-    """Load the stored adapter of a model's exit, on its device and in its dtype. model: a LanguageModel.
-
-    Raises ModelUnavailable if nothing is stored under this name or folder, ValueError if this exit is not.
+    Raises ModelUnavailable if nothing is stored under this name or folder, ValueError if it is another model's.
     """
-    stored, start = _read(name)[1], f"exit.{exit_key(model.name, exit_layer)}."
-    weights = {key.removeprefix(start): value for key, value in stored.items() if key.startswith(start)}
-    if not weights:
-        there = ", ".join(map(str, stored_exits(model.name, name))) or "none"
+    card, stored = _read(name)
+    if model.name != card["base"]:
         raise ValueError(
-            f"{name} holds no adapter for exit {exit_layer} of {model.name!r}; exits that have one: {there}."
+            f"the exit adapter in {name} is for {card['base']}, not for {model.name}; train another one with "
+            "`python -m lessons_lib.training layerskip-exit`."
         )
-    adapter = ExitAdapter(weights["W1"].shape[1], exit_layer)
+    weights = {key.removeprefix("exit."): value for key, value in stored.items() if key.startswith("exit.")}
+    adapter = ExitAdapter(weights["W1"].shape[1], card["exit_layer"])
     adapter.load_state_dict(weights)
     return adapter.to(model.device, model.dtype).eval().requires_grad_(False)
 

@@ -12,8 +12,7 @@ heads-joint              trains heads and model together
 heads-evaluate           evaluates a run's heads; the tree is chosen on validation texts
 heads-export             stores a run's heads with the package
 layerskip                fine-tunes the model on text-to-SQL with layer dropout and early-exit loss
-layerskip-exit           trains an adapter for one exit: of the unchanged model, on texts that it writes, or of
-                         smol-layerskip, on text-to-SQL
+layerskip-exit           trains an adapter for one exit of the unchanged model, on texts that it writes
 layerskip-evaluate       evaluates every exit of a run, or of the base model
 layerskip-exit-evaluate  evaluates a run's exit adapter
 layerskip-export         stores the evaluated runs with the package
@@ -24,7 +23,6 @@ A folder of weights also has a README.md, which is written by hand from card.jso
 import argparse
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -40,7 +38,7 @@ from lessons_lib.models import LanguageModel, cut, load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.draft import decoder_of, load_draft, own_weights, save_draft
-from lessons_lib.models.exits import LAYERSKIP, ExitAdapter, exit_key, save_layerskip
+from lessons_lib.models.exits import LAYERSKIP, ExitAdapter, save_layerskip
 from lessons_lib.models.lora import adapters, merge_in_place
 from lessons_lib.models.medusa import MedusaHeads, load_heads, save_heads
 from lessons_lib.models.store import ModelUnavailable
@@ -58,7 +56,6 @@ TARGET, DRAFT, HEADS = "smollm2-135m", "smol-draft", "smol-medusa"
 USED = "W8A16"  # dtype in which a draft is used
 JOINT = "smol-medusa-joint"
 EXIT, BASE = "smol-layerskip-exit", "base"
-JUDGED = 400  # test examples for an exit adapter
 HARD, SHOWN = 500, 3  # hard examples to evaluate with; test examples of which texts are stored
 NODES = 16  # nodes of the tree for evaluation; lesson 09 chooses by the machine's width curve
 LOOKED_AT = 24  # validation texts of a joint run
@@ -337,17 +334,14 @@ def run_layerskip_evaluate(options: argparse.Namespace) -> None:
 def run_layerskip_exit(options: argparse.Namespace) -> None:
     """Train an exit adapter, or continue its run."""
     recipe, folder = recipe_of(options, ExitRecipe), folder_of(EXIT, options.run)
-    ours = model(options.device, recipe.model)
+    ours = model(options.device)
     texts, _ = exit_texts(recipe, folder, ours)
     decoder = ours.target(kind="decoder").decoder
     report(exit_adapter.train_exit(decoder, texts, recipe, folder, options.minutes), folder)
 
 
 def exit_texts(recipe: ExitRecipe, folder: Path, of: LanguageModel) -> tuple[list[Text], list[Text]]:
-    """Texts to train an exit with, and to evaluate it: text-to-SQL, or what the unchanged model answers to prompts."""
-    if recipe.model == LAYERSKIP:
-        several = text_to_sql(recipe.prompts), text_to_sql(min(JUDGED, SIZES["test"]), "test")
-        return tuple(encode(of.tokenizer, examples) for examples in several)
+    """The model's answers to our prompts: those to train an exit with, and those to evaluate it."""
     turns = prompts.own()
     turns = turns[:: len(turns) // recipe.prompts]  # of all topics
     written = exit_adapter.stored_texts(folder, lambda: exit_adapter.own_texts(of, turns, recipe.copies, recipe.seed))
@@ -358,7 +352,7 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
     """Write the quality of an exit with and without its adapter, and the adapter, into a folder."""
     folder = folder_of(EXIT, options.run)
     recipe = exit_adapter.recipe_in(folder)
-    ours = model(options.device, recipe.model)
+    ours = model(options.device)
     decoder = ours.target(kind="decoder").decoder
     run, (texts, held) = exit_adapter.trained(decoder, folder), exit_texts(recipe, folder, ours)
     found = {"recipe": asdict(recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
@@ -368,30 +362,26 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
         found[name] = exit_adapter.evaluate_exit(decoder, adapter, held, states)
         print(f"exit {adapter.exit_layer}, {name}: agreement {found[name]['agreement']:.3f}", flush=True)
     options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / f"exit-{recipe.model}-{recipe.exit_layer}.json"
-    write_tensors(run.weights(), path.with_suffix(".safetensors"))
-    write_json(found, path)
+    write_tensors(run.weights(), options.results / "exit.safetensors")
+    write_json(found, options.results / "exit.json")
 
 
 def run_layerskip_export(options: argparse.Namespace) -> None:
-    """Store adapters and all exit adapters in bf16, their card with the evaluations, and those with all curves."""
-    names = {"base": BASE, "layerskip": options.run, "control": options.control}
+    """Store LoRA matrices and exit adapter in bf16, their card with the evaluations, and those with all curves."""
+    names = {"base": BASE, "layerskip": options.run, "control": options.control, "exit": "exit"}
     found = {name: read_json(options.results / f"{file}.json") for name, file in names.items()}
-    ours, exits, exit_adapters = found["layerskip"], {}, defaultdict(list)
-    for path in sorted(options.results.glob("exit-*.json")):
-        of, weights = read_json(path), load_file(path.with_suffix(".safetensors"))
-        adapter = ExitAdapter(weights["W1"].shape[1], of["recipe"]["exit_layer"])
-        adapter.load_state_dict(weights)
-        exit_adapters[of["recipe"]["model"]].append(adapter)
-        exits[exit_key(of["recipe"]["model"], adapter.exit_layer)] = of
+    ours, of_exit = found["layerskip"], found.pop("exit")
+    weights = load_file(options.results / "exit.safetensors")
+    adapter = ExitAdapter(weights["W1"].shape[1], of_exit["recipe"]["exit_layer"])
+    adapter.load_state_dict(weights)
     facts = {"recipe": ours["recipe"], "steps": ours["steps"], "hours": ours["seconds"] / 3600}
     for part in ("test", "hard"):
         facts[part] = {name: summary(of[part]) for name, of in found.items()}
     facts["quality"] = layerskip.points_lost(ours["test"]["exact"], found["control"]["test"]["exact"])
-    facts["exits"] = {key: {name: of[name] for name in of if name != "curve"} for key, of in exits.items()}
+    facts["exit"] = {name: of_exit[name] for name in of_exit if name != "curve"}
     lora = load_file(options.results / f"{options.run}.safetensors")
-    write_json(found | {"exits": exits, "quality": facts["quality"]}, options.raw)
-    save_layerskip(options.into, lora, ours["recipe"]["rank"], ours["recipe"]["alpha"], exit_adapters, TARGET, **facts)
+    write_json(found | {"exit": of_exit, "quality": facts["quality"]}, options.raw)
+    save_layerskip(options.into, lora, ours["recipe"]["rank"], ours["recipe"]["alpha"], adapter, TARGET, **facts)
     print(f"stored in {options.into}")
 
 

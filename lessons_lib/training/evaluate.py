@@ -6,11 +6,10 @@ their inputs were stored with the text.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn
 
 from lessons_lib.decoding import generate
 from lessons_lib.decoding.draft_tree import DraftTree, plain_input
@@ -22,7 +21,6 @@ from lessons_lib.decoding.proposers.tree_shape import TreeShape
 from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.models.draft import TrimmedDecoder, own_weights
-from lessons_lib.models.exits import ExitAdapter
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.quantization import quantize_model
 from lessons_lib.quantization.formats import bits_of
@@ -94,19 +92,13 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
 
 
 @torch.no_grad()
-def right_at_exits(
-    decoder: Decoder, text: Text, exits: Sequence[int], adapters: Mapping[int, ExitAdapter] | None = None
-) -> dict[int, list[bool]]:
-    """Like `right`, for early exits of the target: {exit layer: hits}. Trim the decoder for a draft vocabulary.
-
-    adapters: of some exits, by exit layer.
-    """
-    through = {layer: nn.Identity() for layer in exits} | dict(adapters or {})
+def right_at_exits(decoder: Decoder, text: Text, exits: Sequence[int]) -> dict[int, list[bool]]:
+    """Like `right`, for early exits of the target: {exit layer: hits}. Trim the decoder for a draft vocabulary."""
     start, device = text.prompt_length, decoder.norm.device
     segment = Segment(torch.arange(len(text.ids) - 1, device=device), NoCache())
     states = decoder(torch.tensor(text.ids[:-1], device=device), [segment], after=exits).after
     wanted = torch.tensor(text.ids[start + 1 :], device=device)
-    logits = {layer: decoder.logits(through[layer](states[layer][start:])) for layer in exits}
+    logits = {layer: decoder.logits(states[layer][start:]) for layer in exits}
     return {layer: (logits[layer].argmax(-1) == wanted).tolist() for layer in exits}
 
 

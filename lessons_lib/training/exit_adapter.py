@@ -1,8 +1,7 @@
 """An adapter for one early exit (lesson 13), recipe C: the model stays as it is, only the exit's reading is trained.
 
 The loss is KL(p_L, p_E) between the last layer's distribution and the exit's. The texts are like those of its use: the
-model's own answers, or the answers that it was fine-tuned on. The layers run once over every text; the steps train on
-their stored states.
+model's own answers. The layers run once over every text; the steps train on their stored states.
 """
 
 import json
@@ -31,14 +30,12 @@ GAMMA = 4  # draft tokens per step for which an exit is evaluated
 
 @dataclass(frozen=True)
 class ExitRecipe:
-    """Hyperparameters of recipe C. model: its name. exit_layer: E.
+    """Hyperparameters of recipe C. exit_layer: E.
 
-    prompts: of the unchanged model so many of our own, of the fine-tuned one so many examples of text-to-SQL. copies:
-    texts per prompt of our own; the first is greedy, the others sampled.
+    prompts: so many of our own. copies: texts per prompt; the first is greedy, the others sampled.
     steps, tokens (prompts included, per step), rate, warmup, seed: as in `distill.Recipe`.
     """
 
-    model: str = "smollm2-135m"
     exit_layer: int = 10
     prompts: int = 1_040
     copies: int = 3

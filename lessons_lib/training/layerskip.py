@@ -35,16 +35,16 @@ class LayerSkipRecipe:
     curriculum. steps, tokens (prompts included, per step), rate, warmup, seed: as in `distill.Recipe`.
     """
 
-    rank: int = 8
-    alpha: float = 16.0
+    rank: int = 16
+    alpha: float = 32.0
     p_max: float = 0.1
     e_scale: float = 1.0
-    curriculum: str = "gradual"
+    curriculum: str = "rotational"
     period: int = 6
-    steps: int = 640
-    tokens: int = 2_048
-    rate: float = 5e-4
-    warmup: int = 40
+    steps: int = 1_200
+    tokens: int = 8_192
+    rate: float = 4e-3
+    warmup: int = 60
     seed: int = 0
 
     def __post_init__(self):

@@ -14,7 +14,7 @@ from zlib import crc32
 from lessons_lib.training.collect import Text
 
 SPLITS = ("train", "validation", "test")
-SIZES = {"train": 10_000, "validation": 500, "test": 2_000}
+SIZES = {"train": 40_000, "validation": 500, "test": 2_000}
 KINDS = {  # 200 string values by what they name
     "person": "Adler, Baker, Carter, Diaz, Evans, Fischer, Garcia, Hughes, Ivanov, Jensen, Keller, Lopez, Meyer, "
     "Novak, Olsen, Parker, Quinn, Rossi, Silva, Turner, Ueda, Vargas, Weber, Xu, Young, Zimmer, Brandt, Cohen, Duval, "

@@ -12,6 +12,7 @@ from tools import readme, store
 
 TEXT = """before
 <!-- badges:begin --><!-- badges:end -->
+<!-- headline:begin --><!-- headline:end -->
 <!-- picture:begin --><!-- picture:end -->
 <!-- results:begin -->
 old
@@ -45,7 +46,7 @@ def test_the_parts_come_from_stored_lessons_and_claims(measured_lesson, tmp_path
     now = readme.filled(TEXT, [measured_lesson], tmp_path)
     assert "| [02 · KV cache](notebooks/02_kv_cache.ipynb) | What does a cache save? | 50 min | 2 min |" in now
     assert "1 of 2 predictions are within 25%" in now and "far (lesson 02), off by a factor of 2.0" in now
-    assert "| **1.5** | plain decoding | 1.25 times transformers, assistant_model |" in now
+    assert "| **1.5** | plain decoding | 1.25 times as fast as transformers, assistant_model |" in now
     assert (
         "2 of 3 claims reach the bar set before measuring; [RESULTS.md](RESULTS.md) begins with the others" in now
         and "old\n" not in now

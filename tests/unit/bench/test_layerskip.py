@@ -9,15 +9,12 @@ from support.benches import Letters
 from bench import layerskip
 from bench.common import NotMeasured, Run
 from lessons_lib import EarlyExit, generate
-from lessons_lib.models import ExitAdapter, LanguageModel, ModelUnavailable, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, tiny
 from lessons_lib.training.collect import Text
 from lessons_lib.training.text_to_sql import text_to_sql
 
 ANSWER = 12
-CACHED = (
-    layerskip.model, layerskip.target, layerskip.exit_adapters, layerskip.vocabulary, layerskip.settings,
-    layerskip.rows,
-)  # fmt: skip
+CACHED = (layerskip.model, layerskip.target, layerskip.vocabulary, layerskip.settings, layerskip.rows)
 
 
 def encode(tokenizer, examples):
@@ -28,15 +25,10 @@ def encode(tokenizer, examples):
 def bench(monkeypatch, tmp_path):
     """bench/layerskip.py with a tiny model of 12 layers, prompts of 40 letters, and a width curve that is set."""
     of = LanguageModel(tiny(12, context=2048), Letters(), "tiny", "cpu", torch.float64)
-    adapters = {layer: ExitAdapter(32, layer).double() for layer in (1, 4)}
-    for adapter in adapters.values():
-        torch.nn.init.normal_(adapter.W2, std=0.5, generator=torch.Generator().manual_seed(0))
     for function in CACHED:
         function.cache_clear()
     monkeypatch.setattr(layerskip, "load", lambda *given, **options: of)
     monkeypatch.setattr(layerskip, "encode", encode)
-    monkeypatch.setattr(layerskip, "stored_exits", lambda name: [1, 4])
-    monkeypatch.setattr(layerskip, "load_exit", lambda model, layer: adapters[layer])
     monkeypatch.setattr(layerskip, "ANSWER", ANSWER)
     monkeypatch.setattr(layerskip, "SHORT", 48)
     monkeypatch.setattr(layerskip, "LEARNED_FROM", 20)
@@ -52,16 +44,14 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
     tokens, plain, theirs = bench.tokens(run), bench.vs_plain(run), bench.vs_transformers(run)
     rows, chosen = tokens.facts["questions"], tokens.facts["settings"]
     assert len(rows) == bench.few(run, bench.MEASURED_ON) == 6
-    names = ("plain", "four", "full", "short", "bare", "plain theirs", "theirs", "theirs by default")
+    names = ("plain", "four", "full", "short", "plain theirs", "theirs", "theirs by default")
     assert all(row[name]["tokens"] == ANSWER and row[name]["logit_gap"] < 1e-4 for row in rows for name in names)
-    assert {name: tokens.facts["parted"][name] for name in ("four", "full", "short", "bare", "theirs")} == {
-        "four": 0, "full": 0, "short": 0, "bare": 0, "theirs": 0,
-    }  # fmt: skip
+    assert not any(tokens.facts["parted"][name] for name in ("four", "full", "short", "theirs"))
     # tokens per pass of four draft tokens from the chosen exit
     passes = 0
     for example in text_to_sql(6, "test"):
         ids = bench.model().tokenizer(example.prompt).input_ids
-        by = EarlyExit(chosen["four"], 4, adapter=bench.exit_adapters().get(chosen["four"]))
+        by = EarlyExit(chosen["four"], 4)
         passes += len(generate(bench.target(), ids, by, max_new_tokens=ANSWER, min_new_tokens=ANSWER).stats) - 1
     assert tokens.ratio.value == pytest.approx(6 * (ANSWER - 1) / passes)
     assert chosen["four"] <= bench.EARLY and chosen["vocabulary"] == 48
@@ -72,7 +62,7 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
         plain.ratio.value == plain.facts["measured"][max(plain.facts["predicted"], key=plain.facts["predicted"].get)][0]
     )
     full, early = zip(*(row["theirs, passes"] for row in rows), strict=True)
-    assert sum(full) <= 6 * ANSWER and sum(early) <= chosen["bare"]["gamma"] * sum(full)
+    assert sum(full) <= 6 * ANSWER and sum(early) <= chosen["full"]["gamma"] * sum(full)
 
 
 def test_the_prediction_is_tokens_per_pass_over_the_cost_of_a_step(bench):
@@ -85,24 +75,16 @@ def test_the_prediction_is_tokens_per_pass_over_the_cost_of_a_step(bench):
     assert chosen["short"]["c"] < chosen["full"]["c"] or chosen["short"]["exit_layer"] > chosen["full"]["exit_layer"]
 
 
-def test_exits_with_an_adapter_draft_through_it_but_not_beside_transformers(bench, monkeypatch):
-    monkeypatch.setattr(layerskip, "EXITS", (4,))
-    chosen, made = bench.settings(Run(quick=True)), bench.proposers(Run(quick=True))
-    assert all(made[name].adapter is bench.exit_adapters()[4] for name in ("four", "full", "short"))
-    assert isinstance(made["bare"].adapter, torch.nn.Identity)
-    assert made["bare"].exit_layer == 4 and made["bare"].length.next() == chosen["bare"]["gamma"]
-    assert chosen["full"]["c"] > chosen["bare"]["c"] and chosen["full"]["tau"] != chosen["bare"]["tau"]
-    assert bench.through(4) == " and an exit adapter" and bench.through(2) == ""
-
-
 def test_the_quality_comes_from_the_card(bench, monkeypatch):
     shares = {"base": [0.0] * 30, "layerskip": [0.5] * 29 + [0.925], "control": [0.0] * 29 + [0.93]}
     card = {"test": {name: {"exact_match": of} for name, of in shares.items()}}
+    card["hard"] = {name: {"exact_match": [0.0, of]} for name, of in {"layerskip": 0.5, "control": 0.75}.items()}
     card["quality"] = {"value": 0.5, "low": -0.2, "high": 1.2, "texts": 2000}
     monkeypatch.setattr(bench, "read_card", lambda name: card)
     found = bench.quality(Run(quick=False))
     assert (found.ratio.value, found.ratio.low, found.ratio.high) == (0.5, -0.2, 1.2)
     assert "ours 6: 50.0, 10: 50.0, 15: 50.0, 20: 50.0, 30: 92.5" in found.note
+    assert "random strings, ours 50.0, control 75.0" in found.note
 
 
 def test_without_weights_nothing_is_measured_and_the_way_to_train_them_is_said(bench, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 
 from lessons_lib.models import LanguageModel, ModelUnavailable, hub, load, read_card, tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.exits import ExitAdapter, exit_logits, fine_tune, load_exit, save_layerskip, stored_exits
+from lessons_lib.models.exits import ExitAdapter, exit_logits, fine_tune, load_exit, save_layerskip
 from lessons_lib.models.lora import adapted, adapters
 
 IDS = [5, 80, 3, 3, 61]
@@ -15,15 +15,14 @@ CLOSE = dict(rtol=1e-3, atol=1e-5)  # transformers rotates in float32
 
 @pytest.fixture
 def stored(tmp_path):
-    """Random LoRA matrices and random exit adapters in a folder, with the adapted decoder and the adapters."""
+    """Random LoRA matrices and a random exit adapter in a folder, with the adapted decoder and the adapter."""
     decoder = adapted(Decoder.from_transformers(tiny(layers=3)), rank=2, alpha=4.0)
-    exits, generator = [ExitAdapter(32, 2), ExitAdapter(32, 2), ExitAdapter(32, 1)], torch.Generator().manual_seed(0)
+    early, generator = ExitAdapter(32, 2), torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weight in [*adapters(decoder).values(), *(weight for one in exits for weight in one.parameters())]:
+        for weight in [*adapters(decoder).values(), *early.parameters()]:
             weight.copy_(torch.randn(weight.shape, generator=generator).bfloat16() * 0.25)
-    of = {"tiny-1.7b": exits[:1], "tuned": exits[1:]}
-    save_layerskip(tmp_path, adapters(decoder), 2, 4.0, of, "tiny-1.7b", steps=7)
-    return tmp_path, decoder, exits
+    save_layerskip(tmp_path, adapters(decoder), 2, 4.0, early, "tiny-1.7b", steps=7)
+    return tmp_path, decoder, early
 
 
 def test_the_logits_of_exits_are_those_of_a_model_cut_there():
@@ -83,20 +82,12 @@ def named(name: str) -> LanguageModel:
     return LanguageModel(tiny(layers=3), None, name, "cpu", torch.float64)
 
 
-def test_every_exit_adapter_comes_back_for_its_model_and_layer(stored):
-    folder, _, exits = stored
-    h = torch.randn(3, 32, dtype=torch.float64)
-    for adapter, name in zip(exits, ("tiny-1.7b", "tuned", "tuned"), strict=True):
-        found = load_exit(named(name), adapter.exit_layer, folder)
-        assert torch.equal(found(h), adapter.double()(h)) and found.exit_layer == adapter.exit_layer
-    assert stored_exits("tiny-1.7b", folder) == [2] and stored_exits("tuned", folder) == [1, 2]
-    assert stored_exits("tiny-1", folder) == [] and read_card(folder)["steps"] == 7
-
-
-@pytest.mark.parametrize("name, layer, there", [("tuned", 3, "1, 2"), ("tiny-1.7b", 1, "2"), ("other", 2, "none")])
-def test_an_exit_without_adapter_is_refused_and_those_that_have_one_are_named(stored, name, layer, there):
-    with pytest.raises(ValueError, match=f"no adapter for exit {layer} of '{name}'; exits that have one: {there}"):
-        load_exit(named(name), layer, stored[0])
+def test_the_exit_adapter_comes_back_for_the_model_that_it_is_for(stored):
+    folder, _, early = stored
+    h, found = torch.randn(3, 32, dtype=torch.float64), load_exit(named("tiny-1.7b"), folder)
+    assert torch.equal(found(h), early.double()(h)) and found.exit_layer == 2 and read_card(folder)["steps"] == 7
+    with pytest.raises(ValueError, match="is for tiny-1.7b, not for tuned"):
+        load_exit(named("tuned"), folder)
 
 
 def test_a_folder_without_exits_is_one_sentence(tmp_path):

@@ -14,7 +14,6 @@ from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
-from lessons_lib.models.exits import ExitAdapter
 from lessons_lib.training import evaluate, read_texts
 from lessons_lib.training.collect import Text
 from lessons_lib.training.evaluate import evaluate_heads, rounded_worth, stats_of, top_tokens
@@ -135,20 +134,16 @@ def test_kinds_count_the_same_and_sampled_texts_not_at_all(target, texts):
     assert (found["nodes"], narrow["nodes"]) == (60 + 240, 1) and narrow["macro"] < found["macro"]
 
 
-@pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapter"])
 @pytest.mark.parametrize("short", [None, torch.arange(0, 97, 2)], ids=["all tokens", "short vocabulary"])
-def test_hits_of_the_exits_give_the_passes_that_early_exits_take(target, short, adapted):
-    adapters = {1: ExitAdapter(32, 1).double()} if adapted else {}
-    for adapter in adapters.values():
-        torch.nn.init.normal_(adapter.W2, std=0.5, generator=torch.Generator().manual_seed(0))
+def test_hits_of_the_exits_give_the_passes_that_early_exits_take(target, short):
     exits, passes = range(1, len(target.layers) + 1), {}
     trimmed = target if short is None else TrimmedDecoder.of(target, short)
     for start in range(4):
         prompt = [start, 5, 9]
         text = generate(DecoderTarget(target), prompt, max_new_tokens=20).ids
-        hits = evaluate.right_at_exits(trimmed, Text("own", [*prompt, *text], 3), exits, adapters)
+        hits = evaluate.right_at_exits(trimmed, Text("own", [*prompt, *text], 3), exits)
         for layer in exits:
-            by = EarlyExit(layer, 3, short, adapter=adapters.get(layer))
+            by = EarlyExit(layer, 3, short)
             out = generate(DecoderTarget(target), prompt, by, max_new_tokens=20)
             replayed = [step.committed for step in replay_draft(hits[layer], Constant(3))]
             passes[layer] = passes.get(layer, 0) + len(replayed)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from bench import train_layerskip
 from lessons_lib.models import LanguageModel, load_exit, read_card, tiny
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.exits import LAYERSKIP, fine_tune
+from lessons_lib.models.exits import fine_tune
 from lessons_lib.training import __main__ as command_line
 from lessons_lib.training import layerskip
 from lessons_lib.training.text_to_sql import encode, text_to_sql
@@ -64,21 +64,16 @@ def test_runs_are_trained_evaluated_and_stored(at_home, capsys):
     run("layerskip", *STEPS)
     run("layerskip", "--run", "control", "--p_max", 0, "--curriculum", "last", *STEPS)
     run("layerskip-exit", "--exit_layer", 1, "--prompts", 40, "--copies", 1, *STEPS)
-    tuned = ["--model", LAYERSKIP, "--run", "tuned"]
-    run("layerskip-exit", *tuned, "--exit_layer", 1, "--prompts", 50, *STEPS)
     for name in ("base", "default", "control"):
         run("layerskip-evaluate", "--run", name, "--texts", 12, "--results", results, "--device", "cpu")
-    for name in ("default", "tuned"):
-        run("layerskip-exit-evaluate", "--run", name, "--results", results, "--device", "cpu")
+    run("layerskip-exit-evaluate", "--results", results, "--device", "cpu")
     run("layerskip-export", "--results", results, "--into", into, "--raw", merged)
     together = json.loads(merged.read_text())
     for name, file in (("base", "base"), ("layerskip", "default"), ("control", "control")):
         assert together[name] == json.loads((results / f"{file}.json").read_text())
-    both = (command_line.TARGET, LAYERSKIP)
-    of = {f"{name}/1": json.loads((results / f"exit-{name}-1.json").read_text()) for name in both}
-    assert together["exits"] == of
+    assert together["exit"] == json.loads((results / "exit.json").read_text())
     card, raw = read_card(into), json.loads((results / "default.json").read_text())
-    assert (card["base"], card["rank"], card["steps"]) == (command_line.TARGET, 8, 4)
+    assert (card["base"], card["rank"], card["steps"]) == (command_line.TARGET, 16, 4)
     assert [row["step"] for row in raw["curve"]] == [1, 2, 3, 4] and raw["rates"] == [0, pytest.approx(0.1)]
     assert raw["drawn"] > 4 and raw["dropped"][0] == 0
     # the stored weights are those that were evaluated
@@ -91,15 +86,12 @@ def test_runs_are_trained_evaluated_and_stored(at_home, capsys):
     losses = [card["test"][name]["loss"][-1] for name in ("base", "layerskip", "control")]
     assert len(set(losses)) == 3 and losses[0] > max(losses[1:])
     assert card["quality"] == together["quality"] and card["quality"]["texts"] == 12
-    # text-to-SQL for the fine-tuned model, the model's own answers for the unchanged one
-    counts = {key: (of["texts"], of["after"]["texts"]) for key, of in card["exits"].items()}
-    assert counts[f"{LAYERSKIP}/1"] == (50, 20) and sum(counts[f"{command_line.TARGET}/1"]) == 40
-    for name in both:
-        found = card["exits"][f"{name}/1"]
-        assert found["after"]["kl"] < found["before"]["kl"] and "curve" not in found
-        weights = load_file(results / f"exit-{name}-1.safetensors")
-        for key, weight in load_exit(at_home.load(name), 1, into).named_parameters():
-            assert torch.equal(weight, weights[key].bfloat16().float())
+    found = card["exit"]
+    assert found["texts"] + found["after"]["texts"] == 40 and "curve" not in found
+    assert found["after"]["kl"] < found["before"]["kl"]
+    weights = load_file(results / "exit.safetensors")
+    for key, weight in load_exit(at_home.load(), into).named_parameters():
+        assert torch.equal(weight, weights[key].bfloat16().float())
 
 
 def test_an_evaluation_that_is_missing_is_one_sentence(at_home, capsys):
@@ -115,8 +107,6 @@ def test_the_bench_takes_all_runs_in_miniature(at_home, monkeypatch):
     with pytest.raises(SystemExit):
         train_layerskip.main(["nothing", "--out", str(out)])
     options = SimpleNamespace(device="cpu", out=out, tiny=True, minutes="2")
-    wanted = {"exit": (command_line.TARGET, 10), "exit-6": (LAYERSKIP, 6), "exit-10": (LAYERSKIP, 10)}
-    for run, (name, layer) in wanted.items():
-        trained, evaluated = map(command_line.parser().parse_args, train_layerskip.commands(run, options))
-        assert (trained.model, trained.exit_layer, trained.steps, trained.minutes) == (name, layer, 3, 2.0)
-        assert trained.run == evaluated.run == run
+    trained, evaluated = map(command_line.parser().parse_args, train_layerskip.commands("exit", options))
+    assert (trained.exit_layer, trained.steps, trained.minutes) == (10, 3, 2.0)
+    assert trained.run == evaluated.run == "exit"
