@@ -152,7 +152,7 @@ def vs_recompute(run: Run) -> Measured:
     return Measured(compare(anew, repeatable_step(streamed(), ids[:-1]), repeats=run.repeats))
 
 
-READ = f"tiny Shakespeare, every {EVERY}th token after the window is full"
+READ = f"tiny Shakespeare, every {EVERY}th token after it is full"
 
 
 def excess(ours: np.ndarray, theirs: np.ndarray) -> Measured:
