@@ -21,6 +21,7 @@ NEEDED = {  # command: a module it needs, and the extra of pyproject.toml that i
     "bench": ("nbformat", "lessons"),
 }
 AT_ONCE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")  # the tests of a file share fixtures
+EIGHT_BITS = ("10", "11")  # lessons that mostly time 8-bit products
 LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them without any"
 
 
@@ -135,10 +136,26 @@ def test(options: argparse.Namespace) -> int:
     from lessons_lib.course.lessons import find, select
 
     chosen = [] if options.quick else select(find(), options.lessons)
+    if not options.lessons:
+        chosen = within_reach(chosen)
     statuses = [python("-m", "pytest", "-q", *AT_ONCE)]
     if chosen:
         statuses.append(python("-m", "pytest", "-q", *AT_ONCE, "--nbval-lax", *(lesson.path for lesson in chosen)))
     return int(any(statuses))  # a process ended by a signal has a negative status
+
+
+def within_reach(lessons: list) -> list:
+    """The lessons without those that take half an hour where the CPU has no 8-bit instructions; says so."""
+    from lessons_lib.quantization import cpu
+
+    left_out = [lesson.number for lesson in lessons if lesson.number in EIGHT_BITS and not cpu.integer_units()]
+    if left_out:
+        which = " ".join(left_out)
+        print(
+            f"Left out on this CPU, which has no 8-bit instructions (VNNI): lessons {which}. They take half an hour "
+            f"here; `lessons test {which}` runs them."
+        )
+    return [lesson for lesson in lessons if lesson.number not in left_out]
 
 
 def bench(options: argparse.Namespace) -> int:

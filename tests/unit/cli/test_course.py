@@ -7,6 +7,7 @@ import pytest
 from lessons_lib import cli
 from lessons_lib.cli import course
 from lessons_lib.course import runner, sweep
+from lessons_lib.quantization import cpu
 
 
 @pytest.fixture
@@ -34,6 +35,18 @@ def test_the_tests_take_lessons_and_refuse_unknown_ones_before_they_begin(starte
     started.clear()
     assert cli.main(["test", "99"]) == 2 and not started
     assert capsys.readouterr().err.startswith("No lesson 99. The lessons are: 00_roofline")
+
+
+def test_lessons_of_8_bit_products_are_left_out_where_the_cpu_has_none_unless_they_are_named(
+    started, monkeypatch, capsys
+):
+    for has, there in ((False, False), (True, True)):
+        monkeypatch.setattr(cpu, "integer_units", lambda has=has: has)
+        assert cli.main(["test"]) == 0
+        assert ("10_quantization" in started[-1]) == ("11_ladder" in started[-1]) == there
+        assert "09_medusa" in started[-1] and ("lessons 10 11" in capsys.readouterr().out) != there
+    monkeypatch.setattr(cpu, "integer_units", lambda: False)
+    assert cli.main(["test", "11"]) == 0 and "11_ladder" in started[-1]
 
 
 def test_the_quick_tests_execute_no_lesson(started):
