@@ -11,6 +11,7 @@ prefill; only the column "whole request" counts the prefill, too.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from lessons_lib.quantization.model import bytes_kept
 Engine = Callable[[list[int], int], Output]  # prompt ids, max_new_tokens -> output
 Technique = Proposer | Target | LanguageModel | tuple[Any, Proposer | None] | Engine | None
 WARM_UP = 8  # tokens of a technique's untimed run
+SLOW = 3  # what takes this many times plain's time per token is left out where time is short
+FEWEST = 16  # tokens per text, however short the time
 FAILURES = (Unsupported, torch.OutOfMemoryError)
 HEADINGS = (
     "after the prompt:", "passes", "tokens per pass", "tokens/s", "times as fast (95% interval)", "whole request",
@@ -144,7 +147,8 @@ class Comparison:
         self.first = next(iter(self.engines))
         self.outputs: dict[tuple[str, int, int], Output] = {}  # (technique, prompt, repeat)
         self.divergences: dict[tuple[str, int], Divergence | None] = {}  # (technique, prompt), once computed
-        self.problems: dict[str, str] = {}  # technique: why it cannot run
+        self.problems: dict[str, str] = {}  # technique: why it was not measured
+        self.trials: dict[str, Output] = {}  # the untimed runs on the first prompt
 
     # --- Running
 
@@ -153,13 +157,20 @@ class Comparison:
         """Number of runs, untimed ones included."""
         return len(self.engines) * (1 + self.repeats * len(self.prompts))
 
-    def runs(self) -> Iterator[str]:
-        """Run everything, yielding a technique's name after each run. At any time, what was measured can be shown."""
+    def runs(self, seconds: float | None = None) -> Iterator[str]:
+        """Run everything, yielding a technique's name after each run. At any time, what was measured can be shown.
+
+        seconds: for the timed runs; see `fit`.
+        """
         # Warm up. A compiled target compiles at its first pass of each width, so it runs as long as it will be timed
         for name, engine in self.engines.items():
             whole = isinstance(getattr(engine, "target", None), CompiledTarget)
-            self._try(name, self.prompts[0], self.max_new_tokens if whole else min(WARM_UP, self.max_new_tokens))
+            new = self.max_new_tokens if whole else min(WARM_UP, self.max_new_tokens)
+            if (out := self._try(name, self.prompts[0], new)) is not None:
+                self.trials[name] = out
             yield name
+        if seconds is not None:
+            self.fit(seconds)
         # Run in turn, every other time backwards
         for prompt, ids in enumerate(self.prompts):
             for repeat in range(self.repeats):
@@ -168,6 +179,33 @@ class Comparison:
                     if out is not None:
                         self.outputs[name, prompt, repeat] = out
                     yield name
+
+    def fit(self, seconds: float) -> None:
+        """Let the timed runs take about this long: leave out what was SLOW in its trial, then shorten the texts.
+
+        Nothing changes if the time is enough. Texts keep FEWEST tokens, even if they take longer than that.
+        """
+        # Time per token of each technique, and of its prefill per prompt token, from the untimed runs
+        pace, prefill = {}, {}
+        for name, out in self.trials.items():
+            steps = after_prefill(out.stats)[1:] or after_prefill(out.stats)  # the first one prepares much
+            if steps:
+                pace[name] = median(step.t_total for step in steps) / mean(step.committed for step in steps)
+                prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / len(self.prompts[0])
+
+        def left(new: int) -> float:  # seconds that remain after texts of this length
+            read = sum(map(len, self.prompts)) * sum(prefill.values())
+            return seconds - self.repeats * (read + new * len(self.prompts) * sum(pace.values()))
+
+        if left(self.max_new_tokens) >= 0 or self.first not in pace:
+            return
+        for name in [name for name in pace if pace[name] > SLOW * pace[self.first]]:
+            gain = pace[self.first] / pace.pop(name)
+            prefill.pop(name)
+            self.problems[name] = f"left out for time: {gain:.2f} times as fast in a trial of {WARM_UP} tokens"
+        fitting = [new for new in range(FEWEST, self.max_new_tokens) if left(new) >= 0]
+        if left(self.max_new_tokens) < 0:
+            self.max_new_tokens = min(self.max_new_tokens, max(fitting, default=FEWEST))
 
     def _try(self, name: str, ids: list[int], new: int) -> Output | None:
         """Run a technique; one that cannot run is left out from then on. The first one must run."""
@@ -203,7 +241,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[Row]:
-        """A Row per technique that was measured or that cannot run."""
+        """A Row per technique that was measured, or that says why it was not."""
         return [row for name in self.engines if (row := self.row(name)) is not None]
 
     def row(self, name: str, prompts: Sequence[int] | None = None) -> Row | None:

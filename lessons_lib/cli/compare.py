@@ -37,7 +37,8 @@ ABOUT = """
 Run techniques in turn on the same prompts, and say which one makes this model faster on this machine: plain decoding,
 prompt lookup, lookahead, a draft model, quantized weights where the readable decoder computes the model's family, and
 transformers' own generate beside them. Compiling, batching and trained Medusa heads are not measured; `lessons probe`
-says how much compiling and batching could gain at most. Ctrl-C ends it and shows what was measured.
+says how much compiling and batching could gain at most. Where the machine is slow, texts are shortened so that it takes
+about --minutes. Ctrl-C ends it and shows what was measured.
 """
 LEGEND = f"""
 times as fast   as plain decoding, while decoding; whole request: with the prompt's forward pass
@@ -56,6 +57,8 @@ def add(commands) -> None:
     command.add_argument("--prompts", metavar="FILE", help=f"{forms}; default: four of the course's own")
     command.add_argument("--draft", metavar="MODEL", help="also draft with this model, of the same tokenizer")
     command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per prompt; default: 128")
+    limit = "for the timed runs: what is slow is left out, then texts get shorter; default: 4; 0: no limit"
+    command.add_argument("--minutes", type=float, default=4, metavar="M", help=limit)
     command.add_argument("--output", default="comparison", metavar="DIR", help="for plot and JSON; default: comparison")
 
 
@@ -64,6 +67,8 @@ def run(options: argparse.Namespace) -> int:
     asked = questions(options.prompts)
     if options.max_new_tokens < 2:
         raise Refused("--max-new-tokens must be at least 2, because speed is that of the tokens after the first.")
+    if options.minutes < 0:
+        raise Refused("--minutes must not be negative; 0 sets no limit.")
     model = open_model(options)
     with refusing(options.model):
         target = as_target(model)
@@ -74,11 +79,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"{where(model)}: {len(prompts)} prompts, up to {options.max_new_tokens} new tokens each, greedy")
         if busy := machine.busy_warning():
             say(busy)
-        complete = measure(comparison)
+        complete = measure(comparison, 60 * options.minutes or None)
     if not comparison.rows:
         raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
     best = recommended(comparison.rows)
-    advice = " ".join(filter(None, [recommendation(comparison.rows), few(comparison), busy]))
+    rests_on = few(comparison, options.max_new_tokens, options.minutes)
+    advice = " ".join(filter(None, [recommendation(comparison.rows), rests_on, busy]))
     print(f"\n{comparison}\n{legend(comparison)}\n")
     if kinds := by_kind(comparison, asked):
         print(f"{tables.text(*kinds)}\n")
@@ -145,10 +151,10 @@ def unavailable(reason: str) -> Engine:
     return refuse
 
 
-def measure(comparison: Comparison) -> bool:
-    """Run all; whether nobody ended it with Ctrl-C."""
+def measure(comparison: Comparison, seconds: float | None) -> bool:
+    """Run all in about this time; whether nobody ended it with Ctrl-C."""
     try:
-        for _ in bar(comparison.runs(), total=comparison.total, desc="comparing", unit="run"):
+        for _ in bar(comparison.runs(seconds), total=comparison.total, desc="comparing", unit="run"):
             pass
     except KeyboardInterrupt:
         print("\nstopped; this is what was measured:", file=sys.stderr)
@@ -164,12 +170,15 @@ def legend(comparison: Comparison) -> str:
     return "\n".join(kept if any(row.name in FORMATS for row in comparison.rows) else kept[:-1])
 
 
-def few(comparison: Comparison) -> str:
+def few(comparison: Comparison, asked: int, minutes: float) -> str:
     """How much the recommendation rests on."""
     prompts = len({prompt for _, prompt, _ in comparison.outputs})
     of = "1 prompt" if prompts == 1 else f"{prompts} prompts"
     runs = "one run" if comparison.repeats == 1 else f"{comparison.repeats} runs"
-    return f"This rests on {of}, {runs} each; more of your own --prompts make it firmer."
+    said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
+    if comparison.max_new_tokens < asked:
+        return f"{said}, because --minutes {minutes:g} allowed no more; a longer time makes it firmer."
+    return f"{said}; more of your own --prompts make it firmer."
 
 
 def not_tested(options: argparse.Namespace) -> str:

@@ -23,6 +23,11 @@ Measure this machine's bandwidth and arithmetic and, with the model, a forward p
 From these follow the most tokens per second that the model's bytes allow here, and the most that compiling,
 quantizing, drafting and batching could gain. The weights of some models are not needed, as their shapes are known:
 """
+TRY = """
+"At most" is what remains if all else were free; expect less. To try what has room: compiling with
+generate(load(MODEL).target(compiled=True), PROMPT) for Llama-like models (lesson 03 for others), drafting and quantized
+weights with `lessons compare`, batching with `lessons serve`.
+""".strip()
 WIDTHS = (1, 2, 4, 8, 16)
 CACHED = 256  # tokens in the cache before a timed pass
 REPEATS = 5
@@ -55,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     speed = f"{step * 1e3:.3g} ms ({tables.number(1 / step)} tokens/s)"
     print(f"{shape.name} in {dtype}, {how}: a forward pass over one token takes {speed},")
     print(f"one over w tokens takes v(w) times as long: {curve(v)}\n")
-    print(tables.text(*room(shape, rates, dtype, step, v)))
+    print(f"{tables.text(*room(shape, rates, dtype, step, v))}\n\n{TRY}")
     return 0
 
 

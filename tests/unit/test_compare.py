@@ -139,6 +139,28 @@ def test_an_interrupted_comparison_shows_what_was_measured():
     assert made.rows[2].name == "late" and made.rows[2].passes == 4
 
 
+@pytest.mark.parametrize(
+    ("seconds", "new", "names"),
+    [
+        (None, 128, ["plain", "fast", "slow"]),
+        (2308, 128, ["plain", "fast", "slow"]),  # 3 prefills of 300 s, then 128 tokens of 2 texts at 1 + 0.5 + 4 s
+        (2307, 128, ["plain", "fast"]),
+        (984, 128, ["plain", "fast"]),  # 2 prefills of 300 s, then 128 tokens of 2 texts at 1 + 0.5 s
+        (700, 33, ["plain", "fast"]),
+        (10, 16, ["plain", "fast"]),
+    ],
+)
+def test_where_time_is_short_what_is_slow_is_left_out_and_then_texts_get_shorter(seconds, new, names):
+    """The prefill of the first prompt, five tokens, takes 100 s, so those of five and ten tokens should take 300 s."""
+    techniques = {"plain": engine(1.0), "fast": engine(1.0, 2), "slow": engine(4.0)}
+    made = Comparison(CYCLE, [PROMPT, 2 * PROMPT], techniques, max_new_tokens=128, repeats=1)
+    assert list(made.runs(seconds)) and made.max_new_tokens == new
+    assert [row.name for row in made.rows if not row.problem] == names
+    assert {len(out.ids) for out in made.outputs.values()} == {new}
+    if "slow" not in names:
+        assert made.rows[2].problem == "left out for time: 0.25 times as fast in a trial of 8 tokens"
+
+
 def test_weights_of_a_draft_and_the_cache_count_as_memory():
     network, draft = tiny(dtype=torch.float32), tiny(layers=1, dtype=torch.float32)
     made = compare(network, [1, 2, 3], {"plain": None, "draft": DraftModel(draft)}, max_new_tokens=5, repeats=1)

@@ -81,7 +81,8 @@ def test_a_model_outside_our_family_is_compared_on_prompts_of_a_file(checkpoints
     assert "gpt2 in fp32 on" in out and "2 prompts, up to 12 new tokens each" in out
     assert "Not tested: compiling, batches of several requests, trained Medusa heads, a draft model" in out
     assert f"`lessons probe --model {checkpoints / 'gpt2'}`" in out and "memory" not in out and "W8A8" not in out
-    assert "whole request: with the prompt's forward pass" in out and "2 prompts, one run each" in out
+    assert "whole request: with the prompt's forward pass" in out
+    assert "2 prompts, one run each of up to 12 tokens; more of your own --prompts make it firmer." in out
     assert "1 of 3 prompts do not fit the context of 1600" in err and "kind of text" not in out
     record = json.loads((tmp_path / "out" / "comparison.json").read_text())
     names = ["plain", "prompt lookup", "lookahead", "transformers", "transformers, prompt lookup"]
@@ -127,11 +128,22 @@ def test_a_busy_machine_is_named_in_the_recommendation(checkpoints, tmp_path, ca
     assert "Other programs" in err
 
 
+def test_a_short_time_shortens_the_texts_and_says_so(checkpoints, tmp_path, capsys):
+    call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--output", str(tmp_path)]
+    call += ["--max-new-tokens", "24"]
+    assert cli.main(["compare", *call, "--minutes", "0.0001"]) == 0
+    record = json.loads((tmp_path / "comparison.json").read_text())
+    assert record["max_new_tokens"] == 16 and {run["new_tokens"] for run in record["runs"]} == {16}
+    assert "up to 16 tokens, because --minutes 0.0001 allowed no more" in capsys.readouterr().out
+    assert cli.main(["compare", *call, "--minutes", "0"]) == 0
+    assert json.loads((tmp_path / "comparison.json").read_text())["max_new_tokens"] == 24
+
+
 def test_control_c_leaves_what_was_measured(checkpoints, tmp_path, capsys, monkeypatch):
     runs = Comparison.runs
 
-    def interrupted(self):
-        for count, name in enumerate(runs(self)):
+    def interrupted(self, seconds):
+        for count, name in enumerate(runs(self, seconds)):
             if count == 7:  # five untimed runs, then three techniques on the first prompt
                 raise KeyboardInterrupt
             yield name
@@ -150,7 +162,7 @@ def test_control_c_leaves_what_was_measured(checkpoints, tmp_path, capsys, monke
 
 
 def test_control_c_before_any_measurement_says_so(checkpoints, tmp_path, capsys, monkeypatch):
-    def interrupted(self):
+    def interrupted(self, seconds):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Comparison, "runs", interrupted)
@@ -178,6 +190,7 @@ def test_a_format_that_the_model_does_not_allow_gets_a_row_that_says_why(checkpo
     [
         (["--prompts", "missing.txt"], "missing.txt"),
         (["--max-new-tokens", "1"], "at least 2"),
+        (["--minutes", "-1"], "--minutes must not be negative"),
         (["--max-new-tokens", "9999"], "No prompt leaves room for 9999 new tokens in the context of 1600"),
         (["--draft", "no-such-model"], "Unknown model 'no-such-model'"),
     ],
