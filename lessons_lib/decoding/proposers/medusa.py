@@ -7,36 +7,23 @@ Source: Cai et al. 2024 (arXiv 2401.10774).
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.tree_shape import TreeShape, regular
-from lessons_lib.decoding.sampling import Sampling, check_sampling, sample_children
 from lessons_lib.models.medusa import MedusaHeads
 
 
 class Medusa(Proposer):
-    """Drafts a tree with Medusa heads, which read the target's last hidden state. Needs a target that offers "states".
+    """Drafts a tree of Medusa heads' top tokens. They read the last hidden state, so the target must offer "states".
 
     heads: MedusaHeads trained for the target's model. choices: the tree, a TreeShape or its choices; None is the chain
-    of each head's argmax.
-    mode: "greedy" takes the heads' top tokens. "iid" and "without_replacement" sample the same number of children per
-    node from the head's distribution q after `sampling`. All modes are lossless under Greedy and Sampling.
-    generator: randomness of the draft. Share the one passed to `generate`, or seed it differently.
+    of each head's argmax. Lossless under Greedy and Sampling.
     """
 
     needs, after = frozenset({"states"}), ("final",)
 
-    def __init__(
-        self,
-        heads: MedusaHeads,
-        choices: TreeShape | Iterable[Sequence[int]] | None = None,
-        mode: str = "greedy",
-        sampling: Sampling | None = None,
-        generator: torch.Generator | None = None,
-    ):
-        check_sampling(mode, sampling)
+    def __init__(self, heads: MedusaHeads, choices: TreeShape | Iterable[Sequence[int]] | None = None):
         choices = regular(*[1] * heads.count) if choices is None else choices
         self.shape = choices if isinstance(choices, TreeShape) else TreeShape.of(choices)
         if self.shape.depth > heads.count or self.shape.ranks > heads.scored:
@@ -44,7 +31,7 @@ class Medusa(Proposer):
                 f"the tree is {self.shape.depth} deep and {self.shape.ranks} ranks wide, too much for {heads.count} "
                 f"heads over {heads.scored} tokens; cut its choices"
             )
-        self.heads, self.mode, self.sampling, self.generator = heads, mode, sampling or Sampling(), generator
+        self.heads = heads
 
     def reset(self, target, prompt: Sequence[int]) -> None:
         """Start a new text without a hidden state. Raises ValueError if heads and target differ in vocabulary size."""
@@ -61,11 +48,8 @@ class Medusa(Proposer):
         depth = int(min(tree.max_depth, self.shape.depth))
         if depth < 1 or self.state is None:
             return
-        if self.mode == "greedy":
-            best = self.heads.top_tokens(self.state[None], self.shape.ranks, depth, ids[-1:])
-            self.fill(tree, best[0].tolist())
-        else:
-            self.sample(tree, self.sampling.probabilities(self.heads(self.state[None], depth, ids[-1:])[0]))
+        best = self.heads.top_tokens(self.state[None], self.shape.ranks, depth, ids[-1:])
+        self.fill(tree, best[0].tolist())
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Keep the hidden state of the last accepted node (or the root), from which the new root was predicted.
@@ -87,12 +71,3 @@ class Medusa(Proposer):
         for choice in self.shape.choices:  # level by level, so parents come first
             if len(choice) <= len(best) and nodes.get(choice[:-1]) is not None:
                 nodes[choice] = tree.add(nodes[choice[:-1]], best[len(choice) - 1][choice[-1]])
-
-    def sample(self, tree: DraftTree, q: Tensor) -> None:
-        """Sample the shape's children from q (depth, V), one row per level; fewer if q has too few tokens."""
-        nodes = {ROOT: ROOT}  # node of the shape -> node of the tree
-        for parent, children in self.shape.children.items():
-            level = 0 if parent == ROOT else self.shape.depths[parent]
-            if parent in nodes and level < len(q):
-                made = sample_children(tree, nodes[parent], q[level], len(children), self.mode, self.generator)
-                nodes |= zip(children, made, strict=False)

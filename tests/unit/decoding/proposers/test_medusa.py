@@ -1,10 +1,6 @@
-"""Medusa: the state it reads, the tree it makes of it, the target's own text and distribution, and whom it refuses.
-
-Longer than other files: text and distribution are one contract, held with the same heads.
-"""
+"""Medusa: the state it reads, the tree it makes of it, the target's own text and distribution, and whom it refuses."""
 
 import math
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -18,7 +14,7 @@ from support.oracle import exact
 from support.proposers import drafted
 from support.targets import decoder_target, targets
 
-from lessons_lib import Greedy, Medusa, Sampling, generate
+from lessons_lib import Greedy, Medusa, generate
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput, plain_input
 from lessons_lib.decoding.generate import new_sequence, step
@@ -31,7 +27,6 @@ from lessons_lib.models.medusa import MedusaHeads
 V, N = 11, 30
 PROMPT = [5, 3, 3, 1, 7, 5, 3, 3, 1]
 EVERY_TOKEN = [(i,) for i in range(V)] + [(i, j) for i in range(V) for j in range(4)]  # some path is always accepted
-MODES = ["greedy", "iid", "without_replacement"]
 
 
 @pytest.fixture(scope="module")
@@ -100,32 +95,10 @@ def test_heads_that_read_the_root_get_the_last_committed_token(network):
     assert proposed(heads, state).tokens == best[1] != best[0]
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("limit", [0, 1, 2, 3])
-def test_levels_that_cannot_be_used_are_not_drafted(network, mode, limit):
-    tree = proposed(heads_of(network), torch.ones(32).double(), limit, choices=regular(2, 1, 1), mode=mode)
+def test_levels_that_cannot_be_used_are_not_drafted(network, limit):
+    tree = proposed(heads_of(network), torch.ones(32).double(), limit, choices=regular(2, 1, 1))
     assert tree.depth == limit
-
-
-@pytest.mark.parametrize("mode", MODES[1:])
-def test_samples_come_from_the_head_of_their_depth_and_say_so(network, mode):
-    heads, state = heads_of(network), torch.randn(32, generator=seeded(0), dtype=torch.float64)
-    rule = Sampling(temperature=0.5, top_k=4)
-    tree = proposed(heads, state, choices=regular(3, 2), mode=mode, sampling=rule, generator=seeded(1))
-    q = rule.probabilities(heads(state[None])[0])
-    assert sum(len(children.tokens) for children in tree.children.values()) == 3 + 6
-    for parent, children in tree.children.items():
-        level = 0 if parent == ROOT else 1
-        assert torch.equal(children.q, q[level]) and children.mode == mode
-        assert all(q[level][token] > 0 for token in children.tokens)
-
-
-def test_where_q_has_fewer_tokens_than_children_the_tree_shrinks(network):
-    tree = proposed(
-        heads_of(network), torch.ones(32).double(),
-        choices=[*regular(4, 2).choices, (3, 1, 0)], mode="without_replacement", sampling=Sampling(top_k=2),
-    )  # fmt: skip
-    assert tree.parents == [ROOT, ROOT, 0, 0, 1, 1] and len(set(tree.tokens[:2])) == 2
 
 
 # the same tokens as plain greedy decoding
@@ -136,15 +109,14 @@ def test_where_q_has_fewer_tokens_than_children_the_tree_shrinks(network):
     seed=st.integers(0, 9),
     prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=9),
     widths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    mode=st.sampled_from(MODES),
     own=st.booleans(),
     blocks=st.integers(1, 2),
     root_rank=st.integers(0, 3),
 )
-def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, mode, own, blocks, root_rank):
+def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, own, blocks, root_rank):
     target, heads = decoder_target(network), network.get_output_embeddings().weight
     heads = random_heads(heads, 3, seed, own_lm_heads=own, blocks=blocks, root_rank=root_rank)
-    proposer = Medusa(heads, regular(*widths), mode, generator=seeded(1))
+    proposer = Medusa(heads, regular(*widths))
     assert generate(target, prompt, proposer, max_new_tokens=16).ids == generate(target, prompt, max_new_tokens=16).ids
 
 
@@ -204,60 +176,23 @@ def logits_after(target, ids: list[int], cache) -> torch.Tensor:
 # the distribution of what is sampled
 
 
-DISTRIBUTIONS = [
-    pytest.param(3, 4, dict(choices=[(0,), (1,), (0, 0), (1, 0), (1, 1)]), id="top tokens"),
-    pytest.param(3, 4, dict(choices=[(1,), (1, 0)]), id="a second token alone"),
-    pytest.param(3, 4, dict(choices=[(0,), (0, 0)], mode="iid"), id="sampled chain"),
-    pytest.param(2, 4, dict(choices=regular(2, 2), mode="iid"), id="sampled tree"),
-    pytest.param(3, 3, dict(choices=[(0,), (1,)], mode="without_replacement"), id="without replacement"),
-    pytest.param(2, 4, dict(choices=regular(2, 2), mode="without_replacement"), id="tree without replacement"),
-    pytest.param(3, 4, dict(choices=regular(2, 1), mode="without_replacement", sampling=Sampling(top_k=1)), id="top 1"),
-]
-
-
-def sampled_distribution(target, count: int, rule=None, kind=Medusa, **options) -> dict:
-    return distribution_of(
-        target, kind(random_heads(torch.eye(target.vocab_size).double(), 2, seed=5), **options), count, rule
-    )
-
-
-@pytest.mark.parametrize("size, count, options", DISTRIBUTIONS)
-def test_every_text_has_exactly_the_targets_probability(size, count, options):
-    target = random_distribution(size, 1, OpenToy)
-    assert far_from(sampled_distribution(target, count, **options), target, count) < 1e-12
-
-
-def top_tokens(tree, parent, q, count, mode, generator):
-    """Takes the most probable tokens, but says that they were sampled."""
-    return [tree.add(parent, token, mode, q) for token in q.topk(count).indices.tolist()]
-
-
-class Mislabelled(Medusa):
-    """Says that every level was sampled from the first head's distribution."""
-
-    def sample(self, tree, q):
-        super().sample(tree, q)
-        tree.children = {node: replace(children, q=q[0]) for node, children in tree.children.items()}
-
-
-def test_top_tokens_judged_as_samples_are_caught():
+def error_of_distribution(choices) -> float:
     target = random_distribution(3, 1, OpenToy)
-    with mock.patch("lessons_lib.decoding.proposers.medusa.sample_children", top_tokens):
-        assert far_from(sampled_distribution(target, 3, choices=[(0,), (1,)], mode="iid"), target, 3) > 0.01
+    by = Medusa(random_heads(torch.eye(3).double(), 2, seed=5), choices)
+    return far_from(distribution_of(target, by, 4), target, 4)
 
 
-def test_rows_of_another_head_are_caught():
-    target = random_distribution(3, 1, OpenToy)
-    assert (
-        far_from(sampled_distribution(target, 4, kind=Mislabelled, choices=[(0,), (0, 0)], mode="iid"), target, 4)
-        > 0.01
-    )
+@pytest.mark.parametrize("choices", [
+    pytest.param([(0,), (1,), (0, 0), (1, 0), (1, 1)], id="top tokens"),
+    pytest.param([(1,), (1, 0)], id="a second token alone"),
+])  # fmt: skip
+def test_every_text_has_exactly_the_targets_probability(choices):
+    assert error_of_distribution(choices) < 1e-12
 
 
 def test_a_wrong_correction_is_caught():
-    target = random_distribution(3, 1, OpenToy)
     with mock.patch.object(sampling, "choose_child", correction_from_p):
-        assert far_from(sampled_distribution(target, 4, choices=[(0,), (0, 0)]), target, 4) > 0.01
+        assert error_of_distribution([(0,), (0, 0)]) > 0.01
 
 
 # whom it refuses
@@ -278,8 +213,6 @@ def test_a_target_of_another_size_is_refused(network, other, said):
 
 
 @pytest.mark.parametrize("bad, said", [
-    (dict(mode="best"), "mode 'best' is unknown"),
-    (dict(sampling=Sampling()), 'mode "greedy" samples nothing'),
     (dict(choices=regular(1, 1, 1, 1)), "the tree is 4 deep and 1 ranks wide, too much for 3 heads"),
     (dict(choices=[(V,)]), "12 ranks wide"),
 ])  # fmt: skip
