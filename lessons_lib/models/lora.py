@@ -31,13 +31,6 @@ class LoRALinear(nn.Module):
     def extra_repr(self) -> str:
         return f"rank={len(self.A)}, scale={self.scale}"
 
-    @torch.no_grad()
-    def merged(self) -> nn.Linear:
-        """One linear layer that computes the same, as fast as the layer without an adapter."""
-        whole = sharing_copy(self.linear, but=[id(self.linear.weight)])
-        whole.weight += self.scale * self.B @ self.A
-        return whole
-
 
 def adapted(decoder: Decoder, rank: int = 8, alpha: float = 16.0, seed: int = 0) -> Decoder:
     """A copy of the decoder with an adapter on every matrix of every layer, but not on the LM head; weights are shared.
@@ -55,15 +48,6 @@ def adapters(decoder: Decoder) -> dict[str, nn.Parameter]:
     """The weights A and B of all adapters by name ("layers.0.qkv.A")."""
     found = ((name, module) for name, module in decoder.named_modules() if isinstance(module, LoRALinear))
     return {f"{name}.{part}": getattr(module, part) for name, module in found for part in ("A", "B")}
-
-
-def merged(decoder: Decoder) -> Decoder:
-    """A copy of an adapted decoder with the adapters merged into the weights; all else is shared."""
-    copy = sharing_copy(decoder)
-    for layer in copy.layers:
-        for name, part in [(name, part) for name, part in layer.named_children() if isinstance(part, LoRALinear)]:
-            setattr(layer, name, part.merged())
-    return copy
 
 
 @torch.no_grad()

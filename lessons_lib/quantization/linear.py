@@ -15,7 +15,7 @@ nn.Linear modules by these layers.
 """
 
 import copy
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -32,12 +32,9 @@ VNNI = torch.cpu._is_vnni_supported()  # without it, torch's integer matmul over
 TALL = 32  # rows that x is padded to: torch's integer matmul on a GPU requires more than 16
 
 
-def sharing_copy(network: nn.Module, but: Container[int] = ()) -> nn.Module:
-    """A copy of the network with new modules but the same tensors, so that its modules can be changed.
-
-    but: ids of tensors that are copied as well.
-    """
-    held = [t for module in network.modules() for t in tensors(module) if id(t) not in but]
+def sharing_copy(network: nn.Module) -> nn.Module:
+    """A copy of the network with new modules but the same tensors, so that its modules can be changed."""
+    held = [t for module in network.modules() for t in tensors(module)]
     return copy.deepcopy(network, {id(t): t for t in held})
 
 

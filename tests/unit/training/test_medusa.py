@@ -12,7 +12,7 @@ from support.pieces import assert_pieces_end_alike
 from lessons_lib import Medusa, generate
 from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import DecoderTarget
-from lessons_lib.models.lora import adapters, merged
+from lessons_lib.models.lora import adapters, merge_in_place
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.training import medusa, prompts
 from lessons_lib.training.collect import Text, Writer
@@ -256,7 +256,9 @@ def test_texts_that_train_nothing_are_looked_at_before_the_first_step_on_the_way
 
 def test_the_text_is_that_of_the_model_that_was_trained(target, texts, tmp_path):
     run = together(target, texts, tmp_path, replace(JOINT, steps=20, rate=1e-2))
-    new = DecoderTarget(merged(run.model))
+    whole = copy.deepcopy(run.model)  # merging in place would change the fixture, whose weights the run shares
+    merge_in_place(whole)
+    new = DecoderTarget(whole)
     plain = generate(new, IDS, max_new_tokens=20).ids
     assert generate(new, IDS, Medusa(run.heads, regular(5, 3)), max_new_tokens=20).ids == plain
     assert plain != generate(DecoderTarget(target), IDS, max_new_tokens=20).ids
