@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         if model:
             (step, v), how = passes(model), f"measured after {cached(shape)} tokens"
         else:
-            step, v = cost.predict_decode_step(shape, rates, dtype).low, rates.widths.get(dtype) or {1: 1.0}
+            step, v = cost.predict_decode_step(shape, rates, dtype), rates.widths.get(dtype) or {1: 1.0}
             how = "predicted from its shape"
     speed = f"{step * 1e3:.3g} ms ({tables.number(1 / step)} tokens/s)"
     print(f"{shape.name} in {dtype}, {how}: a forward pass over one token takes {speed},")

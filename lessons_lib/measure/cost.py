@@ -2,10 +2,9 @@
 
     seconds = max(bytes / bandwidth, FLOPs / rate) + overhead
 
-or the sum in place of the maximum, if nothing overlaps. Bytes and FLOPs follow from a ModelConfig; the rates come from
-`machine.probe`. The formula has four forms:
+Bytes and FLOPs follow from a ModelConfig; the rates come from `machine.probe`. The formula has four forms:
 
-- `Bracket`: one pass, between maximum and sum (lessons 00, 01); `CalibratedCost`: one pass, from timed matmuls
+- `limit`, `predict_decode_step`: one pass, from the probe's rates; `CalibratedCost`: one pass, from timed matmuls
 - `StepCost`: a sequence that decodes w tokens per pass, by the width curve v(w): speculation, trees, the ladder
 - `LinearCost`, `RooflineCost`: a batch, from its `Load`: serving and its simulator
 
@@ -44,13 +43,13 @@ def flops_decode(config: ModelConfig, batch: int = 1, cached: int = 0) -> int:
     return flops(config, batch, batch, batch * config.kept(cached))
 
 
-def flops_prefill(config: ModelConfig, tokens: int, rows: int = 1) -> int:
-    """FLOPs of one pass over T `tokens` with a causal kernel: 2·N_lay·T + 2·N_head·rows + 4·L·H·d·T(T+1)/2.
+def flops_prefill(config: ModelConfig, tokens: int) -> int:
+    """FLOPs of one pass over T `tokens` with a causal kernel: 2·N_lay·T + 2·N_head + 4·L·H·d·T(T+1)/2.
 
-    rows: positions whose logits are computed: 1 with logits_to_keep=1, else T. A dense (eager) kernel also computes the
-    masked pairs, T² instead of T(T+1)/2.
+    Only the last token's logits are computed. A dense (eager) kernel also computes the masked pairs, T² instead of
+    T(T+1)/2.
     """
-    return flops(config, tokens, rows, config.attended(tokens))
+    return flops(config, tokens, 1, config.attended(tokens))
 
 
 def flops_generate(config: ModelConfig, prompt: int, new: int, cached: bool = True) -> int:
@@ -92,46 +91,15 @@ class Rates(Protocol):
     matmul_flops: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """Predicted time in seconds: `low` if compute and memory traffic overlap fully, `high` if not at all."""
-
-    low: float
-    high: float
-
-    @property
-    def middle(self) -> float:
-        """Midpoint. high is at most twice low, so the midpoint is at most a third off any time inside."""
-        return (self.low + self.high) / 2
-
-
-def bracket(flops: float, moved: float, flop_rate: float, bandwidth: float) -> Bracket:
-    """Seconds for `flops` FLOPs and `moved` bytes: between max(compute, memory) and compute + memory."""
-    compute, memory = flops / flop_rate, moved / bandwidth
-    return Bracket(max(compute, memory), compute + memory)
-
-
-def ridge(flop_rate: float, bandwidth: float) -> float:
-    """Ridge point in FLOPs per byte: work of lower intensity is memory-bound, of higher intensity compute-bound."""
-    return flop_rate / bandwidth
-
-
-def limit(
-    flops: float, moved: float, hardware: Rates, dtype: str, flop_rate: float = 0.0, bandwidth: float = 0.0
-) -> float:
+def limit(flops: float, moved: float, hardware: Rates, dtype: str, flop_rate: float = 0.0) -> float:
     """Lower bound in seconds for `flops` and `moved` bytes: the best rates of this machine, fully overlapped.
 
-    flop_rate, bandwidth: rates of other matmuls that were timed, such as those of this model; the faster of these and
-    the probe's best is used. A dtype without a measured rate is limited by its bytes alone.
+    flop_rate: rate of other matmuls that were timed, such as those of this model; the faster of this and the probe's
+    best is used. A dtype without a measured rate is limited by its bytes alone.
     """
     best = max(flop_rate, hardware.matmul_flops.get(dtype, 0.0))
-    reading = max(bandwidth, hardware.read_bandwidth, *hardware.matvec_bandwidth.values())
+    reading = max(hardware.read_bandwidth, *hardware.matvec_bandwidth.values())
     return max(moved / reading, flops / best if best else 0.0)
-
-
-def overhead(measured: float, predicted: Bracket) -> float:
-    """Seconds of a measured step that neither compute nor memory explains: t_host = measured - max(...)."""
-    return measured - predicted.low
 
 
 def mbu(step_bytes: float, steps_per_second: float, peak_bandwidth: float) -> float:
@@ -144,41 +112,13 @@ def mfu(step_flops: float, steps_per_second: float, peak_flops: float) -> float:
     return step_flops * steps_per_second / peak_flops
 
 
-def predict_decode_step(
-    config: ModelConfig,
-    hardware: Rates,
-    dtype: str = "bf16",
-    batch: int = 1,
-    cached: int = 0,
-    bandwidth: float | None = None,
-) -> Bracket:
-    """Predict the seconds of one decode step from this machine's matrix-vector bandwidth in this dtype.
-
-    bandwidth: bytes/s to use instead, such as CalibratedCost.bandwidth from this model's own matrices.
-    """
-    rate, own = _rates(hardware, dtype)
-    moved = bytes_decode(config, batch, cached, ELEMENT_BYTES[dtype], cache_element_bytes(dtype))
-    return bracket(flops_decode(config, batch, cached), moved, rate, bandwidth or own)
-
-
-def predict_prefill(
-    config: ModelConfig, hardware: Rates, dtype: str = "bf16", tokens: int = 1, flop_rate: float | None = None
-) -> Bracket:
-    """Predict the seconds of one prefill of `tokens` tokens with logits of the last token.
-
-    flop_rate: FLOP/s to use instead of the best square matmul's, such as CalibratedCost.flop_rate.
-    """
-    own, bandwidth = _rates(hardware, dtype)
-    moved = bytes_prefill(config, tokens, ELEMENT_BYTES[dtype], cache_element_bytes(dtype))
-    return bracket(flops_prefill(config, tokens), moved, flop_rate or own, bandwidth)
-
-
-def _rates(hardware: Rates, dtype: str) -> tuple[float, float]:
-    """(FLOP/s, bytes/s) of matmuls in this dtype."""
+def predict_decode_step(config: ModelConfig, hardware: Rates, dtype: str) -> float:
+    """Predict the seconds of one decode step, its cache empty, from the rates that were measured in this dtype."""
     if dtype not in hardware.matvec_bandwidth or dtype not in hardware.matmul_flops:
         known = ", ".join(hardware.matvec_bandwidth) or "nothing"
         raise ValueError(f"No rates for {dtype} ({known} measured); call probe(dtypes=[...]) with it first.")
-    return hardware.matmul_flops[dtype], hardware.matvec_bandwidth[dtype]
+    moved = bytes_decode(config, weight_bytes=ELEMENT_BYTES[dtype])
+    return max(moved / hardware.matvec_bandwidth[dtype], flops_decode(config) / hardware.matmul_flops[dtype])
 
 
 @dataclass(frozen=True)
@@ -395,7 +335,7 @@ class RooflineCost:
         pairs = config.num_layers * (load.prefill_pairs + load.kv_tokens)
         work = flops(config, fed, load.prompts + load.decode_tokens, pairs)
         moved = config.weights * self.weight_bytes + 2 * config.kv_elements(load.prefill_tokens + load.kv_tokens)
-        return self.overhead + bracket(work, moved, self.flop_rate, self.bandwidth).low
+        return self.overhead + max(work / self.flop_rate, moved / self.bandwidth)
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,11 @@ def counted(model, tokens: int, **kwargs) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("rows", [1, 7])
-def test_counted_flops_of_a_prefill_equal_the_formula_with_dense_attention(tiny, rows):
+def test_counted_flops_of_a_prefill_equal_the_formula_with_dense_attention(tiny):
     model, shape = tiny
-    matrices = cost.flops_prefill(shape, 7, rows) - 4 * shape.num_heads * shape.head_dim * shape.attended(7)
+    matrices = cost.flops_prefill(shape, 7) - 4 * shape.num_heads * shape.head_dim * shape.attended(7)
     dense = dense_attention(shape, 7)
-    assert counted(model, 7, logits_to_keep=rows) == matrices + dense
+    assert counted(model, 7, logits_to_keep=1) == matrices + dense
     causal = 4 * shape.num_heads * shape.head_dim * shape.attended(7)
     assert dense == causal * 2 * 7 / (7 + 1)  # what masking leaves unused
 
@@ -115,12 +114,6 @@ def test_flops_of_generating_with_and_without_a_cache_equal_the_published_totals
     assert cost.flops_generate(SMOL, prompt, new) / 1e9 == pytest.approx(cached, rel=2e-3)
 
 
-def test_a_bracket_lies_between_the_larger_and_the_sum():
-    found = cost.bracket(flops=6, moved=20, flop_rate=2, bandwidth=10)
-    assert (found.low, found.high, found.middle) == (3, 5, 4)
-    assert cost.overhead(7, found) == 4
-
-
 def test_bandwidth_utilisation_of_the_published_run_is_72_percent():
     step = 6.74e9 * 2
     assert cost.mbu(step, 107, 2e12) == pytest.approx(0.721, abs=5e-4)
@@ -136,23 +129,10 @@ def test_ridge_points_of_the_data_sheets(name, ridge):
     assert round(DATA_SHEETS[name].ridge) == ridge
 
 
-def test_predictions_take_the_rates_of_their_dtype():
-    rates = SimpleNamespace(matvec_bandwidth={"bf16": 10e9, "fp32": 20e9}, matmul_flops={"bf16": 100e9, "fp32": 50e9})
-    step = cost.predict_decode_step(SMOL, rates, "fp32", batch=2, cached=100)
-    moved = SMOL.weights * 4 + 2 * 100 * 23_040 * 2
-    assert step.low == pytest.approx(moved / 20e9)
-    assert step.high == pytest.approx(moved / 20e9 + cost.flops_decode(SMOL, 2, 100) / 50e9)
-    prefill = cost.predict_prefill(SMOL, rates, "bf16", tokens=512)
-    assert prefill.low == pytest.approx(cost.flops_prefill(SMOL, 512) / 100e9)
-
-
-def test_predictions_take_rates_given_instead():
-    rates = SimpleNamespace(matvec_bandwidth={"bf16": 10e9}, matmul_flops={"bf16": 100e9})
-    assert cost.predict_decode_step(SMOL, rates, bandwidth=1e9).low == pytest.approx(0.268959744)
-    one, two = (cost.predict_decode_step(SMOL, rates, batch=batch, cached=1000) for batch in (1, 2))
-    assert one == cost.predict_decode_step(SMOL, rates, cached=1000) != two
-    slow = cost.predict_prefill(SMOL, rates, tokens=64, flop_rate=1e9)
-    assert slow.low == pytest.approx(cost.flops_prefill(SMOL, 64) / 1e9)
+def test_a_decode_step_is_predicted_from_the_rates_of_its_dtype():
+    rates = SimpleNamespace(matvec_bandwidth={"bf16": 10e9, "fp32": 20e9}, matmul_flops={"bf16": 1e9, "fp32": 50e9})
+    assert cost.predict_decode_step(SMOL, rates, "fp32") == pytest.approx(SMOL.weights * 4 / 20e9)  # memory
+    assert cost.predict_decode_step(SMOL, rates, "bf16") == pytest.approx(cost.flops_decode(SMOL) / 1e9)  # arithmetic
 
 
 def test_the_limit_is_bytes_or_flops_at_the_best_rates_seen():
@@ -162,9 +142,7 @@ def test_the_limit_is_bytes_or_flops_at_the_best_rates_seen():
     assert cost.limit(400, 20, rates, "bf16", flop_rate=80) == 5  # at a faster product's
     assert cost.limit(400, 20, rates, "bf16", flop_rate=8) == 10  # a slower one does not count
     assert cost.limit(400, 20, rates, "int4") == 2  # nothing known but its bytes
-    assert cost.limit(10, 20, rates, "bf16", bandwidth=20) == 1  # another product read faster
-    assert cost.limit(10, 20, rates, "bf16", bandwidth=5) == 2
-    rates.matvec_bandwidth["fp32"] = 40.0  # so did one of the probe's, in whatever format: bytes are bytes
+    rates.matvec_bandwidth["fp32"] = 40.0  # another product read faster, in whatever format: bytes are bytes
     assert cost.limit(10, 20, rates, "bf16") == 0.5
 
 
@@ -329,7 +307,7 @@ def request(prompt, computed=0, emitted=0):
 
 
 def seconds(flops, moved):
-    return cost.bracket(flops, moved, RATE, BANDWIDTH).low
+    return max(flops / RATE, moved / BANDWIDTH)
 
 
 @pytest.mark.parametrize("batch, cached", [(1, 0), (1, 500), (16, 1000), (64, 20)])
