@@ -111,8 +111,8 @@ def headline(folder: Path) -> str:
         return ""
     gain = of["speedup"].removesuffix(" x")
     return (
-        "Three of them together, compiling, quantized weights and prompt lookup, make a small model answer from a "
-        f"given text **{gain} times as fast** as transformers' `generate` on two CPU cores."
+        "Together, compiling, quantizing and prompt lookup make a small model answer from a given text "
+        f"**{gain} times as fast** as transformers' `generate` on two CPU cores."
     )
 
 
