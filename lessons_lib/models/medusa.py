@@ -64,16 +64,15 @@ def root_reader(width: int, rank: int, seed: int) -> nn.Sequential:
 class MedusaHeads(nn.Module):
     """K Medusa heads on a model with the LM head lm_head (V, D), whose device and dtype they have.
 
+    All heads share the LM head, which is neither trained nor a parameter: one matmul computes the logits of all heads.
+    The published heads have a trainable copy each.
+
     count: number of heads K. blocks: residual blocks of each head (R).
-    own_lm_heads: each head gets a trainable copy of the LM head, as published. Otherwise all share the model's LM head,
-    which is neither trained nor a parameter: one matmul computes the logits of all heads.
     root_rank: rank r of the map by which a head's first block also reads the token sampled from the state, as the LM
     head's row of that token, scaled to root mean square 1. 0: heads read only the state, as published.
     """
 
-    def __init__(
-        self, lm_head: Tensor, count: int = 4, blocks: int = 1, own_lm_heads: bool = False, root_rank: int = 0
-    ):
+    def __init__(self, lm_head: Tensor, count: int = 4, blocks: int = 1, root_rank: int = 0):
         super().__init__()
         if count < 1 or blocks < 1:
             raise ValueError(f"at least one head of one block is needed, not {count} of {blocks}")
@@ -84,18 +83,12 @@ class MedusaHeads(nn.Module):
         self.stacks = nn.ModuleList(stacks).to(lm_head.device, lm_head.dtype)
         readers = [root_reader(self.width, root_rank, seed) for seed in range(count if root_rank else 0)]
         self.root_readers = nn.ModuleList(readers).to(lm_head.device, lm_head.dtype)
-        self.lm_heads = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(count if own_lm_heads else 0))
         self.register_buffer("lm_head", lm_head, persistent=False)
         self.register_buffer("rows", lm_head, persistent=False)  # rows of the tokens that are scored
         self.register_buffer("kept", None, persistent=False)
 
     def trim(self, kept: Tensor) -> None:
-        """From now on score only the tokens `kept` (K,), so fewer rows are read (Zhao et al. 2025, arXiv 2502.14856).
-
-        Only for heads that share the model's LM head.
-        """
-        if self.lm_heads:
-            raise ValueError("only heads that share the model's LM head can be trimmed")
+        """From now on score only the tokens `kept` (K,), so read fewer rows (Zhao et al. 2025, arXiv 2502.14856)."""
         self.kept = kept.to(self.lm_head.device, torch.long)
         self.rows = self.lm_head[self.kept]
 
@@ -145,11 +138,7 @@ class MedusaHeads(nn.Module):
 
     def scores(self, final: Tensor, count: int | None = None, chosen=None) -> Tensor:
         """As `forward`, but logits of the scored tokens only, in the order of `kept`: (T, K, scored)."""
-        states = self.states(final, count, chosen)
-        if not self.lm_heads:
-            return F.linear(states, self.rows)
-        pairs = zip(states.unbind(1), self.lm_heads, strict=False)  # strict=False: the first `count` heads
-        return torch.stack([F.linear(rows, head) for rows, head in pairs], dim=1)
+        return F.linear(self.states(final, count, chosen), self.rows)
 
 
 def through(stack: nn.Sequential, x: Tensor, more: Tensor | float) -> Tensor:
@@ -170,7 +159,7 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
     if heads.kept is not None:
         tensors["kept"] = heads.kept.to(torch.int32)
     sizes = {name: getattr(heads, name) for name in ("count", "blocks", "root_rank", "width", "vocab_size")}
-    trained.write(folder, tensors, base=base, **sizes, own_lm_heads=bool(heads.lm_heads), kept=heads.scored, **card)
+    trained.write(folder, tensors, base=base, **sizes, kept=heads.scored, **card)
 
 
 def load_heads(name: str | Path, model: LanguageModel, count: int | None = None) -> MedusaHeads:
@@ -183,7 +172,7 @@ def load_heads(name: str | Path, model: LanguageModel, count: int | None = None)
         raise ModelUnavailable(f"{name} holds no heads; train some with `python -m lessons_lib.training heads`.")
     lm_head = model.network.get_output_embeddings().weight
     check_fits(card, name, model.name, tuple(lm_head.shape), count)
-    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["own_lm_heads"], card["root_rank"])
+    heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["root_rank"])
     tensors = trained.read_weights(name)
     kept = tensors.pop("kept", None)
     heads.load_state_dict(tensors)

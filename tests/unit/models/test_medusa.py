@@ -17,14 +17,7 @@ from lessons_lib.models.medusa import (
     shared_parameters,
 )
 
-FORMS = [
-    dict(),
-    dict(own_lm_heads=True),
-    dict(blocks=3),
-    dict(blocks=2, own_lm_heads=True),
-    dict(blocks=2, root_rank=4),
-    dict(own_lm_heads=True, root_rank=4),
-]
+FORMS = [dict(), dict(blocks=3), dict(root_rank=4), dict(blocks=2, root_rank=4)]
 IDS = [5, 80, 3, 61]
 
 
@@ -51,13 +44,14 @@ def test_untrained_heads_score_as_the_models_own(family, form):
 @torch.no_grad()
 def test_a_head_is_its_blocks_and_then_a_head():
     """By the paper's formula, W2 (h + silu(W1 h + b)), block after block, each with weights of its own."""
-    heads = random_heads(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)), 2, blocks=2, own_lm_heads=True)
-    h = torch.randn(3, 4, generator=torch.Generator().manual_seed(2))
+    random = torch.Generator().manual_seed(1)
+    lm_head, h = torch.randn(9, 4, generator=random), torch.randn(3, 4, generator=random)
+    heads = random_heads(lm_head, 2, blocks=2)
     for k in range(2):
         x = h
         for block in heads.stacks[k]:
             x = x + F.silu(x @ block.weight.T + block.bias)
-        torch.testing.assert_close(heads(h)[:, k], x @ heads.lm_heads[k].T)
+        torch.testing.assert_close(heads(h)[:, k], x @ lm_head.T)
     first, second = heads.stacks[0]
     assert not torch.equal(first.weight, second.weight) and torch.equal(heads(h, 1), heads(h)[:, :1])
 
@@ -93,8 +87,6 @@ def test_trimmed_heads_choose_among_the_tokens_they_keep_and_score_them_as_befor
     assert torch.equal(heads.top_tokens(h, 3, 1, [7, 0, 7]), scores[:, :1].topk(3).indices)
     with pytest.raises(ValueError, match="the tree is 1 deep and 5 ranks wide, too much for 2 heads over 4 tokens"):
         Medusa(heads, [(rank,) for rank in range(5)])
-    with pytest.raises(ValueError, match="only heads that share the model's LM head can be trimmed"):
-        random_heads(lm_head, 2, own_lm_heads=True).trim(torch.tensor(kept))
 
 
 def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads():
@@ -105,12 +97,8 @@ def test_what_begins_at_random_begins_alike_every_time_and_differs_between_heads
 
 @pytest.mark.parametrize("form", FORMS)
 def test_parameters_are_as_many_as_the_formula_says(form):
-    heads = heads_of(tiny(), 3) if not form else MedusaHeads(torch.zeros(97, 32), 3, **form)
-    blocks = form.get("blocks", 1)
-    rank = form.get("root_rank", 0)
-    shared = shared_parameters(3, 32, blocks, rank)
-    expected = own_parameters(3, 32, 97, blocks, rank) if form.get("own_lm_heads") else shared
-    assert sum(weight.numel() for weight in heads.parameters()) == expected
+    heads = MedusaHeads(torch.zeros(97, 32), 3, **form)
+    assert sum(weight.numel() for weight in heads.parameters()) == shared_parameters(3, 32, **form)
 
 
 @pytest.mark.parametrize("width, vocab_size, published", [
@@ -125,9 +113,8 @@ def test_four_heads_with_their_own_lm_heads_count_as_published(width, vocab_size
 
 def test_the_models_own_head_is_not_trained():
     lm_head = torch.nn.Parameter(torch.randn(9, 4))
-    for own in (False, True):
-        MedusaHeads(lm_head, 2, own_lm_heads=own)(torch.ones(1, 4)).sum().backward()
-        assert lm_head.grad is None
+    MedusaHeads(lm_head, 2)(torch.ones(1, 4)).sum().backward()
+    assert lm_head.grad is None
 
 
 def test_the_gradient_at_the_start_is_not_zero():

@@ -72,7 +72,7 @@ def test_head_k_counts_lambda_to_the_k():
     assert medusa.total(torch.tensor([1.0, 10.0]), 0.8) == pytest.approx(0.8 + 0.64 * 10)
 
 
-@pytest.mark.parametrize("form", [dict(), dict(own_lm_heads=True), dict(root_rank=2)], ids=str)
+@pytest.mark.parametrize("form", [dict(), dict(root_rank=2)], ids=str)
 def test_the_gradient_is_that_of_the_weighted_means_across_chunks(form, monkeypatch):
     random = torch.Generator().manual_seed(0)
     states, labels = torch.randn(7, 4, generator=random).double(), torch.randint(0, 9, (7, 2), generator=random)

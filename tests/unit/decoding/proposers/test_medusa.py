@@ -109,13 +109,12 @@ def test_levels_that_cannot_be_used_are_not_drafted(network, limit):
     seed=st.integers(0, 9),
     prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=9),
     widths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    own=st.booleans(),
     blocks=st.integers(1, 2),
     root_rank=st.integers(0, 3),
 )
-def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, own, blocks, root_rank):
+def test_greedy_text_is_kept_for_random_heads_and_trees(network, seed, prompt, widths, blocks, root_rank):
     target, heads = decoder_target(network), network.get_output_embeddings().weight
-    heads = random_heads(heads, 3, seed, own_lm_heads=own, blocks=blocks, root_rank=root_rank)
+    heads = random_heads(heads, 3, seed, blocks=blocks, root_rank=root_rank)
     proposer = Medusa(heads, regular(*widths))
     assert generate(target, prompt, proposer, max_new_tokens=16).ids == generate(target, prompt, max_new_tokens=16).ids
 
