@@ -20,8 +20,6 @@ class StreamingTarget(DecoderTarget):
     fed in chunks. ValueError if the cache has more places than the model has positions.
     """
 
-    offers = frozenset({"states"})  # no layer ranges: all layers hold the same tokens
-
     offers = frozenset({"states"})  # no layer ranges: all layers of its cache count together
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), streaming: Streaming | None = None):
