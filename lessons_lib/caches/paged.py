@@ -100,11 +100,6 @@ class PagedCache(CountedCache):
         """Maximum number of entries: the capacity, because the cache does not allocate blocks by itself."""
         return self.capacity
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its blocks, including shared and partly empty ones."""
-        return self.memory.nbytes // len(self.memory.keys[0]) * len(self.blocks)
-
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values (H_kv, T, d) of T new tokens -> all entries of that layer (H_kv, S + T, d).
 
