@@ -64,8 +64,7 @@ class Sequence:
     prompt_length: number of prompt tokens, by default len(ids). output_length: number of output tokens it will get; in
     a simulation only the simulator and oracle policies know it. max_tokens: the limit known to every policy (None:
     output_length). ids: prompt and output tokens; None in simulations that need only lengths. reply: output tokens
-    that the simulator assigns. priority: smaller is more urgent, for policies that use it. Times are in seconds on the
-    clock of the run.
+    that the simulator assigns. Times are in seconds on the clock of the run.
     """
 
     id: int | str = 0
@@ -75,7 +74,6 @@ class Sequence:
     max_tokens: int | None = None
     ids: list[int] | None = None
     reply: list[int] | None = None
-    priority: float = 0.0
 
     num_output_tokens: int = 0
     num_computed_tokens: int = 0  # tokens whose keys and values are cached
@@ -182,7 +180,4 @@ class Sequence:
     def fresh(self) -> Sequence:
         """A copy that has not been served yet, for the next run of a workload."""
         ids = None if self.ids is None else self.prompt_ids
-        return Sequence(
-            self.id, self.arrival, self.prompt_length, self.output_length, self.max_tokens, ids, self.reply,
-            self.priority,
-        )  # fmt: skip
+        return Sequence(self.id, self.arrival, self.prompt_length, self.output_length, self.max_tokens, ids, self.reply)

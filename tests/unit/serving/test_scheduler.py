@@ -73,13 +73,13 @@ def test_shortest_first_lets_short_requests_overtake_waiting_ones():
 def test_a_policy_is_one_small_class():
     class Ageing(Continuous):
         def order(self, requests, now):
-            return sorted(requests, key=lambda r: r.priority - 0.5 * (now - r.arrival))
+            return sorted(requests, key=lambda r: r.prompt_length - 0.5 * (now - r.arrival))
 
     made = requests([4, 4, 1, 1], arrivals=[0, 0, 1, 3])
-    made[1].priority = 2
+    made[1].prompt_length = 3  # the others have 1
     log = run(made, max_num_seqs=1, policy=Ageing())
     assert sorted(range(4), key=lambda i: finished(log)[i]) == [0, 2, 3, 1]
-    made[1].priority = 0.9  # now its age counts for more than the third's priority
+    made[1].prompt_length = 2  # now its age counts for more than the last one's shorter prompt
     assert sorted(range(4), key=lambda i: finished(run(made, max_num_seqs=1, policy=Ageing()))[i]) == [0, 2, 1, 3]
 
 
