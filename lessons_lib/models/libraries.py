@@ -26,9 +26,8 @@ def _torchao(name: str, *args) -> TorchAoConfig:
     return TorchAoConfig(quant_type=getattr(ao, name)(*args))
 
 
-def _four_bits(dtype: torch.dtype, kind: str, double: bool = False) -> BitsAndBytesConfig:
-    options = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double, "bnb_4bit_compute_dtype": dtype}
-    return BitsAndBytesConfig(load_in_4bit=True, **options)
+def _nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
 LIBRARIES: dict[str, Callable[[torch.dtype], TorchAoConfig | BitsAndBytesConfig]] = {
@@ -36,10 +35,8 @@ LIBRARIES: dict[str, Callable[[torch.dtype], TorchAoConfig | BitsAndBytesConfig]
     "torchao int8 dynamic": lambda dtype: _torchao("Int8DynamicActivationInt8WeightConfig"),
     "torchao int4": lambda dtype: _torchao("IntxWeightOnlyConfig", torch.int4),
     "torchao int4 packed": lambda dtype: _torchao("Int4WeightOnlyConfig"),
-    "torchao fp8": lambda dtype: _torchao("Float8WeightOnlyConfig"),
     "bitsandbytes int8": lambda dtype: BitsAndBytesConfig(load_in_8bit=True),
-    "bitsandbytes nf4": lambda dtype: _four_bits(dtype, "nf4"),
-    "bitsandbytes nf4 double": lambda dtype: _four_bits(dtype, "nf4", double=True),
+    "bitsandbytes nf4": _nf4,
 }
 
 
