@@ -122,11 +122,12 @@ class DraftTree:
         self.depths.append(self.depth_of(parent) + 1)
         return node
 
-    def add_chain(self, tokens: Iterable[int], parent: int | None = ROOT) -> None:
-        """Add a chain of tokens below `parent`, as many as fit the budget."""
+    def add_chain(self, tokens: Iterable[int]) -> None:
+        """Add a chain of tokens below the root, as many as fit the budget."""
+        node = ROOT
         for token in tokens:
-            parent = self.add(parent, token)
-            if parent is None:
+            node = self.add(node, token)
+            if node is None:
                 return
 
     def add_side(self, side: SideTokens) -> bool:

@@ -50,7 +50,7 @@ def launch_times(
 
 
 @torch.no_grad()
-def products_in_cache(decoder: Decoder, repeats: int = 15) -> float:
+def products_in_cache(decoder: Decoder) -> float:
     """Seconds for the matrix-vector products of one token in all layers if all weights are in the CPU's cache.
 
     This is the limit set by unpacking and arithmetic, without memory traffic. Each matrix of the first layer is used
@@ -61,7 +61,7 @@ def products_in_cache(decoder: Decoder, repeats: int = 15) -> float:
     for linear in (first.qkv, first.out, first.gate_up, first.down):
         x = torch.ones(1, linear.in_features, dtype=decoder.norm.dtype, device=device)
         again = lambda x=x, of=linear: [of(x) for _ in range(count)]  # noqa: E731
-        total += timed(again, device, repeats, warmup=1).median / count
+        total += timed(again, device, repeats=15, warmup=1).median / count
     return total * len(decoder.layers)
 
 

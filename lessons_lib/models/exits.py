@@ -85,15 +85,15 @@ def fine_tune(network, name: str | Path) -> None:
     merge_in_place(decoder)
 
 
-def load_exit(model, name: str | Path = LAYERSKIP) -> ExitAdapter:
-    """Load the stored exit adapter of an unchanged model, on its device and in its dtype. model: a LanguageModel.
+def load_exit(model) -> ExitAdapter:
+    """Load the stored exit adapter of the unchanged model, on its device and in its dtype. model: a LanguageModel.
 
-    Raises ModelUnavailable if nothing is stored under this name or folder, ValueError if it is another model's.
+    Raises ModelUnavailable if none is stored, ValueError if it is another model's.
     """
-    card, stored = _read(name)
+    card, stored = _read(LAYERSKIP)
     if model.name != card["base"]:
         raise ValueError(
-            f"the exit adapter in {name} is for {card['base']}, not for {model.name}; train another one with "
+            f"the exit adapter in {LAYERSKIP} is for {card['base']}, not for {model.name}; train another one with "
             "`python -m lessons_lib.training layerskip-exit`."
         )
     weights = {key.removeprefix("exit."): value for key, value in stored.items() if key.startswith("exit.")}

@@ -57,8 +57,8 @@ class Usage:
     reused_tokens: int
 
 
-def latency(requests: list[Sequence], qs: tuple[float, ...] = (50, 90, 99)) -> Latency:
-    """Latency of requests after a run, in seconds. qs: percentiles. All NaN if no request was served."""
+def latency(requests: list[Sequence]) -> Latency:
+    """Latency of requests after a run, in seconds. All NaN if no request was served."""
     good = [r for r in requests if served(r)]
     lines = [r.timeline() for r in good]
     span = clock.makespan(lines)
@@ -67,11 +67,11 @@ def latency(requests: list[Sequence], qs: tuple[float, ...] = (50, 90, 99)) -> L
     return Latency(
         requests=len(requests), failed=len(requests) - len(good), makespan=span,
         output_throughput=output / span, total_throughput=(output + sum(r.prompt_length for r in good)) / span,
-        ttft=percentiles([line.ttft for line in lines], qs),
-        itl=percentiles([gap for line in lines for gap in line.itl], qs),
-        tpot=percentiles([line.tpot for line in lines], qs),
-        e2e=percentiles([line.e2e for line in lines], qs),
-        queueing=percentiles(queued, qs),
+        ttft=percentiles([line.ttft for line in lines]),
+        itl=percentiles([gap for line in lines for gap in line.itl]),
+        tpot=percentiles([line.tpot for line in lines]),
+        e2e=percentiles([line.e2e for line in lines]),
+        queueing=percentiles(queued),
     )  # fmt: skip
 
 

@@ -183,18 +183,14 @@ def speed_by_size(
 
 
 def best_size(
-    accuracies: Accuracies,
-    v: WidthCurve = None,
-    heads_share: float = 0.0,
-    most: int = 64,
-    sizes: Iterable[int] | None = None,
+    accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, sizes: Iterable[int] | None = None
 ) -> int:
     """The number of nodes with the highest predicted speedup; among equals the smallest.
 
-    With sizes=None it is chosen from 0 to `most`, and is 0 if no tree is faster than plain decoding. sizes: other
+    With sizes=None it is chosen from 0 to 64, and is 0 if no tree is faster than plain decoding. sizes: other
     numbers of nodes to choose from, such as the measured or compiled widths minus 1. Sizes above the number of nodes
     of positive value are ignored; if none is left, the result is 0.
     """
-    speeds = speed_by_size(accuracies, v, heads_share, most)
+    speeds = speed_by_size(accuracies, v, heads_share)
     known = [nodes for nodes in sorted(range(len(speeds)) if sizes is None else sizes) if nodes < len(speeds)]
     return max(known, key=speeds.__getitem__, default=0)

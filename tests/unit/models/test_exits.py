@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lessons_lib.models import LanguageModel, ModelUnavailable, hub, load, read_card, tiny
+from lessons_lib.models import LanguageModel, ModelUnavailable, exits, hub, load, read_card, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.exits import ExitAdapter, exit_logits, fine_tune, load_exit, save_layerskip
 from lessons_lib.models.lora import adapted, adapters
@@ -82,15 +82,17 @@ def named(name: str) -> LanguageModel:
     return LanguageModel(tiny(layers=3), None, name, "cpu", torch.float64)
 
 
-def test_the_exit_adapter_comes_back_for_the_model_that_it_is_for(stored):
+def test_the_exit_adapter_comes_back_for_the_model_that_it_is_for(stored, monkeypatch):
     folder, _, early = stored
-    h, found = torch.randn(3, 32, dtype=torch.float64), load_exit(named("tiny-1.7b"), folder)
+    monkeypatch.setattr(exits, "LAYERSKIP", folder)
+    h, found = torch.randn(3, 32, dtype=torch.float64), load_exit(named("tiny-1.7b"))
     assert torch.equal(found(h), early.double()(h)) and found.exit_layer == 2 and read_card(folder)["steps"] == 7
     with pytest.raises(ValueError, match="is for tiny-1.7b, not for tuned"):
-        load_exit(named("tuned"), folder)
+        load_exit(named("tuned"))
 
 
-def test_a_folder_without_exits_is_one_sentence(tmp_path):
+def test_a_folder_without_exits_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(exits, "LAYERSKIP", tmp_path)
     model = LanguageModel(tiny(), None, "tiny", "cpu", torch.float64)
     with pytest.raises(ModelUnavailable, match="holds no exits; train some with"):
-        load_exit(model, name=tmp_path)
+        load_exit(model)

@@ -23,12 +23,12 @@ def served(arrival, times, prompt=10):
 
 
 def test_latencies_of_two_requests_by_hand():
-    seen = latency([served(0.0, [0.5, 0.6, 0.8, 1.0]), served(1.0, [3.0], prompt=5)], qs=(0, 50, 100))
+    seen = latency([served(0.0, [0.5, 0.6, 0.7, 1.0]), served(1.0, [3.0], prompt=5)])
     assert seen.makespan == 3 and seen.output_throughput == 5 / 3 and seen.total_throughput == 20 / 3
-    assert seen.ttft == {0: 0.5, 50: 1.25, 100: 2.0}
-    assert seen.itl == pytest.approx({0: 0.1, 50: 0.2, 100: 0.2})
+    assert seen.ttft == pytest.approx({50: 1.25, 90: 1.85, 99: 1.985})  # between 0.5 and 2
+    assert seen.itl == pytest.approx({50: 0.1, 90: 0.26, 99: 0.296})  # of 0.1, 0.1 and 0.3
     assert seen.tpot[50] == pytest.approx(1 / 6)  # one token has no TPOT and is left out
-    assert seen.e2e[100] == 2.0
+    assert seen.e2e == pytest.approx({50: 1.5, 90: 1.9, 99: 1.99})
     assert math.isnan(seen.queueing[50])
 
 
@@ -67,7 +67,7 @@ def test_slots_and_blocks_by_hand():
 
 def test_queueing_is_the_time_before_the_first_slot():
     log = run([Sequence(0, 0, 4, 3), Sequence(1, 0.5, 4, 1)], max_num_seqs=1)
-    assert latency(log.requests, qs=(100,)).queueing == {100: 2.5}
+    assert latency(log.requests).queueing[50] == 1.25  # of 0 and 2.5
 
 
 def test_preemptions_are_counted():

@@ -176,11 +176,11 @@ def test_choices_that_are_never_right_are_left_out():
 def test_the_size_is_where_tokens_over_cost_is_highest():
     speeds = speed_by_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1), most=4)
     assert speeds == pytest.approx([1, 1.6 / 1.1, 1.9 / 1.2, 2.1 / 1.3, 2.22 / 1.4])
-    assert best_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1), most=4) == 3
-    assert best_size(BY_HAND, v={1: 1.0, 2: 1.0, 3: 2.0}, most=4) == 1
+    assert best_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1)) == 3
+    assert best_size(BY_HAND, v={1: 1.0, 2: 1.0, 3: 2.0}) == 1
     assert best_size(BY_HAND, v=lambda width: 1 + 0.1 * (width - 1), sizes=[5, 1, 2, 99]) == 2
     assert best_size(BY_HAND, v=lambda width: float(width), sizes=[2, 1]) == 1 and best_size(BY_HAND, sizes=[99]) == 0
-    assert best_size(BY_HAND, most=4) == 4 and len(speed_by_size(BY_HAND, most=100)) == 1 + 3 + 3 * 2
+    assert best_size(BY_HAND) == 3 + 3 * 2 and len(speed_by_size(BY_HAND, most=100)) == 1 + 3 + 3 * 2
 
 
 def test_where_width_or_heads_cost_too_much_plain_decoding_stays():
