@@ -17,7 +17,6 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -45,12 +44,7 @@ class Point:
 
     lesson: Lesson
     values: dict[str, Any]
-    defaults: dict[str, Any]
-
-    @property
-    def taken(self) -> dict[str, Any]:
-        """All parameters, given or default."""
-        return self.defaults | self.values
+    taken: dict[str, Any]  # all parameters, given or default
 
     @cached_property
     def folder(self) -> str:
@@ -58,6 +52,11 @@ class Point:
         code = [cell.source for cell in self.lesson.read().cells if cell.cell_type == "code"]
         content = json.dumps([code, self.taken, fingerprint()], sort_keys=True)
         return f"points/{self.lesson.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+    def record(self, build: Path) -> dict[str, Any]:
+        """What is stored of the point; until then, a failure."""
+        path = build / self.folder / "point.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"failure": "missing"}
 
     def __str__(self) -> str:
         return " ".join([self.lesson.name, *(f"{name}={value}" for name, value in self.values.items())])
@@ -79,7 +78,7 @@ def sweep(
     """
     wanted = points(find() if lessons is None else lessons, asked, grid, fixed)
     prepare_all([point.taken for point in wanted])
-    todo = [point for point in wanted if (record(build, point) or {"failure": "missing"})["failure"]]
+    todo = [point for point in wanted if point.record(build)["failure"]]
     print(f"{len(wanted)} points, {len(wanted) - len(todo)} of them finished before")
     if todo:
         with client(workers, address) as engine:
@@ -108,7 +107,7 @@ def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed:
     combinations = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
     given = [overrides(defaults, absolute(fixed | combination)) for combination in combinations]
     of_grid = [lesson for lesson in defaults if asked or grid.keys() & defaults[lesson].keys()]
-    found = [Point(lesson, one[lesson], defaults[lesson]) for lesson in of_grid for one in given]
+    found = [Point(lesson, one[lesson], defaults[lesson] | one[lesson]) for lesson in of_grid for one in given]
     return list({point.folder: point for point in found}.values())
 
 
@@ -123,23 +122,24 @@ def run(engine: Any, todo: list[Point], build: Path) -> None:
     with bar(total=len(todo), desc="sweep", unit="point") as progress:
         for future in as_completed(futures):
             point, error = futures[future], future.exception()
-            lost = {"failure": f"{type(error).__name__}: {error}", "seconds": None, "machine": "", "scores": []}
-            files = {"point.json": json.dumps(lost).encode()} if error else future.result()
+            lost = {"failure": f"{type(error).__name__}: {error}", "seconds": None, "scores": []}
+            said, files = (lost, {}) if error else future.result()
             (build / point.folder).mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():  # point.json is written last: if it exists, all files do
+            for name, content in files.items():
                 (build / point.folder / name).write_bytes(content)
-            failure = json.loads(files["point.json"])["failure"]
-            progress.write(f"{point!s:<60} {f'FAILED in {failure}' if failure else 'ok'}")
+            # written last: if it exists, all files do
+            (build / point.folder / "point.json").write_text(json.dumps(said, indent=1, default=str), encoding="utf-8")
+            progress.write(f"{point!s:<60} {'FAILED in ' + said['failure'] if said['failure'] else 'ok'}")
             progress.update()
 
 
-def work(name: str, text: str, values: dict[str, Any]) -> dict[str, bytes]:
-    """On a worker: execute a lesson in a temporary folder; returns the resulting files by name.
+def work(name: str, text: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """On a worker: execute a lesson in a temporary folder; returns its record and the resulting files by name.
 
-    A failure is returned in them and not raised, because Dask truncates long errors, and what the lesson had done would
-    be lost.
+    A failure is returned in the record and not raised, because Dask truncates long errors, and what the lesson had done
+    would be lost.
     """
-    from lessons_lib.measure import machine, results
+    from lessons_lib.measure import results
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         lesson, build = Lesson(Path(folder) / "notebooks" / f"{name}.ipynb"), Path(folder) / "build"
@@ -149,15 +149,7 @@ def work(name: str, text: str, values: dict[str, Any]) -> dict[str, bytes]:
         done = execute(lesson, values, build)
         scores = [score.record() for score in results.collect(build.glob("*.ipynb"))]
         files = {path.name: path.read_bytes() for path in build.iterdir()}
-    about = {name: value for name, value in (machine.host() | machine.versions()).items() if name != "load"}
-    said = {"failure": done.failure, "seconds": round(done.seconds, 1), "machine": about, "scores": scores}
-    return files | {"point.json": json.dumps(said, indent=1, default=str).encode()}
-
-
-def record(build: Path, point: Point) -> dict[str, Any] | None:
-    """The stored record of a point; None if there is none."""
-    path = build / point.folder / "point.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return {"failure": done.failure, "seconds": round(done.seconds, 1), "scores": scores}, files
 
 
 def gather(wanted: list[Point], names: list[str], build: Path) -> int:
@@ -169,8 +161,9 @@ def gather(wanted: list[Point], names: list[str], build: Path) -> int:
 
     rows, failed = [], []
     for point in wanted:
-        kept = record(build, point)
-        one = {"lesson": point.lesson.name} | {name: plain(point.taken.get(name)) for name in names}
+        kept, taken = point.record(build), {name: point.taken.get(name) for name in names}
+        one = {"lesson": point.lesson.name}  # lists become texts, which pandas can compare
+        one |= {name: str(value) if isinstance(value, list) else value for name, value in taken.items()}
         more = {"seconds": kept["seconds"], "failure": kept["failure"]}
         rows += [one | {name: score.get(name) for name in SCORE} | more for score in kept["scores"] or [{}]]
         failed += [f"  {point}: {kept['failure']}"] if kept["failure"] else []
@@ -186,11 +179,6 @@ def gather(wanted: list[Point], names: list[str], build: Path) -> int:
     return int(bool(failed))
 
 
-def plain(value: Any) -> Any:
-    """A parameter's value in a form that pandas can compare."""
-    return str(value) if isinstance(value, list) else value
-
-
 def plot(table: Any, names: list[str], path: Path) -> bool:
     """Plot a panel for each claim of one lesson: measured (filled) and predicted (open) against the parameters.
 
@@ -200,60 +188,47 @@ def plot(table: Any, names: list[str], path: Path) -> bool:
     from matplotlib.figure import Figure
     from pandas.api.types import is_numeric_dtype
 
-    # the x axis, and the parameters that make lines
     table = table.dropna(subset=["measured", "predicted"], how="all")
+    table = table.astype({"measured": float, "predicted": float})
     changing = [name for name in names if table[name].nunique() > 1]
     if not changing:
         return False
     along, *others = sorted(changing, key=lambda name: not is_numeric_dtype(table[name]))
+    table["line"] = [" ".join(map("{}={}".format, others, values)) for values in table[others].itertuples(index=False)]
     claims = list(table.groupby("claim", sort=False))
     figure = Figure(figsize=(11, 2.8 * -(-len(claims) // 3)), layout="constrained")
-    # a panel per claim
     for place, (claim, rows) in enumerate(claims, 1):
         ax = figure.add_subplot(-(-len(claims) // 3), 3, place)
+        for name, line in rows.sort_values(along, kind="stable").groupby("line", sort=False):
+            [drawn] = ax.plot(along, "measured", "o-", data=line, label=f"measured {name}")
+            told = {"fillstyle": "none", "color": drawn.get_color(), "label": f"predicted {name}"}
+            ax.plot(along, "predicted", "o--", data=line, **told)
         ax.set(title=textwrap.fill(claim, 36), xlabel=along, ylabel=rows["unit"].iloc[0])
-        for key, line in rows.groupby(others, sort=False) if others else [((), rows)]:
-            label = " ".join(f"{name}={value}" for name, value in zip(others, key, strict=True))
-            line = line.sort_values(along)
-            [drawn] = ax.plot(line[along], line["measured"].astype(float), "o-", label=f"measured {label}")
-            told = {"fillstyle": "none", "color": drawn.get_color(), "label": f"predicted {label}"}
-            ax.plot(line[along], line["predicted"].astype(float), "o--", **told)
         ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.savefig(path, dpi=150)
     return True
 
 
-@contextlib.contextmanager
-def client(workers: int, address: str) -> Iterator[Any]:
+def client(workers: int, address: str) -> Any:
     """A Dask client: of the scheduler at an address, or of this many worker processes on this machine.
 
     The kernels of a single worker use as many threads as those of `run`; several workers share the cores. Raises
     UsageError if no scheduler answers.
     """
     import dask
-    from dask.distributed import Client, LocalCluster
+    from dask.distributed import Client
 
     if address:
         try:
-            connected = Client(address, timeout=ANSWERS)
+            return Client(address, timeout=ANSWERS)
         except OSError as error:
             raise UsageError(f"No Dask scheduler answers at {address}.") from error
-        with connected:
-            yield connected
-        return
     share = None if workers == 1 else max(1, (os.cpu_count() or 1) // workers)  # None leaves a variable as it is
-    settings = {
-        "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, share),
-        "distributed.scheduler.allowed-failures": 1,
-    }
+    threads = {"distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, share)}
     here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "memory_limit": 0}
-    with (
-        dask.config.set(settings),
-        LocalCluster(n_workers=workers, threads_per_worker=1, silence_logs=logging.CRITICAL, **here) as cluster,
-        Client(cluster) as started,
-    ):
-        yield started
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1} | threads):
+        return Client(n_workers=workers, threads_per_worker=1, silence_logs=logging.CRITICAL, **here)
 
 
 @cache
