@@ -12,46 +12,29 @@ import torch
 
 from lessons_lib.decoding.draft_tree import DraftTree, ModelOutput, plain_input
 from lessons_lib.decoding.proposers import Proposer, check_integers
-from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sampling import top_tokens
-
-FILLS = ("random", "last", "eos", "lookup")
 
 
 class Jacobi(Proposer):
-    """Drafts a chain of n - 1 tokens: the last step's predictions after its first rejected token, then filling.
+    """Drafts a chain of n - 1 tokens: the last step's predictions after its first rejected token, then random ones.
 
-    n: tokens per forward pass, the root included. fill: the tokens used where there is no prediction yet: "random"
-    (from the text so far, by `seed`), "last" (the prompt's last token), "eos" (the target's EOS token), or "lookup"
-    (from prompt lookup, then random ones if it finds too few).
+    n: tokens per forward pass, the root included. seed: of the random tokens, which are taken from the text so far.
     """
 
-    def __init__(self, n: int = 8, fill: str = "random", seed: int = 0):
+    def __init__(self, n: int = 8, seed: int = 0):
         check_integers(n=n)
         if n < 2:
             raise ValueError(f"n must be at least 2 (the last committed token and one draft token), not {n}")
-        if fill not in FILLS:
-            raise ValueError(f"fill={fill!r} is not known; choose one of: {', '.join(FILLS)}")
-        self.n, self.fill, self.seed = n, fill, seed
+        self.n, self.seed = n, seed
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Start a new text without predictions, with the same seed. Raises ValueError for "eos" without EOS tokens."""
-        if self.fill == "eos" and not target.eos:
-            raise ValueError('fill="eos" needs a target with an end token; choose another fill')
+        """Start a new text without predictions, with the same seed."""
         self.rng, self.predicted = random.Random(self.seed), []
-        self.fixed = {"last": prompt[-1:], "eos": target.eos[:1]}.get(self.fill)
-        self.lookup = PromptLookup(self.n - 1) if self.fill == "lookup" else None
-        if self.lookup:
-            self.lookup.reset(target, prompt)
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
         """Add the predictions of the last step as a chain, filled up to n - 1 tokens."""
-        draft = self.predicted
-        if self.lookup:  # copy the tokens that followed an earlier occurrence of the text and the predictions
-            self.lookup.learn(ids)
-            draft = draft + self.lookup.lookup([*ids[-self.lookup.max_ngram :], *draft])[1]
-        draft = draft + [self.rng.choice(self.fixed or ids) for _ in range(self.n - 1 - len(draft))]
-        tree.add_chain(draft[: self.n - 1])
+        missing = self.n - 1 - len(self.predicted)
+        tree.add_chain(self.predicted + [self.rng.choice(ids) for _ in range(missing)])
 
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Keep the argmax at the first rejected node and at all later ones: predictions after the bonus token."""

@@ -1,5 +1,7 @@
 """Jacobi: trajectories worked by hand, the bounds of the iteration, and leftovers that become the next draft."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,16 +13,25 @@ from support.toys import choosing, continued, whimsical
 
 from lessons_lib import Jacobi, generate
 from lessons_lib.decoding.draft_tree import ModelOutput
-from lessons_lib.decoding.proposers.jacobi import FILLS, iterates
+from lessons_lib.decoding.proposers.jacobi import iterates
 from lessons_lib.models import tiny
 
 MAP = choosing(lambda prefix: (3 * prefix[-1] + 1) % 7, 7)  # 2 is followed by 0, 1, 4, 6, 5, 2
 
 
-def starting_with(guess, **options) -> Jacobi:
+class Steady(Jacobi):
+    """Fills up with the prompt's last token, so that drafts can be worked out by hand."""
+
+    def reset(self, target, prompt):
+        super().reset(target, prompt)
+        last = prompt[-1]  # read now: the list grows with the text
+        self.rng = SimpleNamespace(choice=lambda ids: last)
+
+
+def starting_with(guess) -> Jacobi:
     """A proposer whose first draft is given."""
 
-    class Given(Jacobi):
+    class Given(Steady):
         def reset(self, target, prompt):
             super().reset(target, prompt)
             self.first = list(guess)
@@ -29,7 +40,7 @@ def starting_with(guess, **options) -> Jacobi:
             self.predicted, self.first = self.first or self.predicted, None
             super().propose(ids, tree)
 
-    return Given(n=len(guess) + 1, **options)
+    return Given(n=len(guess) + 1)
 
 
 @pytest.mark.parametrize("guess, trajectory", [
@@ -66,13 +77,13 @@ def test_iterates_of_a_network_end_in_its_greedy_text(target):
 @pytest.mark.parametrize("guess, committed", [([0, 0, 0], [2, 1, 1, 1, 1]), ([0, 1, 4], [4, 2]), ([5, 5, 5], [1] * 6)])
 def test_tokens_per_step_as_by_hand(guess, committed):
     """Prompt [6, 5]: the prefill commits 2, the steps 0, 1, 4, 6, 5, 2."""
-    out = generate(MAP, [6, 5], starting_with(guess, fill="last"), max_new_tokens=7)
+    out = generate(MAP, [6, 5], starting_with(guess), max_new_tokens=7)
     assert out.ids == [2, 0, 1, 4, 6, 5, 2]
     assert [s.committed for s in out.stats] == [1, *committed]
 
 
 def test_the_next_draft_is_what_was_predicted_after_the_bonus_then_filling():
-    proposer = Jacobi(5, fill="last")
+    proposer = Steady(5)
     proposer.reset(MAP, [8, 9])
     tree = drafted(proposer, [8, 9, 0])
     assert tree.tokens == [9, 9, 9, 9]
@@ -84,42 +95,28 @@ def test_the_next_draft_is_what_was_predicted_after_the_bonus_then_filling():
     assert drafted(proposer, [8, 9, 0, 9, 1, 2, 3, 4, 9, 5]).tokens == [9, 9, 9, 9]
 
 
-def first_draft(prompt, eos=(), **options) -> list[int]:
-    proposer = Jacobi(5, **options)
-    proposer.reset(choosing(len, 99, eos), prompt)
-    return drafted(proposer, prompt).tokens
+def first_draft(seed: int) -> list[int]:
+    proposer = Jacobi(5, seed)
+    proposer.reset(MAP, [3, 1, 8])
+    return drafted(proposer, [3, 1, 8]).tokens
 
 
-def test_the_filling_is_the_one_asked_for():
-    assert first_draft([3, 1, 8], fill="last") == [8] * 4
-    assert first_draft([3, 1, 8], eos=(2,), fill="eos") == [2] * 4
-    assert first_draft([3, 1, 5, 6, 3], fill="lookup") == [1, 5, 6, 3]
-    assert set(first_draft([3, 1, 8], fill="lookup")) <= {3, 1, 8}  # nothing found
-    samples = {tuple(first_draft([3, 1, 8], seed=seed)) for seed in range(9)}
+def test_the_filling_is_drawn_from_the_text_by_the_seed():
+    samples = {tuple(first_draft(seed)) for seed in range(9)}
     assert len(samples) > 3 and all(set(draft) <= {3, 1, 8} for draft in samples)
-    assert first_draft([3, 1, 8], seed=4) == first_draft([3, 1, 8], seed=4)
+    assert first_draft(4) == first_draft(4)
 
 
-def test_what_is_looked_up_goes_on_after_the_predictions():
-    proposer = Jacobi(6, fill="lookup")
-    proposer.reset(MAP, ids := [3, 1, 5, 6, 4, 8, 3])
-    proposer.predicted = [9, 5]
-    assert drafted(proposer, ids).tokens == [9, 5, 6, 4, 8]  # 5 was followed by 6, 4, 8; five in all
-
-
-@pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize("n", [2, 8])
-def test_greedy_text_is_kept_for_every_length_and_filling(n, fill):
+@pytest.mark.parametrize("n", [2, 8, 16])
+def test_greedy_text_is_kept_for_every_length(n):
     target = decoder_target(tiny(vocab_size=11), eos=(7,))
     plain = generate(target, [5, 3, 3, 1], max_new_tokens=40)
-    out = generate(target, [5, 3, 3, 1], Jacobi(n, fill), max_new_tokens=40)
+    out = generate(target, [5, 3, 3, 1], Jacobi(n), max_new_tokens=40)
     assert out.ids == plain.ids and len(out.stats) <= len(plain.stats)
 
 
 @pytest.mark.parametrize("call, said", [
     (lambda: Jacobi(1), "n must be at least 2"),
-    (lambda: Jacobi(fill="zeros"), "fill='zeros' is not known; choose one of: random, last, eos, lookup"),
-    (lambda: generate(MAP, [2], Jacobi(fill="eos")), 'fill="eos" needs a target with an end token'),
     (lambda: iterates(MAP, [], [1]), "prompt and guess need at least one token each"),
     (lambda: iterates(MAP, [1], []), "prompt and guess need at least one token each"),
 ])  # fmt: skip
