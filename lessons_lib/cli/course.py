@@ -161,16 +161,12 @@ def within_reach(lessons: list) -> list:
 def bench(options: argparse.Namespace) -> int:
     """Measure the claims, then list those that miss their bar. With other questions no claim is judged."""
     from lessons_lib.measure.results import claim_cells, load, short_of_bar
-    from lessons_lib.measure.techniques import write_benchmarks
 
     call = ["-m", "bench.run", *options.claims, *(["--quick"] if options.quick else [])]
     if options.questions:
         return python(*call, "--questions", Path(options.questions).resolve())
-    status, pages = python(*call), ROOT / "build" / "bench"
-    results = ROOT / "bench" / "results"
-    if options.quick:
-        results = pages = pages / "quick"
-    print(f"as a page, and as Markdown beside it: {write_benchmarks(results, pages / 'bench.html')}")
+    status = python(*call)
+    results = ROOT / "build" / "bench" / "quick" if options.quick else ROOT / "bench" / "results"
     for name, value, _, bar, *_ in claim_cells(short_of_bar(load(results / "claims.json"))):
         print(f"bar not reached: {name} is {value}, bar {bar}")
     return status

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 
 from lessons_lib.measure import tables
-from lessons_lib.measure.results import CLAIMS, Result, claim_cells, load
+from lessons_lib.measure.results import Result, load
 
 TECHNIQUES = (
     "technique", "answers counted", "tokens per pass", "speedup", "over", "predicted", "over its peer", "published",
@@ -75,14 +75,6 @@ def technique_cells(results: Path) -> list[list[str]]:
     """A row under TECHNIQUES for every technique whose speed was measured. results: the folder of claims.json."""
     known = {claim.claim: claim for claim in load(results / "claims.json") if claim.measured is not None}
     return [_technique_row(*of, known, results) for of in KNOWN if of[1] in known]
-
-
-def write_benchmarks(results: Path, path: Path) -> Path:
-    """Write the tables of techniques and claims as self-contained HTML and as Markdown; returns the HTML path."""
-    claims = (CLAIMS, claim_cells(load(results / "claims.json")))
-    return tables.write_page(
-        path, "Benchmarks", ["Techniques:", (TECHNIQUES, technique_cells(results)), "Claims:", claims]
-    )[0]
 
 
 def _times(value: float | None, name: str = "") -> str:
