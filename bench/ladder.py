@@ -15,7 +15,7 @@ from statistics import median
 from bench import assisted, common, medusa, questions
 from bench.common import DTYPE, Measured, NotMeasured, Run, claim, prompt_of
 from bench.prompt_lookup import GROUNDED, LOOKUP
-from bench.questions import CONTEXT, Made, answered, asked, ours, tokens_per_pass
+from bench.questions import CONTEXT, Made, answered, asked, decoding, ours, tokens_per_pass
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
@@ -84,11 +84,6 @@ def rows(run: Run, kind: str) -> list[dict]:
     categories, count = KINDS[kind]
     methods = lambda ids: configuration_methods(run, ids)  # noqa: E731
     return answered(asked(f"ladder/{kind}", run, categories, count, methods, settings, also=text))
-
-
-def decoding(found: Sequence[dict], name: str) -> list[tuple[float, float]]:
-    """(tokens after the first, seconds after it) of each text."""
-    return [(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in found]
 
 
 def whole(found: Sequence[dict], name: str) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ from functools import cache, partial
 from bench import questions
 from bench.assisted import fingerprint
 from bench.common import DTYPE, Measured, NotMeasured, Run, claim, costs_of, listed, mean_rate
-from bench.questions import Made, differing, each, each_method, in_steps, speed, tokens_per_pass
+from bench.questions import Made, decoding, differing, each, each_method, in_steps, speed, tokens_per_pass
 from lessons_lib import EarlyExit, generate, load
 from lessons_lib.data import Question
 from lessons_lib.decoding.peers import by_early_exit, by_transformers
@@ -169,13 +169,6 @@ def rows(run: Run) -> list[dict]:
     return found
 
 
-def decoding(found: Sequence[dict], slow: str, fast: str) -> Ratio:
-    """Tokens per second of `fast` over those of `slow`, without the prefill and its token."""
-    taken = [[(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in found]
-             for name in (slow, fast)]  # fmt: skip
-    return rate_ratio(*taken)
-
-
 def facts_of(run: Run) -> dict:
     """What all claims store beside their samples."""
     return {"settings": settings(run), "parted": differing(rows(run)), "questions": rows(run)}
@@ -208,7 +201,7 @@ def tokens(run: Run) -> Measured:
 def vs_plain(run: Run) -> Measured:
     found, chosen = rows(run), settings(run)
     predicted = {name: predicted_speed(chosen, name) for name in ("full", "short")}
-    ratios = {name: decoding(found, "plain", name) for name in predicted}
+    ratios = {name: rate_ratio(decoding(found, "plain"), decoding(found, name)) for name in predicted}
     said = {"full": "whole head", "short": f"draft vocabulary of {chosen['vocabulary']}"}
     notes = [
         f"{said[name]}: {ratios[name].value:.2f}, predicted {predicted[name]:.2f}, with {chosen[name]['exit_layer']} "

@@ -175,7 +175,7 @@ def measured(
     }  # fmt: skip
     if overhead:
         facts["predicted"] = predicted_speed(counted, fast, overhead)
-        facts["after_prompt"] = after_prompt(counted, slow, fast)
+        facts["after_prompt"] = rate_ratio(decoding(counted, slow), decoding(counted, fast)).value
     return Measured(ratio(counted, slow, fast), note_of(note, facts, len(counted)), facts)
 
 
@@ -301,11 +301,9 @@ def speed(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
     return rate_ratio(*taken)
 
 
-def after_prompt(rows: Sequence[dict], slow: str, fast: str) -> float:
-    """The same without the prefill and its token, as in `predicted_speed`."""
-    taken = [[(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in rows]
-             for name in (slow, fast)]  # fmt: skip
-    return rate_ratio(*taken).value
+def decoding(rows: Sequence[dict], name: str) -> list[tuple[float, float]]:
+    """(tokens, seconds) of each row, without the prefill and its token."""
+    return [(row[name]["tokens"] - 1, row[name]["seconds"] - row[name]["prefill"]) for row in rows]
 
 
 def compression(rows: Sequence[dict], slow: str, fast: str) -> Ratio:

@@ -8,7 +8,7 @@ from support.benches import TOKENS, TURNS, another_file, asks, offline
 
 from bench import common, lookahead, prompt_lookup, questions
 from bench.common import CLAIMS, Run, mean_rate, off_by
-from bench.questions import after_prompt, compression, each, each_method, speed, tokens_per_pass
+from bench.questions import compression, decoding, each, each_method, speed, tokens_per_pass
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
 from lessons_lib.decoding.text import encode
@@ -50,7 +50,7 @@ def row(slow: float, fast: float, passes: int) -> dict:
 def test_speed_compression_tau_and_the_prediction_of_rows_by_hand():
     rows = [row(2.0, 1.0, 4), row(4.0, 1.0, 6)]
     assert speed(rows, "plain", "fast").value == pytest.approx(6 / 2)
-    assert after_prompt(rows, "plain", "fast") == pytest.approx(5 / 1)
+    assert decoding(rows, "plain") == [(12, 1.5), (12, 3.5)] and decoding(rows, "fast") == [(12, 0.5)] * 2
     assert tokens_per_pass(rows, "fast") == pytest.approx((12 + 12) / (3 + 5))
     rows[0]["plain"] |= {"forwards": 13}
     assert compression(rows, "plain", "fast").value == pytest.approx((26 / 10) / (26 / 19))
