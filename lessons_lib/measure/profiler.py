@@ -34,28 +34,19 @@ PARTS = {
 
 
 def profile_parts(
-    step: Callable[[], Any],
-    device: Any = "cpu",
-    runs: int = 10,
-    launch: float | None = None,
-    parts: Mapping[str, str] = PARTS,
+    step: Callable[[], Any], device: Any = "cpu", runs: int = 10, parts: Mapping[str, str] = PARTS
 ) -> dict[str, float]:
     """Split the time of a step into parts, medians over `runs`: {"matrix products": ..., ..., "the rest": ...} seconds.
 
     Parts without time are left out; the rest is always present. A compiled kernel counts as a whole, with everything
-    that the compiler fused into it. The rest: norms, positions, sampling, and launching all of them. launch: seconds
-    that an eager step spends on launching its operators, measured on a twin too narrow for anything else to count; it
-    then becomes a part of its own. For a compiled graph the launch part is the Python around it, which the profiler
-    names. parts: see `grouped`.
+    that the compiler fused into it. The rest: norms, positions, sampling, and launching all of them. For a compiled
+    graph the launch part is the Python around it, which the profiler names. parts: see `grouped`.
     """
     whole = clock.timed(step, device, repeats=runs).median
     profiles = [grouped(kernel_times(step, device), parts) for _ in range(runs)]
     found = {name: statistics.median(profile[name] for profile in profiles) for name in parts}
     found = {name: seconds for name, seconds in found.items() if seconds}
-    rest = max(0.0, whole - sum(found.values()))
-    if launch is None:
-        return found | {"the rest": rest}
-    return found | {"launch": min(launch, rest), "the rest": max(0.0, rest - launch)}
+    return found | {"the rest": max(0.0, whole - sum(found.values()))}
 
 
 def kernel_times(fn: Callable[[], Any], device: Any = "cpu") -> dict[str, float]:
