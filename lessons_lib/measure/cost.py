@@ -261,17 +261,16 @@ def break_even(c: float, v: WidthCurve = None, most: int = 32) -> float:
     return high
 
 
-def exit_cost(config: ModelConfig, exit_layer: int, vocabulary: int | None = None, adapter: int = 0) -> float:
+def exit_cost(config: ModelConfig, exit_layer: int, vocabulary: int | None = None) -> float:
     """c of a draft token from an early exit: weights of the first `exit_layer` layers and the head, over all weights.
 
-    vocabulary: rows that the head reads for a draft token; None: all. adapter: number of an exit adapter's weights.
-    A step of d draft tokens costs d (E + H) + (L + H) layers' worth of weights, where H is the head's:
-    `StepCost(draft=c).step(drafts=d)` times L + H. The early pass of the last draft token is the early part of the
-    verification, which is run apart from the rest.
+    vocabulary: rows that the head reads for a draft token; None: all. A step of d draft tokens costs
+    d (E + H) + (L + H) layers' worth of weights, where H is the head's: `StepCost(draft=c).step(drafts=d)` times L + H.
+    The early pass of the last draft token is the early part of the verification, which is run apart from the rest.
     """
     rows = config.head_rows or config.vocab_size
     layers = config.layer_weights * exit_layer / config.num_layers
-    return (layers + adapter + config.head_weights * (vocabulary or rows) / rows) / config.weights
+    return (layers + config.head_weights * (vocabulary or rows) / rows) / config.weights
 
 
 def acceptance_rate(stats: Sequence[Any]) -> float:
@@ -313,15 +312,14 @@ class BatchCost(Protocol):
 class RooflineCost:
     """Cost of a batch from a data sheet: overhead + max(compute, memory) at flop_rate FLOP/s and bandwidth bytes/s.
 
-    Keys and values take 2 bytes per element, weights `weight_bytes`. Logits are computed once per prompt and per
-    decoded token. Ignored: padding and activations; keys that a later part of a prompt rereads count as compute only.
+    Weights, keys and values take 2 bytes per element. Logits are computed once per prompt and per decoded token.
+    Ignored: padding and activations; keys that a later part of a prompt rereads count as compute only.
     Raises ValueError for a model with windowed attention, whose reads depend on the lengths.
     """
 
     config: ModelConfig
     flop_rate: float
     bandwidth: float
-    weight_bytes: float = 2
     overhead: float = 0.0
 
     def __post_init__(self):
@@ -334,7 +332,7 @@ class RooflineCost:
         config, fed = self.config, load.prefill_tokens + load.decode_tokens
         pairs = config.num_layers * (load.prefill_pairs + load.kv_tokens)
         work = flops(config, fed, load.prompts + load.decode_tokens, pairs)
-        moved = config.weights * self.weight_bytes + 2 * config.kv_elements(load.prefill_tokens + load.kv_tokens)
+        moved = 2 * (config.weights + config.kv_elements(load.prefill_tokens + load.kv_tokens))
         return self.overhead + max(work / self.flop_rate, moved / self.bandwidth)
 
 
@@ -351,7 +349,6 @@ class LinearCost:
     decode_step: float = 0.0
     prefill_token: float = 0.0
     prefill_pair: float = 0.0
-    prompt: float = 0.0
     decode_token: float = 0.0
     kv_token: float = 0.0
 
@@ -360,19 +357,16 @@ class LinearCost:
         tokens, pairs, prompts, decode, kv = load
         time = self.step
         if prompts:
-            time += self.prefill_step + self.prefill_token * tokens + self.prefill_pair * pairs + self.prompt * prompts
+            time += self.prefill_step + self.prefill_token * tokens + self.prefill_pair * pairs
         if decode:
             time += self.decode_step + self.decode_token * decode + self.kv_token * kv
         return time
 
 
-TERMS = ("step", "prefill_token", "prefill_pair", "decode_token", "kv_token")
-
-
-def fit(measured: Sequence[tuple[Load, float]], terms: Sequence[str] = TERMS) -> LinearCost:
+def fit(measured: Sequence[tuple[Load, float]], terms: Sequence[str]) -> LinearCost:
     """Fit non-negative coefficients to measured (load, seconds), by least squares of the relative errors.
 
-    Needs at least as many measured passes as terms.
+    terms: names of LinearCost's coefficients; needs at least as many measured passes.
     """
     if len(measured) < len(terms):
         raise ValueError(f"{len(measured)} steps cannot fix {len(terms)} coefficients; measure as many passes.")

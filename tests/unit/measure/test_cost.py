@@ -220,9 +220,6 @@ def test_the_factor_counts_draft_width_and_overhead():
 def test_a_draft_token_of_an_early_exit_pays_its_layers_and_the_whole_head(exit_layer, c):
     """The head of smollm2-135m is as large as 8 layers."""
     assert exit_cost(SMOL, exit_layer) == pytest.approx(c, abs=1e-3)
-    assert exit_cost(SMOL, exit_layer, adapter=331_776) == pytest.approx(
-        c + 0.0938 / 38, abs=1e-4
-    )  # a tenth of a layer
 
 
 @pytest.mark.parametrize("exit_layer, accepted, vocabulary, speedup", [
@@ -331,11 +328,10 @@ def test_prompts_in_chunks_cost_the_same_compute():
     assert sum(map(compute.seconds, parts)) == pytest.approx(compute.seconds(whole) + 2 * 2 * SMALL.head_weights / RATE)
 
 
-def test_narrow_weights_read_faster_and_overhead_is_added():
+def test_overhead_is_added():
     one = Load(decode_tokens=1)
-    wide, narrow = (RooflineCost(SMALL, RATE, BANDWIDTH, weight_bytes=e).seconds(one) for e in (2, 1))
-    assert wide == pytest.approx(2 * narrow)
-    assert RooflineCost(SMALL, RATE, BANDWIDTH, overhead=0.5).seconds(one) == pytest.approx(wide + 0.5)
+    without = RooflineCost(SMALL, RATE, BANDWIDTH).seconds(one)
+    assert RooflineCost(SMALL, RATE, BANDWIDTH, overhead=0.5).seconds(one) == pytest.approx(without + 0.5)
 
 
 def test_windowed_attention_is_refused():
@@ -352,23 +348,24 @@ def loads(count, seed):
     ]
 
 
+TERMS = ("step", "prefill_token", "prefill_pair", "decode_token", "kv_token")
 PRICES = LinearCost(step=0.04, prefill_token=1e-3, prefill_pair=2e-7, decode_token=2e-3, kv_token=1e-6)
 
 
 def test_the_fit_finds_the_prices_again():
-    found = fit([(work, PRICES.seconds(work)) for work in loads(40, 0)])
+    found = fit([(work, PRICES.seconds(work)) for work in loads(40, 0)], TERMS)
     assert asdict(found) == pytest.approx(asdict(PRICES), rel=1e-6)
 
 
 def test_the_fit_predicts_steps_it_has_not_seen_in_spite_of_noise():
     rng = Random(2)
-    found = fit([(work, PRICES.seconds(work) * rng.uniform(0.9, 1.1)) for work in loads(60, 0)])
+    found = fit([(work, PRICES.seconds(work) * rng.uniform(0.9, 1.1)) for work in loads(60, 0)], TERMS)
     assert all(found.seconds(work) == pytest.approx(PRICES.seconds(work), rel=0.1) for work in loads(30, 1))
 
 
 def test_no_price_is_negative_and_what_was_never_seen_is_free():
     steps = [(Load(decode_tokens=b), 1.0 - 0.01 * b) for b in range(1, 9)]  # wider is faster: noise, not a price
-    found = fit(steps)
+    found = fit(steps, TERMS)
     assert found.decode_token == found.prefill_token == 0 and 0.9 < found.step < 1
 
 
@@ -381,7 +378,7 @@ def test_the_fit_weighs_relative_errors():
 
 def test_too_few_steps_are_refused():
     with pytest.raises(ValueError, match="4 steps cannot fix 5 coefficients"):
-        fit([(Load(), 1.0)] * 4)
+        fit([(Load(), 1.0)] * 4, TERMS)
 
 
 def test_halfway_between_two_values_is_the_geometric_mean_of_the_points():
