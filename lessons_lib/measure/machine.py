@@ -190,7 +190,6 @@ class Hardware:
     matvec_bandwidth: dict[str, float]
     matmul_flops: dict[str, float]
     load: float | None = None
-    torch: str = ""
     widths: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def ridge(self, dtype: str) -> float:
@@ -255,7 +254,6 @@ def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
         matmul_flops={name: matmul(device, name) for name in dtypes},
         widths={name: widths(device, name) for name in dtypes},
         load=busy,
-        torch=torch.__version__,
     )
 
 
@@ -273,6 +271,7 @@ def _read(path: Path | None) -> Hardware | None:
         stored = json.loads(path.read_text(encoding="utf-8")) if path else None
         if not stored:
             return None
+        stored.pop("torch", None)  # from earlier versions; each torch has a file of its own
         curves = {name: {int(w): v for w, v in curve.items()} for name, curve in stored.pop("widths", {}).items()}
         return Hardware(**stored, widths=curves)  # JSON keys are strings
     except (OSError, ValueError, TypeError, AttributeError):

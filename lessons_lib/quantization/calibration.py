@@ -55,10 +55,9 @@ def watch(decoder: nn.Module, windows: Windows, see: Callable[[Name, Tensor], No
 
 @dataclass(frozen=True)
 class Inputs:
-    """Calibration inputs of a matrix (N, K): max |x| and mean |x| of each column (K,), and a sample of rows (n, K)."""
+    """Calibration inputs of a matrix (N, K): max |x| of each column (K,), and a sample of rows (n, K)."""
 
     largest: Tensor
-    mean: Tensor
     sample: Tensor
 
 
@@ -68,19 +67,18 @@ def inputs_of(decoder: nn.Module, windows: Windows) -> dict[Name, Inputs]:
     The first token's hidden states are many times larger than all others (Sun et al. 2024, arXiv 2402.17762). Where
     activations are rounded, each token has its own scale, so the first one must not decide about the others.
     """
-    seen: dict[Name, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    seen: dict[Name, list[tuple[Tensor, Tensor]]] = {}
 
     def see(name: Name, x: Tensor) -> None:
         x = x[1:].to(working_dtype(x.dtype))
-        summary = x.abs().amax(0), x.abs().mean(0), x[:: max(1, len(x) // SAMPLE)]
-        seen.setdefault(name, []).append(summary)
+        seen.setdefault(name, []).append((x.abs().amax(0), x[:: max(1, len(x) // SAMPLE)]))
 
     watch(decoder, windows, see)
     each = max(1, SAMPLE // len(windows))
     return {name: _together(parts, each) for name, parts in seen.items()}
 
 
-def _together(parts: Sequence[tuple[Tensor, Tensor, Tensor]], each: int) -> Inputs:
-    largest, mean, samples = zip(*parts, strict=True)
+def _together(parts: Sequence[tuple[Tensor, Tensor]], each: int) -> Inputs:
+    largest, samples = zip(*parts, strict=True)
     rows = [x[torch.linspace(0, len(x) - 1, min(each, len(x))).long()] for x in samples]
-    return Inputs(torch.stack(largest).amax(0), torch.stack(mean).mean(0), torch.cat(rows))
+    return Inputs(torch.stack(largest).amax(0), torch.cat(rows))

@@ -271,7 +271,6 @@ def test_inputs_are_what_each_matrix_reads_without_first_tokens():
     for place, found in inputs.items():
         rows = torch.cat(seen[place])
         torch.testing.assert_close(found.largest, rows.abs().amax(0))
-        torch.testing.assert_close(found.mean, rows.abs().mean(0))
         assert found.sample.shape[1] == rows.shape[1] and all((rows == row).all(1).any() for row in found.sample[::50])
     final = torch.cat([logits(whole, ids) for ids in WINDOWS])
     rows = torch.cat(seen[2, HEAD])
