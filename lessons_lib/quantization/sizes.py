@@ -66,16 +66,15 @@ def bytes_in(shape: ModelConfig, layers: Callable[[int], float], head: Callable[
     return (shape.num_layers * bits + shape.head_weights * head(shape.hidden_size)) / 8
 
 
-def model_bytes(shape: ModelConfig, layers: str, head: str | None = None) -> float:
+def model_bytes(shape: ModelConfig, layers: str) -> float:
     """Bytes of weights in memory: as `step_bytes`, plus the embedding if it is not also the head.
 
-    The embedding is never rounded. If a tied head is rounded, the embedding stays as a second table for lookups, so
-    rounding the head saves traffic, not memory.
+    Neither is rounded. If a tied head were, the embedding would stay as a second table for lookups, so rounding the
+    head saves traffic, not memory.
     """
-    plain = _plain(layers)
-    shared = shape.tie_word_embeddings and head in (None, plain) and not shape.head_rows
-    table = shape.vocab_size * shape.hidden_size * WEIGHT_FORMATS[plain].bits / 8
-    return step_bytes(shape, layers, head) + (0 if shared else table)
+    shared = shape.tie_word_embeddings and not shape.head_rows
+    table = shape.vocab_size * shape.hidden_size * WEIGHT_FORMATS[_plain(layers)].bits / 8
+    return step_bytes(shape, layers) + (0 if shared else table)
 
 
 def gpus_that_hold(needed: float) -> list[str]:
