@@ -35,12 +35,10 @@ SHOWN = {  # techniques of techniques.KNOWN, from the lessons' order: what they 
 }
 # (minutes to read, minutes to run) of lessons whose opening does not say "Reading time: ... Running time: ..."
 TIMES = {
-    "00": ("40", "1"), "01": ("40", "2"), "02": ("50", "2"), "04": ("60", "1"),
     "06": ("70", "2"), "07": ("45", "2"), "08": ("50", "2"), "09": ("60", "2"), "10": ("80", "5"), "11": ("65", "5"),
     "12": ("60", "2"),
 }  # fmt: skip
 QUESTIONS = {  # of lessons whose opening asks none
-    "00": "How fast can this machine possibly run this model?",
     "01": "Why does the first token take longer than the next one?",
     "02": "How much work does a KV cache save, and what does it cost?",
     "03": "When does compiling a decode step make it faster?",

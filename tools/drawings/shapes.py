@@ -78,22 +78,19 @@ def line(ax: Axes, points: Sequence[Point], color: str = INK, width: float = 1.4
     ax.plot([x for x, _ in points], [y for _, y in points], color=color, linewidth=width)
 
 
-def cell(ax: Axes, x: float, y: float, size: float, color: str | None = None, text: str = "",
-         strength: float = 0.35) -> None:  # fmt: skip
+def cell(ax: Axes, x: float, y: float, size: float, color: str | None = None, text: str = "") -> None:
     """One square of a grid, lower left corner at (x, y); without colour an empty one."""
-    fill = PAPER if color is None else tint(color, strength)
+    fill = PAPER if color is None else tint(color, 0.35)
     ax.add_patch(Rectangle((x, y), size, size, facecolor=fill, edgecolor=GREY, linewidth=0.8))
     if text:
         note(ax, x + size / 2, y + size / 2, text, size=SMALL)
 
 
-def grid(ax: Axes, x: float, y: float, size: float, colors: Sequence[Sequence[str | None]],
-         texts: Sequence[Sequence[str]] | None = None, strength: float = 0.35) -> None:  # fmt: skip
+def grid(ax: Axes, x: float, y: float, size: float, colors: Sequence[Sequence[str]]) -> None:
     """A grid of cells, its upper left corner at (x, y), the first row on top."""
     for i, row in enumerate(colors):
         for j, shade in enumerate(row):
-            text = texts[i][j] if texts else ""
-            cell(ax, x + j * size, y - (i + 1) * size, size, shade, text, strength)
+            cell(ax, x + j * size, y - (i + 1) * size, size, shade)
 
 
 def key(ax: Axes, y: float, entries: Sequence[tuple[str | None, str]]) -> None:

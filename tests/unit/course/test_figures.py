@@ -87,9 +87,9 @@ TRAINING = [{"step": 1, "loss": 9}, {"step": 2, "loss": 7, "held_loss": 8, "top1
             {"step": 4, "loss": 6, "held_loss": 6, "top1": [0.6, 0.3], "top5": [0.8, 0.45]}]  # fmt: skip
 PREDICTED = [
     {"method": m, "tokens": t, "samples": [t * k, 1.2 * t * k], "predicted": t * k / 2}
-    for m, k in (("naive", 2), ("tiled", 1)) for t in (256, 512)
+    for m, k in (("eager", 2), ("compiled", 1)) for t in (256, 512)
 ]  # fmt: skip
-BRACKET = [{"method": "sdpa", "tokens": t, "samples": [4.0 * t], "low": 2.0 * t, "high": 5.0 * t} for t in (256, 512)]
+BRACKET = [{"method": "open", "tokens": t, "samples": [4.0 * t], "low": 2.0 * t, "high": 5.0 * t} for t in (256, 512)]
 SYSTEMS = rows(longest=(32, 1536, 32, 1536), system="aabb", gain=(1, 2, 3, 9), published_gain=(None, None, None, 8))
 GAINS = [
     {"label": n, "sparsity": s, "samples": [1, 1.2, 0.9], "predicted": 1 / (1 - s)} for n in "ab" for s in (0.5, 0.9)
