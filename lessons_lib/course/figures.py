@@ -104,29 +104,22 @@ def plot_spread(
     return middle
 
 
-def plot_prediction(rows: Iterable[Row], x: str, y: str, ax: Axes | None = None) -> Axes:
+def plot_prediction(rows: Iterable[Row], x: str, y: str) -> Axes:
     """Predicted (dashed) against measured (median, min-max bar), one colour per method.
 
-    rows: `method`, the value under x, `samples` (repeated measurements), and optionally `predicted`, or `low` and
-    `high` for a shaded bracket. x and y are also the axis labels, so they contain the unit.
+    rows: `method`, the value under x, `samples` (repeated measurements), and optionally `predicted`. x and y are also
+    the axis labels, so they contain the unit.
     """
-    ax, looks = ax or axes(), set()
+    ax, dashed = axes(), ""
     for method, group in grouped(rows, "method").items():
         group = sorted(group, key=lambda row: row[x])
         at, color = [row[x] for row in group], COLORS[method]
-        # prediction: a shaded bracket, a dashed line
-        if all("low" in row for row in group):
-            low, high = [row["low"] for row in group], [row["high"] for row in group]
-            ax.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
-            looks.add("shaded")
-        if all("predicted" in row or "low" in row for row in group):
-            middle = [row["predicted"] if "predicted" in row else (row["low"] + row["high"]) / 2 for row in group]
-            ax.plot(at, middle, "--", color=color)
-            looks.add("dashed")
-        # measurement
+        if all("predicted" in row for row in group):
+            ax.plot(at, [row["predicted"] for row in group], "--", color=color)
+            dashed = "; dashed: predicted"
         plot_spread(ax, at, [row["samples"] for row in group], color, method)
     ax.set(xlabel=x, ylabel=y, ylim=(0, None))
-    ax.legend(title="dots: measured" + (f"; {', '.join(sorted(looks))}: predicted" if looks else ""))
+    ax.legend(title=f"dots: measured{dashed}")
     return ax
 
 
@@ -307,8 +300,8 @@ class Producer(NamedTuple):
     stroke: float | None = None
 
 
-def lay_out(pieces: Sequence[tuple[str, str]], columns: int = COLUMNS) -> list[Span]:
-    """Arrange (text, producer) pieces in lines of `columns` characters.
+def lay_out(pieces: Sequence[tuple[str, str]]) -> list[Span]:
+    """Arrange (text, producer) pieces in lines of COLUMNS characters.
 
     A line breaks at newlines of the text and where it is full: after a space if the piece has one, else between pieces,
     else anywhere.
@@ -319,7 +312,7 @@ def lay_out(pieces: Sequence[tuple[str, str]], columns: int = COLUMNS) -> list[S
             if number:
                 line, column = line + 1, 0
             while part:
-                room = columns - column
+                room = COLUMNS - column
                 fits = part if len(part) <= room else part[: part.rfind(" ", 0, room) + 1]
                 if not fits and column:
                     line, column = line + 1, 0

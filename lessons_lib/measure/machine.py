@@ -53,15 +53,15 @@ def load() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-def used_by_others(seconds: float = 0.5) -> float | None:
-    """Cores that other programs use, measured over `seconds`; None without /proc/stat.
+def used_by_others() -> float | None:
+    """Cores that other programs use, measured over half a second; None without /proc/stat.
 
     The load average would not do: it counts our own threads too.
     """
     start, before = time.perf_counter(), _cpu_seconds_of_others()
     if before is None:
         return None
-    time.sleep(seconds)
+    time.sleep(0.5)
     return max(0.0, (_cpu_seconds_of_others() - before) / (time.perf_counter() - start))
 
 

@@ -273,14 +273,14 @@ def greedy(texts: Sequence[Text]) -> list[Text]:
     return [text for text in texts if text.temperature == 0]
 
 
-def model(device: str = "cpu", name: str = TARGET) -> LanguageModel:
-    """The target, or another model, in bf16 where the device has native bf16, else in fp32.
+def model(device: str = "cpu") -> LanguageModel:
+    """The target in bf16 where the device has native bf16, else in fp32.
 
     Not in fp16, which would lose small gradients.
     """
     device = pick_device(device)
     fast = pick_dtype("auto", device)
-    return load(name, device=device, dtype=fast if fast == torch.bfloat16 else "fp32")
+    return load(TARGET, device=device, dtype=fast if fast == torch.bfloat16 else "fp32")
 
 
 def lm_head(device: str = "cpu") -> Tensor:

@@ -29,6 +29,7 @@ from lessons_lib.training.loop import read_texts
 from lessons_lib.training.medusa import ROWS
 from lessons_lib.training.prompts import CATEGORIES
 
+GAMMA = 4  # draft tokens per step when a draft is evaluated
 FORMATS = tuple(f"int{bits} g64 affine" for bits in (2, 3, 4, 5, 6, 8))  # formats to which drafts are rounded
 TopTokens = list[list[list[int]]]
 
@@ -48,7 +49,7 @@ def mean(values: Sequence[float]) -> float:
 # --- A draft
 
 
-def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
+def evaluate(draft: Decoder, texts: Sequence[Text]) -> dict:
     """Tokens per forward pass of a draft on held-out texts by kind, and its accuracy on single tokens.
 
     macro: the mean over the CATEGORIES present. NaN without greedy texts.
@@ -59,13 +60,13 @@ def evaluate(draft: Decoder, texts: Sequence[Text], gamma: int = 4) -> dict:
     by_kind = {
         kind: {
             "texts": len(found),
-            "tokens_per_pass": round(tokens_per_pass(found, gamma), 4),
+            "tokens_per_pass": round(tokens_per_pass(found, GAMMA), 4),
             "right": round(mean([hit for text in found for hit in text]), 4),
         }
         for kind, found in sorted(kinds.items())
     }
     macro = mean([by_kind[kind]["tokens_per_pass"] for kind in CATEGORIES if kind in kinds])
-    return {"gamma": gamma, "macro": macro, "kinds": by_kind}
+    return {"gamma": GAMMA, "macro": macro, "kinds": by_kind}
 
 
 @torch.no_grad()
@@ -107,16 +108,16 @@ def tokens_per_pass(found: Sequence[Sequence[bool]], gamma: int) -> float:
     return generate.tokens_per_pass([step for text in found for step in replay_draft(text, Constant(gamma))])
 
 
-def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text], formats: Sequence[str] = FORMATS) -> list[dict]:
-    """Evaluate a draft with its own matrices rounded, a result per format; norms and the shared head are not rounded.
+def rounded_worth(draft: TrimmedDecoder, texts: Sequence[Text]) -> list[dict]:
+    """Evaluate a draft with its own matrices rounded, a result for each of FORMATS; norms and the shared head are not.
 
-    bits: per weight, scales and minima included. total: bits of all its own matrices. tokens_per_pass (4 draft tokens
-    per step) and right: means over the kinds of text. More parameters or more bits? See Dettmers and Zettlemoyer 2022
-    (arXiv 2212.09720).
+    bits: per weight, scales and minima included. total: bits of all its own matrices. tokens_per_pass (GAMMA draft
+    tokens per step) and right: means over the kinds of text. More parameters or more bits? See Dettmers and Zettlemoyer
+    2022 (arXiv 2212.09720).
     """
     matrices = [weight for weight in own_weights(draft).values() if weight.dim() == 2]
     rows = []
-    for name in formats:
+    for name in FORMATS:
         total = sum(weight.numel() * bits_of(name, weight.shape[1]) for weight in matrices)
         found = evaluate(quantize_model(draft, name, head=None, values=True), texts)
         share = mean([kind["right"] for kind in found["kinds"].values()])

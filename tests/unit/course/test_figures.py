@@ -89,7 +89,6 @@ PREDICTED = [
     {"method": m, "tokens": t, "samples": [t * k, 1.2 * t * k], "predicted": t * k / 2}
     for m, k in (("eager", 2), ("compiled", 1)) for t in (256, 512)
 ]  # fmt: skip
-BRACKET = [{"method": "open", "tokens": t, "samples": [4.0 * t], "low": 2.0 * t, "high": 5.0 * t} for t in (256, 512)]
 SYSTEMS = rows(longest=(32, 1536, 32, 1536), system="aabb", gain=(1, 2, 3, 9), published_gain=(None, None, None, 8))
 GAINS = [
     {"label": n, "sparsity": s, "samples": [1, 1.2, 0.9], "predicted": 1 / (1 - s)} for n in "ab" for s in (0.5, 0.9)
@@ -97,7 +96,6 @@ GAINS = [
 
 PLOTS = {
     "shared: predicted and measured": lambda: figures.plot_prediction(PREDICTED, "tokens", "ms"),
-    "shared: a bracket": lambda: figures.plot_prediction(BRACKET, "tokens", "ms"),
     "shared: width curve": lambda: figures.plot_width_curve({"decoder": CURVE, "compiled": CURVE}),
     "shared: parts": lambda: figures.plot_parts(
         {"eager": {"matrix products": 30.0, "attention": 6.0, "the rest": 0.5}, "compiled": {"matrix products": 9.0}},
@@ -242,7 +240,9 @@ def test_a_jacobi_token_is_settled_only_if_all_before_it_are_right():
 
 @given(st.lists(st.tuples(st.text("ab \n", min_size=1), st.sampled_from("xy"))), st.integers(1, 9))
 def test_no_character_of_a_coloured_text_is_lost_or_laid_over_another(pieces, columns):
-    spans = figures.lay_out(pieces, columns)
+    with pytest.MonkeyPatch.context() as patch:  # a fixture would be shared by all of Hypothesis' examples
+        patch.setattr(figures, "COLUMNS", columns)
+        spans = figures.lay_out(pieces)
     taken = [(line, column + i) for line, column, text, _ in spans for i in range(len(text))]
     assert len(taken) == len(set(taken)) and all(column < columns for _, column in taken)
     assert "".join(text for *_, text, _ in spans) == "".join(text for text, _ in pieces).replace("\n", "")

@@ -24,13 +24,11 @@ def test_the_word_lists_are_as_long_as_said_and_name_nothing_twice():
     assert [len(words) for words in (tables, columns, values)] == [60, 120, 200] and len(FAMILIES) >= 12
 
 
-def test_examples_depend_on_split_seed_and_form_alone(some):
+def test_examples_depend_on_split_and_form_alone(some):
     state = random.getstate()
     assert text_to_sql(50, "train") == some["train"][:50]
     assert random.getstate() == state
-    first = [
-        text_to_sql(1, split, seed, hard)[0].prompt for split in SPLITS for seed in (0, 1) for hard in (False, True)
-    ]
+    first = [text_to_sql(1, split, hard)[0].prompt for split in SPLITS for hard in (False, True)]
     assert len(set(first)) == len(first)
     assert some["train"][0].sql == "SELECT daily_visitors, located_city FROM hospitals WHERE ticket_price > 71.0"
 
