@@ -30,7 +30,7 @@ from lessons_lib.training.layerskip import (
 from lessons_lib.training.loop import read_texts, schedule
 from lessons_lib.training.medusa import HeadsRecipe, fresh, judge, look, total, train_step
 from lessons_lib.training.prompts import interleave, own
-from lessons_lib.training.text_to_sql import same_sql, text_to_sql
+from lessons_lib.training.text_to_sql import text_to_sql
 
 __all__ = [
     "Batch",
@@ -54,7 +54,6 @@ __all__ = [
     "read_texts",
     "right_in_steps",
     "rotational",
-    "same_sql",
     "schedule",
     "total",
     "stats_of",

@@ -32,9 +32,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lessons_lib.data import RESULTS
-from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.proposers.tree_shape import best_tree
-from lessons_lib.models import LanguageModel, cut, load, pick
+from lessons_lib.models import LanguageModel, load, pick
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.draft import decoder_of, load_draft, own_weights, save_draft
@@ -50,13 +49,13 @@ from lessons_lib.training.exit_adapter import ExitRecipe
 from lessons_lib.training.layerskip import LayerSkipRecipe
 from lessons_lib.training.loop import TrainingRun, folder_of
 from lessons_lib.training.medusa import HeadsRecipe, JointRecipe, judge, split
-from lessons_lib.training.text_to_sql import SIZES, encode, same_sql, text_to_sql
+from lessons_lib.training.text_to_sql import SIZES, encode, text_to_sql
 
 TARGET, DRAFT, HEADS = "smollm2-135m", "smol-draft", "smol-medusa"
 USED = "W8A16"  # dtype in which a draft is used
 JOINT = "smol-medusa-joint"
 EXIT, BASE = "smol-layerskip-exit", "base"
-HARD, SHOWN = 500, 3  # hard examples to evaluate with; test examples of which texts are stored
+HARD = 500  # hard examples to evaluate with
 NODES = 16  # nodes of the tree for evaluation; lesson 09 chooses by the machine's width curve
 LOOKED_AT = 24  # validation texts of a joint run
 
@@ -311,23 +310,17 @@ def run_layerskip_evaluate(options: argparse.Namespace) -> None:
     if options.run != BASE:
         run = layerskip.trained(decoder, folder_of(LAYERSKIP, options.run))
         found |= {"recipe": asdict(run.recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
-        found |= {"rates": run.dropout.rates.tolist(), "dropped": run.dropout.dropped.tolist()}
-        found |= {"drawn": run.dropout.drawn}
         write_tensors(adapters(run.model), options.results / f"{options.run}.safetensors")
         merge_in_place(run.model)
     # every exit on examples of tables that training has not seen
-    test = text_to_sql(options.texts, "test")
-    parts = {"test": test, "validation": text_to_sql(min(options.texts, SIZES["validation"]), "validation")}
-    parts["hard"] = text_to_sql(min(options.texts, HARD), "test", hard=True)
+    parts = {
+        "test": text_to_sql(options.texts, "test"),
+        "validation": text_to_sql(min(options.texts, SIZES["validation"]), "validation"),
+        "hard": text_to_sql(min(options.texts, HARD), "test", hard=True),
+    }
     for name, examples in parts.items():
         found[name] = layerskip.evaluate_exits(decoder, encode(model.tokenizer, examples))
         print(f"{options.run}, {name}: exact match {found[name]['exact_match'][-1]:.3f}", flush=True)
-    # what the model writes when it ends after so many layers
-    found["written"] = []
-    for example in test[:SHOWN]:
-        texts = {e: generate(cut(model, e), example.prompt, max_new_tokens=48).text for e in layerskip.EXITS}
-        right = {e: same_sql(text, example.sql) for e, text in texts.items()}
-        found["written"].append({"prompt": example.prompt, "sql": example.sql, "exits": texts, "right": right})
     write_json(found, options.results / f"{options.run}.json")
 
 

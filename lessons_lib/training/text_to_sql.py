@@ -246,11 +246,6 @@ def split_of(table: str, columns: Sequence[str]) -> str:
     return "test" if tenth < 2 else "validation" if tenth < 3 else "train"
 
 
-def same_sql(answer: str, wanted: str) -> bool:
-    """Exact match, up to whitespace."""
-    return " ".join(answer.split()) == " ".join(wanted.split())
-
-
 def encode(tokenizer, examples: Sequence[Example]) -> list[Text]:
     """Ids of prompt, SQL and the end-of-sequence token; only SQL and end count in training and evaluation."""
     prompts = tokenizer([example.prompt for example in examples]).input_ids

@@ -93,7 +93,6 @@ def test_layers_and_texts_are_dropped_at_their_rates_and_independently():
     for n in range(draws):
         for layer, those in enumerate(dropout.keep(2)):
             dropped[layer, n, those] = 0
-    assert torch.equal(dropped.sum((1, 2)).long(), dropout.dropped) and dropout.drawn == 2 * draws
     sigma = (rates * (1 - rates) / draws).sqrt()
     for text in range(2):
         assert ((dropped[:, :, text].mean(1) - rates).abs() <= 3 * sigma + 1e-12).all()
@@ -196,8 +195,8 @@ def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(deep, tex
     in_folder = partial(train, deep, texts, recipe=replace(RECIPE, curriculum=curriculum, period=2))
     whole = assert_pieces_end_alike(in_folder, tmp_path, steps=6)
     again = layerskip.trained(deep, tmp_path / "parts")
-    assert again.dropout.drawn == whole.dropout.drawn > 0
-    assert torch.equal(again.dropout.dropped, whole.dropout.dropped) and whole.dropout.dropped.sum() > 0
+    for ours, theirs in zip(again.dropout.generators, whole.dropout.generators, strict=True):
+        assert torch.equal(ours.get_state(), theirs.get_state())
 
 
 def test_every_part_of_the_recipe_matters(deep, texts, tmp_path):

@@ -30,9 +30,6 @@ class WholeWords:
     def apply_chat_template(self, messages, add_generation_prompt, return_dict):
         return self(messages[0]["content"]).input_ids
 
-    def decode(self, ids, skip_special_tokens=True):
-        return " ".join(map(str, ids if isinstance(ids, list) else [ids]))
-
 
 @pytest.fixture
 def at_home(tmp_path, monkeypatch):
@@ -74,8 +71,7 @@ def test_runs_are_trained_evaluated_and_stored(at_home, capsys, monkeypatch):
     assert together["exit"] == json.loads((results / "exit.json").read_text())
     card, raw = read_card(into), json.loads((results / "default.json").read_text())
     assert (card["base"], card["rank"], card["steps"]) == (command_line.TARGET, 16, 4)
-    assert [row["step"] for row in raw["curve"]] == [1, 2, 3, 4] and raw["rates"] == [0, pytest.approx(0.1)]
-    assert raw["drawn"] > 4 and raw["dropped"][0] == 0
+    assert [row["step"] for row in raw["curve"]] == [1, 2, 3, 4]
     # the stored weights are those that were evaluated
     network = at_home.load().network
     fine_tune(network, into)

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from lessons_lib.models import load
-from lessons_lib.training.text_to_sql import FAMILIES, SPLITS, THEMES, VALUES, encode, same_sql, split_of, text_to_sql
+from lessons_lib.training.text_to_sql import FAMILIES, SPLITS, THEMES, VALUES, encode, split_of, text_to_sql
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +92,12 @@ def test_an_unknown_split_is_refused():
         text_to_sql(1, "dev")
 
 
-def test_exact_match_ignores_whitespace_only():
-    assert same_sql(" SELECT a\n FROM  b ", "SELECT a FROM b")
-    assert not same_sql("SELECT a FROM c", "SELECT a FROM b") and not same_sql("select a FROM b", "SELECT a FROM b")
-
-
 def test_ids_are_prompt_then_sql_then_the_end_token(some):
     tokenizer = load("smollm2-135m", device="cpu").tokenizer
     lengths = []
     for example, text in zip(some["test"], encode(tokenizer, some["test"]), strict=True):
         answer = text.ids[text.prompt_length :]
         assert tokenizer.decode(text.ids[: text.prompt_length]) == example.prompt
-        assert answer[-1] == tokenizer.eos_token_id and same_sql(tokenizer.decode(answer[:-1]), example.sql)
+        assert answer[-1] == tokenizer.eos_token_id and tokenizer.decode(answer[:-1]).strip() == example.sql
         lengths.append(len(answer) - 1)
     assert 15 <= min(lengths) and max(lengths) <= 45
