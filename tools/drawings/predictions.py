@@ -45,7 +45,7 @@ def draw(found: list[Result], off: list[Result]) -> Figure:
     # the worst misses by name: above the diagonal in the upper left corner, below it in the lower right one
     sides = ([one for one in off if one.ratio > 1][:NAMED], [one for one in off if one.ratio < 1][:NAMED])
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    ax.set(xlabel="predicted (each dot in its own unit, such as ms, tokens/s or times)", ylabel="measured")
+    ax.set(xlabel="predicted (each dot in its own unit: ms, times ...)", ylabel="measured")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     figure.legend(loc="outside lower center", ncols=2, fontsize=SMALL, frameon=False)
