@@ -34,6 +34,7 @@ def test_it_names_machine_rates_limits_and_the_room_of_each_technique(rates, che
     assert "llama in fp32, measured after 256 tokens: a forward pass over one token takes" in said
     assert "v(1) 1.00, v(2)" in said and "v(16)" in said
     assert all(f"{name} " in said for name in ("compiling", "the same in W8A16", "drafting", "batching"))
+    assert "drafting and quantized weights with `lessons compare`, batching with `lessons serve`" in said
 
 
 @pytest.mark.parametrize("used", [0.0, 1.5])
