@@ -193,19 +193,17 @@ class Comparison:
                 pace[name] = median(step.t_total for step in steps) / mean(step.committed for step in steps)
                 prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / len(self.prompts[0])
 
-        def left(new: int) -> float:  # seconds that remain after texts of this length
-            read = sum(map(len, self.prompts)) * sum(prefill.values())
-            return seconds - self.repeats * (read + new * len(self.prompts) * sum(pace.values()))
+        def affordable() -> float:  # tokens per text that the time allows
+            left = seconds / self.repeats - sum(map(len, self.prompts)) * sum(prefill.values())
+            return left / (len(self.prompts) * sum(pace.values()))
 
-        if left(self.max_new_tokens) >= 0 or self.first not in pace:
+        if self.first not in pace or affordable() >= self.max_new_tokens:
             return
         for name in [name for name in pace if pace[name] > SLOW * pace[self.first]]:
             gain = pace[self.first] / pace.pop(name)
             prefill.pop(name)
             self.problems[name] = f"left out for time: {gain:.2f} times as fast in a trial of {WARM_UP} tokens"
-        fitting = [new for new in range(FEWEST, self.max_new_tokens) if left(new) >= 0]
-        if left(self.max_new_tokens) < 0:
-            self.max_new_tokens = min(self.max_new_tokens, max(fitting, default=FEWEST))
+        self.max_new_tokens = min(self.max_new_tokens, max(FEWEST, int(affordable())))
 
     def _try(self, name: str, ids: list[int], new: int) -> Output | None:
         """Run a technique; one that cannot run is left out from then on. The first one must run."""

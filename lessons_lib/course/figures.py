@@ -33,17 +33,21 @@ COLORS = {
     "predicted": GREY, "measured": BLUE, "limit": INK, "peer": GOLD,
     # caches and compilation
     "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
-    "compiled": GREEN, "open": PURPLE, "transformers": GREY, "decoder": BLUE,
+    "compiled": GREEN, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
     # phases of a request, parts of a step
     "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
-    "weights": BLUE, "KV cache": ORANGE, "launch": PURPLE, "one kernel": GREEN,
+    "weights": BLUE, "KV cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
+    "slow products": SKY, "one kernel": GREEN,
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
-    "accepted": GREEN, "rejected": ORANGE,
+    "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,
     # attention
-    "tiled": GREEN,
+    "naive": ORANGE, "tiled": GREEN, "keys outside": GOLD, "sdpa": BLUE,
     # batching
     "continuous": GREEN, "continuous, by memory": BLUE,
+    # number formats
+    "fp64": INDIGO, "fp32": ORANGE, "bf16": BLUE, "fp16": SKY, "int8": GREEN, "int4": PURPLE,
+    "W8A16": GREEN, "W8A8": GOLD, "W4A16": PURPLE, "W4A8": WINE,
 }  # fmt: skip
 
 WIDTH = 6.4  # inches, 704 CSS pixels; shrinks on a phone
