@@ -23,15 +23,15 @@ README = ROOT / "README.md"
 CHOOSE = ROOT / "docs" / "choose.md"
 WORKFLOW = ".github/workflows/tests.yml"
 LESSONS = ("lesson", "question", "to read", "to run")
-SIX = ("technique", "times as fast", "as", "beside the official implementation", "published")
+SIX = ("technique", "times as fast (95%)", "as", "beside the official implementation", "published")
 COLUMNS = {"over its peer": r" times as fast as \1", "published": r" times: \1"}
-SHOWN = {  # techniques of techniques.KNOWN, from the lessons' order: what they are
-    "our decoder, compiled": "",
+SHOWN = {  # six techniques of techniques.KNOWN that have a peer, in the lessons' order: what they are
     "continuous batching": "requests join and leave at every step",
-    "draft model": "a small model guesses, one pass checks; slower if the large one is compiled",
+    "draft model": "a small model guesses, one pass checks; slower beside a compiled one",
     "prompt lookup, answers from a given text": "copied tokens as guesses",
-    "W8A8, compiled": "weights and activations in 8 bits",
-    "everything combined, answers from a given text": "compiled, W4A8, prompt lookup",
+    "LayerSkip": "the first layers guess; needs training; easy texts",
+    "everything combined, free writing": "compiled, W4A8, prompt lookup",
+    "everything combined, answers from a given text": "the same",
 }
 # (minutes to read, minutes to run) of lessons whose opening does not say "Reading time: ... Running time: ..."
 TIMES = {
@@ -104,28 +104,35 @@ def picture(lessons: list[Lesson], folder: Path) -> str:
 
 def headline(folder: Path) -> str:
     """What three techniques together gain, in a sentence; "" if it is not measured."""
-    name = list(SHOWN)[-1]
-    if not (of := measured(folder).get(name)):
+    if not (claim := measured(folder).get(list(SHOWN)[-1], ({}, None))[1]):
         return ""
-    gain = of["speedup"].removesuffix(" x")
+    whole = re.search(r"([\d.]+) with the prefill", claim.note)
     return (
-        "Together, compiling, quantizing and prompt lookup make a small model answer from a given text "
-        f"**{gain} times as fast** as transformers' `generate` on two CPU cores."
+        "Together, compiling, quantizing and prompt lookup make a small model decode answers from a given text "
+        f"**{tables.number(claim.measured)} times as fast** as transformers' `generate` on two CPU cores"
+        + (f" ({whole[1]} times with reading the text)." if whole else ".")
     )
 
 
-def measured(folder: Path) -> dict[str, dict[str, str]]:
-    """Each technique's row by its name."""
+def measured(folder: Path) -> dict[str, tuple[dict[str, str], results.Result]]:
+    """Each technique's row and the claim of its speed, by its name."""
+    claims = {claim.claim: claim for claim in results.load(folder / "claims.json")}
+    speeds = {of.claim: claims.get(speed) for of, speed, _ in techniques.KNOWN}
     rows = techniques.technique_cells(folder)
-    return {row[0]: dict(zip(techniques.TECHNIQUES, row, strict=True)) for row in rows}
+    return {row[0]: (dict(zip(techniques.TECHNIQUES, row, strict=True)), speeds[row[0]]) for row in rows}
 
 
 def six_results(folder: Path) -> str:
     """Six techniques: how much faster than what, how it compares with an official implementation, published numbers."""
     cells, rows = measured(folder), []
     for name, what in SHOWN.items():
-        if of := cells.get(name):
-            gain = f"**{of['speedup'].removesuffix(' x')}**"
+        if name in cells:
+            of, claim = cells[name]
+            gain = f"**{tables.number(claim.measured)}**"
+            if claim.low is not None:
+                gain += f" ({tables.number(claim.low)} to {tables.number(claim.high)})"
+            if "prefill" in claim.baseline:
+                gain += ", decoding"
             peer, published = (re.sub(r" x \((.*)\)$", how, of[what]) for what, how in COLUMNS.items())
             rows.append([f"{name} ({what})" if what else name, gain, of["over"], peer, published])
     summary = report.summary(results.load(folder / "claims.json"), folder, "[RESULTS.md](RESULTS.md)")

@@ -6,6 +6,7 @@ import pytest
 from nbformat.v4 import new_output
 
 from lessons_lib.measure import results
+from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.measure.results import MIME
 from lessons_lib.paths import ROOT
 from tools import readme, store
@@ -25,7 +26,7 @@ after
 
 @pytest.fixture
 def measured_lesson(write_lesson, monkeypatch):
-    """A stored lesson with a prediction within 25%, one beyond, one that agrees exactly, and one not measured."""
+    """A stored lesson: a prediction within 25%, one beyond, one exact, one not measured, one from the run's own counts."""
     monkeypatch.setattr(store, "address", lambda: "")
     opening = "Prefill is done. What does a cache save? Reading time: 50 minutes. Running time: 2 minutes."
     lesson = write_lesson("02_kv_cache", "show()", title=f"# 02 KV cache\n\n{opening}")
@@ -35,6 +36,7 @@ def measured_lesson(write_lesson, monkeypatch):
         {"lesson": "02", "claim": name, "unit": "tok/s", "predicted": predicted, "measured": measured}
         for name, (predicted, measured) in pairs.items()
     ]
+    rows.append(rows[0] | {"claim": "told", "note": "steps as counted in the run"})
     nb.cells[-1].outputs = [new_output("display_data", {MIME: rows})]
     store.write(nb, lesson.path)
     return lesson
@@ -60,6 +62,16 @@ def test_without_claims_it_says_how_to_measure_them(write_lesson, tmp_path, monk
     monkeypatch.setattr(store, "address", lambda: "")
     now = readme.filled(TEXT, [write_lesson("00_lesson")], tmp_path)
     assert "Nothing is measured yet: `make bench` does it." in now and "![" not in now
+
+
+def test_a_gain_has_its_interval_and_says_what_it_leaves_out(tmp_path):
+    ours = Ratio(13.87, 9.4, 25.64, Samples((1.0,)), Samples((1.0,)))
+    claim = results.make_claim(
+        "ladder/grounded/vs-generate", ours, ">= 12", "generate; without the prefill", note="9.42 with the prefill"
+    )
+    results.update(tmp_path / "claims.json", [claim])
+    assert "| **13.9** (9.4 to 25.6), decoding | transformers generate, eager |" in readme.six_results(tmp_path)
+    assert "**13.9 times as fast**" in readme.headline(tmp_path) and "(9.42 times with" in readme.headline(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -117,5 +129,5 @@ def test_readme_without_markers_is_an_error():
 
 def test_readme_is_two_screens_long():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = re.sub(r"\[Open in Colab\]\(.*?\)", "", text)
+    text = re.sub(r"\[Open in Colab\]\(.*?\)|!\[.*?\]", "", text)  # without alt texts, which no screen shows
     assert len(text.encode()) < 8500

@@ -84,10 +84,10 @@ def title(found: list[Result], off: list[Result]) -> str:
 
 def alt(found: list[Result], off: list[Result]) -> str:
     """Alt text: counts, and the worst misses in words."""
-    worst = "; ".join(f"{named(one)}, off by a factor of {factor(one):.1f}" for one in off[:3])
+    worst = "; ".join(f"{named(one)}, off by a factor of {factor(one):.1f}" for one in off[:1])
     return (
         f"Scatter plot of predictions against measurements on logarithmic axes. {title(found, off)} and lie in a "
-        f"shaded band along the diagonal; {len(off)} lie outside. The worst of them: {worst}."
+        f"shaded band along the diagonal; {len(off)} lie outside. The worst: {worst}."
     )
 
 
