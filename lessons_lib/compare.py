@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from lessons_lib.decoding.generate import Output, after_prefill, generate
+from lessons_lib.decoding.peers import TransformersGenerate
 from lessons_lib.decoding.probing import Divergence, first_divergence
 from lessons_lib.decoding.proposers import Proposer
-from lessons_lib.decoding.targets import CompiledTarget, Target, TransformersTarget, Unsupported, as_target
+from lessons_lib.decoding.targets import CompiledTarget, Target, TransformersTarget, as_target
 from lessons_lib.decoding.text import Prompt, encode, kind
 from lessons_lib.measure import clock, tables
 from lessons_lib.measure.clock import Ratio, no_gc, rate_ratio
@@ -33,7 +34,7 @@ Technique = Proposer | Target | LanguageModel | tuple[Any, Proposer | None] | En
 WARM_UP = 8  # tokens of a technique's untimed run
 SLOW = 3  # what takes this many times plain's time per token is left out where time is short
 FEWEST = 16  # tokens per text, however short the time
-FAILURES = (Unsupported, torch.OutOfMemoryError)
+NO_MEMORY = "allocate memory", "not enough memory", "out of memory"  # in a RuntimeError of torch, such as on a CPU
 HEADINGS = (
     "after the prompt:", "passes", "tokens per pass", "tokens/s", "times as fast (95% interval)", "whole request",
     "same tokens", "memory",
@@ -212,10 +213,11 @@ class Comparison:
         try:
             with no_gc():
                 return self.engines[name](ids, new)
-        except FAILURES as error:
-            if name == self.first:
+        except Exception as error:
+            reason = why_not(self.engines[name], error)
+            if not reason or name == self.first:
                 raise
-            self.problems[name] = "out of memory" if isinstance(error, torch.OutOfMemoryError) else first_line(error)
+            self.problems[name] = reason
             return None
 
     def _engine(self, name: str, technique: Technique) -> Engine:
@@ -356,6 +358,25 @@ class Ours:
 
     def __call__(self, ids: list[int], max_new_tokens: int) -> Output:
         return generate(self.target, ids, self.proposer, max_new_tokens=max_new_tokens)
+
+
+def why_not(engine: Engine, error: Exception) -> str:
+    """Why this engine cannot run here, in one sentence; "" if the error is a fault of the program."""
+    if out_of_memory(error):
+        return "out of memory"
+    if isinstance(error, ValueError):
+        return first_line(error)
+    # transformers does not check every model first: prompt lookup fails with an AttributeError on one without a cache
+    if isinstance(engine, TransformersGenerate) and not isinstance(error, RuntimeError):
+        return f"transformers raises {type(error).__name__} ({first_line(error)})"
+    return ""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether a GPU, or the CPU's allocator, had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def several(prompts: Any) -> bool:

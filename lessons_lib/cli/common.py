@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
-
+from lessons_lib.compare import out_of_memory
 from lessons_lib.models import ModelUnavailable, load
 from lessons_lib.models.hub import OFFLINE, LanguageModel
 from lessons_lib.progress import first_line
@@ -46,6 +45,14 @@ def open_model(options: argparse.Namespace) -> LanguageModel:
         return load(options.model, options.device, options.dtype)
 
 
+def sized(model: LanguageModel) -> bool:
+    """Whether the model's config has the sizes from which `lessons probe` predicts; without attention it has not."""
+    try:
+        return bool(model.shape)
+    except ValueError:
+        return False
+
+
 @contextmanager
 def refusing(model: str) -> Iterator[None]:
     """Turn errors that a user can mend into Refused. model: its name, for what does not fit into memory."""
@@ -60,8 +67,3 @@ def refusing(model: str) -> Iterator[None]:
             f"{model} does not fit into this device's memory ({first_line(error)}); use a smaller model, another "
             "--device, a --dtype of 16 bits, or shorter prompts."
         ) from error
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether a GPU, or the CPU's allocator, had no memory left."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)

@@ -7,9 +7,9 @@ from datetime import date
 from pathlib import Path
 
 from lessons_lib import data
-from lessons_lib.cli.common import Refused, add_command, add_model, open_model, out_of_memory, refusing
+from lessons_lib.cli.common import Refused, add_command, add_model, open_model, refusing, sized
 from lessons_lib.cli.generate import as_prompt
-from lessons_lib.compare import Comparison, Engine, Row, Technique
+from lessons_lib.compare import Comparison, Engine, Row, Technique, out_of_memory
 from lessons_lib.data import Question
 from lessons_lib.decoding.peers import TransformersGenerate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         if busy := machine.busy_warning():
             say(busy)
         complete = measure(comparison, 60 * options.minutes or None)
-    if not comparison.rows:
+    if all(row.problem for row in comparison.rows):
         raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
     best = recommended(comparison.rows)
     rests_on = few(comparison, options.max_new_tokens, options.minutes)
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"\n{comparison}\n{legend(comparison)}\n")
     if kinds := by_kind(comparison, asked):
         print(f"{tables.text(*kinds)}\n")
-    print(f"{advice}\n\n{not_tested(options)}\n")
+    print(f"{advice}\n\n{not_tested(options, model)}\n")
     print(f"Written: {write(comparison, model, advice, best, Path(options.output), complete)}")
     return 0 if complete else 130
 
@@ -181,14 +181,14 @@ def few(comparison: Comparison, asked: int, minutes: float) -> str:
     return f"{said}; more of your own --prompts make it firmer."
 
 
-def not_tested(options: argparse.Namespace) -> str:
+def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:
     """What this comparison leaves out, and what says more about it."""
     left = ["compiling", "batches of several requests", "trained Medusa heads"]
     left += [] if options.draft else ["a draft model (name one with --draft)"]
-    return (
-        f"Not tested: {', '.join(left)}. `lessons probe --model {options.model}` says how much compiling and batching "
-        "could gain at most."
-    )
+    said = f"Not tested: {', '.join(left)}."
+    if not sized(model):
+        return said
+    return f"{said} `lessons probe --model {options.model}` says how much compiling and batching could gain at most."
 
 
 def compared(rows: list[Row]) -> list[Row]:
@@ -205,6 +205,8 @@ def recommended(rows: list[Row]) -> Row | None:
 def recommendation(rows: list[Row]) -> str:
     """One sentence: what to use for this model on this machine, and why."""
     plain, others = rows[0], compared(rows)
+    if not others and any(row.problem for row in rows):
+        return "Decode plainly: no other technique was measured with this model; the table says why."
     if all(len(row.speedup.a.times) < 2 for row in others):
         return "Too little was measured for a recommendation: one run on one prompt has no interval."
     exact = [row for row in others if row.name not in FORMATS]

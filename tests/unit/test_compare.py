@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.kinds import model_of
 from support.toys import choosing
 
 from lessons_lib import DraftModel, Lookahead, PromptLookup, compare, generate
@@ -124,6 +125,53 @@ def test_a_technique_that_cannot_run_says_why_and_the_others_go_on():
         made["never"]
     with pytest.raises(Unsupported):
         compare(CYCLE, PROMPT, {"plain": never}, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("recurrent", "assisted generation is not supported with stateful models, such as MambaForCausalLM"),
+        ("no cache", "transformers raises AttributeError ('CausalLMOutput' object has no attribute"),
+    ],
+)
+def test_a_model_that_transformers_cannot_assist_is_compared_all_the_same(kind, why):
+    model = LanguageModel(model_of(kind), None, kind, "cpu", torch.float64)
+    theirs, lookup = TransformersGenerate(model), TransformersGenerate(model, prompt_lookup_num_tokens=10)
+    techniques = {"plain": None, "lookahead": Lookahead(), "their lookup": lookup, "theirs": theirs}
+    plain, lookahead, assisted, theirs = compare(model, PROMPT, techniques, 5, 1).rows
+    assert not plain.problem and theirs.same == (True,)
+    assert "does not read branches" in lookahead.problem
+    assert assisted.problem.startswith(why) and "\n" not in assisted.problem
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 80 bytes"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 80 bytes."),
+        MemoryError(),
+    ],
+)
+def test_a_technique_without_room_in_a_cpus_memory_is_a_row_and_the_others_go_on(error):
+    made = compare(CYCLE, PROMPT, {"plain": None, "full": raising(error), "lookup": PromptLookup()}, 5, 1)
+    assert [row.problem for row in made.rows] == ["", "out of memory", ""]
+    with pytest.raises(type(error)):  # without the first one there is nothing to compare with
+        compare(CYCLE, PROMPT, {"plain": raising(error)}, 5, 1)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), AttributeError("no such field")])
+def test_a_fault_of_a_technique_is_not_hidden_in_a_row(error):
+    with pytest.raises(type(error), match=str(error)):
+        compare(CYCLE, PROMPT, {"plain": None, "wrong": raising(error)}, 5, 1)
+
+
+def raising(error: Exception):
+    """An engine that fails with this error."""
+
+    def fail(ids, new):
+        raise error
+
+    return fail
 
 
 def test_an_interrupted_comparison_shows_what_was_measured():

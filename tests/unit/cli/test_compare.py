@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -169,6 +170,34 @@ def test_control_c_before_any_measurement_says_so(checkpoints, tmp_path, capsys,
     call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--output", str(tmp_path / "out")]
     assert cli.main(["compare", *call]) == 2 and "Nothing was measured" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_attention_is_compared_and_what_cannot_run_says_why(checkpoints, tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two one two\na b c a b c\n", encoding="utf-8")
+    call = ["--model", str(checkpoints / "mamba"), "--device", "cpu", "--dtype", "fp32", "--max-new-tokens", "4"]
+    assert cli.main(["compare", *call, "--prompts", str(prompts), "--output", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "comparison.json").read_text())
+    problems = {of["name"]: of.get("problem", "") for of in record["techniques"]}
+    assert [name for name, problem in problems.items() if not problem] == ["plain", "transformers"]
+    assert "stateful models" in problems["transformers, prompt lookup"]
+    assert record["recommendation"].startswith("Decode plainly: no other technique was measured with this model")
+    assert "lessons probe" not in capsys.readouterr().out  # which does not know this model's sizes
+
+
+def test_control_c_after_a_technique_that_cannot_run_says_that_nothing_was_measured(
+    checkpoints, tmp_path, capsys, monkeypatch
+):
+    runs = Comparison.runs
+
+    def interrupted(self, seconds):
+        yield from islice(runs(self, seconds), 5)  # the untimed runs
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "runs", interrupted)
+    call = ["--model", str(checkpoints / "mamba"), "--device", "cpu", "--max-new-tokens", "4"]
+    assert cli.main(["compare", *call, "--output", str(tmp_path / "out")]) == 2
+    assert "Nothing was measured" in capsys.readouterr().err
 
 
 def test_a_format_that_the_model_does_not_allow_gets_a_row_that_says_why(checkpoints, monkeypatch):
