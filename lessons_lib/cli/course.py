@@ -95,7 +95,7 @@ def here(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespa
 
 def add_parameters(command: argparse.ArgumentParser) -> None:
     """Add the options of `run` and `sweep` that set lessons' parameters."""
-    command.add_argument("--model", help="a registered model's name, or a folder with a checkpoint")
+    command.add_argument("--model", help="a Llama-like model: name, folder of a checkpoint, or hub id (owner/model)")
     command.add_argument("--device", help="cpu, cuda, mps or auto")
     command.add_argument("--dtype", help="fp32, bf16, fp16 or auto")
     command.add_argument("--params", nargs="+", default=[], metavar="NAME=VALUE", help="other parameters")

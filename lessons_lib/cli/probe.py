@@ -6,7 +6,7 @@ All numbers but the measured pass come from the cost model: seconds = bytes / ba
 import argparse
 from collections.abc import Mapping
 
-from lessons_lib.cli.common import add_command, add_model, open_model, refusing
+from lessons_lib.cli.common import Refused, add_command, add_model, open_model, refusing, sized
 from lessons_lib.decoding.probing import width_times
 from lessons_lib.decoding.targets import as_target
 from lessons_lib.measure import cost, machine, tables
@@ -47,6 +47,11 @@ def run(options: argparse.Namespace) -> int:
         device, dtype = pick(options.device, options.dtype)
         of_shape = options.model in CONFIGS and options.model not in PACKAGED
         model = None if of_shape else open_model(options)
+        if model and not sized(model):
+            raise Refused(
+                f"`lessons probe` predicts from the sizes of attention layers, and {options.model} "
+                f"({model.network.config.model_type}) has none; `lessons compare` measures any causal model."
+            )
         shape = model.shape if model else CONFIGS[options.model]
     print(machine.environment(device, dtype))
     rates = measured(device, dtype)

@@ -3,19 +3,21 @@
 import argparse
 
 from lessons_lib.cli.common import Refused, add_command, add_model, open_model, refusing
+from lessons_lib.models.decoder import decoder_config
 
 EXAMPLES = """
 lessons serve --max-num-seqs 16
 lessons serve --model path/to/checkpoint --port 8001 --max-model-len 4096 --num-blocks 1024
 """
 ABOUT = """\
-Serve a model on our engine, for learning: completions and chat completions as OpenAI has them, streamed
-or not, /v1/models, /health, and /metrics for Prometheus. It has no access control. Ctrl-C ends it."""
+Serve a Llama-like model (Llama, Mistral, SmolLM) on our engine, for learning: completions and chat
+completions as OpenAI has them, streamed or not, /v1/models, /health, and /metrics for Prometheus.
+It has no access control. Ctrl-C ends it."""
 
 
 def add(commands) -> None:
     """Add the command."""
-    what = "serve a model behind OpenAI's API, for learning"
+    what = "serve a Llama-like model behind OpenAI's API, for learning"
     command = add_command(commands, "serve", run, what, EXAMPLES, ABOUT)
     add_model(command)
     command.add_argument("--host", default="127.0.0.1", help="address to listen on; default: for this machine only")
@@ -39,6 +41,14 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise Refused(f"{error}.") from error
     model = open_model(options)
+    try:
+        decoder_config(model.network.config)
+    except ValueError as error:
+        why = str(error).partition(";")[0]  # what follows is for Python: another target, which the engine does not run
+        raise Refused(
+            f"`lessons serve` takes Llama-like models (Llama, Mistral, SmolLM), but {why}, as {options.model} needs; "
+            "`lessons generate` and `lessons compare` take any causal model."
+        ) from error
     names = "max_num_seqs", "max_model_len", "max_num_batched_tokens", "num_blocks", "max_queue"
     with refusing(options.model):
         worker = server.make_worker(model, **{name: getattr(options, name) for name in names})

@@ -51,6 +51,36 @@ def test_a_model_that_cannot_be_used_is_refused_in_a_sentence(
     assert said in written and "Traceback" not in written and len(written.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("model", ["gpt2", "mamba"])
+def test_serve_names_its_families_and_the_commands_for_others(checkpoints, model, capsys):
+    assert cli.main(["serve", "--model", str(checkpoints / model), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert "takes Llama-like models" in said and f"no model type '{model}'" in said and "target(" not in said
+    assert "`lessons generate` and `lessons compare` take any causal model" in said
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    assert "Llama-like model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "said"),
+    [
+        (["generate", "Hello"], "smollm2-153m", "did you mean 'smollm2-135m'?"),
+        (["compare"], "smollm2-153m", "did you mean 'smollm2-135m'?"),
+        (["probe"], "smollm2-153m", "did you mean 'smollm2-135m'?"),
+        (["serve"], "smollm2-153m", "did you mean 'smollm2-135m'?"),
+        (["generate", "Hello"], "bert", "is no causal model but a BertForMaskedLM"),
+        (["compare"], "bert", "is no causal model but a BertForMaskedLM"),
+        (["serve"], "HuggingFaceTB/SmolLM2-360M-Instruct", "comes from the Hugging Face hub"),
+    ],
+)
+def test_the_installed_command_refuses_in_a_sentence(checkpoints, lessons, tmp_path, command, model, said):
+    name = checkpoints / model if model == "bert" else model
+    done = lessons(*command, "--model", name, "--device", "cpu", HF_HUB_CACHE=str(tmp_path))
+    assert done.returncode == 2 and said in done.stderr
+    assert done.stdout == "" and len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
+
+
 def offline(*call, **options):
     raise OSError("no network")
 

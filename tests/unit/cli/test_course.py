@@ -65,6 +65,13 @@ def test_run_and_sweep_take_lessons_and_all_parameters_as_one(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_the_help_says_that_a_hub_id_works(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "or hub id (owner/model)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_bench_takes_claims_and_questions(started, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     started.status = 3

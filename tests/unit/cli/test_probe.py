@@ -52,6 +52,13 @@ def test_a_known_shape_needs_no_weights(rates, capsys):
     assert "llama-2-7b in fp32, predicted from its shape: a forward pass over one token takes 4.4e+03 ms" in said
 
 
+def test_a_model_without_attention_is_refused_with_the_command_that_takes_it(rates, checkpoints, capsys):
+    assert cli.main(["probe", "--model", str(checkpoints / "mamba"), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert "predicts from the sizes of attention layers" in said and "(mamba) has none" in said
+    assert "`lessons compare` measures any causal model" in said and "ModelConfig" not in said
+
+
 def test_the_room_by_hand():
     """1,000 weights of 2 bytes and no cache: 2 us at 1 GB/s, of a step of 10 us."""
     shape = ModelConfig("toy", 1, 10, 1, 1, 0, 1, 97, 0, gated=False)
