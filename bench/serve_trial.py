@@ -137,7 +137,7 @@ def expected_texts(cases: list[Case], model: LanguageModel) -> list[str | None]:
 
 
 async def trial(url: str, model: str, cases: list[Case], expected: list[str | None]) -> bool:
-    """Send all cases twice, and print what came of them -> whether all is as it should be."""
+    """Send all cases three times, and print what came of them -> whether all is as it should be."""
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=None) as client:
         good, memory = True, []
         for turn in ("first", "second", "third"):
