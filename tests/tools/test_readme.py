@@ -26,7 +26,7 @@ after
 
 @pytest.fixture
 def measured_lesson(write_lesson, monkeypatch):
-    """A stored lesson: a prediction within 25%, one beyond, one exact, one not measured, one from the run's own counts."""
+    """A stored lesson: a prediction within 25%, one beyond, one exact, one open, one from the run's own counts."""
     monkeypatch.setattr(store, "address", lambda: "")
     opening = "Prefill is done. What does a cache save? Reading time: 50 minutes. Running time: 2 minutes."
     lesson = write_lesson("02_kv_cache", "show()", title=f"# 02 KV cache\n\n{opening}")
