@@ -175,7 +175,8 @@ def vs_plain(run: Run) -> Measured:
     "medusa/identity", "<= 0.10",
     "speedup = tokens per step / cost of a step, prefill excluded; the cost is predicted from the width curve and the "
     f"heads' share of a step, timed apart; {EAGER}", asks=TAUGHT, unit="",
-    says="Medusa's speedup is {percent} off its tokens per step divided by the predicted cost of a step",
+    says="Medusa's measured speedup differs by {percent} from the formula: tokens per step divided by the predicted "
+    "cost of a step",
 )  # fmt: skip
 def identity(run: Run) -> Measured:
     """|speedup / (tokens per step / overhead) - 1|, as in Cai et al. 2024 (arXiv 2401.10774), table 1.

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from lessons_lib.cli.course import NEEDED
 from lessons_lib.course.lessons import CLAIMS, find
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.measure.results import load, make_claim, short_of_bar, update
@@ -44,7 +45,7 @@ def test_what_misses_its_bar_comes_first_with_its_reason_and_the_rest_by_lesson(
     update(tmp_path / "claims.json", [of("medusa/vs-plain", 1.1), of("cache/512/vs-uncached", 9.0)])
     (tmp_path / "gpu.json").write_text(json.dumps({"steps": {}}))
     text = report.page(find(), tmp_path)
-    places = [text.index(part) for part in ("## What missed its bar", "It follows from", "## [02 KV cache]", "9 times")]
+    places = [text.index(part) for part in ("## What missed its bar", "It follows from", "## [02 ", "9 times")]
     assert places == sorted(places) and "1 of 2 claims reach the bar set before measuring; this page begins" in text
     assert re.findall("<summary>(.*?)</summary>", text) == ["medusa/vs-plain", "cache/512/vs-uncached"]
     assert "- Baseline: the baseline\n- one thing\n- another\n" in text
@@ -87,10 +88,49 @@ def test_every_row_of_choose_rests_on_a_claim_and_its_numbers_are_up_to_date():
     assert set(re.findall(r"RESULTS\.md#([\w-]+)", text)) <= sections
 
 
+def test_the_other_numbers_of_choose_are_those_that_are_stored():
+    text = readme.CHOOSE.read_text(encoding="utf-8")
+    lookahead, draft, medusa, layerskip = (
+        ROWS[name].note
+        for name in (
+            "lookahead/code-lists/compression",
+            "assisted/mixed/vs-plain",
+            "medusa/vs-plain",
+            "layerskip/quality",
+        )
+    )
+    for number, note, said in (
+        ("1.08", lookahead, "speedup 1.08;"), ("0.38", lookahead, "compiled 0.38:"),
+        ("1.58", draft, "compiled 1.58"), ("0.79", draft, "compiled 0.79:"), ("0.80", medusa, "compiled 0.80:"),
+        ("53.4%", layerskip, "ours 53.4"), ("71.6%", layerskip, "control 71.6"),
+    ):  # fmt: skip
+        assert number in text and said in note, said
+    gpu = json.loads((CLAIMS.parent / "gpu.json").read_text(encoding="utf-8"))
+    speed, step, other = gpu["ladder"], gpu["steps"], gpu["steps, another machine of this kind"]
+    seven = [speed[f"Llama-2-7B {weights}"]["eager graph"] for weights in ("bf16", "W8A16", "W4A16")]
+    assert "Llama-2-7B decodes {:.0f} tokens/s in bf16, {:.0f} in W8A16 and {:.0f} in W4A16".format(*seven) in text
+    one = [speed[f"1B {weights}"]["graph"] for weights in ("bf16", "W8A16", "W4A16")]
+    assert "decodes {:.0f} tokens/s in bf16, {:.0f} in W8A16 and {:.0f} in W4A16. The".format(*one) in text
+    compiled = [step[weights]["graph"] for weights in ("bf16", "W8A16")]
+    assert "{:.2f} ms a step in bf16 and {:.2f} ms in W8A16".format(*compiled) in text
+    eager = [other[weights]["eager graph"] for weights in ("bf16", "W8A16", "W8A8", "W4A16")]
+    assert (
+        "{:.2f} ms a step in bf16, {:.2f} ms in W8A16, {:.2f} ms in W8A8 and {:.2f} ms in W4A16".format(*eager) in text
+    )
+    assert f"Llama-2-7B in bf16 reaches {speed['Llama-2-7B bf16']['graph']:.0f} tokens/s as a compiled" in text
+
+
+def test_the_page_of_commands_names_the_extras_that_the_commands_ask_for():
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)`", re.search(r"it names the extra that brings them \((.*?)\)", text)[1])
+    assert {*named} == {extra for _, extra in NEEDED.values()} | {"serve"}
+
+
 def test_a_link_to_a_claim_gets_its_value_and_its_section(tmp_path):
     update(tmp_path / "claims.json", [of("medusa/vs-plain", 1.1), of("cache/512/vs-uncached", 9.0)])
     link = lambda text, name: report.linked(f'x [{text}](? "{name}") y', find(), tmp_path)  # noqa: E731
-    assert link("?", "cache/512/vs-uncached") == 'x [9 times](../RESULTS.md#02-kv-cache "cache/512/vs-uncached") y'
+    made = link("?", "cache/512/vs-uncached")
+    assert re.fullmatch(r'x \[9 times\]\(../RESULTS.md#02-+kv-cache "cache/512/vs-uncached"\) y', made)
     assert "[medusa/vs-plain](../RESULTS.md#what-missed-its-bar " in link("medusa/vs-plain", "medusa/vs-plain")
     with pytest.raises(ValueError, match="no measured claim cache/no"):
         link("?", "cache/no")
