@@ -71,6 +71,7 @@ def problems(lesson: Lesson) -> list[str]:
         of_setup(nb, name, address),
         of_drawings(nb),
         of_text(nb),
+        of_stored_code(nb),
         of_outputs(code),
         [] if name in LONG_LINES else of_lines(code),
     )
@@ -128,6 +129,12 @@ def of_text(nb: nbformat.NotebookNode) -> Iterator[str]:
             yield f"has a formula that cannot be rendered: {latex}"
         if NO_ALT.search(cell.source):
             yield "has a picture without alt text"
+
+
+def of_stored_code(nb: nbformat.NotebookNode) -> Iterator[str]:
+    """The outputs come from this code. (A lesson that was stored before this rule does not say which it was.)"""
+    if nb.metadata.get(store.CODE, store.fingerprint(nb)) != store.fingerprint(nb):
+        yield "its code changed after its outputs were stored; `make lessons` executes it again"
 
 
 def of_outputs(code: list[nbformat.NotebookNode]) -> Iterator[str]:

@@ -7,6 +7,7 @@ an address on GitHub, with a link that opens it on Colab.
 from __future__ import annotations
 
 import base64
+import hashlib
 import sys
 import tomllib
 from pathlib import Path
@@ -23,6 +24,7 @@ from lessons_lib.paths import ROOT
 from lessons_lib.progress import line, start_storing
 
 LINK_ID = "open-in-colab"
+CODE = "stored_code"  # in a notebook's metadata: the fingerprint of the code that made its outputs
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 DROPPED = ("application/vnd.jupyter.widget-view+json", "image/svg+xml", "application/javascript")
 # OpenMP's threads spin while they wait for each other. With the default count another busy program takes most of their
@@ -97,12 +99,18 @@ def again(lesson: Lesson) -> bool:
 def tidy(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Remove, in place, everything that differs between runs or machines and is of no use to a reader."""
     nb.nbformat_minor = 5
-    nb.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    nb.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}, CODE: fingerprint(nb)})
     for cell in nb.cells:
         cell.metadata = nbformat.from_dict(kept(cell.metadata))
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if keeps(output)]
     return nb
+
+
+def fingerprint(nb: nbformat.NotebookNode) -> str:
+    """A hash of the lesson's code, without the generated set-up cell."""
+    sources = [cell.source for cell in nb.cells if cell.cell_type == "code" and cell.get("id") != SETUP_ID]
+    return hashlib.sha256("\0".join(sources).encode()).hexdigest()[:16]
 
 
 def kept(metadata: dict) -> dict:

@@ -80,6 +80,7 @@ BREAKS = {
     "error": (output("error", ename="ValueError", evalue="no", traceback=[]), "keeps an error: ValueError"),
     "warning": (output("stream", name="stderr", text="careful"), "keeps a warning: careful"),
     "not executed": (lambda nb: setattr(last(nb), "execution_count", 9), "top to bottom"),
+    "outputs of other code": (lambda nb: nb.metadata.update({store.CODE: "of another run"}), "its code changed after"),
     "long line": (source(f"x = 1\ny = {'1' * 97}"), "has a line of 101 characters, 100 at most: y = 111"),
 }
 

@@ -32,7 +32,7 @@ def test_a_stored_lesson_keeps_its_ids_and_the_house_rules(write_lesson):
     assert now.cells[-1].outputs[0].data == {"text/plain": "4"}
     assert [len(cell.outputs) for cell in now.cells[-2:]] == [1, 1]
     assert now.cells[-2].metadata == {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
-    assert now.cells[-1].metadata == {} and set(now.metadata) == {"kernelspec", "language_info"}
+    assert now.cells[-1].metadata == {} and set(now.metadata) == {"kernelspec", "language_info", store.CODE}
 
 
 def test_storing_twice_gives_the_same_bytes(write_lesson):
