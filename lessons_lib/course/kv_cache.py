@@ -42,15 +42,16 @@ def draw_kv_cache(model: str, dtype: str, batch: int, context: int, memory: int)
     held = min(context, shape.max_position_embeddings)
     need = fit(shape, dtype, batch, held, memory * GB)
     verdict = "fits" if need.weights + need.cache <= memory * GB else "does not fit"
-    said = f"cache {need.cache / GB:.3g} GB, {verdict}; room for {need.requests:,} such requests"
     label = f"{batch} × {held:,}\ntokens" + ("\n(the model's most)" if held < context else "")
     parts = {"weights": need.weights / GB, "KV cache": need.cache / GB}
     ax = plot_parts({label: parts}, "GB (dotted: the memory)", limit=memory)
-    ax.set_title(said, fontsize=11, pad=32)
+    count = f"{need.requests:,} request{'' if need.requests == 1 else 's'}"
+    ax.set_title(f"{model} in {dtype} on {memory} GB: room for {count} of {held:,} tokens", fontsize=11, pad=32)
     cut = f", the model's most and less than {context:,}," if held < context else ""
     return ax, (
         f"{model} in {dtype}, {batch} requests of {held:,} tokens{cut} in {memory} GB: weights "
-        f"{need.weights / GB:.3g} GB, {said}."
+        f"{need.weights / GB:.3g} GB, cache {need.cache / GB:.3g} GB, {verdict}; "
+        f"room for {need.requests:,} such requests."
     )
 
 
