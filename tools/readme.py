@@ -48,7 +48,7 @@ QUESTIONS = {  # of lessons whose opening asks none
     "16": "How can a text go on for ever in constant memory, and what is forgotten on the way?",
 }
 NAMED = {"a": "1", "one": "1", "two": "2", "three": "3", "four": "4", "five": "5"}
-TIME = r"{} time: *(?:about |under )?(?:(\d[\d.]*|{})(?: to \d+)? minutes?)"
+TIME = r"{} time: *(?:about |under )?(?:(\d[\d.]*(?: to \d+)?|{}) minutes?)"
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from lessons_lib.quantization.model import FORMATS, W8A8
 OWN = (401, 202, 101, 601)  # our questions without --prompts: code to edit, a report to summarize, chat, a story
 THEIRS = "transformers"
 GAIN = 0.05  # what gains less is not recommended
+MOST_SHOWN = 8  # prompts of one kind with a column each
 EXAMPLES = """
 lessons compare
 lessons compare --model HuggingFaceTB/SmolLM2-360M-Instruct --draft smollm2-135m --prompts prompts.txt --output out
@@ -42,10 +43,11 @@ about --minutes. Ctrl-C ends it and shows what was measured.
 """
 LEGEND = f"""
 times as fast   as plain decoding, while decoding; whole request: with the prompt's forward pass
-same tokens     as plain decoding; else the first other token, and the logit gap: how far its logit is below plain's
-                choice. A gap as small as rounding makes it is a near tie
+same tokens     texts equal to plain decoding's; else the first other token, and the logit gap: how far its logit is
+                below plain's choice. A gap as small as rounding makes it is a near tie
 memory          weights, with tables that go with them, and the KV cache of the longest text; empty where unknown
-{", ".join(FORMATS)} round the weights, so their tokens differ: check the quality on your own task before you use one
+{", ".join(FORMATS)}: bits of weights (W) and activations (A). Rounded weights choose other tokens: check the quality on
+                your own task before you use one
 """
 
 
@@ -167,7 +169,7 @@ def legend(comparison: Comparison) -> str:
     shown = repr(comparison)
     lines = LEGEND.strip().splitlines()
     kept = [line for line in lines if not line.startswith("memory") or "memory" in shown]
-    return "\n".join(kept if any(row.name in FORMATS for row in comparison.rows) else kept[:-1])
+    return "\n".join(kept if any(row.name in FORMATS for row in comparison.rows) else kept[:-2])
 
 
 def few(comparison: Comparison, asked: int, minutes: float) -> str:
@@ -177,7 +179,7 @@ def few(comparison: Comparison, asked: int, minutes: float) -> str:
     runs = "one run" if comparison.repeats == 1 else f"{comparison.repeats} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
     if comparison.max_new_tokens < asked:
-        return f"{said}, because --minutes {minutes:g} allowed no more; a longer time makes it firmer."
+        return f"{said}, because --minutes {minutes:g} allowed no more; more time and more prompts make it firmer."
     return f"{said}; more of your own --prompts make it firmer."
 
 
@@ -225,6 +227,8 @@ def recommendation(rows: list[Row]) -> str:
         small = rounded[0]
         said += f"; if other tokens are acceptable, {small.name} {times(small)}, because a forward pass reads fewer "
         said += f"bytes ({small.memory / 1e6:,.0f} MB in memory instead of {plain.memory / 1e6:,.0f})"
+    if theirs := next((row for row in rows if row.name == THEIRS and row.whole), None):
+        said += f". Plain decoding is this library's; transformers' generate is {theirs.whole.value:.2f} times as fast"
     return said + "."
 
 
@@ -248,17 +252,20 @@ def ties(row: Row) -> str:
 
 
 def by_kind(comparison: Comparison, asked: list[Question]) -> tables.Table | None:
-    """Headings and cells: speedups by kind of text; None if there is one kind."""
-    kinds = list(dict.fromkeys(question.category for question in asked))
-    if len(kinds) < 2:
+    """Headings and cells: speedups by kind of text, or by prompt if all are of one kind and few; else None."""
+    groups: dict[str, list[int]] = {}
+    for i, question in enumerate(asked):
+        groups.setdefault(question.category, []).append(i)
+    if len(groups) == 1 and 1 < len(asked) <= MOST_SHOWN:
+        groups = {f"prompt {i + 1}": [i] for i in range(len(asked))}
+    if len(groups) < 2:
         return None
     cells = []
     for row in comparison.rows:
         if row.speedup:
-            chosen = [[i for i, question in enumerate(asked) if question.category == kind] for kind in kinds]
-            found = [comparison.row(row.name, of) for of in chosen]
+            found = [comparison.row(row.name, of) for of in groups.values()]
             cells.append([row.name, *[f"{one.speedup.value:.2f}" if one and one.speedup else "" for one in found]])
-    return ["decoding, times as fast on", *kinds], cells
+    return ["decoding, times as fast on", *groups], cells
 
 
 def write(

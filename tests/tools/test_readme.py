@@ -78,6 +78,7 @@ def test_a_gain_has_its_interval_and_says_what_it_leaves_out(tmp_path):
     "opening, times",
     [
         ("Reading time: 30 minutes. Running time: 2 minutes on two CPU cores.", ("30", "2")),
+        ("Reading time: 40 minutes. Running time: 2 to 5 minutes on two CPU cores.", ("40", "2 to 5")),
         ("Reading time: about 45 minutes. Running time: about\ntwo minutes on two CPU cores.", ("45", "2")),
         ("Reading time: 40 minutes. Running time: under a minute.", ("40", "1")),
         ("Needs lesson 00.", readme.TIMES["06"]),  # typed
