@@ -20,7 +20,6 @@ COUNTED = "counted in the run"  # in the note of a result whose prediction uses 
 ALSO_COUNTED = {
     "the whole trace, continuous", "speed of decoding alone, by tokens over overhead",
     "a StreamingLLM step after 20,000 tokens over one after 2,048",  # 1 by construction
-    "medusa/identity",
 }  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def headline(folder: Path) -> str:
     return (
         "Together, compiling, quantizing and prompt lookup make a small model decode answers from a given text "
         f"**{tables.number(claim.measured)} times as fast** as transformers' `generate` on two CPU cores"
-        + (f" ({whole[1]} times with reading the text)." if whole else ".")
+        + (f" ({whole[1]} times if reading the text counts)." if whole else ".")
     )
 
 

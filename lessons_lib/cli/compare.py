@@ -205,7 +205,7 @@ def recommended(rows: list[Row]) -> Row | None:
 
 
 def recommendation(rows: list[Row]) -> str:
-    """One sentence: what to use for this model on this machine, and why."""
+    """What to use for this model on this machine, and why; then what plain decoding is here."""
     plain, others = rows[0], compared(rows)
     if not others and any(row.problem for row in rows):
         return "Decode plainly: no other technique was measured with this model; the table says why."

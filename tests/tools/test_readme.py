@@ -71,7 +71,8 @@ def test_a_gain_has_its_interval_and_says_what_it_leaves_out(tmp_path):
     )
     results.update(tmp_path / "claims.json", [claim])
     assert "| **13.9** (9.4 to 25.6), decoding | transformers generate, eager |" in readme.six_results(tmp_path)
-    assert "**13.9 times as fast**" in readme.headline(tmp_path) and "(9.42 times with" in readme.headline(tmp_path)
+    said = readme.headline(tmp_path)
+    assert "**13.9 times as fast**" in said and "(9.42 times if reading" in said
 
 
 @pytest.mark.parametrize(

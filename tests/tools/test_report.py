@@ -130,7 +130,7 @@ def test_a_link_to_a_claim_gets_its_value_and_its_section(tmp_path):
     update(tmp_path / "claims.json", [of("medusa/vs-plain", 1.1), of("cache/512/vs-uncached", 9.0)])
     link = lambda text, name: report.linked(f'x [{text}](? "{name}") y', find(), tmp_path)  # noqa: E731
     made = link("?", "cache/512/vs-uncached")
-    assert re.fullmatch(r'x \[9 times\]\(../RESULTS.md#02-+kv-cache "cache/512/vs-uncached"\) y', made)
+    assert re.fullmatch(r'x \[9 times\]\(../RESULTS.md#02--kv-cache "cache/512/vs-uncached"\) y', made)
     assert "[medusa/vs-plain](../RESULTS.md#what-missed-its-bar " in link("medusa/vs-plain", "medusa/vs-plain")
     with pytest.raises(ValueError, match="no measured claim cache/no"):
         link("?", "cache/no")
