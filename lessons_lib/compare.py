@@ -150,6 +150,7 @@ class Comparison:
         self.divergences: dict[tuple[str, int], Divergence | None] = {}  # (technique, prompt), once computed
         self.problems: dict[str, str] = {}  # technique: why it was not measured
         self.trials: dict[str, Output] = {}  # the untimed runs on the first prompt
+        self.unlimited = 0.0  # seconds that the timed runs would take without a limit, by these trials
 
     # --- Running
 
@@ -194,9 +195,14 @@ class Comparison:
                 pace[name] = median(step.t_total for step in steps) / mean(step.committed for step in steps)
                 prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / len(self.prompts[0])
 
+        def reading() -> float:
+            return sum(map(len, self.prompts)) * sum(prefill.values())
+
         def affordable() -> float:  # tokens per text that the time allows
-            left = seconds / self.repeats - sum(map(len, self.prompts)) * sum(prefill.values())
-            return left / (len(self.prompts) * sum(pace.values()))
+            return (seconds / self.repeats - reading()) / (len(self.prompts) * sum(pace.values()))
+
+        writing = self.max_new_tokens * len(self.prompts) * sum(pace.values())
+        self.unlimited = self.repeats * (reading() + writing)
 
         if self.first not in pace or affordable() >= self.max_new_tokens:
             return
@@ -314,6 +320,7 @@ class Comparison:
                 "technique": name, "prompt": prompt, "repeat": repeat, "prompt_tokens": len(self.prompts[prompt]),
                 "new_tokens": len(out.ids), "forward_passes": len(out.stats), "prefill_seconds": prefill,
                 "decode_seconds": sum(step.t_total for step in after_prefill(out.stats)), "finish": out.finish,
+                "text": out.text,
             })  # fmt: skip
         return {"techniques": [row.record() for row in self.rows], "runs": runs}
 

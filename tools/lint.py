@@ -30,7 +30,6 @@ TOOLS = (  # configured in pyproject.toml
 REQUIRED = {"model", "device", "dtype", "seed"}
 LINE = 100  # longest line of visible code, in characters
 LONG_LINES = (  # lessons exempt from this rule: remove a name when its lesson is rewritten
-    "04_attention_kernels",
     "06_assisted_decoding", "07_prompt_lookup", "08_jacobi_lookahead", "09_medusa",
     "10_quantization", "11_ladder", "12_effective_sparsity",
 )  # fmt: skip

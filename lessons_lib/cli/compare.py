@@ -179,7 +179,9 @@ def few(comparison: Comparison, asked: int, minutes: float) -> str:
     runs = "one run" if comparison.repeats == 1 else f"{comparison.repeats} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
     if comparison.max_new_tokens < asked:
-        return f"{said}, because --minutes {minutes:g} allowed no more; more time and more prompts make it firmer."
+        most = max(1, round(comparison.unlimited / 60))
+        said += f", because --minutes {minutes:g} allowed no more; --minutes 0 (all, in about {most} "
+        return f"{said}{'minute' if most == 1 else 'minutes'}) and more prompts make it firmer."
     return f"{said}; more of your own --prompts make it firmer."
 
 

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         shape = model.shape if model else CONFIGS[options.model]
     print(machine.environment(device, dtype))
     rates = measured(device, dtype)
-    print(f"\n{rates}\n\n{tables.text(*limits(shape, rates))}\n")
+    print(f"\n{rates}\n\n{tables.text(*limits(shape, rates, dtype))}\n")
     with refusing(options.model):
         if model:
             (step, v), how = passes(model), f"measured after {cached(shape)} tokens"
@@ -78,15 +78,25 @@ def measured(device: str, dtype: str) -> machine.Hardware:
     return machine.probe(device, dtypes, refresh=True)
 
 
-def limits(shape: ModelConfig, rates: machine.Hardware) -> tables.Table:
-    """Headings and cells: the most tokens per second with weights in each number format."""
+def limits(shape: ModelConfig, rates: machine.Hardware, dtype: str) -> tables.Table:
+    """Headings and cells: the most tokens per second with weights in each number format.
+
+    dtype: that of activations and cache beside rounded weights.
+    """
     weight_bytes = {dtype: ELEMENT_BYTES[dtype] for dtype in rates.matvec_bandwidth} | ROUNDED
     cells = []
     for name, each in weight_bytes.items():
-        read = cost.bytes_decode(shape, weight_bytes=each)
-        fastest = 1 / cost.limit(cost.flops_decode(shape), read, rates, name)
-        cells.append([name, f"{tables.number(read / 1e6)} MB", tables.number(fastest)])
-    return [f"{shape.name} with weights in", "read per token", "at most tokens/s"], cells
+        moved, seconds = best_pass(shape, rates, each, dtype if name in ROUNDED else name)
+        cells.append([name, f"{tables.number(moved / 1e6)} MB", tables.number(1 / seconds)])
+    heading = f"{shape.name} after {cached(shape)} tokens, weights in"
+    return [heading, "read per token", "at most tokens/s"], cells
+
+
+def best_pass(shape: ModelConfig, rates: machine.Hardware, weight_bytes: float, dtype: str) -> tuple[float, float]:
+    """Bytes that a pass over one token must read, weights and cache, and the seconds that this takes at least."""
+    element = cost.cache_element_bytes(dtype)
+    read = cost.bytes_decode(shape, cached=cached(shape), weight_bytes=weight_bytes, cache_bytes=element)
+    return read, cost.limit(cost.flops_decode(shape, cached=cached(shape)), read, rates, dtype)
 
 
 def cached(shape: ModelConfig) -> int:
@@ -114,8 +124,7 @@ def room(shape: ModelConfig, rates: machine.Hardware, dtype: str, step: float, v
 
     def reading(weight_bytes: float) -> float:
         """How many times as fast a pass is that only reads its bytes."""
-        read = cost.bytes_decode(shape, cached=cached(shape), weight_bytes=weight_bytes)
-        return step / cost.limit(cost.flops_decode(shape, cached=cached(shape)), read, rates, dtype)
+        return step / best_pass(shape, rates, weight_bytes, dtype)[1]
 
     told = "if reading its bytes were all that a pass does"
     how = "compiling, a CUDA graph" if rates.device.startswith("cuda") else "compiling"

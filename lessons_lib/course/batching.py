@@ -14,6 +14,7 @@ from lessons_lib.course.figures import (
     BLUE,
     COLORS,
     CYCLE,
+    FONT_SIZE,
     GREY,
     INK,
     MARKERS,
@@ -86,11 +87,11 @@ def with_slot_legend(figure: Figure) -> Figure:
     return figure
 
 
-def plot_load(rows: Iterable[Row], y: str, limit: float, highest: Mapping[str, float]) -> Axes:
+def plot_load(rows: Iterable[Row], y: str, limit: float, highest: Mapping[str, float], title: str) -> Axes:
     """Latency against load, a line per policy, log scale: flat at first, then very steep.
 
-    rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level (dotted). highest: policy ->
-    predicted rate above which its queue grows (dashed).
+    title: what the figure shows. rows: `policy`, `rate` (requests/s), and seconds under `y`. limit: the service level
+    (dotted). highest: policy -> predicted rate above which its queue grows (dashed).
     """
     ax, rows = axes((WIDTH, 3.8)), sorted(rows, key=lambda row: row["rate"])
     for (policy, group), marker in zip(grouped(rows, "policy").items(), cycle(MARKERS), strict=False):
@@ -107,15 +108,16 @@ def plot_load(rows: Iterable[Row], y: str, limit: float, highest: Mapping[str, f
     plain_numbers(ax.yaxis)
     ax.minorticks_off()
     ax.legend(title="dashed: highest rate predicted", ncols=2, **ABOVE)
+    ax.figure.suptitle(title, fontsize=FONT_SIZE)
     return ax
 
 
-def plot_memory(logs: Mapping[str, Log]) -> Figure:
+def plot_memory(logs: Mapping[str, Log], title: str) -> Figure:
     """Use of the KV memory over time: blocks allocated to requests, and the tokens actually stored in them."""
-    figure = plt.figure(figsize=(WIDTH, 2.9))
+    figure = plt.figure(figsize=(WIDTH, 3.2))
     wide, longest = 0.9 / len(logs), max(log.iterations[-1].end for log in logs.values())
     for number, (name, log) in enumerate(logs.items()):
-        ax = figure.add_axes((0.09 + number * wide, 0.2, wide - 0.05, 0.58))
+        ax = figure.add_axes((0.09 + number * wide, 0.18, wide - 0.05, 0.54))
         at, room = [step.end for step in log.iterations], log.num_blocks * log.block_size
         owned = [step.used_blocks / log.num_blocks for step in log.iterations]
         ax.fill_between(at, owned, color=PALE, step="pre", linewidth=0, label="blocks owned")
@@ -126,11 +128,12 @@ def plot_memory(logs: Mapping[str, Log]) -> Figure:
         ax.tick_params(labelleft=number == 0)
     figure.axes[0].set_ylabel("share of the KV memory")
     shown = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*shown, loc="upper center", ncols=2, frameon=False, fontsize=SMALL)
+    figure.legend(*shown, loc="upper center", bbox_to_anchor=(0.5, 0.93), ncols=2, frameon=False, fontsize=SMALL)
+    figure.suptitle(title, fontsize=FONT_SIZE)
     return figure
 
 
-def plot_tails(gaps: Mapping[str, list[float]]) -> Axes:
+def plot_tails(gaps: Mapping[str, list[float]], title: str) -> Axes:
     """Share of inter-token gaps longer than x, a line per policy; shows tails that a median hides. gaps: in ms."""
     ax, styles = axes(), ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
     for (name, values), color, style in zip(gaps.items(), cycle(CYCLE), cycle(styles), strict=False):
@@ -144,15 +147,16 @@ def plot_tails(gaps: Mapping[str, list[float]]) -> Axes:
     plain_numbers(ax.yaxis)
     ax.minorticks_off()
     ax.legend(ncols=3, **ABOVE)
+    ax.figure.suptitle(title, fontsize=FONT_SIZE)
     return ax
 
 
-def plot_batching_gains(rows: Iterable[Row]) -> Axes:
+def plot_batching_gains(rows: Iterable[Row], title: str) -> Axes:
     """Throughput of each system over naive static batching, by the longest output, with published values.
 
     rows: `longest`, `system`, `gain`, and `published_gain` (a cross) or None.
     """
-    ax, title = axes((WIDTH, 3.8)), None
+    ax, key = axes((WIDTH, 3.8)), None
     for number, (system, group) in enumerate(grouped(rows, "system").items()):
         at, (color, marker) = range(len(group)), look(number)
         ax.plot(at, [row["gain"] for row in group], marker=marker, markersize=4, color=color, label=system)
@@ -160,13 +164,14 @@ def plot_batching_gains(rows: Iterable[Row]) -> Axes:
         for place, row in enumerate(group):
             if row["published_gain"] is not None:
                 ax.plot(place, row["published_gain"], "x", markersize=9, markeredgewidth=2, color=color)
-                title = "crosses: published"
+                key = "crosses: published"
     ax.set(xlabel="longest output M [tokens]", ylabel="times naive static batching", yscale="log")
     ticks = [1, 2, 4, 8, 16, 32]
     ax.set_yticks(ticks, map(str, ticks))
     ax.minorticks_off()
     ax.set_ylim(top=2 * ticks[-1])  # room for the legend
-    ax.legend(title=title, loc="upper left", fontsize=SMALL)
+    ax.legend(title=key, loc="upper left", fontsize=SMALL)
+    ax.set_title(title, fontsize=FONT_SIZE)
     return ax
 
 

@@ -39,7 +39,7 @@ def draw_streaming(sinks: int, window: int) -> tuple[Axes, str]:
     ax.plot(*smooth(curves["dense"]["mean"], block), color=GREY, label="dense cache")
     ax.plot(*smooth(ours["mean"], block), color=GREEN if sinks else ORANGE, label=f"{named} + {window:,}")
     ax.axvline(8192, color=INK, linestyle=":")
-    ax.text(8350, 4.7, "trained on 8,192 positions", fontsize=10)
+    ax.text(8350, 4.7, "context of 8,192 tokens", fontsize=10)
     ax.set(xlabel="token of the text", ylabel="loss [nats]", ylim=(1.5, 5))
     mean = np.mean(ours["mean"][1024 // block :])
     said = f"mean loss from token 1,024 on: {mean:.2f}; {lost:+.2f} over the window computed anew"

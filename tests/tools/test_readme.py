@@ -72,7 +72,7 @@ def test_a_gain_has_its_interval_and_says_what_it_leaves_out(tmp_path):
     results.update(tmp_path / "claims.json", [claim])
     assert "| **13.9** (9.4 to 25.6), decoding | transformers generate, eager |" in readme.six_results(tmp_path)
     said = readme.headline(tmp_path)
-    assert "**13.9 times as fast**" in said and "(9.42 times if reading" in said
+    assert "**13.9 times as fast**" in said and "(9.42 times with the time" in said
 
 
 @pytest.mark.parametrize(
@@ -132,4 +132,4 @@ def test_readme_without_markers_is_an_error():
 def test_readme_is_two_screens_long():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"\[Open in Colab\]\(.*?\)|!\[.*?\]", "", text)  # without alt texts, which no screen shows
-    assert len(text.encode()) < 8500
+    assert len(text.encode()) < 8900

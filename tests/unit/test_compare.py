@@ -205,6 +205,7 @@ def test_where_time_is_short_what_is_slow_is_left_out_and_then_texts_get_shorter
     assert list(made.runs(seconds)) and made.max_new_tokens == new
     assert [row.name for row in made.rows if not row.problem] == names
     assert {len(out.ids) for out in made.outputs.values()} == {new}
+    assert made.unlimited == (0 if seconds is None else 2308)
     if "slow" not in names:
         assert made.rows[2].problem == "left out for time: 0.25 times as fast in a trial of 8 tokens"
 

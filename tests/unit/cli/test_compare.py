@@ -96,6 +96,7 @@ def test_a_model_outside_our_family_is_compared_on_prompts_of_a_file(checkpoints
         (name, i) for name in names for i in (0, 1)
     }
     assert all(run["new_tokens"] == 12 for run in record["runs"]) and record["recommendation"] in out
+    assert all(isinstance(run["text"], str) and run["text"] for run in record["runs"])
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -139,7 +140,8 @@ def test_a_short_time_shortens_the_texts_and_says_so(checkpoints, tmp_path, caps
     assert cli.main(["compare", *call, "--minutes", "0.0001"]) == 0
     record = json.loads((tmp_path / "comparison.json").read_text())
     assert record["max_new_tokens"] == 16 and {run["new_tokens"] for run in record["runs"]} == {16}
-    assert "up to 16 tokens, because --minutes 0.0001 allowed no more" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "up to 16 tokens, because --minutes 0.0001 allowed no more; --minutes 0 (all, in about 1 minute)" in out
     assert cli.main(["compare", *call, "--minutes", "0"]) == 0
     assert json.loads((tmp_path / "comparison.json").read_text())["max_new_tokens"] == 24
 

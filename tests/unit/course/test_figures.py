@@ -106,10 +106,10 @@ PLOTS = {
     "04 many tiles": lambda: attention.plot_tiles(64, 64, 1, 1),
     "05 load": lambda: batching.plot_load(
         [{"policy": p, "rate": r, "wait": r * k} for p, k in (("dynamic", 1), ("continuous", 2)) for r in (1, 2)],
-        "wait", limit=0.5, highest={"continuous": 1.5}),
-    "05 memory": lambda: batching.plot_memory(LOGS),
-    "05 tails": lambda: batching.plot_tails({"whole": [30, 10, 20, 40], "chunked": [20, 20, 25, 30]}),
-    "05 gains": lambda: batching.plot_batching_gains(SYSTEMS),
+        "wait", limit=0.5, highest={"continuous": 1.5}, title="load"),
+    "05 memory": lambda: batching.plot_memory(LOGS, "memory"),
+    "05 tails": lambda: batching.plot_tails({"whole": [30, 10, 20, 40], "chunked": [20, 20, 25, 30]}, "tails"),
+    "05 gains": lambda: batching.plot_batching_gains(SYSTEMS, "gains"),
     "06 overlap": lambda: assisted.plot_overlap([0.5, 0.3, 0.2], [0.2, 0.5, 0.3], "abc"),
     "06 draft length": lambda: assisted.plot_draft_length(LENGTHS, chosen=2),
     "06 when it pays": lambda: assisted.plot_pays(
