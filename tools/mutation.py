@@ -33,7 +33,9 @@ def main() -> int:
     refresh(ROOT, COPY)
     said = mutmut("run", "none of these", quiet=True)  # creates mutations, maps tests to functions
     if not (COPY / "mutants" / "mutmut-stats.json").is_file():
-        print(f"The tests fail before anything is broken (or run otherwise there):\n{said[-2000:]}", file=sys.stderr)
+        failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
+        shown = "\n".join(failed[-20:]) or said[-2000:]
+        print(f"The tests fail before anything is broken (or run otherwise there):\n{shown}", file=sys.stderr)
         return 2
     codes = results()
     by_chance = sorted(codes, key=lambda name: hashlib.sha256(f"{SEED} {name}".encode()).digest())
