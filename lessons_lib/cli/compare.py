@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from datetime import date
 from pathlib import Path
@@ -192,7 +193,7 @@ def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:
     said = f"Not tested: {', '.join(left)}."
     if not sized(model):
         return said
-    return f"{said} `lessons probe --model {options.model}` says how much compiling and batching could gain at most."
+    return f"{said} `lessons probe --model {shlex.quote(options.model)}` says how much compiling and batching could gain at most."
 
 
 def compared(rows: list[Row]) -> list[Row]:
