@@ -193,7 +193,8 @@ def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:
     said = f"Not tested: {', '.join(left)}."
     if not sized(model):
         return said
-    return f"{said} `lessons probe --model {shlex.quote(options.model)}` says how much compiling and batching could gain at most."
+    probe = f"lessons probe --model {shlex.quote(options.model)}"
+    return f"{said} `{probe}` says how much compiling and batching could gain at most."
 
 
 def compared(rows: list[Row]) -> list[Row]:
