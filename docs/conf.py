@@ -66,6 +66,8 @@ def write_lessons(notebooks: Path, docs: Path) -> None:
         shutil.copy(lesson.path, folder / "notebooks")
         nb = render.readable(lesson.read())
         nb.cells = [part for cell in nb.cells for part in parts(cell, folder)]
+        for cell in nb.cells:
+            cell.source = cell.source.replace("](../RESULTS.md", "](results.md")
         nb.cells.insert(1, new_markdown_cell(f"{{download}}`This lesson as a notebook <notebooks/{lesson.path.name}>`"))
         nbformat.write(nb, folder / lesson.path.name)
     scores = results.collect([lesson.path for lesson in lessons])
