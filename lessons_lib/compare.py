@@ -25,6 +25,7 @@ from lessons_lib.decoding.text import Prompt, encode, kind
 from lessons_lib.measure import clock, tables
 from lessons_lib.measure.clock import Ratio, no_gc, rate_ratio
 from lessons_lib.measure.config import ModelConfig
+from lessons_lib.models.device import out_of_memory
 from lessons_lib.models.hub import LanguageModel
 from lessons_lib.progress import bar, first_line
 from lessons_lib.quantization.model import bytes_kept
@@ -34,7 +35,6 @@ Technique = Proposer | Target | LanguageModel | tuple[Any, Proposer | None] | En
 WARM_UP = 8  # tokens of a technique's untimed run
 SLOW = 3  # what takes this many times plain's time per token is left out where time is short
 FEWEST = 16  # tokens per text, however short the time
-NO_MEMORY = "allocate memory", "not enough memory", "out of memory"  # in a RuntimeError of torch, such as on a CPU
 HEADINGS = (
     "after the prompt:", "passes", "tokens per pass", "tokens/s", "times as fast (95% interval)", "whole request",
     "same tokens", "memory",
@@ -377,13 +377,6 @@ def why_not(engine: Engine, error: Exception) -> str:
     if isinstance(engine, TransformersGenerate) and not isinstance(error, RuntimeError):
         return f"transformers raises {type(error).__name__} ({first_line(error)})"
     return ""
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether a GPU, or the CPU's allocator, had no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def several(prompts: Any) -> bool:

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lessons_lib.compare import out_of_memory
 from lessons_lib.models import ModelUnavailable, load
+from lessons_lib.models.device import out_of_memory
 from lessons_lib.models.hub import OFFLINE, LanguageModel
 from lessons_lib.progress import first_line
 

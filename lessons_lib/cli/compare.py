@@ -10,7 +10,7 @@ from pathlib import Path
 from lessons_lib import data
 from lessons_lib.cli.common import Refused, add_command, add_model, open_model, refusing, sized
 from lessons_lib.cli.generate import as_prompt
-from lessons_lib.compare import Comparison, Engine, Row, Technique, out_of_memory
+from lessons_lib.compare import Comparison, Engine, Row, Technique
 from lessons_lib.data import Question
 from lessons_lib.decoding.peers import TransformersGenerate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
@@ -21,7 +21,7 @@ from lessons_lib.decoding.text import encode
 from lessons_lib.measure import machine, tables
 from lessons_lib.models import load
 from lessons_lib.models.decoder import computes
-from lessons_lib.models.device import dtype_name
+from lessons_lib.models.device import dtype_name, out_of_memory
 from lessons_lib.models.hub import LanguageModel
 from lessons_lib.models.tokenizers import check_same_tokenizer
 from lessons_lib.progress import bar, first_line, say

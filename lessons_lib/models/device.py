@@ -5,6 +5,7 @@ import torch
 from lessons_lib.measure.machine import DTYPES, cpu_bf16, gpu_bf16
 
 DEVICES = ("cuda", "mps", "cpu")
+NO_MEMORY = "allocate memory", "not enough memory", "out of memory"  # in a RuntimeError of torch, such as on a CPU
 
 
 def pick(device: str, dtype: str) -> tuple[str, str]:
@@ -50,6 +51,13 @@ def pick_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> torch.
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype in tables and arguments: torch.bfloat16 -> "bf16"."""
     return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether a GPU, or the CPU's allocator, had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def _present(kind: str) -> bool:

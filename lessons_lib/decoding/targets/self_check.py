@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelInput, SideTokens, make_input, plain_input, tree_mask
 from lessons_lib.decoding.targets.base import Unsupported
+from lessons_lib.models.device import out_of_memory
 
 DEPTH, WIDTH = 4, 16  # tokens compared at the end of a long text; number of other branches
 
@@ -105,10 +106,10 @@ class SelfCheck:
         """
         try:
             return check(self.target, *sizes)
-        except (Unsupported, torch.OutOfMemoryError):
+        except Unsupported:
             raise
         except Exception as error:  # models raise various errors for layouts that they do not support
-            if "allocate memory" in str(error) or "out of memory" in str(error):
+            if out_of_memory(error):
                 raise torch.OutOfMemoryError(str(error)) from error
             return False
 
