@@ -59,7 +59,7 @@ def draw_attention(block_q: int, block_k: int, context: int, dim: int) -> tuple[
     """The tiles; the title shows bytes moved and held."""
     moved, naive, kept = tiling(block_q, block_k, context, dim)
     traffic = f"one head, {context:,} tokens: moves {moved / 1e6:.3g} MB, {moved / naive:.1%} of naive"
-    said = f"{traffic}; a tile holds {kept / 2**10:,.0f} KiB"
+    said = f"{traffic}; held at a time: {kept / 2**10:,.0f} KiB"
     ax = plot_tiles(context, context, block_q, block_k)
     ax.set_title(said.replace("; ", "\n"), fontsize=10)
     return ax, (

@@ -156,7 +156,7 @@ def plot_batching_gains(rows: Iterable[Row], title: str) -> Axes:
 
     rows: `longest`, `system`, `gain`, and `published_gain` (a cross) or None.
     """
-    ax, key = axes((WIDTH, 3.8)), None
+    ax, key = axes((WIDTH, 5)), None
     for number, (system, group) in enumerate(grouped(rows, "system").items()):
         at, (color, marker) = range(len(group)), look(number)
         ax.plot(at, [row["gain"] for row in group], marker=marker, markersize=4, color=color, label=system)
@@ -169,8 +169,7 @@ def plot_batching_gains(rows: Iterable[Row], title: str) -> Axes:
     ticks = [1, 2, 4, 8, 16, 32]
     ax.set_yticks(ticks, map(str, ticks))
     ax.minorticks_off()
-    ax.set_ylim(top=2 * ticks[-1])  # room for the legend
-    ax.legend(title=key, loc="upper left", fontsize=SMALL)
+    ax.figure.legend(title=key, loc="outside lower center", fontsize=SMALL)
     ax.set_title(title, fontsize=FONT_SIZE)
     return ax
 

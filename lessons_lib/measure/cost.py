@@ -310,7 +310,7 @@ class BatchCost(Protocol):
 
 @dataclass(frozen=True)
 class RooflineCost:
-    """Cost of a batch from a data sheet: overhead + max(compute, memory) at flop_rate FLOP/s and bandwidth bytes/s.
+    """Cost of a batch from a data sheet: max(compute, memory) at flop_rate FLOP/s and bandwidth bytes/s, no overhead.
 
     Weights, keys and values take 2 bytes per element. Logits are computed once per prompt and per decoded token.
     Ignored: padding and activations; keys that a later part of a prompt rereads count as compute only.
@@ -320,7 +320,6 @@ class RooflineCost:
     config: ModelConfig
     flop_rate: float
     bandwidth: float
-    overhead: float = 0.0
 
     def __post_init__(self):
         if self.config.sliding_window is not None:
@@ -333,7 +332,7 @@ class RooflineCost:
         pairs = config.num_layers * (load.prefill_pairs + load.kv_tokens)
         work = flops(config, fed, load.prompts + load.decode_tokens, pairs)
         moved = 2 * (config.weights + config.kv_elements(load.prefill_tokens + load.kv_tokens))
-        return self.overhead + max(work / self.flop_rate, moved / self.bandwidth)
+        return max(work / self.flop_rate, moved / self.bandwidth)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ STATIC_SLOTS = {32: 16, 128: 12, 512: 8, 1536: 4}  # M -> slots for about one to
 TOKEN_BUDGET = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
 CACHE_TOKENS = 17_089  # 14 GB beside the weights / 819,200 bytes per token of OPT-13B
 MANY = 256  # more slots than ever needed; also vLLM's default
-NAIVE, BATCH_MAX, SAME_SLOTS, RESERVED, PAGED = (
+NAIVE, BATCH_MAX, SAME_SLOTS, RESERVED, WHOLE_MEMORY, PAGED = (
     "static, every batch as long as the job's longest",  # Hugging Face pipelines as the study ran them
     "static, each batch to its own longest",  # FasterTransformer
     "continuous, as many slots as static",  # no system of the study: iteration-level scheduling alone
-    "continuous, whole length reserved",  # TGI, Ray Serve
+    "continuous, whole length reserved",  # TGI, Ray Serve: the room that the static batches had
+    "the same in all of the memory",  # no system of the study: paging's room without paging
     "continuous, paged",  # vLLM
 )
 TOKENS_PER_SECOND = {NAIVE: 81, BATCH_MAX: 4 * 81, RESERVED: 8 * 81, PAGED: 23 * 81}  # at M = 1536
@@ -68,14 +69,15 @@ def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
         BATCH_MAX: Scheduler(unlimited(), slots, Static()),
         SAME_SLOTS: Scheduler(unlimited(), slots, mixed=False),
         RESERVED: Scheduler(budget, MANY, mixed=False, reserve="max", watermark=0),
+        WHOLE_MEMORY: Scheduler(BlockPool(CACHE_TOKENS, 1), MANY, mixed=False, reserve="max", watermark=0),
         PAGED: Scheduler(paged, MANY, mixed=False, max_num_batched_tokens=TOKEN_BUDGET[longest]),
     }
 
 
-def device(overhead: float = 0.0) -> RooflineCost:
-    """Roofline of OPT-13B on an A100-40GB. overhead: seconds per forward pass, to fit the published values."""
+def device() -> RooflineCost:
+    """Roofline of OPT-13B on an A100-40GB."""
     sheet = DATA_SHEETS["A100-40GB"]
-    return RooflineCost(CONFIGS["opt-13b"], sheet.bf16_flops, sheet.bandwidth, overhead=overhead)
+    return RooflineCost(CONFIGS["opt-13b"], sheet.bf16_flops, sheet.bandwidth)
 
 
 def table(requests: int = 1000, seed: int = 0) -> list[StudyRow]:

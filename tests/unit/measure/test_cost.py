@@ -328,12 +328,6 @@ def test_prompts_in_chunks_cost_the_same_compute():
     assert sum(map(compute.seconds, parts)) == pytest.approx(compute.seconds(whole) + 2 * 2 * SMALL.head_weights / RATE)
 
 
-def test_overhead_is_added():
-    one = Load(decode_tokens=1)
-    without = RooflineCost(SMALL, RATE, BANDWIDTH).seconds(one)
-    assert RooflineCost(SMALL, RATE, BANDWIDTH, overhead=0.5).seconds(one) == pytest.approx(without + 0.5)
-
-
 def test_windowed_attention_is_refused():
     with pytest.raises(ValueError, match="windowed attention"):
         RooflineCost(CONFIGS["mistral-7b-v0.1"], RATE, BANDWIDTH)
