@@ -43,6 +43,9 @@ def main() -> int:
     if waiting := [name for name in sample if codes[name] not in CAUGHT]:
         mutmut("run", *waiting)  # one worker per core
         codes = results()
+        if all(codes[name] is None for name in waiting):
+            print("mutmut has tried none of the mutations; its message above says why.", file=sys.stderr)
+            return 2
     missed = [name for name in sample if codes[name] not in CAUGHT]
     for name in missed:
         print(f"\n{name} ({'not tried' if codes[name] is None else 'unnoticed'})\n{mutmut('show', name, quiet=True)}")
