@@ -99,4 +99,4 @@ def test_static_masks_show_the_text_so_far_and_nothing_else(start, count, paddin
     assert mask.any(-1).all()  # a row that sees nothing would be NaN
     given_mask = cache.mask(causal_mask(count, start + count), count, count + padding)
     assert given_mask[:count].equal(mask[:count])
-    assert given_mask.any(-1).all()
+    assert given_mask.any(-1).all() and given_mask.dtype == torch.bool

@@ -127,10 +127,12 @@ def test_a_replayed_draft_takes_the_steps_that_the_loop_takes(make, share):
         right = [int(draft.logits(p).argmax()) == t for p, t in zip(prefixes, out.ids[1:], strict=True)]
         steps = replay_draft(right, schedule)
         counted = [
-            (s.num_input_tokens, s.proposed, s.depth, s.accepted, s.committed, s.draft_calls) for s in out.stats[1:]
+            (s.num_input_tokens, s.proposed, s.depth, s.num_side_tokens, s.accepted, s.committed, s.draft_calls)
+            for s in out.stats[1:]
         ]
         assert [
-            (s.num_input_tokens, s.proposed, s.depth, s.accepted, s.committed, s.draft_calls) for s in steps
+            (s.num_input_tokens, s.proposed, s.depth, s.num_side_tokens, s.accepted, s.committed, s.draft_calls)
+            for s in steps
         ] == counted
 
 

@@ -74,7 +74,7 @@ def test_a_batched_step_of_ours_runs_all_sequences_in_one_pass(monkeypatch):
 def test_a_twin_has_the_layers_of_a_shape_and_hardly_any_weights():
     shape = CONFIGS["smollm2-135m"]
     decoder = timing.overhead_proxy(shape, "fp32", context=32).decoder
-    assert len(decoder.layers) == shape.num_layers
+    assert len(decoder.layers) == shape.num_layers and decoder.config.hidden_size == 32
     assert sum(p.numel() for p in decoder.parameters()) < shape.weights / 100
 
 

@@ -175,6 +175,8 @@ def test_the_intermediate_vector_tells_of_the_last_matrix_alone(name, matrices):
         == shape.num_layers * matrices * shape.hidden_size * shape.intermediate_size / shape.weights
     )
     assert skippable(shape, "mlp") < skippable(shape, "inputs") == shape.layer_weights / shape.weights
+    with pytest.raises(ValueError, match=rf"{name} cannot know 'rows'; choose from mlp, .*intermediate, inputs\."):
+        skippable(shape, "rows")
 
 
 def test_rows_that_skip_on_their_own_together_skip_little():

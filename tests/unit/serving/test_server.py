@@ -386,8 +386,9 @@ def test_a_step_that_fails_fails_its_requests_and_the_server_goes_on(monkeypatch
             broken.setattr(worker.engine, "run", lambda plan: 1 / 0)
             with pytest.raises(openai.InternalServerError, match="The engine failed: ZeroDivisionError"):
                 ask()
-            with pytest.raises(openai.APIError, match="The engine failed: ZeroDivisionError"):
+            with pytest.raises(openai.APIError, match="The engine failed: ZeroDivisionError") as failed:
                 list(ask(stream=True))
+            assert failed.value.type == "server_error"
         assert ask().choices[0].text == alone("ab", max_new_tokens=5).text
     assert "a step failed" in caplog.text
 
