@@ -29,6 +29,8 @@ def test_throughput_counts_prompt_tokens_and_the_time_that_a_batch_runs_on():
 def test_the_table_has_every_system_at_every_m_and_its_published_value_where_there_is_one():
     rows = published.table(requests=40)
     assert len(rows) == 4 * 6 and all(row.simulated > 0 for row in rows)
+    speed = {row.system: row.simulated for row in rows if row.longest == 1536}
+    assert speed[published.RESERVED] < speed[published.WHOLE_MEMORY]  # the same with twice the memory
     known = [row for row in rows if row.published]
     assert [(row.longest, row.published) for row in known] == [(1536, 81), (1536, 324), (1536, 648), (1536, 1863)]
     assert [row.published_gain for row in known] == [1, 4, 8, 23]
