@@ -81,8 +81,10 @@ def main() -> int:
         sizes = ["--port", "0", "--max-num-seqs", SLOTS, "--num-blocks", BLOCKS, "--max-num-batched-tokens", 128]
         server = subprocess.Popen([*command, *map(str, sizes)], stdout=subprocess.PIPE, text=True)
         try:
-            url = re.search(r"http://\S+", server.stdout.readline())[0]
-            good = asyncio.run(trial(url, folder, cases, expected))
+            found = re.search(r"http://\S+", server.stdout.readline())
+            if not found:  # it has said on stderr why it does not start
+                return server.wait(20) or 1
+            good = asyncio.run(trial(found[0], folder, cases, expected))
             server.send_signal(signal.SIGINT)
             status = server.wait(20)
             print(f"Ctrl-C ended the server with exit status {status}.")

@@ -183,14 +183,15 @@ def loss_with_sinks(run: Run) -> Measured:
 
 
 @claim(
-    "streaming/no-sinks", ">= 0.35",
+    "streaming/without-sinks", ">= 1",
     f"{SINKS} sinks and a window of {WINDOW}, tiny Shakespeare, all tokens after the first one has left the window; "
     f"our decoder, eager {DTYPE}, no sinks",
     unit="nats",
     says="Without sinks, the loss is {number} nats a token higher once the first token has left the window",
+    missed="One nat was asked for before anything was measured; Llama-2-13B loses 6.9 (the paper's perplexity of 5,158 "
+    "against 5.40). This model of 135M loses less: 0.49 nats on WikiText-2, too.",
 )  # fmt: skip
 def loss_without_sinks(run: Run) -> Measured:
-    """On WikiText-2, the text to set the bar by: 0.49 nats (0.36 to 0.62) over the window computed anew."""
     ids = shakespeare(2_500 if run.quick else 8_000)
     none, some = (losses(streamed(sinks=n), ids, EVERY)[WINDOW:] for n in (0, SINKS))
     return excess(none, some)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -19,13 +20,45 @@ from lessons_lib.measure.results import Result
 LEFT_OUT = "counted in the run"
 # Such results without the note
 ALSO_COUNTED = {"the whole trace, continuous", "speed of decoding alone, by tokens over overhead"}
+# What lessons 06 to 12 call their predictions, said so that it can be understood without the lesson
+DRAFT, DOWN = "a draft model over plain decoding", "the down projection"
+MASS = "attention weight outside the top 3.4% of the keys"
+PLAINLY = {
+    "speed over plain, math, gamma 8": f"{DRAFT}, math, 8 draft tokens",
+    "speed over plain, chat, decoding alone, greedy, alone": f"{DRAFT}, chat, one request",
+    "speed over plain, chat, decoding alone, 4 requests at once": f"{DRAFT}, chat, 4 requests at once",
+    "c, a draft forward over a target forward": "a forward pass of the draft model over one of the target",
+    "acceptance at temperature 0.7, argmax draft tokens": "acceptance rate, temperature 0.7, argmax drafted",
+    "time to check 8 tokens, batch over appended": "verifying 8 draft tokens as a batch over verifying them in one row",
+    "c, the heads' share of a step": "Medusa's heads, share of a decode step",
+    "tokens per forward, ten nodes, qa": "Medusa, tokens per pass with a tree of ten nodes, qa",
+    "tokens per forward, ten nodes, code": "Medusa, tokens per pass with a tree of ten nodes, code",
+    "v(9), W8A16": "v(9), a pass over nine tokens in units of one, W8A16",
+    "no cache, free": "decoding without a KV cache, free writing",
+    "no cache, grounded": "decoding without a KV cache, answers from a given text",
+    "compiled, free": "our compiled decoder, free writing",
+    "generate, grounded": "transformers' generate, answers from a given text",
+    "generate, compiled, free": "transformers' generate, compiled, free writing",
+    "generate, compiled, grounded": "transformers' generate, compiled, answers from a given text",
+    "best configuration over generate, free": "everything combined over generate, free writing",
+    "best configuration over generate, grounded": "everything combined over generate, answers from a given text",
+    "attention mass outside the top 3.4% of the keys": MASS,
+    "the same of random logits, sigma 3": f"{MASS}, random logits",
+    "the same without the first four tokens": f"{MASS}, without the first four tokens",
+    "neurons that any of 8 neighbours needs, S = 90%": "neurons that any of 8 tokens in a row needs, 90% sparse",
+    "W_down, 90% skipped, gather over dense": f"{DOWN} with 90% of its inputs skipped, gathered, over dense",
+    "W_down, 90% skipped, in place over dense": f"{DOWN} with 90% of its inputs skipped, in place, over dense",
+    "W_down in BSR 16x16, 90% zeros, over dense": f"{DOWN} with 90% of its 16x16 blocks zero (BSR), over dense",
+    "decode step, gate first, 90% left out, over dense": "a decode step without 90% of the neurons, over dense",
+    "layerskip/vs-plain, full": "LayerSkip over plain decoding, drafting with the whole head",
+}  # fmt: skip
 
 
 def predictions(lessons: list[Lesson], folder: Path) -> list[Result]:
     """All pairs of numbers, predicted and measured. folder: where claims.json and the raw results are."""
     found = [*results.collect([lesson.path for lesson in lessons]), *of_benches(folder)]
     return [
-        one for one in found
+        replace(one, claim=PLAINLY.get(one.claim, one.claim)) for one in found
         if one.ratio is not None and one.ratio > 0 and one.measured != one.predicted
         and LEFT_OUT not in one.note and one.claim not in ALSO_COUNTED
     ]  # fmt: skip

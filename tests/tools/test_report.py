@@ -10,7 +10,7 @@ from lessons_lib.course.lessons import CLAIMS, find
 from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.measure.results import load, make_claim, short_of_bar, update
 from lessons_lib.paths import ROOT
-from tools import readme, report
+from tools import predictions, readme, report
 
 ROWS = {row.claim: row for row in load(CLAIMS)}
 
@@ -149,3 +149,8 @@ def test_short_of_bar_is_what_the_first_section_holds():
     text = report.RESULTS.read_text(encoding="utf-8").split(f"## {report.MISSED}")[-1].split("\n## ")[0]
     missed = {row.claim for row in short_of_bar(ROWS.values())}
     assert set(re.findall(r"<summary>(.*?)</summary>", text)) == missed or not missed
+
+
+def test_plain_names_stand_for_predictions_that_lessons_make():
+    said = {one.claim for one in predictions.predictions(find(), CLAIMS.parent)}
+    assert set(predictions.PLAINLY.values()) <= said, "a lesson was rewritten: drop its names from PLAINLY"
