@@ -225,7 +225,7 @@ def predicted_speed(chosen: dict, name: str) -> float:
     f"transformers generate(assistant_early_exit=), {DTYPE}, eager, at the same exit layer and draft length, constant, "
     f"no confidence threshold; ours: EarlyExit with the whole head on a DecoderTarget; whole "
     f"requests; {ASKED}",
-    says="Self-speculation with one cache is {times} as fast as transformers' early exit at the same exit and length",
+    says="LayerSkip with one cache is {times} as fast as transformers' early exit (same exit layer and draft length)",
     missed="With seven layers both forms draft alike. What ours saves is the early layers of the verification, about a "
     "tenth of a step on this slow CPU, where transformers' own work around a pass hardly counts.",
 )  # fmt: skip

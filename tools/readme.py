@@ -146,8 +146,7 @@ def lesson_table(lessons: list[Lesson], address: str) -> str:
 
 def lesson_row(lesson: Lesson, address: str) -> list[str]:
     nb = lesson.read()
-    called = re.sub(r"^(\d+x?) (?!· )", r"\1 · ", title(nb) or lesson.name)  # one form for all
-    name = f"[{called}](notebooks/{lesson.path.name}) {store.link(address, lesson.name)}"
+    name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name}) {store.link(address, lesson.name)}"
     return [name.strip(), question(lesson, nb), *(f"{minutes} min" for minutes in times(lesson, nb))]
 
 

@@ -53,7 +53,7 @@ def page(lessons: list[Lesson], folder: Path = CLAIMS.parent) -> str:
     parts += on_gpu(gpu)
     off = misses(predictions(lessons, folder))
     if off:
-        parts += ["## Predictions that were more than 25% off", OFF, tables.markdown(OFF_HEAD, map(off_row, off))]
+        parts += ["## Predictions off by more than a factor of 1.25", OFF, tables.markdown(OFF_HEAD, map(off_row, off))]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -181,7 +181,7 @@ def on_gpu(gpu: dict) -> list[str]:
 # --- Predictions that were off
 
 OFF_HEAD = ("lesson", "what", "predicted", "measured", "off by a factor of")
-OFF = "The lessons give the reasons. The other predictions of lessons and benches were within 25%."
+OFF = "The lessons give the reasons. The other predictions of lessons and benches were within a factor of 1.25."
 
 
 def off_row(one: Result) -> list[str]:

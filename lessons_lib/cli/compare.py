@@ -168,8 +168,15 @@ def measure(comparison: Comparison, seconds: float | None) -> bool:
 def legend(comparison: Comparison) -> str:
     """What the table's columns mean, without the lines for what it does not show."""
     shown = repr(comparison)
-    lines = LEGEND.strip().splitlines()
-    kept = [line for line in lines if not line.startswith("memory") or "memory" in shown]
+    kept = LEGEND.strip().splitlines()
+    if "memory" not in shown:  # the same in all rows, or unknown
+        same = comparison.rows[0].memory
+        kept = [line for line in kept if not line.startswith("memory")]
+        if same:
+            kept.insert(
+                3,
+                f"memory          {tables.number(same / 1e6)} MB in all rows: weights, and the longest text's KV cache",
+            )
     return "\n".join(kept if any(row.name in FORMATS for row in comparison.rows) else kept[:-2])
 
 

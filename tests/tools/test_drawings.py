@@ -35,6 +35,6 @@ def test_the_picture_of_predictions_names_the_worst_misses_beside_their_points()
     off = [Result("02", "far", "s", 1, 7), Result("02", "far, too", "s", 1.1, 7.5), Result("03", "low", "s", 9, 2)]
     figure = predictions.draw([*near, *off], predictions.misses([*near, *off]))
     words = [text.get_text() for text in figure.axes[0].texts]
-    assert "6 of 9 predictions are within 25%" in figure.axes[0].get_title("left")
+    assert "6 of 9 predictions are within a factor of 1.25" in figure.axes[0].get_title("left")
     assert {"a", "b", "c"} <= {*words} and any("c  low (lesson 03): 4.5x" in text for text in words)
     assert display.problems(figure) == [] and "far (lesson 02), off by a factor of 7.0" in figure.get_label()

@@ -29,7 +29,7 @@ def measured_lesson(write_lesson, monkeypatch):
     """A stored lesson: a prediction within 25%, one beyond, one exact, one open, one from the run's own counts."""
     monkeypatch.setattr(store, "address", lambda: "")
     opening = "Prefill is done. What does a cache save? Reading time: 50 minutes. Running time: 2 minutes."
-    lesson = write_lesson("02_kv_cache", "show()", title=f"# 02 KV cache\n\n{opening}")
+    lesson = write_lesson("02_kv_cache", "show()", title=f"# 02 · KV cache\n\n{opening}")
     nb = lesson.read()
     pairs = {"near": (100, 80.5), "far": (100, 50.0), "exact": (7, 7), "open": (1, None)}
     rows = [
@@ -48,7 +48,7 @@ def test_the_parts_come_from_stored_lessons_and_claims(measured_lesson, tmp_path
     results.update(tmp_path / "claims.json", rows)
     now = readme.filled(TEXT, [measured_lesson], tmp_path)
     assert "| [02 · KV cache](notebooks/02_kv_cache.ipynb) | What does a cache save? | 50 min | 2 min |" in now
-    assert "1 of 2 predictions are within 25%" in now and "far (lesson 02), off by a factor of 2.0" in now
+    assert "1 of 2 predictions are within a factor of 1.25" in now and "far (lesson 02), off by a factor of 2.0" in now
     assert "| **1.5** | plain decoding | 1.25 times as fast as transformers, assistant_model |" in now
     assert (
         "2 of 3 claims reach the bar set before measuring; [RESULTS.md](RESULTS.md) begins with the others" in now

@@ -39,7 +39,7 @@ def draw(found: list[Result], off: list[Result]) -> Figure:
     # points
     good = [one for one in found if one not in off]
     ax.plot([one.predicted for one in good], [one.measured for one in good], "o", color=BLUE, markersize=3.5, alpha=0.7,
-            label="within 25% of the measurement")  # fmt: skip
+            label="within a factor of 1.25")  # fmt: skip
     ax.plot([one.predicted for one in off], [one.measured for one in off], "o", color=ORANGE, markersize=4.5,
             label="further off")  # fmt: skip
     # the worst misses by name: above the diagonal in the upper left corner, below it in the lower right one
@@ -79,7 +79,7 @@ def named(one: Result) -> str:
 
 
 def title(found: list[Result], off: list[Result]) -> str:
-    return f"{len(found) - len(off)} of {len(found)} predictions are within 25% of the measurement"
+    return f"{len(found) - len(off)} of {len(found)} predictions are within a factor of 1.25 of the measurement"
 
 
 def alt(found: list[Result], off: list[Result]) -> str:
