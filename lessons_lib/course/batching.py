@@ -1,13 +1,11 @@
-"""Figures and widget of the serving study (05x): slots, load and latency, memory, tails, published gains."""
+"""Figures of the serving study (05x): load and latency, memory, tails, published gains."""
 
 from collections.abc import Iterable, Mapping
-from functools import cache
 from itertools import cycle
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
 from lessons_lib.course.figures import (
     ABOVE,
@@ -15,11 +13,9 @@ from lessons_lib.course.figures import (
     COLORS,
     CYCLE,
     FONT_SIZE,
-    GREY,
     INK,
     MARKERS,
     PALE,
-    PAPER,
     SMALL,
     WIDTH,
     Row,
@@ -28,63 +24,7 @@ from lessons_lib.course.figures import (
     look,
     plain_numbers,
 )
-from lessons_lib.course.widgets import Slider, show
-from lessons_lib.measure.cost import LinearCost
-from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.loop import Log
-from lessons_lib.serving.metrics import usage
-from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
-from lessons_lib.serving.simulator import simulate
-from lessons_lib.serving.workload import AtOnce, Exponential, Fixed, Lengths, Poisson, Uniform, Workload
-
-SLOT_LOOKS = {"prefill": dict(hatch="////", alpha=0.6), "decode": dict(alpha=0.6), "idle": dict(hatch="xxxx")}
-
-
-def slot_cells(log: Log) -> list[tuple[int, int, int | str, str]]:
-    """(slot, iteration, request id, "prefill" | "decode" | "idle") of every slot in use.
-
-    idle: held by a finished request until its static batch ends.
-    """
-    cells = []
-    for number, step in enumerate(log.iterations):
-        cells += [(share.slot, number, share.id, "prefill" if share.prefill else "decode") for share in step.shares]
-        cells += [(slot, number, id, "idle") for slot, id in step.idle]
-    return cells
-
-
-def plot_slots(log: Log, ax: Axes, until: int | None = None) -> Axes:
-    """Chart of slots (rows) over passes (columns), coloured by request; hatched during prefill.
-
-    until: draw only this many passes, on the axis of all. Crosses: held by a finished request.
-    """
-    colors, spans, columns = {}, {}, len(log.iterations)  # spans: request -> its slot, first and last column there
-    points = 72 * ax.figure.get_figwidth() * ax.get_position().width / columns  # in units of a column
-    for slot, column, id, doing in slot_cells(log):
-        color = colors.setdefault(id, CYCLE[len(colors) % len(CYCLE)])
-        if until is not None and column >= until:
-            continue
-        color = PALE if doing == "idle" else color
-        cell = Rectangle((column, slot), 1, 1, facecolor=color, edgecolor=PAPER, linewidth=0.8, **SLOT_LOOKS[doing])
-        ax.add_patch(cell)
-        if doing != "idle":
-            at, first, _ = spans.get(id, (slot, column, column))
-            spans[id] = (slot, first, column) if at == slot else spans[id]
-    for id, (slot, first, last) in spans.items():
-        size = min(9, max(6, points * (last + 1 - first) / (0.62 * len(f"{id}"))))
-        ax.text((first + last + 1) / 2, slot + 0.5, f"{id}", ha="center", va="center", fontsize=size, color=INK)
-    ax.set(xlim=(0, columns), ylim=(log.slots, 0), xlabel="pass", ylabel="slot")
-    ax.set_yticks([slot + 0.5 for slot in range(log.slots)], [str(slot + 1) for slot in range(log.slots)])
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.grid(False)
-    return ax
-
-
-def with_slot_legend(figure: Figure) -> Figure:
-    """Add the legend of slot charts at the bottom of a figure."""
-    kinds = (GREY, "////", "feeds its prompt"), (GREY, None, "decodes"), (PALE, "xxxx", "held")
-    handles = [Patch(facecolor=color, edgecolor=PAPER, hatch=hatch, label=label) for color, hatch, label in kinds]
-    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=SMALL)
-    return figure
 
 
 def plot_load(rows: Iterable[Row], y: str, limit: float, highest: Mapping[str, float], title: str) -> Axes:
@@ -172,67 +112,3 @@ def plot_batching_gains(rows: Iterable[Row], title: str) -> Axes:
     ax.figure.legend(title=key, loc="outside lower center", fontsize=SMALL)
     ax.set_title(title, fontsize=FONT_SIZE)
     return ax
-
-
-REQUESTS, MEAN = 16, 8  # requests in the widget: few enough to follow each one
-SPREADS: dict[str, Lengths] = {
-    "all equal": Fixed(MEAN), "uniform": Uniform(1, 2 * MEAN - 1), "exponential": Exponential(MEAN, 5 * MEAN),
-}  # fmt: skip
-POLICIES = {
-    "static": Static, "dynamic": lambda: Dynamic(window=4), "continuous": Continuous, "shortest first": ShortestFirst,
-}  # fmt: skip
-SLOTS = (1, 2, 4, 8)
-LOADS = ("at once", "0.25", "0.5", "1")  # requests per pass
-STEPS = (*range(1, 25), *range(27, 64, 3), *range(70, 161, 10))
-
-
-@cache
-def run(slots: int, load: str, spread: str, policy: str) -> Log:
-    """Schedule sixteen requests. A forward pass takes 1 whatever its load, so times are passes."""
-    arrivals = AtOnce() if load == "at once" else Poisson(float(load))
-    requests = Workload(REQUESTS, Fixed(4), SPREADS[spread], arrivals).requests()
-    for request in requests:
-        request.id += 1  # counted from 1, like slots and passes
-    return simulate(requests, Scheduler(BlockPool(10_000), slots, POLICIES[policy]()), LinearCost(step=1.0))
-
-
-def draw_batching(slots: int, load: str, spread: str, policy: str, step: int) -> tuple[Figure, str]:
-    """The slot chart up to a pass, and below it the number of waiting requests."""
-    log = run(slots, load, spread, policy)
-    step, used = min(step, len(log.iterations)), usage(log)
-    said = f"{used.iterations} passes, {used.occupancy:.0%} of the slot-iterations used"
-    high, queue = 0.35 + 0.3 * log.slots, 0.9  # heights of chart and queue in inches
-    tall = high + queue + 1.35
-    figure = plt.figure(figsize=(WIDTH, tall))
-    longest = max(len(run(slots, load, spread, other).iterations) for other in POLICIES)  # one axis for all policies
-    above = figure.add_axes((0.1, (queue + 1.05) / tall, 0.88, (high - 0.1) / tall))
-    plot_slots(log, above, step).set(xlim=(0, longest), xlabel="", xticklabels=())
-    above.set_title(f"{policy}: {said}", fontsize=11)
-    below = figure.add_axes((0.1, 0.8 / tall, 0.88, queue / tall))
-    waiting = [iteration.waiting for iteration in log.iterations]
-    below.bar([i + 0.5 for i in range(step)], waiting[:step], width=0.9, color=GREY)
-    below.set(xlim=(0, longest), ylim=(0, max(1, *waiting)), xlabel="pass", ylabel="waiting")
-    for ax in (above, below):
-        ax.axvline(step, color=INK, linestyle=":")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-    below.yaxis.get_major_locator().set_params(integer=True)
-    now = log.iterations[step - 1]
-    finished = sum(request.times[-1] <= now.end for request in log.requests)
-    working = ", ".join(f"request {share.id} in slot {share.slot + 1}" for share in now.shares) or "nobody"
-    return with_slot_legend(figure), (
-        f"{policy} batching, {slots} slots, lengths {spread}, load {load}; pass {step}: {working}; "
-        f"{len(now.idle)} slots held by finished requests, {now.waiting} requests waiting, "
-        f"{finished} of {len(log.requests)} finished. The whole run: {said}."
-    )
-
-
-def show_batching() -> None:
-    """Sliders for slots, load, spread of the lengths, policy and pass; shows slots and queue."""
-    controls = {
-        "slots": Slider("slots", SLOTS, 4),
-        "load": Slider("requests/pass", LOADS, "at once"),
-        "spread": Slider("output lengths", tuple(SPREADS), "exponential"),
-        "policy": Slider("policy", tuple(POLICIES), "continuous"),
-        "step": Slider("pass", STEPS, 24),
-    }
-    show(controls, draw_batching, stored=[{"policy": policy, "step": STEPS[-1]} for policy in ("static", "continuous")])

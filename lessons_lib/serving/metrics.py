@@ -2,7 +2,6 @@
 
 Per request: TTFT = t_1 - t_0, TPOT = (t_n - t_1)/(n - 1), E2E = t_n - t_0 (measure/clock.py: Timeline). Per run:
     makespan = last token - first arrival; output throughput = sum n / makespan; total: sum (P + n) / makespan
-    occupancy = slots that ran / (slots x iterations); all other slots are wasted
 Failed and rejected requests have no times: they count in `failed` and as misses in goodput.
 """
 
@@ -41,16 +40,14 @@ class Latency:
 
 @dataclass(frozen=True)
 class Usage:
-    """Utilisation of a run's slots and KV cache blocks.
+    """Utilisation of a run's KV cache blocks.
 
-    occupancy: fraction of slots that ran, mean over iterations.
     kv_blocks: fraction of blocks in use, mean over time. kv_tokens: cached tokens over the capacity of those blocks
     (1 minus internal fragmentation; above 1 if prefixes are shared), from means over time.
     reused_tokens: prompt tokens found in the prefix cache.
     """
 
     iterations: int
-    occupancy: float
     kv_blocks: float
     kv_tokens: float
     preemptions: int
@@ -76,12 +73,11 @@ def latency(requests: list[Sequence]) -> Latency:
 
 
 def usage(log: Log) -> Usage:
-    """Utilisation of a run's slots and blocks. Zeros and NaN for a run without iterations."""
+    """Utilisation of a run's blocks. Zeros and NaN for a run without iterations."""
     steps = log.iterations
-    useful, offered = sum(len(i.shares) for i in steps), log.slots * len(steps)
     blocks = over_time(steps, [i.used_blocks for i in steps])
     return Usage(
-        iterations=len(steps), occupancy=useful / offered if offered else math.nan,
+        iterations=len(steps),
         kv_blocks=blocks / log.num_blocks if log.num_blocks else math.nan,
         kv_tokens=over_time(steps, [i.cached_tokens for i in steps]) / (blocks * log.block_size or math.nan),
         preemptions=sum(len(i.preempted) for i in steps), reused_tokens=sum(r.reused for r in log.requests),

@@ -79,7 +79,7 @@ def named(one: Result) -> str:
 
 
 def title(found: list[Result], off: list[Result]) -> str:
-    return f"{len(found) - len(off)} of {len(found)} predictions are within a factor of 1.25 of the measurement"
+    return f"{len(found) - len(off)} of {len(found)} predictions are within a factor of 1.25"
 
 
 def alt(found: list[Result], off: list[Result]) -> str:

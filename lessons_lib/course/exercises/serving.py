@@ -1,5 +1,6 @@
-"""Checkers of the serving study: preempting for blocks, the keys of shared blocks, the rate of another model."""
+"""Checkers of the serving study: a queue before some slots, preempting for blocks, keys of shared blocks, a rate."""
 
+from dataclasses import dataclass
 from random import Random
 
 from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
@@ -8,6 +9,29 @@ BLOCK = 16
 
 
 @exercise("05x.1")
+def first_tokens(attempt: Attempt) -> None:
+    """A request waits for a slot, then for the end of its first pass; an idle server waits for the next arrival."""
+    expect(attempt, [0, 0, 0, 9], [2, 4, 1, 1], 2, Pass(1, 0), equals=[1, 1, 3, 1])
+    expect(attempt, [0, 0.5, 4], [1, 1, 2], 1, Pass(2, 0), equals=[2, 3.5, 2])
+    expect(attempt, [0, 0, 0], [3, 1, 1], 2, Pass(1, 1), equals=[3, 3, 6])
+    expect(attempt, [5, 5.5], [2, 2], 4, Pass(1, 0.5), equals=[1.5, 3])
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Seconds of a forward pass over some requests."""
+
+    fixed: float
+    per_row: float
+
+    def __call__(self, rows: int) -> float:
+        return self.fixed + self.per_row * rows
+
+    def __repr__(self) -> str:
+        return f"rows -> {self.fixed} + {self.per_row} * rows"
+
+
+@exercise("05x.2")
 def make_room(attempt: Attempt) -> None:
     """How many requests stay: each full last block needs a new one; the latest requests give theirs back."""
     expect(attempt, [20, 35, 7], 0, equals=3)
@@ -20,7 +44,7 @@ def make_room(attempt: Attempt) -> None:
     expect(attempt, [64, 16, 16, 16, 16], 1, equals=3)
 
 
-@exercise("05x.2")
+@exercise("05x.3")
 def block_keys(attempt: Attempt) -> None:
     """A key for each full block; two are equal exactly if all tokens up to the block's end are."""
     random = Random(0)
@@ -51,7 +75,7 @@ def keys_of(attempt: Attempt, ids: list[int], what: str) -> list:
         raise Wrong(f"block_keys raised {type(error).__name__} for {what}: {error}") from error
 
 
-@exercise("05x.3")
+@exercise("05x.4")
 def rate_of(attempt: Attempt) -> None:
     """Requests per second by memory: decoding shares its pass with those that fit, a prompt has its own."""
     # OPT-13B; Llama-3-8B, with 8 KV heads for 32 query heads; a small model that computes longer than it reads

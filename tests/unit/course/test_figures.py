@@ -168,7 +168,6 @@ def say(ids):
 WIDGETS = {
     "02": (lambda: kv_cache.show_kv_cache(), ["8 requests of 2,048 tokens"]),
     "04": (lambda: attention.show_attention(32, 64, 2048), ["2,048 tokens in tiles of 32 queries and 64 keys"]),
-    "05": (lambda: batching.show_batching(), ["static batching, 4 slots", "continuous batching, 4 slots"]),
     "06": (lambda: assisted.show_draft_length({"chat": DRAFTED}, 0.1, WIDTHS, say, 4),
            ["of 6 tokens 3 were drafted and accepted, 3 are the target's own, 1 guesses were rejected"]),
     "07": (lambda: prompt_lookup.show_prompt_lookup({"copy": [COPIED], "free": [COPIED]}, WIDTHS),
@@ -205,13 +204,6 @@ def test_a_bars_total_stands_behind_the_dotted_line_where_it_would_cover_it(tota
     ax = figures.plot_parts({"a": {"weights": total}}, "GB", limit=40)
     assert ax.texts[-1].get_text() == f"{total:.3g} of 40"  # alone, it would read as the value of the line
     assert ax.texts[-1].get_position()[0] == pytest.approx(at + 0.01 * max(total, 40))
-
-
-def test_the_four_request_figure_has_eight_held_slots_where_one_counts_them_by_hand():
-    cells = batching.slot_cells(served(Static(), (3, 6, 2, 5)))
-    held = [(slot, column) for slot, column, _, doing in cells if doing == "idle"]
-    assert sorted(held) == [(0, 3), (0, 4), (0, 5), (2, 2), (2, 3), (2, 4), (2, 5), (3, 5)]
-    assert sum(doing == "prefill" for *_, doing in cells) == 4 and sum(doing == "decode" for *_, doing in cells) == 12
 
 
 def test_the_tiles_drawn_are_those_that_attention_loads():

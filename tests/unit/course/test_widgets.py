@@ -13,7 +13,6 @@ from lessons_lib import PromptLookup
 from lessons_lib.course import (
     assisted,
     attention,
-    batching,
     kv_cache,
     ladder,
     lookahead,
@@ -110,36 +109,6 @@ def test_a_context_beyond_the_models_own_is_cut_to_it_and_the_figure_says_so():
 def test_the_bytes_of_a_tiling_by_hand():
     # 4 tokens of 2 channels, blocks of 2, causal: 44 elements (test_traffic), naive 96, 2 bytes each
     assert attention.tiling(2, 2, 4, 2) == (2 * 44, 2 * 96, 2 * (8 + 8 + 4))
-
-
-@pytest.mark.parametrize("policy", batching.POLICIES)
-def test_every_setting_of_the_batching_widget_runs_to_its_end_and_the_last_step_can_be_reached(policy):
-    for slots in batching.SLOTS:
-        for load in batching.LOADS:
-            for spread in batching.SPREADS:
-                log = batching.run(slots, load, spread, policy)
-                assert all(r.finished for r in log.requests) and len(log.iterations) <= batching.STEPS[-1]
-
-
-def test_the_batching_widget_counts_what_its_chart_shows():
-    log = batching.run(2, "at once", "exponential", "static")
-    step = int(min(request.times[-1] for request in log.requests[:2])) + 1  # one has ended, its slot is held
-    figure, alt = batching.draw_batching(2, "at once", "exponential", "static", step)
-    assert "1 slots held by finished requests, 14 requests waiting, 1 of 16" in alt
-    assert [patch.get_hatch() for patch in figure.axes[0].patches].count("xxxx") == 1
-    _, alt = batching.draw_batching(8, "at once", "all equal", "continuous", 160)  # a step after the end shows the end
-    assert "pass 16:" in alt and "16 of 16 finished" in alt
-
-
-def test_the_slot_chart_names_each_request_once_in_the_middle_of_its_cells():
-    figure, _ = batching.draw_batching(4, "at once", "exponential", "continuous", 160)
-    cells = batching.slot_cells(batching.run(4, "at once", "exponential", "continuous"))
-    middles = {}
-    for id in range(1, 17):
-        columns = [column for _, column, other, _ in cells if other == id]
-        middles[str(id)] = (columns[0] + columns[-1] + 1) / 2
-    assert {text.get_text(): text.get_position()[0] for text in figure.axes[0].texts} == middles
-    assert len(figure.axes[0].texts) == 16
 
 
 TEXT = Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])  # one wrong guess: 9 for 4

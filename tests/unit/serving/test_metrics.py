@@ -55,13 +55,13 @@ def test_the_service_level_is_a_multiple_of_the_unloaded_medians():
     assert service_level(alone) == pytest.approx((5.0, 0.3))
 
 
-def test_slots_and_blocks_by_hand():
+def test_blocks_by_hand():
     """Outputs 3 and 1 after prompts of 4, blocks of 4: the first needs a second block for its third pass's token."""
     log = run([Sequence(0, 0, 4, 3), Sequence(1, 0, 4, 1)])
     assert [i.used_blocks for i in log.iterations] == [2, 2, 2]
     assert [i.cached_tokens for i in log.iterations] == [8, 5, 6]
     seen = usage(log)
-    assert seen.iterations == 3 and seen.occupancy == 4 / 6
+    assert seen.iterations == 3
     assert seen.kv_blocks == pytest.approx(0.2) and seen.kv_tokens == pytest.approx((19 / 3) / 8)
 
 
@@ -74,7 +74,7 @@ def test_preemptions_are_counted():
     assert usage(run([Sequence(i, 0, 4, 5) for i in range(2)], blocks=3, watermark=0)).preemptions == 1
 
 
-def test_a_run_without_iterations_has_no_occupancy():
+def test_a_run_without_iterations_used_no_blocks():
     seen = usage(run([]))
-    assert seen.iterations == 0 and math.isnan(seen.occupancy)
+    assert seen.iterations == 0 and math.isnan(seen.kv_tokens)
     assert math.isnan(latency([]).makespan)
