@@ -173,10 +173,8 @@ def legend(comparison: Comparison) -> str:
         same = comparison.rows[0].memory
         kept = [line for line in kept if not line.startswith("memory")]
         if same:
-            kept.insert(
-                3,
-                f"memory          {tables.number(same / 1e6)} MB in all rows: weights, and the longest text's KV cache",
-            )
+            size = f"{tables.number(same / 1e6)} MB in all rows"
+            kept.insert(3, f"memory          {size}: weights, and the longest text's KV cache")
     return "\n".join(kept if any(row.name in FORMATS for row in comparison.rows) else kept[:-2])
 
 

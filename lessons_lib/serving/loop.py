@@ -47,10 +47,9 @@ class Iteration(NamedTuple):
 
 @dataclass
 class Log:
-    """The event log of a run: its requests (with their times), its steps, and the number of slots and blocks."""
+    """The event log of a run: its requests (with their times), its steps, and the number of blocks and their size."""
 
     requests: list[Sequence]
-    slots: int
     num_blocks: int
     block_size: int
     iterations: list[Iteration] = field(default_factory=list)
@@ -94,7 +93,7 @@ def serve(requests: list[Sequence], scheduler: Scheduler, backend: Backend) -> L
     """
     scheduler.pool.attach(backend.memory)
     arrivals = deque(sorted(requests, key=lambda seq: seq.arrival))
-    log = Log(list(requests), scheduler.max_num_seqs, scheduler.pool.num_blocks, scheduler.pool.block_size)
+    log = Log(list(requests), scheduler.pool.num_blocks, scheduler.pool.block_size)
     while arrivals or scheduler.unfinished:
         _arrive(arrivals, scheduler, backend.now())
         start = backend.now()

@@ -47,7 +47,6 @@ class Usage:
     reused_tokens: prompt tokens found in the prefix cache.
     """
 
-    iterations: int
     kv_blocks: float
     kv_tokens: float
     preemptions: int
@@ -77,7 +76,6 @@ def usage(log: Log) -> Usage:
     steps = log.iterations
     blocks = over_time(steps, [i.used_blocks for i in steps])
     return Usage(
-        iterations=len(steps),
         kv_blocks=blocks / log.num_blocks if log.num_blocks else math.nan,
         kv_tokens=over_time(steps, [i.cached_tokens for i in steps]) / (blocks * log.block_size or math.nan),
         preemptions=sum(len(i.preempted) for i in steps), reused_tokens=sum(r.reused for r in log.requests),

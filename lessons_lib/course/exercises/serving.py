@@ -1,9 +1,9 @@
 """Checkers of the serving study: a queue before some slots, preempting for blocks, keys of shared blocks, a rate."""
 
-from dataclasses import dataclass
 from random import Random
 
 from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
+from lessons_lib.course.exercises.batching import Price
 
 BLOCK = 16
 
@@ -11,24 +11,10 @@ BLOCK = 16
 @exercise("05x.1")
 def first_tokens(attempt: Attempt) -> None:
     """A request waits for a slot, then for the end of its first pass; an idle server waits for the next arrival."""
-    expect(attempt, [0, 0, 0, 9], [2, 4, 1, 1], 2, Pass(1, 0), equals=[1, 1, 3, 1])
-    expect(attempt, [0, 0.5, 4], [1, 1, 2], 1, Pass(2, 0), equals=[2, 3.5, 2])
-    expect(attempt, [0, 0, 0], [3, 1, 1], 2, Pass(1, 1), equals=[3, 3, 6])
-    expect(attempt, [5, 5.5], [2, 2], 4, Pass(1, 0.5), equals=[1.5, 3])
-
-
-@dataclass(frozen=True)
-class Pass:
-    """Seconds of a forward pass over some requests."""
-
-    fixed: float
-    per_row: float
-
-    def __call__(self, rows: int) -> float:
-        return self.fixed + self.per_row * rows
-
-    def __repr__(self) -> str:
-        return f"rows -> {self.fixed} + {self.per_row} * rows"
+    expect(attempt, [0, 0, 0, 9], [2, 4, 1, 1], 2, Price(1, 0), equals=[1, 1, 3, 1])
+    expect(attempt, [0, 0.5, 4], [1, 1, 2], 1, Price(2, 0), equals=[2, 3.5, 2])
+    expect(attempt, [0, 0, 0], [3, 1, 1], 2, Price(1, 1), equals=[3, 3, 6])
+    expect(attempt, [5, 5.5], [2, 2], 4, Price(1, 0.5), equals=[1.5, 3])
 
 
 @exercise("05x.2")

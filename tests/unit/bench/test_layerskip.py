@@ -85,6 +85,9 @@ def test_the_quality_comes_from_the_card(bench, monkeypatch):
     assert (found.ratio.value, found.ratio.low, found.ratio.high) == (0.5, -0.2, 1.2)
     assert "ours 6: 50.0, 10: 50.0, 15: 50.0, 20: 50.0, 30: 92.5" in found.note
     assert "random strings, ours 50.0, control 75.0" in found.note
+    card["quality"] = {"value": 0.0, "low": 0.0, "high": 0.0, "texts": 1000}  # none differs: the rule of three
+    found = bench.quality(Run(quick=False))
+    assert (found.ratio.value, found.ratio.low, found.ratio.high) == (0, -0.3, 0.3)
 
 
 def test_without_weights_nothing_is_measured_and_the_way_to_train_them_is_said(bench, monkeypatch):

@@ -5,8 +5,8 @@ from math import ceil
 import pytest
 
 
-def from_the_start(arrivals, lengths, slots, seconds, idle_waits=True, waits_too=True):
-    """A queue with a mistake: without idle_waits, time stands still; without waits_too, waiting is not counted."""
+def queue(arrivals, lengths, slots, seconds, idle_waits=True, waits_too=True):
+    """The queue with a mistake: without idle_waits all come at once; without waits_too, waiting does not count."""
     now, coming, running, first = 0.0, 0, {}, [None] * len(lengths)
     while coming < len(lengths) or running:
         if not running and idle_waits:
@@ -24,11 +24,11 @@ def from_the_start(arrivals, lengths, slots, seconds, idle_waits=True, waits_too
 
 
 def never_idle(arrivals, lengths, slots, seconds):
-    return from_the_start(arrivals, lengths, slots, seconds, idle_waits=False)
+    return queue(arrivals, lengths, slots, seconds, idle_waits=False)
 
 
 def without_the_wait(arrivals, lengths, slots, seconds):
-    return from_the_start(arrivals, lengths, slots, seconds, waits_too=False)
+    return queue(arrivals, lengths, slots, seconds, waits_too=False)
 
 
 def stays_with_its_blocks(running, free):
@@ -80,7 +80,7 @@ def reads_only(weights, kv_bytes, flops, P, n):
 
 def prompt_reads_only(weights, kv_bytes, flops, P, n):
     b = (40e9 - weights) / kv_bytes / (P + n)
-    return 1 / (n * max(40e9 / 1.555e12, b * flops / 312e12) / b + P * flops / 312e12 * 0 + weights / 1.555e12)
+    return 1 / (n * max(40e9 / 1.555e12, b * flops / 312e12) / b + weights / 1.555e12)
 
 
 def decoding_reads_only(weights, kv_bytes, flops, P, n):
