@@ -20,7 +20,6 @@ from lessons_lib import load
 from lessons_lib.caches.paged import Pages
 from lessons_lib.compiler import CompiledStep
 from lessons_lib.decoding.sequence import Sequence
-from lessons_lib.decoding.targets.compiled import freezable
 from lessons_lib.measure.clock import Ratio, Samples, compare, sync, timed
 from lessons_lib.measure.cost import LinearCost, fit
 from lessons_lib.models.decoder import Decoder
@@ -212,8 +211,7 @@ class InOnePiece(Pages):
 def contiguous_step(decoder: Decoder, rows: int, entries: int) -> Callable[[], Tensor]:
     """A compiled forward pass of `rows` tokens, each after 3/4 of `entries` cached ones."""
     c, long = decoder.config, dict(dtype=torch.long, device=model().device)
-    name, settings = f"{rows}-row contiguous step", COMPILED | {"frozen": freezable(decoder)}  # those of the engine's step
-    step = CompiledStep(paged_step(decoder, InOnePiece), name, decoder, **settings)
+    step = CompiledStep(paged_step(decoder, InOnePiece), f"{rows}-row contiguous step", decoder, **COMPILED)
     like = dict(dtype=model().dtype, device=model().device)
     made = [torch.zeros(rows, c.num_kv_heads, entries, c.head_dim, **like) for _ in range(2 * c.num_layers)]
     tokens, positions = torch.full((rows,), 50, **long), torch.full((rows,), entries * 3 // 4, **long)

@@ -43,6 +43,7 @@ AUTOTUNED = {
     "max_autotune_report_choices_stats": False,
 }
 MOST_ARGUMENTS = "MAX_FUSED_KERNEL_ARGS_NUM"  # inductor's limit for the arguments of a C++ kernel, 500 by default
+KEPT_OPERATIONS = "_dont_constant_fold"  # inductor's list of operations that it leaves for run time
 ALWAYS = {
     "cpp.enable_kernel_profile": True,  # kernels appear in torch.profiler; no cost without a profiler
     "cpp.enable_floating_point_contract_flag": "fast",  # fused multiply-add: one instruction, rounded once
@@ -65,9 +66,26 @@ def settings(
     chosen = ALWAYS | (FROZEN if frozen else {}) | (AUTOTUNED if max_autotune else {})
     chosen |= {"assert_indirect_indexing": check_indices}
     kernels = short_kernels() if short else nullcontext()
-    with torch.no_grad(), inductor.patch(chosen), kernels, warnings.catch_warnings():
+    with torch.no_grad(), inductor.patch(chosen), kernels, packed_constants(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # raised by torch's own code
         yield
+
+
+@contextmanager
+def packed_constants() -> Iterator[None]:
+    """Keep the compiler from unpacking or casting frozen weights at compile time: it would store, and read, more bytes.
+
+    The list of such operations is private to torch: in versions without it, they are computed at compile time.
+    """
+    from torch._inductor import constant_folding
+
+    listed = getattr(constant_folding, KEPT_OPERATIONS, [])
+    before = len(listed)
+    listed += [torch.ops.aten.view.dtype, torch.ops.prims.convert_element_type.default]
+    try:
+        yield
+    finally:
+        del listed[before:]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 from lessons_lib.caches.paged import PagedCache, PagedMemory, Pages
 from lessons_lib.compiler import CompiledStep, compiler_problem, kept_in_memory
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
-from lessons_lib.decoding.targets.compiled import CompiledTarget, freezable, say_uncompiled
+from lessons_lib.decoding.targets.compiled import CompiledTarget, say_uncompiled
 from lessons_lib.decoding.targets.decoder import DecoderTarget
 from lessons_lib.models.decoder import Decoder, Segment, attend, with_attention
 
@@ -87,7 +87,7 @@ def attend_either(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     return (attend_pages if keys.dim() == 5 else attend)(q, keys, values, mask)
 
 
-COMPILED = dict(max_autotune=True, check_indices=False)  # `_call` checks the indices
+COMPILED = dict(frozen=True, max_autotune=True, check_indices=False)  # `_call` checks the indices
 # Dynamic sizes of the step's arguments: tokens, positions, block tables, indices of the wanted logits.
 SIZES = (("rows",), ("rows",), ("rows", "blocks"), ("wanted",))
 # Limits in (query, key) pairs of attention, measured on two CPU cores with AVX512-bf16:
@@ -111,7 +111,7 @@ class CompiledPagedTarget(PagedTarget):
         super().__init__(decoder, tokenizer, eos, **sizes)
         self.max_num_seqs, self.problem = max_num_seqs, say_uncompiled(compiler_problem(self.device))
         name = f"step of many rows ({decoder.config.num_layers} layers, {self.dtype})"
-        self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, frozen=freezable(decoder), **COMPILED)
+        self.step = CompiledStep(paged_step(decoder), name, decoder, SIZES, **COMPILED)
 
     def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Run the inputs in compiled forward passes, and those that cannot be compiled in an eager one -> the outputs.

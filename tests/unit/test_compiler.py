@@ -20,6 +20,7 @@ from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.quantization.cpu import multiply_by_products
+from lessons_lib.quantization.cpu.layouts import of_bytes, times_bytes
 
 pytestmark = pytest.mark.usefixtures("cold_compiler")
 
@@ -165,6 +166,20 @@ def test_frozen_weights_are_read_in_their_own_dtype():
     read = set(re.findall(r"const (\S+)\*", "".join(code)))
     assert read == {"at::BFloat16"}
     torch.testing.assert_close(out.float(), head.weight.float().sum(-1)[None], atol=4e-3, rtol=8e-3)
+
+
+def test_frozen_codes_are_unpacked_in_every_step():
+    """Unpacked at compile time they would be read as four times the bytes."""
+    from torch._inductor import constant_folding
+
+    codes = torch.randint(-128, 128, (96, 64), dtype=torch.int8)
+    packed = torch.nn.Module()
+    packed.register_buffer("codes", of_bytes(codes))
+    step, before = torch.compile(lambda x: times_bytes(x, packed.codes)), list(constant_folding._dont_constant_fold)
+    with compiler.settings(frozen=True):
+        out, code = run_and_get_code(step, torch.ones(1, 64))
+    assert "<<" in "".join(code) and constant_folding._dont_constant_fold == before
+    torch.testing.assert_close(out, codes.float().sum(-1)[None])
 
 
 def test_short_kernels_are_shared_by_layers_and_leave_no_setting_behind():

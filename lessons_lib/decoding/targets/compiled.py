@@ -160,7 +160,7 @@ class CompiledTarget(DecoderTarget):
                 f"{width}-token step ({self.decoder.config.num_layers} layers, {self.dtype})",
                 weights=self.decoder,
                 sizes=FITTED if self.fitted else (),
-                frozen=freezable(self.decoder) and (self.matmul != "library" or self.constant),
+                frozen=self.matmul != "library" or self.constant,
                 max_autotune=self.max_autotune,
                 short=self.fitted,
             )
@@ -246,14 +246,6 @@ def quantized_layers(decoder: Decoder) -> list[QuantizedLinear]:
 def constant(decoder: Decoder) -> bool:
     """Whether quantized layers need max-autotune with weights as constants."""
     return any(layer.constant for layer in quantized_layers(decoder))
-
-
-def freezable(decoder: Decoder) -> bool:
-    """Whether the compiler may treat weights as constants.
-
-    With packed quantized weights it may not: it would unpack them at compile time and store them unpacked.
-    """
-    return constant(decoder) or not quantized_layers(decoder)
 
 
 def for_compiler(decoder: Decoder, pointwise: bool) -> Decoder:

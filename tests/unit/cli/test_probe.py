@@ -81,7 +81,11 @@ def test_where_wider_passes_cost_more_than_they_yield_drafting_has_no_room():
     assert cells[3][1:] == ["1.00 x", "100,000", "a wider pass costs more than it could yield"]
 
 
-def test_the_installed_command_probes_a_known_shape(lessons, tmp_path):
-    call = ["probe", "--model", "opt-1.3b", "--device", "cpu", "--dtype", "fp32"]
-    done = lessons(*call, LESSONS_LIB_CACHE=str(tmp_path))  # not the rates that lessons predict from
-    assert done.returncode == 0 and "opt-1.3b in fp32, predicted from its shape" in done.stdout, done.stderr
+def test_the_installed_command_probes_a_known_shape_and_a_model_with_weights(lessons, checkpoints, tmp_path):
+    how = "--device", "cpu", "--dtype", "fp32"
+    for model, said in (
+        ("opt-1.3b", "opt-1.3b in fp32, predicted from its shape"),
+        (checkpoints / "gpt2", "gpt2 in fp32, measured after 256 tokens"),
+    ):
+        done = lessons("probe", "--model", model, *how, LESSONS_LIB_CACHE=str(tmp_path))  # not the lessons' rates
+        assert done.returncode == 0 and said in done.stdout, done.stderr
