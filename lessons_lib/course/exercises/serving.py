@@ -1,4 +1,4 @@
-"""Checkers of the serving study: a queue before some slots, preempting for blocks, keys of shared blocks, a rate."""
+"""Checkers of the serving study: batches that leave together, a rate, preempting for blocks, keys of shared blocks."""
 
 from random import Random
 
@@ -9,15 +9,24 @@ BLOCK = 16
 
 
 @exercise("05x.1")
-def first_tokens(attempt: Attempt) -> None:
-    """A request waits for a slot, then for the end of its first pass; an idle server waits for the next arrival."""
-    expect(attempt, [0, 0, 0, 9], [2, 4, 1, 1], 2, Price(1, 0), equals=[1, 1, 3, 1])
+def first_tokens_static(attempt: Attempt) -> None:
+    """A batch is admitted when nobody runs, and computes all its rows until its longest answer ends."""
+    expect(attempt, [0, 0, 0, 9], [2, 4, 1, 1], 2, Price(1, 0), equals=[1, 1, 5, 1])
     expect(attempt, [0, 0.5, 4], [1, 1, 2], 1, Price(2, 0), equals=[2, 3.5, 2])
-    expect(attempt, [0, 0, 0], [3, 1, 1], 2, Price(1, 1), equals=[3, 3, 6])
-    expect(attempt, [5, 5.5], [2, 2], 4, Price(1, 0.5), equals=[1.5, 3])
+    expect(attempt, [0, 0, 0], [3, 1, 1], 2, Price(1, 1), equals=[3, 3, 11])
+    expect(attempt, [5, 5.5], [2, 2], 4, Price(1, 0.5), equals=[1.5, 4])
 
 
 @exercise("05x.2")
+def rate_of(attempt: Attempt) -> None:
+    """Requests per second by memory: decoding shares its pass with those that fit, a prompt has its own."""
+    # OPT-13B; Llama-3-8B, with 8 KV heads for 32 query heads; a small model that computes longer than it reads
+    expect(attempt, 26e9, 819_200, 25.7e9, 256.5, 128, equals=10.5033, tolerance=1e-3)
+    expect(attempt, 16.1e9, 131_072, 15e9, 256.5, 128, equals=51.881, tolerance=1e-3)
+    expect(attempt, 1e9, 20_000, 5e9, 100, 400, equals=124.8, tolerance=1e-3)
+
+
+@exercise("05x.3")
 def make_room(attempt: Attempt) -> None:
     """How many requests stay: each full last block needs a new one; the latest requests give theirs back."""
     expect(attempt, [20, 35, 7], 0, equals=3)
@@ -30,7 +39,7 @@ def make_room(attempt: Attempt) -> None:
     expect(attempt, [64, 16, 16, 16, 16], 1, equals=3)
 
 
-@exercise("05x.3")
+@exercise("05x.4")
 def block_keys(attempt: Attempt) -> None:
     """A key for each full block; two are equal exactly if all tokens up to the block's end are."""
     random = Random(0)
@@ -59,12 +68,3 @@ def keys_of(attempt: Attempt, ids: list[int], what: str) -> list:
         raise
     except Exception as error:
         raise Wrong(f"block_keys raised {type(error).__name__} for {what}: {error}") from error
-
-
-@exercise("05x.4")
-def rate_of(attempt: Attempt) -> None:
-    """Requests per second by memory: decoding shares its pass with those that fit, a prompt has its own."""
-    # OPT-13B; Llama-3-8B, with 8 KV heads for 32 query heads; a small model that computes longer than it reads
-    expect(attempt, 26e9, 819_200, 25.7e9, 256.5, 128, equals=10.5033, tolerance=1e-3)
-    expect(attempt, 16.1e9, 131_072, 15e9, 256.5, 128, equals=51.881, tolerance=1e-3)
-    expect(attempt, 1e9, 20_000, 5e9, 100, 400, equals=124.8, tolerance=1e-3)

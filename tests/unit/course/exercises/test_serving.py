@@ -5,30 +5,41 @@ from math import ceil
 import pytest
 
 
-def queue(arrivals, lengths, slots, seconds, idle_waits=True, waits_too=True):
-    """The queue with a mistake: without idle_waits all come at once; without waits_too, waiting does not count."""
-    now, coming, running, first = 0.0, 0, {}, [None] * len(lengths)
-    while coming < len(lengths) or running:
-        if not running and idle_waits:
-            now = max(now, arrivals[coming])
-        while coming < len(lengths) and (arrivals[coming] <= now or not idle_waits) and len(running) < slots:
-            running[coming] = lengths[coming]
+def batches(arrivals, lengths, slots, seconds, idle_waits=True, held=True):
+    """Static batches with a mistake: without idle_waits all come at once; without held, rows leave when they end."""
+    now, coming, first = 0.0, 0, [None] * len(lengths)
+    while coming < len(lengths):
+        now, batch = max(now, arrivals[coming] if idle_waits else 0), []
+        while coming < len(lengths) and (arrivals[coming] <= now or not idle_waits) and len(batch) < slots:
+            batch.append(coming)
             coming += 1
-        began, now = now, now + seconds(len(running))
-        for request in list(running):
-            first[request] = first[request] or now - (arrivals[request] if waits_too else began)
-            running[request] -= 1
-            if not running[request]:
-                del running[request]
+        for n in range(max(lengths[request] for request in batch)):
+            now += seconds(len(batch) if held else sum(lengths[request] > n for request in batch))
+            for request in batch:
+                first[request] = first[request] or now - arrivals[request]
     return first
 
 
 def never_idle(arrivals, lengths, slots, seconds):
-    return queue(arrivals, lengths, slots, seconds, idle_waits=False)
+    return batches(arrivals, lengths, slots, seconds, idle_waits=False)
 
 
-def without_the_wait(arrivals, lengths, slots, seconds):
-    return queue(arrivals, lengths, slots, seconds, waits_too=False)
+def without_the_rows_that_ended(arrivals, lengths, slots, seconds):
+    return batches(arrivals, lengths, slots, seconds, held=False)
+
+
+def continuous(arrivals, lengths, slots, seconds):
+    """The lesson's own queue: free slots are filled before every pass."""
+    now, coming, running, first = 0.0, 0, {}, [None] * len(lengths)
+    while coming < len(lengths) or running:
+        now = now if running else max(now, arrivals[coming])
+        while coming < len(lengths) and arrivals[coming] <= now and len(running) < slots:
+            running[coming] = lengths[coming]
+            coming += 1
+        now += seconds(len(running))
+        first = [now - arrivals[i] if i in running and f is None else f for i, f in enumerate(first)]
+        running = {request: left - 1 for request, left in running.items() if left > 1}
+    return first
 
 
 def stays_with_its_blocks(running, free):
@@ -89,19 +100,20 @@ def decoding_reads_only(weights, kv_bytes, flops, P, n):
 
 
 @pytest.mark.parametrize(("name", "attempt", "why"), [
-    ("05x.1", never_idle, "expected [1, 1, 3, 1]"),
-    ("05x.1", without_the_wait, "expected [1, 1, 3, 1]"),
-    ("05x.2", stays_with_its_blocks, "[16, 30, 5], 0) gave 0; expected 2"),
-    ("05x.2", counts_those_who_left, "expected"),
-    ("05x.2", earliest_first, "expected"),
-    ("05x.3", block_alone, "a text says the same 16 tokens twice"),
-    ("05x.3", block_and_place, "after two different ones got the same key"),
-    ("05x.3", with_the_last_part, "a text of 1 tokens has 0 full blocks; you gave 1 keys"),
-    ("05x.3", length_too, "one text begins with the other"),
-    ("05x.3", object_keys, "one text begins with the other"),
-    ("05x.4", reads_only, "expected"),
-    ("05x.4", prompt_reads_only, "expected"),
-    ("05x.4", decoding_reads_only, "(1000000000.0, 20000, 5000000000.0, 100, 400) gave"),
+    ("05x.1", continuous, "expected [1, 1, 5, 1]"),
+    ("05x.1", never_idle, "expected [1, 1, 5, 1]"),
+    ("05x.1", without_the_rows_that_ended, "expected [3, 3, 11]"),
+    ("05x.3", stays_with_its_blocks, "[16, 30, 5], 0) gave 0; expected 2"),
+    ("05x.3", counts_those_who_left, "expected"),
+    ("05x.3", earliest_first, "expected"),
+    ("05x.4", block_alone, "a text says the same 16 tokens twice"),
+    ("05x.4", block_and_place, "after two different ones got the same key"),
+    ("05x.4", with_the_last_part, "a text of 1 tokens has 0 full blocks; you gave 1 keys"),
+    ("05x.4", length_too, "one text begins with the other"),
+    ("05x.4", object_keys, "one text begins with the other"),
+    ("05x.2", reads_only, "expected"),
+    ("05x.2", prompt_reads_only, "expected"),
+    ("05x.2", decoding_reads_only, "(1000000000.0, 20000, 5000000000.0, 100, 400) gave"),
 ])  # fmt: skip
 def test_a_plausible_wrong_attempt_fails(name, attempt, why, checked):
     said = checked(name, attempt)
