@@ -176,7 +176,7 @@ def shakespeare(tokens: int) -> list[int]:
 )  # fmt: skip
 def loss_with_sinks(run: Run) -> Measured:
     """On WikiText-2, the text to set the bar by: 0.03 nats (0.00 to 0.07)."""
-    ids = shakespeare(2_500 if run.quick else 4_000)
+    ids = shakespeare(2_500 if run.quick else DENSE)
     at = range(WINDOW + EVERY, len(ids) - 1, EVERY)
     anew = recomputed(common.eager().decoder, ids, WINDOW + SINKS, at, batch=2)
     return excess(losses(streamed(), ids, EVERY)[list(at)], anew)
