@@ -226,8 +226,6 @@ def predicted_speed(chosen: dict, name: str) -> float:
     f"no confidence threshold; ours: EarlyExit with the whole head on a DecoderTarget; whole "
     f"requests; {ASKED}",
     says="LayerSkip with one cache is {times} as fast as transformers' early exit (same exit layer and draft length)",
-    missed="With seven layers both forms draft alike. What ours saves is the early layers of the verification, about a "
-    "tenth of a step on this slow CPU, where transformers' own work around a pass probably hardly counts.",
 )  # fmt: skip
 def vs_transformers(run: Run) -> Measured:
     found, chosen = rows(run), settings(run)["full"]
