@@ -81,7 +81,8 @@ def packed_constants() -> Iterator[None]:
 
     listed = getattr(constant_folding, KEPT_OPERATIONS, [])
     before = len(listed)
-    listed += [torch.ops.aten.view.dtype, torch.ops.prims.convert_element_type.default]
+    aten, cast = torch.ops.aten, torch.ops.prims.convert_element_type.default
+    listed += [aten.view.dtype, aten.constant_pad_nd.default, cast]  # the first two: how unpacking begins
     try:
         yield
     finally:

@@ -121,9 +121,11 @@ def host(device: Any = "cpu") -> dict[str, Any]:
 
 
 def instructions() -> str:
-    """Widest vector instructions torch uses here, and native bf16 if present: "AVX512 bf16", "AVX2"."""
-    known = torch.backends.cpu.get_cpu_capability()
-    return f"{known} bf16" if cpu_bf16() else known
+    """Widest vector instructions torch uses here, native bf16 and matrix units: "AVX512 bf16 AMX", "AVX2"."""
+    found = [torch.backends.cpu.get_cpu_capability()]
+    found += ["bf16"] if cpu_bf16() else []
+    found += ["AMX"] if torch.cpu._is_amx_tile_supported() else []
+    return " ".join(found)
 
 
 def cpu_bf16() -> bool:

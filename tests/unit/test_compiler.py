@@ -19,8 +19,9 @@ from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
+from lessons_lib.quantization import W4A16Linear, quantize
 from lessons_lib.quantization.cpu import multiply_by_products
-from lessons_lib.quantization.cpu.layouts import of_bytes, times_bytes
+from lessons_lib.quantization.cpu.linear import PackedW8A16Linear
 
 pytestmark = pytest.mark.usefixtures("cold_compiler")
 
@@ -168,18 +169,18 @@ def test_frozen_weights_are_read_in_their_own_dtype():
     torch.testing.assert_close(out.float(), head.weight.float().sum(-1)[None], atol=4e-3, rtol=8e-3)
 
 
-def test_frozen_codes_are_unpacked_in_every_step():
-    """Unpacked at compile time they would be read as four times the bytes."""
+@pytest.mark.parametrize("bits", [8, 4])
+def test_frozen_codes_are_unpacked_in_every_step(bits):
+    """Unpacked at compile time they would be read as two to four times the bytes."""
     from torch._inductor import constant_folding
 
-    codes = torch.randint(-128, 128, (96, 64), dtype=torch.int8)
-    packed = torch.nn.Module()
-    packed.register_buffer("codes", of_bytes(codes))
-    step, before = torch.compile(lambda x: times_bytes(x, packed.codes)), list(constant_folding._dont_constant_fold)
+    torch.compiler.reset()
+    weight, before = torch.randn(96, 64), list(constant_folding._dont_constant_fold)
+    layer = PackedW8A16Linear(quantize(weight, 8)) if bits == 8 else W4A16Linear(quantize(weight, 4, 32, "affine"))
     with compiler.settings(frozen=True):
-        out, code = run_and_get_code(step, torch.ones(1, 64))
-    assert "<<" in "".join(code) and constant_folding._dont_constant_fold == before
-    torch.testing.assert_close(out, codes.float().sum(-1)[None])
+        out, code = run_and_get_code(torch.compile(lambda x: layer(x)), torch.ones(1, 64))
+    assert ">>" in "".join(code) and constant_folding._dont_constant_fold == before
+    torch.testing.assert_close(out, layer(torch.ones(1, 64)), rtol=1e-3, atol=1e-3)
 
 
 def test_short_kernels_are_shared_by_layers_and_leave_no_setting_behind():
