@@ -7,6 +7,7 @@ width curve.
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from time import perf_counter
 
 from bench import questions
 from bench.assisted import fingerprint
@@ -21,6 +22,7 @@ from lessons_lib.measure.clock import Ratio, Samples, rate_ratio
 from lessons_lib.measure.cost import StepCost, exit_cost
 from lessons_lib.models import ModelUnavailable, read_card
 from lessons_lib.models.exits import LAYERSKIP
+from lessons_lib.models.hub import FINE_TUNED
 from lessons_lib.training.collect import Text, frequent
 from lessons_lib.training.evaluate import right_at_exits
 from lessons_lib.training.evaluate import tokens_per_pass as counted_tokens
@@ -33,6 +35,7 @@ MOST = 8  # longest draft
 SHORT = 8192  # ids of the draft vocabulary
 CHOSEN_ON, MEASURED_ON, LEARNED_FROM = 40, 30, 2_000  # examples of the splits validation, test and train
 ANSWER = 64  # longest answer
+UNTRAINED_ON, WRITTEN = 10, 16  # test examples for the model before its training, and tokens of each answer
 CACHED = 100  # cached tokens when one forward pass is timed
 ASKED = "text-to-SQL, 30 examples of tables that training has not seen"
 RESAMPLED = "interval: from resampling the texts, one run each"
@@ -169,6 +172,24 @@ def rows(run: Run) -> list[dict]:
     return found
 
 
+def before_training(run: Run) -> float:
+    """Speed of transformers' form over its plain decoding, for the same model before its training; whole requests."""
+    network, chosen = load(FINE_TUNED[LAYERSKIP], device="cpu", dtype=DTYPE).network, settings(run)["full"]
+    by_transformers(network, [1], 4)  # warms up
+    seconds = {"plain": 0.0, "early exit": 0.0}
+    for number, example in enumerate(text_to_sql(few(run, UNTRAINED_ON), "test")):
+        ids = model().tokenizer(example.prompt).input_ids
+        ways = {
+            "plain": partial(by_transformers, network, ids, WRITTEN),
+            "early exit": partial(by_early_exit, network, ids, WRITTEN, chosen["exit_layer"], chosen["gamma"]),
+        }
+        for name in list(ways)[:: 1 - 2 * (number % 2)]:  # they take turns
+            since = perf_counter()
+            ways[name]()
+            seconds[name] += perf_counter() - since
+    return seconds["plain"] / seconds["early exit"]
+
+
 def facts_of(run: Run) -> dict:
     """What all claims store beside their samples."""
     return {"settings": settings(run), "parted": differing(rows(run)), "questions": rows(run)}
@@ -230,11 +251,13 @@ def predicted_speed(chosen: dict, name: str) -> float:
 def vs_transformers(run: Run) -> Measured:
     found, chosen = rows(run), settings(run)["full"]
     slower = {name: speed(found, "plain theirs", name).value for name in ("theirs", "theirs by default")}
+    slower["before training"] = before_training(run)
     full, early = (sum(row["theirs, passes"][i] for row in found) for i in (0, 1))
     written = sum(row["theirs"]["tokens"] for row in found)
     note = (
         f"{chosen['exit_layer']} layers, {chosen['gamma']} draft tokens; transformers' form over its plain decoding "
-        f"{slower['theirs']:.2f}, with its defaults (20 tokens, threshold 0.4) {slower['theirs by default']:.2f}, ours "
+        f"{slower['theirs']:.2f}, with its defaults (20 tokens, threshold 0.4) {slower['theirs by default']:.2f}, of the "
+        f"model before its training {slower['before training']:.2f}, ours "
         f"over ours {speed(found, 'plain', 'full').value:.2f}; tokens per pass: theirs {written / full:.2f} with "
         f"{early / full:.2f} draft passes each, ours {tokens_per_pass(found, 'full'):.2f}; {RESAMPLED}"
     )

@@ -62,6 +62,7 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
         plain.ratio.value == plain.facts["measured"][max(plain.facts["predicted"], key=plain.facts["predicted"].get)][0]
     )
     full, early = zip(*(row["theirs, passes"] for row in rows), strict=True)
+    assert set(theirs.facts["theirs_over_plain"]) == {"theirs", "theirs by default", "before training"}
     assert sum(full) <= 6 * ANSWER and sum(early) <= chosen["full"]["gamma"] * sum(full)
 
 
