@@ -3,7 +3,7 @@
 run      what it does
 -------  -----------------------------------------------------------------------------------
 base     evaluates every exit of the model without adapters
-default  recipe A: LoRA with layer dropout and early-exit loss on text-to-SQL; evaluates it
+default  LoRA with layer dropout and early-exit loss on text-to-SQL; evaluates it
 control  the same steps on the same texts without dropout and early exits; evaluates it
 exit     recipe C: an adapter for exit 10 of the unchanged model; evaluates it
 

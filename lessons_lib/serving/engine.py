@@ -40,7 +40,8 @@ class Engine:
     """Serves requests on a model of the Llama family, batched as the scheduler decides.
 
     model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size (`paged` makes a compiled one). With a
-    StreamingTarget, each request has a streaming cache of its own; the pool then only counts the blocks of its text.
+    StreamingTarget, each request has a streaming cache of its own; the pool then counts the blocks of its
+    whole text, so it must have that many, although the caches stay small.
     padded: whether a finished request that a static batch still holds takes part in every forward pass as padding, as
     in transformers' generate, which runs a rectangular batch. If not, it only occupies its slot.
     ValueError if blocks of the scheduler's pool are in use.

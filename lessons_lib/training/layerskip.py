@@ -28,7 +28,7 @@ EXITS = (6, 10, 15, 20, 30)  # exits whose exact matches are kept text by text
 
 @dataclass(frozen=True)
 class LayerSkipRecipe:
-    """Hyperparameters of recipe A.
+    """Hyperparameters of the fine-tuning.
 
     rank, alpha: of the adapters. p_max: dropout rate of the last layer. e_scale: weight of the early exits. curriculum:
     which exits count at a step, one of CURRICULA ("last" trains none but the last layer). period: of the rotational

@@ -44,9 +44,9 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
     tokens, plain, theirs = bench.tokens(run), bench.vs_plain(run), bench.vs_transformers(run)
     rows, chosen = tokens.facts["questions"], tokens.facts["settings"]
     assert len(rows) == bench.few(run, bench.MEASURED_ON) == 6
-    names = ("plain", "four", "full", "short", "plain theirs", "theirs", "theirs by default")
+    names = ("plain", "four", "full", "trimmed", "plain theirs", "theirs", "theirs by default")
     assert all(row[name]["tokens"] == ANSWER and row[name]["logit_gap"] < 1e-4 for row in rows for name in names)
-    assert not any(tokens.facts["parted"][name] for name in ("four", "full", "short", "theirs"))
+    assert not any(tokens.facts["parted"][name] for name in ("four", "full", "trimmed", "theirs"))
     # tokens per pass of four draft tokens from the chosen exit
     passes = 0
     for example in text_to_sql(6, "test"):
@@ -57,7 +57,7 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
     assert chosen["four"] <= bench.EARLY and chosen["vocabulary"] == 48
     for claim in (tokens, plain, theirs):
         json.dumps(claim.facts)
-    assert set(plain.facts["predicted"]) == set(plain.facts["measured"]) == {"full", "short"}
+    assert set(plain.facts["predicted"]) == set(plain.facts["measured"]) == {"full", "trimmed"}
     assert (
         plain.ratio.value == plain.facts["measured"][max(plain.facts["predicted"], key=plain.facts["predicted"].get)][0]
     )
@@ -68,12 +68,13 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
 
 def test_the_prediction_is_tokens_per_pass_over_the_cost_of_a_step(bench):
     chosen = bench.settings(Run(quick=True))
-    for name in ("full", "short"):
+    for name in ("full", "trimmed"):
         of = chosen[name]
         step = of["gamma"] * of["c"] + chosen["v"][of["gamma"] + 1]
         tau = of["tau"][of["exit_layer"]][of["gamma"] - 1]
         assert of["step"] == pytest.approx(step) and bench.predicted_speed(chosen, name) == pytest.approx(tau / step)
-    assert chosen["short"]["c"] < chosen["full"]["c"] or chosen["short"]["exit_layer"] > chosen["full"]["exit_layer"]
+    less, more = chosen["trimmed"], chosen["full"]
+    assert less["c"] < more["c"] or less["exit_layer"] > more["exit_layer"]
 
 
 def test_the_quality_comes_from_the_card(bench, monkeypatch):
@@ -84,7 +85,7 @@ def test_the_quality_comes_from_the_card(bench, monkeypatch):
     monkeypatch.setattr(bench, "read_card", lambda name: card)
     found = bench.quality(Run(quick=False))
     assert (found.ratio.value, found.ratio.low, found.ratio.high) == (0.5, -0.2, 1.2)
-    assert "ours 6: 50.0, 10: 50.0, 15: 50.0, 20: 50.0, 30: 92.5" in found.note
+    assert "ours 6: 50.00, 10: 50.00, 15: 50.00, 20: 50.00, 30: 92.50" in found.note
     assert "random strings, ours 50.0, control 75.0" in found.note
     card["quality"] = {"value": 0.0, "low": 0.0, "high": 0.0, "texts": 1000}  # none differs: the rule of three
     found = bench.quality(Run(quick=False))

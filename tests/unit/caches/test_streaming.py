@@ -209,6 +209,27 @@ def test_turning_keys_by_blocks_gives_the_keys_turned_at_once():
     assert not close(at_once[:, 4:], keys[:, 4:], 0.1)
 
 
+def test_keys_in_16_bits_are_turned_so_seldom_that_rounding_stays_small():
+    tables = rotary_tables(Decoder.from_transformers(tiny(context=2048, dtype=torch.float32)).config)
+    keys = torch.randn(2, 4 + 1020 + 64, 8, generator=torch.Generator().manual_seed(0))
+
+    def turned(dtype, evict, shifts):
+        settings = Streaming(sinks=4, window=1020, keys="rotated", evict=evict)
+        cache = StreamingCache(1, 2, 8, dtype, "cpu", settings, tuple(table.to(dtype) for table in tables))
+        cache.keys[0].copy_(keys)
+        cache.advance(cache.slots)
+        for shift in shifts:
+            cache._turn(shift)
+        return cache.keys[0].float()
+
+    exact = turned(torch.float32, 51, [1020])
+    rounded = turned(torch.bfloat16, 51, range(51, 1021, 51))
+    assert 0.01 * exact.norm() < (rounded - exact).norm() < 0.05 * exact.norm()
+    with pytest.raises(ValueError, match="turned 1020 times, .* bfloat16; choose evict=51 or more"):
+        turned(torch.bfloat16, 1, [])
+    turned(torch.float32, 1, [])  # float32 may
+
+
 @pytest.mark.parametrize("keys", ["unrotated", "rotated"])
 def test_buffers_never_grow_and_all_layers_are_of_equal_length(decoder, keys):
     target = StreamingTarget(decoder, streaming=Streaming(**SMALL, chunk=8, keys=keys))
