@@ -256,11 +256,11 @@ def vs_transformers(run: Run) -> Measured:
     slower["before training"] = before_training(run)
     full, early = (sum(row["theirs, passes"][i] for row in found) for i in (0, 1))
     written = sum(row["theirs"]["tokens"] for row in found)
+    form = f"{slower['theirs']:.2f}, with its defaults (20 tokens, threshold 0.4) {slower['theirs by default']:.2f}"
     note = (
         f"{chosen['exit_layer']} layers, {chosen['gamma']} draft tokens; transformers' form over its plain decoding "
-        f"{slower['theirs']:.2f}, with its defaults (20 tokens, threshold 0.4) {slower['theirs by default']:.2f}, of the "
-        f"model before its training {slower['before training']:.2f}, ours "
-        f"over ours {speed(found, 'plain', 'full').value:.2f}; tokens per pass: theirs {written / full:.2f} with "
+        f"{form}, before the model's training {slower['before training']:.2f}; ours over ours "
+        f"{speed(found, 'plain', 'full').value:.2f}; tokens per pass: theirs {written / full:.2f} with "
         f"{early / full:.2f} draft passes each, ours {tokens_per_pass(found, 'full'):.2f}; {RESAMPLED}"
     )
     return Measured(speed(found, "theirs", "full"), note, facts_of(run) | {"theirs_over_plain": slower})
@@ -291,7 +291,8 @@ def quality(run: Run) -> Measured:
     hard = {name: 100 * card["hard"][name]["exact_match"][-1] for name in ("layerskip", "control")}
     note += f"; where values are random strings, ours {hard['layerskip']:.1f}, control {hard['control']:.1f}"
     note += f"; {lost['texts']} texts; both were evaluated in float32 on an H200, after their training"
-    note += "; interval: paired by text, by the rule of three where none differs; an earlier recipe lost 1.8 points and was replaced"
+    note += "; interval: paired by text, by the rule of three where none differs"
+    note += "; an earlier recipe lost 1.8 points and was replaced"
     low, high = lost["low"], lost["high"]
     if low == high == 0:  # no text differs, so resampling says nothing: rule of three, in points
         low, high = -300 / lost["texts"], 300 / lost["texts"]

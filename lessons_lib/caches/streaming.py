@@ -92,7 +92,7 @@ class StreamingCache(CountedCache):
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype, device, streaming: Streaming, tables):
-        """tables: cos and sin (positions, d) of the rotary embeddings. ValueError for keys that rounding would spoil."""
+        """tables: cos and sin (positions, d) of rotary embeddings. ValueError where rounding would spoil the keys."""
         super().__init__(layers)
         turns = math.ceil(streaming.window / streaming.evict)  # of a key, until it is evicted
         if streaming.keys == "rotated" and dtype.itemsize < 4 and turns > TURNS:
