@@ -8,15 +8,15 @@ The packages, each importing only from those below it (`help("lessons_lib.servin
 
 cli            the command `lessons`
 course         for lessons: exercises, figures, widgets; running and sweeping lessons
-training       training of draft models and Medusa heads
+training       training of draft models, Medusa heads and early exits (LayerSkip)
 serving        scheduler, block pool, engine, simulator, workload, client, server
 decoding       the decoding loop, its sequences, targets, proposers and acceptance rules
 models         loading of weights, and a readable decoder
 quantization   low-bit number formats, GPTQ and similar methods, linear layers with quantized weights
 attention      naive, tiled and split attention with counted memory traffic; torch's backends
-caches         KV caches: contiguous, static, paged
+caches         KV caches: contiguous, static, paged, streaming
 measure        clocks, properties of this machine, cost model, scorecard, claims
-data, weights  prompts and texts; a trained draft model and trained heads
+data, weights  prompts and texts; a trained draft model, trained heads, a model trained with LayerSkip
 
 Exported by the package itself:
 

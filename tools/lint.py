@@ -131,8 +131,8 @@ def of_text(nb: nbformat.NotebookNode) -> Iterator[str]:
 
 
 def of_stored_code(nb: nbformat.NotebookNode) -> Iterator[str]:
-    """The outputs come from this code. (A lesson that was stored before this rule does not say which it was.)"""
-    if nb.metadata.get(store.CODE, store.fingerprint(nb)) != store.fingerprint(nb):
+    """The outputs come from this code."""
+    if nb.metadata.get(store.CODE) != store.fingerprint(nb):
         yield "its code changed after its outputs were stored; `make lessons` executes it again"
 
 

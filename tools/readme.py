@@ -27,9 +27,9 @@ SIX = ("technique", "times as fast (95%)", "compared with", "beside the official
 COLUMNS = {"over its peer": r" times as fast as \1", "published": r" times: \1"}
 SHOWN = {  # six techniques of techniques.KNOWN that have a peer, in the lessons' order: what they are
     "continuous batching": "requests join and leave at every step; total throughput",
-    "draft model": "a small model guesses, one pass checks; slower beside a compiled one",
-    "prompt lookup, answers from a given text": "copied tokens as guesses",
-    "LayerSkip": "the first layers guess; needs training; easy texts",
+    "draft model": "a small model drafts, one pass checks; slower beside a compiled one",
+    "prompt lookup, answers from a given text": "copied tokens as draft tokens",
+    "LayerSkip": "the first layers draft; needs training; easy texts",
     "everything combined, free writing": "compiled, W4A8, prompt lookup",
     "everything combined, answers from a given text": "the same",
 }

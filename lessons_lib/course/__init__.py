@@ -7,7 +7,7 @@ stepper         a display of several steps, which needs no kernel
 quantities      one quantity has one value: named results of a lesson
 exercises       exercises that check themselves, one file per topic
 kv_cache, attention, batching, assisted, prompt_lookup, lookahead, medusa,
-quantization, ladder, sparsity
+quantization, ladder, sparsity, streaming
                 the plots and the widget of one lesson each
 
 lessons         the lessons as files: finding, choosing, parameters

@@ -118,7 +118,7 @@ def plot_distillation(curve: Sequence[Row]) -> Axes:
     """Share of draft tokens that are the target's argmax, along the training. curve: rows of `step`, `agree`."""
     ax = axes((WIDTH, 3.0))
     ax.plot([row["step"] for row in curve], [row["agree"] for row in curve], color=COLORS["draft"])
-    ax.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
+    ax.set(xlabel="training step", ylabel="draft tokens that are right", ylim=(0, 1))
     return ax
 
 
@@ -171,7 +171,7 @@ def draw_draft_length(
     tall = top + LINE * (lines + 2)
     figure = plt.figure(figsize=(WIDTH, tall))
     above = figure.add_axes((0.11, 1 - (top - 0.75) / tall, 0.87, (top - 1.35) / tall))
-    title = f"{kind}: {mean(text.right):.0%} of the guesses right"
+    title = f"{kind}: {mean(text.right):.0%} of the draft tokens right"
     plot_draft_length(rows, gamma, above).set_title(title, fontsize=11, pad=26)  # in points: leaves room for the legend
     above.set_ylabel("decoding alone [times plain]")
     draw_spans(figure.add_axes((0.01, 0.01, 0.98, LINE * lines / tall)), spans, WRITERS)
@@ -180,8 +180,8 @@ def draw_draft_length(
     rejected = sum(who == "rejected" for _, who in runs)
     return figure, (
         f"The {kind} text, {gamma} tokens drafted per step: of {len(text.tokens)} tokens {accepted} were drafted and "
-        f"accepted, {len(text.tokens) - accepted} are the target's own, {rejected} guesses were rejected; speed over "
-        f"plain, decoding alone, predicted {row['predicted']:.2f}, from counted forward passes {row['counted']:.2f}."
+        f"accepted, {len(text.tokens) - accepted} are the target's own, {rejected} draft tokens were rejected; speed "
+        f"over plain, decoding alone, predicted {row['predicted']:.2f}, from counted forward passes {row['counted']:.2f}."
     )
 
 

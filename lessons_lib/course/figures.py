@@ -35,14 +35,14 @@ COLORS = {
     "plain": GREY, "no-cache": ORANGE, "cache": BLUE, "dynamic": GREY, "static": SKY, "eager": ORANGE,
     "compiled": GREEN, "open": PURPLE, "generate": GREY, "transformers": GREY, "decoder": BLUE,
     # phases of a request, parts of a step
-    "prefill": ORANGE, "decode": BLUE, "matrix products": BLUE, "attention": ORANGE, "the rest": GREY,
+    "prefill": ORANGE, "decode": BLUE, "matmuls": BLUE, "attention": ORANGE, "the rest": GREY,
     "weights": BLUE, "KV cache": ORANGE, "launch": PURPLE, "sampling": GREEN,
-    "slow products": SKY, "one kernel": GREEN,
+    "one kernel": GREEN,
     # speculation
     "draft": SKY, "prompt-lookup": GREEN, "jacobi": GOLD, "lookahead": PURPLE, "medusa": WINE,
     "early-exit": INDIGO, "verify": BLUE, "accepted": GREEN, "rejected": ORANGE,
     # attention
-    "naive": ORANGE, "tiled": GREEN, "keys outside": GOLD, "sdpa": BLUE,
+    "naive": ORANGE, "tiled": GREEN, "sdpa": BLUE,
     # batching
     "continuous": GREEN, "continuous, by memory": BLUE,
     # number formats
@@ -210,7 +210,7 @@ def plot_waterfall(rows: Sequence[Row], unit: str = "tokens/s") -> Axes:
     low, high = 0.7 * min([*speeds.values(), *predicted]), 1.1 * max([*speeds.values(), *predicted])
     ax.set(xscale="log", xlim=(low, high), xlabel=unit)
     kinds = {
-        "gain": Patch(color=COLORS["measured"], label="gain on the rung below"),
+        "gain": Patch(color=COLORS["measured"], label="gain on the configuration below"),
         "loss": Patch(color=ORANGE, label="loss"),
         "hatched": Patch(facecolor=GREY, edgecolor=PAPER, hatch="////", label="does not count: perplexity"),
         "peer": Patch(color=COLORS["peer"], label="another engine"),

@@ -62,7 +62,7 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
             else:
                 (value, color), aside, side = min(found), (8, -3) if at == max(dots) else (4, -13), "left"
             ax.annotate(name, (at, value), aside, textcoords="offset points", fontsize=9, color=color, ha=side)
-    ax.set(yscale="log", xlabel="steps up the ladder", ylabel="times the first rung")
+    ax.set(yscale="log", xlabel="steps up the ladder", ylabel="times the first configuration")
     ax.set_xticks(range(max(map(len, ladders.values()))))
     ticks = [tick for tick in (1, 2, 3, 5, 10, 20, 30, 50) if tick <= ax.get_ylim()[1]]
     ax.set_yticks(ticks, [f"{tick}" for tick in ticks])
@@ -135,8 +135,8 @@ def show_ladder(parts: Parts, gamma: int = 4) -> None:
     engines, who, kinds = tuple(parts.engines), tuple(parts.counts), tuple(parts.texts)
     controls = {
         "engine": Slider("engine", engines, engines[-1]),
-        "who": Slider("who guesses", who, who[0]),
+        "who": Slider("who drafts", who, who[0]),
         "kind": Slider("prompts", kinds, kinds[-1]),
-        "gamma": Slider("guesses a step", GUESSES, max(g for g in GUESSES if g <= gamma)),
+        "gamma": Slider("draft tokens a step", GUESSES, max(g for g in GUESSES if g <= gamma)),
     }
     show(controls, partial(draw_ladder, parts))

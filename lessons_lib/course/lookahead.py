@@ -64,7 +64,7 @@ def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str]
             ax.text(i, k, words(token), ha="center", va="center", fontsize=SMALL, color=INK)
     ax.set_xticks(range(m), range(1, m + 1))
     ax.set_yticks(range(len(rounds)), ["guess", *range(1, len(rounds))])
-    ax.set(xlabel="position behind the prompt", ylabel="round")
+    ax.set(xlabel="position after the prompt", ylabel="round")
     shown = [Patch(facecolor=[PAPER, *TINTS][s], edgecolor=GREY, label=name) for s, name in STATES.items()]
     ax.legend(handles=shown, ncols=3, fontsize=9, **ABOVE)
     return ax

@@ -103,7 +103,7 @@ def plot_heads_training(curve: Iterable[Row]) -> Figure:
         for k, shares in enumerate(zip(*(row[key] for row in held), strict=True)):
             label = f"head {k + 1}" if key == "top1" else None
             lower.plot(steps, shares, style, color=CYCLE[k], label=label)
-    lower.set(xlabel="training step", ylabel="guesses that are right", ylim=(0, 1))
+    lower.set(xlabel="training step", ylabel="draft tokens that are right", ylim=(0, 1))
     if held:
         lower.legend(title="solid: the most likely token; dashed: one of five", ncols=4, **ABOVE)
     return figure
@@ -171,7 +171,7 @@ def draw_medusa(
     levels = ", ".join(f"{count} of head {depth}" for depth, count in sorted(Counter(shape.depths).items()))
     return figure, (
         f"The best tree of at most {nodes} nodes from the {top_tokens} top tokens of {heads} heads, beside its mask: "
-        f"{said}. Guesses: {levels or 'none'}. Each node sees itself and the nodes on its way from the root."
+        f"{said}. Draft tokens: {levels or 'none'}. Each node sees itself and the nodes on its way from the root."
     )
 
 

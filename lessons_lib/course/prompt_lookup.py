@@ -66,7 +66,7 @@ def plot_guesses(rows: Iterable[Row]) -> Axes:
         ax.plot(at, counted, marker=marker, markersize=4, color=color, label=kind)
         ax.plot(at, [row["speed"] for row in group], "--", marker=marker, markersize=3, color=color)
     ax.axhline(1, linestyle=":", color=COLORS["limit"])
-    ax.set(xlabel="number of guesses", ylabel="times plain decoding", ylim=(0, None))
+    ax.set(xlabel="number of draft tokens", ylabel="times plain decoding", ylim=(0, None))
     ax.legend(title="solid: tokens per pass\ndashed: predicted speed", loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
 
@@ -103,8 +103,8 @@ def draw_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: 
     ax.legend(ncols=2, **ABOVE)
     said = (f"{row['kind']} {row['tokens_per_pass']:.2f} and {row['speed']:.2f}" for row in rows)
     return ax, (
-        f"Prompt lookup by n-grams of up to {max_ngram} tokens, {num_tokens} guesses, rule {rule}; tokens per "
-        f"forward and predicted speed over plain: {', '.join(said)}."
+        f"Prompt lookup by n-grams of up to {max_ngram} tokens, {num_tokens} draft tokens, rule {rule}; tokens per "
+        f"forward pass and predicted speed over plain: {', '.join(said)}."
     )
 
 

@@ -27,7 +27,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages w
 # Kernel names in a decode step, from torch, MKL, oneDNN and the compiler's templates.
 PARTS = {
     "one kernel": r"softmax.*silu|silu.*softmax",  # compiled: a whole layer in one kernel
-    "matrix products": r"gemm|matmul|int8pack_mm|::(add|b)?mm$|_linear|gemv|cutlass|nvjet",
+    "matmuls": r"gemm|matmul|int8pack_mm|::(add|b)?mm$|_linear|gemv|cutlass|nvjet",
     "attention": r"scaled_dot_product|softmax|flash|fmha",
     "launch": r"CompiledFxGraph|Torch-Compiled Region|TorchDynamo|Runtime Wrapper|Pregraph",  # Python around a graph
 }
@@ -36,7 +36,7 @@ PARTS = {
 def profile_parts(
     step: Callable[[], Any], device: Any = "cpu", runs: int = 10, parts: Mapping[str, str] = PARTS
 ) -> dict[str, float]:
-    """Split the time of a step into parts, medians over `runs`: {"matrix products": ..., ..., "the rest": ...} seconds.
+    """Split the time of a step into parts, medians over `runs`: {"matmuls": ..., ..., "the rest": ...} seconds.
 
     Parts without time are left out; the rest is always present. A compiled kernel counts as a whole, with everything
     that the compiler fused into it. The rest: norms, positions, sampling, and launching all of them. For a compiled
@@ -67,7 +67,7 @@ def grouped(times: Mapping[str, float], parts: Mapping[str, str] = PARTS) -> dic
     parts: name -> regular expression for kernel names; the first match counts.
 
     >>> grouped({"aten::mm": 2.0, "aten::addmm": 1.0, "aten::add": 5.0})
-    {'one kernel': 0.0, 'matrix products': 3.0, 'attention': 0.0, 'launch': 0.0}
+    {'one kernel': 0.0, 'matmuls': 3.0, 'attention': 0.0, 'launch': 0.0}
     """
     sums = dict.fromkeys(parts, 0.0)
     for kernel, seconds in times.items():

@@ -62,21 +62,21 @@ def prefill_and_decode() -> Axes:
 
 
 @drawing(
-    "The one loop behind every technique, in four boxes. Propose: guess some next tokens cheaply. Verify:"
-    " one forward of the target model checks all guesses at once. Accept: keep the guesses up to the "
+    "The one loop behind every technique, in four boxes. Propose: draft some next tokens cheaply. Verify:"
+    " one forward pass of the target model checks all draft tokens at once. Accept: keep the draft tokens up to the "
     "first that the target would not have chosen, and put the target's own token there. Commit: text and "
-    "cache keep what was accepted, nothing else; then all over again. In the example the guesses are on, "
+    "cache keep what was accepted, nothing else; then all over again. In the example the draft tokens are on, "
     "the, red, mat; the target agrees with on and the, and has old instead of red: three tokens from one "
-    "forward."
+    "forward pass."
 )
 def one_loop() -> Axes:
     """Propose, verify, accept, commit, with one example."""
     ax = canvas(31)
     steps = [
-        ("propose", "guess cheaply", GREEN, ["on", "the", "red", "mat"]),
-        ("verify", "one forward", BLUE, ["on  ✓", "the  ✓", "old  ✗", "not needed"]),
+        ("propose", "draft cheaply", GREEN, ["on", "the", "red", "mat"]),
+        ("verify", "one forward pass", BLUE, ["on  ✓", "the  ✓", "old  ✗", "not needed"]),
         ("accept", "what agrees", ORANGE, ["on", "the", "old (target's)", ""]),
-        ("commit", "text and cache", PURPLE, ["... sat on the old", "3 tokens,", "1 forward", ""]),
+        ("commit", "text and cache", PURPLE, ["... sat on the old", "3 tokens,", "1 forward pass", ""]),
     ]
     for number, (name, remark, shade, words) in enumerate(steps):
         x = 0.8 + number * 16.2
@@ -90,5 +90,5 @@ def one_loop() -> Axes:
             arrow(ax, (x + 14, 26.3), (x + 16, 26.3))
     line(ax, [(56.3, 11), (56.3, 5), (7.7, 5)], GREY)
     arrow(ax, (7.7, 5), (7.7, 8.4), GREY)
-    note(ax, 32, 2.4, "again, until the text ends; without a proposer: one token a forward", GREY, size=SMALL)
+    note(ax, 32, 2.4, "again, until the text ends; without a proposer: one token a forward pass", GREY, size=SMALL)
     return ax

@@ -6,7 +6,7 @@ from lessons_lib.measure.cost import break_even
 
 @exercise("06.1")
 def verify(attempt):
-    """The guesses before the first mismatch, then the target's own token."""
+    """The draft tokens before the first mismatch, then the target's own token."""
     expect(attempt, [5, 6, 7], [5, 6, 8, 9], equals=[5, 6, 8])
     expect(attempt, [5, 6, 7], [5, 6, 7, 9], equals=[5, 6, 7, 9])
     expect(attempt, [5, 6, 7], [4, 6, 7, 9], equals=[4])

@@ -11,7 +11,7 @@ from lessons_lib.measure.profiler import peak_bytes
 
 
 class Counted(Tensor):
-    """A tensor that counts the matrix products that it takes part in."""
+    """A tensor that counts the matmuls that it takes part in."""
 
     products = 0
 
@@ -35,7 +35,7 @@ def sliding_window(attempt):
     Counted.products = 0
     attempt(q.as_subclass(Counted), k.as_subclass(Counted), v.as_subclass(Counted), 16, 16, 16)
     if Counted.products > 2 * 2 * 16:  # 16 blocks of queries, at most 2 tiles each, 2 products a tile
-        raise Wrong(f"256 tokens with a window of 16 took {Counted.products} matrix products; 62 are enough.")
+        raise Wrong(f"256 tokens with a window of 16 took {Counted.products} matmuls; 62 are enough.")
 
 
 @exercise("04.2")

@@ -1,4 +1,4 @@
-"""Checkers: the bytes of a step, gains of rungs, the price of guesses, what a request sees of a gain."""
+"""Checkers: the bytes of a step, gains of configurations, the price of draft tokens, what a request sees of a gain."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def fastest(attempt):
 
 @exercise("11.2")
 def gains(attempt):
-    """Every rung over the one that it stands on; the first is 1."""
+    """Every configuration over the one that it stands on; the first is 1."""
     for speeds, below in [
         ({"eager": 25.5, "compiled": 107.0, "W8A8": 157.4}, {"eager": None, "compiled": "eager", "W8A8": "compiled"}),
         ({"a": 10.0, "b": 20.0, "c": 5.0}, {"a": None, "b": "a", "c": "a"}),

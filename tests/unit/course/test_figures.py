@@ -98,7 +98,7 @@ PLOTS = {
     "shared: predicted and measured": lambda: figures.plot_prediction(PREDICTED, "tokens", "ms"),
     "shared: width curve": lambda: figures.plot_width_curve({"decoder": CURVE, "compiled": CURVE}),
     "shared: parts": lambda: figures.plot_parts(
-        {"eager": {"matrix products": 30.0, "attention": 6.0, "the rest": 0.5}, "compiled": {"matrix products": 9.0}},
+        {"eager": {"matmuls": 30.0, "attention": 6.0, "the rest": 0.5}, "compiled": {"matmuls": 9.0}},
         "ms", 40),
     "shared: lines": lambda: figures.plot_lines(
         [{"label": n, "x": x, "y": x + i} for i, n in enumerate("ab") for x in (1, 8)], "x", "y", "log"),
@@ -169,11 +169,11 @@ WIDGETS = {
     "02": (lambda: kv_cache.show_kv_cache(), ["8 requests of 2,048 tokens"]),
     "04": (lambda: attention.show_attention(32, 64, 2048), ["2,048 tokens in tiles of 32 queries and 64 keys"]),
     "06": (lambda: assisted.show_draft_length({"chat": DRAFTED}, 0.1, WIDTHS, say, 4),
-           ["of 6 tokens 3 were drafted and accepted, 3 are the target's own, 1 guesses were rejected"]),
+           ["of 6 tokens 3 were drafted and accepted, 3 are the target's own, 1 draft tokens were rejected"]),
     "07": (lambda: prompt_lookup.show_prompt_lookup({"copy": [COPIED], "free": [COPIED]}, WIDTHS),
-           ["up to 3 tokens, 10 guesses"]),
+           ["up to 3 tokens, 10 draft tokens"]),
     "08": (lambda: lookahead.show_lookahead(WIDTHS), ["21 tokens fed, at most 4 committed"]),
-    "09": (lambda: medusa.show_medusa(ACCURACIES, WIDTHS, 0.1, 4), ["Guesses: 2 of head 1, 2 of head 2."]),
+    "09": (lambda: medusa.show_medusa(ACCURACIES, WIDTHS, 0.1, 4), ["Draft tokens: 2 of head 1, 2 of head 2."]),
     "10": (lambda: quantization.show_quantization(
         NORMAL, SMOL, lambda read: 1 / (0.01 + read / 1e9), {"int4 g32 affine": 30.5, "exact": 29.0}),
         ["int4 g32 affine: 5.00 bits a weight, error 7"]),

@@ -22,9 +22,9 @@ from lessons_lib.measure.profiler import (
 
 
 @pytest.mark.parametrize("kernel, part", [
-    ("aten::mm", "matrix products"),
-    ("mkldnn::_linear_pointwise", "matrix products"),
-    ("graph_5_gemm_m1n960k576_kernel", "matrix products"),
+    ("aten::mm", "matmuls"),
+    ("mkldnn::_linear_pointwise", "matmuls"),
+    ("graph_5_gemm_m1n960k576_kernel", "matmuls"),
     ("graph_0_cpp_fused__softmax_addcmul_mul_roll_1", "attention"),
     ("graph_0_cpp_fused__softmax_add_embedding_mul_rsqrt_silu_split_sum_view_0", "one kernel"),
     ("## Call CompiledFxGraph fhn2wfaqxtjt ##", "launch"),
@@ -47,7 +47,7 @@ def test_parts_add_up_to_the_time_without_the_profiler(monkeypatch):
     monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((1000.0,)))
     a = torch.ones(64, 64)
     parts = profile_parts(lambda: (a @ a).softmax(-1), runs=2)
-    assert list(parts) == ["matrix products", "attention", "the rest"] and all(parts.values())
+    assert list(parts) == ["matmuls", "attention", "the rest"] and all(parts.values())
     assert list(profile_parts(lambda: a + 1, runs=2)) == ["the rest"]
     assert sum(parts.values()) == pytest.approx(1000.0)
 
