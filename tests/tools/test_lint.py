@@ -23,6 +23,7 @@ def problems(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "address", lambda: "")
 
     def of(nb) -> str:
+        nb.metadata.setdefault(store.CODE, store.fingerprint(nb))
         (tmp_path / "00_a_lesson.ipynb").write_text(nbformat.writes(nb))
         return "\n".join(lint.problems(Lesson(tmp_path / "00_a_lesson.ipynb")))
 
@@ -80,6 +81,7 @@ BREAKS = {
     "error": (output("error", ename="ValueError", evalue="no", traceback=[]), "keeps an error: ValueError"),
     "warning": (output("stream", name="stderr", text="careful"), "keeps a warning: careful"),
     "not executed": (lambda nb: setattr(last(nb), "execution_count", 9), "top to bottom"),
+    "outputs of unknown code": (lambda nb: nb.metadata.update({store.CODE: None}), "its code changed after"),
     "outputs of other code": (lambda nb: nb.metadata.update({store.CODE: "of another run"}), "its code changed after"),
     "long line": (source(f"x = 1\ny = {'1' * 97}"), "has a line of 101 characters, 100 at most: y = 111"),
 }
