@@ -5,7 +5,7 @@ run      what it does
 base     evaluates every exit of the model without adapters
 default  LoRA with layer dropout and early-exit loss on text-to-SQL; evaluates it
 control  the same steps on the same texts without dropout and early exits; evaluates it
-exit     recipe C: an adapter for exit 10 of the unchanged model; evaluates it
+exit     an adapter for exit 10 of the unchanged model; evaluates it
 
 The runs are parallel processes. Each can be interrupted: called again, it goes on from its last checkpoint in the cache
 folder. FOLDER gets a JSON file per run, and all adapters. `python -m lessons_lib.training layerskip-export` with
