@@ -49,6 +49,6 @@ def useful(rows: Sequence[dict], name: str) -> tuple[float, float]:
 
     1/f: the share of steps that commit several tokens. E: the mean number of tokens these commit, 1 if there are none.
     """
-    steps, several, tokens = (sum(row[name][what] for row in rows) for what in ("forwards", "useful", "tokens"))
+    steps, several, tokens = (sum(row[name][what] for row in rows) for what in ("forward_passes", "useful", "tokens"))
     steps, tokens = steps - len(rows), tokens - len(rows)  # the prefills commit one token each
     return several / steps, (tokens - (steps - several)) / several if several else 1.0

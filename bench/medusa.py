@@ -214,4 +214,4 @@ def steps(made: list[dict], overhead: float = 1.0) -> list[tuple[float, float]]:
 
     The ratio of these rates, Medusa over plain decoding, is speedup times overhead over tokens per step.
     """
-    return [(overhead * (of["forwards"] - 1), of["seconds"] - of["prefill"]) for of in made]
+    return [(overhead * (of["forward_passes"] - 1), of["seconds"] - of["prefill"]) for of in made]

@@ -157,7 +157,7 @@ def predicted_error(run: Run) -> Measured:
     """|measured / predicted - 1|. The prediction uses no timed step of the model itself (lesson 10)."""
     lm = common.model(DTYPE)
     made = {name or DTYPE: common.in_format(name) for name in (None, *FORMATS)}
-    launching = {name: sample.median for name, sample in timed_steps(twins(lm.shape), run).items()}
+    launching = {name: sample.median for name, sample in timed_steps(overhead_proxies(lm.shape), run).items()}
     moved = {name: bytes_read(of.decoder) for name, of in made.items()}
     rate = moved[DTYPE] / machine.linears(lm.shape, DTYPE, "cpu")
     predicted = {name: launching[name] + moved[name] / rate for name in made}
@@ -165,7 +165,7 @@ def predicted_error(run: Run) -> Measured:
     return Measured(found.ratio, found.note, found.facts | {"bytes": moved, "rate": rate, "launching": launching})
 
 
-def twins(shape: ModelConfig) -> dict[str, DecoderTarget]:
+def overhead_proxies(shape: ModelConfig) -> dict[str, DecoderTarget]:
     """For every format, a decoder of as many layers whose bytes are negligible: its step time is launch overhead."""
     narrow = overhead_proxy(shape, DTYPE)
     return {DTYPE: narrow} | {name: DecoderTarget(quantize_model(narrow.decoder, name)) for name in FORMATS}

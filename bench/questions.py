@@ -289,7 +289,7 @@ def counts(new: Sequence[int], stats: Sequence[StepStats]) -> dict:
     """Counts of a text and the time of its prefill, as in `each_method`."""
     steps = after_prefill(stats)
     return {
-        "tokens": len(new), "forwards": len(stats), "forwarded": sum(step.num_input_tokens for step in steps),
+        "tokens": len(new), "forward_passes": len(stats), "input_tokens": sum(step.num_input_tokens for step in steps),
         "useful": sum(step.committed > 1 for step in steps),
         "prefill": sum(step.t_total for step in stats if step.is_prefill),
     }  # fmt: skip
@@ -308,7 +308,7 @@ def decoding(rows: Sequence[dict], name: str) -> list[tuple[float, float]]:
 
 def compression(rows: Sequence[dict], slow: str, fast: str) -> Ratio:
     """Tokens per forward pass, prefill included, of method `fast` over those of `slow` (plain decoding: 1)."""
-    return rate_ratio(*[[(row[name]["tokens"], row[name]["forwards"]) for row in rows] for name in (slow, fast)])
+    return rate_ratio(*[[(row[name]["tokens"], row[name]["forward_passes"]) for row in rows] for name in (slow, fast)])
 
 
 def tokens_per_pass(rows: Sequence[dict], name: str) -> float:
@@ -319,12 +319,12 @@ def tokens_per_pass(rows: Sequence[dict], name: str) -> float:
 
 def in_steps(rows: Sequence[dict], name: str) -> list[tuple[int, int]]:
     """(tokens, forward passes) of each row, without the prefill and its token."""
-    return [(row[name]["tokens"] - 1, row[name]["forwards"] - 1) for row in rows]
+    return [(row[name]["tokens"] - 1, row[name]["forward_passes"] - 1) for row in rows]
 
 
 def tokens_fed(rows: Sequence[dict], name: str) -> float:
     """Mean number of tokens in a forward pass, prefill left out."""
-    return sum(row[name]["forwarded"] for row in rows) / sum(row[name]["forwards"] - 1 for row in rows)
+    return sum(row[name]["input_tokens"] for row in rows) / sum(row[name]["forward_passes"] - 1 for row in rows)
 
 
 def predicted_speed(rows: Sequence[dict], name: str, overhead: Callable[[float], float]) -> float:

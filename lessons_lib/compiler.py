@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import first_line, say
 
-PLACES = 4  # streams of weights that a GEMV reads at once: a core prefetches within one page, but from many pages
+STREAMS = 4  # streams of weights that a GEMV reads at once: a core prefetches within one page, but from many pages
 CHUNK = 2**20  # values to materialise at a time: a few MB, so that they stay in the CPU's cache
 
 

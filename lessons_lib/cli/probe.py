@@ -126,19 +126,19 @@ def room(shape: ModelConfig, rates: machine.Hardware, dtype: str, step: float, v
         """How many times as fast a pass is that only reads its bytes."""
         return step / best_pass(shape, rates, weight_bytes, dtype)[1]
 
-    told = "if reading its bytes were all that a pass does"
+    condition = "if reading its bytes were all that a pass does"
     how = "compiling, a CUDA graph" if rates.device.startswith("cuda") else "compiling"
-    rows = [[how, reading(ELEMENT_BYTES[dtype]), told]]
+    rows = [[how, reading(ELEMENT_BYTES[dtype]), condition]]
     for name, each in ROUNDED.items():
         size = f"{each:g} {'byte' if each == 1 else 'bytes'}"
         rows.append([f"the same in {name}", reading(each), f"and a weight took {size}"])
     if gamma := cost.best_gamma(1.0, 0.0, v, most=max(v) - 1):
         least = cost.break_even(0.0, v, most=max(v) - 1)
-        told = f"if all of {gamma} draft tokens were accepted; free ones pay if more than {least:.0%} are"
-        rows.append(["drafting", cost.walltime_factor(1.0, gamma, 0.0, v), told])
+        condition = f"if all of {gamma} draft tokens were accepted; free ones pay if more than {least:.0%} are"
+        rows.append(["drafting", cost.walltime_factor(1.0, gamma, 0.0, v), condition])
     else:
         rows.append(["drafting", 1.0, "a wider pass costs more than it could yield"])
     batch = max(v, key=lambda width: width / v[width])
     rows.append(["batching", batch / v[batch], f"tokens/s of {batch} sequences together"])
-    cells = [[name, f"{gain:.2f} x", tables.number(gain / step), told] for name, gain, told in rows]
+    cells = [[name, f"{gain:.2f} x", tables.number(gain / step), condition] for name, gain, condition in rows]
     return ["room for", "at most", "tokens/s", "condition"], cells

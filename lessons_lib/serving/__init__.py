@@ -5,7 +5,7 @@ from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.client import Server, send
 from lessons_lib.serving.engine import Engine
 from lessons_lib.serving.peers import PAGES, continuous_batches, padded_batches
-from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
 from lessons_lib.serving.simulator import simulate, steps
 from lessons_lib.serving.workload import (
     Conversations,
@@ -29,7 +29,6 @@ __all__ = [
     "Scheduler",
     "Sequence",
     "Server",
-    "ShortestFirst",
     "Static",
     "Uniform",
     "Workload",

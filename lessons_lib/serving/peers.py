@@ -19,15 +19,15 @@ PAGES = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 256}  # the fas
 NO_END = -1  # a token id that never occurs
 
 
-def padded_batches(network, requests: list[Sequence], slots: int) -> list[Sequence]:
-    """Static batching with transformers' generate: batches of `slots` requests, in their given order.
+def padded_batches(network, requests: list[Sequence], max_num_seqs: int) -> list[Sequence]:
+    """Static batching with transformers' generate: batches of `max_num_seqs` requests, in their given order.
 
     Prompts are left-padded to a rectangle. Each batch runs to its longest output; the surplus tokens of shorter ones
     are dropped. network: a causal LM of transformers. requests: with ids.
     """
     served, start = [request.fresh() for request in requests], time.perf_counter()
-    for first in range(0, len(served), slots):
-        _pad(network, served[first : first + slots], start)
+    for first in range(0, len(served), max_num_seqs):
+        _pad(network, served[first : first + max_num_seqs], start)
     return served
 
 

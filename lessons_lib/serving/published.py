@@ -21,10 +21,10 @@ from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Exponential, Fixed, Workload
 
 MEAN_OUTPUT = 128  # tokens, before lengths above M are sampled again
-STATIC_SLOTS = {32: 16, 128: 12, 512: 8, 1536: 4}  # M -> slots for about one token budget, 512 + M tokens per request
-TOKEN_BUDGET = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
+STATIC_MAX_NUM_SEQS = {32: 16, 128: 12, 512: 8, 1536: 4}  # by M: 512 + M tokens per request fill the memory
+MAX_BATCHED_TOKENS = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
 CACHE_TOKENS = 17_089  # 14 GB beside the weights / 819,200 bytes per token of OPT-13B
-MANY = 256  # more slots than ever needed; also vLLM's default
+MANY = 256  # max_num_seqs: more than ever run at once; also vLLM's default
 NAIVE, BATCH_MAX, SAME_SLOTS, RESERVED, WHOLE_MEMORY, PAGED = (
     "static, every batch as long as the job's longest",  # Hugging Face pipelines as the study ran them
     "static, each batch to its own longest",  # FasterTransformer
@@ -59,18 +59,18 @@ def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Sequence
 
 
 def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
-    """A new scheduler for each system at this M, one of STATIC_SLOTS."""
-    slots, budget = STATIC_SLOTS[longest], BlockPool(TOKEN_BUDGET[longest], 1)
+    """A new scheduler for each system at this M, one of STATIC_MAX_NUM_SEQS."""
+    max_num_seqs, budget = STATIC_MAX_NUM_SEQS[longest], BlockPool(MAX_BATCHED_TOKENS[longest], 1)
     job = max(request.output_length for request in requests)
     paged = BlockPool(CACHE_TOKENS // 16, 16)
-    unlimited = lambda: BlockPool(10**9, 1)  # noqa: E731 - static systems fit by their number of slots
+    unlimited = lambda: BlockPool(10**9, 1)  # noqa: E731 - static systems fit by max_num_seqs
     return {
-        NAIVE: Scheduler(unlimited(), slots, Static(steps=job)),
-        BATCH_MAX: Scheduler(unlimited(), slots, Static()),
-        SAME_SLOTS: Scheduler(unlimited(), slots, mixed=False),
+        NAIVE: Scheduler(unlimited(), max_num_seqs, Static(steps=job)),
+        BATCH_MAX: Scheduler(unlimited(), max_num_seqs, Static()),
+        SAME_SLOTS: Scheduler(unlimited(), max_num_seqs, mixed=False),
         RESERVED: Scheduler(budget, MANY, mixed=False, reserve="max", watermark=0),
         WHOLE_MEMORY: Scheduler(BlockPool(CACHE_TOKENS, 1), MANY, mixed=False, reserve="max", watermark=0),
-        PAGED: Scheduler(paged, MANY, mixed=False, max_num_batched_tokens=TOKEN_BUDGET[longest]),
+        PAGED: Scheduler(paged, MANY, mixed=False, max_num_batched_tokens=MAX_BATCHED_TOKENS[longest]),
     }
 
 
@@ -82,7 +82,7 @@ def device() -> RooflineCost:
 
 def table(requests: int = 1000, seed: int = 0) -> list[StudyRow]:
     """Simulated and published throughput of every system at every M."""
-    return [row for longest in STATIC_SLOTS for row in _rows(longest, requests, seed)]
+    return [row for longest in STATIC_MAX_NUM_SEQS for row in _rows(longest, requests, seed)]
 
 
 def _rows(longest: int, requests: int, seed: int) -> list[StudyRow]:

@@ -63,14 +63,6 @@ class Continuous:
         return math.inf
 
 
-class ShortestFirst(Continuous):
-    """Fewest remaining tokens first, by the client's max_tokens. Long requests may starve."""
-
-    def order(self, seqs: list[Sequence], now: float) -> list[Sequence]:
-        """Sort by max_tokens minus the output so far, ascending."""
-        return sorted(seqs, key=lambda seq: seq.max_tokens - seq.num_output_tokens)
-
-
 @dataclass
 class Static(Continuous):
     """Static batching: wait until all slots can be filled, then run the batch until its longest sequence ends.

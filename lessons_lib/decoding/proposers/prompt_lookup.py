@@ -22,11 +22,10 @@ class NgramIndex:
     An n-gram is entered only when a token follows it, so the last n-gram of the text does not match itself.
     """
 
-    def __init__(self, max_ngram: int, latest: bool, tokens: Sequence[int] = ()):
+    def __init__(self, max_ngram: int, latest: bool):
         self.max_ngram, self.latest = max_ngram, latest
         self.tokens: list[int] = []
         self.after: dict[tuple[int, ...], int] = {}
-        self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens. Each one enters the n-grams that end before it, at most max_ngram."""
@@ -48,7 +47,6 @@ class PromptLookup(Proposer):
     - "transformers": the first; the draft is shorter. (There: `prompt_lookup_num_tokens`, with max_ngram 2.)
     - "original": the first; no draft, as in Saxena's code. Only this rule does not stop before an EOS token.
 
-    corpus: token ids that are searched besides the text; for equal n the text has priority.
     min_hit_rate: a draft from an n-gram match is proposed only if its first token was right in at least this share of
     earlier drafts (running mean per n, 0.5 at first). Gated drafts are compared with the committed tokens as well, at
     no extra forward pass, so the rate rises as soon as the text repeats. 0 gates nothing, as in the published rules.
@@ -64,7 +62,6 @@ class PromptLookup(Proposer):
         max_ngram: int = 3,
         rule: str = "recent",
         min_ngram: int = 1,
-        corpus: Sequence[int] = (),
         min_hit_rate: float | None = None,
         length: Callable[[], DraftLength] | None = None,
     ):
@@ -84,13 +81,12 @@ class PromptLookup(Proposer):
             raise ValueError(f"min_hit_rate is a share between 0 and 1, not {min_hit_rate}")
         self.num_tokens, self.max_ngram, self.min_ngram = num_tokens, max_ngram, min_ngram
         self.rule, self.min_hit_rate = rule, min_hit_rate
-        self.corpus = NgramIndex(max_ngram, rule == "recent", corpus)
         self.lengths = None if length is None else [_schedule(length) for _ in range(max_ngram + 1)]
         if any(type(schedule).goes_on is not DraftLength.goes_on for schedule in self.lengths or ()):
             raise ValueError("prompt lookup has no probabilities to stop at; use another schedule than Confidence")
 
     def reset(self, target, prompt: Sequence[int]) -> None:
-        """Start a new text. The corpus stays indexed; schedules from `length` may carry their estimates over."""
+        """Start a new text. Schedules from `length` may carry their estimates over."""
         self.text = NgramIndex(self.max_ngram, self.rule == "recent")
         self.eos = frozenset(target.eos)
         self.hit_rate = [UNDECIDED] * (self.max_ngram + 1)
@@ -131,22 +127,19 @@ class PromptLookup(Proposer):
         ids: at least the last max_ngram tokens of the text.
         """
         for n in range(min(self.max_ngram, len(ids)), self.min_ngram - 1, -1):
-            for index in (self.text, self.corpus):
-                if draft := self._copy(index, index.after.get(tuple(ids[-n:])), n):
-                    return n, self._before_eos(draft)
+            if draft := self._copy(self.text.after.get(tuple(ids[-n:])), n):
+                return n, self._before_eos(draft)
         return 0, []
 
-    def _copy(self, index: NgramIndex, start: int | None, n: int) -> list[int]:
-        """The draft that the rule copies from index.tokens[start:]."""
+    def _copy(self, start: int | None, n: int) -> list[int]:
+        """The draft that the rule copies from the text at `start`."""
         if start is None:
             return []
-        draft = index.tokens[start : start + self.num_tokens]
+        draft = self.text.tokens[start : start + self.num_tokens]
         if self.rule == "original":
-            whole = len(draft) == self.num_tokens and start < len(index.tokens) - n
+            whole = len(draft) == self.num_tokens and start < len(self.text.tokens) - n
             return draft if whole else []  # too short; a later occurrence would be even shorter
-        if self.rule == "recent" and index is self.text:
-            return (draft * self.num_tokens)[: self.num_tokens]
-        return draft
+        return (draft * self.num_tokens)[: self.num_tokens] if self.rule == "recent" else draft
 
     def _before_eos(self, draft: list[int]) -> list[int]:
         ends = [i for i, token in enumerate(draft) if token in self.eos and self.rule != "original"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.decoding.draft_tree import ROOT
-from lessons_lib.measure.cost import WidthCurve, width_cost
+from lessons_lib.measure.cost import StepCost, WidthCurve
 
 Choice = tuple[int, ...]
 Accuracies = Sequence[Sequence[float]]  # [k][i]: probability that the i-th most likely token of head k + 1 is right
@@ -177,9 +177,9 @@ def speed_by_size(
     speedup(n) = expected tokens / (v(1 + n) + heads_share). v is the width curve. heads_share is the cost of running
     the heads, in units of a one-token target pass. With 0 nodes the heads do not run, and the speedup is 1.
     """
-    v = width_cost(v)
+    cost = StepCost(v=v, host=heads_share)
     tokens = accumulate((value for _, value in islice(by_value(accuracies), most)), initial=1.0)
-    return [count / (v(1 + nodes) + heads_share) if nodes else 1.0 for nodes, count in enumerate(tokens)]
+    return [count / cost.step(tokens=1 + nodes) if nodes else 1.0 for nodes, count in enumerate(tokens)]
 
 
 def best_size(

@@ -7,7 +7,7 @@ because with AVX2 torch.compile vectorises only loads of floats.
 import torch
 from torch import Tensor
 
-from lessons_lib.compiler import CHUNK, PLACES, kept_in_memory
+from lessons_lib.compiler import CHUNK, STREAMS, kept_in_memory
 from lessons_lib.quantization.integers import Integers
 from lessons_lib.quantization.linear import GROUP
 
@@ -24,7 +24,7 @@ def of_bytes(levels: Tensor) -> Tensor | None:
 def times_bytes(x: Tensor, packed: Tensor) -> Tensor:
     """x (T, K) times int8 codes packed as (N, K/4) -> (T, N): few rows as sums in one loop, many by matmul."""
     if len(x) == 1:
-        return torch.cat([byte_row(x, part) for part in packed.chunk(PLACES)], 1)
+        return torch.cat([byte_row(x, part) for part in packed.chunk(STREAMS)], 1)
     if len(x) <= SUMS:
         return torch.cat([byte_row(row, packed) for row in x.split(1)])
     rows = max(1, CHUNK // x.shape[1])

@@ -7,7 +7,7 @@ matrix-vector product becomes one vectorised loop, which reads memory several ti
 import torch
 from torch import Tensor, nn
 
-from lessons_lib.compiler import PLACES, kept_in_memory
+from lessons_lib.compiler import STREAMS, kept_in_memory
 from lessons_lib.quantization.cpu import native
 from lessons_lib.quantization.linear import sharing_copy
 
@@ -53,10 +53,10 @@ def multiply_by_products(x: Tensor, weight: Tensor) -> Tensor:
     Compiled, each sum is one vectorised loop that reads its row of the weights once, in order. On CPUs that is several
     times faster than the library's matmul, which is made for many rows of x. The sums for several rows of x become one
     loop, which reads the weights once for all of them.
-    With one row of x, a core mostly waits for memory, so its loop reads PLACES distant rows of the weights at a time.
+    With one row of x, a core mostly waits for memory, so its loop reads STREAMS distant rows of the weights at a time.
     """
     if len(x) == 1:
-        return torch.cat([_row_by_products(x, part) for part in weight.chunk(PLACES)], 1)
+        return torch.cat([_row_by_products(x, part) for part in weight.chunk(STREAMS)], 1)
     return torch.cat([_row_by_products(row, weight) for row in x.split(1)])
 
 

@@ -99,7 +99,7 @@ def test_all_configurations_take_turns_on_free_and_on_grounded_questions(bench):
 def arbitrary_ids(times: dict[str, float]) -> dict:
     """A row of a text of 11 tokens, the first after a second, by configuration the seconds after it."""
     made = {
-        name: {"tokens": 11, "seconds": 1.0 + t, "prefill": 1.0, "logit_gap": 0.5, "forwards": 6}
+        name: {"tokens": 11, "seconds": 1.0 + t, "prefill": 1.0, "logit_gap": 0.5, "forward_passes": 6}
         for name, t in times.items()
     }
     return {"category": "writing", "prompt": [1, 2], "new": [3, 4, 3, 4]} | made

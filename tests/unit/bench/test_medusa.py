@@ -73,7 +73,7 @@ def test_tokens_per_pass_are_those_that_decoding_takes_each_kind_counting_the_sa
 
 
 def made(passes: int, seconds: float, num_input_tokens: int) -> dict:
-    return {"tokens": 13, "forwards": passes, "seconds": 3 + seconds, "prefill": 3.0, "forwarded": num_input_tokens}
+    return {"tokens": 13, "forward_passes": passes, "seconds": 3 + seconds, "prefill": 3.0, "input_tokens": num_input_tokens}
 
 
 def texts(*of_medusa: float) -> list[dict]:

@@ -41,7 +41,7 @@ def row(slow: float, fast: float, passes: int) -> dict:
     """A question's row: 13 tokens in `slow` and in `fast` seconds, half a second of each for the prompt."""
 
     def of(seconds, equal):
-        counted = {"tokens": 13, "seconds": seconds, "forwards": passes, "forwarded": 12, "prefill": 0.5}
+        counted = {"tokens": 13, "seconds": seconds, "forward_passes": passes, "input_tokens": 12, "prefill": 0.5}
         return counted | {"logit_gap": 0.0, "equal": equal}
 
     return {"question_id": 1, "category": "qa", "plain": of(slow, None), "fast": of(fast, True)}
@@ -52,7 +52,7 @@ def test_speed_compression_tau_and_the_prediction_of_rows_by_hand():
     assert speed(rows, "plain", "fast").value == pytest.approx(6 / 2)
     assert decoding(rows, "plain") == [(12, 1.5), (12, 3.5)] and decoding(rows, "fast") == [(12, 0.5)] * 2
     assert tokens_per_pass(rows, "fast") == pytest.approx((12 + 12) / (3 + 5))
-    rows[0]["plain"] |= {"forwards": 13}
+    rows[0]["plain"] |= {"forward_passes": 13}
     assert compression(rows, "plain", "fast").value == pytest.approx((26 / 10) / (26 / 19))
     # 8 steps of 24 / 8 tokens each
     assert questions.predicted_speed(rows, "fast", lambda fed: fed / 2) == pytest.approx(3 / 1.5)
@@ -75,7 +75,7 @@ def test_the_order_can_be_turned_and_a_text_that_differs_is_found():
     a, b = found["plain"], found["draft"]
     assert called == ["b", "a", "a", "b"]
     assert a["equal"] is None and b["equal"] is False and a["logit_gap"] < 1e-9 < 1e-3 < b["logit_gap"]
-    assert a["forwards"] == TOKENS and a["forwarded"] == TOKENS - 1 and a["prefill"] == stats[0].t_total > 0
+    assert a["forward_passes"] == TOKENS and a["input_tokens"] == TOKENS - 1 and a["prefill"] == stats[0].t_total > 0
 
 
 @pytest.mark.usefixtures("tiny_bench")
@@ -193,6 +193,6 @@ def test_another_files_questions_are_asked_by_its_categories_on_the_eager_target
 def test_tokens_a_step_make_a_compression_and_useful_steps_make_tokens_a_step():
     """3 tokens by the prefill and one step of 2 are 1.5 a pass; of 4 steps one commits 3, and two texts have one."""
     assert lookahead.compressed(2.0, 3) == pytest.approx(1.5) and lookahead.compressed(1.0, 128) == 128 / 128
-    made = [{"tokens": 7, "forwards": 5, "useful": 1}, {"tokens": 5, "forwards": 5, "useful": 0}]
+    made = [{"tokens": 7, "forward_passes": 5, "useful": 1}, {"tokens": 5, "forward_passes": 5, "useful": 0}]
     assert lookahead.useful([{"a": of} for of in made], "a") == pytest.approx((1 / 8, 3))
     assert lookahead.useful([{"a": made[1]}], "a") == (0, 1)

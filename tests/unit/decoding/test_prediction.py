@@ -30,7 +30,7 @@ from lessons_lib.measure.cost import StepCost
 PROMPT = [1, 2, 3, 1, 2, 4, 1, 2]
 LOOKUPS = [
     dict(rule="transformers"), dict(rule="recent"), dict(rule="original", num_tokens=3), dict(num_tokens=1),
-    dict(max_ngram=1, num_tokens=30), dict(min_ngram=2), dict(min_hit_rate=0.6), dict(corpus=range(6)),
+    dict(max_ngram=1, num_tokens=30), dict(min_ngram=2), dict(min_hit_rate=0.6),
 ]  # fmt: skip
 COUNTED = ("length_before", "num_input_tokens", "proposed", "depth", "accepted", "committed", "is_prefill")
 

@@ -10,12 +10,12 @@ from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.measure.cost import LinearCost
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.loop import serve
-from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
 from lessons_lib.serving.simulator import Simulator
 
 LONGEST, BLOCK = 24, 4  # tokens of the longest prompt and output together; just fits the smallest pool
 COST = LinearCost(step=1.0, prefill_token=0.1)
-POLICIES = [Continuous, ShortestFirst, Static, lambda: Static(steps=7), lambda: Dynamic(window=2.0)]
+POLICIES = [Continuous, Static, lambda: Static(steps=7), lambda: Dynamic(window=2.0)]
 
 
 @dataclass
@@ -95,14 +95,3 @@ def test_first_come_first_served_starves_nobody(case):
     by_arrival = sorted(log.requests, key=lambda r: r.arrival)  # stable: by id among equals
     admitted = [request.admitted for request in by_arrival]
     assert admitted == sorted(admitted)
-
-
-def test_a_stream_of_short_requests_starves_a_long_one_only_if_the_policy_prefers_them():
-    def made():
-        return [Sequence("long", 0.5, 1, 9), *(Sequence(i, float(i), 1, 1) for i in range(50))]
-
-    def wait(policy):
-        log = serve(made(), Scheduler(BlockPool(100), 1, policy), Simulator(LinearCost(step=1.0)))
-        return log.requests[0].admitted - log.requests[0].arrival
-
-    assert wait(Continuous()) <= 1 and wait(ShortestFirst()) >= 49

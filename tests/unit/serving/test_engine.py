@@ -24,7 +24,7 @@ from lessons_lib.serving import engine as engine_module
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.engine import Engine, paged
 from lessons_lib.serving.paged_target import paged_step
-from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
 
@@ -33,7 +33,6 @@ from lessons_lib.serving.simulator import simulate
     dict(max_num_seqs=1),
     dict(max_num_seqs=8, num_speculative_tokens=4),
     dict(max_num_seqs=3, num_speculative_tokens=40),
-    dict(policy=ShortestFirst()),
     dict(policy=Static()),
     dict(policy=Dynamic(window=0.001)),
     dict(mixed=False),
@@ -137,7 +136,7 @@ def test_the_next_turn_of_a_talk_finds_the_answer_to_the_last_one_in_the_cache()
 def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
     size = data.draw(st.integers(1, 5), "block size")
     setting = data.draw(st.sampled_from([
-        dict(), dict(policy=Static()), dict(policy=ShortestFirst()), dict(mixed=False), dict(reserve="max"),
+        dict(), dict(policy=Static()), dict(mixed=False), dict(reserve="max"),
         dict(max_num_batched_tokens=12, chunked=True),
     ]))  # fmt: skip
     least = -(-(36 + 2) // size)  # the longest prompt and output, and two draft tokens

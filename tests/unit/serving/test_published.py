@@ -16,8 +16,8 @@ def test_the_devices_step_reads_all_weights_once():
 
 
 def test_static_slots_fill_one_budget_with_worst_cases():
-    for longest, slots in published.STATIC_SLOTS.items():
-        assert slots * (512 + longest) == pytest.approx(published.TOKEN_BUDGET[longest], rel=0.03)
+    for longest, slots in published.STATIC_MAX_NUM_SEQS.items():
+        assert slots * (512 + longest) == pytest.approx(published.MAX_BATCHED_TOKENS[longest], rel=0.03)
 
 
 def test_throughput_counts_prompt_tokens_and_the_time_that_a_batch_runs_on():
@@ -37,7 +37,7 @@ def test_the_table_has_every_system_at_every_m_and_its_published_value_where_the
     assert known[0].gain == 1
     assert all(1 <= row.concurrency <= 40 for row in rows)
     naive = {row.longest: row.concurrency for row in rows if row.system == published.NAIVE}
-    assert all(naive[longest] <= slots for longest, slots in published.STATIC_SLOTS.items())
+    assert all(naive[longest] <= slots for longest, slots in published.STATIC_MAX_NUM_SEQS.items())
     mixed = {name: of.mixed for name, of in published.systems(1536, published.workload(1536)).items()}
     assert mixed[published.SAME_SLOTS] is False
     assert rows == published.table(requests=40) != published.table(requests=40, seed=1)

@@ -6,7 +6,7 @@ from support.schedules import UNIT, chart, commit, finished, requests, run
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.metrics import usage
-from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, ShortestFirst, Static
+from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
 from lessons_lib.serving.simulator import simulate
 
 
@@ -64,11 +64,6 @@ def test_a_dynamic_batch_starts_when_its_window_ends():
     assert [request.admitted for request in late.requests] == [3, 8]  # free slots, but the batch is under way
 
 
-def test_shortest_first_lets_short_requests_overtake_waiting_ones():
-    log = run(requests([4, 3, 2, 1]), max_num_seqs=1, policy=ShortestFirst())
-    assert finished(log) == [10, 6, 3, 1]
-
-
 def test_a_policy_is_one_small_class():
     class Ageing(Continuous):
         def order(self, requests, now):
@@ -82,10 +77,9 @@ def test_a_policy_is_one_small_class():
     assert sorted(range(4), key=lambda i: finished(run(made, max_num_seqs=1, policy=Ageing()))[i]) == [0, 2, 1, 3]
 
 
-@pytest.mark.parametrize("policy", [Continuous(), ShortestFirst()])
-def test_a_prompt_in_chunks_never_stops_those_who_decode(policy):
+def test_a_prompt_in_chunks_never_stops_those_who_decode():
     made = [Sequence(0, 0, 3, 8), Sequence(1, 1, 21, 2)]
-    log = run(made, policy=policy, max_num_batched_tokens=8, chunked=True)
+    log = run(made, max_num_batched_tokens=8, chunked=True)
     fed = [[(s.id, s.fed, s.emitted) for s in i.shares] for i in log.iterations]
     assert [sorted(rows) for rows in fed[:5]] == [
         [(0, 3, 1)],
