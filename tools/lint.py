@@ -5,12 +5,16 @@ The house rules ensure that a lesson runs elsewhere, compares well with nbval an
 
 from __future__ import annotations
 
+import builtins
 import copy
 import json
+import keyword
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -34,6 +38,13 @@ LONG_LINES = (  # lessons exempt from this rule: remove a name when its lesson i
     "10_quantization", "11_ladder", "12_effective_sparsity",
 )  # fmt: skip
 ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|tmp|work|usr|opt|var|mnt|Users)/[\w.-]+|\b[A-Z]:\\\\?\w")
+INLINE = re.compile(r"`([^`\n]+)`")
+IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
+ELSEWHERE = set(  # names in lessons' texts that belong to torch, transformers, vLLM, a file or a token
+    "TORCH_LOGS recompiles set_stance fail_on_recompile mark_static_address batch_size sdp_utils flex_attention _3 _4 "
+    "flash_attention_2 attn_implementation causal_lower_right use_flash_attention_2 int4_weight_only "
+    "get_memory_footprint FOLDER d11c2ea avx2 im_start You First Citizen push".split()
+)
 NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=\"[^\"])")
 
 
@@ -70,6 +81,7 @@ def problems(lesson: Lesson) -> list[str]:
         of_setup(nb, name, address),
         of_drawings(nb),
         of_text(nb),
+        of_identifiers(nb),
         of_stored_code(nb),
         of_outputs(code),
         [] if name in LONG_LINES else of_lines(code),
@@ -128,6 +140,31 @@ def of_text(nb: nbformat.NotebookNode) -> Iterator[str]:
             yield f"has a formula that cannot be rendered: {latex}"
         if NO_ALT.search(cell.source):
             yield "has a picture without alt text"
+
+
+def of_identifiers(nb: nbformat.NotebookNode) -> Iterator[str]:
+    """Every identifier in backticks exists, in the lesson's code or in the library."""
+    own = {name for cell in nb.cells if cell.cell_type == "code" for name in IDENTIFIER.findall(cell.source)}
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            text = re.sub(r"^ *```.*?^ *```", "", cell.source, flags=re.DOTALL | re.MULTILINE)
+            named = {name for span in INLINE.findall(text) for name in IDENTIFIER.findall(span)}
+            if unknown := named - own - identifiers():
+                yield f"names {', '.join(sorted(unknown))}, which neither its code nor the library has"
+
+
+@cache
+def identifiers() -> set[str]:
+    """All names in the code of library, benches and tools, and in their strings without blanks, such as options."""
+    found = {*keyword.kwlist, *dir(builtins), *ELSEWHERE}
+    for path in (path for folder in ("lessons_lib", "bench", "tools") for path in (ROOT / folder).rglob("*.py")):
+        with path.open("rb") as file:
+            for token in tokenize.tokenize(file.readline):
+                if token.type == tokenize.NAME or (
+                    token.type == tokenize.STRING and not re.search(r"\s", token.string)
+                ):
+                    found.update(IDENTIFIER.findall(token.string))
+    return found
 
 
 def of_stored_code(nb: nbformat.NotebookNode) -> Iterator[str]:

@@ -124,15 +124,15 @@ def plot_distillation(curve: Sequence[Row]) -> Axes:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A recorded greedy text, tokens (n,), and the draft token for every position but the first, guesses (n - 1,)."""
+    """A recorded greedy text, tokens (n,), and the draft token for every position but the first, draft (n - 1,)."""
 
     tokens: Sequence[int]
-    guesses: Sequence[int]
+    draft: Sequence[int]
 
     @property
     def right(self) -> list[bool]:
         """Whether the draft predicts each token, except the first (which the prefill yields)."""
-        return [guess == token for guess, token in zip(self.guesses, self.tokens[1:], strict=True)]
+        return [one == token for one, token in zip(self.draft, self.tokens[1:], strict=True)]
 
 
 def written(text: Drafted, gamma: int) -> list[tuple[list[int], str]]:
@@ -144,7 +144,7 @@ def written(text: Drafted, gamma: int) -> list[tuple[list[int], str]]:
     for step in replay_draft(text.right, Constant(gamma)):
         first, last = step.length_before + 1, step.length_before + 1 + step.accepted
         runs += [(list(text.tokens[first:last]), "accepted")] if step.accepted else []
-        runs += [([text.guesses[last - 1]], "rejected")] if step.accepted < step.proposed else []
+        runs += [([text.draft[last - 1]], "rejected")] if step.accepted < step.proposed else []
         runs.append(([text.tokens[last]], "own"))
     return runs
 

@@ -71,7 +71,7 @@ def plot_published(ladders: Mapping[str, Sequence[tuple[str, float]]]) -> Axes:
     return ax
 
 
-GUESSES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12)
+GAMMAS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12)
 Count = Callable[[Recording, int], Sequence[StepStats]]
 
 
@@ -80,13 +80,13 @@ class Parts:
     """The building blocks of a ladder.
 
     engines: name -> cost of plain decoding; the first is the baseline. texts: kind of prompt -> recordings. counts:
-    proposer -> function (recording, draft tokens per step) -> stats. guess: proposer -> seconds per draft token.
+    proposer -> function (recording, draft tokens per step) -> stats. draft: proposer -> seconds per draft token.
     """
 
     engines: Mapping[str, StepCost]
     texts: Mapping[str, Sequence[Recording]]
     counts: Mapping[str, Count]
-    guess: Mapping[str, float]
+    draft: Mapping[str, float]
 
     def traces(self, who: str, kind: str, gamma: int) -> list[Sequence[StepStats]]:
         """Stats of the texts with gamma draft tokens per step; 0: plain decoding."""
@@ -104,9 +104,9 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
         {"configuration": config.name, "below": config.below, "speed": config.cost.speed(*plain)} for config in configs
     ]
     if gamma:
-        guessing = Configuration(f"{engine} + {who}", engine, replace(chosen, draft=parts.guess[who]))
-        expected = guessing.cost.speed(*parts.traces(who, kind, gamma))
-        found.append({"configuration": guessing.name, "below": engine, "speed": expected})
+        drafting = Configuration(f"{engine} + {who}", engine, replace(chosen, draft=parts.draft[who]))
+        expected = drafting.cost.speed(*parts.traces(who, kind, gamma))
+        found.append({"configuration": drafting.name, "below": engine, "speed": expected})
     return found
 
 
@@ -130,13 +130,13 @@ def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> t
 def show_ladder(parts: Parts, gamma: int = 4) -> None:
     """Sliders for the engine, the proposer, the prompts and the draft tokens per step; shows the predicted speed.
 
-    gamma: initial value, rounded down to one of GUESSES.
+    gamma: initial value, rounded down to one of GAMMAS.
     """
     engines, who, kinds = tuple(parts.engines), tuple(parts.counts), tuple(parts.texts)
     controls = {
         "engine": Slider("engine", engines, engines[-1]),
         "who": Slider("who drafts", who, who[0]),
         "kind": Slider("prompts", kinds, kinds[-1]),
-        "gamma": Slider("draft tokens a step", GUESSES, max(g for g in GUESSES if g <= gamma)),
+        "gamma": Slider("draft tokens a step", GAMMAS, max(g for g in GAMMAS if g <= gamma)),
     }
     show(controls, partial(draw_ladder, parts))

@@ -31,7 +31,7 @@ from lessons_lib.decoding.draft_tree import ROOT
 from lessons_lib.decoding.proposers.tree_shape import Accuracies, TreeShape, ancestors, best_tree, speed_by_size
 from lessons_lib.measure.cost import WidthCurve, width_cost
 
-KINDS = {"root": INK, "guess": COLORS["medusa"]}
+KINDS = {"root": INK, "draft": COLORS["medusa"]}
 LABELLED = 40  # largest tree whose nodes are labelled
 SIZES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 

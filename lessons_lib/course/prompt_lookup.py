@@ -36,7 +36,7 @@ PRODUCERS = {
     "answer": Producer(GOLD, "copied from the answer", UNDERLINED),
 }
 NGRAMS = (1, 2, 3, 4, 5, 6)
-GUESSES = (1, 2, 3, 5, 7, 10, 15, 20, 30)
+NUM_TOKENS = (1, 2, 3, 5, 7, 10, 15, 20, 30)
 RULES = ("transformers", "recent", "original")
 Texts = Mapping[str, Sequence[Recording]]
 
@@ -54,7 +54,7 @@ def plot_spans(pieces: Sequence[tuple[str, str]]) -> Axes:
     return draw_spans(ax, spans, PRODUCERS)
 
 
-def plot_guesses(rows: Iterable[Row]) -> Axes:
+def plot_num_tokens(rows: Iterable[Row]) -> Axes:
     """Counts against the number of draft tokens, a line per kind of prompt.
 
     rows: `kind`, `num_tokens`, `tokens_per_pass` (solid) and `speed` (predicted, dashed).
@@ -115,7 +115,7 @@ def show_prompt_lookup(texts: Texts, v: WidthCurve) -> None:
     """
     controls = {
         "max_ngram": Slider("longest n-gram", NGRAMS, 3, "tokens"),
-        "num_tokens": Slider("guesses", GUESSES, 10),
+        "num_tokens": Slider("draft tokens", NUM_TOKENS, 10),
         "rule": Slider("which occurrence", RULES, "transformers"),
     }
     show(controls, partial(draw_prompt_lookup, texts, v))

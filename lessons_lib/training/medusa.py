@@ -312,10 +312,10 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     cut = ours.detach().requires_grad_()  # collects both losses' gradients for one backward pass
     divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
     divergence.backward()
-    guessing = total(backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance), recipe.decay)
+    heads_loss = total(backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance), recipe.decay)
     # one backward pass through the decoder
     ours.backward(cut.grad)
-    parts = {"loss": divergence.item() + recipe.balance * guessing, "kl": divergence.item(), "heads": guessing}
+    parts = {"loss": divergence.item() + recipe.balance * heads_loss, "kl": divergence.item(), "heads": heads_loss}
     update(run, {name: round(value, 5) for name, value in parts.items()})
 
 
@@ -328,9 +328,9 @@ def joint_look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
     theirs, ours = (torch.cat([text.hidden[text.prompt_length - 1 :] for text in of]) for of in (held, now))
     divergence, _ = DistillationLoss.apply(ours, theirs.to(ours), decoder.head.weight, 0.0)
     found = judge(run.heads, now, top_k=1)
-    guessing = total(torch.tensor(found["loss"]), run.recipe.decay)
+    heads_loss = total(torch.tensor(found["loss"]), run.recipe.decay)
     top1 = [round(row[0], 4) for row in found["accuracies"]]
-    return {"held_kl": round(divergence.item(), 5), "held_heads": round(guessing, 5), "top1": top1}
+    return {"held_kl": round(divergence.item(), 5), "held_heads": round(heads_loss, 5), "top1": top1}
 
 
 def final_states(model: Decoder, texts: Sequence[Text]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Prompt lookup against transformers: the same guesses on random ids, the same text and as many passes."""
+"""Prompt lookup against transformers: the same draft tokens on random ids, the same text and as many passes."""
 
 import random
 from unittest import mock

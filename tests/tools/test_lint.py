@@ -81,6 +81,7 @@ BREAKS = {
     "tag without words": (markdown('<img src="x.png" alt="">'), "alt text"),
     "drawing of before": (attach, "another drawing than imgs/"),
     "formula nobody reads": (markdown("$\\unknown{x}$"), "formula"),
+    "an identifier that is gone": (markdown("Call `gone_with_it(seed)`."), "names gone_with_it, which"),
     "figure without words": (output("display_data", {"image/png": "aaaa"}), "figure without alt text"),
     "svg": (output("display_data", {"image/svg+xml": "<svg/>"}), "image/svg+xml"),
     "error": (output("error", ename="ValueError", evalue="no", traceback=[]), "keeps an error: ValueError"),
@@ -102,6 +103,13 @@ def test_each_rule_finds_its_break(sound, problems, break_it, said):
 def test_addresses_and_fractions_are_no_absolute_paths(sound, problems):
     last(sound).source = "'https://example.org/home/user', 'see a/tmp/b', 'N: x', 3 /2"
     assert problems(stamp(sound)) == ""
+
+
+def test_names_of_the_library_the_lesson_and_other_programs_are_known(sound, problems):
+    sound.cells.append(
+        new_markdown_cell("`generate(tokens)`, `--max-new-tokens`\n\n```\nanything_else\n```\n`flex_attention`")
+    )
+    assert problems(sound) == ""
 
 
 def test_figure_with_alt_text_is_fine(sound, problems):

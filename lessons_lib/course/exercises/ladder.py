@@ -35,7 +35,7 @@ def gains(attempt):
 
 
 @exercise("11.3")
-def with_guesses(attempt):
+def with_drafts(attempt):
     """Tokens per second: steps of so many rows that committed so many tokens, by a one-row time and a width curve."""
     curve = {1: 1.0, 3: 1.4, 5: 2.0}
     cost = StepCost(bandwidth=100.0, v=curve)

@@ -18,7 +18,7 @@ def by_position(text):
 
 @exercise("08.1")
 def rounds_needed(attempt):
-    """Forwards until a round changes nothing, the one that shows it included."""
+    """Forward passes until a round changes nothing, the one that shows it included."""
     expect(attempt, times_three, [2], [0, 0, 0, 0], equals=4)
     expect(attempt, times_three, [2], [5, 5, 5, 5], equals=5)
     expect(attempt, times_three, [2], [0, 1, 4, 6], equals=1)

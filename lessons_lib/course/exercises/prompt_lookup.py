@@ -1,4 +1,4 @@
-"""Checkers: the latest occurrence, what a guess must bring, tokens per forward pass, and a replay."""
+"""Checkers: the latest occurrence, what a draft token must bring, tokens per forward pass, and a replay."""
 
 import random
 

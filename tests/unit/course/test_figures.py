@@ -63,7 +63,7 @@ RUNGS = [
     {"configuration": "slow", "speed": 10.0, "predicted": 12.0},
     {"configuration": "fast", "speed": 40.0, "below": "slow", "predicted": 50.0},
     {"configuration": "rounded", "speed": 80.0, "below": "fast", "counts": False},
-    {"configuration": "guesses", "speed": 20.0, "below": "fast", "counts": True},
+    {"configuration": "draft tokens", "speed": 20.0, "below": "fast", "counts": True},
     {"configuration": "other", "speed": 30.0, "peer": True},
 ]
 PARTS = ladder.Parts(
@@ -116,7 +116,7 @@ PLOTS = {
         {"here": [(0.5, 0.9), (0.25, 0.4)], "nowhere": [(0.5, 2.0)]}, [("ours", 0.1, 0.7), ("other", 0.1, 0.71)]),
     "06 distillation": lambda: assisted.plot_distillation(rows(step=(1, 9), agree=(0.1, 0.6))),
     "07 spans": lambda: prompt_lookup.plot_spans(COPIES),
-    "07 guesses": lambda: prompt_lookup.plot_guesses(
+    "07 draft tokens": lambda: prompt_lookup.plot_num_tokens(
         rows(kind=("code", "code"), num_tokens=(5, 1), tokens_per_pass=(3, 1.5), speed=(2, 1.2))),
     "08 trajectory": lambda: lookahead.plot_trajectory([[5, 5, 4, 5], [0, 2, 2, 2], [0, 1, 0, 6], [0, 1, 4, 6]]),
     "08 masks": lambda: lookahead.plot_masks(5, 4, 2),
@@ -199,13 +199,6 @@ def test_a_widget_is_stored_as_still_figures_whose_text_can_be_read_and_whose_al
 # What pictures count
 
 
-@pytest.mark.parametrize("total, at", [(39.1, 40), (30, 30), (50, 50)])
-def test_a_bars_total_stands_behind_the_dotted_line_where_it_would_cover_it(total, at):
-    ax = figures.plot_parts({"a": {"weights": total}}, "GB", limit=40)
-    assert ax.texts[-1].get_text() == f"{total:.3g} of 40"  # alone, it would read as the value of the line
-    assert ax.texts[-1].get_position()[0] == pytest.approx(at + 0.01 * max(total, 40))
-
-
 def test_the_tiles_drawn_are_those_that_attention_loads():
     for T, S, block_q, block_k in [(12, 12, 2, 3), (6, 18, 3, 3), (12, 6, 2, 2)]:
         memory, x = Memory(), torch.zeros(1, S, 4)
@@ -238,15 +231,6 @@ def test_no_character_of_a_coloured_text_is_lost_or_laid_over_another(pieces, co
     taken = [(line, column + i) for line, column, text, _ in spans for i in range(len(text))]
     assert len(taken) == len(set(taken)) and all(column < columns for _, column in taken)
     assert "".join(text for *_, text, _ in spans) == "".join(text for text, _ in pieces).replace("\n", "")
-
-
-def test_a_line_of_coloured_text_ends_where_its_background_ends_as_the_figure_is_stored():
-    ax = prompt_lookup.plot_spans([("m" * 84, "prompt")])
-    ax.figure.set_dpi(DPI)
-    ax.figure.canvas.draw()
-    box, written = ax.patches[0].get_window_extent(), [text.get_window_extent() for text in ax.texts]
-    assert min(text.x0 for text in written) == pytest.approx(box.x0, abs=box.width / 84 / 4)
-    assert max(text.x1 for text in written) == pytest.approx(box.x1, abs=box.width / 84 / 4)
 
 
 @pytest.mark.parametrize(("tokens", "text"), [([2], "a"), ([0, 3, 0], "b"), ([1], "\\n"), ([2, 0, 1, 4], "a \\nc")])

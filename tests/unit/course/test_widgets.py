@@ -111,7 +111,7 @@ def test_the_bytes_of_a_tiling_by_hand():
     assert attention.tiling(2, 2, 4, 2) == (2 * 44, 2 * 96, 2 * (8 + 8 + 4))
 
 
-TEXT = Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])  # one wrong guess: 9 for 4
+TEXT = Drafted([1, 2, 3, 4, 5, 6], [2, 3, 9, 5, 6])  # one wrong draft token: 9 for 4
 
 
 def test_who_wrote_what_by_hand():
@@ -125,7 +125,7 @@ def test_who_wrote_what_by_hand():
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30), st.integers(1, 9))
 def test_what_is_not_rejected_is_the_text_and_each_step_ends_with_the_targets_own(pairs, gamma):
-    text = Drafted([0, *(token for token, _ in pairs)], [guess for _, guess in pairs])
+    text = Drafted([0, *(token for token, _ in pairs)], [draft for _, draft in pairs])
     runs = written(text, gamma)
     assert sum((ids for ids, who in runs if who != "rejected"), []) == text.tokens
     assert runs[-1][1] == "own" and all(len(ids) <= gamma for ids, who in runs if who == "accepted")
@@ -137,7 +137,7 @@ def test_a_draft_length_is_predicted_from_alpha_and_counted():
     rows = {row["gamma"]: row for row in assisted.speeds(TEXT, 0.5, None)}
     assert list(rows) == list(assisted.GAMMAS)
     assert rows[2]["predicted"] == pytest.approx(expected_tokens(0.8, 2) / 2)
-    assert rows[2]["counted"] == pytest.approx(5 / (1 + 2 * 0.5 + 1 + 1 * 0.5))  # a step of 2 guesses, one of 1
+    assert rows[2]["counted"] == pytest.approx(5 / (1 + 2 * 0.5 + 1 + 1 * 0.5))  # a step of 2 draft tokens, one of 1
 
 
 COPY, FRESH, V = Recording([1, 2, 3, 4], [1, 2, 3, 4, 1]), Recording([1], [2, 3, 4]), {1: 1.0, 4: 2.0}
@@ -218,27 +218,27 @@ def parts():
     return ladder.Parts({"slow": SLOW, "fast": FAST}, {"fresh": [NEW], "copied": [COPIED]}, lookup, {"lookup": 0.0})
 
 
-def test_without_guesses_a_token_takes_a_step(parts):
+def test_without_draft_tokens_a_token_takes_a_step(parts):
     found = ladder.rows(parts, "fast", "lookup", "copied", 0)
     assert [(row["configuration"], row["below"]) for row in found] == [("slow", None), ("fast", "slow")]
     assert [row["speed"] for row in found] == pytest.approx([1, 4])
     assert [row["configuration"] for row in ladder.rows(parts, "slow", "lookup", "copied", 0)] == ["slow"]
 
 
-def test_guesses_are_counted_on_the_kind_and_priced_by_the_width(parts):
-    """2..7 are copied in two steps of two guesses, then 8 and 9 are no copy: one step with guesses, one without."""
+def test_draft_tokens_are_counted_on_the_kind_and_priced_by_the_width(parts):
+    """2..7 are copied in two steps of two draft tokens; then 8 and 9 are no copy: one step with a draft, one without."""
     stats = replay(COPIED, PromptLookup(2, rule="transformers"))[1:]
     seconds = sum({1: 0.25, 2: 0.375, 3: 0.5}[step.num_input_tokens] for step in stats)
-    *_, guessed = ladder.rows(parts, "fast", "lookup", "copied", 2)
-    assert guessed["below"] == "fast" and guessed["speed"] == pytest.approx(8 / seconds) and guessed["speed"] > 4.5
+    *_, drafted = ladder.rows(parts, "fast", "lookup", "copied", 2)
+    assert drafted["below"] == "fast" and drafted["speed"] == pytest.approx(8 / seconds) and drafted["speed"] > 4.5
     *_, useless = ladder.rows(parts, "fast", "lookup", "fresh", 2)
     assert useless["speed"] == pytest.approx(4)
 
 
-def test_a_guess_costs_what_it_costs(parts):
+def test_a_draft_token_costs_what_it_costs(parts):
     drafts = replace(parts, counts={"draft": lambda text, gamma: replay_draft([True, True, False], Constant(gamma))})
-    free = ladder.rows(replace(drafts, guess={"draft": 0.0}), "fast", "draft", "fresh", 2)[-1]["speed"]
-    priced = ladder.rows(replace(drafts, guess={"draft": 0.5}), "fast", "draft", "fresh", 2)[-1]["speed"]
+    free = ladder.rows(replace(drafts, draft={"draft": 0.0}), "fast", "draft", "fresh", 2)[-1]["speed"]
+    priced = ladder.rows(replace(drafts, draft={"draft": 0.5}), "fast", "draft", "fresh", 2)[-1]["speed"]
     assert (free, priced) == pytest.approx((3 / 0.5, 3 / 1.5))
 
 

@@ -14,7 +14,7 @@ def gains(speeds, below):
     return {name: speeds[name] / speeds[of] if of else 1.0 for name, of in below.items()}
 
 
-def with_guesses(rows, committed, one, v, around):
+def with_drafts(rows, committed, one, v, around):
     return sum(committed) / sum(one * v[w] + around for w in rows)
 
 
@@ -22,7 +22,7 @@ def of_request(prefill, decoding, times):
     return (prefill + decoding) / (prefill + decoding / times)
 
 
-RIGHT = {"11.1": fastest, "11.2": gains, "11.3": with_guesses, "11.4": of_request}
+RIGHT = {"11.1": fastest, "11.2": gains, "11.3": with_drafts, "11.4": of_request}
 
 
 @pytest.mark.parametrize("name", RIGHT)
