@@ -25,7 +25,7 @@ from lessons_lib.course import (
     sparsity,
     streaming,
 )
-from lessons_lib.course.display import DPI, figure_of, problems
+from lessons_lib.course.display import figure_of, problems
 from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers.tree_shape import TreeShape, regular
 from lessons_lib.decoding.sequence import Sequence

@@ -226,7 +226,7 @@ def test_without_draft_tokens_a_token_takes_a_step(parts):
 
 
 def test_draft_tokens_are_counted_on_the_kind_and_priced_by_the_width(parts):
-    """2..7 are copied in two steps of two draft tokens; then 8 and 9 are no copy: one step with a draft, one without."""
+    """2..7 are copied in two steps of two draft tokens; then 8 and 9 are no copy: a step with a draft, one without."""
     stats = replay(COPIED, PromptLookup(2, rule="transformers"))[1:]
     seconds = sum({1: 0.25, 2: 0.375, 3: 0.5}[step.num_input_tokens] for step in stats)
     *_, drafted = ladder.rows(parts, "fast", "lookup", "copied", 2)
