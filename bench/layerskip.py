@@ -17,6 +17,7 @@ from lessons_lib import EarlyExit, generate, load
 from lessons_lib.data import Question
 from lessons_lib.decoding.peers import by_early_exit, by_transformers
 from lessons_lib.decoding.prediction import best_exit
+from lessons_lib.decoding.proposers.draft_length import Adaptive
 from lessons_lib.decoding.proposers.early_exit import trimmed
 from lessons_lib.measure.clock import Ratio, Samples, rate_ratio
 from lessons_lib.measure.cost import StepCost, exit_cost
@@ -32,6 +33,7 @@ FOUR = 4  # draft tokens per step, where their number is fixed
 EXITS = range(2, 30)  # exit layers to choose from
 EARLY = 10  # the last exit layer that counts for tokens per pass
 MOST = 8  # longest draft
+ADAPTIVE = (4, 6, 8, 10)  # exits of which every step chooses one by itself
 SHORT = 8192  # ids of the draft vocabulary
 CHOSEN_ON, MEASURED_ON, LEARNED_FROM = 40, 30, 2_000  # examples of the splits validation, test and train
 ANSWER = 64  # longest answer
@@ -114,7 +116,17 @@ def proposers(run: Run) -> dict[str, EarlyExit]:
         "four": EarlyExit(chosen["four"], FOUR),
         "full": EarlyExit(*made["full"]),
         "trimmed": EarlyExit(*made["trimmed"], vocabulary=vocabulary()),
+        "adaptive": adaptive(run),
     }
+
+
+@cache
+def adaptive(run: Run) -> EarlyExit:
+    """Exit layer and draft length chosen at every step. One for all texts, since it learns from one to the next."""
+    layers = [layer for layer in ADAPTIVE if layer < len(target().decoder.layers)] or [1]
+    v = settings(run)["v"]
+    schedules = {layer: Adaptive(exit_cost(model().shape, layer, len(vocabulary())), v, MOST) for layer in layers}
+    return EarlyExit(schedules, vocabulary=vocabulary())
 
 
 def methods(run: Run, ids: Sequence[int], new: int, passes: dict[str, list[int]]) -> dict[str, Callable[[], Made]]:
@@ -232,6 +244,11 @@ def vs_plain(run: Run) -> Measured:
     ]
     best = max(predicted, key=predicted.get)  # chosen by the prediction, not by the measurement
     tau = {kind: tokens_per_pass(of, best) for kind, of in questions.by_category(found).items()}
+    ratios["adaptive"] = rate_ratio(decoding(found, "plain"), decoding(found, "adaptive"))
+    notes.append(
+        f"the same vocabulary, exit ({', '.join(map(str, ADAPTIVE))}) and draft length chosen at every step: "
+        f"{ratios['adaptive'].value:.2f} with {tokens_per_pass(found, 'adaptive'):.2f} tokens per pass"
+    )
     measured = {name: [of.value, of.low, of.high] for name, of in ratios.items()}
     facts = {"tokens_per_pass": tau, "predicted": predicted, "measured": measured}
     return Measured(ratios[best], "; ".join([*notes, RESAMPLED]), facts_of(run) | facts)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput, SideTokens
 from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.early_exit import EarlyExit
 
 
 def tree_of(tokens: Sequence[int], parents: Sequence[int], mode: str = "greedy", q=None, **budget) -> DraftTree:
@@ -98,3 +99,15 @@ def with_side_tokens(make):
 
 
 SCRIPTS = [no_draft, always_right, always_wrong, right_until_third, random_chain, tree_with_decoys, random_tree]
+
+
+class FreshExits(EarlyExit):
+    """EarlyExit with several exits, whose schedules forget every earlier text. make: -> a schedule."""
+
+    def __init__(self, layers, make, **options):
+        super().__init__({layer: make() for layer in layers}, **options)
+        self.make = make
+
+    def reset(self, target, prompt):
+        self.lengths = {layer: self.make() for layer in self.lengths}
+        super().reset(target, prompt)

@@ -11,7 +11,7 @@ from functools import cache
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree
 from lessons_lib.decoding.proposers import check_integers
-from lessons_lib.measure.cost import WidthCurve, best_gamma
+from lessons_lib.measure.cost import WidthCurve, best_gamma, walltime_factor
 
 CARRIED = 8.0  # weight, in checked draft tokens, of the initial alpha or of the estimate from earlier texts
 
@@ -113,6 +113,7 @@ class Adaptive(DraftLength):
             _at_least_one("probe_every", probe_every)
         self.decay, self.probe_every = decay, probe_every
         self._best = cache(lambda percent: best_gamma(percent / 100, c, v, most))  # called at every step
+        self._speed = cache(lambda percent: walltime_factor(percent / 100, self._best(percent), c, v))
         self._accepted, self._examined, self._idle = CARRIED * alpha, CARRIED, 0
 
     @property
@@ -124,6 +125,11 @@ class Adaptive(DraftLength):
     def expected_alpha(self) -> float:
         """alpha-hat plus one standard error, at most 1. The sample size is the decayed count of checked tokens."""
         return min(1.0, self.alpha + math.sqrt(self.alpha * (1 - self.alpha) / self._examined))
+
+    @property
+    def expected_speed(self) -> float:
+        """Predicted speedup over plain decoding for `expected_alpha`, at the gamma that is best for it."""
+        return self._speed(round(100 * self.expected_alpha))
 
     def reset(self) -> None:
         share = min(1.0, CARRIED / self._examined)

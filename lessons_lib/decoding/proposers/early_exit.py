@@ -10,7 +10,7 @@ Source: LayerSkip, Elhoushi et al. 2024 (arXiv 2404.16710). Exits of a model tha
 right; training/layerskip.py trains them all, training/exit_adapter.py one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput
 from lessons_lib.decoding.proposers import Proposer, check_integers
-from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
 from lessons_lib.decoding.sampling import Sampling, sample_children, top_tokens
 from lessons_lib.models.decoder import Segment
 from lessons_lib.models.draft import TrimmedDecoder
@@ -27,9 +27,13 @@ from lessons_lib.models.draft import TrimmedDecoder
 class EarlyExit(Proposer):
     """Drafts a chain with the first `exit_layer` layers of the target. Needs a target that offers "layer ranges".
 
-    exit_layer: E, from 1 to the target's number of layers. draft_tokens: tokens drafted per step, or a schedule from
-    draft_length. vocabulary: (K,), ids of the only tokens that are drafted, so that the head reads K rows instead of V
-    (Zhao et al. 2025, arXiv 2502.14856); None: all tokens.
+    exit_layer: E, from 1 to the target's number of layers; or {E: Adaptive(cost of E)}, several exits with a schedule
+    each. Then every step drafts from the exit with the highest predicted speed, as long as its schedule says, and only
+    that schedule learns. Each speed is for an alpha one standard error above the estimate, so that no exit that may be
+    the best stays untried.
+    draft_tokens: tokens drafted per step, or a schedule from draft_length; not used with several exits.
+    vocabulary: (K,), ids of the only tokens that are drafted, so that the head reads K rows instead of V (Zhao et al.
+    2025, arXiv 2502.14856); None: all tokens.
     sampling: draft tokens are sampled from the exit's distribution q after `sampling`; None: its argmax. Both are
     lossless under Greedy and Sampling.
     generator: randomness of the draft. Share the one passed to `generate`, or seed it differently.
@@ -40,32 +44,44 @@ class EarlyExit(Proposer):
 
     def __init__(
         self,
-        exit_layer: int,
+        exit_layer: int | Mapping[int, Adaptive],
         draft_tokens: int | DraftLength = 4,
         vocabulary: Tensor | None = None,
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
         adapter: nn.Module | None = None,
     ):
-        check_integers(exit_layer=exit_layer)
-        if exit_layer < 1:
-            raise ValueError(f"exit_layer must be at least 1, not {exit_layer}")
-        if (trained := getattr(adapter, "exit_layer", exit_layer)) != exit_layer:
-            raise ValueError(f"this adapter was trained for the exit after {trained} layers, not {exit_layer}")
-        self.exit_layer, self.vocabulary, self.adapter = exit_layer, vocabulary, adapter or nn.Identity()
-        self.length = draft_tokens if isinstance(draft_tokens, DraftLength) else Constant(draft_tokens)
+        if isinstance(exit_layer, Mapping):
+            self.lengths: dict[int, DraftLength] = dict(exit_layer)
+            if not self.lengths or not all(isinstance(of, Adaptive) for of in self.lengths.values()):
+                raise TypeError(
+                    "several exits need an Adaptive schedule each, such as {6: Adaptive(c), 10: Adaptive(c)}"
+                )
+        else:
+            self.lengths = {
+                exit_layer: draft_tokens if isinstance(draft_tokens, DraftLength) else Constant(draft_tokens)
+            }
+        for layer in self.lengths:
+            check_integers(exit_layer=layer)
+            if layer < 1:
+                raise ValueError(f"exit_layer must be at least 1, not {layer}")
+            if (trained := getattr(adapter, "exit_layer", layer)) != layer:
+                raise ValueError(f"this adapter was trained for the exit after {trained} layers, not {layer}")
+        self.vocabulary, self.adapter = vocabulary, adapter or nn.Identity()
+        self.exit_layer = next(iter(self.lengths))  # of this step
         self.greedy, self.sampling, self.generator = sampling is None, sampling or Sampling(), generator
         self.target = None
 
     def reset(self, target, prompt: Sequence[int]) -> None:
         """Start a new text. Raises ValueError if the target has fewer layers, or not these tokens."""
-        self.length.reset()
+        for length in self.lengths.values():
+            length.reset()
         if target is self.target:
             return
         decoder = target.decoder
-        if self.exit_layer > decoder.config.num_layers:
+        if max(self.lengths) > decoder.config.num_layers:
             raise ValueError(
-                f"exit_layer {self.exit_layer} is beyond the target's {decoder.config.num_layers} layers; "
+                f"exit_layer {max(self.lengths)} is beyond the target's {decoder.config.num_layers} layers; "
                 "choose one of them"
             )
         self.target, self.decoder = target, decoder if self.vocabulary is None else trimmed(decoder, self.vocabulary)
@@ -76,7 +92,10 @@ class EarlyExit(Proposer):
 
         Without room for a draft token nothing is run, and the step is a plain one.
         """
-        most = min(self.length.next(), tree.max_depth)
+        if len(self.lengths) > 1:
+            self.exit_layer = max(self.lengths, key=lambda layer: self.lengths[layer].expected_speed)
+        length = self.lengths[self.exit_layer]
+        most = min(length.next(), tree.max_depth)
         if most < 1 or not tree.fits(ROOT):
             return
         # 1. Run what is not cached yet through the early layers: the root, after a preemption also the text before it
@@ -87,7 +106,7 @@ class EarlyExit(Proposer):
             # 3. Run it through the early layers. The last one, too: verification needs the exit states of all tokens
             states.append(self.run_early_layers(tree.tokens[newest:], tree.cache))
             tree.draft_calls += 1
-            if tree.tokens[newest] in self.target.eos or not self.length.goes_on(confidence):
+            if tree.tokens[newest] in self.target.eos or not length.goes_on(confidence):
                 break
         # 4. The target's forward pass starts after the exit
         tree.first_layer, tree.states = self.exit_layer, torch.cat(states)
@@ -95,7 +114,7 @@ class EarlyExit(Proposer):
     def observe(self, tree: DraftTree, path: list[int], tokens: list[int], output: ModelOutput) -> None:
         """Report the result to the schedule. `Cache.keep` has dropped the rejected tokens from all layers already."""
         if tree.tokens:
-            self.length.learn(tree, path, tokens)
+            self.lengths[self.exit_layer].learn(tree, path, tokens)
 
     def run_early_layers(self, tokens: Sequence[int], cache: Cache) -> Tensor:
         """Run tokens (T,) through the layers before the exit, which append to the cache -> exit states (T, D)."""

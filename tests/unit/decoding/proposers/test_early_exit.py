@@ -14,7 +14,7 @@ from lessons_lib.caches.cache import ContiguousCache
 from lessons_lib.caches.streaming import Streaming
 from lessons_lib.decoding.draft_tree import DraftTree, plain_input
 from lessons_lib.decoding.generate import new_sequence, step
-from lessons_lib.decoding.proposers.draft_length import Confidence, DraftLength, Heuristic
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence, DraftLength, Heuristic
 from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, StreamingTarget, TransformersTarget, Unsupported
 from lessons_lib.models import tiny
 from lessons_lib.models.exits import ExitAdapter
@@ -243,6 +243,45 @@ def test_wrong_exit_states_and_caches_change_the_text(wrong, plain):
     assert ids != plain
 
 
+# several exits
+
+
+class Exits(EarlyExit):
+    """Keeps the exit layer of every step that drafts."""
+
+    def reset(self, target, prompt):
+        super().reset(target, prompt)
+        self.taken = []
+
+    def propose(self, ids, tree):
+        super().propose(ids, tree)
+        assert tree.first_layer == (self.exit_layer if tree.tokens else 0)
+        self.taken += [self.exit_layer] if tree.tokens else []
+
+
+def test_a_step_may_draft_from_another_exit_than_the_one_before_it(target, plain):
+    proposer = Exits({layer: Adaptive(0.05, most=3, decay=0.5) for layer in (1, 2, 3)})
+    out = generate(target, PROMPT, proposer, max_new_tokens=N)
+    assert out.ids == plain
+    assert len(set(proposer.taken)) > 1  # else this tests nothing new
+
+
+@pytest.mark.parametrize("cost, best", [(0.1, LAYERS), (0.95, 1)])
+def test_the_exit_with_the_highest_predicted_speed_drafts(cost, best):
+    """The last exit is always right. If it is cheap it is used, if it costs a whole pass the first one is."""
+    target = decoder_target(tiny(LAYERS))
+    proposer = Exits({1: Adaptive(0.02, most=4), LAYERS: Adaptive(cost, most=4)})
+    generate(target, PROMPT, proposer, max_new_tokens=60)
+    assert proposer.taken[-1] == best
+    assert proposer.lengths[LAYERS].alpha >= 0.7  # never wrong
+
+
+def test_only_the_schedule_of_the_exit_that_drafted_learns(target):
+    schedules = {1: Adaptive(0.9, most=2), LAYERS: Adaptive(0.01, most=2)}
+    generate(target, PROMPT, EarlyExit(schedules), max_new_tokens=N)
+    assert schedules[1].alpha == 0.7 < schedules[LAYERS].alpha
+
+
 # what is drafted
 
 
@@ -308,6 +347,9 @@ def test_targets_that_run_all_layers_at_once_are_refused(kind):
     (lambda: EarlyExit(5), ValueError, "exit_layer 5 is beyond the target's 4 layers"),
     (lambda: EarlyExit(2, vocabulary=torch.tensor([3, 97])), ValueError, "ids from 0 to 96"),
     (lambda: EarlyExit(2, vocabulary=torch.tensor([])), ValueError, "ids from 0 to 96"),
+    (lambda: EarlyExit({}), TypeError, "several exits need an Adaptive schedule each"),
+    (lambda: EarlyExit({1: 4, 2: 4}), TypeError, "several exits need an Adaptive schedule each"),
+    (lambda: EarlyExit({1: Adaptive(0.1), 5: Adaptive(0.1)}), ValueError, "exit_layer 5 is beyond"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(target, make, error, said):
     with pytest.raises(error, match=said):

@@ -6,13 +6,14 @@ from unittest import mock
 import pytest
 import torch
 from support.distributions import correction_from_p, distribution_of, far_from
+from support.proposers import FreshExits
 from support.targets import decoder_target
 from torch import nn
 
 from lessons_lib import EarlyExit, Sampling
 from lessons_lib.decoding import sampling
 from lessons_lib.decoding.proposers import early_exit
-from lessons_lib.decoding.proposers.draft_length import Confidence
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence
 from lessons_lib.decoding.sampling import draw
 from lessons_lib.models import tiny
 
@@ -30,10 +31,18 @@ def distance(size: int, count: int, exit_layer: int = 1, draft_tokens=2, **optio
     """The largest error of a text's exact probability, over all texts of `count` tokens of a vocabulary of `size`."""
     target = decoder_target(tiny(3, vocab_size=size))
     logits = lambda ids: target.decoder.read(ids)[-1] / RULE.temperature  # noqa: E731
-    proposer = EarlyExit(exit_layer, draft_tokens, **options)
+    if exits := options.pop("exits", ()):
+        proposer = FreshExits(exits, forgetful, **options)
+    else:
+        proposer = EarlyExit(exit_layer, draft_tokens, **options)
     return far_from(
         distribution_of(target, proposer, count, RULE), SimpleNamespace(vocab_size=size, logits=logits), count
     )
+
+
+def forgetful() -> Adaptive:
+    """A schedule that forgets at once, so that the exit changes from step to step."""
+    return Adaptive(0.05, most=2, decay=0.2)
 
 
 DRAFTS = [
@@ -46,6 +55,7 @@ DRAFTS = [
     pytest.param(3, 4, dict(vocabulary=torch.tensor([1])), id="short vocabulary, argmax"),
     pytest.param(2, 4, dict(sampling=RULE, adapter=Shifting()), id="adapter"),
     pytest.param(2, 4, dict(sampling=RULE, draft_tokens=Confidence(2, 0.5)), id="stops after doubt"),
+    pytest.param(2, 4, dict(sampling=RULE, exits=(1, 2)), id="several exits"),
 ]
 
 
