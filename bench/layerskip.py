@@ -244,13 +244,14 @@ def vs_plain(run: Run) -> Measured:
     ]
     best = max(predicted, key=predicted.get)  # chosen by the prediction, not by the measurement
     tau = {kind: tokens_per_pass(of, best) for kind, of in questions.by_category(found).items()}
-    ratios["adaptive"] = rate_ratio(decoding(found, "plain"), decoding(found, "adaptive"))
+    every_step = rate_ratio(decoding(found, "plain"), decoding(found, "adaptive"))
     notes.append(
         f"the same vocabulary, exit ({', '.join(map(str, ADAPTIVE))}) and draft length chosen at every step: "
-        f"{ratios['adaptive'].value:.2f} with {tokens_per_pass(found, 'adaptive'):.2f} tokens per pass"
+        f"{every_step.value:.2f} with {tokens_per_pass(found, 'adaptive'):.2f} tokens per pass"
     )
     measured = {name: [of.value, of.low, of.high] for name, of in ratios.items()}
     facts = {"tokens_per_pass": tau, "predicted": predicted, "measured": measured}
+    facts["adaptive"] = [every_step.value, every_step.low, every_step.high]
     return Measured(ratios[best], "; ".join([*notes, RESAMPLED]), facts_of(run) | facts)
 
 

@@ -4,7 +4,7 @@ Starts the command on a small random model in float64, sends the requests of a w
 for 16 slots, and checks every answer against `generate`. Half of them are streamed, half are sampled with a seed. The
 client drops one in ten, in the middle or before the first token, and one in thirty is over-long. At the end nothing
 runs or waits, all blocks are free, the third time took no more memory than the second, and Ctrl-C ends the server.
-Exit status 1 otherwise.
+Exit status 1 otherwise. What came of it is stored in bench/results/serve-trial.json.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lessons_lib import Sampling, generate, load
+from lessons_lib.data import RESULTS
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.progress import bar
 from lessons_lib.serving.workload import Exponential, Uniform, Workload
@@ -66,28 +67,20 @@ def main() -> int:
         model = load(folder, "cpu", "fp64")
         cases = make_cases(count, model)
         expected = expected_texts(cases, model)
-        command = [
-            sys.executable,
-            "-m",
-            "lessons_lib",
-            "serve",
-            "--model",
-            folder,
-            "--device",
-            "cpu",
-            "--dtype",
-            "fp64",
-        ]
-        sizes = ["--port", "0", "--max-num-seqs", SLOTS, "--num-blocks", BLOCKS, "--max-num-batched-tokens", 128]
-        server = subprocess.Popen([*command, *map(str, sizes)], stdout=subprocess.PIPE, text=True)
+        options = ["--model", folder, "--device", "cpu", "--dtype", "fp64", "--port", "0", "--max-num-seqs", SLOTS]
+        options += ["--num-blocks", BLOCKS, "--max-num-batched-tokens", 128]
+        command = [sys.executable, "-m", "lessons_lib", "serve", *map(str, options)]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             found = re.search(r"http://\S+", server.stdout.readline())
             if not found:  # it has said on stderr why it does not start
                 return server.wait(20) or 1
-            good = asyncio.run(trial(found[0], folder, cases, expected))
+            good, turns = asyncio.run(trial(found[0], folder, cases, expected))
             server.send_signal(signal.SIGINT)
             status = server.wait(20)
             print(f"Ctrl-C ended the server with exit status {status}.")
+            stored = {"requests": count, "as it should be": good, "exit status after Ctrl-C": status, "turns": turns}
+            (RESULTS / "serve-trial.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         finally:
             server.kill()
     return int(not good or status != 0)
@@ -138,10 +131,10 @@ def expected_texts(cases: list[Case], model: LanguageModel) -> list[str | None]:
     return texts
 
 
-async def trial(url: str, model: str, cases: list[Case], expected: list[str | None]) -> bool:
-    """Send all cases three times, and print what came of them -> whether all is as it should be."""
+async def trial(url: str, model: str, cases: list[Case], expected: list[str | None]) -> tuple[bool, list[dict]]:
+    """Send all cases three times, and print what came of them -> whether all is as it should be, and what came."""
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=None) as client:
-        good, memory = True, []
+        good, memory, turns = True, [], []
         for turn in ("first", "second", "third"):
             start, places = perf_counter(), asyncio.Semaphore(AT_ONCE)
             ends = await asyncio.gather(
@@ -156,8 +149,9 @@ async def trial(url: str, model: str, cases: list[Case], expected: list[str | No
             wanted = Counter("answered rightly" if case.fate == "answered" else case.fate for case in cases)
             idle = not (now["num_requests_running"] or now["num_requests_waiting"] or now["kv_cache_usage_perc"])
             good &= counts == wanted and idle
+            turns.append({"seconds": round(seconds, 1), "ends": counts, "metrics": now})
     print(f"memory of the server after the third time, against the second: {(memory[2] - memory[1]) / 1e6:+.1f} MB")
-    return good and memory[2] - memory[1] < FLAT
+    return good and memory[2] - memory[1] < FLAT, turns
 
 
 async def ask(client: openai.AsyncOpenAI, model: str, case: Case, expected: str | None, places) -> str:

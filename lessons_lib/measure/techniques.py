@@ -64,6 +64,10 @@ KNOWN = (
         "transformers, assistant_early_exit", 1.86, "Llama2-7B, CNN/DM, exit 8 of 32, H100",
     ),
     _technique(
+        "StreamingLLM, a window of 1,020 tokens", "streaming/vs-recompute", "a window computed anew for every token",
+        published=22.2, source="at most; Llama-2, A6000",
+    ),
+    _technique(
         "everything combined, free writing", "ladder/free/vs-generate", "transformers generate, eager",
         "ladder/plain/vs-llamacpp-best", "llama.cpp, plain; ours without draft tokens, both kinds of prompts",
     ),

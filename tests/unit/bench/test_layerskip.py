@@ -57,7 +57,8 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
     assert chosen["four"] <= bench.EARLY and chosen["vocabulary"] == 48
     for claim in (tokens, plain, theirs):
         json.dumps(claim.facts)
-    assert set(plain.facts["predicted"]) == set(plain.facts["measured"]) - {"adaptive"} == {"full", "trimmed"}
+    assert set(plain.facts["predicted"]) == set(plain.facts["measured"]) == {"full", "trimmed"}
+    assert plain.facts["adaptive"][0] > 0
     assert (
         plain.ratio.value == plain.facts["measured"][max(plain.facts["predicted"], key=plain.facts["predicted"].get)][0]
     )
