@@ -16,9 +16,8 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from lessons_lib import PromptLookup, Sampling
 from lessons_lib.decoding.generate import compression, generate, new_sequence, step, tokens_per_pass
-from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import Greedy
-from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget, Unsupported
+from lessons_lib.decoding.targets import DecoderTarget, TransformersTarget
 from lessons_lib.decoding.text import StoppedText, TextStream
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
@@ -210,14 +209,6 @@ def test_a_text_is_encoded_and_an_empty_one_refused(network, words):
     assert new_sequence(target, "w5 w7", None, None, 4).ids == [5, 7]
     with pytest.raises(ValueError, match="the prompt is empty"):
         generate(target, "   ")
-
-
-def test_a_proposer_whose_needs_are_not_offered_is_refused(network):
-    class Demanding(Proposer):
-        needs = frozenset({"wings"})
-
-    with pytest.raises(Unsupported, match="Demanding needs wings, which TransformersTarget does not offer"):
-        generate(network, PROMPT, Demanding())
 
 
 @pytest.mark.parametrize("stop", [None, "{word}"], ids=["", "stop text"])

@@ -12,7 +12,7 @@ from lessons_lib.caches.cache import ContiguousCache, StaticBuffers, StaticCache
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder, Segment, attend, decoder_config, rotary_tables, with_attention
-from lessons_lib.quantization.cpu import attend_by_products, multiply_by_products
+from lessons_lib.quantization.cpu import attend_by_products
 
 TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9])
 
@@ -115,17 +115,6 @@ def test_kernels_may_return_any_memory_layout(monkeypatch):
     stored = lambda *args, **options: kernel(*args, **options).transpose(1, 2).contiguous().transpose(1, 2)  # noqa: E731
     monkeypatch.setattr(F, "scaled_dot_product_attention", stored)
     assert torch.equal(attend(q, keys, values, None), expected)
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_product_of_few_rows_written_as_sums_is_the_library_s(dtype, rows):
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, 33, dtype=torch.float64, generator=generator).to(dtype) for n in (rows, 7))
-    expected = x.double() @ weight.double().T
-    tolerance = 1e-12 if dtype == torch.float64 else 2**-8 * expected.abs().max()
-    assert (multiply_by_products(x, weight).double() - expected).abs().max() <= tolerance
-    assert multiply_by_products(x, weight).dtype == dtype
 
 
 @pytest.mark.parametrize("change, said", [

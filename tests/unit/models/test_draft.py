@@ -7,7 +7,6 @@ from support.oracle import exact
 
 from lessons_lib.measure.cost import bytes_decode
 from lessons_lib.models import LanguageModel, ModelUnavailable, hub, load, tiny, trained
-from lessons_lib.models.checkpoint import fused_weights, their_names
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.draft import (
     TrimmedDecoder,
@@ -138,14 +137,6 @@ def test_nothing_of_the_target_is_stored_and_its_embedding_is_shared(network, dr
     assert matrices < stored < 1.5 * matrices + 4096  # a byte each, then scales, norms and names
     assert loaded.get_input_embeddings().weight.data_ptr() == network.get_input_embeddings().weight.data_ptr()
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
-
-
-def test_their_names_are_the_inverse_of_ours(network):
-    decoder = Decoder.from_transformers(network)
-    state = network.state_dict()
-    back = their_names(fused_weights(network, decoder.config), decoder.config)
-    assert set(back) == set(state) - {"model.embed_tokens.weight", "lm_head.weight"}
-    assert all(torch.equal(back[name], state[name]) for name in back)
 
 
 def test_what_is_stored_is_the_nearest_of_255_levels(draft, tmp_path):

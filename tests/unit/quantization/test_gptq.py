@@ -1,13 +1,17 @@
 """GPTQ: worked by hand, its loss is what it says, block sizes change nothing, better than rounding to the nearest."""
 
+from importlib import import_module
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rounded import WINDOWS, decoder, with_weights
 from torch import Tensor
 
-from lessons_lib.quantization.gptq import gptq, hessian, inverse_factor, layer_loss, row_losses, sweep
+from lessons_lib.quantization.calibration import MATRICES, watch
+from lessons_lib.quantization.gptq import gptq, gptq_decoder, hessian, inverse_factor, layer_loss, row_losses, sweep
 from lessons_lib.quantization.integers import KINDS, quantize
 
 
@@ -175,3 +179,51 @@ def test_what_does_not_fit_is_refused(change, sentence):
         gptq(**dict(weight=torch.ones(2, 8), hessian=torch.eye(8)) | change)
     with pytest.raises(ValueError, match="the calibration inputs holds 1 NaN"):
         hessian(torch.tensor([[1.0, float("nan")]]))
+
+
+@torch.no_grad()
+def test_gptq_serves_each_layer_better_than_rounding_to_the_nearest():
+    """On what the layer reads after layers that are rounded already."""
+    whole = decoder()
+    found = gptq_decoder(whole, WINDOWS, "int3 g16")
+    assert set(found) == {(i, name) for i in (0, 1) for name in MATRICES}
+    before = with_weights(whole, lambda place, w: found[place].dequantize() if place[0] == 0 else w)
+    seen = {}
+    watch(before, WINDOWS, lambda place, x: seen.setdefault(place, []).append(x))
+    for name in MATRICES:
+        weight, h = getattr(whole.layers[1], name).weight, hessian(torch.cat(seen[1, name]))
+        nearest = quantize(weight, 3, 16, "affine").dequantize()
+        assert layer_loss(weight, found[1, name].dequantize(), h) < layer_loss(weight, nearest, h)
+
+
+@torch.no_grad()
+def test_gptq_looks_at_inputs_after_rounded_layers(monkeypatch):
+    """The second layer's Hessians are of states that the rounded first layer gave."""
+    given = []
+    monkeypatch.setattr(
+        import_module("lessons_lib.quantization.gptq"), "hessian", lambda x: given.append(x) or hessian(x)
+    )
+    whole = decoder()
+    found = gptq_decoder(whole, WINDOWS[:1], "int2 g16")
+    rounded = with_weights(whole, lambda place, w: found[place].dequantize() if place[0] == 0 else w)
+    seen = []
+    watch(rounded, WINDOWS[:1], lambda place, x: seen.append(x) if place[0] == 1 else None)
+    torch.testing.assert_close(given[4], seen[0], rtol=0, atol=1e-9)
+    exact = []
+    watch(whole, WINDOWS[:1], lambda place, x: exact.append(x) if place[0] == 1 else None)
+    assert (given[4] - exact[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_gptq_weighs_windows_of_unequal_length_by_their_tokens(monkeypatch):
+    """The Hessian of a matrix is that of all its inputs at once, not the mean of the windows'."""
+    given, windows = [], [WINDOWS[0][:5], WINDOWS[1]]
+    monkeypatch.setattr(
+        import_module("lessons_lib.quantization.gptq"), "gptq", lambda w, h, **how: given.append(h) or gptq(w, h, **how)
+    )
+    whole, seen = decoder(), {}
+    gptq_decoder(whole, windows, "int3 g16")
+    watch(whole, windows, lambda place, x: seen.setdefault(place, []).append(x))
+    inputs = [torch.cat(seen[0, name]) for name in MATRICES]
+    for h, x in zip(given[: len(inputs)], inputs, strict=True):
+        torch.testing.assert_close(h, hessian(x))

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from support.rounded import DTYPES, ROUNDING, compiled, exact, random
+from torch import Tensor
 
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
@@ -20,7 +21,7 @@ from lessons_lib.quantization.cpu.linear import (
     PackedW8A16Linear,
 )
 from lessons_lib.quantization.floats import quantize_fp8, quantize_nf4
-from lessons_lib.quantization.integers import Integers, quantize
+from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import (
     DequantizedLinear,
     FakeQuantLinear,
@@ -31,7 +32,6 @@ from lessons_lib.quantization.linear import (
     W4A16Linear,
     W8A8Linear,
     W8A16Linear,
-    fastest,
     integer_matmul,
     multiply_rounded,
     outlier_columns,
@@ -40,13 +40,8 @@ from lessons_lib.quantization.linear import (
     rounded_values,
     sharing_copy,
     tall_matmul,
-    weight_only,
 )
 from lessons_lib.quantization.model import swapped
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-
-ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 LAYERS = {
     "W8A16": lambda w: W8A16Linear(quantize(w)),
@@ -70,31 +65,6 @@ LAYERS = {
 each_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 
 
-@pytest.fixture(params=[True, False], ids=["AVX512", "AVX2"])
-def packed_kernels(request, monkeypatch):
-    """A CPU with and one without vectorised packed kernels; both run here, fast or not."""
-    monkeypatch.setattr(cpu, "packed_kernels", lambda: request.param)
-
-
-def random(*shape: int, seed: int = 0, dtype=torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def check(layer: nn.Module, restored: Tensor, x: Tensor) -> None:
-    """As the matmul with the restored weight, but for the dtype's rounding of a sum of that size."""
-    right = x.double() @ restored.double().T
-    size = x.double().abs() @ restored.double().abs().T
-    for out in (layer(x), compiled(layer)(x)):
-        assert out.dtype == x.dtype and out.shape == right.shape
-        assert ((out.double() - right).abs() <= ROUNDING[x.dtype] * size).all()
-
-
-def compiled(layer: nn.Module):
-    """The layer in the form that it gives to a compiler, whole: fullgraph raises where a graph would break."""
-    torch._dynamo.reset()
-    return torch.compile(layer, fullgraph=True, dynamic=False, backend="eager")
-
-
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("kind, how", [
     (W8A16Linear, (8,)), (W4A16Linear, (4, 32, "affine")), (W4A16Linear, (4, 64, "affine")),
@@ -115,23 +85,6 @@ def test_layers_that_round_activations_equal_the_matmul_of_both_rounded_in_float
         for kind in (W8A8Linear, OneDNNW8A8Linear, PackedW8A8Linear):
             torch.testing.assert_close(kind(eight, terms)(x), right, rtol=0, atol=1e-5)
     torch.testing.assert_close(W4A8Linear(four)(x), round_groups(x) @ four.dequantize().T, rtol=0, atol=1e-12)
-
-
-@DTYPES
-@pytest.mark.parametrize("rows", [1, 3, 17])
-def test_w8a16_on_a_cpu_gives_the_matmul_with_the_rounded_weight(dtype, rows, packed_kernels):
-    quantized = quantize(random(33, 96, dtype=dtype), 8, scale_dtype=dtype)
-    check(PackedW8A16Linear(quantized), quantized.dequantize(), random(rows, 96, seed=1, dtype=dtype))
-
-
-@DTYPES
-@pytest.mark.parametrize("group", [32, 64])
-@pytest.mark.parametrize("rows", [1, 3, 17])
-def test_w4a16_on_a_cpu_gives_the_matmul_with_the_rounded_weight(dtype, group, rows):
-    quantized = quantize((random(48, 128) + 0.3).to(dtype), 4, group, "affine", torch.float32)
-    x = random(rows, 128, seed=1, dtype=dtype)
-    for kind in (PackedW4A16Linear, InterleavedW4A16Linear)[: 2 if group == 32 else 1]:
-        check(kind(quantized), quantized.dequantize(), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -196,26 +149,6 @@ def test_any_format_is_turned_back_into_its_values(make, dtype):
     assert DequantizedLinear(quantized).nbytes == quantized.nbytes == FakeQuantLinear(quantized).nbytes
 
 
-def test_weight_only_layers_have_a_kernel_where_there_is_one(packed_kernels):
-    w = random(16, 64)
-    eight, four = quantize(w), quantize(w, 4, 32, "affine")
-    assert type(weight_only(eight)) is PackedW8A16Linear
-    assert type(weight_only(four)) is (PackedW4A16Linear if cpu.packed_kernels() else InterleavedW4A16Linear)
-    for plain in (quantize(w, 4, 16, "affine"), quantize(w.double(), 4, 32, "affine"),
-                  quantize(random(8, 64), 4, 32, "affine")):  # fmt: skip
-        assert type(weight_only(plain)) is W4A16Linear
-    assert type(weight_only(quantize(w.double()))) is type(weight_only(on_meta(eight))) is W8A16Linear
-    for other in (quantize(w, 8, 32), quantize(w, 8, "row", "zero_point"), quantize(w, 4, 32), quantize_nf4(w)):
-        assert type(weight_only(other)) is DequantizedLinear
-
-
-@pytest.mark.parametrize("units, kind", [(True, OneDNNW8A8Linear), (False, PackedW8A8Linear)])
-def test_w8a8_takes_the_integer_units_of_a_cpu_where_it_has_them(units, kind, monkeypatch):
-    monkeypatch.setattr(cpu, "integer_units", lambda: units)
-    layer = fastest(W8A8Linear, quantize(random(16, 64)), 2)
-    assert type(layer) is kind and layer.terms == 2 and layer.constant == units
-
-
 def test_a_strided_x_is_read_as_it_stands():
     w, x = random(16, 64), random(64, 3, seed=1).T
     for make in LAYERS.values():
@@ -271,15 +204,7 @@ def test_what_a_layer_cannot_take_is_refused(kind, how, sentence):
         kind(quantize(random(2, 16, 64), *((8,) if sentence == W8 else (4, 32, "affine"))))
 
 
-def on_meta(quantized: Integers) -> Integers:
-    return Integers(quantized.shape, quantized.dtype, quantized.codes.to("meta"), quantized.grid)
-
-
 WEIGHT, INPUT = torch.tensor([[1.0, 1.0, 0.001]]), torch.tensor([[0.05, -0.04, 60.0]])
-
-
-def exact(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 40), out=st.integers(1, 20), seed=st.integers(0, 99))
@@ -352,14 +277,6 @@ def test_leaving_one_loud_column_out_brings_most_precision_back(seed):
     assert mixed < plain / 20
 
 
-@pytest.mark.parametrize("columns", [64, 66])  # of which words of four bytes can be made, and cannot
-def test_a_cpu_without_integer_units_multiplies_the_values_of_the_codes(columns):
-    w, x = exact(16, columns), exact(3, columns, seed=1)
-    layer = PackedW8A8Linear(quantize(w, 8, "row"))
-    assert (layer.packed is None) == (columns == 66)
-    torch.testing.assert_close(layer(x), W8A8Linear(quantize(w, 8, "row"))(x), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("terms", [1, 2])
 def test_columns_known_beforehand_leave_finer_steps_to_the_others(terms):
     w, x = exact(16, 64), exact(3, 64, seed=1)
@@ -374,3 +291,22 @@ def test_a_second_term_leaves_a_254th_of_what_the_first_leaves():
     steps = x.abs().amax(-1, True) / 127
     for terms, part in ((1, 1), (2, 254)):
         assert ((rounded_values(x, terms) - x).abs() <= 0.501 * steps / part).all()
+
+
+def test_each_group_of_inputs_has_its_own_scale():
+    x = torch.zeros(2, 64)
+    x[0, :2], x[0, 32], x[1, 63] = torch.tensor([1.27, 0.014]), 1000.0, -0.5
+    expected = x.clone()
+    expected[0, 1] = 0.01
+    torch.testing.assert_close(round_groups(x), expected)
+    assert round_groups(x.double()).dtype == torch.float64
+
+
+def test_a_loud_input_spoils_its_own_group_alone():
+    """Negative control: with one scale a row it spoils all of them."""
+    x, weight = random(1, 640), random(16, 640, seed=1)
+    x[0, 0] = 1000.0
+    weight[:, :32] = 0
+    off = lambda layer: (layer(x) - x @ weight.T).abs().max()  # noqa: E731
+    grouped_bits, row_bits = W4A8Linear(quantize(weight, 8, 32, "affine")), W8A8Linear(quantize(weight, 8))
+    assert 20 * off(grouped_bits) < off(row_bits)

@@ -1,19 +1,13 @@
-"""Decoders in few bits against the same decoder with its weights' rounded values, in float64 where that can be.
-
-Long, for every format and remedy meets the same few checks, whose models and helpers would be made in each part.
-"""
-
-from importlib import import_module
+"""Decoders in few bits against the same decoder with its weights' rounded values, in float64 where that can be."""
 
 import pytest
 import torch
+from support.rounded import WINDOWS, decoder, logits, loud, off, with_weights
 from torch import Tensor
 
-from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.quantization import cpu
-from lessons_lib.quantization.awq import awq
-from lessons_lib.quantization.calibration import HEAD, MATRICES, inputs_of, linears, watch
+from lessons_lib.quantization.calibration import HEAD, MATRICES, linears
 from lessons_lib.quantization.cpu import native
 from lessons_lib.quantization.cpu.linear import (
     InterleavedW4A16Linear,
@@ -24,11 +18,9 @@ from lessons_lib.quantization.cpu.linear import (
     PackedW8A16Linear,
 )
 from lessons_lib.quantization.formats import rounding
-from lessons_lib.quantization.gptq import gptq, gptq_decoder, hessian, layer_loss
 from lessons_lib.quantization.integers import quantize
 from lessons_lib.quantization.linear import (
     DequantizedLinear,
-    FakeQuantLinear,
     LLMInt8Linear,
     QuantizedLinear,
     W4A8Linear,
@@ -36,44 +28,10 @@ from lessons_lib.quantization.linear import (
     rounded_values,
 )
 from lessons_lib.quantization.model import PLAIN, W8A8Options, bytes_kept, bytes_read, quantize_model, swapped
-from lessons_lib.quantization.smoothquant import smoothed
 
 W8A8 = OneDNNW8A8Linear if cpu.integer_units() else PackedW8A8Linear
 
 W4A16 = PackedW4A16Linear if cpu.packed_kernels() else InterleavedW4A16Linear
-
-IDS = [5, 80, 3, 3, 61, 17, 42, 9, 90, 2, 33, 64]
-
-WINDOWS = [[(7 * i * i + 3 * start) % 97 for i in range(40)] for start in range(4)]
-
-
-def decoder(dtype=torch.float64, tied=True, **sizes) -> Decoder:
-    return Decoder.from_transformers(tiny(dtype=dtype, tied=tied, **sizes))
-
-
-@torch.no_grad()
-def logits(of: Decoder, ids=IDS) -> Tensor:
-    return of.read(ids)
-
-
-@torch.no_grad()
-def with_weights(of: Decoder, change) -> Decoder:
-    """The same decoder with other weights, all as wide as before."""
-    return swapped(of, lambda place, weight: FakeQuantLinear(Given(change(place, weight))))
-
-
-class Given:
-    """Values as they are, where a quantized tensor is asked for."""
-
-    def __init__(self, values: Tensor):
-        self.values, self.nbytes = values, values.nbytes
-
-    def dequantize(self) -> Tensor:
-        return self.values
-
-
-def off(of: Decoder, right: Tensor) -> float:
-    return float((logits(of).double() - right).norm() / right.norm())
 
 
 @pytest.mark.parametrize("name", ["W8A16", "W4A16", "int3 g16", "nf4 g32", "fp8 e5m2", "int2 g32 absmax"])
@@ -191,18 +149,6 @@ def test_w8a8_rounds_every_input_and_every_weight():
     assert (by_hand(1) - by_hand(2)).abs().max() > 1e-3
 
 
-def loud(whole: Decoder, taken_back=True) -> Decoder:
-    """A decoder whose norms make columns 3 and 11 sixty times as loud; with that taken back, the same function."""
-    pairs = [(layer.attention_norm, layer.qkv) for layer in whole.layers]
-    pairs += [(layer.mlp_norm, layer.gate_up) for layer in whole.layers] + [(whole.norm, whole.head)]
-    whole.head.weight = torch.nn.Parameter(whole.head.weight.clone(), requires_grad=False)
-    for norm, matrix in pairs:
-        norm.data[[3, 11]] *= 60
-        if taken_back:
-            matrix.weight.data[:, [3, 11]] /= 60
-    return whole
-
-
 def test_smoothing_and_wide_columns_help_int8_where_a_few_columns_are_loud():
     right, harsh = logits(decoder()), loud(decoder())
     torch.testing.assert_close(logits(harsh), right, rtol=0, atol=1e-9)
@@ -229,100 +175,6 @@ def test_without_windows_nothing_is_calibrated():
     found = quantize_model(whole, "W8A8")
     assert {type(layer) for layer in quantized_layers(found)} == {W8A8}
     assert found.layers[0].attention_norm.data_ptr() == whole.layers[0].attention_norm.data_ptr()
-
-
-@pytest.mark.parametrize("alphas", [{"qkv": 0.7, "gate_up": 0.7, "down": 0.5}, {"down": 1.0}, {"qkv": 0.2}])
-def test_smoothing_changes_no_logit_and_leaves_the_decoder_alone(alphas):
-    whole = decoder()
-    before = {name: value.clone() for name, value in whole.state_dict().items()}
-    found = smoothed(whole, inputs_of(whole, WINDOWS), alphas)
-    torch.testing.assert_close(logits(found), logits(whole), rtol=0, atol=1e-9)
-    assert all(torch.equal(value, before[name]) for name, value in whole.state_dict().items())
-    for name in alphas:
-        assert not torch.equal(getattr(found.layers[0], name).weight, getattr(whole.layers[0], name).weight)
-    assert found.head.weight is whole.head.weight
-
-
-def test_smoothing_evens_out_what_columns_read():
-    harsh = loud(decoder())
-    before, after = (
-        inputs_of(of, WINDOWS)[0, "qkv"].largest for of in (harsh, smoothed(harsh, inputs_of(harsh, WINDOWS)))
-    )
-    assert after.max() / after.median() < before.max() / before.median() / 5
-
-
-def test_scaling_for_awq_changes_no_logit_and_lowers_the_error_of_3_bits():
-    harsh = loud(decoder())
-    inputs = inputs_of(harsh, WINDOWS)
-    found = awq(harsh, inputs, rounding("int3 g16"))
-    torch.testing.assert_close(logits(found), logits(harsh), rtol=0, atol=1e-9)
-    right = logits(harsh)
-    assert off(quantize_model(harsh, "awq int3 g16", windows=WINDOWS, head=None), right) < off(
-        quantize_model(harsh, "int3 g16", head=None), right
-    )
-
-
-@torch.no_grad()
-def test_inputs_are_what_each_matrix_reads_without_first_tokens():
-    whole, seen = decoder(), {}
-    watch(whole, WINDOWS, lambda place, x: seen.setdefault(place, []).append(x[1:]))
-    inputs = inputs_of(whole, WINDOWS)
-    assert set(inputs) == set(linears(whole)) == {(i, n) for i in (0, 1) for n in MATRICES} | {(2, HEAD)}
-    for place, found in inputs.items():
-        rows = torch.cat(seen[place])
-        torch.testing.assert_close(found.largest, rows.abs().amax(0))
-        assert found.sample.shape[1] == rows.shape[1] and all((rows == row).all(1).any() for row in found.sample[::50])
-    final = torch.cat([logits(whole, ids) for ids in WINDOWS])
-    rows = torch.cat(seen[2, HEAD])
-    torch.testing.assert_close(final[1:40], rows[:39] @ whole.head.weight.T)
-
-
-@torch.no_grad()
-def test_gptq_serves_each_layer_better_than_rounding_to_the_nearest():
-    """On what the layer reads after layers that are rounded already."""
-    whole = decoder()
-    found = gptq_decoder(whole, WINDOWS, "int3 g16")
-    assert set(found) == {(i, name) for i in (0, 1) for name in MATRICES}
-    before = with_weights(whole, lambda place, w: found[place].dequantize() if place[0] == 0 else w)
-    seen = {}
-    watch(before, WINDOWS, lambda place, x: seen.setdefault(place, []).append(x))
-    for name in MATRICES:
-        weight, h = getattr(whole.layers[1], name).weight, hessian(torch.cat(seen[1, name]))
-        nearest = quantize(weight, 3, 16, "affine").dequantize()
-        assert layer_loss(weight, found[1, name].dequantize(), h) < layer_loss(weight, nearest, h)
-
-
-@torch.no_grad()
-def test_gptq_looks_at_inputs_after_rounded_layers(monkeypatch):
-    """The second layer's Hessians are of states that the rounded first layer gave."""
-    given = []
-    monkeypatch.setattr(
-        import_module("lessons_lib.quantization.gptq"), "hessian", lambda x: given.append(x) or hessian(x)
-    )
-    whole = decoder()
-    found = gptq_decoder(whole, WINDOWS[:1], "int2 g16")
-    rounded = with_weights(whole, lambda place, w: found[place].dequantize() if place[0] == 0 else w)
-    seen = []
-    watch(rounded, WINDOWS[:1], lambda place, x: seen.append(x) if place[0] == 1 else None)
-    torch.testing.assert_close(given[4], seen[0], rtol=0, atol=1e-9)
-    exact = []
-    watch(whole, WINDOWS[:1], lambda place, x: exact.append(x) if place[0] == 1 else None)
-    assert (given[4] - exact[0]).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_gptq_weighs_windows_of_unequal_length_by_their_tokens(monkeypatch):
-    """The Hessian of a matrix is that of all its inputs at once, not the mean of the windows'."""
-    given, windows = [], [WINDOWS[0][:5], WINDOWS[1]]
-    monkeypatch.setattr(
-        import_module("lessons_lib.quantization.gptq"), "gptq", lambda w, h, **how: given.append(h) or gptq(w, h, **how)
-    )
-    whole, seen = decoder(), {}
-    gptq_decoder(whole, windows, "int3 g16")
-    watch(whole, windows, lambda place, x: seen.setdefault(place, []).append(x))
-    inputs = [torch.cat(seen[0, name]) for name in MATRICES]
-    for h, x in zip(given[: len(inputs)], inputs, strict=True):
-        torch.testing.assert_close(h, hessian(x))
 
 
 @pytest.mark.parametrize("call, sentence", [

@@ -1,110 +1,40 @@
 """The server on loopback with a tiny model: every answer is that of generate, and what goes wrong is said."""
 
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 import torch
+from support.server import (
+    CHAT,
+    CONTEXT,
+    LONG,
+    MODEL,
+    NETWORK,
+    TOKENIZER,
+    VOCABULARY,
+    all_free,
+    alone,
+    client_of,
+    metric,
+    post,
+    serving,
+    until,
+)
 from support.small_tokenizers import byte_level
 
-from lessons_lib import cli
-from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.sampling import Sampling
-from lessons_lib.models import tiny
 from lessons_lib.models.hub import LanguageModel
 from lessons_lib.paths import ROOT
 from lessons_lib.serving.client import Server, send
-from lessons_lib.serving.server import Uvicorn, make_worker
+from lessons_lib.serving.server import make_worker
 from lessons_lib.serving.workload import Poisson, Uniform, Workload
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}> {% endif %}"
-)
-TOKENIZER = byte_level()
-TOKENIZER.chat_template = TEMPLATE
-CONTEXT, VOCABULARY = 2048, 259
-NETWORK = tiny(vocab_size=VOCABULARY, context=CONTEXT)
-MODEL = LanguageModel(NETWORK, TOKENIZER, "tiny", "cpu", torch.float64)
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
-LONG = dict(prompt="abc", max_tokens=1500, temperature=0)  # seconds of computing, if nobody stops it
-
-
-@contextmanager
-def serving(model=MODEL, **settings):
-    """A server on a free port of loopback -> its worker, which knows its url."""
-    worker = make_worker(model, **{"max_num_seqs": 4} | settings)
-    server = Uvicorn(worker)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        worker.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            until(lambda: server.started)
-            yield worker
-        finally:
-            server.should_exit = True
-            thread.join(20)
-    assert not thread.is_alive() and not worker.is_alive()
-    assert all_free(worker)
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with serving() as worker:
-        yield worker
-
-
-@pytest.fixture
-def client(worker):
-    with client_of(worker) as client:
-        yield client
-
-
-def client_of(worker):
-    return openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0, timeout=20)
-
-
-def until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
-
-
-def all_free(worker):
-    return worker.scheduler.pool.free_blocks == worker.scheduler.pool.num_blocks and not worker.scheduler.unfinished
-
-
-def alone(prompt, **options):
-    return generate(MODEL.target("decoder"), prompt, **options)
-
-
-def post(worker, body, path="completions"):
-    return httpx.post(f"{worker.url}/v1/{path}", json=body, timeout=30, trust_env=False)
-
-
-def metric(worker, name, missing=None, **labels):
-    """A value of /metrics. missing: its value where it is not there yet, as a count before its first event."""
-    text = httpx.get(f"{worker.url}/metrics", trust_env=False).text
-    found = re.findall(rf"^vllm:{name}{{(.*)}} (.*)$", text, re.M)
-    values = [float(value) for said, value in found if all(f'{k}="{v}"' in said for k, v in labels.items())]
-    if not values and missing is not None:
-        return missing
-    assert values, f"no vllm:{name} {labels} in\n{text}"
-    return values[0]
 
 
 def test_streamed_and_whole_completions_are_those_of_generate(client):
@@ -180,16 +110,6 @@ def test_an_end_token_ends_an_answer_unless_it_is_to_be_ignored():
     assert (ignored.choices[0].finish_reason, ignored.usage.completion_tokens) == ("length", 30)
 
 
-def test_limits_by_default_are_16_tokens_and_for_chats_the_rest_of_the_context():
-    with serving(max_model_len=64) as worker:
-        text = post(worker, {"prompt": "a"}).json()
-        chat = post(worker, {"messages": CHAT}, "chat/completions").json()
-        model = httpx.get(f"{worker.url}/v1/models", trust_env=False).json()["data"][0]
-    assert text["usage"]["completion_tokens"] == 16
-    assert chat["usage"]["total_tokens"] == 64
-    assert (model["id"], model["max_model_len"]) == ("tiny", 64)
-
-
 def test_many_at_once_in_few_blocks_are_answered_as_alone_and_preemptions_are_counted():
     prompts = [f"prompt {i} " * (1 + i % 5) for i in range(12)]
     limits = [20 + 7 * (i % 6) for i in range(12)]
@@ -248,61 +168,6 @@ def test_a_dropped_connection_frees_the_blocks_of_its_request(worker, stream):
     assert metric(worker, "kv_cache_usage_perc") == 0
 
 
-BAD = {
-    "too long": ({"prompt": "a" * 3000}, 400, "has 3000 tokens and up to 16 new ones .* fit in 2048; shorten"),
-    "too many": ({"prompt": "a", "max_tokens": 2048}, 400, "1 tokens and up to 2048 new ones"),
-    "unknown field": ({"prompt": "a", "temprature": 1}, 400, "The field temprature is unknown; leave it out"),
-    "unknown option": ({"prompt": "a", "stream_options": {"x": 1}}, 400, "The field stream_options.x is unknown"),
-    "no prompt": ({}, 400, "The field prompt is missing"),
-    "empty prompt": ({"prompt": ""}, 400, "the prompt is empty"),
-    "no ids": ({"prompt": []}, 400, "the prompt is empty"),
-    "strange ids": ({"prompt": [1, 999]}, 400, "token id 999 is not in this model's vocabulary of 259"),
-    "several prompts": ({"prompt": ["a", "b"]}, 400, "A request has one prompt, not 2; send a request for each"),
-    "wrong prompt": ({"prompt": 5}, 400, "The field prompt is wrong"),
-    "several answers": ({"prompt": "a", "n": 3}, 400, "does not offer n=3; leave n out"),
-    "logprobs": ({"prompt": "a", "logprobs": 0}, 400, "does not offer logprobs=0; leave logprobs out"),
-    "hot": ({"prompt": "a", "temperature": 3}, 400, "The field temperature is wrong: .* less than or equal to 2"),
-    "text for a number": ({"prompt": "a", "max_tokens": "5"}, 400, "The field max_tokens is wrong: .* integer"),
-    "no tokens": ({"prompt": "a", "max_tokens": 0}, 400, "The field max_tokens is wrong: .* greater than"),
-    "empty stop": ({"prompt": "a", "stop": ""}, 400, "an empty stop text"),
-    "wrong stop": ({"prompt": "a", "stop": 5}, 400, "The field stop is wrong: .* string"),
-    "another model": ({"prompt": "a", "model": "gpt"}, 404, "no model 'gpt' here; this server has 'tiny'"),
-    "no list": (["a"], 400, "The field body is wrong: .* dictionary"),
-}
-
-
-@pytest.mark.parametrize("body, status, message", BAD.values(), ids=BAD)
-def test_a_wrong_request_is_refused_in_a_sentence_and_keeps_no_place(worker, body, status, message):
-    answer = post(worker, body)
-    error = answer.json()["error"]
-    assert answer.status_code == error["code"] == status and re.search(message, error["message"])
-    assert error["type"] == "invalid_request_error" and not worker.unanswered
-
-
-BAD_CHATS = {
-    "a prompt": ({"prompt": "a", "messages": CHAT}, "The field prompt is unknown"),
-    "no messages": ({"messages": []}, "The field messages is wrong: .* at least 1"),
-    "an image": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
-        "content.0.type is wrong",
-    ),
-    "tools": ({"messages": CHAT, "tools": [{"type": "function"}]}, "does not offer tools="),
-    "JSON": ({"messages": CHAT, "response_format": {"type": "json_object"}}, "does not offer response_format="),
-}
-
-
-@pytest.mark.parametrize("body, message", BAD_CHATS.values(), ids=BAD_CHATS)
-def test_a_wrong_chat_is_refused_in_a_sentence(worker, body, message):
-    answer = post(worker, body, "chat/completions")
-    assert answer.status_code == 400 and re.search(message, answer.json()["error"]["message"])
-
-
-def test_fields_that_change_nothing_are_taken(worker):
-    same = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "presence_penalty": 0.0, "user": "me", "stop": None}
-    answer = post(worker, {"prompt": "ab", "max_tokens": 5, "temperature": 0, "top_k": -1, **same})
-    assert answer.json()["choices"][0]["text"] == alone("ab", max_new_tokens=5).text
-
-
 def test_a_template_that_refuses_the_messages_and_a_tokenizer_without_one_say_so():
     def asked(template):
         tokenizer = byte_level()
@@ -356,29 +221,6 @@ def test_a_request_that_is_dropped_while_it_waits_never_runs():
         assert metric(worker, "generation_tokens_total") == 3 and metric(worker, "prompt_tokens_total") == 3
 
 
-def test_metrics_count_what_was_served():
-    with serving() as worker:
-        body = {"prompt": "abc " * 12, "max_tokens": 9, "temperature": 0}
-        for _ in range(2):
-            post(worker, body)
-        assert metric(worker, "prompt_tokens_total") == metric(worker, "prefix_cache_queries_total") == 96
-        assert metric(worker, "generation_tokens_total") == 18
-        assert metric(worker, "prefix_cache_hits_total") == 32  # the second prompt's first two blocks
-        assert metric(worker, "request_success_total", finished_reason="length", model_name="tiny") == 2
-        ttft, itl, e2e, queueing = (
-            "time_to_first_token",
-            "inter_token_latency",
-            "e2e_request_latency",
-            "request_queue_time",
-        )
-        for name, count in ((ttft, 2), (itl, 16), (e2e, 2), (queueing, 2)):
-            assert metric(worker, f"{name}_seconds_count") == count
-        first, other, whole = (metric(worker, f"{name}_seconds_sum") for name in (ttft, itl, e2e))
-        assert first > 0 and other > 0 and first + other == pytest.approx(whole)
-        assert metric(worker, "num_requests_running") == metric(worker, "num_requests_waiting") == 0
-        assert httpx.get(f"{worker.url}/health", trust_env=False).status_code == 200
-
-
 def test_a_step_that_fails_fails_its_requests_and_the_server_goes_on(monkeypatch, caplog):
     with serving() as worker, client_of(worker) as client:
         ask = partial(client.completions.create, model="tiny", prompt="ab", max_tokens=5, temperature=0)
@@ -398,65 +240,3 @@ def test_settings_that_cannot_work_are_refused():
         with pytest.raises(ValueError, match="max_model_len is at least 2 and at most"):
             make_worker(MODEL, **wrong)
     assert make_worker(MODEL, num_blocks=4).max_model_len == 64
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    NETWORK.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    return str(folder)
-
-
-def test_ctrl_c_ends_the_running_requests_with_a_sentence_and_the_command_with_0(folder):
-    script = Path(sys.executable).with_name("lessons")
-    call = [script, "serve", "--model", folder, "--port", "0", "--device", "cpu", "--dtype", "fp64"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        place = SimpleNamespace(url=re.search(r"http://127.0.0.1:\d+", process.stdout.readline())[0])
-        answers = {}
-        ask = lambda stream: answers.update({stream: post(place, LONG | {"stream": stream})})  # noqa: E731
-        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
-        for thread in threads:
-            thread.start()
-        until(lambda: metric(place, "num_requests_running") == 2 and metric(place, "generation_tokens_total") > 20)
-        process.send_signal(signal.SIGINT)
-        for thread in threads:
-            thread.join(20)
-        out, errors = process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert process.returncode == 0 and "All requests have ended." in out and "Traceback" not in errors
-    stopped = "The server was stopped before this answer was complete."
-    assert answers[False].status_code == 503 and answers[False].json()["error"]["message"] == stopped
-    *pieces, last, rest = answers[True].text.split("\n\n")
-    assert stopped in last and len(pieces) > 5 and all("text_completion" in piece for piece in pieces) and not rest
-
-
-def test_what_the_command_cannot_do_is_one_sentence(folder, capsys):
-    call = ["serve", "--model", folder, "--device", "cpu", "--dtype", "fp64"]
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        for options, message in [
-            (["--port", port], f"Cannot listen on 127.0.0.1, port {port} .*in use.*; choose another --port"),
-            (["--port", "70000"], "Cannot listen on 127.0.0.1, port 70000"),
-            (["--max-num-batched-tokens", "3"], "max_num_batched_tokens must cover 16 tokens"),
-            (["--max-model-len", "4000"], "max_model_len is at least 2 and at most 2048 here"),
-            (["--model", "no-such-model"], "Unknown model 'no-such-model'"),
-        ]:
-            assert cli.main(call + options) == 2
-            said = capsys.readouterr().err
-            assert re.search(message, said) and said.count("\n") == 1, said
-
-
-def test_without_its_packages_the_command_names_the_extra_that_brings_them():
-    code = "import sys; sys.modules['uvicorn'] = None; from lessons_lib import cli; sys.exit(cli.main(['serve']))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 2 and run.stderr == 'The server needs uvicorn: pip install ".[serve]".\n'
-
-
-def test_the_commands_help_has_two_examples(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
-    assert len(re.findall(r"^  lessons serve --", capsys.readouterr().out, re.M)) == 2

@@ -1,4 +1,4 @@
-"""The simulator: its clock, loads and loop, and queues whose waiting times are known from theory."""
+"""The simulator: its clock and loads, and queues whose waiting times are known from theory."""
 
 import math
 from itertools import pairwise
@@ -10,9 +10,8 @@ import pytest
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.measure.cost import LinearCost, Load
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.loop import serve
 from lessons_lib.serving.scheduler import Continuous, Plan, Scheduler, Static
-from lessons_lib.serving.simulator import Simulator, load_of, simulate, steps
+from lessons_lib.serving.simulator import load_of, simulate, steps
 from lessons_lib.serving.workload import Conversations, Poisson
 
 
@@ -41,11 +40,6 @@ def test_the_clock_advances_by_the_cost_of_each_pass_and_jumps_over_idle_time():
     )
     assert log.requests[0].times == [2.5, 3.25, 4.0]
     assert log.requests[1].times == [102.5]
-
-
-def test_what_arrives_during_a_pass_joins_the_next():
-    log = simulate([Sequence(0, 0, 1, 3), Sequence(1, 0.5, 1, 1)], Scheduler(BlockPool(9)), LinearCost(step=1.0))
-    assert log.requests[1].admitted == 1.0 and log.requests[1].times == [2.0]
 
 
 def test_the_workload_can_be_served_again():
@@ -98,57 +92,6 @@ def test_held_sequences_cost_time_only_where_batches_are_padded(padded, end):
     made = [Sequence(0, 0, 1, 1), Sequence(1, 0, 1, 3)]
     cost, scheduler = LinearCost(step=2.0, decode_token=1.0), Scheduler(BlockPool(9), 2, Static())
     assert simulate(made, scheduler, cost, padded=padded).iterations[-1].end == end
-
-
-def test_a_request_cancelled_before_it_arrives_is_never_served():
-    made = [Sequence(0, 0, 1, 2), Sequence(1, 5, 1, 2)]
-    scheduler = Scheduler(BlockPool(9))
-    scheduler.cancel(made[1])
-    log = serve(made, scheduler, backend := Simulator(LinearCost(step=1.0)))
-    assert made[1].status is Status.CANCELLED and made[1].error is None and len(log.iterations) == 2
-    assert backend.time == 2.0  # nobody waited for it
-
-
-def test_a_request_that_has_been_served_or_comes_twice_is_served_once_and_has_not_failed():
-    made, backend = [Sequence(0, 0, 1, 2), Sequence(1, 0, 1, 2)], Simulator(LinearCost(step=1.0))
-    serve(made[:1], Scheduler(BlockPool(9)), backend)
-    log = serve([made[0], made[1], made[1]], Scheduler(BlockPool(9)), backend)
-    assert [request.error for request in made] == [None, None]
-    assert [request.times for request in made] == [[1, 2], [3, 4]] and len(log.iterations) == 2
-
-
-def test_a_policy_that_lets_nobody_in_yet_is_asked_again_when_it_says():
-    class Later(Continuous):
-        def admit(self, scheduler, now):
-            return super().admit(scheduler, now) if now >= 5 else 0
-
-        def wake(self, scheduler):
-            return 5.0
-
-    log = simulate([Sequence(0, 0, 1, 2)], Scheduler(BlockPool(9), policy=Later()), LinearCost(step=1.0))
-    assert log.requests[0].times == [6.0, 7.0]
-
-
-def test_a_policy_that_wanted_to_be_asked_before_now_is_asked_at_the_next_arrival():
-    class Pairs(Continuous):
-        def admit(self, scheduler, now):
-            return 2 if len(scheduler.waiting) >= 2 else 0
-
-        def wake(self, scheduler):
-            return 1.0
-
-    class Clock(Simulator):
-        waits = []
-
-        def wait(self, until):
-            assert until > self.time, "time does not pass"
-            self.waits.append(until)
-            super().wait(until)
-
-    made, scheduler = [Sequence(i, 3.0 * i, 1, 1) for i in range(3)], Scheduler(BlockPool(9), policy=Pairs())
-    with pytest.raises(RuntimeError, match="Pairs lets none of the waiting in though nothing runs"):
-        serve(made, scheduler, Clock(LinearCost(step=1.0)))  # nobody comes to wait beside the third
-    assert Clock.waits == [1.0, 3.0, 6.0] and [request.times for request in made] == [[4.0], [4.0], []]
 
 
 QUEUED, WARM_UP = 40_000, 4_000

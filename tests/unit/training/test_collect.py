@@ -101,3 +101,9 @@ def test_every_prompt_is_planned_under_the_template_and_every_fourth_is_sampled(
     assert [text.temperature for text in planned] == [0, 0, 0, 0.8, 0, 0, 0]
     assert [len(text.ids) for text in planned] == [text.prompt_length for text in planned]
     assert [text.prompt_length for text in planned] == [1 + len(prompt.text) for prompt in PROMPTS]
+
+
+def test_the_head_keeps_the_tokens_that_texts_use_most_then_the_lowest_ids():
+    text = Text("k", [8, 8, 8, 8, 50, 50, 9, 70], prompt_length=4)
+    assert collect.frequent([text], 97, 2).tolist() == [8, 50]
+    assert collect.frequent([text], 97, 6).tolist() == [0, 1, 8, 9, 50, 70]

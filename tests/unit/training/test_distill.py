@@ -9,7 +9,7 @@ import torch
 from support.pieces import assert_pieces_end_alike
 
 from lessons_lib.models.draft import own_weights
-from lessons_lib.training import collect, distill, loop
+from lessons_lib.training import collect, distill
 from lessons_lib.training.collect import Text
 from lessons_lib.training.distill import DistillationLoss, Recipe
 
@@ -50,24 +50,6 @@ def test_every_answer_token_counts_some_of_the_prompts_and_none_of_the_templates
     assert distill.counted(text, Recipe(skip=1, prompt=0), 0).int().tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_a_text_in_a_pack_is_read_as_if_alone(target):
-    together = loop.read_texts(target, [[5, 80, 3], [7, 9], [1]])
-    alone = torch.cat([loop.read_texts(target, [ids]) for ids in ([5, 80, 3], [7, 9], [1])])
-    assert torch.allclose(together, alone, atol=1e-12)
-
-
-def test_the_head_keeps_the_tokens_that_texts_use_most_then_the_lowest_ids():
-    text = Text("k", [8, 8, 8, 8, 50, 50, 9, 70], prompt_length=4)
-    assert collect.frequent([text], 97, 2).tolist() == [8, 50]
-    assert collect.frequent([text], 97, 6).tolist() == [0, 1, 8, 9, 50, 70]
-
-
-def test_every_epoch_reads_every_text_once():
-    order = loop.schedule([10] * 12, Recipe(tokens=30, seed=3))
-    first, second = ([index for _ in range(4) for index in next(order)] for _ in range(2))
-    assert sorted(first) == sorted(second) == list(range(12)) and first != second
-
-
 def test_training_brings_the_draft_nearer_to_its_target(target, texts, tmp_path):
     recipe = replace(RECIPE, steps=60, warmup=5, rate=3e-3)
     curve = distill.distill(target, texts, recipe, tmp_path, fast=False).curve
@@ -103,9 +85,3 @@ def test_a_run_of_another_recipe_is_refused(target, texts, tmp_path):
     distill.distill(target, texts, RECIPE, tmp_path, fast=False)
     with pytest.raises(ValueError, match="holds a run of another recipe"):
         distill.distill(target, texts, replace(RECIPE, rate=1e-4), tmp_path, fast=False)
-
-
-def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():
-    recipe = Recipe(warmup=4, steps=12)
-    paces = [loop.pace(step, recipe) for step in range(13)]
-    assert paces[:5] == [0.25, 0.5, 0.75, 1, 1] and paces[8] == pytest.approx(0.5) and paces[12] == pytest.approx(0)

@@ -160,13 +160,3 @@ def test_a_model_with_an_encoder_is_refused_and_its_decoder_alone_is_not():
     with pytest.raises(Unsupported, match="BartForConditionalGeneration has an encoder, which this does not run"):
         generate(BartForConditionalGeneration(config), PROMPT, max_new_tokens=N)
     assert TransformersTarget(BartForCausalLM(config)).context == 64
-
-
-@pytest.mark.parametrize("eos, known", [(-1, ()), ([-1], ()), (97, ()), ([96, 97], (96,)), ([0, -1], (0,)), (3, (3,))])
-def test_ends_that_the_model_has_no_logits_for_are_left_out(eos, known):
-    network = tiny()
-    network.generation_config.eos_token_id = eos
-    assert TransformersTarget(network).eos == known
-    out = generate(network, PROMPT, max_new_tokens=N, min_new_tokens=N // 2)
-    options = dict(max_new_tokens=N, min_new_tokens=N // 2, do_sample=False, pad_token_id=0)
-    assert PROMPT + out.ids == network.generate(torch.tensor([PROMPT]), **options)[0].tolist()
