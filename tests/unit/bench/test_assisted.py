@@ -51,7 +51,8 @@ def test_the_claim_against_transformers_shows_our_loop_and_the_compiled_target_b
     measured = assisted.vs_transformers(Run(quick=True))
     rows = measured.facts["questions"]
     assert measured.facts["parted"] == dict.fromkeys(("theirs", "ours", "ours compiled", "loop"), 0)
-    assert all(row["loop"]["forward_passes"] == row["ours"]["forward_passes"] for row in rows)  # the same draft tokens either way
+    # the same draft tokens either way
+    assert all(row["loop"]["forward_passes"] == row["ours"]["forward_passes"] for row in rows)
 
 
 def test_transformers_drafts_as_long_as_ours_and_takes_as_many_passes(assisted):

@@ -72,8 +72,10 @@ def test_tokens_per_pass_are_those_that_decoding_takes_each_kind_counting_the_sa
     assert measured.facts["expected"] == pytest.approx(regular(60).expected_tokens(ACCURACIES))
 
 
-def made(passes: int, seconds: float, num_input_tokens: int) -> dict:
-    return {"tokens": 13, "forward_passes": passes, "seconds": 3 + seconds, "prefill": 3.0, "input_tokens": num_input_tokens}
+def made(passes: int, seconds: float, tokens: int) -> dict:
+    return {
+        "tokens": 13, "forward_passes": passes, "seconds": 3 + seconds, "prefill": 3.0, "input_tokens": tokens,
+    }  # fmt: skip
 
 
 def texts(*of_medusa: float) -> list[dict]:
