@@ -1,9 +1,12 @@
 """The command `lessons`: help with examples, errors of one sentence, Ctrl-C, and the installed script."""
 
+import json
+import struct
 import subprocess
 import sys
 
 import pytest
+from transformers import LlamaConfig
 
 from lessons_lib import cli
 from lessons_lib.cli import common, course
@@ -37,6 +40,8 @@ def test_the_module_and_the_command_are_one_and_list_the_commands(lessons):
         (["serve"], "smollm2-153m", "did you mean 'smollm2-135m'?"),
         (["generate", "Hello"], "bert", "is no causal model but a BertForMaskedLM"),
         (["compare"], "bert", "is no causal model but a BertForMaskedLM"),
+        (["generate", "Hello"], "HuggingFaceTB/SmolLM2-360M-Instruct", "comes from the Hugging Face hub"),
+        (["compare"], "HuggingFaceTB/SmolLM2-360M-Instruct", "comes from the Hugging Face hub"),
         (["serve"], "HuggingFaceTB/SmolLM2-360M-Instruct", "comes from the Hugging Face hub"),
     ],
 )
@@ -45,6 +50,26 @@ def test_the_installed_command_refuses_in_a_sentence(checkpoints, lessons, tmp_p
     done = lessons(*command, "--model", name, "--device", "cpu", HF_HUB_CACHE=str(tmp_path))
     assert done.returncode == 2 and said in done.stderr
     assert done.stdout == "" and len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits a process's memory by Linux's address space")
+def test_the_installed_command_says_what_to_do_where_a_model_does_not_fit(lessons, tmp_path):
+    """An embedding of 8 GB in 16 bits, in a file without contents, and room for 24 GB in all: not enough in fp32."""
+    import resource
+
+    rows, width = 2**26, 64
+    folder = tmp_path / "large"
+    sizes = dict(intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    LlamaConfig(vocab_size=rows, hidden_size=width, architectures=["LlamaForCausalLM"], **sizes).save_pretrained(folder)
+    weight = {"dtype": "F16", "shape": [rows, width], "data_offsets": [0, 2 * rows * width]}
+    header = json.dumps({"model.embed_tokens.weight": weight}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + 2 * rows * width)  # takes no disk
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (24 * 2**30,) * 2)  # noqa: E731
+    done = lessons("generate", "Hello", "--model", folder, "--device", "cpu", "--dtype", "fp32", before=limit)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert "does not fit into this device's memory" in done.stderr and "use a smaller model" in done.stderr
 
 
 def test_control_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
