@@ -78,7 +78,7 @@ def row_of(change: Change) -> dict:
     """Time both calls in alternation: medians and samples in seconds."""
     say(f"{change.what} ...")
     before, after = change.calls()
-    found = in_turn({"before": before, "behind": after}, repeats=REPEATS)
+    found = in_turn({"before": before, "after": after}, repeats=REPEATS)
     times = {name: samples.median for name, samples in found.items()}
     samples = {"samples": {name: of.times for name, of in found.items()}}
     return {"what": change.what, "kept": change.kept, "why": change.why} | times | samples

@@ -46,6 +46,7 @@ PLAINLY = {
     "the same of random logits, sigma 3": f"{MASS}, random logits",
     "the same without the first four tokens": f"{MASS}, without the first four tokens",
     "neurons that any of 8 neighbours needs, S = 90%": "neurons that any of 8 tokens in a row needs, 90% sparse",
+    "W_down in CSR, 90% zeros, over dense": f"{DOWN} with 90% zeros as a sparse matrix (CSR), over dense",
     "W_down, 90% skipped, gather over dense": f"{DOWN} with 90% of its inputs skipped, gathered, over dense",
     "W_down, 90% skipped, in place over dense": f"{DOWN} with 90% of its inputs skipped, in place, over dense",
     "W_down in BSR 16x16, 90% zeros, over dense": f"{DOWN} with 90% of its 16x16 blocks zero (BSR), over dense",

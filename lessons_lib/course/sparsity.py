@@ -61,7 +61,7 @@ NAMES = {
     "mlp": "MLP, known beforehand",
     "gate first": "gate computed first",
     "intermediate": "intermediate vector first",
-    "inputs": "inputs of every product",
+    "inputs": "inputs of every matmul",
 }
 
 

@@ -24,7 +24,7 @@ def test_every_change_is_timed_with_what_it_replaces(bench, monkeypatch):
     monkeypatch.setattr(bench, "REPEATS", 2)
     for change in bench.changes():
         row = bench.row_of(change)
-        assert row["before"] > 0 and row["behind"] > 0 and len(row["samples"]["before"]) == 2
+        assert row["before"] > 0 and row["after"] > 0 and len(row["samples"]["before"]) == 2
         assert row["what"] and row["why"] and row["kept"] in (True, False)
     assert len({change.what + change.why for change in bench.changes()}) == len(bench.changes())
 

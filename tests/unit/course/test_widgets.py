@@ -250,7 +250,7 @@ def test_the_ladder_widget_says_the_speed_and_what_it_is_made_of(parts):
 def test_the_limits_of_skipping_are_those_of_the_shape_and_shrink_with_the_rows_of_a_step():
     assert (
         "50% zero in one row: 50% skipped by all; times as fast at most: 1.42 (MLP, known beforehand), "
-        "1.25 (gate computed first), 1.11 (intermediate vector first), 1.65 (inputs of every product)"
+        "1.25 (gate computed first), 1.11 (intermediate vector first), 1.65 (inputs of every matmul)"
     ) in sparsity.draw_limits(SMOL, 50, 1)[1]
     said = "90% zero in each of 5 rows: 59% skipped by all; times as fast at most: 1.54 (MLP"
     assert said in sparsity.draw_limits(SMOL, 90, 5)[1]
