@@ -5,8 +5,10 @@ The house rules ensure that a lesson runs elsewhere, compares well with nbval an
 
 from __future__ import annotations
 
+import ast
 import builtins
 import copy
+import importlib.util
 import json
 import keyword
 import re
@@ -81,6 +83,7 @@ def problems(lesson: Lesson) -> list[str]:
         of_setup(nb, name, address),
         of_drawings(nb),
         of_text(nb),
+        of_imports(code),
         of_identifiers(nb),
         of_stored_code(nb),
         of_outputs(code),
@@ -140,6 +143,16 @@ def of_text(nb: nbformat.NotebookNode) -> Iterator[str]:
             yield f"has a formula that cannot be rendered: {latex}"
         if NO_ALT.search(cell.source):
             yield "has a picture without alt text"
+
+
+def of_imports(code: list[nbformat.NotebookNode]) -> Iterator[str]:
+    """Lessons import from packages, and from the modules of course/ and of the library's top level."""
+    tree = ast.parse("\n".join(cell.source for cell in code))
+    for name in sorted({node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}):
+        ours, package, *deeper = *name.split("."), "", ""
+        if ours == "lessons_lib" and package != "course" and any(deeper):
+            if importlib.util.find_spec(name).submodule_search_locations is None:
+                yield f"imports from the module {name}; import from its package"
 
 
 def of_identifiers(nb: nbformat.NotebookNode) -> Iterator[str]:

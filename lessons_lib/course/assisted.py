@@ -44,13 +44,13 @@ GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 def plot_overlap(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -> Axes:
     """Why sampling with a draft keeps p: min(p, q) is accepted, and the residual fills up the rest of p.
 
-    p, q: probabilities of the tokens `names` under target and draft; q is drawn as an outline.
+    p, q: probabilities of the tokens `names` under target and draft; q is shown as an outline.
     """
     ax, at = axes((WIDTH, 3.0)), range(len(names))
     kept = [min(a, b) for a, b in zip(p, q, strict=True)]
     residual = [a - k for a, k in zip(p, kept, strict=True)]
     ax.bar(at, kept, 0.6, color=COLORS["accepted"], label="min(p, q): drafted and accepted")
-    ax.bar(at, residual, 0.6, bottom=kept, color=BLUE, label="(p - q)+: drawn after a rejection")
+    ax.bar(at, residual, 0.6, bottom=kept, color=BLUE, label="(p - q)+: sampled after a rejection")
     ax.bar(at, q, 0.72, facecolor="none", edgecolor=COLORS["rejected"], linewidth=1.6, linestyle="--", label="q")
     ax.set_xticks(at, names)
     ax.set(ylabel="probability", ylim=(0, None))

@@ -34,7 +34,7 @@ from lessons_lib.decoding.proposers.lookahead import window_layout
 from lessons_lib.measure.cost import WidthCurve, width_cost
 
 WRONG, LUCKY, SETTLED = range(3)
-STATES = {WRONG: "wrong", LUCKY: "right, but behind a wrong one", SETTLED: "settled"}
+STATES = {WRONG: "wrong", LUCKY: "right, but after a wrong one", SETTLED: "settled"}
 TINTS = [tint(COLORS["jacobi"], 0.45), tint(COLORS["accepted"], 0.45)]
 WINDOWS, NGRAMS, GUESSES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 15, 20), (3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 7, 10, 15, 20)
 
@@ -63,7 +63,7 @@ def plot_trajectory(rounds: Sequence[Sequence[int]], words: Callable[[int], str]
         for i, token in enumerate(row):
             ax.text(i, k, words(token), ha="center", va="center", fontsize=SMALL, color=INK)
     ax.set_xticks(range(m), range(1, m + 1))
-    ax.set_yticks(range(len(rounds)), ["guess", *range(1, len(rounds))])
+    ax.set_yticks(range(len(rounds)), ["initial", *range(1, len(rounds))])
     ax.set(xlabel="position after the prompt", ylabel="round")
     shown = [Patch(facecolor=[PAPER, *TINTS][s], edgecolor=GREY, label=name) for s, name in STATES.items()]
     ax.legend(handles=shown, ncols=3, fontsize=9, **ABOVE)

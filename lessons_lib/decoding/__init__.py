@@ -1,5 +1,6 @@
 """The decoding loop (lessons 01, 03, 06 to 09, 13): proposers, draft trees, acceptance rules and targets."""
 
+from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, make_input, plain_input
 from lessons_lib.decoding.generate import (
     after_prefill,
@@ -98,6 +99,7 @@ __all__ = [
     "first_divergence",
     "iterates",
     "launch_times",
+    "llamacpp",
     "logit_gap",
     "logits_along",
     "make_input",

@@ -136,7 +136,7 @@ def empty_tree(seq: Sequence) -> DraftTree | None:
 
 
 def verify(seq: Sequence, output: ModelOutput) -> tuple[list[int], list[int]]:
-    """Apply the acceptance rule, then the stopping criteria -> accepted nodes, tokens to commit."""
+    """Apply the acceptance rule (in sampling.py), then the stopping criteria -> accepted nodes, tokens to commit."""
     if seq.tree is None:
         return [], []
     # Accepted draft tokens, then one token from the target
@@ -164,7 +164,10 @@ def hold_back_eos(seq: Sequence, logits: Tensor) -> Tensor:
 
 
 def commit(seq: Sequence, fed: int, path: list[int], tokens: list[int], output: ModelOutput) -> None:
-    """Append the tokens, drop the cache entries of rejected draft tokens, and let the proposer observe the step."""
+    """Append the tokens, drop the cache entries of rejected draft tokens, and let the proposer observe the step.
+
+    When served, the blocks of rejected draft tokens are freed afterwards, in Scheduler.commit.
+    """
     if tokens:
         path = path[: len(tokens) - 1]  # the newest token does not stay cached, even if it was a draft token
         root = seq.num_tokens - 1  # cache entry of the root; node i has entry root + 1 + i

@@ -109,14 +109,17 @@ def nucleus(p: Tensor, top_p: float) -> Tensor:
 def choose_child(
     p: Tensor, children: Sequence[int], q: Tensor | None, mode: str, generator: torch.Generator | None
 ) -> tuple[int, bool]:
-    """Multi-round rejection sampling at one node -> (token, accepted). The token follows p (V,) exactly.
+    """Multi-round rejection sampling at one node -> (token, accepted). The token follows p (V,).
 
-    children: draft tokens in the order sampled. q (V,): the distribution they were sampled from; None in mode "greedy".
-    With one child this is the rule of Leviathan et al.: accept with probability min(1, p / q), else sample from the
-    residual, normalise((p - q)+). With more children, the residual replaces p for the next child.
+    children: draft tokens in the order sampled. q (V,): the distribution that the first was sampled from; None in mode
+    "greedy", where draft tokens were chosen without sampling.
+    A child that was sampled from w is accepted with probability min(1, p / w); else p becomes the residual,
+    normalise((p - w)+), for the next child, and at last for a token of its own. That is exact: a token x is sampled and
+    accepted with probability min(p, w)(x), and comes out after a rejection with (p - w)+(x); together p(x). By
+    induction it holds for several children, as long as drafting used none of the random numbers of this rule.
     """
     for token in children:
-        # Accept with probability min(1, p / w), where w is the distribution the token was sampled from.
+        # Accept with probability min(1, p / w). w: q, or for an unsampled token all mass on this token.
         # The strict < rejects a token of probability 0 even if the uniform number is exactly 0.
         if mode == "greedy":
             accepted = _uniform(p, generator) < p[token]
@@ -137,7 +140,7 @@ def choose_child(
 
 
 def residual(p: Tensor, w: Tensor) -> Tensor:
-    """The residual distribution normalise((p - w)+), or p itself if the residual is only a rounding error."""
+    """The residual distribution normalise((p - w)+). If it is empty but for rounding, p = w, which is returned as p."""
     rest = (p - w).clamp_min(0)
     mass = rest.sum()
     return rest / mass if mass > TINY else p

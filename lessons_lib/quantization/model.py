@@ -65,7 +65,7 @@ def quantize_model(
 
     format, weights and activations: "W8A8"; "llm.int8"; "W4A8" (4-bit weights and 8-bit activations,
     both in groups of 32; 8-bit weights in the head).
-    format, weight-only: "W8A16", "W4A16" (groups of 32 with a minimum), or any name that
+    format, weight-only: "W8A16", "W4A16" (groups of 32, affine), or any name that
     `formats.rounding` knows, with the prefix "gptq " or "awq " for these methods.
     head: weight-only format of the LM head, used with weight-only layers; None leaves the head as it is.
     windows: sequences of ids to calibrate with, for GPTQ, AWQ and the options of W8A8.

@@ -2,8 +2,8 @@
 
 It keeps three lists: waiting, running and, under static batching, held. A waiting sequence is admitted when a slot and
 enough blocks are free. If a running sequence needs a block and none is free, the least urgent one is preempted: its
-blocks are freed, it waits again, and its tokens are recomputed later. The engine and the simulator share this module;
-it needs no torch.
+blocks are freed, it waits again, and its tokens are recomputed later, except for a prefix that the pool still holds.
+The engine and the simulator share this module; it needs no torch.
 """
 
 from __future__ import annotations

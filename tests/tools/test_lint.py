@@ -81,6 +81,10 @@ BREAKS = {
     "tag without words": (markdown('<img src="x.png" alt="">'), "alt text"),
     "drawing of before": (attach, "another drawing than imgs/"),
     "formula nobody reads": (markdown("$\\unknown{x}$"), "formula"),
+    "an import past a face": (
+        source("from lessons_lib.decoding.sampling import residual"),
+        "imports from the module lessons_lib.decoding.sampling",
+    ),
     "an identifier that is gone": (markdown("Call `gone_with_it(seed)`."), "names gone_with_it, which"),
     "figure without words": (output("display_data", {"image/png": "aaaa"}), "figure without alt text"),
     "svg": (output("display_data", {"image/svg+xml": "<svg/>"}), "image/svg+xml"),

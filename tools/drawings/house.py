@@ -24,7 +24,7 @@ SERVING = [
     ("workload", "lengths, arrivals\n-> requests", "workload.py"),
     ("schedule", "who runs next, with\nhow many tokens", "scheduler.py"),
     ("run", "the step on a model\n(or simulator.py)", "engine.py"),
-    ("commit", "blocks are freed,\nlatencies noted", "block_pool.py"),
+    ("commit", "times are noted,\nblocks are freed", "scheduler.py"),
 ]
 
 

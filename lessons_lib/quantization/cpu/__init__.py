@@ -11,12 +11,14 @@ import ctypes
 
 import torch
 
+from lessons_lib.quantization.cpu import native
 from lessons_lib.quantization.cpu.pointwise import attend_by_products, multiply_by_products
 
 __all__ = [
     "attend_by_products",
     "integer_units",
     "multiply_by_products",
+    "native",
     "packed_kernels",
     "trim_heap",
 ]

@@ -1,6 +1,6 @@
 """Whatever proposes, the text is the target's own: greedy tokens exactly, sampled ones with their exact distribution.
 
-A new proposer is a seq of PROPOSERS for greedy decoding, and one of SAMPLED for sampling. DraftModel and EarlyExit,
+A new proposer is an entry of PROPOSERS for greedy decoding, and one of SAMPLED for sampling. DraftModel and EarlyExit,
 which sample their draft tokens, and Medusa, which reads states, have their own tests of distributions.
 """
 
