@@ -20,7 +20,6 @@ quantization    claims of lesson 10: speed and quality of quantized decoders
 ladder          claims of lesson 11: every configuration in turn, and llama.cpp
 streaming       claims of lesson 16; run by itself: the loss along long texts, for the lesson's figures
 on_gpu          steps, ladder, attention, engine and lessons on a GPU; run separately
-overheads       what makes a compiled step fast; run separately
 serve_trial     a thousand requests against `lessons serve`; run separately
 train_layerskip the training of smol-layerskip; run separately
 """
