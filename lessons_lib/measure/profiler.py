@@ -33,18 +33,16 @@ PARTS = {
 }
 
 
-def profile_parts(
-    step: Callable[[], Any], device: Any = "cpu", runs: int = 10, parts: Mapping[str, str] = PARTS
-) -> dict[str, float]:
+def profile_parts(step: Callable[[], Any], device: Any = "cpu", runs: int = 10) -> dict[str, float]:
     """Split the time of a step into parts, medians over `runs`: {"matmuls": ..., ..., "the rest": ...} seconds.
 
     Parts without time are left out; the rest is always present. A compiled kernel counts as a whole, with everything
     that the compiler fused into it. The rest: norms, positions, sampling, and launching all of them. For a compiled
-    graph the launch part is the Python around it, which the profiler names. parts: see `grouped`.
+    graph the launch part is the Python around it, which the profiler names.
     """
     whole = clock.timed(step, device, repeats=runs).median
-    profiles = [grouped(kernel_times(step, device), parts) for _ in range(runs)]
-    found = {name: statistics.median(profile[name] for profile in profiles) for name in parts}
+    profiles = [grouped(kernel_times(step, device)) for _ in range(runs)]
+    found = {name: statistics.median(profile[name] for profile in profiles) for name in PARTS}
     found = {name: seconds for name, seconds in found.items() if seconds}
     return found | {"the rest": max(0.0, whole - sum(found.values()))}
 
@@ -61,17 +59,15 @@ def kernel_times(fn: Callable[[], Any], device: Any = "cpu") -> dict[str, float]
     return {event.key: getattr(event, which) * 1e-6 for event in found.key_averages()}
 
 
-def grouped(times: Mapping[str, float], parts: Mapping[str, str] = PARTS) -> dict[str, float]:
-    """Sum kernel times by part; kernels that match no pattern are left out.
-
-    parts: name -> regular expression for kernel names; the first match counts.
+def grouped(times: Mapping[str, float]) -> dict[str, float]:
+    """Sum kernel times by part: the first whose pattern matches the kernel's name. Kernels of no part are left out.
 
     >>> grouped({"aten::mm": 2.0, "aten::addmm": 1.0, "aten::add": 5.0})
     {'one kernel': 0.0, 'matmuls': 3.0, 'attention': 0.0, 'launch': 0.0}
     """
-    sums = dict.fromkeys(parts, 0.0)
+    sums = dict.fromkeys(PARTS, 0.0)
     for kernel, seconds in times.items():
-        part = next((name for name, pattern in parts.items() if re.search(pattern, kernel)), None)
+        part = next((name for name, pattern in PARTS.items() if re.search(pattern, kernel)), None)
         if part:
             sums[part] += seconds
     return sums
