@@ -151,12 +151,13 @@ def of_imports(code: list[nbformat.NotebookNode]) -> Iterator[str]:
     for name in sorted({node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}):
         ours, package, *deeper = *name.split("."), "", ""
         if ours == "lessons_lib" and package != "course" and any(deeper):
-            if importlib.util.find_spec(name).submodule_search_locations is None:
-                yield f"imports from the module {name}; import from its package"
+            found = importlib.util.find_spec(name)
+            if found is None or found.submodule_search_locations is None:
+                yield f"imports from {name}, which is no package; import from the package above it"
 
 
 def of_identifiers(nb: nbformat.NotebookNode) -> Iterator[str]:
-    """Every identifier in backticks exists, in the lesson's code or in the library."""
+    """Every identifier in backticks exists: in the lesson, in the library, benches or tools, or it is of ELSEWHERE."""
     own = {name for cell in nb.cells if cell.cell_type == "code" for name in IDENTIFIER.findall(cell.source)}
     for cell in nb.cells:
         if cell.cell_type == "markdown":

@@ -25,7 +25,7 @@ def smooth(means: Sequence[float], block: int, over: int = 4) -> tuple[np.ndarra
     return block * (np.arange(len(means) - over + 1) + over / 2), np.convolve(means, np.ones(over) / over, "valid")
 
 
-def recomputed(ours: dict, anew: dict, block: int, every: int) -> np.ndarray:
+def recomputed_means(ours: dict, anew: dict, block: int, every: int) -> np.ndarray:
     """Mean losses of a window computed anew, per block of tokens: those of our cache minus the paired difference.
 
     It was computed for every `every`-th token only. The means of so few losses differ more than two caches do, so the

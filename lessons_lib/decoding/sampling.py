@@ -140,7 +140,7 @@ def choose_child(
 
 
 def residual(p: Tensor, w: Tensor) -> Tensor:
-    """The residual distribution normalise((p - w)+). If it is empty but for rounding, p = w, which is returned as p."""
+    """The residual distribution normalise((p - w)+); p itself where p and w differ only by rounding."""
     rest = (p - w).clamp_min(0)
     mass = rest.sum()
     return rest / mass if mass > TINY else p

@@ -72,8 +72,8 @@ class Engine:
         """Make a request for `serve`. The arguments not listed here are those of `generate`.
 
         id: by default the next free number. arrival: seconds after the start of `serve`.
-        proposer: drafts at most the scheduler's `num_speculative_tokens` tokens per step, by default none. Give each
-        request its own proposer and generator.
+        proposer: drafts at most the scheduler's `num_speculative_tokens` tokens per step (0 by
+        default). Give each request its own proposer and generator.
         on_tokens: if it raises an exception, only its own request is cancelled.
         """
         # ids and proposers must be unique

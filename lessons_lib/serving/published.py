@@ -21,8 +21,8 @@ from lessons_lib.serving.simulator import simulate
 from lessons_lib.serving.workload import Exponential, Fixed, Workload
 
 MEAN_OUTPUT = 128  # tokens, before lengths above M are sampled again
-STATIC_MAX_NUM_SEQS = {32: 16, 128: 12, 512: 8, 1536: 4}  # by M: 512 + M tokens per request fill the memory
-MAX_BATCHED_TOKENS = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
+STATIC_MAX_NUM_SEQS = {32: 16, 128: 12, 512: 8, 1536: 4}  # by M, so that 512 + M tokens per request make BATCH_TOKENS
+BATCH_TOKENS = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
 CACHE_TOKENS = 17_089  # 14 GB beside the weights / 819,200 bytes per token of OPT-13B
 MANY = 256  # max_num_seqs: more than ever run at once; also vLLM's default
 NAIVE, BATCH_MAX, SAME_SLOTS, RESERVED, WHOLE_MEMORY, PAGED = (
@@ -60,7 +60,7 @@ def workload(longest: int, requests: int = 1000, seed: int = 0) -> list[Sequence
 
 def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
     """A new scheduler for each system at this M, one of STATIC_MAX_NUM_SEQS."""
-    max_num_seqs, budget = STATIC_MAX_NUM_SEQS[longest], BlockPool(MAX_BATCHED_TOKENS[longest], 1)
+    max_num_seqs, budget = STATIC_MAX_NUM_SEQS[longest], BlockPool(BATCH_TOKENS[longest], 1)
     job = max(request.output_length for request in requests)
     paged = BlockPool(CACHE_TOKENS // 16, 16)
     unlimited = lambda: BlockPool(10**9, 1)  # noqa: E731 - static systems fit by max_num_seqs
@@ -70,7 +70,7 @@ def systems(longest: int, requests: list[Sequence]) -> dict[str, Scheduler]:
         SAME_SLOTS: Scheduler(unlimited(), max_num_seqs, mixed=False),
         RESERVED: Scheduler(budget, MANY, mixed=False, reserve="max", watermark=0),
         WHOLE_MEMORY: Scheduler(BlockPool(CACHE_TOKENS, 1), MANY, mixed=False, reserve="max", watermark=0),
-        PAGED: Scheduler(paged, MANY, mixed=False, max_num_batched_tokens=MAX_BATCHED_TOKENS[longest]),
+        PAGED: Scheduler(paged, MANY, mixed=False, max_num_batched_tokens=BATCH_TOKENS[longest]),
     }
 
 

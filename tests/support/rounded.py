@@ -77,10 +77,6 @@ def in_3_bits(w: Tensor):
     return quantize(w, 3, 16)
 
 
-def exact(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def compiled(layer: nn.Module):
     """The layer in the form that it gives to a compiler, whole: fullgraph raises where a graph would break."""
     torch._dynamo.reset()

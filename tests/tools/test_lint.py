@@ -81,9 +81,9 @@ BREAKS = {
     "tag without words": (markdown('<img src="x.png" alt="">'), "alt text"),
     "drawing of before": (attach, "another drawing than imgs/"),
     "formula nobody reads": (markdown("$\\unknown{x}$"), "formula"),
-    "an import past a face": (
+    "an import from a module": (
         source("from lessons_lib.decoding.sampling import residual"),
-        "imports from the module lessons_lib.decoding.sampling",
+        "imports from lessons_lib.decoding.sampling, which is no package",
     ),
     "an identifier that is gone": (markdown("Call `gone_with_it(seed)`."), "names gone_with_it, which"),
     "figure without words": (output("display_data", {"image/png": "aaaa"}), "figure without alt text"),

@@ -23,7 +23,7 @@ def residual(attempt):
 
 @exercise("06.3")
 def kept(attempt):
-    """Entries of the target's and of the draft's cache after a step: the last draft token was never fed to it."""
+    """Entries of the target's and of the draft's cache after a step: the last draft token never ran."""
     expect(attempt, 10, 4, 2, equals=(13, 13))
     expect(attempt, 10, 4, 0, equals=(11, 11))
     expect(attempt, 10, 4, 4, equals=(15, 14))

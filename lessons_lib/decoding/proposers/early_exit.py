@@ -29,8 +29,8 @@ class EarlyExit(Proposer):
 
     exit_layer: E, from 1 to the target's number of layers; or {E: Adaptive(cost of E)}, several exits with a schedule
     each. Then every step drafts from the exit with the highest predicted speed, as long as its schedule says, and only
-    that schedule learns. Each speed is for an alpha one standard error above the estimate, so that no exit that may be
-    the best stays untried.
+    that schedule learns. Each speed is for an alpha one standard error above the estimate, and the estimates of the
+    other exits age, so that each is tried again.
     draft_tokens: tokens drafted per step, or a schedule from draft_length; not used with several exits.
     vocabulary: (K,), ids of the only tokens that are drafted, so that the head reads K rows instead of V (Zhao et al.
     2025, arXiv 2502.14856); None: all tokens.
@@ -115,6 +115,8 @@ class EarlyExit(Proposer):
         """Report the result to the schedule. `Cache.keep` has dropped the rejected tokens from all layers already."""
         if tree.tokens:
             self.lengths[self.exit_layer].learn(tree, path, tokens)
+            for layer in self.lengths.keys() - {self.exit_layer}:
+                self.lengths[layer].observe(0, 0, 0)  # its evidence loses weight, as that of every step does
 
     def run_early_layers(self, tokens: Sequence[int], cache: Cache) -> Tensor:
         """Run tokens (T,) through the layers before the exit, which append to the cache -> exit states (T, D)."""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.rounded import DTYPES, ROUNDING, compiled, exact, random
+from support.rounded import DTYPES, ROUNDING, compiled, random
 from torch import Tensor
 
 from lessons_lib.models import tiny
@@ -244,7 +244,10 @@ def test_each_row_has_its_own_scale():
 @given(seed=st.integers(0, 99), exponent=st.integers(-20, 20))
 def test_a_product_is_off_by_no_more_than_its_roundings(seed, exponent):
     """|y - x wᵀ| <= Σ |x| s_w/2 + |w| s_x/2 + s_x s_w/4."""
-    x, w = exact(3, 24, seed=seed) * 10.0**exponent, exact(5, 24, seed=seed + 100)
+    x, w = (
+        random(3, 24, seed=seed, dtype=torch.float64) * 10.0**exponent,
+        random(5, 24, seed=seed + 100, dtype=torch.float64),
+    )
     levels, scales = round_rows(w)
     _, s = round_rows(x)
     error = (multiply_rounded(x, levels, scales[:, 0]) - x @ w.T).abs()
@@ -263,7 +266,7 @@ def test_columns_with_any_value_beyond_the_threshold_are_outliers():
 
 
 def test_threshold_zero_is_the_plain_product_and_infinity_the_rounded_one():
-    x, w = exact(4, 32), exact(8, 32, seed=1)
+    x, w = random(4, 32, dtype=torch.float64), random(8, 32, seed=1, dtype=torch.float64)
     assert torch.equal(LLMInt8Linear(w, 0.0)(x), F.linear(x, w))
     levels, scales = round_rows(w)
     assert torch.equal(LLMInt8Linear(w, float("inf"))(x), multiply_rounded(x, levels, scales[:, 0]))
@@ -271,7 +274,7 @@ def test_threshold_zero_is_the_plain_product_and_infinity_the_rounded_one():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_leaving_one_loud_column_out_brings_most_precision_back(seed):
-    x, w = exact(16, 64, seed=seed), exact(32, 64, seed=seed + 100)
+    x, w = random(16, 64, seed=seed, dtype=torch.float64), random(32, 64, seed=seed + 100, dtype=torch.float64)
     x[:, 5] *= 60
     plain, mixed = ((LLMInt8Linear(w, t)(x) - x @ w.T).square().mean() for t in (float("inf"), 6.0))
     assert mixed < plain / 20
@@ -279,7 +282,7 @@ def test_leaving_one_loud_column_out_brings_most_precision_back(seed):
 
 @pytest.mark.parametrize("terms", [1, 2])
 def test_columns_known_beforehand_leave_finer_steps_to_the_others(terms):
-    w, x = exact(16, 64), exact(3, 64, seed=1)
+    w, x = random(16, 64, dtype=torch.float64), random(3, 64, seed=1, dtype=torch.float64)
     layer = W8A8Linear(quantize(w, 8, "row"), terms)
     x[:, [3, 5]] *= 60
     off = [(one(x) - x @ w.T).abs().max() for one in (layer, OutlierColumns(layer, w, torch.tensor([3, 5])))]
@@ -287,7 +290,7 @@ def test_columns_known_beforehand_leave_finer_steps_to_the_others(terms):
 
 
 def test_a_second_term_leaves_a_254th_of_what_the_first_leaves():
-    x = exact(64, 32)
+    x = random(64, 32, dtype=torch.float64)
     steps = x.abs().amax(-1, True) / 127
     for terms, part in ((1, 1), (2, 254)):
         assert ((rounded_values(x, terms) - x).abs() <= 0.501 * steps / part).all()

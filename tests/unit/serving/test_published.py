@@ -17,7 +17,7 @@ def test_the_devices_step_reads_all_weights_once():
 
 def test_static_slots_fill_one_budget_with_worst_cases():
     for longest, slots in published.STATIC_MAX_NUM_SEQS.items():
-        assert slots * (512 + longest) == pytest.approx(published.MAX_BATCHED_TOKENS[longest], rel=0.03)
+        assert slots * (512 + longest) == pytest.approx(published.BATCH_TOKENS[longest], rel=0.03)
 
 
 def test_throughput_counts_prompt_tokens_and_the_time_that_a_batch_runs_on():

@@ -12,6 +12,7 @@ from torch import nn
 
 from lessons_lib import EarlyExit, Sampling
 from lessons_lib.decoding import sampling
+from lessons_lib.decoding.generate import new_sequence, step
 from lessons_lib.decoding.proposers import early_exit
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Confidence
 from lessons_lib.decoding.sampling import draw
@@ -33,11 +34,24 @@ def distance(size: int, count: int, exit_layer: int = 1, draft_tokens=2, **optio
     logits = lambda ids: target.decoder.read(ids)[-1] / RULE.temperature  # noqa: E731
     if exits := options.pop("exits", ()):
         proposer = FreshExits(exits, forgetful, **options)
+        assert_all_are_taken(proposer, target, count)
     else:
         proposer = EarlyExit(exit_layer, draft_tokens, **options)
     return far_from(
         distribution_of(target, proposer, count, RULE), SimpleNamespace(vocab_size=size, logits=logits), count
     )
+
+
+def assert_all_are_taken(proposer, target, count):
+    """Else the exit would not change from step to step, and nothing new be tested."""
+    taken, generators = set(), [torch.Generator().manual_seed(seed) for seed in range(20)]
+    for generator in generators:
+        seq = new_sequence(target, [0], proposer, RULE, 8 * count, generator=generator)
+        with torch.no_grad():
+            while seq.finish_reason is None:
+                step(target, [seq])
+                taken |= {seq.tree.first_layer} if seq.tree and seq.tree.tokens else set()
+    assert taken == set(proposer.lengths)
 
 
 def forgetful() -> Adaptive:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cpu import by_kernel
-from support.rounded import DTYPES, ROUNDING, compiled, exact, random
+from support.rounded import DTYPES, ROUNDING, compiled, random
 from torch import Tensor, nn
 
 from lessons_lib.quantization import cpu
@@ -90,7 +90,7 @@ def test_w8a8_takes_the_integer_units_of_a_cpu_where_it_has_them(units, kind, mo
 
 @pytest.mark.parametrize("columns", [64, 66])  # of which words of four bytes can be made, and cannot
 def test_a_cpu_without_integer_units_multiplies_the_values_of_the_codes(columns):
-    w, x = exact(16, columns), exact(3, columns, seed=1)
+    w, x = random(16, columns, dtype=torch.float64), random(3, columns, seed=1, dtype=torch.float64)
     layer = PackedW8A8Linear(quantize(w, 8, "row"))
     assert (layer.packed is None) == (columns == 66)
     torch.testing.assert_close(layer(x), W8A8Linear(quantize(w, 8, "row"))(x), rtol=1e-4, atol=1e-4)
