@@ -37,6 +37,8 @@ PLAINLY = {
     "no cache, free": "decoding without a KV cache, free writing",
     "no cache, grounded": "decoding without a KV cache, answers from a given text",
     "compiled, free": "our compiled decoder, free writing",
+    "W4A8, free": "our compiled decoder with W4A8 weights, free writing",
+    "W4A8, grounded": "our compiled decoder with W4A8 weights, answers from a given text",
     "generate, grounded": "transformers' generate, answers from a given text",
     "generate, compiled, free": "transformers' generate, compiled, free writing",
     "generate, compiled, grounded": "transformers' generate, compiled, answers from a given text",
