@@ -2,6 +2,7 @@
 
     runs = compare(load(), "Once upon a time", {"plain": None, "prompt lookup": PromptLookup()})
     runs                          # a table
+    runs.recommendation           # which one to use, and why
     runs["prompt lookup"].text    # the Output of one technique
 
 All techniques are compared with the first one. Passes, tokens per pass and speed are those of decoding, after the
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lessons_lib.advice import EXACT, PEER, ROUNDED, recommendation, recommended
 from lessons_lib.decoding.generate import Output, after_prefill, generate
 from lessons_lib.decoding.peers import TransformersGenerate
 from lessons_lib.decoding.probing import Divergence, first_divergence
@@ -28,6 +30,7 @@ from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models.device import out_of_memory
 from lessons_lib.models.hub import LanguageModel
 from lessons_lib.progress import bar, first_line
+from lessons_lib.quantization.linear import QuantizedLinear
 from lessons_lib.quantization.model import bytes_kept
 
 Engine = Callable[[list[int], int], Output]  # prompt ids, max_new_tokens -> output
@@ -75,7 +78,8 @@ class Row:
     passes: forward passes of all texts. tokens_per_pass: tau. Both, tokens_per_second and speedup are without prefill.
     speedup: over the first technique; None for itself. whole: the same with the prefill. same: for each prompt, whether
     the tokens are those of the first technique. divergence: the one with the largest logit gap. memory: bytes of the
-    weights and of the longest text's KV cache; None where unknown. problem: why there is no measurement, else "".
+    weights and of the longest text's KV cache; None where unknown. problem: why there is no measurement, else "". role:
+    whether it keeps the tokens (see `lessons_lib.advice`).
     """
 
     name: str
@@ -88,6 +92,7 @@ class Row:
     divergence: Divergence | None = None
     memory: float | None = None
     problem: str = ""
+    role: str = EXACT
 
     def cells(self) -> list[str]:
         """This row under HEADINGS."""
@@ -250,6 +255,11 @@ class Comparison:
         """A Row per technique that was measured, or that says why it was not."""
         return [row for name in self.engines if (row := self.row(name)) is not None]
 
+    @property
+    def recommendation(self) -> str:
+        """What to use for this model on this machine, and why, in a sentence or two."""
+        return recommendation(self.rows)
+
     def row(self, name: str, prompts: Sequence[int] | None = None) -> Row | None:
         """The Row of a technique, over all prompts or those of these indices; None if it was not measured."""
         if name in self.problems:
@@ -275,6 +285,7 @@ class Comparison:
             same=tuple(out.ids == self.outputs[self.first, p, 0].ids for p, out in zip(measured, outputs, strict=True)),
             divergence=max(gaps, key=lambda gap: gap.margin, default=None),
             memory=memory_of(self.engines[name], longest),
+            role=role_of(self.engines[name]),
         )
 
     def _divergence(self, name: str, prompt: int) -> Divergence | None:
@@ -324,13 +335,11 @@ class Comparison:
             })  # fmt: skip
         return {"techniques": [row.record() for row in self.rows], "runs": runs}
 
-    def plot(self, title: str = "", marked: str | None = None):
-        """Speedups of decoding as bars, each with its interval and its tokens per second -> a matplotlib Figure.
-
-        marked: the name of a technique to point out as recommended.
-        """
+    def plot(self, title: str = ""):
+        """Speedups of decoding as bars, each with its interval and its tokens per second -> a matplotlib Figure."""
         from matplotlib.figure import Figure
 
+        best = recommended(self.rows)
         rows = [row for row in self.rows if not row.problem][::-1]
         figure = Figure(figsize=(7, 1.2 + 0.4 * len(rows)), layout="constrained")
         ax = figure.subplots()
@@ -342,7 +351,7 @@ class Comparison:
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # hides the line at 1 behind the number
             )  # fmt: skip
         ax.axvline(1, color="0.4", linewidth=1, zorder=0)
-        names = [f"{row.name}\n(recommended)" if row.name == marked else row.name for row in rows]
+        names = [f"{row.name}\n(recommended)" if best and row.name == best.name else row.name for row in rows]
         ax.set_yticks(range(len(rows)), names)
         widest = max(row.speedup.high if row.speedup else 1.0 for row in rows)
         label = f"decoding, times as fast as {self.first} (whiskers: 95% interval)"
@@ -384,6 +393,15 @@ def several(prompts: Any) -> bool:
     if not isinstance(prompts, list | tuple) or not prompts:
         return False
     return isinstance(prompts[0], str | list | tuple | torch.Tensor)
+
+
+def role_of(engine: Engine) -> str:
+    """Whether an engine keeps the tokens of plain decoding: one of advice's roles."""
+    if not isinstance(engine, Ours):
+        return PEER
+    decoder = getattr(engine.target, "decoder", None)
+    rounded = decoder is not None and any(isinstance(module, QuantizedLinear) for module in decoder.modules())
+    return ROUNDED if rounded else EXACT
 
 
 def memory_of(engine: Engine, tokens: int) -> float | None:

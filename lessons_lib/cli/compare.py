@@ -10,7 +10,7 @@ from pathlib import Path
 from lessons_lib import data
 from lessons_lib.cli.common import Refused, add_command, add_model, open_model, refusing, sized
 from lessons_lib.cli.generate import as_prompt
-from lessons_lib.compare import Comparison, Engine, Row, Technique
+from lessons_lib.compare import Comparison, Engine, Technique
 from lessons_lib.data import Question
 from lessons_lib.decoding.peers import TransformersGenerate
 from lessons_lib.decoding.proposers.draft_model import DraftModel
@@ -29,7 +29,6 @@ from lessons_lib.quantization.model import FORMATS, W8A8
 
 OWN = (401, 202, 101, 601)  # our questions without --prompts: code to edit, a report to summarize, chat, a story
 THEIRS = "transformers"
-GAIN = 0.05  # what gains less is not recommended
 MOST_SHOWN = 8  # prompts of one kind with a column each
 EXAMPLES = """
 lessons compare
@@ -85,14 +84,13 @@ def run(options: argparse.Namespace) -> int:
         complete = measure(comparison, 60 * options.minutes or None)
     if all(row.problem for row in comparison.rows):
         raise Refused("Nothing was measured before the end; let it run longer, or give fewer --prompts.")
-    best = recommended(comparison.rows)
     rests_on = few(comparison, options.max_new_tokens, options.minutes)
-    advice = " ".join(filter(None, [recommendation(comparison.rows), rests_on, busy]))
+    advice = " ".join(filter(None, [comparison.recommendation, rests_on, busy]))
     print(f"\n{comparison}\n{legend(comparison)}\n")
     if kinds := by_kind(comparison, asked):
         print(f"{tables.text(*kinds)}\n")
     print(f"{advice}\n\n{not_tested(options, model)}\n")
-    print(f"Written: {write(comparison, model, advice, best, Path(options.output), complete)}")
+    print(f"Written: {write(comparison, model, advice, Path(options.output), complete)}")
     return 0 if complete else 130
 
 
@@ -202,64 +200,6 @@ def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:
     return f"{said} `{probe}` says how much compiling and batching could gain at most."
 
 
-def compared(rows: list[Row]) -> list[Row]:
-    """Our techniques other than plain decoding that were measured, the fastest first."""
-    others = [row for row in rows if not row.problem and row.speedup and not row.name.startswith(THEIRS)]
-    return sorted(others, key=lambda row: -row.speedup.value)
-
-
-def recommended(rows: list[Row]) -> Row | None:
-    """The fastest technique that keeps the tokens, if it is worth using."""
-    return next((row for row in compared(rows) if row.name not in FORMATS and worth_using(row)), None)
-
-
-def recommendation(rows: list[Row]) -> str:
-    """What to use for this model on this machine, and why; then what plain decoding is here."""
-    plain, others = rows[0], compared(rows)
-    if not others and any(row.problem for row in rows):
-        return "Decode plainly: no other technique was measured with this model; the table says why."
-    if all(len(row.speedup.a.times) < 2 for row in others):
-        return "Too little was measured for a recommendation: one run on one prompt has no interval."
-    exact = [row for row in others if row.name not in FORMATS]
-    rounded = [row for row in others if row.name in FORMATS and worth_using(row)]
-    # What keeps the tokens comes first
-    if best := recommended(rows):
-        said = f"Use {best.name}: it {times(best)}, with the same greedy tokens{ties(best)}, because each forward pass "
-        said += f"yields {best.tokens_per_pass:.2f} tokens instead of 1"
-    else:
-        said = "Decode plainly: no technique that keeps the tokens is clearly faster on these prompts"
-        if exact:
-            said += f", as the best of them, {exact[0].name}, yields {exact[0].tokens_per_pass:.2f} tokens per forward "
-            said += f"pass and {times(exact[0])}"
-    # Quantized weights, if they are faster still
-    if rounded and (best is None or rounded[0].speedup.value > best.speedup.value):
-        small = rounded[0]
-        said += f"; if other tokens are acceptable, {small.name} {times(small)}, because a forward pass reads fewer "
-        said += f"bytes ({small.memory / 1e6:,.0f} MB in memory instead of {plain.memory / 1e6:,.0f})"
-    if theirs := next((row for row in rows if row.name == THEIRS and row.whole), None):
-        said += f". Plain decoding is this library's; transformers' generate is {theirs.whole.value:.2f} times as fast"
-    return said + "."
-
-
-def worth_using(row: Row) -> bool:
-    """Whether a technique gains a share GAIN, and its interval says that this is no accident."""
-    return row.speedup.value >= 1 + GAIN and row.speedup.low > 1 and len(row.speedup.a.times) > 1
-
-
-def times(row: Row) -> str:
-    """A speedup of decoding in words, with its interval, and that of whole requests."""
-    said = f"decodes {row.speedup.value:.2f} times as fast (95%: {row.speedup.low:.2f} to {row.speedup.high:.2f})"
-    return f"{said}, {row.whole.value:.2f} times with the prompt's pass" if row.whole else said
-
-
-def ties(row: Row) -> str:
-    """What to add where a technique that keeps the tokens did not: rounding decides between two nearly equal logits."""
-    if all(row.same):
-        return ""
-    gap = f"a logit gap of at most {row.divergence.margin:.2g}" if row.divergence else "rounding"
-    return f" up to rounding ({len(row.same) - sum(row.same)} of {len(row.same)} texts differ, by {gap})"
-
-
 def by_kind(comparison: Comparison, asked: list[Question]) -> tables.Table | None:
     """Headings and cells: speedups by kind of text, or by prompt if all are of one kind and few; else None."""
     groups: dict[str, list[int]] = {}
@@ -277,13 +217,11 @@ def by_kind(comparison: Comparison, asked: list[Question]) -> tables.Table | Non
     return ["decoding, times as fast on", *groups], cells
 
 
-def write(
-    comparison: Comparison, model: LanguageModel, advice: str, best: Row | None, folder: Path, complete: bool
-) -> str:
+def write(comparison: Comparison, model: LanguageModel, advice: str, folder: Path, complete: bool) -> str:
     """Write comparison.png and comparison.json into the folder -> their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     picture, record = folder / "comparison.png", folder / "comparison.json"
-    comparison.plot(where(model), best.name if best else None).savefig(picture, dpi=150)
+    comparison.plot(where(model)).savefig(picture, dpi=150)
     about = {
         "model": model.name, "dtype": dtype_name(model.dtype), "machine": machine.host(model.device),
         "versions": machine.versions(), "date": date.today().isoformat(), "complete": complete,

@@ -1,79 +1,20 @@
 """`lessons compare`: what it runs, what it recommends, what it writes, and what remains after Ctrl-C."""
 
 import json
-from dataclasses import replace
 from itertools import islice
 
 import pytest
 
 from lessons_lib import cli
 from lessons_lib.cli import compare
-from lessons_lib.compare import Comparison, Row
-from lessons_lib.decoding.probing import Divergence
+from lessons_lib.compare import Comparison
 from lessons_lib.measure import machine
-from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.quantization.model import FORMATS
-
-PAIRS = Samples((1.0, 1.0))
-
-
-def row(name: str, speedup: float = 1.0, spread: float = 0.1, tau: float = 1.0, **fields) -> Row:
-    ratio = None if name == "plain" else Ratio(speedup, speedup - spread, speedup + spread, PAIRS, PAIRS)
-    return replace(Row(name, 10, tau, 20.0, ratio, same=(True, True), memory=100e6), **fields)
 
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch):
     monkeypatch.setattr(machine, "busy_warning", lambda: "")
-
-
-def test_the_fastest_technique_that_keeps_the_tokens_is_recommended_with_its_reason():
-    whole = Ratio(1.4, 1.3, 1.5, PAIRS, PAIRS)
-    rows = [
-        row("plain"),
-        row("prompt lookup", 1.8, tau=2.25, whole=whole),
-        row("lookahead", 1.2, tau=1.5),
-        row("transformers", 3.0, whole=replace(whole, value=0.8)),
-    ]
-    said = (
-        "Use prompt lookup: it decodes 1.80 times as fast (95%: 1.70 to 1.90), 1.40 times with the prompt's pass, with "
-    )
-    said += "the same greedy tokens, because each forward pass "
-    assert compare.recommended(rows).name == "prompt lookup"
-    assert compare.recommendation(rows) == said + (
-        "yields 2.25 tokens instead of 1. Plain decoding is this library's; transformers' generate is 0.80 times as "
-        "fast."
-    )
-
-
-def test_a_faster_format_is_named_for_those_who_accept_other_tokens():
-    rows = [row("plain"), row("prompt lookup", 1.5, tau=2.0), row("W8A8", 2.5, memory=60e6), row("W4A16", 1.4)]
-    said = compare.recommendation(rows)
-    assert said.startswith("Use prompt lookup") and "if other tokens are acceptable, W8A8 decodes 2.50 times" in said
-    assert "(60 MB in memory instead of 100)" in said and "W4A16" not in said
-
-
-def test_nothing_is_recommended_whose_interval_contains_1():
-    rows = [row("plain"), row("prompt lookup", 1.05, tau=1.1), row("broken", problem="reads no trees")]
-    said = compare.recommendation(rows)
-    assert said.startswith("Decode plainly") and "prompt lookup, yields 1.10 tokens per forward pass" in said
-
-
-def test_a_gain_too_small_to_matter_is_not_recommended():
-    rows = [row("plain"), row("prompt lookup", 1.04, spread=0.01)]
-    assert compare.recommendation(rows).startswith("Decode plainly")
-
-
-def test_one_run_on_one_prompt_recommends_nothing():
-    alone = Samples((1.0,))
-    rows = [row("plain"), replace(row("prompt lookup"), speedup=Ratio(2.0, 2.0, 2.0, alone, alone))]
-    assert compare.recommendation(rows).startswith("Too little was measured")
-
-
-def test_texts_that_differ_by_rounding_are_admitted():
-    apart = row("prompt lookup", 1.5, same=(True, False), divergence=Divergence(7, 0.03, 0.03))
-    said = compare.recommendation([row("plain"), apart])
-    assert "up to rounding (1 of 2 texts differ, by a logit gap of at most 0.03)" in said
 
 
 def test_a_model_outside_our_family_is_compared_on_prompts_of_a_file(checkpoints, tmp_path, capsys):

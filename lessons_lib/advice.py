@@ -1,0 +1,78 @@
+"""What a comparison recommends: the fastest technique that keeps the tokens, if it is clearly faster, and why.
+
+A row's role says what its tokens are worth: EXACT techniques keep those of plain decoding, ROUNDED ones have quantized
+weights and choose others, and a PEER is another engine, shown beside and never recommended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lessons_lib.compare import Row
+
+EXACT, ROUNDED, PEER = "exact", "rounded", "peer"
+GAIN = 0.05  # what gains less is not recommended
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """Our techniques other than the first that were measured, the fastest first."""
+    others = [row for row in rows if not row.problem and row.speedup and row.role != PEER]
+    return sorted(others, key=lambda row: -row.speedup.value)
+
+
+def recommended(rows: Sequence[Row]) -> Row | None:
+    """The fastest technique that keeps the tokens, if it is worth using."""
+    return next((row for row in compared(rows) if row.role == EXACT and worth_using(row)), None)
+
+
+def recommendation(rows: Sequence[Row]) -> str:
+    """What to use for this model on this machine, and why; then how fast another engine is."""
+    plain, others = rows[0], compared(rows)
+    stay = "Decode plainly" if plain.name == "plain" else f"Stay with {plain.name}"
+    if not others:
+        broken = any(row.problem for row in rows)
+        return f"{stay}: no other technique was measured with this model{'; the table says why' if broken else ''}."
+    if all(len(row.speedup.a.times) < 2 for row in others):
+        return "Too little was measured for a recommendation: one run on one prompt has no interval."
+    exact = [row for row in others if row.role == EXACT]
+    rounded = [row for row in others if row.role == ROUNDED and worth_using(row)]
+    # What keeps the tokens comes first
+    if best := recommended(rows):
+        said = f"Use {best.name}: it {times(best)}, with the same greedy tokens{ties(best)}, because "
+        fewer = best.tokens_per_pass > plain.tokens_per_pass
+        yields = f"each forward pass yields {best.tokens_per_pass:.2f} tokens instead of {plain.tokens_per_pass:.3g}"
+        said += yields if fewer else "its forward passes take less time"
+    else:
+        said = f"{stay}: no technique that keeps the tokens is clearly faster on these prompts"
+        if exact:
+            said += f", as the best of them, {exact[0].name}, yields {exact[0].tokens_per_pass:.2f} tokens per forward "
+            said += f"pass and {times(exact[0])}"
+    # Quantized weights, if they are faster still
+    if rounded and (best is None or rounded[0].speedup.value > best.speedup.value):
+        small = rounded[0]
+        said += f"; if other tokens are acceptable, {small.name} {times(small)}, because a forward pass reads fewer "
+        said += f"bytes ({small.memory / 1e6:,.0f} MB in memory instead of {plain.memory / 1e6:,.0f})"
+    if theirs := next((row for row in rows if row.role == PEER and row.whole), None):
+        said += f". Beside it, {theirs.name} needs {1 / theirs.whole.value:.2f} times as long as {plain.name}"
+    return said + "."
+
+
+def worth_using(row: Row) -> bool:
+    """Whether a technique gains a share GAIN, and its interval says that this is no accident."""
+    return row.speedup.value >= 1 + GAIN and row.speedup.low > 1 and len(row.speedup.a.times) > 1
+
+
+def times(row: Row) -> str:
+    """A speedup of decoding in words, with its interval, and that of whole requests."""
+    said = f"decodes {row.speedup.value:.2f} times as fast (95%: {row.speedup.low:.2f} to {row.speedup.high:.2f})"
+    return f"{said}, {row.whole.value:.2f} times with the prompt's pass" if row.whole else said
+
+
+def ties(row: Row) -> str:
+    """What to add where a technique that keeps the tokens did not: rounding decides between two nearly equal logits."""
+    if all(row.same):
+        return ""
+    gap = f"a logit gap of at most {row.divergence.margin:.2g}" if row.divergence else "rounding"
+    return f" up to rounding ({len(row.same) - sum(row.same)} of {len(row.same)} texts differ, by {gap})"
