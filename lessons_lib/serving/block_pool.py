@@ -31,14 +31,14 @@ class Memory(Protocol):
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens for any number of sequences.
 
-    sharing: whether sequences with ids share the blocks of an equal prefix. copies: pairs (from, to) of blocks that the
-    backend must copy before the next forward pass; it then clears the list.
+    enable_prefix_caching: whether sequences with ids share the blocks of an equal prefix. copies: pairs (from, to) of
+    blocks that the backend must copy before the next forward pass; it then clears the list.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16, sharing: bool = True):
+    def __init__(self, num_blocks: int, block_size: int = 16, enable_prefix_caching: bool = True):
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"A pool needs blocks of tokens; {num_blocks} of {block_size} were asked for.")
-        self.num_blocks, self.block_size, self.sharing = num_blocks, block_size, sharing
+        self.num_blocks, self.block_size, self.enable_prefix_caching = num_blocks, block_size, enable_prefix_caching
         self.shared: dict[int, int] = {}  # block -> block tables that list it, where there are two or more
         self.copies: list[tuple[int, int]] = []
         self.owner_mark: object | None = None  # see Memory
@@ -68,7 +68,7 @@ class BlockPool:
 
         At least one token of the sequence stays uncomputed, because we need its logits to pick the next token.
         """
-        if seq.ids is None or not self.sharing:
+        if seq.ids is None or not self.enable_prefix_caching:
             return 0
         for key in hash_chain(seq.ids[: seq.num_tokens - 1], self.block_size):
             if key not in self._found:
@@ -104,7 +104,7 @@ class BlockPool:
     def store(self, seq: Sequence) -> None:
         """Add the sequence's newly filled blocks to the prefix cache; called after each forward pass."""
         first = len(seq.block_hashes)
-        if not self.sharing or seq.num_computed_tokens // self.block_size <= first:
+        if not self.enable_prefix_caching or seq.num_computed_tokens // self.block_size <= first:
             return
         fresh = seq.ids[first * self.block_size : seq.num_computed_tokens]
         for i, key in enumerate(hash_chain(fresh, self.block_size, *seq.block_hashes[-1:]), first):

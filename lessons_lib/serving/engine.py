@@ -225,8 +225,10 @@ def paged(model, pool: BlockPool, max_num_seqs: int | None = None) -> PagedTarge
     if isinstance(model, StreamingTarget | CompiledStreamingTarget):
         if max_num_seqs or isinstance(model, CompiledStreamingTarget):
             raise ValueError("the engine runs streaming caches eagerly; hand in a StreamingTarget without max_num_seqs")
-        if pool.sharing:
-            raise ValueError("streaming caches cannot share prefixes; make the pool with BlockPool(..., sharing=False)")
+        if pool.enable_prefix_caching:
+            raise ValueError(
+                "streaming caches cannot share prefixes; make the pool with BlockPool(..., enable_prefix_caching=False)"
+            )
         return model
     if not hasattr(model, "decoder") and not hasattr(model, "target"):
         raise TypeError(f"the engine runs our decoder, not {type(model).__name__}; pass lessons_lib.load(...)")

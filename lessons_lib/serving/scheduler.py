@@ -106,7 +106,7 @@ class Scheduler:
 
     max_num_seqs: maximum number of sequences that run at once, which is the number of slots.
     max_num_batched_tokens: maximum number of tokens in one forward pass (None: no limit).
-    chunked: chunked prefill. A prompt may be fed in parts, so that decoding sequences never wait for a long one.
+    enable_chunked_prefill: a prompt may be fed in parts, so that decoding sequences never wait for a long one.
     mixed: whether prompts and decoding sequences share a forward pass. If not, prompts go first, in their own pass.
     reserve: blocks to allocate at admission: "none" (only for the prompt; more as the text grows, preempting others if
     necessary), "max" (for max_tokens) or "oracle" (for the true length).
@@ -118,7 +118,7 @@ class Scheduler:
     max_num_seqs: int = 8
     policy: Continuous = field(default_factory=Continuous)
     max_num_batched_tokens: int | None = None
-    chunked: bool = False
+    enable_chunked_prefill: bool = False
     mixed: bool = True
     reserve: str = "none"
     watermark: float = 0.01
@@ -241,7 +241,7 @@ class Scheduler:
         """Add a row for each running sequence: a decode step, or the next chunk of its prompt."""
         left = self._budget(plan)
         order = list(self.policy.order(self.running, now))
-        if self.chunked:
+        if self.enable_chunked_prefill:
             order.sort(key=lambda seq: seq.prefilling)  # decode steps first: prompt chunks get the rest of the budget
         for seq in order:
             tokens = self._tokens(seq, left)
@@ -303,7 +303,7 @@ class Scheduler:
     def _tokens(self, seq: Sequence, left: float) -> int:
         """Number of tokens to feed in this step, given `left` tokens of the budget; 0 if they do not fit."""
         wanted = seq.num_uncomputed_tokens if seq.prefilling else 1 + self.num_speculative_tokens
-        return int(min(wanted, left)) if self.chunked or wanted <= left else 0
+        return int(min(wanted, left)) if self.enable_chunked_prefill or wanted <= left else 0
 
     def _budget(self, plan: Plan) -> float:
         """Tokens that may still be added to this forward pass."""
@@ -376,8 +376,10 @@ def check_settings(scheduler: Scheduler) -> None:
     budget, decoding = scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + scheduler.num_speculative_tokens)
     if budget is not None and budget < decoding:
         raise ValueError(f"max_num_batched_tokens must cover {decoding} tokens, one step of all slots, not {budget}.")
-    if scheduler.chunked and (budget is None or not scheduler.mixed):
-        raise ValueError("chunked=True needs max_num_batched_tokens, and mixed=True: prompts run beside decoding.")
+    if scheduler.enable_chunked_prefill and (budget is None or not scheduler.mixed):
+        raise ValueError(
+            "enable_chunked_prefill=True needs max_num_batched_tokens, and mixed=True: prompts run beside decoding."
+        )
 
 
 def impossible(scheduler: Scheduler, seq: Sequence) -> str | None:
@@ -388,6 +390,6 @@ def impossible(scheduler: Scheduler, seq: Sequence) -> str | None:
     if need > room:
         return f"prompt and output need {need} cached tokens, the pool has room for {room}."
     at_once = longest if scheduler.reserve == "none" else seq.prompt_length  # preempted: also refeeds its output
-    if budget is not None and not scheduler.chunked and at_once > budget:
-        return f"up to {at_once} tokens at once, max_num_batched_tokens is {budget}; set chunked=True."
+    if budget is not None and not scheduler.enable_chunked_prefill and at_once > budget:
+        return f"up to {at_once} tokens at once, max_num_batched_tokens is {budget}; set enable_chunked_prefill=True."
     return None

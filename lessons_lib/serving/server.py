@@ -331,7 +331,10 @@ def make_worker(
             f"{BLOCK_SIZE} tokens), and max_queue at least 0; {max_model_len} and {max_queue} were given."
         )
     scheduler = Scheduler(
-        BlockPool(num_blocks, BLOCK_SIZE), max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, chunked=True
+        BlockPool(num_blocks, BLOCK_SIZE),
+        max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_chunked_prefill=True,
     )
     return Worker(Engine(target, scheduler), model.name, max_model_len or most, max_queue)
 

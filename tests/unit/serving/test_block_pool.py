@@ -42,7 +42,7 @@ def test_a_prefix_is_found_block_by_block(other, reused):
 
 
 def test_nothing_is_found_without_sharing_or_without_ids():
-    pool, one = BlockPool(16, 4, sharing=False), request(range(12))
+    pool, one = BlockPool(16, 4, enable_prefix_caching=False), request(range(12))
     run(pool, one)
     assert pool.match(request(range(12))) == 0
     pool = BlockPool(16, 4)

@@ -37,19 +37,23 @@ from lessons_lib.serving.simulator import simulate
     dict(policy=Dynamic(window=0.001)),
     dict(mixed=False),
     dict(reserve="max"),
-    dict(max_num_batched_tokens=7, chunked=True),
-    dict(max_num_batched_tokens=30, chunked=True, num_speculative_tokens=4),
+    dict(max_num_batched_tokens=7, enable_chunked_prefill=True),
+    dict(max_num_batched_tokens=30, enable_chunked_prefill=True, num_speculative_tokens=4),
 ], ids=lambda setting: str(setting).split(" object at")[0])  # fmt: skip
 def test_every_request_is_answered_as_if_it_ran_alone(setting):
     together(Scheduler(BlockPool(80, 4), **{"max_num_seqs": 4} | setting))
 
 
 @pytest.mark.parametrize(
-    "setting", [dict(), dict(max_num_batched_tokens=8, chunked=True), dict(num_speculative_tokens=4)], ids=str
+    "setting",
+    [dict(), dict(max_num_batched_tokens=8, enable_chunked_prefill=True), dict(num_speculative_tokens=4)],
+    ids=str,
 )
 @pytest.mark.parametrize("sharing", [False, True])
 def test_preempted_requests_are_answered_as_if_they_ran_alone(setting, sharing):
-    requests, log = together(Scheduler(BlockPool(11, 3, sharing=sharing), max_num_seqs=4, watermark=0.0, **setting))
+    requests, log = together(
+        Scheduler(BlockPool(11, 3, enable_prefix_caching=sharing), max_num_seqs=4, watermark=0.0, **setting)
+    )
     assert sum(request.preemptions for request in requests) > 0
     assert sum(len(step.preempted) for step in log.iterations) == sum(request.preemptions for request in requests)
 
@@ -58,9 +62,9 @@ def test_preempted_requests_are_answered_as_if_they_ran_alone(setting, sharing):
     "pool, setting",
     [
         (BlockPool(80, 4), dict(num_speculative_tokens=4)),
-        (BlockPool(80, 4), dict(num_speculative_tokens=2, max_num_batched_tokens=12, chunked=True)),
+        (BlockPool(80, 4), dict(num_speculative_tokens=2, max_num_batched_tokens=12, enable_chunked_prefill=True)),
         (BlockPool(13, 3), dict(num_speculative_tokens=4, watermark=0.0)),
-        (BlockPool(13, 3, sharing=False), dict(num_speculative_tokens=4, watermark=0.0)),
+        (BlockPool(13, 3, enable_prefix_caching=False), dict(num_speculative_tokens=4, watermark=0.0)),
     ],
     ids=["draft", "chunked prompts", "preempted", "preempted without sharing"],
 )
@@ -116,7 +120,7 @@ def test_a_batch_that_is_held_though_all_have_finished_is_paid_for(monkeypatch):
 def test_shared_prefixes_are_not_computed_again():
     shared, _ = together(Scheduler(BlockPool(80, 4), max_num_seqs=2), kinds=["plain"])
     assert [request.reused for request in shared] == [0, 0, 8, 0, 8, 8, 0, 0]
-    apart, _ = together(Scheduler(BlockPool(80, 4, sharing=False), max_num_seqs=2), kinds=["plain"])
+    apart, _ = together(Scheduler(BlockPool(80, 4, enable_prefix_caching=False), max_num_seqs=2), kinds=["plain"])
     assert sum(request.reused for request in apart) == 0
 
 
@@ -137,7 +141,7 @@ def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
     size = data.draw(st.integers(1, 5), "block size")
     setting = data.draw(st.sampled_from([
         dict(), dict(policy=Static()), dict(mixed=False), dict(reserve="max"),
-        dict(max_num_batched_tokens=12, chunked=True),
+        dict(max_num_batched_tokens=12, enable_chunked_prefill=True),
     ]))  # fmt: skip
     least = -(-(36 + 2) // size)  # the longest prompt and output, and two draft tokens
     pool = BlockPool(least + data.draw(st.integers(0, 20), "more blocks"), size, data.draw(st.booleans(), "sharing"))
@@ -157,7 +161,10 @@ def test_any_mix_of_requests_and_settings_answers_each_as_if_alone(data):
 
 
 def test_the_schedule_is_the_simulators_step_for_step():
-    make = lambda: Scheduler(BlockPool(14, 3), max_num_seqs=4, max_num_batched_tokens=9, chunked=True, watermark=0.0)  # noqa: E731
+    def make() -> Scheduler:
+        chunks = dict(max_num_batched_tokens=9, enable_chunked_prefill=True)
+        return Scheduler(BlockPool(14, 3), max_num_seqs=4, watermark=0.0, **chunks)
+
     requests, log = together(make(), kinds=["plain"])
     replies = [alone("plain", prompt, length) for prompt, length in zip(PROMPTS, LENGTHS, strict=True)]
     same = [Sequence(r.id, ids=prompt, output_length=len(reply), reply=reply)
@@ -517,13 +524,13 @@ STREAMING = StreamingTarget(TARGET.decoder, streaming=Streaming(sinks=2, window=
 @pytest.mark.parametrize("blocks, setting", [
     (80, dict()),
     (80, dict(num_speculative_tokens=3)),
-    (80, dict(max_num_batched_tokens=7, chunked=True)),
+    (80, dict(max_num_batched_tokens=7, enable_chunked_prefill=True)),
     (80, dict(policy=Static())),
     (11, dict(watermark=0.0)),
 ], ids=["plain", "drafts", "chunked", "static", "preempted"])  # fmt: skip
 def test_requests_with_streaming_caches_are_answered_as_if_they_ran_alone(blocks, setting):
     """A cache for each request. The pool counts their texts; a preempted request starts with a new cache."""
-    pool = BlockPool(blocks, 3, sharing=False)
+    pool = BlockPool(blocks, 3, enable_prefix_caching=False)
     engine = Engine(STREAMING, Scheduler(pool, max_num_seqs=4, **setting), padded=True)
     drafts = [PromptLookup(3, rule="transformers") if "num_speculative_tokens" in setting else None for _ in PROMPTS]
     requests = [
@@ -542,4 +549,4 @@ def test_streaming_caches_share_no_prefixes_and_are_not_compiled():
         Engine(STREAMING, Scheduler(BlockPool(80)))
     compiled = CompiledStreamingTarget(TARGET.decoder, streaming=STREAMING.streaming)
     with pytest.raises(ValueError, match="the engine runs streaming caches eagerly"):
-        Engine(compiled, Scheduler(BlockPool(80, sharing=False)))
+        Engine(compiled, Scheduler(BlockPool(80, enable_prefix_caching=False)))

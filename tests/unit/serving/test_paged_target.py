@@ -50,7 +50,7 @@ def calls(target, monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("setting", [
     dict(), dict(max_num_seqs=1), dict(max_num_seqs=8), dict(num_speculative_tokens=4), dict(mixed=False),
-    dict(max_num_batched_tokens=7, chunked=True),
+    dict(max_num_batched_tokens=7, enable_chunked_prefill=True),
 ], ids=str)  # fmt: skip
 def test_every_request_is_answered_as_if_it_ran_alone_and_nothing_compiles_again(target, setting, monkeypatch):
     spoil(target)

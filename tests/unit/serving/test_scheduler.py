@@ -79,7 +79,7 @@ def test_a_policy_is_one_small_class():
 
 def test_a_prompt_in_chunks_never_stops_those_who_decode():
     made = [Sequence(0, 0, 3, 8), Sequence(1, 1, 21, 2)]
-    log = run(made, max_num_batched_tokens=8, chunked=True)
+    log = run(made, max_num_batched_tokens=8, enable_chunked_prefill=True)
     fed = [[(s.id, s.fed, s.emitted) for s in i.shares] for i in log.iterations]
     assert [sorted(rows) for rows in fed[:5]] == [
         [(0, 3, 1)],
@@ -91,7 +91,7 @@ def test_a_prompt_in_chunks_never_stops_those_who_decode():
 
 
 def test_a_prompt_in_chunks_owns_room_for_all_of_it_from_the_first():
-    log = run([Sequence(0, 0, 9, 1)], max_num_batched_tokens=4, chunked=True)
+    log = run([Sequence(0, 0, 9, 1)], max_num_batched_tokens=4, enable_chunked_prefill=True)
     assert [i.used_blocks for i in log.iterations] == [3, 3, 3]
 
 
@@ -118,8 +118,8 @@ def test_a_max_num_batched_tokens_holds_whole_prompts_back():
         ({"watermark": 1}, "watermark"),
         ({"max_num_seqs": 4, "max_num_batched_tokens": 3}, "must cover 4 tokens"),
         ({"max_num_seqs": 4, "max_num_batched_tokens": 11, "num_speculative_tokens": 2}, "must cover 12 tokens"),
-        ({"chunked": True}, "needs max_num_batched_tokens"),
-        ({"chunked": True, "max_num_batched_tokens": 64, "mixed": False}, "mixed=True"),
+        ({"enable_chunked_prefill": True}, "needs max_num_batched_tokens"),
+        ({"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "mixed": False}, "mixed=True"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
@@ -139,8 +139,8 @@ def test_a_request_longer_than_the_pool_is_refused_and_the_others_go_on():
 
 def test_a_prompt_over_the_max_num_batched_tokens_is_refused_unless_it_may_be_chunked():
     made = [Sequence(0, 0, 100, 2)]
-    assert "set chunked=True" in run(made, max_num_batched_tokens=64).requests[0].error
-    assert run(made, max_num_batched_tokens=64, chunked=True).requests[0].status is Status.FINISHED
+    assert "set enable_chunked_prefill=True" in run(made, max_num_batched_tokens=64).requests[0].error
+    assert run(made, max_num_batched_tokens=64, enable_chunked_prefill=True).requests[0].status is Status.FINISHED
     grown = [Sequence(0, 0, 60, 6)]  # preempted near its end it would have to be fed 65 tokens at once
     assert "up to 65 tokens at once" in run(grown, max_num_batched_tokens=64).requests[0].error
     assert run(grown, max_num_batched_tokens=64, reserve="max").requests[0].status is Status.FINISHED

@@ -69,7 +69,10 @@ def test_later_turns_of_a_chat_find_their_history_cached():
     assert log.requests[3].reused == 0  # both chats began in the same pass
     assert (
         sum(
-            r.reused for r in simulate(chats, Scheduler(BlockPool(1000, sharing=False)), LinearCost(step=0.01)).requests
+            r.reused
+            for r in simulate(
+                chats, Scheduler(BlockPool(1000, enable_prefix_caching=False)), LinearCost(step=0.01)
+            ).requests
         )
         == 0
     )
@@ -81,7 +84,9 @@ def test_a_log_gives_the_loads_and_seconds_that_a_cost_model_is_fitted_to():
     assert steps(log) == [(Load(4, 10, 1, 0, 0), 3.0), (Load(0, 0, 0, 1, 5), 1.0), (Load(0, 0, 0, 1, 6), 1.0)]
     made = [Sequence(i, i, 7 + i, 4 + i) for i in range(9)]
     log = simulate(
-        made, Scheduler(BlockPool(9, 8), 3, max_num_batched_tokens=9, chunked=True, num_speculative_tokens=1), cost
+        made,
+        Scheduler(BlockPool(9, 8), 3, max_num_batched_tokens=9, enable_chunked_prefill=True, num_speculative_tokens=1),
+        cost,
     )
     assert [cost.seconds(work) for work, _ in steps(log)] == pytest.approx([seconds for _, seconds in steps(log)])
 
