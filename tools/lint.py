@@ -35,10 +35,6 @@ TOOLS = (  # configured in pyproject.toml
 )
 REQUIRED = {"model", "device", "dtype", "seed"}
 LINE = 100  # longest line of visible code, in characters
-LONG_LINES = (  # lessons exempt from this rule: remove a name when its lesson is rewritten
-    "06_assisted_decoding", "07_prompt_lookup", "08_jacobi_lookahead", "09_medusa",
-    "10_quantization", "11_ladder", "12_effective_sparsity",
-)  # fmt: skip
 ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|tmp|work|usr|opt|var|mnt|Users)/[\w.-]+|\b[A-Z]:\\\\?\w")
 INLINE = re.compile(r"`([^`\n]+)`")
 IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*")
@@ -87,7 +83,7 @@ def problems(lesson: Lesson) -> list[str]:
         of_identifiers(nb),
         of_stored_code(nb),
         of_outputs(code),
-        [] if name in LONG_LINES else of_lines(code),
+        of_lines(code),
     )
     return [f"{name}: {problem}" for rule in rules for problem in rule]
 
