@@ -33,11 +33,6 @@ SHOWN = {  # six techniques of techniques.KNOWN that have a peer, in the lessons
     "everything combined, free writing": "compiled, W4A8, prompt lookup",
     "everything combined, answers from a given text": "the same",
 }
-# (minutes to read, minutes to run) of lessons whose opening does not say "Reading time: ... Running time: ..."
-TIMES = {
-    "06": ("70", "2"), "07": ("45", "2"), "08": ("50", "2"), "09": ("60", "2"), "10": ("80", "5"), "11": ("65", "5"),
-    "12": ("60", "2"),
-}  # fmt: skip
 QUESTIONS = {  # of lessons whose opening asks none
     "01": "Why does the first token take longer than the next one?",
     "02": "How much work does a KV cache save, and what does it cost?",
@@ -147,15 +142,14 @@ def lesson_table(lessons: list[Lesson], address: str) -> str:
 def lesson_row(lesson: Lesson, address: str) -> list[str]:
     nb = lesson.read()
     name = f"[{title(nb) or lesson.name}](notebooks/{lesson.path.name}) {store.link(address, lesson.name)}"
-    return [name.strip(), question(lesson, nb), *(f"{minutes} min" for minutes in times(lesson, nb))]
+    return [name.strip(), question(lesson, nb), *(f"{minutes} min" for minutes in times(nb))]
 
 
-def times(lesson: Lesson, nb: nbformat.NotebookNode) -> tuple[str, ...]:
+def times(nb: nbformat.NotebookNode) -> tuple[str, ...]:
     """Minutes to read and to run, as the opening says; "?" if nobody said."""
     opening = " ".join(nb.cells[0].source.split())
     found = [re.search(TIME.format(kind, "|".join(NAMED)), opening) for kind in ("Reading", "Running")]
-    typed = TIMES.get(lesson.number, ("?", "?"))
-    return tuple(NAMED.get(one[1], one[1]) if one else old for one, old in zip(found, typed, strict=True))
+    return tuple(NAMED.get(one[1], one[1]) if one else "?" for one in found)
 
 
 def question(lesson: Lesson, nb: nbformat.NotebookNode) -> str:
