@@ -1,7 +1,7 @@
 """What a comparison recommends: the fastest technique that keeps the tokens, if it is clearly faster, and why.
 
-A row's role says what its tokens are worth: EXACT techniques keep those of plain decoding, ROUNDED ones have quantized
-weights and choose others, and a PEER is another engine, shown beside and never recommended.
+A technique's role: EXACT keeps the tokens of plain decoding; OTHER chooses its own tokens, because it runs quantized
+weights or another model; a PEER is another engine, which is shown and never recommended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lessons_lib.compare import Row
 
-EXACT, ROUNDED, PEER = "exact", "rounded", "peer"
+EXACT, OTHER, PEER = "exact", "other tokens", "peer"
 GAIN = 0.05  # what gains less is not recommended
 
 
@@ -29,6 +29,8 @@ def recommended(rows: Sequence[Row]) -> Row | None:
 
 def recommendation(rows: Sequence[Row]) -> str:
     """What to use for this model on this machine, and why; then how fast another engine is."""
+    if not rows:
+        return "Nothing was measured yet."
     plain, others = rows[0], compared(rows)
     stay = "Decode plainly" if plain.name == "plain" else f"Stay with {plain.name}"
     if not others:
@@ -37,7 +39,7 @@ def recommendation(rows: Sequence[Row]) -> str:
     if all(len(row.speedup.a.times) < 2 for row in others):
         return "Too little was measured for a recommendation: one run on one prompt has no interval."
     exact = [row for row in others if row.role == EXACT]
-    rounded = [row for row in others if row.role == ROUNDED and worth_using(row)]
+    different = [row for row in others if row.role == OTHER and worth_using(row)]
     # What keeps the tokens comes first
     if best := recommended(rows):
         said = f"Use {best.name}: it {times(best)}, with the same greedy tokens{ties(best)}, because "
@@ -49,13 +51,15 @@ def recommendation(rows: Sequence[Row]) -> str:
         if exact:
             said += f", as the best of them, {exact[0].name}, yields {exact[0].tokens_per_pass:.2f} tokens per forward "
             said += f"pass and {times(exact[0])}"
-    # Quantized weights, if they are faster still
-    if rounded and (best is None or rounded[0].speedup.value > best.speedup.value):
-        small = rounded[0]
-        said += f"; if other tokens are acceptable, {small.name} {times(small)}, because a forward pass reads fewer "
-        said += f"bytes ({small.memory / 1e6:,.0f} MB in memory instead of {plain.memory / 1e6:,.0f})"
+    # Other tokens, if they come faster still
+    if different and (best is None or different[0].speedup.value > best.speedup.value):
+        other = different[0]
+        said += f"; if other tokens are acceptable, {other.name} {times(other)}"
+        if other.memory and plain.memory and other.memory < plain.memory:
+            said += f", because a forward pass reads fewer bytes ({other.memory / 1e6:,.0f} MB in memory instead of "
+            said += f"{plain.memory / 1e6:,.0f})"
     if theirs := next((row for row in rows if row.role == PEER and row.whole), None):
-        said += f". Beside it, {theirs.name} needs {1 / theirs.whole.value:.2f} times as long as {plain.name}"
+        said += f". {theirs.name} needs {1 / theirs.whole.value:.2f} times as long as {plain.name} for whole requests"
     return said + "."
 
 

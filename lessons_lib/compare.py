@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from lessons_lib.advice import EXACT, PEER, ROUNDED, recommendation, recommended
+from lessons_lib.advice import EXACT, OTHER, PEER, recommendation, recommended
 from lessons_lib.decoding.generate import Output, after_prefill, generate
 from lessons_lib.decoding.peers import TransformersGenerate
 from lessons_lib.decoding.probing import Divergence, first_divergence
@@ -275,6 +275,7 @@ class Comparison:
         tokens, seconds = map(sum, zip(*self._speeds(name, keys).values(), strict=True)) if steps else (nan, nan)
         longest = max(len(self.prompts[p]) + len(out.ids) for p, out in zip(measured, outputs, strict=True))
         gaps = [gap for prompt in measured if (gap := self._divergence(name, prompt)) is not None]
+        same = tuple(out.ids == self.outputs[self.first, p, 0].ids for p, out in zip(measured, outputs, strict=True))
         return Row(
             name,
             passes=len(steps),
@@ -282,11 +283,21 @@ class Comparison:
             tokens_per_second=tokens / seconds,
             speedup=self._speedup(name, keys) if name != self.first and steps else None,
             whole=self._speedup(name, keys, whole=True) if name != self.first and steps else None,
-            same=tuple(out.ids == self.outputs[self.first, p, 0].ids for p, out in zip(measured, outputs, strict=True)),
+            same=same,
             divergence=max(gaps, key=lambda gap: gap.margin, default=None),
             memory=memory_of(self.engines[name], longest),
-            role=role_of(self.engines[name]),
+            role=self._role(name, all(same) or all(gap.near_tie for gap in gaps)),
         )
+
+    def _role(self, name: str, agrees: bool) -> str:
+        """One of advice's roles. agrees: whether its texts are those of the first technique, except at near ties."""
+        engine = self.engines[name]
+        if not isinstance(engine, Ours):
+            return PEER
+        decoder = getattr(engine.target, "decoder", None)
+        quantized = decoder is not None and any(isinstance(module, QuantizedLinear) for module in decoder.modules())
+        same_weights = engine.target is self.target or (agrees and not quantized)
+        return EXACT if same_weights else OTHER
 
     def _divergence(self, name: str, prompt: int) -> Divergence | None:
         """Where a technique's tokens leave those of the first one, with the logit gap there; None if they do not."""
@@ -393,15 +404,6 @@ def several(prompts: Any) -> bool:
     if not isinstance(prompts, list | tuple) or not prompts:
         return False
     return isinstance(prompts[0], str | list | tuple | torch.Tensor)
-
-
-def role_of(engine: Engine) -> str:
-    """Whether an engine keeps the tokens of plain decoding: one of advice's roles."""
-    if not isinstance(engine, Ours):
-        return PEER
-    decoder = getattr(engine.target, "decoder", None)
-    rounded = decoder is not None and any(isinstance(module, QuantizedLinear) for module in decoder.modules())
-    return ROUNDED if rounded else EXACT
 
 
 def memory_of(engine: Engine, tokens: int) -> float | None:

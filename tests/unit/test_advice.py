@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from lessons_lib import PromptLookup, compare
-from lessons_lib.advice import EXACT, PEER, ROUNDED, recommendation, recommended
+from lessons_lib.advice import EXACT, OTHER, PEER, recommendation, recommended
 from lessons_lib.compare import Row
 from lessons_lib.decoding.probing import Divergence
 from lessons_lib.measure.clock import Ratio, Samples
@@ -16,7 +16,7 @@ PAIRS = Samples((1.0, 1.0))
 
 def row(name: str, speedup: float = 1.0, spread: float = 0.1, tau: float = 1.0, **fields) -> Row:
     ratio = None if name == "plain" else Ratio(speedup, speedup - spread, speedup + spread, PAIRS, PAIRS)
-    role = PEER if name == "transformers" else ROUNDED if name.startswith("W") else EXACT
+    role = PEER if name == "transformers" else OTHER if name.startswith("W") else EXACT
     return replace(Row(name, 10, tau, 20.0, ratio, same=(True, True), memory=100e6, role=role), **fields)
 
 
@@ -34,7 +34,7 @@ def test_the_fastest_technique_that_keeps_the_tokens_is_recommended_with_its_rea
     said += "the same greedy tokens, because each forward pass "
     assert recommended(rows).name == "prompt lookup"
     assert recommendation(rows) == said + (
-        "yields 2.25 tokens instead of 1. Beside it, transformers needs 1.25 times as long as plain."
+        "yields 2.25 tokens instead of 1. transformers needs 1.25 times as long as plain for whole requests."
     )
 
 
@@ -90,5 +90,19 @@ def test_what_a_technique_is_decides_whether_it_can_be_recommended():
     }
     made = compare(model, [1, 2, 3, 1, 2, 3], {"plain": None}, max_new_tokens=4, repeats=1)
     rows = compare(model, [1, 2, 3, 1, 2, 3], techniques, max_new_tokens=4, repeats=1)
-    assert [one.role for one in rows.rows] == [EXACT, EXACT, ROUNDED, PEER]
+    assert [one.role for one in rows.rows] == [EXACT, EXACT, OTHER, PEER]
     assert rows.recommendation.startswith("Too little was measured")  # one run on one prompt
+
+
+def test_another_models_tokens_are_not_recommended_as_the_same():
+    one, other = (LanguageModel(tiny(2, torch.float32, seed=i), None, str(i), "cpu", torch.float32) for i in (0, 1))
+    made = compare(one, [1, 2, 3], {"plain": None, "another model": other}, max_new_tokens=8, repeats=1)
+    assert not made.rows[1].same[0] and made.rows[1].role == OTHER
+    same = LanguageModel(one.network, None, "again", "cpu", torch.float32)
+    assert compare(one, [1, 2, 3], {"plain": None, "again": same}, max_new_tokens=4, repeats=1).rows[1].role == EXACT
+
+
+def test_nothing_measured_and_an_unknown_memory_are_no_errors():
+    assert recommendation([]) == "Nothing was measured yet."
+    said = recommendation([row("plain", memory=None), row("W8A16", 2.0)])
+    assert "W8A16 decodes 2.00 times" in said and "bytes" not in said
