@@ -185,7 +185,8 @@ class Scheduler:
         # running sequences first, or, if not mixed, only when no prompt was admitted
         if self.mixed:
             self._continue(plan, now)
-        self._admit(plan, now)
+        if not plan.preempted:  # blocks were short: a request admitted now would take those that the running need next
+            self._admit(plan, now)
         if not self.mixed and not plan.rows:
             self._continue(plan, now)
         plan.idle = list(self.held)

@@ -225,6 +225,23 @@ def test_whoever_is_preempted_does_not_run_even_if_the_policy_changes_its_mind()
     assert len(plan.rows) == 1 and plan.preempted == [made[0]] and plan.rows[0][0] is made[1]
 
 
+def test_a_step_that_preempts_admits_nobody():
+    class ShortestFirst(Continuous):
+        def order(self, requests, now):
+            return sorted(requests, key=lambda request: request.output_length)
+
+    scheduler = Scheduler(BlockPool(3, 4), 3, ShortestFirst(), watermark=0)
+    running, late = [Sequence(0, 0, 4, 5), Sequence(1, 0, 4, 6)], Sequence(2, 0, 2, 1)
+    for request in running:
+        scheduler.add(request)
+    commit(scheduler, scheduler.schedule(0), [[1], [1]], 1)
+    scheduler.add(late)
+    plan = scheduler.schedule(1)  # both need a second block and one is free; the third request would find a freed one
+    assert plan.preempted == [running[1]] and plan.rows == [(running[0], 1)]
+    commit(scheduler, plan, [[1]], 2)
+    assert scheduler.schedule(2).rows == [(running[0], 1), (late, 2)]
+
+
 def test_a_preempted_request_comes_before_those_that_arrived_with_it():
     log = run(requests([9, 9, 2], prompt=4), blocks=5, watermark=0)
     assert log.requests[1].preemptions == 1 and [share.id for share in log.iterations[9].shares] == [1, 2]
