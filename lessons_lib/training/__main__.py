@@ -68,6 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, ModelUnavailable) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stopped:
+        print(f"\n{stopped}", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -5,10 +5,13 @@ A run can be stopped after any step. Resumed from its folder, it ends with exact
 
 import json
 import math
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from time import monotonic
 from typing import Any
 
@@ -50,10 +53,12 @@ def train(
 ) -> None:
     """Take the remaining steps, for at most `minutes`, and write checkpoints to `folder`.
 
+    Ctrl-C, or a request to terminate, saves the run after its step in progress and raises KeyboardInterrupt.
+
     lengths: of the texts, in tokens. one_step(indices of texts) takes one step and adds a row to the curve.
     """
     until = monotonic() + 60 * (minutes or math.inf)
-    with bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
+    with asked_to_stop() as asked, bar(total=run.recipe.steps, desc=desc, unit="step") as shown:
         shown.update(run.step)
         for indices in islice(schedule(lengths, run.recipe), run.step, run.recipe.steps):
             since = monotonic()
@@ -61,11 +66,35 @@ def train(
             run.seconds += monotonic() - since
             shown.update(1)
             shown.set_postfix({name: f"{x:.3f}" for name, x in run.curve[-1].items() if isinstance(x, float)})
-            stop = monotonic() > until
+            stop = asked.is_set() or monotonic() > until
             if stop or run.step % SAVE_EVERY == 0 or run.step == run.recipe.steps:
                 save(run, folder)
             if stop:
                 break
+    if asked.is_set():
+        raise KeyboardInterrupt(f"stopped and saved at step {run.step}; the same command goes on from there")
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Event]:
+    """An event that the first Ctrl-C (or SIGTERM) sets, so that a step can end before its run is saved.
+
+    A second Ctrl-C interrupts at once. Outside the main thread Python delivers no signals, so nothing sets the event.
+    """
+    asked = Event()
+
+    def ask(*_) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    signals = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+    before = {number: signal.signal(number, ask) for number in signals}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:

@@ -94,14 +94,14 @@ def test_heads_and_model_are_trained_together_by_a_command_that_goes_on_where_it
     assert curve[0]["kl"] == pytest.approx(0, abs=1e-3) and curve[-1]["kl"] > 0  # the model moves
 
 
-@pytest.mark.parametrize("why", [ValueError, ModelUnavailable])
-def test_what_stops_a_part_is_printed_and_its_status_is_two(monkeypatch, capsys, why):
+@pytest.mark.parametrize(("why", "status"), [(ValueError, 2), (ModelUnavailable, 2), (KeyboardInterrupt, 130)])
+def test_what_stops_a_part_is_printed_and_gives_its_status(monkeypatch, capsys, why, status):
     def stopped(options):
         raise why("no line to the registry")
 
     monkeypatch.setitem(command_line.COMMANDS, "bits", stopped)
-    assert command_line.main(["bits", "--runs", "main"]) == 2
-    assert capsys.readouterr().err == "no line to the registry\n"
+    assert command_line.main(["bits", "--runs", "main"]) == status
+    assert capsys.readouterr().err.lstrip("\n") == "no line to the registry\n"
 
 
 @pytest.mark.parametrize("part", ["export", "heads-evaluate", "heads-joint"])
