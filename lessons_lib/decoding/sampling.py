@@ -101,7 +101,8 @@ def nucleus(p: Tensor, top_p: float) -> Tensor:
     """Top-p filtering of p (..., V): keep the smallest set of most likely tokens whose mass reaches `top_p`, and
     renormalise (Holtzman et al. 2019)."""
     ordered, order = p.sort(descending=True, dim=-1)
-    kept = ordered.cumsum(-1) - ordered < top_p  # mass before the token: the first is always kept
+    kept = ordered.cumsum(-1) - ordered < top_p  # mass before the token
+    kept[..., 0] = True  # also if top_p rounds to 0 in this precision
     p = torch.zeros_like(p).scatter(-1, order, ordered * kept)
     return p / p.sum(-1, keepdim=True)
 

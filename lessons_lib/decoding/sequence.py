@@ -101,7 +101,7 @@ class Sequence:
     admitted: float | None = None  # time it first ran
     finished: float | None = None  # time it left; under static batching, together with its batch
     times: list[float] = field(default_factory=list)  # time of every output token
-    reused: int = 0  # prompt tokens found in the prefix cache, summed over admissions
+    reused: int = 0  # tokens found in the prefix cache, summed over admissions; after a preemption also of its output
     preemptions: int = 0
 
     def __post_init__(self) -> None:
@@ -178,6 +178,6 @@ class Sequence:
         return Timeline(self.arrival, self.times)
 
     def fresh(self) -> Sequence:
-        """A copy that has not been served yet, for the next run of a workload."""
+        """A copy that has not been served yet, for the next run of a workload. It has no decoding settings."""
         ids = None if self.ids is None else self.prompt_ids
         return Sequence(self.id, self.arrival, self.prompt_length, self.output_length, self.max_tokens, ids, self.reply)

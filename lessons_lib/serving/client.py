@@ -138,7 +138,8 @@ async def _read(client: openai.AsyncOpenAI, server: Server, request: Sequence, p
                 # exact token counts, sent with the last event
                 if event.usage:
                     tokens = event.usage.completion_tokens or tokens
-                    request.prompt_length = event.usage.prompt_tokens or request.prompt_length
+                    if request.ids is None:  # the server's count; that of ids is known
+                        request.prompt_length = event.usage.prompt_tokens or request.prompt_length
     except Exception as error:
         raise StreamError(_why(error, server, begun=stream is not None)) from error
     finally:
@@ -192,9 +193,14 @@ def _generated(choice) -> bool:
 
 
 def evenly(times: list[float], count: int) -> list[float]:
-    """Times of `count` tokens, spread evenly over fewer events: [1, 2], 4 -> [1, 1, 2, 2]. Else one per event."""
-    if not times or count <= len(times):
+    """Times of `count` tokens, spread evenly over fewer events: [1, 2], 4 -> [1, 1, 2, 2].
+
+    Of more events, the last ones bring text that was held back, as before a stop text. Without a count: one per event.
+    """
+    if not times or not count:
         return list(times)
+    if count <= len(times):
+        return times[:count]
     return [times[-(-(k + 1) * len(times) // count) - 1] for k in range(count)]
 
 

@@ -105,6 +105,9 @@ class Engine:
                 with gc_frozen():
                     log = serve(possible, self.scheduler, self)
             except BaseException:  # also an interrupt: free the blocks for the next run
+                for seq in possible:
+                    if seq.status is Status.WAITING:  # also those that have not arrived
+                        self.cancel(seq)
                 self.scheduler.stop(self.now())
                 raise
         log.requests = list(requests)
@@ -115,7 +118,8 @@ class Engine:
         if seq.stopping is None:
             return Output([], None, [], seq.status.value)
         text = text_of(self.target.tokenizer, seq)
-        return Output(seq.output_ids, text, seq.stats, seq.finish_reason or seq.status.value)
+        cancelled = seq.status is Status.CANCELLED  # perhaps as its last token arrived
+        return Output(seq.output_ids, text, seq.stats, (not cancelled and seq.finish_reason) or seq.status.value)
 
     def cancel(self, seq: Sequence) -> None:
         """Cancel a request that waits, runs or has not arrived yet. Thread-safe.

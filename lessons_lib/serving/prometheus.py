@@ -59,7 +59,7 @@ class Metrics:
         self.preemptions.inc(len(plan.preempted))
         for (sequence, _), tokens in zip(plan.rows, committed, strict=True):
             times = sequence.times
-            if not tokens or not times:
+            if not tokens or sequence.status is Status.CANCELLED:
                 continue  # a part of a prompt, or cancelled during the step
             self.generation_tokens.inc(len(tokens))
             if len(times) > 1:
@@ -67,7 +67,7 @@ class Metrics:
                 continue
             self.prompt_tokens.inc(sequence.prompt_length)
             self.queries.inc(sequence.prompt_length)
-            self.hits.inc(sequence.reused)
+            self.hits.inc(min(sequence.reused, sequence.prompt_length))  # preempted in its prompt, it looks twice
             self.queueing.observe(sequence.admitted - sequence.arrival)
             self.ttft.observe(times[0] - sequence.arrival)
 

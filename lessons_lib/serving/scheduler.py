@@ -72,12 +72,21 @@ class Static(Continuous):
     """
 
     steps: int = 0
+    size: int = field(default=0, init=False)  # of the batch that is being filled; 0 once it is full
     hold = True
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
-        """All slots, if all are free and enough sequences wait or no more will arrive; else 0."""
-        ready = len(scheduler.waiting) >= scheduler.max_num_seqs or scheduler.closed
-        return scheduler.max_num_seqs if scheduler.empty and ready else 0
+        """A whole batch once all slots are free and it is ready, then those that its token budget put off."""
+        members = len(scheduler.running) + len(scheduler.held)
+        if not members:
+            self.size = min(len(scheduler.waiting), scheduler.max_num_seqs) if self.ready(scheduler, now) else 0
+        elif members >= self.size:
+            self.size = 0
+        return max(0, self.size - members)
+
+    def ready(self, scheduler: Scheduler, now: float) -> bool:
+        """Whether a batch may start: enough sequences wait to fill all slots, or no more will arrive."""
+        return len(scheduler.waiting) >= scheduler.max_num_seqs or scheduler.closed
 
     def over(self, scheduler: Scheduler) -> bool:
         """Whether the batch has run at least `steps` steps."""
@@ -90,10 +99,9 @@ class Dynamic(Static):
 
     window: float = 0.1
 
-    def admit(self, scheduler: Scheduler, now: float) -> int:
-        """As in Static, but all free slots also once the first waiting sequence has waited `window` seconds."""
-        due = scheduler.waiting and now >= self.wake(scheduler)
-        return scheduler.max_num_seqs if scheduler.empty and due else super().admit(scheduler, now)
+    def ready(self, scheduler: Scheduler, now: float) -> bool:
+        """As in Static, or once the first waiting sequence has waited `window` seconds."""
+        return super().ready(scheduler, now) or now >= self.wake(scheduler)
 
     def wake(self, scheduler: Scheduler) -> float:
         """Time at which the first waiting sequence will have waited `window` seconds; infinity if none waits."""
@@ -169,7 +177,7 @@ class Scheduler:
         if seq in self.waiting:
             raise ValueError(f"Request {seq.id} waits already; queue it once.")
         if seq.status is not Status.WAITING or seq.num_computed_tokens:
-            raise ValueError(f"Request {seq.id} is {seq.status.value}; hand in request.fresh() to run it again.")
+            raise ValueError(f"Request {seq.id} is {seq.status.value}; make a new one (of a workload's: fresh()).")
         problem = impossible(self, seq)
         if problem:
             seq.status, seq.error = Status.REJECTED, f"Request {seq.id} can never run: {problem}"

@@ -325,7 +325,8 @@ def make_worker(
         usual = max_num_seqs * min(TOKENS_PER_SEQUENCE, target.context)
         num_blocks = blocks_for(max(usual, max_model_len or 1), BLOCK_SIZE)
     most = min(target.context, num_blocks * BLOCK_SIZE)
-    if not 1 < (max_model_len or most) <= most or max_queue < 0:
+    max_model_len = most if max_model_len is None else max_model_len
+    if not 1 < max_model_len <= most or max_queue < 0:
         raise ValueError(
             f"max_model_len is at least 2 and at most {most} here (context {target.context}, {num_blocks} blocks of "
             f"{BLOCK_SIZE} tokens), and max_queue at least 0; {max_model_len} and {max_queue} were given."
@@ -336,7 +337,7 @@ def make_worker(
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=True,
     )
-    return Worker(Engine(target, scheduler), model.name, max_model_len or most, max_queue)
+    return Worker(Engine(target, scheduler), model.name, max_model_len, max_queue)
 
 
 def listen(host: str = "127.0.0.1", port: int = 8000) -> socket.socket:

@@ -194,6 +194,7 @@ def test_the_nucleus_keeps_the_fewest_tokens_that_reach_the_mass():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     torch.testing.assert_close(nucleus(p, 0.6), torch.tensor([0.625, 0.375, 0, 0]))
     torch.testing.assert_close(nucleus(p, 0.01), torch.tensor([1.0, 0, 0, 0]))
+    torch.testing.assert_close(nucleus(p, 1e-50), torch.tensor([1.0, 0, 0, 0]))  # as a float32 it is 0
 
 
 @pytest.fixture

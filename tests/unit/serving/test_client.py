@@ -12,6 +12,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from support.server import serving
 
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.serving.client import Server, evenly, send
@@ -73,7 +74,8 @@ class Fake(BaseHTTPRequestHandler):
         if self.how == "unfinished":
             return self.write(b"")
         self.event({"choices": [{**({"delta": {}} if chat else {"text": ""}), "finish_reason": "length"}]})
-        counts = {"prompt_tokens": 7, "completion_tokens": count * self.server.burst}
+        thought = len(THOUGHTS[self.how]) if chat and self.how != "well" else 0
+        counts = {"prompt_tokens": 7, "completion_tokens": (count + thought) * self.server.burst}
         self.event({"choices": [], "usage": counts})
         self.write(b"data: [DONE]\n\n")
         self.write(b"")
@@ -249,6 +251,21 @@ def test_several_tokens_in_one_event_are_counted(fake):
     assert len(request.times) == 6 and len(set(request.times)) == 3
     assert evenly([1.0, 2.0], 4) == [1, 1, 2, 2] and evenly([1.0, 2.0, 3.0], 4) == [1, 2, 3, 3]
     assert evenly([1.0, 2.0], 0) == [1, 2] and evenly([], 3) == []
+
+
+def test_text_that_was_held_back_for_a_stop_text_is_no_token():
+    assert evenly([1.0, 2.0, 3.0], 2) == [1, 2]
+    with serving() as worker:
+        made = [Sequence(0, 0.0, 1, 8)]
+        server = Server(worker.url, "tiny", extra={"temperature": 0, "ignore_eos": True, "stop": ["@@@@@@@"]})
+        (request,) = send(made, server, prompt=lambda r: "abc " * 12)
+    assert request.error is None and request.num_output_tokens == 8
+
+
+def test_a_request_with_ids_keeps_its_own_prompt_and_can_be_sent_again(fake):
+    (request,) = send([Sequence(0, 0.0, ids=[5, 6, 7], output_length=2)], Server(fake.url, "m"))
+    assert request.error is None and request.prompt_length == 3 and request.fresh().ids == [5, 6, 7]
+    assert ask(fake, "well")[0].prompt_length == 7  # of a text, the server's count
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://host:80000"])

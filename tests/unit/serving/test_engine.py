@@ -550,3 +550,22 @@ def test_streaming_caches_share_no_prefixes_and_are_not_compiled():
     compiled = CompiledStreamingTarget(TARGET.decoder, streaming=STREAMING.streaming)
     with pytest.raises(ValueError, match="the engine runs streaming caches eagerly"):
         Engine(compiled, Scheduler(BlockPool(80, enable_prefix_caching=False)))
+
+
+def test_a_run_that_fails_cancels_requests_that_have_not_arrived_and_frees_their_proposers():
+    engine, proposer = Engine(TARGET, Scheduler(BlockPool(20, 4), 3)), Proposer()
+    running = engine.request(PREFIX, max_new_tokens=9, proposer=Failing(RuntimeError("broken")))
+    later = engine.request(PREFIX, arrival=100.0, proposer=proposer)
+    with pytest.raises(RuntimeError, match="broken"):
+        engine.serve([running, later])
+    assert later.status is Status.CANCELLED
+    assert engine.request(PREFIX, proposer=proposer).status is Status.WAITING
+
+
+def test_a_request_whose_reader_fails_at_the_last_token_is_cancelled():
+    def gone(tokens):
+        raise ConnectionError("gone")
+
+    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), 3))
+    engine.serve([request := engine.request(PREFIX, max_new_tokens=1, on_tokens=gone)])
+    assert request.status is Status.CANCELLED and engine.output(request).finish == "cancelled"

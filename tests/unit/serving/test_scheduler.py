@@ -358,3 +358,19 @@ def test_a_request_cancelled_without_a_run_leaves_alone_what_a_pass_may_be_writi
     scheduler.cancel(made[1])
     assert [request.status for request in made] == [Status.RUNNING, Status.CANCELLED] and pool.free_blocks == 9
     assert commit(scheduler, plan, [[7]], 1) == [] and pool.free_blocks == 10
+
+
+@pytest.mark.parametrize("policy", [Static, lambda: Dynamic(window=0.0)], ids=["static", "dynamic"])
+def test_a_static_batch_is_filled_over_several_steps_if_its_prompts_exceed_the_token_budget(policy):
+    made = requests([3, 3, 3, 3], prompt=5)
+    log = run(made, max_num_seqs=4, policy=policy(), max_num_batched_tokens=10)
+    assert chart(log) == [{0, 1}, {0, 1, 2}, {0, 1, 2, 3}, {2, 3}, {3}]
+    chunked = run(
+        requests([9] * 4, prompt=5), 4, policy=policy(), max_num_batched_tokens=4, enable_chunked_prefill=True
+    )
+    assert max(map(len, chart(chunked))) == 4
+
+
+def test_who_arrives_after_a_batch_has_started_does_not_join_it():
+    made = requests([4, 4, 1], arrivals=[0, 0, 1.5])
+    assert chart(run(made, max_num_seqs=4, policy=Dynamic(window=0.5))) == [{0, 1}] * 4 + [{2}]

@@ -236,7 +236,9 @@ def test_a_step_that_fails_fails_its_requests_and_the_server_goes_on(monkeypatch
 
 
 def test_settings_that_cannot_work_are_refused():
-    for wrong in ({"max_model_len": CONTEXT + 1}, {"num_blocks": 4, "max_model_len": 65}, {"max_queue": -1}):
+    for wrong in (
+        {"max_model_len": CONTEXT + 1}, {"num_blocks": 4, "max_model_len": 65}, {"max_queue": -1}, {"max_model_len": 0},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="max_model_len is at least 2 and at most"):
             make_worker(MODEL, **wrong)
     assert make_worker(MODEL, num_blocks=4).max_model_len == 64
