@@ -6,6 +6,8 @@ LESSONS_LIB = $(VENV_PYTHON) -m lessons_lib
 PIP_INSTALL = $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check
 # OpenMP's threads spin while they wait, which costs half the speed beside a busy program: less of it, unless you set it
 export GOMP_SPINCOUNT ?= 1000
+# glibc asks Linux for memory in pages of 2 MB: in a virtual machine large tensors are then read up to twice as fast
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 # what an active environment or settings for another one would change in .venv
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_PYTHON
