@@ -177,7 +177,7 @@ class Scheduler:
         if seq in self.waiting:
             raise ValueError(f"Request {seq.id} waits already; queue it once.")
         if seq.status is not Status.WAITING or seq.num_computed_tokens:
-            raise ValueError(f"Request {seq.id} is {seq.status.value}; make a new one (of a workload's: fresh()).")
+            raise ValueError(f"Request {seq.id} is {seq.status.value}; make a new request, or copy one with fresh().")
         problem = impossible(self, seq)
         if problem:
             seq.status, seq.error = Status.REJECTED, f"Request {seq.id} can never run: {problem}"
