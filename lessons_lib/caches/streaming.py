@@ -221,6 +221,7 @@ class StreamingCache(CountedCache):
         self._lengths = [min(end, length) for length in self._lengths]
         if end == 0:
             self.turned = self.furthest = 0
+            self.text.zero_()  # a compiled pass looks up the place of every slot, also of those not written yet
 
 
 @dataclass

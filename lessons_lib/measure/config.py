@@ -105,12 +105,14 @@ class ModelConfig:
         heads, hidden = _read(config, "num_attention_heads", "n_head"), _read(config, "hidden_size", "n_embd")
         window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
         rope = getattr(config, "rope_parameters", None) or {}
+        # Falcon-40B has both flags, and ignores the first
+        one_head = getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)
         return cls(
             name=name or getattr(config, "name_or_path", "") or getattr(config, "model_type", "model"),
             num_layers=_read(config, "num_hidden_layers", "n_layer"),
             hidden_size=hidden,
             num_heads=heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            num_kv_heads=1 if one_head else _read(config, "num_key_value_heads", "num_kv_heads", default=heads),
             head_dim=getattr(config, "head_dim", None) or hidden // heads,
             intermediate_size=_read(config, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
             vocab_size=_read(config, "vocab_size"),

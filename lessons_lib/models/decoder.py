@@ -185,7 +185,9 @@ class Decoder(nn.Module):
         config = replace(decoder_config(network.config), tie_word_embeddings=head_is_embedding(network))
         with torch.device("meta"):  # allocates nothing: the weights are assigned below
             decoder = cls(config)
-        decoder.load_state_dict(fused_weights(network, decoder.config), assign=True)
+        # the same memory in parameters of our own: freezing or casting either must not change half of the other
+        weights = {name: weight.detach() for name, weight in fused_weights(network, decoder.config).items()}
+        decoder.load_state_dict(weights, assign=True)
         if decoder.config.tie_word_embeddings:
             decoder.head.weight = decoder.embedding.weight
         decoder.cos, decoder.sin = (table.to(network.device, network.dtype) for table in (decoder.cos, decoder.sin))

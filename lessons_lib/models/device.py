@@ -15,7 +15,8 @@ def pick(device: str, dtype: str) -> tuple[str, str]:
 
 
 def pick_device(device: str | torch.device = "auto") -> str:
-    """The device to use: "auto" -> "cuda", else "mps", else "cpu". A device given by name is checked and returned.
+    """The device to use: "auto" -> "cuda", else "mps", else "cpu". A device given by name is checked and returned,
+    "cpu:0" as "cpu".
 
     Raises ValueError if this machine does not have it.
     """
@@ -27,7 +28,7 @@ def pick_device(device: str | torch.device = "auto") -> str:
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if kind not in present or (index and not (index.isdigit() and int(index) < count)):
         raise ValueError(f"device {device!r} is not here; use 'auto' or one of: {', '.join(present)}.")
-    return device
+    return "cpu" if kind == "cpu" else device
 
 
 def pick_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> torch.dtype:

@@ -186,6 +186,7 @@ def build_tokenizer(fields: dict) -> PreTrainedTokenizerFast:
             ("unk_token", "unknown"),
             ("pad_token", "padding"),
         )
+        if f"tokenizer.ggml.{name}_token_id" in fields
     }
     return PreTrainedTokenizerFast(
         tokenizer_object=_backend(fields),
@@ -237,7 +238,8 @@ LAYER = {
 def convert(gguf: Path, folder: Path) -> None:
     """Convert a GGUF file to a folder for transformers' from_pretrained: float32 weights, tokenizer, configs.
 
-    Raises ValueError for another family, another kind of tokenizer, or tensors that Llama does not have.
+    Raises ValueError for another family, another kind of tokenizer, scaled rotary angles, or tensors that Llama does
+    not have.
     """
     progress.say(f"Converting {gguf.name} (once, a few seconds)")
     # 1. read the metadata
@@ -258,8 +260,10 @@ def read_config(fields: dict, tied: bool) -> LlamaConfig:
     if (family := fields["general.architecture"]) != "llama":
         raise ValueError(f"GGUF files of the family {family!r} are not converted here, only 'llama'.")
     of = {key.removeprefix("llama."): value for key, value in fields.items() if key.startswith("llama.")}
+    if (scaling := of.get("rope.scaling.type", "none")) != "none":
+        raise ValueError(f"GGUF files with rope scaling {scaling!r} are not converted here, only those without any.")
     heads = of["attention.head_count"]
-    ids = {name: fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")}
+    ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding")}
     config = LlamaConfig(
         vocab_size=len(fields["tokenizer.ggml.tokens"]),
         hidden_size=of["embedding_length"],
@@ -271,7 +275,7 @@ def read_config(fields: dict, tied: bool) -> LlamaConfig:
         max_position_embeddings=of["context_length"],
         tie_word_embeddings=tied,
         rms_norm_eps=float(f"{of['attention.layer_norm_rms_epsilon']:.6g}"),  # float32 in the file
-        rope_parameters={"rope_type": "default", "rope_theta": of["rope.freq_base"]},
+        rope_parameters={"rope_type": "default", "rope_theta": of.get("rope.freq_base", 10_000.0)},
         bos_token_id=ids["bos"],
         eos_token_id=ids["eos"],
         pad_token_id=ids["padding"],

@@ -259,6 +259,10 @@ def _check_choice(what: str, given: str, choices: tuple[str, ...]) -> None:
 
 FORMAT = 1  # version of converted folders: increase it when `convert` changes, and they are converted again
 READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # raised by missing, truncated or damaged files
+# In a ValueError about intact files: of an architecture that is newer, is not causal, or has its own code
+UNSUPPORTED = (
+    "does not recognize this architecture", "Unrecognized configuration class", "must be executed to correctly load",
+)  # fmt: skip
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -384,12 +388,34 @@ OTHER_TASKS = ("ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAn
 
 
 def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loaded:
-    with quiet(bars=not (local or progress.batch())):
+    with quiet(bars=not (local or progress.batch())), _supported(source):
         config = AutoConfig.from_pretrained(source, local_files_only=local)
         kind = next(iter(config.architectures or ()), config.model_type)
         if config.is_encoder_decoder or kind.endswith(OTHER_TASKS):  # some would load, with weights missing
             raise ModelUnavailable(
                 f"{source} is no causal model but a {kind}; use one that predicts the next token, such as {OFFLINE!r}."
             )
-        network = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
+        network, found = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, local_files_only=local, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        # weights that are missing, or not of the config's size, have got random values
+        if unread := [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]:
+            raise ModelUnavailable(
+                f"{source} has no {min(unread)} of the size that its config says; use the complete checkpoint of a "
+                f"causal model, such as {OFFLINE!r}."
+            )
         return network, AutoTokenizer.from_pretrained(source, local_files_only=local)
+
+
+@contextmanager
+def _supported(source: str | Path) -> Iterator[None]:
+    """Turn errors about a model that transformers cannot run into ModelUnavailable; damaged files raise others."""
+    try:
+        yield
+    except ValueError as error:
+        if not any(words in str(error) for words in UNSUPPORTED):
+            raise
+        raise ModelUnavailable(
+            f"The installed transformers cannot run {source} ({first_line(error)}); update it, or use another model, "
+            f"such as {OFFLINE!r}."
+        ) from error

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.quantization.linear import sharing_copy
+from lessons_lib.quantization.linear import QuantizedLinear, sharing_copy
 
 
 class LoRALinear(nn.Module):
@@ -35,8 +35,10 @@ class LoRALinear(nn.Module):
 def adapted(decoder: Decoder, rank: int = 8, alpha: float = 16.0, seed: int = 0) -> Decoder:
     """A copy of the decoder with an adapter on every matrix of every layer, but not on the LM head; weights are shared.
 
-    seed: of the initial values.
+    seed: of the initial values. Raises ValueError for quantized layers.
     """
+    if any(isinstance(module, QuantizedLinear) for module in decoder.layers.modules()):
+        raise ValueError("adapters are for full weights; adapt the decoder that this quantized one was made from")
     copy, random = sharing_copy(decoder), torch.Generator().manual_seed(seed)
     for layer in copy.layers:
         for name, linear in [(name, part) for name, part in layer.named_children() if isinstance(part, nn.Linear)]:

@@ -7,13 +7,12 @@ Source: Lin et al. 2023, arXiv 2306.00978.
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor, nn
 
 from lessons_lib.quantization.calibration import Inputs, Name
 from lessons_lib.quantization.formats import Rounding
 from lessons_lib.quantization.integers import Quantized, check_values, working_dtype
-from lessons_lib.quantization.smoothquant import SMOOTHED, scaled
+from lessons_lib.quantization.smoothquant import QUIETEST, SMOOTHED, scaled
 
 POINTS = 20  # grid points of AWQ's search over alpha in [0, 1)
 
@@ -31,7 +30,7 @@ def awq_scales(inputs: Tensor, weight: Tensor, round_to: Callable[[Tensor], Quan
                          f"{tuple(weight.shape)} and {points}")  # fmt: skip
     inputs, weight = (part.detach().to(working_dtype(part.dtype)) for part in (inputs, weight))
     loud = inputs.abs().mean(0)
-    loud = torch.where(loud > 0, loud, 1.0)
+    loud = loud.clamp_min(float(loud.max() * QUIETEST) or 1.0)  # 1 if all inputs are zero
     tried = []
     for alpha in (i / points for i in range(points)):
         scales = loud**alpha

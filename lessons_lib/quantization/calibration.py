@@ -67,6 +67,7 @@ def inputs_of(decoder: nn.Module, windows: Windows) -> dict[Name, Inputs]:
     The first token's hidden states are many times larger than all others (Sun et al. 2024, arXiv 2402.17762). Where
     activations are rounded, each token has its own scale, so the first one must not decide about the others.
     """
+    windows = [ids for ids in windows if len(ids) > 1]  # a window of one token has no others
     seen: dict[Name, list[tuple[Tensor, Tensor]]] = {}
 
     def see(name: Name, x: Tensor) -> None:

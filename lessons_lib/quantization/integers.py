@@ -159,8 +159,9 @@ class Integers(Quantized):
         return unpack(self.codes, self.grid.bits, self.shape.numel()).view(self.shape)
 
     def dequantize(self) -> Tensor:
-        codes = self.levels().view(len(self.grid.scales), -1)
-        return self.grid.decode(codes, working_dtype(self.dtype)).view(self.shape).to(self.dtype)
+        codes, most = self.levels().view(len(self.grid.scales), -1), torch.finfo(self.dtype).max
+        # clamped, because a scale that was rounded up can take the last level beyond the dtype's range
+        return self.grid.decode(codes, working_dtype(self.dtype)).clamp_(-most, most).view(self.shape).to(self.dtype)
 
 
 def quantize(

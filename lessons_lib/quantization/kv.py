@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lessons_lib.caches.cache import Cache
+from lessons_lib.caches.cache import Cache, is_contiguous
 from lessons_lib.quantization.integers import Grid, Integers, check_bits, check_values, quantize
 
 GROUP, RESIDUAL = 32, 128  # KIVI's G and R
@@ -118,6 +118,8 @@ class QuantizedCache(Cache):
 
         Raises ValueError if the cut falls into the quantized tokens.
         """
+        if is_contiguous(prefix, then):  # these may be rounded already
+            prefix, then = prefix + len(then), ()
         for layer, newest in enumerate(self.newest):
             first = self.rounded_length(layer)
             if newest is None or prefix >= self.length(layer):

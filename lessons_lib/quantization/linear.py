@@ -83,7 +83,10 @@ class W8A16Linear(QuantizedLinear):
         self.register_buffer("scales", scales)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.codes.to(x.dtype)) * self.scales.to(x.dtype)
+        scales = self.scales.to(x.dtype)
+        if x.dtype == torch.float16:  # which cannot hold sums of codes without their scales
+            return F.linear(x, self.codes * scales[:, None])
+        return F.linear(x, self.codes.to(x.dtype)) * scales
 
 
 class W4A16Linear(QuantizedLinear):
@@ -242,7 +245,8 @@ def weight_only(quantized: Quantized) -> QuantizedLinear:
     grid = quantized.grid if isinstance(quantized, Integers) else None
     if grid and grid.bits == 8 and grid.zeros is None and grid.lows is None and len(grid.scales) == quantized.shape[0]:
         return fastest(W8A16Linear, quantized)
-    if grid and grid.bits == 4 and grid.lows is not None and len(quantized.shape) == 2:
+    grouped = grid and len(quantized.shape) == 2 and len(grid.scales) >= quantized.shape[0]  # not one for all rows
+    if grouped and grid.bits == 4 and grid.lows is not None:
         return fastest(W4A16Linear, quantized)
     return DequantizedLinear(quantized)
 

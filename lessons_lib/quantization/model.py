@@ -107,15 +107,17 @@ def bytes_read(decoder: nn.Module) -> int:
 def bytes_kept(decoder: nn.Module) -> int:
     """Bytes of everything this decoder holds in memory: matrices, norms, rotary tables, the embedding."""
     quantized = [of for of in linears(decoder).values() if isinstance(of, QuantizedLinear)]
-    inside = {id(part) for of in quantized for module in of.modules() for part in tensors(module)}
-    held = (part for part in (*decoder.parameters(), *decoder.buffers()) if id(part) not in inside)
+    # by address, because LLM.int8() keeps a head's full weights, which may be the embedding, in a tensor of its own
+    inside = {part.data_ptr() for of in quantized for module in of.modules() for part in tensors(module)}
+    held = (part for part in (*decoder.parameters(), *decoder.buffers()) if part.data_ptr() not in inside)
     return sum({part.data_ptr(): part.nbytes for part in held}.values()) + sum(of.nbytes for of in quantized)
 
 
 def _weight_only(decoder: nn.Module, format: str, head: str | None, windows: Windows, kind: Callable) -> nn.Module:
     head_to = rounding(WEIGHT_ONLY.get(head, head)) if head else None
     layers = format.removeprefix(GPTQ).removeprefix(AWQ)
-    layers_to = rounding(WEIGHT_ONLY.get(layers, layers))
+    layers = WEIGHT_ONLY.get(layers, layers)
+    layers_to = rounding(layers)
     # GPTQ returns rounded weights; AWQ scales the weights, which are then rounded to nearest
     compensated = gptq_decoder(decoder, windows, layers) if format.startswith(GPTQ) else {}
     if format.startswith(AWQ):

@@ -16,6 +16,7 @@ from lessons_lib.quantization.linear import sharing_copy
 
 SMOOTHED = ("down", "qkv", "gate_up")  # "down" first: its scales change the rows of "gate_up"
 ALPHAS = {"qkv": 0.7, "gate_up": 0.7, "down": 0.5}  # SmoothQuant's alpha: share of the outliers moved into weights
+QUIETEST = 1e-6  # of the loudest channel: quieter ones count as this loud, else their s would leave float16's range
 
 
 def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> Tensor:
@@ -30,7 +31,7 @@ def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> T
         raise ValueError(f"alpha lies between 0 and 1, not at {alpha}; the paper's is 0.5")
     if largest_x.shape != largest_w.shape or min(largest_x.min(), largest_w.min()) < 0:
         raise ValueError("pass x.abs().amax(0) and weight.abs().amax(0): one number of at least 0 for each channel")
-    scales = largest_x**alpha / largest_w ** (1 - alpha)
+    scales = largest_x.clamp_min(largest_x.max() * QUIETEST) ** alpha / largest_w ** (1 - alpha)
     return torch.where((largest_x > 0) & (largest_w > 0), scales, 1.0)
 
 

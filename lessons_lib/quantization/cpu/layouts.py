@@ -16,9 +16,9 @@ LANES = 16  # rows of a 4-bit matrix that are interleaved, one per SIMD lane: no
 SUMS = 16  # rows of x up to which sums over packed codes, unpacked once for all rows, beat the library's matmul
 
 
-def of_bytes(levels: Tensor) -> Tensor | None:
-    """View codes (N, K) int8 packed as (N, K/4) float32, in the same memory; None if K is not a multiple of 4."""
-    return levels.view(torch.float32) if levels.shape[1] % BYTES == 0 else None
+def as_floats(codes: Tensor) -> Tensor | None:
+    """View codes, int8 (N, K) or packed in int32, as float32 in the same memory; None if K is not a multiple of 4."""
+    return codes.view(torch.float32) if codes.shape[-1] % BYTES == 0 else None
 
 
 def times_bytes(x: Tensor, packed: Tensor) -> Tensor:

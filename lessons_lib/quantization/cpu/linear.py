@@ -11,9 +11,9 @@ from lessons_lib.quantization import cpu
 from lessons_lib.quantization.cpu import native
 from lessons_lib.quantization.cpu.layouts import (
     LANES,
+    as_floats,
     interleaved,
     multiply_codes,
-    of_bytes,
     pack_nibbles,
     scales_and_minima,
     side_by_side,
@@ -39,6 +39,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # supported by the kern
 INT4_GROUPS = (32, 64, 128, 256)
 GROUP_SIZES = {group: torch.tensor(group) for group in INT4_GROUPS}  # as tensors, which one operator requires
 FEW = 4  # rows up to which torch's packed 8-bit kernel is faster than converting the codes
+AT_A_TIME = 16  # values of x in each word that this kernel reads
 
 
 def kernel_of(kind: type[QuantizedLinear], quantized: Integers) -> type[QuantizedLinear] | None:
@@ -58,7 +59,33 @@ def kernel_of(kind: type[QuantizedLinear], quantized: Integers) -> type[Quantize
     return None
 
 
-class PackedW8A16Linear(W8A16Linear):
+class SeenAsFloats(QuantizedLinear):
+    """A layer with `packed`, a float32 view of its codes for compiled code, in the same memory.
+
+    It is no buffer, because `to` must not convert it. It is made anew wherever the codes may be other tensors, and not
+    stored, because torch stores no memory under two dtypes.
+    """
+
+    packed: Tensor | None
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in super().__getstate__().items() if name != "packed"}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self.packed = as_floats(self.codes)
+
+    def _apply(self, fn, recurse: bool = True):
+        super()._apply(fn, recurse)
+        self.packed = as_floats(self.codes)
+        return self
+
+    def _load_from_state_dict(self, *args) -> None:
+        super()._load_from_state_dict(*args)
+        self.packed = as_floats(self.codes)
+
+
+class PackedW8A16Linear(SeenAsFloats, W8A16Linear):
     """W8A16 by torch's packed kernel for few rows; compiled, as sums over the codes, four of them in a word.
 
     x may have any dtype; the kernel is used for DTYPES.
@@ -66,14 +93,21 @@ class PackedW8A16Linear(W8A16Linear):
 
     def __init__(self, quantized: Integers):
         super().__init__(quantized)
-        self.packed = of_bytes(self.codes)  # the same memory; no buffer, as `to` must not convert it
+        self.packed = as_floats(self.codes)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() and self.packed is not None:
-            return (times_bytes(x, self.packed) * self.scales.to(x.dtype)).to(x.dtype)
-        if cpu.packed_kernels() and len(x) <= FEW and x.dtype in DTYPES:
+        compiling = torch.compiler.is_compiling()
+        if not compiling and self._kernel_reads(x):
             return torch._weight_int8pack_mm(x.contiguous(), self.codes, self.scales.to(x.dtype))
-        return multiply_codes(x, self.codes) * self.scales.to(x.dtype)
+        wide = x.float() if x.dtype == torch.float16 else x  # float16 cannot hold sums of codes without their scales
+        packed = compiling and self.packed is not None
+        product = times_bytes(wide, self.packed) if packed else multiply_codes(wide, self.codes)
+        return (product * self.scales.to(wide)).to(x.dtype)
+
+    def _kernel_reads(self, x: Tensor) -> bool:
+        """Whether torch's kernel is fast and right for x (T, K), of which it reads aligned words, without a check."""
+        fast = cpu.packed_kernels() and len(x) <= FEW and x.dtype in DTYPES
+        return fast and self.in_features % AT_A_TIME == 0 and x.data_ptr() % (2 * AT_A_TIME) == 0  # 2 bytes each
 
 
 class PackedW4A16Linear(QuantizedLinear):
@@ -103,7 +137,7 @@ class PackedW4A16Linear(QuantizedLinear):
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), self.codes, self.group, both)
 
 
-class InterleavedW4A16Linear(QuantizedLinear):
+class InterleavedW4A16Linear(SeenAsFloats):
     """W4A16 in groups of 32 for CPUs without AVX512: eight codes in a word, 16 rows interleaved; x in any dtype."""
 
     def __init__(self, quantized: Integers):
@@ -111,9 +145,8 @@ class InterleavedW4A16Linear(QuantizedLinear):
         super().__init__(quantized.shape)
         check_groups(quantized, (4,), (GROUP,))
         rows, grid = quantized.shape[0], quantized.grid
-        packed = pack_nibbles(quantized.levels())
-        self.register_buffer("codes", packed.view(torch.int32))
-        self.packed = self.codes.view(torch.float32)  # the same memory; no buffer, as `to` must not convert it
+        self.register_buffer("codes", pack_nibbles(quantized.levels()).view(torch.int32))
+        self.packed = as_floats(self.codes)
         self.register_buffer("scales", side_by_side(grid.scales, rows))
         self.register_buffer("minima", side_by_side(grid.lows, rows))
 
@@ -156,7 +189,7 @@ def _prepacked(weight: Tensor, _shape: list[int] | None) -> Tensor:
     return weight.new_empty(weight.shape[::-1])
 
 
-class PackedW8A8Linear(W8A8Linear):
+class PackedW8A8Linear(SeenAsFloats, W8A8Linear):
     """W8A8 for CPUs without VNNI, where floating-point matmuls over the rounded values of x are faster.
 
     Sums are rounded in the seventh digit.
@@ -164,7 +197,7 @@ class PackedW8A8Linear(W8A8Linear):
 
     def __init__(self, quantized: Integers, terms: int = 1):
         super().__init__(quantized, terms)
-        self.packed = of_bytes(self.codes)  # the same memory; no buffer, as `to` must not convert it
+        self.packed = as_floats(self.codes)
 
     def forward(self, x: Tensor) -> Tensor:
         values = rounded_values(x, self.terms)

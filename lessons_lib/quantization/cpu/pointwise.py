@@ -7,6 +7,7 @@ matrix-vector product becomes one vectorised loop, which reads memory several ti
 import torch
 from torch import Tensor, nn
 
+from lessons_lib.caches.cache import causal_mask
 from lessons_lib.compiler import STREAMS, kept_in_memory
 from lessons_lib.quantization.cpu import native
 from lessons_lib.quantization.linear import sharing_copy
@@ -21,6 +22,8 @@ def attend_by_products(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     # 1. scores
     heads, count, dim = q.shape
     groups, q = heads // keys.shape[0], kept_in_memory(q)
+    if mask is None and count > 1:
+        mask = causal_mask(count, keys.shape[1], q.device)
     exact = torch.promote_types(q.dtype, torch.float32)
     if count == 1:
         keys, values = (x.repeat_interleave(groups, 0) for x in (keys, values))  # no copy once fused

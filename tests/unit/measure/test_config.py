@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     Gemma2Config,
+    GPTBigCodeConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
@@ -79,6 +81,14 @@ def test_parameters_equal_those_of_a_built_llama_tied_or_not():
 def test_head_dim_of_the_config_wins_over_width_by_heads():
     shape = ModelConfig.from_transformers(LlamaConfig(**TINY, head_dim=16))
     assert (shape.head_dim, shape.num_heads * shape.head_dim, shape.hidden_size) == (16, 64, 32)
+
+
+@pytest.mark.parametrize("config, kv_heads", [
+    (FalconConfig(), 1), (FalconConfig(multi_query=False), 71), (GPTBigCodeConfig(), 1),
+    (FalconConfig(new_decoder_architecture=True, num_attention_heads=64, num_kv_heads=8, hidden_size=4096), 8),
+])  # fmt: skip
+def test_families_with_names_of_their_own_for_kv_heads_are_read(config, kv_heads):
+    assert ModelConfig.from_transformers(config).num_kv_heads == kv_heads
 
 
 def test_windows_are_read_per_layer_and_ignored_where_switched_off():

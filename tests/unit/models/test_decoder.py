@@ -104,6 +104,7 @@ def test_both_ways_of_attending_agree(count, masked):
     expected = attend_by_products(q, keys, values, mask)
     found = attend(q, keys, values, mask if masked else None)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert torch.equal(attend_by_products(q, keys, values, mask if masked else None), expected)
 
 
 def test_kernels_may_return_any_memory_layout(monkeypatch):
@@ -168,6 +169,14 @@ def test_logits_with_scaled_angles_equal_transformers(scaled):
         expected = scaled(TOKENS[None]).logits[0]  # norms and angles in float32
     found = logits_of(decoder, TOKENS, segment(decoder, range(8)))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_a_decoder_is_frozen_and_its_network_is_not(tiny_model):
+    decoder = Decoder.from_transformers(tiny_model)
+    assert all(weight.requires_grad for weight in tiny_model.parameters())
+    assert not any(weight.requires_grad for weight in decoder.parameters())
+    tiny_model.float()  # the decoder keeps the memory that was shared
+    assert {weight.dtype for weight in decoder.parameters()} == {torch.float64}
 
 
 def test_a_sliding_window_bounds_the_context():

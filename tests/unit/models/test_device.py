@@ -36,8 +36,8 @@ def test_auto_takes_the_fastest_device_present(machine, cuda, mps, expected):
 
 def test_a_device_that_is_named_and_present_is_taken(machine):
     machine(cuda=2)
-    assert [pick_device(name) for name in ("cpu", "cuda", "cuda:1", torch.device("cuda", 0))] == [
-        "cpu", "cuda", "cuda:1", "cuda:0",
+    assert [pick_device(name) for name in ("cpu", "cuda", "cuda:1", torch.device("cuda", 0), "cpu:0")] == [
+        "cpu", "cuda", "cuda:1", "cuda:0", "cpu",
     ]  # fmt: skip
 
 

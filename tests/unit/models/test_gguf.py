@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gguf import GGUFReader
 
 from lessons_lib.models import ModelUnavailable, gguf
-from lessons_lib.models.gguf import convert, gguf_file, hf_name, read_config, unpermute
+from lessons_lib.models.gguf import build_tokenizer, convert, gguf_file, hf_name, read_config, unpermute
 
 
 def left_in(cache):
@@ -156,6 +157,25 @@ def test_pairs_of_neighbours_become_halves_of_a_head():
 def test_another_family_is_refused():
     with pytest.raises(ValueError, match="family 'qwen2' are not converted"):
         read_config({"general.architecture": "qwen2"}, tied=True)
+
+
+@pytest.fixture
+def metadata(tiny_gguf):
+    return {name: field.contents() for name, field in GGUFReader(tiny_gguf).fields.items()}
+
+
+def test_scaled_angles_are_refused(metadata):
+    assert read_config(metadata | {"llama.rope.scaling.type": "none"}, tied=True).rope_parameters["rope_theta"] == 5000
+    with pytest.raises(ValueError, match="rope scaling 'linear' are not converted"):
+        read_config(metadata | {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, tied=True)
+
+
+def test_what_a_file_may_leave_out_need_not_be_there(metadata):
+    for name in ("llama.rope.freq_base", "tokenizer.ggml.padding_token_id", "tokenizer.ggml.unknown_token_id"):
+        del metadata[name]
+    config, tokenizer = read_config(metadata, tied=True), build_tokenizer(metadata)
+    assert config.rope_parameters["rope_theta"] == 10_000 and config.pad_token_id is None
+    assert tokenizer.pad_token is tokenizer.unk_token is None and tokenizer.eos_token == "<|im_end|>"
 
 
 def test_the_folder_holds_what_transformers_reads(tiny_gguf, tmp_path):

@@ -1,5 +1,6 @@
 """`load` and what it returns: names, folders and hub models, damage, targets, other dtypes, cuts."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -151,6 +152,22 @@ def test_a_folder_with_a_damaged_file_is_explained_in_one_sentence(checkpoint, f
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_without_a_head_is_refused_and_not_given_a_random_one(checkpoint):
+    """As of an embedding model, whose class is called LlamaModel."""
+    tiny(tied=False, dtype=torch.float32).model.save_pretrained(checkpoint)
+    with pytest.raises(ModelUnavailable, match="has no lm_head.weight of the size that its config says; use") as caught:
+        load(checkpoint, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_do_not_fit_the_config_are_explained_in_one_sentence(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"intermediate_size": 100}))
+    with pytest.raises(ModelUnavailable, match="has no model.layers.0.mlp.down_proj.weight of the size") as caught:
+        load(checkpoint, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
 def test_an_unknown_name_lists_the_names_and_the_likeliest():
     with pytest.raises(ValueError, match="did you mean 'smollm2-135m'.*pythia-160m.*phi-1.3b"):
         load("smolm-135m", device="cpu")
@@ -198,6 +215,24 @@ def test_a_damaged_copy_in_the_hubs_own_cache_is_named_and_not_the_hub_blamed(
         load("owner/absent", device="cpu")
     assert online == ["owner/absent"] and "\n" not in str(caught.value)
     assert "Name or service not known" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"model_type": "brandnew", "architectures": ["BrandNewForCausalLM"]}, id="newer"),
+        pytest.param({"model_type": "vit"}, id="not causal"),
+        pytest.param({"model_type": "brandnew", "auto_map": {"AutoConfig": "configuration.Config"}}, id="own code"),
+    ],
+)
+def test_an_intact_model_that_transformers_cannot_run_is_not_called_damaged(online, hub_copy, config):
+    (hub_copy / "config.json").write_text(json.dumps(config))
+    for name in (str(hub_copy), "owner/absent"):
+        said = f"The installed transformers cannot run {re.escape(name)} .*; update it, or use another model"
+        with pytest.raises(ModelUnavailable, match=said) as caught:
+            load(name, device="cpu")
+        assert "\n" not in str(caught.value)
+    assert online == []
 
 
 def test_a_hub_model_loads_when_the_hub_answers(online, checkpoint):

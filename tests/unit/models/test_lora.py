@@ -10,6 +10,7 @@ from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.lora import LoRALinear, adapted, adapters, merge_in_place
 from lessons_lib.quantization.calibration import linears
+from lessons_lib.quantization.model import quantize_model
 
 IDS = [5, 80, 3, 3, 61]
 
@@ -62,6 +63,11 @@ def test_every_matrix_of_every_layer_has_an_adapter_and_nothing_else(decoder):
     trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trainable == set(adapters(model))
     assert inside[0, "qkv"].linear.weight is decoder.layers[0].qkv.weight
+
+
+def test_a_quantized_decoder_is_refused(decoder):
+    with pytest.raises(ValueError, match="adapters are for full weights; adapt the decoder"):
+        adapted(quantize_model(decoder, "W8A16"))
 
 
 def test_the_start_depends_on_the_seed_alone(decoder):

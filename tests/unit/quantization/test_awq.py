@@ -29,6 +29,13 @@ def test_channels_that_are_always_zero_do_no_harm():
     assert awq_scales(x, w, in_3_bits).isfinite().all()
 
 
+def test_channels_that_are_nearly_zero_do_no_harm_either():
+    x, w = loud_channels()
+    x[:, 7] *= 1e-20
+    scales = awq_scales(x, w, in_3_bits)
+    assert scales.isfinite().all() and scales.max() < 1e4
+
+
 def test_what_awq_cannot_search_is_refused():
     with pytest.raises(ValueError, match=r"inputs \(n, K\), a weight \(N, K\) and points >= 1 are needed"):
         awq_scales(torch.ones(2, 3), torch.ones(2, 4), in_3_bits)

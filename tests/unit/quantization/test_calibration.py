@@ -1,5 +1,6 @@
 """Calibration sees what each matrix reads, without the first token of a window."""
 
+import pytest
 import torch
 from support.rounded import WINDOWS, decoder, logits
 
@@ -19,3 +20,11 @@ def test_inputs_are_what_each_matrix_reads_without_first_tokens():
     final = torch.cat([logits(whole, ids) for ids in WINDOWS])
     rows = torch.cat(seen[2, HEAD])
     torch.testing.assert_close(final[1:40], rows[:39] @ whole.head.weight.T)
+
+
+def test_windows_of_one_token_say_nothing_and_are_left_out():
+    found, expected = inputs_of(decoder(), [*WINDOWS, [8]]), inputs_of(decoder(), WINDOWS)
+    for place, inputs in expected.items():
+        assert torch.equal(found[place].largest, inputs.largest) and torch.equal(found[place].sample, inputs.sample)
+    with pytest.raises(ValueError, match="nothing to calibrate with; pass windows"):
+        inputs_of(decoder(), [[8]])

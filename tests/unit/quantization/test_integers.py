@@ -104,6 +104,13 @@ def test_zero_stays_zero_beside_other_values(seed, bits, kind):
     assert (quantize(x, bits, 8, kind).dequantize()[:, ::3] == 0).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_numbers_of_float16_stay_finite(kind):
+    x = torch.tensor([[65504.0, 0.0]], dtype=torch.float16)
+    for bits in range(2, 9):
+        check_half_a_step(x, quantize(x, bits, kind=kind))
+
+
 def test_a_single_value_is_a_tensor_too():
     assert quantize(torch.tensor([[3.0]]), 8).dequantize().item() == pytest.approx(3.0, rel=1e-3)
 

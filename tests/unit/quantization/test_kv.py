@@ -133,6 +133,16 @@ def test_rejected_draft_tokens_leave_nothing_behind():
     assert cache.length() == 42
 
 
+def test_accepted_draft_tokens_may_be_rounded_already():
+    cache, *_ = filled([8], residual=0)
+    cache.keep(0, range(8))
+    assert cache.length() == cache.rounded_length() == 8
+    cache, keys, _ = filled([5, 8], residual=0)
+    cache.keep(5, range(5, 10))
+    assert cache.length() == 10 and cache.rounded_length() == 8
+    assert torch.equal(cache.newest[0][0], keys[:, 8:10])
+
+
 def test_rounded_tokens_cannot_be_taken_back():
     cache, *_ = filled([40])
     with pytest.raises(ValueError, match="24 tokens are rounded and cannot be cut to 23; use a larger residual"):

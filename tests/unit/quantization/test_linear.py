@@ -1,6 +1,7 @@
 """Each quantized layer against the matmul with its rounded weight; copied, stored and restored; what it cannot take."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -111,11 +112,35 @@ def test_a_deep_copy_computes_the_same_and_shares_nothing(make):
 
 
 @each_layer
-def test_a_state_dict_holds_all_that_a_layer_computes_with(make):
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_holds_all_that_a_layer_computes_with(make, assign):
     layer, other, x = make(random(16, 64)), make(random(16, 64, seed=2)), random(2, 64, seed=1)
     assert not torch.equal(other(x), layer(x))
-    other.load_state_dict(layer.state_dict())
+    other.load_state_dict(layer.state_dict(), assign=assign)
     assert torch.equal(other(x), layer(x)) and other.nbytes == layer.nbytes
+
+
+@each_layer
+def test_a_stored_layer_comes_back_as_it_was(make):
+    layer, x, file = make(random(16, 64)), random(2, 64, seed=1), io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    back = torch.load(file, weights_only=False)
+    assert torch.equal(back(x), layer(x)) and back.nbytes == layer.nbytes
+
+
+@pytest.mark.parametrize("name", ["W8A16 on a CPU", "W4A16 on a CPU without AVX512", "W8A8 without VNNI"])
+def test_codes_move_to_a_device_in_every_form(name):
+    layer = LAYERS[name](random(16, 64)).to("meta")
+    assert layer.codes.is_meta and layer.packed.is_meta
+
+
+@pytest.mark.parametrize("kind", [W8A16Linear, PackedW8A16Linear])
+def test_sums_of_codes_that_float16_cannot_hold_are_scaled_in_time(kind):
+    """127 · 16 · 64 is 130,048, and 0.1 · 16 · 64 is 102.4."""
+    layer, x = kind(quantize(torch.full((16, 64), 0.1).half())), torch.full((17, 64), 16.0).half()
+    for one in (layer, compiled(layer)):
+        torch.testing.assert_close(one(x), torch.full((17, 16), 102.4).half(), rtol=0.01, atol=0)
 
 
 @each_layer

@@ -95,6 +95,15 @@ def test_bytes_read_are_codes_and_scales_and_bytes_kept_the_rest_beside(name, bi
     assert bytes_kept(whole) == sum(weights.values()) * 4 - head * 4 + sum(x.nbytes for x in others)
 
 
+def test_the_full_weights_of_a_tied_head_are_kept_once():
+    whole = decoder(torch.float32)
+    found = quantize_model(whole, "llm.int8")
+    assert found.head.weight.data_ptr() == found.embedding.weight.data_ptr()
+    norms = [norm for layer in whole.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+    others = sum(part.nbytes for part in (*norms, whole.norm, whole.cos, whole.sin))
+    assert bytes_kept(found) == bytes_read(found) + others
+
+
 def quantized_layers(of: Decoder) -> list:
     return [layer for layer in linears(of).values() if isinstance(layer, QuantizedLinear)]
 
@@ -188,6 +197,12 @@ def test_without_windows_nothing_is_calibrated():
 def test_what_cannot_be_rounded_is_refused(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(decoder())
+
+
+@pytest.mark.parametrize("name, long", [("gptq W4A16", "gptq int4 g32"), ("gptq W8A16", "gptq int8")])
+def test_gptq_rounds_to_the_formats_of_targets_too(name, long):
+    found, expected = (logits(quantize_model(decoder(), of, windows=WINDOWS)) for of in (name, long))
+    assert torch.equal(found, expected)
 
 
 def test_a_weight_that_is_not_finite_is_refused_by_every_format():

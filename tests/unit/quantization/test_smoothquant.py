@@ -30,6 +30,11 @@ def test_smoothing_worked_by_hand():
     assert smooth_scales(x, w, 0.0).tolist() == [0.25, 1.0, 1.0, 1.0]
 
 
+def test_a_channel_that_is_nearly_zero_is_not_scaled_out_of_range():
+    """Its norm is divided by its s, and must fit into float16."""
+    assert smooth_scales(torch.tensor([1e-20, 1.0]), torch.ones(2), 1.0).tolist() == pytest.approx([1e-6, 1.0])
+
+
 def test_half_and_half_gives_both_sides_the_same_maxima():
     x, w = loud_channels()
     s = smooth_scales(x.abs().amax(0), w.abs().amax(0))

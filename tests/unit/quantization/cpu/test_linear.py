@@ -49,9 +49,16 @@ def check(layer: nn.Module, restored: Tensor, x: Tensor) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 3, 17])
-def test_w8a16_on_a_cpu_gives_the_matmul_with_the_rounded_weight(dtype, rows, packed_kernels):
-    quantized = quantize(random(33, 96, dtype=dtype), 8, scale_dtype=dtype)
-    check(PackedW8A16Linear(quantized), quantized.dequantize(), random(rows, 96, seed=1, dtype=dtype))
+@pytest.mark.parametrize("columns", [96, 40, 42])  # of which torch's kernel reads 16 at a time
+def test_w8a16_on_a_cpu_gives_the_matmul_with_the_rounded_weight(dtype, rows, columns, packed_kernels):
+    quantized = quantize(random(33, columns, dtype=dtype), 8, scale_dtype=dtype)
+    check(PackedW8A16Linear(quantized), quantized.dequantize(), random(rows, columns, seed=1, dtype=dtype))
+
+
+@DTYPES
+def test_w8a16_on_a_cpu_takes_a_row_wherever_it_begins_in_memory(dtype, packed_kernels):
+    quantized, x = quantize(random(33, 64, dtype=dtype), 8, scale_dtype=dtype), random(1, 65, seed=1, dtype=dtype)
+    check(PackedW8A16Linear(quantized), quantized.dequantize(), x[:, 1:])
 
 
 @DTYPES
@@ -77,7 +84,8 @@ def test_weight_only_layers_have_a_kernel_where_there_is_one(packed_kernels):
                   quantize(random(8, 64), 4, 32, "affine")):  # fmt: skip
         assert type(weight_only(plain)) is W4A16Linear
     assert type(weight_only(quantize(w.double()))) is type(weight_only(on_meta(eight))) is W8A16Linear
-    for other in (quantize(w, 8, 32), quantize(w, 8, "row", "zero_point"), quantize(w, 4, 32), quantize_nf4(w)):
+    for other in (quantize(w, 8, 32), quantize(w, 8, "row", "zero_point"), quantize(w, 4, 32), quantize_nf4(w),
+                  quantize(w, 4, "tensor", "affine")):  # fmt: skip
         assert type(weight_only(other)) is DequantizedLinear
 
 
