@@ -32,6 +32,8 @@ def recommendation(rows: Sequence[Row]) -> str:
     if not rows:
         return "Nothing was measured yet."
     plain, others = rows[0], compared(rows)
+    if not (plain.passes or plain.problem):
+        return "Nothing can be recommended: every text ended with its first token; give other prompts."
     stay = "Decode plainly" if plain.name == "plain" else f"Stay with {plain.name}"
     if not others:
         broken = any(row.problem for row in rows)

@@ -15,6 +15,7 @@ from math import nan
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
 import torch
 
 from lessons_lib.advice import EXACT, OTHER, PEER, recommendation, recommended
@@ -104,11 +105,11 @@ class Row:
         return [self.name, *counted, self._speedup(), whole, self._same(), memory]
 
     def record(self) -> dict[str, Any]:
-        """This row, ready for JSON."""
+        """This row, ready for JSON; without the numbers of decoding if nothing followed the prefill."""
         said: dict[str, Any] = {"name": self.name}
         if self.problem:
             return said | {"problem": self.problem}
-        names = ("passes", "tokens_per_pass", "tokens_per_second", "memory")
+        names = ("passes", "tokens_per_pass", "tokens_per_second", "memory") if self.passes else ("passes", "memory")
         said |= {name: getattr(self, name) for name in names}
         for what, ratio in (("speedup", self.speedup), ("whole_request", self.whole)):
             if ratio:
@@ -154,7 +155,7 @@ class Comparison:
         self.outputs: dict[tuple[str, int, int], Output] = {}  # (technique, prompt, repeat)
         self.divergences: dict[tuple[str, int], Divergence | None] = {}  # (technique, prompt), once computed
         self.problems: dict[str, str] = {}  # technique: why it was not measured
-        self.trials: dict[str, Output] = {}  # the untimed runs on the first prompt
+        self.trials: dict[str, tuple[list[int], Output]] = {}  # the untimed runs, with their prompts
         self.unlimited = 0.0  # seconds that the timed runs would take without a limit, by these trials
 
     # --- Running
@@ -169,12 +170,17 @@ class Comparison:
 
         seconds: for the timed runs; see `fit`.
         """
-        # Warm up. A compiled target compiles at its first pass of each width, so it runs as long as it will be timed
+        # Warm up, on the first prompt whose text does not end in the prefill. A compiled target compiles at its first
+        # pass of each width, so it runs as long as it will be timed
         for name, engine in self.engines.items():
             whole = isinstance(getattr(engine, "target", None), CompiledTarget)
             new = self.max_new_tokens if whole else min(WARM_UP, self.max_new_tokens)
-            if (out := self._try(name, self.prompts[0], new)) is not None:
-                self.trials[name] = out
+            for ids in self.prompts:
+                out = self._try(name, ids, new)
+                if out is None or after_prefill(out.stats):
+                    break
+            if out is not None:
+                self.trials[name] = ids, out
             yield name
         if seconds is not None:
             self.fit(seconds)
@@ -194,11 +200,11 @@ class Comparison:
         """
         # Time per token of each technique, and of its prefill per prompt token, from the untimed runs
         pace, prefill = {}, {}
-        for name, out in self.trials.items():
+        for name, (ids, out) in self.trials.items():
             steps = after_prefill(out.stats)[1:] or after_prefill(out.stats)  # the first one prepares much
             if steps:
                 pace[name] = median(step.t_total for step in steps) / mean(step.committed for step in steps)
-                prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / len(self.prompts[0])
+                prefill[name] = sum(step.t_total for step in out.stats if step.is_prefill) / len(ids)
 
         def reading() -> float:
             return sum(map(len, self.prompts)) * sum(prefill.values())
@@ -274,8 +280,10 @@ class Comparison:
         steps = [step for out in outputs for step in after_prefill(out.stats)]
         tokens, seconds = map(sum, zip(*self._speeds(name, keys).values(), strict=True)) if steps else (nan, nan)
         longest = max(len(self.prompts[p]) + len(out.ids) for p, out in zip(measured, outputs, strict=True))
-        gaps = [gap for prompt in measured if (gap := self._divergence(name, prompt)) is not None]
+        gaps = [self._divergence(name, prompt) for prompt in measured]
         same = tuple(out.ids == self.outputs[self.first, p, 0].ids for p, out in zip(measured, outputs, strict=True))
+        # No gap, although the texts differ: one is the beginning of the other, which rounding does not explain
+        agrees = all(equal or (gap is not None and gap.near_tie) for equal, gap in zip(same, gaps, strict=True))
         return Row(
             name,
             passes=len(steps),
@@ -284,9 +292,9 @@ class Comparison:
             speedup=self._speedup(name, keys) if name != self.first and steps else None,
             whole=self._speedup(name, keys, whole=True) if name != self.first and steps else None,
             same=same,
-            divergence=max(gaps, key=lambda gap: gap.margin, default=None),
+            divergence=max(filter(None, gaps), key=lambda gap: gap.margin, default=None),
             memory=memory_of(self.engines[name], longest),
-            role=self._role(name, all(same) or all(gap.near_tie for gap in gaps)),
+            role=self._role(name, agrees),
         )
 
     def _role(self, name: str, agrees: bool) -> str:
@@ -400,10 +408,11 @@ def why_not(engine: Engine, error: Exception) -> str:
 
 
 def several(prompts: Any) -> bool:
-    """Whether these are several prompts: a list of texts, of messages or of ids."""
+    """Whether these are several prompts: a list of texts, of messages, of ids or of a tokenizer's outputs."""
     if not isinstance(prompts, list | tuple) or not prompts:
         return False
-    return isinstance(prompts[0], str | list | tuple | torch.Tensor)
+    encoded = isinstance(prompts[0], Mapping) and "input_ids" in prompts[0]
+    return encoded or isinstance(prompts[0], str | list | tuple | torch.Tensor | np.ndarray)
 
 
 def memory_of(engine: Engine, tokens: int) -> float | None:
@@ -415,7 +424,9 @@ def memory_of(engine: Engine, tokens: int) -> float | None:
 
 
 def held_by(target: Target, tokens: int) -> float | None:
-    """Bytes of a target's weights and of a KV cache of `tokens` tokens; None for a target of another kind."""
+    """Bytes of a target's weights and of its KV cache after `tokens` tokens; None for a target of another kind."""
+    if streaming := getattr(target, "streaming", None):
+        tokens = min(tokens, streaming.capacity + streaming.chunk)  # the slots of its cache
     if decoder := getattr(target, "decoder", None):
         return bytes_kept(decoder) + decoder.config.kv_elements(tokens) * decoder.norm.element_size()
     if not isinstance(target, TransformersTarget):

@@ -293,6 +293,7 @@ class CudaGraph:
     graphs that never run at the same time. ValueError for other arguments, moved weights, or another cache.
     """
 
+    @torch.inference_mode(False)  # a later call may write into its tensors outside inference mode
     def __init__(self, step: Callable[..., tuple[Tensor, ...]], args: Sequence, weights: nn.Module | None, pool=None):
         self.inputs = [arg.clone() for arg in args if isinstance(arg, Tensor)]
         self.buffers = args[len(self.inputs) :]

@@ -191,7 +191,7 @@ def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: t
         committed=len(tokens),
         draft_calls=tree.draft_calls,
         is_prefill=before == seq.prompt_length,
-        eos_cut=seq.finish_reason == "eos" and len(tokens) <= len(path),
+        eos_cut=0 < len(tokens) <= len(path),
         t_propose=times[0],
         t_pass=times[1],
         t_accept=times[2],
@@ -239,7 +239,7 @@ def generate(
         transformers.
     generator: randomness of sampling, on any device.
     on_tokens: called with the new ids after every step, such as a TextStream. If it has a method `end`, that is called
-        after the last step.
+        after the last step, also if an error or an interruption ends the text.
 
     Raises ValueError for a prompt that is empty, has ids outside the vocabulary, or does not fit the context together
     with the new tokens; Unsupported if the proposer needs an ability that the target does not offer.
@@ -248,12 +248,14 @@ def generate(
     if on_tokens is not None and (not callable(on_tokens) or isinstance(on_tokens, type)):
         raise TypeError(f"on_tokens must be a function or a TextStream(...), not {on_tokens!r}")
     seq = new_sequence(target, prompt, proposer, acceptance, max_new_tokens, min_new_tokens, stop, generator)
-    while seq.finish_reason is None:
-        (tokens,) = step(target, [seq])
-        if on_tokens:
-            on_tokens(tokens)
-    if end := getattr(on_tokens, "end", None):
-        end()
+    try:
+        while seq.finish_reason is None:
+            (tokens,) = step(target, [seq])
+            if on_tokens is not None:
+                on_tokens(tokens)
+    finally:  # a TextStream shows what it holds back, and is ready for another text
+        if end := getattr(on_tokens, "end", None):
+            end()
     return Output(seq.output_ids, text_of(target.tokenizer, seq), seq.stats, seq.finish_reason)
 
 

@@ -31,9 +31,11 @@ def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **opti
     prompt_lookup_num_tokens.
     """
     ids = torch.tensor([list(prompt)], device=network.device)
-    lengths = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    greedy = {"do_sample": False, "repetition_penalty": 1.0, "pad_token_id": 0}  # some models come with a penalty
+    lengths = {"max_new_tokens": new, "min_new_tokens": new}
     with quiet():  # assisted generation warns about its own call of generate
-        out = network.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **lengths, **options)
+        mask = torch.ones_like(ids)
+        out = network.generate(ids, attention_mask=mask, assistant_model=draft, **greedy, **lengths, **options)
     return out[0, ids.shape[1] :].tolist()
 
 

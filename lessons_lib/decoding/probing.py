@@ -1,6 +1,7 @@
 """Measuring a target beyond its text (lessons 03, 06): times of repeated steps, the width curve, logits along a text,
 logit gaps, and the first divergence of two texts. Prompts are token ids, at least one."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -76,8 +77,11 @@ class Divergence:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains the divergence: each of the two logits may be off by two spacings."""
-        return self.margin <= 4 * self.spacing
+        """Whether rounding explains the divergence: each of the two logits may be off by two spacings.
+
+        It never explains a token with logit -inf.
+        """
+        return math.isfinite(self.margin) and self.margin <= 4 * self.spacing
 
     def __str__(self) -> str:
         tie = "a near tie" if self.near_tie else "NOT a near tie"

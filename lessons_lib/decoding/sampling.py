@@ -5,6 +5,7 @@ Typical is lossy. Rules and proofs: Leviathan et al. 2022 (arXiv 2211.17192) for
 arXiv 2305.09781) for trees. p and q are the target and draft distributions after temperature, top-k and top-p.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,7 @@ from lessons_lib.decoding.draft_tree import MODES, ROOT, Children, DraftTree
 from lessons_lib.quantization.cpu.argmax import argmax_on_cpu
 
 TINY = 1e-12  # a smaller probability mass is a rounding error
+COLDEST = 1e-6  # the lowest temperature: logits divided by a much smaller one overflow
 
 
 class Acceptance(Protocol):
@@ -58,7 +60,7 @@ def top_tokens(logits: Tensor) -> list[int]:
 class Sampling:
     """Sample from softmax(logits / temperature) after top-k and top-p filtering; drafts are verified losslessly.
 
-    top_k 0 and top_p 1.0 filter nothing. temperature must be above 0; use Greedy for the argmax.
+    top_k 0 and top_p 1.0 filter nothing. temperature: at least 1e-6; use Greedy for the argmax.
     """
 
     temperature: float = 1.0
@@ -67,8 +69,11 @@ class Sampling:
     lossless = True
 
     def __post_init__(self):
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, not {self.temperature}; for the argmax use Greedy()")
+        if not COLDEST <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature must be at least {COLDEST} and finite, not {self.temperature}; "
+                "for the argmax use Greedy()"
+            )
         if self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"top_k >= 0 and 0 < top_p <= 1 are needed, not {self.top_k} and {self.top_p}")
 
@@ -182,7 +187,7 @@ class Typical:
     def __post_init__(self):
         if not (0 < self.epsilon < 1 and 0 < self.delta < 1):
             raise ValueError(f"0 < epsilon < 1 and 0 < delta < 1 are needed, not {self.epsilon} and {self.delta}")
-        Sampling(self.temperature)  # refuses one that is not above 0
+        Sampling(self.temperature)  # refuses one that it cannot use
 
     def accept(
         self, tree: DraftTree, logits: Tensor, generator: torch.Generator | None = None

@@ -138,7 +138,7 @@ class StoppedText:
     """Decodes tokens one at a time, up to the first stop text. ended: whether a stop text is complete.
 
     Stop texts are searched in the text without special tokens. A stop text that contains a special token, such as
-    "<|im_end|>" or "Yes<|im_end|>", is searched in the text with special tokens.
+    "<|im_end|>" or "Yes<|im_end|>", is searched in the text with special tokens, too.
     """
 
     def __init__(self, tokenizer, stop: str | Sequence[str] | None = None):
@@ -148,7 +148,7 @@ class StoppedText:
         self._special = [token.content for token in added if token.special]
         # stop text that contains special tokens -> the same text without them
         self._named = {text: shown for text in stops if (shown := without(text, self._special)) != text}
-        self._stops = [text for text in stops if text not in self._named]
+        self._stops = stops  # also those in _named: the model may spell a special token in ordinary ones
         self._tail = max(map(len, stops), default=1) - 1  # characters held back: the beginning of a stop text perhaps
         self._certain: list[str] = []  # the pieces returned so far
         self._held = self._full = ""

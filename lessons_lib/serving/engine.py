@@ -190,7 +190,7 @@ class Engine:
     def _stream(self, seq: Sequence, tokens: list[int]) -> None:
         """Pass new tokens to the request's on_tokens."""
         try:
-            if seq.on_tokens and tokens and seq.status is Status.RUNNING:
+            if seq.on_tokens is not None and tokens and seq.status is Status.RUNNING:
                 seq.on_tokens(tokens)
                 if seq.finish_reason and (end := getattr(seq.on_tokens, "end", None)):
                     end()

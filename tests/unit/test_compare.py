@@ -1,19 +1,24 @@
 """Techniques side by side: what is run in which order, what is counted, and what the table says."""
 
+import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from support.kinds import model_of
 from support.toys import choosing
 
 from lessons_lib import DraftModel, Lookahead, PromptLookup, compare, generate
-from lessons_lib.compare import Comparison, several
+from lessons_lib.advice import EXACT, OTHER
+from lessons_lib.caches import Streaming
+from lessons_lib.compare import Comparison, held_by, several
 from lessons_lib.decoding import TransformersTarget
 from lessons_lib.decoding.generate import Output, StepStats
 from lessons_lib.decoding.peers import TransformersGenerate
-from lessons_lib.decoding.targets import Unsupported
+from lessons_lib.decoding.targets import DecoderTarget, StreamingTarget, Unsupported
 from lessons_lib.models import LanguageModel, tiny
+from lessons_lib.models.decoder import Decoder
 
 CYCLE = choosing(lambda prefix: (prefix[-1] + 1) % 4, vocab_size=6)  # 0 1 2 3 0 1 2 3 ...
 PROMPT = [0, 1, 2, 3, 0]
@@ -112,6 +117,13 @@ def test_other_tokens_are_shown_with_their_place_and_logit_gap():
     row = made.rows[1]
     assert row.same == (False,) and (row.divergence.same, row.divergence.margin) == (3, pytest.approx(0.5))
     assert repr(made).endswith("no: token 4, logit gap 0.5") and not row.divergence.near_tie
+
+
+def test_a_text_that_goes_on_where_plain_decoding_ends_has_other_tokens():
+    """There is no logit gap: one text is the beginning of the other."""
+    ends, endless = (choosing(lambda prefix: (prefix[-1] + 1) % 4, vocab_size=6, eos=eos) for eos in ((3,), ()))
+    plain, other = compare(ends, PROMPT, {"plain": None, "endless": endless}, 9, 1).rows
+    assert (plain.role, other.role, other.same, other.divergence) == (EXACT, OTHER, (False,), None)
 
 
 def test_a_technique_that_cannot_run_says_why_and_the_others_go_on():
@@ -213,6 +225,24 @@ def test_where_time_is_short_what_is_slow_is_left_out_and_then_texts_get_shorter
         assert made.rows[2].problem == "left out for time: 0.25 times as fast in a trial of 8 tokens"
 
 
+def ending(seconds: float):
+    """An engine whose text after a prompt of one token ends with its first token."""
+    return lambda ids, new: engine(seconds)(ids, 1 if len(ids) == 1 else new)
+
+
+def test_a_first_text_that_ends_at_once_does_not_lift_the_limit_of_time():
+    techniques = {"plain": ending(1.0), "slow": ending(4.0)}
+    made = Comparison(CYCLE, [[0], PROMPT], techniques, max_new_tokens=128, repeats=1)
+    assert list(made.runs(10.0)) and made.max_new_tokens == 16 and made.rows[1].problem.startswith("left out for time")
+    assert made.unlimited == 6 * (20 + 20) + 2 * 128 * (1 + 4)  # a prefill of 20 s per token, as for the second prompt
+
+
+def test_texts_that_all_end_with_their_first_token_are_no_comparison_and_leave_json():
+    made = compare(CYCLE, [[0], [1]], {"plain": ending(1.0), "other": ending(1.0)}, max_new_tokens=9, repeats=1)
+    assert made.recommendation.startswith("Nothing can be recommended: every text ended with its first token")
+    assert json.dumps(made.record(), allow_nan=False)
+
+
 def test_weights_of_a_draft_and_the_cache_count_as_memory():
     network, draft = tiny(dtype=torch.float32), tiny(layers=1, dtype=torch.float32)
     made = compare(network, [1, 2, 3], {"plain": None, "draft": DraftModel(draft)}, max_new_tokens=5, repeats=1)
@@ -221,6 +251,12 @@ def test_weights_of_a_draft_and_the_cache_count_as_memory():
     plain, drafted = (row.memory for row in made.rows)
     assert plain == weights[0] + 2 * cache and drafted == plain + weights[1] + cache
     assert "memory" in repr(made) and "memory" not in repr(compare(network, [1], {"a": None, "b": None}, 3, 1))
+
+
+def test_a_streaming_cache_counts_with_as_many_tokens_as_it_has_slots():
+    plain = DecoderTarget(Decoder.from_transformers(tiny()))
+    target = StreamingTarget(plain.decoder, streaming=Streaming(2, 16, chunk=4))
+    assert [held_by(target, count) for count in (9, 22, 200)] == [held_by(plain, count) for count in (9, 22, 22)]
 
 
 def test_a_target_of_its_own_and_one_with_a_proposer():
@@ -242,6 +278,8 @@ def test_what_is_no_technique_is_refused_by_its_name(wrong):
     [
         ("text", False), ([1, 2], False), ([{"role": "user", "content": "x"}], False), (torch.tensor([[1, 2]]), False),
         (["a", "b"], True), ([[1, 2], [3]], True), ([[{"role": "user", "content": "x"}]], True),
+        ([np.array([1, 2]), np.array([3])], True), ([{"input_ids": [1, 2]}, {"input_ids": [3]}], True),
+        (list(np.array([1, 2])), False), ({"input_ids": [1, 2]}, False),
     ],
 )  # fmt: skip
 def test_one_prompt_or_several(prompts, many):

@@ -51,7 +51,7 @@ class Constant(DraftLength):
     gamma: int = 5
 
     def __post_init__(self):
-        _at_least_one("gamma", self.gamma)
+        at_least_one("gamma", self.gamma)
 
     def next(self) -> int:
         return self.gamma
@@ -108,9 +108,9 @@ class Adaptive(DraftLength):
     ):
         if c < 0 or not 0 <= alpha <= 1 or not 0 < decay <= 1:
             raise ValueError(f"c >= 0, 0 <= alpha <= 1 and 0 < decay <= 1 are needed, not {c}, {alpha} and {decay}")
-        _at_least_one("most", most)
+        at_least_one("most", most)
         if probe_every is not None:
-            _at_least_one("probe_every", probe_every)
+            at_least_one("probe_every", probe_every)
         self.decay, self.probe_every = decay, probe_every
         self._best = cache(lambda percent: best_gamma(percent / 100, c, v, most))  # called at every step
         self._speed = cache(lambda percent: walltime_factor(percent / 100, self._best(percent), c, v))
@@ -155,7 +155,8 @@ class Adaptive(DraftLength):
         self._examined = self.decay * self._examined + checked
 
 
-def _at_least_one(name: str, value: int) -> None:
+def at_least_one(name: str, value: int) -> None:
+    """Raise TypeError if the named value is not an integer, ValueError if it is below 1."""
     check_integers(**{name: value})
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput
 from lessons_lib.decoding.proposers import Proposer, check_integers
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength, at_least_one
 from lessons_lib.decoding.sampling import Sampling, sample_children, top_tokens
 from lessons_lib.models.decoder import Segment
 from lessons_lib.models.draft import TrimmedDecoder
@@ -58,9 +58,10 @@ class EarlyExit(Proposer):
                     "several exits need an Adaptive schedule each, such as {6: Adaptive(c), 10: Adaptive(c)}"
                 )
         else:
-            self.lengths = {
-                exit_layer: draft_tokens if isinstance(draft_tokens, DraftLength) else Constant(draft_tokens)
-            }
+            if not isinstance(draft_tokens, DraftLength):
+                at_least_one("draft_tokens", draft_tokens)
+                draft_tokens = Constant(draft_tokens)
+            self.lengths = {exit_layer: draft_tokens}
         for layer in self.lengths:
             check_integers(exit_layer=layer)
             if layer < 1:

@@ -191,6 +191,7 @@ def best_size(
     numbers of nodes to choose from, such as the measured or compiled widths minus 1. Sizes above the number of nodes
     of positive value are ignored; if none is left, the result is 0.
     """
-    speeds = speed_by_size(accuracies, v, heads_share)
-    known = [nodes for nodes in sorted(range(len(speeds)) if sizes is None else sizes) if nodes < len(speeds)]
+    sizes = range(65) if sizes is None else sorted(sizes)
+    speeds = speed_by_size(accuracies, v, heads_share, most=max(sizes, default=0))
+    known = [nodes for nodes in sizes if nodes < len(speeds)]
     return max(known, key=speeds.__getitem__, default=0)

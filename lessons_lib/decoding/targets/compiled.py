@@ -93,7 +93,8 @@ class CompiledTarget(DecoderTarget):
         """
         if not self.captures:
             return self._allocate(tokens)
-        buffers = self._unused.pop() if self._unused else self._allocate(tokens)
+        with torch.inference_mode(False):  # a later text may write into them outside inference mode
+            buffers = self._unused.pop() if self._unused else self._allocate(tokens)
         cache = copy(buffers)  # shares the tensors; `buffers` keeps them when this cache is gone
         cache.keep(0)
         for tensor in (*cache.keys, *cache.values):

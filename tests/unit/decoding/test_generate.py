@@ -91,6 +91,19 @@ def test_tokens_stream_in_order_as_they_are_committed(network, greedy_text):
     assert len(bursts[0]) == 1 and len(bursts[1]) == 5
 
 
+class Collected(list):
+    """The tokens so far; empty, and so false, at first."""
+
+    def __call__(self, tokens):
+        self.extend(tokens)
+
+
+def test_tokens_stream_into_an_empty_list_that_can_be_called(network, greedy):
+    read = Collected()
+    generate(network, PROMPT, max_new_tokens=5, on_tokens=read)
+    assert read == greedy[:5]
+
+
 def test_sequences_of_one_step_decode_as_if_alone(network):
     """Three prompts of unequal length, one fed in chunks, with different proposers, in packed forward passes."""
     texts = [network.generate(torch.tensor([p]), max_new_tokens=N, do_sample=False)[0].tolist() for p in UNEQUAL]
@@ -220,6 +233,31 @@ def test_a_stream_has_shown_the_text_of_the_output_when_generate_returns(network
     out = generate(target, PROMPT, proposer, max_new_tokens=N, stop=stop, on_tokens=stream)
     assert "".join(written) == out.text and len(written) > 1
     assert out.finish == ("stop" if stop else "length")
+
+
+def test_a_stream_has_shown_all_of_an_interrupted_text_and_starts_the_next_one_afresh(network, greedy, words):
+    """The long stop text makes the stream hold back everything until its end."""
+    target, written = DecoderTarget(Decoder.from_transformers(network), words), []
+    stream = TextStream(words, written.append, "never " * 99)
+
+    def interrupted(tokens):
+        stream(tokens)
+        raise KeyboardInterrupt
+
+    interrupted.end = stream.end
+    with pytest.raises(KeyboardInterrupt):
+        generate(target, PROMPT, max_new_tokens=N, on_tokens=interrupted)
+    assert "".join(written) == f"w{greedy[0]}"
+    written.clear()
+    assert generate(target, PROMPT, max_new_tokens=N, on_tokens=stream).text == "".join(written)
+
+
+def test_a_stop_text_that_a_draft_token_completes_leaves_no_place_for_the_targets_own(network, greedy_text, greedy):
+    tokenizer, proposer = byte_level(), Scripted(greedy_text, 97, scripts.always_right)
+    target = DecoderTarget(Decoder.from_transformers(network), tokenizer)
+    out = generate(target, PROMPT, proposer, max_new_tokens=N, stop=tokenizer.decode(greedy[1:3]))
+    last = out.stats[-1]
+    assert out.finish == "stop" and last.accepted == last.committed == 2 and last.eos_cut
 
 
 @pytest.mark.parametrize("least", [0, 3, N])

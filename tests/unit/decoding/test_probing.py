@@ -15,6 +15,7 @@ from lessons_lib.decoding.probing import (
     width_times,
 )
 from lessons_lib.decoding.targets import TransformersTarget
+from lessons_lib.decoding.targets.table import TableTarget
 from lessons_lib.models import tiny
 
 PROMPT = [5, 80, 3, 3, 61]
@@ -105,6 +106,11 @@ def test_a_near_tie_is_within_two_roundings_of_each_logit(margin, near):
     found, said = Divergence(3, margin, 0.125), "a near tie" if near else "NOT a near tie"
     assert found.near_tie is near
     assert str(found) == f"they part at token 4, margin {margin:.3f}, spacing 0.125: {said}"
+
+
+def test_a_token_that_cannot_follow_is_no_near_tie():
+    found = first_divergence(TableTarget([[1, 0], [1, 0]]), [0], [0], [1])
+    assert found.margin == float("inf") and not found.near_tie
 
 
 def test_the_spacing_is_that_of_the_targets_format():

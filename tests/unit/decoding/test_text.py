@@ -152,6 +152,13 @@ def test_a_stop_text_may_name_a_special_token(stop, ends, left):
     assert read(StoppedText(tokenizer, stop), tokens) == left
 
 
+def test_a_special_tokens_name_spelled_in_ordinary_tokens_is_cut_off_too():
+    tokenizer = byte_level()
+    tokens = tokenizer.convert_tokens_to_ids(["a", *SEP])
+    assert ends_at(tokenizer, tokens, SEP) == len(tokens)
+    assert read(StoppedText(tokenizer, SEP), tokens) == "a"
+
+
 class Marked:
     """Tokens "a", a special one and "BxB"."""
 

@@ -330,6 +330,19 @@ def test_tokens_are_streamed_as_they_are_committed():
         assert [] not in reader.pieces
 
 
+class Collected(list):
+    """The tokens so far; empty, and so false, at first."""
+
+    def __call__(self, tokens):
+        self.extend(tokens)
+
+
+def test_tokens_stream_into_an_empty_list_that_can_be_called():
+    engine, read = Engine(TARGET, Scheduler(BlockPool(20, 4), 3)), Collected()
+    engine.serve([engine.request(PREFIX, max_new_tokens=9, on_tokens=read)])
+    assert read == alone("plain", PREFIX, 9)
+
+
 def test_a_cancelled_request_stops_there_and_gives_its_blocks_to_others():
     engine = Engine(TARGET, Scheduler(BlockPool(12, 4), max_num_seqs=2))
     gone = Reader(3, lambda: [engine.cancel(requests[i]) for i in (0, 2, 3)])

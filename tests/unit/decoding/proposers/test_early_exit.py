@@ -350,7 +350,7 @@ def test_targets_that_run_all_layers_at_once_are_refused(kind):
     (lambda: EarlyExit(0), ValueError, "exit_layer must be at least 1, not 0"),
     (lambda: EarlyExit(1.5), TypeError, "exit_layer must be an integer"),
     (lambda: EarlyExit(2, adapter=ExitAdapter(32, 3)), ValueError, "for the exit after 3 layers, not 2"),
-    (lambda: EarlyExit(2, 0), ValueError, "gamma must be at least 1, not 0"),
+    (lambda: EarlyExit(2, 0), ValueError, "draft_tokens must be at least 1, not 0"),
     (lambda: EarlyExit(5), ValueError, "exit_layer 5 is beyond the target's 4 layers"),
     (lambda: EarlyExit(2, vocabulary=torch.tensor([3, 97])), ValueError, "ids from 0 to 96"),
     (lambda: EarlyExit(2, vocabulary=torch.tensor([])), ValueError, "ids from 0 to 96"),

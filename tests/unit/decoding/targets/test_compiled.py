@@ -252,6 +252,15 @@ def test_a_cache_that_takes_over_buffers_sees_nothing_of_the_text_before(eager):
         assert greedy(target) == greedy(eager)
 
 
+def test_buffers_and_graphs_of_a_text_in_inference_mode_serve_one_outside_it(eager):
+    with graphs_on_cpu() as captured:
+        target = CompiledTarget(eager.decoder, context=CONTEXT, cuda_graph=True)
+        with torch.inference_mode():
+            inside = greedy(target)
+        assert inside == greedy(target) == greedy(eager)
+    assert len(captured) == 1
+
+
 def test_a_graph_of_a_moved_model_is_refused():
     network = decoder(1)
     with graphs_on_cpu():

@@ -98,6 +98,16 @@ def test_a_streaming_draft_model_drafts_for_a_plain_target(decoder, children):
         assert steps < N
 
 
+def test_a_streaming_draft_model_drafts_no_longer_than_its_cache_can_drop(decoder):
+    """The deepest token of a chain is not fed: four may be drafted if three can be dropped."""
+    plain = DecoderTarget(decoder)
+    draft = StreamingTarget(Decoder.from_transformers(tiny(seed=1)), streaming=Streaming(2, 16, chunk=3))
+    text = generate(plain, PROMPT, max_new_tokens=N).ids
+    output = generate(plain, PROMPT, DraftModel(draft, gamma=6), max_new_tokens=N)
+    assert output.ids == text
+    assert max(step.depth for step in output.stats) == 4
+
+
 def test_drafts_by_the_first_layers_are_refused(target):
     """Their keys would be in some layers only."""
     with pytest.raises(Unsupported, match="EarlyExit needs layer ranges, which StreamingTarget does not offer"):
@@ -142,6 +152,13 @@ def test_captured_as_a_graph_the_ring_serves_one_text_after_another(decoder, str
         for _ in range(2):
             assert generate(target, PROMPT, max_new_tokens=N).ids == streamed
     assert len(captured) == 1
+
+
+def test_a_captured_ring_forgets_the_positions_of_a_text_longer_than_the_context(decoder, streamed):
+    with graphs_on_cpu():
+        target = CompiledStreamingTarget(decoder, streaming=SMALL, cuda_graph=True)
+        generate(target, LONG, max_new_tokens=1)
+        assert generate(target, PROMPT, max_new_tokens=N).ids == streamed
 
 
 @pytest.mark.parametrize("settings, widths, error", [
