@@ -70,7 +70,7 @@ class Claim:
 
 
 class NotMeasured(Exception):
-    """Why a claim cannot be measured on this machine; the message says what to do."""
+    """Why a claim cannot be measured on this machine or with these questions; the message says what to do."""
 
 
 CLAIMS: dict[str, Claim] = {}

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 from bench import common
-from bench.common import DTYPE, Measured, Run, prompt_of
+from bench.common import DTYPE, Measured, NotMeasured, Run, prompt_of
 from lessons_lib import generate
 from lessons_lib.data import Question, questions
 from lessons_lib.decoding.generate import Output, StepStats, after_prefill
@@ -65,12 +65,18 @@ def run_once(decoder: Decoder, widths: Sequence[int], **options) -> CompiledTarg
 
 
 def conversation(target, question: Question) -> Iterator[tuple[dict, list[int], Output]]:
-    """For each turn: the first columns of its row, its prompt after the turns before, and plain decoding's answer."""
+    """For each turn: the first columns of its row, its prompt after the turns before, and plain decoding's answer.
+
+    Raises NotMeasured if a prompt is too long for the model.
+    """
     messages = []
     for number, turn in enumerate(question.turns, 1):
         messages.append({"role": "user", "content": turn})
         ids = encode(target, messages)
-        answer = generate(target, ids, max_new_tokens=TOKENS)
+        try:
+            answer = generate(target, ids, max_new_tokens=TOKENS)
+        except ValueError as error:
+            raise NotMeasured(f"question {question.question_id}: {error}") from error
         yield {"question_id": question.question_id, "turn": number, "category": question.category}, ids, answer
         messages.append({"role": "assistant", "content": answer.text})
 
@@ -181,7 +187,7 @@ def measured(
 
 def over_transformers(rows: list[dict], settings: dict) -> Measured:
     """`ours` over `theirs`, and beside it `loop`: our loop on transformers' forward passes."""
-    loop = speed(long_enough(rows), "theirs", "loop")
+    loop = speed(answered(rows), "theirs", "loop")
     note = f"our loop on TransformersTarget: {loop.value:.2f}"
     return measured(rows, speed, "theirs", "ours", settings, note, loop=[loop.value, loop.low, loop.high])
 
@@ -197,15 +203,10 @@ def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast:
     return facts | {"widths": COMPILED, "problem": getattr(compiled(), "problem", None)}
 
 
-def long_enough(rows: list[dict]) -> list[dict]:
-    """The rows of answers that reach TOKENS tokens."""
-    return [row for row in rows if "short" not in row]
-
-
 def answered(rows: list[dict]) -> list[dict]:
-    """The rows of long answers. Raises ValueError if there are none."""
-    if not (found := long_enough(rows)):
-        raise ValueError(f"no answer reaches {TOKENS} tokens, so there is nothing to measure; ask other questions")
+    """The rows of answers that reach TOKENS tokens. Raises NotMeasured if there are none."""
+    if not (found := [row for row in rows if "short" not in row]):
+        raise NotMeasured(f"no answer reaches {TOKENS} tokens, so there is nothing to measure; ask other questions")
     return found
 
 

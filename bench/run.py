@@ -2,8 +2,8 @@
 
 Each claim's row is written to results/claims.json as soon as it is measured, with its raw samples beside it. An
 interrupted run continues where it stopped; a finished one starts anew. With another file's questions, only claims that
-use questions are measured, and the results go to build/bench/, under the file's name: the stored rows are about our own
-questions.
+use questions are measured, and the results go to build/bench/, under the file's name and a key of its content: the
+stored rows are about our own questions.
 
 module          what it holds
 --------------  ------------------------------------------------------------------------------------------------
@@ -105,8 +105,9 @@ def key_of(file: Path | None) -> str:
 
 
 def results(run: Run) -> Path:
-    """Folder for rows and raw samples; quick runs have their own."""
-    parts = ([run.questions.stem] if run.questions else []) + (["quick"] if run.quick else [])
+    """Folder for rows and raw samples; quick runs and every file of questions have their own."""
+    parts = [run.questions.stem, key_of(run.questions)[:8]] if run.questions else []
+    parts += ["quick"] if run.quick else []
     return OTHERS / "-".join(parts) if parts else RESULTS
 
 
@@ -121,9 +122,10 @@ def parse() -> argparse.Namespace:
 
 def unfinished(wanted: list) -> list[str]:
     """Claims that an interrupted run of the same command has measured already."""
-    if not UNFINISHED.exists():
+    try:
+        before = json.loads(UNFINISHED.read_text())
+    except (OSError, ValueError):  # missing, or the run was interrupted while writing
         return []
-    before = json.loads(UNFINISHED.read_text())
     if before["wanted"] != wanted:
         return []
     say(f"going on with the run that was interrupted: {len(before['done'])} claims are measured")

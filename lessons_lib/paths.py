@@ -42,3 +42,7 @@ def _temporary(folder: Path) -> Path:
         stacklevel=3,
     )
     return fresh
+
+
+if os.environ.get(VARIABLE):
+    os.environ[VARIABLE] = str(cache_dir())  # absolute, because kernels and tests run in other folders

@@ -59,14 +59,14 @@ def first_line(error: Exception) -> str:
 def line(name: str) -> Iterator[list[str]]:
     """Print a line to stdout: the name at once, then the outcome and the seconds.
 
-    Yields ["ok"], whose word can be changed. An exception inside prints FAILED and is raised again.
+    Yields ["ok"], whose word can be changed. An exception inside prints FAILED and is raised again, Ctrl-C "stopped".
     """
     print(f"{name:<44}", end="", flush=True)
     start, said = perf_counter(), ["ok"]
     try:
         yield said
-    except Exception:
-        said[0] = "FAILED"
+    except BaseException as error:
+        said[0] = "FAILED" if isinstance(error, Exception) else "stopped"
         raise
     finally:
         again = f"\r{name:<44}" if sys.stdout.isatty() else ""  # a bar may have used the line

@@ -7,6 +7,8 @@ common                      what they share: opening a model, refusing in one se
 """
 
 import argparse
+import io
+import os
 import sys
 
 from lessons_lib.cli import compare, course, generate, probe, serve
@@ -16,6 +18,8 @@ from lessons_lib.cli.common import Refused
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line (default: sys.argv); returns the exit status."""
     options = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a redirected one may lack characters of a text
+        sys.stdout.reconfigure(errors="replace")
     try:
         return options.run(options)
     except Refused as error:
@@ -24,6 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # who reads the output, such as `head`, has ended; the last flush must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from datetime import date
@@ -69,8 +70,9 @@ def run(options: argparse.Namespace) -> int:
     asked = questions(options.prompts)
     if options.max_new_tokens < 2:
         raise Refused("--max-new-tokens must be at least 2, because speed is that of the tokens after the first.")
-    if options.minutes < 0:
-        raise Refused("--minutes must not be negative; 0 sets no limit.")
+    if not options.minutes >= 0:  # nan is not either
+        raise Refused("--minutes must be 0 or more; 0 sets no limit.")
+    check_writable(Path(options.output))
     model = open_model(options)
     with refusing(options.model):
         target = as_target(model)
@@ -102,6 +104,13 @@ def questions(path: str | None) -> list[Question]:
         return data.prompts(path)
     except (OSError, ValueError) as error:
         raise Refused(f"--prompts: {error}") from error
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse, before minutes of measuring, a folder that could not be made or written afterwards."""
+    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise Refused(f"--output: {there} is no folder that can be written; name another one.")
 
 
 def fitting(
@@ -165,9 +174,9 @@ def measure(comparison: Comparison, seconds: float | None) -> bool:
 
 def legend(comparison: Comparison) -> str:
     """What the table's columns mean, without the lines for what it does not show."""
-    shown = repr(comparison)
+    headings = repr(comparison).partition("\n")[0]
     kept = LEGEND.strip().splitlines()
-    if "memory" not in shown:  # the same in all rows, or unknown
+    if "memory" not in headings:  # the same in all rows, or unknown
         same = comparison.rows[0].memory
         kept = [line for line in kept if not line.startswith("memory")]
         if same:
@@ -177,10 +186,13 @@ def legend(comparison: Comparison) -> str:
 
 
 def few(comparison: Comparison, asked: int, minutes: float) -> str:
-    """How much the recommendation rests on."""
-    prompts = len({prompt for _, prompt, _ in comparison.outputs})
+    """How much the recommendation rests on: the runs of plain decoding that another technique shares."""
+    plain = {run[1:] for run in comparison.outputs if run[0] == comparison.first}  # (prompt, repeat)
+    shared = plain & {run[1:] for run in comparison.outputs if run[0] != comparison.first} or plain
+    prompts = len({prompt for prompt, _ in shared})
     of = "1 prompt" if prompts == 1 else f"{prompts} prompts"
-    runs = "one run" if comparison.repeats == 1 else f"{comparison.repeats} runs"
+    each = len(shared) // prompts
+    runs = "one run" if each == 1 else f"{each} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
     if comparison.max_new_tokens < asked:
         most = max(1, round(comparison.unlimited / 60))

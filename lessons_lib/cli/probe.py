@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
                 f"({model.network.config.model_type}) has none; `lessons compare` measures any causal model."
             )
         shape = model.shape if model else CONFIGS[options.model]
-    print(machine.environment(device, dtype))
-    rates = measured(device, dtype)
+        print(machine.environment(device, dtype))
+        rates = measured(device, dtype)
     print(f"\n{rates}\n\n{tables.text(*limits(shape, rates, dtype))}\n")
     with refusing(options.model):
         if model:

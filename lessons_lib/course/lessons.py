@@ -74,11 +74,16 @@ def parameters(lesson: Lesson) -> dict[str, Any]:
 
     Raises UsageError for a value that is not a literal.
     """
-    found = papermill.inspect_notebook(str(lesson.path)).values()
+    found = papermill.inspect_notebook(escaped(lesson.path)).values()
     try:
         return {parameter["name"]: ast.literal_eval(parameter["default"]) for parameter in found}
     except (ValueError, SyntaxError) as error:
         raise UsageError(f"{lesson.name} has a parameter whose value is no literal: {error}.") from None
+
+
+def escaped(path: Path) -> str:
+    """The path for papermill, which takes single braces in it for parameters."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def settings(pairs: list[str]) -> dict[str, str]:

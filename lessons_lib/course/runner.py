@@ -14,7 +14,7 @@ import nbformat
 import papermill
 
 from lessons_lib.course import render
-from lessons_lib.course.lessons import CLAIMS, QUIET, Lesson, UsageError, find, overrides, parameters, select
+from lessons_lib.course.lessons import CLAIMS, QUIET, Lesson, UsageError, escaped, find, overrides, parameters, select
 from lessons_lib.paths import ROOT
 from lessons_lib.progress import line
 
@@ -60,9 +60,9 @@ def needed(taken: Iterable[dict[str, Any]]) -> dict[str, tuple[str, str]]:
 
 
 def absolute(given: dict[str, str]) -> dict[str, str]:
-    """The same settings with relative model folders made absolute, since kernels run in another folder."""
-    folders = {name: Path(given[name]) for name in ("model", "draft") if name in given}
-    return given | {name: str(folder.resolve()) for name, folder in folders.items() if folder.is_dir()}
+    """The same settings with relative folders of checkpoints made absolute, since kernels run in another folder."""
+    folders = {name: Path(given[name]).resolve() for name in ("model", "draft") if name in given}
+    return given | {name: str(folder) for name, folder in folders.items() if (folder / "config.json").is_file()}
 
 
 def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> None:
@@ -110,8 +110,8 @@ def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
     with line(lesson.name) as said:
         try:
             papermill.execute_notebook(
-                lesson.path,
-                target,
+                escaped(lesson.path),
+                escaped(target),
                 values,
                 kernel_name="python3",
                 cwd=lesson.path.parent,

@@ -74,8 +74,11 @@ def sweep(
     """Execute the missing points of the grid, then gather the results of all points; returns the exit status.
 
     workers: processes on this machine; or address: of a Dask scheduler whose workers are used instead. Raises
-    UsageError, before anything runs, for an unknown name and for workers with another version of this package.
+    UsageError, before anything runs, for an unknown name, for no workers and for workers with another version of this
+    package.
     """
+    if workers < 1:
+        raise UsageError("--workers must be at least 1.")
     wanted = points(find() if lessons is None else lessons, asked, grid, fixed)
     prepare_all([point.taken for point in wanted])
     todo = [point for point in wanted if point.record(build)["failure"]]
@@ -194,7 +197,7 @@ def plot(table: Any, names: list[str], path: Path) -> bool:
     if not changing:
         return False
     along, *others = sorted(changing, key=lambda name: not is_numeric_dtype(table[name]))
-    table["line"] = [" ".join(map("{}={}".format, others, values)) for values in table[others].itertuples(index=False)]
+    table["line"] = [" ".join(f"{name}={row[name]}" for name in others) for row in table.to_dict("records")]
     claims = list(table.groupby("claim", sort=False))
     figure = Figure(figsize=(11, 2.8 * -(-len(claims) // 3)), layout="constrained")
     for place, (claim, rows) in enumerate(claims, 1):

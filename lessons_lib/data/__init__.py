@@ -122,8 +122,11 @@ def text(part: str = "evaluation") -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line) of the non-empty lines of a file."""
-    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines splits at more than newlines
+    """(number, line) of the non-empty lines of a file in UTF-8, without the mark (BOM) that may begin it."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines splits at more than newlines
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8 ({error}); save it as UTF-8") from None
     return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 

@@ -94,7 +94,8 @@ class Result:
 
     def row(self) -> dict[str, Any]:
         """The fields that are set, ready for JSON."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, "", False)}
+        # not `in (None, "", False)`, which holds for 0, too
+        return {name: value for name, value in asdict(self).items() if value not in (None, "") and value is not False}
 
 
 def from_row(row: dict[str, Any]) -> Result:

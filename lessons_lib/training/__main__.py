@@ -324,7 +324,7 @@ def run_layerskip_evaluate(options: argparse.Namespace) -> None:
     for name, examples in parts.items():
         found[name] = layerskip.evaluate_exits(decoder, encode(model.tokenizer, examples))
         print(f"{options.run}, {name}: exact match {found[name]['exact_match'][-1]:.3f}", flush=True)
-    write_json(found, options.results / f"{options.run}.json")
+        write_json(found, options.results / f"{options.run}.json")  # after each part: a whole one can take hours
 
 
 def run_layerskip_exit(options: argparse.Namespace) -> None:

@@ -133,6 +133,23 @@ def test_prompts_are_lines_of_text_or_json(tmp_path):
     ]
 
 
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path):
+    path = tmp_path / "prompts"
+    path.write_text('{"prompt": "Hi", "category": "chat"}\n', encoding="utf-8-sig")
+    assert prompts(path) == [Question(1, "chat", ("Hi",))]
+    path.write_text("First prompt.\n", encoding="utf-8-sig")
+    assert prompts(path) == [Question(1, "text", ("First prompt.",))]
+    path.write_text(json.dumps(LINE), encoding="utf-8-sig")
+    assert questions(path)[0].question_id == 81
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("First prompt.\n", encoding="utf-16")
+    with pytest.raises(ValueError, match="prompts.txt is not in UTF-8 .*; save it as UTF-8"):
+        prompts(path)
+
+
 @pytest.mark.parametrize(
     "line", ['{"prompt": 3}', '{"prompt": ""}', '{"text": "x"}', '"', "[1]", "3", '{"prompt": "a"} b']
 )

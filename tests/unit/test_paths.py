@@ -1,11 +1,14 @@
 """Where the cache folder lies."""
 
+import importlib
+import os
 import warnings
 from pathlib import Path
 
 import platformdirs
 import pytest
 
+from lessons_lib import paths
 from lessons_lib.paths import cache_dir
 
 
@@ -23,6 +26,13 @@ def test_the_variable_names_the_cache_folder(monkeypatch, tmp_path):
 def test_a_tilde_in_the_variable_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("LESSONS_LIB_CACHE", "~/models")
     assert cache_dir() == Path.home() / "models"
+
+
+def test_a_relative_folder_is_the_same_one_for_processes_that_run_in_other_folders(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LESSONS_LIB_CACHE", "mine")
+    importlib.reload(paths)  # as where a command starts
+    assert os.environ["LESSONS_LIB_CACHE"] == str(tmp_path / "mine")
 
 
 def test_without_the_variable_it_is_the_users_cache_folder(monkeypatch, tmp_path):

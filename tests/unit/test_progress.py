@@ -67,3 +67,9 @@ def test_a_line_ends_with_how_it_went_also_where_that_raises(capsys):
         ["lesson", "half", "done"],
         ["model", "FAILED"],
     ]
+
+
+def test_a_line_that_control_c_ends_does_not_say_ok(capsys):
+    with pytest.raises(KeyboardInterrupt), progress.line("lesson"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().out.split()[:2] == ["lesson", "stopped"]

@@ -13,7 +13,7 @@ of its cells passes.
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Attempt = Callable[..., Any]
@@ -53,30 +53,41 @@ def check(name: str, attempt: Attempt) -> None:
 def expect(attempt: Attempt, *args: Any, equals: Any, tolerance: float = 1e-6) -> None:
     """Call attempt(*args) and compare. Raises Wrong if the result differs, or if the attempt raises an error.
 
-    Numbers may differ by `tolerance`, relative; tensors and sequences are compared element by element.
+    Numbers may differ by `tolerance`, relative; tensors, sequences and mappings are compared element by element.
     """
     call = f"{getattr(attempt, '__name__', 'attempt')}({', '.join(map(_brief, args))})"
-    try:
-        got = attempt(*args)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        raise Wrong(f"{call} raised {type(error).__name__}: {error}") from error
+    got = called(call, attempt, *args)
     if not same(got, equals, tolerance):
         raise Wrong(f"{call} gave {_brief(got)}; expected {_brief(equals)}.")
 
 
+def called(call: str, attempt: Attempt, *args: Any) -> Any:
+    """attempt(*args). Raises Wrong, which begins with `call`, if that raises an error other than a stub's."""
+    try:
+        return attempt(*args)
+    except Exception as error:
+        if isinstance(error, NotImplementedError) and not error.args:  # torch raises it, too, with a message
+            raise
+        raise Wrong(f"{call} raised {type(error).__name__}: {error}") from error
+
+
 def same(got: Any, wanted: Any, tolerance: float = 1e-6) -> bool:
-    """Equal, numbers within a relative tolerance; tensors and arrays also need the same shape."""
+    """Equal, numbers within a relative tolerance; tensors and arrays need the same shape, and bools if one has them."""
     if hasattr(wanted, "shape") or hasattr(got, "shape"):
-        alike = getattr(got, "shape", ()) == getattr(wanted, "shape", ())
+        alike = getattr(got, "shape", ()) == getattr(wanted, "shape", ()) and _holds_bools(got) == _holds_bools(wanted)
         return alike and same(_plain(got), _plain(wanted), tolerance)
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         fits = isinstance(got, Sequence) and not isinstance(got, str) and len(got) == len(wanted)
         return fits and all(same(g, w, tolerance) for g, w in zip(got, wanted, strict=True))
+    if isinstance(wanted, Mapping) and isinstance(got, Mapping):
+        return got.keys() == wanted.keys() and all(same(got[key], wanted[key], tolerance) for key in wanted)
     if isinstance(wanted, int | float) and isinstance(got, int | float):
         return math.isclose(got, wanted, rel_tol=tolerance, abs_tol=tolerance * 1e-3)
     return got == wanted
+
+
+def _holds_bools(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")).endswith("bool")
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from statistics import mean
 
 import torch
 
-from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
+from lessons_lib.course.exercises import Attempt, Wrong, called, exercise, expect
 
 SLOTS, COUNT = 4, 400
 MEAN_WAIT, LONGEST_WAIT = 22, 150  # in passes; first come, first served: 28 and 107, shortest first: 14 and 240
@@ -64,7 +64,8 @@ def served(admit: Callable) -> list[int]:
     while coming or waiting or running:
         while coming and coming[0][0] <= passes:
             waiting.append(coming.pop(0)[1])
-        joining = admit([*waiting], [*running], SLOTS)
+        call = f"your policy with {len(waiting)} waiting and {len(running)} running"
+        joining = called(call, admit, [*waiting], [*running], SLOTS)
         if not isinstance(joining, list) or any(r not in waiting for r in joining):
             raise Wrong("return a list of waiting requests.")
         if len({id(r) for r in joining}) < len(joining) or len(joining) + len(running) > SLOTS:

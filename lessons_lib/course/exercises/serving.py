@@ -2,7 +2,7 @@
 
 from random import Random
 
-from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
+from lessons_lib.course.exercises import Attempt, Wrong, called, exercise, expect
 from lessons_lib.course.exercises.batching import Price
 
 BLOCK = 16
@@ -62,9 +62,4 @@ def block_keys(attempt: Attempt) -> None:
 
 
 def keys_of(attempt: Attempt, ids: list[int], what: str) -> list:
-    try:
-        return list(attempt(ids))
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        raise Wrong(f"block_keys raised {type(error).__name__} for {what}: {error}") from error
+    return called(f"block_keys of {what}", lambda: list(attempt(ids)))

@@ -13,6 +13,7 @@ def fewest(attempt):
     expect(attempt, [0.25] * 4, 0.7, equals=3)
     expect(attempt, [0.0, 1.0, 0.0], 0.99, equals=1)
     expect(attempt, [0.5, 0.5], 1.0, equals=2)
+    expect(attempt, [0.1] * 10, 1.0, equals=10)  # their sum in floating point is less than 1
 
 
 @exercise("12.2")

@@ -50,6 +50,7 @@ def penalize(attempt: Attempt) -> None:
     calls = []
     for length in (1, 2, 5, 8):
         logits, history = torch.randn(12, generator=random), torch.randint(12, (8,), generator=random)
+        history[max(length, 7) :] = 10**6  # garbage, of which some is no token
         wanted = logits.clone()
         for token in set(history[:length].tolist()):
             wanted[token] = logits[token] / 1.3 if logits[token] > 0 else logits[token] * 1.3

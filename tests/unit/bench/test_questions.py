@@ -7,7 +7,7 @@ import pytest
 from support.benches import TOKENS, TURNS, another_file, asks, offline
 
 from bench import common, lookahead, prompt_lookup, questions
-from bench.common import CLAIMS, Run, mean_rate, off_by
+from bench.common import CLAIMS, NotMeasured, Run, mean_rate, off_by
 from bench.questions import compression, decoding, each, each_method, speed, tokens_per_pass
 from lessons_lib import PromptLookup, generate
 from lessons_lib.data import Question
@@ -111,8 +111,16 @@ def test_questions_with_short_answers_are_named_and_do_not_count(monkeypatch):
     rows = questions.asked("a", Run(quick=False), ["writing"], 2, by, {})
     assert rows[0]["short"] < TOKENS and "plain" not in rows[0] and rows[1]["lookup"]["equal"]
     assert len(questions.measured(rows, speed, "plain", "lookup", {}).ratio.a.times) == 1
-    with pytest.raises(ValueError, match=f"no answer reaches {TOKENS} tokens"):
+    with pytest.raises(NotMeasured, match=f"no answer reaches {TOKENS} tokens"):
         questions.measured(rows[:1], speed, "plain", "lookup", {})
+    with pytest.raises(NotMeasured, match=f"no answer reaches {TOKENS} tokens"):
+        questions.over_transformers(rows[:1], {})
+
+
+@pytest.mark.usefixtures("tiny_bench")
+def test_a_question_longer_than_the_context_is_named_and_its_claim_not_measured():
+    with pytest.raises(NotMeasured, match="question 7: a prompt of 2048 tokens"):
+        list(questions.conversation(common.eager(), Question(7, "qa", ("a" * 2048,))))
 
 
 @pytest.mark.usefixtures("tiny_bench")

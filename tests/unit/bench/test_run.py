@@ -73,6 +73,13 @@ def test_an_interrupted_run_goes_on_where_it_stopped_and_a_finished_one_starts_a
     assert bench.measured == ["a", "b", "b", "a", "b"]
 
 
+def test_a_list_of_measured_claims_that_was_cut_while_it_was_written_counts_as_none(bench, monkeypatch):
+    bench.add("a")
+    bench.UNFINISHED.parent.mkdir()
+    bench.UNFINISHED.write_text('{"wan')
+    assert call(bench, monkeypatch) == 0 and bench.measured == ["a"]
+
+
 def test_claims_are_chosen_by_how_they_begin_and_an_unknown_one_lists_them(bench, monkeypatch, capsys):
     bench.add("cache/512")
     bench.add("decoder/eager")
@@ -129,7 +136,19 @@ def test_other_questions_go_to_the_claims_that_ask_and_leave_the_stored_rows_alo
     assert call(bench, monkeypatch, "--questions", str(file)) == 0
     assert seen == [None, file] and bench.measured == ["a/asks", "b/times", "a/asks"]
     assert {path: path.read_text() for path in tmp_path.glob("*.json")} == stored
-    assert {path.name for path in (tmp_path / "others" / "theirs").iterdir()} == {"claims.json", "a-asks.json"}
+    (folder,) = (tmp_path / "others").iterdir()
+    assert folder.name.startswith("theirs-")
+    assert {path.name for path in folder.iterdir()} == {"claims.json", "a-asks.json"}
+
+
+def test_every_file_of_questions_has_a_folder_of_its_own_and_none_that_of_quick_runs(bench, tmp_path):
+    folders = {bench.results(common.Run(quick=True))}
+    for i, name in enumerate(("quick.jsonl", "x.jsonl", "x-quick.jsonl", "other/x.jsonl")):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'{{"question_id": {i}, "category": "math", "turns": ["1 + 1?"]}}\n')
+        folders |= {bench.results(common.Run(quick, path)) for quick in (False, True)}
+    assert len(folders) == 9
 
 
 @pytest.mark.parametrize("changed, measured", [("--quick", ["a", "b"]), ("a", ["a"])])

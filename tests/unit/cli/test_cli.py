@@ -1,5 +1,6 @@
-"""The command `lessons`: help with examples, errors of one sentence, Ctrl-C, and the installed script."""
+"""The command `lessons`: help with examples, errors of one sentence, Ctrl-C, its output, and the installed script."""
 
+import io
 import json
 import struct
 import subprocess
@@ -79,3 +80,19 @@ def test_control_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr(common, "load", load)
     assert cli.main(["generate", "Hello"]) == 130
     assert capsys.readouterr().err == "\nstopped\n"
+
+
+def test_a_character_that_the_output_cannot_hold_is_replaced(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="cp1252"))
+    monkeypatch.setattr(cli.generate, "run", lambda options: print("a \u2192 b", flush=True) or 0)
+    assert cli.main(["generate", "Hello"]) == 0
+    assert sys.stdout.buffer.getvalue().strip() == b"a ? b"
+
+
+def test_a_reader_that_ends_first_ends_the_command_without_a_traceback(checkpoints):
+    call = [sys.executable, "-m", "lessons_lib", "generate", "Hello", "--model", str(checkpoints / "gpt2")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*call, "--device", "cpu"], cwd=ROOT, text=True, **pipes) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 1 and "Traceback" not in said and "BrokenPipe" not in said

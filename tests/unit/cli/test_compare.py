@@ -9,6 +9,7 @@ from lessons_lib import cli
 from lessons_lib.cli import compare
 from lessons_lib.compare import Comparison
 from lessons_lib.measure import machine
+from lessons_lib.models import tiny
 from lessons_lib.quantization.model import FORMATS
 
 
@@ -110,6 +111,21 @@ def test_control_c_leaves_what_was_measured(checkpoints, tmp_path, capsys, monke
     ]
 
 
+def test_control_c_in_a_later_round_counts_the_rounds_that_are_compared(checkpoints, tmp_path, capsys, monkeypatch):
+    runs = Comparison.runs
+
+    def interrupted(self, seconds):
+        yield from islice(runs(self, seconds), 12)  # five untimed runs, a round, two runs of the next without plain
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "runs", interrupted)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two one two\n", encoding="utf-8")
+    call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--max-new-tokens", "6", "--output", str(tmp_path)]
+    assert cli.main(["compare", *call, "--prompts", str(prompts)]) == 130
+    assert "This rests on 1 prompt, one run each of up to 6 tokens" in capsys.readouterr().out
+
+
 def test_control_c_before_any_measurement_says_so(checkpoints, tmp_path, capsys, monkeypatch):
     def interrupted(self, seconds):
         raise KeyboardInterrupt
@@ -167,7 +183,8 @@ def test_a_format_that_the_model_does_not_allow_gets_a_row_that_says_why(checkpo
     [
         (["--prompts", "missing.txt"], "missing.txt"),
         (["--max-new-tokens", "1"], "at least 2"),
-        (["--minutes", "-1"], "--minutes must not be negative"),
+        (["--minutes", "-1"], "--minutes must be 0 or more"),
+        (["--minutes", "nan"], "--minutes must be 0 or more"),
         (["--max-new-tokens", "9999"], "No prompt leaves room for 9999 new tokens in the context of 1600"),
         (["--draft", "no-such-model"], "Unknown model 'no-such-model'"),
     ],
@@ -175,3 +192,18 @@ def test_a_format_that_the_model_does_not_allow_gets_a_row_that_says_why(checkpo
 def test_what_it_cannot_compare_is_said_in_a_sentence(checkpoints, capsys, words, said):
     assert cli.main(["compare", "--model", str(checkpoints / "gpt2"), "--device", "cpu", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(compare, "open_model", None)  # calling it would fail
+    (tmp_path / "file").touch()
+    for output in ("file", "file/folder"):
+        assert cli.main(["compare", "--output", str(tmp_path / output)]) == 2
+        assert f"--output: {tmp_path / 'file'} is no folder that can be written" in capsys.readouterr().err
+
+
+def test_a_technique_without_memory_does_not_hide_the_size_that_the_others_share():
+    full = compare.unavailable("out of memory")
+    made = Comparison(tiny(), [1, 2, 3], {"plain": None, "full": full}, max_new_tokens=4, repeats=1)
+    assert list(made.runs()) and "out of memory" in repr(made)
+    assert " MB in all rows" in compare.legend(made) and "empty where unknown" not in compare.legend(made)

@@ -1,6 +1,7 @@
 """The commands for a clone of the course: what they start, and what they refuse."""
 
 import os
+import signal
 
 import pytest
 
@@ -53,6 +54,11 @@ def test_the_quick_tests_execute_no_lesson(started):
     assert cli.main(["test", "--quick"]) == 0 and len(started) == 1
 
 
+def test_quick_tests_of_a_lesson_are_refused(started, capsys):
+    assert cli.main(["test", "02", "--quick"]) == 2 and not started
+    assert "name lessons or give --quick, not both" in capsys.readouterr().err
+
+
 def test_run_and_sweep_take_lessons_and_all_parameters_as_one(monkeypatch):
     seen = []
     monkeypatch.setattr(runner, "run", lambda *given: seen.append(given) or 0)
@@ -77,6 +83,25 @@ def test_bench_takes_claims_and_questions(started, monkeypatch, tmp_path):
     started.status = 3
     assert cli.main(["bench", "cache", "--questions", "spec.jsonl"]) == 3
     assert started[0].endswith(f"bench.run cache --questions {tmp_path / 'spec.jsonl'}")
+
+
+def test_a_bench_that_fails_lists_no_claims_of_an_earlier_one(started, monkeypatch):
+    monkeypatch.setattr("lessons_lib.measure.results.load", None)  # calling it would fail
+    started.status = 2
+    assert cli.main(["bench", "no-such-claim"]) == 2
+
+
+def test_control_c_waits_until_the_python_that_was_started_has_ended(monkeypatch, tmp_path):
+    monkeypatch.setattr(course, "ROOT", tmp_path)
+    # it goes on for longer than subprocess.call lets it
+    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(1); open('ended', 'w').close()"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            course.python("-c", code)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "ended").exists()
 
 
 @pytest.mark.parametrize(("user", "said"), [(0, True), (1000, False)])

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lessons_lib import cli, load
 from lessons_lib.cli import probe
@@ -42,6 +43,15 @@ def test_it_keeps_no_rates_of_a_busy_machine_for_the_lessons(rates, monkeypatch,
     monkeypatch.setattr(machine, "used_by_others", lambda: used * os.cpu_count())
     assert cli.main(["probe", "--model", "llama-2-7b", "--device", "cpu"]) == 0
     assert bool(rates) == (used == 0.0)
+
+
+def test_no_memory_left_to_measure_the_machine_is_said_in_a_sentence(rates, monkeypatch, capsys):
+    def full(device, dtypes):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(machine, "measure", full)
+    assert cli.main(["probe", "--model", "llama-2-7b", "--device", "cpu"]) == 2
+    assert "does not fit into this device's memory" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_network")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from lessons_lib.course import runner
-from lessons_lib.course.lessons import UsageError
+from lessons_lib.course.lessons import Lesson, UsageError
 from lessons_lib.measure.results import MIME
 from lessons_lib.models import names, tiny
 from lessons_lib.models.hub import LLAMA_LIKE
@@ -80,6 +80,13 @@ def test_injected_parameters_reach_the_lesson_and_its_source_stays(prepared, wri
     assert lesson.path.read_bytes() == before
 
 
+@pytest.mark.usefixtures("prepared")
+def test_braces_in_the_path_of_the_clone_are_no_parameters(write_lesson, tmp_path):
+    folder = write_lesson("00_lesson", "print(tokens)").path.parent.rename(tmp_path / "{x}")
+    assert runner.run([], {}, tmp_path / "{x}" / "build", [Lesson(folder / "00_lesson.ipynb")]) == 0
+    assert (tmp_path / "{x}" / "build" / "00_lesson.html").is_file()
+
+
 @pytest.mark.parametrize("asked, ran", [([], ["05_batching", "05x_study", "06_drafts"]), (["05x"], ["05x_study"])])
 def test_an_appendix_is_run_and_listed_after_its_lesson(prepared, write_lesson, tmp_path, asked, ran):
     lessons = [write_lesson(name, title=f"# {name}") for name in ("05_batching", "05x_study", "06_drafts")]
@@ -140,8 +147,10 @@ def test_the_page_of_commands_names_the_models_that_the_lessons_take():
 
 
 def test_a_models_folder_is_made_absolute_because_kernels_run_elsewhere(tmp_path, monkeypatch):
-    (tmp_path / "checkpoint").mkdir()
+    for name in ("checkpoint", "smollm2-135m"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint" / "config.json").touch()
     monkeypatch.chdir(tmp_path)
     at = str((tmp_path / "checkpoint").resolve())
     assert runner.absolute({"model": "checkpoint", "draft": "checkpoint"}) == {"model": at, "draft": at}
-    assert runner.absolute({"model": "smollm2-135m"}) == {"model": "smollm2-135m"}
+    assert runner.absolute({"model": "smollm2-135m"}) == {"model": "smollm2-135m"}  # a folder without a checkpoint

@@ -145,6 +145,12 @@ def test_without_a_lesson_those_with_a_parameter_of_the_grid_are_meant_and_lists
     ]
 
 
+def test_no_workers_are_refused_before_a_model_is_prepared(lessons, prepared, tmp_path):
+    with pytest.raises(UsageError, match="--workers must be at least 1"):
+        sweep.sweep([], {"gamma": "2"}, {}, 0, "", tmp_path / "build", lessons)
+    assert not prepared and not (tmp_path / "build").exists()
+
+
 @pytest.mark.parametrize(
     ("asked", "chosen", "fixed", "said"),
     [

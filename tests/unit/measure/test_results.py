@@ -206,3 +206,8 @@ def test_the_written_page_says_everything_that_a_row_knows(tmp_path):
 def test_a_share_has_no_unit_after_it_was_stored():
     share = results.Result("12", "share", "", 0.25, 0.14)
     assert results.from_row(share.row()) == share
+
+
+def test_numbers_of_zero_come_back_after_they_were_stored():
+    none = Result("09", "nodes of the fastest tree", "nodes", 0, 0, limit=0.0)
+    assert results.from_row(none.row()) == none and "quick" not in none.row()

@@ -28,6 +28,11 @@ def too_many(waiting, running, max_num_seqs):
     return shortest(waiting, running if len(waiting) < 4 else [], max_num_seqs)
 
 
+def fails_if_nobody_waits(waiting, running, max_num_seqs):
+    least = min(r.max_new_tokens for r in waiting)
+    return sorted(waiting, key=lambda r: r.max_new_tokens - least)[: max_num_seqs - len(running)]
+
+
 def greedy_prompts(running, budget):
     counts = []
     for r in running:
@@ -44,6 +49,10 @@ def everybody_sees_all(new, cached):
     return torch.block_diag(*blocks).bool() if len(blocks) == 1 else torch.ones(sum(new), sum(new) + sum(cached)).bool()
 
 
+def numbers_for_bools(new, cached):
+    return torch.block_diag(*(torch.ones(n, c + n).tril(c) for n, c in zip(new, cached, strict=True)))
+
+
 def passes_alone(lengths, max_num_seqs, seconds):
     static = sum(max(lengths[i : i + max_num_seqs]) for i in range(0, len(lengths), max_num_seqs))
     return static / -(-sum(lengths) // max_num_seqs)
@@ -55,9 +64,11 @@ def passes_alone(lengths, max_num_seqs, seconds):
     ("05.1", shortest, "one request waits 240 passes"),
     ("05.1", one_at_a_time_unless_few, "the loop would never end"),
     ("05.1", too_many, "no more than there are free slots"),
+    ("05.1", fails_if_nobody_waits, "your policy with 0 waiting and 0 running raised ValueError"),
     ("05.2", greedy_prompts, "gave [16, 0]; expected [15, 1]"),
     ("05.3", no_cached_keys, "expected tensor([[True, True, True, True]])"),
     ("05.3", everybody_sees_all, "expected tensor("),
+    ("05.3", numbers_for_bools, "gave tensor([[1., 0., 0.]"),
     ("05.4", passes_alone, "rows -> 0 + 1 * rows) gave 1.428"),
 ])  # fmt: skip
 def test_a_plausible_wrong_attempt_fails(name, attempt, why, checked):

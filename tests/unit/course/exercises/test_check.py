@@ -44,6 +44,13 @@ def test_an_attempt_that_raises_is_told_with_its_error(checked):
     assert "broken(2) raised IndexError: list index out of range" in checked("77.1", broken)
 
 
+def test_an_error_of_torch_is_told_though_it_is_of_the_stubs_kind(checked):
+    def twice(x):
+        return torch.tensor([x]).log_softmax(-1)  # of whole numbers
+
+    assert "twice(2) raised NotImplementedError: " in checked("77.1", twice)
+
+
 def test_an_assertion_of_the_checker_is_told_too(checked):
     @exercise("77.2")
     def counts(attempt):
@@ -72,6 +79,12 @@ def test_an_unknown_exercise_names_those_that_exist():
         (torch.tensor([[1.0, 2.0]]), torch.tensor([1.0, 2.0]), False),
         ([1.0, 2.0], torch.tensor([1.0, 2.0]), False),
         (torch.tensor(4), 4, True),
+        (torch.tensor([True, False]), torch.tensor([True, False]), True),
+        (torch.tensor([1.0, 0.0]), torch.tensor([True, False]), False),
+        ({"a": 0.1 + 0.2, "b": 1}, {"b": 1, "a": 0.3}, True),
+        ({"a": 1}, {"a": 2}, False),
+        ({"a": 1}, {"b": 1}, False),
+        ([1], {"a": 1}, False),
         (float("nan"), 1.0, False),
     ],
 )

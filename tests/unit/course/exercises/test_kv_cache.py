@@ -36,6 +36,17 @@ def test_repeating_shared_heads_is_refused_and_named(checked):
     assert "repeat_interleave is not allowed" in checked("02.2", attend_grouped)
 
 
+def test_copies_of_shared_heads_are_refused_however_they_are_made(checked):
+    def attend_grouped(q, keys, values):
+        shared, new, entries = len(q) // len(keys), q.shape[1], keys.shape[1]
+        keys, values = (x[:, None].expand(-1, shared, -1, -1).reshape(len(q), entries, -1) for x in (keys, values))
+        future = torch.ones(new, entries, dtype=torch.bool).triu(entries - new + 1)
+        scores = q @ keys.transpose(1, 2) / q.shape[-1] ** 0.5
+        return scores.masked_fill(future, -torch.inf).softmax(-1) @ values
+
+    assert "are copied for every query head" in checked("02.2", attend_grouped)
+
+
 def test_grouped_attention_without_a_mask_fails(checked):
     def attend_grouped(q, keys, values):
         rows = q.reshape(len(keys), -1, q.shape[-1])
@@ -51,6 +62,14 @@ def test_a_window_that_repeats_the_sinks_fails(checked):
         return torch.cat([keys[:, :sinks], keys[:, -window:]], dim=1)
 
     assert "1, 20) gave" in checked("02.3", append_and_forget)
+
+
+def test_a_cache_may_rely_on_no_more_new_tokens_than_the_window(checked):
+    def append_and_forget(keys, new, sinks, window):
+        start = max(sinks, keys.shape[1] + new.shape[1] - window)
+        return torch.cat([keys[:, :sinks], keys[:, start:], new], dim=1)
+
+    assert checked("02.3", append_and_forget) == "02.3: passed\n"
 
 
 def test_requests_need_the_window_and_the_context(checked):

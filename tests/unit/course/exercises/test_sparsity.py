@@ -37,9 +37,19 @@ def one_too_many(weights, mass):
     return int((held <= mass).sum()) + 1
 
 
+def without_rounding(weights, mass):
+    held = 0
+    for k, weight in enumerate(sorted(weights, reverse=True), 1):
+        held += weight
+        if held >= mass:
+            return k
+    return None
+
+
 @pytest.mark.parametrize("name, wrong", [
     ("12.1", in_given_order),
     ("12.1", one_too_many),
+    ("12.1", without_rounding),
     ("12.1", lambda weights, mass: sum(w > 1 - mass for w in weights)),  # a fixed threshold
     ("12.2", lambda values, s: sorted(values)[round(s * len(values)) - 1] if s else 0.0),  # without sizes
     ("12.2", lambda values, s: sorted(map(abs, values))[round(s * len(values)) - (s == 0)]),  # one too far

@@ -56,10 +56,20 @@ def test_a_penalty_by_a_python_length_is_refused(checked):
 
 def test_a_penalty_on_garbage_fails(checked):
     def penalize(logits, history, length, factor):
-        scores = logits[history]
-        return logits.scatter(0, history, torch.where(scores > 0, scores / factor, scores * factor))
+        seen = torch.where(history < len(logits), history, history[0])
+        scores = logits[seen]
+        return logits.scatter(0, seen, torch.where(scores > 0, scores / factor, scores * factor))
 
     assert "gave" in checked("03.3", penalize)
+
+
+def test_a_penalty_that_looks_garbage_up_fails(checked):
+    def penalize(logits, history, length, factor):
+        filled = torch.arange(len(history)) < length
+        seen = torch.zeros_like(logits).index_add(0, history, filled.to(logits.dtype)) > 0
+        return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+
+    assert " raised " in checked("03.3", penalize)
 
 
 def test_a_gpu_that_reads_and_launches_one_after_the_other_fails(checked):
