@@ -15,5 +15,5 @@ def test_the_text_is_greedy_whatever_repetition_penalty_the_model_comes_with():
     """A penalty below 1 makes transformers repeat the prompt's tokens."""
     network, prompt = tiny(), list(range(10))
     ours = generate(network, prompt, max_new_tokens=20).ids
-    network.generation_config.repetition_penalty = 0.001
+    network.generation_config.update(repetition_penalty=0.001)
     assert peers.by_transformers(network, prompt, 20) == ours
