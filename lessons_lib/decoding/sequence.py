@@ -101,7 +101,7 @@ class Sequence:
     admitted: float | None = None  # time it first ran
     finished: float | None = None  # time it left; under static batching, together with its batch
     times: list[float] = field(default_factory=list)  # time of every output token
-    reused: int = 0  # tokens found in the prefix cache, summed over admissions; after a preemption also of its output
+    reused: int = 0  # prompt tokens found in the prefix cache when it was first admitted
     preemptions: int = 0
 
     def __post_init__(self) -> None:

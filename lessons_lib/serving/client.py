@@ -5,9 +5,10 @@
 
 Works with `lessons serve`, vLLM, SGLang, TGI and `transformers serve`, through the openai package. Each request is sent
 at its arrival time, no matter how many are still unanswered (open loop), up to 1,000 at once, and without retries. The
-time of a token is when the client has read its event: TTFT includes connecting (each request opens a connection),
-network, queue and tokenization. Reading an event takes about 0.1 ms of one core, which limits the client to a few
-thousand tokens per second.
+time of a token is when the client has read its event; a last token without text, such as an end token, has that of the
+event with the finish_reason. TTFT includes connecting (each request opens a connection), network, queue and
+tokenization. Reading an event takes about 0.1 ms of one core, which limits the client to a few thousand tokens per
+second.
 """
 
 from __future__ import annotations
@@ -123,18 +124,20 @@ async def _ask(client: openai.AsyncOpenAI, server: Server, request: Sequence, pr
 async def _read(client: openai.AsyncOpenAI, server: Server, request: Sequence, prompt: Prompt, start: float) -> None:
     """Send the request and record when each token arrives. StreamError if the stream does not end regularly."""
     times: list[float] = []
-    tokens, finished, stream = 0, False, None
+    tokens, finished, stream = 0, None, None
     try:
         async with asyncio.timeout(server.timeout) as silence:
             # the timeout restarts at every event
             stream = await _stream(client, server, prompt, request.length)
             async for event in stream:
                 silence.reschedule(asyncio.get_running_loop().time() + server.timeout)
-                # record the time of each generated token
+                # record the time of each generated token, and of the end
+                now = time.perf_counter() - start
                 for choice in event.choices or []:
                     if _generated(choice):
-                        times.append(time.perf_counter() - start)
-                    finished |= bool(choice.finish_reason)
+                        times.append(now)
+                    if choice.finish_reason:
+                        finished = now
                 # exact token counts, sent with the last event
                 if event.usage:
                     tokens = event.usage.completion_tokens or tokens
@@ -145,13 +148,15 @@ async def _read(client: openai.AsyncOpenAI, server: Server, request: Sequence, p
     finally:
         # keep the tokens so far, also after an error
         request.times = evenly(times, tokens)
+        if finished is not None and tokens > len(times):  # the last token had no text, such as an end token
+            request.times = [*evenly(times or [finished], tokens)[:-1], finished]
         request.num_output_tokens = len(request.times)
         if stream is not None:
             with suppress(Exception):  # the stream has been read, or the relevant error has been raised already
                 await stream.close()
-    if not finished:
+    if finished is None:
         raise StreamError("the stream ended without a finish_reason; the server cut it off")
-    if not times:
+    if not request.times:
         raise StreamError("the server sent no token")
 
 

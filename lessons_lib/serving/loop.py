@@ -109,13 +109,10 @@ def serve(requests: list[Sequence], scheduler: Scheduler, backend: Backend) -> L
 
 
 def _arrive(arrivals: deque[Sequence], scheduler: Scheduler, now: float) -> None:
-    """Queue the requests that have arrived by now. Skip cancelled ones."""
-    while arrivals and (arrivals[0].arrival <= now or arrivals[0].status is Status.CANCELLED):
-        seq = arrivals.popleft()
-        if seq.status is Status.CANCELLED:
-            continue
-        with suppress(ValueError):  # a rejected request keeps the reason in `error`
-            scheduler.add(seq)
+    """Queue the requests that have arrived by now. Skip those that were cancelled or have run, and wait for none."""
+    while arrivals and (arrivals[0].arrival <= now or arrivals[0].status is not Status.WAITING):
+        with suppress(ValueError):  # a rejected request keeps the reason in `error`; skipped ones have none
+            scheduler.add(arrivals.popleft())
     scheduler.closed = not arrivals
 
 

@@ -44,7 +44,7 @@ class Usage:
 
     kv_blocks: fraction of blocks in use, mean over time. kv_tokens: cached tokens over the capacity of those blocks
     (1 minus internal fragmentation; above 1 if prefixes are shared), from means over time.
-    reused_tokens: prompt tokens found in the prefix cache.
+    reused_tokens: prompt tokens found in the prefix cache, without what a preempted request finds again.
     """
 
     kv_blocks: float
@@ -54,15 +54,16 @@ class Usage:
 
 
 def latency(requests: list[Sequence]) -> Latency:
-    """Latency of requests after a run, in seconds. All NaN if no request was served."""
+    """Latency of requests after a run, in seconds. NaN if none was served; throughput also NaN if no time passed."""
     good = [r for r in requests if served(r)]
     lines = [r.timeline() for r in good]
     span = clock.makespan(lines)
+    seconds = span or math.nan
     output = sum(len(line.times) for line in lines)
     queued = [r.admitted - r.arrival if r.admitted is not None else math.nan for r in good]
     return Latency(
         requests=len(requests), failed=len(requests) - len(good), makespan=span,
-        output_throughput=output / span, total_throughput=(output + sum(r.prompt_length for r in good)) / span,
+        output_throughput=output / seconds, total_throughput=(output + sum(r.prompt_length for r in good)) / seconds,
         ttft=percentiles([line.ttft for line in lines]),
         itl=percentiles([gap for line in lines for gap in line.itl]),
         tpot=percentiles([line.tpot for line in lines]),
@@ -90,11 +91,11 @@ def served(request: Sequence) -> bool:
 def goodput(requests: list[Sequence], ttft: float, tpot: float) -> tuple[float, float]:
     """Goodput -> (requests per second within both limits, fraction of requests within both limits).
 
-    ttft, tpot: limits in seconds. Failed requests count as misses.
+    ttft, tpot: limits in seconds. Failed requests count as misses. NaN without requests, or if no time passed.
     """
     lines = [r.timeline() if served(r) else Timeline(r.arrival, ()) for r in requests]
     in_time = sum(meets(line, ttft, tpot) for line in lines)
-    return in_time / clock.makespan(lines), in_time / len(lines)
+    return in_time / (clock.makespan(lines) or math.nan), in_time / (len(lines) or math.nan)
 
 
 def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -29,16 +29,17 @@ class Fields(BaseModel):
     """JSON fields with strict types. Unknown fields are refused; null means that a field is left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    not_offered: ClassVar[dict[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def drop_neutral(cls, fields: Any) -> Any:
-        """Drop null, and the neutral values of NOT_OFFERED. ValueError for another value of those."""
+        """Drop null, and the neutral values of `not_offered`. ValueError for another value of those."""
         if not isinstance(fields, dict):
             return fields
         kept = {name: value for name, value in fields.items() if value is not None}
-        for name in NOT_OFFERED.keys() & kept.keys():
-            value, neutral = kept.pop(name), NOT_OFFERED[name]
+        for name in cls.not_offered.keys() & kept.keys():
+            value, neutral = kept.pop(name), cls.not_offered[name]
             if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):  # in Python, 0 == False
                 raise ValueError(f"This server does not offer {name}={value!r}; leave {name} out.")
         return kept
@@ -53,6 +54,7 @@ class StreamOptions(Fields):
 class GenerationRequest(Fields):
     """The fields that both kinds of requests have."""
 
+    not_offered: ClassVar[dict[str, Any]] = NOT_OFFERED
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
@@ -64,6 +66,13 @@ class GenerationRequest(Fields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     user: str = ""  # for a provider's records; it changes no answer
+
+    @model_validator(mode="after")
+    def check_stream(self) -> Self:
+        """ValueError for options of a stream without a stream."""
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise ValueError("stream_options needs stream=true; set it, or leave stream_options out.")
+        return self
 
     def acceptance(self) -> Acceptance:
         """The acceptance rule: greedy at temperature 0, else sampling."""
@@ -129,7 +138,9 @@ class ChatRequest(GenerationRequest):
         return [message.for_template() for message in self.messages]
 
     def limit(self, room: int) -> int:
-        """Maximum number of new tokens: by default as many as there is room for."""
+        """Maximum number of new tokens: by default as many as there is room for. ValueError for two limits."""
+        if self.max_tokens and self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens mean the same; leave one of them out.")
         return self.max_completion_tokens or self.max_tokens or max(1, room)
 
 
@@ -200,8 +211,11 @@ def problem(errors: list[dict]) -> str:
     """The first of pydantic's errors as a sentence."""
     error = max(errors, key=lambda error: len(error["loc"]))  # of a union, that of the form which fits best
     # the place without "body" and the tags of unions, such as "list[str]": messages.0.content
-    place = [str(part) for part in error["loc"][1:] if str(part).split("[")[0] not in ("str", "list")]
-    name = ".".join(place) or "body"
+    *place, last = error["loc"][1:] or ["body"]
+    place = [str(part) for part in place if not _is_tag(part)]
+    if error["type"] == "extra_forbidden" or not _is_tag(last):  # an unknown field may be called like a tag
+        place.append(str(last))
+    name = ".".join(place)
     match error["type"]:
         case "extra_forbidden":
             return f"The field {name} is unknown; leave it out."
@@ -212,3 +226,7 @@ def problem(errors: list[dict]) -> str:
         case "value_error":
             return str(error["ctx"]["error"])
     return f"The field {name} is wrong: {error['msg']}."
+
+
+def _is_tag(part: str | int) -> bool:
+    return str(part).split("[")[0] in ("str", "list")

@@ -23,9 +23,9 @@ def padded_batches(network, requests: list[Sequence], max_num_seqs: int) -> list
     """Static batching with transformers' generate: batches of `max_num_seqs` requests, in their given order.
 
     Prompts are left-padded to a rectangle. Each batch runs to its longest output; the surplus tokens of shorter ones
-    are dropped. network: a causal LM of transformers. requests: with ids.
+    are dropped. network: a causal LM of transformers. requests: with ids. ValueError if one arrives after 0 s.
     """
-    served, start = [request.fresh() for request in requests], time.perf_counter()
+    served, start = _fresh(requests), time.perf_counter()
     for first in range(0, len(served), max_num_seqs):
         _pad(network, served[first : first + max_num_seqs], start)
     return served
@@ -54,7 +54,7 @@ def continuous_batches(network, requests: list[Sequence], pages: dict = PAGES) -
     """
     settings = GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=0)
     config = ContinuousBatchingConfig(**pages)
-    served = [request.fresh() for request in requests]
+    served = _fresh(requests)
     with quiet(), network.continuous_batching_context_manager(settings, continuous_batching_config=config) as manager:
         start = time.perf_counter()
         # queue all requests
@@ -69,6 +69,13 @@ def continuous_batches(network, requests: list[Sequence], pages: dict = PAGES) -
     for request in map(names.get, waiting):
         request.status, request.error = Status.CANCELLED, f"Request {request.id}: transformers gave no answer."
     return served
+
+
+def _fresh(requests: list[Sequence]) -> list[Sequence]:
+    """Copies to serve. ValueError for later arrivals, which these baselines do not wait for."""
+    if any(request.arrival for request in requests):
+        raise ValueError("These baselines serve all requests at once; let every request arrive at 0 s.")
+    return [request.fresh() for request in requests]
 
 
 def _take(request: Sequence, result, start: float) -> None:

@@ -67,7 +67,7 @@ class Metrics:
                 continue
             self.prompt_tokens.inc(sequence.prompt_length)
             self.queries.inc(sequence.prompt_length)
-            self.hits.inc(min(sequence.reused, sequence.prompt_length))  # preempted in its prompt, it looks twice
+            self.hits.inc(sequence.reused)
             self.queueing.observe(sequence.admitted - sequence.arrival)
             self.ttft.observe(times[0] - sequence.arrival)
 

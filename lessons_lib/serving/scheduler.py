@@ -15,7 +15,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from threading import Lock
+from weakref import WeakSet
 
 from lessons_lib.caches.sizes import cached_tokens
 from lessons_lib.decoding.sequence import Sequence, Status
@@ -55,7 +57,7 @@ class Continuous:
         return scheduler.max_num_seqs
 
     def over(self, scheduler: Scheduler) -> bool:
-        """Whether a held batch may end now, given that all its sequences have finished."""
+        """Whether a held batch may end now, given that none of its sequences runs."""
         return True
 
     def wake(self, scheduler: Scheduler) -> float:
@@ -72,17 +74,15 @@ class Static(Continuous):
     """
 
     steps: int = 0
-    size: int = field(default=0, init=False)  # of the batch that is being filled; 0 once it is full
+    batch: WeakSet[Sequence] = field(default_factory=WeakSet, init=False)  # the members of the latest batch
     hold = True
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
-        """A whole batch once all slots are free and it is ready, then those that its token budget put off."""
-        members = len(scheduler.running) + len(scheduler.held)
-        if not members:
-            self.size = min(len(scheduler.waiting), scheduler.max_num_seqs) if self.ready(scheduler, now) else 0
-        elif members >= self.size:
-            self.size = 0
-        return max(0, self.size - members)
+        """A whole batch once all slots are free and it is ready, then its members that wait: put off or preempted."""
+        order = self.order(scheduler.waiting, now)
+        if scheduler.empty and self.ready(scheduler, now):
+            self.batch = WeakSet(order[: scheduler.max_num_seqs])
+        return len(list(takewhile(self.batch.__contains__, order)))
 
     def ready(self, scheduler: Scheduler, now: float) -> bool:
         """Whether a batch may start: enough sequences wait to fill all slots, or no more will arrive."""
@@ -302,8 +302,8 @@ class Scheduler:
         if self.empty:
             self.batch_steps = 0
         seq.status, seq.slot = Status.RUNNING, heapq.heappop(self._free_slots)
-        seq.admitted = now if seq.admitted is None else seq.admitted
-        seq.reused += seq.num_computed_tokens
+        if seq.admitted is None:  # after a preemption it finds blocks of its own, which do not count as reused
+            seq.admitted, seq.reused = now, seq.num_computed_tokens
         self.waiting.remove(seq)
         self.running.append(seq)
         plan.rows.append((seq, tokens))
@@ -394,7 +394,7 @@ def check_settings(scheduler: Scheduler) -> None:
 def impossible(scheduler: Scheduler, seq: Sequence) -> str | None:
     """The reason why a sequence could never run to its end, or None if it can."""
     pool, budget = scheduler.pool, scheduler.max_num_batched_tokens
-    longest = cached_tokens(seq.prompt_length, seq.max_tokens)
+    longest = cached_tokens(seq.prompt_length, seq.length if scheduler.reserve == "oracle" else seq.max_tokens)
     need, room = longest + scheduler.num_speculative_tokens, pool.num_blocks * pool.block_size
     if need > room:
         return f"prompt and output need {need} cached tokens, the pool has room for {room}."

@@ -155,11 +155,13 @@ class Worker(Thread):
             while self._take():
                 try:
                     self._step()
-                except Exception as error:  # for example no memory left: its requests fail, and the server continues
+                except Exception as error:  # for example no memory left: its requests fail, and the others go on
                     log.exception("a step failed")
-                    self._cancel_all(f"The engine failed: {error!r}")
+                    for sequence in self.scheduler.running:
+                        sequence.error = f"The engine failed: {error!r}"
+                        self.engine.cancel(sequence)  # it leaves before the next step
                 self._end_answers()
-            self._cancel_all(None)
+            self.scheduler.stop(self.engine.now())
         self._end_answers()
 
     def _take(self) -> bool:
@@ -188,12 +190,6 @@ class Worker(Thread):
         for answer in ended:
             self.metrics.record_end(answer.sequence)
             answer.put(None)
-
-    def _cancel_all(self, error: str | None) -> None:
-        for answer in self.answers:
-            if answer.sequence.status in UNFINISHED:
-                answer.sequence.error = error
-        self.scheduler.stop(self.engine.now())
 
 
 def create_app(worker: Worker) -> FastAPI:

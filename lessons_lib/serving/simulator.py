@@ -19,7 +19,7 @@ class Simulator:
 
     accepted(sequence, drafts): number of accepted tokens among `drafts` draft tokens; None: none is accepted.
     padded: whether a finished request that a static batch still holds costs a row in every pass, as in a rectangular
-    batch. If not, sequences are packed and it only occupies its slot.
+    batch. If not, sequences are packed, it only occupies its slot, and a step in which nobody runs takes no time.
     """
 
     cost: BatchCost
@@ -43,7 +43,13 @@ class Simulator:
 
     def run(self, plan: Plan) -> list[list[int]]:
         """Advance the clock by the time of the step and commit its tokens -> the new tokens of each row."""
-        self.time += self.cost.seconds(load_of(plan, self.padded))
+        # as in the engine, no draft goes beyond the end of the text, whose last token is never fed
+        plan.rows = [
+            (seq, min(fed, seq.prompt_length + seq.length - 1 - seq.num_computed_tokens) if fed > 1 else fed)
+            for seq, fed in plan.rows
+        ]
+        if plan.rows or self.padded:
+            self.time += self.cost.seconds(load_of(plan, self.padded))
         committed = [self._tokens(seq, fed) for seq, fed in plan.rows]
         for (seq, fed), tokens in zip(plan.rows, committed, strict=True):
             seq.commit(fed, tokens)

@@ -75,7 +75,7 @@ class Exponential:
     def expected(self) -> float:
         """The mean in tokens with the cap, before rounding."""
         if self.reject:
-            return self.mean - self.cap / math.expm1(self.cap / self.mean)
+            return self.mean + self.cap * math.exp(-self.cap / self.mean) / math.expm1(-self.cap / self.mean)
         return -self.mean * math.expm1(-self.cap / self.mean)
 
 

@@ -39,6 +39,15 @@ def test_each_request_gets_its_own_tokens_and_a_time_for_each(serve):
     assert [r.ids for r in asked] == PROMPTS  # the workload can be served again
 
 
+@pytest.mark.parametrize("serve", [
+    lambda requests: peers.padded_batches(NETWORK, requests, 3),
+    lambda requests: peers.continuous_batches(NETWORK, requests, PAGES),
+], ids=["padded", "continuous"])  # fmt: skip
+def test_a_request_that_arrives_later_is_refused(serve):
+    with pytest.raises(ValueError, match="serve all requests at once; let every request arrive at 0 s"):
+        serve([*made(), Sequence(4, 5.0, ids=[1, 2], output_length=2)])
+
+
 def test_a_padded_batch_ends_together_and_the_next_begins_after_it():
     first, second, third, last = peers.padded_batches(NETWORK, made(), 3)
     assert first.finished == second.finished == third.finished == third.times[-1]

@@ -69,7 +69,8 @@ class Fake(BaseHTTPRequestHandler):
             if i == 2 and self.misbehave():
                 return
             said = {"delta": {"content": "a"}} if chat else {"text": "a"}
-            self.event({"choices": [{**said, "finish_reason": None}]})
+            if not (self.how == "silent" or (self.how == "end-token" and i == count - 1)):
+                self.event({"choices": [{**said, "finish_reason": None}]})
             time.sleep(SLOW if self.how == "slow" else GAP)
         if self.how == "unfinished":
             return self.write(b"")
@@ -248,9 +249,18 @@ def test_nobody_listening_is_said_so():
 def test_several_tokens_in_one_event_are_counted(fake):
     fake.burst = 2
     (request,) = ask(fake, "well", count=3)
-    assert len(request.times) == 6 and len(set(request.times)) == 3
+    assert len(request.times) == 6 and len(set(request.times[:-1])) == 3  # the last one's is that of the end
     assert evenly([1.0, 2.0], 4) == [1, 1, 2, 2] and evenly([1.0, 2.0, 3.0], 4) == [1, 2, 3, 3]
     assert evenly([1.0, 2.0], 0) == [1, 2] and evenly([], 3) == []
+
+
+def test_a_last_token_without_text_has_the_time_of_the_end(fake):
+    (request,) = ask(fake, "end-token")
+    assert request.error is None and len(request.times) == 4 and request.times == sorted(set(request.times))
+    (silent,) = ask(fake, "silent")
+    assert silent.status is Status.FINISHED and len(silent.times) == silent.num_output_tokens == 4
+    fake.burst = 0
+    assert "the server sent no token" in ask(fake, "silent")[0].error
 
 
 def test_text_that_was_held_back_for_a_stop_text_is_no_token():

@@ -32,6 +32,13 @@ def test_a_request_that_has_been_served_or_comes_twice_is_served_once_and_has_no
     assert [request.times for request in made] == [[1, 2], [3, 4]] and len(log.iterations) == 2
 
 
+def test_nobody_waits_for_the_arrival_of_a_request_that_has_been_served():
+    made, cost = [Sequence(0, 50, 1, 2), Sequence(1, 0, 1, 2)], LinearCost(step=1.0)
+    serve(made[:1], Scheduler(BlockPool(9)), Simulator(cost))
+    serve(made, Scheduler(BlockPool(9)), backend := Simulator(cost))
+    assert made[1].times == [1, 2] and backend.time == 2.0
+
+
 def test_a_policy_that_lets_nobody_in_yet_is_asked_again_when_it_says():
     class Later(Continuous):
         def admit(self, scheduler, now):

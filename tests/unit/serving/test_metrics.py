@@ -77,3 +77,11 @@ def test_a_run_without_iterations_used_no_blocks():
     seen = usage(run([]))
     assert seen.preemptions == 0 and math.isnan(seen.kv_tokens)
     assert math.isnan(latency([]).makespan)
+    assert all(math.isnan(value) for value in goodput([], ttft=1, tpot=1))
+
+
+def test_a_run_in_which_no_time_passed_has_no_throughput():
+    made = [served(0.0, [0.0])]
+    seen, (rate, kept) = latency(made), goodput(made, ttft=1, tpot=1)
+    assert seen.makespan == 0 and math.isnan(seen.output_throughput) and math.isnan(seen.total_throughput)
+    assert math.isnan(rate) and kept == 1

@@ -22,6 +22,9 @@ BAD = {
     "too many": ({"prompt": "a", "max_tokens": 2048}, 400, "1 tokens and up to 2048 new ones"),
     "unknown field": ({"prompt": "a", "temprature": 1}, 400, "The field temprature is unknown; leave it out"),
     "unknown option": ({"prompt": "a", "stream_options": {"x": 1}}, 400, "The field stream_options.x is unknown"),
+    "neutral option": ({"prompt": "a", "stream_options": {"n": 1}}, 400, "The field stream_options.n is unknown"),
+    "named like a tag": ({"prompt": "a", "list": 1}, 400, "The field list is unknown"),
+    "no stream": ({"prompt": "a", "stream_options": {}}, 400, "stream_options needs stream=true; set it, or leave"),
     "no prompt": ({}, 400, "The field prompt is missing"),
     "empty prompt": ({"prompt": ""}, 400, "the prompt is empty"),
     "no ids": ({"prompt": []}, 400, "the prompt is empty"),
@@ -54,6 +57,11 @@ BAD_CHATS = {
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
         "content.0.type is wrong",
+    ),
+    "a neutral field": ({"messages": [CHAT[0] | {"echo": False}]}, "The field messages.0.echo is unknown"),
+    "two limits": (
+        {"messages": CHAT, "max_tokens": 5, "max_completion_tokens": 50},
+        "max_tokens and max_completion_tokens mean the same; leave one of them out",
     ),
     "tools": ({"messages": CHAT, "tools": [{"type": "function"}]}, "does not offer tools="),
     "JSON": ({"messages": CHAT, "response_format": {"type": "json_object"}}, "does not offer response_format="),

@@ -65,7 +65,7 @@ def test_a_request_cancelled_in_its_second_step_is_counted_once():
     assert found["vllm:time_to_first_token_seconds_count"] == found["vllm:request_queue_time_seconds_count"] == 1
 
 
-def test_no_more_tokens_are_hits_than_were_looked_up_though_a_preempted_prompt_looks_twice():
+def test_what_a_preempted_prompt_finds_of_its_own_blocks_is_no_hit():
     pool = BlockPool(12, 4)
     engine = Engine(TARGET, Scheduler(pool, 4, max_num_batched_tokens=4, enable_chunked_prefill=True, watermark=0))
     prompt = [7 * i % 90 for i in range(32)]
@@ -74,5 +74,5 @@ def test_no_more_tokens_are_hits_than_were_looked_up_though_a_preempted_prompt_l
     growing = [engine.request(list(ids), max_new_tokens=12) for ids in (range(50, 54), range(60, 65))]
     preempted = engine.request(prompt, max_new_tokens=12)
     found = counted(engine, [*growing, preempted], metrics)
-    assert preempted.preemptions and preempted.reused > len(prompt)
-    assert found["vllm:prefix_cache_queries_total"] == 24 + 4 + 5 + 32 and found["vllm:prefix_cache_hits_total"] == 32
+    assert preempted.preemptions
+    assert found["vllm:prefix_cache_queries_total"] == 24 + 4 + 5 + 32 and found["vllm:prefix_cache_hits_total"] == 24

@@ -57,6 +57,36 @@ def test_a_static_batch_waits_until_it_is_full_or_nobody_will_come():
     assert [request.admitted for request in log.requests] == [5, 5, 7]
 
 
+def test_a_cancelled_member_of_a_static_batch_leaves_its_slot_empty():
+    scheduler, made = Scheduler(BlockPool(10, 4), 2, Static()), requests([5, 5, 1])
+    for request in made:
+        scheduler.add(request)
+    commit(scheduler, scheduler.schedule(0), [[1], [1]], 1)
+    scheduler.cancel(made[1])
+    assert scheduler.schedule(1).rows == [(made[0], 1)]  # the third waits for the end of the batch
+
+
+def test_a_preempted_member_rejoins_its_batch_and_a_newcomer_waits_for_the_next():
+    scheduler = Scheduler(BlockPool(5, 4), 4, Dynamic(window=0.0))
+    made = requests([9, 9, 9, 1], prompt=3, arrivals=[0, 0, 0, 0.5])
+    for request in made[:3]:
+        scheduler.add(request)
+    commit(scheduler, scheduler.schedule(0), [[1]] * 3, 1)
+    scheduler.add(made[3])
+    commit(scheduler, scheduler.schedule(1), [[1]] * 3, 2)
+    plan = scheduler.schedule(2)
+    assert plan.preempted == [made[2]]  # each needs a second block, and two are free
+    commit(scheduler, plan, [[1]] * 2, 3)
+    scheduler.cancel(made[0])  # room for two more
+    assert scheduler.schedule(3).rows == [(made[1], 1), (made[2], 5)]
+
+
+def test_members_that_the_token_budget_put_off_need_no_new_batch():
+    made = [Sequence(i, 0, 10, 3) for i in range(4)] + [Sequence(4, 100, 10, 3)]
+    log = run(made, 4, policy=Static(), max_num_batched_tokens=10, reserve="max")
+    assert [request.admitted for request in log.requests] == [0, 3, 6, 9, 100]
+
+
 def test_a_dynamic_batch_starts_when_its_window_ends():
     log = run(requests([2, 2, 2, 2], arrivals=[0, 1, 9, 30]), max_num_seqs=4, policy=Dynamic(window=3))
     assert [request.admitted for request in log.requests] == [3, 3, 12, 30]  # nobody comes after the last
@@ -256,11 +286,11 @@ def test_a_preempted_request_that_finds_its_text_cached_has_room_for_draft_token
     pool.allocate(other, 8)
     assert scheduler.schedule(1).preempted == [request] and request.num_computed_tokens == 0  # it found no room at once
     pool.release(other)
-    assert scheduler.schedule(2).rows == [(request, 3)] and request.reused == 4
+    assert scheduler.schedule(2).rows == [(request, 3)] and request.num_computed_tokens == 4
     assert len(request.block_table) == 4  # 4 cached tokens, the newest and two draft tokens
 
 
-def test_a_request_admitted_again_adds_what_it_finds_and_keeps_when_it_was_admitted_first():
+def test_a_request_admitted_again_keeps_what_it_reused_and_when_it_was_admitted_first():
     pool, other = BlockPool(8, block_size=2), Sequence("other", 0, 99)
     scheduler = Scheduler(pool, 1)
     first, second = (Sequence(n, 0, output_length=n, ids=list(range(4 + n))) for n in (1, 2))
@@ -270,7 +300,8 @@ def test_a_request_admitted_again_adds_what_it_finds_and_keeps_when_it_was_admit
     assert second.reused == 4 and pool.allocate(other, 2 * pool.free_blocks)
     assert scheduler.schedule(3).preempted == [second]
     pool.release(other)
-    assert scheduler.schedule(4).rows == [(second, 1)] and second.reused == 4 + 6 and second.admitted == 2
+    assert scheduler.schedule(4).rows == [(second, 1)] and second.num_computed_tokens == 6  # its own blocks
+    assert second.reused == 4 and second.admitted == 2
 
 
 @pytest.mark.parametrize("reserve, draft_tokens, at_once", [
@@ -289,6 +320,12 @@ def test_an_oracle_knows_that_the_limit_ends_a_text_too():
     log = run([Sequence(i, 0, 4, 1000, max_tokens=2) for i in range(2)], blocks=4, reserve="oracle", watermark=0)
     assert [request.num_output_tokens for request in log.requests] == [2, 2]
     assert log.iterations[0].used_blocks == 4  # 4 + 2 - 1 tokens each
+
+
+def test_an_oracle_takes_what_fits_although_its_limit_would_not():
+    made = [Sequence(0, 0, 4, 5, max_tokens=1000)]
+    assert run(made, blocks=6, reserve="oracle").requests[0].status is Status.FINISHED  # 4 + 5 - 1 tokens of 24
+    assert "need 1003 cached tokens" in run(made, blocks=6, reserve="max").requests[0].error
 
 
 @pytest.mark.parametrize("sharing", [False, True])

@@ -6,6 +6,7 @@ import socket
 import threading
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 
 import httpx
 import openai
@@ -233,6 +234,26 @@ def test_a_step_that_fails_fails_its_requests_and_the_server_goes_on(monkeypatch
             assert failed.value.type == "server_error"
         assert ask().choices[0].text == alone("ab", max_new_tokens=5).text
     assert "a step failed" in caplog.text
+
+
+def test_a_request_that_waits_while_a_step_fails_is_answered():
+    statuses = {}
+
+    def ask(name):
+        statuses[name] = post(worker, {"prompt": "ab", "max_tokens": 5, "temperature": 0}).status_code
+
+    with serving(max_num_seqs=1) as worker, held(worker) as gate:
+        steps, run = count(), worker.engine.run
+        worker.engine.run = lambda plan: 1 / 0 if next(steps) == 1 else run(plan)
+        threads = [threading.Thread(target=ask, args=(name,)) for name in ("running", "waiting")]
+        threads[0].start()
+        until(lambda: worker.scheduler.running)
+        threads[1].start()
+        until(lambda: not worker.inbox.empty())  # the step that fails is the next one
+        gate.set()
+        for thread in threads:
+            thread.join()
+    assert statuses == {"running": 500, "waiting": 200}
 
 
 def test_settings_that_cannot_work_are_refused():

@@ -59,6 +59,12 @@ def test_a_pass_may_commit_several_tokens(right, passes):
     assert log.iterations[1].shares[0].fed == 4 and not log.iterations[1].shares[0].prefill
 
 
+def test_no_draft_token_is_fed_beyond_the_end_of_the_text():
+    scheduler = Scheduler(BlockPool(9), num_speculative_tokens=3)
+    log = simulate([Sequence(0, 0, 4, 2)], scheduler, LinearCost(decode_token=1.0))
+    assert log.iterations[1].shares[0].fed == 1 and log.iterations[1].end == 1.0
+
+
 def test_later_turns_of_a_chat_find_their_history_cached():
     chats = Conversations(count=2, turns=3, system=40, pause=1000.0).requests()
     log = simulate(chats, Scheduler(BlockPool(1000, 16), 8), LinearCost(step=0.01))
@@ -97,6 +103,13 @@ def test_held_sequences_cost_time_only_where_batches_are_padded(padded, end):
     made = [Sequence(0, 0, 1, 1), Sequence(1, 0, 1, 3)]
     cost, scheduler = LinearCost(step=2.0, decode_token=1.0), Scheduler(BlockPool(9), 2, Static())
     assert simulate(made, scheduler, cost, padded=padded).iterations[-1].end == end
+
+
+@pytest.mark.parametrize("padded, end", [(True, 5.0), (False, 1.0)])
+def test_a_batch_that_is_held_though_all_have_finished_takes_time_only_where_it_is_padded(padded, end):
+    scheduler = Scheduler(BlockPool(9), 2, Static(steps=5))
+    log = simulate([Sequence(0, 0, 4, 1)], scheduler, LinearCost(step=1.0), padded=padded)
+    assert len(log.iterations) == 5 and log.iterations[-1].end == end
 
 
 QUEUED, WARM_UP = 40_000, 4_000

@@ -30,6 +30,10 @@ def test_sampling_again_above_the_cap_lowers_the_mean(longest, expected):
     assert fmean(sampled(lengths)) == pytest.approx(expected, rel=0.03)
 
 
+def test_a_cap_far_above_the_mean_changes_nothing():
+    assert Exponential(1, 1000, reject=True).expected == Exponential(1, 1000).expected == 1
+
+
 def test_a_capped_exponential_piles_up_at_the_cap():
     seen = sampled(Exponential(48, 192))
     assert fmean(seen) == pytest.approx(Exponential(48, 192).expected, rel=0.03) and max(seen) == 192
