@@ -81,6 +81,8 @@ def rows(run: Run, kind: str) -> list[dict]:
     predicted_costs(run.quick, run.repeats)  # predict before any text is timed
     text = lambda ids, out: {"prompt": list(ids), "new": out.ids}  # noqa: E731
     settings = {"configurations": sorted(configuration_methods(run, common.prompt_of(8)))}
+    networks = {"draft": assisted.draft().network, "heads": medusa.heads()}  # others of the same name begin anew
+    settings |= {name: assisted.fingerprint(network) for name, network in networks.items()}
     categories, count = KINDS[kind]
     methods = lambda ids: configuration_methods(run, ids)  # noqa: E731
     return answered(asked(f"ladder/{kind}", run, categories, count, methods, settings, also=text))

@@ -10,8 +10,9 @@ lessons     every lesson with short parameters: seconds, and where it failed    
 
 Each part runs in a process of its own and is stopped at its limit. Every number is stored at once, with the machine it
 was measured on, in results/gpu.json, and is not measured again on the same machine: an interrupted run continues where
-it stopped. Weights are random where only their sizes matter. With `--device cpu --tiny` all parts run in miniature, to
-test the script without a GPU.
+it stopped. Numbers of another machine are kept: store yours elsewhere with `--results FILE`. Weights are random where
+only their sizes matter. With `--device cpu --tiny` all parts run in miniature, to test the script without a GPU; their
+numbers go to build/bench/gpu-tiny.json.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench import serving
 from bench.common import CLAIMS, Run
-from bench.run import RESULTS
+from bench.run import OTHERS, RESULTS
 from lessons_lib import generate, load
 from lessons_lib.attention.backends import BACKENDS
 from lessons_lib.decoding.probing import repeatable_step
@@ -80,7 +81,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Task:
-    """One measurement, which fills these columns of a part's row."""
+    """One measurement, which fills these columns of a part's row; without columns, the row is the list of values."""
 
     row: str
     columns: Sequence[str]
@@ -92,7 +93,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure a GPU, part by part.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--results", type=Path, default=RESULTS / "gpu.json", metavar="FILE")
+    parser.add_argument("--results", type=Path, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
     parser.add_argument("--tiny", action="store_true", help="in miniature, to try the script")
     parser.add_argument("--here", action="store_true", help="in this process, without time limits")
@@ -103,13 +104,18 @@ def main(args: Sequence[str] | None = None) -> int:
         say("bench.on_gpu measures a GPU, and there is none here; --device cpu --tiny tries the script")
         return 1
     parts = options.parts or list(PARTS)
+    into = options.results or (OTHERS / "gpu-tiny.json" if options.tiny else RESULTS / "gpu.json")
     # in this process
     if options.here:
-        setup = Setup(options.device, options.results.resolve(), options.tiny, options.device == "cuda")
-        for part in parts:
-            measure(part, setup)
+        setup = Setup(options.device, into.resolve(), options.tiny, options.device == "cuda")
+        try:
+            for part in parts:
+                measure(part, setup)
+        except ValueError as error:
+            say(str(error))
+            return 1
         return 0
-    shared = ["--device", options.device, "--results", str(options.results), *(["--tiny"] if options.tiny else [])]
+    shared = ["--device", options.device, "--results", str(into), *(["--tiny"] if options.tiny else [])]
     # each part in a process of its own, under its time limit
     end = perf_counter() + options.seconds
     for part in parts:
@@ -133,20 +139,30 @@ def run_limited(command: Sequence[str], seconds: float) -> str | None:
 
 
 def measure(part: str, setup: Setup) -> None:
-    """Run the tasks of a part whose numbers are not stored yet. A failing task is reported and skipped."""
+    """Run the tasks of a part whose numbers are not stored yet. A failing task is reported and skipped.
+
+    Raises ValueError if the numbers stored of this part are of another machine, or in miniature where these are not.
+    """
     host = {name: fact for name, fact in machine.host(setup.device).items() if name != "load"}
+    host |= {"in miniature": True} if setup.tiny else {}
     about = {"host": host, "versions": machine.versions()}
     stored = read(setup.results)
-    rows = stored.get(part, {}) if stored.get(f"{part} on") == about else {}
+    before = stored.get(f"{part} on")
+    if before and before["host"] != host:
+        raise ValueError(f"{setup.results} holds {part} of another machine or size; choose another file with --results")
+    rows = stored.get(part, {}) if before == about else {}
     for task in PARTS[part][1](setup):
-        if set(task.columns) <= set(rows.get(task.row, {})):
+        if task.row in rows and set(task.columns) <= set(rows[task.row]):
             continue
         try:
             values = task.measure()
         except Exception as error:  # out of memory, or a kernel missing in this torch: continue with the other tasks
             say(f"{part}, {task.row}: {type(error).__name__}: {error}"[:500])
             continue
-        rows.setdefault(task.row, {}).update(zip(task.columns, values, strict=True))
+        if task.columns:
+            rows.setdefault(task.row, {}).update(zip(task.columns, values, strict=True))
+        else:
+            rows[task.row] = values
         write(setup.results, read(setup.results) | {part: rows, f"{part} on": about})
 
 
@@ -315,10 +331,10 @@ def naive(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Te
 
 
 def engine(setup: Setup) -> Iterator[Task]:
-    """The claims of serving: ratio, interval, note."""
+    """The claims of serving: value, low, high, note, as a list, which RESULTS.md and lesson 05 read."""
     lm = cache(partial(language_model, setup))
     for name in CLAIMED:
-        yield Task(name, ("value", "low", "high", "note"), partial(claimed, name, lm, setup))
+        yield Task(name, (), partial(claimed, name, lm, setup))
 
 
 def claimed(name: str, lm: Callable[[], LanguageModel], setup: Setup) -> list:

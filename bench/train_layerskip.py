@@ -8,9 +8,9 @@ control  the same steps on the same texts without dropout and early exits; evalu
 exit     an adapter for exit 10 of the unchanged model; evaluates it
 
 The runs are parallel processes. Each can be interrupted: called again, it goes on from its last checkpoint in the cache
-folder. FOLDER gets a JSON file per run, and all adapters. `python -m lessons_lib.training layerskip-export` with
-`--results FOLDER` then stores the weights. With `--tiny` all runs take three steps; give it a cache folder of its own
-(LESSONS_LIB_CACHE).
+folder. A run is evaluated once its training has come to its end. FOLDER gets a JSON file per run, and all adapters.
+`python -m lessons_lib.training layerskip-export` with `--results FOLDER` then stores the weights. With `--tiny` all
+runs take three steps; give it a cache folder of its own (LESSONS_LIB_CACHE).
 """
 
 import argparse
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{', '.join(unknown)}: no run; there are {', '.join(RUNS)}")
     runs = options.runs or list(RUNS)
     if options.here:
-        return max(training(command) for run in runs for command in commands(run, options))
+        statuses = (training(command) for run in runs for command in commands(run, options))
+        return next(filter(None, statuses), 0)  # what comes after a command that was stopped or refused is not run
     load(device="cpu")  # converts the model once, before several processes need it
     return parallel(runs, options)
 

@@ -56,8 +56,10 @@ def main() -> int:
 
 
 def write_scripts(folder: Path) -> None:
-    """Write the code of each lesson as a script."""
+    """Write the code of each lesson as a script, and remove the scripts of lessons that are gone."""
     folder.mkdir(parents=True, exist_ok=True)
+    for script in list(folder.glob("*.py")):
+        script.unlink()
     for lesson in find():
         code = [cell.source for cell in lesson.read().cells if cell.cell_type == "code"]
         (folder / f"{lesson.name}.py").write_text("\n".join(code), encoding="utf-8")

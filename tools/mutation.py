@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 from lessons_lib.paths import ROOT
@@ -59,7 +60,10 @@ def main() -> int:
 
 
 def refresh(source: Path, copy: Path) -> None:
-    """Update the copy with the files known to git; unchanged files keep their time, and so their results."""
+    """Update the copy with the files known to git, and remove code that is gone.
+
+    Unchanged files keep their time, and so their results.
+    """
     call = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(call, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
@@ -67,10 +71,11 @@ def refresh(source: Path, copy: Path) -> None:
         if here.is_file() and not (there.is_file() and there.read_bytes() == here.read_bytes()):
             there.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(here, there)
-    for gone in [
-        path for path in (copy / "lessons_lib").rglob("*.py") if not (source / path.relative_to(copy)).exists()
-    ]:
-        gone.unlink()
+    # mutmut runs the tests in mutants/, a copy of the copy, and removes nothing there
+    for root, folder in product((copy, copy / "mutants"), ("lessons_lib", "bench", "tests", "tools")):
+        for path in list((root / folder).rglob("*.py")):
+            if not (source / path.relative_to(root)).exists():
+                path.unlink()
 
 
 def mutmut(*arguments: str, quiet: bool = False) -> str:

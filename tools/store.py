@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from lessons_lib.course.lessons import QUIET, SETUP_ID, Lesson, UsageError, find, select
@@ -91,6 +91,9 @@ def again(lesson: Lesson) -> bool:
             client.execute()
         except CellExecutionError as error:
             said[0] = f"FAILED: {error.ename}: {error.evalue}"
+            return False
+        except DeadKernelError:
+            said[0] = "FAILED: its kernel died, perhaps for want of memory; close other programs and store it again"
             return False
         write(tidy(nb), lesson.path)
     return True

@@ -377,7 +377,7 @@ def linears(shape: ModelConfig, dtype: str, device: Any, rows: int = 1, head_row
     weights = [torch.full(size, 0.01, **made) for size in sizes * layers]
     # inputs, and the head with its own
     inputs = {width: torch.ones(rows, width, **made) for _, width in sizes}
-    head = torch.full((shape.vocab_size, shape.hidden_size), 0.01, **made)
+    head = torch.full((shape.head_rows or shape.vocab_size, shape.hidden_size), 0.01, **made)
     last = torch.ones(head_rows, shape.hidden_size, **made)
 
     def read() -> None:

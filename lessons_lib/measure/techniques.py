@@ -96,8 +96,8 @@ def _technique_row(of: Result, speed: str, peer: str, known: dict[str, Result], 
     tau = raw.get("tokens_per_pass")
     tau = mean(tau.values()) if isinstance(tau, dict) else tau  # mean over several kinds of text
     predicted = raw.get("predicted")
-    if isinstance(predicted, dict):  # of several settings: the claim is about the fastest
-        predicted = predicted[max(raw["measured"], key=lambda name: raw["measured"][name][0])]
+    if isinstance(predicted, dict):  # of several settings: the claim is about the one that is predicted to be fastest
+        predicted = max(predicted.values())
     return [
         of.claim,
         f"{len(kinds)}: {', '.join(dict.fromkeys(kinds))}" if kinds else "-",

@@ -57,7 +57,7 @@ JOINT = "smol-medusa-joint"
 EXIT, BASE = "smol-layerskip-exit", "base"
 HARD = 500  # hard examples to evaluate with
 NODES = 16  # nodes of the tree for evaluation; lesson 09 chooses by the machine's width curve
-LOOKED_AT = 24  # validation texts of a joint run
+LOOKED_AT = 24  # validation texts of a joint run, of all kinds
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -238,7 +238,13 @@ def run_joint(options: argparse.Namespace) -> None:
     decoder = load(TARGET, device=options.device, dtype="fp32").target().decoder
     heads = medusa.trained(decoder.head.weight, folder_of(HEADS, recipe.start)).heads
     texts, held = split(collect.training_texts())
-    report(medusa.train_joint(decoder, heads, texts, recipe, folder, options.minutes, held[:LOOKED_AT]), folder)
+    held = spread(held, min(LOOKED_AT, len(held)))
+    report(medusa.train_joint(decoder, heads, texts, recipe, folder, options.minutes, held), folder)
+
+
+def spread(items: Sequence, count: int) -> list:
+    """So many of the items, evenly spaced: texts and prompts are in the order of their kinds or topics."""
+    return [items[number * len(items) // count] for number in range(count)]
 
 
 def run_heads_evaluate(options: argparse.Namespace) -> None:
@@ -305,15 +311,18 @@ def run_layerskip(options: argparse.Namespace) -> None:
 
 
 def run_layerskip_evaluate(options: argparse.Namespace) -> None:
-    """Write the quality of every exit, and a run's adapters, into a folder."""
+    """Write the quality of every exit, and a run's adapters, into a folder.
+
+    Until all of it is there, it is in a file of its own, and the results of an earlier evaluation stay.
+    """
     found, model = {"run": options.run, "device": options.device}, load(TARGET, device=options.device, dtype="fp32")
-    decoder = model.target(kind="decoder").decoder
-    options.results.mkdir(parents=True, exist_ok=True)
+    decoder, weights = model.target(kind="decoder").decoder, {}
     # merge the run's adapters into the model
     if options.run != BASE:
         run = layerskip.trained(decoder, folder_of(LAYERSKIP, options.run))
+        check_finished(options.run, run.step, run.recipe.steps)
         found |= {"recipe": asdict(run.recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
-        write_tensors(adapters(run.model), options.results / f"{options.run}.safetensors")
+        weights = {name: weight.clone() for name, weight in adapters(run.model).items()}  # merging clears B
         merge_in_place(run.model)
     # every exit on examples of tables that training has not seen
     parts = {
@@ -321,10 +330,21 @@ def run_layerskip_evaluate(options: argparse.Namespace) -> None:
         "validation": text_to_sql(min(options.texts, SIZES["validation"]), "validation"),
         "hard": text_to_sql(min(options.texts, HARD), "test", hard=True),
     }
+    options.results.mkdir(parents=True, exist_ok=True)
+    unfinished = options.results / f"{options.run}.unfinished"
     for name, examples in parts.items():
         found[name] = layerskip.evaluate_exits(decoder, encode(model.tokenizer, examples))
         print(f"{options.run}, {name}: exact match {found[name]['exact_match'][-1]:.3f}", flush=True)
-        write_json(found, options.results / f"{options.run}.json")  # after each part: a whole one can take hours
+        write_json(found, unfinished)  # after each part: a whole one can take hours
+    unfinished.replace(options.results / f"{options.run}.json")
+    if weights:
+        write_tensors(weights, options.results / f"{options.run}.safetensors")
+
+
+def check_finished(name: str, step: int, steps: int) -> None:
+    """Raise ValueError if a run has not taken all steps of its recipe."""
+    if step < steps:
+        raise ValueError(f"run {name} has taken {step} of {steps} steps; train it to its end first")
 
 
 def run_layerskip_exit(options: argparse.Namespace) -> None:
@@ -339,8 +359,12 @@ def run_layerskip_exit(options: argparse.Namespace) -> None:
 def exit_texts(recipe: ExitRecipe, folder: Path, of: LanguageModel) -> tuple[list[Text], list[Text]]:
     """The model's answers to our prompts: those to train an exit with, and those to evaluate it."""
     turns = prompts.own()
-    turns = turns[:: len(turns) // recipe.prompts]  # of all topics
-    written = exit_adapter.stored_texts(folder, lambda: exit_adapter.own_texts(of, turns, recipe.copies, recipe.seed))
+    if not 1 <= recipe.prompts <= len(turns):
+        raise ValueError(f"prompts={recipe.prompts} is no number of our prompts; choose from 1 to {len(turns)}")
+    turns = spread(turns, recipe.prompts)
+    written = exit_adapter.stored_texts(
+        folder, recipe, lambda: exit_adapter.own_texts(of, turns, recipe.copies, recipe.seed)
+    )
     return split(written)
 
 
@@ -350,7 +374,9 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
     recipe = exit_adapter.recipe_in(folder)
     ours = model(options.device)
     decoder = ours.target(kind="decoder").decoder
-    run, (texts, held) = exit_adapter.trained(decoder, folder), exit_texts(recipe, folder, ours)
+    run = exit_adapter.trained(decoder, folder)
+    check_finished(options.run, run.step, recipe.steps)
+    texts, held = exit_texts(recipe, folder, ours)
     found = {"recipe": asdict(recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
     found |= {"texts": len(texts), "tokens": sum(len(text.ids) for text in texts)}
     states = exit_adapter.answer_states(decoder, held, recipe.exit_layer)
@@ -363,10 +389,18 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
 
 
 def run_layerskip_export(options: argparse.Namespace) -> None:
-    """Store LoRA matrices and exit adapter in bf16, their card with the evaluations, and those with all curves."""
+    """Store LoRA matrices and exit adapter in bf16, their card with the evaluations, and those with all curves.
+
+    Raises ValueError if a run was evaluated before its end, or if the control is none to the run.
+    """
     names = {"base": BASE, "layerskip": options.run, "control": options.control, "exit": "exit"}
     found = {name: read_json(options.results / f"{file}.json") for name, file in names.items()}
+    for name in ("layerskip", "control", "exit"):
+        check_finished(names[name], found[name]["steps"], found[name]["recipe"]["steps"])
     ours, of_exit = found["layerskip"], found.pop("exit")
+    alone = {"p_max": 0.0, "curriculum": "last"}  # what a control has of its own
+    if ours["recipe"] | alone != found["control"]["recipe"] | alone:
+        raise ValueError(f"train run {options.control} with run {options.run}'s options, all but p_max and curriculum")
     weights = load_file(options.results / "exit.safetensors")
     adapter = ExitAdapter(weights["W1"].shape[1], of_exit["recipe"]["exit_layer"])
     adapter.load_state_dict(weights)
@@ -388,8 +422,10 @@ def summary(found: dict) -> dict:
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write tensors to a file."""
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    """Write tensors to a file, atomically."""
+    part = path.with_suffix(".part")
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, part)
+    part.replace(path)
 
 
 def write_json(found: dict, path: Path) -> None:

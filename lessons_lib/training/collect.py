@@ -10,6 +10,7 @@ prefilled alone and its cache entries are copied to its row. `generate` and the 
 tokens only; here those of the prompt are kept, too.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -32,7 +33,7 @@ from lessons_lib.progress import bar
 from lessons_lib.training.prompts import LONGEST, UserTurn
 
 SHARD = 64  # --- Texts
-SAMPLED, TEMPERATURE = 4, 0.8  # every fourth text is sampled, for more variety than greedy text has
+SAMPLED, TEMPERATURE = 4, 0.8  # every fourth text of a kind is sampled, for more variety than greedy text has
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Text:
     """A prompt and the target's answer: ids (T,), of which the first prompt_length are the prompt.
 
     hidden (T - 1, D): states after the final norm; the head computes token i + 1 from row i.
-    temperature: 0 is greedy. key: kind/key of the prompt.
+    temperature: 0 is greedy. key: kind/key of the prompt. subject: of the prompt; "" if its key says it.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Text:
     prompt_length: int
     temperature: float = 0.0
     hidden: list[Tensor] | Tensor = field(default_factory=list)
+    subject: str = ""
 
 
 def folder(held_out: bool = False) -> Path:
@@ -70,8 +72,8 @@ def collect(
     Resumable: prompts with an answer in a shard are skipped, and the texts do not depend on interruptions (except at
     near ties in bf16, which another batch may round differently).
 
-    texts: stop after this many. rows: batch size. longest: prompts of more tokens are left out. sampled: one text in
-    this many is sampled (0: all greedy).
+    texts: stop after this many. rows: batch size. longest: prompts of more tokens are left out. sampled: of every kind,
+    one text in this many is sampled (0: all greedy).
     """
     into.mkdir(parents=True, exist_ok=True)
     done = {text_key for shard in shards(into) for text_key in keys(shard)}
@@ -90,10 +92,12 @@ def collect(
 
 def plan(target: Target, prompts: Sequence[UserTurn], sampled: int) -> Iterator[Text]:
     """A Text for every prompt under the chat template, its answer still to be generated."""
-    for number, prompt in enumerate(prompts, 1):
+    numbers = Counter()  # by kind: kinds alternate, so of all prompts each fourth may be of one kind
+    for prompt in prompts:
+        numbers[prompt.kind] += 1
         ids = encode(target, prompt.messages)
-        temperature = TEMPERATURE if sampled and number % sampled == 0 else 0.0
-        yield Text(f"{prompt.kind}/{prompt.key}", ids, len(ids), temperature)
+        temperature = TEMPERATURE if sampled and numbers[prompt.kind] % sampled == 0 else 0.0
+        yield Text(f"{prompt.kind}/{prompt.key}", ids, len(ids), temperature, subject=prompt.subject)
 
 
 def shards(where: Path) -> list[Path]:
@@ -111,7 +115,8 @@ def save(texts: Sequence[Text], path: Path) -> None:
         "temperatures": torch.tensor([text.temperature for text in texts]),
         "hidden": torch.cat([text.hidden for text in texts]).cpu(),
     }
-    save_file(tensors, part, metadata={"keys": "\n".join(text.key for text in texts)})
+    names = {"keys": [text.key for text in texts], "subjects": [text.subject for text in texts]}
+    save_file(tensors, part, metadata={name: "\n".join(of) for name, of in names.items()})
     part.replace(path)
 
 
@@ -128,7 +133,9 @@ def read(path: Path) -> list[Text]:
         ids = [part.tolist() for part in file.get_tensor("ids").split(lengths)]
         hidden = file.get_tensor("hidden").split([length - 1 for length in lengths])
         temperatures = [round(value, 3) for value in file.get_tensor("temperatures").tolist()]
-    return [Text(*fields) for fields in zip(keys(path), ids, prompts, temperatures, hidden, strict=True)]
+        none = "\n" * (len(ids) - 1)  # older shards have no subjects
+        subjects = file.metadata().get("subjects", none).split("\n")
+    return [Text(*fields) for fields in zip(keys(path), ids, prompts, temperatures, hidden, subjects, strict=True)]
 
 
 def read_all(where: Path) -> list[Text]:
@@ -244,9 +251,10 @@ class Writer:
                 if (job := next(waiting, None)) is None:
                     break
                 yield from self._admit(row, job)
-            if not any(self.texts):
+            if any(self.texts):
+                yield from self._advance()
+            elif job is None:  # else every text ended with its first token, and others wait
                 return
-            yield from self._advance()
 
     def _admit(self, row: int, text: Text) -> Iterator[Text]:
         """Prefill a prompt and choose its first token. The text gets a row unless it ends with that token."""

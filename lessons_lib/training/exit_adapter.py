@@ -24,7 +24,6 @@ from lessons_lib.training.layerskip import Batch, PaddedDecoder
 from lessons_lib.training.loop import TrainingRun, read_checkpoint, restored, resume, train, update
 from lessons_lib.training.prompts import UserTurn
 
-TEXTS, STATES = "texts.json", "states.safetensors"
 GAMMA = 4  # draft tokens per step for which an exit is evaluated
 
 
@@ -82,7 +81,7 @@ def train_exit(
 ) -> ExitRun:
     """Train the adapter of an exit, or continue the run in `folder`, which also keeps the states that it trains on."""
     run = resume(recipe, folder, lambda _: fresh(decoder, recipe))
-    states = stored_states(folder, lambda: answer_states(decoder, texts, recipe.exit_layer))
+    states = stored_states(folder, recipe, lambda: answer_states(decoder, texts, recipe.exit_layer))
     states = states.to(decoder.norm.device).split([len(text.ids) - text.prompt_length for text in texts], dim=1)
 
     def one_step(which: list[int]) -> None:
@@ -115,9 +114,9 @@ def answer_states(decoder: Decoder, texts: Sequence[Text], exit_layer: int, rows
     return torch.cat(found, dim=1)
 
 
-def stored_states(folder: Path, compute) -> Tensor:
-    """The states in `folder`, computed by compute() the first time."""
-    path = folder / STATES
+def stored_states(folder: Path, recipe: ExitRecipe, compute) -> Tensor:
+    """The states in `folder` that follow from this recipe, computed by compute() the first time."""
+    path = folder / f"states-exit{recipe.exit_layer}-{texts_name(recipe)}.safetensors"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
@@ -183,9 +182,14 @@ def own_texts(
     return found
 
 
-def stored_texts(folder: Path, write) -> list[Text]:
-    """The texts in `folder`, written by write() the first time."""
-    path = folder / TEXTS
+def texts_name(recipe: ExitRecipe) -> str:
+    """File name of a recipe's texts: until a checkpoint says so, nothing else in a folder tells whose they are."""
+    return f"texts-{recipe.prompts}-{recipe.copies}-{recipe.seed}"
+
+
+def stored_texts(folder: Path, recipe: ExitRecipe, write) -> list[Text]:
+    """The texts in `folder` that follow from this recipe, written by write() the first time."""
+    path = folder / f"{texts_name(recipe)}.json"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         rows = [[text.key, text.ids, text.prompt_length, text.temperature] for text in write()]

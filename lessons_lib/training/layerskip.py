@@ -307,7 +307,7 @@ def evaluate_exits(decoder: Decoder, texts: Sequence[Text], tokens: int = 8_192)
     loss (L,): mean cross-entropy in nats per answer token, end token included. entropy: of the last layer's
     distribution. accuracy (L,): share of tokens where the exit's argmax is right. agreement (L,): where it is the last
     layer's argmax. exact_match (L,): share of texts where it is right everywhere, which is exact match of greedy
-    decoding with the first layers alone. exact: the same for each text as a string of 0 and 1, for EXITS.
+    decoding with the first layers alone. exact: the same for each text as a string of 0 and 1, for EXITS and the last.
     """
     padded, layers, device = PaddedDecoder(decoder), len(decoder.layers), decoder.norm.device
     sums = torch.zeros(3, layers, dtype=torch.float64, device=device)  # loss, right, agreeing
@@ -341,7 +341,7 @@ def evaluate_exits(decoder: Decoder, texts: Sequence[Text], tokens: int = 8_192)
         "accuracy": accuracy,
         "agreement": agreement,
         "exact_match": exact.mean(1).tolist(),
-        "exact": {str(e): "".join(str(int(x)) for x in exact[e - 1]) for e in EXITS if e <= layers},
+        "exact": {str(e): "".join(str(int(x)) for x in exact[e - 1]) for e in sorted({*EXITS, layers}) if e <= layers},
     }
 
 

@@ -100,8 +100,10 @@ def asked_to_stop() -> Iterator[Event]:
 def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:
     """Endless batches of text indices: every epoch has all texts, shuffled with the recipe's seed.
 
-    lengths: of the texts, in tokens. A batch has recipe.tokens tokens or a few more.
+    lengths: of the texts, in tokens. A batch has recipe.tokens tokens or a few more. Raises ValueError without texts.
     """
+    if not lengths:
+        raise ValueError("there are no texts to train on (a tenth only validates); collect more")
     generator = torch.Generator().manual_seed(recipe.seed)
     batch, size = [], 0
     for _ in count():

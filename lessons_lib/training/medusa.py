@@ -112,7 +112,7 @@ def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
     """
     parts = [], []
     for text in texts:
-        parts[number_of(source(text.key)) % HELD_BACK == 0].append(text)
+        parts[number_of(text.subject or source(text.key)) % HELD_BACK == 0].append(text)
     return parts
 
 

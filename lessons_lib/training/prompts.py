@@ -7,6 +7,7 @@ evaluates drafts and heads and never trains them.
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import chain, product, zip_longest
 from pathlib import Path
 
@@ -77,6 +78,13 @@ class UserTurn:
     def solves_held_out(self) -> bool:
         """Whether the code to edit solves a held-out task: a file lists such a prompt right after the task."""
         return self.kind == "code-edit" and isinstance(self.key, int) and (self.key - 1) % EVERY == 0
+
+    @property
+    def subject(self) -> str:
+        """Equal for prompts with the same passage, and for a task and the code that solves it; "" if `source` tells."""
+        if self.kind in ("code", "code-edit") and isinstance(self.key, int):
+            return str(self.key - (self.kind == "code-edit"))  # the task's key
+        return sha256(self.context.encode()).hexdigest() if self.context else ""
 
     @property
     def messages(self) -> list[dict[str, str]]:

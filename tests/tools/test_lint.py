@@ -134,3 +134,12 @@ def test_a_collapsed_cell_may_have_long_lines(sound, problems, metadata):
 def test_a_tool_is_quoted_when_it_fails(call, said):
     heard = lint.complaint([sys.executable, "-c", call])
     assert said in heard and bool(said) == bool(heard)
+
+
+def test_the_script_of_a_lesson_that_is_gone_is_removed(tmp_path, monkeypatch, write_lesson):
+    lesson = write_lesson("00_a_lesson", "print(tokens)")
+    monkeypatch.setattr(lint, "find", lambda: [lesson])
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "01_gone.py").write_text("unused = 1")
+    lint.write_scripts(tmp_path / "scripts")
+    assert [path.name for path in (tmp_path / "scripts").iterdir()] == ["00_a_lesson.py"]

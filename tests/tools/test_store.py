@@ -59,6 +59,15 @@ def test_a_failing_lesson_is_left_as_it_was_and_the_others_are_stored(write_less
     assert "ZeroDivisionError" in said and "left as they were: 00_broken" in said
 
 
+def test_a_lesson_whose_kernel_dies_is_left_as_it_was_and_the_others_are_stored(write_lesson, capsys):
+    dying, sound = write_lesson("00_dying", "import os\nos._exit(1)"), write_lesson("01_sound", "print(tokens)")
+    before = dying.path.read_bytes(), sound.path.read_bytes()
+    assert store.store([dying, sound]) == 1
+    assert dying.path.read_bytes() == before[0] and sound.path.read_bytes() != before[1]
+    said = capsys.readouterr().out
+    assert "FAILED: its kernel died" in said and "left as they were: 00_dying" in said
+
+
 def test_a_lesson_is_not_stored_while_other_programs_load_the_machine(write_lesson, capsys, monkeypatch):
     lesson = write_lesson("00_a_lesson", "print(tokens)")
     before = lesson.path.read_bytes()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.benches import TOKENS, asks, with_heads
 from support.drafts import perturbed
+from support.heads import heads_of
 
 from bench import common, ladder
 from bench.common import NotMeasured, Run
@@ -74,6 +75,7 @@ def bench(monkeypatch, tmp_path):
     draft = LanguageModel(perturbed(model.network, 0.03), model.tokenizer, "tiny-draft", "cpu", torch.float64)
     drafting = draft.target()
     monkeypatch.setattr(ladder, "small", lambda: drafting)
+    monkeypatch.setattr(ladder.assisted, "draft", lambda: draft)
     for cached in (ladder.rows, ladder.predicted_costs, ladder.readings, ladder.drafter):
         cached.cache_clear()
     return ladder
@@ -94,6 +96,24 @@ def test_all_configurations_take_turns_on_free_and_on_grounded_questions(bench):
         assert all(row[name]["equal"] is (True if " + " in name else None) for name in names)
         assert len(row["new"]) == TOKENS and row["prompt"]
     json.dumps(measured.facts)
+
+
+def test_another_draft_or_other_heads_are_another_measurement(bench, monkeypatch):
+    seen = []
+    monkeypatch.setattr(bench, "asked", lambda *given, also: seen.append(given[-1]) or [{}])
+
+    def settings() -> dict:
+        bench.rows.cache_clear()
+        bench.rows(QUICK, "free")
+        return seen[-1]
+
+    first = settings()
+    assert settings() == first
+    monkeypatch.setattr(bench.assisted, "draft", lambda: common.model())
+    second = settings()
+    heads = heads_of(common.model().network, count=2, seed=1)
+    monkeypatch.setattr(bench.medusa, "heads", lambda: heads)
+    assert first != second != settings()
 
 
 def arbitrary_ids(times: dict[str, float]) -> dict:

@@ -67,6 +67,27 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
     assert sum(full) <= 6 * ANSWER and sum(early) <= chosen["full"]["gamma"] * sum(full)
 
 
+def test_after_an_interruption_adaptive_learns_again_from_the_texts_that_were_measured(bench, monkeypatch):
+    run, measure, left = Run(quick=True), bench.each_method, [1, 2, 3]
+
+    def stops(*given):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return measure(*given)
+
+    def learned() -> list[tuple[float, float]]:
+        bench.rows(run)
+        return [(of.alpha, of.expected_alpha) for of in bench.adaptive(run).lengths.values()]
+
+    whole = learned()
+    bench.rows.cache_clear()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(bench, "each_method", stops)
+        bench.rows(run)
+    assert not left and learned() == whole
+
+
 def test_the_prediction_is_tokens_per_pass_over_the_cost_of_a_step(bench):
     chosen = bench.settings(Run(quick=True))
     for name in ("full", "trimmed"):

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from support.graphs import graphs_on_cpu
 from bench import on_gpu, serving
 from lessons_lib.course import runner
 from lessons_lib.quantization import bytes_read
+from tools import report
 
 
 @pytest.fixture
@@ -69,8 +71,18 @@ def test_the_engines_claims_run_on_random_weights(setup, monkeypatch):
     serving.target.cache_clear()
     on_gpu.measure("serving", setup)
     serving.target.cache_clear()
-    row = stored(setup)["serving"]["serving/vs-sequential"]
-    assert row["low"] <= row["value"] <= row["high"] and "tokens/s" in row["note"]
+    value, low, high, note = stored(setup)["serving"]["serving/vs-sequential"]
+    assert low <= value <= high and "tokens/s" in note
+
+
+def test_a_stored_claim_is_what_the_page_of_results_reads_and_is_not_measured_again(setup, monkeypatch):
+    name, measured = "serving/vs-sequential", []
+    monkeypatch.setattr(on_gpu, "CLAIMED", (name,))
+    monkeypatch.setattr(on_gpu, "claimed", lambda *_: measured.append(name) or [9.03, 8.92, 9.82, "bf16"])
+    for _ in range(2):
+        on_gpu.measure("serving", setup)
+    (said,) = report.gpu_fact(name, report.of_gpu(setup.results.parent))
+    assert said.endswith(": 9.03 times, 8.92 to 9.82") and measured == [name]
 
 
 def test_lessons_run_with_short_parameters_of_their_own(setup, monkeypatch, tmp_path):
@@ -114,7 +126,7 @@ def test_every_number_is_stored_at_once_and_a_task_that_fails_says_why(setup, ta
     assert "steps, two: RuntimeError: no kernel" in capsys.readouterr().err
 
 
-def test_a_run_goes_on_where_it_stopped_and_starts_anew_on_another_machine(setup, tasks, monkeypatch):
+def test_a_run_goes_on_where_it_stopped_and_starts_anew_with_other_versions(setup, tasks, monkeypatch):
     on_gpu.measure("steps", setup)
     found = stored(setup)
     del found["steps"]["one"]["b"]
@@ -124,6 +136,25 @@ def test_a_run_goes_on_where_it_stopped_and_starts_anew_on_another_machine(setup
     monkeypatch.setattr(on_gpu.machine, "versions", lambda: {"torch": "another"})
     on_gpu.measure("steps", setup)
     assert tasks[3:] == ["one a", "one b"] and stored(setup)["steps on"]["versions"] == {"torch": "another"}
+
+
+def test_numbers_of_another_machine_or_in_miniature_are_neither_replaced_nor_taken_over(setup, tasks, capsys):
+    of_another = {"steps": {"one": {"a": 5.0}}, "steps on": {"host": {"device": "GPU X"}, "versions": {}}}
+    on_gpu.write(setup.results, of_another)
+    assert on_gpu.main(["steps", "--here", "--device", "cpu", "--results", str(setup.results)]) == 1
+    assert "of another machine or size; choose another file with --results" in capsys.readouterr().err
+    assert stored(setup) == of_another and tasks == []
+    small = replace(setup, results=setup.results.with_name("small.json"))
+    on_gpu.measure("steps", small)
+    with pytest.raises(ValueError, match="small.json holds steps of another machine or size"):
+        on_gpu.measure("steps", replace(small, tiny=False))
+
+
+def test_a_trial_in_miniature_leaves_the_stored_numbers_alone(setup, tasks, monkeypatch, tmp_path):
+    monkeypatch.setattr(on_gpu, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(on_gpu, "OTHERS", tmp_path / "others")
+    assert on_gpu.main(["steps", "--here", "--device", "cpu", "--tiny"]) == 0
+    assert [path.name for path in tmp_path.glob("*/*")] == ["gpu-tiny.json"] and tasks == ["one a", "one b"]
 
 
 def test_a_part_is_stopped_at_its_limit_with_what_it_started(tmp_path):

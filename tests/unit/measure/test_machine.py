@@ -174,11 +174,12 @@ def test_copying_counts_reads_and_writes_and_products_count_two_per_multiply_add
     assert machine.matmul("cpu", "fp32") == 256**3  # 2·n³ FLOPs in 2 s
 
 
-def test_the_products_of_a_shape_are_its_layers_in_turn_and_its_head(monkeypatch):
+@pytest.mark.parametrize("head_rows", [None, 40])
+def test_the_products_of_a_shape_are_its_layers_in_turn_and_its_head(monkeypatch, head_rows):
     made, linear = [], torch.nn.functional.linear
     monkeypatch.setattr(torch.nn.functional, "linear", lambda x, w: made.append((len(x), w.numel())) or linear(x, w))
     monkeypatch.setattr(machine, "best", lambda fn, device: fn() is not None or 1.0)
-    shape = ModelConfig("x", 2, 32, 4, 2, 8, 64, 100, 64)
+    shape = ModelConfig("x", 2, 32, 4, 2, 8, 64, 100, 64, head_rows=head_rows)
     assert machine.linears(shape, "fp32", "cpu", rows=8, head_rows=3) == 2.0  # layers 1 s, head 1 s
     assert {rows for rows, _ in made[:-1]} == {8} and made[-1] == (3, shape.head_weights)
     assert sum(size for _, size in made[:-1]) == shape.layer_weights

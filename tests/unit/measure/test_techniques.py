@@ -43,6 +43,15 @@ def test_where_the_claim_counts_forwards_the_speed_is_the_clocks(results):
     assert row["speedup"] == "1.09 x" and row["predicted"] == row["tokens per pass"] == row["over its peer"] == "-"
 
 
+def test_of_several_settings_the_one_that_is_predicted_to_be_fastest_is_shown(results):
+    update(results / "claims.json", [make_claim("layerskip/vs-plain", 1.4)])
+    raw = {"predicted": {"full": 1.5, "trimmed": 1.6}}
+    raw["measured"] = {"full": [1.7, 1.6, 1.8], "trimmed": [1.4, 1.3, 1.5]}
+    (results / "layerskip-vs-plain.json").write_text(json.dumps(raw))
+    row = row_of(results, "LayerSkip")
+    assert (row["speedup"], row["predicted"]) == ("1.4 x", "1.6 x")
+
+
 def test_what_was_not_measured_has_no_row(results):
     assert [row[0] for row in technique_cells(results)] == ["draft model", "lookahead, code and lists"]
     assert technique_cells(results / "nowhere") == []

@@ -1,15 +1,18 @@
 """Many texts at once are the texts that one at a time would be, and collecting them can be cut short anywhere."""
 
+from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lessons_lib.decoding.generate import generate
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.training import collect
 from lessons_lib.training.collect import Text, Writer, choose, generator_of
-from lessons_lib.training.prompts import UserTurn
+from lessons_lib.training.prompts import UserTurn, interleave
 
 TEXTS = ["one", "two two", "a", "b" * 9, "fourth", "five", "six"]
 
@@ -34,6 +37,13 @@ def test_state_i_is_what_the_head_read_to_choose_token_i_plus_1(target, texts):
 def test_a_prompt_that_does_not_fit_is_left_out(target):
     writer = Writer(target, eos=(), rows=2, capacity=10, max_new=6)
     assert [text.key for text in writer.write([Text("long", [1] * 5, 5), Text("short", [1] * 4, 4)])] == ["short"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_texts_that_end_with_their_first_token_leave_none_waiting(target, rows):
+    writer = Writer(target, eos=(), rows=rows, capacity=20, max_new=1)
+    texts = list(writer.write(Text(str(n), [1, 3 + n], 2) for n in range(5)))
+    assert [text.key for text in texts] == ["0", "1", "2", "3", "4"] and {len(text.ids) for text in texts} == {3}
 
 
 def test_a_sampled_token_follows_the_softmax_and_a_greedy_one_is_the_argmax():
@@ -96,11 +106,26 @@ def test_a_shard_gives_its_texts_back(texts, tmp_path):
         assert torch.equal(text.hidden, back.hidden)
 
 
+def test_an_older_shard_has_no_subjects(texts, tmp_path):
+    path = tmp_path / "0.safetensors"
+    collect.save([replace(texts[0], subject="20"), texts[1]], path)
+    assert [text.subject for text in collect.read(path)] == ["20", ""]
+    older = tmp_path / "older.safetensors"
+    save_file(load_file(path), older, metadata={"keys": "\n".join(collect.keys(path))})
+    assert [text.subject for text in collect.read(older)] == ["", ""]
+
+
 def test_every_prompt_is_planned_under_the_template_and_every_fourth_is_sampled(model):
     planned = list(collect.plan(model.target(), PROMPTS, 4))
     assert [text.temperature for text in planned] == [0, 0, 0, 0.8, 0, 0, 0]
     assert [len(text.ids) for text in planned] == [text.prompt_length for text in planned]
     assert [text.prompt_length for text in planned] == [1 + len(prompt.text) for prompt in PROMPTS]
+
+
+def test_every_kind_has_its_share_of_sampled_texts(model):
+    turns = interleave([UserTurn(n, kind, "a") for kind in "ABCD" for n in range(8)])
+    planned = collect.plan(model.target(), turns, 4)
+    assert Counter(text.key[0] for text in planned if text.temperature > 0) == dict.fromkeys("ABCD", 2)
 
 
 def test_the_head_keeps_the_tokens_that_texts_use_most_then_the_lowest_ids():

@@ -1,5 +1,6 @@
 """The loss of an exit adapter, what is trained, the model's own texts, and a run in pieces."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -145,8 +146,24 @@ def test_the_layers_run_once_for_all_pieces_of_a_run(target, texts, tmp_path, mo
 
 def test_texts_are_written_once(tmp_path, texts):
     plain = [type(t)(t.key, t.ids, t.prompt_length, t.temperature) for t in texts]
-    assert stored_texts(tmp_path / "run", lambda: plain) == plain
-    assert stored_texts(tmp_path / "run", lambda: 1 / 0) == plain
+    assert stored_texts(tmp_path / "run", RECIPE, lambda: plain) == plain
+    assert stored_texts(tmp_path / "run", replace(RECIPE, rate=1e-5), lambda: 1 / 0) == plain
+
+
+@pytest.mark.parametrize("other", [{"prompts": 40}, {"copies": 1}, {"seed": 1}], ids=str)
+def test_texts_of_another_recipe_are_not_taken_for_this_ones(tmp_path, other):
+    stored_texts(tmp_path, RECIPE, lambda: [Text("theirs", [1, 2], 1)])
+    ours = [Text("ours", [1, 3], 1)]
+    assert stored_texts(tmp_path, replace(RECIPE, **other), lambda: ours) == ours
+
+
+def test_states_of_a_run_that_left_no_checkpoint_are_not_taken_for_another_exits(texts, tmp_path, monkeypatch):
+    deep, recipe = Decoder.from_transformers(tiny(layers=3)), replace(RECIPE, exit_layer=2)
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(exit_adapter, "train", lambda *given: 1 / 0)
+        train_exit(deep, texts, RECIPE, tmp_path / "both")
+    curves = [train_exit(deep, texts, recipe, tmp_path / name).curve for name in ("both", "alone")]
+    assert curves[0] == curves[1]
 
 
 @pytest.mark.parametrize("layer", [0, 2])

@@ -268,6 +268,11 @@ def test_the_quality_of_exits_is_that_of_texts_read_one_by_one(deep, texts, monk
     assert found["exact"]["4"] == "000011111"
 
 
+def test_exact_matches_of_the_last_layer_are_kept_whatever_its_number(deep, texts, monkeypatch):
+    monkeypatch.setattr(layerskip, "EXITS", (2, 30))
+    assert list(evaluate_exits(deep, texts)["exact"]) == ["2", "4"]
+
+
 def test_points_lost_are_paired():
     ours, control = {"2": "0000", "4": "1011" * 250}, {"4": "1111" * 250}
     found = points_lost(ours, control)

@@ -1,6 +1,7 @@
 """The recipes of smol-layerskip by command: trained, evaluated, stored, and the card says what the evaluation found."""
 
 import json
+import shutil
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -13,7 +14,8 @@ from lessons_lib.models import LanguageModel, exits, load_exit, read_card, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.exits import fine_tune
 from lessons_lib.training import __main__ as command_line
-from lessons_lib.training import layerskip
+from lessons_lib.training import exit_adapter, layerskip
+from lessons_lib.training.loop import folder_of
 from lessons_lib.training.text_to_sql import encode, text_to_sql
 
 
@@ -94,6 +96,87 @@ def test_runs_are_trained_evaluated_and_stored(at_home, capsys, monkeypatch):
 def test_an_evaluation_that_is_missing_is_one_sentence(at_home, capsys):
     assert command_line.main(["layerskip-export", "--results", str(at_home.folder)]) == 2
     assert "base.json is missing; run `python -m bench.train_layerskip` first" in capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_at_its_end_alone(at_home, capsys):
+    results = at_home.folder / "results"
+    run("layerskip", *STEPS, "--minutes", "1e-9")
+    run("layerskip-exit", "--exit_layer", 1, "--prompts", 40, "--copies", 1, *STEPS, "--minutes", "1e-9")
+    for command in ("layerskip-evaluate", "layerskip-exit-evaluate"):
+        assert command_line.main([command, "--results", str(results), "--device", "cpu"]) == 2
+        assert "run default has taken 1 of 4 steps; train it to its end first" in capsys.readouterr().err
+    assert not results.exists()
+
+
+def test_an_evaluation_that_is_stopped_leaves_the_last_one_and_its_weights(at_home, monkeypatch):
+    results = at_home.folder / "results"
+    evaluate = ["layerskip-evaluate", "--texts", "4", "--results", str(results), "--device", "cpu"]
+    run("layerskip", *STEPS)
+    run(*evaluate)
+    whole = {path.name: path.read_bytes() for path in results.iterdir()}
+    assert set(whole) == {"default.json", "default.safetensors"}
+    shutil.rmtree(folder_of(command_line.LAYERSKIP, "default"))
+    run("layerskip", *STEPS, "--seed", 1)
+    parts, evaluate_exits = [], layerskip.evaluate_exits
+
+    def stopped(*given):
+        if parts:
+            raise KeyboardInterrupt
+        parts.append(evaluate_exits(*given))
+        return parts[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(layerskip, "evaluate_exits", stopped)
+        assert command_line.main(evaluate) == 130
+    assert {name: (results / name).read_bytes() for name in whole} == whole
+    unfinished = json.loads((results / "default.unfinished").read_text())
+    assert unfinished["test"] == parts[0] and "validation" not in unfinished
+    run(*evaluate)
+    assert {path.name for path in results.iterdir()} == set(whole)
+    assert all((results / name).read_bytes() != before for name, before in whole.items())
+
+
+def written(folder, **changes) -> None:
+    """Evaluations of an equal run, control and exit, but for these changes of the control."""
+    recipe = {"steps": 4, "rate": 0.1, "p_max": 0.1, "curriculum": "rotational"}
+    control = {"steps": 4, "recipe": recipe | {"p_max": 0.0, "curriculum": "last"}} | changes
+    one = {"steps": 4, "recipe": recipe}
+    for name, found in {"base": {}, "default": one, "control": control, "exit": one}.items():
+        command_line.write_json(found, folder / f"{name}.json")
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"steps": 3}, "run control has taken 3 of 4 steps"),
+        (
+            {"recipe": {"steps": 4, "rate": 0.2, "p_max": 0.0, "curriculum": "last"}},
+            "train run control with run default's options, all but p_max and curriculum",
+        ),
+    ],
+    ids=["unfinished", "another rate"],
+)
+def test_a_control_that_is_none_is_refused(tmp_path, capsys, changes, why):
+    written(tmp_path, **changes)
+    assert command_line.main(["layerskip-export", "--results", str(tmp_path), "--into", str(tmp_path / "weights")]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_an_exit_reads_as_many_prompts_as_its_recipe_says(at_home, monkeypatch, capsys):
+    asked, write = [], exit_adapter.own_texts
+    monkeypatch.setattr(exit_adapter, "own_texts", lambda *given: asked.append(given[1]) or write(*given))
+    run("layerskip-exit", "--exit_layer", 1, "--prompts", 24, "--copies", 1, *STEPS)
+    assert len(asked[0]) == 24
+    for wrong in ("0", "2000"):
+        assert command_line.main(["layerskip-exit", "--run", "other", "--prompts", wrong, "--device", "cpu"]) == 2
+        assert f"prompts={wrong} is no number of our prompts; choose from 1 to 1040" in capsys.readouterr().err
+
+
+def test_what_follows_a_training_that_was_stopped_or_refused_is_not_run(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(train_layerskip, "training", lambda command: given.append(command[0]) or 130)
+    assert train_layerskip.main(["--out", str(tmp_path), "--here", "default", "control"]) == 130
+    assert given == ["layerskip"]
 
 
 def test_the_bench_takes_all_runs_in_miniature(at_home, monkeypatch):

@@ -17,6 +17,11 @@ def test_every_epoch_reads_every_text_once():
     assert sorted(first) == sorted(second) == list(range(12)) and first != second
 
 
+def test_without_texts_there_is_no_batch_to_wait_for():
+    with pytest.raises(ValueError, match="no texts to train on"):
+        next(loop.schedule([], Recipe()))
+
+
 def test_a_text_in_a_pack_is_read_as_if_alone(target):
     together = loop.read_texts(target, [[5, 80, 3], [7, 9], [1]])
     alone = torch.cat([loop.read_texts(target, [ids]) for ids in ([5, 80, 3], [7, 9], [1])])

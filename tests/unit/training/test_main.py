@@ -12,7 +12,7 @@ from lessons_lib.models.draft import load_draft
 from lessons_lib.models.medusa import load_heads
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.training import __main__ as command_line
-from lessons_lib.training import collect, evaluate
+from lessons_lib.training import collect, evaluate, medusa
 from lessons_lib.training.collect import Text
 from lessons_lib.training.loop import CURVE, folder_of
 from lessons_lib.training.medusa import judge, split
@@ -92,6 +92,18 @@ def test_heads_and_model_are_trained_together_by_a_command_that_goes_on_where_it
     assert [row["step"] for row in curve] == [1, 2, 3, 4] and "held_kl" in curve[-1]
     assert all(row["loss"] == pytest.approx(row["kl"] + 0.2 * row["heads"], abs=1e-4) for row in curve)
     assert curve[0]["kl"] == pytest.approx(0, abs=1e-3) and curve[-1]["kl"] > 0  # the model moves
+
+
+def test_a_joint_run_is_looked_at_on_texts_of_all_kinds(at_home, texts, monkeypatch):
+    seen, train = [], medusa.train_joint
+    monkeypatch.setattr(command_line, "LOOKED_AT", 4)
+    monkeypatch.setattr(medusa, "train_joint", lambda *given: seen.extend(given[-1]) or train(*given))
+    sums = [replace(text, key=f"math/0-{text.key}") for text in texts]  # held back as chat/0-... are
+    collect.save(sums, collect.folder() / "00001.safetensors")
+    run(*HEADS)
+    run(*JOINT)
+    assert Counter(text.key.partition("/")[0] for text in seen) == {"chat": 2, "math": 2}
+    assert command_line.spread("abcdefg", 3) == ["a", "c", "e"] and command_line.spread([], 0) == []
 
 
 @pytest.mark.parametrize(("why", "status"), [(ValueError, 2), (ModelUnavailable, 2), (KeyboardInterrupt, 130)])

@@ -14,7 +14,7 @@ from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models.lora import adapters, merge_in_place
 from lessons_lib.models.medusa import MedusaHeads
-from lessons_lib.training import medusa, prompts
+from lessons_lib.training import collect, medusa, prompts
 from lessons_lib.training.collect import Text, Writer
 from lessons_lib.training.medusa import MISSING, HeadsRecipe, JointRecipe, judge, total, train_heads, train_joint
 from lessons_lib.training.prompts import UserTurn, again, own
@@ -130,6 +130,21 @@ def test_no_passage_and_no_topic_both_trains_and_watches():
     about = {text.key: turn.context or max((t for t in TOPICS if t in turn.text), key=len)
              for turn, text in zip(turns, texts, strict=True)}  # fmt: skip
     parts = [{about[text.key] for text in part} for part in medusa.split(texts)]
+    assert not parts[0] & parts[1] and 0.05 < len(parts[1]) / len(parts[0] | parts[1]) < 0.15
+
+
+def test_prompts_on_one_passage_and_a_task_and_its_solution_are_in_one_part(model, tmp_path):
+    pairs = []
+    for n in range(2, 300, 2):
+        pairs += [UserTurn(n, "qa", "Who?", f"passage {n}"), UserTurn(n + 1, "summary", "Sum up", f"passage {n}")]
+        pairs += [UserTurn(1000 + n, "code", "Write"), UserTurn(1001 + n, "code-edit", "Rewrite", f"def f{n}")]
+    turns = pairs + again(pairs)
+    texts = list(collect.plan(model.target(), turns, 0))
+    for text in texts:
+        text.hidden = torch.zeros(len(text.ids) - 1, 1)
+    collect.save(texts, tmp_path / "0.safetensors")
+    number = {f"{turn.kind}/{turn.key}": int(str(turn.key).partition("-")[0]) // 2 for turn in turns}
+    parts = [{number[text.key] for text in part} for part in medusa.split(collect.read_all(tmp_path))]
     assert not parts[0] & parts[1] and 0.05 < len(parts[1]) / len(parts[0] | parts[1]) < 0.15
 
 
