@@ -89,7 +89,7 @@ def claim(name: str, bar: str, baseline: str, *, says: str, missed="", asks="", 
 def off_by(ratio: Ratio) -> Ratio:
     """Distance of a ratio from 1. The interval follows from the ratio's own; it begins at 0 if that contains 1."""
     near, far = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
-    return Ratio(abs(ratio.value - 1), near if ratio.differs else 0.0, far, ratio.a, ratio.b)
+    return Ratio(abs(ratio.value - 1), near if ratio.differs else 0.0, far, ratio.a, ratio.b, ratio.few)
 
 
 @cache

@@ -125,7 +125,7 @@ def six_results(folder: Path) -> str:
             of, claim = cells[name]
             gain = f"**{tables.number(claim.measured)}**"
             if claim.low is not None:
-                gain += f" ({tables.number(claim.low)} to {tables.number(claim.high)})"
+                gain += f" ({tables.number(claim.low)} to {tables.number(claim.high)}{results.in_runs(claim)})"
             if "prefill" in claim.baseline:
                 gain += ", decoding"
             peer, published = (re.sub(r" x \((.*)\)$", how, of[what]) for what, how in COLUMNS.items())

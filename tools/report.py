@@ -94,7 +94,8 @@ def sentence(claim: Claim, row: Result) -> str:
         return f"Not measured: {row.note}; bar: {BARS[sign]} {limit}."
     said = claim.says.format(**values(row))
     unit = "percent" if "{percent}" in claim.says else "number"
-    interval = "" if row.low is None else f"; 95%: {number(row, row.low, unit)} to {number(row, row.high, unit)}"
+    how = f"lowest to highest of {row.runs} runs" if row.runs else "95%"
+    interval = "" if row.low is None else f"; {how}: {number(row, row.low, unit)} to {number(row, row.high, unit)}"
     limit = number(row, float(limit), unit) if unit == "percent" else limit
     return f"**{said}**{interval}; bar: {BARS[sign]} {limit}."
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -26,7 +27,8 @@ QUICK = "LESSONS_LIB_QUICK"
 ASYNCHRONOUS = ("cuda", "mps", "xpu")  # these devices return before the work is done
 STEADY = 0.05  # warm-up ends when two runs in a row differ by less
 NOISY = 0.10  # interquartile range / median above which samples are noisy
-RESAMPLES = 2000  # bootstrap resamples
+SIX = 6  # pairs, the fewest whose median has a 95% interval
+RESAMPLES = 2000  # bootstrap resamples (Efron 1979)
 
 
 @dataclass(frozen=True)
@@ -75,18 +77,22 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median of the paired ratios a/b with its bootstrap 95% interval. For seconds, 2 means that b is twice as fast."""
+    """Median of the paired ratios a/b with its 95% interval. For seconds, 2 means that b is twice as fast.
+
+    few: fewer than SIX pairs, for which no 95% interval exists; low and high are then the lowest and highest ratio.
+    """
 
     value: float
     low: float
     high: float
     a: Samples
     b: Samples
+    few: bool = False
 
     @property
     def differs(self) -> bool:
-        """Whether the interval excludes 1. If it contains 1, no difference was seen."""
-        return not self.low <= 1 <= self.high
+        """Whether the interval excludes 1, which a single pair cannot tell. If not, no difference was seen."""
+        return not (self.low <= 1 <= self.high or (self.few and len(self.samples) == 1))
 
     @property
     def samples(self) -> tuple[float, ...]:
@@ -94,13 +100,17 @@ class Ratio:
         return tuple(a / b for a, b in zip(self.a.times, self.b.times, strict=True))
 
     def __str__(self) -> str:
-        text = f"{self.value:.2f} (95%: {self.low:.2f} to {self.high:.2f})"
+        how = f"{len(self.samples)} runs" if self.few else "95%"
+        text = f"{self.value:.2f} ({how}: {self.low:.2f} to {self.high:.2f})"
+        if self.few and len(self.samples) == 1:
+            return f"{self.value:.2f} (one run)"
         return text if self.differs else f"{text}: no difference seen"
 
     @classmethod
     def of(cls, a: Samples, b: Samples) -> Ratio:
         """Pair the i-th sample of a with the i-th of b; both need the same number of samples, at least one."""
-        return cls(*bootstrap(list(zip(a.times, b.times, strict=True))), a, b)
+        pairs = list(zip(a.times, b.times, strict=True))
+        return cls(*median_ratio(pairs), a, b, few=len(pairs) < SIX)
 
 
 def sync(device: Any) -> None:
@@ -167,17 +177,21 @@ def keeping(found: dict, key: Any, call: Callable[[], Any]) -> Callable[[], None
     return run
 
 
-def bootstrap(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Median of the ratios a/b over pairs (a, b) with its 95% bootstrap interval: (value, low, high).
+def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Median of the ratios a/b over pairs (a, b) with its 95% interval: (value, low, high).
 
-    Pairs are resampled with replacement (Efron 1979) from a fixed seed. Medians are taken of logarithms, so that
-    swapping a and b inverts the result; all values must be positive.
+    The interval runs from the k-th lowest to the k-th highest ratio. Each ratio lies below the true median with
+    probability 1/2, so the interval misses it with probability 2 P[Bin(n, 1/2) < k]; k is the largest with at most 5%.
+    With fewer than SIX pairs even the lowest and the highest miss it more often. Medians are taken of logarithms, so
+    that swapping a and b inverts the result; all values must be positive.
     """
     if not pairs:
         raise ValueError("No pairs to compare; measure at least one.")
-    logs = np.log([a / b for a, b in pairs])
-    low, high = np.percentile(np.median(logs[resamples(len(logs))], axis=1), [2.5, 97.5])
-    return math.exp(np.median(logs)), math.exp(low), math.exp(high)
+    logs = sorted(math.log(a / b) for a, b in pairs)
+    n, outside = len(logs), 0
+    while 2 * sum(math.comb(n, i) for i in range(outside + 2)) <= 0.05 * 2**n:
+        outside += 1
+    return math.exp(median(logs)), math.exp(logs[outside]), math.exp(logs[n - 1 - outside])
 
 
 def rate_ratio(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> Ratio:

@@ -37,8 +37,9 @@ class Result:
     """One result. Numbers are in `unit`; None or NaN means not measured or not applicable.
 
     limit: the physical limit (of a time: cost.limit). peer: the official implementation (peer_name), measured in the
-    same run. published: a published number, from `source`. low, high: 95% interval of `measured`. bar: the claim's
-    target, such as ">= 2.0", over its `baseline`. host: the machine, if it differs from the file's.
+    same run. published: a published number, from `source`. low, high: 95% interval of `measured`; with `runs`, the
+    lowest and the highest of so many, too few for one. bar: the claim's target, such as ">= 2.0", over its `baseline`.
+    host: the machine, if it differs from the file's.
     """
 
     lesson: str
@@ -54,6 +55,7 @@ class Result:
     note: str = ""
     low: float | None = None
     high: float | None = None
+    runs: int | None = None
     bar: str = ""
     baseline: str = ""
     date: str = ""
@@ -229,6 +231,7 @@ def make_claim(
     value, interval = getattr(measured, "value", measured), {}
     if hasattr(measured, "low"):
         interval = {"low": measured.low, "high": measured.high}
+        interval |= {"runs": len(measured.samples)} if measured.few else {}
     today = datetime.date.today().isoformat()
     return Result("", claim, unit, measured=value, **interval, bar=bar, baseline=baseline, date=today, note=note)
 
@@ -245,7 +248,8 @@ def update(
 
     Rows of other claims stay as they are. With quick=True the new rows are marked quick and never replace a full row. A
     row without a value never replaces one with a value. host, versions: of this run. They become the file's if no row
-    of another machine remains; otherwise the new rows name their host. Raises ValueError if the file is damaged.
+    of other ones remains; otherwise the new rows name theirs, where they differ. Raises ValueError if the file is
+    damaged.
     """
     path = Path(path)
     old = _read(path)
@@ -257,14 +261,20 @@ def update(
     new = [row for row in new if not (quick and row["claim"] in full)]
     new = [row for row in new if row["value"] is not None or row["claim"] not in measured]
     if new:
-        # name the host if rows of another machine remain
-        named = set(kept) - {row["claim"] for row in new} and described(host) != described(old.get("host", ""))
-        new = [row | ({"host": described(host)} if named else {}) for row in new]
-        # merge and write
-        merged = kept | {row["claim"]: row for row in new}
-        head = {name: old[name] for name in ("host", "versions")} if named else {}
-        head = head or {"host": host or old.get("host", ""), "versions": versions or old.get("versions", {})}
-        _write(path, head | {"rows": [merged[name] for name in sorted(merged)]})
+        # let every row name its host and versions; kept rows that name none have the file's
+        head = {"host": old.get("host", ""), "versions": old.get("versions", {})}
+        run = {"host": host or head["host"], "versions": versions or head["versions"]}
+        of_file, of_run = (about | {"host": described(about["host"])} for about in (head, run))
+        merged = {name: row | of_file | row for name, row in kept.items()}
+        merged |= {row["claim"]: row | of_run for row in new}
+        # choose the file's, drop what equals them, and write
+        if all(row | of_run == row for row in merged.values()):
+            head, of_file = run, of_run
+        rows = [
+            {field: value for field, value in merged[name].items() if field not in of_file or value != of_file[field]}
+            for name in sorted(merged)
+        ]
+        _write(path, head | {"rows": rows})
     return load(path)
 
 
@@ -294,10 +304,15 @@ def claim_cells(claims: Sequence[Result]) -> list[list[str]]:
     for row in claims:
         shown = partial(as_fine_as, row.bar)
         value = "not measured" if row.measured is None else f"{shown(row.measured)} {row.unit}".strip()
-        interval = "-" if row.low is None else f"{shown(row.low)} to {shown(row.high)}"
+        interval = "-" if row.low is None else f"{shown(row.low)} to {shown(row.high)}{in_runs(row)}"
         note = "; ".join(filter(None, [row.note, row.host and f"on {row.host}", "quick run" if row.quick else ""]))
         lines.append([row.claim, value, interval, row.bar or "-", said[row.holds], row.baseline, row.date, note])
     return lines
+
+
+def in_runs(row: Result) -> str:
+    """What to say behind an interval that is no 95% interval: ", 3 runs"; else nothing."""
+    return f", {row.runs} runs" if row.runs else ""
 
 
 def as_fine_as(bar: str, value: float) -> str:
@@ -307,7 +322,7 @@ def as_fine_as(bar: str, value: float) -> str:
 
 
 def _to_file(claim: Result) -> dict[str, Any]:
-    names = ("low", "high", "unit", "bar", "holds", "baseline", "date", "note")
+    names = ("low", "high", *(["runs"] if claim.runs else []), "unit", "bar", "holds", "baseline", "date", "note")
     return {"claim": claim.claim, "value": claim.measured} | {name: getattr(claim, name) for name in names}
 
 

@@ -15,10 +15,10 @@ from tools import predictions, readme, report
 ROWS = {row.claim: row for row in load(CLAIMS)}
 
 
-def of(name: str, value: float | None, low=None, high=None):
-    """The stored claim with another value and interval."""
-    samples = Samples((1.0,))
-    found = value if low is None else Ratio(value, low, high, samples, samples)
+def of(name: str, value: float | None, low=None, high=None, runs=None):
+    """The stored claim with another value and interval, or range of a few runs."""
+    samples = Samples((1.0,) * (runs or 1))
+    found = value if low is None else Ratio(value, low, high, samples, samples, few=runs is not None)
     return make_claim(name, found, ROWS[name].bar, "the baseline", note="one thing; another")
 
 
@@ -33,6 +33,11 @@ def of(name: str, value: float | None, low=None, high=None):
             of("serving/overhead", 0.0512, 0.04, 0.06),
             "**Scheduling, block tables and sampling add 5.12% to a compiled forward pass of 16 sequences**; "
             "95%: 4% to 6%; bar: at most 8%.",
+        ),
+        (
+            of("serving/vs-vllm", 1.04, 1.01, 1.16, runs=3),
+            "**Our engine serves requests 1.04 times as fast as vLLM's build for the CPU**; "
+            "lowest to highest of 3 runs: 1.01 to 1.16; bar: at least 1.0.",
         ),
         (of("serving/vs-vllm", None), "Not measured: one thing; another; bar: at least 1.0."),
     ],

@@ -14,10 +14,10 @@ from lessons_lib.measure.clock import (
     Samples,
     Timeline,
     TokenClock,
-    bootstrap,
     capacity,
     compare,
     makespan,
+    median_ratio,
     percentiles,
     rate_ratio,
     timed,
@@ -132,26 +132,41 @@ def test_swapping_inverts_value_and_interval(count):
     assert one.differs and one.low < one.value < one.high
 
 
-def test_the_bootstrap_interval_covers_the_median_in_about_95_percent_of_samples():
-
+@pytest.mark.parametrize("count", [6, 7, 9, 21, 60])
+def test_the_interval_covers_the_true_median_in_at_least_95_percent_of_samples(count):
+    """Expected: exactly 1 - 2 P[Bin(n, 1/2) < k], with n = 6, 7, 9, 21, 60: 96.9, 98.4, 96.1, 97.3, 97.3%."""
     rng, hits = np.random.default_rng(0), 0
-    for _ in range(200):
-        pairs = [(float(x), 1.0) for x in np.exp(rng.normal(0.5, 0.2, 21))]
-        _, low, high = bootstrap(pairs)
+    for _ in range(2000):
+        pairs = [(float(x), 1.0) for x in np.exp(rng.normal(0.5, 0.2, count))]
+        _, low, high = median_ratio(pairs)
         hits += low <= np.exp(0.5) <= high
-    assert 180 <= hits <= 200
+    assert hits >= 0.94 * 2000
+
+
+def test_the_interval_leaves_out_as_many_ratios_as_it_may():
+    """9 pairs: P[Bin(9, 1/2) < 2] = 10/512 and P[Bin(9, 1/2) < 3] = 46/512, so one at each end."""
+    _, low, high = median_ratio([(float(x), 1.0) for x in (9, 1, 8, 2, 7, 3, 6, 4, 5)])
+    assert (low, high) == pytest.approx((2, 8))
+
+
+def test_few_pairs_have_a_range_and_no_95_percent_interval():
+    a, one = Samples((2.0, 2.2, 2.1)), Samples((1.0,))
+    three = Ratio.of(a, Samples((1.0, 1.0, 1.0)))
+    assert three.few and three.differs and str(three) == "2.10 (3 runs: 2.00 to 2.20)"
+    assert not Ratio.of(Samples((2.0,) * 6), Samples((1.0,) * 6)).few
+    assert not Ratio.of(Samples((2.0,)), one).differs and str(Ratio.of(Samples((2.0,)), one)) == "2.00 (one run)"
 
 
 def test_the_same_pairs_always_give_the_same_interval():
     pairs = [(1.0, 2.0), (1.5, 2.0), (1.1, 2.5)]
-    assert bootstrap(pairs) == bootstrap(pairs)
+    assert median_ratio(pairs) == median_ratio(pairs)
 
 
 def test_pairs_must_match_and_exist():
     with pytest.raises(ValueError, match="shorter"):
         Ratio.of(Samples((1.0, 2.0)), Samples((1.0,)))
     with pytest.raises(ValueError, match="measure at least one"):
-        bootstrap([])
+        median_ratio([])
 
 
 def test_the_interval_and_the_speed_of_several_texts_by_hand():

@@ -12,6 +12,7 @@ from lessons_lib.measure.clock import Ratio, Samples
 from lessons_lib.measure.results import (
     MIME,
     Result,
+    claim_cells,
     collect,
     holds,
     load,
@@ -49,6 +50,12 @@ def test_holds_is_judged_by_the_value_and_not_by_the_interval():
     ratio = Ratio(2.1, 1.5, 2.6, Samples((2.1,)), Samples((1.0,)))
     row = make_claim("x/y", ratio, ">= 2.0", "plain, bf16, eager")
     assert (row.measured, row.low, row.high, row.holds) == (2.1, 1.5, 2.6, True)
+
+
+def test_the_range_of_few_runs_is_stored_as_such(path):
+    three = Ratio.of(Samples((2.0, 2.2, 2.1)), Samples((1.0,) * 3))
+    (row,) = update(path, [make_claim("x/y", three)])
+    assert (row.low, row.high, row.runs) == (2.0, 2.2, 3) and claim_cells([row])[0][2] == "2 to 2.2, 3 runs"
 
 
 def test_a_partial_run_replaces_only_its_rows(path):
@@ -97,7 +104,7 @@ def test_those_that_fall_short_are_listed_with_those_never_measured():
 def test_the_table_shows_value_interval_and_failure():
     ratio = Ratio.of(Samples((1.0,) * 3), Samples((2.0,) * 3))
     text = results.claim_table([make_claim("low", ratio, ">= 1", "plain"), make_claim("open", None, ">= 1")])
-    assert "| low | 0.5 x | 0.5 to 0.5 | >= 1 | NO | plain |" in text and "not measured" in text
+    assert "| low | 0.5 x | 0.5 to 0.5, 3 runs | >= 1 | NO | plain |" in text and "not measured" in text
 
 
 HERE = {"cpu": "EPYC", "instructions": "AVX512 bf16", "device": "EPYC", "cores": 2}
@@ -120,6 +127,25 @@ def test_a_machine_that_measured_every_row_is_the_files_host(path):
     update(path, [make_claim("a", 1)], host=HERE)
     update(path, [make_claim("a", 2), make_claim("b", 2)], host=THERE, versions={"torch": "2"})
     assert json.loads(path.read_text())["host"] == THERE and [row.host for row in load(path)] == ["", ""]
+
+
+def test_a_machine_that_measured_the_rest_too_is_the_files_host(path):
+    update(path, [make_claim("a", 1), make_claim("b", 1)], host=HERE)
+    update(path, [make_claim("b", 2)], host=THERE)
+    update(path, [make_claim("a", 2)], host=THERE)
+    assert json.loads(path.read_text())["host"] == THERE and [row.host for row in load(path)] == ["", ""]
+
+
+def test_rows_of_other_versions_name_them_until_all_have_the_same(path):
+    update(path, [make_claim("a", 1), make_claim("b", 1)], host=HERE, versions={"torch": "1"})
+    update(path, [make_claim("b", 2)], host=HERE, versions={"torch": "2"})
+    content = json.loads(path.read_text())
+    assert (content["host"], content["versions"]) == (HERE, {"torch": "1"})
+    assert [row.get("versions") for row in content["rows"]] == [None, {"torch": "2"}]
+    assert [row.host for row in load(path)] == ["", ""]
+    update(path, [make_claim("a", 2)], host=HERE, versions={"torch": "2"})
+    content = json.loads(path.read_text())
+    assert content["versions"] == {"torch": "2"} and not any("versions" in row for row in content["rows"])
 
 
 def test_what_was_measured_stays_where_it_could_not_be_measured_again(path):
