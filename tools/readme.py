@@ -23,7 +23,7 @@ README = ROOT / "README.md"
 CHOOSE = ROOT / "docs" / "choose.md"
 WORKFLOW = ".github/workflows/tests.yml"
 LESSONS = ("lesson", "question", "to read", "to run")
-SIX = ("technique", "times as fast (95%)", "compared with", "beside the official implementation", "published")
+SIX = ("technique", "times as fast (interval)", "compared with", "beside the official implementation", "published")
 COLUMNS = {"over its peer": r" times as fast as \1", "published": r" times: \1"}
 SHOWN = {  # six techniques of techniques.KNOWN that have a peer, in the lessons' order: what they are
     "continuous batching": "requests join and leave at every step; total throughput",

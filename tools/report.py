@@ -29,7 +29,7 @@ TOPICS = {  # the first word of a claim's name: the lesson that it belongs to
 MISSED = "What missed its bar"
 BARS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 OPENING = (
-    "Every claim of the course has a bar that was set before it was measured, a 95% interval and a baseline. A claim "
+    "Every claim of the course has a bar that was set before it was measured, an interval and a baseline. A claim "
     "that misses its bar stays here and says why. Baseline and details are folded; raw samples, machine and versions "
     "are in `bench/results`."
 )

@@ -21,7 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a redirected one may lack characters of a text
         sys.stdout.reconfigure(errors="replace")
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()  # here, so that a reader that has ended is noticed
+        return status
     except Refused as error:
         print(error, file=sys.stderr)
         return 2

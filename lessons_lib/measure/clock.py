@@ -27,7 +27,7 @@ QUICK = "LESSONS_LIB_QUICK"
 ASYNCHRONOUS = ("cuda", "mps", "xpu")  # these devices return before the work is done
 STEADY = 0.05  # warm-up ends when two runs in a row differ by less
 NOISY = 0.10  # interquartile range / median above which samples are noisy
-SIX = 6  # pairs, the fewest whose median has a 95% interval
+FEWEST_PAIRS = 6  # whose median has a 95% interval
 RESAMPLES = 2000  # bootstrap resamples (Efron 1979)
 
 
@@ -79,7 +79,7 @@ class Samples:
 class Ratio:
     """Median of the paired ratios a/b with its 95% interval. For seconds, 2 means that b is twice as fast.
 
-    few: fewer than SIX pairs, for which no 95% interval exists; low and high are then the lowest and highest ratio.
+    few: fewer than FEWEST_PAIRS, for which no 95% interval exists; low and high are then the lowest and highest ratio.
     """
 
     value: float
@@ -91,7 +91,10 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval excludes 1, which a single pair cannot tell. If not, no difference was seen."""
+        """Whether the interval excludes 1. If not, no difference was seen.
+
+        A single pair cannot tell. Without any difference, three pairs exclude 1 in a quarter of cases.
+        """
         return not (self.low <= 1 <= self.high or (self.few and len(self.samples) == 1))
 
     @property
@@ -110,7 +113,7 @@ class Ratio:
     def of(cls, a: Samples, b: Samples) -> Ratio:
         """Pair the i-th sample of a with the i-th of b; both need the same number of samples, at least one."""
         pairs = list(zip(a.times, b.times, strict=True))
-        return cls(*median_ratio(pairs), a, b, few=len(pairs) < SIX)
+        return cls(*median_ratio(pairs), a, b, few=len(pairs) < FEWEST_PAIRS)
 
 
 def sync(device: Any) -> None:
@@ -182,23 +185,24 @@ def median_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, fl
 
     The interval runs from the k-th lowest to the k-th highest ratio. Each ratio lies below the true median with
     probability 1/2, so the interval misses it with probability 2 P[Bin(n, 1/2) < k]; k is the largest with at most 5%.
-    With fewer than SIX pairs even the lowest and the highest miss it more often. Medians are taken of logarithms, so
+    With fewer than FEWEST_PAIRS even the lowest and the highest miss it more often. Medians are taken of logarithms, so
     that swapping a and b inverts the result; all values must be positive.
     """
     if not pairs:
         raise ValueError("No pairs to compare; measure at least one.")
     logs = sorted(math.log(a / b) for a, b in pairs)
-    n, outside = len(logs), 0
-    while 2 * sum(math.comb(n, i) for i in range(outside + 2)) <= 0.05 * 2**n:
+    n, outside, tail = len(logs), 0, 1 + len(logs)  # tail: of 2^n cases, those with fewer than k = outside + 2
+    while 40 * tail <= 2**n:
         outside += 1
+        tail += math.comb(n, outside + 1)
     return math.exp(median(logs)), math.exp(logs[outside]), math.exp(logs[n - 1 - outside])
 
 
 def rate_ratio(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> Ratio:
     """Ratio of rates b/a, where a rate is the sum of tokens over the sum of costs. a, b: (tokens, cost) per text.
 
-    The 95% interval comes from resampling the texts, so it shows how much their choice matters. The samples are each
-    text's cost per token.
+    The 95% interval comes from resampling the texts, so it shows how much their choice matters; with few texts it is
+    too narrow. The samples are each text's cost per token.
     """
     if not len(a) or len(a) != len(b):
         raise ValueError(f"both methods need the same texts, at least one, not {len(a)} and {len(b)}")

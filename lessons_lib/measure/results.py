@@ -202,7 +202,7 @@ def write_scorecard(
 
 # --- Claims, in bench/results/claims.json
 
-CLAIMS = ("claim", "value", "95% interval", "bar", "holds", "baseline", "date", "note")
+CLAIMS = ("claim", "value", "interval", "bar", "holds", "baseline", "date", "note")
 
 
 def holds(value: float | None, bar: str) -> bool | None:
@@ -248,8 +248,7 @@ def update(
 
     Rows of other claims stay as they are. With quick=True the new rows are marked quick and never replace a full row. A
     row without a value never replaces one with a value. host, versions: of this run. They become the file's if no row
-    of other ones remains; otherwise the new rows name theirs, where they differ. Raises ValueError if the file is
-    damaged.
+    of another machine remains; otherwise the new rows name their host. Raises ValueError if the file is damaged.
     """
     path = Path(path)
     old = _read(path)
@@ -261,20 +260,14 @@ def update(
     new = [row for row in new if not (quick and row["claim"] in full)]
     new = [row for row in new if row["value"] is not None or row["claim"] not in measured]
     if new:
-        # let every row name its host and versions; kept rows that name none have the file's
-        head = {"host": old.get("host", ""), "versions": old.get("versions", {})}
-        run = {"host": host or head["host"], "versions": versions or head["versions"]}
-        of_file, of_run = (about | {"host": described(about["host"])} for about in (head, run))
-        merged = {name: row | of_file | row for name, row in kept.items()}
-        merged |= {row["claim"]: row | of_run for row in new}
-        # choose the file's, drop what equals them, and write
-        if all(row | of_run == row for row in merged.values()):
-            head, of_file = run, of_run
-        rows = [
-            {field: value for field, value in merged[name].items() if field not in of_file or value != of_file[field]}
-            for name in sorted(merged)
-        ]
-        _write(path, head | {"rows": rows})
+        # name the host if rows of another machine remain
+        named = set(kept) - {row["claim"] for row in new} and described(host) != described(old.get("host", ""))
+        new = [row | ({"host": described(host)} if named else {}) for row in new]
+        # merge and write
+        merged = kept | {row["claim"]: row for row in new}
+        head = {name: old[name] for name in ("host", "versions")} if named else {}
+        head = head or {"host": host or old.get("host", ""), "versions": versions or old.get("versions", {})}
+        _write(path, head | {"rows": [merged[name] for name in sorted(merged)]})
     return load(path)
 
 
@@ -312,7 +305,7 @@ def claim_cells(claims: Sequence[Result]) -> list[list[str]]:
 
 def in_runs(row: Result) -> str:
     """What to say behind an interval that is no 95% interval: ", 3 runs"; else nothing."""
-    return f", {row.runs} runs" if row.runs else ""
+    return "" if not row.runs else ", one run" if row.runs == 1 else f", {row.runs} runs"
 
 
 def as_fine_as(bar: str, value: float) -> str:

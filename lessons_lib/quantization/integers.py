@@ -159,9 +159,11 @@ class Integers(Quantized):
         return unpack(self.codes, self.grid.bits, self.shape.numel()).view(self.shape)
 
     def dequantize(self) -> Tensor:
-        codes, most = self.levels().view(len(self.grid.scales), -1), torch.finfo(self.dtype).max
-        # clamped, because a scale that was rounded up can take the last level beyond the dtype's range
-        return self.grid.decode(codes, working_dtype(self.dtype)).clamp_(-most, most).view(self.shape).to(self.dtype)
+        codes = self.levels().view(len(self.grid.scales), -1)
+        values = self.grid.decode(codes, working_dtype(self.dtype))
+        if self.dtype == torch.float16:  # a scale that was rounded up can take the last level beyond its range
+            values.clamp_(-torch.finfo(self.dtype).max, torch.finfo(self.dtype).max)
+        return values.view(self.shape).to(self.dtype)
 
 
 def quantize(

@@ -157,7 +157,7 @@ class Worker(Thread):
                     self._step()
                 except Exception as error:  # for example no memory left: its requests fail, and the others go on
                     log.exception("a step failed")
-                    for sequence in self.scheduler.running:
+                    for sequence in self.scheduler.running or [answer.sequence for answer in self.answers]:
                         sequence.error = f"The engine failed: {error!r}"
                         self.engine.cancel(sequence)  # it leaves before the next step
                 self._end_answers()

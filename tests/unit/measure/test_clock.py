@@ -149,6 +149,12 @@ def test_the_interval_leaves_out_as_many_ratios_as_it_may():
     assert (low, high) == pytest.approx((2, 8))
 
 
+def test_any_number_of_pairs_will_do():
+    """About 1.96 sqrt(n) / 2 ratios lie between the median and an end."""
+    _, low, high = median_ratio([(float(x), 1.0) for x in range(1, 3001)])
+    assert low == pytest.approx(1500 - 54, abs=2) and high == pytest.approx(1501 + 54, abs=2)
+
+
 def test_few_pairs_have_a_range_and_no_95_percent_interval():
     a, one = Samples((2.0, 2.2, 2.1)), Samples((1.0,))
     three = Ratio.of(a, Samples((1.0, 1.0, 1.0)))

@@ -129,25 +129,6 @@ def test_a_machine_that_measured_every_row_is_the_files_host(path):
     assert json.loads(path.read_text())["host"] == THERE and [row.host for row in load(path)] == ["", ""]
 
 
-def test_a_machine_that_measured_the_rest_too_is_the_files_host(path):
-    update(path, [make_claim("a", 1), make_claim("b", 1)], host=HERE)
-    update(path, [make_claim("b", 2)], host=THERE)
-    update(path, [make_claim("a", 2)], host=THERE)
-    assert json.loads(path.read_text())["host"] == THERE and [row.host for row in load(path)] == ["", ""]
-
-
-def test_rows_of_other_versions_name_them_until_all_have_the_same(path):
-    update(path, [make_claim("a", 1), make_claim("b", 1)], host=HERE, versions={"torch": "1"})
-    update(path, [make_claim("b", 2)], host=HERE, versions={"torch": "2"})
-    content = json.loads(path.read_text())
-    assert (content["host"], content["versions"]) == (HERE, {"torch": "1"})
-    assert [row.get("versions") for row in content["rows"]] == [None, {"torch": "2"}]
-    assert [row.host for row in load(path)] == ["", ""]
-    update(path, [make_claim("a", 2)], host=HERE, versions={"torch": "2"})
-    content = json.loads(path.read_text())
-    assert content["versions"] == {"torch": "2"} and not any("versions" in row for row in content["rows"])
-
-
 def test_what_was_measured_stays_where_it_could_not_be_measured_again(path):
     update(path, [make_claim("a", 1, ">= 1")])
     rows = update(

@@ -256,6 +256,14 @@ def test_a_request_that_waits_while_a_step_fails_is_answered():
     assert statuses == {"running": 500, "waiting": 200}
 
 
+def test_a_scheduler_that_fails_while_nothing_runs_fails_what_waits():
+    with serving() as worker:
+        schedule, calls = worker.scheduler.schedule, count()
+        worker.scheduler.schedule = lambda now: 1 / 0 if next(calls) == 0 else schedule(now)
+        statuses = [post(worker, {"prompt": "ab", "max_tokens": 2, "temperature": 0}).status_code for _ in "ab"]
+    assert statuses == [500, 200]
+
+
 def test_settings_that_cannot_work_are_refused():
     for wrong in (
         {"max_model_len": CONTEXT + 1}, {"num_blocks": 4, "max_model_len": 65}, {"max_queue": -1}, {"max_model_len": 0},
