@@ -20,6 +20,7 @@ from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.targets import Target, Unsupported, as_target
 from lessons_lib.decoding.text import encode
 from lessons_lib.measure import machine, tables
+from lessons_lib.measure.clock import FEWEST_PAIRS
 from lessons_lib.models import load
 from lessons_lib.models.decoder import computes
 from lessons_lib.models.device import dtype_name, out_of_memory
@@ -194,6 +195,7 @@ def few(comparison: Comparison, asked: int, minutes: float) -> str:
     each = len(shared) // prompts
     runs = "one run" if each == 1 else f"{each} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
+    said += " (of so few, the interval is too narrow)" if 1 < len(shared) < FEWEST_PAIRS else ""
     if comparison.max_new_tokens < asked:
         most = max(1, round(comparison.unlimited / 60))
         said += f", because --minutes {minutes:g} allowed no more; --minutes 0 (all, in about {most} "

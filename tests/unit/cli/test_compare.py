@@ -1,7 +1,8 @@
 """`lessons compare`: what it runs, what it recommends, what it writes, and what remains after Ctrl-C."""
 
 import json
-from itertools import islice
+from itertools import islice, product
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,6 +125,14 @@ def test_control_c_in_a_later_round_counts_the_rounds_that_are_compared(checkpoi
     call = ["--model", str(checkpoints / "gpt2"), "--device", "cpu", "--max-new-tokens", "6", "--output", str(tmp_path)]
     assert cli.main(["compare", *call, "--prompts", str(prompts)]) == 130
     assert "This rests on 1 prompt, one run each of up to 6 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("prompts, narrow", [(1, False), (4, True), (6, False)])
+def test_an_interval_of_few_runs_is_said_to_be_too_narrow(prompts, narrow):
+    """One run has no interval."""
+    outputs = dict.fromkeys(product(("plain", "lookup"), range(prompts), (0,)))
+    said = compare.few(SimpleNamespace(outputs=outputs, first="plain", max_new_tokens=8), asked=8, minutes=4.0)
+    assert ("of so few, the interval is too narrow" in said) == narrow
 
 
 def test_control_c_before_any_measurement_says_so(checkpoints, tmp_path, capsys, monkeypatch):
