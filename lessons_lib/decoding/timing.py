@@ -40,7 +40,7 @@ def launch_times(
     """
     theirs, ours = (
         TransformersTarget(tiny(shape.num_layers, DTYPES[dtype]).to(device)),
-        overhead_proxy(shape, dtype, device),
+        overhead_proxy(shape, dtype, device, context=cached + ROOM),
     )
     compiled = CompiledTarget(ours.decoder, context=cached + ROOM, matmul="library", regional=True)
     targets = {"transformers": theirs, "decoder": ours, "compiled": compiled}

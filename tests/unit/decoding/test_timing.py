@@ -48,10 +48,11 @@ def test_launching_is_timed_on_narrow_models_with_the_layers_of_the_shape(monkey
     timed = []
     monkeypatch.setattr(timing, "repeatable_step", lambda target, prompt: timed.append(target) or (lambda: None))
     shape = replace(CONFIGS["smollm2-135m"], num_layers=3)
-    times = timing.launch_times(shape, "bf16", 7, repeats=2)
+    times = timing.launch_times(shape, "bf16", 1500, repeats=2)
     assert list(times) == ["transformers", "decoder", "compiled"]
     assert list(map(type, timed)) == [TransformersTarget, DecoderTarget, CompiledTarget]
     assert {len(layers) for layers in (timed[0].network.model.layers, timed[1].decoder.layers)} == {3}
+    assert min(timed[1].context, timed[2].context) > 1500  # room for what is cached and the step
 
 
 def test_every_call_of_a_batched_step_adds_the_greedy_token_to_every_request():
