@@ -195,12 +195,12 @@ def few(comparison: Comparison, asked: int, minutes: float) -> str:
     each = len(shared) // prompts
     runs = "one run" if each == 1 else f"{each} runs"
     said = f"This rests on {of}, {runs} each of up to {comparison.max_new_tokens} tokens"
-    said += " (of so few, the interval is too narrow)" if 1 < len(shared) < FEWEST_PAIRS else ""
+    narrow = " The interval of so few runs is too narrow." if 1 < len(shared) < FEWEST_PAIRS else ""
     if comparison.max_new_tokens < asked:
         most = max(1, round(comparison.unlimited / 60))
         said += f", because --minutes {minutes:g} allowed no more; --minutes 0 (all, in about {most} "
-        return f"{said}{'minute' if most == 1 else 'minutes'}) and more prompts make it firmer."
-    return f"{said}; more of your own --prompts make it firmer."
+        return f"{said}{'minute' if most == 1 else 'minutes'}) and more prompts make it firmer.{narrow}"
+    return f"{said}; more of your own --prompts make it firmer.{narrow}"
 
 
 def not_tested(options: argparse.Namespace, model: LanguageModel) -> str:

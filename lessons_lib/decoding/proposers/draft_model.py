@@ -77,7 +77,7 @@ class DraftModel(Proposer):
         while level and tree.draft_calls < gamma and self._has_room(tree, level):
             (output,) = self.draft.run([self._input(ids, tree, level)])
             if level == [ROOT]:
-                self.most = self.cache.most  # of this step: that of a streaming cache rises with every token
+                self.cache_most = self.cache.most  # of this step: that of a streaming cache rises with every token
             count = self.children[tree.draft_calls] if branching and tree.draft_calls < len(self.children) else 1
             tree.draft_calls += 1
             level, confidence = self._grow(tree, level, self._shared(output.logits), count)
@@ -144,4 +144,4 @@ class DraftModel(Proposer):
         """Whether the target's budget allows another level, and the draft cache has room for this one."""
         if not any(tree.fits(node) for node in level):
             return False
-        return level == [ROOT] or self.most is None or self.cache.length() + len(level) <= self.most
+        return level == [ROOT] or self.cache_most is None or self.cache.length() + len(level) <= self.cache_most

@@ -132,7 +132,7 @@ def test_an_interval_of_few_runs_is_said_to_be_too_narrow(prompts, narrow):
     """One run has no interval."""
     outputs = dict.fromkeys(product(("plain", "lookup"), range(prompts), (0,)))
     said = compare.few(SimpleNamespace(outputs=outputs, first="plain", max_new_tokens=8), asked=8, minutes=4.0)
-    assert ("of so few, the interval is too narrow" in said) == narrow
+    assert ("The interval of so few runs is too narrow." in said) == narrow
 
 
 def test_control_c_before_any_measurement_says_so(checkpoints, tmp_path, capsys, monkeypatch):
