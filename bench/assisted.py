@@ -7,16 +7,12 @@ texts determines the result for every draft length.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from hashlib import sha256
 from itertools import zip_longest
 
-import torch
-
 from bench import common, questions
-from bench.common import DTYPE, Measured, Run, claim, costs_of, mean_rate, prompt_of
-from bench.questions import EAGER, TAUGHT, asked, each, measured, ours, speed, theirs, with_and_without
+from bench.common import DTYPE, Measured, Run, claim, costs_of, fingerprint, mean_rate, prompt_of
+from bench.questions import EAGER, TAUGHT, asked, measured, ours, speed, theirs, with_and_without
 from lessons_lib import DraftModel, load
-from lessons_lib.data import Question
 from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.peers import assist
 from lessons_lib.decoding.prediction import replay_draft
@@ -25,6 +21,7 @@ from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, Draf
 from lessons_lib.measure.clock import Ratio, Samples, in_turn, rate_ratio
 from lessons_lib.measure.cost import StepCost, width_cost
 from lessons_lib.models import draft_format
+from lessons_lib.progress import bar
 from lessons_lib.training import evaluate, prompts
 
 GAMMA = 4  # tokens drafted per step, wherever the length is fixed
@@ -45,17 +42,8 @@ def draft():
 
 @cache
 def settings() -> dict:
-    """Settings that identify a measurement; another draft, even of the same name, invalidates it."""
+    """What was measured, for the raw results."""
     return {"draft": "smol-draft", "weights": fingerprint(draft().network), "gamma": GAMMA}
-
-
-def fingerprint(network: torch.nn.Module) -> str:
-    """The first 16 digits of the SHA-256 of a network's tensors."""
-    digest = sha256()
-    for name, tensor in network.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
 
 
 @cache
@@ -124,14 +112,14 @@ def cost(run: Run) -> Measured:
 )  # fmt: skip
 def mixed(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "assisted", drafter)  # noqa: E731
-    rows = asked("assisted/mixed/vs-plain", run, KINDS, 4, methods, settings())
+    rows = asked(run, KINDS, 4, methods)
     on = {state.strip() or "eager": of for state, of in questions.targets(run).items()}
     v = {state: costs_of(of, (1, GAMMA + 1), run.repeats) for state, of in on.items()}
     expensive = ", ".join(f"{state} {costs[GAMMA + 1]:.2f}" for state, costs in v.items())
     note = f"a pass over {GAMMA + 1} tokens costs, in one-token passes: {expensive}"
     drafting = GAMMA * cost_of_draft(run.repeats, common.eager())[1].value
     overhead = lambda fed: width_cost(v["eager"])(fed) + drafting  # noqa: E731
-    return measured(rows, speed, "plain", "assisted", settings(), note, overhead, width_costs=v)
+    return measured(rows, speed, "plain", "assisted", note, overhead, width_costs=v, settings=settings())
 
 
 @claim(
@@ -151,8 +139,7 @@ def vs_transformers(run: Run) -> Measured:
         both |= {"loop": partial(ours, network, ids, by_network)}
         return {"theirs": partial(theirs, ids, draft=assistant())} | both | questions.plain_beside(run, ids)
 
-    rows = asked("assisted/vs-transformers", run, KINDS, 3, methods, settings(), like=questions.BESIDE.get)
-    return questions.over_transformers(rows, settings())
+    return questions.over_transformers(asked(run, KINDS, 3, methods), settings())
 
 
 @cache
@@ -162,19 +149,12 @@ def texts(run: Run) -> dict[str, list[dict]]:
     right: for every token after the first, whether the draft predicted it.
     """
     chosen = questions.chosen(run, prompts.measured(), HELD_OUT_KINDS, 2 if run.quick else prompts.PER_KIND)
-
-    def measure(question: Question) -> list[dict]:
-        turns = questions.conversation(common.eager(), question)
-        return [row | {"right": evaluate.right_in_steps(drafting(), ids, out.ids)} for row, ids, out in turns]
-
-    depends = settings() | {"tokens": questions.TOKENS, "dtype": DTYPE}
-    rows = [row for row in each("draft/texts", chosen, measure, depends) if row["right"]]
-    return {kind: [row for row in rows if row["category"] == kind] for kind in questions.categories_of(chosen)}
-
-
-def strings(rows: list[dict]) -> list[dict]:
-    """Rows in their stored form: right and wrong as 1 and 0."""
-    return [row | {"right": "".join(str(int(hit)) for hit in row["right"])} for row in rows]
+    found = {kind: [] for kind in questions.categories_of(chosen)}
+    for question in bar(chosen, desc="held-out questions", unit="question"):
+        for row, ids, out in questions.conversation(common.eager(), question):
+            if right := evaluate.right_in_steps(drafting(), ids, out.ids):
+                found[question.category].append(row | {"right": right})
+    return found
 
 
 @claim(
@@ -195,8 +175,9 @@ def tokens_per_pass(run: Run) -> Measured:
     share = {kind: evaluate.mean([hit for text in right for hit in text]) for kind, right in found.items()}
     note = f"tokens per pass: {common.listed(tau)}; {sum(map(len, found.values()))} texts, counted once; {RESAMPLED}"
     facts = {"tokens_per_pass": tau, "right": share, "by_gamma": by_gamma, "unit": "passes per token"}
-    rows = [row for of in texts(run).values() for row in strings(of)]
-    return Measured(mean_rate(counts), note, facts | {"gamma": GAMMA, "texts": rows})
+    rows = [row for of in texts(run).values() for row in of]
+    stored = [row | {"right": "".join(str(int(hit)) for hit in row["right"])} for row in rows]  # right 1, wrong 0
+    return Measured(mean_rate(counts), note, facts | {"gamma": GAMMA, "texts": stored})
 
 
 @claim(

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from lessons_lib import load
 from lessons_lib.decoding.probing import width_times
@@ -57,7 +59,7 @@ class Claim:
     bar: str
     baseline: str
     measure: Callable[[Run], Measured]
-    says: str = "{number}"
+    says: str
     missed: str = ""
     asks: str = ""
     unit: str = "x"
@@ -76,20 +78,29 @@ class NotMeasured(Exception):
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(name: str, bar: str, baseline: str, *, says: str, missed="", asks="", unit="x", dtype=DTYPE):
-    """Register the decorated function as the measurement of claim `name`. The others: as in Claim."""
+def claim(name: str, bar: str, baseline: str, **settings: str):
+    """Register the decorated function as the measurement of claim `name`. settings: as in Claim."""
 
     def register(measure: Callable[[Run], Measured]):
-        CLAIMS[name] = Claim(name, bar, baseline, measure, says, missed, asks, unit, dtype)
+        CLAIMS[name] = Claim(name, bar, baseline, measure, **settings)
         return measure
 
     return register
 
 
+def fingerprint(network: torch.nn.Module) -> str:
+    """The first 16 digits of the SHA-256 of a network's tensors: which weights were measured."""
+    digest = sha256()
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
 def off_by(ratio: Ratio) -> Ratio:
     """Distance of a ratio from 1. The interval follows from the ratio's own; it begins at 0 if that contains 1."""
     near, far = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
-    return Ratio(abs(ratio.value - 1), near if ratio.differs else 0.0, far, ratio.a, ratio.b, ratio.few)
+    return Ratio(abs(ratio.value - 1), near if ratio.differs else 0.0, far, ratio.a, ratio.b, runs=ratio.runs)
 
 
 @cache

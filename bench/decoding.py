@@ -17,8 +17,7 @@ from bench.common import Measured, Run, claim
 from lessons_lib import generate
 from lessons_lib.data import RESULTS
 from lessons_lib.decoding.peers import by_transformers, static_and_compiled
-from lessons_lib.decoding.targets import TransformersTarget
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets import Target, TransformersTarget
 from lessons_lib.decoding.timing import batched_step, clocked_transformers
 from lessons_lib.measure import cost, machine
 from lessons_lib.measure.clock import Ratio, Timeline, compare, timed

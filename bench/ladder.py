@@ -15,7 +15,7 @@ from statistics import median
 from bench import assisted, common, medusa, questions
 from bench.common import DTYPE, Measured, NotMeasured, Run, claim, prompt_of
 from bench.prompt_lookup import GROUNDED, LOOKUP
-from bench.questions import CONTEXT, Made, answered, asked, decoding, ours, tokens_per_pass
+from bench.questions import CONTEXT, Made, answered, asked, decoding, ours, speed, tokens_per_pass
 from lessons_lib import DraftModel, Medusa, PromptLookup, generate
 from lessons_lib.data import text
 from lessons_lib.decoding import llamacpp
@@ -29,12 +29,11 @@ from lessons_lib.decoding.prediction import (
     counting,
     replay,
     replay_draft,
-    step_gains,
 )
 from lessons_lib.decoding.probing import logits_along
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets import Target
 from lessons_lib.decoding.timing import clocked_transformers, launch_times, seen_prefill
 from lessons_lib.measure import machine, quality
 from lessons_lib.measure.clock import in_turn, rate_ratio
@@ -78,24 +77,14 @@ def light() -> str:
 @cache
 def rows(run: Run, kind: str) -> list[dict]:
     """All configurations and peers on the questions of one kind; each row includes plain decoding's text."""
-    predicted_costs(run.quick, run.repeats)  # predict before any text is timed
-    text = lambda ids, out: {"prompt": list(ids), "new": out.ids}  # noqa: E731
-    settings = {"configurations": sorted(configuration_methods(run, common.prompt_of(8)))}
-    networks = {"draft": assisted.draft().network, "heads": medusa.heads()}  # others of the same name begin anew
-    settings |= {name: assisted.fingerprint(network) for name, network in networks.items()}
+    configurations(run)  # predict before any text is timed
     categories, count = KINDS[kind]
-    methods = lambda ids: configuration_methods(run, ids)  # noqa: E731
-    return answered(asked(f"ladder/{kind}", run, categories, count, methods, settings, also=text))
+    return answered(asked(run, categories, count, partial(configuration_methods, run), texts=True))
 
 
-def whole(found: Sequence[dict], name: str) -> list[tuple[float, float]]:
-    """(tokens, seconds) of each text, prefill included."""
-    return [(row[name]["tokens"], row[name]["seconds"]) for row in found]
-
-
-def speeds(found: Sequence[dict], names: Collection[str], of: Callable = decoding) -> dict[str, float]:
+def speeds(found: Sequence[dict], names: Collection[str]) -> dict[str, float]:
     """Tokens per second of each configuration over all texts together."""
-    sums = {name: [sum(column) for column in zip(*of(found, name), strict=True)] for name in names}
+    sums = {name: [sum(column) for column in zip(*decoding(found, name), strict=True)] for name in names}
     return {name: tokens / seconds for name, (tokens, seconds) in sums.items()}
 
 
@@ -104,7 +93,7 @@ def speeds(found: Sequence[dict], names: Collection[str], of: Callable = decodin
     says="Everything combined makes free writing {times} as fast as transformers' generate",
 )  # fmt: skip
 def free(run: Run) -> Measured:
-    return against(run, ["free"], ["generate"], list(named(run)))
+    return against(run, ["free"], ["generate"], list(configurations(run)))
 
 
 @claim(
@@ -112,7 +101,7 @@ def free(run: Run) -> Measured:
     says="Everything combined makes answers from a given text {times} as fast as transformers' generate",
 )  # fmt: skip
 def grounded(run: Run) -> Measured:
-    return against(run, ["grounded"], ["generate"], list(named(run)))
+    return against(run, ["grounded"], ["generate"], list(configurations(run)))
 
 
 @claim(
@@ -121,7 +110,7 @@ def grounded(run: Run) -> Measured:
     says="Without draft tokens, our fastest configuration is {times} as fast as llama.cpp on the packaged file",
 )  # fmt: skip
 def plain(run: Run) -> Measured:
-    return against(run, list(KINDS), undrafted(packaged(need_peers())), undrafted(named(run)))
+    return against(run, list(KINDS), undrafted(packaged(need_peers())), undrafted(configurations(run)))
 
 
 @claim(
@@ -131,7 +120,7 @@ def plain(run: Run) -> Measured:
     "file",
 )  # fmt: skip
 def grounded_peer(run: Run) -> Measured:
-    return against(run, ["grounded"], packaged(need_peers()), list(named(run)))
+    return against(run, ["grounded"], packaged(need_peers()), list(configurations(run)))
 
 
 @claim(
@@ -141,7 +130,7 @@ def grounded_peer(run: Run) -> Measured:
     "equal quality",
 )  # fmt: skip
 def plain_best(run: Run) -> Measured:
-    return against(run, list(KINDS), undrafted(need_peers()), undrafted(named(run)), as_good=True)
+    return against(run, list(KINDS), undrafted(need_peers()), undrafted(configurations(run)), as_good=True)
 
 
 @claim(
@@ -151,7 +140,7 @@ def plain_best(run: Run) -> Measured:
     "format of equal quality",
 )  # fmt: skip
 def grounded_best(run: Run) -> Measured:
-    return against(run, ["grounded"], need_peers(), list(named(run)), as_good=True)
+    return against(run, ["grounded"], need_peers(), list(configurations(run)), as_good=True)
 
 
 def need_peers() -> list[str]:
@@ -171,11 +160,6 @@ def undrafted(names: Collection[str]) -> list[str]:
     return [name for name in names if name == target_of(name)]
 
 
-def named(run: Run) -> dict[str, Configuration]:
-    """Our configurations, with their predicted costs, by name."""
-    return {config.name: config for config in predicted_costs(run.quick, run.repeats)}
-
-
 def against(
     run: Run, kinds: Sequence[str], slow: Sequence[str], ours: Sequence[str], as_good: bool = False
 ) -> Measured:
@@ -192,16 +176,17 @@ def against(
     theirs = best(took, near(peers, winner) if as_good else slow)
     # ratios, note and facts
     ratio = rate_ratio(decoding(found, theirs), decoding(found, winner))
-    requests = rate_ratio(whole(found, theirs), whole(found, winner))
+    requests = speed(found, theirs, winner)
+    gap = max(row[winner]["logit_gap"] for row in found)
     note = (
         f"{winner} {took[winner]:.0f} tokens/s, {theirs} {took[theirs]:.0f}; {requests.value:.2f} with the prefill; "
-        f"{differing(found, winner)}{speeds_of(peers)}"
+        f"logit gap under the unquantized weights at most {gap:.2g}{speeds_of(peers)}"
     )
     table = {kind: table_of(run, rows(run, kind)) for kind in kinds}
     facts = {"best": winner, "peer": theirs, "requests": [requests.value, requests.low, requests.high]}
     facts |= {"formats": peers} if peers else {}
     facts["tokens_per_pass"] = tokens_per_pass(found, winner)
-    if theirs in named(run):
+    if theirs in configurations(run):
         predicted = {row["configuration"]: row["predicted"] for row in table[kinds[0]] if not row["peer"]}
         facts["predicted"] = predicted[winner] / predicted[theirs]
     return Measured(ratio, note, facts | {"configurations": table, "questions": found, **quality_facts(run.quick)})
@@ -232,35 +217,27 @@ def speeds_of(peers: dict[str, dict[str, float]]) -> str:
     )
 
 
-def differing(found: Sequence[dict], name: str) -> str:
-    """Largest logit gap of a configuration's texts under the unrounded weights, as a sentence."""
-    most = max(row[name]["logit_gap"] for row in found)
-    return f"logit gap under the unquantized weights at most {most:.2g}"
-
-
 def table_of(run: Run, found: Sequence[dict]) -> list[dict]:
-    """Predicted and measured speed of every configuration, and its gain over the one it builds on."""
-    ladder, timed = named(run), [name for name in found[0] if isinstance(found[0][name], dict)]
-    all_names = [*(name for name in ladder if name in timed), *(name for name in timed if name not in ladder)]
-    took, requests = speeds(found, all_names), speeds(found, all_names, whole)
-    gains, counts = step_gains(list(ladder.values()), took), good_enough(run.quick)
-    table = []
-    for name in all_names:
-        row = {"configuration": name, "speed": took[name], "whole": requests[name], "peer": name not in ladder}
+    """Predicted and measured speed of every configuration, and the one it builds on."""
+    ladder, counts = configurations(run), good_enough(run.quick)
+    names = [*ladder, *peers()]
+    took, table = speeds(found, names), []
+    for name in names:
+        row = {"configuration": name, "speed": took[name], "peer": name not in ladder}
         row["samples"] = [tokens / seconds for tokens, seconds in decoding(found, name)]
         row["counts"] = target_of(name) in counts
         if name in ladder:
-            row |= {"below": ladder[name].below, "gain": gains[name]}
-            row |= {"predicted": ladder[name].cost.speed(*expected(run, name, found))}
-            row |= {"moved": ladder[name].cost.moved(CACHED)}
+            predicted = ladder[name].cost.speed(*expected(run, name, found))
+            row |= {"below": ladder[name].below, "predicted": predicted}
         table.append(row)
     return table
 
 
-def expected(run: Run, name: str, found: Sequence[dict]) -> list:
+def expected(run: Run, name: str, found: Sequence[dict]) -> list[Sequence[StepStats]]:
     """Expected stats of this configuration on the texts that plain decoding generated."""
     of, _, who = name.partition(" + ")
-    return [expected_trace(who, row["prompt"], row["new"], runs(of, run.quick), run) for row in found]
+    target = targets(run.quick).get(of, common.eager())
+    return [expected_steps(who, row["prompt"], row["new"], target, run) for row in found]
 
 
 @cache
@@ -280,10 +257,8 @@ def drafts_on(name: str) -> bool:
 @cache
 def small() -> Target:
     """The draft for a fast target: compiled, with 8-bit weights."""
-    wide = decoder_of(assisted.draft().network)
-    return questions.run_once(
-        quantize_model(wide, "W8A16"), (1, 2)
-    )  # 2: after a step whose draft tokens were all accepted
+    quantized = quantize_model(decoder_of(assisted.draft().network), "W8A16")
+    return questions.run_once(quantized, (1, 2))  # 2: after a step whose draft tokens were all accepted
 
 
 @cache  # the tokenizers are compared once, not for every text
@@ -292,26 +267,16 @@ def drafter(target: Target) -> DraftModel:
     return DraftModel(small(), assisted.GAMMA)
 
 
-def runs(name: str, quick: bool) -> Target:
-    """The target that runs the configuration of this name."""
-    return targets(quick).get(target_of(name), common.eager())
-
-
 def target_of(name: str) -> str:
     """Name of a configuration's target: "W8A8" for "W8A8 + draft"."""
     return name.partition(" + ")[0]
-
-
-def exact() -> Target:
-    """The reference for quality: the same model in fp32."""
-    return common.eager("fp32")
 
 
 @cache
 def readings(quick: bool) -> dict[str, quality.Reading]:
     """Readings (nll, argmax tokens) of the evaluation text by each target and by llama.cpp in each format."""
     ids = common.model().tokenizer(text()[: 8 * READ], verbose=False).input_ids[: READ // 4 if quick else READ]
-    on = {"fp32": exact(), "decoder": common.eager()} | targets(quick)
+    on = {"fp32": common.eager("fp32"), "decoder": common.eager()} | targets(quick)
     says = {name: lambda ids, of=of: logits_along(of, ids, len(ids)) for name, of in on.items()}
     says |= {name: of.logits for name, of in plain_peers().items()}
     return {name: quality.read(logits, ids) for name, logits in says.items()}
@@ -367,7 +332,7 @@ def peers() -> dict[str, llamacpp.LlamaCpp]:
 
 def plain_peers() -> dict[str, llamacpp.LlamaCpp]:
     """llama.cpp in each format, without its prompt lookup."""
-    return {name: of for name, of in peers().items() if name == target_of(name)}
+    return {name: peers()[name] for name in undrafted(peers())}
 
 
 def proposer(who: str, of: Target, run: Run, v: WidthCurve = None) -> Proposer:
@@ -416,41 +381,30 @@ def by_peer(of: llamacpp.LlamaCpp, ids: list[int]) -> Made:
 
 
 @cache
-def predicted_costs(quick: bool, repeats: int) -> list[Configuration]:
-    """All configurations with predicted costs, from bytes, this machine's rates, and parts timed without any text."""
-    run, (loop, draft) = Run(quick), host_times(repeats)
-    base, launch = library(repeats)
+def configurations(run: Run) -> dict[str, Configuration]:
+    """By name, with predicted costs, from bytes, this machine's rates, and parts timed without any text."""
+    shape, element = common.model().shape, DTYPES[DTYPE].itemsize
+    loop, draft = host_times(run.repeats)
+    launch = launch_times(shape, DTYPE, CACHED, repeats=5 * run.repeats)
+    # matmuls of the library, at the rate at which they read unquantized weights
+    moved, entry = shape.weights * element, shape.kv_elements(1) * element  # entry: a token's keys and values
+    eager = StepCost(moved, entry, moved / machine.linears(shape, DTYPE, "cpu"))
     found = [
-        Configuration("generate", None, base["transformers"]),
-        Configuration("generate, compiled", "generate", base["compiled"]),
-        Configuration("decoder", "generate", replace(base["decoder"], host=loop)),
+        Configuration("generate", None, replace(eager, launch=launch["transformers"])),
+        Configuration("generate, compiled", "generate", replace(eager, slots=CONTEXT)),
+        Configuration("decoder", "generate", replace(eager, launch=launch["decoder"], host=loop)),
     ]
-    for name, of in targets(quick).items():
-        # each target plain, then with every proposer
-        v = medusa.fitted(of, repeats).v if drafts_on(name) else None
-        cost = StepCost(
-            bytes_read(of.decoder), entry(), rates().read_bandwidth, launch=launch["compiled"], v=v, host=loop
-        )
+    # compiled targets, at memory bandwidth: each plain, then with every proposer
+    bandwidth = machine.probe("cpu", [DTYPE]).read_bandwidth
+    for name, of in targets(run.quick).items():
+        v = medusa.fitted(of, run.repeats).v if drafts_on(name) else None
+        cost = StepCost(bytes_read(of.decoder), entry, bandwidth, launch=launch["compiled"], v=v, host=loop)
         found.append(Configuration(name, "decoder" if name == "compiled" else "compiled", cost))
         found += [
             Configuration(f"{name} + {who}", name, with_drafting(cost, who, of, run, draft))
             for who in PROPOSERS * drafts_on(name)
         ]
-    return found
-
-
-def library(repeats: int) -> tuple[dict[str, StepCost], dict[str, float]]:
-    """Step costs of configurations whose matmuls are library calls, and launch overheads.
-
-    Costs: transformers' eager and compiled step, and our eager one. Overheads in seconds: of each kind of step, our
-    compiled one included.
-    """
-    shape, dtype = common.model().shape, DTYPES[DTYPE]
-    launch = launch_times(shape, DTYPE, CACHED, repeats=5 * repeats)
-    moved = shape.weights * dtype.itemsize
-    cost = StepCost(moved, entry(), moved / machine.linears(shape, DTYPE, "cpu"))
-    eager = {name: replace(cost, launch=launch[name]) for name in ("transformers", "decoder")}
-    return eager | {"compiled": replace(cost, slots=CONTEXT)}, launch
+    return {configuration.name: configuration for configuration in found}
 
 
 def with_drafting(cost: StepCost, who: str, of: Target, run: Run, draft: float) -> StepCost:
@@ -470,20 +424,7 @@ def host_times(repeats: int) -> tuple[float, float]:
     return median(step.t_total - step.t_pass for step in stats), chain.median / assisted.GAMMA
 
 
-@cache
-def rates() -> machine.Hardware:
-    """This machine's measured bandwidth and compute rates."""
-    return machine.probe("cpu", [DTYPE])
-
-
-def entry() -> int:
-    """Bytes of one token's keys and values."""
-    return common.model().shape.kv_elements(1) * DTYPES[DTYPE].itemsize
-
-
-def expected_trace(
-    who: str | None, ids: Sequence[int], new: Sequence[int], of: Target, run: Run
-) -> Sequence[StepStats]:
+def expected_steps(who: str, ids: Sequence[int], new: Sequence[int], of: Target, run: Run) -> Sequence[StepStats]:
     """Expected stats of a text: replayed, or for Medusa predicted from the accuracies on its card."""
     if who == "medusa":
         return predicted_steps(len(ids), len(new) - 1, medusa.fitted(of, run.repeats))

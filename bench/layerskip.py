@@ -10,11 +10,9 @@ from functools import cache, partial
 from time import perf_counter
 
 from bench import questions
-from bench.assisted import fingerprint
-from bench.common import DTYPE, Measured, NotMeasured, Run, claim, costs_of, listed, mean_rate
-from bench.questions import Made, decoding, differing, each, each_method, in_steps, speed, tokens_per_pass
+from bench.common import DTYPE, Measured, NotMeasured, Run, claim, costs_of, fingerprint, listed, mean_rate
+from bench.questions import Made, decoding, differing, each_method, in_steps, speed, tokens_per_pass
 from lessons_lib import EarlyExit, generate, load
-from lessons_lib.data import Question
 from lessons_lib.decoding.peers import by_early_exit, by_transformers
 from lessons_lib.decoding.prediction import best_exit
 from lessons_lib.decoding.proposers.draft_length import Adaptive
@@ -24,6 +22,7 @@ from lessons_lib.measure.cost import StepCost, exit_cost
 from lessons_lib.models import ModelUnavailable, read_card
 from lessons_lib.models.exits import LAYERSKIP
 from lessons_lib.models.hub import FINE_TUNED
+from lessons_lib.progress import bar
 from lessons_lib.training.collect import Text, frequent
 from lessons_lib.training.evaluate import right_at_exits
 from lessons_lib.training.evaluate import tokens_per_pass as counted_tokens
@@ -152,44 +151,22 @@ def methods(run: Run, ids: Sequence[int], new: int, passes: dict[str, list[int]]
     }
 
 
-def plain_of(name: str) -> str:
-    """The plain decoding that a method's texts are compared with."""
-    return "plain theirs" if "theirs" in name else "plain"
-
-
 @cache
 def rows(run: Run) -> list[dict]:
     """A row for each test example whose answer has at least two tokens."""
-    examples = text_to_sql(few(run, MEASURED_ON), "test")
-    asked = [Question(number, example.family, (example.prompt,)) for number, example in enumerate(examples)]
-
-    def prompt_and_answer(question: Question) -> tuple[list[int], list[int]]:
-        ids = model().tokenizer(question.turns[0]).input_ids
-        return ids, answer(ids)  # also serves as warm-up
-
-    def learn_again(before: Sequence[Question]) -> None:
-        for ids, new in map(prompt_and_answer, before):
-            if len(new) >= 2:
-                methods(run, ids, len(new), {})["adaptive"]()
-
-    def measure(question: Question) -> list[dict]:
-        if adaptive(run).target is None:  # it knows no text; after an interruption it learns the earlier ones again
-            learn_again(asked[: question.question_id])
-        ids, new = prompt_and_answer(question)
-        if len(new) < 2:
-            return []
-        row = {"question_id": question.question_id, "category": question.category}
-        passes, backwards = {}, question.question_id % 2 == 1
-        made = each_method(target(), ids, methods(run, ids, len(new), passes), backwards, plain_of)
-        return [row | made | passes]
-
     for warm_up in methods(run, list(range(10, 42)), 8, {}).values():
         warm_up()
     adaptive.cache_clear()  # forget what it learned while warming up
-    chosen = settings(run)
-    of = {name: [chosen[name]["exit_layer"], chosen[name]["gamma"]] for name in ("full", "trimmed")}
-    of |= {name: chosen[name] for name in ("weights", "vocabulary", "four")}
-    found = each("layerskip", asked, measure, of | {"adaptive": ADAPTIVE, "answer": ANSWER, "dtype": DTYPE})
+    found = []
+    examples = text_to_sql(few(run, MEASURED_ON), "test")
+    for number, example in enumerate(bar(examples, desc="text-to-SQL", unit="question")):
+        ids = model().tokenizer(example.prompt).input_ids
+        new = answer(ids)  # also serves as warm-up
+        if len(new) < 2:
+            continue
+        passes = {}
+        made = each_method(target(), ids, methods(run, ids, len(new), passes), backwards=number % 2 == 1)
+        found.append({"question_id": number, "category": example.family} | made | passes)
     if not found:
         raise NotMeasured("every answer is empty; train the model longer")
     return found

@@ -23,7 +23,7 @@ PUBLISHED = 1.64  # tokens per step of lookahead on Spec-Bench: Vicuna-7B, W=7, 
 )  # fmt: skip
 def code_lists(run: Run) -> Measured:
     methods = lambda ids: with_and_without(run, ids, "lookahead", lambda of: Lookahead(**WINDOW))  # noqa: E731
-    rows = asked("lookahead/code-lists/compression", run, ("code", "lists"), 5, methods, WINDOW)
+    rows = asked(run, ("code", "lists"), 5, methods)
     counted, expected = answered(rows), compressed(PUBLISHED, questions.TOKENS)
     wall, (share, several) = speed(counted, "plain", "lookahead"), useful(counted, "lookahead")
     v = costs_of(common.eager(), WIDTHS, run.repeats)
@@ -35,8 +35,8 @@ def code_lists(run: Run) -> Measured:
         f"speedup {wall.value:.2f}; width curve: {listed({f'v({w})': c for w, c in v.items()})}; {EAGER_STEPS}"
     )
     facts = {"speed": [wall.value, wall.low, wall.high], "width_costs": v, "unit": "passes per token"}
-    facts |= {"published": PUBLISHED, "expected": expected, "useful": [share, several]}
-    return measured(rows, compression, "plain", "lookahead", WINDOW, note, width_cost(v), **facts)
+    facts |= {"published": PUBLISHED, "expected": expected, "useful": [share, several], "settings": WINDOW}
+    return measured(rows, compression, "plain", "lookahead", note, width_cost(v), **facts)
 
 
 def compressed(tau: float, tokens: int) -> float:

@@ -11,8 +11,8 @@ from functools import cache
 import torch
 
 from bench import common, questions
-from bench.assisted import KINDS, fingerprint
-from bench.common import Measured, NotMeasured, Run, claim, costs_of, listed, mean_rate, off_by, prompt_of
+from bench.assisted import KINDS
+from bench.common import Measured, NotMeasured, Run, claim, costs_of, fingerprint, listed, mean_rate, off_by, prompt_of
 from bench.questions import (
     EAGER,
     TAUGHT,
@@ -125,7 +125,7 @@ def nodes(of: Fitted) -> int:
 
 
 def settings(chosen: dict[str, Fitted]) -> dict:
-    """Settings that identify a measurement; other heads of the same name or other trees invalidate it."""
+    """What was measured, for the raw results."""
     sizes = {state: nodes(of) for state, of in chosen.items()}
     return {"heads": HEADS, "weights": fingerprint(heads()), "nodes": sizes}
 
@@ -133,9 +133,10 @@ def settings(chosen: dict[str, Fitted]) -> dict:
 @cache
 def rows(run: Run) -> list[dict]:
     """Plain decoding and Medusa, eager and compiled, on PER_KIND questions of every kind."""
+    trees(run)  # chosen before any text is timed
     by = lambda of: Medusa(heads(), fitted(of, run.repeats).tree)  # noqa: E731
     methods = lambda ids: with_and_without(run, ids, "medusa", by)  # noqa: E731
-    return asked("medusa", run, KINDS, PER_KIND, methods, settings(trees(run)))
+    return asked(run, KINDS, PER_KIND, methods)
 
 
 @claim(
@@ -168,7 +169,8 @@ def vs_plain(run: Run) -> Measured:
     found, chosen = rows(run), trees(run)
     sizes = "tree: " + ", ".join(f"{state} {nodes(of)} nodes" for state, of in chosen.items())
     facts = {name: {state: getattr(of, name) for state, of in chosen.items()} for name in ("v", "heads_share")}
-    return measured(found, speed, "plain", "medusa", settings(chosen), sizes, chosen["eager"].overhead, **facts)
+    facts["settings"] = settings(chosen)
+    return measured(found, speed, "plain", "medusa", sizes, chosen["eager"].overhead, **facts)
 
 
 @claim(

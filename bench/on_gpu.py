@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -47,7 +46,6 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.progress import say
 from lessons_lib.quantization import bytes_read, quantize_model
 
-SECONDS = 480
 DEFAULT = CONFIGS["smollm2-135m"]
 LARGE = {
     "1B": ModelConfig("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 8192),
@@ -94,7 +92,6 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--results", type=Path, metavar="FILE")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
     parser.add_argument("--tiny", action="store_true", help="in miniature, to try the script")
     parser.add_argument("--here", action="store_true", help="in this process, without time limits")
     options = parser.parse_args(args)
@@ -117,17 +114,14 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     shared = ["--device", options.device, "--results", str(into), *(["--tiny"] if options.tiny else [])]
     # each part in a process of its own, under its time limit
-    end = perf_counter() + options.seconds
     for part in parts:
-        limit = min(PARTS[part][0], end - perf_counter())
-        say(run_limited([sys.executable, "-m", "bench.on_gpu", part, "--here", *shared], limit) or f"{part}: done")
+        command = [sys.executable, "-m", "bench.on_gpu", part, "--here", *shared]
+        say(run_limited(command, PARTS[part][0]) or f"{part}: done")
     return 0
 
 
 def run_limited(command: Sequence[str], seconds: float) -> str | None:
     """Run a command; at the time limit, stop it and its child processes. Returns an error message or None."""
-    if seconds <= 0:
-        return f"{command[3]}: no time is left"
     process = subprocess.Popen(command, start_new_session=True)
     try:
         status = process.wait(seconds)
@@ -183,14 +177,15 @@ def write(path: Path, found: dict) -> None:
 
 
 @cache
-def random_decoder(config: ModelConfig, device: str, dtype: torch.dtype, weights: str | None = None) -> Decoder:
-    """A decoder of these sizes with random weights, quantized if a format is named."""
+def random_decoder(setup: Setup, config: ModelConfig, weights: str | None) -> Decoder:
+    """A decoder of these sizes, or in miniature, with random weights, quantized if a format is named."""
     if weights:
-        return quantize_model(random_decoder(config, device, dtype), weights)
+        return quantize_model(random_decoder(setup, config, None), weights)
+    config = setup.sized(config)
     with torch.device("meta"):
-        decoder = Decoder(config).to(dtype)
-    cos, sin = (table.to(device, dtype) for table in (decoder.cos, decoder.sin))
-    decoder.to_empty(device=device).requires_grad_(False).eval()
+        decoder = Decoder(config).to(setup.dtype)
+    cos, sin = (table.to(setup.device, setup.dtype) for table in (decoder.cos, decoder.sin))
+    decoder.to_empty(device=setup.device).requires_grad_(False).eval()
     decoder.cos, decoder.sin = cos, sin
     if config.tie_word_embeddings:
         decoder.head.weight = decoder.embedding.weight
@@ -239,15 +234,10 @@ def bandwidth(device: str) -> float:
 
 def steps(setup: Setup) -> Iterator[Task]:
     """Milliseconds of a step after 64 tokens, quick measurements first; limit: its bytes over the bandwidth."""
-    formats = {weights or "bf16": partial(decoder_of, setup, DEFAULT, weights) for weights in FORMATS}
+    formats = {weights or "bf16": partial(random_decoder, setup, DEFAULT, weights) for weights in FORMATS}
     for columns in (("eager", "eager graph", "limit"), ("compiled", "graph")):
         for name, of in formats.items():
             yield Task(name, columns, partial(step_times, of, columns, setup))
-
-
-def decoder_of(setup: Setup, config: ModelConfig, weights: str | None) -> Decoder:
-    """A random decoder for this setup."""
-    return random_decoder(setup.sized(config), setup.device, setup.dtype, weights)
 
 
 def step_times(of: Callable[[], Decoder], columns: Sequence[str], setup: Setup) -> list[float]:
@@ -269,7 +259,7 @@ def ladder(setup: Setup) -> Iterator[Task]:
     for columns in (("eager graph", "eager graph share", "eager"), ("graph", "graph share")):
         for size, config in LARGE.items():
             for weights in WEIGHT_ONLY:
-                of = partial(decoder_of, setup, config, weights)
+                of = partial(random_decoder, setup, config, weights)
                 yield Task(f"{size} {weights or 'bf16'}", columns, partial(speeds, of, columns, setup))
 
 

@@ -16,12 +16,12 @@ SAME = {"num_tokens": 10, "max_ngram": 2, "rule": "transformers", "min_hit_rate"
 THEIRS = {"prompt_lookup_num_tokens": SAME["num_tokens"], "max_matching_ngram_size": SAME["max_ngram"]}
 
 
-def with_lookup(name: str, run: Run, categories: Sequence[str], count: int) -> Measured:
+def with_lookup(run: Run, categories: Sequence[str], count: int) -> Measured:
     """Plain decoding and prompt lookup with its defaults, in alternation."""
     methods = lambda ids: with_and_without(run, ids, "lookup", lambda of: PromptLookup(**LOOKUP))  # noqa: E731
-    rows = asked(name, run, categories, count, methods, LOOKUP)
+    rows = asked(run, categories, count, methods)
     v = costs_of(common.eager(), (1, 6, 11), run.repeats)
-    return measured(rows, speed, "plain", "lookup", LOOKUP, overhead=width_cost(v), width_costs=v)
+    return measured(rows, speed, "plain", "lookup", overhead=width_cost(v), width_costs=v, settings=LOOKUP)
 
 
 @claim(
@@ -29,7 +29,7 @@ def with_lookup(name: str, run: Run, categories: Sequence[str], count: int) -> M
     says="Prompt lookup makes answers from a given text {times} as fast",
 )  # fmt: skip
 def grounded(run: Run) -> Measured:
-    return with_lookup("prompt-lookup/grounded/vs-plain", run, GROUNDED, 8)
+    return with_lookup(run, GROUNDED, 8)
 
 
 @claim(
@@ -37,7 +37,7 @@ def grounded(run: Run) -> Measured:
     says="Prompt lookup makes free writing {times} as fast",
 )  # fmt: skip
 def free(run: Run) -> Measured:
-    return with_lookup("prompt-lookup/free/vs-plain", run, ("writing",), 10)
+    return with_lookup(run, ("writing",), 10)
 
 
 @claim(
@@ -54,5 +54,4 @@ def vs_transformers(run: Run) -> Measured:
         both = {name: partial(ours, of, ids, PromptLookup(**SAME)) for name, of in on.items()}
         return {"theirs": partial(theirs, ids, **THEIRS)} | both | questions.plain_beside(run, ids)
 
-    rows = asked("prompt-lookup/vs-transformers", run, GROUNDED, 4, methods, SAME, like=questions.BESIDE.get)
-    return questions.over_transformers(rows, SAME)
+    return questions.over_transformers(asked(run, GROUNDED, 4, methods), SAME)

@@ -6,7 +6,7 @@ runs in the same dtype. Quality is measured on the shipped text in fp32, without
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -17,12 +17,10 @@ from bench.common import DTYPE, Measured, Run, claim, listed, off_by, prompt_of
 from bench.decoding import CONTEXT, ours
 from lessons_lib.data import text
 from lessons_lib.decoding.probing import logits_along, repeatable_step
-from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets import CompiledTarget, DecoderTarget, Target
 from lessons_lib.decoding.timing import overhead_proxy, products_in_cache
 from lessons_lib.measure import machine, quality
-from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, resamples, timed
-from lessons_lib.measure.config import ModelConfig
+from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, resampled, timed
 from lessons_lib.measure.quality import Reading
 from lessons_lib.models import load
 from lessons_lib.models.decoder import Decoder
@@ -131,7 +129,8 @@ def compiled_steps(run: Run) -> dict[tuple[str, int], Samples]:
     All are timed in alternation.
     """
     wanted = [(name, rows) for name in ("W8A8", "W4A16", None) for rows in (1, WIDE)] + [("W8A16", 1)]
-    calls = {(name or DTYPE, rows): step(name, rows) for name, rows in wanted}
+    prompt = prompt_of(CACHED)
+    calls = {(name or DTYPE, rows): repeatable_step(target(name), prompt, rows) for name, rows in wanted}
     calls[READING] = torch.ones(bytes_read(target(None).decoder) // 4).sum
     return in_turn(calls, repeats=5 * run.repeats)
 
@@ -157,18 +156,15 @@ def predicted_error(run: Run) -> Measured:
     """|measured / predicted - 1|. The prediction uses no timed step of the model itself (lesson 10)."""
     lm = common.model(DTYPE)
     made = {name or DTYPE: common.in_format(name) for name in (None, *FORMATS)}
-    launching = {name: sample.median for name, sample in timed_steps(overhead_proxies(lm.shape), run).items()}
+    # decoders of as many layers whose bytes are negligible: the time of their steps is launch overhead
+    narrow = overhead_proxy(lm.shape, DTYPE)
+    proxies = {DTYPE: narrow} | {name: DecoderTarget(quantize_model(narrow.decoder, name)) for name in FORMATS}
+    launching = {name: sample.median for name, sample in timed_steps(proxies, run).items()}
     moved = {name: bytes_read(of.decoder) for name, of in made.items()}
     rate = moved[DTYPE] / machine.linears(lm.shape, DTYPE, "cpu")
     predicted = {name: launching[name] + moved[name] / rate for name in made}
     found = compared(timed_steps(made, run), predicted)
     return Measured(found.ratio, found.note, found.facts | {"bytes": moved, "rate": rate, "launching": launching})
-
-
-def overhead_proxies(shape: ModelConfig) -> dict[str, DecoderTarget]:
-    """For every format, a decoder of as many layers whose bytes are negligible: its step time is launch overhead."""
-    narrow = overhead_proxy(shape, DTYPE)
-    return {DTYPE: narrow} | {name: DecoderTarget(quantize_model(narrow.decoder, name)) for name in FORMATS}
 
 
 def timed_steps(targets: Mapping[str, Target], run: Run) -> dict[str, Samples]:
@@ -185,11 +181,6 @@ def compared(found: Mapping[str, Samples], predicted: Mapping[str, float]) -> Me
     note = f"measured over predicted: {listed({name: found[name].median / predicted[name] for name in found})}"
     facts = {"predicted": dict(predicted), "steps": {name: of.times for name, of in found.items()}, "worst": worst}
     return Measured(errors[worst], note, facts)
-
-
-def step(weights: str | None, rows: int = 1) -> Callable[[], None]:
-    """A call of a compiled step of `rows` tokens after CACHED tokens. weights: as in `target`."""
-    return repeatable_step(target(weights), prompt_of(CACHED), rows)
 
 
 def unrounded() -> Decoder:
@@ -221,32 +212,26 @@ def wide(windows: int | None) -> Reading:
     return reading(unrounded(), windows)
 
 
-def rounded(format: str, **options) -> Decoder:
-    """The decoder with weights in this format, calibrated on 16 windows (4 for W8A8)."""
-    calibration = ids("calibration", 4 if format == "W8A8" else 16)
-    return quantize_model(unrounded(), format, windows=calibration, **options)
-
-
 def windows_of(run: Run) -> int | None:
     """Number of windows in a run; None: all."""
     return 2 if run.quick else None
 
 
 def perplexity(run: Run, format: str, **options) -> Measured:
-    """Perplexity with weights in this format over that in fp32, on the same windows. options: of `quantized`."""
+    """Perplexity with weights in this format over that in fp32, on the same windows.
+
+    Calibrated on 16 windows (4 for W8A8). options: of quantize_model. The samples are mean nll per window, in nats per
+    token.
+    """
     reference = wide(windows_of(run))
-    found = reading(rounded(format, **options), windows_of(run))
+    calibration = ids("calibration", 4 if format == "W8A8" else 16)
+    found = reading(quantize_model(unrounded(), format, windows=calibration, **options), windows_of(run))
+    change = quality.ratio(found, reference)
+    means = [Samples(tuple(float(part.mean()) for part in of.nll)) for of in (found, reference)]
     note = f"{found.perplexity:.2f} against {reference.perplexity:.2f}, {found.tokens:,} tokens"
     note += f"; the most likely token is the same at {quality.agreement(found, reference):.1%} of the positions"
     facts = {"unit": "nats per token of a window", "perplexity": found.perplexity, "fp32": reference.perplexity}
-    return Measured(as_ratio(found, reference), note, facts)
-
-
-def as_ratio(found: Reading, reference: Reading) -> Ratio:
-    """Perplexity over the reference's; the samples are mean nll per window, in nats per token."""
-    change = quality.ratio(found, reference)
-    means = [Samples(tuple(float(part.mean()) for part in of.nll)) for of in (found, reference)]
-    return Ratio(change.value, change.low, change.high, *means)
+    return Measured(Ratio(change.value, change.low, change.high, *means), note, facts)
 
 
 @claim(
@@ -308,5 +293,5 @@ def share(exact: np.ndarray, nearest: np.ndarray, better: np.ndarray) -> tuple[f
         p, q, r = (np.exp(part[..., 0] / part[..., 1]) for part in sums)
         return 1 - (r - p) / (q - p)
 
-    low, high = np.percentile(of(resamples(len(exact))), [2.5, 97.5]) if len(exact) > 1 else (-math.inf, math.inf)
-    return float(of(np.arange(len(exact)))), float(low), float(high)
+    value, low, high = resampled(of, len(exact))
+    return (value, low, high) if len(exact) > 1 else (value, -math.inf, math.inf)

@@ -1,4 +1,4 @@
-"""Measure speculation question by question: methods in alternation, stored as they are measured, summed over questions.
+"""Measure speculation question by question: methods in alternation, summed over questions.
 
 All methods run on the eager decoder, in bf16 where the machine has native bf16 (bars refer to that), else in fp32; the
 compiled decoder is measured beside it in the same run. Every turn of a question is asked, after the conversation so far
@@ -8,11 +8,8 @@ Another file's questions (Run.questions) are used by its own categories, as many
 the eager target: they may be longer than the compiled one's caches, which are as long as our questions need.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache, partial
-from pathlib import Path
 from time import perf_counter
 
 from bench import common
@@ -22,12 +19,11 @@ from lessons_lib.data import Question, questions
 from lessons_lib.decoding.generate import Output, StepStats, after_prefill
 from lessons_lib.decoding.peers import by_transformers
 from lessons_lib.decoding.probing import logit_gap, repeatable_step
-from lessons_lib.decoding.targets import CompiledTarget
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets import CompiledTarget, Target
 from lessons_lib.decoding.text import encode
 from lessons_lib.measure.clock import Ratio, no_gc, rate_ratio
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.progress import bar, say
+from lessons_lib.progress import bar
 
 TOKENS = 128  # length of every answer: those that end earlier do not count, longer ones are cut
 OWN = "the course's own"
@@ -35,8 +31,7 @@ TAUGHT = f"{OWN}, of the kinds that smol-draft and smol-medusa were trained on"
 EAGER = f"greedy on the eager {DTYPE} DecoderTarget, 128 tokens each"
 CONTEXT = 672  # slots of the compiled target's caches: enough for the longest prompt, its answer and a lookahead window
 COMPILED = (1, 5, 11)  # compiled widths: plain, a chain of four, prompt lookup's ten; wider passes run eager
-BESIDE = {"theirs": "plain theirs", "loop": "plain theirs", "ours": "natural", "ours compiled": "plain compiled"}
-KEPT = Path(__file__).parent.parent / "build" / "bench-questions"
+THEIRS = ("theirs", "theirs by default", "plain theirs", "loop")  # methods on transformers' forward passes
 Made = tuple[Sequence[int], Sequence[StepStats]]  # new ids, and the stats if it is ours
 SPREAD = "interval: from resampling the questions, one run each"
 
@@ -44,10 +39,15 @@ SPREAD = "interval: from resampling the questions, one run each"
 def plain_of(name: str) -> str:
     """The plain-decoding counterpart of a method, on the same target in the same state.
 
-    "plain compiled" for "lookup compiled"; among lesson 11's configurations, "W8A8" for "W8A8 + draft".
+    "plain compiled" for "lookup compiled"; "natural", which was generated before, for "ours"; among lesson 11's
+    configurations, "W8A8" for "W8A8 + draft".
     """
     target, drafting, _ = name.partition(" + ")
-    return target if drafting else "plain compiled" if name.endswith(" compiled") else "plain"
+    if drafting:
+        return target
+    if name in THEIRS:
+        return "plain theirs"
+    return "natural" if name == "ours" else "plain compiled" if name.endswith(" compiled") else "plain"
 
 
 @cache
@@ -83,10 +83,10 @@ def conversation(target, question: Question) -> Iterator[tuple[dict, list[int], 
 
 def chosen(run: Run, own: Sequence[Question], categories: Sequence[str], count: int) -> list[Question]:
     """The first `count` questions of each category: `own`, or the run's file with its own categories."""
-    if not run.questions:
-        return first_of(own, categories, count)
-    found = questions(run.questions)
-    return first_of(found, categories_of(found), count)
+    if run.questions:
+        own = questions(run.questions)
+        categories = categories_of(own)
+    return [q for category in categories for q in [q for q in own if q.category == category][:count]]
 
 
 def categories_of(found: Sequence[Question]) -> list[str]:
@@ -126,43 +126,30 @@ def plain_beside(run: Run, ids: list[int]) -> dict[str, Callable[[], Made]]:
     return {"plain theirs": partial(theirs, ids)} | state
 
 
-def asked(
-    name: str,
-    run: Run,
-    categories: Sequence[str],
-    count: int,
-    methods: Callable,
-    settings: dict,
-    also: Callable | None = None,
-    like: Callable[[str], str | None] = plain_of,
-) -> list[dict]:
+def asked(run: Run, categories: Sequence[str], count: int, methods: Callable, texts: bool = False) -> list[dict]:
     """A row for every turn of the first `count` questions of each category; {"short": tokens} if its answer is short.
 
-    methods: ids -> {name: call}. The eager target's greedy text is "natural" among texts. also: (ids, natural answer)
-    -> further columns for the row of a long answer. like: as in `each_method`.
+    methods: ids -> {name: call}. Their texts can be compared with the eager target's greedy text as "natural". texts:
+    rows of long answers keep the ids of prompt and natural answer, too.
     """
-    target = common.eager()
+    target, rows = common.eager(), []
+    for warm_up in methods(prompt_of(32)).values():
+        warm_up()
     wanted = chosen(run, questions(), categories, max(1, count // 4) if run.quick else count)
-
-    def measure(question: Question) -> list[dict]:
-        rows = []
+    for question in bar(wanted, desc="questions", unit="question"):
         for row, ids, natural in conversation(target, question):  # the natural answer also serves as warm-up
             if natural.finish == "length":
-                texts, backwards = {"natural": natural.ids}, question.question_id % 2 == 1
-                row |= each_method(target, ids, methods(ids), backwards=backwards, like=like, texts=texts)
-                row |= also(ids, natural) if also else {}
+                backwards = question.question_id % 2 == 1
+                row |= each_method(target, ids, methods(ids), backwards, {"natural": natural.ids})
+                row |= {"prompt": list(ids), "new": natural.ids} if texts else {}
             else:
                 row["short"] = len(natural.ids)
             rows.append(row)
-        return rows
-
-    for warm_up in methods(prompt_of(32)).values():
-        warm_up()
-    return each(name, wanted, measure, settings | {"tokens": TOKENS, "dtype": DTYPE})
+    return rows
 
 
 def measured(
-    rows: list[dict], ratio: Callable, slow: str, fast: str, settings: dict, note: str = "", overhead=None, **facts
+    rows: list[dict], ratio: Callable, slow: str, fast: str, note: str = "", overhead=None, **facts
 ) -> Measured:
     """The ratio over the questions with long answers, with its note and facts.
 
@@ -174,10 +161,8 @@ def measured(
     beside = in_compiled(kinds, counted, slow, fast)
     logit_gap = max(made["logit_gap"] for row in counted for made in row.values() if isinstance(made, dict))
     facts |= {
-        "settings": settings, **per_kind(kinds, slow, fast), "parted": differing(counted),
-        "largest_logit_gap": logit_gap,
-        "by_category": {kind: ratio(of, slow, fast).value for kind, of in kinds.items()}, "compiled": beside,
-        "questions": rows,
+        **per_kind(kinds, slow, fast), "parted": differing(counted), "largest_logit_gap": logit_gap,
+        "compiled": beside, "questions": rows,
     }  # fmt: skip
     if overhead:
         facts["predicted"] = predicted_speed(counted, fast, overhead)
@@ -186,10 +171,11 @@ def measured(
 
 
 def over_transformers(rows: list[dict], settings: dict) -> Measured:
-    """`ours` over `theirs`, and beside it `loop`: our loop on transformers' forward passes."""
+    """`ours` over `theirs`, and beside it `loop`: our loop on transformers' forward passes. settings: a fact."""
     loop = speed(answered(rows), "theirs", "loop")
     note = f"our loop on TransformersTarget: {loop.value:.2f}"
-    return measured(rows, speed, "theirs", "ours", settings, note, loop=[loop.value, loop.low, loop.high])
+    facts = {"loop": [loop.value, loop.low, loop.high], "settings": settings}
+    return measured(rows, speed, "theirs", "ours", note, **facts)
 
 
 def in_compiled(kinds: dict[str, list[dict]], rows: list[dict], slow: str, fast: str) -> dict | None:
@@ -215,60 +201,19 @@ def by_category(rows: list[dict]) -> dict[str, list[dict]]:
     return {kind: [row for row in rows if row["category"] == kind] for kind in [row["category"] for row in rows]}
 
 
-def first_of(questions: Sequence[Question], categories: Sequence[str], count: int) -> list[Question]:
-    """The first `count` questions of each category, in the order of the file."""
-    of = {category: [q for q in questions if q.category == category][:count] for category in categories}
-    return [question for chosen in of.values() for question in chosen]
-
-
-def each(
-    claim: str, questions: Sequence[Question], measure: Callable[[Question], list[dict]], settings: dict
-) -> list[dict]:
-    """All rows of measure(question), one per turn, for every question.
-
-    They are stored on disk one by one until all are measured: an interrupted run continues after them if it has the
-    same questions and settings.
-    """
-    path = KEPT / f"{claim.replace('/', '-')}.json"
-    wanted = json.loads(json.dumps([[asdict(question) for question in questions], settings]))
-    rows = kept(path, wanted)
-    for question in bar(questions[len(rows) :], desc=claim, unit="question"):
-        rows.append(measure(question))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")  # written beside it, so that an interrupted write loses one question only
-        part.write_text(json.dumps({"wanted": wanted, "rows": rows}))
-        part.replace(path)
-    path.unlink(missing_ok=True)
-    return [row for of in rows for row in of]
-
-
-def kept(path: Path, wanted: list) -> list[list[dict]]:
-    """Each question's rows from an interrupted run of the same measurement."""
-    try:
-        before = json.loads(path.read_text())
-    except (OSError, ValueError):  # missing, or the run was interrupted while writing
-        return []
-    if before["wanted"] != wanted:
-        return []
-    say(f"going on with {path.stem}: {len(before['rows'])} questions are measured")
-    return before["rows"]
-
-
 def each_method(
     target,
     ids: list[int],
     methods: Mapping[str, Callable[[], Made]],
     backwards: bool = False,
-    like: Callable[[str], str | None] = plain_of,
     texts: Mapping[str, Sequence[int]] | None = None,
 ) -> dict:
     """Run every method on one prompt (in reverse order if `backwards`) -> counts, seconds and comparisons for each.
 
-    equal: whether the text equals that of the method named by `like` (plain decoding on the same target in the same
-    state). None for that method itself, and if it is neither among the methods nor in `texts`, which were generated
-    before. logit_gap: the largest logit gap between the target's argmax and a token of the text, from one forward pass
-    over the whole text; it is due to rounding unless it is large. useful: steps that commit more than one token.
-    prefill: seconds before the first token, 0 without stats.
+    equal: whether the text equals that of the method's `plain_of`. None for plain decoding itself, and if that is
+    neither among the methods nor in `texts`, which were generated before. logit_gap: the largest logit gap between the
+    target's argmax and a token of the text, from one forward pass over the whole text; it is due to rounding unless it
+    is large. useful: steps that commit more than one token. prefill: seconds before the first token, 0 without stats.
     """
     seconds, made = {}, {}
     with no_gc():
@@ -280,7 +225,7 @@ def each_method(
     written = dict(texts or {}) | {name: new for name, (new, _) in made.items()}
     row = {name: counts(new, stats) for name, (new, stats) in made.items()}
     for name, (new, _) in made.items():
-        plain = like(name)
+        plain = plain_of(name)
         same = list(new) == list(written[plain]) if plain != name and plain in written else None
         row[name] |= {"seconds": seconds[name], "equal": same, "logit_gap": short(tuple(new))}
     return row

@@ -1,14 +1,14 @@
 """Measure claims one by one: `python -m bench.run [CLAIM ...] [--quick] [--questions FILE]`, as `make bench` does.
 
 Each claim's row is written to results/claims.json as soon as it is measured, with its raw samples beside it. An
-interrupted run continues where it stopped; a finished one starts anew. With another file's questions, only claims that
-use questions are measured, and the results go to build/bench/, under the file's name and a key of its content: the
-stored rows are about our own questions.
+interrupted run continues with the claim at which it stopped; a finished one starts anew. With another file's questions,
+only claims that use questions are measured, and the results go to build/bench/, under the file's name and a key of its
+content: the stored rows are about our own questions.
 
 module          what it holds
 --------------  ------------------------------------------------------------------------------------------------
 common          claims by name, runs and measurements, the model, ratios with intervals
-questions       methods in alternation on each question, stored one by one, sums over questions, and notes
+questions       methods in alternation on each question, sums over questions, and notes
 decoding        claims of lessons 01-03: loop, cache, decoder; run by itself: the static caches of transformers
 serving         claims of lesson 05: the engine against others (vllm, vllm_worker), the simulator
 assisted        claims of lesson 06: a draft model

@@ -144,10 +144,10 @@ def over_vllm(run: Run) -> Measured:
     """Our throughput over vLLM's. Raises NotMeasured if VLLM_PYTHON names no environment with vLLM."""
     python, folder = vllm.vllm_python(), Path(model().network.config._name_or_path)
     name = str(model().dtype).removeprefix("torch.")
-    with vllm.vllm(python, folder, SLOTS, name) as theirs:
-        found = over_ours(run, theirs.serve)
-    notes = ", ".join(f"{package} {version}" for package, version in theirs.facts["versions"].items())
-    return Measured(found.ratio, f"{found.note}; {notes}", found.facts | {"theirs": theirs.facts})
+    with vllm.vllm(python, folder, SLOTS, name) as (theirs, facts):
+        found = over_ours(run, theirs)
+    notes = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())
+    return Measured(found.ratio, f"{found.note}; {notes}", found.facts | {"theirs": facts})
 
 
 @claim(
@@ -239,8 +239,9 @@ def simulated_error(run: Run, measure: Callable[[Log], dict[str, float]]) -> Mea
     worst = [max(of.values()) for of in errors]
     each = {name: median(of[name] for of in errors) for name in errors[0]}
     notes = ", ".join(f"{name} {error:.1%}" for name, error in each.items())
+    samples = Samples(tuple(worst)), Samples((1.0,) * len(worst))
     return Measured(
-        Ratio(median(worst), min(worst), max(worst), Samples(tuple(worst)), Samples((1.0,) * len(worst)), few=True),
+        Ratio(median(worst), min(worst), max(worst), *samples, runs=len(worst)),
         f"{notes}; {dtype_name(model().dtype)}",
         {"errors": each, "unit": "relative error", "dtype": dtype_name(model().dtype)},
     )

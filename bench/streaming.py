@@ -28,13 +28,14 @@ from lessons_lib.decoding.draft_tree import plain_input
 from lessons_lib.decoding.probing import repeatable_step
 from lessons_lib.decoding.targets import DecoderTarget, StreamingTarget
 from lessons_lib.measure import machine
-from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, resamples
+from lessons_lib.measure.clock import Ratio, Samples, compare, in_turn, resampled
 from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.progress import say
 from lessons_lib.quantization.linear import sharing_copy
 
 WINDOW, SINKS = 1020, 4
 TEXTS = {"wikitext": ("evaluation", "calibration"), "shakespeare": ("shakespeare",)}  # bars: set on the first
+WINDOWS = (WINDOW, 512, 256)  # of the curves
 TOKENS, DENSE = 20_000, 12_000  # tokens of a text, and those that a dense cache reads
 LENGTHS = 2_000, 8_000  # of a short text, and of the longest that the model has positions for
 BLOCK, EVERY = 256, 64  # tokens per average; the window is computed anew at every 64th
@@ -85,8 +86,8 @@ def stretched(decoder: Decoder, positions: int) -> Decoder:
     return copy
 
 
-def curves(decoder: Decoder, ids: Sequence[int], windows: Sequence[int], chunk: int) -> dict[str, Callable]:
-    """{name: function that returns the losses of a text}, most useful first."""
+def curves(decoder: Decoder, ids: Sequence[int], chunk: int) -> dict[str, Callable]:
+    """{name: function that returns the losses of a text}, most useful first. chunk: tokens per forward pass."""
     longer = stretched(decoder, len(ids))
 
     def streaming(sinks: int, window: int, **settings):
@@ -94,7 +95,7 @@ def curves(decoder: Decoder, ids: Sequence[int], windows: Sequence[int], chunk: 
         return lambda: losses(StreamingTarget(longer if settings else decoder, streaming=of), ids, chunk)
 
     found = {}
-    for window in windows:
+    for window in WINDOWS:
         for sinks in (4, 0, 1, 2, 8):
             found[f"{sinks}+{window}"] = streaming(sinks, window)
         at = range(EVERY, len(ids) - 1, EVERY)
@@ -102,7 +103,7 @@ def curves(decoder: Decoder, ids: Sequence[int], windows: Sequence[int], chunk: 
             decoder, ids, SINKS + window, at
         )
         found[f"{SINKS}+{window}, positions of the text"] = streaming(SINKS, window, positions="text")
-        if window == windows[0]:
+        if window == WINDOWS[0]:
             found["dense"] = lambda: losses(DecoderTarget(longer), ids[:DENSE], chunk)
     return found
 
@@ -119,6 +120,11 @@ def rounded(numbers: Sequence[float]) -> list[float]:
     return [round(float(number), 4) for number in numbers]
 
 
+def shakespeare(tokens: int) -> list[int]:
+    """The first ids of the text that the claims are measured on."""
+    return ids_of("shakespeare", common.model().tokenizer, tokens)
+
+
 def streamed(**settings) -> StreamingTarget:
     """The model with streaming caches of WINDOW tokens, eager."""
     return common.model().target(streaming=Streaming(window=WINDOW, **settings))
@@ -130,7 +136,7 @@ def streamed(**settings) -> StreamingTarget:
 )  # fmt: skip
 def flat(run: Run) -> Measured:
     """Also how the step of a plain cache grows with the text."""
-    ids, (short, long) = ids_of("shakespeare", common.model().tokenizer, TOKENS), LENGTHS
+    ids, (short, long) = shakespeare(TOKENS), LENGTHS
     steps = {n: repeatable_step(streamed(), ids[:n]) for n in (short, TOKENS)}
     steps |= {f"plain {n}": repeatable_step(common.eager(), ids[:n]) for n in LENGTHS}
     found = in_turn(steps, repeats=5 * run.repeats)
@@ -146,8 +152,7 @@ def flat(run: Run) -> Measured:
     says="A decode step with StreamingLLM is {times} as fast as computing its window anew",
 )  # fmt: skip
 def vs_recompute(run: Run) -> Measured:
-    ids = ids_of("shakespeare", common.model().tokenizer, 2 * WINDOW)
-    decoder = common.eager().decoder
+    ids, decoder = shakespeare(2 * WINDOW), common.eager().decoder
     anew = lambda: recomputed(decoder, ids, WINDOW + SINKS, [len(ids) - 2])  # noqa: E731
     return Measured(compare(anew, repeatable_step(streamed(), ids[:-1]), repeats=run.repeats))
 
@@ -157,16 +162,11 @@ READ = f"tiny Shakespeare, every {EVERY}th token after it is full"
 
 def excess(ours: np.ndarray, theirs: np.ndarray) -> Measured:
     """Nats per token that `ours` lose to `theirs`, two losses (N,) of the same tokens, with a 95% interval."""
-    means = (ours - theirs)[resamples(len(ours))].mean(-1)
-    ratio = Ratio(float((ours - theirs).mean()), *map(float, np.percentile(means, [2.5, 97.5])), NONE, NONE)
+    lost = ours - theirs
+    ratio = Ratio(*resampled(lambda tokens: lost[tokens].mean(-1), len(lost)), NONE, NONE)
     note = f"{len(ours):,} tokens: {ours.mean():.3f} against {theirs.mean():.3f} nats"
     note += "; interval: from resampling the tokens"
     return Measured(ratio, note, {"ours": rounded(ours), "theirs": rounded(theirs)})
-
-
-def shakespeare(tokens: int) -> list[int]:
-    """The first ids of the text that the claims are measured on."""
-    return ids_of("shakespeare", common.model().tokenizer, tokens)
 
 
 @claim(
@@ -202,21 +202,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Loss along two long texts.")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS / "streaming-curves.json", metavar="FILE")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"of each text, at most {TOKENS}")
-    parser.add_argument("--windows", type=int, nargs="+", default=[WINDOW, 512, 256])
-    parser.add_argument("--chunk", type=int, help="tokens per forward pass; default: 256 on a GPU, 64 on a CPU")
     options = parser.parse_args()
     model = load("smollm2-135m", device=options.device, dtype="fp32")
     decoder = model.target().decoder
-    chunk = options.chunk or (64 if model.device == "cpu" else 256)
-    setup = {"tokens": options.tokens, "block": BLOCK, "every": EVERY, "dtype": "fp32"}
+    chunk = 64 if model.device == "cpu" else 256
+    setup = {"tokens": TOKENS, "block": BLOCK, "every": EVERY, "dtype": "fp32"}
     file = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     if {key: file.get(key) for key in setup} != setup:
         file = {"host": machine.host(model.device), "versions": machine.versions()} | setup | {"texts": {}}
     for name in TEXTS:
-        ids = ids_of(name, model.tokenizer, options.tokens)
+        ids = ids_of(name, model.tokenizer, TOKENS)
         rows = file["texts"].setdefault(name, {})
-        for curve, measure in curves(decoder, ids, options.windows, chunk).items():
+        for curve, measure in curves(decoder, ids, chunk).items():
             if curve not in rows:
                 start = perf_counter()
                 found = measure()

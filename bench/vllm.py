@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 
@@ -27,14 +26,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # the default leaves a core idle
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Other:
-    """Another engine, warmed up. serve: requests, all at once -> the new ids of each; facts: versions and settings."""
-
-    serve: Callable[[list[Sequence]], list[list[int]]]
-    facts: dict
+Serve = Callable[[list[Sequence]], list[list[int]]]  # requests, all at once -> the new ids of each
 
 
 def vllm_python(environ=os.environ) -> str:
@@ -47,40 +39,36 @@ def vllm_python(environ=os.environ) -> str:
 
 
 @contextmanager
-def vllm(python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", limit: float = 900) -> Iterator[Other]:
-    """Start vLLM on a checkpoint's folder; it can serve any number of times.
+def vllm(
+    python: str, folder: Path, slots: int = 16, dtype: str = "bfloat16", limit: float = 900
+) -> Iterator[tuple[Serve, dict]]:
+    """Start vLLM on a checkpoint's folder: (a function that serves any number of times, its versions and settings).
 
     limit: seconds for loading, and for each run. Raises RuntimeError with the end of its log if vLLM fails. Variables
     of ENVIRONMENT that are already set keep their values.
     """
     environment = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
     settings = {"model": str(folder), "dtype": dtype, "max_num_seqs": slots, "max_model_len": 1024}
-    with answering("vLLM", [python, "-P", str(WORKER)], environment, limit) as ask:
+    with answering([python, "-P", str(WORKER)], environment, limit) as ask:
         facts = settings | environment | {"model": Path(folder).name, "versions": ask(settings)["versions"]}
 
         def serve(requests: list[Sequence]) -> list[list[int]]:
-            reply = ask({"requests": [{"ids": r.fresh().ids, "output_length": r.length} for r in requests]})
-            return checked(requests, reply["ids"])
+            asked = [{"ids": r.fresh().ids, "output_length": r.length} for r in requests]
+            answers = ask({"requests": asked})["ids"]
+            for request, ids in zip(requests, answers, strict=True):
+                if len(ids) != request.length:
+                    raise RuntimeError(f"Request {request.id} got {len(ids)} tokens instead of {request.length}.")
+            return answers
 
-        yield Other(serve, facts)
-
-
-def checked(requests: list[Sequence], answers: list[list[int]]) -> list[list[int]]:
-    """Return the answers if every request got its number of tokens; else raise RuntimeError naming the first."""
-    for request, ids in zip(requests, answers, strict=True):
-        if len(ids) != request.length:
-            raise RuntimeError(f"Request {request.id} got {len(ids)} tokens instead of {request.length}.")
-    return answers
+        yield serve, facts
 
 
 @contextmanager
-def answering(
-    name: str, command: list[str], environment: dict[str, str], limit: float
-) -> Iterator[Callable[[dict], dict]]:
-    """Start a program; yields a function that sends it a question and returns its answer.
+def answering(command: list[str], environment: dict[str, str], limit: float) -> Iterator[Callable[[dict], dict]]:
+    """Start the worker; yields a function that sends it a question and returns its answer.
 
-    Between two questions the program and its child processes are suspended; at the end they are killed. limit: seconds
-    for an answer. Raises RuntimeError with `name` and the end of its log if none comes.
+    Between two questions the worker and its child processes are suspended; at the end they are killed. limit: seconds
+    for an answer. Raises RuntimeError with the end of its log if none comes.
     """
     with tempfile.TemporaryFile() as log:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
@@ -94,7 +82,7 @@ def answering(
                 why = "gave no answer" if time.perf_counter() - start < limit else f"took longer than {limit} s"
                 log.seek(0)
                 reply = log.read().decode(errors="replace").strip()[-1000:]
-                raise RuntimeError(f"{name}'s process {why}; the end of its log: {reply}") from None
+                raise RuntimeError(f"vLLM's process {why}; the end of its log: {reply}") from None
 
         try:
             yield ask

@@ -38,7 +38,7 @@ def recommendation(rows: Sequence[Row]) -> str:
     if not others:
         broken = any(row.problem for row in rows)
         return f"{stay}: no other technique was measured with this model{'; the table says why' if broken else ''}."
-    if all(len(row.speedup.a.times) < 2 for row in others):
+    if all(row.speedup.runs == 1 for row in others):
         return "Too little was measured for a recommendation: one run on one prompt has no interval."
     exact = [row for row in others if row.role == EXACT]
     different = [row for row in others if row.role == OTHER and worth_using(row)]
@@ -67,12 +67,12 @@ def recommendation(rows: Sequence[Row]) -> str:
 
 def worth_using(row: Row) -> bool:
     """Whether a technique gains a share GAIN, and its interval says that this is no accident."""
-    return row.speedup.value >= 1 + GAIN and row.speedup.low > 1 and len(row.speedup.a.times) > 1
+    return row.speedup.value >= 1 + GAIN and row.speedup.differs
 
 
 def times(row: Row) -> str:
     """A speedup of decoding in words, with its interval, and that of whole requests."""
-    said = f"decodes {row.speedup.value:.2f} times as fast (95%: {row.speedup.low:.2f} to {row.speedup.high:.2f})"
+    said = f"decodes {row.speedup.value:.2f} times as fast ({row.speedup.words()})"
     return f"{said}, {row.whole.value:.2f} times with the prompt's pass" if row.whole else said
 
 

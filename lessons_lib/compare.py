@@ -26,7 +26,7 @@ from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import CompiledTarget, Target, TransformersTarget, as_target
 from lessons_lib.decoding.text import Prompt, encode, kind
 from lessons_lib.measure import clock, tables
-from lessons_lib.measure.clock import Ratio, no_gc, rate_ratio
+from lessons_lib.measure.clock import Interval, Ratio, no_gc, rate_ratio
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models.device import out_of_memory
 from lessons_lib.models.hub import LanguageModel
@@ -123,8 +123,8 @@ class Row:
     def _speedup(self) -> str:
         if self.speedup is None:
             return ""
-        value, low, high = (f"{number:.2f}" for number in (self.speedup.value, self.speedup.low, self.speedup.high))
-        return value if len(self.speedup.a.times) == 1 else f"{value} ({low} to {high})"  # one pair has no interval
+        value = f"{self.speedup.value:.2f}"
+        return value if self.speedup.runs == 1 else f"{value} ({self.speedup.cell()})"
 
     def _same(self) -> str:
         if self.speedup is None:
@@ -363,12 +363,17 @@ class Comparison:
         figure = Figure(figsize=(7, 1.2 + 0.4 * len(rows)), layout="constrained")
         ax = figure.subplots()
         for at, row in enumerate(rows):
-            value, low, high = (row.speedup.value, row.speedup.low, row.speedup.high) if row.speedup else (1.0,) * 3
-            ax.barh(at, value, color="C0" if row.speedup else "0.6", xerr=[[value - low], [high - value]], capsize=3)
+            gain = row.speedup or Interval(1.0, 1.0, 1.0)
+            whiskers = [[gain.value - gain.low], [gain.high - gain.value]]
+            ax.barh(at, gain.value, color="C0" if row.speedup else "0.6", xerr=whiskers, capsize=3)
             ax.annotate(
-                f"{row.tokens_per_second:.3g} tokens/s", (high, at), (6, 0), textcoords="offset points", va="center",
+                f"{row.tokens_per_second:.3g} tokens/s",
+                (gain.high, at),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # hides the line at 1 behind the number
-            )  # fmt: skip
+            )
         ax.axvline(1, color="0.4", linewidth=1, zorder=0)
         names = [f"{row.name}\n(recommended)" if best and row.name == best.name else row.name for row in rows]
         ax.set_yticks(range(len(rows)), names)

@@ -1,4 +1,4 @@
-"""Paths of the clone and of the cache: converted models, measurements of this machine, compiled kernels."""
+"""Paths of the clone and of the cache (converted models, measurements of this machine, compiled kernels)."""
 
 import os
 import tempfile
@@ -42,6 +42,18 @@ def _temporary(folder: Path) -> Path:
         stacklevel=3,
     )
     return fresh
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under another name, then rename it: at no time is it there in part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 if os.environ.get(VARIABLE):

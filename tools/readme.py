@@ -14,9 +14,9 @@ import nbformat
 from lessons_lib.course.display import save
 from lessons_lib.course.lessons import CLAIMS, Lesson, find
 from lessons_lib.course.render import title
-from lessons_lib.measure import results, tables, techniques
+from lessons_lib.measure import results, tables
 from lessons_lib.paths import ROOT
-from tools import report, store
+from tools import report, store, techniques
 from tools.drawings import predictions
 
 README = ROOT / "README.md"
@@ -112,7 +112,7 @@ def headline(folder: Path) -> str:
 def measured(folder: Path) -> dict[str, tuple[dict[str, str], results.Result]]:
     """Each technique's row and the claim of its speed, by its name."""
     claims = {claim.claim: claim for claim in results.load(folder / "claims.json")}
-    speeds = {of.claim: claims.get(speed) for of, speed, _ in techniques.KNOWN}
+    speeds = {of.name: claims.get(of.speed) for of in techniques.KNOWN}
     rows = techniques.technique_cells(folder)
     return {row[0]: (dict(zip(techniques.TECHNIQUES, row, strict=True)), speeds[row[0]]) for row in rows}
 
@@ -124,8 +124,8 @@ def six_results(folder: Path) -> str:
         if name in cells:
             of, claim = cells[name]
             gain = f"**{tables.number(claim.measured)}**"
-            if claim.low is not None:
-                gain += f" ({tables.number(claim.low)} to {tables.number(claim.high)}{results.in_runs(claim)})"
+            if claim.interval:
+                gain += f" ({claim.interval.cell(tables.number)})"
             if "prefill" in claim.baseline:
                 gain += ", decoding"
             peer, published = (re.sub(r" x \((.*)\)$", how, of[what]) for what, how in COLUMNS.items())

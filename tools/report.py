@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from bench import run  # registers every claim
 from bench.common import Claim
 from lessons_lib.course.lessons import CLAIMS, Lesson
 from lessons_lib.course.render import title
-from lessons_lib.measure import results, tables, techniques
+from lessons_lib.measure import results, tables
 from lessons_lib.measure.results import Result
 from lessons_lib.paths import ROOT
+from tools import techniques
 from tools.predictions import factor, misses, predictions
 
 RESULTS = ROOT / "RESULTS.md"
@@ -94,8 +96,8 @@ def sentence(claim: Claim, row: Result) -> str:
         return f"Not measured: {row.note}; bar: {BARS[sign]} {limit}."
     said = claim.says.format(**values(row))
     unit = "percent" if "{percent}" in claim.says else "number"
-    how = f"lowest to highest of {row.runs} runs" if row.runs else "95%"
-    interval = "" if row.low is None else f"; {how}: {number(row, row.low, unit)} to {number(row, row.high, unit)}"
+    words = row.interval.words(partial(number, row, unit=unit)) if row.interval else ""
+    interval = f"; {'lowest to highest of ' if (row.runs or 0) > 1 else ''}{words}" if words else ""
     limit = number(row, float(limit), unit) if unit == "percent" else limit
     return f"**{said}**{interval}; bar: {BARS[sign]} {limit}."
 

@@ -1,10 +1,8 @@
 """Attention written to be read (lesson 04): exact, in plain PyTorch, with its memory traffic counted.
 
-heads       shared input handling: shape checks, grouped heads, masks
+heads       shared input handling: shape checks, grouped heads, the causal mask
 naive       the full T x S matrix
-online      online softmax: a running maximum, sum and output, and how two partial results merge
-tiled       FlashAttention, block by block
-split       split-KV: one query over a long cache, the keys split among workers, the results merged
+flash       online softmax; FlashAttention, block by block; split-KV, the keys split among workers
 traffic     counted reads and writes, and the formulas that predict them
 rotary      rotary position embeddings
 backends    which SDPA kernels run here, and why the others do not
@@ -14,15 +12,9 @@ PyTorch does not.
 """
 
 from lessons_lib.attention.backends import Outcome, attempts
+from lessons_lib.attention.flash import Partial, merge_outputs, split_kv, tiled
 from lessons_lib.attention.naive import naive
-from lessons_lib.attention.online import Partial, merge_outputs
-from lessons_lib.attention.split import split_kv
-from lessons_lib.attention.tiled import tiled
-from lessons_lib.attention.traffic import (
-    Memory,
-    naive_traffic,
-    tiled_traffic,
-)
+from lessons_lib.attention.traffic import Memory, naive_traffic, tiled_traffic
 
 __all__ = [
     "Memory",

@@ -1,7 +1,7 @@
 """Which kernels of scaled_dot_product_attention run here, and why the others do not (lesson 04)."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-BACKENDS = ("MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")
+BACKENDS = ("MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")  # names in SDPBackend
 EMPTY = ("not used because:", "has been runtime disabled")  # messages without a reason, which are dropped
 
 
@@ -27,17 +27,12 @@ class Outcome:
         return self.output is not None
 
 
-def attempts(
-    q: Tensor, keys: Tensor, values: Tensor, backends: Sequence[str] = BACKENDS, **options: Any
-) -> list[Outcome]:
+def attempts(q: Tensor, keys: Tensor, values: Tensor, **options: Any) -> list[Outcome]:
     """Run F.scaled_dot_product_attention(q, keys, values, **options) with each backend alone.
 
     q (b, H, T, d), keys (b, H, S, d), values (b, H, S, d_v), as that function takes them -> outputs (b, H, T, d_v).
-    backends: names in torch.nn.attention.SDPBackend.
     """
-    if unknown := [name for name in backends if name not in SDPBackend.__members__]:
-        raise ValueError(f"torch has no backend {', '.join(unknown)}; choose from {', '.join(BACKENDS)}")
-    return [_attempt(name, lambda: F.scaled_dot_product_attention(q, keys, values, **options)) for name in backends]
+    return [_attempt(name, lambda: F.scaled_dot_product_attention(q, keys, values, **options)) for name in BACKENDS]
 
 
 def _attempt(name: str, attend: Callable[[], Tensor]) -> Outcome:

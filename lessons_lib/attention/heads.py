@@ -1,4 +1,4 @@
-"""Inputs of attention (lesson 04): q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v), and the mask.
+"""Inputs of attention (lesson 04): q (H, T, d), keys (H_kv, S, d), values (H_kv, S, d_v), and the causal mask.
 
 Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): g = H / H_kv query heads share one KV head. The shared
 keys and values are expanded as views, never copied.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sight:
-    """Which of S keys each of T queries attends to: all, the causal ones, or those of a mask (T, S), True = may attend.
+    """Which of S keys each of T queries attends to: all, or the causal ones.
 
     Causal is aligned to the lower right: the last query attends to all S keys, the one before it to S - 1. With fewer
     keys than queries, the first queries attend to none.
@@ -22,63 +22,44 @@ class Sight:
     queries: int
     keys: int
     causal: bool = False
-    mask: Tensor | None = None
 
     def reaches(self, rows: range) -> int:
-        """Number of keys that the last of these query rows may attend to under the causal rule: 0 to S."""
+        """Number of keys that the last of these query rows may attend to: 0 to S."""
         return max(self.keys - self.queries + rows.stop, 0) if self.causal else self.keys
 
     def tile(self, rows: range, columns: range, device: torch.device | str = "cpu") -> Tensor | None:
         """The mask of one tile: (rows, columns) bool, True = may attend; None if nothing is masked."""
-        seen = self.mask[rows.start : rows.stop, columns.start : columns.stop] if self.mask is not None else None
         if columns.stop <= self.reaches(range(rows.start, rows.start + 1)):
-            return seen  # the first query attends to the whole tile, so all queries do
+            return None  # the first query attends to the whole tile, so all queries do
         last = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.keys - self.queries
-        below = torch.arange(columns.start, columns.stop, device=device) <= last
-        return below if seen is None else below & seen
+        return torch.arange(columns.start, columns.stop, device=device) <= last
 
 
-def prepared(
-    q: Tensor, keys: Tensor, values: Tensor, causal: bool = False, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Sight]:
-    """Check the inputs and group the heads: q (H_kv, g, T, d), keys (H_kv, g, S, d), values (H_kv, g, S, d_v), Sight.
+def prepared(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Check the inputs and group the heads: q (H_kv, g, T, d), keys (H_kv, g, S, d), values (H_kv, g, S, d_v).
 
     All are in float32 or better, the precision in which kernels accumulate.
     """
-    check(q, keys, values, mask)
+    check(q, keys, values)
     group = q.shape[0] // keys.shape[0]
     exact = torch.promote_types(q.dtype, torch.float32)
     q, keys, values = (x.to(exact) for x in (q, keys, values))
-    shared = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
-    sight = Sight(q.shape[1], keys.shape[1], causal, mask)
-    return q.unflatten(0, (keys.shape[0], group)), *shared, sight
+    keys, values = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
+    return q.unflatten(0, (len(keys), group)), keys, values
 
 
-def check(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> None:
+def check(q: Tensor, keys: Tensor, values: Tensor) -> None:
     """Raises ValueError with the reason if attention cannot be computed on these inputs."""
     shapes = f"q {tuple(q.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)}"
     if not q.dim() == keys.dim() == values.dim() == 3:
         raise ValueError(f"attention takes (heads, tokens, dim), without a batch; here are {shapes}")
     if q.shape[2] != keys.shape[2] or keys.shape[:2] != values.shape[:2]:
         raise ValueError(f"q and keys need one dim, keys and values one number of heads and tokens; here are {shapes}")
-    if 0 in (*q.shape[::2], *keys.shape[::2], values.shape[2]):
-        raise ValueError(f"attention needs at least one head and one channel; here are {shapes}")
     if q.shape[0] % keys.shape[0]:
         raise ValueError(f"{q.shape[0]} query heads cannot share {keys.shape[0]} KV heads evenly; take a divisor")
     kinds = dict.fromkeys(f"{x.dtype} on {x.device}" for x in (q, keys, values))
     if not q.is_floating_point() or len(kinds) > 1:
         raise ValueError(f"q, keys and values need one floating dtype and one device, not {', '.join(kinds)}")
-    fits = mask is None or (mask.dtype == torch.bool and mask.shape == (q.shape[1], keys.shape[1]))
-    if not fits:
-        raise ValueError(f"a mask is bool, True = may look, of shape {(q.shape[1], keys.shape[1])}; "
-                         f"this one is {mask.dtype} {tuple(mask.shape)}")  # fmt: skip
-
-
-def positive(**sizes: int) -> None:
-    """Raises ValueError unless every size is a whole number of at least 1."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name}={size!r} is no size; take a whole number of at least 1")
 
 
 def spans(length: int, block: int) -> Iterator[range]:

@@ -21,28 +21,25 @@ def naive(
     memory: counts the elements that three separate kernels move (scores, softmax, product with the values).
     Source: Vaswani et al. 2017 (arXiv 1706.03762).
     """
-    memory, dtype = memory or Memory(), q.dtype
-    q, keys, values, sight = prepared(q, keys, values, causal, mask)
-    mixed = memory.load(probabilities(q, keys, sight, memory)) @ memory.load(values)
+    memory, dtype, sight = memory or Memory(), q.dtype, Sight(q.shape[1], keys.shape[1], causal)
+    seen = sight.tile(range(sight.queries), range(sight.keys), q.device)
+    if mask is not None:
+        seen = mask if seen is None else mask & seen
+    q, keys, values = prepared(q, keys, values)
+    mixed = memory.load(probabilities(q, keys, seen, memory)) @ memory.load(values)
     return memory.write(mixed).flatten(0, 1).to(dtype)
 
 
-def probabilities(q: Tensor, keys: Tensor, sight: Sight, memory: Memory) -> Tensor:
-    """Softmax of the scores: `prepared` q (H_kv, g, T, d) and keys (H_kv, g, S, d) -> (H_kv, g, T, S)."""
-    scores = memory.load(q) @ memory.load(keys).mT
-    scores = memory.write(scores.mul_(q.shape[-1] ** -0.5))
-    seen = sight.tile(range(sight.queries), range(sight.keys), q.device)
-    return memory.write(softmax_(memory.load(scores), seen))
+def probabilities(q: Tensor, keys: Tensor, seen: Tensor | None, memory: Memory) -> Tensor:
+    """Softmax of the scores: `prepared` q (H_kv, g, T, d) and keys (H_kv, g, S, d) -> (H_kv, g, T, S).
 
-
-def softmax_(scores: Tensor, seen: Tensor | None) -> Tensor:
-    """Masked softmax over the last axis of scores (..., T, S), in place; a fully masked row becomes zeros.
-
-    seen: (T, S) bool, or None if nothing is masked. In place, so that at most two such matrices exist at once: scores
-    and probabilities.
+    seen: (T, S) bool, or None if nothing is masked. A fully masked row becomes zeros. Scores are changed in place, so
+    that at most two such matrices exist at once: scores and probabilities.
     """
+    scores = memory.load(q) @ memory.load(keys).mT
+    scores = memory.load(memory.write(scores.mul_(q.shape[-1] ** -0.5)))
     if seen is None:
-        return scores.softmax(-1)
-    probabilities = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
+        return memory.write(scores.softmax(-1))
+    weights = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
     blind = ~seen.any(-1, keepdim=True)  # the softmax of a fully masked row is NaN
-    return probabilities.masked_fill_(blind, 0) if blind.any() else probabilities
+    return memory.write(weights.masked_fill_(blind, 0))

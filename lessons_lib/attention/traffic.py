@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lessons_lib.attention.heads import Sight, positive, spans
+from lessons_lib.attention.heads import Sight, spans
 
 
 @dataclass
@@ -51,7 +51,6 @@ def tiled_traffic(T: int, S: int, d: int, block_q: int, block_k: int, H: int = 1
 
     Without causal: T d + 2 S d ceil(T / block_q) read, T d + T written.
     """
-    positive(block_q=block_q, block_k=block_k)
     sight = Sight(T, S, causal)
     passed = sum(min(S, up(sight.reaches(rows), block_k)) for rows in spans(T, block_q))
     return Memory(H * (T * d + 2 * d * passed), H * T * (d + 1))

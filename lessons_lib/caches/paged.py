@@ -8,7 +8,6 @@ Source: PagedAttention, Kwon et al. 2023 (arXiv 2309.06180).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,19 +64,6 @@ class PagedMemory:
             buffer[to] = buffer[source]
 
 
-class Mapping(NamedTuple):
-    """Where a forward pass over one sequence writes (vLLM: slot mapping), and the blocks that it reads.
-
-    blocks, offsets (T,): the place of each new entry. table (n,): the blocks that hold all entries, old and new.
-    new_blocks: the block to clear first, if any.
-    """
-
-    blocks: Tensor
-    offsets: Tensor
-    table: Tensor
-    new_blocks: list[int]
-
-
 class PagedCache(CountedCache):
     """Keys and values of one sequence, in the blocks of its block table.
 
@@ -88,7 +74,7 @@ class PagedCache(CountedCache):
         """blocks: the block table. length: entries that the blocks already hold, from a shared prefix."""
         super().__init__(len(memory.keys), length)
         self.memory, self.blocks = memory, blocks
-        self._mapping: tuple[tuple, Mapping] | None = None
+        self._mapped: tuple[tuple, tuple] = (), ()  # of `_slot_mapping`: its arguments and result of the last call
 
     @property
     def capacity(self) -> int:
@@ -105,63 +91,59 @@ class PagedCache(CountedCache):
 
         CacheFullError if the blocks have no room.
         """
-        start, count = self._lengths[layer], keys.shape[1]
-        to, memory = self.mapping(start, count), self.memory
-        memory.clear(to.new_blocks, layer)
-        memory.keys[layer][to.blocks, :, to.offsets] = keys.transpose(0, 1)
-        memory.values[layer][to.blocks, :, to.offsets] = values.transpose(0, 1)
+        count, memory = keys.shape[1], self.memory
+        start, used, new_blocks = self.room(count, layer)
+        blocks, offsets, table = self._slot_mapping(start, count, used)
+        memory.clear(new_blocks, layer)
+        memory.keys[layer][blocks, :, offsets] = keys.transpose(0, 1)
+        memory.values[layer][blocks, :, offsets] = values.transpose(0, 1)
         self._lengths[layer] += count
         if start == 0:  # a new prompt attends only to itself: nothing to gather
             return keys, values
         # gather the blocks (n, H_kv, P, d) of the table into contiguous entries (H_kv, S + T, d)
-        collected = (buffer[layer][to.table].transpose(0, 1).flatten(1, 2) for buffer in (memory.keys, memory.values))
+        collected = (buffer[layer][table].transpose(0, 1).flatten(1, 2) for buffer in (memory.keys, memory.values))
         keys, values = (entries[:, : start + count] for entries in collected)
         return keys, values
 
-    def mapping(self, start: int, count: int) -> Mapping:
-        """The mapping of entries `start` to `start + count`, computed once for all layers."""
-        self.check(start + count)
-        key = start, count, *self.blocks
-        if self._mapping is None or self._mapping[0] != key:
-            size, end, new = self.memory.block_size, start + count, dict(device=self.memory.device)
-            blocks = torch.tensor([self.blocks[i // size] for i in range(start, end)], **new)
-            offsets = torch.tensor([i % size for i in range(start, end)], **new)
-            table = torch.tensor(self.blocks[: blocks_for(end, size)], **new)
-            new_blocks = self.memory.new_blocks(self.blocks, start, end)
-            self._mapping = key, Mapping(blocks, offsets, table, new_blocks)
-        return self._mapping[1]
-
-    def room(self, count: int) -> tuple[int, list[int], list[int]]:
+    def room(self, count: int, layer: int = -1) -> tuple[int, list[int], list[int]]:
         """Where `count` new entries go -> (index of the first, blocks that hold all entries, block to clear first).
 
         The third is a list of one block or empty; see `PagedMemory.new_blocks`. CacheFullError without room.
         """
-        start, end = self.length(), self.length() + count
-        self.check(end)
+        start, end = self.length(layer), self.length(layer) + count
+        if end > self.capacity:
+            raise CacheFullError(
+                f"{len(self.blocks)} blocks of {self.memory.block_size} tokens cannot hold {end} entries; "
+                "extend the sequence in its block pool first"
+            )
         used = self.blocks[: blocks_for(end, self.memory.block_size)]
         return start, used, self.memory.new_blocks(self.blocks, start, end)
 
-    def check(self, needed: int) -> None:
-        """Raise CacheFullError unless `needed` entries fit into the blocks."""
-        if needed > self.capacity:
-            raise CacheFullError(
-                f"{len(self.blocks)} blocks of {self.memory.block_size} tokens cannot hold {needed} entries; "
-                "extend the sequence in its block pool first"
-            )
+    def _slot_mapping(self, start: int, count: int, used: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Blocks and offsets (T,) of the new entries (vLLM: slot mapping), and `used` as a tensor.
+
+        Computed once for all layers.
+        """
+        given = start, count, *used
+        if self._mapped[0] != given:
+            table = torch.tensor(used, device=self.memory.device)
+            self._mapped = given, (*self._places(range(start, start + count)), table)
+        return self._mapped[1]
+
+    def _places(self, entries: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Blocks and offsets (n,) of entries."""
+        size, device = self.memory.block_size, self.memory.device
+        blocks = torch.tensor([self.blocks[i // size] for i in entries], device=device)
+        return blocks, torch.tensor([i % size for i in entries], device=device)
 
     def keep(self, prefix: int, then: Sequence[int] = ()) -> None:
         end = prefix + len(then)
         if not is_contiguous(prefix, then):
-            self._move(then, range(prefix, end))
+            (blocks, offsets), (to_blocks, to_offsets) = self._places(then), self._places(range(prefix, end))
+            for buffer in self.memory.keys + self.memory.values:
+                buffer[to_blocks, :, to_offsets] = buffer[blocks, :, offsets]
         if end < self._lengths[0]:  # no layer has more than the first
             self._lengths = [min(end, length) for length in self._lengths]
-
-    def _move(self, entries: Sequence[int], to: Sequence[int]) -> None:
-        size, device = self.memory.block_size, self.memory.device
-        blocks, offsets = (torch.tensor([[f(i) for i in at] for at in (entries, to)], device=device)
-                           for f in (lambda i: self.blocks[i // size], lambda i: i % size))  # fmt: skip
-        for buffer in self.memory.keys + self.memory.values:
-            buffer[blocks[1], :, offsets[1]] = buffer[blocks[0], :, offsets[0]]
 
 
 @dataclass

@@ -1,8 +1,7 @@
-"""KV cache size in bytes (lesson 02): the formula and its variants.
+"""KV cache size in bytes (lesson 02), and how many blocks and requests that makes.
 
 A cache holds K and V for every layer, KV head, head dimension and cached token: b·S·L·2·H_kv·d·e bytes, where e
 (`cache_bytes`) is the bytes per element. With 16 bits, H_kv = H and H·d = D this is the textbook's 2·2·b·S·L·D.
-Sources: GQA, Ainslie et al. 2023; MLA, DeepSeek-V2 2024; KIVI, Liu et al. 2024; paging, Kwon et al. 2023.
 """
 
 from lessons_lib.measure.config import ModelConfig
@@ -33,16 +32,7 @@ def cached_tokens(prompt: int, new: int) -> int:
 
 
 def requests_that_fit(
-    memory: float,
-    weight_bytes: float,
-    shape: ModelConfig,
-    tokens: int,
-    cache_bytes: float = 2,
-    draft: ModelConfig | None = None,
+    memory: float, weight_bytes: float, shape: ModelConfig, tokens: int, cache_bytes: float = 2
 ) -> int:
-    """Sequences of `tokens` tokens whose caches fit into `memory` bytes beside the weights.
-
-    weight_bytes: all weights in memory, those of a draft model included. draft: its own cache counts per sequence.
-    """
-    each = kv_bytes(shape, tokens, 1, cache_bytes) + (kv_bytes(draft, tokens, 1, cache_bytes) if draft else 0)
-    return max(0, int((memory - weight_bytes) // each))
+    """Sequences of `tokens` tokens whose caches fit into `memory` bytes beside the weights."""
+    return max(0, int((memory - weight_bytes) // kv_bytes(shape, tokens, 1, cache_bytes)))

@@ -26,14 +26,14 @@ EIGHT_BITS = ("10", "11")  # lessons that mostly time 8-bit products
 LESSONS = "a lesson's number or name, such as 02 or kv_cache; all of them without any"
 
 
-def unmet(command: str, root: Path = ROOT) -> str:
+def unmet(command: str) -> str:
     """Why a command cannot run here, and what to do about it; "" if it can."""
     module, extra = NEEDED[command]
-    if not (root / "pyproject.toml").is_file():
+    if not (ROOT / "pyproject.toml").is_file():
         how = 'clone its repository and type `pip install -e ".[lessons]"` there.'
         return f"`lessons {command}` needs the files of the course: {how}"
     if find_spec(module) is None:
-        return f'`lessons {command}` needs {module}: type `pip install -e ".[{extra}]"` in {root}.'
+        return f'`lessons {command}` needs {module}: type `pip install -e ".[{extra}]"` in {ROOT}.'
     return ""
 
 

@@ -187,7 +187,7 @@ def draw_draft_length(
 
 
 def show_draft_length(
-    texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable[[list[int]], str], gamma: int = 4
+    texts: Mapping[str, Drafted], c: float, v: WidthCurve, decode: Callable[[list[int]], str], gamma: int
 ) -> None:
     """Sliders for the text and gamma; shows the speedup and the coloured text.
 

@@ -68,7 +68,7 @@ def draw_attention(block_q: int, block_k: int, context: int, dim: int) -> tuple[
     )
 
 
-def show_attention(block_q: int = 64, block_k: int = 64, context: int = 1024) -> None:
+def show_attention(block_q: int, block_k: int, context: int) -> None:
     """Sliders for both block sizes, the context and the head dimension over the tiles."""
     controls = {
         "block_q": Slider("queries in a block", BLOCKS, block_q),

@@ -269,7 +269,7 @@ def plot_mask(
     colors: Sequence[str],
     columns: Sequence[str],
     rows: Sequence[str],
-    ax: Axes | None = None,
+    ax: Axes,
 ) -> Axes:
     """An attention mask, allow (T, T) bool: rows are queries, columns are keys.
 
@@ -277,7 +277,7 @@ def plot_mask(
     labelled.
     """
     cells = [[kind if ok else 0 for kind, ok in zip(kinds, row, strict=True)] for row in allow.tolist()]
-    ax = plot_cells(cells, colors, ax or axes((WIDTH, 5.8)))
+    plot_cells(cells, colors, ax)
     shown = range(len(columns) if len(columns) <= 32 else 0)
     ax.set_xticks(shown, columns[: len(shown)], rotation=90, fontsize=SMALL)
     ax.set_yticks(shown, rows[: len(shown)], fontsize=SMALL)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from lessons_lib.course.figures import COLORS, CYCLE, INK, MARKERS, ORANGE, WIDTH, Row, axes, plot_waterfall, tint
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.decoding.generate import StepStats, tokens_per_pass
-from lessons_lib.decoding.prediction import Configuration, Recording, replay
+from lessons_lib.decoding.prediction import Recording, replay
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.measure.cost import StepCost
 
@@ -98,15 +98,13 @@ def rows(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> list[dic
     """The baseline engine, the chosen engine, and that with drafting: rows for plot_waterfall in tokens per second."""
     first, plain = next(iter(parts.engines)), parts.traces(who, kind, 0)
     chosen = parts.engines[engine]
-    configs = [Configuration(first, None, parts.engines[first])]
-    configs += [Configuration(engine, first, chosen)] * (engine != first)
-    found = [
-        {"configuration": config.name, "below": config.below, "speed": config.cost.speed(*plain)} for config in configs
-    ]
+    found = [{"configuration": first, "below": None, "speed": parts.engines[first].speed(*plain)}]
+    if engine != first:
+        found.append({"configuration": engine, "below": first, "speed": chosen.speed(*plain)})
     if gamma:
-        drafting = Configuration(f"{engine} + {who}", engine, replace(chosen, draft=parts.draft[who]))
-        expected = drafting.cost.speed(*parts.traces(who, kind, gamma))
-        found.append({"configuration": drafting.name, "below": engine, "speed": expected})
+        drafting = replace(chosen, draft=parts.draft[who])
+        speed = drafting.speed(*parts.traces(who, kind, gamma))
+        found.append({"configuration": f"{engine} + {who}", "below": engine, "speed": speed})
     return found
 
 
@@ -127,7 +125,7 @@ def draw_ladder(parts: Parts, engine: str, who: str, kind: str, gamma: int) -> t
     return ax, f"A ladder in predicted tokens per second: {steps}. {'; '.join(said)}."
 
 
-def show_ladder(parts: Parts, gamma: int = 4) -> None:
+def show_ladder(parts: Parts, gamma: int) -> None:
     """Sliders for the engine, the proposer, the prompts and the draft tokens per step; shows the predicted speed.
 
     gamma: initial value, rounded down to one of GAMMAS.

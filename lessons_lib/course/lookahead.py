@@ -92,7 +92,7 @@ def plot_branch_mask(W: int, N: int, G: int, ax: Axes | None = None) -> Axes:
     kinds = [1, *[2] * (G * (N - 1)), *[3] * (W * (N - 1) - 1)]  # kind of the key token
     colors = {"root": INK, "n-grams to verify": COLORS["accepted"], "window": COLORS["lookahead"]}
     rows = [f"{name}  +{offset}" for name, offset in zip(names, offsets, strict=True)]
-    ax = plot_mask(allow, kinds, list(colors.values()), names, rows, ax)
+    ax = plot_mask(allow, kinds, list(colors.values()), names, rows, ax or axes((WIDTH, 5.8)))
     ax.set(xlabel="may look at", ylabel="token, and where it stands")
     patches = [Patch(color=color, label=name) for name, color in colors.items()]
     ax.legend(handles=patches, loc="upper right", fontsize=SMALL)
@@ -146,10 +146,7 @@ def plot_payoff(rows: Sequence[Row], v: WidthCurve) -> Axes:
 
 
 def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> tuple[Axes, str]:
-    """The mask of a step; the title shows its width and the tokens per step from which it pays.
-
-    Without a width curve extra tokens are free.
-    """
+    """The mask of a step; the title shows its width and the tokens per step from which it pays."""
     fed = (W + G) * (N - 1)  # n-grams without a common prefix, root included
     size, price = f"{fed} tokens fed, at most {N} committed", f"pays above {width_cost(v)(fed):.2f} tokens a step"
     ax = plot_branch_mask(W, N, G)
@@ -160,7 +157,7 @@ def draw_lookahead(v: WidthCurve, W: int, N: int, G: int) -> tuple[Axes, str]:
     )
 
 
-def show_lookahead(v: WidthCurve = None, W: int = 5, N: int = 4, G: int = 2) -> None:
+def show_lookahead(v: WidthCurve, W: int, N: int, G: int) -> None:
     """Sliders for W, N and G; shows the mask. v: the machine's measured width curve, {w: v}."""
     controls = {
         "W": Slider("W, columns of the window", WINDOWS, W),

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from statistics import mean
 
 import matplotlib.pyplot as plt
@@ -127,8 +128,8 @@ def plot_head_accuracies(accuracies: Sequence[Sequence[float]]) -> Axes:
 def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
     """Tokens per forward pass and speedup against the size of the tree: predicted (dashed), counted and measured.
 
-    rows: `nodes`; `expected` and `speed_predicted`, predicted from the heads' accuracies; optionally `counted`,
-    `speed_counted`, and `samples` (repeated measurements of the speedup). Stars mark the fastest sizes.
+    rows: `nodes`; `expected` and `speed_predicted`, predicted from the heads' accuracies; `counted` and
+    `speed_counted`; of timed sizes also `samples` (repeated measurements of the speedup). Stars mark the fastest sizes.
     """
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 6.4), layout="compressed")
     rows = sorted(rows, key=lambda row: row["nodes"])
@@ -138,11 +139,12 @@ def plot_tree_sizes(rows: Iterable[Row]) -> Figure:
         (lower, "speed_predicted", "predicted from accuracies", "--", COLORS["predicted"]),
         (lower, "speed_counted", "counted", "-", COLORS["medusa"]),
     ]
+    sizes = [row["nodes"] for row in rows]
     for ax, key, name, style, color in lines:
-        points = [(row["nodes"], row[key]) for row in rows if key in row]
-        ax.plot([x for x, _ in points], [y for _, y in points], style, color=color, label=name)
-        if points and ax is lower:
-            nodes, speed = max(points, key=lambda point: point[1])  # the smallest of equally good trees
+        values = [row[key] for row in rows]
+        ax.plot(sizes, values, style, color=color, label=name)
+        if ax is lower:
+            nodes, speed = max(zip(sizes, values, strict=True), key=itemgetter(1))  # the smallest of equally good trees
             ax.plot(nodes, speed, "*", markersize=14, color=color, label=f"best: {nodes} nodes")
     if timed := [row for row in rows if "samples" in row]:
         plot_spread(lower, [row["nodes"] for row in timed], [row["samples"] for row in timed])
@@ -175,12 +177,11 @@ def draw_medusa(
     )
 
 
-def show_medusa(accuracies: Accuracies, v: WidthCurve = None, heads_share: float = 0.0, nodes: int = 10) -> None:
+def show_medusa(accuracies: Accuracies, v: WidthCurve, heads_share: float, nodes: int) -> None:
     """Sliders for nodes, most likely tokens per head and number of heads; shows the best tree within them.
 
-    v: the machine's measured width curve, {w: v}; without it, width is free. heads_share: time of the heads in a step
-    over a one-token forward pass, assumed equal for any number of heads. nodes: initial value, rounded down to an
-    available one.
+    v: the machine's measured width curve, {w: v}. heads_share: time of the heads in a step over a one-token forward
+    pass, assumed equal for any number of heads. nodes: initial value, rounded down to an available one.
     """
     ranks, count = range(1, 1 + max(map(len, accuracies))), len(accuracies)
     controls = {

@@ -74,12 +74,13 @@ def plot_num_tokens(rows: Iterable[Row]) -> Axes:
 def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
     """Replay recordings (by kind) with PromptLookup(**settings): rows of `kind`, `tokens_per_pass`, `speed`.
 
-    Recordings of a kind are summed: all their tokens over all their forward passes. Drafting is not gated unless the
-    settings say so, so that rules differ in one thing only.
+    Recordings of a kind are summed: all their tokens over all their forward passes. Drafting is not gated, so that
+    rules differ in one thing only.
     """
-    rows, settings = [], {"min_hit_rate": 0.0} | settings
+    rows = []
     for kind, recordings in texts.items():
-        steps = [step for recording in recordings for step in replay(recording, PromptLookup(**settings))]
+        lookups = [replay(recording, PromptLookup(min_hit_rate=0.0, **settings)) for recording in recordings]
+        steps = [step for stats in lookups for step in stats]
         rows.append({"kind": kind, "tokens_per_pass": tokens_per_pass(steps), "speed": StepCost(v=v).speed(steps)})
     return rows
 
@@ -87,10 +88,8 @@ def counts(texts: Texts, v: WidthCurve, **settings) -> list[dict]:
 def draw_prompt_lookup(texts: Texts, v: WidthCurve, max_ngram: int, num_tokens: int, rule: str) -> tuple[Axes, str]:
     """Two bars per kind of prompt: tokens per forward pass, and the predicted speedup over plain (1 is dotted)."""
     rows = counts(texts, v, max_ngram=max_ngram, num_tokens=num_tokens, rule=rule)
-    ax, bars = (
-        axes(),
-        (("tokens_per_pass", "tokens per forward pass", -0.2, GREEN), ("speed", "predicted speed", 0.2, BLUE)),
-    )
+    ax = axes()
+    bars = (("tokens_per_pass", "tokens per forward pass", -0.2, GREEN), ("speed", "predicted speed", 0.2, BLUE))
     for key, label, shift, color in bars:
         at, values = [i + shift for i in range(len(rows))], [row[key] for row in rows]
         drawn = ax.barh(at, values, height=0.38, color=color, label=label)

@@ -31,7 +31,7 @@ from lessons_lib.course.figures import (
 from lessons_lib.course.widgets import Slider, show
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.quantization.formats import bits_of, relative_error, round_trip
-from lessons_lib.quantization.sizes import bytes_in
+from lessons_lib.quantization.sizes import step_bytes
 
 
 def plot_levels(levels: Mapping[str, Sequence[float]]) -> Axes:
@@ -163,7 +163,6 @@ def quartiles(samples: Sequence[float]) -> list[float]:
 FORMATS = ("affine", "absmax", "nf4", "fp8")
 BITS = (2, 3, 4, 5, 6, 7, 8)
 GROUPS = (32, 64, "row")  # these divide the rows of the small models here
-HEAD = "int8"  # format of the LM head, whatever that of the layers
 
 
 def name_of(format: str, bits: int, group: int | str) -> str:
@@ -181,7 +180,7 @@ def names() -> list[str]:
 
 def moved(shape: ModelConfig, name: str) -> float:
     """Bytes of weights that a step reads, with the layers in this format and the head in int8."""
-    return bytes_in(shape, partial(bits_of, name), partial(bits_of, HEAD))
+    return step_bytes(shape, name, "int8")
 
 
 def draw_quantization(

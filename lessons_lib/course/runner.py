@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,15 +47,18 @@ def run(asked: list[str], given: dict[str, str], build: Path = BUILD, lessons: l
 
 
 def prepare_all(taken: list[dict[str, Any]]) -> None:
-    """Fetch and convert every model named by these parameters; UsageError if one cannot run."""
-    models, pairs = (needed(values for values in taken if ("draft" in values) is pair) for pair in (False, True))
-    prepare(models)
-    prepare({name: how for name, how in pairs.items() if name not in models}, any_family=True)
+    """Fetch and convert every model named by these parameters; UsageError if one cannot run.
 
-
-def needed(taken: Iterable[dict[str, Any]]) -> dict[str, tuple[str, str]]:
-    """The models and drafts named in lessons' parameters: name -> (device, dtype)."""
-    return {v[name]: (v["device"], v["dtype"]) for v in taken for name in ("model", "draft") if name in v}
+    A lesson that takes a pair of models, `model` and `draft`, runs families other than Llama, too, by transformers' own
+    forward pass.
+    """
+    of_one, of_pairs = {}, {}  # name or folder -> (device, dtype)
+    for values in taken:
+        models = of_pairs if "draft" in values else of_one
+        named = [values[name] for name in ("model", "draft") if name in values]
+        models.update({model: (values["device"], values["dtype"]) for model in named})
+    prepare(of_one)
+    prepare({name: how for name, how in of_pairs.items() if name not in of_one}, any_family=True)
 
 
 def absolute(given: dict[str, str]) -> dict[str, str]:
@@ -68,39 +70,28 @@ def absolute(given: dict[str, str]) -> dict[str, str]:
 def prepare(models: dict[str, tuple[str, str]], any_family: bool = False) -> None:
     """Fetch and convert each model once, before the lessons, so that no lesson's time includes a download.
 
-    models: name or folder -> (device, dtype). any_family: for lessons that take a pair of models, and run families
-    other than Llama by transformers' own forward pass. Errors of `load` become a UsageError, and so does a model that
-    the readable decoder cannot compute; a model with a known name is checked before it is fetched.
+    Errors of `load` become a UsageError, and so does a model that our decoder cannot compute, unless any family will
+    do; a model with a known name is checked before it is fetched.
     """
     from lessons_lib.models import ModelUnavailable, load
+    from lessons_lib.models.decoder import decoder_config
     from lessons_lib.models.hub import HUB, LLAMA_LIKE
 
     for model, (device, dtype) in models.items():
+        known = ", ".join(LLAMA_LIKE)
+        refusal = UsageError(f"The lessons take Llama-like models such as {known}, and {model} is none.")
         if model in HUB and model not in LLAMA_LIKE and not any_family:
-            raise not_taken(model)
+            raise refusal
         try:
             with line(f"model {Path(model).name}"):
                 config = load(model, device=device, dtype=dtype).network.config
-                any_family or check_taken(model, config)
         except (ValueError, ModelUnavailable) as error:
             raise UsageError(str(error)) from error
-
-
-def check_taken(model: str, config: Any) -> None:
-    """Raise UsageError unless the readable decoder, on which every lesson builds, supports this config."""
-    from lessons_lib.models.decoder import decoder_config
-
-    try:
-        decoder_config(config)
-    except ValueError as error:
-        raise not_taken(model) from error
-
-
-def not_taken(model: str) -> UsageError:
-    """The error for an unsupported model; lists the supported ones."""
-    from lessons_lib.models.hub import LLAMA_LIKE
-
-    return UsageError(f"The lessons take Llama-like models such as {', '.join(LLAMA_LIKE)}, and {model} is none.")
+        if not any_family:
+            try:
+                decoder_config(config)
+            except ValueError as error:
+                raise refusal from error
 
 
 def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
@@ -119,9 +110,9 @@ def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
                 extra_arguments=QUIET,
             )
         except papermill.PapermillExecutionError as error:
-            failure = describe(error, nbformat.read(target, as_version=4))
+            failure = located(f"{error.ename}: {str(error.evalue).strip()}", target)
         except Exception as error:  # a kernel that died or never started
-            failure = died(f"{type(error).__name__}: {error}".strip().splitlines()[0], target)
+            failure = located(f"{type(error).__name__}: {error}", target)
         said[0] = f"FAILED in {failure}" if failure else "ok"
     seconds = time.perf_counter() - start
     if target.exists():
@@ -129,28 +120,19 @@ def execute(lesson: Lesson, values: dict[str, Any], build: Path) -> Result:
     return Result(lesson, seconds, failure)
 
 
-def died(said: str, target: Path) -> str:
-    """Prefix an error with the cell that was started last, if papermill wrote the notebook.
+def located(said: str, target: Path) -> str:
+    """The first line of an error, after the cell that was started last, if papermill wrote the notebook.
 
     Example: cell [7] (`x = load(model)`): ... The number counts started cells, since a kernel may die before it reports
     its own count.
     """
+    said = said.strip().splitlines()[0]
     cells = nbformat.read(target, as_version=4).cells if target.exists() else []
     begun = [c for c in cells if c.cell_type == "code" and c.metadata.get("papermill", {}).get("start_time")]
-    return f"cell [{len(begun)}] (`{opening(begun[-1])}`): {said}" if begun else said
-
-
-def opening(cell: nbformat.NotebookNode) -> str:
-    """The first line of a cell, cut to 60 characters."""
-    return next((text for text in cell.source.splitlines() if text.strip()), "")[:60]
-
-
-def describe(error: papermill.PapermillExecutionError, nb: nbformat.NotebookNode) -> str:
-    """Format an error: cell [7] (`x = load(model)`): ValueError: no such model."""
-    cells = [c for c in nb.cells if c.cell_type == "code" and c.get("execution_count") == error.exec_count]
-    first = opening(cells[0]) if cells else ""
-    said = str(error.evalue).strip().splitlines() or [""]
-    return f"cell [{error.exec_count}] (`{first}`): {error.ename}: {said[0]}"
+    if not begun:
+        return said
+    opening = next((text for text in begun[-1].source.splitlines() if text.strip()), "")
+    return f"cell [{len(begun)}] (`{opening[:60]}`): {said}"
 
 
 def finish(results: list[Result], build: Path) -> None:

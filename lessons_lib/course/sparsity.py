@@ -27,7 +27,7 @@ def plot_heads(values: Tensor, label: str) -> Axes:
 def plot_skipping_gains(rows: Sequence[Row]) -> Axes:
     """Speedup over dense against the skipped share (median, quartiles), with dashed predictions.
 
-    rows: `label`, `sparsity`, `samples`, and optionally `predicted`. Points of several labels are drawn side by side
+    rows: `label`, `sparsity`, `samples` and `predicted`. Points of several labels are drawn side by side
     around their common S, and equal predictions alternate their dashes. Dotted: 1/(1 - S), the limit of a matmul that
     reads only what it needs.
     """
@@ -37,8 +37,7 @@ def plot_skipping_gains(rows: Sequence[Row]) -> Axes:
         low, middle, high = np.array([np.percentile(row["samples"], (25, 50, 75)) for row in group]).T
         beside, bars = at + 0.006 * (i - (len(labels) - 1) / 2), (middle - low, high - middle)
         ax.errorbar(beside, middle, yerr=bars, fmt=marker, capsize=3, color=color, label=label)
-        if all("predicted" in row for row in group):
-            ax.plot(*by_bytes(at, [row["predicted"] for row in group]), linestyle=(4 * i, (4, 8)), color=color)
+        ax.plot(*by_bytes(at, [row["predicted"] for row in group]), linestyle=(4 * i, (4, 8)), color=color)
     ax.axhline(1, color=GREY, linewidth=1)
     at = sorted({row["sparsity"] for row in rows if row["sparsity"] < 1})
     ax.plot(*by_bytes(at, [speedup(1, s) for s in at]), ":", color=INK, label="limit 1/(1 - S)")

@@ -3,7 +3,7 @@
     stepper(
         [
             Step("Prefill", [["queries", ("the", "computed"), ("cat", "computed")]], "Two tokens are computed."),
-            Step("First new token", [["queries", ("the", "cached"), ("cat", "cached"), ("sat", "computed")]]),
+            Step("First new token", [["queries", ("the", "cached"), ("sat", "computed")]], "One is computed."),
         ],
         label="Two tokens of prompt, one new token",
         legend={"computed": ORANGE, "cached": BLUE},
@@ -19,7 +19,6 @@ import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lessons_lib.course.figures import INK, tint
 
@@ -66,34 +65,25 @@ CSS = """
 
 @dataclass(frozen=True)
 class Step:
-    """One step: a title, a body and a short caption (plain text).
+    """One step: a title, a body of rows of cells, and a short caption.
 
-    body: text, shown in a fixed-width font; or an object with `_repr_html_`, such as IPython.display.HTML; or rows of
-    cells. A cell is text, or a pair (text, key of the legend) for a coloured one.
+    A cell is text, or a pair (text, key of the legend) for a coloured one.
     """
 
     title: str
-    body: Any
-    caption: str = ""
+    body: Sequence[Sequence[Cell]]
+    caption: str
 
     def html(self, legend: Mapping[str, str]) -> str:
         """The body and the caption as HTML."""
-        if hasattr(self.body, "_repr_html_"):
-            body = self.body._repr_html_()
-        elif isinstance(self.body, str):
-            body = f"<pre>{html.escape(self.body)}</pre>"
-        else:
-            rows = "".join(f"<tr>{''.join(_cell(cell, legend) for cell in row)}</tr>" for row in self.body)
-            body = f'<table class="cells"><tbody>{rows}</tbody></table>'
-        caption = f'<p class="said">{html.escape(self.caption)}</p>' if self.caption else ""
-        return f'<div class="scroll" tabindex="0">{body}</div>{caption}'
+        rows = "".join(f"<tr>{''.join(_cell(cell, legend) for cell in row)}</tr>" for row in self.body)
+        body = f'<table class="cells"><tbody>{rows}</tbody></table>'
+        return f'<div class="scroll" tabindex="0">{body}</div><p class="said">{html.escape(self.caption)}</p>'
 
     def text(self) -> str:
         """The body and the caption as plain text."""
-        body = str(self.body)
-        if not isinstance(self.body, str) and not hasattr(self.body, "_repr_html_"):
-            body = "\n".join("  ".join(c if isinstance(c, str) else c[0] for c in row) for row in self.body)
-        return "\n".join(part for part in (body, self.caption) if part)
+        rows = ["  ".join(cell if isinstance(cell, str) else cell[0] for cell in row) for row in self.body]
+        return "\n".join([*rows, self.caption])
 
 
 class Stepper:
@@ -109,7 +99,7 @@ class Stepper:
         return self.text
 
 
-def stepper(steps: Sequence[Step], label: str, legend: Mapping[str, str] | None = None) -> Stepper:
+def stepper(steps: Sequence[Step], label: str, legend: Mapping[str, str]) -> Stepper:
     """A display that shows the steps one at a time, or all of them.
 
     label: what the display shows, for those who hear the page. legend: meaning -> colour of the coloured cells.
@@ -118,7 +108,6 @@ def stepper(steps: Sequence[Step], label: str, legend: Mapping[str, str] | None 
         raise ValueError("Give a stepper at least two steps.")
     if not label.strip():
         raise ValueError("Say in `label` what the steps show, for readers who cannot see them.")
-    legend = dict(legend or {})
     bodies = [step.html(legend) for step in steps]
     name = _unique("".join([label, *(step.title for step in steps), *bodies]))
     last = len(steps)
@@ -146,7 +135,7 @@ def stepper(steps: Sequence[Step], label: str, legend: Mapping[str, str] | None 
         f"<style>{CSS.format(i=name, ink=INK, shown=shown)}</style>"
         f'<div id="{name}" role="group" aria-label="{html.escape(label)}">'
         f"{''.join(buttons)}"
-        f'{f"""<p class="legend">{keys}</p>""" if keys else ""}'
+        f'<p class="legend">{keys}</p>'
         f'<div class="steps" aria-live="polite">{"".join(boxes)}</div></div>'
     )
     text = "\n\n".join(f"{n}/{last} {step.title}\n{step.text()}" for n, step in enumerate(steps, 1))
@@ -159,7 +148,7 @@ def _cell(cell: Cell, legend: Mapping[str, str]) -> str:
         return f"<td>{html.escape(cell)}</td>"
     text, key = cell
     if key not in legend:
-        raise ValueError(f"Explain {key!r} in the legend, which has {', '.join(legend) or 'no entries'}.")
+        raise ValueError(f"Explain {key!r} in the legend, which has {', '.join(legend)}.")
     said = html.escape(f"{text} ({key})")
     style = f"background:{tint(legend[key], 0.35)}"
     return f'<td class="box" style="{style}" title="{html.escape(key)}" aria-label="{said}">{html.escape(text)}</td>'

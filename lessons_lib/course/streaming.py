@@ -20,9 +20,9 @@ def stored_curves() -> dict:
     return json.loads((RESULTS / "streaming-curves.json").read_text(encoding="utf-8"))
 
 
-def smooth(means: Sequence[float], block: int, over: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """Middle token and mean loss of every `over` neighbouring blocks: single ones follow the text's ups and downs."""
-    return block * (np.arange(len(means) - over + 1) + over / 2), np.convolve(means, np.ones(over) / over, "valid")
+def smooth(means: Sequence[float], block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Middle token and mean loss of every four neighbouring blocks: single ones follow the text's ups and downs."""
+    return block * (np.arange(len(means) - 3) + 2), np.convolve(means, np.full(4, 0.25), "valid")
 
 
 def recomputed_means(ours: dict, anew: dict, block: int, every: int) -> np.ndarray:

@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import tempfile
@@ -23,9 +24,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
-import lessons_lib
 from lessons_lib.course.lessons import Lesson, UsageError, find, overrides, parameters, select
 from lessons_lib.course.runner import absolute, execute, prepare_all, shown
 from lessons_lib.paths import ROOT
@@ -74,8 +72,7 @@ def sweep(
     """Execute the missing points of the grid, then gather the results of all points; returns the exit status.
 
     workers: processes on this machine; or address: of a Dask scheduler whose workers are used instead. Raises
-    UsageError, before anything runs, for an unknown name, for no workers and for workers with another version of this
-    package.
+    UsageError before anything runs.
     """
     if workers < 1:
         raise UsageError("--workers must be at least 1.")
@@ -85,12 +82,6 @@ def sweep(
     print(f"{len(wanted)} points, {len(wanted) - len(todo)} of them finished before")
     if todo:
         with client(workers, address) as engine:
-            packages = engine.run(fingerprint)
-            others = sorted(worker for worker, found in packages.items() if found != fingerprint())
-            if not packages:
-                raise UsageError("The scheduler has no workers: start some with `dask worker ADDRESS`.")
-            if others:
-                raise UsageError(f"Install this lessons_lib, torch and transformers on {', '.join(others)}, too.")
             run(engine, todo, build)
     return gather(wanted, list(grid), build)
 
@@ -99,7 +90,7 @@ def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed:
     """Every selected lesson with every distinct combination of the grid's values for its parameters.
 
     grid: name -> comma-separated values; fixed: name -> one value. Without a selection: the lessons that have a
-    parameter of the grid. Raises UsageError like `overrides`.
+    parameter of the grid.
     """
     if twice := sorted(grid.keys() & fixed.keys()):
         raise UsageError(f"Give {', '.join(twice)} in the grid or beside it, not in both.")
@@ -114,29 +105,66 @@ def points(lessons: list[Lesson], asked: list[str], grid: dict[str, str], fixed:
     return list({point.folder: point for point in found}.values())
 
 
+def client(workers: int, address: str) -> Any:
+    """A Dask client of the scheduler at this address, or of this many worker processes on this machine.
+
+    The kernels of a single worker use as many threads as those of `lessons run`; several workers share the cores.
+    """
+    import dask
+    from dask.distributed import Client
+
+    if address:
+        try:
+            return Client(address, timeout=ANSWERS)
+        except OSError as error:
+            raise UsageError(f"No Dask scheduler answers at {address}.") from error
+    share = None if workers == 1 else max(1, (os.cpu_count() or 1) // workers)  # None leaves a variable as it is
+    threads = {"distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, share)}
+    here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "memory_limit": 0}
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1} | threads):
+        return Client(n_workers=workers, threads_per_worker=1, silence_logs=logging.CRITICAL, **here)
+
+
+@cache
+def fingerprint() -> str:
+    """12 hex digits that identify the installed lessons_lib and the libraries it computes with."""
+    digest = hashlib.sha256(" ".join(version(name) for name in ("torch", "transformers")).encode())
+    for path in sorted((ROOT / "lessons_lib").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def run(engine: Any, todo: list[Point], build: Path) -> None:
-    """Execute points on the workers and store each as it ends. A worker that dies costs its point, not the sweep."""
+    """Execute points on the workers and store each as it ends. A worker that dies costs its point, not the sweep.
+
+    UsageError without workers, and for workers with another lessons_lib, torch or transformers.
+    """
     from dask.distributed import as_completed
 
+    packages = engine.run(fingerprint)
+    if not packages:
+        raise UsageError("The scheduler has no workers: start some with `dask worker ADDRESS`.")
+    if others := sorted(worker for worker, found in packages.items() if found != fingerprint()):
+        raise UsageError(f"Install this lessons_lib, torch and transformers on {', '.join(others)}, too.")
     futures = {}
     for point in todo:
-        text = nbformat.writes(point.lesson.read())
-        futures[engine.submit(work, point.lesson.name, text, point.values, retries=1, pure=False)] = point
-    with bar(total=len(todo), desc="sweep", unit="point") as progress:
-        for future in as_completed(futures):
-            point, error = futures[future], future.exception()
-            lost = {"failure": f"{type(error).__name__}: {error}", "seconds": None, "scores": []}
-            said, files = (lost, {}) if error else future.result()
-            (build / point.folder).mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():
-                (build / point.folder / name).write_bytes(content)
-            # written last: if it exists, all files do
-            (build / point.folder / "point.json").write_text(json.dumps(said, indent=1, default=str), encoding="utf-8")
-            progress.write(f"{point!s:<60} {'FAILED in ' + said['failure'] if said['failure'] else 'ok'}")
-            progress.update()
+        lesson = point.lesson
+        futures[engine.submit(work, lesson.name, lesson.path.read_bytes(), point.values, retries=1, pure=False)] = point
+    progress = bar(as_completed(futures), total=len(todo), desc="sweep", unit="point")
+    for future in progress:
+        point, error = futures[future], future.exception()
+        lost = {"failure": f"{type(error).__name__}: {error}", "seconds": None, "scores": []}
+        said, files = (lost, {}) if error else future.result()
+        (build / point.folder).mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (build / point.folder / name).write_bytes(content)
+        # written last: if it exists, all files do
+        (build / point.folder / "point.json").write_text(json.dumps(said, indent=1, default=str), encoding="utf-8")
+        progress.write(f"{point!s:<60} {'FAILED in ' + said['failure'] if said['failure'] else 'ok'}")
 
 
-def work(name: str, text: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+def work(name: str, notebook: bytes, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """On a worker: execute a lesson in a temporary folder; returns its record and the resulting files by name.
 
     A failure is returned in the record and not raised, because Dask truncates long errors, and what the lesson had done
@@ -145,10 +173,9 @@ def work(name: str, text: str, values: dict[str, Any]) -> tuple[dict[str, Any], 
     from lessons_lib.measure import results
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        lesson, build = Lesson(Path(folder) / "notebooks" / f"{name}.ipynb"), Path(folder) / "build"
-        for place in (lesson.path.parent, build):
-            place.mkdir()
-        lesson.path.write_text(text, encoding="utf-8")
+        lesson, build = Lesson(Path(folder) / f"{name}.ipynb"), Path(folder) / "build"
+        build.mkdir()
+        lesson.path.write_bytes(notebook)
         done = execute(lesson, values, build)
         scores = [score.record() for score in results.collect(build.glob("*.ipynb"))]
         files = {path.name: path.read_bytes() for path in build.iterdir()}
@@ -177,8 +204,8 @@ def gather(wanted: list[Point], names: list[str], build: Path) -> int:
     page.append(table.drop(columns=["limit", "peer"]).to_markdown(index=False, floatfmt=".3g", missingval="-"))
     (build / "results.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
     print(f"\nRead {shown(build / 'results.md')}, with the same as results.csv beside it.")
-    print(f"{len(failed)} of {len(wanted)} points failed:" if failed else f"All {len(wanted)} points went well.")
-    print("\n".join(failed), end="\n" if failed else "")
+    outcome = f"{len(failed)} of {len(wanted)} points failed:" if failed else f"All {len(wanted)} points went well."
+    print("\n".join([outcome, *failed]))
     return int(bool(failed))
 
 
@@ -199,9 +226,10 @@ def plot(table: Any, names: list[str], path: Path) -> bool:
     along, *others = sorted(changing, key=lambda name: not is_numeric_dtype(table[name]))
     table["line"] = [" ".join(f"{name}={row[name]}" for name in others) for row in table.to_dict("records")]
     claims = list(table.groupby("claim", sort=False))
-    figure = Figure(figsize=(11, 2.8 * -(-len(claims) // 3)), layout="constrained")
+    lines = math.ceil(len(claims) / 3)
+    figure = Figure(figsize=(11, 2.8 * lines), layout="constrained")
     for place, (claim, rows) in enumerate(claims, 1):
-        ax = figure.add_subplot(-(-len(claims) // 3), 3, place)
+        ax = figure.add_subplot(lines, 3, place)
         for name, line in rows.sort_values(along, kind="stable").groupby("line", sort=False):
             [drawn] = ax.plot(along, "measured", "o-", data=line, label=f"measured {name}")
             told = {"fillstyle": "none", "color": drawn.get_color(), "label": f"predicted {name}"}
@@ -211,34 +239,3 @@ def plot(table: Any, names: list[str], path: Path) -> bool:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.savefig(path, dpi=150)
     return True
-
-
-def client(workers: int, address: str) -> Any:
-    """A Dask client: of the scheduler at an address, or of this many worker processes on this machine.
-
-    The kernels of a single worker use as many threads as those of `run`; several workers share the cores. Raises
-    UsageError if no scheduler answers.
-    """
-    import dask
-    from dask.distributed import Client
-
-    if address:
-        try:
-            return Client(address, timeout=ANSWERS)
-        except OSError as error:
-            raise UsageError(f"No Dask scheduler answers at {address}.") from error
-    share = None if workers == 1 else max(1, (os.cpu_count() or 1) // workers)  # None leaves a variable as it is
-    threads = {"distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, share)}
-    here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "memory_limit": 0}
-    with dask.config.set({"distributed.scheduler.allowed-failures": 1} | threads):
-        return Client(n_workers=workers, threads_per_worker=1, silence_logs=logging.CRITICAL, **here)
-
-
-@cache
-def fingerprint() -> str:
-    """12 hex digits that identify the installed lessons_lib and the libraries it computes with."""
-    folder, digest = Path(lessons_lib.__file__).parent, hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    digest.update(" ".join(version(name) for name in ("torch", "transformers")).encode())
-    return digest.hexdigest()[:12]

@@ -1,28 +1,29 @@
-"""The decoding loop (lessons 01, 03, 06 to 09, 13): proposers, draft trees, acceptance rules and targets."""
+"""The decoding loop (lessons 01, 03, 06 to 09, 13): proposers, draft trees, acceptance rules and targets.
+
+To read one technique whole, here prompt lookup, read in this order:
+generate                the loop: propose, run, verify, commit
+sequence                the state of one text
+draft_tree              draft tokens, and the model input that verifies them
+proposers/              the base class is in proposers/__init__, prompt lookup in proposers/prompt_lookup
+sampling                verification: the acceptance rules
+targets/decoder         the forward pass, with models/decoder and caches/cache
+
+Around it:
+text                    prompts to ids, ids to text, stop texts
+prediction              counts and speeds of a run that was not made
+probing, timing         logits along a text; times of steps and requests
+peers, llamacpp         the same by transformers and llama.cpp
+"""
 
 from lessons_lib.decoding import llamacpp
 from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, make_input, plain_input
-from lessons_lib.decoding.generate import (
-    after_prefill,
-    compression,
-    new_sequence,
-    step,
-    tokens_per_pass,
-)
-from lessons_lib.decoding.peers import (
-    TransformersGenerate,
-    assist,
-    by_early_exit,
-    by_transformers,
-    count_passes,
-    static_and_compiled,
-)
+from lessons_lib.decoding.generate import after_prefill, compression, new_sequence, step, tokens_per_pass
+from lessons_lib.decoding.peers import TransformersGenerate, assist, by_transformers, count_passes, static_and_compiled
 from lessons_lib.decoding.prediction import (
     TOLERATED,
     Configuration,
     Recording,
     best,
-    best_exit,
     check_order,
     counting,
     counts,
@@ -83,11 +84,9 @@ __all__ = [
     "batched_step",
     "batched_transformers_step",
     "best",
-    "best_exit",
     "best_size",
     "best_tree",
     "buffers",
-    "by_early_exit",
     "by_transformers",
     "check_order",
     "clocked_transformers",

@@ -33,12 +33,10 @@ class StepStats:
     num_input_tokens: int  # tokens of the pass: uncomputed tokens, tree nodes, side tokens
     proposed: int = 0  # nodes of the draft tree
     depth: int = 0  # levels of the draft tree
-    num_side_tokens: int = 0  # side tokens
     accepted: int = 0  # draft tokens
-    committed: int = 0  # new tokens: accepted draft tokens, then the target's own
+    committed: int = 0  # new tokens: accepted draft tokens, then the target's own, unless a draft token ended the text
     draft_calls: int = 0  # forward passes of a draft model
     is_prefill: bool = False  # no output token existed before this pass
-    eos_cut: bool = False  # the text ended at an accepted draft token, so the target's own token was not used
     t_propose: float = 0.0
     t_pass: float = 0.0
     t_accept: float = 0.0
@@ -186,12 +184,10 @@ def record(seq: Sequence, fed: int, path: list[int], tokens: list[int], times: t
         num_input_tokens=fed,
         proposed=len(tree.tokens),
         depth=tree.depth,
-        num_side_tokens=len(tree.side.tokens),
         accepted=min(len(path), len(tokens)),
         committed=len(tokens),
         draft_calls=tree.draft_calls,
         is_prefill=before == seq.prompt_length,
-        eos_cut=0 < len(tokens) <= len(path),
         t_propose=times[0],
         t_pass=times[1],
         t_accept=times[2],
@@ -300,7 +296,11 @@ def ready(
     Without stopping criteria only the length ends it. Raises ValueError if the sequence does not fit the context,
     Unsupported as `generate` does.
     """
-    check_fits(target, seq.prompt_length, seq.length)
+    if cached_tokens(seq.prompt_length, seq.length) > target.context:
+        raise ValueError(
+            f"a prompt of {seq.prompt_length} tokens and {seq.length} new ones do not fit the context of "
+            f"{target.context}; shorten the prompt or lower max_new_tokens"
+        )
     seq.proposer = Proposer() if proposer is None else proposer
     seq.acceptance = Greedy() if acceptance is None else acceptance
     target.check(seq.proposer)
@@ -321,15 +321,6 @@ def check_kinds(proposer, acceptance, generator) -> None:
         raise TypeError(
             f"generator must be a torch.Generator, not {kind(generator)}; for a seed use "
             "torch.Generator().manual_seed(seed)"
-        )
-
-
-def check_fits(target, prompt_length: int, max_new_tokens: int) -> None:
-    """Raise ValueError if prompt and new tokens do not fit the model's context."""
-    if cached_tokens(prompt_length, max_new_tokens) > target.context:
-        raise ValueError(
-            f"a prompt of {prompt_length} tokens and {max_new_tokens} new ones do not fit the context of "
-            f"{target.context}; shorten the prompt or lower max_new_tokens"
         )
 
 

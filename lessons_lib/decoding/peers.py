@@ -13,15 +13,15 @@ from lessons_lib.decoding.targets import TransformersTarget
 from lessons_lib.models.hub import LanguageModel, quiet
 
 
-def assist(draft, gamma: int, schedule: str = "constant", threshold: float = 0.0) -> None:
-    """Set the number of draft tokens (gamma) of a transformers draft model, in its generation config.
+def assist(draft, gamma: int) -> None:
+    """Make a transformers draft model draft gamma tokens per step, by its generation config.
 
-    transformers reads it there and not from the arguments of generate. Its defaults: 20 tokens, schedule "constant",
-    and drafting stops after a token with a probability below 0.4.
+    transformers reads this there and not from the arguments of generate. By its defaults a draft ends after 20 tokens,
+    or after a token with a probability below 0.4.
     """
     config = draft.generation_config
-    config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, schedule
-    config.assistant_confidence_threshold = threshold
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, "constant"
+    config.assistant_confidence_threshold = 0.0
 
 
 def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **options) -> list[int]:
@@ -30,12 +30,15 @@ def by_transformers(network, prompt: Sequence[int], new: int, draft=None, **opti
     draft: a draft network for assisted generation. options: further arguments of generate, such as
     prompt_lookup_num_tokens.
     """
+    return greedy_ids(network, prompt, max_new_tokens=new, min_new_tokens=new, assistant_model=draft, **options)
+
+
+def greedy_ids(network, prompt: Sequence[int], **options) -> list[int]:
+    """The new ids of transformers' own greedy generate after `prompt` (ids). options: further arguments of generate."""
     ids = torch.tensor([list(prompt)], device=network.device)
     greedy = {"do_sample": False, "repetition_penalty": 1.0, "pad_token_id": 0}  # some models come with a penalty
-    lengths = {"max_new_tokens": new, "min_new_tokens": new}
     with quiet():  # assisted generation warns about its own call of generate
-        mask = torch.ones_like(ids)
-        out = network.generate(ids, attention_mask=mask, assistant_model=draft, **greedy, **lengths, **options)
+        out = network.generate(ids, attention_mask=torch.ones_like(ids), **greedy, **options)
     return out[0, ids.shape[1] :].tolist()
 
 
@@ -143,14 +146,7 @@ class TransformersGenerate:
         self.target, self.options = TransformersTarget(model.network, model.tokenizer), options
 
     def __call__(self, ids: Sequence[int], max_new_tokens: int) -> Output:
-        prompt, clock = torch.tensor([list(ids)], device=self.target.network.device), PassClock()
-        greedy = {"do_sample": False, "repetition_penalty": 1.0, "pad_token_id": 0}
-        stop = {"max_new_tokens": max_new_tokens, "eos_token_id": list(self.target.eos) or None}
-        with quiet():
-            mask = torch.ones_like(prompt)
-            out = self.target.network.generate(
-                prompt, attention_mask=mask, streamer=clock, **greedy, **stop, **self.options
-            )
-        new = out[0, len(ids) :].tolist()
+        clock, stop = PassClock(), {"max_new_tokens": max_new_tokens, "eos_token_id": list(self.target.eos) or None}
+        new = greedy_ids(self.target.network, ids, streamer=clock, **stop, **self.options)
         text = self.target.tokenizer.decode(new, skip_special_tokens=True) if self.target.tokenizer else None
         return Output(new, text, clock.stats, "eos" if new and new[-1] in self.target.eos else "length")

@@ -58,7 +58,7 @@ def replay(recording: Recording, proposer: Proposer) -> list[StepStats]:
         path = follow(tree, text[at:])
         committed = min(len(path) + 1, len(text) - at)
         proposer.observe(tree, path, text[at : at + committed], None)
-        stats.append(StepStats(at, 1 + len(tree.tokens), len(tree.tokens), tree.depth, 0, len(path), committed))
+        stats.append(StepStats(at, 1 + len(tree.tokens), len(tree.tokens), tree.depth, len(path), committed))
         at += committed
     return stats
 
@@ -84,10 +84,10 @@ def replay_draft(right: Sequence[bool], length: DraftLength) -> list[StepStats]:
     stats, at = [], 0
     while at < len(right):
         drafted = right[at : at + min(length.next(), len(right) - at - 1)]  # the step itself adds one token
-        gamma, accepted = len(drafted), first_wrong(drafted)
+        gamma, accepted = len(drafted), [*drafted, False].index(False)  # accepted up to the first wrong one
         if gamma:
             length.observe(gamma, min(accepted + 1, gamma), accepted)
-        stats.append(StepStats(at, 1 + gamma, gamma, gamma, 0, accepted, accepted + 1, draft_calls=gamma))
+        stats.append(StepStats(at, 1 + gamma, gamma, gamma, accepted, accepted + 1, draft_calls=gamma))
         at += accepted + 1
     return stats
 
@@ -107,11 +107,6 @@ def best_exit(
         return StepCost(v=v, draft=c[exit_layer]).speed(*stats)
 
     return max(product(right, range(1, most + 1)), key=speed)
-
-
-def first_wrong(right: Sequence[bool]) -> int:
-    """Number of draft tokens before the first wrong one: [True, False, True] -> 1."""
-    return next((count for count, correct in enumerate(right) if not correct), len(right))
 
 
 def counts(stats: Sequence[StepStats]) -> list[tuple[int, int, int]]:

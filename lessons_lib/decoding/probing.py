@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.decoding.draft_tree import plain_input
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets import Target
 from lessons_lib.measure.clock import Samples, in_turn
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lessons_lib.decoding.draft_tree import MODES, ROOT, Children, DraftTree
+from lessons_lib.decoding.draft_tree import ROOT, Children, DraftTree
 from lessons_lib.quantization.cpu.argmax import argmax_on_cpu
 
 TINY = 1e-12  # a smaller probability mass is a rounding error
@@ -229,11 +229,3 @@ def sample_children(
     tokens = draw(q, count, generator, with_replacement)
     nodes = (tree.add(parent, token, mode, q) for token in tokens)
     return [node for node in nodes if node is not None]
-
-
-def check_sampling(mode: str, sampling: Sampling | None) -> None:
-    """Raise ValueError for an unknown mode, or for `sampling` in mode "greedy", which samples nothing."""
-    if mode not in MODES:
-        raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
-    if mode == "greedy" and sampling:
-        raise ValueError('mode "greedy" samples nothing; choose mode "iid" or leave `sampling` out')

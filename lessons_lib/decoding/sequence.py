@@ -59,12 +59,12 @@ class StoppingCriteria:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """A prompt, its output so far, and the state that the next step needs.
+    """A prompt, its output so far, and the state that the next step needs (vLLM: Request).
 
     prompt_length: number of prompt tokens, by default len(ids). output_length: number of output tokens it will get; in
-    a simulation only the simulator and oracle policies know it. max_tokens: the limit known to every policy (None:
-    output_length). ids: prompt and output tokens; None in simulations that need only lengths. reply: output tokens
-    that the simulator assigns. Times are in seconds on the clock of the run.
+    a simulation only the simulator and `reserve="oracle"` know it. max_tokens: the limit that `reserve="max"` uses
+    (None: output_length). ids: prompt and output tokens; None in simulations that need only lengths. reply: output
+    tokens that the simulator assigns. Times are in seconds on the clock of the run.
     """
 
     id: int | str = 0
@@ -129,12 +129,7 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Number of tokens not yet in the cache: the rest of the prompt during prefill, 1 during decoding."""
-        return self.prompt_length + self.num_output_tokens - self.num_computed_tokens
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """The tokens of the prompt."""
-        return self.ids[: self.prompt_length]
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def output_ids(self) -> list[int]:
@@ -179,5 +174,5 @@ class Sequence:
 
     def fresh(self) -> Sequence:
         """A copy that has not been served yet, for the next run of a workload. It has no decoding settings."""
-        ids = None if self.ids is None else self.prompt_ids
+        ids = None if self.ids is None else self.ids[: self.prompt_length]
         return Sequence(self.id, self.arrival, self.prompt_length, self.output_length, self.max_tokens, ids, self.reply)

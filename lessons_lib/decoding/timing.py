@@ -1,6 +1,7 @@
 """Timing requests and batched steps (lessons 00, 01, 05, 08), with our loop and with transformers as its baseline."""
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
 from time import perf_counter
 from typing import Any
 
@@ -110,12 +111,8 @@ def time_requests(
         return lambda: runs[method, name].append(generate(target, prompts[name], makers[method](), **options))
 
     took = in_turn({key: request(*key) for key in runs}, device, repeats, warmup=0)
-    return took, {key: outs[middle(took[key].times)] for key, outs in runs.items()}
-
-
-def middle(times: Sequence[float]) -> int:
-    """Index of the median time (the lower median if there are two)."""
-    return sorted(range(len(times)), key=times.__getitem__)[(len(times) - 1) // 2]
+    medians = {key: samples.times.index(median_low(samples.times)) for key, samples in took.items()}
+    return took, {key: outs[medians[key]] for key, outs in runs.items()}
 
 
 def seen_prefill(prompt: Sequence[int], timeline: Timeline) -> list[StepStats]:

@@ -1,10 +1,9 @@
 """Measuring and predicting (every lesson): this machine, clocks, one cost model, quality and results."""
 
-from lessons_lib.measure.config import CONFIGS, DATA_SHEETS, ELEMENT_BYTES, DataSheet, ModelConfig
+from lessons_lib.measure.config import CONFIGS, DATA_SHEETS, ELEMENT_BYTES, ModelConfig
 from lessons_lib.measure.cost import (
     LinearCost,
     Load,
-    RooflineCost,
     StepCost,
     acceptance_rate,
     best_gamma,
@@ -18,20 +17,18 @@ from lessons_lib.measure.cost import (
     width_cost,
     width_curve,
 )
-from lessons_lib.measure.profiler import bytes_left, count_graphs, kernel_times, peak_bytes
+from lessons_lib.measure.profiler import bytes_left, count_graphs, peak_bytes
 from lessons_lib.measure.quality import chi_square
 from lessons_lib.measure.results import Result, show
 
 __all__ = [
     "CONFIGS",
     "DATA_SHEETS",
-    "DataSheet",
     "ELEMENT_BYTES",
     "LinearCost",
     "Load",
     "ModelConfig",
     "Result",
-    "RooflineCost",
     "StepCost",
     "acceptance_rate",
     "best_gamma",
@@ -44,7 +41,6 @@ __all__ = [
     "exit_cost",
     "expected_tokens",
     "fit",
-    "kernel_times",
     "peak_bytes",
     "show",
     "walltime_factor",

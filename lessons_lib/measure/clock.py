@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 QUICK = "LESSONS_LIB_QUICK"
-ASYNCHRONOUS = ("cuda", "mps", "xpu")  # these devices return before the work is done
 STEADY = 0.05  # warm-up ends when two runs in a row differ by less
 NOISY = 0.10  # interquartile range / median above which samples are noisy
 FEWEST_PAIRS = 6  # whose median has a 95% interval
@@ -76,26 +75,44 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Median of the paired ratios a/b with its 95% interval. For seconds, 2 means that b is twice as fast.
-
-    few: fewer than FEWEST_PAIRS, for which no 95% interval exists; low and high are then the lowest and highest ratio.
-    """
+class Interval:
+    """A value with its 95% interval; with `runs`, the lowest and the highest of so many runs, too few for 95%."""
 
     value: float
     low: float
     high: float
+    runs: int | None = field(default=None, kw_only=True)
+
+    def words(self, number: Callable[[float], str] = "{:.2f}".format) -> str:
+        """In a sentence: "95%: 1.80 to 2.70", "3 runs: 1.01 to 1.16", "one run"."""
+        return self._kind if self.runs == 1 else f"{self._kind}: {number(self.low)} to {number(self.high)}"
+
+    def cell(self, number: Callable[[float], str] = "{:.2f}".format) -> str:
+        """In a table: "1.80 to 2.70", "1.01 to 1.16, 3 runs"."""
+        return f"{number(self.low)} to {number(self.high)}" + (f", {self._kind}" if self.runs else "")
+
+    @property
+    def _kind(self) -> str:
+        return "95%" if self.runs is None else "one run" if self.runs == 1 else f"{self.runs} runs"
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.words()})"
+
+
+@dataclass(frozen=True)
+class Ratio(Interval):
+    """A ratio a/b with its interval and the samples behind it. For seconds, 2 means that b is twice as fast."""
+
     a: Samples
     b: Samples
-    few: bool = False
 
     @property
     def differs(self) -> bool:
         """Whether the interval excludes 1. If not, no difference was seen.
 
-        A single pair cannot tell. Without any difference, three pairs exclude 1 in a quarter of cases.
+        A single run cannot tell. Without any difference, three pairs exclude 1 in a quarter of cases.
         """
-        return not (self.low <= 1 <= self.high or (self.few and len(self.samples) == 1))
+        return not (self.low <= 1 <= self.high or self.runs == 1)
 
     @property
     def samples(self) -> tuple[float, ...]:
@@ -103,26 +120,22 @@ class Ratio:
         return tuple(a / b for a, b in zip(self.a.times, self.b.times, strict=True))
 
     def __str__(self) -> str:
-        how = f"{len(self.samples)} runs" if self.few else "95%"
-        text = f"{self.value:.2f} ({how}: {self.low:.2f} to {self.high:.2f})"
-        if self.few and len(self.samples) == 1:
-            return f"{self.value:.2f} (one run)"
-        return text if self.differs else f"{text}: no difference seen"
+        return super().__str__() + ("" if self.differs or self.runs == 1 else ": no difference seen")
 
     @classmethod
     def of(cls, a: Samples, b: Samples) -> Ratio:
-        """Pair the i-th sample of a with the i-th of b; both need the same number of samples, at least one."""
+        """Median of the paired ratios: the i-th sample of a over the i-th of b, as many of each, at least one."""
         pairs = list(zip(a.times, b.times, strict=True))
-        return cls(*median_ratio(pairs), a, b, few=len(pairs) < FEWEST_PAIRS)
+        return cls(*median_ratio(pairs), a, b, runs=len(pairs) if len(pairs) < FEWEST_PAIRS else None)
 
 
 def sync(device: Any) -> None:
     """Wait until the device has finished all its work. Returns at once on a CPU."""
-    import torch
+    if _asynchronous(device):
+        import torch
 
-    kind = _kind(device)
-    if kind in ASYNCHRONOUS:
-        getattr(torch, kind).synchronize(*([] if kind == "mps" else [device]))
+        # torch.accelerator of early versions does not wait for Apple's GPU
+        torch.mps.synchronize() if "mps" in str(device) else torch.accelerator.synchronize(device)
 
 
 def timed(fn: Callable[[], Any], device: Any = "cpu", repeats: int = 5, warmup: int | str = "auto") -> Samples:
@@ -202,7 +215,7 @@ def rate_ratio(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]
     """Ratio of rates b/a, where a rate is the sum of tokens over the sum of costs. a, b: (tokens, cost) per text.
 
     The 95% interval comes from resampling the texts, so it shows how much their choice matters; with few texts it is
-    too narrow. The samples are each text's cost per token.
+    too narrow, and one text has none. The samples are each text's cost per token.
     """
     if not len(a) or len(a) != len(b):
         raise ValueError(f"both methods need the same texts, at least one, not {len(a)} and {len(b)}")
@@ -213,9 +226,17 @@ def rate_ratio(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]
         slow, fast = tokens / cost
         return fast / slow
 
-    low, high = np.percentile(ratio(resamples(len(a))), [2.5, 97.5])
     samples = [Samples(tuple((cost / tokens).tolist())) for tokens, cost in np.moveaxis(both, -1, 1)]
-    return Ratio(float(ratio(np.arange(len(a)))), float(low), float(high), *samples)
+    return Ratio(*resampled(ratio, len(a)), *samples, runs=1 if len(a) == 1 else None)
+
+
+def resampled(of: Callable[[np.ndarray], np.ndarray], count: int) -> tuple[float, float, float]:
+    """A statistic of `count` texts with its 95% interval from resampling them: (value, low, high).
+
+    of: indices of texts (..., count) -> the statistic (...).
+    """
+    low, high = np.percentile(of(resamples(count)), [2.5, 97.5])
+    return float(of(np.arange(count))), float(low), float(high)
 
 
 def resamples(count: int, seed: int = 0) -> np.ndarray:
@@ -244,7 +265,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def _block(fn: Callable[[], Any], device: Any) -> Callable[[], float]:
-    waits = _kind(device) in ASYNCHRONOUS
+    waits = _asynchronous(device)
 
     def run() -> float:
         if waits:
@@ -268,8 +289,9 @@ def _warm_up(run: Callable[[], float], warmup: int | str) -> None:
         times.append(run())
 
 
-def _kind(device: Any) -> str:
-    return str(device).split(":")[0]
+def _asynchronous(device: Any) -> bool:
+    """Whether this device returns before the work is done."""
+    return not str(device).startswith("cpu")
 
 
 # --- Requests
@@ -348,8 +370,6 @@ def percentiles(values: Sequence[float], qs: Sequence[float] = (50, 90, 99)) -> 
     Every percentile of no values is NaN.
     """
     known = [value for value in values if not math.isnan(value)]
-    if not all(0 <= q <= 100 for q in qs):
-        raise ValueError(f"percentiles lie between 0 and 100, not {list(qs)}; for the median ask for 50")
     return {q: float(np.percentile(known, q)) if known else NAN for q in qs}
 
 

@@ -160,13 +160,12 @@ CONFIGS: dict[str, ModelConfig] = {
 
 @dataclass(frozen=True)
 class DataSheet:
-    """Peak rates of one GPU: bytes/s, dense (not sparse) bf16 FLOP/s, bytes of memory."""
+    """Peak rates of one GPU, from NVIDIA's data sheet: bytes/s, dense (not sparse) bf16 FLOP/s, bytes of memory."""
 
     name: str
     bandwidth: float
     bf16_flops: float
     memory: float
-    source: str
 
     @property
     def ridge(self) -> float:
@@ -175,8 +174,8 @@ class DataSheet:
 
 
 DATA_SHEETS: dict[str, DataSheet] = {
-    "A100-40GB": DataSheet("A100-40GB", 1.555e12, 312e12, 40e9, "NVIDIA A100 data sheet"),
-    "A100-80GB": DataSheet("A100-80GB", 2.04e12, 312e12, 80e9, "NVIDIA A100 data sheet"),
-    "H100-SXM": DataSheet("H100-SXM", 3.35e12, 989e12, 80e9, "NVIDIA H100 data sheet"),
-    "H200": DataSheet("H200", 4.8e12, 989e12, 141e9, "NVIDIA H200 data sheet"),
+    "A100-40GB": DataSheet("A100-40GB", 1.555e12, 312e12, 40e9),
+    "A100-80GB": DataSheet("A100-80GB", 2.04e12, 312e12, 80e9),
+    "H100-SXM": DataSheet("H100-SXM", 3.35e12, 989e12, 80e9),
+    "H200": DataSheet("H200", 4.8e12, 989e12, 141e9),
 }

@@ -20,11 +20,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from lessons_lib.measure.config import ELEMENT_BYTES, ModelConfig
+
+if TYPE_CHECKING:
+    from lessons_lib.measure.machine import Hardware
 
 # --- Work: FLOPs and bytes of a forward pass
 
@@ -83,23 +86,10 @@ def cache_element_bytes(dtype: str) -> float:
 # --- The roofline: from work to seconds
 
 
-class Rates(Protocol):
-    """The rates of a machine that predictions need; `machine.Hardware` provides them."""
-
-    read_bandwidth: float
-    matvec_bandwidth: dict[str, float]
-    matmul_flops: dict[str, float]
-
-
-def limit(flops: float, moved: float, hardware: Rates, dtype: str, flop_rate: float = 0.0) -> float:
-    """Lower bound in seconds for `flops` and `moved` bytes: the best rates of this machine, fully overlapped.
-
-    flop_rate: rate of other matmuls that were timed, such as those of this model; the faster of this and the probe's
-    best is used. A dtype without a measured rate is limited by its bytes alone.
-    """
-    best = max(flop_rate, hardware.matmul_flops.get(dtype, 0.0))
+def limit(flops: float, moved: float, hardware: Hardware, dtype: str) -> float:
+    """Lower bound in seconds for `flops` and `moved` bytes: the best rates of this machine, fully overlapped."""
     reading = max(hardware.read_bandwidth, *hardware.matvec_bandwidth.values())
-    return max(moved / reading, flops / best if best else 0.0)
+    return max(moved / reading, flops / hardware.matmul_flops[dtype])
 
 
 def mbu(step_bytes: float, steps_per_second: float, peak_bandwidth: float) -> float:
@@ -112,11 +102,8 @@ def mfu(step_flops: float, steps_per_second: float, peak_flops: float) -> float:
     return step_flops * steps_per_second / peak_flops
 
 
-def predict_decode_step(config: ModelConfig, hardware: Rates, dtype: str) -> float:
+def predict_decode_step(config: ModelConfig, hardware: Hardware, dtype: str) -> float:
     """Predict the seconds of one decode step, its cache empty, from the rates that were measured in this dtype."""
-    if dtype not in hardware.matvec_bandwidth or dtype not in hardware.matmul_flops:
-        known = ", ".join(hardware.matvec_bandwidth) or "nothing"
-        raise ValueError(f"No rates for {dtype} ({known} measured); call probe(dtypes=[...]) with it first.")
     moved = bytes_decode(config, weight_bytes=ELEMENT_BYTES[dtype])
     return max(moved / hardware.matvec_bandwidth[dtype], flops_decode(config) / hardware.matmul_flops[dtype])
 
@@ -130,7 +117,7 @@ class CalibratedCost:
     """
 
     config: ModelConfig
-    hardware: Rates
+    hardware: Hardware
     dtype: str
     prompts: dict[int, float]
     steps: dict[int, float]
@@ -235,12 +222,9 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return sum(alpha**i for i in range(gamma + 1))  # the sum itself: alpha = 1 is no special case
 
 
-def walltime_factor(alpha: float, gamma: int, c: float, v: WidthCurve = None, h: float = 0.0) -> float:
-    """W: speedup over plain decoding, E[N] / (gamma c + v(gamma + 1) + h).
-
-    c: one draft pass; h: host overhead per step. Both are in units of a one-token target pass.
-    """
-    return expected_tokens(alpha, gamma) / StepCost(v=v, draft=c, host=h).step(tokens=gamma + 1, drafts=gamma)
+def walltime_factor(alpha: float, gamma: int, c: float, v: WidthCurve = None) -> float:
+    """W: speedup over plain decoding, E[N] / (gamma c + v(gamma + 1)). c: a draft pass over a one-token target pass."""
+    return expected_tokens(alpha, gamma) / StepCost(v=v, draft=c).step(tokens=gamma + 1, drafts=gamma)
 
 
 def best_gamma(alpha: float, c: float, v: WidthCurve = None, most: int = 32) -> int:

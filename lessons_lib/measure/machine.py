@@ -23,7 +23,7 @@ import torch
 from lessons_lib.measure import clock, tables
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.measure.cost import CalibratedCost
-from lessons_lib.paths import cache_dir
+from lessons_lib.paths import cache_dir, write_whole
 from lessons_lib.progress import say
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -157,7 +157,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def environment(device: Any = "cpu", dtype: Any = None) -> str:
+def environment(device: Any, dtype: Any) -> str:
     """Several lines for the top of a lesson: processor or GPU, threads, load, versions, dtype."""
     about = host(device)
     lines = [
@@ -165,9 +165,8 @@ def environment(device: Any = "cpu", dtype: Any = None) -> str:
         f"CPU           {about['cpu']}, {about['cores']} cores, {about['threads']} threads used by torch",
         f"load          {'unknown' if about['load'] is None else about['load']}",
         *(f"{package:<13} {version}" for package, version in versions().items()),
+        f"dtype         {str(dtype).removeprefix('torch.')}",
     ]
-    if dtype is not None:
-        lines.append(f"dtype         {str(dtype).removeprefix('torch.')}")
     if warning := busy_warning():
         lines.append(warning)
     return "\n".join(lines)
@@ -221,9 +220,11 @@ def probe(device: Any = "cpu", dtypes: Sequence[str] | None = None, refresh: boo
     if it is writable, per machine, device, number of threads and torch version.
     """
     wanted = list(dtypes or default_dtypes(device))
-    if unknown := [name for name in wanted if name not in DTYPES]:
-        raise ValueError(f"Cannot measure {', '.join(unknown)}; choose from {', '.join(DTYPES)}.")
-    path = _store(device, torch.__version__, torch.get_num_threads())
+    if unknown := set(wanted) - set(DTYPES):
+        raise ValueError(f"Cannot measure {', '.join(sorted(unknown))}; choose from {', '.join(DTYPES)}.")
+    threads, cores = torch.get_num_threads(), os.cpu_count()
+    name = f"{platform.node()} {device_name(device)} {device} {threads} {torch.__version__} {cores}"
+    path = cache_dir() / "hardware" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
     stored = _read(path)
     if stored and not refresh:
         if set(wanted) <= set(stored.widths):
@@ -259,39 +260,21 @@ def measure(device: Any, dtypes: Sequence[str]) -> Hardware:
     )
 
 
-def _store(device: Any, version: str, threads: int) -> Path | None:
-    name = f"{platform.node()} {device_name(device)} {device} {threads} {version} {os.cpu_count()}"
-    try:
-        return cache_dir() / "hardware" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
-    except OSError:
-        return None
-
-
-def _read(path: Path | None) -> Hardware | None:
+def _read(path: Path) -> Hardware | None:
     """The stored result; None if there is none or this version cannot read it."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8")) if path else None
-        if not stored:
-            return None
-        stored.pop("torch", None)  # from earlier versions; each torch has a file of its own
+        stored = json.loads(path.read_text(encoding="utf-8"))
         curves = {name: {int(w): v for w, v in curve.items()} for name, curve in stored.pop("widths", {}).items()}
+        stored.pop("torch", None)  # from earlier versions; each torch has a file of its own
         return Hardware(**stored, widths=curves)  # JSON keys are strings
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def _keep(path: Path | None, measured: Hardware) -> None:
+def _keep(path: Path, measured: Hardware) -> None:
     """Store the result. A cache folder that cannot be written is ignored: the next probe measures again."""
-    if path is None:
-        return
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(asdict(measured), indent=1), encoding="utf-8")
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        write_whole(path, json.dumps(asdict(measured), indent=1))
 
 
 # --- The kernels that the probe times
@@ -370,12 +353,10 @@ def linears(shape: ModelConfig, dtype: str, device: Any, rows: int = 1, head_row
     GiB are allocated, and their time is scaled up.
     """
     made = {"dtype": DTYPES[dtype], "device": device}
-    # as many layers as fit in 1 GiB
     sizes = shape.layer_matrices
     layer = sum(height * width for height, width in sizes) * made["dtype"].itemsize
     layers = min(shape.num_layers, max(1, 2**30 // layer))
     weights = [torch.full(size, 0.01, **made) for size in sizes * layers]
-    # inputs, and the head with its own
     inputs = {width: torch.ones(rows, width, **made) for _, width in sizes}
     head = torch.full((shape.head_rows or shape.vocab_size, shape.hidden_size), 0.01, **made)
     last = torch.ones(head_rows, shape.hidden_size, **made)

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -82,7 +83,15 @@ def peak_bytes(fn: Callable[[], Any], device: Any = "cpu") -> int:
     CUDA: the caching allocator's own peak. CPU: the allocations and releases that torch's profiler records, including a
     kernel's temporary buffers (unless they bypass torch's allocator). Other devices raise ValueError.
     """
-    return _on_cuda(fn, device) if _cpu_or_cuda(device) == "cuda" else highest(_allocations(fn))
+    if _cpu_or_cuda(device) == "cpu":
+        return max(accumulate(_allocations(fn), initial=0))
+    clock.sync(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = fn()
+    clock.sync(device)
+    del result
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def bytes_left(make: Callable[[], Any], device: Any = "cpu") -> int:
@@ -118,25 +127,6 @@ def _cpu_or_cuda(device: Any) -> str:
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"memory is measured on cpu and cuda, not on {device}; run this part on the CPU")
     return kind
-
-
-def highest(changes: list[int]) -> int:
-    """The highest partial sum of a list of changes in bytes: [4, 8, -4, 2] -> 12."""
-    now = most = 0
-    for change in changes:
-        now += change
-        most = max(most, now)
-    return most
-
-
-def _on_cuda(fn: Callable[[], Any], device: Any) -> int:
-    clock.sync(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    result = fn()
-    clock.sync(device)
-    del result
-    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _allocations(fn: Callable[[], Any]) -> list[int]:

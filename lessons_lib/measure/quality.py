@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lessons_lib.measure.clock import Interval
+
 WINDOW = 512  # tokens per window; 2,048 is usual in papers and lowers the perplexity
 CHUNK = 64  # rows of logits converted to float64 at a time
 Logits = Callable[[list[int]], Tensor]  # ids (T,) -> logits (T, V)
@@ -53,15 +55,6 @@ class Reading:
         return float(torch.cat(self.divergence).mean())
 
 
-@dataclass(frozen=True)
-class Change:
-    """Ratio of two perplexities of the same text, with its 95% interval from the spread between windows."""
-
-    value: float
-    low: float
-    high: float
-
-
 def windows(ids: Sequence[int], window: int = WINDOW) -> list[list[int]]:
     """Cut ids into windows of `window` tokens. The last may be shorter; it is dropped if it predicts no token."""
     pieces = [list(ids[start : start + window]) for start in range(0, len(ids), window)]
@@ -87,23 +80,22 @@ def read(
     return Reading(nll, best, divergence)
 
 
-def ratio(reading: Reading, reference: Reading) -> Change:
+def ratio(reading: Reading, reference: Reading) -> Interval:
     """Perplexity of `reading` over that of `reference`, which must be of the same text.
 
-    The interval treats windows as random samples: 1.96 standard errors of the mean paired difference. With one window
-    no interval is known, and it spans everything.
+    The 95% interval treats windows as random samples: 1.96 standard errors of the mean paired difference. With one
+    window no interval is known, and it spans everything.
     """
     # mean paired difference of nll per token
-    differences = [(a - b).sum() for a, b in _paired(reading.nll, reference.nll)]
+    sums = torch.stack([(a - b).sum() for a, b in _paired(reading.nll, reference.nll)])
     counts = torch.tensor([float(len(part)) for part in reading.nll], dtype=torch.float64)
-    sums = torch.stack(differences)
     mean = sums.sum() / counts.sum()
     # standard error of this mean, with windows as independent samples
     windows = len(counts)
     spread = (sums - mean * counts).square().sum() * windows / max(windows - 1, 1)
     error = float(spread.sqrt() / counts.sum()) if windows > 1 else math.inf
     low, high = (math.exp(min(float(mean) + sign * 1.96 * error, 700)) for sign in (-1, 1))
-    return Change(math.exp(mean), low, high)
+    return Interval(math.exp(mean), low, high)
 
 
 def agreement(reading: Reading, reference: Reading) -> float:
@@ -118,29 +110,26 @@ def _read(logits: Logits, ids: list[int], beside: Logits | None, among: Tensor |
     other = None if beside is None else _checked(beside(ids), ids)[:-1]
     next_ids = torch.tensor(ids[1:], device=said.device)
     counted = torch.ones_like(next_ids, dtype=torch.bool) if among is None else among.to(said.device)[next_ids]
-    said, next_ids, other = said[counted], next_ids[counted], None if other is None else other[counted]
-    found = [_nll(said[rows], next_ids[rows]) for rows in _chunks(len(said))]
-    nll = torch.cat(found) if found else said.new_zeros(0, dtype=torch.float64)
+    said, next_ids = said[counted], next_ids[counted]
+    nll = torch.cat([_nll(*part) for part in zip(said.split(CHUNK), next_ids.split(CHUNK), strict=True)])
     if not nll.isfinite().all():
         lost = int(next_ids[~nll.isfinite()][0])
         raise ValueError(f"the model gives token {lost} no probability at all; pass among=, the tokens that it scores")
-    apart = [] if other is None else [_divergence(other[rows].to(said), said[rows]) for rows in _chunks(len(said))]
-    return nll.cpu(), said.argmax(-1).cpu(), torch.cat(apart).cpu() if apart else nll[:0].cpu()
+    apart = nll[:0]
+    if other is not None:
+        other = other[counted].to(said)
+        apart = torch.cat([_divergence(*part) for part in zip(other.split(CHUNK), said.split(CHUNK), strict=True)])
+    return nll.cpu(), said.argmax(-1).cpu(), apart.cpu()
 
 
 def _nll(said: Tensor, next_ids: Tensor) -> Tensor:
-    exact = said.double()
-    return exact.logsumexp(-1) - exact.gather(-1, next_ids[:, None])[:, 0]
+    return torch.nn.functional.cross_entropy(said.double(), next_ids, reduction="none")
 
 
 def _divergence(p: Tensor, q: Tensor) -> Tensor:
     """KL(p || q) in nats of each row of logits, in float64. A token with p = 0 adds nothing."""
     p, q = p.double().log_softmax(-1), q.double().log_softmax(-1)
     return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(-1)
-
-
-def _chunks(rows: int) -> list[slice]:
-    return [slice(start, start + CHUNK) for start in range(0, rows, CHUNK)]
 
 
 def _checked(said: Tensor, ids: list[int]) -> Tensor:

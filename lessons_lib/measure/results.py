@@ -3,8 +3,7 @@
 A lesson's results are its scorecard: `show` publishes them, `collect` reads them from executed notebooks. A claim is a
 result with a name and a bar that was set beforehand; the benches measure claims and store them in
 bench/results/claims.json. A claim that misses its bar stays in the file and is marked. A partial run replaces only its
-own rows, and a quick run never overwrites a full one. Names never change their meaning. This module imports only the
-standard library and the tables, so that the README can be written without torch.
+own rows, and a quick run never overwrites a full one. Names never change their meaning.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ import datetime
 import json
 import math
 import operator
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lessons_lib.measure import tables
-
-if TYPE_CHECKING:
-    from lessons_lib.measure.clock import Ratio
+from lessons_lib.measure.clock import Interval
+from lessons_lib.paths import write_whole
 
 MIME = "application/vnd.lessons-lib.scores+json"
 WITHIN = 0.25  # a prediction counts as right within this factor beyond 1, too high or too low
@@ -64,8 +61,12 @@ class Result:
 
     def __post_init__(self):
         for name in NUMBERS:
-            value = getattr(self, name)  # JSON needs plain floats, not NumPy or torch scalars
-            object.__setattr__(self, name, None if value is None or math.isnan(value) else _plain(value))
+            value = getattr(self, name)
+            if value is not None and math.isnan(value):
+                value = None
+            elif value is not None and type(value) is not int:
+                value = float(value)  # JSON needs plain numbers, not NumPy or torch scalars
+            object.__setattr__(self, name, value)
 
     @property
     def ratio(self) -> float | None:
@@ -86,6 +87,11 @@ class Result:
         return "within 25%" if factor <= 1 + WITHIN + 1e-9 else f"off by a factor of {factor:.2f}"
 
     @property
+    def interval(self) -> Interval | None:
+        """`measured` with low, high and runs; None without them."""
+        return None if self.low is None else Interval(self.measured, self.low, self.high, runs=self.runs)
+
+    @property
     def holds(self) -> bool | None:
         """Whether `measured` meets the bar, regardless of the interval; None if one of them is missing."""
         return holds(self.measured, self.bar)
@@ -104,10 +110,6 @@ def from_row(row: dict[str, Any]) -> Result:
     """A Result from one JSON row, which lacks empty fields; unknown fields (of newer versions) are ignored."""
     known = {field.name for field in fields(Result)}
     return Result(**{"unit": ""} | {name: value for name, value in row.items() if name in known})
-
-
-def _plain(value: Any) -> int | float:
-    return value if type(value) in (int, float) else float(value)
 
 
 # --- The lessons' scorecard
@@ -221,19 +223,18 @@ def holds(value: float | None, bar: str) -> bool | None:
 
 
 def make_claim(
-    claim: str, measured: Ratio | float | None, bar: str = "", baseline: str = "", unit: str = "x", note: str = ""
+    claim: str, measured: Interval | float | None, bar: str = "", baseline: str = "", unit: str = "x", note: str = ""
 ) -> Result:
-    """A claim dated today. measured: a Ratio or one number; None and NaN mean not measured.
+    """A claim dated today. measured: a value with its interval, or one number; None and NaN mean not measured.
 
     baseline: target, dtype and state of the thing compared with.
     """
     holds(None, bar)
-    value, interval = getattr(measured, "value", measured), {}
-    if hasattr(measured, "low"):
-        interval = {"low": measured.low, "high": measured.high}
-        interval |= {"runs": len(measured.samples)} if measured.few else {}
+    found = {"measured": measured}
+    if isinstance(measured, Interval):
+        found = {"measured": measured.value, "low": measured.low, "high": measured.high, "runs": measured.runs}
     today = datetime.date.today().isoformat()
-    return Result("", claim, unit, measured=value, **interval, bar=bar, baseline=baseline, date=today, note=note)
+    return Result("", claim, unit, **found, bar=bar, baseline=baseline, date=today, note=note)
 
 
 def load(path: str | Path) -> list[Result]:
@@ -267,7 +268,8 @@ def update(
         merged = kept | {row["claim"]: row for row in new}
         head = {name: old[name] for name in ("host", "versions")} if named else {}
         head = head or {"host": host or old.get("host", ""), "versions": versions or old.get("versions", {})}
-        _write(path, head | {"rows": [merged[name] for name in sorted(merged)]})
+        content = head | {"rows": [merged[name] for name in sorted(merged)]}
+        write_whole(path, json.dumps(content, indent=1) + "\n")
     return load(path)
 
 
@@ -284,10 +286,9 @@ def short_of_bar(claims: Sequence[Result]) -> list[Result]:
     return [claim for claim in claims if claim.bar and not claim.holds]
 
 
-def claim_table(claims: Sequence[Result], columns: Sequence[str] = CLAIMS) -> str:
-    """The claims as a Markdown table with these columns of CLAIMS."""
-    chosen = [CLAIMS.index(column) for column in columns]
-    return tables.markdown(columns, [[line[i] for i in chosen] for line in claim_cells(claims)])
+def claim_table(claims: Sequence[Result]) -> str:
+    """The claims as a Markdown table."""
+    return tables.markdown(CLAIMS, claim_cells(claims))
 
 
 def claim_cells(claims: Sequence[Result]) -> list[list[str]]:
@@ -297,15 +298,10 @@ def claim_cells(claims: Sequence[Result]) -> list[list[str]]:
     for row in claims:
         shown = partial(as_fine_as, row.bar)
         value = "not measured" if row.measured is None else f"{shown(row.measured)} {row.unit}".strip()
-        interval = "-" if row.low is None else f"{shown(row.low)} to {shown(row.high)}{in_runs(row)}"
+        interval = row.interval.cell(shown) if row.interval else "-"
         note = "; ".join(filter(None, [row.note, row.host and f"on {row.host}", "quick run" if row.quick else ""]))
         lines.append([row.claim, value, interval, row.bar or "-", said[row.holds], row.baseline, row.date, note])
     return lines
-
-
-def in_runs(row: Result) -> str:
-    """What to say behind an interval that is no 95% interval: ", 3 runs"; else nothing."""
-    return "" if not row.runs else ", one run" if row.runs == 1 else f", {row.runs} runs"
 
 
 def as_fine_as(bar: str, value: float) -> str:
@@ -330,10 +326,3 @@ def _read(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged ({error}); restore or delete it.") from error
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)

@@ -60,16 +60,11 @@ def html(headings: Sequence[str], rows: Cells) -> str:
     )
 
 
-def markdown_page(title: str, parts: Sequence[str | Table]) -> str:
-    """A Markdown page: parts are paragraphs (str) and tables (headings, rows)."""
-    shown = [part if isinstance(part, str) else markdown(*part) for part in parts]
-    return "\n\n".join([f"# {title}", *shown]) + "\n"
-
-
 def write_page(path: Path, title: str, parts: Sequence[str | Table]) -> list[Path]:
-    """Write a page as self-contained HTML and as Markdown beside it; returns both paths. parts: as in markdown_page."""
+    """Write a page of paragraphs and tables as self-contained HTML and as Markdown beside it; returns both paths."""
     body = "\n".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else html(*part) for part in parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(PAGE.format(title=escape(title), body=body), encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown_page(title, parts), encoding="utf-8")
+    shown = [part if isinstance(part, str) else markdown(*part) for part in parts]
+    path.with_suffix(".md").write_text("\n\n".join([f"# {title}", *shown]) + "\n", encoding="utf-8")
     return [path, path.with_suffix(".md")]

@@ -16,9 +16,9 @@ for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 from lessons_lib.models.decoder import Decoder, Segment, attend, rotary_tables, with_attention  # noqa: E402
-from lessons_lib.models.device import dtype_name, pick  # noqa: E402
+from lessons_lib.models.device import pick  # noqa: E402
 from lessons_lib.models.draft import decoder_of, draft_format, start_from  # noqa: E402
-from lessons_lib.models.exits import ExitAdapter, exit_logits, load_exit  # noqa: E402
+from lessons_lib.models.exits import exit_logits, load_exit  # noqa: E402
 from lessons_lib.models.hub import LanguageModel, cut, load, names  # noqa: E402
 from lessons_lib.models.implementations import attending  # noqa: E402
 from lessons_lib.models.libraries import by_library, bytes_held  # noqa: E402
@@ -42,7 +42,6 @@ from lessons_lib.models.trained import OURS, read_card  # noqa: E402
 
 __all__ = [
     "Decoder",
-    "ExitAdapter",
     "LanguageModel",
     "MedusaHeads",
     "ModelUnavailable",
@@ -61,7 +60,6 @@ __all__ = [
     "decoder_of",
     "draft_format",
     "drop",
-    "dtype_name",
     "exit_logits",
     "gate_of",
     "keep_keys",

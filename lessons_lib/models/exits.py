@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from lessons_lib.models import trained
 from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.models.lora import adapted, adapters, merge_in_place
-from lessons_lib.models.store import ModelUnavailable
 
 LAYERSKIP = "smol-layerskip"
 
@@ -77,7 +76,7 @@ def save_layerskip(
 @torch.no_grad()
 def fine_tune(network, name: str | Path) -> None:
     """Add the stored LoRA matrices of this name or folder to the weights of a transformers model, in place."""
-    card, stored = _read(name)
+    stored, card = trained.read_weights(name), trained.read_card(name)
     # the decoder's fused matrices are the network's memory, so what is added to them is added to the network
     decoder = adapted(Decoder.from_transformers(network), card["rank"], card["alpha"])
     for key, weight in adapters(decoder).items():
@@ -90,7 +89,7 @@ def load_exit(model) -> ExitAdapter:
 
     Raises ModelUnavailable if none is stored, ValueError if it is another model's.
     """
-    card, stored = _read(LAYERSKIP)
+    stored, card = trained.read_weights(LAYERSKIP), trained.read_card(LAYERSKIP)
     if model.name != card["base"]:
         raise ValueError(
             f"the exit adapter in {LAYERSKIP} is for {card['base']}, not for {model.name}; train another one with "
@@ -100,10 +99,3 @@ def load_exit(model) -> ExitAdapter:
     adapter = ExitAdapter(weights["W1"].shape[1], card["exit_layer"])
     adapter.load_state_dict(weights)
     return adapter.to(model.device, model.dtype).eval().requires_grad_(False)
-
-
-def _read(name: str | Path) -> tuple[dict, dict[str, Tensor]]:
-    """Card and tensors of the stored weights."""
-    if not (card := trained.read_card(name)):
-        raise ModelUnavailable(f"{name} holds no exits; train some with `python -m lessons_lib.training layerskip`.")
-    return card, trained.read_weights(name)

@@ -18,9 +18,7 @@ from lessons_lib import progress
 from lessons_lib.caches.streaming import Streaming
 from lessons_lib.data import text
 from lessons_lib.measure.config import ModelConfig
-from lessons_lib.measure.machine import DTYPES
 from lessons_lib.measure.quality import WINDOW, windows
-from lessons_lib.models import trained
 from lessons_lib.models.checkpoint import head_is_embedding
 from lessons_lib.models.decoder import computes
 from lessons_lib.models.device import dtype_name, pick_device, pick_dtype
@@ -33,21 +31,7 @@ from lessons_lib.progress import first_line
 from lessons_lib.quantization.linear import sharing_copy
 from lessons_lib.quantization.model import FORMATS, quantize_model
 
-
-@contextmanager
-def quiet(bars: bool = True) -> Iterator[None]:
-    """Silence transformers' warnings. bars: keep its progress bars, which a download should show."""
-    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    if not bars:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if had_bars:
-            logging.enable_progress_bar()
-
+# --- Names
 
 PACKAGED = {
     # SmolLM2-135M-Instruct (Apache-2.0), its blocks rounded to 4 bits (Q4_1), the embedding to 8 (Q8_0)
@@ -82,7 +66,7 @@ OFFLINE = "smollm2-135m"
 
 def names() -> list[str]:
     """The names that `load` accepts; it also accepts a folder and a hub id ("owner/model")."""
-    return [*PACKAGED, *(name for name in (*DRAFTS, *FINE_TUNED) if trained.folder_of(name).is_dir()), *HUB]
+    return [*PACKAGED, *DRAFTS, *FINE_TUNED, *HUB]
 
 
 def unknown(name: str) -> ValueError:
@@ -95,6 +79,8 @@ def unknown(name: str) -> ValueError:
         "transformers checkpoint or a hub id (owner/model) works too."
     )
 
+
+# --- A model and what decodes it
 
 KINDS = ("decoder", "transformers")
 CALIBRATION = 8000  # characters of calibration text, about 2,000 tokens
@@ -161,7 +147,7 @@ class LanguageModel:
             needs_decoder = compiled or streaming or weights in FORMATS
             kind = "decoder" if needs_decoder or computes(self.network.config) else "transformers"
         _check_choice("kind", kind, KINDS)
-        if (compiled or context) and not (compiled and kind == "decoder"):
+        if (compiled and kind != "decoder") or (context and not compiled):
             raise ValueError("Only the readable decoder is compiled; use target(kind='decoder', compiled=True).")
         if streaming:
             self._check_rotary(kind)
@@ -176,7 +162,7 @@ class LanguageModel:
 
         if kind == "transformers":
             return targets.TransformersTarget(network, self.tokenizer)
-        decoder, eos = decoder_of(network), targets.base.eos_ids(network, self.tokenizer)
+        decoder, eos = decoder_of(network), targets.transformers.eos_ids(network, self.tokenizer)
         if rounded:
             decoder = quantize_model(decoder, weights, windows=windows)
         if streaming and compiled:
@@ -212,10 +198,8 @@ class LanguageModel:
         if weights is None:
             return self.network
         _check_choice("weights", weights, WEIGHTS)
-        pick_dtype(weights, self.device)  # raises if the device does not support it
-        if DTYPES[weights] == self.dtype:
-            return self.network
-        return converted(self.network, DTYPES[weights])
+        dtype = pick_dtype(weights, self.device)
+        return self.network if dtype == self.dtype else converted(self.network, dtype)
 
     def __repr__(self) -> str:
         size = f"{self.network.num_parameters() / 1e6:.1f}M parameters"
@@ -256,6 +240,8 @@ def _check_choice(what: str, given: str, choices: tuple[str, ...]) -> None:
     if given not in choices:
         raise ValueError(f"{what}={given!r} is not known; choose one of: {', '.join(choices)}.")
 
+
+# --- Loading
 
 FORMAT = 1  # version of converted folders: increase it when `convert` changes, and they are converted again
 READ_ERRORS = (OSError, SafetensorError, ValueError, KeyError)  # raised by missing, truncated or damaged files
@@ -318,8 +304,6 @@ def _load(name: str, dtype: torch.dtype) -> Loaded:
 
 
 def _draft(name: str, dtype: torch.dtype) -> Loaded:
-    if not trained.folder_of(name).is_dir():
-        raise ModelUnavailable(f"{name!r} is not trained yet; `python -m lessons_lib.training --help` says how.")
     target, tokenizer = _load(DRAFTS[name], dtype)
     return load_draft(name, target), tokenizer
 
@@ -405,6 +389,21 @@ def _from_pretrained(source: str | Path, dtype: torch.dtype, local: bool) -> Loa
                 f"causal model, such as {OFFLINE!r}."
             )
         return network, AutoTokenizer.from_pretrained(source, local_files_only=local)
+
+
+@contextmanager
+def quiet(bars: bool = True) -> Iterator[None]:
+    """Silence transformers' warnings. bars: keep its progress bars, which a download should show."""
+    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not bars:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -1,24 +1,20 @@
-"""transformers' attention implementations (lesson 04): switch `attn_implementation` temporarily."""
+"""transformers' attention implementations (lesson 00): switch `attn_implementation` temporarily."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from transformers import PreTrainedModel
 
 
 @contextmanager
 def attending(network: PreTrainedModel, name: str) -> Iterator[PreTrainedModel]:
-    """Context manager: the network with this attn_implementation ("eager", "sdpa", "flash_attention_2", ...).
+    """Context manager: the network with this attn_implementation ("eager", "sdpa", ...).
 
-    FlashAttention supports only 16-bit dtypes, so with it a float32 network runs under bfloat16 autocast. transformers
-    raises ImportError for a missing package and ValueError for unknown names.
+    FlashAttention needs a network in 16 bits.
     """
     before = network.config._attn_implementation
     network.set_attn_implementation(name)
-    narrow = name.startswith("flash_attention") and network.dtype == torch.float32
     try:
-        with torch.autocast(network.device.type, torch.bfloat16, enabled=narrow):
-            yield network
+        yield network
     finally:
         network.set_attn_implementation(before)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
 
-from lessons_lib.models.hub import OFFLINE, PACKAGED, packaged_folder, quiet
+from lessons_lib.models.hub import quiet
 from lessons_lib.models.store import ModelUnavailable
 from lessons_lib.progress import first_line
 from lessons_lib.quantization.linear import storage_bytes
@@ -26,39 +26,34 @@ def _torchao(name: str, *args) -> TorchAoConfig:
     return TorchAoConfig(quant_type=getattr(ao, name)(*args))
 
 
-def _nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
-
-
 LIBRARIES: dict[str, Callable[[torch.dtype], TorchAoConfig | BitsAndBytesConfig]] = {
     "torchao int8": lambda dtype: _torchao("Int8WeightOnlyConfig"),
     "torchao int8 dynamic": lambda dtype: _torchao("Int8DynamicActivationInt8WeightConfig"),
     "torchao int4": lambda dtype: _torchao("IntxWeightOnlyConfig", torch.int4),
     "torchao int4 packed": lambda dtype: _torchao("Int4WeightOnlyConfig"),
     "bitsandbytes int8": lambda dtype: BitsAndBytesConfig(load_in_8bit=True),
-    "bitsandbytes nf4": _nf4,
+    "bitsandbytes nf4": lambda dtype: BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    ),
 }
 
 
-def by_library(
-    name: str, dtype: torch.dtype = torch.float32, model: str | Path = OFFLINE, device: str = "cpu"
-) -> PreTrainedModel:
-    """Load a packaged model, or the folder of a checkpoint, through transformers and quantize it by a library.
+def by_library(name: str, dtype: torch.dtype, checkpoint: str | Path, device: str = "cpu") -> PreTrainedModel:
+    """Load a checkpoint through transformers and quantize it by a library.
 
-    name: one of LIBRARIES. Raises ModelUnavailable if the model or the library is missing, or if the library does not
-    support this format here.
+    name: one of LIBRARIES. checkpoint: its folder, such as `network.name_or_path`. Raises ModelUnavailable if the
+    library is missing or does not support this format here.
     """
     if name not in LIBRARIES:
         raise ValueError(f"there is no {name!r}; choose one of {', '.join(LIBRARIES)}")
     library = name.split()[0]
     if importlib.util.find_spec(library) is None:
         raise ModelUnavailable(f"{name} needs {library}, which is missing; install lessons_lib[quantization]")
-    folder = packaged_folder(model) if model in PACKAGED else model
     try:
         with quiet(bars=False):
             config = LIBRARIES[name](dtype)
             options = dict(dtype=dtype, quantization_config=config, device_map={"": device})
-            made = AutoModelForCausalLM.from_pretrained(folder, **options)
+            made = AutoModelForCausalLM.from_pretrained(checkpoint, **options)
     except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
         why = first_line(error).split(" For details")[0]  # drop the reference to a report that `quiet` suppresses
         raise ModelUnavailable(f"{name} does not run here ({why}); choose another of {library}'s formats") from error

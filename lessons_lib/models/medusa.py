@@ -9,8 +9,7 @@ al. 2024, arXiv 2402.05109), whose heads read every token before theirs, while t
 This file holds the heads and their files; the proposer is in decoding/proposers/medusa.py.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -102,22 +101,20 @@ class MedusaHeads(nn.Module):
 
         Arguments as `forward`.
         """
-        read = self._read(chosen)
-        return torch.stack(
-            [through(stack, final, more) for stack, more in zip(self.stacks[:count], read, strict=False)], dim=1
-        )
-
-    def _read(self, chosen: Sequence[int] | Tensor | None) -> Iterator[Tensor | float]:
-        """For each head, the input (T, D) that its first block gets from the chosen tokens; 0 if it reads none."""
-        if not self.root_readers:
-            return repeat(0.0)
-        if chosen is None:
-            raise ValueError(
-                "these heads also read the tokens that were chosen from the states; give chosen=, (T,) ids"
-            )
-        rows = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
-        rows = F.rms_norm(rows, (self.width,))
-        return (reader(rows) for reader in self.root_readers)
+        if self.root_readers:
+            if chosen is None:
+                raise ValueError(
+                    "these heads also read the tokens that were chosen from the states; give chosen=, (T,) ids"
+                )
+            root = self.lm_head[torch.as_tensor(chosen, device=self.lm_head.device)]
+            root = F.rms_norm(root, (self.width,))
+        states = []
+        for k, (first, *rest) in enumerate(self.stacks[:count]):
+            x = first(final, self.root_readers[k](root) if self.root_readers else 0.0)
+            for block in rest:
+                x = block(x)
+            states.append(x)
+        return torch.stack(states, dim=1)
 
     def forward(self, final: Tensor, count: int | None = None, chosen: Sequence[int] | Tensor | None = None) -> Tensor:
         """Logits of the first `count` heads (None: all): (T, D) after the final norm -> (T, K, V).
@@ -141,15 +138,6 @@ class MedusaHeads(nn.Module):
         return F.linear(self.states(final, count, chosen), self.rows)
 
 
-def through(stack: nn.Sequential, x: Tensor, more: Tensor | float) -> Tensor:
-    """Apply a head's residual blocks to x (..., D) -> (..., D); only the first block gets `more` (..., D)."""
-    first, *rest = stack
-    x = first(x, more)
-    for block in rest:
-        x = block(x)
-    return x
-
-
 def save_heads(heads: MedusaHeads, folder: Path, base: str, **card) -> None:
     """Store the heads' parameters and a card that names their model. card: further entries.
 
@@ -171,7 +159,13 @@ def load_heads(name: str | Path, model: LanguageModel, count: int | None = None)
     if not (card := trained.read_card(name)):
         raise ModelUnavailable(f"{name} holds no heads; train some with `python -m lessons_lib.training heads`.")
     lm_head = model.network.get_output_embeddings().weight
-    check_fits(card, name, model.name, tuple(lm_head.shape), count)
+    if card["base"] != model.name or (card["vocab_size"], card["width"]) != tuple(lm_head.shape):
+        raise ValueError(
+            f"{name} holds heads of {card['base']!r} (vocabulary {card['vocab_size']}, width {card['width']}), not of "
+            f"{model.name!r} ({lm_head.shape[0]}, {lm_head.shape[1]}); load that model, or train heads for this one"
+        )
+    if count not in (None, card["count"]):
+        raise ValueError(f"{name} holds {card['count']} heads, not {count}; ask for {card['count']} or train others")
     heads = MedusaHeads(lm_head, card["count"], card["blocks"], card["root_rank"])
     tensors = trained.read_weights(name)
     kept = tensors.pop("kept", None)
@@ -179,18 +173,3 @@ def load_heads(name: str | Path, model: LanguageModel, count: int | None = None)
     if kept is not None:
         heads.trim(kept)
     return heads.eval().requires_grad_(False)
-
-
-def check_fits(card: dict, name: str | Path, base: str, shape: tuple[int, int], count: int | None) -> None:
-    """Raises ValueError unless the card describes `count` heads for this model.
-
-    base: name of the model. shape: (V, D) of its LM head.
-    """
-    theirs = card["vocab_size"], card["width"]
-    if card["base"] != base or theirs != shape:
-        raise ValueError(
-            f"{name} holds heads of {card['base']!r} (vocabulary {theirs[0]}, width {theirs[1]}), not of {base!r} "
-            f"({shape[0]}, {shape[1]}); load that model, or train heads for this one"
-        )
-    if count not in (None, card["count"]):
-        raise ValueError(f"{name} holds {card['count']} heads, not {count}; ask for {card['count']} or train others")

@@ -29,8 +29,9 @@ def attention_weights(q: Tensor, keys: Tensor, mask: Tensor | None = None) -> Te
 
     In float32 or better. Masked entries are 0, but measures must not count them as sparsity.
     """
-    q, keys, _, sight = prepared(q, keys, keys, mask is None, mask)
-    return probabilities(q, keys, sight, Memory()).flatten(0, 1)
+    mask = causal_mask(q.shape[1], keys.shape[1], q.device) if mask is None else mask
+    q, keys, _ = prepared(q, keys, keys)
+    return probabilities(q, keys, mask, Memory()).flatten(0, 1)
 
 
 def keep_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, share: float, score=None) -> Tensor:
@@ -96,7 +97,7 @@ def drop(sparsity: float, generator: torch.Generator) -> Change:
 
 
 class GateFirst(nn.Module):
-    """Replaces "gate_up" for a single token: reads only the rows of W_up whose neurons are active."""
+    """Replaces "gate_up" for a single token: gate and up are 0 where |silu(gate)| is at or below the threshold."""
 
     def __init__(self, linear: nn.Linear, threshold: float):
         super().__init__()
@@ -108,7 +109,13 @@ class GateFirst(nn.Module):
             raise ValueError(
                 f"Skipping is for one row, not {len(x)}; use tapped(decoder, out=cut_gates(...)) for more."
             )
-        return gate_first(x, self.weight, self.threshold)
+        gate_weight, up_weight = self.weight.chunk(2)
+        gate = F.linear(x, gate_weight)[0]
+        # only the rows of W_up whose gate is active are read
+        active = (F.silu(gate).abs() > self.threshold).nonzero()[:, 0]
+        both = torch.zeros(2, len(gate), dtype=x.dtype, device=x.device)
+        both[0, active], both[1, active] = gate[active], up_weight.index_select(0, active) @ x[0]
+        return both.view(1, -1)
 
 
 class SkippingDown(nn.Module):
@@ -132,17 +139,6 @@ def skipping(decoder: Decoder, thresholds: Mapping[Name, float]) -> Decoder:
         layer.gate_up = GateFirst(layer.gate_up, thresholds[number, "gate_up"])
         layer.down = SkippingDown(layer.down)
     return copy
-
-
-def gate_first(x: Tensor, weight: Tensor, t: float) -> Tensor:
-    """x (1, D), weight (2 D_ff, D) of gate and up -> (1, 2 D_ff), 0 for both where |silu(gate)| <= t."""
-    gate_weight, up_weight = weight.chunk(2)
-    gate = F.linear(x, gate_weight)[0]
-    # only the rows of W_up whose gate is active are read
-    active = (F.silu(gate).abs() > t).nonzero()[:, 0]
-    both = torch.zeros(2, len(gate), dtype=x.dtype, device=x.device)
-    both[0, active], both[1, active] = gate[active], up_weight.index_select(0, active) @ x[0]
-    return both.view(1, -1)
 
 
 def sum_rows(x: Tensor, table: Tensor) -> Tensor:

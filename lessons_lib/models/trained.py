@@ -10,6 +10,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lessons_lib.models.store import ModelUnavailable
+
 OURS = Path(__file__).parents[1] / "weights"
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 
@@ -26,8 +28,11 @@ def read_card(name: str | Path) -> dict:
 
 
 def read_weights(name: str | Path) -> dict[str, Tensor]:
-    """The tensors by name."""
-    return load_file(folder_of(name) / WEIGHTS)
+    """The tensors by name. ModelUnavailable if there are none."""
+    path = folder_of(name) / WEIGHTS
+    if not path.is_file():
+        raise ModelUnavailable(f"{path} is missing; `python -m lessons_lib.training --help` says how to train it.")
+    return load_file(path)
 
 
 def write(folder: Path, tensors: dict[str, Tensor], **card) -> None:

@@ -17,22 +17,23 @@ from lessons_lib.quantization.smoothquant import QUIETEST, SMOOTHED, scaled
 POINTS = 20  # grid points of AWQ's search over alpha in [0, 1)
 
 
-def awq_scales(inputs: Tensor, weight: Tensor, round_to: Callable[[Tensor], Quantized], points: int = POINTS) -> Tensor:
-    """AWQ's s (K,): of s = mean|x_c|^alpha for alpha = 0, 1/points, ..., the one with the smallest output error.
+def awq_scales(inputs: Tensor, weight: Tensor, round_to: Callable[[Tensor], Quantized]) -> Tensor:
+    """AWQ's s (K,): of s = mean|x_c|^alpha for alpha = 0, 1/20, ..., 19/20, the one with the smallest output error.
 
     inputs (n, K), weight (N, K); round_to: the rounding applied to W·diag(s). alpha 0 is plain rounding, so on these
     inputs AWQ is never worse.
     """
     check_values(inputs, "the calibration inputs")
     check_values(weight, "the weight")
-    if inputs.ndim != 2 or inputs.shape[-1] != weight.shape[-1] or points < 1:
-        raise ValueError(f"inputs (n, K), a weight (N, K) and points >= 1 are needed, not {tuple(inputs.shape)}, "
-                         f"{tuple(weight.shape)} and {points}")  # fmt: skip
+    if inputs.ndim != 2 or inputs.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"inputs (n, K) and a weight (N, K) are needed, not {tuple(inputs.shape)} and {tuple(weight.shape)}"
+        )
     inputs, weight = (part.detach().to(working_dtype(part.dtype)) for part in (inputs, weight))
     loud = inputs.abs().mean(0)
     loud = loud.clamp_min(float(loud.max() * QUIETEST) or 1.0)  # 1 if all inputs are zero
     tried = []
-    for alpha in (i / points for i in range(points)):
+    for alpha in (i / POINTS for i in range(POINTS)):
         scales = loud**alpha
         scales = scales / (scales.max() * scales.min()).sqrt()  # center around 1; a common factor does not matter
         d = round_to(weight * scales).dequantize() / scales - weight

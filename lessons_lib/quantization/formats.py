@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -20,7 +20,10 @@ def rounding(name: str) -> Rounding:
     per = _only([_group(word) for word in words if _group(word)], name)
     others = [word for word in words if not _group(word)]
     if re.fullmatch(r"int\d+", family) and set(others) <= set(KINDS):
-        return _integers(int(family[3:]), per or ROW, _only(others, name))
+        bits = int(family[3:])
+        check_bits(bits)
+        kind = _only(others, name) or ("absmax" if bits == 8 else "affine")
+        return partial(quantize, bits=bits, per=per or ROW, kind=kind)
     if family == "nf4" and set(others) <= {"double"} and not isinstance(per, str):
         return partial(quantize_nf4, block=per or BLOCK, double=bool(_only(others, name)))
     if family == "fp8" and set(others) <= set(FORMATS):
@@ -32,11 +35,6 @@ def integers(name: str) -> dict[str, int | str] | None:
     """bits, per and kind of an integer format, as arguments of `quantize` and `gptq`; None for other formats."""
     found = rounding(name)
     return dict(found.keywords) if found.func is quantize else None
-
-
-def _integers(bits: int, per: str | int, kind: str | None) -> Rounding:
-    check_bits(bits)
-    return partial(quantize, bits=bits, per=per, kind=kind or ("absmax" if bits == 8 else "affine"))
 
 
 def _group(word: str) -> str | int | None:
@@ -52,6 +50,7 @@ def _only(found: list, name: str):
 
 
 ROWS = 256  # rows of the matrix that `bits_of` quantizes: enough to fill whole blocks of double-quantized scales
+UNROUNDED = {"fp32": 32.0, "bf16": 16.0}  # bits of a weight
 
 
 def round_trip(x: Tensor, name: str) -> Tensor:
@@ -59,8 +58,11 @@ def round_trip(x: Tensor, name: str) -> Tensor:
     return rounding(name)(x).dequantize()
 
 
+@cache
 def bits_of(name: str, columns: int) -> float:
-    """Bits per weight of a format for rows of `columns` weights, scales and minima included."""
+    """Bits per weight of a format, or of "fp32" or "bf16": rows of `columns` weights, with their scales and minima."""
+    if name in UNROUNDED:
+        return UNROUNDED[name]
     return rounding(name)(torch.zeros(ROWS, columns)).bits_per_weight
 
 

@@ -3,9 +3,8 @@
 Rounding changes a layer's outputs on calibration inputs by tr(d H dᵀ), where d is the change of W and H = (2/n) Σ x xᵀ.
 Let (H + damping)^-1 = UᵀU, U upper triangular. The best compensation subtracts e / U_jj times row j of U from the
 columns after j, where e is the error of column j.
-This is a greedy choice. It is usually far better than rounding to nearest, but not always (a test keeps one row of
-three columns on which `sweep` is worse). So `gptq` keeps rounding to nearest for the rows on which that is better: rows
-are independent.
+This is a greedy choice. It is usually far better than rounding to nearest, but not always. So `gptq` keeps rounding to
+nearest for the rows on which that is better: rows are independent.
 Source: Frantar et al. 2022, arXiv 2210.17323, after Optimal Brain Surgeon.
 """
 
@@ -21,8 +20,6 @@ from lessons_lib.quantization.integers import (
     TENSOR,
     Grid,
     Integers,
-    blocks,
-    check_bits,
     check_values,
     fit_grid,
     pack,
@@ -30,6 +27,8 @@ from lessons_lib.quantization.integers import (
     working_dtype,
 )
 from lessons_lib.quantization.linear import FakeQuantLinear, sharing_copy
+
+BLOCK = 128  # columns between two updates of all columns after them; it does not change the result
 
 
 def hessian(inputs: Tensor) -> Tensor:
@@ -62,7 +61,6 @@ def gptq(
     *,
     damp: float = 0.01,
     act_order: bool = False,
-    block: int = 128,
 ) -> Integers:
     """GPTQ: round weight (N, K) with Hessian H (K, K) to integers as `quantize` does, but with compensated codes.
 
@@ -70,11 +68,17 @@ def gptq(
     the Cholesky factor exists.
     act_order: process columns in descending order of input size. A group's scale is fitted when its first column is
     reached, to the weights compensated so far; with act_order, to the original weights.
-    block: columns between two updates of all columns after them; it does not change the result.
     Raises ValueError for values that are not finite, and for a Hessian that no damping makes positive definite.
     """
-    check_bits(bits)
-    _check_shapes(weight, hessian, per, damp, block)
+    check_values(weight, "the weight")
+    check_values(hessian, "the Hessian")
+    if per == TENSOR:
+        raise ValueError('GPTQ rounds column by column with a scale per "row" or group; pass one of those as per')
+    if weight.ndim != 2 or hessian.shape != (weight.shape[1],) * 2:
+        raise ValueError(
+            f"a weight (N, K) needs a Hessian (K, K), not {tuple(weight.shape)} and {tuple(hessian.shape)}"
+        )
+    nearest = quantize(weight, bits, per, kind)  # refuses bits, kinds and groups that do not exist
     h = hessian.to(working_dtype(hessian.dtype), copy=True)
     # 1. columns whose inputs were always zero: their weights do not matter
     dead = h.diagonal() == 0
@@ -85,11 +89,10 @@ def gptq(
     size = w.shape[1] if per == ROW else per
     columns = _Columns(w, size, order.tolist(), lambda group: fit_grid(group, bits, kind), act_order)
     factor = inverse_factor(h[order][:, order], damp)
-    block = block if per == ROW else -(-block // size) * size  # whole groups per block
+    block = BLOCK if per == ROW else -(-BLOCK // size) * size  # whole groups per block
     sweep(w[:, order], factor, block, columns.round)
     found = Integers(weight.shape, weight.dtype, pack(columns.codes, bits), columns.grid())
     # 3. keep rounding to nearest for the rows on which it is better
-    nearest = quantize(weight, bits, per, kind)
     losses = [row_losses(weight, of.dequantize(), hessian.to(h)) for of in (found, nearest)]
     return _mixed(found, nearest, losses[1] < losses[0])
 
@@ -155,6 +158,8 @@ def inverse_factor(hessian: Tensor, damp: float = 0.01) -> Tensor:
 
     damp is multiplied by 10 until the factor exists. Raises ValueError if damp > 10 would be needed.
     """
+    if damp < 0:
+        raise ValueError(f"damp is at least 0, not {damp}")
     unit = hessian.diagonal().mean() * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
     while damp <= 10:
         lower, failed = torch.linalg.cholesky_ex(hessian + damp * unit)
@@ -164,20 +169,6 @@ def inverse_factor(hessian: Tensor, damp: float = 0.01) -> Tensor:
             return upper
         damp = 10 * damp or 1e-4
     raise ValueError("no damping makes this Hessian positive definite; pass hessian(inputs) of the layer's inputs")
-
-
-def _check_shapes(weight: Tensor, hessian: Tensor, per: str | int, damp: float, block: int) -> None:
-    check_values(weight, "the weight")
-    check_values(hessian, "the Hessian")
-    if per == TENSOR:
-        raise ValueError('GPTQ rounds column by column with a scale per "row" or group; pass one of those as per')
-    blocks(weight, per)
-    if weight.ndim != 2 or hessian.shape != (weight.shape[1],) * 2:
-        raise ValueError(
-            f"a weight (N, K) needs a Hessian (K, K), not {tuple(weight.shape)} and {tuple(hessian.shape)}"
-        )
-    if damp < 0 or block < 1:
-        raise ValueError(f"damp >= 0 and block >= 1 are needed, not {damp} and {block}")
 
 
 @torch.no_grad()

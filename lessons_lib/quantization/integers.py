@@ -127,7 +127,7 @@ class Grid:
         """Quantize x (blocks, size) -> codes (blocks, size) uint8; values outside the grid are clamped to it."""
         x = x if self.lows is None else x - self.lows.to(x)
         codes = (x / self.scales.to(x)).round_().add_(self._zero(x))  # in place: the LM head has millions of weights
-        return codes.clamp_(self._least(), 2**self.bits - 1).to(torch.uint8)
+        return codes.clamp_(1 if self.symmetric else 0, 2**self.bits - 1).to(torch.uint8)
 
     def decode(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Dequantize codes (blocks, size) -> values (blocks, size)."""
@@ -135,16 +135,15 @@ class Grid:
         x = (x - self._zero(x)) * self.scales.to(dtype)
         return x if self.lows is None else x + self.lows.to(dtype)
 
-    def _symmetric(self) -> bool:
+    @property
+    def symmetric(self) -> bool:
+        """Whether the grid is that of absmax."""
         return self.zeros is None and self.lows is None
-
-    def _least(self) -> int:
-        return 1 if self._symmetric() else 0
 
     def _zero(self, like: Tensor) -> Tensor | int:
         if self.zeros is not None:
             return self.zeros.to(like)
-        return 2 ** (self.bits - 1) if self._symmetric() else 0
+        return 2 ** (self.bits - 1) if self.symmetric else 0
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ class FakeQuantLinear(QuantizedLinear):
 def weight_only(quantized: Quantized) -> QuantizedLinear:
     """The fastest W8A16Linear or W4A16Linear for a quantized tensor (N, K), or DequantizedLinear for other formats."""
     grid = quantized.grid if isinstance(quantized, Integers) else None
-    if grid and grid.bits == 8 and grid.zeros is None and grid.lows is None and len(grid.scales) == quantized.shape[0]:
+    if grid and grid.bits == 8 and grid.symmetric and len(grid.scales) == quantized.shape[0]:
         return fastest(W8A16Linear, quantized)
     grouped = grid and len(quantized.shape) == 2 and len(grid.scales) >= quantized.shape[0]  # not one for all rows
     if grouped and grid.bits == 4 and grid.lows is not None:
@@ -332,8 +332,7 @@ def outlier_columns(x: Tensor, threshold: float = THRESHOLD) -> Tensor:
 def signed_rows(quantized: Integers) -> tuple[Tensor, Tensor]:
     """Codes (N, K) int8 in [-127, 127] and scales (N,) of a tensor quantized to 8 bits with absmax per row."""
     grid = quantized.grid
-    symmetric = grid.zeros is None and grid.lows is None
-    if grid.bits != 8 or not symmetric or len(grid.scales) != quantized.shape[0]:
+    if grid.bits != 8 or not grid.symmetric or len(grid.scales) != quantized.shape[0]:
         raise ValueError('layers of 8 bits take quantize(weight, 8, "row", "absmax")')
     return (quantized.levels().short() - 128).to(torch.int8), grid.scales[:, 0].to(quantized.dtype)
 

@@ -9,6 +9,7 @@ from lessons_lib.progress import say
 from lessons_lib.quantization import cpu
 from lessons_lib.quantization.awq import awq
 from lessons_lib.quantization.calibration import HEAD, MATRICES, Inputs, Name, Windows, inputs_of, linears
+from lessons_lib.quantization.cpu import native
 from lessons_lib.quantization.formats import rounding
 from lessons_lib.quantization.gptq import gptq_decoder
 from lessons_lib.quantization.integers import quantize
@@ -74,7 +75,11 @@ def quantize_model(
     Raises ValueError for unknown names, for GPTQ and AWQ without windows, for groups that do not divide a matrix's
     rows, for a decoder that is quantized already, and for devices other than CPU and CUDA.
     """
-    _check(decoder)
+    if (device := decoder.norm.device.type) not in WITH_FLOAT64:
+        where = " or ".join(WITH_FLOAT64)
+        raise ValueError(f"rounding runs on {where}, not on {device}, where float64 is missing; use cpu")
+    if any(isinstance(module, QuantizedLinear) for module in decoder.modules()):
+        raise ValueError("this decoder is quantized already; quantize the one that it was made from")
     try:
         if format == W8A8:
             return _w8a8(decoder, windows, W8A8Options() if options is None else options)
@@ -84,13 +89,12 @@ def quantize_model(
             return swapped(decoder, lambda name, weight: LLMInt8Linear(weight))
         return _weight_only(decoder, format, head, windows, FakeQuantLinear if values else weight_only)
     finally:
-        if decoder.norm.device.type == "cpu":
+        if device == "cpu":
             cpu.trim_heap()
 
 
 def swapped(decoder: nn.Module, make: Make) -> nn.Module:
     """A copy of the decoder in which make(name, weight) replaces its nn.Linear modules; all else is shared."""
-    _check(decoder)
     copy = sharing_copy(decoder)
     for (number, name), linear in linears(copy).items():
         made = make((number, name), linear.weight)
@@ -153,20 +157,9 @@ def _w8a8(decoder: nn.Module, windows: Windows, options: W8A8Options) -> nn.Modu
 
 def _w4a8(decoder: nn.Module) -> nn.Module:
     """4-bit layers and an 8-bit head, like the packaged model file (whose head has no minima)."""
-    if decoder.norm.device.type == "cpu":
-        from lessons_lib.quantization.cpu import native
-
-        if problem := native.problem():
-            say(f"{problem}; W4A8 is computed without them, and slowly")
+    if decoder.norm.device.type == "cpu" and (problem := native.problem()):
+        say(f"{problem}; W4A8 is computed without them, and slowly")
     return swapped(
         decoder,
         lambda name, weight: fastest(W4A8Linear, quantize(weight, 8 if name[1] == HEAD else 4, GROUP, "affine")),
     )
-
-
-def _check(decoder: nn.Module) -> None:
-    if (device := decoder.norm.device.type) not in WITH_FLOAT64:
-        where = " or ".join(WITH_FLOAT64)
-        raise ValueError(f"rounding runs on {where}, not on {device}, where float64 is missing; use cpu")
-    if any(isinstance(module, QuantizedLinear) for module in decoder.modules()):
-        raise ValueError("this decoder is quantized already; quantize the one that it was made from")

@@ -35,7 +35,7 @@ def smooth_scales(largest_x: Tensor, largest_w: Tensor, alpha: float = 0.5) -> T
     return torch.where((largest_x > 0) & (largest_w > 0), scales, 1.0)
 
 
-def smoothed(decoder: nn.Module, inputs: Mapping[Name, Inputs], alphas: Mapping[str, float] = ALPHAS) -> nn.Module:
+def smoothed(decoder: nn.Module, inputs: Mapping[Name, Inputs], alphas: Mapping[str, float]) -> nn.Module:
     """SmoothQuant: an equivalent decoder with a share alpha of the activations' outliers moved into the weights.
 
     alphas: by matrix name, of SMOOTHED only.

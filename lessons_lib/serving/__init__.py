@@ -4,17 +4,10 @@ from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.serving.block_pool import BlockPool
 from lessons_lib.serving.client import Server, send
 from lessons_lib.serving.engine import Engine
-from lessons_lib.serving.peers import PAGES, continuous_batches, padded_batches
+from lessons_lib.serving.peers import continuous_batches, padded_batches
 from lessons_lib.serving.scheduler import Continuous, Dynamic, Scheduler, Static
 from lessons_lib.serving.simulator import simulate, steps
-from lessons_lib.serving.workload import (
-    Conversations,
-    Exponential,
-    Listed,
-    Poisson,
-    Uniform,
-    Workload,
-)
+from lessons_lib.serving.workload import Conversations, Exponential, Poisson, Uniform, Workload
 
 __all__ = [
     "BlockPool",
@@ -23,8 +16,6 @@ __all__ = [
     "Dynamic",
     "Engine",
     "Exponential",
-    "Listed",
-    "PAGES",
     "Poisson",
     "Scheduler",
     "Sequence",

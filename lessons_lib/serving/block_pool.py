@@ -20,16 +20,15 @@ from lessons_lib.decoding.sequence import Sequence
 class Memory(Protocol):
     """The memory that holds the keys and values of a pool's blocks.
 
-    owner_mark: set by the pool that used this memory last. The pool keeps the same object. While both marks are
-    identical, the pool's prefix hashes match the content of the blocks. Otherwise another pool or another memory has
-    been used in between.
+    owner_mark: set by the pool that used this memory last, which keeps the same object. Unless both marks are
+    identical, another pool or another memory has been used in between, and the pool's prefix hashes are void.
     """
 
     owner_mark: object | None
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` tokens for any number of sequences.
+    """`num_blocks` blocks of `block_size` tokens for any number of sequences (vLLM: KVCacheManager and its BlockPool).
 
     enable_prefix_caching: whether sequences with ids share the blocks of an equal prefix. copies: pairs (from, to) of
     blocks that the backend must copy before the next forward pass; it then clears the list.
@@ -64,7 +63,7 @@ class BlockPool:
             self.owner_mark = memory.owner_mark = object()
 
     def match(self, seq: Sequence) -> int:
-        """Look up a sequence's longest cached prefix and share its blocks with it -> number of cached tokens.
+        """Look up a sequence's longest cached prefix and share its blocks (vLLM: get_computed_blocks) -> cached tokens.
 
         At least one token of the sequence stays uncomputed, because we need its logits to pick the next token.
         """
@@ -78,9 +77,10 @@ class BlockPool:
         return len(seq.block_table) * self.block_size
 
     def allocate(self, seq: Sequence, tokens: int, spare: int = 0) -> bool:
-        """Allocate blocks for the sequence's first `tokens` tokens. Blocks that it will write to become its own alone.
+        """Allocate blocks for the sequence's first `tokens` tokens (vLLM: allocate_slots) -> whether there was room.
 
-        All or nothing. Returns False, and changes nothing, if fewer than `spare` blocks would stay free.
+        All or nothing: without room, or if fewer than `spare` blocks would stay free, nothing changes. Blocks that the
+        sequence will write to become its own alone.
         """
         table = seq.block_table
         written = range(seq.num_computed_tokens // self.block_size, len(table))
@@ -102,7 +102,7 @@ class BlockPool:
         return True
 
     def store(self, seq: Sequence) -> None:
-        """Add the sequence's newly filled blocks to the prefix cache; called after each forward pass."""
+        """Add the sequence's newly filled blocks to the prefix cache, after each forward pass (vLLM: cache_blocks)."""
         first = len(seq.block_hashes)
         if not self.enable_prefix_caching or seq.num_computed_tokens // self.block_size <= first:
             return
@@ -128,12 +128,9 @@ class BlockPool:
         child.block_hashes = list(seq.block_hashes)
 
     def release(self, seq: Sequence) -> None:
-        """Free all blocks of the sequence, last block first, so that the start of the text is evicted last."""
-        if self.shared or self._found:
-            for block in reversed(seq.block_table):
-                self._drop(block)
-        else:
-            self._empty.extend(reversed(seq.block_table))
+        """Free all blocks of the sequence (vLLM: free), last block first: the start of the text is evicted last."""
+        for block in reversed(seq.block_table):
+            self._drop(block)
         seq.block_table, seq.block_hashes = [], []
 
     def clear(self) -> None:
@@ -148,12 +145,12 @@ class BlockPool:
     def _take(self) -> int:
         """Take a free block. If only cached prefixes are left, evict the least recently used one."""
         if self._empty:
-            block = self._empty.pop()
-        elif self._touched < self.num_blocks:
-            block, self._touched = self._touched, self._touched + 1
-        else:
-            block = self._idle.popitem(last=False)[0]
-            self._forget(block)
+            return self._empty.pop()
+        if self._touched < self.num_blocks:
+            self._touched += 1
+            return self._touched - 1
+        block, _ = self._idle.popitem(last=False)
+        self._forget(block)
         return block
 
     def _share(self, block: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from weakref import WeakSet
 
@@ -37,7 +38,7 @@ MOMENT = 0.05  # seconds
 
 
 class Engine:
-    """Serves requests on a model of the Llama family, batched as the scheduler decides.
+    """Serves requests on a model of the Llama family, batched as the scheduler decides (vLLM: EngineCore).
 
     model: a LanguageModel, a DecoderTarget, or a PagedTarget of the pool's size (`paged` makes a compiled one). With a
     StreamingTarget, each request has a streaming cache of its own; the pool then counts the blocks of its
@@ -72,19 +73,18 @@ class Engine:
         """Make a request for `serve`. The arguments not listed here are those of `generate`.
 
         id: by default the next free number. arrival: seconds after the start of `serve`.
-        proposer: drafts at most the scheduler's `num_speculative_tokens` tokens per step (0 by
-        default). Give each request its own proposer and generator.
-        on_tokens: if it raises an exception, only its own request is cancelled.
+        proposer: drafts at most the scheduler's `num_speculative_tokens` tokens per step (0 by default). Give each
+        request its own proposer and generator.
+        on_tokens: if it raises an exception, only its own request is cancelled. `serve` calls its `end` after the last
+        token, or at the end of the run if the request was cancelled, failed or rejected.
         """
-        # ids and proposers must be unique
-        if any(other.id == id for other in self.requests):
-            raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
-        users = (other for other in self.requests if proposer is not None and other.proposer is proposer)
-        if user := next((one for one in users if one.status in (Status.WAITING, Status.RUNNING)), None):
-            raise ValueError(f"request {user.id!r} uses this proposer; give each request its own")
+        for other in self.requests:
+            if other.id == id:
+                raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
+            if proposer is not None and other.proposer is proposer and other.status in (Status.WAITING, Status.RUNNING):
+                raise ValueError(f"request {other.id!r} uses this proposer; give each request its own")
         if id is None:
             id = next(i for i in self.numbers if all(other.id != i for other in self.requests))
-        # make the sequence
         limits = max_new_tokens, min_new_tokens, stop
         seq = new_sequence(self.target, prompt, proposer, acceptance, *limits, generator, id=id, arrival=arrival)
         seq.on_tokens = on_tokens
@@ -110,6 +110,10 @@ class Engine:
                         self.cancel(seq)
                 self.scheduler.stop(self.now())
                 raise
+            finally:
+                for seq in possible:
+                    with suppress(Exception):  # what failed in on_tokens may fail again
+                        self._end_stream(seq)
         log.requests = list(requests)
         return log
 
@@ -182,7 +186,7 @@ class Engine:
 
     def _padding(self) -> Sequence:
         """A padding sequence: one token per step, written to the null block, or to a streaming cache of its own."""
-        seq = new_sequence(self.target, [0], None, None, 1)
+        seq = new_sequence(self.target, [0], max_new_tokens=1)
         if not isinstance(self.target, StreamingTarget):
             seq.cache = PagedCache(self.memory, [self.memory.null_block])
         return seq
@@ -192,11 +196,17 @@ class Engine:
         try:
             if seq.on_tokens is not None and tokens and seq.status is Status.RUNNING:
                 seq.on_tokens(tokens)
-                if seq.finish_reason and (end := getattr(seq.on_tokens, "end", None)):
-                    end()
+                if seq.finish_reason:
+                    self._end_stream(seq)
         except Exception as error:  # for example a closed connection: the other requests continue
             seq.error = f"on_tokens failed: {error!r}"
             self.cancel(seq)
+
+    def _end_stream(self, seq: Sequence) -> None:
+        """Call `end` of the request's on_tokens, once: a TextStream shows what it holds back and is free again."""
+        on_tokens, seq.on_tokens = seq.on_tokens, None
+        if end := getattr(on_tokens, "end", None):
+            end()
 
 
 class OwnCaches:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lessons_lib.decoding.sequence import Sequence
 from lessons_lib.measure import clock
 from lessons_lib.measure.clock import Timeline, percentiles
-from lessons_lib.serving.loop import Iteration, Log
+from lessons_lib.serving.loop import Log
 
 Percentiles = dict[float, float]
 
@@ -42,12 +42,11 @@ class Latency:
 class Usage:
     """Utilisation of a run's KV cache blocks.
 
-    kv_blocks: fraction of blocks in use, mean over time. kv_tokens: cached tokens over the capacity of those blocks
-    (1 minus internal fragmentation; above 1 if prefixes are shared), from means over time.
-    reused_tokens: prompt tokens found in the prefix cache, without what a preempted request finds again.
+    kv_tokens: cached tokens over the capacity of the blocks in use (1 minus internal fragmentation; above 1 if prefixes
+    are shared), from means over time. reused_tokens: prompt tokens found in the prefix cache, without what a preempted
+    request finds again.
     """
 
-    kv_blocks: float
     kv_tokens: float
     preemptions: int
     reused_tokens: int
@@ -73,14 +72,14 @@ def latency(requests: list[Sequence]) -> Latency:
 
 
 def usage(log: Log) -> Usage:
-    """Utilisation of a run's blocks. Zeros and NaN for a run without iterations."""
+    """Utilisation of a run's blocks. kv_tokens is NaN if no time passed."""
     steps = log.iterations
-    blocks = over_time(steps, [i.used_blocks for i in steps])
+    room = sum((i.end - i.start) * i.used_blocks for i in steps) * log.block_size
     return Usage(
-        kv_blocks=blocks / log.num_blocks if log.num_blocks else math.nan,
-        kv_tokens=over_time(steps, [i.cached_tokens for i in steps]) / (blocks * log.block_size or math.nan),
-        preemptions=sum(len(i.preempted) for i in steps), reused_tokens=sum(r.reused for r in log.requests),
-    )  # fmt: skip
+        kv_tokens=sum((i.end - i.start) * i.cached_tokens for i in steps) / (room or math.nan),
+        preemptions=sum(len(i.preempted) for i in steps),
+        reused_tokens=sum(r.reused for r in log.requests),
+    )
 
 
 def served(request: Sequence) -> bool:
@@ -91,26 +90,14 @@ def served(request: Sequence) -> bool:
 def goodput(requests: list[Sequence], ttft: float, tpot: float) -> tuple[float, float]:
     """Goodput -> (requests per second within both limits, fraction of requests within both limits).
 
-    ttft, tpot: limits in seconds. Failed requests count as misses. NaN without requests, or if no time passed.
+    ttft, tpot: limits in seconds. Failed requests count as misses. A single token has no TPOT and is judged by its TTFT
+    alone. NaN without requests, or if no time passed.
     """
     lines = [r.timeline() if served(r) else Timeline(r.arrival, ()) for r in requests]
-    in_time = sum(meets(line, ttft, tpot) for line in lines)
+    in_time = sum(line.ttft <= ttft and not line.tpot > tpot for line in lines)  # without a TTFT or TPOT it is NaN
     return in_time / (clock.makespan(lines) or math.nan), in_time / (len(lines) or math.nan)
-
-
-def meets(timeline: Timeline, ttft: float, tpot: float) -> bool:
-    """Whether a request met both limits (seconds). A single token has no TPOT and is judged by its TTFT alone."""
-    in_time = not timeline.failed and timeline.ttft <= ttft
-    return in_time and (math.isnan(timeline.tpot) or timeline.tpot <= tpot)
 
 
 def service_level(unloaded: Latency) -> tuple[float, float]:
     """Limits (TTFT, TPOT) in seconds for goodput: 10 and 3 times the medians of requests that were served alone."""
     return 10 * unloaded.ttft[50], 3 * unloaded.tpot[50]
-
-
-def over_time(steps: list[Iteration], values: list[float]) -> float:
-    """Mean of one value per iteration, weighted by duration. Idle time between iterations is left out."""
-    durations = [i.end - i.start for i in steps]
-    total = sum(durations)
-    return sum(d * v for d, v in zip(durations, values, strict=True)) / total if total else math.nan

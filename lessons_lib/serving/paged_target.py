@@ -106,8 +106,6 @@ class CompiledPagedTarget(PagedTarget):
     offers = CompiledTarget.offers
 
     def __init__(self, decoder: Decoder, tokenizer=None, eos: Sequence[int] = (), *, max_num_seqs: int, **sizes: int):
-        if max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs={max_num_seqs}: a step needs at least one row.")
         super().__init__(decoder, tokenizer, eos, **sizes)
         self.max_num_seqs, self.problem = max_num_seqs, say_uncompiled(compiler_problem(self.device))
         name = f"step of many rows ({decoder.config.num_layers} layers, {self.dtype})"

@@ -1,7 +1,7 @@
 """The scheduler (lesson 05): decides which sequences run in the next step and which wait or are preempted.
 
 It keeps three lists: waiting, running and, under static batching, held. A waiting sequence is admitted when a slot and
-enough blocks are free. If a running sequence needs a block and none is free, the least urgent one is preempted: its
+enough blocks are free. If a running sequence needs a block and none is free, the one admitted last is preempted: its
 blocks are freed, it waits again, and its tokens are recomputed later, except for a prefix that the pool still holds.
 The engine and the simulator share this module; it needs no torch.
 """
@@ -26,7 +26,7 @@ from lessons_lib.serving.block_pool import BlockPool
 
 @dataclass(slots=True)
 class Plan:
-    """The plan of one step. An empty plan is false: nothing can run now.
+    """The plan of one step (vLLM: SchedulerOutput). An empty plan is false: nothing can run now.
 
     rows: (sequence, number of tokens to feed). idle: finished sequences whose slots a static batch still holds.
     preempted: sequences preempted by this plan. Before the step runs: before, for each row (whether it prefills, its
@@ -44,16 +44,15 @@ class Plan:
 
 
 class Continuous:
-    """Continuous batching, first come, first served: after every step, waiting sequences fill the free slots."""
+    """Continuous batching, first come, first served: after every step, waiting sequences fill the free slots.
+
+    A policy says how many sequences join, and when; they always join in the order of their arrival.
+    """
 
     hold = False  # whether finished sequences keep their slots until the whole batch has finished
 
-    def order(self, seqs: list[Sequence], now: float) -> list[Sequence]:
-        """Sort sequences, most urgent first. `seqs`: waiting ones by arrival, or running ones by admission."""
-        return seqs
-
     def admit(self, scheduler: Scheduler, now: float) -> int:
-        """Number of waiting sequences that may be admitted now. Free slots and free blocks limit it further."""
+        """Number of waiting sequences that may be admitted now, if slots and blocks are free. Below 1: none."""
         return scheduler.max_num_seqs
 
     def over(self, scheduler: Scheduler) -> bool:
@@ -79,10 +78,9 @@ class Static(Continuous):
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
         """A whole batch once all slots are free and it is ready, then its members that wait: put off or preempted."""
-        order = self.order(scheduler.waiting, now)
         if scheduler.empty and self.ready(scheduler, now):
-            self.batch = WeakSet(order[: scheduler.max_num_seqs])
-        return len(list(takewhile(self.batch.__contains__, order)))
+            self.batch = WeakSet(scheduler.waiting[: scheduler.max_num_seqs])
+        return len(list(takewhile(self.batch.__contains__, scheduler.waiting)))
 
     def ready(self, scheduler: Scheduler, now: float) -> bool:
         """Whether a batch may start: enough sequences wait to fill all slots, or no more will arrive."""
@@ -170,7 +168,7 @@ class Scheduler:
                 self._remove_cancelled()  # those cancelled after the last step
 
     def add(self, seq: Sequence) -> None:
-        """Append a sequence to the waiting list. ValueError if it already waits or has run.
+        """Append a sequence to the waiting list (vLLM: add_request). ValueError if it already waits or has run.
 
         A sequence that could never run is rejected: it gets an `error`, and ValueError is raised.
         """
@@ -192,20 +190,20 @@ class Scheduler:
         self._end_batch(now)
         # running sequences first, or, if not mixed, only when no prompt was admitted
         if self.mixed:
-            self._continue(plan, now)
+            self._continue(plan)
         if not plan.preempted:  # blocks were short: a request admitted now would take those that the running need next
             self._admit(plan, now)
         if not self.mixed and not plan.rows:
-            self._continue(plan, now)
+            self._continue(plan)
         plan.idle = list(self.held)
         plan.before = [(seq.prefilling, seq.num_computed_tokens) for seq, _ in plan.rows]
         plan.cached_tokens = sum([seq.num_computed_tokens for seq in self.running])
         return plan
 
     def commit(self, plan: Plan, committed: list[list[int]], now: float) -> list[Sequence]:
-        """Record that a step ended at time `now`, and free the slots and blocks of finished sequences -> the finished.
+        """Record that a step ended at time `now` (vLLM: update_from_output) -> the sequences that have finished.
 
-        committed: the new tokens of each row of the plan, already appended to its sequence.
+        Their slots and blocks are freed. committed: the new tokens of each row, already appended to its sequence.
         """
         ended = []
         self._remove_cancelled()
@@ -226,7 +224,7 @@ class Scheduler:
         return ended
 
     def cancel(self, seq: Sequence) -> None:
-        """Cancel a sequence that waits, runs or has not arrived yet. Thread-safe.
+        """Cancel a sequence that waits, runs or has not arrived yet (vLLM: finish_requests). Thread-safe.
 
         During a run it is removed at the next schedule or commit, never in between, while its blocks are in use.
         Outside a run, a sequence that does not run is cancelled at once.
@@ -240,31 +238,28 @@ class Scheduler:
     def stop(self, now: float) -> None:
         """Cancel all running and waiting sequences and end a held batch, after a run failed. Frees every block."""
         for seq in [*self.running, *self.waiting]:
-            self.cancel(seq)
-        self._remove_cancelled()
+            self._remove(seq)
         self._release_held(now)
 
     # Planning: continue the running, then admit the waiting.
 
-    def _continue(self, plan: Plan, now: float) -> None:
+    def _continue(self, plan: Plan) -> None:
         """Add a row for each running sequence: a decode step, or the next chunk of its prompt."""
         left = self._budget(plan)
-        order = list(self.policy.order(self.running, now))
-        if self.enable_chunked_prefill:
-            order.sort(key=lambda seq: seq.prefilling)  # decode steps first: prompt chunks get the rest of the budget
-        for seq in order:
+        # decode steps first: prompt chunks get the rest of the budget
+        for seq in sorted(self.running, key=lambda seq: seq.prefilling):
             tokens = self._tokens(seq, left)
-            if seq.status is Status.RUNNING and tokens and self._allocate_or_preempt(seq, tokens, plan, now):
+            if seq.status is Status.RUNNING and tokens and self._allocate_or_preempt(seq, tokens, plan):
                 plan.rows.append((seq, tokens))
                 left -= tokens
 
-    def _allocate_or_preempt(self, seq: Sequence, tokens: int, plan: Plan, now: float) -> bool:
-        """Allocate blocks for the next tokens, preempting the least urgent sequences as long as none is free.
+    def _allocate_or_preempt(self, seq: Sequence, tokens: int, plan: Plan) -> bool:
+        """Allocate blocks for the next tokens, preempting the sequences admitted last as long as none is free.
 
         Returns False if the sequence itself was preempted.
         """
         while not self.pool.allocate(seq, seq.num_computed_tokens + tokens):
-            victim = self.policy.order(self.running, now)[-1]
+            victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is seq:
                 return False
@@ -283,9 +278,9 @@ class Scheduler:
 
     def _admit(self, plan: Plan, now: float) -> None:
         """Admit waiting sequences in order. The first that does not fit blocks those after it, so that none starves."""
-        count = min(self.policy.admit(self, now), len(self._free_slots)) if self._free_slots and self.waiting else 0
-        if count > 0:
-            for seq in list(self.policy.order(self.waiting, now)[:count]):
+        if self._free_slots and self.waiting:
+            count = min(self.policy.admit(self, now), len(self._free_slots))
+            for seq in self.waiting[: max(0, count)]:
                 if not self._admit_one(seq, plan, now):
                     break
 

@@ -124,19 +124,11 @@ class Poisson:
     rate: float
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
+        _positive(rate=self.rate)
 
     def times(self, count: int, rng: Random) -> list[float]:
         """Arrival times in seconds, ascending: cumulative sums of gaps with mean 1 / rate."""
         return list(accumulate(rng.expovariate(self.rate) for _ in range(count)))
-
-
-def _check_rate(rate: float) -> None:
-    if not 0 < rate < math.inf:
-        raise ValueError(f"The arrival rate must be a positive number of requests per second, not {rate}.")
-
-
-CHAT_IDS = 1000  # vocabulary size of scripted chats
 
 
 @dataclass(frozen=True)
@@ -172,6 +164,9 @@ class Workload:
         return made
 
 
+CHAT_IDS = 1000  # vocabulary size of scripted chats
+
+
 @dataclass(frozen=True)
 class Conversations:
     """Multi-turn chats: each prompt is the system prompt that all chats share, plus the chat so far.
@@ -194,17 +189,15 @@ class Conversations:
         """A request for each turn of each chat, with id "chat.turn"."""
         rng = Random(f"chats {self.seed}")
         times = self.arrivals.times(self.count, Random(f"arrivals {self.seed}"))
-        system = random_ids(self.system, CHAT_IDS, rng)
-        return [turn for chat, time in enumerate(times) for turn in self._chat(chat, time, system, rng)]
-
-    def _chat(self, chat: int, time: float, history: list[int], rng: Random) -> list[Sequence]:
-        made = []
-        for turn in range(self.turns):
-            prompt = history + random_ids(self.questions.draw(rng), CHAT_IDS, rng)
-            reply = random_ids(self.answers.draw(rng), CHAT_IDS, rng)
-            arrival = time + turn * self.pause
-            made.append(Sequence(f"{chat}.{turn}", arrival, 0, len(reply), ids=list(prompt), reply=reply))
-            history = prompt + reply  # the next prompt starts with it: a shared prefix
+        system, made = random_ids(self.system, CHAT_IDS, rng), []
+        for chat, time in enumerate(times):
+            history = system
+            for turn in range(self.turns):
+                prompt = history + random_ids(self.questions.draw(rng), CHAT_IDS, rng)
+                reply = random_ids(self.answers.draw(rng), CHAT_IDS, rng)
+                arrival = time + turn * self.pause
+                made.append(Sequence(f"{chat}.{turn}", arrival, 0, len(reply), ids=prompt, reply=reply))
+                history = prompt + reply  # the next prompt starts with it: a shared prefix
         return made
 
 

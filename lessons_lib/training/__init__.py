@@ -16,33 +16,17 @@ exit_adapter  trains an adapter for one exit of a model that stays as it is
 
 from lessons_lib.training.collect import Text, Writer, plan
 from lessons_lib.training.evaluate import right_in_steps, stats_of, top_tokens
-from lessons_lib.training.layerskip import (
-    Batch,
-    LayerDropout,
-    LayerSkipRecipe,
-    PaddedDecoder,
-    dropout_rates,
-    evaluate_exits,
-    exit_weights,
-    gradual,
-    rotational,
-)
-from lessons_lib.training.loop import read_texts, schedule
-from lessons_lib.training.medusa import HeadsRecipe, fresh, judge, look, total, train_step
+from lessons_lib.training.layerskip import dropout_rates, exit_weights, gradual, rotational
+from lessons_lib.training.loop import schedule
+from lessons_lib.training.medusa import HeadsRecipe, fresh, judge, look, train_step
 from lessons_lib.training.prompts import interleave, own
 from lessons_lib.training.text_to_sql import text_to_sql
 
 __all__ = [
-    "Batch",
     "HeadsRecipe",
-    "LayerDropout",
-    "LayerSkipRecipe",
-    "PaddedDecoder",
     "Text",
     "Writer",
-    "top_tokens",
     "dropout_rates",
-    "evaluate_exits",
     "exit_weights",
     "fresh",
     "gradual",
@@ -51,12 +35,11 @@ __all__ = [
     "look",
     "own",
     "plan",
-    "read_texts",
     "right_in_steps",
     "rotational",
     "schedule",
-    "total",
     "stats_of",
     "text_to_sql",
+    "top_tokens",
     "train_step",
 ]

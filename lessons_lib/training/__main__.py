@@ -2,7 +2,7 @@
 
 part                     what it does
 -----------------------  ------------------------------------------------------------------------------------
-collect                  generates the target's answers to prompts; both recipes train on these texts
+collect                  generates the target's answers to prompts, which draft and heads train on; resumable
 distill                  trains a draft model, or continues a run
 evaluate                 evaluates a run's draft, or the stored one, on held-out texts
 export                   stores a run's draft with the package
@@ -23,11 +23,10 @@ A folder of weights also has a README.md, which is written by hand from card.jso
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,7 +34,6 @@ from lessons_lib.data import RESULTS
 from lessons_lib.decoding.proposers.tree_shape import best_tree
 from lessons_lib.models import LanguageModel, load, pick
 from lessons_lib.models.decoder import Decoder
-from lessons_lib.models.device import pick_device, pick_dtype
 from lessons_lib.models.draft import decoder_of, load_draft, own_weights, save_draft
 from lessons_lib.models.exits import LAYERSKIP, ExitAdapter, save_layerskip
 from lessons_lib.models.lora import adapters, merge_in_place
@@ -47,7 +45,7 @@ from lessons_lib.training import collect, distill, evaluate, exit_adapter, layer
 from lessons_lib.training.collect import Text
 from lessons_lib.training.exit_adapter import ExitRecipe
 from lessons_lib.training.layerskip import LayerSkipRecipe
-from lessons_lib.training.loop import TrainingRun, folder_of
+from lessons_lib.training.loop import TrainingRun, folder_of, written
 from lessons_lib.training.medusa import HeadsRecipe, JointRecipe, judge, split
 from lessons_lib.training.text_to_sql import SIZES, encode, text_to_sql
 
@@ -64,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one part of the recipes and return the exit status: 2, with a message, if input or model are invalid."""
     options = parser().parse_args(arguments)
     try:
-        COMMANDS[options.command](options)
+        options.run_part(options)
     except (ValueError, ModelUnavailable) as error:
         print(error, file=sys.stderr)
         return 2
@@ -76,53 +74,61 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Command-line parser of all parts."""
-    top = argparse.ArgumentParser(prog="python -m lessons_lib.training")
-    parts = top.add_subparsers(dest="command", required=True, metavar="PART")
+    table = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(prog="python -m lessons_lib.training", description=__doc__, formatter_class=table)
+    parts = top.add_subparsers(required=True, metavar="PART")
 
-    part = parts.add_parser("collect", help="the target writes texts; resumable")
+    part = add_part(parts, "collect", run_collect)
     part.add_argument("--prompts", type=Path, help="JSON lines with id, kind, prompt, context, to train on")
     part.add_argument("--held-out", action="store_true", help="answer our held-out prompts, greedily, instead")
     part.add_argument("--texts", type=int, help="stop at so many (default: all prompts)")
     part.add_argument("--device", default="cpu", help="cpu, cuda or auto")
 
-    add_training(parts, "distill", distill.Recipe, "train a draft on the texts")
-    add_training(parts, "heads", HeadsRecipe, "train Medusa heads on the texts")
-    add_training(parts, "heads-joint", JointRecipe, "train heads further and the model with them (Medusa-2)")
+    add_training(parts, "distill", run_distill, distill.Recipe)
+    part = add_part(parts, "evaluate", run_evaluate)
+    part.add_argument("--run", help="a training run (default: the stored draft)")
+    part = add_part(parts, "bits", run_bits)
+    part.add_argument("--runs", nargs="+", required=True, help="of drafts that were trained alike, such as of N and 2N")
 
-    add_training(parts, "layerskip", LayerSkipRecipe, "fine-tune the model so that every layer can end it")
-    add_training(parts, "layerskip-exit", ExitRecipe, "train an adapter for one exit")
-    part = parts.add_parser("layerskip-evaluate", help="the quality of every exit on text-to-SQL")
+    add_training(parts, "heads", run_heads, HeadsRecipe)
+    add_training(parts, "heads-joint", run_joint, JointRecipe)
+    part = add_part(parts, "heads-evaluate", run_heads_evaluate)
+    part.add_argument("--run", default="default")
+
+    for name, run, stored in (("export", run_export, DRAFT), ("heads-export", run_heads_export, HEADS)):
+        part = add_part(parts, name, run)
+        part.add_argument("--run", default="default")
+        part.add_argument("--into", type=Path, default=OURS / stored)
+
+    add_training(parts, "layerskip", run_layerskip, LayerSkipRecipe)
+    add_training(parts, "layerskip-exit", run_layerskip_exit, ExitRecipe)
+    part = add_part(parts, "layerskip-evaluate", run_layerskip_evaluate)
     part.add_argument("--run", default="default", help=f'"{BASE}" is the model without adapters')
     part.add_argument("--texts", type=int, default=SIZES["test"], help="test examples")
     add_results(part)
-    part = parts.add_parser("layerskip-exit-evaluate", help="the quality of the exit with its adapter")
+    part = add_part(parts, "layerskip-exit-evaluate", run_layerskip_exit_evaluate)
     part.add_argument("--run", default="default")
     add_results(part)
-    part = parts.add_parser("layerskip-export", help=f"store the evaluated runs as {LAYERSKIP}")
+    part = add_part(parts, "layerskip-export", run_layerskip_export)
     part.add_argument("--results", type=Path, required=True, help="folder of the evaluations")
     part.add_argument("--run", default="default", help="the run to store")
     part.add_argument("--control", default="control", help="the run without dropout and exits to compare with")
     part.add_argument("--into", type=Path, default=OURS / LAYERSKIP)
-    part.add_argument(
-        "--raw", type=Path, default=RESULTS / "layerskip-training.json", help="all evaluations, in one file"
-    )
-
-    part = parts.add_parser("evaluate", help="what a draft is worth on the held-out texts")
-    part.add_argument("--run", help="a training run (default: the stored draft)")
-    part = parts.add_parser("heads-evaluate", help="what a run's heads are worth on the held-out texts")
-    part.add_argument("--run", default="default")
-    for name, stored in (("export", DRAFT), ("heads-export", HEADS)):
-        part = parts.add_parser(name, help=f"store a run as {stored}")
-        part.add_argument("--run", default="default")
-        part.add_argument("--into", type=Path, default=OURS / stored)
-    part = parts.add_parser("bits", help="what runs' drafts are worth when they are rounded")
-    part.add_argument("--runs", nargs="+", required=True, help="of drafts that were trained alike, such as of N and 2N")
+    raw = RESULTS / "layerskip-training.json"
+    part.add_argument("--raw", type=Path, default=raw, help="all evaluations, in one file")
     return top
 
 
-def add_training(parts, name: str, recipe: type, said: str) -> None:
-    """Add a training command whose options are the fields of the recipe."""
-    part = parts.add_parser(name, help=f"{said}; resumable")
+def add_part(parts, name: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+    """Add a part that run(options) does."""
+    part = parts.add_parser(name, description=run.__doc__)
+    part.set_defaults(run_part=run)
+    return part
+
+
+def add_training(parts, name: str, run: Callable[[argparse.Namespace], None], recipe: type) -> None:
+    """Add a part that trains, whose options are the fields of the recipe."""
+    part = add_part(parts, name, run)
     part.add_argument("--run", default="default", help="name of this training run")
     part.add_argument("--minutes", type=float, help="stop after so long, with a checkpoint to go on from")
     part.add_argument("--device", default="auto", help="cpu, cuda or auto")
@@ -164,10 +170,8 @@ def run_collect(options: argparse.Namespace) -> None:
 def run_distill(options: argparse.Namespace) -> None:
     """Train a draft, or continue a run; matmuls in bf16 where the device has native bf16."""
     recipe, folder = recipe_of(options, distill.Recipe), folder_of(DRAFT, options.run)
-    device, dtype = pick(options.device, "auto")
-    texts = collect.training_texts()
-    run = distill.distill(target(device), texts, recipe, folder, options.minutes, fast=dtype == "bf16")
-    report(run, folder)
+    texts, fast = collect.training_texts(), has_bf16(options.device)
+    report(distill.distill(target(options.device), texts, recipe, folder, options.minutes, fast=fast), folder)
 
 
 def report(run: TrainingRun, folder: Path) -> None:
@@ -267,7 +271,8 @@ def run_heads_export(options: argparse.Namespace) -> None:
 def worth(heads: MedusaHeads) -> dict:
     """Accuracies and the best tree on validation texts, with its predicted and its held-out tokens per pass."""
     heads = heads.to(heads.lm_head.dtype)  # the dtype used for decoding
-    accuracies = judge(heads, greedy(split(collect.training_texts())[1]))["accuracies"]
+    held = [text for text in split(collect.training_texts())[1] if text.temperature == 0]
+    accuracies = judge(heads, held)["accuracies"]
     tree = best_tree(accuracies, NODES)
     return evaluate.evaluate_heads(heads, collect.held_out_texts(), tree) | {
         "expected": tree.expected_tokens(accuracies),
@@ -276,19 +281,14 @@ def worth(heads: MedusaHeads) -> dict:
     }
 
 
-def greedy(texts: Sequence[Text]) -> list[Text]:
-    """The texts that were not sampled."""
-    return [text for text in texts if text.temperature == 0]
-
-
 def model(device: str = "cpu") -> LanguageModel:
-    """The target in bf16 where the device has native bf16, else in fp32.
+    """The target in bf16 where the device has native bf16, else in fp32."""
+    return load(TARGET, device=device, dtype="bf16" if has_bf16(device) else "fp32")
 
-    Not in fp16, which would lose small gradients.
-    """
-    device = pick_device(device)
-    fast = pick_dtype("auto", device)
-    return load(TARGET, device=device, dtype=fast if fast == torch.bfloat16 else "fp32")
+
+def has_bf16(device: str) -> bool:
+    """Whether the device has native bf16. fp16 would lose small gradients."""
+    return pick(device, "auto")[1] == "bf16"
 
 
 def lm_head(device: str = "cpu") -> Tensor:
@@ -302,12 +302,9 @@ def lm_head(device: str = "cpu") -> Tensor:
 def run_layerskip(options: argparse.Namespace) -> None:
     """Train a run of adapters, or continue it. Matmuls are in bf16 where the device has native bf16."""
     recipe, folder = recipe_of(options, LayerSkipRecipe), folder_of(LAYERSKIP, options.run)
-    device, dtype = pick(options.device, "auto")
-    model = load(TARGET, device=device, dtype="fp32")
-    texts = encode(model.tokenizer, text_to_sql(SIZES["train"]))
-    decoder = model.target(kind="decoder").decoder
-    run = layerskip.train_layerskip(decoder, texts, recipe, folder, options.minutes, fast=dtype == "bf16")
-    report(run, folder)
+    exact, fast = load(TARGET, device=options.device, dtype="fp32"), has_bf16(options.device)
+    texts, decoder = encode(exact.tokenizer, text_to_sql(SIZES["train"])), exact.target(kind="decoder").decoder
+    report(layerskip.train_layerskip(decoder, texts, recipe, folder, options.minutes, fast=fast), folder)
 
 
 def run_layerskip_evaluate(options: argparse.Namespace) -> None:
@@ -315,8 +312,8 @@ def run_layerskip_evaluate(options: argparse.Namespace) -> None:
 
     Until all of it is there, it is in a file of its own, and the results of an earlier evaluation stay.
     """
-    found, model = {"run": options.run, "device": options.device}, load(TARGET, device=options.device, dtype="fp32")
-    decoder, weights = model.target(kind="decoder").decoder, {}
+    found, exact = {"run": options.run, "device": options.device}, load(TARGET, device=options.device, dtype="fp32")
+    decoder, weights = exact.target(kind="decoder").decoder, {}
     # merge the run's adapters into the model
     if options.run != BASE:
         run = layerskip.trained(decoder, folder_of(LAYERSKIP, options.run))
@@ -330,10 +327,10 @@ def run_layerskip_evaluate(options: argparse.Namespace) -> None:
         "validation": text_to_sql(min(options.texts, SIZES["validation"]), "validation"),
         "hard": text_to_sql(min(options.texts, HARD), "test", hard=True),
     }
-    options.results.mkdir(parents=True, exist_ok=True)
+    options.results.mkdir(parents=True, exist_ok=True)  # before hours of work
     unfinished = options.results / f"{options.run}.unfinished"
     for name, examples in parts.items():
-        found[name] = layerskip.evaluate_exits(decoder, encode(model.tokenizer, examples))
+        found[name] = layerskip.evaluate_exits(decoder, encode(exact.tokenizer, examples))
         print(f"{options.run}, {name}: exact match {found[name]['exact_match'][-1]:.3f}", flush=True)
         write_json(found, unfinished)  # after each part: a whole one can take hours
     unfinished.replace(options.results / f"{options.run}.json")
@@ -362,19 +359,18 @@ def exit_texts(recipe: ExitRecipe, folder: Path, of: LanguageModel) -> tuple[lis
     if not 1 <= recipe.prompts <= len(turns):
         raise ValueError(f"prompts={recipe.prompts} is no number of our prompts; choose from 1 to {len(turns)}")
     turns = spread(turns, recipe.prompts)
-    written = exit_adapter.stored_texts(
+    answers = exit_adapter.stored_texts(
         folder, recipe, lambda: exit_adapter.own_texts(of, turns, recipe.copies, recipe.seed)
     )
-    return split(written)
+    return split(answers)
 
 
 def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
     """Write the quality of an exit with and without its adapter, and the adapter, into a folder."""
-    folder = folder_of(EXIT, options.run)
-    recipe = exit_adapter.recipe_in(folder)
-    ours = model(options.device)
+    folder, ours = folder_of(EXIT, options.run), model(options.device)
     decoder = ours.target(kind="decoder").decoder
     run = exit_adapter.trained(decoder, folder)
+    recipe = run.recipe
     check_finished(options.run, run.step, recipe.steps)
     texts, held = exit_texts(recipe, folder, ours)
     found = {"recipe": asdict(recipe), "steps": run.step, "seconds": run.seconds, "curve": run.curve}
@@ -383,7 +379,6 @@ def run_layerskip_exit_evaluate(options: argparse.Namespace) -> None:
     for name, adapter in (("before", exit_adapter.fresh(decoder, recipe).adapter), ("after", run.adapter)):
         found[name] = exit_adapter.evaluate_exit(decoder, adapter, held, states)
         print(f"exit {adapter.exit_layer}, {name}: agreement {found[name]['agreement']:.3f}", flush=True)
-    options.results.mkdir(parents=True, exist_ok=True)
     write_tensors(run.weights(), options.results / "exit.safetensors")
     write_json(found, options.results / "exit.json")
 
@@ -423,16 +418,14 @@ def summary(found: dict) -> dict:
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write tensors to a file, atomically."""
-    part = path.with_suffix(".part")
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, part)
-    part.replace(path)
+    with written(path) as part:
+        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, part)
 
 
 def write_json(found: dict, path: Path) -> None:
     """Write an evaluation, atomically."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    part.replace(path)
+    with written(path) as part:
+        part.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict:
@@ -441,23 +434,6 @@ def read_json(path: Path) -> dict:
         raise ValueError(f"{path} is missing; run `python -m bench.train_layerskip` first")
     return json.loads(path.read_text(encoding="utf-8"))
 
-
-COMMANDS = {
-    "collect": run_collect,
-    "distill": run_distill,
-    "evaluate": run_evaluate,
-    "export": run_export,
-    "bits": run_bits,
-    "heads": run_heads,
-    "heads-joint": run_joint,
-    "heads-evaluate": run_heads_evaluate,
-    "heads-export": run_heads_export,
-    "layerskip": run_layerskip,
-    "layerskip-exit": run_layerskip_exit,
-    "layerskip-evaluate": run_layerskip_evaluate,
-    "layerskip-exit-evaluate": run_layerskip_exit_evaluate,
-    "layerskip-export": run_layerskip_export,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

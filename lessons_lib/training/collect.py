@@ -24,15 +24,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lessons_lib.caches.cache import ContiguousCache
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets import Target
 from lessons_lib.decoding.text import encode
 from lessons_lib.models import LanguageModel
 from lessons_lib.models.decoder import Decoder, Segment, with_attention
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
+from lessons_lib.training.loop import written
 from lessons_lib.training.prompts import LONGEST, UserTurn
 
-SHARD = 64  # --- Texts
+SHARD = 64  # texts in a file
 SAMPLED, TEMPERATURE = 4, 0.8  # every fourth text of a kind is sampled, for more variety than greedy text has
 
 
@@ -75,7 +76,6 @@ def collect(
     texts: stop after this many. rows: batch size. longest: prompts of more tokens are left out. sampled: of every kind,
     one text in this many is sampled (0: all greedy).
     """
-    into.mkdir(parents=True, exist_ok=True)
     done = {text_key for shard in shards(into) for text_key in keys(shard)}
     target = model.target(kind="decoder")
     jobs = (job for job in plan(target, prompts, sampled) if job.key not in done and len(job.ids) <= longest)
@@ -107,7 +107,6 @@ def shards(where: Path) -> list[Path]:
 
 def save(texts: Sequence[Text], path: Path) -> None:
     """Write texts (at least one) as one file, atomically: ids, lengths and states (T - 1, D) of each."""
-    part = path.with_suffix(".part")
     tensors = {
         "ids": torch.tensor([token for text in texts for token in text.ids], dtype=torch.int32),
         "lengths": torch.tensor([len(text.ids) for text in texts]),
@@ -116,8 +115,8 @@ def save(texts: Sequence[Text], path: Path) -> None:
         "hidden": torch.cat([text.hidden for text in texts]).cpu(),
     }
     names = {"keys": [text.key for text in texts], "subjects": [text.subject for text in texts]}
-    save_file(tensors, part, metadata={name: "\n".join(of) for name, of in names.items()})
-    part.replace(path)
+    with written(path) as part:
+        save_file(tensors, part, metadata={name: "\n".join(of) for name, of in names.items()})
 
 
 def keys(path: Path) -> list[str]:
@@ -170,7 +169,7 @@ def frequent(texts: Sequence[Text], vocab_size: int, kept: int) -> torch.Tensor:
     return order[:kept].sort().values
 
 
-def batches(items: Iterable[Text], size: int) -> Iterator[list[Text]]:
+def batches(items: Iterable, size: int) -> Iterator[list]:
     """Lists of `size` items; the last one may be shorter."""
     items = iter(items)
     while batch := list(islice(items, size)):
@@ -232,20 +231,20 @@ def attend_texts(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tenso
 class Writer:
     """Generates up to max_new tokens for each text, `rows` texts at a time; a text ends with a token of `eos`.
 
-    capacity: tokens of a row, prompt included. The tokens sampled for a text depend on its key alone, not on other
-    texts.
+    capacity: tokens of a row, enough for the longest prompt and max_new. The tokens sampled for a text depend on its
+    key alone, not on other texts.
     """
 
     def __init__(self, decoder: Decoder, eos: Iterable[int], rows: int, capacity: int, max_new: int):
-        self.decoder, self.eos, self.max_new, self.capacity = decoder, frozenset(eos), max_new, capacity
+        self.decoder, self.eos, self.max_new = decoder, frozenset(eos), max_new
         self.cache, self.together = RowsCache(decoder, rows, capacity), with_attention(decoder, attend_texts)
         self.texts: list[Text | None] = [None] * rows
         self.generators: list[torch.Generator | None] = [None] * rows
 
     @torch.no_grad()
     def write(self, jobs: Iterable[Text]) -> Iterator[Text]:
-        """Generate answers to texts that hold a prompt; yields them as they finish and skips those too long."""
-        waiting = (job for job in jobs if len(job.ids) + self.max_new <= self.capacity)
+        """Generate answers to texts that hold a prompt; yields them as they finish."""
+        waiting = iter(jobs)
         while True:
             for row in [row for row, text in enumerate(self.texts) if text is None]:
                 if (job := next(waiting, None)) is None:

@@ -18,14 +18,13 @@ from lessons_lib.decoding.prediction import Recording, replay, replay_draft
 from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.medusa import Medusa
 from lessons_lib.decoding.proposers.tree_shape import TreeShape
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets import Target
 from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.models.draft import TrimmedDecoder, own_weights
 from lessons_lib.models.medusa import MedusaHeads
 from lessons_lib.quantization import quantize_model
 from lessons_lib.quantization.formats import bits_of
 from lessons_lib.training.collect import Text
-from lessons_lib.training.loop import read_texts
 from lessons_lib.training.medusa import ROWS
 from lessons_lib.training.prompts import CATEGORIES
 
@@ -69,12 +68,20 @@ def evaluate(draft: Decoder, texts: Sequence[Text]) -> dict:
     return {"gamma": GAMMA, "macro": macro, "kinds": by_kind}
 
 
-@torch.no_grad()
 def right(draft: Decoder, text: Text) -> list[bool]:
     """Whether the draft predicts each answer token, except the first (which the prefill yields)."""
-    start = text.prompt_length
-    logits = draft.logits(read_texts(draft, [text.ids[:-1]])[start:])
-    return (logits.argmax(-1) == torch.tensor(text.ids[start + 1 :])).tolist()
+    last = len(draft.layers)
+    return right_at_exits(draft, text, [last])[last]
+
+
+@torch.no_grad()
+def right_at_exits(decoder: Decoder, text: Text, exits: Sequence[int]) -> dict[int, list[bool]]:
+    """Like `right`, for early exits of the target: {exit layer: hits}. Trim the decoder for a draft vocabulary."""
+    start, device = text.prompt_length, decoder.norm.device
+    segment = Segment(torch.arange(len(text.ids) - 1, device=device), NoCache())
+    states = decoder(torch.tensor(text.ids[:-1], device=device), [segment], after=exits).after
+    wanted = torch.tensor(text.ids[start + 1 :], device=device)
+    return {layer: (decoder.logits(states[layer][start:]).argmax(-1) == wanted).tolist() for layer in exits}
 
 
 @torch.no_grad()
@@ -90,17 +97,6 @@ def right_in_steps(draft: Target, prompt: Sequence[int], new: Sequence[int]) -> 
         (output,) = draft.run([plain_input([token], cache)])
         found.append(int(output.logits[-1].argmax()) == following)
     return found
-
-
-@torch.no_grad()
-def right_at_exits(decoder: Decoder, text: Text, exits: Sequence[int]) -> dict[int, list[bool]]:
-    """Like `right`, for early exits of the target: {exit layer: hits}. Trim the decoder for a draft vocabulary."""
-    start, device = text.prompt_length, decoder.norm.device
-    segment = Segment(torch.arange(len(text.ids) - 1, device=device), NoCache())
-    states = decoder(torch.tensor(text.ids[:-1], device=device), [segment], after=exits).after
-    wanted = torch.tensor(text.ids[start + 1 :], device=device)
-    logits = {layer: decoder.logits(states[layer][start:]) for layer in exits}
-    return {layer: (logits[layer].argmax(-1) == wanted).tolist() for layer in exits}
 
 
 def tokens_per_pass(found: Sequence[Sequence[bool]], gamma: int) -> float:

@@ -19,12 +19,10 @@ from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.exits import ExitAdapter
 from lessons_lib.training.collect import TEMPERATURE, Text, batches
 from lessons_lib.training.distill import DistillationLoss
-from lessons_lib.training.evaluate import tokens_per_pass
+from lessons_lib.training.evaluate import GAMMA, tokens_per_pass
 from lessons_lib.training.layerskip import Batch, PaddedDecoder
-from lessons_lib.training.loop import TrainingRun, read_checkpoint, restored, resume, train, update
+from lessons_lib.training.loop import TrainingRun, read_checkpoint, restored, resume, train, update, written
 from lessons_lib.training.prompts import UserTurn
-
-GAMMA = 4  # draft tokens per step for which an exit is evaluated
 
 
 @dataclass(frozen=True)
@@ -66,14 +64,10 @@ def fresh(decoder: Decoder, recipe: ExitRecipe) -> ExitRun:
     return ExitRun(recipe=recipe, adapter=adapter, optimizers=[optimizer])
 
 
-def recipe_in(folder: Path) -> ExitRecipe:
-    """The recipe of the run stored in `folder`. Raises ValueError if there is none."""
-    return ExitRecipe(**read_checkpoint(folder, "layerskip-exit")["recipe"])
-
-
 def trained(decoder: Decoder, folder: Path) -> ExitRun:
     """The run stored in `folder`. Raises ValueError if there is none."""
-    return restored(fresh(decoder, recipe_in(folder)), read_checkpoint(folder, "layerskip-exit"))
+    saved = read_checkpoint(folder, "layerskip-exit")
+    return restored(fresh(decoder, ExitRecipe(**saved["recipe"])), saved)
 
 
 def train_exit(
@@ -118,10 +112,8 @@ def stored_states(folder: Path, recipe: ExitRecipe, compute) -> Tensor:
     """The states in `folder` that follow from this recipe, computed by compute() the first time."""
     path = folder / f"states-exit{recipe.exit_layer}-{texts_name(recipe)}.safetensors"
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        save_file({"states": compute().cpu().contiguous()}, part)
-        part.replace(path)
+        with written(path) as part:
+            save_file({"states": compute().cpu().contiguous()}, part)
     return load_file(path)["states"]
 
 
@@ -191,9 +183,7 @@ def stored_texts(folder: Path, recipe: ExitRecipe, write) -> list[Text]:
     """The texts in `folder` that follow from this recipe, written by write() the first time."""
     path = folder / f"{texts_name(recipe)}.json"
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
         rows = [[text.key, text.ids, text.prompt_length, text.temperature] for text in write()]
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(rows))
-        part.replace(path)
+        with written(path) as part:
+            part.write_text(json.dumps(rows))
     return [Text(*row) for row in json.loads(path.read_text())]

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lessons_lib.measure.clock import resamples
+from lessons_lib.measure.clock import resampled
 from lessons_lib.models.decoder import Decoder, NoCache, Segment, with_attention
 from lessons_lib.models.lora import adapted, adapters
-from lessons_lib.training.collect import Text
+from lessons_lib.training.collect import Text, batches
 from lessons_lib.training.loop import TrainingRun, read_checkpoint, restored, resume, train, update
 
 ROWS = 1024  # positions whose logits are in memory at a time
@@ -119,15 +119,10 @@ def gradual(step: int, num_layers: int, steps: int) -> Tensor:
     return enabled
 
 
-def last_only(num_layers: int) -> Tensor:
-    """Enabled exits (L,) bool of ordinary fine-tuning: only the last one."""
-    return torch.arange(num_layers) == num_layers - 1
-
-
 CURRICULA: dict[str, Callable[[int, int, LayerSkipRecipe], Tensor]] = {
     "gradual": lambda step, layers, recipe: gradual(step, layers, recipe.steps),
     "rotational": lambda step, layers, recipe: rotational(step, layers, recipe.period),
-    "last": lambda step, layers, recipe: last_only(layers),
+    "last": lambda step, layers, recipe: torch.arange(layers) == layers - 1,  # ordinary fine-tuning
 }
 
 
@@ -301,8 +296,8 @@ def _exact(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate_exits(decoder: Decoder, texts: Sequence[Text], tokens: int = 8_192) -> dict:
-    """Quality of every exit on the answers of these texts. tokens: of a batch.
+def evaluate_exits(decoder: Decoder, texts: Sequence[Text], size: int = 64) -> dict:
+    """Quality of every exit on the answers of these texts. size: texts per forward pass, of like length.
 
     loss (L,): mean cross-entropy in nats per answer token, end token included. entropy: of the last layer's
     distribution. accuracy (L,): share of tokens where the exit's argmax is right. agreement (L,): where it is the last
@@ -313,7 +308,7 @@ def evaluate_exits(decoder: Decoder, texts: Sequence[Text], tokens: int = 8_192)
     sums = torch.zeros(3, layers, dtype=torch.float64, device=device)  # loss, right, agreeing
     entropy, exact = torch.zeros((), dtype=torch.float64, device=device), torch.zeros(layers, len(texts))
     order = sorted(range(len(texts)), key=lambda n: len(texts[n].ids))  # texts of like length need little padding
-    for those in _batches(order, texts, tokens):
+    for those in batches(order, size):
         batch = Batch.of([texts[n] for n in those], device)
         states = [batch.answers(x) for x in padded.states(batch.ids)]
         last = torch.cat([decoder.logits(rows).argmax(-1) for rows in states[-1].split(ROWS)])
@@ -345,18 +340,6 @@ def evaluate_exits(decoder: Decoder, texts: Sequence[Text], tokens: int = 8_192)
     }
 
 
-def _batches(order: Sequence[int], texts: Sequence[Text], tokens: int) -> Iterator[list[int]]:
-    """Indices in this order, in batches of at most `tokens` tokens with padding, and at least one text."""
-    batch: list[int] = []
-    for n in order:  # ascending lengths, so the newest text is the longest
-        if batch and len(texts[n].ids) * (len(batch) + 1) > tokens:
-            yield batch
-            batch = []
-        batch.append(n)
-    if batch:
-        yield batch
-
-
 def points_lost(ours: dict[str, str], control: dict[str, str]) -> dict:
     """Points of exact match that the last layer loses against the control: value and 95% interval, paired by text.
 
@@ -364,5 +347,5 @@ def points_lost(ours: dict[str, str], control: dict[str, str]) -> dict:
     """
     last = str(max(map(int, ours)))
     gaps = np.array([int(b) - int(a) for a, b in zip(ours[last], control[last], strict=True)])
-    low, high = np.percentile(gaps[resamples(len(gaps))].mean(1), [2.5, 97.5])
-    return {"value": float(100 * gaps.mean()), "low": float(100 * low), "high": float(100 * high), "texts": len(gaps)}
+    value, low, high = (100 * share for share in resampled(lambda texts: gaps[texts].mean(-1), len(gaps)))
+    return {"value": value, "low": low, "high": high, "texts": len(gaps)}

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import monotonic
@@ -22,7 +22,7 @@ from lessons_lib.models.decoder import Decoder, NoCache, Segment
 from lessons_lib.paths import cache_dir
 from lessons_lib.progress import bar
 
-SAVE_EVERY = 100  # --- Steps
+SAVE_EVERY = 100  # steps between two checkpoints
 CHECKPOINT, CURVE = "checkpoint.pt", "curve.json"
 
 
@@ -106,7 +106,7 @@ def schedule(lengths: Sequence[int], recipe) -> Iterator[list[int]]:
         raise ValueError("there are no texts to train on (a tenth only validates); collect more")
     generator = torch.Generator().manual_seed(recipe.seed)
     batch, size = [], 0
-    for _ in count():
+    while True:
         for index in torch.randperm(len(lengths), generator=generator).tolist():
             batch.append(index)
             size += lengths[index]
@@ -148,17 +148,23 @@ def optimizers(weights: Iterable[Tensor], recipe) -> list[torch.optim.Optimizer]
     return [adamw, torch.optim.Muon(matrices, lr=recipe.rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")]
 
 
-def read_texts(decoder: Decoder, texts: Sequence[Sequence[int]], **options) -> Tensor:
-    """Final hidden states (T, D) of the decoder on texts of token ids, packed into one forward pass.
-
-    options: of the decoder's forward.
-    """
+def read_texts(decoder: Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Hidden states (T, D) after the decoder's last layer on texts of token ids, packed into one forward pass."""
     at = decoder.embedding.weight.device
     segments = [Segment(torch.arange(len(ids), device=at), NoCache()) for ids in texts]
-    return decoder(torch.tensor([token for ids in texts for token in ids], device=at), segments, **options).last
+    return decoder(torch.tensor([token for ids in texts for token in ids], device=at), segments).last
 
 
 # --- Checkpoints
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A file to write, which then becomes `path`: whoever interrupts the writing leaves no half of it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    yield part
+    part.replace(path)
 
 
 def folder_of(trained: str, name: str) -> Path:
@@ -168,7 +174,6 @@ def folder_of(trained: str, name: str) -> Path:
 
 def save(run: TrainingRun, folder: Path) -> None:
     """Write the checkpoint, atomically, and the loss curve."""
-    folder.mkdir(parents=True, exist_ok=True)
     state = run.state() | {
         "recipe": asdict(run.recipe),
         "weights": {name: weight.detach() for name, weight in run.weights().items()},
@@ -177,9 +182,8 @@ def save(run: TrainingRun, folder: Path) -> None:
         "seconds": run.seconds,
         "curve": run.curve,
     }
-    part = folder / f"{CHECKPOINT}.part"
-    torch.save(state, part)
-    part.replace(folder / CHECKPOINT)
+    with written(folder / CHECKPOINT) as part:
+        torch.save(state, part)
     (folder / CURVE).write_text(json.dumps(run.curve))
 
 

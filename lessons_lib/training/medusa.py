@@ -119,7 +119,7 @@ def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 def train_step(run: HeadsRun, texts: Sequence[Text]) -> None:
     """One update from a batch of texts."""
     run.heads.zero_grad()
-    losses = backward(run.heads, *batch(texts, run.heads.count), run.recipe.decay)
+    losses = backward(run.heads, *batch(texts, run.heads.count), run.recipe.decay).tolist()
     update(run, {"loss": round(total(losses, run.recipe.decay), 5)})
 
 
@@ -128,9 +128,8 @@ def look(run: HeadsRun, held: Sequence[Text]) -> dict:
     if not held:
         return {}
     found = judge(run.heads, held)
-    top = lambda k: [round(sum(row[:k]), 4) for row in found["accuracies"]]  # noqa: E731
-    loss = total(torch.tensor(found["loss"]), run.recipe.decay)
-    return {"held_loss": round(loss, 5), "top1": top(1), "top5": top(5)}
+    top1, top5 = ([round(sum(row[:k]), 4) for row in found["accuracies"]] for k in (1, 5))
+    return {"held_loss": round(total(found["loss"], run.recipe.decay), 5), "top1": top1, "top5": top5}
 
 
 def fresh(lm_head: Tensor, recipe: HeadsRecipe, kept: Tensor | None = None) -> HeadsRun:
@@ -197,9 +196,9 @@ def scored(heads: MedusaHeads, labels: Tensor) -> Tensor:
     return numbers[labels.clamp_min(0)].where(labels != MISSING, MISSING)
 
 
-def total(losses: Tensor, decay: float) -> float:
-    """Weighted loss: the sum over heads k = 1, 2, ... of lambda^k L_k; losses (K,), decay: lambda."""
-    return sum(decay**k * loss for k, loss in enumerate(losses.tolist(), 1))
+def total(losses: Sequence[float], decay: float) -> float:
+    """Weighted loss: the sum over heads k = 1, 2, ... of lambda^k L_k. decay: lambda."""
+    return sum(decay**k * loss for k, loss in enumerate(losses, 1))
 
 
 def scores_of(heads: MedusaHeads, states: Tensor, chosen: Tensor) -> Tensor:
@@ -312,7 +311,8 @@ def joint_step(run: JointRun, decoder: Decoder, texts: Sequence[Text]) -> None:
     cut = ours.detach().requires_grad_()  # collects both losses' gradients for one backward pass
     divergence, _ = DistillationLoss.apply(cut, theirs.to(cut), decoder.head.weight, 0.0)
     divergence.backward()
-    heads_loss = total(backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance), recipe.decay)
+    losses = backward(run.heads, cut, chosen, labels, recipe.decay, recipe.balance)
+    heads_loss = total(losses.tolist(), recipe.decay)
     # one backward pass through the decoder
     ours.backward(cut.grad)
     parts = {"loss": divergence.item() + recipe.balance * heads_loss, "kl": divergence.item(), "heads": heads_loss}
@@ -328,7 +328,7 @@ def joint_look(run: JointRun, decoder: Decoder, held: Sequence[Text]) -> dict:
     theirs, ours = (torch.cat([text.hidden[text.prompt_length - 1 :] for text in of]) for of in (held, now))
     divergence, _ = DistillationLoss.apply(ours, theirs.to(ours), decoder.head.weight, 0.0)
     found = judge(run.heads, now, top_k=1)
-    heads_loss = total(torch.tensor(found["loss"]), run.recipe.decay)
+    heads_loss = total(found["loss"], run.recipe.decay)
     top1 = [round(row[0], 4) for row in found["accuracies"]]
     return {"held_kl": round(divergence.item(), 5), "held_heads": round(heads_loss, 5), "top1": top1}
 

@@ -13,8 +13,7 @@ from zlib import crc32
 
 from lessons_lib.training.collect import Text
 
-SPLITS = ("train", "validation", "test")
-SIZES = {"train": 40_000, "validation": 500, "test": 2_000}
+SIZES = {"train": 40_000, "validation": 500, "test": 2_000}  # examples of each split
 KINDS = {  # 200 string values by what they name
     "person": "Adler, Baker, Carter, Diaz, Evans, Fischer, Garcia, Hughes, Ivanov, Jensen, Keller, Lopez, Meyer, "
     "Novak, Olsen, Parker, Quinn, Rossi, Silva, Turner, Ueda, Vargas, Weber, Xu, Young, Zimmer, Brandt, Cohen, Duval, "
@@ -218,7 +217,6 @@ class Example:
     schema: str
     question: str
     sql: str
-    tables: tuple[tuple[str, frozenset[str]], ...]  # name and columns of each table
 
     @property
     def prompt(self) -> str:
@@ -231,8 +229,8 @@ def text_to_sql(count: int, split: str = "train", hard: bool = False) -> list[Ex
 
     No table with the same name and columns is in two splits. Raises ValueError for an unknown split.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r} is not known; choose one of: {', '.join(SPLITS)}.")
+    if split not in SIZES:
+        raise ValueError(f"split={split!r} is not known; choose one of: {', '.join(SIZES)}.")
     numbers, found = random.Random(f"0 {split} {hard}"), {}
     while len(found) < count:
         example = _example(numbers, split, hard)
@@ -268,7 +266,8 @@ def _example(numbers: random.Random, split: str, hard: bool) -> Example:
         kinds = dict(column.split(":") for column in columns[0].split())
         types = dict.fromkeys(kinds, "TEXT") | dict.fromkeys(columns[1].split(), "INTEGER")
         types |= dict.fromkeys(columns[2].split(), "REAL")
-        tables = [_table(numbers, name, types) for name in numbers.sample(names.split(), 2 if family == "join" else 1)]
+        chosen = numbers.sample(names.split(), 2 if family == "join" else 1)
+        tables = [(name, numbers.sample(list(types), numbers.randint(3, 6))) for name in chosen]
         if all(split_of(*table) == split for table in tables) and (slots := _columns(numbers, sql, tables, types)):
             break
     # values: strings of the column's kind, numbers in a range that fits the column
@@ -280,19 +279,13 @@ def _example(numbers: random.Random, split: str, hard: bool) -> Example:
         values["w"] = numbers.choice(VALUES[kinds[slots["r"]]])
     if hard:
         values = {slot: _random_string(numbers) for slot in values}
-    values |= {"k": numbers.randint(2, 9)}
+    values["k"] = numbers.randint(2, 9)
     if "n" in slots:
         values |= zip("ij", _range(numbers, slots["n"], types[slots["n"]]), strict=True)
     said = {slot: name.replace("_", " ") for slot, name in slots.items()}
     schema = "\n".join(f"CREATE TABLE {t} ({', '.join(f'{c} {types[c]}' for c in columns)});" for t, columns in tables)
     question = numbers.choice(wordings).format(**said, **values)
-    keys = tuple((name, frozenset(columns)) for name, columns in tables)
-    return Example(family, schema, question, sql.format(**slots, **values), keys)
-
-
-def _table(numbers: random.Random, name: str, types: dict[str, str]) -> tuple[str, list[str]]:
-    """A table with three to six of these columns, in any order."""
-    return name, numbers.sample(list(types), numbers.randint(3, 6))
+    return Example(family, schema, question, sql.format(**slots, **values))
 
 
 def _columns(numbers: random.Random, sql: str, tables: list, types: dict[str, str]) -> dict[str, str] | None:

@@ -7,7 +7,6 @@ import torch
 from support.drafts import perturbed
 
 from lessons_lib import DraftModel, generate
-from lessons_lib.decoding.peers import assist
 from lessons_lib.decoding.proposers.draft_length import Confidence, Constant, Heuristic
 from lessons_lib.models import tiny
 
@@ -16,7 +15,9 @@ START, N = [5, 80, 3, 3], 24
 
 def theirs(network, draft, prompt, schedule: str, gamma: int, threshold: float):
     """-> (new tokens, tokens fed to each target pass, draft passes)."""
-    assist(draft, gamma, schedule, threshold)
+    config = draft.generation_config
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, schedule
+    config.assistant_confidence_threshold = threshold
     fed, calls = [], []
     hooks = [
         network.register_forward_pre_hook(lambda m, a, k: fed.append(k["input_ids"].shape[1]), with_kwargs=True),

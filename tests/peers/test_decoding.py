@@ -2,26 +2,20 @@
 
 import pytest
 import torch
+from support.proposers import Scripted, always_right
 
 from lessons_lib import generate
-from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.probing import logits_along
 
 TEXT = "The lighthouse keeper climbed 217 steps, counted the ships, and wrote in the log:"
 
 
 def test_logits_of_the_readable_decoder_equal_those_of_transformers(smollm2):
-    ids = smollm2.tokenizer(TEXT, return_tensors="pt").input_ids
-    target = smollm2.target()
+    ids = smollm2.tokenizer(TEXT).input_ids
     with torch.no_grad():
-        expected = smollm2.network(ids).logits[0]
-        found = target.decoder.logits(target.decoder(ids[0], [prefill(target, ids[0])]).last)
+        expected = smollm2.network(torch.tensor([ids])).logits[0]
+    found = logits_along(smollm2.target("decoder"), ids, len(ids))
     assert (found - expected).abs().max() < 2e-4
-
-
-def prefill(target, ids):
-    from lessons_lib.models.decoder import Segment
-
-    return Segment(torch.arange(len(ids)), target.new_cache(len(ids)))
 
 
 @pytest.mark.parametrize("kind", ["decoder", "transformers"])
@@ -43,13 +37,6 @@ def test_messages_get_the_chat_template_and_end_by_themselves(smollm2):
 
 
 def test_a_stop_text_ends_the_output_whoever_proposes(smollm2):
-    class Knows(Proposer):
-        def __init__(self, text):
-            self.text = text
-
-        def propose(self, ids, tree):
-            tree.add_chain(self.text[len(ids) : len(ids) + 6])
-
     target = smollm2.target()
     plain = generate(target, TEXT, max_new_tokens=40)
     word = plain.text.split()[5]
@@ -57,4 +44,5 @@ def test_a_stop_text_ends_the_output_whoever_proposes(smollm2):
     assert stopped.finish == "stop"
     assert stopped.text == plain.text[: plain.text.index(word)]
     full = target.tokenizer(TEXT).input_ids + plain.ids
-    assert generate(target, TEXT, Knows(full), max_new_tokens=40, stop=word).ids == stopped.ids
+    proposer = Scripted(full, target.vocab_size, always_right)
+    assert generate(target, TEXT, proposer, max_new_tokens=40, stop=word).ids == stopped.ids

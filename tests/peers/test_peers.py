@@ -7,7 +7,7 @@ from support.targets import decoder_target
 from transformers.utils import logging
 
 from lessons_lib import DraftModel, EarlyExit, generate
-from lessons_lib.decoding.peers import assist, by_early_exit, by_transformers, count_passes
+from lessons_lib.decoding.peers import assist, by_early_exit, by_transformers, count_passes, static_and_compiled
 from lessons_lib.decoding.proposers.draft_length import Confidence
 from lessons_lib.models import tiny
 
@@ -25,6 +25,20 @@ def test_it_drafts_as_long_as_it_was_asked_to_and_takes_our_steps(gamma):
     ours = generate(network, START, DraftModel(draft, gamma), max_new_tokens=N + 1)
     assert ours.ids == first + text == first + by_transformers(network, START + first, N)
     assert passes == len(ours.stats) - 1
+
+
+def test_the_text_is_greedy_whatever_repetition_penalty_the_model_comes_with():
+    """A penalty below 1 makes transformers repeat the prompt's tokens."""
+    network, prompt = tiny(), list(range(10))
+    ours = generate(network, prompt, max_new_tokens=20).ids
+    network.generation_config.update(repetition_penalty=0.001)
+    assert by_transformers(network, prompt, 20) == ours
+
+
+def test_a_static_cache_and_a_compiled_step_are_asked_for_in_transformers_words():
+    options = static_and_compiled(64)
+    assert (options["cache_implementation"], options["max_cache_len"]) == ("static", 64)
+    assert options["compile_config"].mode is None and options["compile_config"]._compile_all_devices
 
 
 def test_without_a_draft_each_token_takes_a_pass():

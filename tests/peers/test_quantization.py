@@ -150,7 +150,7 @@ def test_what_a_library_does_not_run_here_is_said_in_one_sentence(tmp_path, torc
 def test_a_missing_library_and_an_unknown_name_are_refused(monkeypatch):
     monkeypatch.setattr("lessons_lib.models.libraries.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelUnavailable, match=r"torchao int8 needs torchao, which is missing; install lessons_lib\["):
-        by_library("torchao int8")
+        by_library("torchao int8", torch.float32, "here")
     with pytest.raises(ValueError, match="there is no 'gptq'; choose one of torchao int8"):
-        by_library("gptq")
+        by_library("gptq", torch.float32, "here")
     assert all(name.split()[0] in ("torchao", "bitsandbytes") for name in LIBRARIES)

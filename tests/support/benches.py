@@ -41,9 +41,8 @@ class Letters:
         return "".join(map(chr, ids))
 
 
-def offline(monkeypatch, tmp_path) -> tuple[LanguageModel, LanguageModel]:
-    """The benches with a tiny float64 model, and one like it as its draft; answers of TOKENS tokens; nothing compiled;
-    what they keep in tmp_path."""
+def offline(monkeypatch) -> tuple[LanguageModel, LanguageModel]:
+    """The benches with a tiny float64 model, and one like it as its draft; answers of TOKENS tokens; no compiling."""
     letters, network = Letters(), tiny(context=2048)
     of = LanguageModel(network, letters, "tiny", "cpu", torch.float64)
     eager, compiled = of.target(), of.target()
@@ -51,7 +50,6 @@ def offline(monkeypatch, tmp_path) -> tuple[LanguageModel, LanguageModel]:
     monkeypatch.setattr(common, "eager", lambda dtype="": eager)
     monkeypatch.setattr(questions, "compiled", lambda: compiled)
     monkeypatch.setattr(questions, "TOKENS", TOKENS)
-    monkeypatch.setattr(questions, "KEPT", tmp_path / "build" / "kept")
     return of, LanguageModel(perturbed(network, 0.03), letters, "tiny-draft", "cpu", torch.float64)
 
 
@@ -69,9 +67,9 @@ def another_file(monkeypatch, tmp_path) -> Path:
     return path
 
 
-def with_heads(monkeypatch, tmp_path) -> LanguageModel:
+def with_heads(monkeypatch) -> LanguageModel:
     """As `offline`, and for bench/medusa.py two random heads, trees of 2 or 60 nodes, and shorter texts to time."""
-    of, _ = offline(monkeypatch, tmp_path)
+    of, _ = offline(monkeypatch)
     for name, value in (("heads", heads_of(of.network, count=2)), ("accuracies", ACCURACIES)):
         monkeypatch.setattr(medusa, name, lambda value=value: value)
     monkeypatch.setattr(medusa, "WIDTHS", WIDTHS)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets import Target
 
 
 class ToyCache(Cache):

@@ -6,7 +6,7 @@ import pytest
 from nbformat.v4 import new_output
 
 from lessons_lib.measure import results
-from lessons_lib.measure.clock import Ratio, Samples
+from lessons_lib.measure.clock import Interval
 from lessons_lib.measure.results import MIME
 from lessons_lib.paths import ROOT
 from tools import readme, store
@@ -65,10 +65,8 @@ def test_without_claims_it_says_how_to_measure_them(write_lesson, tmp_path, monk
 
 
 def test_a_gain_has_its_interval_and_says_what_it_leaves_out(tmp_path):
-    ours = Ratio(13.87, 9.4, 25.64, Samples((1.0,)), Samples((1.0,)))
-    claim = results.make_claim(
-        "ladder/grounded/vs-generate", ours, ">= 12", "generate; without the prefill", note="9.42 with the prefill"
-    )
+    name, ours, baseline = "ladder/grounded/vs-generate", Interval(13.87, 9.4, 25.64), "generate; without the prefill"
+    claim = results.make_claim(name, ours, ">= 12", baseline, note="9.42 with the prefill")
     results.update(tmp_path / "claims.json", [claim])
     assert "| **13.9** (9.4 to 25.6), decoding | transformers generate, eager |" in readme.six_results(tmp_path)
     said = readme.headline(tmp_path)

@@ -20,8 +20,8 @@ from lessons_lib.decoding.targets import CompiledTarget
 from lessons_lib.models import tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.quantization import W4A16Linear, quantize
-from lessons_lib.quantization.cpu import multiply_by_products
 from lessons_lib.quantization.cpu.linear import PackedW8A16Linear
+from lessons_lib.quantization.cpu.pointwise import multiply_by_products
 
 pytestmark = pytest.mark.usefixtures("cold_compiler")
 
@@ -33,7 +33,7 @@ def test_the_settings_are_restored_when_compiling_fails(monkeypatch):
         assert inductor.freezing is True
         raise RuntimeError("no kernel")
 
-    target = CompiledTarget(Decoder.from_transformers(tiny()), context=CONTEXT, matmul="max-autotune")
+    target = CompiledTarget(Decoder.from_transformers(tiny()), context=CONTEXT)
     monkeypatch.setattr(torch, "compile", lambda step, **options: fail)
     with pytest.raises(RuntimeError, match="no kernel"):
         generate(target, PROMPT, max_new_tokens=N)

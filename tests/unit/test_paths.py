@@ -18,14 +18,10 @@ def variable_unset_and_put_back(monkeypatch):
     monkeypatch.delenv("LESSONS_LIB_CACHE")
 
 
-def test_the_variable_names_the_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("LESSONS_LIB_CACHE", str(tmp_path / "mine"))
-    assert cache_dir() == tmp_path / "mine"
-
-
-def test_a_tilde_in_the_variable_is_the_home_folder(monkeypatch):
-    monkeypatch.setenv("LESSONS_LIB_CACHE", "~/models")
-    assert cache_dir() == Path.home() / "models"
+@pytest.mark.parametrize("name, folder", [("mine", Path("mine").absolute()), ("~/models", Path.home() / "models")])
+def test_the_variable_names_the_cache_folder(monkeypatch, name, folder):
+    monkeypatch.setenv("LESSONS_LIB_CACHE", name)
+    assert cache_dir() == folder
 
 
 def test_a_relative_folder_is_the_same_one_for_processes_that_run_in_other_folders(monkeypatch, tmp_path):
@@ -50,3 +46,11 @@ def test_a_users_cache_folder_that_cannot_be_written_gives_one_shared_temporary_
         first = cache_dir()
     assert first.is_dir() and first.parent == tmp_path
     assert cache_dir() == first
+
+
+def test_a_file_is_written_whole_or_not_at_all(monkeypatch, tmp_path):
+    paths.write_whole(tmp_path / "new" / "file", "first")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(PermissionError("it is open")))
+    with pytest.raises(PermissionError):
+        paths.write_whole(tmp_path / "new" / "file", "second")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "new").iterdir()] == [("file", "first")]

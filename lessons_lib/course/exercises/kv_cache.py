@@ -18,8 +18,9 @@ COPIES = {"repeat", "repeat_interleave", "tile", "scaled_dot_product_attention"}
 def next_turn(attempt: Attempt) -> None:
     """The tokens of a chat without a cache, and nothing computed twice."""
     decoder = Decoder.from_transformers(tiny())
+    c = decoder.config
     for prompt, turn, n in [([5, 7, 11], [2, 3], 6), ([1], [4, 4, 4, 9], 3), ([8, 60, 2, 9], [13], 9)]:
-        cache, fed = _empty(decoder), []
+        cache, fed = ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64), []
 
         def forward(tokens, cache, fed=fed):
             fed.append(len(tokens))
@@ -27,10 +28,10 @@ def next_turn(attempt: Attempt) -> None:
             return decoder.logits(decoder(torch.tensor(tokens), [Segment(positions, cache)]).last[-1])
 
         # the first turn, whose newest token is not in the cache
-        ids = _plain(decoder, prompt, 4)
+        ids = decoded(decoder, prompt, 4)
         forward(ids[:-1], cache)
         fed.clear()
-        expect(attempt, forward, cache, list(ids), turn, n, equals=_plain(decoder, ids + turn, n))
+        expect(attempt, forward, cache, list(ids), turn, n, equals=decoded(decoder, ids + turn, n))
         if sum(fed) != len(turn) + n:
             raise Wrong(f"The tokens are right, but {sum(fed)} were computed where {len(turn) + n} are enough.")
 
@@ -92,12 +93,7 @@ class _NoCopies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _empty(decoder: Decoder) -> ContiguousCache:
-    c = decoder.config
-    return ContiguousCache(c.num_layers, c.num_kv_heads, c.head_dim, torch.float64)
-
-
-def _plain(decoder: Decoder, ids: list[int], n: int) -> list[int]:
+def decoded(decoder: Decoder, ids: list[int], n: int) -> list[int]:
     """ids and n greedy tokens, without a cache."""
     for _ in range(n):
         ids = [*ids, int(decoder.read(ids)[-1].argmax())]

@@ -3,6 +3,7 @@
 import torch
 
 from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
+from lessons_lib.course.exercises.kv_cache import decoded
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.models import Decoder, tiny
 
@@ -93,9 +94,7 @@ def written(run: Attempt, gamma: int) -> list[int]:
 @exercise("13.3")
 def positions_of_the_late_layers(attempt: Attempt) -> None:
     """The loop with this `run` writes what plain decoding writes."""
-    decoder, plain = Decoder.from_transformers(tiny(4)), [*PROMPT]
-    while len(plain) < len(PROMPT) + NEW:
-        plain.append(int(decoder.read(plain)[-1].argmax()))
+    plain = decoded(Decoder.from_transformers(tiny(4)), PROMPT, NEW)
 
     def tokens(gamma: int) -> list[int]:
         return written(attempt, gamma)

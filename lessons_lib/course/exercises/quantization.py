@@ -18,14 +18,12 @@ def bytes_of(attempt):
 @exercise("10.2")
 def round_trip(attempt):
     """Values after absmax rounding in groups; a group of zeros stays zero, halves go to the even level."""
-    expect(attempt, [1.2, -0.5, -4.3, 1.2, -3.1, 0.8, 2.4, 5.4], 8, 8, equals=_absmax(_EIGHT, 8, 8))
+    eight = [1.2, -0.5, -4.3, 1.2, -3.1, 0.8, 2.4, 5.4]
+    expect(attempt, eight, 8, 8, equals=_absmax(eight, 8, 8))
     expect(attempt, [7.0, 3.4, -1.0, 0.2, 70.0, 34.0, -12.0, 4.0], 4, 4, equals=[7, 3, -1, 0, 70, 30, -10, 0])
     expect(attempt, [0.0, 0.0, 3.0, -1.4], 3, 2, equals=[0, 0, 3, -1])
     expect(attempt, [3.0, 0.5, 1.5, 2.5], 3, 4, equals=[3, 0, 2, 2])
     expect(attempt, [1.0, 100.0, 1.0, 1.0], 2, 2, equals=[0, 100, 1, 1])
-
-
-_EIGHT = [1.2, -0.5, -4.3, 1.2, -3.1, 0.8, 2.4, 5.4]
 
 
 def _absmax(values: list[float], bits: int, group: int) -> list[float]:

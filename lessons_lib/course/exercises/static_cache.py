@@ -4,6 +4,7 @@ import torch
 
 from lessons_lib.caches.cache import StaticCache
 from lessons_lib.course.exercises import Attempt, Wrong, exercise, expect
+from lessons_lib.course.exercises.kv_cache import decoded
 from lessons_lib.measure.config import CONFIGS
 from lessons_lib.measure.profiler import count_graphs
 from lessons_lib.models.decoder import Decoder, Segment
@@ -27,7 +28,7 @@ def write(attempt: Attempt) -> None:
             cache.keep(len(fed) - len(tokens))
             return decoder.logits(decoder(torch.tensor(tokens), [Segment(where, cache)]).last[-1])
 
-        expect(attempt, forward, list(ids), n, equals=_plain(decoder, ids, n))
+        expect(attempt, forward, list(ids), n, equals=decoded(decoder, ids, n)[len(ids) :])
         if fed != list(range(slots)):
             raise Wrong(f"The tokens are right, but they were fed at positions {fed}; expected {list(range(slots))}.")
 
@@ -93,11 +94,3 @@ def _compiles_once(attempt: Attempt, calls: list[tuple]) -> None:
         raise Wrong(f"The results are right, but {len(captured)} graphs were compiled where one is enough.")
     if any(node.target == "item" for node in captured[0].graph.nodes):
         raise Wrong("The results are right, but it reads a tensor as a Python number; keep it a tensor.")
-
-
-def _plain(decoder: Decoder, ids: list[int], n: int) -> list[int]:
-    """n greedy tokens after ids, without a cache."""
-    text = list(ids)
-    for _ in range(n):
-        text.append(int(decoder.read(text)[-1].argmax()))
-    return text[len(ids) :]

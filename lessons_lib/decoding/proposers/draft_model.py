@@ -7,15 +7,17 @@ Sources: Leviathan et al. 2022 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelInput, ModelOutput, plain_input, tree_mask
+from lessons_lib.decoding.draft_tree import MODES, ROOT, DraftTree, ModelInput, ModelOutput, plain_input, tree_mask
 from lessons_lib.decoding.proposers import Proposer, check_integers
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
-from lessons_lib.decoding.sampling import Sampling, check_sampling, sample_children, top_tokens
+from lessons_lib.decoding.sampling import Sampling, sample_children, top_tokens
 from lessons_lib.decoding.targets import as_target
 from lessons_lib.models.tokenizers import shared_ids
 
@@ -41,7 +43,10 @@ class DraftModel(Proposer):
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
     ):
-        check_sampling(mode, sampling)
+        if mode not in MODES:
+            raise ValueError(f"mode {mode!r} is unknown; one of {', '.join(MODES)}")
+        if mode == "greedy" and sampling:
+            raise ValueError('mode "greedy" samples nothing; choose mode "iid" or leave `sampling` out')
         for count in children:
             check_integers(children=count)
         if any(count < 1 for count in children):
@@ -69,18 +74,19 @@ class DraftModel(Proposer):
         if gamma < 1 or not all(token < self.known for token in ids[self.cache.length() :]):
             return  # no draft either if the target generated a padding id, which the draft model does not know
         self.committed = len(ids)
-        # Branch only if the draft cache supports branches up to the largest possible tree, else draft a chain
-        nodes = self._most_nodes(gamma)
-        branching = nodes > gamma and self.cache.branches(len(ids) + nodes)
+        # Children per node, level by level; a chain if the draft cache does not support the largest possible tree
+        counts = [*self.children, *[1] * gamma][:gamma]
+        nodes = sum(accumulate(counts, mul))
+        if nodes > gamma and not self.cache.branches(len(ids) + nodes):
+            counts = [1] * gamma
         # Draft level by level, until the schedule stops or every branch ends with EOS
         level = [ROOT]  # nodes that get children next
         while level and tree.draft_calls < gamma and self._has_room(tree, level):
             (output,) = self.draft.run([self._input(ids, tree, level)])
             if level == [ROOT]:
                 self.cache_most = self.cache.most  # of this step: that of a streaming cache rises with every token
-            count = self.children[tree.draft_calls] if branching and tree.draft_calls < len(self.children) else 1
+            level, confidence = self._grow(tree, level, self._shared(output.logits), counts[tree.draft_calls])
             tree.draft_calls += 1
-            level, confidence = self._grow(tree, level, self._shared(output.logits), count)
             if not self.length.goes_on(confidence) or all(tree.tokens[node] in self.target.eos for node in level):
                 break
 
@@ -122,14 +128,6 @@ class DraftModel(Proposer):
         if count == 1:
             return top_tokens(scores[None])  # breaks ties as Greedy does
         return scores.topk(min(count, int(q.count_nonzero()))).indices.tolist()
-
-    def _most_nodes(self, gamma: int) -> int:
-        """Number of nodes of a tree of depth gamma if no branch ends early."""
-        nodes, level = 0, 1
-        for count in (*self.children[:gamma], *[1] * (gamma - len(self.children))):
-            level *= count
-            nodes += level
-        return nodes
 
     def _shared(self, logits: Tensor) -> Tensor:
         """Convert draft logits (n, draft V) to the target's vocabulary (n, target V), with -inf for unused ids.

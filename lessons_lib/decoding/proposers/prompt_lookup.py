@@ -5,6 +5,7 @@ n-grams to the index, so the cost of a step does not grow with the text. Saxena,
 """
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.probing import agreed
@@ -96,7 +97,7 @@ class PromptLookup(Proposer):
 
     def propose(self, ids: Sequence[int], tree: DraftTree) -> None:
         """Add a chain of at most num_tokens tokens; nothing without a match, or if the match is gated."""
-        self.learn(ids)
+        self.text.extend(ids[len(self.text.tokens) :])  # what was committed since the last step
         n, draft = self.lookup(ids)
         if draft:
             tree.add_chain(draft[: self.limit(n)])
@@ -117,10 +118,6 @@ class PromptLookup(Proposer):
             if self.lengths:
                 self.lengths[n].observe(limit, min(right + 1, len(draft), len(tokens)), right)
 
-    def learn(self, ids: Sequence[int]) -> None:
-        """Index the new tokens of `ids`, the whole committed text."""
-        self.text.extend(ids[len(self.text.tokens) :])
-
     def lookup(self, ids: Sequence[int]) -> tuple[int, list[int]]:
         """Find the longest match of the end of `ids` -> n and the tokens to draft; (0, []) without a match.
 
@@ -128,7 +125,9 @@ class PromptLookup(Proposer):
         """
         for n in range(min(self.max_ngram, len(ids)), self.min_ngram - 1, -1):
             if draft := self._copy(self.text.after.get(tuple(ids[-n:])), n):
-                return n, self._before_eos(draft)
+                if self.rule != "original":  # nothing follows an end token
+                    draft = list(takewhile(lambda token: token not in self.eos, draft))
+                return n, draft
         return 0, []
 
     def _copy(self, start: int | None, n: int) -> list[int]:
@@ -140,10 +139,6 @@ class PromptLookup(Proposer):
             whole = len(draft) == self.num_tokens and start < len(self.text.tokens) - n
             return draft if whole else []  # too short; a later occurrence would be even shorter
         return (draft * self.num_tokens)[: self.num_tokens] if self.rule == "recent" else draft
-
-    def _before_eos(self, draft: list[int]) -> list[int]:
-        ends = [i for i, token in enumerate(draft) if token in self.eos and self.rule != "original"]
-        return draft[: ends[0]] if ends else draft
 
 
 def _schedule(length: Callable[[], DraftLength]) -> DraftLength:

@@ -1,16 +1,14 @@
 """Targets: models that run forward passes for the decoding loop, behind one interface.
 
-base                    the interface
+decoder                 the interface, and our decoder, eager; all sequences in one forward pass
 transformers            any causal LM of transformers; self_check tests which draft layouts the model computes correctly
-decoder                 our decoder, eager; all sequences in one forward pass
 compiled                our decoder, compiled
 streaming               our decoder with caches that keep the first and the newest tokens
 table                   a table of probabilities, for toy examples
 """
 
-from lessons_lib.decoding.targets.base import Target, Unsupported
 from lessons_lib.decoding.targets.compiled import CompiledTarget
-from lessons_lib.decoding.targets.decoder import DecoderTarget
+from lessons_lib.decoding.targets.decoder import DecoderTarget, Target, Unsupported
 from lessons_lib.decoding.targets.streaming import CompiledStreamingTarget, StreamingTarget
 from lessons_lib.decoding.targets.transformers import TransformersTarget
 from lessons_lib.models.hub import LanguageModel

@@ -22,7 +22,7 @@ from lessons_lib.models.decoder import Decoder, Segment, with_attention
 from lessons_lib.progress import say
 from lessons_lib.quantization.linear import QuantizedLinear, sharing_copy
 
-MATMULS = ("pointwise", "max-autotune", "library")
+MATMULS = ("pointwise", "library")
 POINTWISE_ROWS = 16  # sums beat the CPU library's matmul up to so many tokens in float32, for 1 token in 16 bits
 SHORT = 4  # `one_by_one` feeds inputs of up to so many tokens one by one; a longer one is a prompt
 CAPACITY_STEP = 16  # fitted capacities are multiples of it: whole vectors on any CPU
@@ -36,14 +36,13 @@ class CompiledTarget(DecoderTarget):
     context: tokens of every cache. It is fixed because shapes are compiled.
     widths: numbers of tokens to compile for. An input is padded up to the next one.
     matmul: "pointwise" writes matmuls of few tokens as sums of products (in 16 bits: of one token) and freezes the
-    weights. "max-autotune" freezes the weights and lets the compiler time its own kernels against the library's.
-    "library" calls oneDNN or cuBLAS. Default: "pointwise" on a CPU, "library" on a GPU. Quantized layers have their
-    own matmuls.
+    weights. "library" calls oneDNN or cuBLAS. Default: "pointwise" on a CPU, "library" on a GPU. Quantized layers have
+    their own matmuls.
     fitted: make each cache only as long as its text needs, up to context, so that attention reads no empty entries.
     Kernels are then short and compile faster (`compiler.short_kernels`). Do not use it for the target of a DraftModel,
     which creates its cache before the length of the text is known. No effect with CUDA graphs, whose shapes are fixed.
-    regional: compile one layer for all, in a quarter to half of the time. Needs torch 2.13. No effect if the compiler
-    must treat weights as constants ("max-autotune").
+    regional: compile one layer for all, in a quarter to half of the time. Needs torch 2.13. No effect if quantized
+    layers need their weights as constants.
     cuda_graph: capture steps and replay them; default: only on a GPU.
     problem: the reason why nothing is compiled, None if the step is compiled.
     """
@@ -69,9 +68,8 @@ class CompiledTarget(DecoderTarget):
             raise ValueError(f"matmul={matmul!r} is not known; choose one of: {', '.join(MATMULS)}")
         self.capacity = min(context, self.context) + max(widths)  # slack for padding tokens
         self.context, self.widths = min(context, self.context), sorted(widths)
-        self.constant = constant(decoder)
-        self.max_autotune = self.constant or self.matmul == "max-autotune"
-        self.fitted, self.regional = fitted and not self.captures, regional and not self.max_autotune
+        self.constant = any(layer.constant for layer in quantized_layers(decoder))  # oneDNN's kernel needs constants
+        self.fitted, self.regional = fitted and not self.captures, regional and not self.constant
         self._steps: dict[int, CompiledStep] = {}
         self._graphs: dict[tuple[int, int], CudaGraph] = {}  # (width, id of a cache's buffers) -> its graph
         self._unused: list[StaticCache] = []  # buffers of finished texts, to be reused with their graphs
@@ -110,11 +108,15 @@ class CompiledTarget(DecoderTarget):
 
     def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         """Run a forward pass for each input, one after another -> the output of each."""
-        eager = super().run
         return [
-            self._run_compiled(model_input, w) if (w := self._width(model_input)) else eager([model_input])[0]
+            self._run_compiled(model_input, width)
+            if (width := self._width(model_input))
+            else self._run_eagerly(model_input)
             for model_input in inputs
         ]
+
+    def _run_eagerly(self, model_input: ModelInput) -> ModelOutput:
+        return super().run([model_input])[0]
 
     def _width(self, model_input: ModelInput) -> int | None:
         """The compiled width to pad an input to. None if it runs eagerly, for example if the padding has no room."""
@@ -162,7 +164,7 @@ class CompiledTarget(DecoderTarget):
                 weights=self.decoder,
                 sizes=FITTED if self.fitted else (),
                 frozen=self.matmul != "library" or self.constant,
-                max_autotune=self.max_autotune,
+                max_autotune=self.constant,
                 short=self.fitted,
             )
             if self.problem:
@@ -192,17 +194,19 @@ def one_by_one(target: CompiledTarget) -> CompiledTarget:
     one token, it would run both eagerly, which may take longer than many compiled steps. Other inputs run unchanged:
     prompts, inputs with a mask, and inputs that need the logits of more than the last token.
     """
+
+    def run(model_input: ModelInput) -> ModelOutput:
+        if model_input.mask is not None or model_input.wanted != 1 or len(model_input.tokens) > SHORT:
+            return target.run([model_input])[0]
+        *first, last = [plain_input([token], model_input.cache) for token in model_input.tokens]
+        for part in first:
+            target.run([part])
+        last.after = model_input.after
+        return target.run([last])[0]
+
     other = copy(target)
-    other.run = lambda inputs: [_fed_singly(target, model_input) for model_input in inputs]
+    other.run = lambda inputs: [run(model_input) for model_input in inputs]
     return other
-
-
-def _fed_singly(target: CompiledTarget, model_input: ModelInput) -> ModelOutput:
-    whole = model_input.mask is not None or model_input.wanted != 1 or len(model_input.tokens) > SHORT
-    parts = [model_input] if whole else [plain_input([token], model_input.cache) for token in model_input.tokens]
-    if not whole:
-        parts[-1].after = model_input.after
-    return [target.run([part])[0] for part in parts][-1]
 
 
 def say_uncompiled(problem: str | None) -> str | None:
@@ -242,11 +246,6 @@ def compiled_once(decoder: Decoder) -> Decoder:
 def quantized_layers(decoder: Decoder) -> list[QuantizedLinear]:
     """The quantized layers of a decoder."""
     return [module for module in decoder.modules() if isinstance(module, QuantizedLinear)]
-
-
-def constant(decoder: Decoder) -> bool:
-    """Whether quantized layers need max-autotune with weights as constants."""
-    return any(layer.constant for layer in quantized_layers(decoder))
 
 
 def for_compiler(decoder: Decoder, pointwise: bool) -> Decoder:

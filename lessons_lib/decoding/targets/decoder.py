@@ -1,14 +1,56 @@
-"""Our decoder as an eager target (lessons 02, 03): all sequences packed into one forward pass."""
+"""Targets (lessons 01 to 03, 06): the interface of the model that the decoding loop runs, and our decoder behind it.
 
+Our decoder runs eagerly here, all sequences packed into one forward pass. Other targets have a file each.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
 
-from lessons_lib.caches.cache import ContiguousCache
+from lessons_lib.caches.cache import Cache, ContiguousCache
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
-from lessons_lib.decoding.targets.base import Target
 from lessons_lib.models.decoder import Decoder, Segment, States
+
+
+class Unsupported(ValueError):
+    """The target lacks an ability that a proposer needs."""
+
+
+class Target(ABC):
+    """Runs forward passes over model inputs and returns their logits.
+
+    offers: optional abilities: "states" (returns hidden states beside logits), "layer ranges" (runs the first layers
+    alone, and inputs that enter at a later layer). tokenizer: may be None.
+    context: maximum number of tokens of a text. eos: ids of the end tokens.
+    """
+
+    offers: frozenset[str] = frozenset()
+    tokenizer = None
+    vocab_size: int
+    context: int
+    eos: tuple[int, ...]
+
+    @abstractmethod
+    def new_cache(self, tokens: int) -> Cache:
+        """An empty cache of one sequence, for a text of `tokens` tokens including the new ones."""
+
+    @abstractmethod
+    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
+        """Run a forward pass over all inputs -> the output of each.
+
+        Appends the keys and values of all input tokens to the caches. `Cache.keep` then drops the rejected tokens.
+        Unsupported or CacheFullError, both ValueErrors, if this target cannot run an input.
+        """
+
+    def check(self, proposer) -> None:
+        """Raise Unsupported if the proposer needs an ability that the target does not offer."""
+        if missing := proposer.needs - self.offers:
+            raise Unsupported(
+                f"{type(proposer).__name__} needs {', '.join(sorted(missing))}, which {type(self).__name__} does not "
+                'offer; use model.target(kind="decoder")'
+            )
 
 
 class DecoderTarget(Target):

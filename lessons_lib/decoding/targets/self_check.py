@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelInput, SideTokens, make_input, plain_input, tree_mask
-from lessons_lib.decoding.targets.base import Unsupported
+from lessons_lib.decoding.targets.decoder import Unsupported
 from lessons_lib.models.device import out_of_memory
 
 DEPTH, WIDTH = 4, 16  # tokens compared at the end of a long text; number of other branches

@@ -92,14 +92,8 @@ class CompiledStreamingTarget(CompiledTarget):
                 f"a width of {max(widths)} exceeds the chunk of {self.streaming.chunk} tokens; compile smaller widths"
             )
 
-    def run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
-        """Run a forward pass for each input, one after another -> the output of each."""
-        return [
-            self._run_compiled(model_input, width)
-            if (width := self._width(model_input))
-            else self.eager.run([model_input])[0]
-            for model_input in inputs
-        ]
+    def _run_eagerly(self, model_input: ModelInput) -> ModelOutput:
+        return self.eager.run([model_input])[0]
 
     def _allocate(self, tokens: int) -> StreamingCache:
         return self.eager.new_cache(tokens)

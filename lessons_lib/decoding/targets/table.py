@@ -6,7 +6,7 @@ import torch
 
 from lessons_lib.caches.cache import Cache
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput
-from lessons_lib.decoding.targets.base import Target
+from lessons_lib.decoding.targets.decoder import Target
 
 
 class Tape(Cache):

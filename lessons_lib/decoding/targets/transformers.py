@@ -21,7 +21,7 @@ from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, Dyn
 
 from lessons_lib.caches.cache import Cache, is_contiguous
 from lessons_lib.decoding.draft_tree import ModelInput, ModelOutput, plain_input
-from lessons_lib.decoding.targets.base import Target, Unsupported, eos_ids, vocabulary
+from lessons_lib.decoding.targets.decoder import Target, Unsupported
 from lessons_lib.decoding.targets.self_check import SelfCheck
 
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
@@ -58,7 +58,7 @@ class TransformersCache(TargetCache):
     tokens: expected length of the text.
     """
 
-    def __init__(self, target: "TransformersTarget", tokens: int = 0):
+    def __init__(self, target: "TransformersTarget", tokens: int):
         super().__init__(target)
         self.tokens, self.inner = tokens, DynamicCache()
 
@@ -263,6 +263,23 @@ class TransformersTarget(Target):
         if name == layers:
             raise Unsupported(f"transformers gives layer {layers}'s state only after the final norm: ask for 'final'")
         return out.hidden_states[layers if name == "final" else name][0, -model_input.wanted :]
+
+
+def eos_ids(network, tokenizer) -> tuple[int, ...]:
+    """Ids of the end tokens, from the model's generation config, else from its tokenizer.
+
+    Ids without a logit are left out, because the model never generates them (-1 disables the end token).
+    """
+    eos = getattr(getattr(network, "generation_config", None), "eos_token_id", None)
+    eos = eos if eos is not None else getattr(tokenizer, "eos_token_id", None)
+    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    return tuple(token for token in ids if 0 <= token < vocabulary(network))
+
+
+def vocabulary(network) -> int:
+    """Number of tokens that a transformers model has logits for. It may differ from the tokenizer's."""
+    head = network.get_output_embeddings()
+    return network.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
 
 
 def caches_per_token(network) -> bool:

@@ -11,18 +11,6 @@ import ctypes
 
 import torch
 
-from lessons_lib.quantization.cpu import native
-from lessons_lib.quantization.cpu.pointwise import attend_by_products, multiply_by_products
-
-__all__ = [
-    "attend_by_products",
-    "integer_units",
-    "multiply_by_products",
-    "native",
-    "packed_kernels",
-    "trim_heap",
-]
-
 
 def packed_kernels() -> bool:
     """Whether torch's packed 8- and 4-bit kernels are vectorised here (AVX512). With AVX2 they process code by code."""

@@ -1,12 +1,18 @@
-"""Attention by its definition: a case by hand, torch's kernel as the oracle, and queries that see nothing."""
+"""Attention by its definition: a case by hand, and torch's own attention as the oracle, whatever the mask."""
 
 import math
 
-import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.examples import examples
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from lessons_lib.attention import naive
+from lessons_lib.caches.cache import causal_mask
+
+sizes = st.integers(1, 9)
 
 
 def test_by_hand_two_keys_of_which_the_first_weighs_three_times_as_much():
@@ -17,22 +23,22 @@ def test_by_hand_two_keys_of_which_the_first_weighs_three_times_as_much():
     torch.testing.assert_close(naive(q, keys, values), torch.tensor([[[7.0]]]))
 
 
-@pytest.mark.parametrize("H, H_kv, T, S", [(1, 1, 5, 5), (4, 2, 3, 7), (6, 1, 1, 9), (2, 2, 6, 6)])
-@pytest.mark.parametrize("causal", [False, True])
-def test_torchs_kernel_agrees_and_the_last_query_sees_the_last_key(heads, H, H_kv, T, S, causal):
-    q, keys, values = heads(H, H_kv, T, S)
-    mask = torch.ones(T, S, dtype=torch.bool).tril(S - T) if causal else None
-    expected = scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(naive(q, keys, values, causal=causal), expected, rtol=0, atol=1e-12)
-
-
-def test_a_query_that_may_see_nothing_gets_zeros_and_the_others_what_they_see(heads):
-    q, keys, values = heads(2, 2, 3, 4)
-    mask = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
-    out = naive(q, keys, values, mask=mask)
-    assert not out[:, 1].any()
-    expected = scaled_dot_product_attention(q[:, ::2], keys, values, attn_mask=mask[::2])
-    torch.testing.assert_close(out[:, ::2], expected, rtol=0, atol=1e-12)
+@examples(60)
+@given(seed=st.integers(0, 999), T=sizes, S=sizes, causal=st.booleans(), masked=st.booleans())
+def test_torchs_attention_with_any_mask_beside_the_causal_rule_queries_that_see_nothing_included(
+    seed, T, S, causal, masked
+):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (4, T, 3), (2, S, 3), (2, S, 3)
+    q, keys, values = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    mask = torch.rand(T, S, generator=generator) < 0.4 if masked else None
+    allowed = causal_mask(T, S) if causal else torch.ones(T, S, dtype=torch.bool)
+    allowed = allowed & mask if masked else allowed
+    shared = (x.repeat_interleave(2, 0)[None] for x in (keys, values))
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted = scaled_dot_product_attention(q[None], *shared, attn_mask=allowed)[0]
+    assert not wanted[:, ~allowed.any(1)].any()
+    torch.testing.assert_close(naive(q, keys, values, causal, mask), wanted, rtol=0, atol=1e-12)
 
 
 def test_inputs_stay_as_they_were_and_the_result_has_their_dtype(heads):

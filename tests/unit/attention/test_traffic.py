@@ -44,8 +44,3 @@ def test_a_case_worked_by_hand():
 def test_the_causal_half_approaches_half_of_the_reads():
     whole, half = (tiled_traffic(4096, 4096, 64, 64, 64, causal=causal).read for causal in (False, True))
     assert half / whole == pytest.approx(0.5, abs=0.02)
-
-
-def test_blocks_of_no_size_are_refused():
-    with pytest.raises(ValueError, match="block_k=0"):
-        tiled_traffic(4, 4, 2, 2, 0)

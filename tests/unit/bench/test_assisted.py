@@ -18,11 +18,11 @@ R, W = True, False
 
 
 @pytest.fixture
-def assisted(monkeypatch, tmp_path):
+def assisted(monkeypatch):
     """bench/assisted.py with a tiny model, a tiny draft, and four short questions of each kind."""
     from bench import assisted
 
-    _, draft = offline(monkeypatch, tmp_path)
+    _, draft = offline(monkeypatch)
     drafting = draft.target()
     monkeypatch.setattr(assisted, "draft", lambda: draft)
     monkeypatch.setattr(assisted, "drafting", lambda: drafting)
@@ -30,7 +30,7 @@ def assisted(monkeypatch, tmp_path):
     held_out = [Question(1000 + i, kind, (f"held out {kind}",)) for i, kind in enumerate(assisted.HELD_OUT_KINDS)]
     own = questions.questions()
     monkeypatch.setattr(assisted.prompts, "questions", lambda path=None: held_out if path else own)
-    for cached in (assisted.cost_of_draft, assisted.settings, assisted.texts):
+    for cached in (assisted.cost_of_draft, assisted.texts):
         cached.cache_clear()
     return assisted
 

@@ -18,8 +18,8 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_claim_is_measured(monkeypatch, tmp_path, name):
-    model, _ = offline(monkeypatch, tmp_path)
+def test_a_claim_is_measured(monkeypatch, name):
+    model, _ = offline(monkeypatch)
     target = model.target()
     target.problem, target.compile_seconds = "not compiled in this test", {}
     monkeypatch.setattr(decoding, "compiled_target", lambda dtype: target)

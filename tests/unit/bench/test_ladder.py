@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.benches import TOKENS, asks, with_heads
 from support.drafts import perturbed
-from support.heads import heads_of
 
 from bench import common, ladder
 from bench.common import NotMeasured, Run
@@ -53,18 +52,17 @@ def surer(model):
 
 
 @pytest.fixture
-def bench(monkeypatch, tmp_path):
+def bench(monkeypatch):
     """bench/ladder.py with a tiny float64 model as every target, the last of which is far off in perplexity."""
-    model = with_heads(monkeypatch, tmp_path)
+    model = with_heads(monkeypatch)
     made = {"compiled": model.target(), "W8A16": model.target(), "W4A16": surer(model)}
     for target in made.values():
         target.capacity, target.widths, target.compile_seconds = 64, [1, 3, 11], {1: 2.0}
     monkeypatch.setattr(ladder, "targets", lambda quick: dict(list(made.items())[: 2 if quick else 3]))
     monkeypatch.setattr(ladder, "peers", lambda: {})
-    monkeypatch.setattr(ladder, "exact", lambda: model.target())
     monkeypatch.setattr(ladder, "light", lambda: "W8A16")
     monkeypatch.setattr(ladder, "bytes_read", lambda decoder: 8.0 * model.shape.weights)
-    monkeypatch.setattr(ladder, "rates", lambda: RATES)
+    monkeypatch.setattr(ladder.machine, "probe", lambda device, dtypes: RATES)
     monkeypatch.setattr(ladder.medusa, "fitted", lambda of, repeats: FITTED)
     monkeypatch.setattr(ladder, "host_times", lambda repeats: (0.001, 0.002))
     launch = {"transformers": 0.01, "decoder": 0.005, "compiled": 0.0005}
@@ -75,8 +73,7 @@ def bench(monkeypatch, tmp_path):
     draft = LanguageModel(perturbed(model.network, 0.03), model.tokenizer, "tiny-draft", "cpu", torch.float64)
     drafting = draft.target()
     monkeypatch.setattr(ladder, "small", lambda: drafting)
-    monkeypatch.setattr(ladder.assisted, "draft", lambda: draft)
-    for cached in (ladder.rows, ladder.predicted_costs, ladder.readings, ladder.drafter):
+    for cached in (ladder.rows, ladder.configurations, ladder.readings, ladder.drafter):
         cached.cache_clear()
     return ladder
 
@@ -96,24 +93,6 @@ def test_all_configurations_take_turns_on_free_and_on_grounded_questions(bench):
         assert all(row[name]["equal"] is (True if " + " in name else None) for name in names)
         assert len(row["new"]) == TOKENS and row["prompt"]
     json.dumps(measured.facts)
-
-
-def test_another_draft_or_other_heads_are_another_measurement(bench, monkeypatch):
-    seen = []
-    monkeypatch.setattr(bench, "asked", lambda *given, also: seen.append(given[-1]) or [{}])
-
-    def settings() -> dict:
-        bench.rows.cache_clear()
-        bench.rows(QUICK, "free")
-        return seen[-1]
-
-    first = settings()
-    assert settings() == first
-    monkeypatch.setattr(bench.assisted, "draft", lambda: common.model())
-    second = settings()
-    heads = heads_of(common.model().network, count=2, seed=1)
-    monkeypatch.setattr(bench.medusa, "heads", lambda: heads)
-    assert first != second != settings()
 
 
 def arbitrary_ids(times: dict[str, float]) -> dict:

@@ -22,7 +22,7 @@ def encode(tokenizer, examples):
 
 
 @pytest.fixture
-def bench(monkeypatch, tmp_path):
+def bench(monkeypatch):
     """bench/layerskip.py with a tiny model of 12 layers, prompts of 40 letters, and a width curve that is set."""
     of = LanguageModel(tiny(12, context=2048), Letters(), "tiny", "cpu", torch.float64)
     for function in CACHED:
@@ -33,7 +33,6 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(layerskip, "SHORT", 48)
     monkeypatch.setattr(layerskip, "LEARNED_FROM", 20)
     monkeypatch.setattr(layerskip, "costs_of", lambda target, widths, *given: {w: 1 + 0.05 * (w - 1) for w in widths})
-    monkeypatch.setattr(layerskip.questions, "KEPT", tmp_path)
     yield layerskip
     for function in CACHED:
         function.cache_clear()
@@ -65,27 +64,6 @@ def test_all_methods_write_plain_decodings_text_and_the_counts_are_those_of_deco
     full, early = zip(*(row["theirs, passes"] for row in rows), strict=True)
     assert set(theirs.facts["theirs_over_plain"]) == {"theirs", "theirs by default", "before training"}
     assert sum(full) <= 6 * ANSWER and sum(early) <= chosen["full"]["gamma"] * sum(full)
-
-
-def test_after_an_interruption_adaptive_learns_again_from_the_texts_that_were_measured(bench, monkeypatch):
-    run, measure, left = Run(quick=True), bench.each_method, [1, 2, 3]
-
-    def stops(*given):
-        if not left:
-            raise KeyboardInterrupt
-        left.pop()
-        return measure(*given)
-
-    def learned() -> list[tuple[float, float]]:
-        bench.rows(run)
-        return [(of.alpha, of.expected_alpha) for of in bench.adaptive(run).lengths.values()]
-
-    whole = learned()
-    bench.rows.cache_clear()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(bench, "each_method", stops)
-        bench.rows(run)
-    assert not left and learned() == whole
 
 
 def test_the_prediction_is_tokens_per_pass_over_the_cost_of_a_step(bench):

@@ -19,10 +19,10 @@ CLAIMS = ("tokens", "vs_plain", "identity")
 
 
 @pytest.fixture
-def bench(monkeypatch, tmp_path):
+def bench(monkeypatch):
     """bench/medusa.py with a tiny float64 model, random heads, three short questions of each kind, and wide steps that
     cost little, whatever this machine is busy with."""
-    with_heads(monkeypatch, tmp_path)
+    with_heads(monkeypatch)
     cheap(monkeypatch, COSTS, dict.fromkeys(WIDTHS, 0.01))
     asks(monkeypatch, medusa.KINDS * 3)
     medusa.rows.cache_clear()
@@ -30,9 +30,9 @@ def bench(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def tiny_heads(monkeypatch, tmp_path):
+def tiny_heads(monkeypatch):
     """The same, and nothing is known of what steps cost."""
-    with_heads(monkeypatch, tmp_path)
+    with_heads(monkeypatch)
 
 
 def cheap(monkeypatch, v, c) -> None:
@@ -108,7 +108,7 @@ def test_speedup_tokens_and_predicted_overhead_agree_by_hand(bench, monkeypatch,
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_without_heads_a_claim_says_how_to_make_them_before_anything_is_compiled(monkeypatch, tmp_path, name):
-    offline(monkeypatch, tmp_path)
+    offline(monkeypatch)
     monkeypatch.setattr("lessons_lib.models.trained.OURS", tmp_path)
     medusa.rows.cache_clear()
     medusa.heads.cache_clear()

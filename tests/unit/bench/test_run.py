@@ -29,7 +29,7 @@ def bench(monkeypatch, tmp_path):
                 raise fails.pop()
             return common.Measured(Ratio.of(Samples((4.0, 4.0)), Samples((2.0, 2.0))), "said", {"bytes": 7})
 
-        run.CLAIMS[name] = common.Claim(name, ">= 1.5", "a baseline", measure)
+        run.CLAIMS[name] = common.Claim(name, ">= 1.5", "a baseline", measure, "{number}")
 
     run.add = add
     return run

@@ -66,8 +66,9 @@ def model(monkeypatch) -> LanguageModel:
 
 def test_every_curve_is_stored_at_once_and_a_second_run_measures_what_is_missing(model, monkeypatch, tmp_path, capsys):
     out = tmp_path / "curves.json"
-    words = ["bench.streaming", "--tokens", "300", "--windows", "64", "--chunk", "64", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "argv", ["bench.streaming", "--out", str(out)])
+    monkeypatch.setattr(streaming, "TOKENS", 300)
+    monkeypatch.setattr(streaming, "WINDOWS", (64,))
     assert streaming.main() == 0
     file = json.loads(out.read_text(encoding="utf-8"))
     assert file["tokens"] == 300 and set(file["texts"]) == {"wikitext", "shakespeare"}

@@ -57,8 +57,8 @@ def seen(monkeypatch, tmp_path):
 
 
 def once(python, folder, requests, **settings):
-    with vllm.vllm(python, folder, **settings) as other:
-        return other.serve(requests), other.facts
+    with vllm.vllm(python, folder, **settings) as (serve, facts):
+        return serve(requests), facts
 
 
 @pytest.mark.parametrize("environ", [{}, {"VLLM_PYTHON": ""}, {"VLLM_PYTHON": "/no/such/python"}])

@@ -11,7 +11,7 @@ def offline(*call, **options):
     raise OSError("no network")
 
 
-@pytest.mark.parametrize("command", [["generate", "Hello"], ["compare"], ["probe"]])
+@pytest.mark.parametrize("command", [["generate", "Hello"], ["compare"], ["probe"], ["serve"]])
 @pytest.mark.parametrize(
     ("model", "said"),
     [

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lessons_lib import generate
-from lessons_lib.course.lessons import find, select
 from lessons_lib.models import Decoder, tiny
 
 PROMPTS = {"A": [3, 1, 4, 1, 5], "B": [9], "C": list(range(1, 18)), "D": [2, 7, 1, 8, 2, 8], "E": [6, 6]}
@@ -12,13 +11,8 @@ COUNTS = {"A": 3, "B": 12, "C": 2, "D": 5, "E": 4}
 
 
 @pytest.fixture(scope="module")
-def lesson():
-    """The names that the lesson's cells define: those whose id begins with "build-"."""
-    found = next(lesson for lesson in select(find(), ["05"]) if lesson.number == "05")
-    built = [cell.source for cell in found.read().cells if cell.get("id", "").startswith("build-")]
-    space = {"__name__": __name__}
-    exec("\n".join(built), space)
-    return space
+def lesson(built):
+    return built("05")
 
 
 @pytest.fixture(scope="module")

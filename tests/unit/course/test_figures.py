@@ -81,7 +81,7 @@ STEPS = [{"method": how, "format": f, "MB": mb, "samples": [ms, 1.1 * ms], "pred
 SIZES = [
     {"nodes": 4, "expected": 2.2, "counted": 2.0, "speed_predicted": 1.4, "speed_counted": 1.2, "samples": [1, 3, 2]},
     {"nodes": 1, "expected": 1.6, "counted": 1.5, "speed_predicted": 1.3, "speed_counted": 1.25},
-    {"nodes": 8, "expected": 2.4, "speed_predicted": 1.1},
+    {"nodes": 8, "expected": 2.4, "counted": 2.1, "speed_predicted": 1.1, "speed_counted": 1.0},
 ]
 TRAINING = [{"step": 1, "loss": 9}, {"step": 2, "loss": 7, "held_loss": 8, "top1": [0.5, 0.2], "top5": [0.7, 0.4]},
             {"step": 4, "loss": 6, "held_loss": 6, "top1": [0.6, 0.3], "top5": [0.8, 0.45]}]  # fmt: skip
@@ -172,12 +172,12 @@ WIDGETS = {
            ["of 6 tokens 3 were drafted and accepted, 3 are the target's own, 1 draft tokens were rejected"]),
     "07": (lambda: prompt_lookup.show_prompt_lookup({"copy": [COPIED], "free": [COPIED]}, WIDTHS),
            ["up to 3 tokens, 10 draft tokens"]),
-    "08": (lambda: lookahead.show_lookahead(WIDTHS), ["21 tokens fed, at most 4 committed"]),
+    "08": (lambda: lookahead.show_lookahead(WIDTHS, 5, 4, 2), ["21 tokens fed, at most 4 committed"]),
     "09": (lambda: medusa.show_medusa(ACCURACIES, WIDTHS, 0.1, 4), ["Draft tokens: 2 of head 1, 2 of head 2."]),
     "10": (lambda: quantization.show_quantization(
         NORMAL, SMOL, lambda read: 1 / (0.01 + read / 1e9), {"int4 g32 affine": 30.5, "exact": 29.0}),
         ["int4 g32 affine: 5.00 bits a weight, error 7"]),
-    "11": (lambda: ladder.show_ladder(PARTS), ["slow 1, then fast 4, then fast + lookup"]),
+    "11": (lambda: ladder.show_ladder(PARTS, 4), ["slow 1, then fast 4, then fast + lookup"]),
     "12": (lambda: sparsity.show_limits(SMOL), ["50% zero in one row: 50% skipped by all; times as fast at"]),
     "16": (lambda: streaming.show_streaming(), ["0 sinks and a window of 1,020: mean loss from token 1,024 on: 3.3"]),
 }  # fmt: skip

@@ -12,22 +12,6 @@ def three(write_lesson):
     return [write_lesson(name) for name in ("00_machine", "01_prefill", "02_kv_cache")]
 
 
-def test_lessons_are_found_in_order_and_other_files_are_not(three, tmp_path):
-    (tmp_path / "notebooks" / "scratch.ipynb").write_text("{}")
-    assert [lesson.name for lesson in lessons.find(tmp_path / "notebooks")] == [
-        "00_machine",
-        "01_prefill",
-        "02_kv_cache",
-    ]
-
-
-@pytest.mark.parametrize(
-    "asked, chosen", [([], "012"), (["02"], "2"), (["kv_cache", "00"], "02"), (["01_prefill"], "1")]
-)
-def test_number_name_and_short_name_choose_a_lesson(three, asked, chosen):
-    assert lessons.select(three, asked) == [three[int(digit)] for digit in chosen]
-
-
 def test_unknown_lesson_is_answered_with_the_valid_ones(three):
     with pytest.raises(UsageError, match="No lesson 07.*00_machine, 01_prefill, 02_kv_cache"):
         lessons.select(three, ["01", "07"])
@@ -45,8 +29,9 @@ def with_appendix(write_lesson):
     return sorted((write_lesson(name) for name in names), key=lambda lesson: lesson.name)
 
 
-def test_an_appendix_is_found_after_its_lesson(with_appendix, tmp_path):
-    (tmp_path / "notebooks" / "05y_other.ipynb").write_text("{}")
+def test_lessons_are_found_in_order_with_their_appendices_and_other_files_are_not(with_appendix, tmp_path):
+    for name in ("scratch", "05y_other"):
+        (tmp_path / "notebooks" / f"{name}.ipynb").write_text("{}")
     found = lessons.find(tmp_path / "notebooks")
     assert found == with_appendix
     assert [lesson.number for lesson in found] == ["05", "05x", "06"]
@@ -59,10 +44,11 @@ def test_an_appendix_is_found_after_its_lesson(with_appendix, tmp_path):
         (["05"], ["05"]),
         (["05x"], ["05x"]),
         (["serving_study", "05"], ["05", "05x"]),
+        (["drafts", "05_batching"], ["05", "06"]),
         (["05x_serving_study"], ["05x"]),
     ],
 )
-def test_an_appendix_is_chosen_by_its_own_number_or_name_and_not_by_its_lessons(with_appendix, asked, chosen):
+def test_number_name_and_short_name_choose_a_lesson_or_its_appendix(with_appendix, asked, chosen):
     assert [lesson.number for lesson in lessons.select(with_appendix, asked)] == chosen
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lessons_lib import Sampling, generate
-from lessons_lib.course.lessons import find, select
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models import Decoder, tiny
 
@@ -12,13 +11,8 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 @pytest.fixture(scope="module")
-def lesson():
-    """The names that the lesson's cells define: those whose id begins with "build-"."""
-    (found,) = select(find(), ["01"])
-    built = [cell.source for cell in found.read().cells if cell.get("id", "").startswith("build-")]
-    space = {}
-    exec("\n".join(["import torch", *built]), space)
-    return space
+def lesson(built):
+    return built("01")
 
 
 @pytest.fixture(scope="module")

@@ -39,9 +39,18 @@ def test_every_prompt_is_asked_by_every_method_in_turn_with_a_new_proposer_each_
         assert (sum(step.proposed for step in out.stats) > 0) == (method == "jacobi")
 
 
-@pytest.mark.parametrize("times, index", [([4.0, 1.0, 3.0, 2.0], 3), ([3.0, 1.0, 2.0], 2)])
-def test_the_run_that_is_kept_is_the_one_of_median_time(times, index):
-    assert timing.middle(times) == index
+def test_the_output_that_is_kept_is_that_of_the_run_of_median_time(monkeypatch):
+    texts = iter("abcd")
+    monkeypatch.setattr(timing, "generate", lambda *given: next(texts))
+
+    def in_turn(calls, device, repeats, warmup):
+        for call in calls.values():
+            [call() for _ in range(repeats)]
+        return dict.fromkeys(calls, Samples((4.0, 1.0, 3.0, 2.0)))
+
+    monkeypatch.setattr(timing, "in_turn", in_turn)
+    _, outs = timing.time_requests(None, {"prompt": PROMPT}, {"plain": lambda: None}, "cpu", 4)
+    assert outs == {("plain", "prompt"): "d"}  # of the two middle ones the faster
 
 
 def test_launching_is_timed_on_narrow_models_with_the_layers_of_the_shape(monkeypatch):

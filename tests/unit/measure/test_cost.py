@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import random
-from dataclasses import asdict
-from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -139,16 +137,8 @@ def test_the_limit_is_bytes_or_flops_at_the_best_rates_seen():
     rates = SimpleNamespace(read_bandwidth=10.0, matvec_bandwidth={"bf16": 1.0}, matmul_flops={"bf16": 40.0})
     assert cost.limit(10, 20, rates, "bf16") == 2  # memory; the slower matrix-vector products do not count
     assert cost.limit(400, 20, rates, "bf16") == 10  # arithmetic, at the square product's rate
-    assert cost.limit(400, 20, rates, "bf16", flop_rate=80) == 5  # at a faster product's
-    assert cost.limit(400, 20, rates, "bf16", flop_rate=8) == 10  # a slower one does not count
-    assert cost.limit(400, 20, rates, "int4") == 2  # nothing known but its bytes
     rates.matvec_bandwidth["fp32"] = 40.0  # another product read faster, in whatever format: bytes are bytes
     assert cost.limit(10, 20, rates, "bf16") == 0.5
-
-
-def test_a_dtype_that_was_not_measured_is_refused():
-    with pytest.raises(ValueError, match="No rates for fp16"):
-        cost.predict_decode_step(SMOL, SimpleNamespace(matvec_bandwidth={}, matmul_flops={}), "fp16")
 
 
 def test_quantized_weights_keep_a_16_bit_cache():
@@ -212,8 +202,8 @@ def test_a_step_is_bytes_launch_width_host_and_draft_passes_by_hand():
     assert cost.StepCost().step(cached=7, tokens=4, drafts=1) == 1.0
 
 
-def test_the_factor_counts_draft_width_and_overhead():
-    assert walltime_factor(0.5, 1, 0.25, CURVE, h=0.25) == pytest.approx(1.5 / (0.25 + 1.5 + 0.25))
+def test_the_factor_counts_draft_and_width():
+    assert walltime_factor(0.5, 1, 0.25, CURVE) == pytest.approx(1.5 / (0.25 + 1.5))
 
 
 @pytest.mark.parametrize("exit_layer, c", [(6, 14 / 38), (10, 18 / 38), (15, 23 / 38), (30, 1.0)])
@@ -277,7 +267,7 @@ def test_the_acceptance_rate_counts_checked_draft_tokens_only():
         StepStats(5, 5, committed=1, is_prefill=True),
         StepStats(6, 5, depth=4, accepted=4, committed=5),  # 4 of 4
         StepStats(11, 5, depth=4, accepted=1, committed=2),  # 1 of 2: the third and fourth were not looked at
-        StepStats(13, 5, depth=4, accepted=2, committed=2, eos_cut=True),  # 2 of 2, the second one ended the text
+        StepStats(13, 5, depth=4, accepted=2, committed=2),  # 2 of 2, the second one ended the text
         StepStats(15, 1, committed=1),  # nothing drafted
     ]
     assert acceptance_rate(steps) == 7 / 8
@@ -294,7 +284,7 @@ def test_the_acceptance_rate_finds_alpha_where_accepted_over_proposed_does_not()
     assert sum(s.committed for s in steps) / len(steps) == pytest.approx(expected_tokens(alpha, gamma), abs=0.04)
 
 
-SMALL, RATE, BANDWIDTH = CONFIGS["smollm2-135m"], 2e11, 3e10
+RATE, BANDWIDTH = 2e11, 3e10
 
 
 def request(prompt, computed=0, emitted=0):
@@ -309,23 +299,23 @@ def seconds(flops, moved):
 
 @pytest.mark.parametrize("batch, cached", [(1, 0), (1, 500), (16, 1000), (64, 20)])
 def test_the_analytic_model_is_the_roofline_of_a_decode_step(batch, cached):
-    predicted = RooflineCost(SMALL, RATE, BANDWIDTH).seconds(Load(decode_tokens=batch, kv_tokens=batch * cached))
-    flops, moved = cost.flops_decode(SMALL, batch, cached), cost.bytes_decode(SMALL, batch, cached)
+    predicted = RooflineCost(SMOL, RATE, BANDWIDTH).seconds(Load(decode_tokens=batch, kv_tokens=batch * cached))
+    flops, moved = cost.flops_decode(SMOL, batch, cached), cost.bytes_decode(SMOL, batch, cached)
     assert predicted == pytest.approx(seconds(flops, moved))
 
 
 @pytest.mark.parametrize("tokens", [1, 10, 1000])
 def test_the_analytic_model_is_the_roofline_of_a_prefill(tokens):
-    predicted = RooflineCost(SMALL, RATE, BANDWIDTH).seconds(Load(tokens, tokens * (tokens + 1) // 2, 1))
-    flops, moved = cost.flops_prefill(SMALL, tokens), cost.bytes_prefill(SMALL, tokens)
+    predicted = RooflineCost(SMOL, RATE, BANDWIDTH).seconds(Load(tokens, tokens * (tokens + 1) // 2, 1))
+    flops, moved = cost.flops_prefill(SMOL, tokens), cost.bytes_prefill(SMOL, tokens)
     assert predicted == pytest.approx(seconds(flops, moved))
 
 
 def test_prompts_in_chunks_cost_the_same_compute():
-    compute = RooflineCost(SMALL, RATE, bandwidth=1e30)  # reading takes no time
+    compute = RooflineCost(SMOL, RATE, bandwidth=1e30)  # reading takes no time
     parts = [load_of(Plan([(request(30, done), 10)])) for done in (0, 10, 20)]
     whole = load_of(Plan([(request(30), 30)]))
-    assert sum(map(compute.seconds, parts)) == pytest.approx(compute.seconds(whole) + 2 * 2 * SMALL.head_weights / RATE)
+    assert sum(map(compute.seconds, parts)) == pytest.approx(compute.seconds(whole) + 2 * 2 * SMOL.head_weights / RATE)
 
 
 def test_windowed_attention_is_refused():
@@ -334,7 +324,7 @@ def test_windowed_attention_is_refused():
 
 
 def loads(count, seed):
-    rng = Random(seed)
+    rng = random.Random(seed)
     tokens = [rng.choice((0, 16, 64, 256)) for _ in range(count)]
     return [
         Load(t, t * (t + 1) // 2, int(t > 0), b, b * rng.choice((64, 256, 1024)))
@@ -348,11 +338,11 @@ PRICES = LinearCost(step=0.04, prefill_token=1e-3, prefill_pair=2e-7, decode_tok
 
 def test_the_fit_finds_the_prices_again():
     found = fit([(work, PRICES.seconds(work)) for work in loads(40, 0)], TERMS)
-    assert asdict(found) == pytest.approx(asdict(PRICES), rel=1e-6)
+    assert dataclasses.asdict(found) == pytest.approx(dataclasses.asdict(PRICES), rel=1e-6)
 
 
 def test_the_fit_predicts_steps_it_has_not_seen_in_spite_of_noise():
-    rng = Random(2)
+    rng = random.Random(2)
     found = fit([(work, PRICES.seconds(work) * rng.uniform(0.9, 1.1)) for work in loads(60, 0)], TERMS)
     assert all(found.seconds(work) == pytest.approx(PRICES.seconds(work), rel=0.1) for work in loads(30, 1))
 
@@ -383,11 +373,8 @@ def test_a_dip_after_an_early_rise_counts():
     assert crossing([1, 2, 4, 8], [3.0, 1.0, 3.0, 4.0], 2.0) == pytest.approx(2 * 2**0.5)
 
 
-def test_a_curve_that_is_always_above_crosses_at_its_first_point():
+def test_a_curve_that_is_always_above_crosses_at_its_first_point_and_one_that_ends_below_never():
     assert crossing([5, 10], [2.0, 3.0], 2.0) == 5
-
-
-def test_a_curve_that_ends_below_never_crosses():
     assert math.isnan(crossing([1, 2, 4], [1.0, 3.0, 1.9], 2.0))
 
 

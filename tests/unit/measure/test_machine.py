@@ -197,3 +197,9 @@ def test_a_gpu_is_measured_in_bf16_only_where_it_has_it(monkeypatch, measured, d
     assert machine.default_dtypes(device) == expected
     probe(device)
     assert measured == [list(expected)] and set(asked) <= {device} - {"cpu"}
+
+
+def test_a_format_that_it_cannot_measure_is_refused_at_once(measured):
+    with pytest.raises(ValueError, match="Cannot measure float32; choose from"):
+        probe(dtypes=["float32"])
+    assert not measured

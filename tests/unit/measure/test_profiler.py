@@ -14,7 +14,6 @@ from lessons_lib.measure.profiler import (
     count_graphs,
     gc_frozen,
     grouped,
-    highest,
     kernel_times,
     peak_bytes,
     profile_parts,
@@ -56,11 +55,6 @@ def test_the_rest_is_never_negative(monkeypatch):
     monkeypatch.setattr(clock, "timed", lambda step, device, repeats: clock.Samples((0.0,)))
     a = torch.ones(64, 64)
     assert profile_parts(lambda: a @ a, runs=2)["the rest"] == 0
-
-
-def test_the_highest_sum_of_changes():
-    assert highest([4, 8, -4, 2]) == 12
-    assert highest([]) == 0 and highest([-5]) == 0
 
 
 def one_after_another():

@@ -8,7 +8,7 @@ import pytest
 from nbclient import NotebookClient
 
 from lessons_lib.measure import results
-from lessons_lib.measure.clock import Ratio, Samples
+from lessons_lib.measure.clock import Interval
 from lessons_lib.measure.results import (
     MIME,
     Result,
@@ -47,14 +47,12 @@ def test_a_bar_of_another_form_is_refused(bar):
 
 
 def test_holds_is_judged_by_the_value_and_not_by_the_interval():
-    ratio = Ratio(2.1, 1.5, 2.6, Samples((2.1,)), Samples((1.0,)))
-    row = make_claim("x/y", ratio, ">= 2.0", "plain, bf16, eager")
+    row = make_claim("x/y", Interval(2.1, 1.5, 2.6), ">= 2.0", "plain, bf16, eager")
     assert (row.measured, row.low, row.high, row.holds) == (2.1, 1.5, 2.6, True)
 
 
 def test_the_range_of_few_runs_is_stored_as_such(path):
-    three = Ratio.of(Samples((2.0, 2.2, 2.1)), Samples((1.0,) * 3))
-    (row,) = update(path, [make_claim("x/y", three)])
+    (row,) = update(path, [make_claim("x/y", Interval(2.1, 2.0, 2.2, runs=3))])
     assert (row.low, row.high, row.runs) == (2.0, 2.2, 3) and claim_cells([row])[0][2] == "2 to 2.2, 3 runs"
 
 
@@ -102,8 +100,8 @@ def test_those_that_fall_short_are_listed_with_those_never_measured():
 
 
 def test_the_table_shows_value_interval_and_failure():
-    ratio = Ratio.of(Samples((1.0,) * 3), Samples((2.0,) * 3))
-    text = results.claim_table([make_claim("low", ratio, ">= 1", "plain"), make_claim("open", None, ">= 1")])
+    half = Interval(0.5, 0.5, 0.5, runs=3)
+    text = results.claim_table([make_claim("low", half, ">= 1", "plain"), make_claim("open", None, ">= 1")])
     assert "| low | 0.5 x | 0.5 to 0.5, 3 runs | >= 1 | NO | plain |" in text and "not measured" in text
 
 
@@ -210,11 +208,13 @@ def test_the_written_page_says_everything_that_a_row_knows(tmp_path):
             assert part in text, (path.name, part)
 
 
-def test_a_share_has_no_unit_after_it_was_stored():
-    share = results.Result("12", "share", "", 0.25, 0.14)
-    assert results.from_row(share.row()) == share
-
-
-def test_numbers_of_zero_come_back_after_they_were_stored():
-    none = Result("09", "nodes of the fastest tree", "nodes", 0, 0, limit=0.0)
-    assert results.from_row(none.row()) == none and "quick" not in none.row()
+@pytest.mark.parametrize(
+    "result",
+    [
+        Result("12", "share", "", 0.25, 0.14),
+        Result("09", "nodes of the fastest tree", "nodes", 0, 0, limit=0.0),
+    ],
+    ids=["a share has no unit", "a zero is a number"],
+)
+def test_results_come_back_after_they_were_stored(result):
+    assert results.from_row(result.row()) == result and "quick" not in result.row()

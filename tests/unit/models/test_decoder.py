@@ -12,7 +12,7 @@ from lessons_lib.caches.cache import ContiguousCache, StaticBuffers, StaticCache
 from lessons_lib.measure.config import ModelConfig
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder, Segment, attend, decoder_config, rotary_tables, with_attention
-from lessons_lib.quantization.cpu import attend_by_products
+from lessons_lib.quantization.cpu.pointwise import attend_by_products
 
 TOKENS = torch.tensor([5, 80, 3, 3, 61, 17, 42, 9])
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lessons_lib.models import LanguageModel, ModelUnavailable, exits, hub, load, read_card, tiny
+from lessons_lib.models import LanguageModel, exits, hub, load, read_card, tiny
 from lessons_lib.models.decoder import Decoder
 from lessons_lib.models.exits import ExitAdapter, exit_logits, fine_tune, load_exit, save_layerskip
 from lessons_lib.models.lora import adapted, adapters
@@ -89,10 +89,3 @@ def test_the_exit_adapter_comes_back_for_the_model_that_it_is_for(stored, monkey
     assert torch.equal(found(h), early.double()(h)) and found.exit_layer == 2 and read_card(folder)["steps"] == 7
     with pytest.raises(ValueError, match="is for tiny-1.7b, not for tuned"):
         load_exit(named("tuned"))
-
-
-def test_a_folder_without_exits_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(exits, "LAYERSKIP", tmp_path)
-    model = LanguageModel(tiny(), None, "tiny", "cpu", torch.float64)
-    with pytest.raises(ModelUnavailable, match="holds no exits; train some with"):
-        load_exit(model)

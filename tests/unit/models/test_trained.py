@@ -2,9 +2,10 @@
 
 import json
 
+import pytest
 import torch
 
-from lessons_lib.models import trained
+from lessons_lib.models import ModelUnavailable, trained
 
 
 def test_tensors_come_back_as_they_were_stored(tmp_path):
@@ -28,3 +29,8 @@ def test_a_name_is_a_folder_of_the_package_unless_such_a_folder_exists_here(tmp_
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smol-draft").mkdir()
     assert trained.folder_of("smol-draft").resolve() == tmp_path / "smol-draft"
+
+
+def test_weights_that_are_missing_are_named_with_what_to_do(tmp_path):
+    with pytest.raises(ModelUnavailable, match="weights.safetensors is missing; `python -m lessons_lib.training"):
+        trained.read_weights(tmp_path)

@@ -23,21 +23,16 @@ def test_awq_is_never_worse_than_rounding_to_the_nearest_and_better_where_channe
     assert s[[4, 19]].min() > s[[0, 1]].max()
 
 
-def test_channels_that_are_always_zero_do_no_harm():
+@pytest.mark.parametrize("loudness", [0, 1e-20])
+def test_channels_that_are_zero_or_nearly_zero_do_no_harm(loudness):
     x, w = loud_channels()
-    x[:, 7] = 0
-    assert awq_scales(x, w, in_3_bits).isfinite().all()
-
-
-def test_channels_that_are_nearly_zero_do_no_harm_either():
-    x, w = loud_channels()
-    x[:, 7] *= 1e-20
+    x[:, 7] *= loudness
     scales = awq_scales(x, w, in_3_bits)
     assert scales.isfinite().all() and scales.max() < 1e4
 
 
 def test_what_awq_cannot_search_is_refused():
-    with pytest.raises(ValueError, match=r"inputs \(n, K\), a weight \(N, K\) and points >= 1 are needed"):
+    with pytest.raises(ValueError, match=r"inputs \(n, K\) and a weight \(N, K\) are needed"):
         awq_scales(torch.ones(2, 3), torch.ones(2, 4), in_3_bits)
 
 

@@ -17,6 +17,7 @@ from lessons_lib.decoding.proposers.early_exit import EarlyExit
 from lessons_lib.decoding.proposers.prompt_lookup import PromptLookup
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.decoding.targets import CompiledStreamingTarget, DecoderTarget, StreamingTarget
+from lessons_lib.decoding.text import TextStream
 from lessons_lib.measure.cost import LinearCost
 from lessons_lib.models import tiny
 from lessons_lib.quantization import quantize_model
@@ -240,14 +241,15 @@ class Failing(Proposer):
 @pytest.mark.parametrize("policy", [Continuous(), Static()])
 def test_an_exception_ends_a_run_and_the_engine_serves_the_next(error, policy):
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4), 3, policy))
-    requests = [engine.request(PREFIX, max_new_tokens=9, proposer=Failing(error))]
+    reader = Reader()
+    requests = [engine.request(PREFIX, max_new_tokens=9, proposer=Failing(error), on_tokens=reader)]
     requests += [engine.request(PROMPTS[1], max_new_tokens=n) for n in (1, 9, 9)]
     with pytest.raises(type(error)):
         engine.serve(requests)
     assert [r.status.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled"]
     assert requests[1].finished > 0  # also where its batch held it
     assert engine.pool.free_blocks == 20 and engine.scheduler.empty
-    assert len(engine.output(requests[0]).ids) == 2
+    assert len(engine.output(requests[0]).ids) == 2 and reader.ended == 1
     engine.serve([again := engine.request(PREFIX, max_new_tokens=9)])
     assert engine.output(again).ids == alone("plain", PREFIX, 9)
     engine.pool.clear()  # for another engine
@@ -303,10 +305,10 @@ def test_an_id_is_given_once():
 
 
 class Reader:
-    """Collects what is streamed; does something at the n-th call."""
+    """Collects what is streamed; does something at the n-th call, and something at the end."""
 
-    def __init__(self, at: int = -1, then=lambda: None):
-        self.pieces, self.ended, self.at, self.then = [], 0, at, then
+    def __init__(self, at: int = -1, then=lambda: None, at_end=lambda: None):
+        self.pieces, self.ended, self.at, self.then, self.at_end = [], 0, at, then, at_end
 
     def __call__(self, tokens):
         self.pieces.append(list(tokens))
@@ -315,6 +317,7 @@ class Reader:
 
     def end(self):
         self.ended += 1
+        self.at_end()
 
 
 def test_tokens_are_streamed_as_they_are_committed():
@@ -352,11 +355,27 @@ def test_a_cancelled_request_stops_there_and_gives_its_blocks_to_others():
     engine.serve(requests)
     assert [r.status.value for r in requests] == ["cancelled", "finished", "cancelled", "cancelled", "finished"]
     assert engine.output(requests[0]).ids == sum(gone.pieces, []) == alone("plain", PREFIX, 12)[:3]
-    assert engine.output(requests[0]).finish == "cancelled" and gone.ended == 0
+    assert engine.output(requests[0]).finish == "cancelled" and gone.ended == 1
     assert engine.output(requests[2]).ids == []
     for i in (1, 4):
         assert engine.output(requests[i]).ids == alone("plain", PROMPTS[i], LENGTHS[i])
     assert engine.pool.free_blocks == 12
+
+
+def test_the_stream_of_a_cancelled_request_shows_what_it_held_back_and_takes_another_text():
+    def write(piece):
+        pieces.append(piece)
+        if len(pieces) == 3:
+            engine.cancel(gone)
+
+    engine, pieces = Engine(DecoderTarget(TARGET.decoder, Letters()), Scheduler(BlockPool(20, 4))), []
+    stream = TextStream(Letters(), write, stop="never said")  # as long as it, the end of the text is held back
+    gone = engine.request(PREFIX, max_new_tokens=30, on_tokens=stream)
+    engine.serve([gone])
+    said = engine.output(gone).text
+    assert gone.status is Status.CANCELLED and "".join(pieces) == said and len(said) > 3
+    engine.serve([again := engine.request(PROMPTS[1], max_new_tokens=14, on_tokens=stream)])
+    assert "".join(pieces) == said + engine.output(again).text
 
 
 def test_cancelling_from_another_thread_while_a_pass_is_planned_harms_nobody_else(monkeypatch):
@@ -422,16 +441,32 @@ def test_a_proposer_follows_one_text_at_a_time():
     assert engine.output(second).ids == alone("plain", PROMPTS[1], 14)
 
 
-def test_a_reader_that_fails_loses_its_own_request_alone():
+@pytest.mark.parametrize("tokens, at", [(9, 2), (1, 1)], ids=["in the middle", "at the last token"])
+def test_a_reader_that_fails_loses_its_own_request_alone(tokens, at):
+    def fail():
+        raise ConnectionError("the client has gone")
+
+    engine, reader = Engine(TARGET, Scheduler(BlockPool(20, 4), max_num_seqs=4)), Reader(at, fail)
+    requests = [engine.request(PREFIX, max_new_tokens=tokens, on_tokens=reader)]
+    requests += [engine.request(PROMPTS[1], max_new_tokens=14)]
+    engine.serve(requests)
+    assert requests[0].status is Status.CANCELLED and "the client has gone" in requests[0].error
+    assert reader.ended == 1 and engine.output(requests[0]).finish == "cancelled"
+    assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
+
+
+def test_a_reader_that_fails_at_its_end_loses_its_own_request_alone():
     def fail():
         raise ConnectionError("the client has gone")
 
     engine = Engine(TARGET, Scheduler(BlockPool(20, 4), max_num_seqs=4))
-    requests = [engine.request(PREFIX, max_new_tokens=9, on_tokens=Reader(2, fail))]
-    requests += [engine.request(PROMPTS[1], max_new_tokens=14)]
-    engine.serve(requests)
-    assert requests[0].status is Status.CANCELLED and "the client has gone" in requests[0].error
-    assert engine.output(requests[1]).ids == alone("plain", PROMPTS[1], 14)
+    served = engine.request(PREFIX, max_new_tokens=3, on_tokens=Reader(at_end=fail))
+    cancelled = engine.request(PREFIX, max_new_tokens=9, on_tokens=Reader(2, lambda: engine.cancel(cancelled), fail))
+    last = Reader(2, lambda: engine.cancel(other))
+    other = engine.request(PROMPTS[1], max_new_tokens=9, on_tokens=last)
+    engine.serve([served, cancelled, other])
+    assert served.status is Status.CANCELLED and "the client has gone" in served.error
+    assert cancelled.status is other.status is Status.CANCELLED and last.ended == 1
 
 
 @pytest.mark.parametrize("bad, why", [
@@ -573,12 +608,3 @@ def test_a_run_that_fails_cancels_requests_that_have_not_arrived_and_frees_their
         engine.serve([running, later])
     assert later.status is Status.CANCELLED
     assert engine.request(PREFIX, proposer=proposer).status is Status.WAITING
-
-
-def test_a_request_whose_reader_fails_at_the_last_token_is_cancelled():
-    def gone(tokens):
-        raise ConnectionError("gone")
-
-    engine = Engine(TARGET, Scheduler(BlockPool(20, 4), 3))
-    engine.serve([request := engine.request(PREFIX, max_new_tokens=1, on_tokens=gone)])
-    assert request.status is Status.CANCELLED and engine.output(request).finish == "cancelled"

@@ -85,7 +85,7 @@ def test_each_turn_of_a_chat_repeats_all_before_it():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: Poisson(-1), "positive number of requests per second, not -1"),
+        (lambda: Poisson(-1), "rate must be positive, not -1"),
         (lambda: Fixed(0), "count must be positive"),
         (lambda: Uniform(5, 4), "from low to high"),
         (lambda: Listed(()), "at least one"),

@@ -11,7 +11,7 @@ from lessons_lib.training.collect import Text, Writer
 class Words:
     """A tokenizer without merges: one token a letter, after a token that stands for the template."""
 
-    eos_token_id = 2
+    eos_token_id, pad_token_id = 2, 0
 
     def apply_chat_template(self, messages, add_generation_prompt, return_dict):
         return [1, *(3 + ord(letter) % 90 for letter in messages[0]["content"])]

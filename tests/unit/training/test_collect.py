@@ -34,11 +34,6 @@ def test_state_i_is_what_the_head_read_to_choose_token_i_plus_1(target, texts):
         assert chosen[text.prompt_length - 1 :] == text.ids[text.prompt_length :]
 
 
-def test_a_prompt_that_does_not_fit_is_left_out(target):
-    writer = Writer(target, eos=(), rows=2, capacity=10, max_new=6)
-    assert [text.key for text in writer.write([Text("long", [1] * 5, 5), Text("short", [1] * 4, 4)])] == ["short"]
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_texts_that_end_with_their_first_token_leave_none_waiting(target, rows):
     writer = Writer(target, eos=(), rows=rows, capacity=20, max_new=1)
@@ -64,6 +59,11 @@ def run(model, folder, **options):
 
 def written(folder):
     return [(text.key, text.ids, text.temperature) for text in collect.read_all(folder)]
+
+
+def test_prompts_that_are_too_long_are_left_out(model, tmp_path):
+    assert run(model, tmp_path, longest=5) == 4
+    assert {key for key, _, _ in written(tmp_path)} == {"chat/0", "chat/2", "chat/5", "chat/6"}
 
 
 @pytest.mark.parametrize("first", [1, 2, 5])
@@ -98,10 +98,11 @@ def test_a_text_is_sampled_by_its_own_key_in_every_process():
 
 
 def test_a_shard_gives_its_texts_back(texts, tmp_path):
+    texts = [replace(texts[0], subject="20"), *texts[1:]]
     collect.save(texts, tmp_path / "0.safetensors")
     for text, back in zip(texts, collect.read_all(tmp_path), strict=True):
-        assert (text.key, text.ids, text.prompt_length, text.temperature) == (
-            back.key, back.ids, back.prompt_length, back.temperature,
+        assert (text.key, text.ids, text.prompt_length, text.temperature, text.subject) == (
+            back.key, back.ids, back.prompt_length, back.temperature, back.subject,
         )  # fmt: skip
         assert torch.equal(text.hidden, back.hidden)
 

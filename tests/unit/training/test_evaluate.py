@@ -14,9 +14,10 @@ from lessons_lib.decoding.proposers.draft_length import Constant
 from lessons_lib.decoding.proposers.tree_shape import regular
 from lessons_lib.decoding.targets import DecoderTarget
 from lessons_lib.models.draft import TrimmedDecoder, own_weights, start_from
-from lessons_lib.training import evaluate, read_texts
+from lessons_lib.training import evaluate
 from lessons_lib.training.collect import Text
 from lessons_lib.training.evaluate import evaluate_heads, rounded_worth, stats_of, top_tokens
+from lessons_lib.training.loop import read_texts
 
 R, W = True, False
 

@@ -91,20 +91,11 @@ def test_a_run_in_pieces_ends_with_the_very_weights_of_a_run_in_one_go(target, t
     assert again.step == 5 and again.adapter.exit_layer == 1
 
 
-class Letters:
-    """A tokenizer of one token a letter, with padding."""
-
-    eos_token_id, pad_token_id, chat_template = 2, 0, ""
-
-    def apply_chat_template(self, messages, add_generation_prompt, return_dict):
-        return [1, *(3 + ord(letter) % 90 for letter in messages[0]["content"])]
-
-
 @pytest.fixture(scope="module")
-def writer() -> LanguageModel:
+def writer(model) -> LanguageModel:
     network = tiny()
     network.generation_config.eos_token_id = 2
-    return LanguageModel(network, Letters(), "tiny", "cpu", torch.float64)
+    return replace(model, network=network)
 
 
 def test_the_first_text_of_a_prompt_is_greedy_and_ends_where_the_model_ends(writer):

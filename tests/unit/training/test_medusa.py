@@ -69,7 +69,7 @@ def test_the_loss_of_untrained_heads_is_the_models_own_surprise_at_later_tokens(
 
 
 def test_head_k_counts_lambda_to_the_k():
-    assert medusa.total(torch.tensor([1.0, 10.0]), 0.8) == pytest.approx(0.8 + 0.64 * 10)
+    assert medusa.total([1.0, 10.0], 0.8) == pytest.approx(0.8 + 0.64 * 10)
 
 
 @pytest.mark.parametrize("form", [dict(), dict(root_rank=2)], ids=str)
@@ -264,7 +264,7 @@ def test_texts_that_train_nothing_are_looked_at_before_the_first_step_on_the_way
     looks = {row["step"]: row for row in run.curve if "held_kl" in row}
     assert list(looks) == [1, 21, 40] and all(len(row["top1"]) == 2 for row in looks.values())
     assert looks[1]["held_kl"] == pytest.approx(0, abs=1e-4) and 0 < looks[40]["held_kl"] < 1
-    untrained = total(torch.tensor(judge(MedusaHeads(target.head.weight, 2), texts[:3])["loss"]), JOINT.decay)
+    untrained = total(judge(MedusaHeads(target.head.weight, 2), texts[:3])["loss"], JOINT.decay)
     assert looks[1]["held_heads"] == pytest.approx(untrained, rel=1e-3) and looks[40]["held_heads"] < untrained
     assert "held_kl" not in together(target, texts, tmp_path / "none").curve[0]
 

@@ -1,4 +1,4 @@
-"""Lesson 12's exercises: right answers pass, and the usual mistakes are seen."""
+"""Lesson 12's exercises: the library gives what is asked for, and the usual mistakes are seen."""
 
 import pytest
 import torch
@@ -14,16 +14,8 @@ def cut_at(values, sparsity):
     return threshold(torch.tensor(values), sparsity)
 
 
-def unread(active):
-    return sum(not any(column) for column in zip(*active, strict=True)) / len(active[0])
-
-
-def gate_first(layers, width, intermediate_size, weights, sparsity):
-    return 1 / (1 - sparsity * 2 * layers * width * intermediate_size / weights)
-
-
-@pytest.mark.parametrize("name, attempt", [("12.1", fewest), ("12.2", cut_at), ("12.3", unread), ("12.4", gate_first)])
-def test_right_answers_pass(name, attempt, checked):
+@pytest.mark.parametrize("name, attempt", [("12.1", fewest), ("12.2", cut_at)])
+def test_the_library_gives_what_is_asked_for(name, attempt, checked):
     assert checked(name, attempt) == f"{name}: passed\n"
 
 

@@ -1,7 +1,4 @@
-"""Lookahead: masks written by hand, every window token against a pass of its own, pool and slide by hand.
-
-Past 250 lines because two masks are written out, a row of the paper's figure a line.
-"""
+"""Lookahead: a mask written by hand, every window token against a pass of its own, pool and slide by hand."""
 
 import pytest
 import torch

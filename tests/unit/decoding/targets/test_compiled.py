@@ -77,22 +77,14 @@ def test_a_trimmed_draft_scores_the_whole_vocabulary_compiled_as_it_does_eager(w
     torch.testing.assert_close(*scores, rtol=0, atol=1e-10)
 
 
-def test_frozen_and_tuned_weights_decode_the_same_and_leave_no_setting_behind(monkeypatch):
-    monkeypatch.setitem(compiler.AUTOTUNED, "max_autotune_gemm_backends", "ATEN")  # the templates: see the next test
-    network = decoder(1, torch.float32)
-    target = CompiledTarget(network, context=CONTEXT, matmul="max-autotune", regional=True)
-    assert not target.regional  # its weights would be no constants
-    assert greedy(target) == greedy(DecoderTarget(network))
-    assert inductor.freezing is False and inductor.max_autotune_gemm is False
-
-
-def test_tuning_a_product_writes_no_tables_and_computes_the_same(capfd):
+def test_tuning_a_product_writes_no_tables_computes_the_same_and_leaves_no_setting_behind(capfd):
     product = torch.nn.Linear(32, 64, bias=False).requires_grad_(False)
     x = torch.randn(1, 32)
     with compiler.settings(frozen=True, max_autotune=True):
         found = torch.compile(product, dynamic=False)(x)
     torch.testing.assert_close(found, product(x))
     assert "AUTOTUNE" not in capfd.readouterr().err
+    assert inductor.freezing is False and inductor.max_autotune_gemm is False
 
 
 def test_pointwise_matmuls_for_one_token_and_frozen_ones_for_several_decode_the_same():
@@ -117,7 +109,7 @@ def test_layers_compiled_once_decode_the_same_by_one_layers_code(matmul):
 
 
 def test_an_unknown_way_of_multiplying_is_refused():
-    with pytest.raises(ValueError, match="matmul='fast' is not known; choose one of: pointwise, max-autotune, library"):
+    with pytest.raises(ValueError, match="matmul='fast' is not known; choose one of: pointwise, library"):
         CompiledTarget(decoder(), matmul="fast")
 
 

@@ -1,4 +1,4 @@
-"""Our decoder as a target: several inputs in one pass are as each alone, and tokens may enter at a later layer."""
+"""Our decoder as a target: logits of transformers, and tokens that enter at a later layer. See also test_seams.py."""
 
 import torch
 from support.oracle import PROMPT
@@ -8,7 +8,7 @@ from lessons_lib.decoding.draft_tree import ModelInput, plain_input
 from lessons_lib.models import Decoder
 
 EXACT = dict(rtol=0, atol=1e-12)
-TEXTS = [PROMPT, [7, 7, 3, 9, 61, 2, 8], [1]]
+OTHER = [7, 7, 3, 9, 61, 2, 8]
 
 
 def target_of(network) -> DecoderTarget:
@@ -28,13 +28,6 @@ def test_logits_are_those_of_transformers(network):
     torch.testing.assert_close(found, network(torch.tensor([PROMPT])).logits[0], rtol=0, atol=1e-5)
 
 
-def test_texts_that_share_a_pass_do_not_see_each_other(network):
-    target = target_of(network)
-    together = target.run([plain_input(text, target.new_cache(16), len(text)) for text in TEXTS])
-    for output, text in zip(together, TEXTS, strict=True):
-        torch.testing.assert_close(output.logits, read(target, text).logits, **EXACT)
-
-
 def test_only_the_wanted_tokens_get_logits_and_states(network):
     target = target_of(network)
     whole, last = (read(target, PROMPT, wanted, after=(1, "final")) for wanted in (len(PROMPT), 2))
@@ -51,10 +44,10 @@ def test_tokens_that_enter_at_a_later_layer_join_a_pass_and_every_output_keeps_i
     states = read(target, PROMPT, after=(1,)).states[1]
     late = ModelInput(PROMPT, list(range(len(PROMPT))), None, target.new_cache(16), len(PROMPT))
     late.first_layer, late.states = 1, states
-    other = plain_input(TEXTS[1], target.new_cache(16), 1)
+    other = plain_input(OTHER, target.new_cache(16), 1)
     entered, whole = target.run([late, other])
     torch.testing.assert_close(entered.logits, read(target, PROMPT).logits, **EXACT)
-    torch.testing.assert_close(whole.logits, read(target, TEXTS[1], 1).logits, **EXACT)
+    torch.testing.assert_close(whole.logits, read(target, OTHER, 1).logits, **EXACT)
 
 
 def test_a_second_pass_goes_on_where_the_first_one_ended(network):

@@ -9,8 +9,7 @@ from support.proposers import Scripted, always_right, always_wrong, tree_with_de
 from lessons_lib import DraftModel, PromptLookup, generate
 from lessons_lib.caches import Streaming
 from lessons_lib.decoding.draft_tree import plain_input
-from lessons_lib.decoding.proposers.early_exit import EarlyExit
-from lessons_lib.decoding.targets import CompiledStreamingTarget, DecoderTarget, StreamingTarget, Unsupported
+from lessons_lib.decoding.targets import CompiledStreamingTarget, DecoderTarget, StreamingTarget
 from lessons_lib.models import LanguageModel, tiny
 from lessons_lib.models.decoder import Decoder
 
@@ -106,12 +105,6 @@ def test_a_streaming_draft_model_drafts_no_longer_than_its_cache_can_drop(decode
     output = generate(plain, PROMPT, DraftModel(draft, gamma=6), max_new_tokens=N)
     assert output.ids == text
     assert max(step.depth for step in output.stats) == 4
-
-
-def test_drafts_by_the_first_layers_are_refused(target):
-    """Their keys would be in some layers only."""
-    with pytest.raises(Unsupported, match="EarlyExit needs layer ranges, which StreamingTarget does not offer"):
-        generate(target, PROMPT, EarlyExit(1), max_new_tokens=N)
 
 
 def test_prompt_lookup_works_over_a_streaming_cache(target):

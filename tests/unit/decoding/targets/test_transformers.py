@@ -102,6 +102,16 @@ def test_a_context_by_another_name_or_in_the_config_of_the_text_part_bounds_the_
         generate(network_of(IMAGES), TEXT, max_new_tokens=49)
 
 
+@pytest.mark.parametrize("eos, known", [(-1, ()), ([-1], ()), (97, ()), ([96, 97], (96,)), ([0, -1], (0,)), (3, (3,))])
+def test_ends_that_the_model_has_no_logits_for_are_left_out(eos, known):
+    network = tiny()
+    network.generation_config.eos_token_id = eos
+    assert TransformersTarget(network).eos == known
+    out = generate(network, PROMPT, max_new_tokens=N, min_new_tokens=N // 2)
+    options = dict(max_new_tokens=N, min_new_tokens=N // 2, do_sample=False, pad_token_id=0)
+    assert PROMPT + out.ids == network.generate(torch.tensor([PROMPT]), **options)[0].tolist()
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_tree_is_verified_under_either_attention(attention):
     network = tiny()

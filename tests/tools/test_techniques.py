@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lessons_lib.measure.results import make_claim, update
-from lessons_lib.measure.techniques import KNOWN, TECHNIQUES, technique_cells
+from tools.techniques import KNOWN, TECHNIQUES, technique_cells
 
 
 @pytest.fixture
@@ -60,5 +60,5 @@ def test_what_was_not_measured_has_no_row(results):
 def test_every_technique_rests_on_claims_that_are_registered():
     from bench import run  # registers them all
 
-    named = {claim for _, speed, peer in KNOWN for claim in (speed, peer) if claim}
+    named = {claim for of in KNOWN for claim in (of.speed, of.peer) if claim}
     assert named <= set(run.CLAIMS)
