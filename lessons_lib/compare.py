@@ -19,12 +19,13 @@ import numpy as np
 import torch
 
 from lessons_lib.advice import EXACT, OTHER, PEER, recommendation, recommended
+from lessons_lib.decoding.checks import kind
 from lessons_lib.decoding.generate import Output, after_prefill, generate
 from lessons_lib.decoding.peers import TransformersGenerate
 from lessons_lib.decoding.probing import Divergence, first_divergence
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.targets import CompiledTarget, Target, TransformersTarget, as_target
-from lessons_lib.decoding.text import Prompt, encode, kind
+from lessons_lib.decoding.text import Prompt, encode
 from lessons_lib.measure import clock, tables
 from lessons_lib.measure.clock import Interval, Ratio, no_gc, rate_ratio
 from lessons_lib.measure.config import ModelConfig

@@ -51,7 +51,7 @@ class CountedCache(Cache):
         return self._lengths[layer]
 
     def advance(self, count: int) -> None:
-        """Add `count` to the length of every layer, after a compiled step wrote the entries itself."""
+        """Add `count` to the length of every layer, after a forward pass that wrote the entries without `append`."""
         self._lengths = [self.length() + count] * len(self._lengths)
 
 

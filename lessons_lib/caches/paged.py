@@ -40,7 +40,7 @@ class PagedMemory:
         longest = max(at_least, *map(len, tables))
         return [[*table, *[self.null_block] * (longest - len(table))] for table in tables]
 
-    def new_blocks(self, table: Sequence[int], start: int, end: int) -> list[int]:
+    def to_clear(self, table: Sequence[int], start: int, end: int) -> list[int]:
         """The block that entries `start` to `end` start to fill and leave partly empty: a list of one block, or empty.
 
         The caller clears it first. Attention reads the whole block, and a NaN that another sequence left there would
@@ -92,9 +92,9 @@ class PagedCache(CountedCache):
         CacheFullError if the blocks have no room.
         """
         count, memory = keys.shape[1], self.memory
-        start, used, new_blocks = self.room(count, layer)
+        start, used, to_clear = self.room(count, layer)
         blocks, offsets, table = self._slot_mapping(start, count, used)
-        memory.clear(new_blocks, layer)
+        memory.clear(to_clear, layer)
         memory.keys[layer][blocks, :, offsets] = keys.transpose(0, 1)
         memory.values[layer][blocks, :, offsets] = values.transpose(0, 1)
         self._lengths[layer] += count
@@ -108,7 +108,7 @@ class PagedCache(CountedCache):
     def room(self, count: int, layer: int = -1) -> tuple[int, list[int], list[int]]:
         """Where `count` new entries go -> (index of the first, blocks that hold all entries, block to clear first).
 
-        The third is a list of one block or empty; see `PagedMemory.new_blocks`. CacheFullError without room.
+        The third is a list of one block or empty; see `PagedMemory.to_clear`. CacheFullError without room.
         """
         start, end = self.length(layer), self.length(layer) + count
         if end > self.capacity:
@@ -117,7 +117,7 @@ class PagedCache(CountedCache):
                 "extend the sequence in its block pool first"
             )
         used = self.blocks[: blocks_for(end, self.memory.block_size)]
-        return start, used, self.memory.new_blocks(self.blocks, start, end)
+        return start, used, self.memory.to_clear(self.blocks, start, end)
 
     def _slot_mapping(self, start: int, count: int, used: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Blocks and offsets (T,) of the new entries (vLLM: slot mapping), and `used` as a tensor.

@@ -9,7 +9,7 @@ sampling                verification: the acceptance rules
 targets/decoder         the forward pass, with models/decoder and caches/cache
 
 Around it:
-text                    prompts to ids, ids to text, stop texts
+text, checks            prompts to ids, ids to text, stop texts; what arguments may be
 prediction              counts and speeds of a run that was not made
 probing, timing         logits along a text; times of steps and requests
 peers, llamacpp         the same by transformers and llama.cpp

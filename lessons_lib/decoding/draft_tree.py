@@ -22,7 +22,8 @@ MODES = ("greedy", "iid", "without_replacement")
 class Children:
     """The draft tokens below one node and how they were sampled. The lossless acceptance rule needs both.
 
-    mode: "iid" (with replacement), "without_replacement", or "greedy" for tokens chosen without sampling.
+    mode: "iid" (with replacement), "without_replacement", or "greedy" for tokens not sampled from a q: the argmax, a
+    copy, any token that does not depend on the random numbers of the acceptance rule.
     q: (V,) the distribution the tokens were sampled from; None for "greedy".
     tokens: in the order they were sampled. With "iid" a token may be listed several times; it still has only one node.
     """

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from lessons_lib.caches.sizes import cached_tokens
+from lessons_lib.decoding.checks import check_integers, kind
 from lessons_lib.decoding.draft_tree import DraftTree, ModelInput, ModelOutput, make_input, plain_input
-from lessons_lib.decoding.proposers import Proposer, check_integers
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import Acceptance, Greedy
 from lessons_lib.decoding.sequence import Sequence, StoppingCriteria
 from lessons_lib.decoding.targets import as_target
-from lessons_lib.decoding.text import Detokenizer, Prompt, StoppedText, as_texts, encode, kind
+from lessons_lib.decoding.text import Detokenizer, Prompt, StoppedText, as_texts, encode
 
 
 @dataclass(slots=True)
@@ -134,7 +135,10 @@ def empty_tree(seq: Sequence) -> DraftTree | None:
 
 
 def verify(seq: Sequence, output: ModelOutput) -> tuple[list[int], list[int]]:
-    """Apply the acceptance rule (in sampling.py), then the stopping criteria -> accepted nodes, tokens to commit."""
+    """Apply the acceptance rule (in sampling.py), then the stopping criteria -> accepted nodes, tokens to commit.
+
+    The tree's budget keeps the tokens within the maximal length.
+    """
     if seq.tree is None:
         return [], []
     # Accepted draft tokens, then one token from the target
@@ -142,11 +146,10 @@ def verify(seq: Sequence, output: ModelOutput) -> tuple[list[int], list[int]]:
     path, own = seq.acceptance.accept(seq.tree, logits, seq.generator)
     tokens = [*(seq.tree.tokens[node] for node in path), own]
     # Cut after the token that ends the text
-    for i, token in enumerate(tokens):
-        count = seq.num_output_tokens + i + 1
-        seq.finish_reason = seq.stopping.reason(token, count) or ("length" if count >= seq.length else None)
+    for count, token in enumerate(tokens, 1):
+        seq.finish_reason = seq.stopping.reason(token, seq.num_output_tokens + count)
         if seq.finish_reason:
-            return path, tokens[: i + 1]
+            return path, tokens[:count]
     return path, tokens
 
 

@@ -125,15 +125,14 @@ def choose_child(
     induction it holds for several children, as long as drafting used none of the random numbers of this rule.
     """
     for token in children:
-        # Accept with probability min(1, p / w). w: q, or for an unsampled token all mass on this token.
-        # The strict < rejects a token of probability 0 even if the uniform number is exactly 0.
+        # w: q, or for an unsampled token all mass on this token
         if mode == "greedy":
-            accepted = _uniform(p, generator) < p[token]
             w = torch.zeros_like(p).index_fill_(0, torch.tensor([token], device=p.device), 1.0)
         else:
             w = q.to(p)
-            accepted = _uniform(p, generator) * w[token] < p[token]
-        if accepted:
+        # Accept with probability min(1, p / w). The strict < rejects a token of probability 0 even if the uniform
+        # number is exactly 0.
+        if _uniform(p, generator) * w[token] < p[token]:
             return token, True
         # After a rejection, continue with the residual of p
         p = residual(p, w)

@@ -82,7 +82,7 @@ class Sequence:
     error: str | None = None  # reason for a failure or rejection
 
     # Decoding: set by `generate.ready`.
-    cache: Cache | None = None
+    cache: Cache | None = None  # when served: None from admission to the next step, for which the engine makes one
     proposer: Proposer | None = None
     acceptance: Acceptance | None = None
     generator: torch.Generator | None = None

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from lessons_lib.decoding.proposers import whole
+from lessons_lib.decoding.checks import kind, whole
 
 Prompt = str | Sequence[int] | Tensor | np.ndarray | Mapping[str, Sequence[int] | Tensor] | Sequence[dict[str, str]]
 UNREADABLE = "\ufffd"  # the replacement character, to which the bytes of an incomplete character decode
@@ -78,11 +78,6 @@ def _chat_ids(target, messages: list[Mapping]) -> list[int]:
     if getattr(tokenizer, "chat_template", "") is None:
         raise ValueError("this model's tokenizer has no chat template: pass the prompt as text")
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-
-
-def kind(value) -> str:
-    """The type of an argument, or the class if it is one, for error messages."""
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 class Detokenizer:

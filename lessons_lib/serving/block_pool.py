@@ -88,7 +88,8 @@ class BlockPool:
         missing = max(0, blocks_for(tokens, self.block_size) - len(table))
         if missing + len(shared) > max(0, self.free_blocks - spare):
             return False
-        # copy-on-write: replace each shared block by a block of its own
+        # copy-on-write: replace each shared block by a block of its own. Only after a `fork`, a seam for beam search:
+        # prefix caching shares full blocks, which nobody writes
         for i in shared:
             old, table[i] = table[i], self._take()
             self._drop(old)
@@ -117,7 +118,7 @@ class BlockPool:
         needed = blocks_for(tokens, self.block_size)
         while len(seq.block_table) > needed:
             self._drop(seq.block_table.pop())
-        del seq.block_hashes[tokens // self.block_size :]
+        del seq.block_hashes[tokens // self.block_size :]  # rejected draft tokens have none yet
 
     def fork(self, seq: Sequence, child: Sequence) -> None:
         """Let `child` share all blocks of a sequence. The first to write copies the partly filled last block.

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 
 from lessons_lib.caches.paged import PagedCache, PagedMemory
+from lessons_lib.caches.streaming import StreamingCache
 from lessons_lib.decoding.generate import Output, new_sequence, ready, step, text_of
 from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import Acceptance
@@ -53,7 +54,8 @@ class Engine:
         self.scheduler, self.pool, self.memory = scheduler, scheduler.pool, memory_of(self.target)
         self.pool.attach(self.memory)
         self.start = time.perf_counter()
-        self.requests: WeakSet[Sequence] = WeakSet()  # as long as something else refers to them
+        # id -> request, as long as something else refers to it
+        self.requests: WeakValueDictionary[int | str, Sequence] = WeakValueDictionary()
         self.numbers = count()
 
     def request(
@@ -73,22 +75,22 @@ class Engine:
         """Make a request for `serve`. The arguments not listed here are those of `generate`.
 
         id: by default the next free number. arrival: seconds after the start of `serve`.
-        proposer: drafts at most the scheduler's `num_speculative_tokens` tokens per step (0 by default). Give each
-        request its own proposer and generator.
+        proposer: drafts at most the scheduler's `num_speculative_tokens` tokens per step; at its default, 0, it drafts
+        nothing. Give each request its own proposer and generator.
         on_tokens: if it raises an exception, only its own request is cancelled. `serve` calls its `end` after the last
         token, or at the end of the run if the request was cancelled, failed or rejected.
         """
-        for other in self.requests:
-            if other.id == id:
-                raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
-            if proposer is not None and other.proposer is proposer and other.status in (Status.WAITING, Status.RUNNING):
-                raise ValueError(f"request {other.id!r} uses this proposer; give each request its own")
         if id is None:
-            id = next(i for i in self.numbers if all(other.id != i for other in self.requests))
+            id = next(number for number in self.numbers if number not in self.requests)
+        elif id in self.requests:
+            raise ValueError(f"this engine has a request {id!r} already; give each an id of its own")
+        for other in self.requests.values() if proposer is not None else ():
+            if other.proposer is proposer and other.status in (Status.WAITING, Status.RUNNING):
+                raise ValueError(f"request {other.id!r} uses this proposer; give each request its own")
         limits = max_new_tokens, min_new_tokens, stop
         seq = new_sequence(self.target, prompt, proposer, acceptance, *limits, generator, id=id, arrival=arrival)
         seq.on_tokens = on_tokens
-        self.requests.add(seq)
+        self.requests[id] = seq
         return seq
 
     def serve(self, requests: list[Sequence]) -> Log:
@@ -144,20 +146,16 @@ class Engine:
     def run(self, plan: Plan) -> list[list[int]]:
         """Run one step for the rows of a plan -> the new tokens of each row.
 
-        Replaces the planned token counts in `plan.rows` by the number of tokens that were fed.
+        Replaces the planned number of tokens of each row by the number that was fed.
         """
         if self.pool.owner_mark is not self.memory.owner_mark:
             raise RuntimeError("another run has used this engine's blocks; give each engine its own pool and target")
-        # give every sequence its token budget and a cache over its block table
-        seqs = [seq for seq, _ in plan.rows]
-        for seq, tokens in plan.rows:
-            seq.num_scheduled_tokens = tokens
-            # newly admitted, or again after a preemption: the pool gives a released sequence a new table
-            if isinstance(self.target, StreamingTarget):
-                if seq.cache.length() != seq.num_computed_tokens:
-                    seq.cache = self.target.new_cache(seq.num_tokens)
-            elif seq.cache.blocks is not seq.block_table:
-                seq.cache = PagedCache(self.memory, seq.block_table, seq.num_computed_tokens)
+        # give every sequence its token budget, and a cache if it was just admitted
+        seqs = [row.seq for row in plan.rows]
+        for row in plan.rows:
+            row.seq.num_scheduled_tokens = row.tokens
+            if row.seq.cache is None:
+                row.seq.cache = self._new_cache(row.seq)
         # copy-on-write, before the pass writes
         for source, to in self.pool.copies:
             self.memory.copy(source, to)
@@ -166,10 +164,16 @@ class Engine:
         idle = [self._padding() for _ in plan.idle] if self.padded else []
         committed = step(self.target, seqs + idle)[: len(seqs)] if seqs + idle else []
         sync(self.target.device)  # so that the log has the time of the whole step
-        plan.rows = [(seq, seq.stats[-1].num_input_tokens) for seq in seqs]
-        for seq, tokens in zip(seqs, committed, strict=True):
-            self._stream(seq, tokens)
+        for row, tokens in zip(plan.rows, committed, strict=True):
+            row.tokens = row.seq.stats[-1].num_input_tokens
+            self._stream(row.seq, tokens)
         return committed
+
+    def _new_cache(self, seq: Sequence) -> PagedCache | StreamingCache:
+        """A cache over the sequence's block table, or a streaming cache of its own."""
+        if isinstance(self.target, StreamingTarget):
+            return self.target.new_cache(seq.num_tokens)
+        return PagedCache(self.memory, seq.block_table, seq.num_computed_tokens)
 
     def _adopt(self, seq: Sequence) -> bool:
         """Prepare a request that this engine did not make. Returns False if it cannot run; it is then rejected."""
@@ -181,7 +185,7 @@ class Engine:
         except ValueError as error:
             seq.status, seq.error = Status.REJECTED, f"Request {seq.id} can never run: {error}"
             return False
-        self.requests.add(seq)
+        self.requests[seq.id] = seq
         return True
 
     def _padding(self) -> Sequence:

@@ -57,10 +57,10 @@ class Log:
     def record(self, scheduler: Scheduler, plan: Plan, committed: list[list[int]], start: float, end: float) -> None:
         """Log a step that ran from start to end (seconds). Call it before scheduler.commit frees blocks and slots."""
         shares = [
-            Share(seq.id, seq.slot, fed, len(tokens), prefill, cached)
-            for (seq, fed), tokens, (prefill, cached) in zip(plan.rows, committed, plan.before, strict=True)
+            Share(row.seq.id, row.seq.slot, row.tokens, len(tokens), row.prefilling, row.cached)
+            for row, tokens in zip(plan.rows, committed, strict=True)
         ]
-        cached = plan.cached_tokens + sum([fed for _, fed in plan.rows])
+        cached = plan.cached_tokens + sum([row.tokens for row in plan.rows])
         used = self.num_blocks - scheduler.pool.free_blocks
         waiting, preempted = len(scheduler.waiting), [seq.id for seq in plan.preempted]
         idle = [(seq.slot, seq.id) for seq in plan.idle]
@@ -81,7 +81,8 @@ class Backend(Protocol):
     def run(self, plan: Plan) -> list[list[int]]:
         """Run one step and append the new tokens to each sequence -> the new tokens of each row of the plan.
 
-        A row that feeds only a part of a prompt gets no new token.
+        A row that feeds only a part of a prompt gets no new token. Sets the `tokens` of each row to the number that it
+        fed, which `Log.record` reads.
         """
 
 

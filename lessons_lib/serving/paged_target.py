@@ -51,8 +51,8 @@ class PagedTarget(DecoderTarget):
 
     def decode_segment(self, caches: Sequence[PagedCache]) -> Segment:
         """One segment for sequences that feed one token each. Raises CacheFullError before anything is written."""
-        starts, used, new_blocks = zip(*(cache.room(1) for cache in caches), strict=True)
-        self.memory.clear([*chain.from_iterable(new_blocks)])
+        starts, used, to_clear = zip(*(cache.room(1) for cache in caches), strict=True)
+        self.memory.clear([*chain.from_iterable(to_clear)])
         positions = torch.tensor(starts, device=self.device)
         tables = torch.tensor(self.memory.padded(used), device=self.device)
         pages = Pages(self.memory.keys, self.memory.values, positions, tables)
@@ -135,25 +135,25 @@ class CompiledPagedTarget(PagedTarget):
 
     def _run(self, inputs: Sequence[ModelInput]) -> list[ModelOutput]:
         # positions and block tables, before anything is written
-        rows, new_blocks, counts = [], [], [model_input.wanted for model_input in inputs]
+        rows, to_clear, counts = [], [], [model_input.wanted for model_input in inputs]
         for model_input in inputs:
             start, used, new = model_input.cache.room(len(model_input.tokens))
             rows.append(
                 (model_input.tokens, [start + offset for offset in model_input.offsets], used, model_input.wanted)
             )
-            new_blocks += new
-        logits = self._call(rows, new_blocks)
+            to_clear += new
+        logits = self._call(rows, to_clear)
         for model_input in inputs:
             model_input.cache.advance(len(model_input.tokens))
         return [ModelOutput(one) for one in logits[: sum(counts)].split(counts)]
 
     def _call(
-        self, rows: Sequence[tuple[list[int], list[int], list[int], int]], new_blocks: Sequence[int] = ()
+        self, rows: Sequence[tuple[list[int], list[int], list[int], int]], to_clear: Sequence[int] = ()
     ) -> Tensor:
         """Call the compiled step -> logits, first those of the wanted tokens of each input.
 
         rows: (tokens, positions, block table, number of last tokens whose logits are wanted) of each input.
-        new_blocks: blocks to clear first. The compiled step does not check indices, so they are checked here.
+        to_clear: blocks to clear first. The compiled step does not check indices, so they are checked here.
         """
         # one row per token
         tokens, positions, tables, wanted = [], [], [], []
@@ -167,11 +167,11 @@ class CompiledPagedTarget(PagedTarget):
             tokens, positions, tables = tokens + [0], positions + [0], tables + [[]]
         wanted = wanted * 2 if len(wanted) == 1 else wanted
         tables = self.memory.padded(tables, at_least=2)
-        # check the indices, clear new blocks, run
+        # check the indices, clear blocks, run
         check("token", tokens, self.vocab_size)
         check("position", positions, self.context)
         check("block", [*chain.from_iterable(tables)], self.memory.null_block + 1)
-        self.memory.clear(new_blocks)
+        self.memory.clear(to_clear)
         given = [torch.tensor(numbers, device=self.device) for numbers in (tokens, positions, tables, wanted)]
         return self.step(*given, self.memory.keys, self.memory.values)
 

@@ -57,8 +57,8 @@ class Metrics:
     def record(self, plan: Plan, committed: list[list[int]]) -> None:
         """Count a step after its commit."""
         self.preemptions.inc(len(plan.preempted))
-        for (sequence, _), tokens in zip(plan.rows, committed, strict=True):
-            times = sequence.times
+        for row, tokens in zip(plan.rows, committed, strict=True):
+            sequence, times = row.seq, row.seq.times
             if not tokens or sequence.status is Status.CANCELLED:
                 continue  # a part of a prompt, or cancelled during the step
             self.generation_tokens.inc(len(tokens))

@@ -25,35 +25,53 @@ from lessons_lib.serving.block_pool import BlockPool
 
 
 @dataclass(slots=True)
+class Row:
+    """A sequence in the plan of one step. tokens: number of tokens to feed; after the step, the number that was fed.
+
+    prefilling, cached: whether the step is prefill, and the computed tokens before it.
+    """
+
+    seq: Sequence
+    tokens: int
+    prefilling: bool = field(init=False)
+    cached: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prefilling, self.cached = self.seq.prefilling, self.seq.num_computed_tokens
+
+
+@dataclass(slots=True)
 class Plan:
     """The plan of one step (vLLM: SchedulerOutput). An empty plan is false: nothing can run now.
 
-    rows: (sequence, number of tokens to feed). idle: finished sequences whose slots a static batch still holds.
-    preempted: sequences preempted by this plan. Before the step runs: before, for each row (whether it prefills, its
-    computed tokens), and cached_tokens, the computed tokens of all running sequences.
+    idle: finished sequences whose slots a static batch still holds. preempted: sequences preempted by this plan.
+    cached_tokens: computed tokens of all running sequences before the step. budget: number of tokens that may still be
+    added to its forward pass.
     """
 
-    rows: list[tuple[Sequence, int]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     idle: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    before: list[tuple[bool, int]] = field(default_factory=list)
     cached_tokens: int = 0
+    budget: float = math.inf
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.idle)
 
+    def add(self, seq: Sequence, tokens: int) -> None:
+        """Add a row that feeds `tokens` tokens."""
+        self.rows.append(Row(seq, tokens))
+        self.budget -= tokens
 
-class Continuous:
-    """Continuous batching, first come, first served: after every step, waiting sequences fill the free slots.
 
-    A policy says how many sequences join, and when; they always join in the order of their arrival.
-    """
+class Policy:
+    """Base class of policies: how many sequences join, and when. They always join in the order of their arrival."""
 
     hold = False  # whether finished sequences keep their slots until the whole batch has finished
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
         """Number of waiting sequences that may be admitted now, if slots and blocks are free. Below 1: none."""
-        return scheduler.max_num_seqs
+        raise NotImplementedError
 
     def over(self, scheduler: Scheduler) -> bool:
         """Whether a held batch may end now, given that none of its sequences runs."""
@@ -64,8 +82,16 @@ class Continuous:
         return math.inf
 
 
+class Continuous(Policy):
+    """Continuous batching, first come, first served: after every step, waiting sequences fill the free slots."""
+
+    def admit(self, scheduler: Scheduler, now: float) -> int:
+        """As many as there are slots."""
+        return scheduler.max_num_seqs
+
+
 @dataclass
-class Static(Continuous):
+class Static(Policy):
     """Static batching: wait until all slots can be filled, then run the batch until its longest sequence ends.
 
     steps: minimum number of steps of a batch. Set to the longest output of the whole job, it is the naive baseline:
@@ -73,7 +99,8 @@ class Static(Continuous):
     """
 
     steps: int = 0
-    batch: WeakSet[Sequence] = field(default_factory=WeakSet, init=False)  # the members of the latest batch
+    # members of the latest batch; weak, because a policy may outlive its run, and they hold the memory of their caches
+    batch: WeakSet[Sequence] = field(default_factory=WeakSet, init=False)
     hold = True
 
     def admit(self, scheduler: Scheduler, now: float) -> int:
@@ -122,7 +149,7 @@ class Scheduler:
 
     pool: BlockPool
     max_num_seqs: int = 8
-    policy: Continuous = field(default_factory=Continuous)
+    policy: Policy = field(default_factory=Continuous)
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool = False
     mixed: bool = True
@@ -185,7 +212,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Plan:
         """Plan the next step at time `now`. After an empty plan, wait for an arrival or until policy.wake(self)."""
-        plan = Plan()
+        plan = Plan(budget=math.inf if self.max_num_batched_tokens is None else self.max_num_batched_tokens)
         self._remove_cancelled()
         self._end_batch(now)
         # running sequences first, or, if not mixed, only when no prompt was admitted
@@ -196,7 +223,6 @@ class Scheduler:
         if not self.mixed and not plan.rows:
             self._continue(plan)
         plan.idle = list(self.held)
-        plan.before = [(seq.prefilling, seq.num_computed_tokens) for seq, _ in plan.rows]
         plan.cached_tokens = sum([seq.num_computed_tokens for seq in self.running])
         return plan
 
@@ -207,7 +233,8 @@ class Scheduler:
         """
         ended = []
         self._remove_cancelled()
-        for (seq, _), tokens in zip(plan.rows, committed, strict=True):
+        for row, tokens in zip(plan.rows, committed, strict=True):
+            seq = row.seq
             if seq.status is not Status.RUNNING:
                 continue  # cancelled during the step
             seq.times.extend([now] * len(tokens))
@@ -245,13 +272,11 @@ class Scheduler:
 
     def _continue(self, plan: Plan) -> None:
         """Add a row for each running sequence: a decode step, or the next chunk of its prompt."""
-        left = self._budget(plan)
         # decode steps first: prompt chunks get the rest of the budget
         for seq in sorted(self.running, key=lambda seq: seq.prefilling):
-            tokens = self._tokens(seq, left)
+            tokens = self._tokens(seq, plan)
             if seq.status is Status.RUNNING and tokens and self._allocate_or_preempt(seq, tokens, plan):
-                plan.rows.append((seq, tokens))
-                left -= tokens
+                plan.add(seq, tokens)
 
     def _allocate_or_preempt(self, seq: Sequence, tokens: int, plan: Plan) -> bool:
         """Allocate blocks for the next tokens, preempting the sequences admitted last as long as none is free.
@@ -270,7 +295,7 @@ class Scheduler:
 
         Blocks that hold cached prefixes stay findable in the pool until they are needed; the rest is computed again.
         """
-        plan.rows = [row for row in plan.rows if row[0] is not seq]
+        plan.rows = [row for row in plan.rows if row.seq is not seq]
         plan.preempted.append(seq)
         self._leave(seq)
         seq.restart()
@@ -287,7 +312,7 @@ class Scheduler:
     def _admit_one(self, seq: Sequence, plan: Plan, now: float) -> bool:
         # take the blocks: first a cached prefix, then new ones; undo both if they do not fit
         seq.num_computed_tokens = self.pool.match(seq)
-        tokens = self._tokens(seq, self._budget(plan))
+        tokens = self._tokens(seq, plan)
         spare = int(self.watermark * self.pool.num_blocks) if self.running else 0
         if not tokens or not self.pool.allocate(seq, self._reserved(seq, tokens), spare):
             self.pool.release(seq)
@@ -297,22 +322,18 @@ class Scheduler:
         if self.empty:
             self.batch_steps = 0
         seq.status, seq.slot = Status.RUNNING, heapq.heappop(self._free_slots)
+        seq.cache = None  # the engine makes one over these blocks
         if seq.admitted is None:  # after a preemption it finds blocks of its own, which do not count as reused
             seq.admitted, seq.reused = now, seq.num_computed_tokens
         self.waiting.remove(seq)
         self.running.append(seq)
-        plan.rows.append((seq, tokens))
+        plan.add(seq, tokens)
         return True
 
-    def _tokens(self, seq: Sequence, left: float) -> int:
-        """Number of tokens to feed in this step, given `left` tokens of the budget; 0 if they do not fit."""
+    def _tokens(self, seq: Sequence, plan: Plan) -> int:
+        """Number of tokens to feed in this step; 0 if they exceed the budget that is left."""
         wanted = seq.num_uncomputed_tokens if seq.prefilling else 1 + self.num_speculative_tokens
-        return int(min(wanted, left)) if self.enable_chunked_prefill or wanted <= left else 0
-
-    def _budget(self, plan: Plan) -> float:
-        """Tokens that may still be added to this forward pass."""
-        most = self.max_num_batched_tokens
-        return math.inf if most is None else most - sum(n for _, n in plan.rows)
+        return int(min(wanted, plan.budget)) if self.enable_chunked_prefill or wanted <= plan.budget else 0
 
     def _reserved(self, seq: Sequence, tokens: int) -> int:
         """Number of tokens to allocate blocks for when `tokens` are about to be fed.

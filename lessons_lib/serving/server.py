@@ -29,7 +29,6 @@ from threading import Thread
 from jinja2 import TemplateError
 
 from lessons_lib.caches.sizes import blocks_for
-from lessons_lib.decoding.generate import new_sequence
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.decoding.text import TextStream, encode
 from lessons_lib.models.hub import LanguageModel
@@ -127,17 +126,15 @@ class Worker(Thread):
                 f"The prompt has {len(ids)} tokens and up to {new} new ones follow, but both must fit in "
                 f"{self.max_model_len}; shorten the prompt or lower max_tokens."
             )
-        # as Engine.request makes it, which must not look through its requests while the other thread forgets some
-        sequence = new_sequence(
-            target,
+        sequence = self.engine.request(
             ids,
-            acceptance=request.acceptance(),
+            arrival=arrival,
             max_new_tokens=new,
             stop=request.stop,
+            acceptance=request.acceptance(),
             generator=request.generator(),
-            arrival=arrival,
+            on_tokens=TextStream(target.tokenizer, answer.put, request.stop),
         )
-        sequence.on_tokens = TextStream(target.tokenizer, answer.put, request.stop)
         if request.ignore_eos:
             sequence.stopping.eos = frozenset()
         return sequence

@@ -44,15 +44,14 @@ class Simulator:
     def run(self, plan: Plan) -> list[list[int]]:
         """Advance the clock by the time of the step and commit its tokens -> the new tokens of each row."""
         # as in the engine, no draft goes beyond the end of the text, whose last token is never fed
-        plan.rows = [
-            (seq, min(fed, seq.prompt_length + seq.length - 1 - seq.num_computed_tokens) if fed > 1 else fed)
-            for seq, fed in plan.rows
-        ]
+        for row in plan.rows:
+            if row.tokens > 1:
+                row.tokens = min(row.tokens, row.seq.prompt_length + row.seq.length - 1 - row.cached)
         if plan.rows or self.padded:
             self.time += self.cost.seconds(load_of(plan, self.padded))
-        committed = [self._tokens(seq, fed) for seq, fed in plan.rows]
-        for (seq, fed), tokens in zip(plan.rows, committed, strict=True):
-            seq.commit(fed, tokens)
+        committed = [self._tokens(row.seq, row.tokens) for row in plan.rows]
+        for row, tokens in zip(plan.rows, committed, strict=True):
+            row.seq.commit(row.tokens, tokens)
         return committed
 
     def _tokens(self, seq: Sequence, fed: int) -> list[int]:
@@ -84,8 +83,8 @@ def simulate(
 
 
 def load_of(plan: Plan, padded: bool = True) -> Load:
-    """The load of a plan that has not run yet. padded: count finished requests that a static batch holds as rows."""
-    rows = [(fed, seq.prefilling, seq.num_computed_tokens) for seq, fed in plan.rows]
+    """The load of a plan. padded: count finished requests that a static batch holds as rows."""
+    rows = [(row.tokens, row.prefilling, row.cached) for row in plan.rows]
     idle = [(1, False, seq.num_tokens - 1) for seq in plan.idle] if padded else []
     return _total(rows + idle)
 

@@ -19,9 +19,14 @@ def run(made, max_num_seqs=2, blocks=10_000, block_size=4, **settings):
 
 def commit(scheduler, plan, committed, now):
     """What a backend does and then the loop: the sequences get their tokens, the scheduler frees what ended."""
-    for (seq, fed), tokens in zip(plan.rows, committed, strict=True):
-        seq.commit(fed, tokens)
+    for row, tokens in zip(plan.rows, committed, strict=True):
+        row.seq.commit(row.tokens, tokens)
     return scheduler.commit(plan, committed, now)
+
+
+def fed(plan):
+    """Who runs in the step, and with how many tokens."""
+    return [(row.seq, row.tokens) for row in plan.rows]
 
 
 def chart(log):

@@ -10,21 +10,8 @@ early_exit              the target's own first layers draft a chain, the others 
 """
 
 from collections.abc import Sequence
-from numbers import Integral
 
 from lessons_lib.decoding.draft_tree import DraftTree, ModelOutput
-
-
-def whole(value) -> bool:
-    """Whether a value is an integer of Python or numpy, but not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def check_integers(**sizes: int) -> None:
-    """Raise TypeError if a named size is not an integer."""
-    for name, size in sizes.items():
-        if not whole(size):
-            raise TypeError(f"{name} must be an integer, not {size!r}")
 
 
 class Proposer:

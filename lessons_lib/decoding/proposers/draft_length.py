@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from lessons_lib.decoding.checks import at_least_one
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree
-from lessons_lib.decoding.proposers import check_integers
 from lessons_lib.measure.cost import WidthCurve, best_gamma, walltime_factor
 
 CARRIED = 8.0  # weight, in checked draft tokens, of the initial alpha or of the estimate from earlier texts
@@ -153,10 +153,3 @@ class Adaptive(DraftLength):
     def observe(self, depth: int, checked: int, accepted: int) -> None:
         self._accepted = self.decay * self._accepted + accepted
         self._examined = self.decay * self._examined + checked
-
-
-def at_least_one(name: str, value: int) -> None:
-    """Raise TypeError if the named value is not an integer, ValueError if it is below 1."""
-    check_integers(**{name: value})
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")

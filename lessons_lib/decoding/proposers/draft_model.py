@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lessons_lib.decoding.checks import check_integers
 from lessons_lib.decoding.draft_tree import MODES, ROOT, DraftTree, ModelInput, ModelOutput, plain_input, tree_mask
-from lessons_lib.decoding.proposers import Proposer, check_integers
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.proposers.draft_length import Constant, DraftLength
 from lessons_lib.decoding.sampling import Sampling, sample_children, top_tokens
 from lessons_lib.decoding.targets import as_target

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from lessons_lib.caches.cache import Cache
+from lessons_lib.decoding.checks import at_least_one, check_integers
 from lessons_lib.decoding.draft_tree import ROOT, DraftTree, ModelOutput
-from lessons_lib.decoding.proposers import Proposer, check_integers
-from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength, at_least_one
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Adaptive, Constant, DraftLength
 from lessons_lib.decoding.sampling import Sampling, sample_children, top_tokens
 from lessons_lib.models.decoder import Segment
 from lessons_lib.models.draft import TrimmedDecoder

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
+from lessons_lib.decoding.checks import check_integers
 from lessons_lib.decoding.draft_tree import DraftTree, ModelOutput, plain_input
-from lessons_lib.decoding.proposers import Proposer, check_integers
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import top_tokens
 
 

@@ -9,8 +9,9 @@ that start with the root. Fu et al. 2024 (arXiv 2402.02057), with their letters 
 import random
 from collections.abc import Sequence
 
+from lessons_lib.decoding.checks import check_integers
 from lessons_lib.decoding.draft_tree import DraftTree, ModelOutput, SideTokens
-from lessons_lib.decoding.proposers import Proposer, check_integers
+from lessons_lib.decoding.proposers import Proposer
 from lessons_lib.decoding.sampling import top_tokens
 
 

@@ -7,10 +7,11 @@ n-grams to the index, so the cost of a step does not grow with the text. Saxena,
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+from lessons_lib.decoding.checks import check_integers
 from lessons_lib.decoding.draft_tree import DraftTree
 from lessons_lib.decoding.probing import agreed
-from lessons_lib.decoding.proposers import Proposer, check_integers
-from lessons_lib.decoding.proposers.draft_length import DraftLength
+from lessons_lib.decoding.proposers import Proposer
+from lessons_lib.decoding.proposers.draft_length import Confidence, DraftLength
 
 RULES = ("recent", "transformers", "original")
 UNDECIDED, MEMORY = 0.5, 4  # initial hit rate; the running mean covers about 4 drafts
@@ -83,7 +84,7 @@ class PromptLookup(Proposer):
         self.num_tokens, self.max_ngram, self.min_ngram = num_tokens, max_ngram, min_ngram
         self.rule, self.min_hit_rate = rule, min_hit_rate
         self.lengths = None if length is None else [_schedule(length) for _ in range(max_ngram + 1)]
-        if any(type(schedule).goes_on is not DraftLength.goes_on for schedule in self.lengths or ()):
+        if any(isinstance(schedule, Confidence) for schedule in self.lengths or ()):
             raise ValueError("prompt lookup has no probabilities to stop at; use another schedule than Confidence")
 
     def reset(self, target, prompt: Sequence[int]) -> None:

@@ -91,8 +91,8 @@ def test_sequences_that_feed_one_token_each_are_written_and_read_as_if_alone():
     for row, length in enumerate(lengths):
         if length:
             feed([together[row], alone[row]], length, 100 * row)
-    starts, used, new_blocks = zip(*(cache.room(1) for cache in together), strict=True)
-    shared.clear([block for blocks in new_blocks for block in blocks])
+    starts, used, to_clear = zip(*(cache.room(1) for cache in together), strict=True)
+    shared.clear([block for blocks in to_clear for block in blocks])
     pages = Pages(shared.keys, shared.values, torch.tensor(starts), torch.tensor(shared.padded(used)))
     for layer in range(LAYERS):
         keys, values = fresh(5, layer)

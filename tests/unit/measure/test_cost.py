@@ -35,7 +35,7 @@ from lessons_lib.measure.cost import (
     width_cost,
 )
 from lessons_lib.measure.machine import Hardware
-from lessons_lib.serving.scheduler import Plan
+from lessons_lib.serving.scheduler import Plan, Row
 from lessons_lib.serving.simulator import load_of
 
 SMOL = CONFIGS["smollm2-135m"]
@@ -313,8 +313,8 @@ def test_the_analytic_model_is_the_roofline_of_a_prefill(tokens):
 
 def test_prompts_in_chunks_cost_the_same_compute():
     compute = RooflineCost(SMOL, RATE, bandwidth=1e30)  # reading takes no time
-    parts = [load_of(Plan([(request(30, done), 10)])) for done in (0, 10, 20)]
-    whole = load_of(Plan([(request(30), 30)]))
+    parts = [load_of(Plan([Row(request(30, done), 10)])) for done in (0, 10, 20)]
+    whole = load_of(Plan([Row(request(30), 30)]))
     assert sum(map(compute.seconds, parts)) == pytest.approx(compute.seconds(whole) + 2 * 2 * SMOL.head_weights / RATE)
 
 

@@ -27,14 +27,15 @@ class Checked(Simulator):
 
     def run(self, plan):
         scheduler, rows = self.scheduler, plan.rows
-        slots, most = [request.slot for request in [*(row[0] for row in rows), *plan.idle]], scheduler.max_num_seqs
+        slots, most = [request.slot for request in [*(row.seq for row in rows), *plan.idle]], scheduler.max_num_seqs
         assert len(set(slots)) == len(slots) <= most and set(slots) <= set(range(most))
-        assert len({request for request, _ in rows}) == len(rows)
-        assert all(1 <= n <= request.num_uncomputed_tokens + scheduler.num_speculative_tokens for request, n in rows)
-        assert scheduler.max_num_batched_tokens is None or sum(n for _, n in rows) <= scheduler.max_num_batched_tokens
+        assert len({row.seq for row in rows}) == len(rows)
+        assert all(1 <= r.tokens <= r.seq.num_uncomputed_tokens + scheduler.num_speculative_tokens for r in rows)
+        budget = scheduler.max_num_batched_tokens
+        assert budget is None or sum(r.tokens for r in rows) <= budget
         self.check_blocks(rows)
-        for request, n in rows:
-            self.fed[request] = self.fed.get(request, 0) + n
+        for row in rows:
+            self.fed[row.seq] = self.fed.get(row.seq, 0) + row.tokens
         before = self.time
         tokens = super().run(plan)
         assert self.time > before
@@ -45,7 +46,7 @@ class Checked(Simulator):
         pool, requests = self.scheduler.pool, [*self.scheduler.running, *self.scheduler.held]
         used = {block for request in requests for block in request.block_table}
         assert pool.free_blocks + len(used) == pool.num_blocks
-        assert all(len(request.block_table) * BLOCK >= request.num_computed_tokens + n for request, n in rows)
+        assert all(len(r.seq.block_table) * BLOCK >= r.seq.num_computed_tokens + r.tokens for r in rows)
 
 
 @st.composite

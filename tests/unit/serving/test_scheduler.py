@@ -1,7 +1,7 @@
 """Who runs when and who must leave: batches worked out by hand, preemption, budgets, reserving, cancelling."""
 
 import pytest
-from support.schedules import UNIT, chart, commit, finished, requests, run
+from support.schedules import UNIT, chart, commit, fed, finished, requests, run
 
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.serving.block_pool import BlockPool
@@ -63,7 +63,7 @@ def test_a_cancelled_member_of_a_static_batch_leaves_its_slot_empty():
         scheduler.add(request)
     commit(scheduler, scheduler.schedule(0), [[1], [1]], 1)
     scheduler.cancel(made[1])
-    assert scheduler.schedule(1).rows == [(made[0], 1)]  # the third waits for the end of the batch
+    assert fed(scheduler.schedule(1)) == [(made[0], 1)]  # the third waits for the end of the batch
 
 
 def test_a_preempted_member_rejoins_its_batch_and_a_newcomer_waits_for_the_next():
@@ -78,7 +78,7 @@ def test_a_preempted_member_rejoins_its_batch_and_a_newcomer_waits_for_the_next(
     assert plan.preempted == [made[2]]  # each needs a second block, and two are free
     commit(scheduler, plan, [[1]] * 2, 3)
     scheduler.cancel(made[0])  # room for two more
-    assert scheduler.schedule(3).rows == [(made[1], 1), (made[2], 5)]
+    assert fed(scheduler.schedule(3)) == [(made[1], 1), (made[2], 5)]
 
 
 def test_members_that_the_token_budget_put_off_need_no_new_batch():
@@ -97,8 +97,8 @@ def test_a_dynamic_batch_starts_when_its_window_ends():
 def test_a_prompt_in_chunks_never_stops_those_who_decode():
     made = [Sequence(0, 0, 3, 8), Sequence(1, 1, 21, 2)]
     log = run(made, max_num_batched_tokens=8, enable_chunked_prefill=True)
-    fed = [[(s.id, s.fed, s.emitted) for s in i.shares] for i in log.iterations]
-    assert [sorted(rows) for rows in fed[:5]] == [
+    shares = [[(s.id, s.fed, s.emitted) for s in i.shares] for i in log.iterations]
+    assert [sorted(rows) for rows in shares[:5]] == [
         [(0, 3, 1)],
         [(0, 1, 1), (1, 7, 0)],
         [(0, 1, 1), (1, 7, 0)],
@@ -233,9 +233,9 @@ def test_a_step_that_preempts_admits_nobody():
     commit(scheduler, scheduler.schedule(1), [[1], [1]], 2)
     scheduler.add(late)
     plan = scheduler.schedule(2)  # both need a second block and one is free; the third request would find a freed one
-    assert plan.preempted == [running[1]] and plan.rows == [(running[0], 1)]
+    assert plan.preempted == [running[1]] and fed(plan) == [(running[0], 1)]
     commit(scheduler, plan, [[1]], 3)
-    assert scheduler.schedule(3).rows == [(running[0], 1), (late, 2)]
+    assert fed(scheduler.schedule(3)) == [(running[0], 1), (late, 2)]
 
 
 def test_a_preempted_request_comes_before_those_that_arrived_with_it():
@@ -252,7 +252,7 @@ def test_a_preempted_request_that_finds_its_text_cached_has_room_for_draft_token
     pool.allocate(other, 8)
     assert scheduler.schedule(1).preempted == [request] and request.num_computed_tokens == 0  # it found no room at once
     pool.release(other)
-    assert scheduler.schedule(2).rows == [(request, 3)] and request.num_computed_tokens == 4
+    assert fed(scheduler.schedule(2)) == [(request, 3)] and request.num_computed_tokens == 4
     assert len(request.block_table) == 4  # 4 cached tokens, the newest and two draft tokens
 
 
@@ -266,7 +266,7 @@ def test_a_request_admitted_again_keeps_what_it_reused_and_when_it_was_admitted_
     assert second.reused == 4 and pool.allocate(other, 2 * pool.free_blocks)
     assert scheduler.schedule(3).preempted == [second]
     pool.release(other)
-    assert scheduler.schedule(4).rows == [(second, 1)] and second.num_computed_tokens == 6  # its own blocks
+    assert fed(scheduler.schedule(4)) == [(second, 1)] and second.num_computed_tokens == 6  # its own blocks
     assert second.reused == 4 and second.admitted == 2
 
 
@@ -301,7 +301,7 @@ def test_room_for_rejected_draft_tokens_is_given_back_and_what_was_reserved_is_n
     scheduler.add(Sequence(0, 0, 4, 12, ids=[1, 2, 3, 4]))
     commit(scheduler, scheduler.schedule(0), [[7]], 1)
     plan = scheduler.schedule(1)
-    assert plan.rows[0][1] == 17
+    assert plan.rows[0].tokens == 17
     assert 20 - scheduler.pool.free_blocks == owned  # 4 cached tokens and 17 more, or 4 + 12 - 1 + 16
     commit(scheduler, plan, [[7]], 2)
     assert 20 - scheduler.pool.free_blocks == kept  # 5 cached tokens and the next one, or as many as before
@@ -339,7 +339,7 @@ def test_a_cancelled_request_leaves_slot_and_blocks_after_the_pass(passing):
     assert pool.free_blocks == 9  # the pass may be writing into them
     assert commit(scheduler, plan, [[7]], 1) == [] and made[0].times == []  # its token came too late
     assert pool.free_blocks == 10 and made[0].status is Status.CANCELLED
-    assert [request for request, _ in scheduler.schedule(1).rows] == [made[1]]
+    assert [row.seq for row in scheduler.schedule(1).rows] == [made[1]]
     scheduler.cancel(made[0])  # twice does no harm
 
 

@@ -200,6 +200,7 @@ def test_a_full_queue_refuses_and_takes_requests_again_later():
         for thread in threads:
             thread.start()
         until(lambda: len(worker.unanswered) == 2)
+        assert {answer.sequence.id for answer in worker.unanswered} == {0, 1}
         with pytest.raises(openai.RateLimitError, match="queue is full: 1 requests run and 1 wait; try again later"):
             ask(timeout=5)
         gate.set()

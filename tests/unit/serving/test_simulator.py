@@ -10,7 +10,7 @@ import pytest
 from lessons_lib.decoding.sequence import Sequence, Status
 from lessons_lib.measure.cost import LinearCost, Load
 from lessons_lib.serving.block_pool import BlockPool
-from lessons_lib.serving.scheduler import Continuous, Plan, Scheduler, Static
+from lessons_lib.serving.scheduler import Continuous, Plan, Row, Scheduler, Static
 from lessons_lib.serving.simulator import load_of, simulate, steps
 from lessons_lib.serving.workload import Conversations, Poisson
 
@@ -22,14 +22,14 @@ def request(prompt, computed=0, emitted=0):
 
 
 def test_a_load_counts_prompts_and_decoding_sequences_apart():
-    assert load_of(Plan([(request(4), 4)])) == Load(4, 1 + 2 + 3 + 4, 1, 0, 0)
-    assert load_of(Plan([(request(4, 1), 2)])) == Load(2, 2 + 3, 1, 0, 0)  # a chunk attends to what is cached
-    assert load_of(Plan([(request(4, 6, 3), 1)])) == Load(0, 0, 0, 1, 7)
-    assert load_of(Plan([(request(4, 6, 3), 3)])) == Load(0, 0, 0, 3, 9)  # two draft tokens
-    assert load_of(Plan([(request(4, 0, 3), 7)])) == Load(7, 28, 1, 0, 0)  # preempted: rebuilt as a prompt
+    assert load_of(Plan([Row(request(4), 4)])) == Load(4, 1 + 2 + 3 + 4, 1, 0, 0)
+    assert load_of(Plan([Row(request(4, 1), 2)])) == Load(2, 2 + 3, 1, 0, 0)  # a chunk attends to what is cached
+    assert load_of(Plan([Row(request(4, 6, 3), 1)])) == Load(0, 0, 0, 1, 7)
+    assert load_of(Plan([Row(request(4, 6, 3), 3)])) == Load(0, 0, 0, 3, 9)  # two draft tokens
+    assert load_of(Plan([Row(request(4, 0, 3), 7)])) == Load(7, 28, 1, 0, 0)  # preempted: rebuilt as a prompt
     assert load_of(Plan([], idle=[request(4, 6, 3)])) == Load(0, 0, 0, 1, 7)
     assert load_of(Plan([], idle=[request(4, 6, 3)]), padded=False) == Load()
-    assert load_of(Plan([(request(4), 4), (request(4, 6, 3), 1)])) == Load(4, 10, 1, 1, 7)
+    assert load_of(Plan([Row(request(4), 4), Row(request(4, 6, 3), 1)])) == Load(4, 10, 1, 1, 7)
 
 
 def test_the_clock_advances_by_the_cost_of_each_pass_and_jumps_over_idle_time():
