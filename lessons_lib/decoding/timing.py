@@ -37,13 +37,13 @@ def launch_times(
     """Launch overhead of a step in seconds: {"transformers": ..., "decoder": ..., "compiled": ...}.
 
     Medians of one-token steps of overhead proxies after `cached` tokens, timed in turn: transformers eager, our decoder
-    eager, and our decoder compiled. Compiled matmuls are library calls, as in a step with real weights.
+    eager, and our decoder compiled.
     """
     theirs, ours = (
         TransformersTarget(tiny(shape.num_layers, DTYPES[dtype]).to(device)),
         overhead_proxy(shape, dtype, device, context=cached + ROOM),
     )
-    compiled = CompiledTarget(ours.decoder, context=cached + ROOM, matmul="library", regional=True)
+    compiled = CompiledTarget(ours.decoder, context=cached + ROOM, regional=True)
     targets = {"transformers": theirs, "decoder": ours, "compiled": compiled}
     # equal steps on all three, timed in turn
     steps = {name: repeatable_step(of, [1] * cached) for name, of in targets.items()}
