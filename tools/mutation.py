@@ -33,7 +33,7 @@ def main() -> int:
     """
     refresh(ROOT, COPY)
     said = mutmut("run", "none of these", quiet=True)  # creates mutations, maps tests to functions
-    if not (COPY / "mutants" / "mutmut-stats.json").is_file():
+    if "failed to collect stats" in said or not (COPY / "mutants" / "mutmut-stats.json").is_file():
         failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
         shown = "\n".join(failed[-20:]) or said[-2000:]
         print(f"The tests fail before anything is broken (or run otherwise there):\n{shown}", file=sys.stderr)
